@@ -22,7 +22,7 @@ from nsabench.execution.run import Finished, View
 from nsabench.model.plan import Plan
 from nsabench.output import report as pages
 from nsabench.signing import Signer, named_signer
-from nsabench.signing.signer import forget_run_key
+from nsabench.signing.signer import RUN_KEY
 
 
 def prepare() -> Signer | None:
@@ -102,7 +102,7 @@ def finish(finished: Finished) -> str:
                 (path / MANIFEST).unlink()  # so that `--resume` signs it again, in both ways
                 raise
     if finished.signer.ephemeral:
-        forget_run_key(path)
+        (path / RUN_KEY).unlink(missing_ok=True)
     return sentence
 
 

@@ -1,10 +1,10 @@
-"""Errors a user can do something about: one sentence, a remedy, and an exit code."""
+"""Errors that a user can act on: one sentence, a remedy, and an exit code."""
 
 
 class NsabenchError(Exception):
-    """An expected error. `str()` is one sentence; `remedy` says what to do about it.
+    """An expected error. `str()` is one sentence; `remedy` says what to do.
 
-    folder: of the run that it ended, and that can be resumed.
+    folder: of the run that it ended, if that can be resumed.
     """
 
     exit_code = 1
@@ -16,7 +16,7 @@ class NsabenchError(Exception):
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run was interrupted. folder: where it lies; command: what goes on with it."""
+    """A run was interrupted. folder: of the run; command: resumes it."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class UsageError(NsabenchError):
 
 
 class EnvironmentRefused(NsabenchError):
-    """This machine cannot do what was asked of it."""
+    """This machine cannot do what was asked."""
 
     exit_code = 3
 
@@ -43,6 +43,6 @@ class VerificationFailed(NsabenchError):
 
 
 class BegunElsewhere(VerificationFailed):
-    """A run was begun on another machine, or on another device of this one, and goes on there."""
+    """A run was begun on another machine or device, and must be resumed there."""
 
     exit_code = 5

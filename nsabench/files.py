@@ -1,4 +1,4 @@
-"""Files that are whole or not there; a disk that is full or may not be written, with a remedy."""
+"""Writes files atomically, and explains a disk that is full or not writable."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ REFUSED = _FULL | {errno.EROFS, errno.EACCES}
 
 
 def user_cache() -> Path:
-    """`$XDG_CACHE_HOME/nsabench`, by default below `~/.cache`; it may not be there."""
+    """Return `$XDG_CACHE_HOME/nsabench`, by default below `~/.cache`; it may not exist."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "nsabench"
 
 
 @contextmanager
 def writing(where: Path | None = None, remedy: str = "try again") -> Iterator[None]:
-    """Raises `EnvironmentRefused` for an `OSError` in `REFUSED`; any other passes.
+    """Raise `EnvironmentRefused` for an `OSError` in `REFUSED`; others pass.
 
-    where: what is said not to be writable; None: the file that the error names.
+    where: the place that the error names; None: the file of the `OSError`.
     """
     try:
         yield
@@ -39,15 +39,15 @@ def writing(where: Path | None = None, remedy: str = "try again") -> Iterator[No
 
 
 def unfinished(path: Path) -> Path:
-    """Where `replacing` fills what is to be `path`; one that was killed leaves it there."""
+    """Return the temporary file of `replacing`. A killed process leaves it there."""
     return path.with_suffix(".tmp")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file to fill, which then takes the place of `path`; it is gone if that fails.
+    """Yield a temporary file that replaces `path` at the end; it is removed on failure.
 
-    Whoever looks, also after a crash, sees all of the new file or what was before.
+    Readers see the whole new file or the old one, also after a crash.
     """
     temporary = unfinished(path)
     fresh(temporary)
@@ -61,12 +61,12 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def fresh(path: Path) -> None:
-    """An empty file in place of what lies there: a link that somebody put there is not followed."""
+    """Replace `path` by an empty file. A link there is not followed."""
     path.unlink(missing_ok=True)
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
 
 
 def whole(path: Path, data: bytes) -> None:
-    """Write a file as `replacing` does."""
+    """Write a file atomically."""
     with replacing(path) as temporary:
         temporary.write_bytes(data)

@@ -1,4 +1,4 @@
-"""One thing done with many, on all cores, where there are enough to be worth the processes."""
+"""Applies a function to many things on all cores."""
 
 from __future__ import annotations
 
@@ -17,21 +17,19 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 WORTH_IT = 32
-AHEAD = 4  # answers a process that wait to be taken: they are held in memory
+AHEAD = 4  # answers for each process that wait in memory
 MOST = 16  # processes
 
 
-# What a process does, and with what: it has them from the one that it was forked from, so that
-# neither is handed over, and an op of the user's file is known there, too.
+# A forked process inherits the function and the things, also an op of the user's file.
 _work: tuple[Callable[[Any], Any], Sequence[Any]] | None = None
 
 
 def each(do: Callable[[A], B], things: Sequence[A], worth_it: int = WORTH_IT) -> Iterator[B]:
-    """What is answered for each, in their order. Raises what `do` raises, for the first of them,
-    and `EnvironmentRefused` when a process was killed.
+    """Yield `do(thing)` for each thing, in order. Raises what `do` raises for the first of them.
 
-    Only answers pass from process to process, so `do` may be any function. worth_it: fewer things
-    than that are done by this process.
+    `do` may be any function, since only answers pass between processes. worth_it: with fewer
+    things, this process does them all. Raises `EnvironmentRefused` if a process was killed.
     """
     processes = min(len(os.sched_getaffinity(0)), MOST)
     if len(things) < worth_it or processes < 2:
@@ -46,7 +44,7 @@ def each(do: Callable[[A], B], things: Sequence[A], worth_it: int = WORTH_IT) ->
 
 def _begin(do: Callable[[Any], Any], things: Sequence[Any]) -> None:
     global _work
-    gc.freeze()  # what it was forked with is not walked through, and so stays shared
+    gc.freeze()  # the inherited pages stay shared
     _work = do, things
 
 
@@ -67,9 +65,9 @@ def _ahead(pool: ProcessPoolExecutor, count: int, most: int) -> Iterator[Any]:
             yield waiting.popleft().result()
     except BrokenProcessPool:
         raise EnvironmentRefused(
-            "a process that shares the work was killed, as a system does that is short of memory",
-            "give it more memory, or do the same with one process: `taskset -c 0 nsabench ...`; "
-            "where it was memory, the kernel's log says so: `dmesg | grep -i oom`.",
+            "a process that shares the work was killed, probably because memory ran out",
+            "free memory, or use one process: `taskset -c 0 nsabench ...`; `dmesg | grep -i oom` "
+            "shows whether it was memory.",
         ) from None
     finally:
         for future in waiting:

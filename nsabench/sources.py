@@ -1,7 +1,7 @@
-"""Where foreign code comes from: installed distributions, by entry point, and the user's own files.
+"""The sources of foreign code: installed distributions, by entry point, and the user's files.
 
-Every source has a name and the sha256 of its files, both of which a plan holds: what is not as the
-plan says is refused. A user's file is executed from the bytes that were hashed.
+A plan holds the name of every source and the sha256 of its files; a changed source is refused. A
+user's file is executed from the bytes that were hashed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def by_distribution(group: str) -> dict[str, list[EntryPoint]]:
-    """The entry points of a group, by the distribution that they come from."""
+    """Return the entry points of a group by distribution."""
     return _by_distribution(entry_points(group=group))
 
 
@@ -49,10 +49,10 @@ def _all_points() -> dict[str, list[EntryPoint]]:
 
 
 def digests(*files: Path | None) -> dict[str, str]:
-    """All sources, each with the sha256 of its files. Imports none of them.
+    """Return the sha256 of the files of every source, without importing them.
 
-    A distribution's are those of the packages that its entry points name; a user's file is alone.
-    Raises `UsageError` when a file cannot be read, or two files cannot be told apart.
+    The files of a distribution are those of the packages that its entry points name. Raises
+    `UsageError` if a file cannot be read, or two files have one name.
     """
     sources = {
         origin: digest_packages({point.module.partition(".")[0] for point in points})
@@ -69,7 +69,7 @@ def digests(*files: Path | None) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """The version of every distribution that brings implementations or ops."""
+    """Return the version of every distribution that has implementations or ops."""
     return {
         origin: points[0].dist.version if points[0].dist else ""
         for origin, points in _all_points().items()
@@ -79,7 +79,7 @@ def versions() -> dict[str, str]:
 def refuse_changed(
     present: Mapping[str, str], expected: Mapping[str, str], *files: Path | None
 ) -> None:
-    """Raises `UsageError` for the first of the `expected` sources that is not what it was."""
+    """Raise `UsageError` for the first of the `expected` sources that changed."""
     for source, digest in expected.items():
         if present.get(source) != digest:
             # A user's file goes by its path; a distribution by its name.
@@ -99,10 +99,10 @@ def changed(what: Path | str) -> UsageError:
 
 
 def digest_of(file: Path | None, sources: Mapping[str, str], content: bytes | None = None) -> str:
-    """The digest of a user's file among the sources; empty where there is no file.
+    """Return the digest of a user's file; empty without a file.
 
-    content: what was read of the file, if it was. Raises `UsageError` when the file, as it is now,
-    is none of the sources: another file of that name is another source.
+    content: of the file, if it was read. Raises `UsageError` if the file is not one of the sources
+    as it is now.
     """
     if file is None:
         return ""
@@ -118,7 +118,7 @@ def sha256(content: bytes) -> str:
 
 
 def read(path: Path, remedy: str = "check the path.") -> bytes:
-    """Raises `UsageError` when it cannot be read."""
+    """Raises `UsageError` if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -126,7 +126,7 @@ def read(path: Path, remedy: str = "check the path.") -> bytes:
 
 
 def digest_packages(packages: set[str]) -> str:
-    """The sha256 over names and contents of all files of top-level packages, without importing."""
+    """Return the sha256 over names and contents of all files of top-level packages."""
     total = hashlib.sha256()
     for package in sorted(packages):
         for name, file in sorted(_files(package)):
@@ -151,8 +151,10 @@ def _files(package: str) -> Iterator[tuple[str, Path]]:
 
 
 def execute(path: Path, content: bytes, name: str) -> ModuleType:
-    """The module that a user's file makes, executed from the bytes that were hashed, whatever the
-    file may hold by now. Raises `UsageError` when it cannot be."""
+    """Execute the bytes of a user's file that were hashed, and return the module.
+
+    Raises `UsageError` if that fails.
+    """
     module = ModuleType(name)
     module.__file__ = str(path)
     sys.modules[name] = module
@@ -173,14 +175,14 @@ def imported(
     fails: str = "cannot be imported",
     remedy: str = FIX_THE_IMPORT,
 ) -> T:
-    """What `load`, foreign code, gives. Raises `UsageError`, with the line of it, when it fails."""
+    """Return what foreign code returns. Raises `UsageError` with its line if it fails."""
     try:
         return load()
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError):
-            # What lies beside a user's file is not looked for: no hash of a run would cover it.
+            # Files beside a user's file are not imported, since no hash of a run covers them.
             remedy = "install that module as a package, or write what it has into the file."
         raise UsageError(
             f"{what} {fails}: {type(error).__name__}: {error}{_last_line_of(error)}",

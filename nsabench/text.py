@@ -1,8 +1,7 @@
-"""Text from elsewhere is text: what a terminal, Markdown, a page or a spreadsheet would obey in it
-is shown instead.
+"""Escapes text from elsewhere, so that no terminal, Markdown, page or spreadsheet obeys it.
 
-Names, reasons, logs and versions come from whoever made a run. `shown` is what every output shows
-of them; the other functions add to it what one kind of output alone would obey.
+Names, reasons, logs and versions come from the author of a run. Every output shows them by `shown`;
+the other functions add what one kind of output needs.
 """
 
 from __future__ import annotations
@@ -13,24 +12,23 @@ import re
 _ACCENT = r"[\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]"
 _PILED = re.compile(f"({_ACCENT}{{3}}){_ACCENT}+")
 _USUAL = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-# Seen as nothing at all, though Unicode calls them letters, marks or symbols.
+# Invisible, although Unicode calls them letters, marks or symbols.
 _BLANK = "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"
 _BLANKS = frozenset(_BLANK) | {chr(c) for c in range(0xFE00, 0xFE10)}
-# What a renderer of Markdown makes a link, a mention or a picture of, however it is escaped.
+# Renderers of Markdown make a link, a mention or a picture of these, even if they are escaped.
 _LIVE = re.compile(
     r"(?:https?|ftp)://[^\s`|<>()\[\]]+|www\.[^\s`|<>()\[\]]+"
     r"|(?<!\w)@[\w-]+|:[\w+-]+:|(?<!\w)#\d+"
 )
-# Between letters an underscore is one.
+# An underscore between letters is plain text.
 _MARKS = re.compile(r"([\\`*\[\]<>|#~$]|(?<![^\W_])_|_(?![^\W_]))")
 _FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]|[\t\r\n]")
 
 
 def shown(value: object, *, lines: bool = False) -> str:
-    r"""Text with every character that is not seen as what it is written out, as `\x1b` or `\u202e`:
-    control characters, escapes, marks of direction, what has no width, line ends.
+    r"""Return text with every invisible or control character written out, as `\x1b` or `\u202e`.
 
-    lines: keep line feeds and tabs, in a log say.
+    lines: keep line feeds and tabs, as in a log.
     """
     text = str(value)
     if text.isascii() and text.isprintable():
@@ -50,7 +48,7 @@ def _escape(character: str) -> str:
 
 
 def markdown(value: object) -> str:
-    """Text of a run as Markdown shows it and does not obey it."""
+    """Return text as Markdown that is shown and not obeyed."""
     text, parts, end = shown(_on_one_line(value)), [], 0
     for live in _LIVE.finditer(text):
         parts += [_marked(text[end : live.start()]), code(live.group())]
@@ -63,17 +61,17 @@ def _marked(text: str) -> str:
 
 
 def code(value: object) -> str:
-    """Text between backticks, which it cannot leave."""
+    """Return text between backticks, which it cannot leave."""
     text = shown(_on_one_line(value)).replace("`", "'").replace("|", "\\|")
     return f"`{text}`"
 
 
 def cell(value: object) -> str:
-    """Text of a run in a CSV file, which no spreadsheet takes for a formula."""
+    """Return text for a CSV file, which no spreadsheet takes for a formula."""
     text = str(value)
     return ("'" if _FORMULA.match(text) else "") + shown(text)
 
 
 def _on_one_line(value: object) -> str:
-    # Line ends within a reason are its layout; other blanks stay and are shown.
+    # Line ends within a reason are layout; other blanks are shown.
     return " ".join(re.split(r"[ \t\r\n]+", str(value).strip(" \t\r\n")))

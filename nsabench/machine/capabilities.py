@@ -1,4 +1,4 @@
-"""What a thread gives up for good: powers of root (capabilities(7)), and gaining any."""
+"""Gives up powers of root for good (capabilities(7)), for this thread."""
 
 from __future__ import annotations
 
@@ -23,18 +23,15 @@ class _Set(ctypes.Structure):
 
 
 def no_new_privileges() -> None:
-    """No program gives this thread rights that it has not, whatever its owner and its bits.
-
-    Raises `OSError`.
-    """
+    """Let no program give this thread new rights. Raises `OSError`."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "no_new_privs cannot be set")
 
 
 def keep(*numbers: int) -> None:
-    """Leave this thread none of the powers that it has but these, each below 32.
+    """Drop all powers of this thread except these, each below 32. Raises `OSError`.
 
-    Under no_new_privs no program that it starts gets others. Raises `OSError`.
+    With no_new_privs, the programs that it starts get no others.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     header, sets = _Header(_VERSION, 0), (_Set * 2)()

@@ -1,4 +1,4 @@
-"""How much the caches of a CPU hold, as Linux tells it."""
+"""Reads the size of the CPU's caches from Linux."""
 
 from __future__ import annotations
 
@@ -7,21 +7,19 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-COMMON_BYTES = 32 << 20  # of common hosts: of one that does not tell
-# A virtual machine may be told less than there is, and some hosts have more than is worth reading
-# before each sample.
+COMMON_BYTES = 32 << 20  # if Linux does not say
+# A virtual machine may see less than there is, and some caches are too large to flush every time.
 LEAST_BYTES, MOST_BYTES = 16 << 20, 128 << 20
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-SHARED_LEVEL = 3  # that several cores share; a machine that tells of none may have one all the same
+SHARED_LEVEL = 3
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 @cache
 def last_level_bytes(folder: Path = CACHES) -> int:
-    """The size of the largest cache that a core reads through (byte), within bounds.
+    """Return the size of the largest shared cache in bytes, within bounds.
 
-    `COMMON_BYTES` where nothing is told of the third level or one beyond, as on a Mac and many ARM
-    hosts.
+    `COMMON_BYTES` if Linux names no cache of level 3, as on many ARM hosts.
     """
     sizes = [0]
     with suppress(OSError):

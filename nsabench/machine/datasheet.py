@@ -1,8 +1,7 @@
-"""What devices can do by their makers' data sheets: upper bounds, for tables from elsewhere.
+"""The limits of GPUs by their data sheets, to check tables from elsewhere.
 
-Tensor rates are dense; where the rate depends on the accumulator the faster one is given, so that
-nothing possible is called impossible. No maker states an L2 bandwidth, so none is held against a
-time. Sources:
+Tensor rates are dense, and those of the faster accumulator. No maker states an L2 bandwidth.
+Sources:
 - RTX 4090, L4, L40S: NVIDIA Ada GPU Architecture (whitepaper), L4 and L40S data sheets
 - RTX 3090, A10: NVIDIA Ampere GA102 GPU Architecture (whitepaper), A10 data sheet
 - A100: NVIDIA A100 Tensor Core GPU Architecture (whitepaper), A100 80GB data sheet
@@ -51,9 +50,9 @@ SHEETS = (
 
 
 def find(gpu: str) -> Sheet:
-    """The sheet of a device by its name or by what its driver calls it ("NVIDIA H100 80GB HBM3").
+    """Return the sheet of a device by its name or its driver's name ("NVIDIA H100 80GB HBM3").
 
-    Raises `UsageError` when none or more than one fits.
+    Raises `UsageError` if none or more than one fits.
     """
     fitting = _fitting(gpu)
     if len(fitting) == 1:
@@ -69,7 +68,7 @@ def find(gpu: str) -> Sheet:
 
 
 def known(gpu: str) -> Sheet | None:
-    """As `find`, but None where `find` raises."""
+    """Like `find`, but return None instead of raising."""
     fitting = _fitting(gpu)
     return fitting[0] if len(fitting) == 1 else None
 

@@ -1,6 +1,6 @@
-"""Landlock (Linux 5.13): a process gives up rights that neither it nor its children get back.
+"""Landlock (Linux 5.13): a process gives up rights for good, for itself and its children.
 
-No root is needed. The numbers are those of <linux/landlock.h>, the same on every architecture.
+The numbers are those of <linux/landlock.h>.
 """
 
 from __future__ import annotations
@@ -44,27 +44,25 @@ class _PathBeneath(ctypes.Structure):
 
 
 def abi() -> int:
-    """The version that the running kernel speaks; 0 where it has none, or it is switched off."""
+    """Return the version of the running kernel; 0 if it has none or it is switched off."""
     found = _libc().syscall(_CREATE_RULESET, None, 0, _CREATE_RULESET_VERSION)
     return max(int(found), 0)
 
 
 def handled(version: int) -> int:
-    """Every right to files that this version can take away."""
+    """Return every right to files that this version can take away."""
     return _FIRST | sum(right for since, right in _ADDED.items() if version >= since)
 
 
 def restrict(readable: Iterable[Path], listable: Iterable[Path], writable: Iterable[Path]) -> int:
-    """Leave this thread, and what it starts, no rights to files but these, and to no network.
+    """Leave this thread and what it starts only these rights to files, and return the version.
 
-    readable, writable: files, or folders with all that is beneath them; what is writable is
-      readable, too, and holds no new devices.
-    listable: folders whose names can be read, and those beneath them.
+    readable, writable: files, or folders with their content. What is writable is also readable and
+      holds no new devices.
+    listable: folders whose names can be read, and those below them.
 
-    A path that is not there is passed over. From ABI 4 on, TCP is refused; from 6 on, signals to
-    processes outside and their abstract sockets.
-
-    Returns the version that was used. Raises `OSError` where the kernel refuses.
+    A missing path is ignored. ABI 4 also refuses TCP, and ABI 6 signals and abstract sockets of
+    processes outside. Raises `OSError` if the kernel refuses.
     """
     version = abi()
     everything = handled(version)
@@ -84,7 +82,7 @@ def restrict(readable: Iterable[Path], listable: Iterable[Path], writable: Itera
 
 
 def _allow(ruleset: int, path: Path, rights: int) -> None:
-    with suppress(FileNotFoundError, PermissionError):  # gone, or nothing that we may see ourselves
+    with suppress(FileNotFoundError, PermissionError):
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
             if not stat.S_ISDIR(os.fstat(descriptor).st_mode):

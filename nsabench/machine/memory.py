@@ -1,4 +1,4 @@
-"""How much memory a device has in all: what can never fit is known before anything is measured."""
+"""Reads the total memory of a device, so that a case that cannot fit is refused early."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nsabench.machine.environment.cgroup import read_cgroup
 
 
 def memory_of(device: str) -> int | None:
-    """Bytes of the largest GPU, or of this host as far as it may be used; None: not known."""
+    """Return the bytes of the largest GPU, or those that this host may use; None: unknown."""
     if device == "cpu":
         host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         allowed = read_cgroup().memory_bytes

@@ -1,4 +1,4 @@
-"""How long processes waited for a core, as the kernel counts it (schedstat, or PSI)."""
+"""Reads how long processes waited for a core (schedstat, or PSI)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-BUSY = 0.1  # of the time somebody waited: what was timed meanwhile may have waited, too
+BUSY = 0.1  # share of the time that a thread waited; timings may have waited too
 
 # By the number of a thread; 0 is all of the machine.
 Waits = Mapping[int, float]
 
 
 def waits_of(pids: Iterable[int], root: Path = Path("/")) -> Waits:
-    """Seconds that each thread of these processes was ready and had no core; where the kernel does
-    not count that, of anybody on this machine; empty where it counts neither.
+    """Return the seconds that each thread of these processes waited for a core.
 
-    What others do on cores that these processes do not want is theirs: a machine with many may
-    never be idle.
+    If the kernel does not count that, those of the whole machine; empty if it counts neither.
     """
     found: dict[int, float] = {}
     for pid in pids:
@@ -40,8 +38,10 @@ def _of_the_machine(root: Path) -> Waits:
 
 
 def watch(processes: Callable[[], Iterable[int]]) -> Callable[[], bool]:
-    """Begin to look; what is returned says whether one of the processes waited since, as far as it
-    can be known. processes: their numbers, then and now; they may have been replaced."""
+    """Return a function that says whether one of the processes has waited since this call.
+
+    processes: returns their current numbers; they may be replaced.
+    """
     begun, before = time.monotonic(), waits_of(processes())
 
     def was_busy() -> bool:

@@ -1,5 +1,4 @@
-"""A filter of system calls (seccomp): no sockets of a network nor a way around it, nothing that
-outlives a process, and no hand on how other processes run."""
+"""Filters system calls (seccomp): network sockets, what outlives a process, other processes."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ _LOAD, _EQUALS, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06  # BPF: ld [k]; jeq;
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data
 _X32 = 0x40000000  # x86-64 has a second set of numbers from here on
-# A process makes them for itself: CUDA does, and libudev.
+# CUDA and libudev open these.
 _LOCAL = (socket.AF_UNIX, socket.AF_NETLINK)
 
 Line = tuple[int, int, int, int]
@@ -25,20 +24,16 @@ Line = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class _Calls:
-    """Numbers of system calls, as an architecture has them.
+    """The numbers of system calls on an architecture.
 
-    connect: connect(2).
-    lasting: io_uring_setup(2), which opens sockets that no filter sees; the calls of svipc(7) and
-      mq_overview(7), whose memory, semaphores and queues stay when a process ends and lie in no
-      folder; and those of keyrings(7), which a user has one of.
-    of_a_process, of_several: set the limits, the priority, the scheduling or the memory of a
-      process, which the first argument names, or the second where the first says of how many.
-    affinity: sched_setaffinity(2).
-    modes: chmod(2), chown(2) and the like.
-    attributes: setxattr(2), removexattr(2) and the like.
+    lasting: io_uring_setup(2), which opens sockets that no filter sees, and the calls of svipc(7),
+      mq_overview(7) and keyrings(7), whose objects outlive a process.
+    of_a_process, of_several: set limits, priority, scheduling or memory of a process. The first
+      argument names it, or the second if the first says of how many.
+    affinity: sched_setaffinity(2). modes: chmod(2), chown(2). attributes: setxattr(2).
     signals: kill(2), tkill(2), tgkill(2), rt_sigqueueinfo(2) and rt_tgsigqueueinfo(2), which name a
-      process first; by_descriptor: pidfd_send_signal(2), which names none.
-    fcntl, ioctl: have the kernel send SIGIO to whomever they name.
+      process first. by_descriptor: pidfd_send_signal(2), which names none.
+    fcntl, ioctl: can send SIGIO to another process.
     """
 
     audit: int  # AUDIT_ARCH
@@ -88,9 +83,9 @@ _CALLS = {
 }
 # "All of this user", in setpriority(2) and ioprio_set(2).
 _OF_A_USER = {141: 2, 251: 3, 140: 2, 30: 3}
-# F_SETLEASE, in fcntl(2): whoever opens what is leased waits until its holder lets go.
+# F_SETLEASE, in fcntl(2): opening a leased file waits until its holder lets go.
 _LEASE = (1024,)
-# SOCK_DGRAM, and SOCK_RAW, which is the same among local sockets, with whatever flags.
+# SOCK_DGRAM, and SOCK_RAW, which is the same for local sockets, with all flags.
 _DATAGRAMS = tuple(
     kind | closed | waiting
     for kind in (socket.SOCK_DGRAM, socket.SOCK_RAW)
@@ -115,23 +110,20 @@ class _Program(ctypes.Structure):
 
 
 def restrict(*, signals: bool = False, connects: bool = False) -> None:
-    """Have this thread, and what it starts, open no sockets but local ones, connect none to another
-    process, leave nothing in the kernel that outlives it (EACCES), lease no file, and set nothing
-    of other processes, nor attributes of files (EPERM).
+    """Restrict the system calls of this thread and of what it starts.
 
-    Programs of one machine do for whoever connects to them what he could not do himself: a daemon
-    of containers starts one that sees every file, as root.
+    EACCES: sockets that are not local, connections to other processes, and objects in the kernel
+    that outlive the process. A local daemon could otherwise act for it, as root. EPERM: file
+    leases, settings of other processes, and attributes of files.
 
-    Two more calls change nothing and succeed all the same. Which cores another thread runs on:
-    OpenMP ends a process whose threads it cannot bind, and it names them by their number, which no
-    filter tells from another process's. And modes and owners of files: Landlock leaves them open to
-    whose files they are, and what copies a file, or links one, sets its mode.
+    Two kinds of calls succeed and change nothing. OpenMP ends a process if it cannot bind its
+    threads to cores, and a filter cannot tell their numbers from those of other processes. Programs
+    that copy files set their modes and owners, which Landlock does not restrict.
 
-    connects: let it connect local sockets. signals: keep signals to its own process and group
-    (EPERM), too, as Landlock does from ABI 6 on. Its children are not among them, since no filter
-    knows their numbers.
+    connects: allow connections of local sockets. signals: also restrict signals to its own process
+    and group (EPERM), but not to its children, whose numbers no filter knows.
 
-    Raises `OSError` where the kernel, or the architecture, has no such filter.
+    Raises `OSError` if the kernel or the architecture has no such filter.
     """
     if platform.machine() not in _CALLS:
         raise OSError(errno.ENOSYS, f"no filter is known for {platform.machine()}")
@@ -152,9 +144,9 @@ def restrict(*, signals: bool = False, connects: bool = False) -> None:
 
 
 def _own_signals(calls: _Calls) -> list[Line]:
-    """Who may be named by a signal: this process, 0 for its group, and the group by its number."""
+    """Allow signals to this process, and to its group by 0 or by number."""
     pid, denied = os.getpid(), _ERRNO | errno.EPERM
-    # A group of others is no process's own, so that its number is left out.
+    # The number of a group that it does not lead is left out.
     own = (0, pid, -pid & 0xFFFFFFFF) if os.getpgid(0) == pid else (pid,)
     lines: list[Line] = []
     for number in calls.signals:
@@ -176,7 +168,7 @@ def _lines(calls: _Calls, more: list[Line], *, datagrams: bool) -> list[Line]:
     ]
     for number in calls.lasting:
         lines += _where(number, [(_RETURN, 0, 0, denied)])
-    # One of datagrams needs no connection to reach others; a pair of them is another call.
+    # A datagram socket reaches others without a connection; socketpair(2) is another call.
     local = _only(0, _LOCAL, denied) if datagrams else _connected(denied)
     lines += _where(calls.socket, local)
     itself, foreign = (0, os.getpid()), _ERRNO | errno.EPERM
@@ -198,7 +190,7 @@ def _lines(calls: _Calls, more: list[Line], *, datagrams: bool) -> list[Line]:
 
 
 def _where(number: int, block: list[Line]) -> list[Line]:
-    """A block that ends the filter, for one system call."""
+    """Run a block that ends the filter, for one system call."""
     return [(_EQUALS, 0, len(block), number), *block]
 
 
@@ -215,7 +207,7 @@ def _but(argument: int, values: tuple[int, ...], otherwise: int) -> list[Line]:
 
 
 def _connected(otherwise: int) -> list[Line]:
-    """Allow sockets of the kernel's own, and local ones that reach nobody before connect(2)."""
+    """Allow netlink sockets, and local ones that need connect(2) to reach a process."""
     local, kernel = _LOCAL
     return [
         _argument(0),
@@ -228,5 +220,5 @@ def _connected(otherwise: int) -> list[Line]:
 
 
 def _argument(place: int) -> Line:
-    """Load the lower half of an argument, which is all that the kernel takes of an int."""
+    """Load the lower half of an argument, which is all that the kernel reads of an int."""
     return (_LOAD, 0, 0, _FIRST_ARGUMENT + 8 * place)

@@ -15,9 +15,9 @@ from nsabench.packages.repository import Repair, Repository
 class Package:
     """A library that implementations call.
 
-    name: of the distribution or the repository. module: what is imported. licence: the SPDX
-    expression that the library states. github: `OWNER/NAME`, where it is developed. pip: what pip
-    installs, if that is not the name. repository: for a library that is not on PyPI.
+    name: of the distribution or the repository. module: the top-level module. licence: SPDX.
+    github: `OWNER/NAME`. pip: the arguments of pip, if they differ from the name. repository: if
+    the library is not on PyPI.
     """
 
     name: str

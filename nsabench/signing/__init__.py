@@ -1,4 +1,4 @@
-"""Keys that sign: where they come from, and how they are kept from the code that is measured."""
+"""The keys that sign runs, and how they are kept from the code that is measured."""
 
 from nsabench.signing.signer import Signer, load_signer, named_signer
 

@@ -1,4 +1,4 @@
-"""Ed25519 keys: made, read, named."""
+"""Makes, reads and names Ed25519 keys."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PUBLIC = re.compile(rb"-----BEGIN PUBLIC KEY-----.*?-----END PUBLIC KEY-----", 
 
 
 def private_key(pem: bytes, source: str, passphrase: bytes | None) -> Ed25519PrivateKey:
-    """Raises `UsageError` when `pem` is no Ed25519 key or the passphrase does not open it."""
+    """Raises `UsageError` if `pem` is not an Ed25519 key or the passphrase does not open it."""
     try:
         key = load_pem_private_key(pem, passphrase)
     except TypeError:
@@ -49,15 +49,15 @@ def private_key(pem: bytes, source: str, passphrase: bytes | None) -> Ed25519Pri
 
 
 def private_pem(key: Ed25519PrivateKey, passphrase: bytes | None = None) -> bytes:
-    """PKCS #8, encrypted where there is a passphrase."""
+    """Return PKCS #8, encrypted if there is a passphrase."""
     encryption = BestAvailableEncryption(passphrase) if passphrase else NoEncryption()
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption)
 
 
 def generate(path: Path, passphrase: bytes) -> Ed25519PublicKey:
-    """Write an encrypted PKCS #8 key (mode 0600) to `path`, its public half to `path`.pub.
+    """Write an encrypted PKCS #8 key (mode 0600) to `path`, and its public half to `path`.pub.
 
-    Raises `UsageError` when either is there already or cannot be written; then neither is.
+    Raises `UsageError` if either exists or cannot be written; then neither is written.
     """
     key = Ed25519PrivateKey.generate()
     create(
@@ -68,9 +68,9 @@ def generate(path: Path, passphrase: bytes) -> Ed25519PublicKey:
 
 
 def create(*wanted: tuple[Path, bytes, int]) -> None:
-    """Write new files (path, content, mode), all of them or none.
+    """Write new files (path, content, mode), all or none.
 
-    Raises `UsageError` when one is there already or cannot be written.
+    Raises `UsageError` if one exists or cannot be written.
     """
     made: list[Path] = []
     try:
@@ -79,7 +79,7 @@ def create(*wanted: tuple[Path, bytes, int]) -> None:
                 raise FileExistsError(str(path))
         for path, data, mode in wanted:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # O_EXCL with the mode: never over another key, never readable by others in between.
+            # O_EXCL and the mode: no other key is overwritten, and others can never read it.
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
             made.append(path)
             with os.fdopen(descriptor, "wb") as file:
@@ -107,12 +107,12 @@ def public_der(key: Ed25519PublicKey) -> bytes:
 
 
 def keyid_of(key: Ed25519PublicKey) -> str:
-    """The SHA-256 of the key's DER form (SubjectPublicKeyInfo), in hex."""
+    """Return the SHA-256 of the key's DER form (SubjectPublicKeyInfo), in hex."""
     return hashlib.sha256(public_der(key)).hexdigest()
 
 
 def public_key_of_der(der: bytes) -> Ed25519PublicKey:
-    """Raises `ValueError` when `der` is no Ed25519 public key, or another form of one."""
+    """Raises `ValueError` if `der` is not the DER form of an Ed25519 public key."""
     try:
         key = load_der_public_key(der)
     except UnsupportedAlgorithm as error:
@@ -123,9 +123,9 @@ def public_key_of_der(der: bytes) -> Ed25519PublicKey:
 
 
 def read_publics(path: Path) -> list[Ed25519PublicKey]:
-    """All keys of a file, one behind the other.
+    """Return all keys of a file.
 
-    Raises `UsageError` when `path` holds no Ed25519 public key in PEM, or anything else as well.
+    Raises `UsageError` if `path` holds no Ed25519 public key in PEM, or also something else.
     """
     content = read(path, "the public key")
     blocks = _PUBLIC.findall(content)
@@ -147,9 +147,9 @@ def _public_key(pem: bytes) -> Ed25519PublicKey | None:
 
 
 def read(path: Path, what: str) -> bytes:
-    """A file, or what is left in an open descriptor (`/dev/fd/3`), which is closed then.
+    """Read a file, or the rest of an open descriptor (`/dev/fd/3`), and close it.
 
-    Raises `UsageError` when it cannot be read.
+    Raises `UsageError` if it cannot be read.
     """
     descriptor = _DESCRIPTOR.fullmatch(str(path))
     try:

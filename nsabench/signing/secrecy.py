@@ -1,8 +1,7 @@
-"""Keeps what this process knows from the processes that it starts: they run foreign code.
+"""Hides the secrets of this process from the processes that it starts, which run foreign code.
 
-They have the same uid. So nothing but the kernel of the operating system stands between them and
-this process: a process that is not dumpable shows its memory, its first environment and its
-descriptors to nobody without CAP_SYS_PTRACE, and lets nobody write there.
+They have the same uid. Linux hides the memory, the first environment and the descriptors of a
+process that is not dumpable from every process without CAP_SYS_PTRACE.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pathlib import Path
 PR_SET_DUMPABLE = 4
 PR_CAPBSET_DROP = 24
 CAP_SYS_PTRACE = 19
-# What says where the key is, its text included; and what CI services give for an identity token.
+# Variables that hold or name the key, and those of CI services for identity tokens.
 _PREFIXES = (
     "NSABENCH_SIGNING_KEY",
     "SIGSTORE_ID_TOKEN",
@@ -27,19 +26,18 @@ _withheld: dict[str, str] = {}
 
 
 def seclude() -> None:
-    """Close this process to those that it starts, and take its secrets out of their environment.
+    """Close this process to those that it starts, and remove its secrets from the environment.
 
-    To be called before anything is started. Also of root: what is started afterwards has no
-    CAP_SYS_PTRACE, unless this process may not take it away.
+    Call it before anything is started. If root calls it, its children have no CAP_SYS_PTRACE.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-    libc.prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0)  # refused to who is not privileged
+    libc.prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0)  # fails without privileges
     libc.getenv.restype = ctypes.c_void_p
     for name in [name for name in os.environ if is_secret(name)]:
         _withheld[name] = os.environ[name]
-        # /proc/PID/environ shows the block that the process was started with, whatever is deleted
-        # from the environment later; root, crash reporters and monitors read it there.
+        # /proc/PID/environ shows the block that the process was started with, also what is deleted
+        # from the environment. Root, crash reporters and monitors read it.
         address = libc.getenv(name.encode())
         if address:
             ctypes.memset(address, 0, len(ctypes.string_at(address)))
@@ -47,21 +45,18 @@ def seclude() -> None:
 
 
 def is_secret(name: str) -> bool:
-    """Whether a variable is none of the business of foreign code."""
+    """Return whether foreign code must not see a variable."""
     return name.startswith(_PREFIXES)
 
 
 def variables() -> dict[str, str]:
-    """The secret variables, whether or not they were taken out of the environment."""
+    """Return the secret variables, also those that were removed from the environment."""
     return {**_withheld, **{name: os.environ[name] for name in os.environ if is_secret(name)}}
 
 
 @contextmanager
 def restored() -> Iterator[None]:
-    """Have the variables in the environment again, where a library looks for them.
-
-    To be used only when nothing foreign runs any more.
-    """
+    """Put the variables back for a library that reads them. No foreign code may run meanwhile."""
     os.environ.update(_withheld)
     try:
         yield
@@ -71,14 +66,14 @@ def restored() -> Iterator[None]:
 
 
 def ancestors_with(name: str) -> list[int]:
-    """The processes above this one whose first environment holds a variable and can be read."""
+    """Return the processes above this one whose first environment holds a readable variable."""
     found = []
     pid = os.getppid()
     while pid > 1:
         try:
             environment = Path(f"/proc/{pid}/environ").read_bytes()
             status = Path(f"/proc/{pid}/stat").read_text()
-        except OSError:  # it is gone, or closed to us as well
+        except OSError:  # it is gone, or cannot be read
             break
         if any(line.startswith(f"{name}=".encode()) for line in environment.split(b"\0")):
             found.append(pid)

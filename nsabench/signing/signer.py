@@ -83,11 +83,6 @@ def read_run_key(run: Path) -> Signer | None:
     return Signer(keys.private_key(pem, str(path), None), ephemeral=True)
 
 
-def forget_run_key(run: Path) -> None:
-    """Remove the key from the folder of a run that is signed."""
-    (run / RUN_KEY).unlink(missing_ok=True)
-
-
 def _exposures(name: str, value: str, passphrase_file: str | None) -> list[str]:
     """Return the sentences of `Signer.exposed`. passphrase_file: None if the key is in clear."""
     if passphrase_file is not None and not _is_readable_again(passphrase_file):

@@ -1,1 +1,1 @@
-"""The same matrices under several Tritons on this host, without containers."""
+"""Measures matrices under several Tritons on this host, without containers."""

@@ -15,7 +15,7 @@ from nsabench.errors import VerificationFailed
 from nsabench.execution.chain import Sealer, link
 from nsabench.execution.journal import Journal, examine
 from nsabench.signing import Signer
-from nsabench.signing.signer import RUN_KEY, forget_run_key, make_run_key, read_run_key
+from nsabench.signing.signer import RUN_KEY, make_run_key, read_run_key
 from tests.runs import first_look
 
 
@@ -161,11 +161,9 @@ def test_a_torn_line_is_forgiven_and_the_chain_goes_on(path: Path) -> None:
     assert origin is not None and origin.sittings == 3
 
 
-def test_a_key_is_kept_until_its_run_is_signed(tmp_path: Path) -> None:
+def test_the_key_of_a_run_is_kept_in_its_folder(tmp_path: Path) -> None:
     assert read_run_key(tmp_path) is None
     made = make_run_key(tmp_path)
     kept = read_run_key(tmp_path)
     assert made.ephemeral and kept is not None and kept.keyid == made.keyid
     assert (tmp_path / RUN_KEY).stat().st_mode & 0o777 == 0o600
-    forget_run_key(tmp_path)
-    assert read_run_key(tmp_path) is None

@@ -1,4 +1,4 @@
-"""The limits that control groups, version 1 or 2, set to this process."""
+"""Reads the limits of control groups, version 1 or 2, for this process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NO_MEMORY_LIMIT = 1 << 60
 
 
 def read_cgroup(root: Path = Path("/")) -> Cgroup:
-    """The tightest limit from this process's group up to the root; `root` holds /proc and /sys."""
+    """Return the lowest limits from this process's group up to the root of the hierarchy."""
     paths = _paths(root / "proc/self/cgroup")
     mount = root / "sys/fs/cgroup"
     if (mount / "cgroup.controllers").exists():
@@ -31,7 +31,7 @@ def read_cgroup(root: Path = Path("/")) -> Cgroup:
 
 
 def _paths(file: Path) -> dict[str, str]:
-    """Controller -> path of the group; "" is version 2's one hierarchy."""
+    """Return the path of the group by controller; "" is the hierarchy of version 2."""
     try:
         lines = file.read_text().splitlines()
     except OSError:
@@ -44,7 +44,7 @@ def _paths(file: Path) -> dict[str, str]:
 
 
 def _upwards(mount: Path, path: str) -> Iterator[Path]:
-    """The group and those it is in. In a container the path may be the host's: then the mount."""
+    """Yield the group and its parents. In a container the path may be the host's."""
     group = mount / path.strip("/")
     while group != mount and mount in group.parents:
         yield group

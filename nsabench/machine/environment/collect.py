@@ -1,4 +1,4 @@
-"""Collect the whole environment. Nothing here fails because something is missing."""
+"""Collects the environment. A missing part is recorded as absent and raises nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nsabench.machine.environment.software import read_software
 from nsabench.model.description import Described
 from nsabench.model.plan import Plan
 
-# A number cannot be explained, or compared with another, without these.
+# Numbers cannot be explained or compared without these.
 _NEEDED = ("host.cpu", "software.torch", "run.kernels")
 _NEEDED_ON_CUDA = (
     "driver",
@@ -31,12 +31,10 @@ _NEEDED_ON_CUDA = (
 def collect(
     described: Described | None, plan: Plan | None, *, include_identifiers: bool = False
 ) -> Environment:
-    """What this machine is.
+    """Describe this machine. Raises `UsageError` for a bad NSABENCH_ID_SALT_FILE.
 
-    `described` is the worker's account of torch and the device; without it those fields are
-    absent. Identifiers are hashed unless `include_identifiers`.
-
-    Raises `UsageError` when NSABENCH_ID_SALT_FILE names a file that is no good.
+    described: what the worker says about torch and the device. include_identifiers: do not hash
+    them.
     """
     variables = dict(os.environ)
     redactor = Redactor.from_variables(variables, plain=include_identifiers)

@@ -1,4 +1,4 @@
-"""The container around this process, if there is one, or the environment that stands for one."""
+"""Reads the container or the virtual environment of a combo that this process runs in."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nsabench.machine.environment.model import Container
 
-# An image cannot contain its own digest: whoever starts it (`nsabench images run`) passes it in.
+# An image cannot contain its own digest: `nsabench images run` passes it in.
 DIGEST_VARIABLE = "NSABENCH_IMAGE_DIGEST"
 COMBO_VARIABLE = "NSABENCH_COMBO"
 # `nsabench images venv` writes it beside bin: runtime, combo, revision and hash of the lock.
@@ -17,7 +17,7 @@ COMBO_FILE = "combo.json"
 
 
 def combo_file(prefix: Path = Path(sys.prefix)) -> dict[str, str]:
-    """What the environment of this Python was made of; nothing where it is none of ours."""
+    """Return what `images venv` wrote; empty in another environment."""
     try:
         said = json.loads((prefix / COMBO_FILE).read_text())
     except (OSError, ValueError):
@@ -31,11 +31,11 @@ def read_container(
     root: Path = Path("/"),
     prefix: Path = Path(sys.prefix),
 ) -> Container:
-    """Raises nothing: what cannot be told is in `absent`."""
+    """Return the container. `absent` receives the reason of what is unknown."""
     runtime = _runtime(variables, root)
     made = combo_file(prefix)
     if made.get("runtime") == "venv" and made.get("combo"):
-        # Also inside somebody's container: what pins the packages is the environment.
+        # In a container too, the environment pins the packages.
         return Container(runtime="venv", combo=made["combo"])
     digest = variables.get(DIGEST_VARIABLE) or None
     if runtime is not None and digest is None:

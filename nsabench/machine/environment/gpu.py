@@ -22,7 +22,7 @@ _DISPLAY_CLASS = "0x03"  # display controllers, to which compute cards belong
 
 
 def read_driver(root: Path = Path("/")) -> Driver:
-    """The driver as NVML and as the kernel tell it. `root` is where /proc and /sys are."""
+    """Read the driver from NVML and the kernel. root: the folder of /proc and /sys."""
     failed = failure()
     cuda = attempt(pynvml.nvmlSystemGetCudaDriverVersion) if failed is None else None
     return Driver(
@@ -35,11 +35,11 @@ def read_driver(root: Path = Path("/")) -> Driver:
 
 
 def read_gpus(described: Described | None, redactor: Redactor, absent: dict[str, str]) -> list[Gpu]:
-    """All devices in sight; the one that the worker described is marked as used."""
+    """Return all visible devices. The one that the worker described is marked as used."""
     facts = described.device if described is not None else DescribedDevice()
     gpus = [_read_gpu(index, d, facts, redactor, absent) for index, d in enumerate(Device.all())]
     if facts.name and not any(gpu.used for gpu in gpus):
-        # torch sees a device that NVML does not show, as under some hypervisors.
+        # Some hypervisors hide a device from NVML that torch sees.
         absent["gpus.nvml"] = "NVML does not show the device that torch uses"
         gpus.append(
             Gpu(
@@ -64,7 +64,7 @@ def _read_gpu(
     handle = device.handle
 
     def ask(field: str, function: str, *arguments: Any) -> Any:
-        """The answer, or None and its reason in `absent`."""
+        """Return the answer, or None with the reason in `absent`."""
         try:
             return getattr(pynvml, "nvmlDeviceGet" + function)(handle, *arguments)
         except (pynvml.NVMLError, AttributeError, UnicodeDecodeError) as error:
@@ -161,7 +161,7 @@ def _torch_fields(facts: DescribedDevice) -> dict[str, Any]:
 
 
 def _competing(processes: list[Any] | None) -> tuple[int, int] | None:
-    """How many processes compute on the device beside ours, and the memory they hold, in bytes."""
+    """Return the number of other processes on the device, and their memory in bytes."""
     if processes is None:
         return None
     ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}

@@ -1,4 +1,4 @@
-"""The machine around the device: processor, memory, kernel, power."""
+"""Reads the machine around the device: processor, memory, kernel, power."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _INSTRUCTION_SETS = (
 
 
 def read_host(redactor: Redactor, absent: dict[str, str], root: Path = Path("/")) -> Host:
-    """What the operating system tells. `root` is where /proc and /sys are."""
+    """root: the folder of /proc and /sys."""
     processor = _processor(root, absent)
     flags = set(processor.get("flags", processor.get("Features", "")).split())
     affinity = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
@@ -65,7 +65,7 @@ def read_host(redactor: Redactor, absent: dict[str, str], root: Path = Path("/")
 
 
 def ranges(numbers: list[int]) -> str:
-    """Ascending numbers in the kernel's notation: [0, 1, 2, 5] -> "0-2,5"."""
+    """Return ascending numbers in the kernel's notation: [0, 1, 2, 5] -> "0-2,5"."""
     spans: list[list[int]] = []
     for number in numbers:
         if spans and number == spans[-1][1] + 1:
@@ -76,9 +76,9 @@ def ranges(numbers: list[int]) -> str:
 
 
 def _processor(root: Path, absent: dict[str, str]) -> dict[str, str]:
-    """The first processor of /proc/cpuinfo, or what py-cpuinfo makes of one that has no name there.
+    """Return the first processor of /proc/cpuinfo; without a name there, that of py-cpuinfo.
 
-    py-cpuinfo comes second because it takes a second and runs machine code of its own to find out.
+    py-cpuinfo takes a second and runs machine code of its own.
     """
     first = (_read(root / "proc/cpuinfo") or "").partition("\n\n")[0]
     pairs = (line.partition(":") for line in first.splitlines())
@@ -96,7 +96,7 @@ def _processor(root: Path, absent: dict[str, str]) -> dict[str, str]:
 
 
 def _frequency() -> tuple[float | None, float | None]:
-    """Now and at most, in MHz; kernels write 0 for what they do not know."""
+    """Return the current and the highest MHz. Kernels write 0 if they do not know."""
     try:
         frequency = psutil.cpu_freq()
     except (OSError, NotImplementedError, RuntimeError):
@@ -113,7 +113,7 @@ def _turbo(root: Path) -> bool | None:
 
 
 def _on_battery(root: Path) -> bool | None:
-    """None where there is no battery that powers the machine (a mouse has one too)."""
+    """Return None if no battery powers the machine; a mouse may have one."""
     batteries = [
         supply
         for supply in (root / "sys/class/power_supply").glob("*")

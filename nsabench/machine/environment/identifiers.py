@@ -1,11 +1,8 @@
-"""Serial numbers and names of machines: written only as a keyed hash, unless asked otherwise.
+"""Hashes serial numbers and names of machines, unless the user wants them plain.
 
-A plain hash would not do: a host name or a serial number is short enough to be found by trying. So
-the hash is keyed with a salt. By default the salt is drawn at random for this process and never
-stored: two devices of one run can be told apart, and nothing links one run to another. Someone who
-wants to recognise their own machines across runs puts at least 16 random bytes into a file and
-names it in NSABENCH_ID_SALT_FILE; who has that file can link, and test guesses, and nobody
-else can.
+A plain hash of such a short name could be found by trying, so the hash has a salt. By default it is
+random for this process and never stored: it tells devices of one run apart and links no runs. With
+the salt in NSABENCH_ID_SALT_FILE, its owner can recognise machines across runs.
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ def _salt_of_this_process() -> bytes:
 
 
 def read_salt(path: Path) -> bytes:
-    """Raises `UsageError` when the file cannot be read or is too short to keep a secret."""
+    """Raises `UsageError` if the file cannot be read or is too short."""
     try:
         salt = path.read_bytes().strip()
     except OSError as error:
@@ -52,7 +49,7 @@ def read_salt(path: Path) -> bytes:
 
 
 class Redactor:
-    """Turns what identifies a machine or its user into something that does not."""
+    """Replaces what identifies a machine or its user."""
 
     def __init__(self, *, plain: bool, salt: bytes | None = None) -> None:
         self._plain = plain
@@ -66,19 +63,19 @@ class Redactor:
 
     @classmethod
     def from_variables(cls, variables: Mapping[str, str], *, plain: bool) -> Redactor:
-        """Raises `UsageError` when the salt file is named and no good."""
+        """Raises `UsageError` if the variables name a bad salt file."""
         named = variables.get(SALT_VARIABLE)
         return cls(plain=plain, salt=read_salt(Path(named)) if named else None)
 
     def identifier(self, kind: str, value: str | None) -> str | None:
-        """`value`, or 128 bits of its HMAC. `kind` keeps equal values of two kinds apart."""
+        """Return `value`, or 128 bits of its HMAC. kind: makes equal values of two kinds differ."""
         if not value or self._plain:
             return value or None
         message = f"{kind}\0{value.strip().lower()}".encode()
         return "hmac:" + hmac.new(self._salt, message, hashlib.sha256).hexdigest()[:32]
 
     def text(self, value: str) -> str:
-        """`value` without logins and, unless asked to keep them, home folder, host and devices."""
+        """Return `value` without logins and, unless plain, home folder, host and devices."""
         value = _LOGIN_IN_URL.sub("redacted", value)
         if self._plain:
             return value

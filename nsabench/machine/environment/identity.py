@@ -1,4 +1,4 @@
-"""Which machine this is, said so that it can be recognised and not found."""
+"""Hashes which machine this is, so that a run recognises it and others cannot find it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ _MACHINE_IDS = ("etc/machine-id", "var/lib/dbus/machine-id")
 
 
 def machine_of(run_id: str, described: Described, root: Path = Path("/")) -> str:
-    """A hash of the run, the host's machine id and the UUID of the device in use; empty where
-    there is neither.
+    """Return a hash of the run, the host's machine id and the UUID of the device in use.
 
-    Both are long and random: whoever does not know them cannot tell them from the hash, nor
+    Empty if there is neither. Both are long and random, so the hash does not reveal them, nor
     whether two runs were on one machine.
     """
     parts = [part for part in (_machine_id(root), _device_uuid(described)) if part]

@@ -1,4 +1,4 @@
-"""The libraries and programs that a process with torch in it has loaded, and their versions."""
+"""Reads the versions of the libraries and programs that a process with torch has loaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-# What a call into a library that is missing, too old or built otherwise ends in.
+# Exceptions of calls into a library that is missing, too old or built otherwise.
 CALL_FAILURES = (AttributeError, RuntimeError, OSError, AssertionError, TypeError, ValueError)
 _PTXAS_TIMEOUT_S = 10.0
 
@@ -20,7 +20,7 @@ Software = dict[str, str | None]
 
 
 def attempt(software: Software, name: str, read: Callable[[], Any]) -> None:
-    """Keep what `read` returns as text, or None and the reason."""
+    """Store what `read` returns as text, or None and the reason."""
     try:
         value = read()
     except CALL_FAILURES as error:
@@ -38,13 +38,12 @@ def sentence(error: BaseException) -> str:
 
 
 def describe_ptxas(triton: Path, software: Software) -> None:
-    """The assemblers that this triton calls: its own, or one that the environment names."""
+    """Store the assemblers of this triton: its own, or those that the environment names."""
     for name, program in (("ptxas", "ptxas"), ("ptxas_blackwell", "ptxas-blackwell")):
         named = os.environ.get(f"TRITON_{name.upper()}_PATH")
         places = [
             *([Path(named)] if named else []),
-            triton / "backends/nvidia/bin" / program,  # triton 3
-            triton / "common/../third_party/cuda/bin" / program,  # triton 2
+            triton / "backends/nvidia/bin" / program,
         ]
         path = next((p for p in places if p.is_file()), None)
         if path is None:
@@ -103,7 +102,7 @@ def _ask(path: str, ask: Callable[[ctypes.CDLL], str]) -> str:
 
 
 def _portable(file: str) -> str:
-    """The same text on every machine for a file of this Python installation."""
+    """Return the same text on every machine for a file of this Python installation."""
     path = Path(file)
     if path.is_relative_to(sys.prefix):
         return str("{prefix}" / path.relative_to(sys.prefix))
@@ -111,7 +110,6 @@ def _portable(file: str) -> str:
 
 
 def _mapped_libraries() -> list[str]:
-    """Paths of the shared libraries in this process."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
@@ -121,7 +119,7 @@ def _mapped_libraries() -> list[str]:
 
 
 def _mapped(paths: list[str], library: str) -> str | None:
-    """The path of `library`, whose file a wheel may have given a hash ("libcudart-1a2b3c4d.so")."""
+    """Return the path of `library`; a wheel may add a hash ("libcudart-1a2b3c4d.so")."""
     named = re.compile(rf"{library}(-[0-9a-f]{{8}})?\.so")
     return next((p for p in paths if named.match(Path(p).name)), None)
 

@@ -1,4 +1,4 @@
-"""The sensors of an NVIDIA device, through nvidia-ml-py. A field that cannot be read is None."""
+"""Reads the sensors of an NVIDIA device. A field that cannot be read is None."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ CLOCK_EVENT_REASONS = {
     0x0000000000000080: "hw_power_brake_slowdown",
     0x0000000000000100: "display_clock_setting",
 }
-# The device draws all the power it may, as dense attention makes an H200 do for as long as it runs.
+# The device draws all the power that it may.
 POWER_CAP = "sw_power_cap"
-# Those that mean the device ran slower than it would on its own.
+# The reasons that slow the device down.
 THROTTLING = frozenset(
     {
         POWER_CAP,
@@ -40,7 +40,7 @@ THROTTLING = frozenset(
 
 @dataclass(frozen=True)
 class Reading:
-    """One look at the sensors. Clocks in MHz, temperature in degrees Celsius, power in watts."""
+    """Clocks in MHz, temperature in degrees Celsius, power in watts."""
 
     sm_clock_mhz: int | None
     mem_clock_mhz: int | None
@@ -50,7 +50,7 @@ class Reading:
 
 
 def failure() -> str | None:
-    """Why NVML cannot be used here, in its own words; None when it can."""
+    """Return why NVML cannot be used, in its own words; None if it can."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -59,12 +59,11 @@ def failure() -> str | None:
 
 
 def initialised() -> bool:
-    """Whether NVML can be used here: False without a driver or its library."""
     return failure() is None
 
 
 def attempt(read: Callable[..., T], *arguments: Any) -> T | None:
-    """The result of an NVML call, or None where the device or driver does not offer it."""
+    """Return the result of an NVML call; None if the device or driver does not offer it."""
     try:
         return read(*arguments)
     except (pynvml.NVMLError, AttributeError, UnicodeDecodeError):
@@ -72,7 +71,7 @@ def attempt(read: Callable[..., T], *arguments: Any) -> T | None:
 
 
 class Device:
-    """One device, by PCI bus id (torch and NVML number devices differently) or by index."""
+    """One device. torch and NVML number devices differently, but agree on PCI bus ids."""
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
@@ -91,8 +90,10 @@ class Device:
 
     @classmethod
     def visible(cls) -> Device | None:
-        """The first that CUDA_VISIBLE_DEVICES leaves to a process; None where that cannot be told,
-        as of a slice of a device, or where CUDA may number devices that differ by their speed."""
+        """Return the first device that CUDA_VISIBLE_DEVICES leaves to a process; None if unknown.
+
+        It is unknown for a slice of a device, and if CUDA may number devices by their speed.
+        """
         first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
         if not initialised():
             return None

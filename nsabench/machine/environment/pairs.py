@@ -1,4 +1,4 @@
-"""Which torch, triton, CUDA and driver belong together. The one place that says so."""
+"""The torch, triton, CUDA and driver that belong together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import lru_cache
 
 @dataclass(frozen=True)
 class Pair:
-    """A release of torch on PyPI (x86_64), the triton it pins and the CUDA it was built for."""
+    """A release of torch on PyPI (x86_64), the triton that it pins, and its CUDA."""
 
     torch: str
     triton: str
@@ -36,29 +36,30 @@ OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The release part: "2.13.0+cpu" -> (2, 13, 0). Empty when it starts with no number."""
+    """Return the release: "2.13.0+cpu" -> (2, 13, 0). Empty without a leading number."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
 def pair_of(torch: str) -> Pair | None:
-    """The pair of the same minor release of torch; patch releases keep triton's minor version."""
+    """Return the pair of the same minor release; patch releases keep triton's minor version."""
     minor = numbers(torch)[:2]
     return next((pair for pair in PAIRS if numbers(pair.torch)[:2] == minor), None)
 
 
 def unpaired(torch: str, triton: str) -> str:
-    """The triton that this torch belongs with, if the one given is of another minor release; else
-    empty."""
+    """Return the triton that this torch pins, if `triton` is of another minor release."""
     pair = pair_of(torch)
     if pair is None or numbers(pair.triton)[:2] == numbers(triton)[:2]:
         return ""
     return pair.triton
 
 
-@lru_cache(maxsize=16)  # asked of every record, and nearly all are of the same versions
+@lru_cache(maxsize=16)  # called for every record
 def belongs(torch: str | None, triton: str | None) -> str:
-    """How a torch and a Triton that are no pair are marked wherever they are named:
-    `unpaired: this torch belongs with triton 3.6.0`. Empty for a pair, and where one is unknown."""
+    """Return the mark of versions that are not a pair; empty for a pair and if one is unknown.
+
+    Such as `unpaired: this torch belongs with triton 3.6.0`.
+    """
     other = unpaired(torch, triton) if torch and triton else ""
     return f"unpaired: this torch belongs with triton {other}" if other else ""

@@ -1,4 +1,4 @@
-"""Where this run comes from: its command, its plan, its sources and its environment variables."""
+"""Reads the command, the plan, the sources and the environment variables of this run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SECRET = re.compile(r"KEY|PASS|SECRET|TOKEN|CREDENTIAL|SALT", re.IGNORECASE)
 def read_run(
     plan: Plan | None, variables: Mapping[str, str], redactor: Redactor, absent: dict[str, str]
 ) -> Run:
-    """The command and its sources; of the plan only what is worth having beside the machine."""
+    """Return the command, its sources, and a few fields of the plan."""
     kernels = Path(plan.kernels) if plan is not None and plan.kernels else None
     checkouts = [_of_nsabench(variables, absent)]
     if kernels is not None:
@@ -51,7 +51,7 @@ def read_run(
 
 
 def allowed_variables(variables: Mapping[str, str], redactor: Redactor) -> dict[str, str]:
-    """Those on the allow-list, without anything that looks like a secret or names a person."""
+    """Return the variables of the allow-list without secrets and names of persons."""
     return {
         name: redactor.text(value)
         for name, value in sorted(variables.items())
@@ -69,7 +69,7 @@ def _of_nsabench(variables: Mapping[str, str], absent: dict[str, str]) -> Checko
 
 
 def _program(started: str) -> list[str]:
-    """As it can be typed again; `python -m` starts a file of another name."""
+    """Return the program as a user types it."""
     name = Path(started).name
     return ["python", "-m", "nsabench"] if name == "__main__.py" else [name]
 
@@ -77,7 +77,7 @@ def _program(started: str) -> list[str]:
 def read_checkout(
     of: Literal["nsabench", "kernels"], folder: Path, absent: dict[str, str]
 ) -> Checkout:
-    """The state of the checkout around `folder`; all None where there is none, or no git."""
+    """Return the state of the checkout around `folder`; all None without one, or without git."""
     try:
         top = _git(folder, "rev-parse", "--show-toplevel").strip()
         commit = _git(folder, "rev-parse", "HEAD").strip()
@@ -102,7 +102,7 @@ def read_checkout(
 
 
 class _GitError(Exception):
-    """The state of a checkout cannot be told; `str()` says why."""
+    """`str()` says why the state of a checkout is unknown."""
 
 
 def _git(folder: Path, *arguments: str) -> str:

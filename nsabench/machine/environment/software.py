@@ -1,4 +1,4 @@
-"""What is installed, and what of it the worker loaded."""
+"""Reads what is installed, and what the worker loaded of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def read_software(
     variables: Mapping[str, str],
     absent: dict[str, str],
 ) -> Software:
-    """The installation, and the worker's account of it where there is one."""
+    """Return the installation and, if there is one, the worker's description of it."""
     software = described.software if described is not None else DescribedSoftware()
     silent = NO_WORKER if described is None else "the worker did not say"
     torch = _torch(software)
@@ -53,10 +53,10 @@ def read_software(
 
 
 def distributions() -> list[Distribution]:
-    """Every installed distribution by name; of two with one name, the one that imports find."""
+    """Return every installed distribution; of two with one name, the one that is imported."""
     distributions: dict[str, Distribution] = {}
     for installed in metadata.distributions():
-        said = installed.metadata  # read anew each time, down to the last line of its description
+        said = installed.metadata  # each access reads the whole file
         # Remains of a broken uninstall have no name.
         name = said["Name"] if said is not None else None
         if not name:
@@ -72,7 +72,7 @@ def distributions() -> list[Distribution]:
 
 
 def triton_pinned_by_torch() -> str | None:
-    """The version of triton that the installed torch asks for, if it asks for one."""
+    """Return the triton that the installed torch requires, if any."""
     try:
         requirements = metadata.requires("torch") or []
     except metadata.PackageNotFoundError:

@@ -1,8 +1,7 @@
-"""What only a process with torch in it can tell. Runs in the worker; never fails.
+"""Reads what only a process with torch can tell. Runs in the worker and never fails.
 
-A value that cannot be had is None, and `NAME.why` beside it says why. Versions of libraries are
-what the loaded library answers, not what some package on disk is called. Nothing in it identifies
-the machine: which device is meant is told by its place in NVML's order.
+A value that cannot be read is None, and `NAME.why` says why. Versions are those that the loaded
+libraries return. Nothing identifies the machine: a device is named by its place in NVML's order.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ DeviceFacts = dict[str, str | int | float | None]
 
 
 def describe(device: str) -> Described:
-    """Tell about torch, triton, their libraries, and `device` ("cpu" or "cuda")."""
+    """Describe torch, triton, their libraries, and the device ("cpu" or "cuda")."""
     software: Software = {}
     torch = _import("torch", software)
     triton = _import("triton", software)
@@ -45,7 +44,7 @@ def describe(device: str) -> Described:
         _describe_cuda_device(torch, device, facts, software)
     elif torch is not None:
         _describe_cpu(torch, facts)
-    # After the device was touched: a library that loads lazily is loaded by now, if ever.
+    # Libraries that load lazily are loaded once the device was used.
     describe_libraries(torch, software)
     return Described(
         software=DescribedSoftware.model_validate(_without_names(software)),
@@ -54,7 +53,7 @@ def describe(device: str) -> Described:
 
 
 def _without_names(software: Software) -> Software:
-    """Paths and messages without the user's home folder and the host's name."""
+    """Remove the user's home folder and the host's name from paths and messages."""
     redact = Redactor(plain=False).text
     return {
         key: redact(value) if value and key.endswith((".file", ".why")) else value
@@ -63,7 +62,7 @@ def _without_names(software: Software) -> Software:
 
 
 def pci_bus_id(torch: Any, index: int) -> str | None:
-    """Such as "0000:19:00.0": how NVML is told which device torch means."""
+    """Return the PCI bus id of torch's device, such as "0000:19:00.0"; NVML finds it by that."""
     try:
         p = torch.cuda.get_device_properties(index)
         return f"{p.pci_domain_id:04x}:{p.pci_bus_id:02x}:{p.pci_device_id:02x}.0"
