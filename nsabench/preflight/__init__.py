@@ -1,5 +1,5 @@
-"""Compiles every kernel for other architectures and under other Tritons, with no GPU.
+"""Compiles every kernel for other architectures and under other Tritons, without a GPU.
 
-The supervisor's half (run, tritons, report, table) imports no torch; the worker's half (worker,
-pretend, record, build) runs in a process that a compiler may take down.
+The supervisor (run, compile_all, tritons, report) imports no torch. The worker (worker, pretend,
+record, build) is a process that a compiler may end.
 """

@@ -1,4 +1,4 @@
-"""The GPU architectures kernels are compiled for: their limits, and which Triton knows which."""
+"""The GPU architectures that kernels are compiled for: their limits, and the Tritons for them."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ ARCHITECTURES = {
     )
 }
 
-# The oldest Triton that compiles for an architecture. Older ones are tried too, and may fail.
+# The oldest Triton that compiles for an architecture. Older ones are tried and may fail.
 OLDEST_TRITON = {"sm_100": (3, 3), "sm_120": (3, 3)}
 OLDEST_SUPPORTED = (3, 0)
 
 
 def parse(given: str) -> list[Architecture]:
-    """`sm_89,sm_90` as architectures. Raises `UsageError` for one that is not known."""
+    """Return the architectures of a list. Raises `UsageError` for an unknown one."""
     names = [name.strip() for name in given.split(",") if name.strip()]
     for name in names:
         if name not in ARCHITECTURES:
@@ -62,12 +62,12 @@ def parse(given: str) -> list[Architecture]:
 
 
 def declared(triton: str, architecture: str) -> bool:
-    """Whether this Triton is meant to compile for the architecture: a failure then counts."""
+    """Return whether this Triton is meant to compile for the architecture."""
     return numbers(triton)[:2] >= OLDEST_TRITON.get(architecture, OLDEST_SUPPORTED)
 
 
 def occupancy(architecture: Architecture, warps: int, registers: int, shared: int) -> float:
-    """Warps resident on a multiprocessor over those it can hold; 0 when no block fits."""
+    """Return resident warps over those that a multiprocessor can hold; 0 if no block fits."""
     by_warps = architecture.warps_per_sm // warps
     units = -(-registers * 32 // REGISTERS_AT_ONCE)
     by_registers = REGISTERS // (max(units, 1) * REGISTERS_AT_ONCE) // warps

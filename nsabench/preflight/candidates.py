@@ -1,4 +1,4 @@
-"""Calls the candidates of a case on a pretended GPU and collects what they launch."""
+"""Calls the candidates of a case on a pretended GPU and collects their launches."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from nsabench.preflight.architectures import Architecture
 from nsabench.preflight.record import Call
 from nsabench.registry import Implementation
 
-SMALL_BYTES = 256 << 20  # inputs up to this are made for real where shapes alone do not do
+SMALL_BYTES = 256 << 20  # the largest inputs that are made with values
 
 
 def launches(item: Implementation, case: Case, architecture: Architecture) -> list[Call]:
-    """What one call on the case launches. Raises `Failure` when it cannot be called.
+    """Return what a call on the case launches. Raises `Failure` if it cannot be called.
 
-    First on tensors without memory, which any shape can have. Code that reads values of its
-    inputs cannot run on those, and is called again on tensors on the CPU, if they are small.
+    The tensors have no memory at first. Code that reads values fails on those, and is called again
+    with tensors on the CPU, if they are small.
     """
     try:
         return _attempt(item, case, architecture, "meta")
@@ -77,7 +77,7 @@ def _run(item: Implementation, case: Case, inputs: Inputs) -> None:
     out = item.call(*tensors.values(), **inputs.options)
     if not isinstance(out, torch.Tensor) or not out.requires_grad:
         raise Failure(Status.UNSUPPORTED, "its output has no grad_fn: it has no backward")
-    # Past torch.autograd.grad, which would leave the mode that pretends before it runs backward.
+    # torch.autograd.grad would leave the mode that pretends before it runs the backward.
     torch.autograd.Variable._execution_engine.run_backward(
         (out,),
         (torch.empty_like(out),),

@@ -1,4 +1,4 @@
-"""Compiles everything for one architecture under one Triton, whatever happens to the compiler."""
+"""Compiles all launches for one architecture under one Triton, and survives its compiler."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from nsabench.execution.protocol import Step
 from nsabench.execution.supervisor.classify import SIGNATURES, classify
@@ -31,7 +31,7 @@ from nsabench.preflight.messages import (
     Trouble,
 )
 
-# Where nothing was promised, so many lost processes are answer enough.
+# So many lost processes are enough if the Triton is not meant to work.
 ENOUGH_LOST = 3
 
 M = TypeVar("M", bound=Message)
@@ -39,9 +39,9 @@ M = TypeVar("M", bound=Message)
 
 @dataclass(frozen=True)
 class Task:
-    """An architecture under a Triton; `folder` is None for the Triton that is installed.
+    """folder: None for the installed Triton.
 
-    ahead: also kernels that Triton has no part in, which one task of an architecture compiles.
+    ahead: whether to compile the kernels of other compilers; one task of an architecture does.
     """
 
     architecture: Architecture
@@ -51,8 +51,6 @@ class Task:
 
 
 class Compiler:
-    """Runs a task in workers of its own."""
-
     def __init__(
         self,
         task: Task,
@@ -61,7 +59,7 @@ class Compiler:
         done: Callable[[CompiledLaunch], None],
         known: Known,
     ) -> None:
-        """known: what need not be compiled again."""
+        """done: called with each row. known: what need not be compiled again."""
         self._known = known
         self._task = task
         self._foreign = foreign
@@ -74,16 +72,18 @@ class Compiler:
         self.stopped = False
 
     def stop(self) -> None:
-        """End at once, without the launch that is being compiled, which may take for ever; `run`
-        returns what there is. Any thread."""
+        """End at once, also while a launch is compiled; `run` returns what is complete.
+
+        Any thread may call this.
+        """
         self.stopped = True
         worker = self._worker
         if worker is not None:
             worker.kill()
 
     def run(self, cases: list[Case]) -> list[CompiledLaunch]:
-        """Record and compile. A worker that is lost costs the launch it was busy with."""
-        # A compiler that was killed may be writing to the folder still when it is removed.
+        """Record and compile. A lost worker costs the launch that it was compiling."""
+        # A killed compiler may still write to the folder while it is removed.
         with tempfile.TemporaryDirectory(
             prefix="nsabench-preflight-", ignore_cleanup_errors=True
         ) as self._cache:
@@ -105,7 +105,7 @@ class Compiler:
         for launch in recorded.launches:
             if self.stopped:
                 break
-            # Two implementations may share a kernel, as all that split share their merge.
+            # Two implementations may share a kernel.
             if launch.key not in built:
                 found = self._known.find(launch)
                 if found is not None:
@@ -118,7 +118,7 @@ class Compiler:
                 else:
                     built[launch.key] = self._build(launch, cases)
                     if self.stopped:
-                        break  # nobody knows what would have become of it
+                        break
                     crashes += self._worker is None
                     self._known.keep(launch, built[launch.key])
             rows.append(self._built(recorded, launch, built[launch.key]))
@@ -126,11 +126,11 @@ class Compiler:
         return rows
 
     def _counts(self, launch: Launch) -> bool:
-        """What Triton does not compile is declared by its author: `Unsupported`, or it must be."""
+        """Return whether a failure counts: the Triton is meant to work, or is not used."""
         return self._declared or launch.compiler != ""
 
     def _not_started(self, lost: WorkerLost) -> CompiledLaunch:
-        """A Triton that cannot even be imported has failed at everything at once."""
+        """Return the one row of a Triton that cannot be imported."""
         _, reason = classify(lost)
         trouble = Trouble(
             op="",
@@ -145,7 +145,7 @@ class Compiler:
         return row
 
     def _record(self, cases: list[Case]) -> RecordedLaunches:
-        """Raises `WorkerLost` when the worker goes while it does nothing for an implementation."""
+        """Raises `WorkerLost` if the worker is lost while it runs no implementation."""
         while True:
             skip = [f"{t.op}/{t.implementation}" for t in self._lost]
             try:
@@ -175,7 +175,7 @@ class Compiler:
     def _ask(self, request: Message, expected: type[M]) -> M:
         if self._worker is None:
             self._worker = WorkerProcess(self._program())
-        if self.stopped:  # since it was looked for
+        if self.stopped:
             self._worker.kill()
         self._worker.log.clear()
         try:
@@ -205,59 +205,35 @@ class Compiler:
         return Program("nsabench.preflight.worker", options, environment, REPLY)
 
     def _trouble(self, recorded: RecordedLaunches, trouble: Trouble) -> CompiledLaunch:
+        return self._row(recorded, self._declared, trouble.model_dump())
+
+    def _built(self, recorded: RecordedLaunches, launch: Launch, built: Built) -> CompiledLaunch:
+        architecture = self._task.architecture
+        fields = {
+            **launch.model_dump(exclude={"key", "content"}),
+            **built.model_dump(exclude={"kind", "content"}),
+            "shared_limit_bytes": architecture.shared_per_block,
+        }
+        if built.registers is not None and built.warps is not None:
+            fields["occupancy"] = occupancy(
+                architecture, built.warps, built.registers, built.shared_bytes or 0
+            )
+        return self._row(recorded, self._counts(launch), fields)
+
+    def _row(
+        self, recorded: RecordedLaunches, declared: bool, fields: dict[str, Any]
+    ) -> CompiledLaunch:
         return CompiledLaunch(
             triton=recorded.triton,
             torch=recorded.torch,
             architecture=self._task.architecture.name,
-            declared=self._declared,
-            op=trouble.op,
-            implementation=trouble.implementation,
-            kernel="",
-            signature="",
-            constants="",
-            options="",
-            example=trouble.example,
-            cases=trouble.cases,
-            status=trouble.status,
-            reason=trouble.reason,
-        )
-
-    def _built(self, recorded: RecordedLaunches, launch: Launch, built: Built) -> CompiledLaunch:
-        architecture = self._task.architecture
-        occupied = None
-        if built.registers is not None and built.warps is not None:
-            occupied = occupancy(
-                architecture, built.warps, built.registers, built.shared_bytes or 0
-            )
-        return CompiledLaunch(
-            triton=recorded.triton,
-            torch=recorded.torch,
-            architecture=architecture.name,
-            declared=self._counts(launch),
-            op=launch.op,
-            implementation=launch.implementation,
-            kernel=launch.kernel,
-            signature=launch.signature,
-            constants=launch.constants,
-            options=launch.options,
-            example=launch.example,
-            cases=launch.cases,
-            status=built.status,
-            reason=built.reason,
-            registers=built.registers,
-            spill_bytes=built.spill_bytes,
-            shared_bytes=built.shared_bytes,
-            shared_limit_bytes=architecture.shared_per_block,
-            warps=built.warps,
-            occupancy=occupied,
-            code_bytes=built.code_bytes,
-            compile_s=built.compile_s,
-            compiler=launch.compiler,
+            declared=declared,
+            **fields,
         )
 
 
 def _diagnostic(log: str) -> str:
-    """What MLIR printed of an error that Triton raises without saying which."""
+    """Return what MLIR printed about an error that Triton raises without a reason."""
     lines = [line.strip()[:300] for line in log.splitlines()]
     for line in lines:
         if ": error: " in line or any(pattern.search(line) for _, _, pattern in SIGNATURES):

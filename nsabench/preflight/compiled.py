@@ -1,4 +1,4 @@
-"""A cubin, and what it says of the kernel in it."""
+"""Reads from a cubin what its kernel needs."""
 
 from __future__ import annotations
 
@@ -19,17 +19,11 @@ _TOOL_LIMIT_S = 60
 
 
 @dataclass(frozen=True)
-class Usage:
-    """Registers and spilled bytes of a thread."""
-
-    registers: int
-    spill_bytes: int
-
-
-@dataclass(frozen=True)
 class Compiled:
-    """What a compiler made of a launch. `kernel` is its name, or a part of it, in the cubin.
-    uses_wgmma: whether it has the instructions of sm_90 that multiply tiles in shared memory."""
+    """kernel: its name in the cubin, or a part of the name.
+
+    uses_wgmma: whether it has the instructions of sm_90 that multiply tiles in shared memory.
+    """
 
     cubin: bytes
     kernel: str
@@ -37,26 +31,26 @@ class Compiled:
     dynamic_shared_bytes: int
     uses_wgmma: bool = False
 
-    def usage(self) -> Usage | None:
-        """As the tool that Triton carries says; None where this Triton carries none."""
-        listing = self._shown_by("cuobjdump", "-res-usage")
-        if listing is None:
-            return None
+    def usage(self) -> tuple[int | None, int | None]:
+        """Return registers and spilled bytes of a thread; None if this Triton has no cuobjdump."""
+        listing = self._shown_by("cuobjdump", "-res-usage") or ""
         functions = [m for m in _FUNCTION.findall(listing) if self._is_ours(m[0])]
         if not functions:
-            return None
-        return Usage(
-            registers=max(int(registers) for _, registers, _, _ in functions),
-            spill_bytes=max(max(int(stack), int(local)) for *_, stack, local in functions),
+            return None, None
+        return (
+            max(int(registers) for _, registers, _, _ in functions),
+            max(max(int(stack), int(local)) for *_, stack, local in functions),
         )
 
     def unwritten(self) -> list[Unwritten]:
-        """Where it reads a register that nothing wrote: it was compiled wrong. Empty where this
-        Triton carries no disassembler, too, and of kernels without `wgmma`."""
+        """Return where it reads a register that nothing wrote, which means it was compiled wrong.
+
+        Empty for a kernel without `wgmma`, and if this Triton has no nvdisasm.
+        """
         return unwritten(self._shown_by("nvdisasm", "-c") or "") if self.uses_wgmma else []
 
     def _shown_by(self, program: str, *options: str) -> str | None:
-        """What a tool that Triton carries prints of it; None where it carries none."""
+        """Return what a tool of Triton prints about the cubin; None if it cannot be run."""
         tool = Path(triton.__file__).parent / "backends/nvidia/bin" / program
         if not tool.is_file():
             return None
@@ -75,16 +69,15 @@ class Compiled:
                 return None
 
     def shared_bytes(self) -> int:
-        """Of a block: what a launch asks for, and what the kernel has of its own."""
+        """Return the dynamic and static shared memory of a block."""
         sections = dict(self._sections())
         own = max((s for n, s in sections.items() if self._is_of(n, ".nv.shared.")), default=0)
-        # From sm_90 on a kernel's section holds the driver's share too, which the limits leave out.
+        # From sm_90, the section includes the driver's share, which the limits do not count.
         if ".nv.shared.reserved.0" in sections:
             own = max(own - RESERVED_SHARED, 0)
         return self.dynamic_shared_bytes + own
 
     def code_bytes(self) -> int:
-        """Size of the machine code."""
         return sum(size for name, size in self._sections() if self._is_of(name, ".text."))
 
     def _is_of(self, section: str, kind: str) -> bool:
@@ -95,7 +88,7 @@ class Compiled:
         return self.kernel in function
 
     def _sections(self) -> Iterator[tuple[str, int]]:
-        """Name and size of each section of the ELF file (64 bit, little-endian, as cubins are)."""
+        """Yield name and size of each section of the ELF file (64 bit, little-endian)."""
 
         def number(offset: int, length: int) -> int:
             return int.from_bytes(self.cubin[offset : offset + length], "little")

@@ -11,9 +11,9 @@ from nsabench.assessment.parquet import replace
 from nsabench.model.vocabulary import BENIGN, Status
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CompiledLaunch:
-    """The numbers are those of the cubin; None where there is none."""
+    """The numbers are those of the cubin; None if there is none."""
 
     triton: str
     torch: str
@@ -21,10 +21,10 @@ class CompiledLaunch:
     declared: bool
     op: str
     implementation: str
-    kernel: str
-    signature: str
-    constants: str
-    options: str
+    kernel: str = ""  # empty: no launch could be recorded
+    signature: str = ""
+    constants: str = ""
+    options: str = ""
     example: str
     cases: int
     status: str
@@ -42,7 +42,7 @@ class CompiledLaunch:
 
     @property
     def failed(self) -> bool:
-        """It was meant to work and does not."""
+        """Whether it was meant to work and does not."""
         return self.declared and Status(self.status) not in BENIGN
 
 
@@ -64,7 +64,7 @@ _UNITS = {
 
 
 def write(compiled: list[CompiledLaunch], path: Path) -> None:
-    """Write all rows as Parquet; a reader sees the whole file or none."""
+    """Write all rows as Parquet. A reader sees the whole file or none."""
     schema = pa.schema(
         [
             pa.field(

@@ -1,6 +1,6 @@
-"""What a launch is compiled from, as one hash: source, what it is specialised on, and the compiler.
+"""Hashes all that a launch is compiled from: source, specialisation and compiler.
 
-Triton's own hash of a function is over its source and that of all that it calls.
+Triton's own hash of a function covers its source and that of all that it calls.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from triton.runtime import cache as triton_cache
 
 from nsabench.execution.worker.guard import guarded
 from nsabench.failure import Failure
-from nsabench.preflight import build, compiled, driver, machine_code, record
+from nsabench.preflight import build, compiled, machine_code, pretend, record
 from nsabench.preflight.architectures import Architecture
 from nsabench.preflight.record import Call, Pointer, in_boxes, is_described
 
-_OWN = (build, compiled, driver, machine_code, record)
+_OWN = (build, compiled, machine_code, pretend, record)
 _KEY_OWNERS = (triton_cache, triton.compiler.compiler)  # of `triton_key`, by version
 _PREFIXES = ("TRITON_", "LLVM_")
-# What `@triton.jit` is told, which is no part of the source that Triton hashes.
+# Arguments of `@triton.jit`, which Triton's hash leaves out.
 _SETTINGS = (
     "debug",
     "noinline",
@@ -40,12 +40,11 @@ _SETTINGS = (
 
 
 class _Unknown(Exception):
-    """A value of which nobody can say here what is compiled from it."""
+    """The code may depend on this value in an unknown way."""
 
 
 def content(call: Call, architecture: Architecture) -> str:
-    """The hash; empty where Triton cannot say what the source is, or for a value of a kind that is
-    not known."""
+    """Return the hash; empty if the source or the kind of a value is unknown."""
     try:
         return guarded(lambda: _content(call, architecture), "cpu")
     except Failure:
@@ -64,11 +63,11 @@ def _content(call: Call, architecture: Architecture) -> str:
 
 
 def _values(call: Call) -> Iterator[tuple[str, str]]:
-    """Every argument and option by its name. A default is not in the source where that names it."""
+    """Yield every argument and option by name, with defaults that the source only names."""
     constants = {p.name for p in call.function.params if p.is_constexpr}
     given = call.named()
     for name, value in given.items():
-        # What is no parameter is an option of the compiler.
+        # Other names are options of the compiler.
         exact = name in constants or name not in call.function.arg_names
         yield name, _written(value, exact)
     for parameter in inspect.signature(call.function.fn).parameters.values():
@@ -77,8 +76,10 @@ def _values(call: Call) -> Iterator[tuple[str, str]]:
 
 
 def _written(value: Any, exact: bool) -> str:
-    """A value as far as code depends on it. Numbers that are not constants, and pointers, are in
-    the signature already, which `Call.key` has. Raises `_Unknown`."""
+    """Return a value as far as code depends on it. Raises `_Unknown`.
+
+    exact: whether it is a constant. `Call.key` has the signature of all others.
+    """
     kind = type(value).__name__
     if isinstance(value, tl.constexpr):
         return f"constexpr({_written(value.value, True)})"
@@ -93,14 +94,14 @@ def _written(value: Any, exact: bool) -> str:
         return kind
     if value is None or isinstance(value, bool | int | float):
         return f"{kind}:{value!r}" if exact else kind
-    if isinstance(value, str | tl.dtype | torch.dtype):  # Triton takes these for constants
+    if isinstance(value, str | tl.dtype | torch.dtype):  # constants for Triton
         return f"{kind}:{value}"
     raise _Unknown(f"it is handed a {kind}")
 
 
 def _source(function: Any) -> str:
-    """A function with what it calls, the values that it reads, and how it was declared."""
-    hashed = str(function.cache_key)  # also looks for the globals that it uses
+    """Return a function with its callees, the globals that it reads, and its declaration."""
+    hashed = str(function.cache_key)  # this also finds the globals
     used = getattr(function, "used_global_vals", {})
     values = sorted((str(name), repr(found[0])) for (name, _), found in used.items())
     settings = [f"{name}={getattr(function, name, None)!r}" for name in _SETTINGS]
@@ -109,7 +110,7 @@ def _source(function: Any) -> str:
 
 @cache
 def _compiler() -> str:
-    """The Triton that is here, by the files that decide what it makes; and what reads the cubin."""
+    """Return the versions of the files that compile, and of those that read the cubin."""
     root = Path(triton.__file__).parent
     tools = [
         root / "_C" / "libtriton.so",
@@ -132,7 +133,7 @@ def _compiler() -> str:
 
 
 def _files() -> str:
-    """Triton's own hash of its compiler and language; empty where this Triton has none."""
+    """Return Triton's own hash of its compiler and language; empty if it has none."""
     for module in _KEY_OWNERS:
         if hasattr(module, "triton_key"):
             return str(module.triton_key())
@@ -140,8 +141,7 @@ def _files() -> str:
 
 
 def _environment() -> dict[str, str]:
-    """The variables that change what is compiled: those that Triton says do, where it says so, and
-    all that are named like its own."""
+    """Return the variables that change what is compiled, by Triton's own list and by prefix."""
     given = {name: value for name, value in os.environ.items() if name.startswith(_PREFIXES)}
     given.pop("TRITON_CACHE_DIR", None)
     ask = getattr(triton._C.libtriton, "get_cache_invalidating_env_vars", None)

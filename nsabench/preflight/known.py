@@ -1,6 +1,6 @@
-"""What an earlier preflight compiled of the same content, so that only what changed is compiled.
+"""Keeps what was compiled, so that a later preflight compiles only what changed.
 
-Failures are not kept: whatever failed is tried again.
+Failures are not kept and are tried again.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from nsabench.model.vocabulary import Status
 from nsabench.preflight.messages import Built, Launch
 
 KEPT = (Status.OK, Status.OUT_OF_MEMORY)
-_CONTENT = re.compile("[0-9a-f]{64}")  # becomes a path, so it is nothing else
+_CONTENT = re.compile("[0-9a-f]{64}")  # it becomes a path
 
 
 class Known:
-    """folder: where it is kept; None: nowhere, and nothing is known."""
+    """folder: None: nothing is kept or found."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
 
     def find(self, launch: Launch) -> Built | None:
-        """None where it is not known, or what was kept cannot be read."""
         path = self._path(launch)
         if path is None:
             return None
@@ -39,10 +38,9 @@ class Known:
         return built if built.content == launch.content else None
 
     def keep(self, launch: Launch, built: Built) -> None:
-        """Keep what became of a launch. Where there is no room for it, it is compiled again.
+        """Keep the result of a launch, if it was built from that content.
 
-        Not what was built of another content: after a lost worker the next one records the launch
-        from the files as they are then.
+        After a lost worker, the next one records the launch from files that may have changed.
         """
         path = self._path(launch)
         if path is None or built.status not in KEPT or built.content != launch.content:

@@ -1,13 +1,11 @@
-"""Machine code that reads a uniform register which nothing wrote: its compiler made it wrong.
+"""Finds machine code that reads a uniform register which nothing wrote.
 
-ptxas 12.8 (Tritons 3.4 to 3.7) makes such code of some kernels with `wgmma`: where two operands of
-different layouts have a base in common, it forgets to write the address of one of them. The kernel
-then reads whatever lies there, or the device stops with an illegal address. No source is at fault,
-and no test on a CPU finds it; the machine code shows it.
+ptxas 12.8 (Tritons 3.4 to 3.7) compiles some kernels with `wgmma` wrong: if two operands of
+different layouts share a base, it does not write the address of one. The kernel then reads any
+address. Only the machine code shows this.
 
-Uniform registers are those of a whole warp, UR0 to UR62. A register counts as read before it is
-written if some way through the code leads to the reading and past every writing. A write under a
-predicate counts as one.
+Uniform registers, UR0 to UR62, belong to a warp. A read is reported if some way through the code
+leads to it without a write. A write under a predicate counts as a write.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ _LABEL = re.compile(r"^(\.L_x_\d+):")
 _LINE = re.compile(r"^\s+/\*([0-9a-f]+)\*/\s+(?:@(!?U?P[T\d]+)\s+)?(\S+)\s*(.*?)\s*;")
 _REGISTER = re.compile(r"(g?desc\[)?\bUR(\d+)\b")
 _TARGET = re.compile(r"\.L_x_\d+")
-# Opcodes whose first operand is a uniform register that they write, beside those that begin with U.
+# Opcodes that write a uniform register, their first operand.
 _WRITES_UNIFORM = ("U", "S2UR", "R2UR", "CS2UR", "VOTE", "REDUX")
 _WRITES_TWO = (".64", "UIMAD.WIDE")
 _ZERO = 63  # URZ, which is always zero
@@ -53,7 +51,7 @@ class Unwritten:
 
 
 def unwritten(listing: str) -> list[Unwritten]:
-    """What a listing by `nvdisasm -c` for sm_90 reads of uniform registers without a write."""
+    """Return the reads without a write in a listing of `nvdisasm -c` for sm_90."""
     code, labels = _parsed(listing)
     before = _written_before(code, labels)
     found = []
@@ -107,7 +105,7 @@ def _reads(opcode: str, operands: list[str]) -> Iterator[range]:
         for kind, name in _REGISTER.findall(operand):
             number = int(name)
             if kind == "gdesc[":
-                # Of wgmma: two of each operand in shared memory; the first may be in registers.
+                # wgmma: two registers for each operand that lies in shared memory.
                 both = operands[1].startswith("gdesc")
                 yield range(number if both else number + 2, number + 4)
             else:
@@ -116,7 +114,7 @@ def _reads(opcode: str, operands: list[str]) -> Iterator[range]:
 
 
 def _written_before(code: list[Instruction], labels: dict[str, int]) -> list[frozenset[int] | None]:
-    """Of each instruction what is written on every way to it; None: no way leads there."""
+    """Return what is written on every way to each instruction; None if no way leads there."""
     before: list[frozenset[int] | None] = [None] * len(code)
     if code:
         before[0] = frozenset()

@@ -1,4 +1,4 @@
-"""What preflight and its workers say to each other, beside `Step` and `Refused`."""
+"""The messages between preflight and its workers, beside `Step` and `Refused`."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from nsabench.model.vocabulary import Status
 
 @dataclass(frozen=True)
 class Foreign:
-    """The user's files, which a worker imports and the supervisor only names."""
+    """The user's files, which only a worker imports."""
 
     kernels: Path | None = None
     ops: Path | None = None
 
     @property
     def options(self) -> list[str]:
-        """What tells a worker of them."""
+        """The options of a worker."""
         given = {"--kernels": self.kernels, "--ops": self.ops}
         return [word for option, file in given.items() if file for word in (option, str(file))]
 
 
 class RecordLaunches(Message):
-    """Call the candidates of these cases on a pretended GPU and note what they launch.
+    """Call the candidates of these cases on a pretended GPU and record their launches.
 
-    ahead: also ask those that compile kernels themselves, which no Triton has a part in.
+    ahead: also those that compile kernels without Triton.
     """
 
     kind: Literal["record"] = "record"
     cases: list[Case]
-    skip: list[str]  # OP/IMPLEMENTATION that took an earlier worker down
+    skip: list[str]  # OP/IMPLEMENTATION that ended an earlier worker
     ahead: bool
 
 
@@ -52,7 +52,7 @@ REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
 
 
 class Launch(Message):
-    """A distinct launch: the kernel as it is specialised. `key` is the same in every process."""
+    """A kernel as it is specialised. key: the same in every process."""
 
     key: str
     op: str
@@ -62,8 +62,8 @@ class Launch(Message):
     constants: str
     options: str
     example: str  # the first case that launches it
-    compiler: str = ""  # of its own; empty: Triton
-    content: str = ""  # a hash of all that it is compiled from; empty: not known
+    compiler: str = ""  # empty: Triton
+    content: str = ""  # a hash of all that it is compiled from; empty: unknown
     cases: int = 1
 
 
@@ -87,7 +87,7 @@ class RecordedLaunches(Message):
 
 
 class Built(Message):
-    """What the compiler made of a launch. The numbers are those of the cubin."""
+    """The result of compiling a launch. The numbers are those of the cubin."""
 
     kind: Literal["built"] = "built"
     status: Status
@@ -98,7 +98,7 @@ class Built(Message):
     warps: int | None = None
     code_bytes: int | None = None
     compile_s: float | None = None
-    content: str = ""  # of the launch as this was built of it; empty: not known
+    content: str = ""  # of the launch; empty: unknown
 
 
 Reply = Annotated[Step | RecordedLaunches | Built | Refused, Field(discriminator="kind")]

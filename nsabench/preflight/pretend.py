@@ -1,8 +1,7 @@
-"""A pretended GPU: inside it tensors say they are on CUDA, and torch.cuda tells of one device.
+"""Pretends a GPU: tensors say that they are on CUDA, and torch and Triton see one device.
 
-Implementations choose configurations by the device they see, so a launch that is recorded for an
-architecture must come from a call that saw a GPU of it. The tensors themselves are on `meta`
-(shapes without memory) or on the CPU.
+Implementations choose configurations by the device, so each architecture is pretended. The tensors
+are on `meta` (shapes without memory) or on the CPU.
 """
 
 from __future__ import annotations
@@ -14,15 +13,19 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._library.custom_ops import OPDEFS
 from torch.overrides import TorchFunctionMode
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
 
 from nsabench.preflight.architectures import KIB, REGISTERS, Architecture
 
 GPU = torch.device("cuda", 0)
+CLOCK_KHZ = 1_500_000  # kernels model their time by it; any constant will do
 
 
 class _OnCuda(TorchFunctionMode):  # type: ignore[misc]
-    """Tensors on `real` answer as if they were on the GPU, and requests for the GPU get `real`."""
+    """Tensors on `real` answer as if they were on the GPU; a request for the GPU gets `real`."""
 
     def __init__(self, real: str) -> None:
         super().__init__()
@@ -43,7 +46,7 @@ class _OnCuda(TorchFunctionMode):  # type: ignore[misc]
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        # Getters are made anew at each access, so they are equal but not the same object.
+        # Each access makes a new getter, so they are equal but not identical.
         for getter, answer in self._answers:
             if func == getter:
                 return answer
@@ -60,7 +63,7 @@ class _OnCuda(TorchFunctionMode):  # type: ignore[misc]
 
 
 def properties(architecture: Architecture) -> SimpleNamespace:
-    """What `torch.cuda.get_device_properties` says of the architecture's GPU."""
+    """Return what `torch.cuda.get_device_properties` says about the GPU of the architecture."""
     return SimpleNamespace(
         name=architecture.gpu,
         major=architecture.capability // 10,
@@ -81,7 +84,7 @@ def properties(architecture: Architecture) -> SimpleNamespace:
 
 @contextmanager
 def cuda(architecture: Architecture) -> Iterator[None]:
-    """torch.cuda tells of one GPU of the architecture; nothing can be run on it."""
+    """Let torch.cuda describe one GPU of the architecture; nothing can run on it."""
     gpu = properties(architecture)
     stream = SimpleNamespace(
         cuda_stream=0, synchronize=lambda: None, wait_stream=lambda other: None
@@ -106,22 +109,16 @@ def cuda(architecture: Architecture) -> Iterator[None]:
 
 
 def tensors_on_cuda(real: str) -> TorchFunctionMode:
-    """Within this context, tensors on `real` ("meta" or "cpu") say that they are on the GPU."""
+    """Let tensors on `real` ("meta" or "cpu") say that they are on the GPU."""
     return _OnCuda(real)
 
 
 @contextmanager
 def operators_run(real: str) -> Iterator[None]:
-    """Operators made by `torch.library.custom_op` run their code on tensors on `real`.
+    """Let operators made by `torch.library.custom_op` run their code on tensors on `real`.
 
-    On `meta` torch would call what tells their shapes in its place, and it leaves the mode that
-    pretends before it calls either.
+    On `meta` torch would call their shape function instead, and outside of the mode that pretends.
     """
-    try:
-        from torch._library.custom_ops import OPDEFS
-    except ImportError:  # torch < 2.4, which has no such operators
-        yield
-        return
 
     def pretending(code: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -133,9 +130,54 @@ def operators_run(real: str) -> Iterator[None]:
     with ExitStack() as patches:
         for operator in list(OPDEFS.values()):
             if operator._init_fn.__module__.startswith("torch."):
-                continue  # decompositions of torch's own operators, whose code asks them again
+                continue  # decompositions of torch's own operators, whose code calls them again
             kernels = operator._backend_fns
             run = pretending(kernels.get("cuda") or kernels.get(None) or operator._init_fn)
             patches.enter_context(mock.patch.object(operator, "_abstract_fn", run))
             patches.enter_context(mock.patch.dict(kernels, dict.fromkeys(kernels, run)))
         yield
+
+
+class PretendedDriver:
+    """The part of a Triton driver that is used to compile and to choose configurations."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        self._target = GPUTarget("cuda", architecture.capability, 32)
+        properties = {
+            "max_shared_mem": architecture.shared_per_block,
+            "max_num_regs": REGISTERS,
+            "multiprocessor_count": architecture.processors,
+            "warpSize": 32,
+            "sm_clock_rate": CLOCK_KHZ,
+            "mem_clock_rate": CLOCK_KHZ,
+            "mem_bus_width": 384,
+        }
+        self.utils = SimpleNamespace(get_device_properties=lambda device: properties)
+        self.binary_ext = "cubin"
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def set_current_device(self, device: int) -> None:
+        pass
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+    def get_device_capability(self, device: int = 0) -> tuple[int, int]:
+        capability = int(self._target.arch)
+        return capability // 10, capability % 10
+
+    def get_active_torch_device(self) -> Any:
+        return GPU
+
+    def is_active(self) -> bool:
+        return True
+
+
+def install_driver(architecture: Architecture) -> None:
+    """Let the Triton of this process compile for the architecture."""
+    driver.set_active(PretendedDriver(architecture))

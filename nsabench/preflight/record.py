@@ -1,8 +1,7 @@
-"""Notes what is launched instead of launching it, and compiles it later.
+"""Records launches of Triton kernels instead of launching them, and compiles them later.
 
-Triton's own launch path does both: stopped at its first line it tells what a call launches, and
-entered again with `warmup` it specialises and compiles exactly as it would have. So this works for
-every Triton whose `JITFunction.run` has that switch, with none of their differences known here.
+`JITFunction.run` is replaced while a call is recorded. Later the original is called with `warmup`,
+which specialises and compiles as a launch would. Every Triton from 3.0 has that switch.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-import triton
 from triton.runtime import autotuner, jit
 
 from nsabench.preflight.compiled import Compiled
@@ -24,7 +22,7 @@ ALIGNMENT = 16  # bytes or units: what Triton specialises pointers and integers 
 
 
 class Pointer:
-    """Stands for a tensor: Triton reads its dtype and whether its address is aligned."""
+    """Stands for a tensor. Triton reads its dtype and whether its address is aligned."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.dtype = tensor.dtype
@@ -41,7 +39,7 @@ class Pointer:
 
 @dataclass(frozen=True)
 class Call:
-    """One launch of a kernel, with its tensors replaced by `Pointer`s."""
+    """A launch of a kernel, with `Pointer`s instead of tensors."""
 
     function: Any
     arguments: tuple[Any, ...]
@@ -56,14 +54,14 @@ class Call:
         return ""
 
     def named(self) -> dict[str, Any]:
-        """What it is given, by name: arguments, and options of the compiler."""
+        """Return the arguments and the options of the compiler by name."""
         return {**dict(zip(self.function.arg_names, self.arguments, strict=False)), **self.keywords}
 
     def signature(self) -> str:
         constants = self._constant_names()
         params = self.function.params
         plain = {p.name for p in params if p.do_not_specialize}
-        # Not every Triton lets a parameter ask for that.
+        # Not every Triton has this attribute.
         anyhow = {p.name for p in params if getattr(p, "do_not_specialize_on_alignment", False)}
         return " ".join(
             f"{name}:{_kind(value, name not in plain, name not in plain | anyhow)}"
@@ -85,13 +83,13 @@ class Call:
         return {p.name for p in self.function.params if p.is_constexpr}
 
     def key(self) -> str:
-        """The same for two launches that compile to the same code."""
+        """Return a hash that is equal for launches that compile to the same code."""
         where = f"{self.function.fn.__module__}.{self.function.fn.__qualname__}"
         text = "|".join([where, self.signature(), self.constants(), self.options()])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def compile(self) -> Compiled:
-        """Compile as Triton would on launch. Raises what the compiler raises."""
+        """Compile as a launch would. Raises what the compiler raises."""
         made = _original_run(
             self.function, *self.arguments, grid=(1,), warmup=True, **self.keywords
         )
@@ -108,19 +106,19 @@ _original_run = jit.JITFunction.run
 
 
 def is_described(value: Any) -> bool:
-    """Whether it is a tensor with what the copy engine needs to know of it, Triton's or Gluon's."""
+    """Return whether it is a tensor descriptor, of Triton or of Gluon."""
     return is_dataclass(value) and hasattr(value, "base") and hasattr(value, "block_shape")
 
 
 def in_boxes(value: Any) -> str:
-    """What code depends on of such a tensor: what a copy takes, and how that lies."""
+    """Return what code depends on in a tensor descriptor: dtype, block, layout and padding."""
     layout = getattr(value, "layout", None)
     dtype = str(value.base.dtype).removeprefix("torch.")
     return f"boxes<{dtype},{list(value.block_shape)},{layout},{getattr(value, 'padding', '')}>"
 
 
 def _kind(value: Any, specialised: bool = True, by_alignment: bool = True) -> str:
-    """What a launch specialises on: the type, and whether the value is 1 or aligned."""
+    """Return what a launch specialises on: the type, and whether the value is 1 or aligned."""
     if isinstance(value, Pointer):
         aligned = value.data_ptr() % ALIGNMENT == 0 or not by_alignment
         return f"*{str(value.dtype).removeprefix('torch.')}{'' if aligned else '?'}"
@@ -155,7 +153,7 @@ def _pointers(value: Any) -> Any:
 
 @contextmanager
 def recording(note: Callable[[Call], None]) -> Iterator[None]:
-    """While this lasts no kernel runs; `note` gets each launch, and every configuration of it."""
+    """Let no kernel run. note: receives each launch, with every autotune configuration."""
 
     def launch(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
         arguments = tuple(map(_pointers, args))
@@ -176,7 +174,3 @@ def recording(note: Callable[[Call], None]) -> Iterator[None]:
         mock.patch.object(autotuner.Autotuner, "run", every_configuration),
     ):
         yield
-
-
-def triton_version() -> str:
-    return str(triton.__version__)

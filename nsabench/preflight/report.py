@@ -1,4 +1,4 @@
-"""The grid a person reads: kernels down, Tritons and architectures across."""
+"""Renders the results: a grid of kernels by Triton and architecture, failures, and resources."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ SEVERITY = (
 
 
 def render(compiled: Sequence[CompiledLaunch]) -> RenderableType:
-    """The grid, what failed and why, and what the kernels take."""
     parts: list[RenderableType] = [*_grids(compiled), *_unpaired(compiled), _resources(compiled)]
     problems = _problems(compiled)
     parts += [Text(""), *problems] if problems else []
@@ -41,7 +40,7 @@ def _row(launch: CompiledLaunch) -> tuple[str, str, str]:
 
 
 def _grids(compiled: Sequence[CompiledLaunch]) -> list[Table]:
-    """One grid, or one an architecture where that would be too wide for a terminal."""
+    """Return one grid, or one for each architecture if a terminal is too narrow."""
     if len({_column(c) for c in compiled}) <= MOST_COLUMNS:
         return [_grid(compiled, "launches compiled")]
     architectures = dict.fromkeys(c.architecture for c in compiled)
@@ -74,7 +73,7 @@ def _grid(compiled: Sequence[CompiledLaunch], title: str) -> Table:
 
 
 def _unpaired(compiled: Sequence[CompiledLaunch]) -> list[Text]:
-    """What the stars beside Tritons mean; nothing where there is none."""
+    """Explain the stars beside Tritons."""
     pairs = dict.fromkeys((c.torch, c.triton) for c in compiled)
     return [
         Text(f"* Triton {triton} with torch {torch} is {other}", "yellow")
@@ -104,7 +103,7 @@ def _count(compiled: Sequence[CompiledLaunch]) -> Text:
 
 
 def _resources(compiled: Sequence[CompiledLaunch]) -> Table:
-    """The most that any launch of a kernel takes, for each architecture and Triton."""
+    """Return the maxima over the launches of a kernel, for each architecture and Triton."""
     table = Table(
         title="\nmost that a launch takes", title_justify="left", box=None, pad_edge=False
     )
@@ -138,7 +137,7 @@ def _resources(compiled: Sequence[CompiledLaunch]) -> Table:
 
 
 def _problems(compiled: Sequence[CompiledLaunch]) -> list[Text]:
-    """One line for each way in which a kernel did not compile, failures first."""
+    """Return a line for each way in which a kernel did not compile, failures first."""
     seen: dict[tuple[bool, str, str, str, str, str], list[CompiledLaunch]] = {}
     for launch in compiled:
         if launch.status != Status.OK:
@@ -166,7 +165,7 @@ def _problems(compiled: Sequence[CompiledLaunch]) -> list[Text]:
 
 
 class Progress:
-    """A count that goes up on a terminal; elsewhere a line for each architecture under a Triton."""
+    """Shows a count on a terminal, and elsewhere a line for each architecture under a Triton."""
 
     def __init__(self, console: Console, say: Callable[[str], None]) -> None:
         self._status = console.status("starting") if console.is_terminal else None

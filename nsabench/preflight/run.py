@@ -1,4 +1,4 @@
-"""A preflight from end to end: versions, architectures, a pool of compilers, the rows."""
+"""Runs a preflight from end to end: versions, architectures, a pool of compilers, the rows."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from nsabench.preflight.messages import Foreign
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be compiled. No `versions`: the Triton that is installed. known: what an earlier
-    one compiled of the same content is not compiled again."""
+    """versions: empty: the installed Triton. known: use what an earlier preflight compiled."""
 
     architectures: Sequence[Architecture]
     versions: Sequence[str] = ()
@@ -42,12 +41,10 @@ def run(
     done: Callable[[CompiledLaunch], None] = lambda launch: None,
     finished: Callable[[Sequence[CompiledLaunch]], None] = lambda compiled: None,
 ) -> list[CompiledLaunch]:
-    """Compile it all; `done` hears of each row, `finished` of each architecture under a Triton.
+    """Compile everything. Several threads call `done` and `finished`.
 
-    Both are called from several threads.
-
-    Raises `EnvironmentRefused` when there is no Triton, or one cannot be installed, and
-    `UsageError` when there is nothing to compile.
+    done: receives each row. finished: receives all rows of an architecture under a Triton.
+    Raises `EnvironmentRefused` if a Triton cannot be had, `UsageError` if there is no candidate.
     """
     tasks = _tasks(order)
     cases = _cases(order)
@@ -96,7 +93,7 @@ def _tasks(order: Order) -> list[Task]:
 
 
 def installed_triton() -> str:
-    """Raises `EnvironmentRefused` when there is none; torch is asked for too."""
+    """Raises `EnvironmentRefused` if Triton or torch is not installed."""
     try:
         metadata.version("torch")
         return metadata.version("triton")

@@ -1,4 +1,4 @@
-"""Other versions of Triton, each in a folder of its own under the cache, checked by its hash."""
+"""Installs other Tritons, each into a folder of the cache, checked by its hash."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ INSTALL_LIMIT_S = 900
 
 @cache
 def locked() -> dict[str, str]:
-    """The versions in the lock, each with its requirement and hashes as pip reads them."""
+    """Return the requirement of each version, with its hashes, as pip reads it."""
     text = files("nsabench.preflight").joinpath(LOCK).read_text()
     pins = re.findall(r"^triton==([\w.]+)((?:\s*\\\n\s+--hash=\S+)+)", text, re.MULTILINE)
     return {version: f"triton=={version}{hashes}\n" for version, hashes in pins}
 
 
 def parse(given: str) -> list[str]:
-    """`3.1.0,3.6.0` as versions, `all` as all that are locked. Raises `UsageError`."""
+    """Return the versions of a list or of `all`. Raises `UsageError` for an unknown one."""
     if given == "all":
         return sorted(locked(), key=numbers)
     versions = [version.strip() for version in given.split(",") if version.strip()]
@@ -46,15 +46,12 @@ def parse(given: str) -> list[str]:
 
 
 def cache_folder() -> Path:
-    """Where versions are kept: NSABENCH_CACHE, else the user's cache folder."""
-    given = os.environ.get(CACHE_VARIABLE)
-    if given:
-        return Path(given)
-    return user_cache()
+    """Return NSABENCH_CACHE, or the user's cache folder."""
+    return Path(os.environ.get(CACHE_VARIABLE) or user_cache())
 
 
 def install(version: str) -> Path:
-    """The folder of a version, installed on first need. Raises `EnvironmentRefused`."""
+    """Return the folder of a version; install it if needed. Raises `EnvironmentRefused`."""
     requirement = locked()[version]
     tag = hashlib.sha256(f"{requirement}{sys.version_info[:2]}".encode()).hexdigest()[:8]
     folder = cache_folder() / "triton" / f"{version}-{tag}"
@@ -62,7 +59,7 @@ def install(version: str) -> Path:
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # Beside its final place, so that the last step is a rename and a reader sees all or none.
+        # Beside its final place, so that the last step is a rename.
         with tempfile.TemporaryDirectory(prefix=f".{version}-", dir=folder.parent) as temporary:
             _pip(version, requirement, Path(temporary))
             (Path(temporary) / "triton.tree").rename(folder)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+import triton
 
 from nsabench import registry
 from nsabench.assessment import labels
@@ -18,10 +19,9 @@ from nsabench.execution.worker.channel import Channel, die_with
 from nsabench.failure import Failure
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Role, Status
-from nsabench.preflight import driver, record
-from nsabench.preflight.ahead import variants
+from nsabench.preflight import pretend
 from nsabench.preflight.architectures import ARCHITECTURES, Architecture
-from nsabench.preflight.build import Call, build
+from nsabench.preflight.build import AheadCall, build, variants
 from nsabench.preflight.candidates import launches
 from nsabench.preflight.content import content
 from nsabench.preflight.messages import (
@@ -33,6 +33,7 @@ from nsabench.preflight.messages import (
     RecordLaunches,
     Trouble,
 )
+from nsabench.preflight.record import Call
 from nsabench.registry import Implementation
 
 
@@ -61,12 +62,12 @@ class Worker:
         self.architecture = architecture
         self.foreign = foreign
         self.channel = channel
-        self._calls: dict[str, Call] = {}
+        self._calls: dict[str, Call | AheadCall] = {}
         self._contents: dict[str, str] = {}
 
     def serve(self) -> None:
         self.channel.send(Step(phase="start"))
-        driver.install(self.architecture)
+        pretend.install_driver(self.architecture)
         for line in sys.stdin.buffer:
             match REQUEST.validate_json(line):
                 case RecordLaunches() as request:
@@ -84,14 +85,14 @@ class Worker:
             if f"{item.op}/{item.name}" in request.skip:
                 continue
             cases = [case for case in request.cases if case.op == item.op]
-            # What is compiled ahead is the same for every case, so that one asks for all.
-            alike = [[case] for case in cases]
+            # A kernel that is compiled ahead is the same for every case.
+            groups = [[case] for case in cases]
             if item.compile_ahead is not None:
-                alike = [cases] if cases and request.ahead else []
-            if alike:
+                groups = [cases] if cases and request.ahead else []
+            if groups:
                 step = Step(phase="recording", implementation=f"{item.op}/{item.name}")
                 self.channel.send(step)
-            for group in alike:
+            for group in groups:
                 try:
                     calls = self._calls_of(item, group[0])
                 except Failure as failure:
@@ -100,32 +101,31 @@ class Worker:
                 for key, call in calls.items():
                     if key not in self._calls:
                         self._calls[key] = call
-                        self._contents[key] = self._content(call)
+                        # It is not known what the compilers of other calls depend on.
+                        self._contents[key] = (
+                            content(call, self.architecture) if isinstance(call, Call) else ""
+                        )
                     recording.launch(item, call, group, self._contents[key])
         return RecordedLaunches(
-            triton=record.triton_version(),
+            triton=str(triton.__version__),
             torch=str(torch.__version__),
             launches=list(recording.launches.values()),
             troubles=list(recording.troubles.values()),
         )
 
-    def _content(self, call: Call) -> str:
-        """Other compilers are not asked what theirs is made of."""
-        return content(call, self.architecture) if isinstance(call, record.Call) else ""
-
-    def _calls_of(self, item: Implementation, case: Case) -> dict[str, Call]:
-        """The distinct launches of a case. Raises `Failure` when there are none."""
-        calls: Sequence[Call]
+    def _calls_of(self, item: Implementation, case: Case) -> dict[str, Call | AheadCall]:
+        """Return the distinct launches of a case. Raises `Failure` if there is none."""
+        calls: Sequence[Call | AheadCall]
         if item.compile_ahead is None:
             calls = launches(item, case, self.architecture)
         else:
-            calls = variants(item.compile_ahead, item.source, self.architecture)
+            calls = variants(item, self.architecture)
         if not calls:
             raise Failure(Status.SKIPPED, "it launches no kernel that can be compiled ahead")
         return {call.key(): call for call in calls}
 
     def _candidates(self) -> list[Implementation]:
-        """The user's, where there is a file of theirs; else all that are installed."""
+        """Return the candidates of the user's file, or all installed ones without a file."""
         kernels = self.foreign.kernels
         loaded = registry.load(kernels, ops_file=self.foreign.ops)
         candidates = [i for i in loaded if i.role is Role.CANDIDATE]
@@ -152,7 +152,9 @@ class _Recording:
         )
         self.troubles.setdefault((item.op, item.name, str(failure)), new).cases += len(cases)
 
-    def launch(self, item: Implementation, call: Call, cases: Sequence[Case], content: str) -> None:
+    def launch(
+        self, item: Implementation, call: Call | AheadCall, cases: Sequence[Case], content: str
+    ) -> None:
         key = call.key()
         new = Launch(
             key=key,

@@ -17,7 +17,7 @@ import triton.language as tl
 from triton.runtime.jit import JITFunction
 
 from nsabench.preflight import content as contents
-from nsabench.preflight import driver, record
+from nsabench.preflight import pretend, record
 from nsabench.preflight.architectures import ARCHITECTURES
 from nsabench.preflight.content import content
 from nsabench.preflight.record import Call, Pointer
@@ -170,7 +170,7 @@ def test_the_files_of_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert len(found) == 4
 
 
-@pytest.mark.parametrize("changed", [driver, record])
+@pytest.mark.parametrize("changed", [pretend, record])
 def test_our_own_modules_that_say_what_is_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: ModuleType
 ) -> None:
