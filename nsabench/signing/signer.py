@@ -97,5 +97,5 @@ def _exposures(name: str, value: str, passphrase_file: str | None) -> list[str]:
 
 
 def _is_readable_again(path: str) -> bool:
-    """Return whether `path` is a file, as opposed to a pipe that was read to its end."""
+    """A pipe that was read to its end is not readable again."""
     return Path(path).is_file() and os.access(path, os.R_OK)

@@ -94,7 +94,7 @@ def _keep_arguments(arguments: list[str], folder: Path) -> None:
 
 
 def _measure_one(arguments: Sequence[str], folder: Path, triton: Triton, show: Show) -> Measured:
-    own = folder / triton.name
+    own = folder / f"triton-{triton.version}"
     if RunFolder(own).records.is_file() and (own / MANIFEST).is_file():
         return Measured(triton, own, None)
     is_begun = RunFolder(own).journal.is_file()

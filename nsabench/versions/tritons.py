@@ -23,21 +23,13 @@ class Triton:
     folder: Path | None = None
 
     @property
-    def name(self) -> str:
-        """The name of the run folder."""
-        return f"triton-{self.version}"
-
-    @property
     def unpaired(self) -> str:
         """The Triton that the installed torch pins, if it is another one."""
         return unpaired(metadata.version("torch"), self.version)
 
 
 def in_folder(folder: Path) -> dict[str, Path]:
-    """Return the subfolders that hold a Triton, by version.
-
-    Raises `UsageError` if there is none, or one version twice.
-    """
+    """Return the subfolders that hold a Triton, by version. Raises `UsageError` without one."""
     found: dict[str, Path] = {}
     for info in sorted(folder.glob("*/triton-*.dist-info")):
         version = info.name.removeprefix("triton-").removesuffix(".dist-info")
