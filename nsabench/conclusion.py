@@ -5,13 +5,12 @@ In this order: nothing is written after the signature.
 
 from __future__ import annotations
 
-import os
 from datetime import UTC, datetime
 from pathlib import Path
 
 from nsabench.assessment import pays, threshold
 from nsabench.errors import BegunElsewhere, EnvironmentRefused, UsageError, VerificationFailed
-from nsabench.evidence.manifest import keyless, refuse_altered, seal, verify
+from nsabench.evidence.manifest import refuse_altered, seal, verify
 from nsabench.evidence.manifest.keys import refuse_revoked, revocations
 from nsabench.evidence.manifest.known import NOTHING, Known
 from nsabench.evidence.manifest.seal import MANIFEST
@@ -28,11 +27,8 @@ from nsabench.signing.signer import RUN_KEY
 def prepare() -> Signer | None:
     """The lasting key in whose name is measured, if one is named; before anything is started.
 
-    Raises `UsageError` for a bad or revoked key, `EnvironmentRefused` where sigstore is wanted and
-    missing.
+    Raises `UsageError` for a bad or revoked key.
     """
-    if keyless.is_wanted(os.environ):
-        keyless.require()
     signer = named_signer()
     if signer is not None:
         try:
@@ -95,12 +91,6 @@ def finish(finished: Finished) -> str:
             return "it was signed before, and is left as it is"
         assert finished.signer is not None
         sentence = _seal(finished, finished.signer)
-        if keyless.is_wanted(os.environ):
-            try:
-                keyless.sign(path)
-            except EnvironmentRefused:
-                (path / MANIFEST).unlink()  # so that `--resume` signs it again, in both ways
-                raise
     if finished.signer.ephemeral:
         (path / RUN_KEY).unlink(missing_ok=True)
     return sentence

@@ -10,7 +10,6 @@ import click
 
 from nsabench.cli import _options
 from nsabench.cli._say import say
-from nsabench.errors import UsageError
 from nsabench.evidence.manifest import Report, verify
 from nsabench.evidence.manifest.keys import revocations, trusted_keyids
 from nsabench.evidence.manifest.statement import Trust
@@ -31,8 +30,7 @@ from nsabench.text import shown
 @click.option(
     "--require",
     type=click.Choice([t.value for t in Trust]),
-    help="The least trust that passes. Default: ephemeral; pinned where --key is given; keyless "
-    "where --identity is.",
+    help="The least trust that passes. Default: ephemeral, and pinned where --key is given.",
 )
 @click.option(
     "--revoked",
@@ -41,16 +39,12 @@ from nsabench.text import shown
     metavar="FILE",
     help="A list of keys that do not count any more. See also NSABENCH_REVOKED_KEYS.",
 )
-@click.option("--identity", metavar="NAME", help="Who must have signed through sigstore.")
-@click.option("--issuer", metavar="URL", help="Who must have vouched for that identity.")
 @_options.as_json
 def command(
     run: Path,
     public: tuple[Path, ...],
     require: str | None,
     revoked: tuple[Path, ...],
-    identity: str | None,
-    issuer: str | None,
     as_json: bool,
 ) -> int:
     """Is a run whole and unaltered, and who says so?
@@ -60,14 +54,11 @@ def command(
 
     Example: nsabench verify results/20260101T120000Z-a1b2c3 --key signing.key.pub
     """
-    if (identity is None) != (issuer is None):
-        raise UsageError("--identity and --issuer go together", "give both or none.")
-    least = Trust.KEYLESS if identity else Trust.PINNED if public else Trust.EPHEMERAL
+    least = Trust.PINNED if public else Trust.EPHEMERAL
     report = verify(
         run,
         trusted=trusted_keyids(public),
         require=Trust(require) if require else least,
-        identity=(identity, issuer) if identity and issuer else None,
         revoked=revocations(revoked),
         begun=_say_begun,
     )

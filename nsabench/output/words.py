@@ -10,7 +10,6 @@ TRUST = {
     Trust.EPHEMERAL: "not altered since it was made; nothing shows by whom",
     Trust.UNPINNED: "not altered since its key signed it; that key is none that you trust",
     Trust.PINNED: "signed by a key that you trust",
-    Trust.KEYLESS: "signed by the identity that you named",
 }
 
 WORDS = {

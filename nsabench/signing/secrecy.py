@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 PR_SET_DUMPABLE = 4
@@ -18,7 +16,6 @@ CAP_SYS_PTRACE = 19
 # Variables that hold or name the key, and those of CI services for identity tokens.
 _PREFIXES = (
     "NSABENCH_SIGNING_KEY",
-    "SIGSTORE_ID_TOKEN",
     "ACTIONS_ID_TOKEN_REQUEST_",
     "BUILDKITE_AGENT_ACCESS_TOKEN",
 )
@@ -52,17 +49,6 @@ def is_secret(name: str) -> bool:
 def variables() -> dict[str, str]:
     """Return the secret variables, also those that were removed from the environment."""
     return {**_withheld, **{name: os.environ[name] for name in os.environ if is_secret(name)}}
-
-
-@contextmanager
-def restored() -> Iterator[None]:
-    """Put the variables back for a library that reads them. No foreign code may run meanwhile."""
-    os.environ.update(_withheld)
-    try:
-        yield
-    finally:
-        for name in _withheld:
-            os.environ.pop(name, None)
 
 
 def ancestors_with(name: str) -> list[int]:

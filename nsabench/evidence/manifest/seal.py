@@ -34,10 +34,7 @@ from nsabench.signing.keys import public_der
 from nsabench.signing.signer import RUN_KEY
 
 MANIFEST = "manifest.dsse.json"
-# A signature by identity over the same statement; made after it, so no subject of it.
-BUNDLE = "manifest.sigstore.json"
-# With what a keyless signature that was killed leaves: it spoils none of the run's files.
-NOT_SIGNED = frozenset({MANIFEST, BUNDLE, unfinished(Path(BUNDLE)).name, RUN_KEY})
+NOT_SIGNED = frozenset({MANIFEST, RUN_KEY})
 
 
 def seal(folder: Path, signer: Signer) -> Statement:
@@ -53,7 +50,6 @@ def seal(folder: Path, signer: Signer) -> Statement:
     statement = describe(folder, signer)
     with replacing(path) as temporary:
         temporary.write_bytes(dsse.sign(statement.to_json(), signer.key).to_json())
-        (folder / BUNDLE).unlink(missing_ok=True)  # it speaks of the manifest before
     return statement
 
 
@@ -66,7 +62,7 @@ def describe(folder: Path, signer: Signer) -> Statement:
         subject=[
             Subject(name=name, digest=Digest(sha256=files.sha256(folder, name)))
             for name in files.listing(folder)
-            if name not in NOT_SIGNED
+            if name != MANIFEST
         ],
         predicate=Predicate(
             run_id=plan.run_id,

@@ -29,7 +29,6 @@ class Trust(StrEnum):
     EPHEMERAL = "ephemeral"  # by a key made for this run: nothing was changed since, no more
     UNPINNED = "unpinned"  # by a key that lasts, but none that the reader trusts
     PINNED = "pinned"  # by a key that the reader trusts
-    KEYLESS = "keyless"  # by an identity that the reader named, through sigstore
 
     def reaches(self, other: Trust) -> bool:
         order = list(Trust)

@@ -19,7 +19,7 @@ from nsabench.evidence.manifest.dsse import Envelope
 from nsabench.evidence.manifest.journaled import Journaled, check_journal, read_journal
 from nsabench.evidence.manifest.keys import Revocation, refuse_revoked, revocations
 from nsabench.evidence.manifest.known import NOTHING, Known
-from nsabench.evidence.manifest.seal import BUNDLE, MANIFEST, NOT_SIGNED
+from nsabench.evidence.manifest.seal import MANIFEST
 from nsabench.evidence.manifest.statement import Predicate, Statement, Trust
 from nsabench.execution.chain import Origin
 from nsabench.model.journal import Line
@@ -94,7 +94,6 @@ def verify(
     *,
     trusted: Iterable[str] = (),
     require: Trust = Trust.EPHEMERAL,
-    identity: tuple[str, str] | None = None,
     revoked: Mapping[str, Revocation] | None = None,
     begun: Callable[[str], None] = lambda _: None,
     tables: bool = True,
@@ -103,20 +102,18 @@ def verify(
 ) -> Report:
     """Run the checks in the order of `CHECKS` and stop at the first that breaks.
 
-    `trusted`: ids of keys that make a run `pinned`. `identity`: the name and the issuer that must
-    have signed keyless. `require`: the least trust that passes; with `unsigned`, a run without a
-    manifest passes when its files agree with each other. `revoked`: keys that do not count any
-    more; None: those that NSABENCH_REVOKED_KEYS lists. `begun` is told of each check as it begins.
-    `tables`: whether both Parquet files are read, for whoever reads what is in them. `seen` is
-    handed each line of the journal, which counts for nothing before the report says so; not of a
-    merged run. `known`: the shards of a merged run, where they were verified before: what is theirs
-    to the byte is not read again.
+    trusted: ids of the keys that make a run `pinned`. require: the least trust that passes; with
+    `unsigned`, a run without a manifest passes if its files agree with each other. revoked: keys
+    that no longer count; None: those that NSABENCH_REVOKED_KEYS lists. begun: called with each
+    check as it begins. tables: whether the Parquet files are read. seen: called with each line of
+    the journal of a run that is not merged. known: the shards of a merged run that were verified
+    before; files that are theirs to the byte are not read again.
     """
     report = Report(folder)
     keyids = frozenset(trusted)
     revoked = revocations() if revoked is None else revoked
     with suppress(_Stopped):
-        _verify(report, keyids, require, identity, revoked, begun, tables, seen, known)
+        _verify(report, keyids, require, revoked, begun, tables, seen, known)
     if report.outcomes["manifest"] == "broken" and not os.path.lexists(folder / MANIFEST):
         report.resumable = _is_resumable(folder, keyids)
     return report
@@ -147,7 +144,6 @@ def _verify(
     report: Report,
     trusted: frozenset[str],
     require: Trust,
-    identity: tuple[str, str] | None,
     revoked: Mapping[str, Revocation],
     begun: Callable[[str], None],
     tables: bool,
@@ -211,7 +207,7 @@ def _verify(
         )
     run(
         "trust",
-        lambda: _trust(report, BUNDLE in names, trusted, require, identity, revoked),
+        lambda: _trust(report, trusted, require, revoked),
         lambda trust: trust.value,
     )
 
@@ -274,7 +270,7 @@ def _subjects(statement: Statement, keyid: str) -> dict[str, str]:
 
 
 def _files(digests: dict[str, str], names: list[str]) -> None:
-    there = set(names) - NOT_SIGNED
+    there = set(names) - {MANIFEST}
     for name in sorted(digests.keys() - there):
         raise VerificationFailed(f"{name} is missing")
     for name in sorted(there - digests.keys()):
@@ -307,22 +303,13 @@ def _rows(count: int) -> str:
 
 def _trust(
     report: Report,
-    bundle: bool,
     trusted: frozenset[str],
     require: Trust,
-    identity: tuple[str, str] | None,
     revoked: Mapping[str, Revocation],
 ) -> Trust:
     if report.predicate is not None:
         refuse_revoked(report.keyid, report.predicate.signed, revoked)
         report.trust = Trust.PINNED if report.keyid in trusted else report.predicate.signer.trust
-    if identity is not None:
-        from nsabench.evidence.manifest import keyless
-
-        if not bundle:
-            raise VerificationFailed(f"there is no {BUNDLE}: nobody signed by identity")
-        keyless.check(report.folder, *identity)
-        report.trust = Trust.KEYLESS
     if not report.trust.reaches(require):
         raise VerificationFailed(f"the run is {report.trust} and {require} is required")
     return report.trust

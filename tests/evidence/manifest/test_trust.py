@@ -12,7 +12,7 @@ from nsabench.assessment.tables import read_records
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest import MANIFEST, seal, verify
 from nsabench.evidence.manifest.contents import read_plan
-from nsabench.evidence.manifest.seal import BUNDLE, describe
+from nsabench.evidence.manifest.seal import describe
 from nsabench.evidence.manifest.statement import Library, Predicate, Trust
 from nsabench.model.origin import Origin
 from nsabench.model.plan import Plan
@@ -23,8 +23,7 @@ from tests.cli.conftest import Nsabench
 from tests.cli.conftest import nsabench as nsabench
 from tests.runs import Made, make_run
 
-ORDER = [Trust.UNSIGNED, Trust.EPHEMERAL, Trust.UNPINNED, Trust.PINNED, Trust.KEYLESS]
-WHO = ("someone@example.org", "https://issuer.example.org")
+ORDER = [Trust.UNSIGNED, Trust.EPHEMERAL, Trust.UNPINNED, Trust.PINNED]
 
 
 def is_(run: Path, level: Trust) -> frozenset[str]:
@@ -40,7 +39,7 @@ def is_(run: Path, level: Trust) -> frozenset[str]:
     return frozenset([signer.keyid]) if level is Trust.PINNED else frozenset()
 
 
-@pytest.mark.parametrize(("level", "required"), list(itertools.product(ORDER[:4], ORDER)))
+@pytest.mark.parametrize(("level", "required"), list(itertools.product(ORDER, ORDER)))
 def test_a_run_passes_where_its_level_is_enough(run: Path, level: Trust, required: Trust) -> None:
     trusted = is_(run, level)
     report = verify(run, trusted=trusted, require=required)
@@ -52,31 +51,8 @@ def test_a_run_passes_where_its_level_is_enough(run: Path, level: Trust, require
         assert report.broken == f"trust: the run is {level} and {required} is required"
 
 
-@pytest.mark.parametrize("level", ORDER[:4])
-def test_an_identity_that_did_not_sign(run: Path, level: Trust) -> None:
-    """Whatever key signed: who asks for an identity gets nothing less."""
-    trusted = is_(run, level)
-    for required in ORDER:
-        broken = verify(run, trusted=trusted, require=required, identity=WHO).broken
-        assert broken is not None
-        if level is not Trust.UNSIGNED:
-            assert broken == f"trust: there is no {BUNDLE}: nobody signed by identity"
-
-
-@pytest.mark.parametrize("level", ORDER[1:4])
-def test_a_bundle_that_is_none(run: Path, level: Trust) -> None:
-    """It is no part of what the key signed, so it lowers nothing, and it raises nothing."""
-    pytest.importorskip("sigstore")
-    trusted = is_(run, level)
-    for text in ("", "{}", "[]", '{"mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json"}'):
-        (run / BUNDLE).write_text(text)
-        assert verify(run, trusted=trusted).trust is level
-        broken = verify(run, trusted=trusted, identity=WHO).broken
-        assert broken is not None and broken.startswith(f"trust: {BUNDLE}"), broken
-
-
 def test_what_the_command_requires(run: Path, tmp_path: Path, nsabench: Nsabench) -> None:
-    """Without --require: ephemeral; pinned with --key; keyless with --identity."""
+    """Without --require: ephemeral, and pinned with --key."""
     passphrase = tmp_path / "passphrase"
     passphrase.write_text("long enough to be one\n")
     public = keys.generate(tmp_path / "k.key", b"long enough to be one")
@@ -93,11 +69,6 @@ def test_what_the_command_requires(run: Path, tmp_path: Path, nsabench: Nsabench
     assert signer.keyid == keys.keyid_of(public)
     seal(run, signer)
     assert nsabench("verify", run, "--key", tmp_path / "k.key.pub").returncode == 0
-    done = nsabench("verify", run, "--identity", WHO[0], "--issuer", WHO[1])
-    assert done.returncode == 4 and "nobody signed by identity" in done.stderr
-    done = nsabench("verify", run, "--identity", WHO[0])
-    assert done.returncode == 2 and "give both or none" in done.stderr
-    assert nsabench("verify", run, "--require", "keyless").returncode == 4
     (run / MANIFEST).unlink()
     assert nsabench("verify", run).returncode == 4
     assert nsabench("verify", run, "--require", "unsigned").returncode == 0
