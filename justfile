@@ -187,13 +187,8 @@ pictures run: site
 site: install
     #!/bin/sh
     set -eu
-    rm -rf results/site results/published
-    mkdir -p results/published
-    for packed in docs/results/*.tar.xz; do tar xf "$packed" -C results/published; done
-    cd results/published/*-tritons
-    "$OLDPWD/.venv/bin/nsabench" compare triton-3.6.0 triton-3.1.0 triton-3.3.1 triton-3.7.1 triton-3.9.0 --html comparison.html > comparison.txt
-    cd "$OLDPWD"
-    .venv/bin/nsabench site results/published/*-whole results/published/*-tritons/triton-* docs/results/archive --out results/site
+    rm -rf results/site
+    .venv/bin/nsabench site docs/results/archive --out results/site
 
 # Compile every kernel for other GPUs and other Tritons, with no GPU. `just preflight --help`
 preflight *arguments: install

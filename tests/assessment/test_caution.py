@@ -9,12 +9,9 @@ import pytest
 from nsabench.assessment import caution, threshold
 from nsabench.assessment.caution import beside, recalled
 from nsabench.assessment.tables import read_records
-from nsabench.evidence.archive import Archive
-from nsabench.evidence.archive.tables import records_of
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import NO_SPECIALISED, Kind, Regime, Role
 from nsabench.registry.loading import load
-from tests.published import ARCHIVE, backward_run
 from tests.runs import Made, make_run
 
 
@@ -101,17 +98,6 @@ def test_a_threshold_says_in_how_many_of_its_cases(tmp_path: Path) -> None:
     assert "caution: no specialised baseline in 8 of 16" in threshold.as_yaml([device])
 
 
-def test_a_published_run_from_before_kinds_were_recorded() -> None:
-    archive = Archive(str(ARCHIVE))
-    [run] = [r for r in archive.runs() if r.run_id == "20261122T101440Z-a3dd0a"]
-    great = [
-        r
-        for r in records_of(archive, run)
-        if (r.op, r.role) == ("decode", Role.CANDIDATE) and (r.speedup or 0.0) > 3
-    ]
-    assert great and {beside(r, r.regime) for r in great} == {NO_SPECIALISED}
-
-
 def test_what_is_recalled_is_of_what_is_not_recorded_alone(tmp_path: Path) -> None:
     for name, kind in (("a", Kind.SPECIALISED), ("b", Kind.GENERAL)):
         records = read_records(make_run(tmp_path / name, Made(kind=kind, ratio=rising)))
@@ -119,8 +105,6 @@ def test_what_is_recalled_is_of_what_is_not_recorded_alone(tmp_path: Path) -> No
     # The baseline of these rows is no general one.
     unsaid = read_records(make_run(tmp_path / "c", Made(ratio=rising)))
     assert recalled(unsaid) == unsaid
-    backward = read_records(backward_run(tmp_path))
-    assert not any(r.caution for r in recalled(backward)), "nothing there is over 3"
 
 
 def test_what_is_recalled_is_as_it_is_declared() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nsabench.assessment import labels, parquet
-from nsabench.assessment.results import assemble
+from nsabench.assessment import labels
 from nsabench.assessment.tables import RECORDS, SAMPLES, of_records, read_records, schema
 from nsabench.errors import UsageError
-from nsabench.execution import journal
-from nsabench.model.plan import Plan
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import (
     NO_SPECIALISED,
@@ -27,14 +23,8 @@ from nsabench.model.vocabulary import (
     Status,
     Verdict,
 )
-from tests.published import backward_run, whole_run
 from tests.runs import make_run
 
-# Columns that were added and follow from what was measured.
-ASSESSED = {"unproven", "time_doubt", "l2"}
-# Whose meaning has got a word since: values got one more (`alternative`, and `step`), and a first
-# call may find compiled what another's needed.
-WIDENED = ("role", "direction", "compile_s")
 # What the first version wrote of every record.
 OLDEST: dict[str, Any] = {
     "run_id": "r",
@@ -58,42 +48,9 @@ OLDEST: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("published", [backward_run, whole_run], ids=["backward", "whole"])
-def test_a_published_run_gives_the_tables_that_were_signed(
-    published: Callable[[Path], Path], tmp_path: Path
-) -> None:
-    run = published(tmp_path)
-    plan = Plan.read(run / "plan.yaml")
-    again = tmp_path / "again"
-    again.mkdir()
-    parquet.write(assemble(plan, journal.read(run / "journal.jsonl")), plan.run_id, again)
-    for name in ("records.parquet", "samples.parquet"):
-        now, signed = pq.read_table(again / name), pq.read_table(run / name)
-        _assert_unknown(now, signed)
-        now = now.select(signed.column_names)
-        for field in signed.schema:
-            if name == "samples.parquet" or field.name not in WIDENED:
-                assert now.schema.field(field.name).equals(field, check_metadata=True), field.name
-        assert now.schema.equals(signed.schema)
-        assert now.schema.metadata == signed.schema.metadata
-        assert [c for c in now.column_names if not now[c].equals(signed[c])] == []
-
-
-def _assert_unknown(now: pa.Table, signed: pa.Table) -> None:
-    """Of what columns were added for since, nothing is known of the run."""
-    added = set(now.column_names) - set(signed.column_names) - ASSESSED
-    assert all(set(now[name].to_pylist()) <= {None, ""} for name in added)
-
-
-@pytest.mark.parametrize("published", [backward_run, whole_run], ids=["backward", "whole"])
-def test_what_is_read_is_what_was_written(
-    published: Callable[[Path], Path], tmp_path: Path
-) -> None:
-    run = published(tmp_path)
-    signed = pq.read_table(run / "records.parquet")
-    read = of_records(read_records(run))
-    _assert_unknown(read, signed)
-    assert read.select(signed.column_names).equals(signed)
+def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    assert of_records(read_records(run)).equals(pq.read_table(run / "records.parquet"))
 
 
 def test_unit_and_meaning_stand_in_the_files() -> None:

@@ -10,11 +10,11 @@ from click.testing import CliRunner
 from nsabench.cli.report import command as report
 from nsabench.cli.threshold import command as threshold
 from nsabench.errors import UsageError
-from nsabench.model.plan import ImplementationInfo
+from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import Role, Runs
 from nsabench.planning import matrix, resolve
 from nsabench.registry import implementation
-from tests.published import backward_run
+from tests.runs import make_run
 
 ROWS = "op: selection_rows\naxes: {N: 2, H: 1, D: 8, L: [8, 16]%s}\n%s"
 INSTALLED = [
@@ -81,6 +81,14 @@ def test_a_folder_that_is_not_there_or_holds_no_run_is_not_unsigned(tmp_path: Pa
 
 
 def test_a_run_of_backwards_has_candidates_and_no_threshold(tmp_path: Path) -> None:
-    done = CliRunner().invoke(threshold, [str(backward_run(tmp_path))])
+    def backward(plan: Plan) -> Plan:
+        [loaded] = resolve.load_matrices(["selection_backward"])
+        case = loaded.cases[0]
+        names = tuple(i.name for i in plan.implementations)
+        planned = PlannedCase(id=case.id, case=case, implementations=names)
+        infos = [i.model_copy(update={"op": case.op}) for i in plan.implementations]
+        return plan.model_copy(update={"cases": [planned], "implementations": infos})
+
+    done = CliRunner().invoke(threshold, [str(make_run(tmp_path / "run", change=backward))])
     assert isinstance(done.exception, UsageError)
     assert "all of these cases are backward" in str(done.exception)

@@ -62,7 +62,7 @@ def describe(folder: Path, signer: Signer) -> Statement:
         subject=[
             Subject(name=name, digest=Digest(sha256=files.sha256(folder, name)))
             for name in files.listing(folder)
-            if name != MANIFEST
+            if name not in NOT_SIGNED
         ],
         predicate=Predicate(
             run_id=plan.run_id,

@@ -13,6 +13,7 @@ import tarfile
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 
 import pytest
@@ -20,9 +21,8 @@ import pytest
 from nsabench.assessment.statistics import ratio_of_independent_medians
 from nsabench.model.vocabulary import Role, Status
 from nsabench.output.compare import BAND, ComparedCell, Difference, Side, compare, read
-from tests.published import ROOT
 
-PACKED = ROOT / "tests" / "data" / "published" / "rows-on-two-hosts.tar.xz"
+PACKED = Path(__file__).parents[2] / "data" / "rows-on-two-hosts.tar.xz"
 MOST_GHOSTS = 0.02
 VERDICTS = (Difference.FASTER, Difference.SLOWER)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import pytest
 
+from nsabench import ops
 from nsabench.execution.journal import Journal
 from nsabench.execution.journal import read as read_journal
 from nsabench.model.case import Case
@@ -13,10 +16,10 @@ from nsabench.model.plan import ImplementationInfo, MatrixInfo, Plan, PlannedCas
 from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
 from nsabench.ops import Op, Shape, Work, _outside
 from nsabench.output.report import Facts, write_html, write_markdown
+from nsabench.planning.resolve import load_matrices
 from tests.output.report.browser import Browser
 from tests.output.report.conftest import make_run, timed
 from tests.output.report.test_page import CHARTS, SHOTS
-from tests.published import decode_run
 from tests.runs import first_look
 
 NAME = "block_thing"
@@ -63,8 +66,6 @@ def block_thing(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def run_of_it(block_thing: None, tmp_path: Path) -> Path:
     """A run of the usual op and of this one, whose candidate's backward crashes at times."""
-    folder = make_run(tmp_path / "a-run")
-    plan = Plan.read(folder / "plan.yaml")
     cases = [
         Case(
             op=NAME,
@@ -81,9 +82,16 @@ def run_of_it(block_thing: None, tmp_path: Path) -> Path:
         for direction in (Direction.FORWARD, Direction.BACKWARD)
         for distribution in BlockThing.distributions
     ]
+    return run_with(tmp_path / "a-run", cases)
+
+
+def run_with(folder: Path, cases: Sequence[Case]) -> Path:
+    """A run of the usual op, and of more cases of another one."""
+    plan = Plan.read(make_run(folder) / "plan.yaml")
     names = (("fused", Role.CANDIDATE), ("gather", Role.BASELINE))
+    [op] = {case.op for case in cases}
     infos = [
-        ImplementationInfo(op=NAME, name=name, role=role, devices=(Runs.CUDA,), source="a test")
+        ImplementationInfo(op=op, name=name, role=role, devices=(Runs.CUDA,), source="a test")
         for name, role in names
     ]
     plan.model_copy(
@@ -98,7 +106,7 @@ def run_of_it(block_thing: None, tmp_path: Path) -> Path:
     ).write(folder / "plan.yaml")
     journal = Journal(folder / "journal.jsonl")
     for case in cases:
-        ms = 0.5 + case.shape["T"] / 1000
+        ms = 0.5 + ops.get(case.op).length(ops.sizes(case)) / 1000
         fused = timed("fused", ms / 2)
         if case.direction is Direction.BACKWARD and case.distribution == "local":
             crashed = {"implementation": "fused", "status": Status.CRASHED, "reason": "signal 11"}
@@ -146,8 +154,21 @@ def test_it_is_told_as_text(run_of_it: Path, tmp_path: Path) -> None:
 
 def test_rows_of_many_sizes_are_told_apart(browser: Browser, tmp_path: Path) -> None:
     """The branches of a decode step were cut off the ends of their names."""
-    published = decode_run(tmp_path)
-    browser.open(write_html(Facts.read(published), tmp_path), width=1200)
+    [case] = load_matrices(["decode_step"])[0].cases[:1]
+    sizes = {
+        "B": (1, 8),
+        "HQ": (64, 32),
+        "block": (32, 64),
+        "n_selected": (16, 8),
+        "window": (8, 9),
+    }
+    cases = [
+        case.model_copy(update={"shape": {**case.shape, **dict(zip(sizes, values, strict=True))}})
+        for values in product(*sizes.values())
+    ]
+    run = run_with(tmp_path / "a-run", cases)
+    browser.open(write_html(Facts.read(run), tmp_path), width=1200)
+    browser.choose("filter-candidate", "fused")
     names = [text for text in browser.texts("heat") if text.startswith("HQ")]
     assert len(names) == len(set(names)) > 20
     assert not [name for name in names if name.endswith("…")]

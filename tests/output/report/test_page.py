@@ -11,7 +11,6 @@ import pytest
 from nsabench.model.vocabulary import Kind
 from nsabench.output.report import Facts, write_html
 from tests.output.report.browser import Browser
-from tests.published import decode_run
 from tests.runs import Made, make_run
 
 MOST_BYTES = 1_500_000
@@ -256,17 +255,6 @@ def test_samples_are_drawn_about_their_medians(tmp_path: Path, browser: Browser)
     ticks = [t for t in browser.texts("samples") if t.startswith(("+", "−")) and t.endswith("%")]
     assert len(ticks) >= 2
     assert all(abs(float(t[1:-1])) <= 50 for t in ticks), "a slow arm presses none together"
-
-
-def test_each_decision_of_a_card_names_its_op(tmp_path: Path) -> None:
-    """A run of the op `decode` is decided branch by branch: answers of five ops, on the device and
-    in graphs."""
-    page = write_html(Facts.read(decode_run(tmp_path)), tmp_path).read_text()
-    card = page[page.index('<article class="card">') : page.index("</article>")]
-    answers = re.findall(r'<p class="answer">(.*?)</p>', card)
-    assert all("<code>decode_" in answer for answer in answers)
-    assert len(answers) == 10 and len({answer.split("</code>")[0] for answer in answers}) == 5
-    assert "decode, decode" not in page[: page.index("<main")]
 
 
 def test_who_signed_stands_on_the_first_screen(page: Path, browser: Browser) -> None:
