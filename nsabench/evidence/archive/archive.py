@@ -26,7 +26,6 @@ from nsabench.evidence.manifest.statement import Predicate, Statement, Trust
 from nsabench.evidence.manifest.verify import signed
 
 TABLES = ("records", "samples", "bursts")
-LATER = frozenset({"bursts"})  # runs of earlier versions were signed without
 MOST_ROWS = {"records": limits.RECORDS, "samples": limits.SAMPLES, "bursts": limits.SAMPLES}
 READERS = 16  # requests that are under way at once
 
@@ -49,11 +48,6 @@ class ArchivedRun:
     @property
     def run_id(self) -> str:
         return self.statement.predicate.run_id
-
-    @property
-    def tables(self) -> list[str]:
-        """Those that it has: of the ones that came later, those that it was signed with."""
-        return _tables_of(self.statement.predicate)
 
     def digest(self, table: str) -> str:
         """Raises `VerificationFailed` when the run was signed without it."""
@@ -102,7 +96,7 @@ class Archive:
             if name.endswith(f"/run={predicate.run_id}/{MANIFEST}") and name != prefix + MANIFEST:
                 self._refuse_another(predicate.run_id)
         tables = {}
-        for table in _tables_of(predicate):
+        for table in TABLES:
             data = bounds.read(run / f"{table}.parquet", limits.TABLE)
             digest = hashlib.sha256(data).hexdigest()
             if digest != report.digests[f"{table}.parquet"]:
@@ -184,7 +178,7 @@ class Archive:
         refuse_revoked(keyid, predicate.signed, revoked)
         if not trust.reaches(require):
             raise VerificationFailed(f"it is {trust} and {require} is required")
-        for table in run.tables:
+        for table in TABLES:
             found = self._look(run, table, stamps, seen)
             _agree(predicate, table, getattr(predicate, table), found)
             if table == "records":
@@ -211,11 +205,7 @@ class Archive:
         return found
 
 
-def _tables_of(predicate: Predicate) -> list[str]:
-    return [t for t in TABLES if t not in LATER or getattr(predicate, t) is not None]
-
-
-def _agree(predicate: Predicate, table: str, rows: int | None, found: Table) -> None:
+def _agree(predicate: Predicate, table: str, rows: int, found: Table) -> None:
     """Raises `VerificationFailed` when the summary says another thing than the table."""
     if found.rows != rows:
         raise VerificationFailed(f"{table}.parquet has {found.rows} rows, signed are {rows}")

@@ -76,16 +76,11 @@ def describe(folder: Path, signer: Signer) -> Statement:
             environment=brief_environment(folder / "environment.json"),
             records=table.num_rows,
             samples=pq.read_metadata(folder / "samples.parquet").num_rows,
-            bursts=_rows_of(folder / "bursts.parquet"),
+            bursts=pq.read_metadata(folder / "bursts.parquet").num_rows,
             controls_caught=controls_caught(_outcomes(table)),
             results_schema=SCHEMA_VERSION,
         ),
     )
-
-
-def _rows_of(path: Path) -> int | None:
-    """None: there is no such table, in a run that was finished before it was kept."""
-    return pq.read_metadata(path).num_rows if path.exists() else None
 
 
 def _controls(path: Path) -> pa.Table:

@@ -72,8 +72,8 @@ class PlanBrief(Part):
     shard: str
     matrices: dict[str, str]  # name -> sha256
     kernels_sha256: str
-    ops_sha256: str | None = None  # None: of a manifest made before it was named here
-    packages: dict[str, Library] | None = None  # by name, those that were there; None: likewise
+    ops_sha256: str
+    packages: dict[str, Library]  # by name, those that were installed
     cases: Count
     shards: dict[RunId, Sha256] = {}  # of a merged run: the sha256 of the manifest of each
 
@@ -102,7 +102,7 @@ class Predicate(Part):
     environment: EnvironmentBrief
     records: Count  # rows of records.parquet
     samples: Count  # rows of samples.parquet
-    bursts: Count | None = None  # rows of bursts.parquet; None: of a run that has none
+    bursts: Count  # rows of bursts.parquet
     controls_caught: bool  # False: a control was missed, and the run decides nothing
     results_schema: Count
 

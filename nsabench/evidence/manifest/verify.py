@@ -203,7 +203,7 @@ def _verify(
         run(
             "bursts",
             lambda: contents.check_bursts(folder, plan, predicate, records, journaled.bursts),
-            lambda count: _rows(count) if "bursts.parquet" in names else "there is no such table",
+            _rows,
         )
     run(
         "trust",
@@ -263,7 +263,8 @@ def _subjects(statement: Statement, keyid: str) -> dict[str, str]:
     for name in digests:
         if not files.is_safe(name):
             raise VerificationFailed(f"the statement names {name[:200]!r}, which no run holds")
-    for needed in ("plan.yaml", "journal.jsonl", "records.parquet", "samples.parquet"):
+    tables = ("records.parquet", "samples.parquet", "bursts.parquet")
+    for needed in ("plan.yaml", "journal.jsonl", *tables):
         if needed not in digests:
             raise VerificationFailed(f"the statement does not speak of {needed}")
     return digests

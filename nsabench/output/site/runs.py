@@ -170,17 +170,14 @@ def _of_archive(archive: Archive, run: ArchivedRun) -> SiteRun:
         records,
         decisions,
         downloads=[
-            *(
-                (f"{table}.parquet", quote(f"{ARCHIVE}/{run.object(table)}"))
-                for table in run.tables
-            ),
+            *((f"{table}.parquet", quote(f"{ARCHIVE}/{run.object(table)}")) for table in TABLES),
             (MANIFEST, quote(f"{ARCHIVE}/{run.prefix}{MANIFEST}")),
         ],
     )
 
 
 def _copy(archive: Archive, run: ArchivedRun, to: Path) -> None:
-    objects = [(run.object(table), limits.TABLE) for table in run.tables]
+    objects = [(run.object(table), limits.TABLE) for table in TABLES]
     for name, most in [*objects, (run.prefix + MANIFEST, limits.MANIFEST)]:
         path = to / name
         path.parent.mkdir(parents=True, exist_ok=True)
