@@ -1,4 +1,8 @@
-"""SQL over an archive, its tables and views of runs and of what pays, through DuckDB."""
+"""SQL over the tables of an archive, and over views of its runs and of what pays, through DuckDB.
+
+DuckDB is opened without access to files, extensions or the network, and its configuration is
+locked before the question is asked. It reads the tables through Arrow.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,9 @@ from tempfile import TemporaryDirectory
 from threading import Timer
 
 import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.parquet as pq
 
-from nsabench.assessment.tables import BURSTS, schema
 from nsabench.bounds import limits
 from nsabench.bounds.content import size
 from nsabench.errors import EnvironmentRefused, UsageError, VerificationFailed
@@ -25,22 +30,15 @@ try:
 except ImportError as error:
     raise EnvironmentRefused("a query needs duckdb, which is not installed", _INSTALL) from error
 
-from nsabench.evidence.archive.question import views_of
-
-MEMORY = 512 * limits.MIB  # of DuckDB; the answer has as much again
+MEMORY = 512 * limits.MIB  # for DuckDB, and as much again for the answer
 PATIENCE_S = 60.0
 _BATCH = 10_000
-# In this order: what comes last keeps the rest as it is.
-_SETTINGS = (
-    f"SET memory_limit = '{MEMORY // limits.MIB}MiB'",
-    "SET temp_directory = ''",
-    "SET autoinstall_known_extensions = false",
-    "SET autoload_known_extensions = false",
-    "SET allow_community_extensions = false",
-    "SET python_enable_replacements = false",
-    "SET enable_external_access = false",
-    "SET lock_configuration = true",
-)
+_CONFIGURATION: dict[str, str | bool | int | float | list[str]] = {
+    "enable_external_access": False,
+    "memory_limit": f"{MEMORY // limits.MIB}MiB",
+    "python_enable_replacements": False,
+    "temp_directory": "",
+}
 
 
 def query(
@@ -50,41 +48,19 @@ def query(
     *,
     patience_s: float = PATIENCE_S,
 ) -> pa.Table:
-    """The answer. Columns that older runs do not have are null there.
+    """Return the answer. Columns that some runs do not have are null for those runs.
 
-    runs: those that are asked about, of a survey; without, all sound ones. Raises `UsageError` when
-    it reads anything but the views, when DuckDB does not accept it, and when it takes too much.
+    runs: of a survey, those to ask about; None: all sound runs. Raises `UsageError` if the archive
+    holds no runs, DuckDB refuses the question, or the answer takes too much time or memory.
     """
-    views = views_of(sql)
     runs = archive.runs() if runs is None else runs
-    if not runs and views:
+    if not runs:
         raise UsageError(f"{archive.store.location} holds no runs", "add one: archive add RUN.")
-    with duckdb.connect() as connection, TemporaryDirectory() as scratch:
+    with duckdb.connect(config=_CONFIGURATION) as connection, TemporaryDirectory() as scratch:
         interrupt = Timer(patience_s, connection.interrupt)
         try:
-            # A view and each question to it read the footer of every file; once is enough.
-            connection.execute("SET parquet_metadata_cache = true")
-            # Only what the query means is opened: a view reads the schema of every file.
-            files = {
-                table: _files(archive, runs, table, Path(scratch))
-                for table in TABLES
-                if table in views
-            }
-            connection.execute("SET allowed_paths = $1", [[p for f in files.values() for p in f]])
-            if "runs" in views:
-                connection.register("runs", _runs(runs))
-            if "pays" in views:
-                own = files.get("records") or _files(archive, runs, "records", Path(scratch))
-                connection.register("pays", payments.table(zip(runs, map(Path, own), strict=True)))
-            for table, paths in files.items():
-                if not paths:  # none of the runs has it
-                    connection.register(table, schema(BURSTS).empty_table())
-                    continue
-                connection.read_parquet(
-                    paths, union_by_name=True, hive_partitioning=False
-                ).create_view(table)
-            for setting in _SETTINGS:
-                connection.execute(setting)
+            _register(connection, archive, sql, runs, Path(scratch))
+            connection.execute("SET lock_configuration = true")
             interrupt.start()
             return _answer(connection, sql)
         except duckdb.InterruptException:
@@ -101,10 +77,34 @@ def query(
             interrupt.cancel()
 
 
+def _register(
+    connection: duckdb.DuckDBPyConnection,
+    archive: Archive,
+    sql: str,
+    runs: Sequence[ArchivedRun],
+    scratch: Path,
+) -> None:
+    """Make the views that the question names. The others may have to be fetched, and are not."""
+    connection.register("runs", _runs(runs))
+    named = sql.lower()
+    for table in TABLES:
+        if table in named:
+            paths = _files(archive, runs, table, scratch)
+            schemas = [pq.read_schema(path) for path in paths]
+            schema = pa.unify_schemas(schemas, promote_options="default")
+            dataset = pyarrow.dataset.dataset(paths, schema=schema, format="parquet")
+            connection.register(table, dataset)
+    if "pays" in named:
+        records = _files(archive, runs, "records", scratch)
+        connection.register("pays", payments.table(zip(runs, map(Path, records), strict=True)))
+
+
 def _answer(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
-    """Batch by batch: an answer of any size can be asked for in a few words."""
+    """Fetch the answer in batches, since a few words can ask for an answer of any size."""
     answer = connection.sql(sql)
-    # As it is called from 2.0 on, and before.
+    if answer is None:
+        raise UsageError("the query has no answer", "ask with SELECT.")
+    # DuckDB 2.0 renamed the method.
     read = getattr(answer, "to_arrow_reader", None) or answer.fetch_arrow_reader
     reader = read(_BATCH)
     batches, taken = [], 0
@@ -117,18 +117,18 @@ def _answer(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
 
 
 def _files(archive: Archive, runs: Sequence[ArchivedRun], table: str, scratch: Path) -> list[str]:
-    """A table of all runs, as files that can be opened in place."""
+    """Return the file of a table of each run. Files of a bucket are copied to `scratch`."""
 
     def file(run: ArchivedRun) -> str:
         name = run.object(table)
         path = archive.store.as_file(name, scratch, limits.TABLE)
-        # A copy is made after the survey, and another object may have been put there since.
+        # The copy is made after the survey, and the object may have been exchanged since.
         if archive.store.folder is None and sha256(path) != run.digest(table):
             raise VerificationFailed(f"{name} was changed after the signature")
         return str(path)
 
     with ThreadPoolExecutor(READERS) as pool:
-        return list(pool.map(file, (run for run in runs if table in run.tables)))
+        return list(pool.map(file, runs))
 
 
 def _runs(runs: Sequence[ArchivedRun]) -> pa.Table:
@@ -154,7 +154,7 @@ def _runs(runs: Sequence[ArchivedRun]) -> pa.Table:
                 **p.environment.model_dump(exclude={"commits"}),
                 "commit": p.environment.commits.get("nsabench"),
                 "kernels_commit": p.environment.commits.get("kernels"),
-                # Empty for a torch and a Triton that belong together.
+                # Empty if the torch and the Triton belong together.
                 "unpaired": belongs(p.environment.torch, p.environment.triton),
             }
         )

