@@ -192,7 +192,7 @@ def make_run(
     made = made or Made()
     folder.mkdir(parents=True, exist_ok=True)
     plan = change(make_plan(made))
-    plan.write(folder / "plan.yaml")
+    plan.write(folder / "plan.json")
     (folder / "environment.json").write_text(_environment(made.gpu, made.torch))
     (folder / "logs").mkdir(exist_ok=True)
     (folder / "logs" / f"{plan.cases[0].id}.log").write_text("a line\n")

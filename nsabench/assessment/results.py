@@ -239,7 +239,7 @@ def belongs(plan: Plan, contents: Contents) -> None:
     elif any(
         line.plan_sha256 not in ("", plan.openings[line.run_id]) for line in contents.openings
     ):
-        wrong = "was written under another plan than plan.yaml holds now"
+        wrong = "was written under another plan than plan.json holds now"
     for entry in contents.entries:
         if not {o.implementation for o in entry.outcomes} <= names.get(entry.case_id, set()):
             wrong = f"holds case {entry.case_id}, which is not in the plan like that"
@@ -248,7 +248,7 @@ def belongs(plan: Plan, contents: Contents) -> None:
             wrong = f"says that case {begun.case_id} was begun, which is not in the plan like that"
     if wrong:
         raise UsageError(
-            f"the journal {wrong}: plan.yaml and journal.jsonl do not belong together",
+            f"the journal {wrong}: plan.json and journal.jsonl do not belong together",
             "restore the run folder, or start a new run.",
         )
 

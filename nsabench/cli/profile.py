@@ -50,7 +50,7 @@ def command(
     Example: nsabench profile results/rows 25b3bbb3bf1c mine --script alone.py
     """
     admit(run)
-    plan = Plan.read(run / "plan.yaml")
+    plan = Plan.read(run / "plan.json")
     planned = _case(plan, case)
     info = _implementation(plan, planned, implementation)
     if script is not None:

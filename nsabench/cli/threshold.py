@@ -102,7 +102,7 @@ def command(
 
 
 def _none_is_forward(paths: tuple[Path, ...]) -> bool:
-    cases = [c.case for p in paths if p.is_dir() for c in Plan.read(p / "plan.yaml").cases]
+    cases = [c.case for p in paths if p.is_dir() for c in Plan.read(p / "plan.json").cases]
     return bool(cases) and all(case.direction is not Direction.FORWARD for case in cases)
 
 
@@ -144,7 +144,7 @@ def _evidence(paths: tuple[Path, ...], gpu: str | None, narrowed: Narrowed) -> l
 
 def _say_otherwise(run: Path, evidence: Evidence) -> None:
     """On standard error: what is printed may be read by a program."""
-    plan = Plan.read(run / "plan.yaml")
+    plan = Plan.read(run / "plan.json")
     otherwise = threshold.said_otherwise(run, plan, threshold.decide_all([evidence], plan.margin))
     if otherwise:
         say(f"nsabench: {otherwise}", err=True)

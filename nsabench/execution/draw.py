@@ -14,7 +14,7 @@ def main(run: Path, case_id: str, file: Path) -> None:
     """What is drawn is what the run drew first, if this machine has the device of the run."""
     import torch
 
-    plan = Plan.read(run / "plan.yaml")
+    plan = Plan.read(run / "plan.json")
     if plan.ops:
         ops.load_file(Path(plan.ops), plan.ops_sha256)
     case = plan.by_id[case_id].case

@@ -25,7 +25,7 @@ class RunFolder:
 
     @property
     def plan(self) -> Path:
-        return self.path / "plan.yaml"
+        return self.path / "plan.json"
 
     @property
     def journal(self) -> Path:

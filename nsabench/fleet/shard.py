@@ -96,7 +96,7 @@ def admit(folder: Path, trusted: Iterable[str], require: Trust) -> Shard:
         info=MergedShard(
             run_id=plan.run_id,
             shard=plan.shard,
-            plan_sha256=report.digests["plan.yaml"],
+            plan_sha256=report.digests["plan.json"],
             environment_sha256=report.digests["environment.json"],
             journal_sha256=report.digests["journal.jsonl"],
             manifest_sha256=files.sha256(folder, MANIFEST),

@@ -66,7 +66,7 @@ class Header(Linked):
 
     kind: Literal["header"] = "header"
     run_id: str
-    plan_sha256: str = ""  # of plan.yaml; empty in journals written before it was recorded
+    plan_sha256: str = ""  # of plan.json; empty in journals written before it was recorded
     environment_sha256: str = ""  # of environment.json; empty where it was not recorded
     # The version of every distribution that brings implementations.
     distributions: dict[str, str] = {}

@@ -10,12 +10,10 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, Literal, Self
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from nsabench import bounds
 from nsabench.bounds import limits
-from nsabench.bounds import yaml as bounded_yaml
 from nsabench.errors import UsageError
 from nsabench.files import whole
 from nsabench.model.case import Case
@@ -26,10 +24,7 @@ from nsabench.model.run_id import RunId
 from nsabench.model.source import Source
 from nsabench.model.version import __version__
 from nsabench.model.vocabulary import MARGIN, Direction, Kind, Mode, Role, Runs
-from nsabench.processes import each
 
-_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # a large plan takes the other seconds
-TOGETHER = 64  # cases that are made YAML of in one go
 Device = Literal["cuda", "cpu"]
 
 
@@ -112,11 +107,10 @@ class MergedShard(BaseModel):
 
 
 class Plan(BaseModel):
-    """Everything that decides what a run measures. Written to `plan.yaml` before the first case."""
+    """Everything that decides what a run measures. Written to `plan.json` before the first case."""
 
     model_config = ConfigDict(frozen=True)
 
-    schema_version: int = 1
     run_id: RunId
     created: Moment
     nsabench: str = __version__
@@ -229,8 +223,8 @@ class Plan(BaseModel):
 
     @property
     def sha256(self) -> str:
-        """Of `plan.yaml`, to the byte: the journal of the run holds it."""
-        return self._sha256 or hashlib.sha256(self._content or self._as_yaml()).hexdigest()
+        """Of `plan.json`, to the byte: the journal of the run holds it."""
+        return self._sha256 or hashlib.sha256(self._content or self._as_json()).hexdigest()
 
     def _binds_its_op(self) -> bool:
         """Whether the file of the op has a digest: without, any code could stand there by now."""
@@ -238,24 +232,17 @@ class Plan(BaseModel):
             re.fullmatch(r"[0-9a-f]{64}", self.ops_sha256)
         ) and self.ops_sha256 == self.sources.get(Source.of_digest(Path(self.ops), self.ops_sha256))
 
-    def _as_yaml(self) -> bytes:
-        content = self.model_dump(mode="json")
-        cases = content.pop("cases")  # last, and of a merged run very many
-        parts = [cases[at : at + TOGETHER] for at in range(0, len(cases), TOGETHER)]
-        text = _dumped(content) + ("cases:\n" if cases else "cases: []\n")
-        return "".join([text, *each(_dumped, parts)]).encode()
+    def _as_json(self) -> bytes:
+        return self.model_dump_json(indent=1).encode() + b"\n"
 
     def write(self, path: Path) -> None:
-        """Whoever looks sees a whole plan or none. Raises `UsageError` for one that is too large to
-        be read again."""
-        self._content = self._as_yaml()
-        try:
-            bounded_yaml.refuse_large(self._content, limits.PLAN, limits.PLAN_NODES)
-        except bounds.OutOfBounds as error:
+        """Write the file in one step. Raises `UsageError` for a plan that `read` would refuse."""
+        self._content = self._as_json()
+        if len(self._content) > limits.PLAN:
             raise UsageError(
-                f"the plan of these {len(self.cases)} cases {error}, and could not be read again",
+                f"the plan of these {len(self.cases)} cases has more than {limits.PLAN} bytes",
                 "measure them in several runs: split the matrix, or merge fewer shards at once.",
-            ) from None
+            )
         whole(path, self._content)
 
     @classmethod
@@ -264,7 +251,7 @@ class Plan(BaseModel):
         try:
             # A copy: who writes it anew, as this version does, alters no other that was read.
             plan = _read(bounds.read(path, limits.PLAN)).model_copy()
-        except (OSError, yaml.YAMLError, ValueError) as error:
+        except (OSError, ValueError) as error:
             raise UsageError(
                 f"{path} is not the plan of a run: {_why(error)}",
                 "give the folder that nsabench made.",
@@ -289,14 +276,9 @@ class Plan(BaseModel):
 
 @lru_cache(maxsize=1)  # what was just sealed is verified next, and may be large
 def _read(content: bytes) -> Plan:
-    plan = Plan.model_validate(bounded_yaml.load(content, limits.PLAN, limits.PLAN_NODES))
+    plan = Plan.model_validate_json(content)
     plan._content = content
     return plan
-
-
-def _dumped(content: Any) -> str:
-    text: str = yaml.dump(content, Dumper=_DUMPER, sort_keys=False, width=100)
-    return text
 
 
 def _why(error: Exception) -> str:

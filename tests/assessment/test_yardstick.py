@@ -39,9 +39,9 @@ def test_the_yardstick_is_the_same_in_all_cases(tmp_path: Path) -> None:
     """The one that runs along is 20 times as fast."""
     made = FAST
     run = make_run(tmp_path / "run", made)
-    records = assemble(Plan.read(run / "plan.yaml"), journal.read(run / "journal.jsonl")).records
+    records = assemble(Plan.read(run / "plan.json"), journal.read(run / "journal.jsonl")).records
     assert {r.best_baseline for r in records if r.role is Role.CANDIDATE} == {"flex_attention"}
-    plan = in_the_first(Plan.read(run / "plan.yaml"))
+    plan = in_the_first(Plan.read(run / "plan.json"))
     contents = journal.read(run / "journal.jsonl")
     for entry in contents.entries:
         names = plan.by_id[entry.case_id].implementations
@@ -57,7 +57,7 @@ def test_the_yardstick_is_the_same_in_all_cases(tmp_path: Path) -> None:
 
 
 def test_what_is_timed_apart_is_what_a_candidate_is_held_to(tmp_path: Path) -> None:
-    plan = in_the_first(Plan.read(make_run(tmp_path / "run", FAST) / "plan.yaml"))
+    plan = in_the_first(Plan.read(make_run(tmp_path / "run", FAST) / "plan.json"))
     plan = plan.model_copy(update={"sources": {"y": "1"}})
     infos = [
         i.model_copy(update={"source": "x" if i.role is Role.CANDIDATE else "y"})

@@ -32,7 +32,7 @@ def rewrites_the_journal(q, k, v, sm_scale):
 
 @attack("crashed", DENIED)
 def reads_the_plan(q, k, v, sm_scale):
-    Path(os.environ["NSABENCH_TEST_RUN"], "plan.yaml").read_text()
+    Path(os.environ["NSABENCH_TEST_RUN"], "plan.json").read_text()
 
 
 @attack("crashed", DENIED)

@@ -200,7 +200,7 @@ def _asked(session: pytest.Session) -> set[Attack]:
 def measured(plan: Plan, folder: Path) -> Attacked:
     """Each case in a worker of its own, as if nobody had attacked before."""
     (folder / "logs").mkdir(parents=True)
-    plan.write(folder / "plan.yaml")
+    plan.write(folder / "plan.json")
     cells = first_look.cells(plan, dict)
     with closing(Journal(folder / "journal.jsonl")) as journal:
         software, device = {"torch": "2"}, {"type": plan.device}

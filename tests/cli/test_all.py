@@ -31,7 +31,7 @@ def cells(run: Path) -> set[tuple[str, str]]:
 
 
 def planned(run: Path) -> set[tuple[str, str]]:
-    plan = Plan.read(run / "plan.yaml")
+    plan = Plan.read(run / "plan.json")
     return {(c.id, name) for c in plan.cases for name in c.implementations}
 
 
@@ -247,10 +247,10 @@ def edit(path: Path, old: str, new: str) -> None:
 
 def test_a_run_whose_plan_was_changed_goes_no_further(run: Path, nsabench: Nsabench) -> None:
     """Tolerances and timing are no part of a case's id: only the journal binds them."""
-    edit(run / "plan.yaml", "mae: 0.001", "mae: 0.5")
+    edit(run / "plan.json", '"mae": 0.001', '"mae": 0.5')
     done = nsabench("audit", run)
     assert done.returncode == 4
-    assert "plan.yaml was changed after the signature" in done.stderr
+    assert "plan.json was changed after the signature" in done.stderr
     (run / "manifest.dsse.json").unlink()
     for arguments in (("all", "--resume", run), ("audit", run)):
         done = nsabench(*arguments)
@@ -258,7 +258,7 @@ def test_a_run_whose_plan_was_changed_goes_no_further(run: Path, nsabench: Nsabe
         assert "under another plan" in done.stderr
     done = nsabench("verify", run, "--require", "unsigned")
     assert done.returncode == 4
-    assert "sha256 of plan.yaml" in done.stderr
+    assert "sha256 of plan.json" in done.stderr
 
 
 MINE = """

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 
 from nsabench.cli import _open
 from tests.cli.conftest import TINY, Nsabench
@@ -41,7 +40,7 @@ def test_a_run_is_told_as_lines_of_json(tmp_path: Path, nsabench: Nsabench) -> N
     assert result["event"] == "finished"
     # 1: a time came out odd on a busy machine.
     assert result["exit_code"] == done.returncode and done.returncode in (0, 1), done.stderr
-    assert result["run_id"] == yaml.safe_load((run / "plan.yaml").read_text())["run_id"]
+    assert result["run_id"] == json.loads((run / "plan.json").read_text())["run_id"]
     [mine] = result["candidates"]
     assert (mine["implementation"], mine["status"], mine["length"]) == ("mine", "ok", 16)
     assert result["thresholds"]["decisions"][0]["candidate"] == "mine"

@@ -38,7 +38,7 @@ def test_a_script_calls_it_on_the_inputs_of_the_run(tmp_path: Path, nsabench: Ns
         *("--where", "L=16"),
     )
     complete(done)
-    [planned] = Plan.read(tmp_path / "run" / "plan.yaml").cases
+    [planned] = Plan.read(tmp_path / "run" / "plan.json").cases
     done = nsabench("profile", "run", planned.id[:8], "mine", "--script", "alone.py")
     assert done.stdout.splitlines() == ["alone.py", "alone.pt"], done.stderr
     script = tmp_path / "alone.py"

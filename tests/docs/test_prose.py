@@ -15,7 +15,7 @@ MOST_LINES = 300
 
 def is_page(path: Path) -> bool:
     """Written by a person: not a report that lies in the folder of a run."""
-    return not any((folder / "plan.yaml").exists() for folder in path.parents)
+    return not any((folder / "plan.json").exists() for folder in path.parents)
 
 
 PAGES = sorted(

@@ -115,11 +115,11 @@ def test_no_file_that_a_strangers_plan_names_is_executed(tmp_path: Path, journal
     digest = sha256(code.encode())
 
     folder = make_run(tmp_path / "run", DONE, signer=STRANGER)
-    plan = Plan.read(folder / "plan.yaml")
+    plan = Plan.read(folder / "plan.json")
     sources = {**plan.sources, Source.of_digest(op, digest): digest}
     named = {"ops": str(op), "ops_sha256": digest, "sources": sources}
     plan = plan.model_copy(update=named)
-    plan.write(folder / "plan.yaml")
+    plan.write(folder / "plan.json")
     if journaled == "nothing":
         (folder / "journal.jsonl").write_bytes(b"")
     else:

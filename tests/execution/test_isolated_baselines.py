@@ -63,7 +63,7 @@ def first_looked(folder: Path, *more: str) -> tuple[Plan, Contents]:
     contents = journal.read(folder / "journal.jsonl")
     for header in contents.headers:
         header.plan_sha256 = ""
-    return with_baselines(Plan.read(folder / "plan.yaml"), *more), contents
+    return with_baselines(Plan.read(folder / "plan.json"), *more), contents
 
 
 class Alone:
@@ -186,7 +186,7 @@ def test_a_winner_whose_baselines_all_come_with_it_says_so(tmp_path: Path) -> No
     contents = journal.read(tmp_path / "journal.jsonl")
     for header in contents.headers:
         header.plan_sha256 = ""
-    plan = Plan.read(tmp_path / "plan.yaml")
+    plan = Plan.read(tmp_path / "plan.json")
     plan = plan.model_copy(update={"sources": {plan.implementations[0].source: "a"}})
     judgements = assess(plan, contents).judgements(contents).values()
     assert {j.verdict for j in judgements} == {Verdict.FASTER}
@@ -398,7 +398,7 @@ def test_a_best_baseline_that_a_check_rejects_apart_leaves_the_question_open(
 ) -> None:
     made = replace(ONE, ceilings=Ceilings(copy_gb_s=4250))
     make_run(tmp_path, made)
-    plan = with_baselines(Plan.read(tmp_path / "plan.yaml"))
+    plan = with_baselines(Plan.read(tmp_path / "plan.json"))
     contents = journal.read(tmp_path / "journal.jsonl")
     for entry in contents.of(PassName.FIRST_LOOK):
         outcome = timed("sdpa_gqa", median_ms, made, np.random.default_rng(0))

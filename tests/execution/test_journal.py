@@ -106,7 +106,7 @@ def test_ceilings_of_a_run_that_was_resumed_are_the_best_and_its_timer_the_worst
     found = contents.ceilings
     assert (found.copy_gb_s, found.tflop_s) == (4000.0, {"float16": 750.0})
     assert found.known_duration_error == -0.2 and found.l2_gb_s is None
-    results = assemble(Plan.read(folder / "plan.yaml"), contents)
+    results = assemble(Plan.read(folder / "plan.json"), contents)
     assert [f.sentence for f in results.findings if f.check == "timer"] == [
         "the timer reads a kernel of known duration -20.0% off, over the 2% allowed"
     ]

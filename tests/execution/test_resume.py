@@ -120,7 +120,7 @@ def test_the_environment_is_what_the_machine_was_before_it_was_calibrated(
     tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Calibration loads the device: after it, it looks as if somebody else kept it busy."""
-    plan = Plan.read(unfinished(tmp_path / "before", 1.5) / "plan.yaml")
+    plan = Plan.read(unfinished(tmp_path / "before", 1.5) / "plan.json")
     folder = tmp_path / "run"
     seen: list[bool] = []
 
@@ -137,7 +137,7 @@ def test_the_environment_is_what_the_machine_was_before_it_was_calibrated(
 def test_a_machine_that_is_unfit_is_not_measured_on(
     tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = Plan.read(unfinished(tmp_path / "before", 1.5) / "plan.yaml")
+    plan = Plan.read(unfinished(tmp_path / "before", 1.5) / "plan.json")
     folder = tmp_path / "run"
     with pytest.raises(EnvironmentRefused, match=r"torch 2\.11\.0 was built without CUDA"):
         run.start(plan, folder, Silent(), signer=ME, fit=True)

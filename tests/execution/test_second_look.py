@@ -328,7 +328,7 @@ def test_the_record_of_such_a_candidate_is_not_ok(tmp_path: Path) -> None:
     """An exit code and a gate look at the status."""
     made = Made(lengths=(64,), shapes=((256, 4, 64),), ratio=lambda _: 1.2)
     folder = make_run(tmp_path / "run", made)
-    plan = Plan.read(folder / "plan.yaml")
+    plan = Plan.read(folder / "plan.json")
     wrong = Outcome(implementation="mine", status=Status.WRONG, reason="mean absolute error 0.5")
     with closing(Journal(folder / "journal.jsonl")) as journal:
         journal.append(second_look(case_id=plan.cases[0].id, outcomes=[wrong]))
@@ -364,7 +364,7 @@ def test_what_a_second_process_computed_is_held_to_the_same_checks(
     ceilings = Ceilings(copy_gb_s=4250)
     made = Made(lengths=(64,), shapes=((256, 4, 64),), ratio=lambda _: 1.2, ceilings=ceilings)
     folder = make_run(tmp_path / "run", made)
-    plan = Plan.read(folder / "plan.yaml")
+    plan = Plan.read(folder / "plan.json")
     rng = np.random.default_rng(1)
     rough = spoilt(timed("mine", median_ms, made, rng), update)
     with closing(Journal(folder / "journal.jsonl")) as journal:
@@ -383,7 +383,7 @@ def test_the_record_says_what_the_second_process_saw(tmp_path: Path, found_by: s
     """Its errors, and what it looked like: those of the first look say that all was well."""
     made = Made(lengths=(64,), shapes=((256, 4, 64),), ratio=lambda _: 1.2)
     folder = make_run(tmp_path / "run", made)
-    plan = Plan.read(folder / "plan.yaml")
+    plan = Plan.read(folder / "plan.json")
     seen = {
         "mae": 2e-4,
         "max_abs_err": 0.8,

@@ -43,7 +43,7 @@ def test_two_shards_at_once_make_one_run(
     assert measure_at(asked(matrix, out), BOTH) in (0, 1)
     report = verify(out)
     assert report.broken is None
-    plan = Plan.read(out / "plan.yaml")
+    plan = Plan.read(out / "plan.json")
     assert len(plan.cases) == 4 and len(plan.shards) == 2 and plan.where == ("D=32",)
     said = capsys.readouterr().out
     assert "[first] " in said and "[second] " in said

@@ -102,7 +102,7 @@ def test_the_manifest_lists_the_manifest_of_each_shard(shards: list[Path], signe
 
 def test_what_is_derived_again_is_what_was_written(shards: list[Path], signer: Signer) -> None:
     _, out = merged(shards, signer)
-    plan = Plan.read(out / "plan.yaml")
+    plan = Plan.read(out / "plan.json")
     again = assemble(plan, read(out / "journal.jsonl"))
     written = {r.key: (r.status, r.verdict, r.speedup_lo, r.run_id) for r in read_records(out)}
     assert written == {r.key: (r.status, r.verdict, r.speedup_lo, r.run_id) for r in again.records}
@@ -112,15 +112,15 @@ def test_a_merged_run_decides_as_the_whole_would(
     tmp_path: Path, shards: list[Path], signer: Signer
 ) -> None:
     _, out = merged(shards, signer)
-    [decision] = decide_run(read_records(out), Plan.read(out / "plan.yaml"))
+    [decision] = decide_run(read_records(out), Plan.read(out / "plan.json"))
     whole = make_run(tmp_path / "one", FAST)
-    [alone] = decide_run(read_records(whole), Plan.read(whole / "plan.yaml"))
+    [alone] = decide_run(read_records(whole), Plan.read(whole / "plan.json"))
     assert (decision.min_length, decision.tested) == (alone.min_length, alone.tested) == (64, 16)
     assert len(of_run(out).tested) == 16
 
 
 def test_cases_that_are_missing_are_named(shards: list[Path], signer: Signer) -> None:
-    lost = Plan.read(shards[1] / "plan.yaml").cases
+    lost = Plan.read(shards[1] / "plan.json").cases
     with pytest.raises(UsageError, match=r"missing: shard 2/3 is not among") as refused:
         merged([shards[0], shards[2]], signer)
     assert f"{len(lost)} cases (" in str(refused.value)
@@ -134,7 +134,7 @@ def test_cases_that_are_there_twice_are_named(
     again = shutil.copytree(shards[1], tmp_path / "again")
     with pytest.raises(UsageError, match="are there twice: in") as refused:
         merged([*shards, again], signer)
-    assert Plan.read(shards[1] / "plan.yaml").cases[0].id in str(refused.value)
+    assert Plan.read(shards[1] / "plan.json").cases[0].id in str(refused.value)
     assert str(again) in str(refused.value)
 
 
@@ -182,7 +182,7 @@ def test_the_verdicts_of_an_outlying_host_are_inconclusive(
     found, out = merged([shards[0], slow, shards[2]], signer)
     [(name, why)] = found.outlying.items()
     assert "shard 2/3" in name and "over 3% apart" in why and "took 0.20" in why
-    own = {case.id for case in Plan.read(slow / "plan.yaml").cases}
+    own = {case.id for case in Plan.read(slow / "plan.json").cases}
     for record in read_records(out):
         if record.verdict is not None:
             expected = Verdict.INCONCLUSIVE if record.case_id in own else Verdict.FASTER
@@ -204,7 +204,7 @@ def test_its_page_tells_the_shards_apart(tmp_path: Path, signer: Signer) -> None
     ]
     _, out = merged(made, signer)
     rows = told(out)
-    plan = Plan.read(out / "plan.yaml")
+    plan = Plan.read(out / "plan.json")
     assert [row[1] for row in rows] == [f"`shard-{n}`" for n in (1, 2, 3)]
     assert [int(row[2]) for row in rows] == [len(part.cases) for _, part in plan.parts()]
     walls = read(out / "journal.jsonl").by_run
@@ -270,7 +270,7 @@ def test_a_host_on_which_the_canary_crashed_is_named_and_decides_nothing(
     found, out = merged([shards[0], broken, shards[2]], signer)
     [(name, why)] = found.outlying.items()
     assert "shard 2/3" in name and re.search(said, why), why
-    own = {case.id for case in Plan.read(broken / "plan.yaml").cases}
+    own = {case.id for case in Plan.read(broken / "plan.json").cases}
     verdicts = {(r.case_id in own, r.verdict) for r in read_records(out) if r.verdict is not None}
     assert verdicts == {(True, Verdict.INCONCLUSIVE), (False, Verdict.FASTER)}
     assert "shard 2/3" in (out / "selection_report.md").read_text()
@@ -281,14 +281,14 @@ def test_a_control_that_a_shard_did_not_catch_invalidates_that_shard(
 ) -> None:
     missed = shard(tmp_path / "missed", signer, 2, replace(FAST, control_caught=False))
     found, out = merged([shards[0], missed, shards[2]], signer)
-    own = {case.id for case in Plan.read(missed / "plan.yaml").cases}
+    own = {case.id for case in Plan.read(missed / "plan.json").cases}
     seen = {r.verdict for r in read_records(out) if r.verdict and r.case_id in own}
     assert seen == {Verdict.INVALID}
     assert {r.verdict for r in read_records(out) if r.verdict and r.case_id not in own} == {
         Verdict.FASTER
     }
     assert any("was not caught" in line for line in found.failed)
-    [decision] = decide_run(read_records(out), Plan.read(out / "plan.yaml"))
+    [decision] = decide_run(read_records(out), Plan.read(out / "plan.json"))
     assert decision.min_length is None
     assert "controls were not caught: zero_output" in decision.reasons
 
@@ -324,7 +324,7 @@ def test_on_all_cores_the_same_is_found_as_on_one(
     """Each shard's journal is read by itself: what is wrong between two of them is found, too."""
     monkeypatch.setattr(processes, "WORTH_IT", worth_it)
     _, out = merged(shards, signer)
-    journal, plan = out / "journal.jsonl", out / "plan.yaml"
+    journal, plan = out / "journal.jsonl", out / "plan.json"
     whole = journal.read_bytes()
     lines = whole.splitlines(keepends=True)
     first, second, third = (
@@ -347,9 +347,9 @@ def test_on_all_cores_the_same_is_found_as_on_one(
         broken = resealed(out, signer, lambda _, changed=changed: write(journal, changed), known)  # type: ignore[misc]
         assert said in broken and broken.startswith("journal: "), broken
     journal.write_bytes(whole)
-    place = out / "shards" / "shard-2" / "plan.yaml"
+    place = out / "shards" / "shard-2" / "plan.json"
     broken = resealed(out, signer, lambda _: write(place, [plan.read_bytes()]), known)
-    assert broken == "origin: shard 2/3 (run shard-2): its plan.yaml is not what was signed"
+    assert broken == "origin: shard 2/3 (run shard-2): its plan.json is not what was signed"
 
 
 def test_what_is_known_of_a_shard_is_not_read_again(
@@ -357,7 +357,7 @@ def test_what_is_known_of_a_shard_is_not_read_again(
 ) -> None:
     """What is known under another plan does not stand for it."""
     _, out = merged(shards, signer)
-    plan, read = Plan.read(out / "plan.yaml"), joined.segments
+    plan, read = Plan.read(out / "plan.json"), joined.segments
     admitted = [admit(shard, (), Trust.EPHEMERAL) for shard in shards]
     runs = [(one.plan, one.journaled) for one in admitted]
     pieces: list[joined.Piece] = []
@@ -423,10 +423,10 @@ def test_whoever_merges_cannot_change_what_was_planned(shards: list[Path], signe
     _, out = merged(shards, signer)
 
     def other_plan(run: Path) -> None:
-        plan = Plan.read(run / "plan.yaml")
+        plan = Plan.read(run / "plan.json")
         [first, *rest] = plan.cases
         fewer = first.model_copy(update={"alongside": ("sdpa_gqa",)})
-        plan.model_copy(update={"cases": [fewer, *rest]}).write(run / "plan.yaml")
+        plan.model_copy(update={"cases": [fewer, *rest]}).write(run / "plan.json")
 
     broken = resealed(out, signer, other_plan)
     assert "its cases are not those of its plan" in broken

@@ -287,9 +287,9 @@ def test_two_files_that_cannot_be_told_apart_are_refused(
 @pytest.mark.parametrize("digest", ["", "abc", "0" * 64])
 def test_a_plan_that_does_not_say_what_its_op_was_is_none(tmp_path: Path, digest: str) -> None:
     plan = make_plan(Made()).model_copy(update={"ops": "/tmp/evil.py", "ops_sha256": digest})
-    plan.write(tmp_path / "plan.yaml")
+    plan.write(tmp_path / "plan.json")
     with pytest.raises(UsageError, match="and not what was in that file") as refused:
-        Plan.read(tmp_path / "plan.yaml")
+        Plan.read(tmp_path / "plan.json")
     assert refused.value.exit_code == 2
     with pytest.raises(UsageError, match="is not what it was when the run began"):
         ops.load_file(RMSNORM, expected_sha256=digest)
@@ -318,10 +318,10 @@ def test_a_finished_run_executes_no_file(tmp_path: Path) -> None:
     path = changed(tmp_path, "OP = ", f"open({str(marker)!r}, 'w')\nOP = ")
     digest = sources.sha256(path.read_bytes())
     run_folder = make_run(tmp_path / "run")
-    plan = Plan.read(run_folder / "plan.yaml")
+    plan = Plan.read(run_folder / "plan.json")
     bound = {"ops": str(path), "ops_sha256": digest}
     bound["sources"] = registry.sources(None, path) | plan.sources
-    plan.model_copy(update=bound).write(run_folder / "plan.yaml")
+    plan.model_copy(update=bound).write(run_folder / "plan.json")
     with pytest.raises(UsageError, match="is finished and left as it is") as refused:
         run.read(run_folder)
     assert "nsabench report" in refused.value.remedy and "--ops mine.py" in refused.value.remedy

@@ -74,7 +74,7 @@ def test_a_site_and_an_archive(runs: list[Path], tmp_path: Path) -> None:
 
 def test_a_report_and_what_a_ci_system_reads(runs: list[Path], tmp_path: Path) -> None:
     assert f"from L = 64 on ({IN_HALF})" in report(Facts.read(runs[0]))
-    plan = Plan.read(runs[0] / "plan.yaml")
+    plan = Plan.read(runs[0] / "plan.json")
     results = assemble(plan, journal.read(runs[0] / "journal.jsonl"))
     path = ci.write_junit(ci.of_run(results), tmp_path / "junit.xml", "run")
     said = [one.text or "" for one in Xml.parse(path).iter("system-out")]

@@ -110,7 +110,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 line.pop("conditions", None)
         content = "".join(json.dumps(line) + "\n" for line in lines)
         (folder / "journal.jsonl").write_text(content)
-        plan = Plan.read(folder / "plan.yaml")
+        plan = Plan.read(folder / "plan.json")
         for log in (folder / "logs").iterdir():
             log.write_text(ALL)
         results = assemble(plan, journal.read(folder / "journal.jsonl"))
@@ -125,7 +125,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def finished(folder: Path) -> Finished:
-    plan = Plan.read(folder / "plan.yaml")
+    plan = Plan.read(folder / "plan.json")
     results = assemble(plan, journal.read(folder / "journal.jsonl"))
     return Finished(RunFolder(folder), plan, results, 1.0, 0.5)
 

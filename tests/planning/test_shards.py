@@ -19,7 +19,7 @@ FAST = Made(ratio=lambda _: 2.0, base_ms=0.02)
 
 
 def of(folder: Path) -> Results:
-    return assemble(Plan.read(folder / "plan.yaml"), read(folder / "journal.jsonl"))
+    return assemble(Plan.read(folder / "plan.json"), read(folder / "journal.jsonl"))
 
 
 def cliffs(results: Results) -> set[tuple[str, str]]:

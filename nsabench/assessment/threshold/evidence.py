@@ -131,14 +131,14 @@ def of_run(folder: Path, narrowed: Narrowed = ALL) -> Evidence:
     Raises `UsageError` when the folder holds no plan or no readable records, when the op of its
     plan is not the one that is there, or when no case is asked for.
     """
-    plan = Plan.read(folder / "plan.yaml")
+    plan = Plan.read(folder / "plan.json")
     evidence = of_records(records_of(folder, narrowed), plan)
     return replace(evidence, where=(*plan.where, *narrowed.where))
 
 
 def records_of(folder: Path, narrowed: Narrowed = ALL) -> list[Record]:
     """The records of a run, of the cases that are asked for. Raises as `of_run`."""
-    records, plan = read_records(folder, NEEDED), Plan.read(folder / "plan.yaml")
+    records, plan = read_records(folder, NEEDED), Plan.read(folder / "plan.json")
     ops.refuse_other(plan)
     narrowed.refuse_unmet([planned.case for planned in plan.cases])
     wanted = {planned.id for planned in plan.cases if narrowed.wants(planned.case)}

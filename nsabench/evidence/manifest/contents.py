@@ -36,12 +36,12 @@ BURST_COLUMNS = [*SAMPLE_COLUMNS, "calls"]
 def read_plan(folder: Path, predicate: Predicate | None) -> Plan:
     """The plan, its cases hashed to their ids again and compared with the predicate."""
     try:
-        plan = Plan.read(folder / "plan.yaml")
+        plan = Plan.read(folder / "plan.json")
     except UsageError as error:
-        raise VerificationFailed(f"plan.yaml: {error}") from None
+        raise VerificationFailed(f"plan.json: {error}") from None
     if predicate is not None:
-        same("plan.yaml: run_id", plan.run_id, predicate.run_id)
-        same("plan.yaml", brief_plan(plan), predicate.plan)
+        same("plan.json: run_id", plan.run_id, predicate.run_id)
+        same("plan.json", brief_plan(plan), predicate.plan)
     return plan
 
 

@@ -21,7 +21,7 @@ class Known:
     runs: Sequence[tuple[Plan, Journaled]] = ()
 
     def plans(self) -> dict[str, Plan]:
-        """By the sha256 of plan.yaml."""
+        """By the sha256 of plan.json."""
         return {plan.sha256: plan for plan, _ in self.runs}
 
     def journals(self, merged: Plan) -> dict[str, Journaled]:

@@ -55,7 +55,7 @@ def seal(folder: Path, signer: Signer) -> Statement:
 
 def describe(folder: Path, signer: Signer) -> Statement:
     """The statement about a run as its files are now."""
-    plan = Plan.read(folder / "plan.yaml")
+    plan = Plan.read(folder / "plan.json")
     # These columns alone: whether the table is one of whole records, `verify` says.
     table = _controls(folder / "records.parquet")
     return Statement(

@@ -17,7 +17,7 @@ from nsabench.model.plan import ImplementationInfo, MergedShard, Plan, PlannedCa
 from nsabench.processes import each
 
 FOLDER = "shards"
-KEPT = ("plan.yaml", "environment.json", "manifest.dsse.json")
+KEPT = ("plan.json", "environment.json", "manifest.dsse.json")
 
 
 def place(shard: MergedShard) -> str:
@@ -40,7 +40,7 @@ def check(
     if predicate is not None:
         stated = {shard.run_id: shard.manifest_sha256 for shard in plan.shards}
         if predicate.plan.shards != stated:
-            raise VerificationFailed("what was signed: the shards are not those of plan.yaml")
+            raise VerificationFailed("what was signed: the shards are not those of plan.json")
     implementations = {(i.op, i.name): i for i in plan.implementations}
 
     def check_one(given: tuple[MergedShard, Plan]) -> None:
@@ -71,7 +71,7 @@ def _check(
         raise VerificationFailed("its manifest is of another run, or by another key")
     _same(statement, "journal.jsonl", segment.sha256, shard.journal_sha256)
     for name, stated in (
-        ("plan.yaml", shard.plan_sha256),
+        ("plan.json", shard.plan_sha256),
         ("environment.json", shard.environment_sha256),
     ):
         _same(statement, name, files.sha256(folder, f"{place(shard)}/{name}"), stated)
@@ -80,7 +80,7 @@ def _check(
     if segment.environments != {shard.environment_sha256}:
         raise VerificationFailed("its environment.json is not what its journal says")
     try:
-        own = known.get(shard.plan_sha256) or Plan.read(folder / place(shard) / "plan.yaml")
+        own = known.get(shard.plan_sha256) or Plan.read(folder / place(shard) / "plan.json")
     except UsageError as error:
         raise VerificationFailed(str(error)) from None
     if own.run_id != shard.run_id or own.shard != shard.shard:

@@ -64,7 +64,7 @@ class Library(Part):
 
 
 class PlanBrief(Part):
-    """The plan in brief; plan.yaml, one of the subjects, holds it in full."""
+    """The plan in brief; plan.json, one of the subjects, holds it in full."""
 
     created: Moment
     nsabench: str

@@ -264,7 +264,7 @@ def _subjects(statement: Statement, keyid: str) -> dict[str, str]:
         if not files.is_safe(name):
             raise VerificationFailed(f"the statement names {name[:200]!r}, which no run holds")
     tables = ("records.parquet", "samples.parquet", "bursts.parquet")
-    for needed in ("plan.yaml", "journal.jsonl", *tables):
+    for needed in ("plan.json", "journal.jsonl", *tables):
         if needed not in digests:
             raise VerificationFailed(f"the statement does not speak of {needed}")
     return digests

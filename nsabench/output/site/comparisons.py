@@ -73,7 +73,7 @@ def _found(places: Sequence[str]) -> Iterator[Page]:
     together: dict[Path, list[Path]] = {}
     for place in map(Path, places):
         beside = place.resolve().parent
-        if (place / "plan.yaml").is_file() and (beside / NAME).is_file():
+        if (place / "plan.json").is_file() and (beside / NAME).is_file():
             together.setdefault(beside, []).append(place)
     for beside, runs in together.items():
         if len(runs) < 2:

@@ -111,7 +111,7 @@ def gather(places: Iterable[str], copied: Path) -> list[SiteRun]:
     runs: dict[str, SiteRun] = {}
     archived: list[tuple[Archive, ArchivedRun]] = []
     for place in places:
-        if (Path(place) / "plan.yaml").is_file():
+        if (Path(place) / "plan.json").is_file():
             run = _of_folder(Path(place), copied)
             runs[run.run_id] = run
         else:

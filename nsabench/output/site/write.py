@@ -30,7 +30,7 @@ INDEX = "index.html"
 TRENDS = "trends.html"
 PAGES = "pages"
 DATA = (
-    *("plan.yaml", "journal.jsonl", "environment.json", "records.parquet", "samples.parquet"),
+    *("plan.json", "journal.jsonl", "environment.json", "records.parquet", "samples.parquet"),
     *("bursts.parquet", "thresholds.yaml", "selection_report.md"),
 )
 

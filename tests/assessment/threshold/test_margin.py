@@ -40,11 +40,11 @@ def decided(folder: Path, *options: str) -> dict[str, object]:
 
 
 def results_of(folder: Path) -> Results:
-    return assemble(Plan.read(folder / "plan.yaml"), read(folder / "journal.jsonl"))
+    return assemble(Plan.read(folder / "plan.json"), read(folder / "journal.jsonl"))
 
 
 def decision_of(folder: Path, margin: float) -> Decision:
-    evidence = of_records(results_of(folder).records, Plan.read(folder / "plan.yaml"))
+    evidence = of_records(results_of(folder).records, Plan.read(folder / "plan.json"))
     [decision] = decide_all([evidence], margin)
     return decision
 
@@ -76,7 +76,7 @@ def test_a_run_for_a_margin_looks_twice_at_what_lies_near_it(tmp_path: Path) -> 
     asked = make_run(tmp_path / "asked", replace(NARROW, margin=1.05))
     looked_at = {}
     for folder in (usual, asked):
-        plan, contents = Plan.read(folder / "plan.yaml"), read(folder / "journal.jsonl")
+        plan, contents = Plan.read(folder / "plan.json"), read(folder / "journal.jsonl")
         judgements = assess(plan, contents).judgements(contents)
         looked_at[folder] = pass_.cells(plan, lambda judgements=judgements: judgements)
     assert looked_at[usual] == {}
@@ -89,7 +89,7 @@ def test_a_run_for_a_margin_looks_twice_at_what_lies_near_it(tmp_path: Path) -> 
 def test_what_a_second_process_saw_below_the_margin_does_not_pass_it(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", replace(NARROW, margin=1.05))
     rng = np.random.default_rng(1)
-    plan = Plan.read(folder / "plan.yaml")
+    plan = Plan.read(folder / "plan.json")
     with closing(Journal(folder / "journal.jsonl")) as journal:
         for planned in plan.cases:
             base = 0.2 * planned.case.shape["L"] / 64

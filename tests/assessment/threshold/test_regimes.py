@@ -115,7 +115,7 @@ def test_graphs_decide_for_graphs(tmp_path: Path) -> None:
         return plan.model_copy(update={"cases": cases})
 
     run = make_run(tmp_path / "run", BOTH, change=in_graphs)
-    [decision] = decide_all([of_records(read_records(run), Plan.read(run / "plan.yaml"))])
+    [decision] = decide_all([of_records(read_records(run), Plan.read(run / "plan.json"))])
     assert (decision.regime, decision.min_length) == (Regime.GRAPH, 128)
     runtime = yaml.safe_load(as_yaml([decision]))["runtime"]
     assert runtime["sel_triton_min_L_by_regime"] == {"graph": {"NVIDIA H200": 128}}

@@ -126,10 +126,10 @@ def test_a_column_that_one_run_has_is_null_for_the_other(
 
 def test_the_commands(tmp_path: Path, nsabench: Nsabench, signed: MakeSigned) -> None:
     run, bad = signed(0), signed(1)
-    (bad / "plan.yaml").write_text("")
+    (bad / "plan.json").write_text("")
     done = nsabench("archive", "add", bad, run, "--to", "a")
     assert done.returncode == 4 and "added: schema=1" in done.stdout
-    assert "plan.yaml was changed" in done.stderr and "1 of 2 runs" in done.stderr
+    assert "plan.json was changed" in done.stderr and "1 of 2 runs" in done.stderr
     assert "1 runs" in nsabench("archive", "list", "a").stdout
     assert nsabench("archive", "verify", "a").returncode == 0
     done = nsabench("archive", "query", "a", "SELECT count(*) AS n FROM records", "--json")

@@ -94,7 +94,7 @@ def test_a_journal_of_very_many_lines(tmp_path: Path) -> None:
     line = {"kind": "entry", "pass_name": "second_look", "case_id": first}
     with path.open("a") as journal:
         journal.write(f"{json.dumps(line)}\n" * 20_000)
-    cases = len(Plan.read(run / "plan.yaml").cases)
+    cases = len(Plan.read(run / "plan.json").cases)
     broken = verify(run, require=Trust.UNSIGNED).broken
     sentence = f"more than {limits.SITTINGS + limits.LINES_A_CASE * cases} lines for {cases} cases"
     assert broken == f"journal: journal.jsonl: {sentence}"
@@ -102,8 +102,8 @@ def test_a_journal_of_very_many_lines(tmp_path: Path) -> None:
 
 def test_a_case_that_is_planned_twice(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    plan = Plan.read(run / "plan.yaml")
-    plan.model_copy(update={"cases": [*plan.cases, plan.cases[0]]}).write(run / "plan.yaml")
+    plan = Plan.read(run / "plan.json")
+    plan.model_copy(update={"cases": [*plan.cases, plan.cases[0]]}).write(run / "plan.json")
     assert "plans a case twice" in str(verify(run, require=Trust.UNSIGNED).broken)
 
 

@@ -38,7 +38,7 @@ def flip(path: Path, offset: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["records.parquet", "samples.parquet", "plan.yaml", "environment.json", "journal.jsonl"]
+    "name", ["records.parquet", "samples.parquet", "plan.json", "environment.json", "journal.jsonl"]
 )
 @pytest.mark.parametrize("part", [0.0, 0.1, 0.5, 0.999])
 def test_one_bit_of_a_file(run: Path, name: str, part: float) -> None:
@@ -135,10 +135,10 @@ TAMPERED: dict[str, tuple[Change, str]] = {
     ),
     "link in place of a file": (
         lambda r: (
-            (r / "plan.yaml").rename(r.parent / "plan.yaml"),
-            (r / "plan.yaml").symlink_to(r.parent / "plan.yaml"),
+            (r / "plan.json").rename(r.parent / "plan.json"),
+            (r / "plan.json").symlink_to(r.parent / "plan.json"),
         ),
-        "folder: plan.yaml is a link",
+        "folder: plan.json is a link",
     ),
     "folder that is a link": (
         lambda r: ((r / "logs").rename(r.parent / "l"), (r / "logs").symlink_to(r.parent / "l")),
@@ -190,15 +190,15 @@ def test_tampering(run: Path, how: str) -> None:
 
 
 def drop_subject(statement: dict[str, Any]) -> None:
-    statement["subject"] = [s for s in statement["subject"] if s["name"] != "plan.yaml"]
+    statement["subject"] = [s for s in statement["subject"] if s["name"] != "plan.json"]
 
 
 SIGNED_NONSENSE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "../": (lambda s: s["subject"][0].update(name="../secret"), "statement: the statement names"),
     "absolute": (lambda s: s["subject"][0].update(name="/etc/passwd"), "statement: the statement"),
     "twice": (lambda s: s["subject"].append(s["subject"][0]), "statement: the statement names a f"),
-    "no plan": (drop_subject, "statement: the statement does not speak of plan.yaml"),
-    "another run": (lambda s: s["predicate"].update(run_id="x"), "plan: plan.yaml: run_id is"),
+    "no plan": (drop_subject, "statement: the statement does not speak of plan.json"),
+    "another run": (lambda s: s["predicate"].update(run_id="x"), "plan: plan.json: run_id is"),
     "a path for a run": (
         lambda s: s["predicate"].update(run_id="../x"),
         "signature: the statement",
@@ -210,7 +210,7 @@ SIGNED_NONSENSE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         "signature: the state",
     ),
     "another type": (lambda s: s.update(predicateType="urn:x"), "signature: the statement is not"),
-    "another cases": (lambda s: s["predicate"]["plan"].update(cases=1), "plan: plan.yaml is"),
+    "another cases": (lambda s: s["predicate"]["plan"].update(cases=1), "plan: plan.json is"),
 }
 
 

@@ -76,11 +76,11 @@ def test_what_the_command_requires(run: Path, tmp_path: Path, nsabench: Nsabench
 
 def test_the_plan_in_brief_says_what_the_op_was(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    plan = Plan.read(run / "plan.yaml")
+    plan = Plan.read(run / "plan.json")
     digest = "a" * 64
     bound = {"ops": "/somewhere/op.py", "ops_sha256": digest}
     bound["sources"] = {**plan.sources, Source.of_digest(Path("op.py"), digest): digest}
-    plan.model_copy(update=bound).write(run / "plan.yaml")
+    plan.model_copy(update=bound).write(run / "plan.json")
     predicate = describe(run, load_signer({})).predicate
     assert predicate.plan.ops_sha256 == digest
 

@@ -27,10 +27,10 @@ needs_landlock = pytest.mark.skipif(not landlock.abi(), reason="this kernel has 
 # Each line is an attempt of a kernel; RUN, KEY, HOME, BEFORE and PARENT are filled in.
 ATTEMPTS = {
     "writes into the run": "open(RUN + '/journal.jsonl', 'a')",
-    "reads the plan": "open(RUN + '/plan.yaml').read()",
+    "reads the plan": "open(RUN + '/plan.json').read()",
     "reads a run beside it": "open(RUN + '/../other/journal.jsonl').read()",
-    "reads it through a link": "os.symlink(RUN, TMP + '/run'); open(TMP + '/run/plan.yaml').read()",
-    "links it into its scratch": "os.link(RUN + '/plan.yaml', TMP + '/plan.yaml')",
+    "reads it through a link": "os.symlink(RUN, TMP + '/run'); open(TMP + '/run/plan.json').read()",
+    "links it into its scratch": "os.link(RUN + '/plan.json', TMP + '/plan.json')",
     "renames it": "os.rename(RUN, RUN + '2')",
     "reads the key": "open(KEY).read()",
     "writes to the home": "open(HOME + '/.profile', 'a')",
@@ -109,7 +109,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
     for name in ("results/run", "results/other", "scratch"):
         (tmp_path / name).mkdir(parents=True)
     for name in (
-        "results/run/plan.yaml",
+        "results/run/plan.json",
         "results/run/journal.jsonl",
         "results/other/journal.jsonl",
     ):

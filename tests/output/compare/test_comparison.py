@@ -9,7 +9,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import yaml
 
 from nsabench.assessment.tables import read_records
 from nsabench.errors import UsageError, VerificationFailed
@@ -306,10 +305,10 @@ def test_the_intersection_of_different_plans(compared: Compared, tmp_path: Path)
 
 def test_cases_that_were_timed_another_way_are_not_compared(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / "a", STEADY), make_run(tmp_path / "b", NEWER)]
-    plan = yaml.safe_load((folders[1] / "plan.yaml").read_text())
+    plan = json.loads((folders[1] / "plan.json").read_text())
     plan["cases"][0]["case"]["timing"]["rotate"] = 9
     plan["cases"][1]["case"]["timing"]["warmup_s"] = 1.0  # makes no other measurement of it
-    (folders[1] / "plan.yaml").write_text(yaml.safe_dump(plan))
+    (folders[1] / "plan.json").write_text(json.dumps(plan))
     with pytest.raises(UsageError, match="1 cases have another timing in b"):
         compare(read(folders))
     comparison = compare(read(folders), intersection=True)
@@ -359,7 +358,7 @@ def test_cases_of_an_op_that_is_not_installed(tmp_path: Path) -> None:
     """A newer nsabench made the runs."""
     folders = [make_run(tmp_path / "a", STEADY), make_run(tmp_path / "b", NEWER)]
     for folder in folders:
-        plan = yaml.safe_load((folder / "plan.yaml").read_text())
+        plan = json.loads((folder / "plan.json").read_text())
         table = pq.read_table(folder / "records.parquet").to_pylist()
         samples = pq.read_table(folder / "samples.parquet").to_pylist()
         renamed = {}
@@ -376,7 +375,7 @@ def test_cases_of_an_op_that_is_not_installed(tmp_path: Path) -> None:
             for row in rows:
                 row["case_id"] = ids[row["case_id"]]
             pq.write_table(pa.Table.from_pylist(rows), folder / f"{name}.parquet")
-        (folder / "plan.yaml").write_text(yaml.safe_dump(plan))
+        (folder / "plan.json").write_text(json.dumps(plan))
     comparison = compare(read(folders))
     assert len(comparison.cells) == 32
     assert comparison.cells[0].label == "later T64 block_size=64 fp16 backward dense"

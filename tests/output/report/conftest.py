@@ -77,7 +77,7 @@ def make_run(folder: Path, *, caught: bool = True, lengths: tuple[int, ...] = LE
         implementations=infos,
         cases=[PlannedCase(id=c.id, case=c, implementations=names) for c in cases],
     )
-    plan.write(folder / "plan.yaml")
+    plan.write(folder / "plan.json")
     journal = Journal(folder / "journal.jsonl")
     journal.append(
         Header(

@@ -78,7 +78,7 @@ def shown(run: Path) -> Console:
     whole = terminal.console()
     whole.file, whole.width = io.StringIO(), WIDE
     whole._color_system = ColorSystem.TRUECOLOR  # as of a terminal, which a file is not
-    finished = Finished(facts.folder, Plan.read(run / "plan.yaml"), facts.results, *took(facts))
+    finished = Finished(facts.folder, Plan.read(run / "plan.json"), facts.results, *took(facts))
     terminal.print_summary(finished, whole)
     screen = Console(file=io.StringIO(), record=True, width=WIDE)
     for line in whole.file.getvalue().splitlines()[-HIGH:]:

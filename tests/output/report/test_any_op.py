@@ -87,7 +87,7 @@ def run_of_it(block_thing: None, tmp_path: Path) -> Path:
 
 def run_with(folder: Path, cases: Sequence[Case]) -> Path:
     """A run of the usual op, and of more cases of another one."""
-    plan = Plan.read(make_run(folder) / "plan.yaml")
+    plan = Plan.read(make_run(folder) / "plan.json")
     names = (("fused", Role.CANDIDATE), ("gather", Role.BASELINE))
     [op] = {case.op for case in cases}
     infos = [
@@ -103,7 +103,7 @@ def run_with(folder: Path, cases: Sequence[Case]) -> Path:
                 *(PlannedCase(id=c.id, case=c, implementations=("fused", "gather")) for c in cases),
             ],
         }
-    ).write(folder / "plan.yaml")
+    ).write(folder / "plan.json")
     journal = Journal(folder / "journal.jsonl")
     for case in cases:
         ms = 0.5 + ops.get(case.op).length(ops.sizes(case)) / 1000

@@ -32,7 +32,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_the_id_of_a_run_leads_nowhere(run: Path, tmp_path: Path) -> None:
-    for name in ("plan.yaml", "journal.jsonl"):
+    for name in ("plan.json", "journal.jsonl"):
         path = run / name
         path.write_text(path.read_text().replace(Made().run_id, "../../../outside"))
     with pytest.raises(UsageError, match="run_id"):
@@ -45,7 +45,7 @@ def test_a_link_in_a_run_is_not_followed(run: Path, tmp_path: Path, command: str
     secret = tmp_path / "secret"
     secret.write_text("what is not the run's")
     (run / "logs").mkdir(exist_ok=True)
-    plan = Plan.read(run / "plan.yaml")
+    plan = Plan.read(run / "plan.json")
     (run / "logs" / f"{plan.cases[0].id}.log").unlink(missing_ok=True)
     (run / "logs" / f"{plan.cases[0].id}.log").symlink_to(secret)
     more = {"profile": [plan.cases[0].id, "mine", "--script", str(tmp_path / "alone.py")]}
@@ -79,7 +79,7 @@ def test_pages_of_an_unsigned_run_are_not_the_publishers(run: Path, tmp_path: Pa
     (run / "more.svg").write_text("<svg/>")
     site.write([str(run)], tmp_path / "site")
     kept = {path.name for path in (tmp_path / "site" / "runs").rglob("*") if path.is_file()}
-    assert {"plan.yaml", "journal.jsonl", "records.parquet"} <= kept
+    assert {"plan.json", "journal.jsonl", "records.parquet"} <= kept
     assert not kept & {"report.html", "more.svg"}
 
 
@@ -105,7 +105,7 @@ def test_what_a_kernel_says_is_text_on_every_page_of_a_site(
 
 
 def test_no_name_of_a_plan_is_code_in_a_script(run: Path) -> None:
-    plan = Plan.read(run / "plan.yaml")
+    plan = Plan.read(run / "plan.json")
     evil = 'x\nimport os; os.system("true")  # """ \' {name}'
     info = plan.info("selection_rows", "mine").model_copy(update={"name": evil, "op": evil})
     case = plan.cases[0].case.model_copy(update={"distribution": evil})
@@ -115,7 +115,7 @@ def test_no_name_of_a_plan_is_code_in_a_script(run: Path) -> None:
 
 
 def test_a_script_replaces_nothing(run: Path, tmp_path: Path) -> None:
-    plan = Plan.read(run / "plan.yaml")
+    plan = Plan.read(run / "plan.json")
     (tmp_path / "mine.py").write_text("my kernel")
     (tmp_path / "other.pt").write_text("my weights")
 

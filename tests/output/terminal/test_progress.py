@@ -20,7 +20,7 @@ from tests.output.report.conftest import make_run
 @pytest.fixture
 def shown(tmp_path: Path) -> tuple[Plan, journal.Contents]:
     run = make_run(tmp_path / "run")
-    return Plan.read(run / "plan.yaml"), journal.read(run / "journal.jsonl")
+    return Plan.read(run / "plan.json"), journal.read(run / "journal.jsonl")
 
 
 def play(console: Console, shown: tuple[Plan, journal.Contents]) -> None:
