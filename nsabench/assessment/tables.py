@@ -7,24 +7,26 @@ Sizes of shapes (N, H, D, Dv, L, ...) are int64 and nullable, one for every size
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from nsabench import ops
-from nsabench.bounds import OutOfBounds, limits, parquet
+from nsabench import limits, ops
 from nsabench.errors import UsageError
 from nsabench.model.record import SHAPE, Burst, Column, Record, Sample, columns, size_columns
+from nsabench.reading import OutOfBounds, opened
 
 # Those of the ops that ship; an op from outside adds its own to the table of its run.
 SIZES = {size for name in ops.shipped() for size in ops.get(name).shape_model.model_fields}
 RECORDS = columns(Record, SIZES)
 SAMPLES = columns(Sample)
 BURSTS = columns(Burst)  # of a run that was finished before they were kept there is no such table
+BATCH = 1 << 16  # rows that are read together
 ARROW = {str: pa.string(), float: pa.float64(), int: pa.int64(), bool: pa.bool_()}
 
 
@@ -99,9 +101,9 @@ def records_in(path: Path, needed: Iterable[str] = ()) -> list[Record]:
     """The same of a file of any name."""
     folder = path.parent
     try:
-        parquet.check(path, limits.RECORDS)
-        wrong = misfit(parquet.schema(path), RECORDS, needed)
-        parts = list(parquet.batches(path)) if not wrong else []
+        check_table(path, limits.RECORDS)
+        wrong = misfit(pq.read_schema(path), RECORDS, needed)
+        parts = list(batches(path)) if not wrong else []
     except (OSError, pa.ArrowException):
         raise UsageError(
             f"{folder} holds no records", "give a finished run; `all --resume` finishes one."
@@ -112,7 +114,51 @@ def records_in(path: Path, needed: Iterable[str] = ()) -> list[Record]:
         ) from None
     if not wrong:
         try:
-            return [Record.from_row(row) for part in parts for row in parquet.rows_of(part)]
+            return [Record.from_row(row) for part in parts for row in rows_of(part)]
         except ValueError as error:
             wrong = f"holds a record that {error}"
     raise UsageError(f"{path.name} of {folder} {wrong}", "give the folder as it was made.")
+
+
+def check_table(path: Path, most: int) -> int:
+    """Return how many rows a Parquet file has, by its metadata; nothing of it is unpacked.
+
+    Raises `OutOfBounds` if it has more than `most` rows, or unpacks to too much, and `OSError` and
+    `pa.ArrowException` if it cannot be read.
+    """
+    with opened(path, limits.TABLE):
+        metadata = pq.read_metadata(path)
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    rows: int = metadata.num_rows
+    if not 0 <= rows <= most:
+        raise OutOfBounds(f"has {rows} rows, more than {most}")
+    if sum(group.num_rows for group in groups) != rows:
+        raise OutOfBounds("has another number of rows than it says")
+    if metadata.num_columns > limits.COLUMNS:
+        raise OutOfBounds(f"has more than {limits.COLUMNS} columns")
+    if sum(group.total_byte_size for group in groups) > limits.UNPACKED:
+        raise OutOfBounds(f"unpacks to more than {limits.UNPACKED // limits.GIB} GiB")
+    return rows
+
+
+def batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """Read a table that `check_table` has passed, batch by batch. Columns of texts are
+    dictionaries, so that a batch holds each text once."""
+    texts = [field.name for field in pq.read_schema(path) if field.type == pa.string()]
+    with pq.ParquetFile(path, read_dictionary=texts) as file:
+        yield from file.iter_batches(BATCH, columns=columns, use_threads=False)
+
+
+def rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    """The rows of a batch by column. Rows with the same text share it."""
+    for row in zip(*map(values, batch.columns), strict=True):
+        yield dict(zip(batch.schema.names, row, strict=True))
+
+
+def values(column: pa.Array) -> list[Any]:
+    """What a column of a batch holds, row by row. Rows with the same text share it."""
+    if not pa.types.is_dictionary(column.type):
+        plain: list[Any] = column.to_pylist()
+        return plain
+    texts = column.dictionary.to_pylist()
+    return [None if i is None else texts[i] for i in column.indices.to_pylist()]

@@ -16,14 +16,18 @@ from types import FrameType
 
 import click
 
+from nsabench import limits
 from nsabench.cli._say import say
-from nsabench.errors import Interrupted, NsabenchError
+from nsabench.errors import Interrupted, NsabenchError, VerificationFailed
 from nsabench.files import writing
 from nsabench.model.version import __version__
+from nsabench.reading import limit_memory, size
 from nsabench.signing.secrecy import seclude
 from nsabench.text import shown
 
 INTERRUPTED = 130
+# Commands that read what others made. Others measure, and need what memory there is.
+READING = {"archive", "audit", "compare", "merge", "report", "site", "threshold", "verify"}
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -47,6 +51,8 @@ def main() -> None:
     """Entry point of `nsabench`."""
     signal.signal(signal.SIGTERM, _as_interrupt)
     seclude()  # before anything is started
+    if next((word for word in sys.argv[1:] if not word.startswith("-")), "") in READING:
+        limit_memory()
     try:
         with writing():
             code = group.main(standalone_mode=False)
@@ -67,6 +73,10 @@ def main() -> None:
         if error.folder:  # by whom it is resumed, and how, depends on who began it
             say(f"  what was measured is kept in {error.folder}: resume it then", err=True)
         sys.exit(error.exit_code)
+    except MemoryError:
+        say(f"nsabench: what was read takes more than {size(limits.MEMORY)} of memory", err=True)
+        say("  remedy: get the files again from where they were made.", err=True)
+        sys.exit(VerificationFailed.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -13,8 +13,7 @@ from typing import BinaryIO
 
 from pydantic import ValidationError
 
-from nsabench import bounds
-from nsabench.bounds import limits
+from nsabench import limits, reading
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.execution import chain
 from nsabench.execution.chain import Origin, Sealer
@@ -224,19 +223,19 @@ def contents(path: Path) -> Iterator[bytes]:
             yield text
             end += len(text)
             if end > limits.JOURNAL:
-                raise bounds.OutOfBounds(f"has more than {limits.JOURNAL} bytes")
+                raise reading.OutOfBounds(f"has more than {limits.JOURNAL} bytes")
 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[BinaryIO]:
     try:
-        with bounds.opened(path) as file:
+        with reading.opened(path) as file:
             yield file
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read: {error.strerror}", "give the folder that nsabench made."
         ) from None
-    except bounds.OutOfBounds as error:
+    except reading.OutOfBounds as error:
         raise UsageError(f"{path} {error}", "give the folder that nsabench made.") from None
 
 
@@ -250,7 +249,7 @@ def _lines_of(
     while stop is None or end < stop:
         text = file.readline(limits.JOURNAL_LINE + 1)
         if end + len(text) > limits.JOURNAL:
-            raise bounds.OutOfBounds(f"has more than {limits.JOURNAL} bytes")
+            raise reading.OutOfBounds(f"has more than {limits.JOURNAL} bytes")
         line = _parsed(text)
         if line is None:
             before = begun[0] + b"\n" if begun else b""
@@ -276,8 +275,8 @@ def _lines_of(
         yield begun
 
 
-def _too_long() -> bounds.OutOfBounds:
-    return bounds.OutOfBounds(f"has a line of more than {limits.JOURNAL_LINE} bytes")
+def _too_long() -> reading.OutOfBounds:
+    return reading.OutOfBounds(f"has a line of more than {limits.JOURNAL_LINE} bytes")
 
 
 def _parsed(text: bytes) -> Line | None:

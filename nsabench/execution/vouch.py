@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from nsabench import bounds
+from nsabench import reading
 from nsabench.errors import BegunElsewhere, UsageError, VerificationFailed
 from nsabench.execution.chain import Origin
 from nsabench.execution.folder import RunFolder
@@ -74,7 +74,7 @@ def same_environment(folder: RunFolder, contents: Contents) -> None:
 def digest(path: Path) -> str:
     """The sha256 of a file, empty where there is none."""
     try:
-        with bounds.opened(path) as file:
+        with reading.opened(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    except (OSError, bounds.OutOfBounds):
+    except (OSError, reading.OutOfBounds):
         return ""

@@ -10,7 +10,6 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 import nsabench
-from nsabench.bounds.yaml import LOADER
 from nsabench.errors import UsageError
 from nsabench.planning.yaml_document import nearest
 
@@ -62,7 +61,7 @@ class Checkout:
         """Raises `UsageError` if the file is not valid."""
         path = self.docker / "combos.yaml"
         try:
-            return Combos.model_validate(yaml.load(path.read_bytes(), Loader=LOADER))
+            return Combos.model_validate(yaml.safe_load(path.read_bytes()))
         except (yaml.YAMLError, ValidationError) as error:
             raise UsageError(f"{path}: {' '.join(str(error).split())}", "mend the file.") from None
 

@@ -12,8 +12,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
-from nsabench import bounds
-from nsabench.bounds import limits
+from nsabench import limits, reading
 from nsabench.errors import UsageError
 from nsabench.files import whole
 from nsabench.model.case import Case
@@ -250,7 +249,7 @@ class Plan(BaseModel):
         """Raises `UsageError` when `path` holds no plan."""
         try:
             # A copy: who writes it anew, as this version does, alters no other that was read.
-            plan = _read(bounds.read(path, limits.PLAN)).model_copy()
+            plan = _read(reading.read(path, limits.PLAN)).model_copy()
         except (OSError, ValueError) as error:
             raise UsageError(
                 f"{path} is not the plan of a run: {_why(error)}",
@@ -282,8 +281,8 @@ def _read(content: bytes) -> Plan:
 
 
 def _why(error: Exception) -> str:
-    if isinstance(error, bounds.OutOfBounds):
+    if isinstance(error, reading.OutOfBounds):
         return f"it {error}"
     if isinstance(error, ValidationError):
-        return bounds.first_fault(error)
+        return reading.first_fault(error)
     return str(error).splitlines()[0]

@@ -18,8 +18,7 @@ from pydantic import (
     ValidationError,
 )
 
-from nsabench import ops
-from nsabench.bounds import limits
+from nsabench import limits, ops
 from nsabench.errors import UsageError
 from nsabench.model.case import Case, RatioCI, Seed, Timing, Tolerances
 from nsabench.model.vocabulary import DTYPE_NAMES, L2, Direction, DType

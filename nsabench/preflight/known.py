@@ -11,8 +11,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from nsabench import bounds
-from nsabench.bounds import limits
+from nsabench import limits, reading
 from nsabench.files import whole
 from nsabench.model.vocabulary import Status
 from nsabench.preflight.messages import Built, Launch
@@ -32,8 +31,8 @@ class Known:
         if path is None:
             return None
         try:
-            built = Built.model_validate_json(bounds.read(path, limits.MATRIX))
-        except (OSError, bounds.OutOfBounds, ValidationError):
+            built = Built.model_validate_json(reading.read(path, limits.MATRIX))
+        except (OSError, reading.OutOfBounds, ValidationError):
             return None
         return built if built.content == launch.content else None
 

@@ -44,13 +44,13 @@ def test_the_same_command_starts_continues_and_leaves_alone(
     assert content(run) == before
 
     # A run that was killed before it measured anything is started anew, whatever its plan says.
-    plan = Plan.read(run / "plan.yaml")
+    plan = Plan.read(run / "plan.json")
     shutil.rmtree(run)
     (run / "logs").mkdir(parents=True)
-    plan.model_copy(update={"margin": 9.0}).write(run / "plan.yaml")
+    plan.model_copy(update={"margin": 9.0}).write(run / "plan.json")
     journal.touch()
     complete(nsabench(*words(tiny, run)))
-    assert Plan.read(run / "plan.yaml").margin == plan.margin
+    assert Plan.read(run / "plan.json").margin == plan.margin
 
 
 def test_a_folder_of_something_else_is_refused(

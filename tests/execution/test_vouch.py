@@ -123,7 +123,7 @@ def test_a_run_of_another_machine_is_set_aside_where_its_plan_is_asked_for(
 ) -> None:
     monkeypatch.setattr(Elsewhere, "gpu", "NVIDIA H200")
     folder = unfinished(tmp_path / "run", 1.5)
-    before = Plan.read(folder / "plan.yaml")
+    before = Plan.read(folder / "plan.json")
     plan = before.model_copy(update={"run_id": "20260102T000000Z-abc123"})
     monkeypatch.setattr(identity, "_device_uuid", lambda described: "GPU-of-another-host")
     started: list[tuple[str, Path]] = []
@@ -134,7 +134,7 @@ def test_a_run_of_another_machine_is_set_aside_where_its_plan_is_asked_for(
         conclusion.resume(folder, Silent(), signer=ME)
     conclusion.resume(folder, Silent(), plan=plan, signer=ME)
     assert started == [(plan.run_id, folder)] and not folder.exists()
-    assert Plan.read(tmp_path / f"run.{before.run_id}" / "plan.yaml") == before
+    assert Plan.read(tmp_path / f"run.{before.run_id}" / "plan.json") == before
 
 
 def test_what_is_said_of_a_machine(tmp_path: Path) -> None:

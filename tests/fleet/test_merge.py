@@ -15,11 +15,10 @@ import pytest
 from click.testing import CliRunner
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from nsabench import processes
+from nsabench import limits, processes
 from nsabench.assessment.results import assemble
 from nsabench.assessment.tables import read_records
 from nsabench.assessment.threshold import decide_run, of_run
-from nsabench.bounds import limits
 from nsabench.cli.merge import command
 from nsabench.errors import EnvironmentRefused, UsageError, VerificationFailed
 from nsabench.evidence.manifest import seal, verify

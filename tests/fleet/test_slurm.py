@@ -112,7 +112,7 @@ def test_interrupted_tasks_continue_and_the_shards_are_merged(
         print("".join(log.read_text() for log in sorted((fleet / "logs").iterdir())))
         raise
     assert len({record.case_id for record in read_records(fleet / "whole")}) == 12
-    assert len(Plan.read(fleet / "whole/plan.yaml").shards) == 3
+    assert len(Plan.read(fleet / "whole/plan.json").shards) == 3
     for shard, journaled in before.items():
         after = entries(fleet, shard)
         assert after[: len(journaled)] == journaled and len(set(after)) == len(after)

@@ -126,7 +126,7 @@ def test_an_id_depends_on_what_is_measured_only(tmp_path: Path) -> None:
         ("op: [\n", "not YAML", "mend"),
         ("op: !!bool maybe\n", "m.yaml:1: 'maybe' is no bool", "mend"),
         ("op: !!timestamp foo\n", "m.yaml:1: 'foo' is no timestamp", "mend"),
-        ("op: " + "[" * 3000 + "\n", "nested too deeply", "flatter"),
+        ("op: " + "[" * 40 + "]" * 40, "nested over 32 levels deep in line 1", "shorter"),
         (
             "op: selection_rows\naxes: {N: 1, H: 1, L: 4, D: 8}\n"
             "timing:\n  stopping: {kind: ratio_ci, max_rounds: 10}\n",

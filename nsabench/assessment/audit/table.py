@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import re
 from collections.abc import Mapping
@@ -11,10 +13,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from nsabench import bounds, ops
+from nsabench import limits, ops, reading
 from nsabench.assessment.audit.settings import telling_apart
 from nsabench.assessment.checks.row import Row
-from nsabench.bounds import csv, limits
 from nsabench.errors import UsageError
 from nsabench.model.vocabulary import DTYPE_NAMES, Direction, DType, Mode, Role, Status
 from nsabench.ops import Shape
@@ -222,13 +223,40 @@ def name_of(column: str) -> str:
     return next((column[: -len(u)] for u in UNITS_MS if column.lower().endswith(u)), column)
 
 
+def _parse(data: bytes) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """The columns, and for each row its line in the file and as many cells as there are columns.
+
+    Blank rows and blanks around cells are left out. Raises `OutOfBounds`, also if it is no CSV.
+    """
+    columns: list[str] = []
+    rows: list[tuple[int, list[str]]] = []
+    try:
+        text = io.StringIO(data.decode("utf-8-sig"), newline="")
+        reader = csv.reader(text, skipinitialspace=True)
+        for cells in filter(None, reader):
+            stripped = [cell.strip() for cell in cells]
+            if not columns:
+                columns = stripped
+                continue
+            rows.append((reader.line_num, (stripped + [""] * len(columns))[: len(columns)]))
+            if len(rows) > limits.CSV_ROWS or len(columns) > limits.CSV_COLUMNS:
+                raise reading.OutOfBounds(
+                    f"has more than {limits.CSV_ROWS} rows or {limits.CSV_COLUMNS} columns"
+                )
+    except UnicodeDecodeError:
+        raise reading.OutOfBounds("is not UTF-8 text") from None
+    except csv.Error as error:
+        raise reading.OutOfBounds(f"is no CSV: {error}") from None
+    return columns, rows
+
+
 def read(path: Path) -> Table:
     """Raises `UsageError` when the file cannot be read or holds no time column."""
     try:
-        columns, rows = csv.load(bounds.read(path, limits.CSV))
+        columns, rows = _parse(reading.read(path, limits.CSV))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", "give a CSV file.") from None
-    except bounds.OutOfBounds as error:
+    except reading.OutOfBounds as error:
         raise UsageError(f"{path} {error}", "give a CSV file of timings.") from None
     lines = [Line(number, dict(zip(columns, cells, strict=True))) for number, cells in rows]
     times = {c: unit for c in columns for u, unit in UNITS_MS.items() if c.lower().endswith(u)}

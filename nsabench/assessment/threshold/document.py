@@ -9,16 +9,15 @@ from typing import Any
 
 import yaml
 
-from nsabench import bounds
+from nsabench import limits, reading
 from nsabench.assessment import pays
 from nsabench.assessment.pays import Payment
 from nsabench.assessment.threshold.decide import Decision
 from nsabench.assessment.threshold.gate import gates, per_gpu
-from nsabench.bounds import limits
-from nsabench.bounds import yaml as bounded_yaml
 from nsabench.files import whole
 from nsabench.model.version import __version__
 from nsabench.model.vocabulary import Regime
+from nsabench.planning.yaml_document import LOADER, refuse_nested
 from nsabench.sources import digest_packages
 from nsabench.text import code, markdown
 
@@ -114,10 +113,12 @@ def write(decisions: Sequence[Decision], path: Path, payments: Sequence[Payment]
 
 def read(path: Path) -> Any:
     """What a thresholds.yaml holds. Raises `OSError`, and `ValueError` when it is none."""
+    text = reading.read(path, limits.MATRIX).decode()
     try:
-        return bounded_yaml.load(bounds.read(path, limits.MATRIX), limits.MATRIX, limits.PLAN_NODES)
-    except yaml.YAMLError as error:
-        raise ValueError(str(error).splitlines()[0]) from None
+        refuse_nested(text)
+        return yaml.load(text, Loader=LOADER)
+    except (yaml.YAMLError, LookupError, AttributeError, OverflowError) as error:
+        raise ValueError(str(error).partition("\n")[0]) from None
 
 
 def as_markdown(decisions: Sequence[Decision]) -> str:

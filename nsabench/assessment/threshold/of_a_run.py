@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nsabench import bounds, ops
+from nsabench import ops, reading
 from nsabench.assessment.threshold.decide import Decision, decide_all
 from nsabench.assessment.threshold.document import decided_with, read
 from nsabench.assessment.threshold.evidence import of_records
@@ -82,7 +82,7 @@ def _version(content: dict[str, Any], folder: Path, plan: Plan) -> str:
     measured_with = f"nsabench {plan.nsabench}"
     try:
         environment = Environment.read(folder / "environment.json")
-    except (OSError, bounds.OutOfBounds):
+    except (OSError, reading.OutOfBounds):
         return measured_with
     commits = (c.commit for c in environment.run.checkouts if c.of == "nsabench" and c.commit)
     return next((f"{measured_with} at commit {commit[:7]}" for commit in commits), measured_with)

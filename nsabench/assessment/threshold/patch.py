@@ -14,9 +14,7 @@ from typing import Any
 
 import yaml
 
-from nsabench import bounds
-from nsabench.bounds import limits
-from nsabench.bounds import yaml as bounded_yaml
+from nsabench import limits, reading
 from nsabench.errors import UsageError
 
 SECTION, FIELD, BY_REGIME = "runtime", "sel_triton_min_L", "sel_triton_min_L_by_regime"
@@ -34,12 +32,11 @@ def patch(path: Path, value: Lengths, by_regime: Mapping[str, Lengths] | None = 
     """
     try:
         # As bytes: a file with CRLF stays one.
-        before = bounds.read(path, limits.MATRIX).decode()
-        content = _load(before)
-        bounded_yaml.refuse_unbounded(before, limits.MATRIX_NODES)
-    except bounds.OutOfBounds as error:
+        before = reading.read(path, limits.MATRIX).decode()
+        content = yaml.safe_load(before)
+    except reading.OutOfBounds as error:
         raise UsageError(f"{path} {error}", "give a plain YAML file.") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UsageError(
             f"{path} cannot be read as YAML: {str(error).splitlines()[0]}", "give a YAML file."
         ) from None
@@ -52,7 +49,7 @@ def patch(path: Path, value: Lengths, by_regime: Mapping[str, Lengths] | None = 
         plain = _plain(wanted)
         after = _edited(after, _root(after), field, _text(plain), path)
         expected = {**expected, SECTION: {**(expected.get(SECTION) or {}), field: plain}}
-        if _load(after) != expected:
+        if yaml.safe_load(after) != expected:
             raise UsageError(
                 f"{path} writes {SECTION}.{field} in a way that cannot be patched",
                 f"set it by hand to {_text(plain)}.",
@@ -71,10 +68,6 @@ def _root(text: str) -> yaml.Node:
     return yaml.compose(text, Loader=yaml.SafeLoader) or yaml.MappingNode(
         "tag:yaml.org,2002:map", []
     )
-
-
-def _load(text: str) -> Any:
-    return bounded_yaml.load(text.encode(), 2 * limits.MATRIX, limits.MATRIX_NODES)
 
 
 def _plain(value: Any) -> Any:

@@ -13,8 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
 
-from nsabench import bounds
-from nsabench.bounds import limits
+from nsabench import limits, reading
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.archive.seen import Seen, Table, look, sha256
 from nsabench.evidence.archive.seen import key as seen_key
@@ -91,13 +90,13 @@ class Archive:
             raise VerificationFailed(f"{run} is unsigned", "an archive keeps signed runs only.")
         predicate = report.predicate
         prefix = _prefix(predicate)
-        manifest = bounds.read(run / MANIFEST, limits.MANIFEST)
+        manifest = reading.read(run / MANIFEST, limits.MANIFEST)
         for name in self.store.names():
             if name.endswith(f"/run={predicate.run_id}/{MANIFEST}") and name != prefix + MANIFEST:
                 self._refuse_another(predicate.run_id)
         tables = {}
         for table in TABLES:
-            data = bounds.read(run / f"{table}.parquet", limits.TABLE)
+            data = reading.read(run / f"{table}.parquet", limits.TABLE)
             digest = hashlib.sha256(data).hexdigest()
             if digest != report.digests[f"{table}.parquet"]:
                 raise VerificationFailed(f"{run}/{table}.parquet changed while it was read")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from secrets import token_hex
 
-from nsabench.bounds import limits
+from nsabench import limits
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.archive.archive import TABLES, Archive, object_name
 from nsabench.evidence.archive.store import Store

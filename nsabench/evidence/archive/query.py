@@ -16,14 +16,14 @@ import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet as pq
 
-from nsabench.bounds import limits
-from nsabench.bounds.content import size
+from nsabench import limits
 from nsabench.errors import EnvironmentRefused, UsageError, VerificationFailed
 from nsabench.evidence.archive import payments
 from nsabench.evidence.archive.archive import READERS, TABLES, Archive, ArchivedRun
 from nsabench.evidence.archive.seen import sha256
 from nsabench.evidence.archive.store import _INSTALL
 from nsabench.machine.environment.pairs import belongs
+from nsabench.reading import size
 
 try:
     import duckdb

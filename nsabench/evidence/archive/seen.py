@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict
 
-from nsabench import bounds
-from nsabench.assessment.tables import BURSTS, RECORDS, SAMPLES, misfit
-from nsabench.bounds import OutOfBounds, json, limits, parquet
+from nsabench import limits, reading
+from nsabench.assessment.tables import BURSTS, RECORDS, SAMPLES, batches, check_table, misfit
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest.summary import Stated, stated
 from nsabench.files import user_cache, whole
+from nsabench.reading import OutOfBounds, parse_json
 
 MOST = 100_000  # objects that are remembered
 
@@ -47,7 +48,7 @@ class _Kept(BaseModel):
 def sha256(path: Path) -> str:
     """The hash of a table. Raises `VerificationFailed` when it cannot be read or is too large."""
     try:
-        with bounds.opened(path, limits.TABLE) as file:
+        with reading.opened(path, limits.TABLE) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OutOfBounds as error:
         raise VerificationFailed(f"{path.name} {error}") from None
@@ -59,8 +60,8 @@ def look(path: Path, digest: str, most: int) -> Table:
     """Look at a table of that sha256. Raises `VerificationFailed` when it is none, or has more than
     `most` rows."""
     try:
-        rows = parquet.check(path, most).rows
-        schema = parquet.schema(path)
+        rows = check_table(path, most)
+        schema = pq.read_schema(path)
         is_records = "gpu_name" in schema.names
         timings = BURSTS if "calls" in schema.names else SAMPLES
         wrong = misfit(schema, RECORDS if is_records else timings, ["run_id"])
@@ -82,7 +83,7 @@ def look(path: Path, digest: str, most: int) -> Table:
 def _texts(path: Path, column: str) -> set[str]:
     """The texts of a column, but for empty ones."""
     texts: set[str] = set()
-    for part in parquet.batches(path, [column]):
+    for part in batches(path, [column]):
         values = part[column]
         if not pa.types.is_dictionary(values.type):
             raise OutOfBounds(f"has no texts in column {column}")
@@ -102,7 +103,7 @@ class Seen:
         self._new = False
         with suppress(OSError, OutOfBounds):
             most = 64 * limits.MIB
-            self._tables = json.load(bounds.read(self._path, most), most, _Kept).tables
+            self._tables = parse_json(reading.read(self._path, most), most, _Kept).tables
 
     def get(self, key: str) -> Table | None:
         return self._tables.get(key)

@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
-from nsabench import bounds
+from nsabench import reading
 from nsabench.errors import EnvironmentRefused, UsageError, VerificationFailed
 
 _INSTALL = "install it: pip install 'nsabench[archive]'."
@@ -76,14 +76,14 @@ class Store:
         with self._errors():
             try:
                 if self.folder is not None:
-                    return bounds.read(self.folder / name, most)
+                    return reading.read(self.folder / name, most)
                 found = obstore.get(self._store, name)
                 if found.meta["size"] > most:
                     raise VerificationFailed(f"{name} has more than {most} bytes")
                 return bytes(found.bytes())
             except FileNotFoundError:
                 raise VerificationFailed(f"{name} is missing") from None
-            except bounds.OutOfBounds as error:
+            except reading.OutOfBounds as error:
                 raise VerificationFailed(f"{name} {error}") from None
 
     def as_file(self, name: str, scratch: Path, most: int) -> Path:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from nsabench import limits
 from nsabench.assessment.caution import recalled
 from nsabench.assessment.tables import records_in
-from nsabench.bounds import limits
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.archive.archive import Archive, ArchivedRun
 from nsabench.evidence.archive.seen import sha256

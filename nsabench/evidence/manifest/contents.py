@@ -12,10 +12,19 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from nsabench.assessment.tables import BURSTS, RECORDS, SAMPLES, misfit
+from nsabench import limits
+from nsabench.assessment.tables import (
+    BURSTS,
+    RECORDS,
+    SAMPLES,
+    batches,
+    check_table,
+    misfit,
+    values,
+)
 from nsabench.assessment.verdict import Key
-from nsabench.bounds import OutOfBounds, limits, parquet
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import files, shards, summary, whole_records
 from nsabench.evidence.manifest.journaled import Journaled
@@ -27,6 +36,7 @@ from nsabench.machine.environment.model import Environment
 from nsabench.machine.environment.pairs import belongs
 from nsabench.model.plan import Plan
 from nsabench.model.record import Column
+from nsabench.reading import OutOfBounds
 
 RECORD_COLUMNS = ["run_id", "case_id", "implementation", "status", "reason", "n_samples", "speedup"]
 SAMPLE_COLUMNS = ["run_id", "case_id", "implementation", "time_ms"]
@@ -121,7 +131,7 @@ def check_records(
     same_members("records.parquet: record", keys, planned)
     counts: dict[Key, int | None] = {}
     stated: set[Stated] = set()
-    for part in parquet.batches(folder / "records.parquet"):
+    for part in batches(folder / "records.parquet"):
         counts.update(whole_records.counts(part))
         stated.update(map(Stated.of, whole_records.differing(part, Stated._fields)))
         if len(stated) > limits.STATED:
@@ -135,7 +145,7 @@ def check_records(
 
 
 def _keys(part: pa.RecordBatch) -> Iterator[Key]:
-    return zip(*(parquet.values(part[name]) for name in ("case_id", "implementation")), strict=True)
+    return zip(*(values(part[name]) for name in ("case_id", "implementation")), strict=True)
 
 
 def _check_origin_of(
@@ -238,13 +248,13 @@ def _timings(
 
 
 def _count_rows(folder: Path, name: str, most: int) -> int:
-    """How many rows a table has, once it is within bounds."""
+    """How many rows a table has, by its metadata."""
     try:
-        return parquet.check(folder / name, most).rows
-    except OSError as error:
-        raise VerificationFailed(f"{name} cannot be read: {error.strerror}") from None
+        return check_table(folder / name, most)
     except OutOfBounds as error:
         raise VerificationFailed(f"{name} {error}") from None
+    except (OSError, pa.ArrowException) as error:
+        raise VerificationFailed(f"{name} cannot be read: {str(error).splitlines()[0]}") from None
 
 
 def _parts(
@@ -252,11 +262,11 @@ def _parts(
 ) -> Iterator[pa.RecordBatch]:
     """A table part by part, once it has the columns; `_count_rows` has passed it."""
     try:
-        wrong = misfit(parquet.schema(folder / name), columns, needed)
+        wrong = misfit(pq.read_schema(folder / name), columns, needed)
         if wrong:
             raise VerificationFailed(f"{name} {wrong}")
         # All columns, so that a broken page anywhere is found.
-        for part in parquet.batches(folder / name):
+        for part in batches(folder / name):
             part.validate(full=True)  # texts are UTF-8
             yield part
     except (OSError, pa.ArrowException) as error:

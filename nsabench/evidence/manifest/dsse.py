@@ -9,15 +9,18 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from typing import TypeVar
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from pydantic import BaseModel, ConfigDict
 
+from nsabench import limits
 from nsabench.errors import VerificationFailed
-from nsabench.evidence.manifest.strict_json import parse_json
+from nsabench.reading import OutOfBounds, parse_json
 from nsabench.signing.keys import keyid_of
 
+M = TypeVar("M", bound=BaseModel)
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 
 
@@ -44,7 +47,7 @@ class Envelope(BaseModel):
     @classmethod
     def parse(cls, data: bytes) -> Envelope:
         """Raises `VerificationFailed` when `data` is no envelope of an in-toto statement."""
-        envelope = parse_json(data, "the manifest", cls)
+        envelope = parse_part(data, "the manifest", cls)
         if envelope.payloadType != PAYLOAD_TYPE:
             raise VerificationFailed(
                 f"the manifest holds {envelope.payloadType[:80]!r} and not {PAYLOAD_TYPE!r}"
@@ -77,6 +80,14 @@ class Envelope(BaseModel):
                 f"the signature does not fit what is signed (key {keyid})"
             ) from None
         return keyid
+
+
+def parse_part(data: bytes, what: str, model: type[M]) -> M:
+    """Parse a part of a manifest. Raises `VerificationFailed` if it is none."""
+    try:
+        return parse_json(data, limits.MANIFEST, model)
+    except OutOfBounds as error:
+        raise VerificationFailed(f"{what} {error}") from None
 
 
 def sign(payload: bytes, key: Ed25519PrivateKey) -> Envelope:

@@ -8,9 +8,9 @@ import re
 import stat
 from pathlib import Path
 
-from nsabench.bounds import OutOfBounds, limits, opened
-from nsabench.bounds.content import size
+from nsabench import limits
 from nsabench.errors import VerificationFailed
+from nsabench.reading import OutOfBounds, opened, size
 
 # What a name in a manifest may be made of. Quotes, blanks and control characters would make the
 # lists that people check by hand ambiguous, and `..` must not leave the folder.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from nsabench.bounds import limits
+from nsabench import limits
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest.same import same, same_members
 from nsabench.execution import joined, journal

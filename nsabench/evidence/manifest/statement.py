@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from nsabench.evidence.manifest.strict_json import parse_json
+from nsabench.evidence.manifest.dsse import parse_part
 from nsabench.model.moment import Moment
 from nsabench.model.run_id import RunId
 
@@ -127,7 +127,7 @@ class Statement(BaseModel):
     @classmethod
     def parse(cls, data: bytes) -> Statement:
         """Raises `VerificationFailed` when `data` is no statement about a run."""
-        return parse_json(data, "the statement", cls)
+        return parse_part(data, "the statement", cls)
 
     @property
     def digests(self) -> dict[str, str]:

@@ -6,14 +6,17 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow.parquet as pq
+
+from nsabench import limits
 from nsabench.assessment.checks.group import Group
-from nsabench.assessment.tables import RECORDS, misfit
-from nsabench.bounds import OutOfBounds, limits, parquet
+from nsabench.assessment.tables import RECORDS, batches, misfit, rows_of
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest.seal import controls_caught
 from nsabench.evidence.manifest.statement import Predicate
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Catch, Direction, Mode
+from nsabench.reading import OutOfBounds
 
 NEEDED = ("op", "caught_by", "gpu_name")
 
@@ -45,15 +48,15 @@ class Stated(NamedTuple):
 
 
 def stated(path: Path) -> set[Stated]:
-    """What the records of a table state, once `parquet.check` has passed it. Raises `OutOfBounds`
+    """What the records of a table state, once `check_table` has passed it. Raises `OutOfBounds`
     when they are none, or state too many things, and as a table does that cannot be read."""
-    schema = parquet.schema(path)
+    schema = pq.read_schema(path)
     wrong = misfit(schema, RECORDS, NEEDED)
     if wrong:
         raise OutOfBounds(wrong)
     found: set[Stated] = set()
-    for part in parquet.batches(path, [name for name in Stated._fields if name in schema.names]):
-        found.update(map(Stated.of_row, parquet.rows_of(part)))
+    for part in batches(path, [name for name in Stated._fields if name in schema.names]):
+        found.update(map(Stated.of_row, rows_of(part)))
         if len(found) > limits.STATED:
             raise OutOfBounds(f"states more than {limits.STATED} different things")
     return found

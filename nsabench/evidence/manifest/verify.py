@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from nsabench import bounds
-from nsabench.bounds import limits
+from nsabench import limits, reading
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest import contents, files
 from nsabench.evidence.manifest.dsse import Envelope
@@ -233,10 +232,10 @@ def _envelope(folder: Path, names: list[str]) -> Envelope:
 def read_envelope(folder: Path) -> Envelope:
     """Raises `VerificationFailed` when the manifest cannot be read or is none."""
     try:
-        return Envelope.parse(bounds.read(folder / MANIFEST, limits.MANIFEST))
+        return Envelope.parse(reading.read(folder / MANIFEST, limits.MANIFEST))
     except OSError as error:
         raise VerificationFailed(f"{MANIFEST} cannot be read: {error.strerror}") from None
-    except bounds.OutOfBounds as error:
+    except reading.OutOfBounds as error:
         raise VerificationFailed(f"{MANIFEST} {error}") from None
 
 

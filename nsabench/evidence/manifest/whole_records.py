@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from nsabench.assessment.tables import rows_of, values
 from nsabench.assessment.verdict import Key
-from nsabench.bounds import parquet
 from nsabench.errors import VerificationFailed
 from nsabench.model.record import SHAPE, Record, vocabulary
 from nsabench.model.vocabulary import Status
@@ -22,13 +22,13 @@ def counts(part: pa.RecordBatch) -> dict[Key, int | None]:
     Raises `VerificationFailed` when a row is no whole record.
     """
     if not _whole(part):
-        for row in parquet.rows_of(part):
+        for row in rows_of(part):
             _record(row)
     names = ("case_id", "implementation", "status", "n_samples")
     return {
         (case_id, name): (stated or 0) if status == Status.OK else None
         for case_id, name, status, stated in zip(
-            *(parquet.values(part[column]) for column in names), strict=True
+            *(values(part[column]) for column in names), strict=True
         )
     }
 
@@ -38,10 +38,10 @@ def differing(part: pa.RecordBatch, columns: Sequence[str]) -> Iterator[Record]:
     has passed `counts`."""
     there = [name for name in columns if name in part.schema.names]
     first: dict[tuple[Any, ...], int] = {}
-    for place, stated in enumerate(zip(*(parquet.values(part[n]) for n in there), strict=True)):
+    for place, stated in enumerate(zip(*(values(part[n]) for n in there), strict=True)):
         first.setdefault(stated, place)
     for place in first.values():
-        yield from map(_record, parquet.rows_of(part.slice(place, 1)))
+        yield from map(_record, rows_of(part.slice(place, 1)))
 
 
 def _whole(part: pa.RecordBatch) -> bool:

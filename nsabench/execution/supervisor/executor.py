@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from nsabench.bounds import limits
+from nsabench import limits
 from nsabench.checker.messages import Judged
 from nsabench.delivery import Delivery
 from nsabench.execution.protocol import (

@@ -11,8 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from nsabench import bounds
-from nsabench.bounds import json, limits
+from nsabench import limits, reading
 from nsabench.model.moment import Moment
 
 SCHEMA_VERSION = 1
@@ -234,7 +233,7 @@ class Environment(Part):
     @classmethod
     def read(cls, path: Path) -> Environment:
         """What the file says. Raises `OSError`, and `OutOfBounds` when it is no environment."""
-        return json.load(bounds.read(path, limits.ENVIRONMENT), limits.ENVIRONMENT, cls)
+        return reading.parse_json(reading.read(path, limits.ENVIRONMENT), limits.ENVIRONMENT, cls)
 
     @property
     def gpu(self) -> Gpu | None:

@@ -10,16 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from nsabench import limits
 from nsabench.assessment import doubts
 from nsabench.assessment.caution import recalled
 from nsabench.assessment.checks import Finding, proofs
 from nsabench.assessment.checks.group import Group
 from nsabench.assessment.checks.proofs import Lack
-from nsabench.assessment.tables import SAMPLES, misfit, read_records
+from nsabench.assessment.tables import SAMPLES, batches, check_table, misfit, read_records
 from nsabench.assessment.verdict import Key
-from nsabench.bounds import OutOfBounds, limits, parquet
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import refuse_altered
 from nsabench.evidence.manifest.keys import trusted_keyids
@@ -33,6 +34,7 @@ from nsabench.model.plan import Plan
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Catch, Role
 from nsabench.planning.narrow import Narrowed
+from nsabench.reading import OutOfBounds
 
 SAMPLE_COLUMNS = ("case_id", "implementation", "time_ms")
 
@@ -172,8 +174,9 @@ def _read(path: Path) -> Side:
     trust = refuse_altered(path, trusted_keyids(()))
     records = recalled(read_records(path))
     try:
-        samples = parquet.table(path / "samples.parquet", limits.SAMPLES, SAMPLE_COLUMNS)
-        wrong = misfit(parquet.schema(path / "samples.parquet"), SAMPLES, SAMPLE_COLUMNS)
+        check_table(path / "samples.parquet", limits.SAMPLES)
+        wrong = misfit(pq.read_schema(path / "samples.parquet"), SAMPLES, SAMPLE_COLUMNS)
+        parts = [] if wrong else list(batches(path / "samples.parquet", SAMPLE_COLUMNS))
     except (OSError, pa.ArrowException):
         raise UsageError(
             f"{path} holds no samples", "give a finished run; `all --resume` finishes one."
@@ -189,7 +192,7 @@ def _read(path: Path) -> Side:
         environment=brief_environment(folder.environment),
         trust=trust,
         records={record.key: record for record in records},
-        samples=_by_key(samples),
+        samples=_by_key(parts),
         doubts=_doubts(folder, records),
     )
 
@@ -202,11 +205,11 @@ def _doubts(folder: RunFolder, records: Sequence[Record]) -> Sequence[Finding]:
     return doubts.of_journal(contents, records) if contents.headers else []
 
 
-def _by_key(table: pa.Table) -> dict[Key, NDArray[np.float64]]:
+def _by_key(parts: Sequence[pa.RecordBatch]) -> dict[Key, NDArray[np.float64]]:
     """The times of each record, sorted."""
-    if not table.num_rows:  # nothing was timed
+    if not any(part.num_rows for part in parts):  # nothing was timed
         return {}
-    table = table.unify_dictionaries().combine_chunks()
+    table = pa.Table.from_batches(parts).unify_dictionaries().combine_chunks()
     codes, names = [], []
     for column in ("case_id", "implementation"):
         encoded = table[column].combine_chunks()

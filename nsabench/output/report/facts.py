@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from nsabench import bounds, ops
+from nsabench import limits, ops, reading
 from nsabench.assessment import pays, threshold
 from nsabench.assessment.caution import recalled, speedups
 from nsabench.assessment.checks import Effect, Finding
@@ -19,7 +19,6 @@ from nsabench.assessment.pays import Payment
 from nsabench.assessment.results import Results, assemble
 from nsabench.assessment.statistics import geometric_mean
 from nsabench.assessment.threshold import Decision
-from nsabench.bounds import limits
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import MANIFEST, verify
 from nsabench.evidence.manifest.statement import Trust
@@ -261,8 +260,8 @@ class Facts:
         parts = []
         for look in PassName:
             try:
-                text = bounds.tail(self.folder.log(case_id, look), limits.LOG)
-            except (OSError, bounds.OutOfBounds):
+                text = reading.tail(self.folder.log(case_id, look), limits.LOG)
+            except (OSError, reading.OutOfBounds):
                 continue
             own = _of_one(text, name)
             heading = [f"--- {look}"] if own and look is not PassName.FIRST_LOOK else []

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
 
-from nsabench import bounds
-from nsabench.bounds import limits
+from nsabench import limits, reading
 from nsabench.errors import UsageError
 from nsabench.output.compare import Side, compare, page, read
 from nsabench.output.report.files import replace
@@ -49,8 +48,8 @@ def write(given: Sequence[Page], places: Sequence[str], folder: Path) -> list[Li
 
 def _read(path: Path) -> str:
     try:
-        return bounds.read(path, limits.COMPARISON).decode()
-    except (OSError, UnicodeDecodeError, bounds.OutOfBounds) as error:
+        return reading.read(path, limits.COMPARISON).decode()
+    except (OSError, UnicodeDecodeError, reading.OutOfBounds) as error:
         raise _refused(path) from error
 
 

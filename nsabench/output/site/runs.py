@@ -8,10 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from urllib.parse import quote
 
+from nsabench import limits
 from nsabench.assessment import pays, threshold
 from nsabench.assessment.pays import Payment
 from nsabench.assessment.threshold import Decision
-from nsabench.bounds import limits
 from nsabench.errors import UsageError
 from nsabench.evidence.archive import Archive
 from nsabench.evidence.archive.archive import TABLES, ArchivedRun

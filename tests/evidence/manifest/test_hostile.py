@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from nsabench.bounds import limits
+from nsabench import limits
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest import MANIFEST, dsse, files, seal, verify
 from nsabench.evidence.manifest.keys import Revocation, Why

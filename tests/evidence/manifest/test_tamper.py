@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from nsabench.bounds import limits
+from nsabench import limits
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest import MANIFEST, dsse, seal, verify
 from nsabench.evidence.manifest.statement import Trust
@@ -318,7 +318,9 @@ def test_columns_that_are_none(run: Path, signer: Signer) -> None:
     original = pq.read_table(run / "records.parquet")
     for broken, change in {
         "has int64 in column case_id and not string": put("case_id", lambda n: pa.array([1] * n)),
-        "has columns within columns": put("case_id", lambda n: pa.array([["x"]] * n)),
+        "has list<element: string> in column case_id and not string": put(
+            "case_id", lambda n: pa.array([["x"]] * n)
+        ),
         "has 2 columns status": lambda t: t.append_column("status", t["status"]),
         "has no column reason": lambda t: t.drop_columns(["reason"]),
         "record None mine is there 1 times": lambda t: pa.concat_tables(

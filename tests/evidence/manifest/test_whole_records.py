@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nsabench.bounds import parquet
+from nsabench.assessment.tables import batches, rows_of
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest import whole_records
 from nsabench.model.record import Record
@@ -24,7 +24,7 @@ def part(run: Path, change: Callable[[list[dict[str, Any]]], None]) -> pa.Record
     rows = table.to_pylist()
     change(rows)
     pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), run / "records.parquet")
-    [found] = parquet.batches(run / "records.parquet")
+    [found] = batches(run / "records.parquet")
     return found
 
 
@@ -42,7 +42,7 @@ def test_the_one_record_that_is_none_is_named(
     run: Path, changed: dict[str, Any], said: str
 ) -> None:
     found = part(run, lambda rows: rows[LAST].update(changed))
-    last = list(parquet.rows_of(found))[LAST]
+    last = list(rows_of(found))[LAST]
     with pytest.raises(VerificationFailed) as refused:
         whole_records.counts(found)
     where = f"records.parquet: {last['implementation']} on {last['case_id']}"
@@ -51,7 +51,7 @@ def test_the_one_record_that_is_none_is_named(
 
 def test_what_is_counted_is_what_each_record_says(run: Path) -> None:
     found = part(run, lambda rows: rows[LAST].update(n_samples=None))
-    records = [Record.from_row(row) for row in parquet.rows_of(found)]
+    records = [Record.from_row(row) for row in rows_of(found)]
     expected = {r.key: r.n_samples if r.status == "ok" else None for r in records}
     assert whole_records.counts(found) == expected
     assert {None, 0, 20} >= set(expected.values()) >= {None, 20}

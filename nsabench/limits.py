@@ -1,0 +1,39 @@
+"""How large the files may be that nsabench reads, each limit well above the largest honest file.
+
+The largest published run has 188 cases: a journal of 8 MB with lines of up to 80 KB, and tables of
+0.2 and 0.5 MB. The limits are for 10,000 cases and more.
+"""
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+MEMORY = 8 * GIB  # of a process that reads what others made
+
+MATRIX = MIB  # a matrix, or another small file
+DEPTH = 32  # of a YAML file
+CASES = 100_000  # that a matrix may span
+PLAN = 64 * MIB
+FAULTS = 100  # of a document, above which only their number is told
+
+FILE = GIB  # any file of a run
+FILES = 100_000  # of a run; a manifest names fewer
+FOLDER = 4 * GIB  # all files of a run
+MANIFEST = 4 * MIB  # a run of 10,000 cases has one of 2 MB
+ENVIRONMENT = 8 * MIB
+
+JOURNAL = GIB
+JOURNAL_LINE = 16 * MIB
+LINES_A_CASE = 10  # of a journal: a pass has one
+SITTINGS = 5_000  # lines beside those
+LOG = 64 * KIB  # of the end of a log that a report shows
+
+COMPARISON = 16 * MIB  # a page of one
+CSV = 8 * MIB
+CSV_ROWS = 20_000
+CSV_COLUMNS = 500
+
+TABLE = 512 * MIB  # a Parquet file
+COLUMNS = 1000
+RECORDS = 300_000  # rows
+SAMPLES = 50_000_000  # rows
+UNPACKED = 4 * GIB  # what the columns of a table unpack to
+STATED = 10_000  # different things that records state of where they are from

@@ -1,0 +1,102 @@
+"""Read files that others made: their size is checked first, and memory is bounded."""
+
+from __future__ import annotations
+
+import os
+import resource
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
+
+from nsabench import limits
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class OutOfBounds(ValueError):
+    """A file exceeds a limit, or is not of its kind. `str()` continues after the file's name."""
+
+
+def limit_memory() -> None:
+    """Bound the data of this process and of those that it starts, so that a file that lies about
+    what it unpacks to ends in a `MemoryError`."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    least = limits.MEMORY if hard == resource.RLIM_INFINITY else min(limits.MEMORY, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (least, hard))
+
+
+@contextmanager
+def opened(path: Path, most: int | None = None, *, flags: int = 0) -> Iterator[BufferedReader]:
+    """Open a regular file. A pipe or a device may never end, and is refused.
+
+    flags: more flags for `os.open`. Raises `OSError` if it cannot be opened, and `OutOfBounds` if
+    it is no regular file or has more than `most` bytes.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise OutOfBounds("is a pipe or a device and not a file")
+        if most is not None and found.st_size > most:
+            raise OutOfBounds(f"has more than {size(most)}")
+        yield file
+
+
+def read(path: Path, most: int) -> bytes:
+    """Read a whole file. Raises as `opened` does."""
+    with opened(path, most) as file:
+        data = file.read(most + 1)
+    require_size(data, most)  # it may have grown meanwhile
+    return data
+
+
+def tail(path: Path, most: int) -> str:
+    """Read the end of a text file, whatever its encoding. Raises as `opened` does."""
+    with opened(path) as file:
+        file.seek(max(os.fstat(file.fileno()).st_size - most, 0))
+        return file.read(most).decode(errors="replace")
+
+
+def require_size(data: bytes, most: int) -> None:
+    """Raise `OutOfBounds` if there are more than `most` bytes."""
+    if len(data) > most:
+        raise OutOfBounds(f"has more than {size(most)}")
+
+
+def parse_json(data: bytes, most: int, model: type[M]) -> M:
+    """Parse JSON without NaN or infinity; pydantic's parser bounds its depth.
+
+    Raises `OutOfBounds` if it is no such JSON, or has more than `most` bytes.
+    """
+    require_size(data, most)
+    try:
+        content = from_json(data, allow_inf_nan=False)
+    except ValueError as error:
+        raise OutOfBounds(f"is not JSON: {error}") from None
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        raise OutOfBounds(f"is not as it should be: {first_fault(error)}") from None
+
+
+def first_fault(error: ValidationError) -> str:
+    """Say the first fault by field and message, or how many there are if there are very many."""
+    if error.error_count() > limits.FAULTS:
+        return f"it has {error.error_count()} faults"
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    return f"{where}: {first['msg']}" if where else str(first["msg"])
+
+
+def size(count: int) -> str:
+    """Say a number of bytes: `64 MiB`."""
+    for unit, factor in (("GiB", limits.GIB), ("MiB", limits.MIB), ("KiB", limits.KIB)):
+        if count >= factor:
+            return f"{count / factor:g} {unit}"
+    return f"{count} bytes"

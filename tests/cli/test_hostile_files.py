@@ -1,0 +1,96 @@
+"""Files that were made to hang or to crash a command: refused by one sentence, at once."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from nsabench.evidence.manifest import seal
+from nsabench.signing import load_signer
+from tests.runs import make_run
+
+MOST_S = 2.0  # of a core: others may be busy beside it
+MOST_BYTES = 400 << 20
+MEASURED = """
+import resource, subprocess, sys
+done = subprocess.run([sys.executable, "-m", "nsabench", *sys.argv[1:]])
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print("measured", used.ru_maxrss << 10, used.ru_utime + used.ru_stime, file=sys.stderr)
+sys.exit(done.returncode)
+"""
+
+
+def refused(*arguments: object) -> str:
+    """What a command says that refuses its input, once it took little time and memory."""
+    line = [sys.executable, "-c", MEASURED, *map(str, arguments)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    assert done.returncode in (2, 4), done.stderr[-500:]
+    said, _, measured = done.stderr.rpartition("measured ")
+    peak, cpu_s = measured.split()
+    assert int(peak) < MOST_BYTES and float(cpu_s) < MOST_S
+    assert "Traceback" not in said and "fault of nsabench" not in said
+    assert len(said) < 1000
+    return said
+
+
+def claim_rows(path: Path, rows: int) -> None:
+    """Have the metadata of a table name its rows again and again."""
+    data = path.read_bytes()
+    pages = data[: -8 - int.from_bytes(data[-8:-4], "little")]
+    metadata = pq.read_metadata(path)
+    while metadata.num_rows < rows:
+        metadata.append_row_groups(metadata)
+    metadata.write_metadata_file(path)
+    path.write_bytes(pages + path.read_bytes()[4:])
+
+
+@pytest.mark.parametrize("signed", [False, True], ids=["unsigned", "signed"])
+def test_a_table_that_claims_a_billion_rows(tmp_path: Path, signed: bool) -> None:
+    run = make_run(tmp_path / "run")
+    samples = run / "samples.parquet"
+    table = pq.read_table(samples, columns=["run_id", "case_id", "implementation", "time_ms"])
+    pq.write_table(pa.concat_tables([table] * 2000), samples, compression="zstd")
+    claim_rows(samples, 10**9)
+    assert samples.stat().st_size < 1_100_000
+    sentence = r"samples\.parquet has \d+ rows, more than 50000000"
+    if not signed:
+        assert re.search(sentence, refused("verify", run, "--require", "unsigned"))
+        return
+    seal(run, load_signer({}))
+    assert re.search(sentence, refused("verify", run))
+    assert re.search(sentence, refused("archive", "add", run, "--to", tmp_path / "archive"))
+
+
+@pytest.mark.parametrize(
+    "command", [("verify", "--require", "unsigned"), ("report", "--out", "again"), ("audit",)]
+)
+def test_a_plan_of_many_brackets(tmp_path: Path, command: tuple[str, ...]) -> None:
+    run = make_run(tmp_path / "run")
+    (run / "plan.json").write_text("[" * 200_000)
+    assert "Invalid JSON: recursion limit exceeded" in refused(command[0], run, *command[1:])
+
+
+@pytest.mark.parametrize("command", ["plan", "all"])
+def test_a_matrix_of_nested_aliases(tmp_path: Path, command: str) -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9)]
+    (tmp_path / "matrix.yaml").write_text("\n".join(lines))
+    assert "has an alias in line 2" in refused(command, tmp_path / "matrix.yaml")
+
+
+def test_a_file_that_lies_about_what_it_unpacks_to_ends_in_a_sentence(tmp_path: Path) -> None:
+    """As where a page takes more memory than a process may have."""
+    code = (
+        "import sys\nfrom nsabench import cli\nfrom nsabench.cli import verify\n"
+        "verify.verify = lambda *_, **__: bytearray(9 << 30)\n"
+        "sys.argv = ['nsabench', 'verify', '.']\ncli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 4
+    assert "what was read takes more than 8 GiB of memory" in done.stderr
