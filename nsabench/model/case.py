@@ -7,7 +7,7 @@ import json
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 from nsabench.model.vocabulary import L2, Direction, DType, Mode
 
@@ -24,6 +24,12 @@ class RatioCI(BaseModel):
     min_rounds: PositiveInt = 20
     max_rounds: PositiveInt = 200
     budget_s: PositiveFloat = 2.0
+
+    @model_validator(mode="after")
+    def _is_in_order(self) -> RatioCI:
+        if self.max_rounds < self.min_rounds:
+            raise ValueError(f"max_rounds {self.max_rounds} is below min_rounds {self.min_rounds}")
+        return self
 
 
 class FixedCount(BaseModel):

@@ -20,7 +20,7 @@ from pydantic import (
 
 from nsabench import limits, ops
 from nsabench.errors import UsageError
-from nsabench.model.case import Case, RatioCI, Seed, Timing, Tolerances
+from nsabench.model.case import Case, Seed, Timing, Tolerances
 from nsabench.model.vocabulary import DTYPE_NAMES, L2, Direction, DType
 from nsabench.ops import Op
 from nsabench.planning import yaml_document as yaml_lines
@@ -89,14 +89,6 @@ def load(path: Path) -> list[LoadedMatrix]:
 def _load(path: Path, document: Document) -> LoadedMatrix:
     matrix = yaml_lines.parse(document, Matrix)
     op = ops.to_measure(matrix.op, document.where(("op",)))
-    stopping = matrix.timing.stopping
-    # Here and not in the model, which plans of earlier runs are read with.
-    if isinstance(stopping, RatioCI) and stopping.max_rounds < stopping.min_rounds:
-        where = document.where(("timing", "stopping", "max_rounds"))
-        raise UsageError(
-            f"{where} {stopping.max_rounds} is below min_rounds {stopping.min_rounds}",
-            "correct the value of one of them.",
-        )
     cases = list(_span(matrix, op, document))
     if not cases:
         raise UsageError(f"{path} spans no case", "exclude less, or give `axes` or `include`.")
