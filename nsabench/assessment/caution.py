@@ -5,39 +5,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
-from nsabench import ops
 from nsabench.assessment.checks.row import Row
 from nsabench.assessment.verdict import NOT_JUDGED, Judgement
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import NO_SPECIALISED, Kind, Regime, Role, Status
+from nsabench.model.vocabulary import NO_SPECIALISED, Kind, Regime, Role
 
 GREAT = 3.0  # a ratio above it is asked whom it is over
 # Times the best: what was made for the op and takes longer shows nothing of what can be.
 BEHIND = 2.0
-# The baselines that ship and are general, by op: what a run that was made before kinds were
-# recorded says of them. `decode` is an op that was retired since.
-_SHIPPED_GENERAL = {
-    "compressed": ("masked_sdpa", "flex_attention"),
-    "decode": ("torch_step",),
-    "decode_selected": ("gathered_sdpa",),
-    "decode_step": ("torch_step",),
-    "nsa_attention": ("torch_nsa",),
-    "selection_blocks": ("masked_sdpa", "gathered_sdpa", "flex_attention"),
-    "selection_ranges": (
-        *("masked_sdpa", "packed_sdpa", "packed_sdpa_unmasked", "flex_attention"),
-        *("flash_varlen", "flash_varlen_gqa"),
-    ),
-    "selection_varlen": ("masked_sdpa", "packed_sdpa"),
-    "sliding_window": ("masked_sdpa", "flex_attention"),
-}
 
 
 def caution(row: Row, case: Sequence[Row], judgement: Judgement) -> str:
     """Of a candidate whose ratio is great in some regime, if all that was timed beside it in its
-    case is general, or specialised and far behind: `NO_SPECIALISED`. Empty otherwise, and where
-    kinds were not recorded."""
+    case is general, or specialised and far behind: `NO_SPECIALISED`. Empty otherwise."""
     judged = (judgement, judgement.queue or NOT_JUDGED)
     if not any(j.speedup is not None and j.speedup > GREAT for j in judged):
         return ""
@@ -82,44 +63,3 @@ def tally(cautions: Iterable[str]) -> str:
     given = list(cautions)
     counts = Counter(text for text in given if text)
     return "; ".join(f"{text} in {n} of {len(given)}" for text, n in counts.items())
-
-
-def recalled(records: Sequence[Record]) -> list[Record]:
-    """The records with the cautions that a run from before kinds were recorded would have: the
-    kinds of the baselines that ship are known by their names. Others stay as they are."""
-    if all(r.kind is not None for r in records if r.role is Role.BASELINE):
-        return list(records)
-    known = [_with_kind(r) if _lacks_kind(r) else r for r in records]
-    timed: dict[tuple[str, int], list[tuple[Kind | None, float]]] = {}
-    recalls: set[tuple[str, int]] = set()
-    for before, r in zip(records, known, strict=True):
-        place = r.case_id, r.session
-        if r.role is Role.BASELINE and r.status is Status.OK and r.median_ms is not None:
-            timed.setdefault(place, []).append((r.kind, r.median_ms))
-        if r is not before:
-            recalls.add(place)
-    return [
-        replace(r, caution=NO_SPECIALISED)
-        if r.role is Role.CANDIDATE
-        and not r.caution
-        and (place := (r.case_id, r.session)) in recalls
-        and all_general(timed.get(place, []))
-        and _has_great_ratio(r)
-        else r
-        for r in known
-    ]
-
-
-def _lacks_kind(record: Record) -> bool:
-    return record.role is Role.BASELINE and record.kind is None
-
-
-def _with_kind(record: Record) -> Record:
-    names = (record.op, ops.current_name(record.op, record.distribution))
-    general = any(record.implementation in _SHIPPED_GENERAL.get(name, ()) for name in names)
-    return replace(record, kind=Kind.GENERAL) if general else record
-
-
-def _has_great_ratio(record: Record) -> bool:
-    ratios = (record.speedup, record.queue_speedup)
-    return any(ratio is not None and ratio > GREAT for ratio in ratios)

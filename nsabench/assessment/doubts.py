@@ -5,16 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nsabench import ops
-from nsabench.assessment.checks import scaling, timer
-from nsabench.assessment.checks.clocks import disturbances
 from nsabench.assessment.checks.finding import Effect, Finding, Recorded
 from nsabench.assessment.checks.limits import Limits
-from nsabench.assessment.checks.row import Row
 from nsabench.machine import datasheet
 from nsabench.model.journal import Contents
-from nsabench.model.record import Record
-from nsabench.model.vocabulary import PassName
 
 CHECKS = (
     "timer",
@@ -32,19 +26,6 @@ def of_findings(findings: Sequence[Finding]) -> list[Finding]:
 def about(record: Recorded, doubts: Sequence[Finding]) -> str:
     """What is against the time of this record, as its column says it."""
     return "; ".join(f.sentence for f in doubts if f.concerns(record))
-
-
-def of_journal(contents: Contents, records: Sequence[Record]) -> list[Finding]:
-    """For runs whose records were written before they had a column for it."""
-    known = limits(contents)
-    disturbed = [
-        Finding("clocks", Effect.INCONCLUSIVE, sentence, entry.case_id)
-        for entry in contents.of(PassName.FIRST_LOOK)
-        for sentence in disturbances(entry.conditions_that_count)
-    ]
-    # Early versions may not say what a case must read; an op may not be installed here.
-    rows = [Row.of(r) for r in records if r.median_ms and r.bytes_min and ops.find(r.op)]
-    return of_findings([*timer.check(rows, known), *disturbed, *scaling.check(rows, known)])
 
 
 def limits(contents: Contents) -> Limits:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nsabench import ops
 from nsabench.assessment.checks import proofs
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Catch, Regime, Role
@@ -23,15 +22,11 @@ def missed(records: Sequence[Record], regime: Regime | None) -> str:
 
 
 def without_controls(records: Sequence[Record]) -> dict[str, str]:
-    """Ops, as they are called today, of which no control was caught or missed, each with an
-    objection. The controls of an op that is retired were there for all that it became."""
+    """The ops of which no control was caught or missed, each with an objection."""
     objections = {}
-    candidates = (r for r in records if r.role is Role.CANDIDATE)
-    for recorded, distribution in {(r.op, r.distribution) for r in candidates}:
-        controls = (r for r in records if r.op == recorded and r.role is Role.CONTROL)
-        catches = {r.caught for r in controls}
+    for op in {r.op for r in records if r.role is Role.CANDIDATE}:
+        catches = {r.caught for r in records if r.op == op and r.role is Role.CONTROL}
         if catches.isdisjoint((Catch.CAUGHT, Catch.MISSED)):
-            op = ops.current_name(recorded, distribution)
             ran = "none was caught" if catches else "none ran"
             objections[op] = f"no control shows that a mistake in {op} would be noticed: {ran}"
     return objections
@@ -45,14 +40,13 @@ def _in_queue(record: Record) -> bool:
 
 
 def without_queue_controls(records: Sequence[Record]) -> dict[str, str]:
-    """Ops, as they are called today, of which no control was there to show that a slow or hidden
-    host would be noticed, each with an objection."""
+    """The ops of which no control was there to show that a slow or hidden host would be noticed,
+    each with an objection."""
     objections = {}
     ran = {(r.op, r.caught_by) for r in records if r.caught not in (None, Catch.UNPROVEN)}
-    for recorded, distribution in {(r.op, r.distribution) for r in records if _in_queue(r)}:
-        lacking = [check for check in proofs.QUEUE if (recorded, check) not in ran]
+    for op in {r.op for r in records if _in_queue(r)}:
+        lacking = [check for check in proofs.QUEUE if (op, check) not in ran]
         if lacking:
-            op = ops.current_name(recorded, distribution)
             objections[op] = (
                 f"no control shows that the checks {' and '.join(lacking)} work for {op}: in the "
                 f"queue nothing is decided without"

@@ -25,7 +25,7 @@ from nsabench.reading import OutOfBounds, opened
 SIZES = {size for name in ops.shipped() for size in ops.get(name).shape_model.model_fields}
 RECORDS = columns(Record, SIZES)
 SAMPLES = columns(Sample)
-BURSTS = columns(Burst)  # of a run that was finished before they were kept there is no such table
+BURSTS = columns(Burst)
 BATCH = 1 << 16  # rows that are read together
 ARROW = {str: pa.string(), float: pa.float64(), int: pa.int64(), bool: pa.bool_()}
 
@@ -89,20 +89,17 @@ def refuse_sizes(op: ops.Op) -> None:
             )
 
 
-def read_records(folder: Path, needed: Iterable[str] = ()) -> list[Record]:
-    """The records of a finished run, of this or an older version.
-
-    needed: columns that must be there. Raises `UsageError` when the folder holds no such records.
-    """
-    return records_in(folder / "records.parquet", needed)
+def read_records(folder: Path) -> list[Record]:
+    """The records of a finished run. Raises `UsageError` if the folder holds none."""
+    return records_in(folder / "records.parquet")
 
 
-def records_in(path: Path, needed: Iterable[str] = ()) -> list[Record]:
+def records_in(path: Path) -> list[Record]:
     """The same of a file of any name."""
     folder = path.parent
     try:
         check_table(path, limits.RECORDS)
-        wrong = misfit(pq.read_schema(path), RECORDS, needed)
+        wrong = misfit(pq.read_schema(path), RECORDS, ())
         parts = list(batches(path)) if not wrong else []
     except (OSError, pa.ArrowException):
         raise UsageError(

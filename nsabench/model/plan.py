@@ -45,10 +45,9 @@ class ImplementationInfo(BaseModel):
     modes: tuple[Mode, ...] = ()  # likewise
     least: LeastWork = LeastWork()
     computes: str = ""  # of an alternative: the op that it is one of
-    kind: Kind | None = None  # of a baseline; None: it was not recorded
+    kind: Kind | None = None  # of a baseline
     origin: Origin = Origin()  # the library that it calls, if it does
-    # When it is called: `triton`, `nvcc`, or nothing; None: not recorded.
-    compiled_by: str | None = None
+    compiled_by: str = ""  # when it is called: `triton`, `nvcc`, `cutlass`
 
     def concerns(self, case: Case) -> bool:
         return (

@@ -20,11 +20,9 @@ from nsabench.ops import _outside
 from nsabench.ops._contract import Inputs, Op, Shape, Size, Work
 from nsabench.ops._decode import DecodeSizes
 from nsabench.ops._legal import Legal
-from nsabench.ops._retired import RETIRED, current_name, successors
 from nsabench.processes import each
 
 __all__ = [
-    "RETIRED",
     "DecodeSizes",
     "Inputs",
     "Legal",
@@ -35,7 +33,6 @@ __all__ = [
     "computed",
     "computed_work",
     "count",
-    "current_name",
     "find",
     "get",
     "has_op_of",
@@ -47,7 +44,6 @@ __all__ = [
     "rows_left_out",
     "shipped",
     "sizes",
-    "successors",
     "terms",
     "to_measure",
     "work",
@@ -68,8 +64,7 @@ def shipped() -> tuple[str, ...]:
 
 def names() -> tuple[str, ...]:
     """The ops that a run can be made of."""
-    others = {*_outside.installed(), *_outside.from_files} - RETIRED.keys()
-    return tuple(sorted({*shipped(), *others}))
+    return tuple(sorted({*shipped(), *_outside.installed(), *_outside.from_files}))
 
 
 def load_file(path: Path, expected_sha256: str | None = None) -> Op:
@@ -80,7 +75,6 @@ def load_file(path: Path, expected_sha256: str | None = None) -> Op:
     """
     owners = {
         **{name: f"{_outside.owners(name)} has one" for name in _outside.installed()},
-        **dict.fromkeys(RETIRED, "earlier runs are read with one of that name"),
         **dict.fromkeys(shipped(), "one ships"),
     }
     return _outside.load_file(path, owners, expected_sha256)
@@ -104,14 +98,12 @@ def has_op_of(plan: Plan) -> bool:
 
 
 def find(name: str) -> Op | None:
-    """The op of that name, also one that is retired; None where it is not installed.
+    """Return the op of that name; None if it is not installed.
 
     Raises `UsageError` when it is installed and cannot be imported.
     """
     if name in shipped():
         return _shipped(name)
-    if name in RETIRED:  # before what is installed: records of earlier runs mean this one
-        return RETIRED[name]
     if name in _outside.from_files:
         return _outside.from_files[name][0]
     if name in _outside.installed():
@@ -135,13 +127,8 @@ def get(name: str) -> Op:
 
 
 def to_measure(name: str, asked_by: str) -> Op:
-    """The op that a matrix or an implementation names. Raises `UsageError`, naming `asked_by`,
-    where there is none, or one that no run is made of any more."""
-    if name in RETIRED:
-        raise UsageError(
-            f"{asked_by}: {name!r} is no op any more",
-            f"name one of those that took its place: {', '.join(successors(name))}.",
-        )
+    """Return the op that a matrix or an implementation names. Raises `UsageError`, naming
+    `asked_by`, if there is none."""
     op = find(name)
     if op is None:
         raise _unknown(name, f"{asked_by}: ")
@@ -291,7 +278,7 @@ def refuse_unanswered(case: Case) -> None:
     Raises `UsageError` when it fails, or answers what no op can mean.
     """
     op = get(case.op)
-    if op.name in shipped() or op.name in RETIRED:
+    if op.name in shipped():
         return
     shape = sizes(case)
     _outside.answer_of(lambda: op.length(shape), op, "length")

@@ -67,7 +67,6 @@ def meanings() -> dict[str, list[Meaning]]:
     names = [*checks.all_checks(), "controls"]
     listed += [Meaning(n, "check", _docstring(f"nsabench.assessment.checks.{n}")) for n in names]
     listed += [Meaning(n, "op", _docstring(f"nsabench.ops.{n}")) for n in ops.shipped()]
-    listed += [Meaning(n, "op of earlier runs", _retired(n)) for n in ops.RETIRED]
     listed += [Meaning(w, "word of the output", text) for w, text in WORDS.items()]
     listed += [Meaning(t.value, "trust level", text) for t, text in TRUST.items()]
     for name in ops.shipped():
@@ -128,11 +127,6 @@ def _list(words: type[Word]) -> str:
 
 def _docstring(module: str) -> str:
     return inspect.getdoc(importlib.import_module(module)) or ""
-
-
-def _retired(op: str) -> str:
-    successors = ", ".join(ops.successors(op))
-    return f"Runs were once made with it. What took its place: {successors}."
 
 
 def _outside(name: str) -> str:

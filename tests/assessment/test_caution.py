@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from nsabench.assessment import caution, threshold
-from nsabench.assessment.caution import beside, recalled
+from nsabench.assessment import threshold
+from nsabench.assessment.caution import beside
 from nsabench.assessment.tables import read_records
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import NO_SPECIALISED, Kind, Regime, Role
-from nsabench.registry.loading import load
 from tests.runs import Made, make_run
 
 
@@ -96,24 +95,3 @@ def test_a_threshold_says_in_how_many_of_its_cases(tmp_path: Path) -> None:
     assert device.sentence.endswith("(no specialised baseline in 8 of 16)")
     assert device.regime is Regime.DEVICE and not queue.caution
     assert "caution: no specialised baseline in 8 of 16" in threshold.as_yaml([device])
-
-
-def test_what_is_recalled_is_of_what_is_not_recorded_alone(tmp_path: Path) -> None:
-    for name, kind in (("a", Kind.SPECIALISED), ("b", Kind.GENERAL)):
-        records = read_records(make_run(tmp_path / name, Made(kind=kind, ratio=rising)))
-        assert recalled(records) == records
-    # The baseline of these rows is no general one.
-    unsaid = read_records(make_run(tmp_path / "c", Made(ratio=rising)))
-    assert recalled(unsaid) == unsaid
-
-
-def test_what_is_recalled_is_as_it_is_declared() -> None:
-    declared: dict[str, set[str]] = {}
-    for one in load():
-        if one.role is Role.BASELINE and one.kind is Kind.GENERAL and one.package is None:
-            declared.setdefault(one.op, set()).add(one.name)
-    for younger in ("causal_attention", "nsa_without_window"):  # than the column
-        declared.pop(younger)
-    shipped = {op: set(names) for op, names in caution._SHIPPED_GENERAL.items()}
-    assert shipped.pop("decode") == {"torch_step"}, "of an op that was retired"
-    assert shipped == declared

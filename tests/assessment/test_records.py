@@ -1,4 +1,4 @@
-"""Records as records.parquet holds them, written now, then, and by versions to come."""
+"""Records as records.parquet holds them, written by this version and by versions to come."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from nsabench.model.vocabulary import (
 )
 from tests.runs import make_run
 
-# What the first version wrote of every record.
-OLDEST: dict[str, Any] = {
+# What every record has.
+LEAST: dict[str, Any] = {
     "run_id": "r",
     "case_id": "c",
     "op": "selection_rows",
@@ -66,8 +66,8 @@ def test_unit_and_meaning_stand_in_the_files() -> None:
     assert fields.names.index("device") < fields.names.index("L") < fields.names.index("length")
 
 
-def test_an_older_record_has_the_defaults_of_what_was_added_since() -> None:
-    record = Record.from_row({**OLDEST, "verdict": "faster", "caught": None, "reason": None})
+def test_a_record_has_the_defaults_of_columns_that_are_missing() -> None:
+    record = Record.from_row({**LEAST, "verdict": "faster", "caught": None, "reason": None})
     assert record.key == ("c", "mine")
     assert (record.role, record.status) == (Role.CANDIDATE, Status.OK)
     assert (record.dtype, record.direction) == (DType.BFLOAT16, Direction.FORWARD)
@@ -80,8 +80,8 @@ def test_an_older_record_has_the_defaults_of_what_was_added_since() -> None:
 @pytest.mark.parametrize("text", ["[news](https://evil.example)", "no specialised baseline\n# x"])
 def test_a_caution_that_no_version_writes_is_none(text: str) -> None:
     """Pages and Markdown show it as words of their own."""
-    assert Record.from_row({**OLDEST, "caution": text}).caution == ""
-    assert Record.from_row({**OLDEST, "caution": NO_SPECIALISED}).caution == NO_SPECIALISED
+    assert Record.from_row({**LEAST, "caution": text}).caution == ""
+    assert Record.from_row({**LEAST, "caution": NO_SPECIALISED}).caution == NO_SPECIALISED
 
 
 def test_a_newer_record_is_read_as_far_as_it_is_known() -> None:
@@ -94,7 +94,7 @@ def test_a_newer_record_is_read_as_far_as_it_is_known() -> None:
         "energy_j": 0.5,
         "caught": "missed",
     }
-    record = Record.from_row({**OLDEST, **newer})
+    record = Record.from_row({**LEAST, **newer})
     assert record.shape == {"n_pages": 64}
     assert record.caught is Catch.MISSED
     assert labels.named(record) == "later n_pages=64 bf16 dense [c]"
@@ -113,7 +113,7 @@ def test_a_newer_record_is_read_as_far_as_it_is_known() -> None:
 def test_what_is_no_record_is_refused(
     tmp_path: Path, change: dict[str, Any], sentence: str
 ) -> None:
-    pq.write_table(pa.Table.from_pylist([{**OLDEST, **change}]), tmp_path / "records.parquet")
+    pq.write_table(pa.Table.from_pylist([{**LEAST, **change}]), tmp_path / "records.parquet")
     with pytest.raises(UsageError, match=sentence):
         read_records(tmp_path)
 

@@ -446,31 +446,6 @@ def test_a_decode_step_computes_what_its_branches_do() -> None:
     assert flops("decode_step") == sum(map(flops, branches)) < flops("decode_dense") * 2
 
 
-@pytest.mark.parametrize("distribution", ["total", "cmp", "sel", "win", "dense"])
-def test_an_op_of_earlier_runs_has_the_work_that_it_had(distribution: str) -> None:
-    """As the commit that made docs/results/h200-…-decode counted it, at these sizes."""
-    expected = {
-        "total": (14064, 31488),
-        "cmp": (7296, 13824),
-        "sel": (7264, 13440),
-        "win": (2496, 4224),
-        "dense": (14784, 28800),
-    }
-    op = ops.get("decode")
-    shape = op.shape_model.model_validate(SIZES["decode_step"])
-    work = op.work(shape, DType.FLOAT16, distribution, 3)
-    assert (work.bytes_min, work.flops) == expected[distribution]
-
-
-def test_an_op_of_earlier_runs_is_no_op_to_measure() -> None:
-    assert "decode" not in ops.names()
-    with pytest.raises(UsageError, match=r"m\.yaml:1: op: 'decode' is no op") as refused:
-        ops.to_measure("decode", "m.yaml:1: op")
-    assert "decode_step, decode_compressed" in refused.value.remedy
-    assert ops.current_name("decode", "win") == "decode_window"
-    assert ops.current_name("compressed", "packed") == "compressed"
-
-
 @pytest.mark.parametrize(
     ("S", "n_selected", "window"),
     [(130, 4, 32), (130, 16, 32), (500, 4, 5), (500, 4, 200), (500, 8, 500), (500, 40, 900)],

@@ -77,7 +77,6 @@ def test_what_an_op_need_not_say(tmp_path: Path) -> None:
         ("OP = RMSNorm()", "OP = RMSNorm(1)", r"TypeError.*\(line \d+ of mine.py\)"),
         ("    def oracle", "    def other", "abstract method oracle"),
         ('"rmsnorm"', '"selection_rows"', "holds an op 'selection_rows', and one ships"),
-        ('"rmsnorm"', '"decode"', "holds an op 'decode', and earlier runs are read with one"),
         ('name = "rmsnorm"', "name = property(lambda self: 1 / 0)", "ZeroDivisionError"),
         ('options = ("eps",)', 'options = "eps"', "has options that are no tuple of texts"),
         ('options = ("eps",)', "optional = (1,)", "has optional that are no tuple of texts"),
@@ -230,12 +229,11 @@ def test_an_op_of_an_entry_point_is_imported_when_it_is_named(tmp_path: Path) ->
 
 
 def test_an_entry_point_takes_no_name_of_another_op(tmp_path: Path) -> None:
-    both = "rmsnorm = {0}.norm\ndecode = {0}.norm\ntwice = {0}.norm\n"
+    both = "rmsnorm = {0}.norm\ntwice = {0}.norm\n"
     said = printed(
         with_package(tmp_path, both.format("some_ops"))
         + with_package(tmp_path, "twice = more_ops.norm\n", "more-ops")
-        + "assert ops.get('decode') is ops.RETIRED['decode'] and 'decode' not in ops.names()\n"
-        f"refused(ops.load_file, Path({str(RMSNORM)!r}))\n"
+        + f"refused(ops.load_file, Path({str(RMSNORM)!r}))\n"
         "refused(ops.get, 'twice')\n"
     )
     assert "holds an op 'rmsnorm', and some-ops has one" in said

@@ -101,8 +101,8 @@ class Payment:
 
 def decide(records: Sequence[Record]) -> list[Payment]:
     """Of every op in the records that has an alternative among them; those of one run. Cases beside
-    which none stands (controls have such) are asked nothing. In the queue only where a ratio to an
-    alternative was recorded there, which earlier versions did not."""
+    which none stands (controls have such) are asked nothing. In the queue only if a ratio to an
+    alternative was recorded there."""
     with_alternatives = {(r.op, r.case_id) for r in records if r.role is Role.ALTERNATIVE}
     asked = [r for r in records if (r.op, r.case_id) in with_alternatives and r.streams == 1]
     queue = {r.op for r in asked if r.against_in(Regime.QUEUE) is not None}

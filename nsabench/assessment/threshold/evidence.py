@@ -11,7 +11,7 @@ from nsabench import ops
 from nsabench.assessment import audit, labels
 from nsabench.assessment.audit import table
 from nsabench.assessment.best_baseline import best_baseline
-from nsabench.assessment.caution import beside, recalled
+from nsabench.assessment.caution import beside
 from nsabench.assessment.checks import HARMLESS, proofs
 from nsabench.assessment.checks.cases import by_case
 from nsabench.assessment.checks.row import Row
@@ -31,20 +31,11 @@ from nsabench.planning.narrow import ALL, Narrowed
 
 # The sizes that stand for what a kernel may depend on, where an op has them.
 AXES = {"heads": "H", "head dims": "D", "numbers of spans": "n_spans"}
-# What a run must have been recorded with; an older one may lack the other columns.
-NEEDED = (
-    *("run_id", "case_id", "op", "implementation", "role", "direction", "device", "length"),
-    *("dtype", "distribution", "streams", "status", "verdict", "speedup_lo", "caught"),
-    *("gpu_name", "torch", "triton", "cuda"),
-)
 
 
 @dataclass(frozen=True)
 class Tested:
-    """A candidate on a case. `speedup_lo`: lower end of the 95 % interval, None without one.
-
-    `op`: as it is called today, where the run knew it by another name.
-    """
+    """A candidate on a case. `speedup_lo`: lower end of the 95 % interval, None without one."""
 
     gpu: str
     combo: str
@@ -138,7 +129,7 @@ def of_run(folder: Path, narrowed: Narrowed = ALL) -> Evidence:
 
 def records_of(folder: Path, narrowed: Narrowed = ALL) -> list[Record]:
     """The records of a run, of the cases that are asked for. Raises as `of_run`."""
-    records, plan = read_records(folder, NEEDED), Plan.read(folder / "plan.json")
+    records, plan = read_records(folder), Plan.read(folder / "plan.json")
     ops.refuse_other(plan)
     narrowed.refuse_unmet([planned.case for planned in plan.cases])
     wanted = {planned.id for planned in plan.cases if narrowed.wants(planned.case)}
@@ -157,7 +148,7 @@ def of_records(records: Sequence[Record], plan: Plan | None = None) -> Evidence:
             own.setdefault(plan.by_id[record.case_id].shard, []).append(record)
         parts = enumerate((part for _, part in plan.parts()), 1)
         return together([of_records(own[n], part) for n, part in parts if n in own])
-    records = [r for r in recalled(records) if r.direction is Direction.FORWARD]
+    records = [r for r in records if r.direction is Direction.FORWARD]
     sources = {(i.op, i.name): _source(plan, i) for i in plan.implementations} if plan else {}
     margin = plan.margin if plan else MARGIN
     queues = any(r.queue_verdict for r in records)
@@ -234,7 +225,7 @@ def _of_record(
     own = Tested(
         gpu=gpu,
         combo=combo,
-        op=ops.current_name(record.op, record.distribution),
+        op=record.op,
         candidate=record.implementation,
         length=record.length,
         status=record.status,
@@ -282,15 +273,12 @@ def _objections(records: Sequence[Record]) -> Iterable[str]:
 
 
 def _caveats(records: Sequence[Record]) -> dict[str, list[str]]:
-    """What the checks behind the verdicts of each op, as it is called today, leave unproven."""
-    caveats: dict[str, list[str]] = {}
+    """What the checks behind the verdicts of each op leave unproven."""
     lacking = proofs.of_records(records)
-    recorded = {(r.op, r.distribution) for r in records if r.role is Role.CANDIDATE}
-    for name, distribution in sorted(recorded):
-        own = [lack for lack in lacking if lack.group.op == name]
-        sentences = [sentence for _, sentence in proofs.by_way(own)]
-        caveats.setdefault(ops.current_name(name, distribution), sentences)
-    return caveats
+    return {
+        op: [s for _, s in proofs.by_way([lack for lack in lacking if lack.group.op == op])]
+        for op in sorted({r.op for r in records if r.role is Role.CANDIDATE})
+    }
 
 
 def of_tables(paths: Sequence[Path], gpu: str) -> Evidence:

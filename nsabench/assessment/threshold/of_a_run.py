@@ -1,7 +1,7 @@
 """What one run decides: the same wherever it is shown.
 
 A `thresholds.yaml` that another version wrote, and somebody signed, may say otherwise. It is left
-as it is, and whoever shows a decision says so.
+as it is, and what shows a decision says so.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nsabench import ops, reading
 from nsabench.assessment.threshold.decide import Decision, decide_all
 from nsabench.assessment.threshold.document import decided_with, read
 from nsabench.assessment.threshold.evidence import of_records
-from nsabench.machine.environment.model import Environment
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import MARGIN, Regime
@@ -55,7 +53,7 @@ def said_otherwise(folder: Path, plan: Plan, decisions: Sequence[Decision]) -> s
     parts = [f"it says{at} {', '.join(says)}"] if says else []
     parts += [f"it says nothing of {', '.join(lacking)}"] if lacking else []
     return (
-        f"the run's {THRESHOLDS} was decided by {_version(content, folder, plan)}, and not as by "
+        f"the run's {THRESHOLDS} was decided by {content['decided_with']}, and not as by "
         f"this one, {decided_with()}: {'; '.join(parts)}"
     )
 
@@ -63,26 +61,10 @@ def said_otherwise(folder: Path, plan: Plan, decisions: Sequence[Decision]) -> s
 _Key = tuple[str, str, str, Regime, str]
 
 
-def _of(decision: dict[str, Any]) -> _Key:
-    """Those that were decided before there were regimes are of the device."""
-    op = ops.current_name(decision["op"], decision.get("distribution", ""))
-    regime = Regime(decision.get("regime", Regime.DEVICE))
-    return decision["gpu"], decision["combo"], op, regime, decision["candidate"]
+def _of(d: dict[str, Any]) -> _Key:
+    return d["gpu"], d["combo"], d["op"], Regime(d["regime"]), d["candidate"]
 
 
 def _who(key: _Key) -> str:
     _, _, op, regime, name = key
     return f"{name} ({op})" + ("" if regime is Regime.DEVICE else f" in the regime {regime}")
-
-
-def _version(content: dict[str, Any], folder: Path, plan: Plan) -> str:
-    """As the file says; the first ones do not, and were written by what measured the run."""
-    if "decided_with" in content:
-        return str(content["decided_with"])
-    measured_with = f"nsabench {plan.nsabench}"
-    try:
-        environment = Environment.read(folder / "environment.json")
-    except (OSError, reading.OutOfBounds):
-        return measured_with
-    commits = (c.commit for c in environment.run.checkouts if c.of == "nsabench" and c.commit)
-    return next((f"{measured_with} at commit {commit[:7]}" for commit in commits), measured_with)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from nsabench import ops
 from nsabench.assessment.checks import Effect, Finding, Limits, Row, cliff, monotone, scaling
 from nsabench.assessment.rows import STATUS_OF
 from nsabench.assessment.threshold.evidence import Evidence, Implementation, Note, Tested
@@ -94,8 +93,6 @@ def _limits(evidence: Evidence) -> Limits:
 
 
 def _find(rows: Sequence[Row], limits: Limits) -> list[Finding]:
-    # Runs of early versions may not say what a case must read, and then nothing is held to it.
-    rows = [row for row in rows if row.bytes_min]
     return [finding for check in ALONG_A_LENGTH for finding in check(rows, limits)]
 
 
@@ -104,7 +101,7 @@ def _with(evidence: Evidence, finding: Finding) -> Evidence:
     if finding.effect is Effect.NOTE:
         row = next(row for row in evidence.rows if row.case_id == finding.case_id)
         note = Note(
-            ops.current_name(row.op, row.distribution),
+            row.op,
             finding.implementation,
             f"{finding.implementation}: {finding.sentence}",
         )

@@ -14,9 +14,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from nsabench import limits
-from nsabench.assessment import doubts
-from nsabench.assessment.caution import recalled
-from nsabench.assessment.checks import Finding, proofs
+from nsabench.assessment.checks import proofs
 from nsabench.assessment.checks.group import Group
 from nsabench.assessment.checks.proofs import Lack
 from nsabench.assessment.tables import SAMPLES, batches, check_table, misfit, read_records
@@ -26,7 +24,6 @@ from nsabench.evidence.manifest import refuse_altered
 from nsabench.evidence.manifest.keys import trusted_keyids
 from nsabench.evidence.manifest.seal import brief_environment
 from nsabench.evidence.manifest.statement import EnvironmentBrief, Trust
-from nsabench.execution import journal
 from nsabench.execution.folder import RunFolder
 from nsabench.machine.environment.nvml import THROTTLING
 from nsabench.machine.environment.pairs import belongs, unpaired
@@ -50,7 +47,6 @@ class Side:
     trust: Trust
     records: dict[Key, Record]
     samples: dict[Key, NDArray[np.float64]]
-    doubts: Sequence[Finding] = ()
 
     def narrowed(self, narrowed: Narrowed) -> Side:
         """The same with the cases only that meet its conditions. Raises `UsageError` where there is
@@ -111,7 +107,7 @@ class Side:
         """Why this time decides nothing."""
         throttles = set(record.clock_event_reasons.split(", ")) & THROTTLING
         throttled = f"the device was throttled: {', '.join(sorted(throttles))}" if throttles else ""
-        return record.time_doubt or doubts.about(record, self.doubts) or throttled
+        return record.time_doubt or throttled
 
     @cached_property
     def unpaired(self) -> str:
@@ -172,7 +168,7 @@ def read(folders: Sequence[Path]) -> tuple[Side, ...]:
 def _read(path: Path) -> Side:
     folder = RunFolder.existing(path)
     trust = refuse_altered(path, trusted_keyids(()))
-    records = recalled(read_records(path))
+    records = read_records(path)
     try:
         check_table(path / "samples.parquet", limits.SAMPLES)
         wrong = misfit(pq.read_schema(path / "samples.parquet"), SAMPLES, SAMPLE_COLUMNS)
@@ -193,16 +189,7 @@ def _read(path: Path) -> Side:
         trust=trust,
         records={record.key: record for record in records},
         samples=_by_key(parts),
-        doubts=_doubts(folder, records),
     )
-
-
-def _doubts(folder: RunFolder, records: Sequence[Record]) -> Sequence[Finding]:
-    """What the journal says against the times. Records of earlier versions do not say it."""
-    if not folder.journal.is_file():
-        return []
-    contents = journal.read(folder.journal)
-    return doubts.of_journal(contents, records) if contents.headers else []
 
 
 def _by_key(parts: Sequence[pa.RecordBatch]) -> dict[Key, NDArray[np.float64]]:

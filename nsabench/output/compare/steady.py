@@ -40,7 +40,7 @@ def steady(first: Side, later: Side) -> dict[Key, Role]:
 
 def _without_triton(info: ImplementationInfo) -> bool:
     """What ships says whether Triton compiles it; of other baselines nobody knows."""
-    return info.source == SHIPPED and info.compiled_by == ""
+    return info.source == SHIPPED and not info.compiled_by
 
 
 def _same_source(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from nsabench import limits, ops, reading
+from nsabench import limits, reading
 from nsabench.assessment import pays, threshold
-from nsabench.assessment.caution import recalled, speedups
+from nsabench.assessment.caution import speedups
 from nsabench.assessment.checks import Effect, Finding
 from nsabench.assessment.failures import failures, unproven
 from nsabench.assessment.pays import Payment
@@ -94,10 +94,9 @@ class Facts:
             )
         return cls(folder, plan, contents, results or assemble(plan, contents), signer)
 
-    @cached_property
+    @property
     def records(self) -> list[Record]:
-        """With the cautions that a run of an older version would have."""
-        return recalled(self.results.records)
+        return self.results.records
 
     @property
     def ceilings(self) -> Ceilings:
@@ -283,7 +282,7 @@ class Standing:
     speedups: Mapping[Regime, Sequence[float]] = field(default_factory=dict)
     ran: int = 0  # cases that it neither declined nor was left out of
     right: int = 0  # of these, cases with a right output that no check objects to
-    decisions: tuple[Decision, ...] = ()  # of what the op became, where it is retired
+    decisions: tuple[Decision, ...] = ()  # one a regime
     cautions: Counter[str] = field(default_factory=Counter)  # what to bear in mind, and how often
 
     @property
@@ -331,7 +330,7 @@ def standings(facts: Facts) -> list[Standing]:
             {regime: speedups(rows, regime) for regime in Regime},
             sum(r.status not in (Status.UNSUPPORTED, Status.SKIPPED) for r in rows),
             sum(r.status is Status.OK for r in rows),
-            tuple(_decisions_of(facts, name, rows)),
+            tuple(d for d in facts.decisions if (d.op, d.candidate) == (op, name)),
             Counter(r.caution for r in rows if r.caution),
         )
         for (op, name), rows in groups.items()
@@ -368,11 +367,6 @@ def _of_one(log: str, name: str) -> list[str]:
         elif its_own:
             lines.append(line)
     return lines
-
-
-def _decisions_of(facts: Facts, name: str, rows: Sequence[Record]) -> Iterator[Decision]:
-    became = {ops.current_name(r.op, r.distribution) for r in rows}
-    return (d for d in facts.decisions if d.candidate == name and d.op in became)
 
 
 def quoted(word: str) -> str:

@@ -25,7 +25,7 @@ from nsabench.assessment.threshold.patch import patch
 from nsabench.cli.threshold import command
 from nsabench.errors import UsageError
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Catch, Direction, Role, Status, Verdict
+from nsabench.model.vocabulary import Direction, Status, Verdict
 from tests.runs import Made, make_run
 
 
@@ -318,30 +318,6 @@ def test_what_no_gpu_measured_is_patched_to_never(tmp_path: Path) -> None:
     assert "+runtime: {sel_triton_min_L: null}" in done.stdout
 
 
-def test_what_an_earlier_run_called_decode_has_a_threshold_for_each_op_that_it_is_now() -> None:
-    rows = rows_of("decode", {128: 1.1, 256: 2.0, 512: 2.0}, "total")
-    rows += rows_of("decode", {128: 1.0, 256: 1.0, 512: 1.0}, "dense")
-    dense, step = decide_all([Evidence(rows)])
-    assert (dense.op, dense.min_length) == ("decode_dense", None)
-    assert (step.op, step.min_length) == ("decode_step", 256)
-    assert (
-        "`mine` (decode_step) on NVIDIA H200, device: worth using from S = 256 on"
-        in as_markdown([step])
-    )
-
-
-def test_the_controls_of_an_earlier_decode_vouch_for_all_that_it_is_now() -> None:
-    """They ran on its least and its most work, whichever distributions these were."""
-    record = Record.from_row({**A_RECORD, "op": "decode"})
-    candidates = [
-        replace(record, role=Role.CANDIDATE, distribution=distribution)
-        for distribution in ("total", "cmp", "sel", "win", "dense")
-    ]
-    control = replace(record, role=Role.CONTROL, distribution="dense")
-    assert of_records([*candidates, replace(control, caught=Catch.CAUGHT)]).of_op == {}
-    assert len(of_records([*candidates, replace(control, caught=Catch.UNPROVEN)]).of_op) == 5
-
-
 CONFIG = """\
 # the model
 model: {dim: 64}   # inline
@@ -435,7 +411,7 @@ def test_the_size_that_a_threshold_is_of_is_named(tmp_path: Path) -> None:
 def test_records_without_a_column_decide_nothing(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run") / "records.parquet"
     pq.write_table(pq.read_table(path).drop_columns(["direction"]), path)
-    with pytest.raises(UsageError, match="has no column direction"):
+    with pytest.raises(UsageError, match="holds a record that has no direction"):
         of_run(path.parent)
 
 

@@ -18,9 +18,8 @@ from nsabench.model.case import Case
 from nsabench.model.measurement import Ceilings, Conditions
 from nsabench.model.vocabulary import Role, Status
 from nsabench.output.compare import Change, Difference, compare, document, markdown, read
-from nsabench.signing import load_signer
 from tests.output.compare.conftest import Compared
-from tests.runs import LENGTHS, Made, make_run
+from tests.runs import LENGTHS, SIGNER, Made, make_run
 
 STEADY = Made(ratio=lambda _: 1.5)
 NEWER = replace(STEADY, run_id="20260201T000000Z-abc124", torch="2.13.0", triton="3.7.1", seed=1)
@@ -167,24 +166,14 @@ def test_throttled_cells_have_no_ratio(tmp_path: Path) -> None:
 BROKEN_TIMER = Ceilings(known_duration_error=0.5)
 
 
-def without_columns(folder: Path, *names: str) -> None:
-    """The records as earlier versions wrote them."""
-    path = folder / "records.parquet"
-    pq.write_table(pq.read_table(path).drop_columns(list(names)), path)
-
-
 @pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize("added_since", [(), ("time_doubt", "unproven")])
 def test_a_copy_with_half_the_times_and_a_timer_that_is_off_is_no_faster(
-    tmp_path: Path, which: int, added_since: tuple[str, ...]
+    tmp_path: Path, which: int
 ) -> None:
     halved = replace(STEADY, run_id=NEWER.run_id, base_ms=STEADY.base_ms / 2)
     runs = [STEADY, halved]
     runs[which] = replace(runs[which], ceilings=BROKEN_TIMER)
     folders = [make_run(tmp_path / f"run{i}", run) for i, run in enumerate(runs)]
-    if added_since:
-        for folder in folders:
-            without_columns(folder, *added_since)
     comparison = compare(read(folders))
     assert len(comparison.cells) == 32
     for cell in comparison.cells:
@@ -206,11 +195,8 @@ def busy_at(length: int) -> Made:
     return replace(NEWER, ratio=lambda n: 0.75 if n == length else 1.5, conditions=conditions)
 
 
-@pytest.mark.parametrize("added_since", [(), ("time_doubt", "unproven")])
-def test_what_was_disturbed_is_no_slower(tmp_path: Path, added_since: tuple[str, ...]) -> None:
+def test_what_was_disturbed_is_no_slower(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / "a", STEADY), make_run(tmp_path / "b", busy_at(512))]
-    if added_since:
-        without_columns(folders[1], *added_since)
     comparison = compare(read(folders))
     assert comparison.slower(0) == [] and list(comparison.failures(slower=True)) == []
     doubtful = comparison.doubtful(0)
@@ -220,10 +206,7 @@ def test_what_was_disturbed_is_no_slower(tmp_path: Path, added_since: tuple[str,
     assert set(rest) == {Difference.SAME}
 
 
-@pytest.mark.parametrize("added_since", [(), ("time_doubt", "unproven")])
-def test_a_time_that_does_not_grow_with_the_work_is_no_slower(
-    tmp_path: Path, added_since: tuple[str, ...]
-) -> None:
+def test_a_time_that_does_not_grow_with_the_work_is_no_slower(tmp_path: Path) -> None:
     """2.1 GB take 0.5 ms at 4.25 TB/s; 0.6 ms are possible, and so they were at an eighth of it."""
     large = replace(
         STEADY, shapes=((8192, 8, 128),), base_ms=0.6, ceilings=Ceilings(copy_gb_s=4250)
@@ -231,8 +214,6 @@ def test_a_time_that_does_not_grow_with_the_work_is_no_slower(
     grows = replace(large, ratio=lambda n: 2.0 if n == 512 else 1.0)
     flat = replace(grows, run_id=NEWER.run_id, ratio=lambda n: n / 64)
     folders = [make_run(tmp_path / "a", grows), make_run(tmp_path / "b", flat)]
-    if added_since:
-        without_columns(folders[1], *added_since)
     comparison = compare(read(folders))
     doubtful = comparison.doubtful(0)
     assert {(cell.implementation, cell.length) for cell, _ in doubtful} == {("mine", 512)}
@@ -329,7 +310,7 @@ def test_runs_of_one_name_can_be_told_apart(tmp_path: Path) -> None:
 
 def test_what_is_signed_is_verified_first(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / "a", STEADY), make_run(tmp_path / "b", NEWER)]
-    seal(folders[1], load_signer({}))
+    seal(folders[1], SIGNER)
     assert [side.trust for side in read(folders)] == [Trust.UNSIGNED, Trust.EPHEMERAL]
     (folders[1] / "environment.json").write_text("{}")
     with pytest.raises(VerificationFailed, match=r"environment\.json was changed"):

@@ -142,11 +142,9 @@ def test_where_torch_differs_nothing_is_known_to_be_the_same(sides: tuple[Side, 
 
 
 def test_under_another_triton_what_it_compiles_teaches_nothing(sides: tuple[Side, Side]) -> None:
-    """Plans of that time do not say what Triton compiles, so none of it is taken for unchanged."""
     first, second = map(of_the_same_code, sides)
     newer = second.environment.model_copy(update={"triton": "3.7.1"})
     other = replace(second, environment=newer)
-    assert {c.shifts[0].beside for c in compare([first, other], intersection=True).cells} == {""}
     says = [
         replace(
             side,

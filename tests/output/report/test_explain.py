@@ -63,12 +63,6 @@ def test_every_problem_that_the_doctor_reports_can_be_looked_up() -> None:
         assert re.search(r"^.{15,}\nremedy: .", meaning.text), meaning.text
 
 
-def test_an_op_of_earlier_runs_says_what_took_its_place() -> None:
-    [meaning] = explain("decode")
-    assert meaning.kind == "op of earlier runs"
-    assert "decode_selected" in meaning.text and "decode_step" in meaning.text
-
-
 def test_what_the_terminal_and_the_thresholds_show_can_be_looked_up(tmp_path: Path) -> None:
     """Heads of tables, and every key of the YAML; a head may hold a unit or an interval."""
     folder = make_run(tmp_path / "run")
