@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -9,6 +10,8 @@ from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from nsabench.assessment import parquet
 from nsabench.assessment.results import assemble
@@ -45,6 +48,7 @@ class Made:
 
     run_id: str = "20260101T000000Z-abc123"
     gpu: str = "NVIDIA H200"
+    environment_gpu: str | None = None  # as environment.json says; None: the same
     torch: str = "2.11.0"
     triton: str = "3.6.0"
     lengths: tuple[int, ...] = LENGTHS
@@ -69,7 +73,7 @@ class Made:
     created: datetime = datetime(2026, 1, 1, tzinfo=UTC)
     ceilings: Ceilings = field(default_factory=Ceilings)
     conditions: Callable[[int], Conditions] = lambda _: Conditions()
-    # Of calls one behind the other, by length; None: there were no bursts, as in earlier versions.
+    # Of calls one behind the other, by length; None: there were no bursts.
     queue_ratio: Callable[[int], float] | None = None
     host_us: float = 40.0
     launches: int | None = None
@@ -180,20 +184,24 @@ def make_plan(made: Made) -> Plan:
     )
 
 
+SIGNER = Signer(Ed25519PrivateKey.generate(), ephemeral=True)
+
+
 def make_run(
     folder: Path,
     made: Made | None = None,
     *,
-    signer: Signer | None = None,
+    signer: Signer = SIGNER,
     change: Callable[[Plan], Plan] = lambda plan: plan,
 ) -> Path:
-    """A complete run folder, not yet signed. signer: in whose name it was measured; None: its
-    journal does not say, as in earlier versions."""
+    """A complete run folder, not yet signed. signer: in whose name it was measured."""
     made = made or Made()
     folder.mkdir(parents=True, exist_ok=True)
     plan = change(make_plan(made))
     plan.write(folder / "plan.json")
-    (folder / "environment.json").write_text(_environment(made.gpu, made.torch))
+    (folder / "environment.json").write_text(
+        _environment(made.environment_gpu or made.gpu, made.torch, made.triton)
+    )
     (folder / "logs").mkdir(exist_ok=True)
     (folder / "logs" / f"{plan.cases[0].id}.log").write_text("a line\n")
     described = Described(
@@ -201,13 +209,13 @@ def make_run(
         device={"type": "cuda", "name": made.gpu, "compute_capability": "9.0"},
     )
     journal = Journal(folder / "journal.jsonl")
-    if signer is not None:
-        machine = machine_of(plan.run_id, described)
-        journal.begin(Sealer(signer, plan.run_id, plan.sha256, machine))
+    machine = machine_of(plan.run_id, described)
+    journal.begin(Sealer(signer, plan.run_id, plan.sha256, machine))
     journal.append(
         Header(
             run_id=plan.run_id,
-            environment_sha256=digest(folder / "environment.json") if signer else "",
+            plan_sha256=plan.sha256,
+            environment_sha256=digest(folder / "environment.json"),
             started=datetime(2026, 1, 1, tzinfo=UTC),
             described=described,
             ceilings=made.ceilings,
@@ -318,11 +326,30 @@ def spoilt(outcome: Outcome, update: Mapping[str, float]) -> Outcome:
 
 
 @cache
-def _environment(gpu: str, torch: str) -> str:
+def _environment(gpu: str, torch: str, triton: str) -> str:
     described = Described(
-        software={"torch": torch},
+        software={"torch": torch, "triton": triton},
         device={"type": "cuda", "name": gpu, "compute_capability": "9.0"},
     )
     found = collect(described, None)
     card = Gpu(index=0, used=True, name=gpu, compute_capability="9.0")
     return found.model_copy(update={"gpus": [card]}).model_dump_json(indent=1)
+
+
+def claim_rows(path: Path, rows: int) -> None:
+    """Have the metadata of a table name its rows again and again."""
+    data = path.read_bytes()
+    pages = data[: -8 - int.from_bytes(data[-8:-4], "little")]
+    metadata = pq.read_metadata(path)
+    while metadata.num_rows < rows:
+        metadata.append_row_groups(metadata)
+    metadata.write_metadata_file(path)
+    path.write_bytes(pages + path.read_bytes()[4:])
+
+
+def strip_chain(journal: Path) -> None:
+    """Have a journal no longer say who measured."""
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    for line in lines:
+        del line["previous"], line["seal"]
+    journal.write_text("".join(json.dumps(line) + "\n" for line in lines[1:]))

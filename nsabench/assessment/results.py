@@ -236,9 +236,7 @@ def belongs(plan: Plan, contents: Contents) -> None:
     wrong = ""
     if any(line.run_id not in plan.openings for line in contents.openings):
         wrong = f"is not of run {plan.run_id}"
-    elif any(
-        line.plan_sha256 not in ("", plan.openings[line.run_id]) for line in contents.openings
-    ):
+    elif any(line.plan_sha256 != plan.openings[line.run_id] for line in contents.openings):
         wrong = "was written under another plan than plan.json holds now"
     for entry in contents.entries:
         if not {o.implementation for o in entry.outcomes} <= names.get(entry.case_id, set()):

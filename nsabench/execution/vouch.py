@@ -64,7 +64,7 @@ def same_machine(machine: str, contents: Contents) -> None:
 def same_environment(folder: RunFolder, contents: Contents) -> None:
     """Raises `VerificationFailed` when environment.json is not what the journal says it was."""
     now = digest(folder.environment)
-    if any(header.environment_sha256 not in ("", now) for header in contents.headers):
+    if any(header.environment_sha256 != now for header in contents.headers):
         raise VerificationFailed(
             f"{folder.environment} was changed since the run was begun",
             "restore it, or start a new run.",

@@ -8,7 +8,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
     model_serializer,
 )
 
@@ -115,15 +114,9 @@ class DescribedDevice(_Description):
 
 
 class Described(Message):
-    """sandbox: what is kept from foreign code; None of a run that was made without, before there
-    was one."""
+    """sandbox: what is kept from foreign code; None without a sandbox."""
 
     kind: Literal["described"] = "described"
     software: DescribedSoftware
     device: DescribedDevice
     sandbox: str | None = None
-
-    @model_serializer(mode="wrap")
-    def _said(self, usual: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        content: dict[str, Any] = usual(self)
-        return {k: v for k, v in content.items() if k != "sandbox" or v is not None}

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial, reduce
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from nsabench.model.description import Described
 from nsabench.model.measurement import Ceilings, Conditions, Outcome
@@ -22,9 +22,8 @@ from nsabench.model.vocabulary import PassName
 class Linked(BaseModel):
     """A line of the chain that a journal is.
 
-    previous: the sha256 of the line before, its seal included; of the first line, nothing. seal:
-    the signature of the sitting's key over all of the line but the seal, in base64. Both are empty
-    in journals of versions that did not say who measured.
+    previous: the sha256 of the line before, its seal included; empty in the first line. seal: the
+    signature of the sitting's key over all of the line except the seal, in base64.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -66,21 +65,13 @@ class Header(Linked):
 
     kind: Literal["header"] = "header"
     run_id: str
-    plan_sha256: str = ""  # of plan.json; empty in journals written before it was recorded
-    environment_sha256: str = ""  # of environment.json; empty where it was not recorded
+    plan_sha256: str  # of plan.json
+    environment_sha256: str  # of environment.json
     # The version of every distribution that brings implementations.
     distributions: dict[str, str] = {}
     started: datetime
     described: Described
     ceilings: Ceilings
-
-
-# What an entry was called, by its pass, in journals written before passes had names.
-EARLIER_KINDS = {
-    "case": PassName.FIRST_LOOK,
-    "confirmation": PassName.SECOND_LOOK,
-    "apart": PassName.ISOLATED_BASELINES,
-}
 
 
 # Small ones: large numbers can be chosen so that a table of them takes the square of its size.
@@ -112,28 +103,6 @@ class Entry(Linked):
         return [state for session, state in self.conditions.items() if session in sessions]
 
 
-class EarlierEntry(BaseModel):
-    """An entry in a journal of before passes had names, its kind said which. A model of its own,
-    since one that looks at each line first as it stands there takes twice as long to read it."""
-
-    model_config = ConfigDict(extra="allow")
-
-    kind: Literal["case", "confirmation", "apart"]
-
-    def entry(self) -> Entry:
-        """What it is today. Raises `ValueError` when it is none."""
-        line = {**(self.model_extra or {}), "pass_name": EARLIER_KINDS[self.kind]}
-        if line["pass_name"] is not PassName.FIRST_LOOK:
-            # Those passes had one session, and the conditions of that.
-            outcomes = line.get("outcomes", [])
-            last = outcomes[-1] if isinstance(outcomes, list) and outcomes else {}
-            session = last.get("session", 0) if isinstance(last, dict) else None
-            if not isinstance(session, int):
-                raise ValueError("its outcomes are none")
-            line["conditions"] = {session: line.get("conditions", {})}
-        return Entry.model_validate(line)
-
-
 class Begun(Linked):
     """What a process that measures is busy with: the last line, until the next takes its place.
 
@@ -151,10 +120,7 @@ class Begun(Linked):
 
 
 Line = Sitting | Header | Begun | Entry
-_Earlier = Annotated[EarlierEntry, AfterValidator(EarlierEntry.entry)]
-# An earlier entry is an `Entry` once it is read, which no annotation says.
-_ANY: Any = Annotated[Line | _Earlier, Field(discriminator="kind")]
-LINE: TypeAdapter[Line] = TypeAdapter(_ANY)
+LINE: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="kind")])
 
 
 @dataclass

@@ -195,6 +195,11 @@ def _measured(
 def _assembled(plan: Plan, planned: PlannedCase, entry: Entry, described: Described) -> Results:
     alone = plan.model_copy(update={"cases": [planned]})
     header = Header(
-        run_id=plan.run_id, started=plan.created, described=described, ceilings=Ceilings()
+        run_id=plan.run_id,
+        plan_sha256=alone.sha256,
+        environment_sha256="",
+        started=plan.created,
+        described=described,
+        ceilings=Ceilings(),
     )
     return assemble(alone, Contents([header], [entry]))

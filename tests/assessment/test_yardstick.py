@@ -31,8 +31,7 @@ def in_the_first(plan: Plan) -> Plan:
     ]
     cases = [first.model_copy(update={"alongside": ("flex_attention",)})]
     cases += [p.model_copy(update={"implementations": alone}) for p in others]
-    content = plan.model_dump() | {"cases": cases, "implementations": infos}
-    return Plan.model_validate(content)  # a copy would look its cases up as they were
+    return plan.model_copy(update={"cases": cases, "implementations": infos})
 
 
 def test_the_yardstick_is_the_same_in_all_cases(tmp_path: Path) -> None:
@@ -46,7 +45,6 @@ def test_the_yardstick_is_the_same_in_all_cases(tmp_path: Path) -> None:
     for entry in contents.entries:
         names = plan.by_id[entry.case_id].implementations
         entry.outcomes[:] = [o for o in entry.outcomes if o.implementation in names]
-    contents.headers[:] = [h.model_copy(update={"plan_sha256": ""}) for h in contents.headers]
     results = assemble(plan, contents)
     candidates = [r for r in results.records if r.role is Role.CANDIDATE]
     assert {r.best_baseline for r in candidates} == {"sdpa_gqa"}

@@ -208,6 +208,8 @@ def measured(plan: Plan, folder: Path) -> Attacked:
         journal.append(
             Header(
                 run_id=plan.run_id,
+                plan_sha256=plan.sha256,
+                environment_sha256="",
                 started=datetime(2026, 1, 1, tzinfo=UTC),
                 described=described,
                 ceilings=Ceilings(),

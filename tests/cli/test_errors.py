@@ -12,10 +12,9 @@ from nsabench.cli import group
 from nsabench.errors import EnvironmentRefused
 from nsabench.evidence.manifest import seal
 from nsabench.files import writing
-from nsabench.signing import load_signer
 from tests.cli.conftest import Nsabench
 from tests.execution.test_full_disk import full
-from tests.runs import make_run
+from tests.runs import SIGNER, make_run
 
 GOOD = (
     "from nsabench import implementation\n"
@@ -160,7 +159,7 @@ def test_a_report_onto_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("command", ["report", "audit", "threshold"])
 def test_a_signed_run_that_was_altered(tmp_path: Path, nsabench: Nsabench, command: str) -> None:
     run = make_run(tmp_path / "run")
-    seal(run, load_signer({}))
+    seal(run, SIGNER)
     out = ("--out", tmp_path / "out") if command == "report" else ()
     assert nsabench(command, run, *out).returncode != 4
     path = run / "journal.jsonl"

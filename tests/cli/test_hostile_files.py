@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nsabench.evidence.manifest import seal
-from nsabench.signing import load_signer
-from tests.runs import make_run
+from tests.runs import SIGNER, claim_rows, make_run
 
 MOST_S = 2.0  # of a core: others may be busy beside it
 MOST_BYTES = 400 << 20
@@ -39,17 +38,6 @@ def refused(*arguments: object) -> str:
     return said
 
 
-def claim_rows(path: Path, rows: int) -> None:
-    """Have the metadata of a table name its rows again and again."""
-    data = path.read_bytes()
-    pages = data[: -8 - int.from_bytes(data[-8:-4], "little")]
-    metadata = pq.read_metadata(path)
-    while metadata.num_rows < rows:
-        metadata.append_row_groups(metadata)
-    metadata.write_metadata_file(path)
-    path.write_bytes(pages + path.read_bytes()[4:])
-
-
 @pytest.mark.parametrize("signed", [False, True], ids=["unsigned", "signed"])
 def test_a_table_that_claims_a_billion_rows(tmp_path: Path, signed: bool) -> None:
     run = make_run(tmp_path / "run")
@@ -62,7 +50,7 @@ def test_a_table_that_claims_a_billion_rows(tmp_path: Path, signed: bool) -> Non
     if not signed:
         assert re.search(sentence, refused("verify", run, "--require", "unsigned"))
         return
-    seal(run, load_signer({}))
+    seal(run, SIGNER)
     assert re.search(sentence, refused("verify", run))
     assert re.search(sentence, refused("archive", "add", run, "--to", tmp_path / "archive"))
 

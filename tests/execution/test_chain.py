@@ -102,7 +102,7 @@ def in_my_name(lines: Lines) -> Lines:
 
 
 def stripped(lines: Lines) -> Lines:
-    """The first sitting as one of an earlier version, which said nothing."""
+    """The first lines without seals, as anybody could write them."""
     plain = [json.loads(line) for line in lines[1:3]]
     for line in plain:
         del line["seal"], line["previous"]

@@ -14,7 +14,7 @@ from nsabench.assessment import parquet
 from nsabench.assessment.results import Results, assemble
 from nsabench.errors import UsageError
 from nsabench.execution.journal import Journal, lines, read
-from nsabench.model.journal import EARLIER_KINDS, Begun, Entry
+from nsabench.model.journal import Begun, Entry
 from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import PassName
@@ -78,7 +78,8 @@ def test_samples_that_no_timer_takes_are_no_line(tmp_path: Path, nonsense: dict[
 
     def line(samples: dict[str, Any]) -> str:
         outcome = {"implementation": "mine", "status": "ok", "samples": samples}
-        return json.dumps({"kind": "case", "case_id": "c", "outcomes": [outcome]}) + "\n"
+        entry = {"kind": "entry", "pass_name": "first_look", "case_id": "c"}
+        return json.dumps({**entry, "outcomes": [outcome]}) + "\n"
 
     path.write_text(line(samples))
     [whole] = read(path).entries
@@ -142,35 +143,3 @@ def test_a_byte_that_looks_like_the_end_of_a_line_cuts_nothing(tmp_path: Path) -
     with pytest.raises(UsageError, match=":2: not a line"):
         Journal(path)
     assert path.read_bytes() == whole
-
-
-def test_lines_of_a_journal_that_knew_no_passes_are_entries_of_theirs(tmp_path: Path) -> None:
-    """Up to version 0.1.0 a first look was a `case`, and the other passes had one state each."""
-    hot = {"clock_event_reasons": ["hw_thermal_slowdown"]}
-    slow = {"implementation": "a", "status": "wrong", "reason": "off", "session": 1_000_000}
-    lines = [
-        {"kind": "case", "case_id": "c", "outcomes": [], "conditions": {"1": hot}, "wall_s": 2.0},
-        {"kind": "confirmation", "case_id": "c", "outcomes": [slow], "conditions": hot},
-        {"kind": "apart", "case_id": "c", "reason": "killed", "measuring_s": 1.5},
-    ]
-    path = tmp_path / "journal.jsonl"
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    contents = read(path)
-    assert [entry.pass_name for entry in contents.entries] == list(EARLIER_KINDS.values())
-    first, second, isolated = contents.entries
-    assert first.conditions[1].clock_event_reasons == ["hw_thermal_slowdown"]
-    [state] = second.conditions_that_count
-    assert state.clock_event_reasons == ["hw_thermal_slowdown"]
-    assert (isolated.reason, isolated.conditions_that_count) == ("killed", [])
-    assert contents.measuring_s == 1.5
-
-
-@pytest.mark.parametrize("kind", ["case", "confirmation", "apart"])
-@pytest.mark.parametrize("outcomes", ['["a"]', "{}", "5", '[{"session": [1]}]', "null"])
-def test_nonsense_in_a_line_of_an_earlier_journal_is_named(
-    tmp_path: Path, kind: str, outcomes: str
-) -> None:
-    path = tmp_path / "journal.jsonl"
-    path.write_text(f'{{"kind": "{kind}", "case_id": "c", "outcomes": {outcomes}}}\n')
-    with pytest.raises(UsageError, match=r"journal\.jsonl:1: not a line of a run's journal"):
-        read(path)

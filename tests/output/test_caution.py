@@ -20,8 +20,7 @@ from nsabench.output.compare import compare, document, markdown, page, read, tab
 from nsabench.output.report import Facts
 from nsabench.output.report.markdown import render as report
 from nsabench.output.report.sections import faster
-from nsabench.signing import load_signer
-from tests.runs import Made, make_run
+from tests.runs import SIGNER, Made, make_run
 
 GENERAL = Made(kind=Kind.GENERAL, ratio=lambda length: 1.5 if length < 256 else 4.0)
 IN_HALF = f"{NO_SPECIALISED} in 8 of 16"
@@ -64,7 +63,7 @@ def test_the_legend_of_a_report(tmp_path: Path, device: float, said: list[str]) 
 def test_a_site_and_an_archive(runs: list[Path], tmp_path: Path) -> None:
     text = site.write([str(runs[0])], tmp_path / "site").read_text()
     assert f"worth using from L = 64 on ({IN_HALF})" in text
-    seal(runs[1], load_signer({}))
+    seal(runs[1], SIGNER)
     archive = Archive(str(tmp_path / "archive"), create=True)
     archive.add(runs[1])
     [run] = archive.runs()

@@ -16,14 +16,12 @@ from nsabench.cli.archive import command as archive_command
 from nsabench.evidence.archive import Archive
 from nsabench.evidence.archive.query import query
 from nsabench.evidence.manifest import seal, verify
-from nsabench.machine.environment.model import Environment
 from nsabench.machine.environment.pairs import belongs
 from nsabench.output import site, trends
 from nsabench.output.report import Facts
 from nsabench.preflight import report
 from nsabench.preflight.compiled_launch import CompiledLaunch
-from nsabench.signing import load_signer
-from tests.runs import Made, make_run
+from tests.runs import SIGNER, Made, make_run
 
 SAID = "unpaired: this torch belongs with triton 3.7.1"
 OTHER = Made(torch="2.13.0", triton="3.6.0")
@@ -32,11 +30,7 @@ OTHER = Made(torch="2.13.0", triton="3.6.0")
 @pytest.fixture(scope="module")
 def signed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = make_run(tmp_path_factory.mktemp("unpaired") / "run", OTHER)
-    found = Environment.read(run / "environment.json")
-    software = found.software.model_copy(update={"triton": OTHER.triton})
-    there = found.model_copy(update={"software": software})
-    (run / "environment.json").write_text(there.model_dump_json())
-    seal(run, load_signer({}))
+    seal(run, SIGNER)
     return run
 
 

@@ -85,9 +85,9 @@ def check_origin(
     predicate: Predicate | None,
     known: Mapping[str, Plan],
 ) -> None:
-    """Whoever signed is who measured, by a journal that says so, and environment.json is theirs. Of
-    a merged run that holds of each shard. known: plans of shards that need not be read, by the
-    sha256 of their file."""
+    """Check that the key that signed is the one that measured, by the journal, and that the journal
+    names environment.json. For a merged run that holds for each shard. known: plans of shards that
+    need not be read, by the sha256 of their file."""
     if plan.shards:
         shards.check(folder, plan, journaled.segments, predicate, known)
         digest = files.sha256(folder, "environment.json")
@@ -95,7 +95,7 @@ def check_origin(
         return
     origin = journaled.origin
     if origin is None:
-        return  # of a version that did not say who measured
+        raise VerificationFailed("journal.jsonl does not say who measured")
     if predicate is not None:
         same("journal.jsonl: the key that vouches for it", origin.keyid, predicate.signer.keyid)
     digest = files.sha256(folder, "environment.json")

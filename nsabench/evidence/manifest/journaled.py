@@ -90,9 +90,7 @@ class _Reader:
         if isinstance(line, Sitting | Header):
             if line.run_id not in self._openings:
                 same("run_id", line.run_id, self._plan.run_id)
-            if line.plan_sha256:  # older journals do not say
-                expected = self._openings[line.run_id]
-                same("sha256 of plan.json", line.plan_sha256, expected)
+            same("sha256 of plan.json", line.plan_sha256, self._openings[line.run_id])
         if isinstance(line, Header):
             found.described = found.described or line.described
             found.environments.add(line.environment_sha256)

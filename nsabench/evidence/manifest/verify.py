@@ -58,8 +58,7 @@ class Report:
     predicate: Predicate | None = None
     digests: dict[str, str] = field(default_factory=dict)
     plan: Plan | None = None
-    # Who measured, by the journal alone; None: it does not say.
-    origin: Origin | None = None
+    origin: Origin | None = None  # who measured, by the journal; None for a merged run
     journaled: Journaled | None = None
     # Whether an unsigned run can be gone on with, as far as can be told here.
     resumable: bool = False
@@ -214,7 +213,7 @@ def _verify(
 def _measured_by(report: Report, plan: Plan) -> str:
     if plan.shards:
         return f"{len(plan.shards)} shards, each vouched for by the key that signed it"
-    return str(report.origin or "the journal does not say who measured")
+    return str(report.origin)
 
 
 def _listing(folder: Path) -> list[str]:

@@ -65,6 +65,8 @@ def judge(case: Case, items: list[Implementation]) -> Mapping[str, Record]:
     )
     header = Header(
         run_id=plan.run_id,
+        plan_sha256=plan.sha256,
+        environment_sha256="",
         started=WHEN,
         described=Described(software={}, device={"type": "cpu"}),
         ceilings=Ceilings(),

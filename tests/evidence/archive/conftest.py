@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from nsabench.evidence.manifest import seal
-from nsabench.signing import load_signer
-from tests.runs import Made, make_run
+from tests.runs import SIGNER, Made, make_run
 
 MakeSigned = Callable[..., Path]
 
@@ -15,7 +14,7 @@ MakeSigned = Callable[..., Path]
 @pytest.fixture
 def signed(tmp_path: Path) -> MakeSigned:
     """Make a signed run in a folder of its own."""
-    signer = load_signer({})
+    signer = SIGNER
 
     def make(number: int = 0, **how: object) -> Path:
         made = Made(run_id=f"20260101T000000Z-{number:06x}", seed=number, **how)  # type: ignore[arg-type]

@@ -13,8 +13,8 @@ from nsabench.evidence.archive import Archive
 from nsabench.evidence.archive.query import query
 from nsabench.evidence.manifest import seal, verify
 from nsabench.model.vocabulary import Role
-from nsabench.signing import Signer, load_signer
-from tests.runs import Made, make_run
+from nsabench.signing import Signer
+from tests.runs import SIGNER, Made, make_run
 
 QUEUE = Made(ratio=lambda _: 1.5, queue_ratio=lambda length: 0.8 if length < 256 else 1.3)
 ASKED = """SELECT round, time_ms, calls FROM bursts
@@ -23,7 +23,7 @@ ASKED = """SELECT round, time_ms, calls FROM bursts
 
 @pytest.fixture
 def signer() -> Signer:
-    return load_signer({})
+    return SIGNER
 
 
 def test_intervals_of_the_queue_are_made_again_of_what_is_archived(

@@ -13,8 +13,8 @@ import pytest
 
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest import MANIFEST, seal
-from nsabench.signing import load_signer
 from tests.evidence.archive.conftest import MakeSigned
+from tests.runs import SIGNER
 
 pytest.importorskip("obstore")
 pytest.importorskip("duckdb")
@@ -80,7 +80,7 @@ def test_no_column_is_asked_for_by_the_name_of_another(
     run = signed(0)
     path = run / f"{table}.parquet"
     pq.write_table(renamed(pq.read_table(path), "RUN_ID"), path)
-    seal(run, load_signer({}))
+    seal(run, SIGNER)
     sentence = "a column 'RUN_ID' that is called run_id"
     with pytest.raises(VerificationFailed, match=sentence):
         archive.add(run)
@@ -89,7 +89,7 @@ def test_no_column_is_asked_for_by_the_name_of_another(
     _, prefix = archive.add(other)
     path = other / f"{table}.parquet"
     pq.write_table(renamed(pq.read_table(path), "RUN_ID"), path)
-    seal(other, load_signer({}))
+    seal(other, SIGNER)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     there = folder(archive) / prefix
     (there / f"{table}-{digest[:16]}.parquet").write_bytes(path.read_bytes())

@@ -13,10 +13,10 @@ import pytest
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import MANIFEST, dsse, seal
 from nsabench.evidence.manifest.seal import describe
-from nsabench.signing import load_signer
 from tests.cli.conftest import Nsabench, command
 from tests.cli.conftest import nsabench as nsabench
 from tests.evidence.archive.conftest import MakeSigned
+from tests.runs import SIGNER
 
 pytest.importorskip("obstore")
 pytest.importorskip("duckdb")
@@ -66,7 +66,7 @@ def test_another_run_with_the_same_id_is_refused(archive: Archive, signed: MakeS
     run = signed()
     archive.add(run)
     (run / "logs" / "more.log").write_text("x")
-    seal(run, load_signer({}))
+    seal(run, SIGNER)
     with pytest.raises(VerificationFailed, match="another run with the id"):
         archive.add(run)
     assert check(archive) == (1, [], 0)
@@ -115,7 +115,7 @@ def test_a_column_that_one_run_has_is_null_for_the_other(
     table = pq.read_table(run / "records.parquet")
     table = table.append_column("new_column", pa.array([1.5] * table.num_rows))
     pq.write_table(table, run / "records.parquet")
-    seal(run, load_signer({}))
+    seal(run, SIGNER)
     archive.add(run)
     answer = query(
         archive, "SELECT run_id, max(new_column) AS n FROM records GROUP BY 1 ORDER BY 1"
@@ -159,13 +159,12 @@ def test_what_is_gone_is_one_broken_run_and_hides_no_other(
 def test_a_manifest_that_names_no_table_is_broken(archive: Archive, signed: MakeSigned) -> None:
     run = signed()
     _, prefix = archive.add(run)
-    signer = load_signer({})
-    statement = describe(run, signer)
+    statement = describe(run, SIGNER)
     named = [s for s in statement.subject if s.name != "records.parquet"]
     statement = statement.model_copy(update={"subject": named})
     assert archive.store.folder is not None
     (archive.store.folder / prefix / MANIFEST).write_bytes(
-        dsse.sign(statement.to_json(), signer.key).to_json()
+        dsse.sign(statement.to_json(), SIGNER.key).to_json()
     )
     _, [sentence], _ = check(archive)
     assert sentence.endswith("its manifest names no records.parquet")

@@ -10,11 +10,10 @@ import pytest
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import seal
 from nsabench.model.vocabulary import Status
-from nsabench.signing import load_signer
 from tests.output.report.browser import Browser
 from tests.output.report.conftest import browser as browser
 from tests.output.report.test_page import MOST_BYTES, SHOTS
-from tests.runs import Made, make_run
+from tests.runs import SIGNER, Made, make_run
 
 pytest.importorskip("obstore")
 pytest.importorskip("duckdb")
@@ -30,7 +29,7 @@ def archived(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run its shortest cases crash, and the third on the L4 missed a control."""
     folder = tmp_path_factory.mktemp("archive")
     archive = Archive(str(folder / "archive"), create=True)
-    signer = load_signer({})
+    signer = SIGNER
     for number, torch in enumerate(TORCHES):
         for letter, gpu in (("a", "NVIDIA H200"), ("b", "NVIDIA L4")):
             made = Made(

@@ -9,8 +9,7 @@ import pytest
 from nsabench.evidence.archive import Archive
 from nsabench.evidence.archive.query import query
 from nsabench.evidence.manifest import seal
-from nsabench.signing import load_signer
-from tests.runs import Made, make_run
+from tests.runs import SIGNER, Made, make_run
 
 ASKED = "SELECT run_id, gpu, torch, direction, regime, answer, pays_from, alternatives FROM pays"
 
@@ -29,7 +28,7 @@ def made(number: int, torch: str, ratio: float) -> Made:
 def archive(tmp_path: Path) -> Archive:
     """Of two runs with alternatives, the newer of which pays from a smaller length on."""
     archive = Archive(str(tmp_path / "archive"), create=True)
-    signer = load_signer({})
+    signer = SIGNER
     for number, (torch, ratio) in enumerate((("2.11.0", 0.9), ("2.13.0", 1.2))):
         folder = make_run(tmp_path / f"run{number}", made(number, torch, ratio))
         seal(folder, signer)
@@ -59,6 +58,6 @@ def test_it_can_be_asked_by_run_gpu_and_versions(archive: Archive) -> None:
 def test_runs_without_alternatives_have_no_rows(tmp_path: Path) -> None:
     archive = Archive(str(tmp_path / "archive"), create=True)
     folder = make_run(tmp_path / "run")
-    seal(folder, load_signer({}))
+    seal(folder, SIGNER)
     archive.add(folder)
     assert query(archive, "SELECT * FROM pays").num_rows == 0

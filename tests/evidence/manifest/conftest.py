@@ -18,7 +18,7 @@ def signer() -> Signer:
 
 @pytest.fixture(scope="session")
 def _signed(tmp_path_factory: pytest.TempPathFactory, signer: Signer) -> Path:
-    folder = make_run(tmp_path_factory.mktemp("signed") / "run")
+    folder = make_run(tmp_path_factory.mktemp("signed") / "run", signer=signer)
     seal(folder, signer)
     return folder
 

@@ -24,6 +24,7 @@ from nsabench.signing import Signer, keys, load_signer
 from nsabench.signing.signer import KEY, KEY_FILE, PASSPHRASE_FILE
 from tests.cli.conftest import Nsabench
 from tests.cli.conftest import nsabench as nsabench
+from tests.runs import make_run
 
 PASSPHRASE = "correct horse"
 KEYID = "a" * 64
@@ -84,18 +85,14 @@ def test_a_key_is_never_overwritten(tmp_path: Path, made: dict[str, str]) -> Non
         keys.generate(tmp_path / "k.key", b"x")
 
 
-def test_trust_levels(run: Path, tmp_path: Path, made: dict[str, str]) -> None:
-    signer = load_signer(made)
-    seal(run, signer)
-    assert verify(run).trust is Trust.UNPINNED
+def test_keys_are_trusted_by_a_file_and_by_a_folder(tmp_path: Path, made: dict[str, str]) -> None:
+    keyid = load_signer(made).keyid
     for variable in (tmp_path, tmp_path / "k.key.pub"):
-        trusted = trusted_keyids((), {TRUSTED: str(variable)})
-        assert verify(run, trusted=trusted).trust is Trust.PINNED
-    seal(run, load_signer({}))
-    assert verify(run, trusted=trusted).trust is Trust.EPHEMERAL
+        assert trusted_keyids((), {TRUSTED: str(variable)}) == {keyid}
 
 
-def test_the_commands(run: Path, tmp_path: Path, nsabench: Nsabench, made: dict[str, str]) -> None:
+def test_the_commands(tmp_path: Path, nsabench: Nsabench, made: dict[str, str]) -> None:
+    run = make_run(tmp_path / "run", signer=load_signer(made))
     public = tmp_path / "k.key.pub"
     [shown] = json.loads(nsabench("key", "show", public, "--json").stdout)
     [by_key] = json.loads(nsabench("key", "show", "--json", **made).stdout)

@@ -23,27 +23,27 @@ from tests.cli.conftest import Nsabench
 from tests.cli.conftest import nsabench as nsabench
 from tests.runs import Made, make_run
 
-ORDER = [Trust.UNSIGNED, Trust.EPHEMERAL, Trust.UNPINNED, Trust.PINNED]
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[Trust, tuple[Path, frozenset[str]]]:
+    """A run of each level, and the keys to trust."""
+    made = {}
+    for level in Trust:
+        signer = Signer(Ed25519PrivateKey.generate(), ephemeral=level is Trust.EPHEMERAL)
+        run = make_run(tmp_path_factory.mktemp(level) / "run", signer=signer)
+        if level is not Trust.UNSIGNED:
+            seal(run, signer)
+        made[level] = run, frozenset({signer.keyid} if level is Trust.PINNED else ())
+    return made
 
 
-def is_(run: Path, level: Trust) -> frozenset[str]:
-    """Make the run one of that level; returns the keys to be trusted."""
-    if level is Trust.UNSIGNED:
-        (run / MANIFEST).unlink()
-        return frozenset()
-    if level is Trust.EPHEMERAL:
-        seal(run, load_signer({}))
-        return frozenset()
-    signer = Signer(Ed25519PrivateKey.generate(), ephemeral=False)
-    seal(run, signer)
-    return frozenset([signer.keyid]) if level is Trust.PINNED else frozenset()
-
-
-@pytest.mark.parametrize(("level", "required"), list(itertools.product(ORDER, ORDER)))
-def test_a_run_passes_where_its_level_is_enough(run: Path, level: Trust, required: Trust) -> None:
-    trusted = is_(run, level)
+@pytest.mark.parametrize(("level", "required"), list(itertools.product(Trust, Trust)))
+def test_a_run_passes_where_its_level_is_enough(
+    runs: dict[Trust, tuple[Path, frozenset[str]]], level: Trust, required: Trust
+) -> None:
+    run, trusted = runs[level]
     report = verify(run, trusted=trusted, require=required)
-    if ORDER.index(level) >= ORDER.index(required):
+    if level.reaches(required):
         assert report.broken is None and report.trust is level
     elif level is Trust.UNSIGNED:
         assert report.broken == f"manifest: there is no {MANIFEST}: the run is unsigned"
@@ -67,8 +67,9 @@ def test_what_the_command_requires(run: Path, tmp_path: Path, nsabench: Nsabench
     }
     signer = load_signer(made)
     assert signer.keyid == keys.keyid_of(public)
-    seal(run, signer)
-    assert nsabench("verify", run, "--key", tmp_path / "k.key.pub").returncode == 0
+    mine = make_run(tmp_path / "mine", signer=signer)
+    seal(mine, signer)
+    assert nsabench("verify", mine, "--key", tmp_path / "k.key.pub").returncode == 0
     (run / MANIFEST).unlink()
     assert nsabench("verify", run).returncode == 4
     assert nsabench("verify", run, "--require", "unsigned").returncode == 0

@@ -82,6 +82,8 @@ def make_run(folder: Path, *, caught: bool = True, lengths: tuple[int, ...] = LE
     journal.append(
         Header(
             run_id=plan.run_id,
+            plan_sha256=plan.sha256,
+            environment_sha256="",
             started=plan.created,
             described=Described(
                 software={"torch": "2.13.0", "triton": "3.7.1", "torch.cuda": "13.0"},

@@ -94,7 +94,7 @@ def run_with(folder: Path, cases: Sequence[Case]) -> Path:
         ImplementationInfo(op=op, name=name, role=role, devices=(Runs.CUDA,), source="a test")
         for name, role in names
     ]
-    plan.model_copy(
+    changed = plan.model_copy(
         update={
             "matrices": [*plan.matrices, MatrixInfo(name="b", file="b", sha256="1" * 64)],
             "implementations": [*plan.implementations, *infos],
@@ -103,7 +103,10 @@ def run_with(folder: Path, cases: Sequence[Case]) -> Path:
                 *(PlannedCase(id=c.id, case=c, implementations=("fused", "gather")) for c in cases),
             ],
         }
-    ).write(folder / "plan.json")
+    )
+    changed.write(folder / "plan.json")
+    path = folder / "journal.jsonl"
+    path.write_text(path.read_text().replace(plan.sha256, changed.sha256))
     journal = Journal(folder / "journal.jsonl")
     for case in cases:
         ms = 0.5 + ops.get(case.op).length(ops.sizes(case)) / 1000

@@ -16,10 +16,9 @@ from nsabench.evidence.manifest import seal, verify
 from nsabench.model.vocabulary import Kind, PassName
 from nsabench.output.report import Facts, statistics, write_html, write_markdown
 from nsabench.output.report.statistics import by_length
-from nsabench.signing import load_signer
 from nsabench.text import markdown
 from tests.output.report.conftest import make_run
-from tests.runs import Made
+from tests.runs import SIGNER, Made
 from tests.runs import make_run as make_whole_run
 
 
@@ -152,7 +151,7 @@ def test_a_report_of_the_cases_of_one_model(tmp_path: Path) -> None:
 
 def test_a_signed_folder_is_left_as_it_was_signed(tmp_path: Path) -> None:
     signed = make_whole_run(tmp_path / "signed")
-    seal(signed, load_signer({}))
+    seal(signed, SIGNER)
     before = sorted(path.name for path in signed.iterdir())
     (tmp_path / "link").symlink_to(signed)
     for out in (None, signed, signed / "logs", signed / "new", tmp_path / "link"):

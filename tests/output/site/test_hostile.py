@@ -18,12 +18,11 @@ from nsabench.output import reproduction, site
 from nsabench.output.site import archived
 from nsabench.output.site.runs import SiteRun
 from nsabench.output.site.write import index
-from nsabench.signing import load_signer
 from tests.assessment.pays.test_pays import record
 from tests.output.report.browser import Browser
 from tests.output.report.conftest import HOSTILE
 from tests.output.report.conftest import browser as browser
-from tests.runs import Made, make_run
+from tests.runs import SIGNER, Made, make_run
 
 
 @pytest.fixture
@@ -65,7 +64,7 @@ def test_a_site_is_not_put_into_what_it_is_of(run: Path, tmp_path: Path) -> None
     before = sorted(run.rglob("*"))
     with pytest.raises(UsageError, match="stays as it is"):
         site.write([str(run)], run / "site")
-    seal(run, load_signer({}))
+    seal(run, SIGNER)
     other = make_run(tmp_path / "other", Made(run_id="20260201T000000Z-abc123"))
     with pytest.raises(UsageError, match="stays as it is"):
         site.write([str(other)], run / "site")
@@ -127,7 +126,7 @@ def test_a_script_replaces_nothing(run: Path, tmp_path: Path) -> None:
 
     assert "mine.py is there already" in asked(tmp_path / "mine.py")
     assert "other.pt is there already" in asked(tmp_path / "other.py")
-    seal(run, load_signer({}))
+    seal(run, SIGNER)
     assert "which is signed" in asked(run / "alone.py")
     assert (tmp_path / "mine.py").read_text() == "my kernel"
 
@@ -135,7 +134,7 @@ def test_a_script_replaces_nothing(run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("option", ["--junit", "--html"])
 def test_a_comparison_writes_into_no_signed_run(run: Path, tmp_path: Path, option: str) -> None:
     later = make_run(tmp_path / "later", Made(run_id="20260201T000000Z-abc123"))
-    seal(run, load_signer({}))
+    seal(run, SIGNER)
     done = CliRunner().invoke(
         group, ["compare", str(run), str(later), option, str(run / "x")], standalone_mode=False
     )

@@ -21,11 +21,10 @@ from nsabench.output.site import archived
 from nsabench.output.site.leaderboard import leaderboards
 from nsabench.output.site.runs import SiteRun, payments
 from nsabench.output.site.write import index as index_of
-from nsabench.signing import load_signer
 from tests.assessment.pays.test_pays import ladder
 from tests.output.report.browser import Browser
 from tests.output.report.conftest import browser as browser
-from tests.runs import Made, make_run
+from tests.runs import SIGNER, Made, make_run
 
 SIGNED = Made(run_id="20260101T000000Z-aaaaaa")
 WRONG = Made(
@@ -42,9 +41,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a signed run, an unsigned one, and an archive that holds another."""
     folder = tmp_path_factory.mktemp("site")
     signed, wrong = make_run(folder / "signed", SIGNED), make_run(folder / "wrong", WRONG)
-    seal(signed, load_signer({}))
+    seal(signed, SIGNER)
     archived = make_run(folder / "archived", ARCHIVED)
-    seal(archived, load_signer({}))
+    seal(archived, SIGNER)
     Archive(str(folder / "archive"), create=True).add(archived)
     return site.write([str(signed), str(wrong), str(folder / "archive")], folder / "out")
 
@@ -187,7 +186,7 @@ def test_what_makes_no_site(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", SIGNED)
     with pytest.raises(UsageError, match="not an empty folder"):
         site.write([str(run)], run)
-    seal(run, load_signer({}))
+    seal(run, SIGNER)
     (run / "thresholds.yaml").write_text("runtime: {sel_triton_min_L: 1}\n")
     with pytest.raises(VerificationFailed):
         site.write([str(run)], tmp_path / "out")
