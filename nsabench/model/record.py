@@ -331,11 +331,11 @@ class Record:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Record:
-        """From a row of this or an older records.parquet: what it does not have gets its default,
-        and every further number in it is a size, whichever ops are installed. A caution that no
-        version writes is left out: it would be the words of whoever made the table.
+        """Make a record of a row of records.parquet. A column that is missing gets its default, and
+        every further number is a size, whichever ops are installed. A caution that no version
+        writes is left out, because pages show cautions as words of their own.
 
-        Raises `ValueError` when it lacks what no record lacks, or holds a word that is none.
+        Raises `ValueError` if a column without a default is missing, or a word is unknown.
         """
         fixed, values = vocabulary(), {}
         for name, (word, required) in fixed.items():

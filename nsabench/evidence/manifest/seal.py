@@ -86,16 +86,15 @@ def describe(folder: Path, signer: Signer) -> Statement:
 def _controls(path: Path) -> pa.Table:
     """What tells of each record what became of it, if it is a control's."""
     columns = ["op", "direction", "mode", "streams", "caught_by", "caught"]
-    known = pq.read_schema(path).names
-    return pq.read_table(path, columns=[name for name in columns if name in known])
+    return pq.read_table(path, columns=columns)
 
 
 def _outcomes(table: pa.Table) -> Iterator[Outcome]:
     # Each different one once: what they prove hangs on no number, and of a fleet there are many.
     for row in table.group_by(table.column_names).aggregate([]).to_pylist():
         if row["caught"]:
-            direction, mode = Direction(row["direction"]), Mode(row.get("mode") or Mode.STREAM)
-            group = Group(row["op"], direction, mode, (row.get("streams") or 1) > 1)
+            direction, mode = Direction(row["direction"]), Mode(row["mode"])
+            group = Group(row["op"], direction, mode, row["streams"] > 1)
             yield group, row["caught_by"], Catch(row["caught"])
 
 

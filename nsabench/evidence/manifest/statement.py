@@ -114,8 +114,8 @@ class Statement(BaseModel):
         "https://in-toto.io/Statement/v1", alias="_type"
     )
     subject: list[Subject]
-    predicate_type: Literal["urn:nsabench:run:v1"] = Field(
-        "urn:nsabench:run:v1", alias="predicateType"
+    predicate_type: Literal["urn:nsabench:run:v2"] = Field(
+        "urn:nsabench:run:v2", alias="predicateType"
     )
     predicate: Predicate
 

@@ -82,7 +82,7 @@ def check(records: Collection[Stated], predicate: Predicate) -> None:
                 Group(
                     r.op or "",
                     Direction(r.direction or ""),
-                    Mode(r.mode or Mode.STREAM),
+                    Mode(r.mode or ""),
                     int(r.streams or 1) > 1,
                 ),
                 r.caught_by or "",
