@@ -10,10 +10,9 @@ from pathlib import Path
 
 from nsabench.assessment import pays, threshold
 from nsabench.errors import BegunElsewhere, EnvironmentRefused, UsageError, VerificationFailed
-from nsabench.evidence.manifest import refuse_altered, seal, verify
+from nsabench.evidence.manifest import MANIFEST, refuse_altered, seal, verify
+from nsabench.evidence.manifest.journaled import NOTHING, Known
 from nsabench.evidence.manifest.keys import refuse_revoked, revocations
-from nsabench.evidence.manifest.known import NOTHING, Known
-from nsabench.evidence.manifest.seal import MANIFEST
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.execution import run
 from nsabench.execution.folder import RunFolder

@@ -30,7 +30,7 @@ from nsabench.assessment.threshold.evidence import of_records as of_evidence
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import shards as kept
 from nsabench.evidence.manifest import signed_around
-from nsabench.evidence.manifest.known import Known
+from nsabench.evidence.manifest.journaled import Known
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.execution.folder import RunFolder
 from nsabench.execution.run import Finished

@@ -11,9 +11,8 @@ from typing import Any
 from nsabench.assessment import canary
 from nsabench.assessment.canary import Canary
 from nsabench.errors import UsageError
-from nsabench.evidence.manifest import files, verify
+from nsabench.evidence.manifest import MANIFEST, files, verify
 from nsabench.evidence.manifest.journaled import Journaled
-from nsabench.evidence.manifest.seal import MANIFEST
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.execution import journal
 from nsabench.execution.folder import RunFolder

@@ -9,16 +9,15 @@ from typing import Any
 from nsabench.assessment.caution import beside, tally
 from nsabench.assessment.statistics import geometric_mean
 from nsabench.evidence.archive.archive import Archive, ArchivedRun
-from nsabench.evidence.archive.tables import records_of
 from nsabench.machine.environment.pairs import belongs
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Regime, Role, Status, Verdict
 
 
 def rows(run: ArchivedRun, archive: Archive) -> Iterator[dict[str, Any]]:
-    """A row an op, candidate and regime. Raises as `records_of`."""
+    """A row an op, candidate and regime. Raises as `Archive.records`."""
     groups: dict[tuple[str, str], list[Record]] = {}
-    for record in records_of(archive, run):
+    for record in archive.records(run):
         if record.role is Role.CANDIDATE:
             groups.setdefault((record.op, record.implementation), []).append(record)
     for (op, name), records in sorted(groups.items()):

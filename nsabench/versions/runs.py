@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nsabench.errors import EnvironmentRefused, UsageError
-from nsabench.evidence.manifest.seal import MANIFEST
+from nsabench.evidence.manifest import MANIFEST
 from nsabench.execution.folder import RunFolder
 from nsabench.files import whole
 from nsabench.output.compare import Comparison, compare, read

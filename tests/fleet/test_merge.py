@@ -22,9 +22,8 @@ from nsabench.assessment.threshold import decide_run, of_run
 from nsabench.cli.merge import command
 from nsabench.errors import EnvironmentRefused, UsageError, VerificationFailed
 from nsabench.evidence.manifest import seal, verify
-from nsabench.evidence.manifest.known import NOTHING, Known
-from nsabench.evidence.manifest.statement import Trust
-from nsabench.evidence.manifest.verify import read_envelope, signed
+from nsabench.evidence.manifest.journaled import NOTHING, Known
+from nsabench.evidence.manifest.statement import Trust, read_envelope, signed
 from nsabench.execution import joined
 from nsabench.execution.journal import read
 from nsabench.fleet.merge import Merged, merge

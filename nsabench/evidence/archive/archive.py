@@ -1,4 +1,4 @@
-"""Adding runs to an archive, listing them, and verifying what lies in one."""
+"""Add runs to an archive, list them, and verify what lies in one."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from nsabench import limits, reading
+from nsabench.assessment.tables import records_in
 from nsabench.errors import VerificationFailed
-from nsabench.evidence.archive.seen import Seen, Table, look, sha256
-from nsabench.evidence.archive.seen import key as seen_key
+from nsabench.evidence.archive.seen import Seen, key_of
 from nsabench.evidence.archive.store import Store
-from nsabench.evidence.manifest import MANIFEST, summary, verify
+from nsabench.evidence.manifest import MANIFEST, files, verify
 from nsabench.evidence.manifest.dsse import Envelope
 from nsabench.evidence.manifest.keys import Revocation, refuse_revoked, revocations
-from nsabench.evidence.manifest.statement import Predicate, Statement, Trust
-from nsabench.evidence.manifest.verify import signed
+from nsabench.evidence.manifest.statement import Predicate, Statement, Trust, signed
+from nsabench.evidence.manifest.tables import TABLES, check_archived
+from nsabench.model.record import Record
 
-TABLES = ("records", "samples", "bursts")
-MOST_ROWS = {"records": limits.RECORDS, "samples": limits.SAMPLES, "bursts": limits.SAMPLES}
 READERS = 16  # requests that are under way at once
 
 
@@ -38,7 +37,7 @@ class Added(StrEnum):
 
 @dataclass(frozen=True)
 class ArchivedRun:
-    """A whole run of an archive. `prefix` ends in `/`. trust: pinned where its key is trusted."""
+    """A whole run of an archive. prefix: of its objects, ends in `/`."""
 
     prefix: str
     statement: Statement
@@ -49,21 +48,21 @@ class ArchivedRun:
         return self.statement.predicate.run_id
 
     def digest(self, table: str) -> str:
-        """Raises `VerificationFailed` when the run was signed without it."""
+        """The sha256 of a table. Raises `VerificationFailed` if the manifest does not name it."""
         try:
             return self.statement.digests[f"{table}.parquet"]
         except KeyError:
             raise VerificationFailed(f"its manifest names no {table}.parquet") from None
 
     def object(self, table: str) -> str:
-        """Name of the object that holds a table of the run."""
+        """The name of the object that holds a table."""
         return self.prefix + object_name(table, self.digest(table))
 
 
 @dataclass(frozen=True)
 class Surveyed:
-    """What lies in an archive. sound: by id, each verified; broken: a sentence each; stray: objects
-    without a manifest."""
+    """What lies in an archive. sound: verified runs, by id. broken: a sentence about each other
+    run. stray: how many objects have no manifest beside them."""
 
     sound: list[ArchivedRun]
     broken: list[str]
@@ -71,7 +70,7 @@ class Surveyed:
 
 
 class Archive:
-    """Raises `UsageError` or `EnvironmentRefused` where there is none to be reached."""
+    """Runs in a store. Raises `UsageError` or `EnvironmentRefused` if it cannot be reached."""
 
     def __init__(self, location: str, *, create: bool = False) -> None:
         self.store = Store(location, create=create)
@@ -79,10 +78,10 @@ class Archive:
     def add(
         self, run: Path, *, trusted: Iterable[str] = (), require: Trust = Trust.EPHEMERAL
     ) -> tuple[Added, str]:
-        """Verify a run and copy it. Adding it again changes nothing. Returns also its prefix.
+        """Verify a run, copy it, and return what became of it and its prefix.
 
-        Raises `VerificationFailed` when the run is not what it claims to be, or when another run
-        with the same id is there already.
+        Adding a run again changes nothing. Raises `VerificationFailed` if the run is not what it
+        claims to be, or another run with the same id is there already.
         """
         report = verify(run, trusted=trusted, require=require)
         report.raise_if_broken()
@@ -106,7 +105,7 @@ class Archive:
         added = self.store.create(prefix + MANIFEST, manifest)
         if not added and self.store.read(prefix + MANIFEST, limits.MANIFEST) != manifest:
             self._refuse_another(predicate.run_id)
-        # What an earlier writer had left may have been removed since it was found there.
+        # Tables that a killed writer had left may have been removed since they were found.
         for name in tables.keys() - set(self.store.names()):
             self.store.create(name, tables[name])
         return Added.ADDED if added else Added.THERE, prefix
@@ -124,8 +123,8 @@ class Archive:
     def survey(
         self, trusted: frozenset[str] = frozenset(), require: Trust = Trust.EPHEMERAL
     ) -> Surveyed:
-        """Verify everything that lies here: signatures, hashes, and that what a manifest says in
-        brief is what the tables say. A table that was seen before is not read again."""
+        """Verify all runs: signatures, hashes, and that the tables are what the manifests say. A
+        table that was verified before is not read again."""
         stamps = self.store.stamps()
         manifests = [n for n in stamps if n.endswith("/" + MANIFEST)]
         seen, revoked = Seen(), revocations()
@@ -141,7 +140,7 @@ class Archive:
         seen.keep()
         runs = [one for one in looked if isinstance(one, ArchivedRun)]
         broken = [one for one in looked if isinstance(one, str)]
-        # Each alone may be sound; to answer with both would count a run twice.
+        # Each may be sound by itself, but an answer from both would count a run twice.
         times = Counter(run.run_id for run in runs)
         broken += [
             f"{run.prefix.removesuffix('/')}: the run {run.run_id} is in the archive "
@@ -163,8 +162,8 @@ class Archive:
         revoked: Mapping[str, Revocation],
         require: Trust,
     ) -> ArchivedRun:
-        envelope = Envelope.parse(self.store.read(name, limits.MANIFEST))
-        statement, keyid = signed(envelope)
+        manifest = self.store.read(name, limits.MANIFEST)
+        statement, keyid = signed(Envelope.parse(manifest))
         predicate = statement.predicate
         trust = Trust.PINNED if keyid in trusted else predicate.signer.trust
         run = ArchivedRun(name.removesuffix(MANIFEST), statement, trust)
@@ -178,41 +177,36 @@ class Archive:
         if not trust.reaches(require):
             raise VerificationFailed(f"it is {trust} and {require} is required")
         for table in TABLES:
-            found = self._look(run, table, stamps, seen)
-            _agree(predicate, table, getattr(predicate, table), found)
-            if table == "records":
-                if found.stated is None:
-                    raise VerificationFailed("records.parquet has no column gpu_name")
-                summary.check(found.stated, predicate)
+            stored = run.object(table)
+            if stored not in stamps:
+                raise VerificationFailed(f"{stored} is missing")
+            digest = hashlib.sha256(manifest).hexdigest()
+            key = key_of(digest, self.store.location, stored, stamps[stored])
+            if key not in seen:
+                with TemporaryDirectory() as scratch:
+                    path = self.store.as_file(stored, Path(scratch), limits.TABLE)
+                    _refuse_changed(path, run, table)  # before it is opened
+                    check_archived(path, table, predicate)
+                seen.add(key)
         return run
 
-    def _look(self, run: ArchivedRun, table: str, stamps: Mapping[str, str], seen: Seen) -> Table:
-        name, changed = run.object(table), f"{table}.parquet was changed after the signature"
-        if name not in stamps:
-            raise VerificationFailed(f"{name} is missing")
-        known = seen_key(self.store.location, name, stamps[name])
-        found = seen.get(known)
-        if found is None:
-            with TemporaryDirectory() as scratch:
-                path = self.store.as_file(name, Path(scratch), limits.TABLE)
-                if sha256(path) != run.digest(table):
-                    raise VerificationFailed(changed)  # before it is opened
-                found = look(path, run.digest(table), MOST_ROWS[table])
-            seen.put(known, found)
-        if found.sha256 != run.digest(table):
-            raise VerificationFailed(changed)
-        return found
+    def file(self, run: ArchivedRun, table: str, scratch: Path) -> Path:
+        """Return a table of a verified run as a file. Of a bucket it is a copy in `scratch`, and
+        the object may have been exchanged since the survey."""
+        path = self.store.as_file(run.object(table), scratch, limits.TABLE)
+        if self.store.folder is None:
+            _refuse_changed(path, run, table)
+        return path
+
+    def records(self, run: ArchivedRun) -> list[Record]:
+        """Return the records of a verified run. Raises as `file` does."""
+        with TemporaryDirectory() as scratch:
+            return records_in(self.file(run, "records", Path(scratch)))
 
 
-def _agree(predicate: Predicate, table: str, rows: int, found: Table) -> None:
-    """Raises `VerificationFailed` when the summary says another thing than the table."""
-    if found.rows != rows:
-        raise VerificationFailed(f"{table}.parquet has {found.rows} rows, signed are {rows}")
-    if not set(found.run_ids) <= {predicate.run_id}:
-        raise VerificationFailed(f"{table}.parquet is of another run than {predicate.run_id}")
-    gpu = predicate.environment.gpu
-    if gpu and not all(summary.is_device(gpu, measured) for measured in found.gpus):
-        raise VerificationFailed(f"{table}.parquet is of {', '.join(found.gpus)}, signed is {gpu}")
+def _refuse_changed(path: Path, run: ArchivedRun, table: str) -> None:
+    if files.sha256(path.parent, path.name) != run.digest(table):
+        raise VerificationFailed(f"{table}.parquet was changed after the signature")
 
 
 def _prefix(predicate: Predicate) -> str:

@@ -12,11 +12,12 @@ from secrets import token_hex
 
 from nsabench import limits
 from nsabench.errors import VerificationFailed
-from nsabench.evidence.archive.archive import TABLES, Archive, object_name
+from nsabench.evidence.archive.archive import Archive, object_name
 from nsabench.evidence.archive.store import Store
 from nsabench.evidence.manifest import MANIFEST
 from nsabench.evidence.manifest.dsse import Envelope
-from nsabench.evidence.manifest.verify import signed
+from nsabench.evidence.manifest.statement import signed
+from nsabench.evidence.manifest.tables import TABLES
 
 PATIENCE_S = 24 * 3600.0
 

@@ -17,11 +17,11 @@ import pyarrow.dataset
 import pyarrow.parquet as pq
 
 from nsabench import limits
-from nsabench.errors import EnvironmentRefused, UsageError, VerificationFailed
+from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.evidence.archive import payments
-from nsabench.evidence.archive.archive import READERS, TABLES, Archive, ArchivedRun
-from nsabench.evidence.archive.seen import sha256
+from nsabench.evidence.archive.archive import READERS, Archive, ArchivedRun
 from nsabench.evidence.archive.store import _INSTALL
+from nsabench.evidence.manifest.tables import TABLES
 from nsabench.machine.environment.pairs import belongs
 from nsabench.reading import size
 
@@ -119,16 +119,8 @@ def _answer(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
 def _files(archive: Archive, runs: Sequence[ArchivedRun], table: str, scratch: Path) -> list[str]:
     """Return the file of a table of each run. Files of a bucket are copied to `scratch`."""
 
-    def file(run: ArchivedRun) -> str:
-        name = run.object(table)
-        path = archive.store.as_file(name, scratch, limits.TABLE)
-        # The copy is made after the survey, and the object may have been exchanged since.
-        if archive.store.folder is None and sha256(path) != run.digest(table):
-            raise VerificationFailed(f"{name} was changed after the signature")
-        return str(path)
-
     with ThreadPoolExecutor(READERS) as pool:
-        return list(pool.map(file, runs))
+        return list(pool.map(lambda run: str(archive.file(run, table, scratch)), runs))
 
 
 def _runs(runs: Sequence[ArchivedRun]) -> pa.Table:

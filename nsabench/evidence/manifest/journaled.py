@@ -1,13 +1,13 @@
-"""What the journal of a run holds, as far as its tables and its signature speak of it.
+"""What the journal of a run holds, as far as its tables and its manifest depend on it.
 
-It is taken line by line, since it may be large. That of a merged run is read by all cores, the
+A journal may be large, so it is read line by line. That of a merged run is read on all cores, the
 journal of each shard by itself.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -28,10 +28,10 @@ from nsabench.processes import each
 class Journaled:
     """What a journal, or a piece of one, holds.
 
-    cases: how often the first look at each was journaled; samples, bursts: timings in them;
-    described: by the first header; environments: the sha256 of environment.json, as the headers
-    say; origin: who vouches for it all;
-    segments: of a merged run instead, by the run of each shard.
+    cases: how often the first look at each was journaled. samples, bursts: how many there are.
+    described: by the first header. environments: the sha256 of environment.json, by the headers.
+    origin: who vouches for all lines.
+    segments: the same for a merged run, by the run id of each shard.
     """
 
     lines: int = 0
@@ -47,14 +47,14 @@ class Journaled:
         return f"{self.cases.total()} cases"
 
     def as_piece(self, run_id: str) -> Journaled:
-        """The journal of one run, which somebody vouches for, as a piece of a merged run's."""
+        """Return the journal of one run as a piece of the journal of a merged run."""
         assert self.origin is not None
         segment = Segment(self.origin.sha256, self.origin, frozenset(self.environments))
         return replace(self, origin=None, segments={run_id: segment})
 
     def add(self, piece: Journaled) -> None:
-        """What the next piece of a merged run's journal holds. Raises `VerificationFailed` when it
-        holds lines of a run that one before it held."""
+        """Add the next piece of the journal of a merged run. Raises `VerificationFailed` if an
+        earlier piece has lines of the same run."""
         for run_id in piece.segments.keys() & self.segments.keys():
             raise VerificationFailed(joined.apart(run_id))
         self.segments |= piece.segments
@@ -64,6 +64,30 @@ class Journaled:
         self.bursts += piece.bursts
         self.described = self.described or piece.described
         self.environments |= piece.environments
+
+
+@dataclass(frozen=True)
+class Known:
+    """Shards that were verified before. The merged run that holds their plans and journals to the
+    byte is verified without reading these files a second time."""
+
+    runs: Sequence[tuple[Plan, Journaled]] = ()
+
+    def plans(self) -> dict[str, Plan]:
+        """By the sha256 of plan.json."""
+        return {plan.sha256: plan for plan, _ in self.runs}
+
+    def journals(self, merged: Plan) -> dict[str, Journaled]:
+        """By the sha256 of journal.jsonl, the pieces of the journal of the merged run, for the
+        shards that its plan names, with the plans that it names."""
+        return {
+            journaled.origin.sha256: journaled.as_piece(plan.run_id)
+            for plan, journaled in self.runs
+            if journaled.origin is not None and merged.openings.get(plan.run_id) == plan.sha256
+        }
+
+
+NOTHING = Known()
 
 
 class _Reader:
@@ -77,13 +101,13 @@ class _Reader:
         self.found = Journaled()
 
     def piece(self, path: Path, piece: Piece) -> Journaled:
-        """What a piece of it holds."""
+        """Return what a piece of the journal holds."""
         self.found = Journaled()
         self.found.segments = joined.segments(path, self.take, piece)
         return self.found
 
     def take(self, line: Line) -> None:
-        """Raises `VerificationFailed` when it is of another run, or one of too many."""
+        """Take a line. Raises `VerificationFailed` if it is of another run, or one of too many."""
         found = self.found
         found.lines += 1
         self.refuse_many(found.lines)  # each may have a seal to check
@@ -104,7 +128,7 @@ class _Reader:
             found.bursts += sum(bursts.values())
 
     def refuse_many(self, lines: int) -> None:
-        """Raises `VerificationFailed` when there are more lines than a run of the plan has."""
+        """Raise `VerificationFailed` if there are more lines than a run of the plan has."""
         if lines > self._most:
             count = len(self._plan.cases)
             raise VerificationFailed(f"more than {self._most} lines for {count} cases")
@@ -114,11 +138,10 @@ def read_journal(
     folder: Path,
     plan: Plan,
     seen: Callable[[Line], None] | None = None,
-    known: Mapping[str, Journaled] | None = None,
+    known: Known = NOTHING,
 ) -> Journaled:
-    """What the journal holds, which is one of this run and not of another, and who vouches. seen:
-    is handed each line, unless the run is a merged one; known: pieces of such a one that need not
-    be read, by their sha256."""
+    """Return what the journal of this run holds, and who vouches for it. seen: called with each
+    line, unless the run is merged."""
     path, reader = folder / "journal.jsonl", _Reader(plan)
 
     def take(line: Line) -> None:
@@ -133,7 +156,8 @@ def read_journal(
             return reader.found
         whole = Journaled()
         pieces = joined.pieces(path, reader.refuse_many)
-        found = [(known or {}).get(piece.sha256) for piece in pieces]
+        journals = known.journals(plan)
+        found = [journals.get(piece.sha256) for piece in pieces]
         unknown = [piece for piece, there in zip(pieces, found, strict=True) if there is None]
         read = each(lambda piece: reader.piece(path, piece), unknown)
         for there in found:
@@ -148,9 +172,9 @@ def check_journal(
     folder: Path,
     plan: Plan,
     seen: Callable[[Line], None] | None = None,
-    known: Mapping[str, Journaled] | None = None,
+    known: Known = NOTHING,
 ) -> Journaled:
-    """Every case of the plan is journaled once, by this run. seen, known: as of `read_journal`."""
+    """Read the journal as `read_journal` does, and check that it holds every case once."""
     journaled = read_journal(folder, plan, seen, known)
     if journaled.described is None:
         raise VerificationFailed("journal.jsonl has no header")

@@ -1,18 +1,16 @@
-"""Sealing a finished run: hash every file, say in brief what was measured where, sign that."""
+"""Seal a finished run: hash every file, say in brief what was measured where, and sign that."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nsabench.assessment.checks.group import Group
-from nsabench.assessment.checks.proofs import Outcome, unproven
+from nsabench.assessment.tables import read_records
 from nsabench.evidence.manifest import dsse, files
 from nsabench.evidence.manifest.statement import (
+    MANIFEST,
     Digest,
     EnvironmentBrief,
     Library,
@@ -24,17 +22,14 @@ from nsabench.evidence.manifest.statement import (
     Trust,
     encode_key,
 )
+from nsabench.evidence.manifest.tables import controls_caught
 from nsabench.files import replacing, unfinished
 from nsabench.machine.environment.model import Environment
 from nsabench.model.plan import Plan
 from nsabench.model.record import SCHEMA_VERSION
-from nsabench.model.vocabulary import Catch, Direction, Mode
 from nsabench.signing import Signer
 from nsabench.signing.keys import public_der
 from nsabench.signing.signer import RUN_KEY
-
-MANIFEST = "manifest.dsse.json"
-NOT_SIGNED = frozenset({MANIFEST, RUN_KEY})
 
 
 def seal(folder: Path, signer: Signer) -> Statement:
@@ -56,13 +51,12 @@ def seal(folder: Path, signer: Signer) -> Statement:
 def describe(folder: Path, signer: Signer) -> Statement:
     """The statement about a run as its files are now."""
     plan = Plan.read(folder / "plan.json")
-    # These columns alone: whether the table is one of whole records, `verify` says.
-    table = _controls(folder / "records.parquet")
+    records = read_records(folder)
     return Statement(
         subject=[
             Subject(name=name, digest=Digest(sha256=files.sha256(folder, name)))
             for name in files.listing(folder)
-            if name not in NOT_SIGNED
+            if name not in (MANIFEST, RUN_KEY)
         ],
         predicate=Predicate(
             run_id=plan.run_id,
@@ -74,36 +68,13 @@ def describe(folder: Path, signer: Signer) -> Statement:
             ),
             plan=brief_plan(plan),
             environment=brief_environment(folder / "environment.json"),
-            records=table.num_rows,
+            records=len(records),
             samples=pq.read_metadata(folder / "samples.parquet").num_rows,
             bursts=pq.read_metadata(folder / "bursts.parquet").num_rows,
-            controls_caught=controls_caught(_outcomes(table)),
+            controls_caught=controls_caught(records),
             results_schema=SCHEMA_VERSION,
         ),
     )
-
-
-def _controls(path: Path) -> pa.Table:
-    """What tells of each record what became of it, if it is a control's."""
-    columns = ["op", "direction", "mode", "streams", "caught_by", "caught"]
-    return pq.read_table(path, columns=columns)
-
-
-def _outcomes(table: pa.Table) -> Iterator[Outcome]:
-    # Each different one once: what they prove hangs on no number, and of a fleet there are many.
-    for row in table.group_by(table.column_names).aggregate([]).to_pylist():
-        if row["caught"]:
-            direction, mode = Direction(row["direction"]), Mode(row["mode"])
-            group = Group(row["op"], direction, mode, row["streams"] > 1)
-            yield group, row["caught_by"], Catch(row["caught"])
-
-
-def controls_caught(outcomes: Iterable[Outcome]) -> bool:
-    """Whether no control was missed, and none was the only one to prove a check and failed before
-    that."""
-    outcomes = list(outcomes)
-    missed = any(caught is Catch.MISSED for _, _, caught in outcomes)
-    return not missed and not unproven(outcomes, ())
 
 
 def brief_plan(plan: Plan) -> PlanBrief:

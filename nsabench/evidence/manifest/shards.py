@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import files
-from nsabench.evidence.manifest.statement import Predicate, Statement
+from nsabench.evidence.manifest.statement import Predicate, Statement, read_envelope, signed
 from nsabench.execution.joined import Segment
 from nsabench.model.plan import ImplementationInfo, MergedShard, Plan, PlannedCase
 from nsabench.processes import each
@@ -62,8 +62,6 @@ def _check(
     segment: Segment,
     known: Mapping[str, Plan],
 ) -> None:
-    from nsabench.evidence.manifest.verify import read_envelope, signed  # it imports this
-
     if files.sha256(folder, f"{place(shard)}/manifest.dsse.json") != shard.manifest_sha256:
         raise VerificationFailed("its manifest is not the one that was merged")
     statement, keyid = signed(read_envelope(folder / place(shard)))

@@ -8,16 +8,22 @@ new predicate type.
 from __future__ import annotations
 
 import base64
+import binascii
 import json
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from nsabench.evidence.manifest.dsse import parse_part
+from nsabench import limits, reading
+from nsabench.errors import VerificationFailed
+from nsabench.evidence.manifest.dsse import Envelope, parse_part
 from nsabench.model.moment import Moment
 from nsabench.model.run_id import RunId
+from nsabench.signing.keys import public_key_of_der
 
+MANIFEST = "manifest.dsse.json"
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 
@@ -133,6 +139,28 @@ class Statement(BaseModel):
     def digests(self) -> dict[str, str]:
         """The sha256 of every subject by its name."""
         return {subject.name: subject.digest.sha256 for subject in self.subject}
+
+
+def read_envelope(folder: Path) -> Envelope:
+    """Read the manifest of a run. Raises `VerificationFailed` if it is none."""
+    try:
+        return Envelope.parse(reading.read(folder / MANIFEST, limits.MANIFEST))
+    except OSError as error:
+        raise VerificationFailed(f"{MANIFEST} cannot be read: {error.strerror}") from None
+    except reading.OutOfBounds as error:
+        raise VerificationFailed(f"{MANIFEST} {error}") from None
+
+
+def signed(envelope: Envelope) -> tuple[Statement, str]:
+    """Return the statement and the id of the key in it. Raises `VerificationFailed` if the
+    signature is not by that key."""
+    statement = Statement.parse(envelope.content())
+    try:
+        der = base64.b64decode(statement.predicate.signer.public_key, validate=True)
+        key = public_key_of_der(der)
+    except (binascii.Error, ValueError) as error:
+        raise VerificationFailed(f"the manifest's public key cannot be read: {error}") from None
+    return statement, envelope.check(key)
 
 
 def encode_key(der: bytes) -> str:

@@ -1,29 +1,38 @@
-"""Verifying a run folder, check by check; the first that fails names what is broken."""
+"""Verify a run folder, check by check; the first that breaks names what is broken."""
 
 from __future__ import annotations
 
-import base64
-import binascii
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from nsabench import limits, reading
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest import contents, files
 from nsabench.evidence.manifest.dsse import Envelope
-from nsabench.evidence.manifest.journaled import Journaled, check_journal, read_journal
+from nsabench.evidence.manifest.journaled import (
+    NOTHING,
+    Journaled,
+    Known,
+    check_journal,
+    read_journal,
+)
 from nsabench.evidence.manifest.keys import Revocation, refuse_revoked, revocations
-from nsabench.evidence.manifest.known import NOTHING, Known
-from nsabench.evidence.manifest.seal import MANIFEST
-from nsabench.evidence.manifest.statement import Predicate, Statement, Trust
+from nsabench.evidence.manifest.statement import (
+    MANIFEST,
+    Predicate,
+    Statement,
+    Trust,
+    read_envelope,
+    signed,
+)
+from nsabench.evidence.manifest.tables import TABLES, check_records, check_timings
 from nsabench.execution.chain import Origin
 from nsabench.model.journal import Line
 from nsabench.model.plan import Plan
-from nsabench.signing.keys import public_key_of_der
 from nsabench.signing.signer import read_run_key
 
 T = TypeVar("T")
@@ -48,9 +57,14 @@ CHECKS = (
 
 @dataclass
 class Report:
-    """What became of each check: `ok`, `broken`, or `not run` because an earlier one broke."""
+    """What became of each check: `ok`, `broken`, or `not run` because one before it broke.
+
+    begun: called with each check as it begins. origin: who measured, by the journal; None for a
+    merged run. resumable: whether an unsigned run can be resumed, as far as can be told here.
+    """
 
     folder: Path
+    begun: Callable[[str], None] = lambda _: None
     outcomes: dict[str, str] = field(default_factory=lambda: dict.fromkeys(CHECKS, "not run"))
     details: dict[str, str] = field(default_factory=dict)
     trust: Trust = Trust.UNSIGNED
@@ -58,21 +72,31 @@ class Report:
     predicate: Predicate | None = None
     digests: dict[str, str] = field(default_factory=dict)
     plan: Plan | None = None
-    origin: Origin | None = None  # who measured, by the journal; None for a merged run
+    origin: Origin | None = None
     journaled: Journaled | None = None
-    # Whether an unsigned run can be gone on with, as far as can be told here.
     resumable: bool = False
+
+    def run(self, check: str, action: Callable[[], T], say: Callable[[T], str] = str) -> T:
+        """Run a check. say: what is told of its result. Raises `_Stopped` if it breaks."""
+        self.begun(check)
+        try:
+            result = action()
+        except VerificationFailed as error:
+            self.outcomes[check], self.details[check] = "broken", str(error)
+            raise _Stopped from None
+        self.outcomes[check], self.details[check] = "ok", say(result)
+        return result
 
     @property
     def broken(self) -> str | None:
-        """The first broken thing, as a sentence."""
+        """The first broken check, as a sentence."""
         for check, outcome in self.outcomes.items():
             if outcome == "broken":
                 return f"{check}: {self.details[check]}"
         return None
 
     def raise_if_broken(self) -> None:
-        """Raises `VerificationFailed` with the first broken thing."""
+        """Raise `VerificationFailed` with the first broken check."""
         if not self.broken:
             return
         remedy = "do not rely on it; get the run again from where it was made."
@@ -107,19 +131,25 @@ def verify(
     the journal of a run that is not merged. known: the shards of a merged run that were verified
     before; files that are theirs to the byte are not read again.
     """
-    report = Report(folder)
+    report = Report(folder, begun)
     keyids = frozenset(trusted)
     revoked = revocations() if revoked is None else revoked
     with suppress(_Stopped):
-        _verify(report, keyids, require, revoked, begun, tables, seen, known)
+        names = report.run("folder", lambda: _list(folder), lambda n: f"{len(n)} files")
+        if MANIFEST in names or require is not Trust.UNSIGNED:
+            _check_manifest(report, names)
+        else:
+            report.details["manifest"] = "there is none"
+        _check_contents(report, seen, known, tables=tables)
+        report.run("trust", lambda: _trust(report, keyids, require, revoked))
     if report.outcomes["manifest"] == "broken" and not os.path.lexists(folder / MANIFEST):
         report.resumable = _is_resumable(folder, keyids)
     return report
 
 
 def refuse_altered(folder: Path, trusted: Iterable[str] = ()) -> Trust:
-    """How far the run can be trusted, `unsigned` without a manifest. Raises `VerificationFailed`
-    when it is signed and not as it was signed."""
+    """Return how far the run can be trusted, `unsigned` without a manifest. Raises
+    `VerificationFailed` if it is signed and was altered."""
     if not os.path.lexists(folder / MANIFEST):
         return Trust.UNSIGNED
     report = verify(folder, trusted=trusted)
@@ -128,7 +158,7 @@ def refuse_altered(folder: Path, trusted: Iterable[str] = ()) -> Trust:
 
 
 def signed_around(path: Path) -> Path | None:
-    """The signed run that `path` is or lies in, if there is one; `path` itself need not exist."""
+    """Return the signed run that `path` is or lies in. `path` itself need not exist."""
     whole = path.resolve()
     folders = (whole, *whole.parents)
     return next((folder for folder in folders if os.path.lexists(folder / MANIFEST)), None)
@@ -138,76 +168,47 @@ class _Stopped(Exception):
     """A check broke; the report says which and why."""
 
 
-def _verify(
-    report: Report,
-    trusted: frozenset[str],
-    require: Trust,
-    revoked: Mapping[str, Revocation],
-    begun: Callable[[str], None],
-    tables: bool,
-    seen: Callable[[Line], None] | None,
-    known: Known,
+def _check_manifest(report: Report, names: list[str]) -> None:
+    """Check the signature, and that every file is what was signed."""
+    envelope = report.run("manifest", lambda: _envelope(report.folder, names), lambda _: "")
+    statement, report.keyid = report.run(
+        "signature", lambda: signed(envelope), lambda signature: f"by the key {signature[1]}"
+    )
+    report.predicate = statement.predicate
+    digests = report.run("statement", lambda: _subjects(statement, report.keyid), lambda _: "")
+    report.digests = digests
+    report.run("files", lambda: _compare_names(digests, names))
+    report.run("hashes", lambda: _compare_hashes(report.folder, digests))
+
+
+def _check_contents(
+    report: Report, seen: Callable[[Line], None] | None, known: Known, *, tables: bool
 ) -> None:
-    folder = report.folder
-
-    def run(check: str, action: Callable[[], T], say: Callable[[T], str] = lambda _: "") -> T:
-        begun(check)
-        try:
-            result = action()
-        except VerificationFailed as error:
-            report.outcomes[check], report.details[check] = "broken", str(error)
-            raise _Stopped from None
-        report.outcomes[check], report.details[check] = "ok", say(result)
-        return result
-
-    names = run("folder", lambda: _listing(folder), lambda n: f"{len(n)} files")
-    if MANIFEST in names or require is not Trust.UNSIGNED:
-        envelope = run("manifest", lambda: _envelope(folder, names))
-        statement, report.keyid = run(
-            "signature", lambda: signed(envelope), lambda signature: f"by the key {signature[1]}"
-        )
-        report.predicate = statement.predicate
-        report.digests = run("statement", lambda: _subjects(statement, report.keyid))
-        run("files", lambda: _files(report.digests, names), lambda _: "none missing, none extra")
-        run("hashes", lambda: _hashes(folder, report.digests), lambda n: f"{n} files")
-    else:
-        report.details["manifest"] = "there is none"
-    predicate = report.predicate
-    plan = run("plan", lambda: contents.read_plan(folder, predicate), lambda p: p.run_id)
-    report.plan = plan
-    environment = run(
+    """Check that the files agree with each other and with the manifest."""
+    folder, predicate = report.folder, report.predicate
+    plan = report.run("plan", lambda: contents.read_plan(folder, predicate), lambda p: p.run_id)
+    environment = report.run(
         "environment",
         lambda: contents.check_environment(folder, predicate),
-        contents.said_of_environment,
+        contents.describe_environment,
     )
-    journaled = run("journal", lambda: check_journal(folder, plan, seen, known.journals(plan)), str)
-    report.origin, report.journaled = journaled.origin, journaled
-    run(
+    journaled = report.run("journal", lambda: check_journal(folder, plan, seen, known))
+    report.plan, report.journaled, report.origin = plan, journaled, journaled.origin
+    report.run(
         "origin",
-        lambda: contents.check_origin(folder, plan, journaled, predicate, known.plans()),
+        lambda: contents.check_origin(folder, plan, journaled, predicate, known),
         lambda _: _measured_by(report, plan),
     )
-    if tables:
-        records = run(
-            "records",
-            lambda: contents.check_records(folder, plan, predicate, environment, journaled),
-            lambda r: _rows(len(r)),
-        )
-        run(
-            "samples",
-            lambda: contents.check_samples(folder, plan, predicate, records, journaled.samples),
-            _rows,
-        )
-        run(
-            "bursts",
-            lambda: contents.check_bursts(folder, plan, predicate, records, journaled.bursts),
-            _rows,
-        )
-    run(
-        "trust",
-        lambda: _trust(report, trusted, require, revoked),
-        lambda trust: trust.value,
+    if not tables:
+        return
+    records = report.run(
+        "records",
+        lambda: check_records(folder, plan, predicate, environment, journaled),
+        lambda r: f"{len(r)} rows",
     )
+    for table, count in (("samples", journaled.samples), ("bursts", journaled.bursts)):
+        check = partial(check_timings, folder, table, plan, predicate, records, count)
+        report.run(table, check, "{} rows".format)
 
 
 def _measured_by(report: Report, plan: Plan) -> str:
@@ -216,7 +217,7 @@ def _measured_by(report: Report, plan: Plan) -> str:
     return str(report.origin)
 
 
-def _listing(folder: Path) -> list[str]:
+def _list(folder: Path) -> list[str]:
     if not folder.is_dir():
         raise VerificationFailed(f"{folder} is no folder")
     return files.listing(folder)
@@ -228,30 +229,6 @@ def _envelope(folder: Path, names: list[str]) -> Envelope:
     return read_envelope(folder)
 
 
-def read_envelope(folder: Path) -> Envelope:
-    """Raises `VerificationFailed` when the manifest cannot be read or is none."""
-    try:
-        return Envelope.parse(reading.read(folder / MANIFEST, limits.MANIFEST))
-    except OSError as error:
-        raise VerificationFailed(f"{MANIFEST} cannot be read: {error.strerror}") from None
-    except reading.OutOfBounds as error:
-        raise VerificationFailed(f"{MANIFEST} {error}") from None
-
-
-def signed(envelope: Envelope) -> tuple[Statement, str]:
-    """The statement and the id of the key that it carries, once that key's signature fits.
-
-    Raises `VerificationFailed` when it does not.
-    """
-    statement = Statement.parse(envelope.content())
-    signer = statement.predicate.signer
-    try:
-        key = public_key_of_der(base64.b64decode(signer.public_key, validate=True))
-    except (binascii.Error, ValueError) as error:
-        raise VerificationFailed(f"the manifest's public key cannot be read: {error}") from None
-    return statement, envelope.check(key)
-
-
 def _subjects(statement: Statement, keyid: str) -> dict[str, str]:
     if statement.predicate.signer.keyid != keyid:
         raise VerificationFailed(f"the statement names another key than {keyid}")
@@ -261,30 +238,30 @@ def _subjects(statement: Statement, keyid: str) -> dict[str, str]:
     for name in digests:
         if not files.is_safe(name):
             raise VerificationFailed(f"the statement names {name[:200]!r}, which no run holds")
-    tables = ("records.parquet", "samples.parquet", "bursts.parquet")
-    for needed in ("plan.json", "journal.jsonl", *tables):
+    for needed in ("plan.json", "journal.jsonl", *(f"{table}.parquet" for table in TABLES)):
         if needed not in digests:
             raise VerificationFailed(f"the statement does not speak of {needed}")
     return digests
 
 
-def _files(digests: dict[str, str], names: list[str]) -> None:
+def _compare_names(digests: dict[str, str], names: list[str]) -> str:
     there = set(names) - {MANIFEST}
     for name in sorted(digests.keys() - there):
         raise VerificationFailed(f"{name} is missing")
     for name in sorted(there - digests.keys()):
         raise VerificationFailed(f"{name} was added after the signature")
+    return "none missing, none extra"
 
 
-def _hashes(folder: Path, digests: dict[str, str]) -> int:
+def _compare_hashes(folder: Path, digests: dict[str, str]) -> str:
     for name, expected in digests.items():
         if files.sha256(folder, name) != expected:
             raise VerificationFailed(f"{name} was changed after the signature")
-    return len(digests)
+    return f"{len(digests)} files"
 
 
 def _is_resumable(folder: Path, trusted: frozenset[str]) -> bool:
-    """Whether a key that is trusted, or kept in the folder, vouches for an unsigned journal."""
+    """Whether a key that is trusted, or kept here, vouches for the journal of an unsigned run."""
     try:
         plan = contents.read_plan(folder, None)
         origin = read_journal(folder, plan).origin
@@ -296,15 +273,8 @@ def _is_resumable(folder: Path, trusted: frozenset[str]) -> bool:
     return origin.keyid in trusted or (kept is not None and kept.keyid == origin.keyid)
 
 
-def _rows(count: int) -> str:
-    return f"{count} rows"
-
-
 def _trust(
-    report: Report,
-    trusted: frozenset[str],
-    require: Trust,
-    revoked: Mapping[str, Revocation],
+    report: Report, trusted: frozenset[str], require: Trust, revoked: Mapping[str, Revocation]
 ) -> Trust:
     if report.predicate is not None:
         refuse_revoked(report.keyid, report.predicate.signed, revoked)

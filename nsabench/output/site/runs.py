@@ -14,10 +14,10 @@ from nsabench.assessment.pays import Payment
 from nsabench.assessment.threshold import Decision
 from nsabench.errors import UsageError
 from nsabench.evidence.archive import Archive
-from nsabench.evidence.archive.archive import TABLES, ArchivedRun
-from nsabench.evidence.archive.tables import records_of
+from nsabench.evidence.archive.archive import ArchivedRun
 from nsabench.evidence.manifest import MANIFEST, verify
 from nsabench.evidence.manifest.statement import Trust
+from nsabench.evidence.manifest.tables import TABLES
 from nsabench.execution.folder import RunFolder
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Catch
@@ -158,7 +158,7 @@ def _of_folder(folder: Path, copied: Path) -> SiteRun:
 
 
 def _of_archive(archive: Archive, run: ArchivedRun) -> SiteRun:
-    records = records_of(archive, run)
+    records = archive.records(run)
     predicate = run.statement.predicate
     missed = any(r.caught is Catch.MISSED for r in records)
     decisions = [] if missed else threshold.decide_records(records)

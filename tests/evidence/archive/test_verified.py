@@ -14,7 +14,7 @@ import pytest
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import MANIFEST, dsse
 from nsabench.evidence.manifest.seal import describe
-from nsabench.evidence.manifest.statement import Trust
+from nsabench.evidence.manifest.statement import Predicate, Trust
 from tests.cli.conftest import Nsabench
 from tests.cli.conftest import nsabench as nsabench
 from tests.evidence.archive.conftest import MakeSigned
@@ -23,7 +23,7 @@ from tests.runs import SIGNER, claim_rows
 pytest.importorskip("obstore")
 pytest.importorskip("duckdb")
 from nsabench.evidence.archive import Archive
-from nsabench.evidence.archive import seen as seen_tables
+from nsabench.evidence.archive import archive as archive_module
 from nsabench.evidence.archive.query import query
 
 
@@ -99,7 +99,7 @@ def test_a_summary_that_says_more_rows(archive: Archive, signed: MakeSigned) -> 
     _, prefix = archive.add(run)
     resign(archive, prefix, run, lambda predicate: {"samples": predicate.samples + 1})
     [sentence] = archive.survey().broken
-    assert "samples.parquet has 640 rows, signed are 641" in sentence
+    assert "samples.parquet: rows is 640 and should be 641" in sentence
 
 
 def test_what_was_altered_is_in_no_answer(
@@ -132,13 +132,13 @@ def test_what_was_seen_is_not_read_again_until_it_changes(
 ) -> None:
     _, prefix = archive.add(signed(0))
     looked: list[str] = []
-    really = seen_tables.look
+    really = archive_module.check_archived
 
-    def look(path: Path, digest: str, most: int) -> seen_tables.Table:
-        looked.append(path.name)
-        return really(path, digest, most)
+    def check(path: Path, table: str, predicate: Predicate) -> None:
+        looked.append(table)
+        really(path, table, predicate)
 
-    monkeypatch.setattr("nsabench.evidence.archive.archive.look", look)
+    monkeypatch.setattr(archive_module, "check_archived", check)
     assert len(archive.runs()) == 1 and len(looked) == 3
     assert len(archive.runs()) == 1 and len(looked) == 3
     [path] = (folder(archive) / prefix).glob("samples-*.parquet")

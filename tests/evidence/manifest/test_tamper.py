@@ -302,30 +302,74 @@ def test_a_seal_that_fails_leaves_the_earlier_signature(
     assert verify(run).broken is None
 
 
-def test_columns_that_are_none(run: Path, signer: Signer) -> None:
-    def put(column: str, values: Callable[[int], pa.Array]) -> Callable[[pa.Table], pa.Table]:
-        def change(t: pa.Table) -> pa.Table:
-            return t.set_column(t.schema.get_field_index(column), column, values(t.num_rows))
+def put(column: str, values: Callable[[int], pa.Array]) -> Callable[[pa.Table], pa.Table]:
+    def change(t: pa.Table) -> pa.Table:
+        return t.set_column(t.schema.get_field_index(column), column, values(t.num_rows))
 
-        return change
+    return change
 
-    texts = put("time_ms", lambda n: pa.array(["x"] * n))
-    assert unit(run, "samples.parquet", texts, signer) == (
-        "samples: samples.parquet has string in column time_ms and not double"
-    )
-    original = pq.read_table(run / "records.parquet")
-    for broken, change in {
-        "has int64 in column case_id and not string": put("case_id", lambda n: pa.array([1] * n)),
-        "has list<element: string> in column case_id and not string": put(
-            "case_id", lambda n: pa.array([["x"]] * n)
+
+@pytest.mark.parametrize(
+    ("table", "change", "said"),
+    [
+        (
+            "samples",
+            put("time_ms", lambda n: pa.array(["x"] * n)),
+            "has string in column time_ms and not double",
         ),
-        "has 2 columns status": lambda t: t.append_column("status", t["status"]),
-        "has no column reason": lambda t: t.drop_columns(["reason"]),
-        "record None mine is there 1 times": lambda t: pa.concat_tables(
-            [t, put("case_id", lambda n: pa.nulls(n, pa.string()))(t.slice(0, 1))]
+        (
+            "records",
+            put("case_id", lambda n: pa.array([1] * n)),
+            "has int64 in column case_id and not string",
         ),
-        "cannot be read": put("status", lambda n: pa.array([b"\xff"] * n).view(pa.string())),
-    }.items():
-        pq.write_table(original, run / "records.parquet")
-        sentence = unit(run, "records.parquet", change, signer)
-        assert sentence.startswith("records: records.parquet") and broken in sentence, sentence
+        (
+            "records",
+            put("case_id", lambda n: pa.array([["x"]] * n)),
+            "has list<element: string> in column case_id and not string",
+        ),
+        ("records", lambda t: t.append_column("status", t["status"]), "has 2 columns status"),
+        ("records", lambda t: t.drop_columns(["reason"]), "has no column reason"),
+        (
+            "records",
+            lambda t: pa.concat_tables(
+                [t, put("case_id", lambda n: pa.nulls(n, pa.string()))(t.slice(0, 1))]
+            ),
+            "mine on None has no case_id",
+        ),
+        (
+            "records",
+            put("status", lambda n: pa.array([b"\xff"] * n).view(pa.string())),
+            "cannot be read",
+        ),
+    ],
+)
+def test_columns_that_are_none(
+    run: Path, table: str, change: Callable[[pa.Table], pa.Table], said: str
+) -> None:
+    replace_table(run / f"{table}.parquet", change)
+    (run / MANIFEST).unlink()
+    broken = verify(run, require=Trust.UNSIGNED).broken or ""
+    assert broken.startswith(f"{table}: {table}.parquet") and said in broken, broken
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"op": None}, "has no op"),
+        ({"verdict": "great"}, "has the verdict 'great', which is none"),
+        ({"status": "wrong", "reason": ""}, "is wrong without a reason"),
+        ({"status": "wrong", "reason": None}, "is wrong without a reason"),
+        ({"status": "wrong", "reason": "x", "speedup": 2.0}, "is wrong and yet has a speed-up"),
+    ],
+)
+def test_the_one_record_that_is_none_is_named(
+    run: Path, changed: dict[str, Any], said: str
+) -> None:
+    path = run / "records.parquet"
+    table = pq.read_table(path)
+    rows = table.to_pylist()
+    rows[-1].update(changed)
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path)
+    where = f"records.parquet: {rows[-1]['implementation']} on {rows[-1]['case_id']}"
+    (run / MANIFEST).unlink()
+    assert verify(run, require=Trust.UNSIGNED).broken == f"records: {where} {said}"

@@ -1,0 +1,233 @@
+"""Check that the tables of a run hold what was planned, journaled and signed.
+
+Every function raises `VerificationFailed` and names the table.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from nsabench import limits
+from nsabench.assessment.checks.group import Group
+from nsabench.assessment.checks.proofs import unproven
+from nsabench.assessment.tables import (
+    BURSTS,
+    RECORDS,
+    SAMPLES,
+    batches,
+    check_table,
+    misfit,
+    rows_of,
+)
+from nsabench.assessment.verdict import Key
+from nsabench.errors import VerificationFailed
+from nsabench.evidence.manifest.journaled import Journaled
+from nsabench.evidence.manifest.same import same, same_members
+from nsabench.evidence.manifest.statement import Predicate
+from nsabench.machine.environment.model import Environment
+from nsabench.model.plan import Plan
+from nsabench.model.record import Record
+from nsabench.model.vocabulary import Catch, Status
+from nsabench.reading import OutOfBounds
+
+TABLES = ("records", "samples", "bursts")
+_COLUMNS = {"records": RECORDS, "samples": SAMPLES, "bursts": BURSTS}
+_KEY = ("run_id", "case_id", "implementation")
+_NEEDED = {
+    "records": (*_KEY, "status", "reason", "n_samples", "speedup", "gpu_name", "caught_by"),
+    "samples": (*_KEY, "time_ms"),
+    "bursts": (*_KEY, "time_ms", "calls"),
+}
+
+
+def check_records(
+    folder: Path,
+    plan: Plan,
+    predicate: Predicate | None,
+    environment: Environment,
+    journaled: Journaled,
+) -> list[Record]:
+    """Return the records, once there is one for each implementation of each case, all of the device
+    and the versions that were journaled and signed."""
+    path = folder / "records.parquet"
+    planned: Counter[object] = Counter(
+        (case.id, name) for case in plan.cases for name in case.implementations
+    )
+    rows = _count_rows(path, "records", predicate)
+    if rows > 2 * planned.total():  # of fewer, the one that is too many is named
+        raise VerificationFailed(
+            f"records.parquet has {rows} rows, and {planned.total()} records were planned"
+        )
+    records = _read_records(path, plan.run_id)
+    same_members("records.parquet: record", Counter(r.key for r in records), planned)
+    _check_machine(records, plan, environment, journaled)
+    if predicate is not None:
+        _check_summary(records, predicate)
+    return records
+
+
+def check_timings(
+    folder: Path,
+    table: str,
+    plan: Plan,
+    predicate: Predicate | None,
+    records: Sequence[Record],
+    journaled: int,
+) -> int:
+    """Return the number of samples or bursts, once all are finite and of records, and as many as
+    the journal holds. A record that is `ok` says how many samples it has."""
+    name = f"{table}.parquet"
+    rows = _count_rows(folder / name, table, predicate)
+    if rows > journaled:  # before they are read, which would take long
+        same(f"{name}: rows", rows, journaled)
+    keys = {record.key for record in records}
+    counts = Counter[Key]()
+    for part in _parts(folder / name, table, plan.run_id):
+        times = part["time_ms"]
+        if times.null_count or not pc.all(pc.is_finite(times), min_count=0).as_py():
+            raise VerificationFailed(f"{name} holds a time that is no finite number")
+        for key, count in _count_keys(name, part):
+            if key not in keys:
+                raise VerificationFailed(
+                    f"{name} has {table} of {key[1]} on {key[0]}, which is no record"
+                )
+            counts[key] += count
+    if table == "samples":
+        for record in records:
+            # A record that a check found implausible states no count of its samples.
+            if record.status is Status.OK:
+                what = f"samples.parquet: samples of {record.implementation} on {record.case_id}"
+                same(what, counts[record.key], record.n_samples)
+    same(f"{name}: rows", counts.total(), journaled)
+    return counts.total()
+
+
+def check_archived(path: Path, table: str, predicate: Predicate) -> None:
+    """Check a table of which no plan and no journal are there: it is what the manifest says."""
+    _count_rows(path, table, predicate)
+    if table != "records":
+        for _ in _parts(path, table, predicate.run_id):
+            pass
+        return
+    records = _read_records(path, predicate.run_id)
+    signed = predicate.environment.gpu
+    gpus = sorted({r.gpu_name for r in records if r.gpu_name})
+    if signed and not all(_is_device(signed, gpu) for gpu in gpus):
+        raise VerificationFailed(f"records.parquet is of {', '.join(gpus)}, signed is {signed}")
+    _check_summary(records, predicate)
+
+
+def controls_caught(records: Sequence[Record]) -> bool:
+    """Whether no control was missed, and none was the only one to prove a check and failed before
+    that."""
+    outcomes = [(Group.of(r), r.caught_by, r.caught) for r in records if r.caught]
+    missed = any(caught is Catch.MISSED for _, _, caught in outcomes)
+    return not missed and not unproven(outcomes, ())
+
+
+def _check_machine(
+    records: Sequence[Record], plan: Plan, environment: Environment, journaled: Journaled
+) -> None:
+    """Records and environment state the device and the versions that the worker described."""
+    described = journaled.described
+    assert described is not None
+    software, device = described.software, described.device
+    expected = {
+        "gpu_name": device.name or "",
+        "torch": software.torch,
+        "triton": software.triton,
+        "cuda": software.torch_cuda,
+    }
+    for record in records:
+        for name, value in expected.items():
+            same(f"records.parquet: {name}, by the journal,", getattr(record, name), value)
+    torch, gpu = environment.software.torch, environment.gpu
+    if torch is not None:
+        same("environment.json: torch, by the journal,", torch.version, software.torch)
+    if plan.device == "cuda" and gpu is not None and not _is_device(gpu.name or "", device.name):
+        same("environment.json: the GPU, by the journal,", gpu.name or "", device.name or "")
+
+
+def _check_summary(records: Sequence[Record], predicate: Predicate) -> None:
+    """What was signed about the records in brief is what they say."""
+    signed = predicate.environment
+    for record in records:
+        if predicate.plan.device == "cuda" and not _is_device(signed.gpu or "", record.gpu_name):
+            same("what was signed: gpu", signed.gpu or "", record.gpu_name or "")
+        for name in ("torch", "triton", "cuda"):
+            if getattr(signed, name) is not None:
+                same(f"what was signed: {name}", getattr(signed, name), getattr(record, name))
+    what = "what was signed: controls_caught"
+    same(what, predicate.controls_caught, controls_caught(records))
+
+
+def _is_device(named: str, measured: str | None) -> bool:
+    """Whether a device is the one of that name: torch adds the MIG slice that it sees."""
+    return (measured or "") == named or (measured or "").startswith(f"{named} MIG ")
+
+
+def _count_rows(path: Path, table: str, predicate: Predicate | None) -> int:
+    name, most = f"{table}.parquet", limits.RECORDS if table == "records" else limits.SAMPLES
+    try:
+        rows = check_table(path, most)
+    except OutOfBounds as error:
+        raise VerificationFailed(f"{name} {error}") from None
+    except (OSError, pa.ArrowException) as error:
+        raise VerificationFailed(f"{name} cannot be read: {str(error).splitlines()[0]}") from None
+    if predicate is not None:
+        same(f"{name}: rows", rows, getattr(predicate, table))
+    return rows
+
+
+def _read_records(path: Path, run_id: str) -> list[Record]:
+    records = []
+    for part in _parts(path, "records", run_id):
+        for row in rows_of(part):
+            where = f"records.parquet: {row['implementation']} on {row['case_id']}"
+            try:
+                record = Record.from_row(row)
+            except ValueError as error:
+                raise VerificationFailed(f"{where} {error}") from None
+            if record.status is not Status.OK and not record.reason:
+                raise VerificationFailed(f"{where} is {record.status} without a reason")
+            if record.status is not Status.OK and record.speedup is not None:
+                raise VerificationFailed(f"{where} is {record.status} and yet has a speed-up")
+            records.append(record)
+    return records
+
+
+def _parts(path: Path, table: str, run_id: str) -> Iterator[pa.RecordBatch]:
+    """Read a table that `_count_rows` has passed, batch by batch."""
+    name = f"{table}.parquet"
+    try:
+        wrong = misfit(pq.read_schema(path), _COLUMNS[table], _NEEDED[table])
+        if wrong:
+            raise VerificationFailed(f"{name} {wrong}")
+        # All columns, so that a broken page anywhere is found.
+        for part in batches(path):
+            part.validate(full=True)  # texts are UTF-8
+            column = part["run_id"]
+            texts = column.dictionary.to_pylist()
+            for i in pc.unique(column.indices).to_pylist():
+                same(f"{name}: run_id", None if i is None else texts[i], run_id)
+            yield part
+    except (OSError, pa.ArrowException) as error:
+        raise VerificationFailed(f"{name} cannot be read: {str(error).splitlines()[0]}") from None
+
+
+def _count_keys(name: str, part: pa.RecordBatch) -> Iterator[tuple[Key, int]]:
+    """How many rows of a batch each case and implementation has."""
+    cases, names = part["case_id"], part["implementation"]
+    table = pa.table({"case": cases.indices, "name": names.indices, "row": part["time_ms"]})
+    counted = table.group_by(["case", "name"]).aggregate([("row", "count")])
+    case_texts, name_texts = cases.dictionary.to_pylist(), names.dictionary.to_pylist()
+    for case, implementation, count in zip(*(c.to_pylist() for c in counted.columns), strict=True):
+        if case is None or implementation is None:
+            raise VerificationFailed(f"{name} holds a time of nothing")
+        yield (case_texts[case], name_texts[implementation]), count
