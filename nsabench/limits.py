@@ -22,9 +22,9 @@ ENVIRONMENT = 8 * MIB
 
 JOURNAL = GIB
 JOURNAL_LINE = 16 * MIB
-LINES_A_CASE = 10  # of a journal: a pass has one
-SITTINGS = 5_000  # lines beside those
-LOG = 64 * KIB  # of the end of a log that a report shows
+LINES_A_CASE = 10  # one for each pass
+SITTINGS = 5_000  # lines of a journal beside the lines of its cases
+LOG = 64 * KIB  # of a log, from its end
 
 COMPARISON = 16 * MIB  # a page of one
 CSV = 8 * MIB

@@ -1,4 +1,4 @@
-"""A matrix: a YAML document that spans cases. This module turns it into a list of `Case`."""
+"""Read a matrix, a YAML document that spans cases, and turn it into a list of `Case`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -26,7 +27,7 @@ from nsabench.ops import Op
 from nsabench.planning import yaml_document as yaml_lines
 from nsabench.planning.yaml_document import Document, nearest
 
-# Axes every op has; the others are the fields of the op's shape.
+# Every op has these axes. The others are the fields of the op's shape.
 COMMON_AXES = ("dtype", "direction", "distribution", "streams", "l2")
 
 Scalar = int | float | str
@@ -35,10 +36,19 @@ Values = Annotated[
 ]
 
 
+def _rename_dtypes(axes: dict[str, list[Scalar]]) -> dict[str, list[Scalar]]:
+    if "dtype" not in axes:
+        return axes
+    return {**axes, "dtype": [DTYPE_NAMES.get(str(v), v) for v in axes["dtype"]]}
+
+
+Axes = Annotated[dict[str, Values], AfterValidator(_rename_dtypes)]
+
+
 class Selection(BaseModel):
     """Which implementations of the op run: shell patterns on their names. Controls always run, on
-    the least and the most work, and with them the baselines that they wrap. No candidate is held
-    to a baseline that runs along only so."""
+    the least and the most work, with the baselines that they wrap. A candidate is not compared with
+    a baseline that runs for a control only."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -48,17 +58,17 @@ class Selection(BaseModel):
 
 class Matrix(BaseModel):
     """The document. `axes` spans a product of cases, and so does every entry of `include`, which
-    inherits the common axes (dtype, direction, distribution, streams, l2) it does not name itself.
-    A case that agrees with every key of an entry of `exclude` is left out, defaults included.
+    inherits the common axes that it does not name. A case that agrees with every key of an entry of
+    `exclude` is left out.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     op: str
     description: str = ""
-    axes: dict[str, Values] = {}
-    include: list[dict[str, Values]] = []
-    exclude: list[dict[str, Values]] = []
+    axes: Axes = {}
+    include: list[Axes] = []
+    exclude: list[Axes] = []
     implementations: Selection = Selection()
     tolerances: Tolerances = Tolerances()
     timing: Timing = Timing()
@@ -79,10 +89,8 @@ class LoadedMatrix(BaseModel):
 
 
 def load(path: Path) -> list[LoadedMatrix]:
-    """Read, validate and span the matrices of one file: one a YAML document.
-
-    Raises `UsageError` naming file, line, field and the nearest valid key.
-    """
+    """Read and span the matrices of a file, one for each YAML document. Raises `UsageError` with
+    file, line, field and the nearest valid key."""
     return [_load(path, document) for document in yaml_lines.read(path)]
 
 
@@ -103,16 +111,9 @@ def _load(path: Path, document: Document) -> LoadedMatrix:
 
 def _span(matrix: Matrix, op: Op, document: Document) -> Iterator[Case]:
     valid = [*COMMON_AXES, *op.shape_model.model_fields]
-    matrix = matrix.model_copy(
-        update={
-            "axes": _known_by_other_names(matrix.axes),
-            "include": [_known_by_other_names(block) for block in matrix.include],
-            "exclude": [_known_by_other_names(rule) for rule in matrix.exclude],
-        }
-    )
+    common = {axis: values for axis, values in matrix.axes.items() if axis in COMMON_AXES}
     blocks: list[tuple[tuple[str | int, ...], Mapping[str, list[Scalar]]]] = [
-        (("include", i), {**_common(matrix.axes), **block})
-        for i, block in enumerate(matrix.include)
+        (("include", i), {**common, **block}) for i, block in enumerate(matrix.include)
     ]
     if not matrix.include or set(matrix.axes) - set(COMMON_AXES):
         blocks.insert(0, (("axes",), matrix.axes))
@@ -131,26 +132,15 @@ def _span(matrix: Matrix, op: Op, document: Document) -> Iterator[Case]:
         for values in itertools.product(*axes.values()):
             point = {**_defaults(op), **dict(zip(axes, values, strict=True))}
             if any(_matches(point, rule) for rule in matrix.exclude):
-                continue  # before it is looked at: what is excluded need not be possible
+                continue  # an excluded case need not be possible
             case = _case(point, matrix, op, document, place)
             # Once more with the sizes that the shape fills in.
             if not any(_matches({**point, **case.shape}, rule) for rule in matrix.exclude):
                 yield case
 
 
-def _known_by_other_names(axes: Mapping[str, list[Scalar]]) -> Mapping[str, list[Scalar]]:
-    """The same with dtypes as nsabench calls them."""
-    if "dtype" not in axes:
-        return axes
-    return {**axes, "dtype": [DTYPE_NAMES.get(str(v), v) for v in axes["dtype"]]}
-
-
-def _common(axes: Mapping[str, list[Scalar]]) -> dict[str, list[Scalar]]:
-    return {axis: values for axis, values in axes.items() if axis in COMMON_AXES}
-
-
 def _defaults(op: Op) -> dict[str, Scalar]:
-    """What the common axes are where a matrix does not name them."""
+    """The values of the common axes that a matrix does not name."""
     return {
         "dtype": DType.FLOAT16,
         "direction": Direction.FORWARD,
@@ -173,8 +163,12 @@ def _case(
 ) -> Case:
     sizes = {axis: value for axis, value in point.items() if axis not in COMMON_AXES}
     common: dict[str, Any] = {axis: point[axis] for axis in COMMON_AXES}
-    _one_of(common["direction"], op.directions, "direction", op, document, place)
-    _one_of(common["distribution"], op.distributions, "distribution", op, document, place)
+    for axis, known in (("direction", op.directions), ("distribution", op.distributions)):
+        if point[axis] not in known:
+            raise UsageError(
+                f"{document.where((*place, axis))}: {op.name} has no {axis} {point[axis]!r}",
+                nearest(str(point[axis]), list(known)),
+            )
     try:
         shape = op.shape_model.model_validate(sizes)
         return Case(
@@ -188,18 +182,3 @@ def _case(
         )
     except ValidationError as error:
         raise yaml_lines.explain(document, error, Case, place) from None
-
-
-def _one_of(
-    value: Scalar,
-    valid: tuple[str, ...],
-    axis: str,
-    op: Op,
-    document: Document,
-    place: tuple[str | int, ...],
-) -> None:
-    if value not in valid:
-        raise UsageError(
-            f"{document.where((*place, axis))}: {op.name} has no {axis} {value!r}",
-            nearest(str(value), list(valid)),
-        )

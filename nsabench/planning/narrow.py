@@ -1,4 +1,4 @@
-"""Fewer cases and candidates than the matrices span, as the command line asks for."""
+"""Select the cases and candidates that the command line asks for."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ Term = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Narrowed:
-    """where: conditions such as `D=128 and L>=512`, which must all hold. only: shell patterns on
-    the names of candidates."""
+    """where: conditions such as `D=128 and L>=512`, all of which must hold. only: shell patterns
+    on the names of candidates."""
 
     where: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
@@ -48,12 +48,11 @@ class Narrowed:
         return frozenset(size for size, comparison, _ in self._terms if comparison in ("=", "=="))
 
     def wants(self, case: Case) -> bool:
-        """Whether every condition holds. A case that has no such size does not meet it."""
+        """Whether the case has all the sizes of the conditions, and every condition holds."""
         return all(_holds(term, _values(case)) for term in self._terms)
 
     def plan(self, plan: Plan) -> Plan:
-        """The plan with those of its cases that meet the conditions. Raises `UsageError` as
-        `refuse_unmet` does."""
+        """Return the plan with the cases that meet the conditions. Raises as `refuse_unmet`."""
         if not self.where:
             return plan
         self.refuse_unmet([planned.case for planned in plan.cases])
@@ -62,7 +61,7 @@ class Narrowed:
     def of(
         self, case: Case, names: Sequence[str], implementations: Iterable[ImplementationInfo]
     ) -> tuple[str, ...]:
-        """Those of the `names` that are asked for; baselines always are."""
+        """Return the names without the candidates that no pattern matches."""
         if not self.only:
             return tuple(names)
         candidates = {
@@ -76,8 +75,7 @@ class Narrowed:
     def refuse_unknown(
         self, matrices: Sequence[LoadedMatrix], implementations: Sequence[ImplementationInfo]
     ) -> None:
-        """Raises `UsageError` as `refuse_unmet` does, and for a pattern that matches no
-        candidate."""
+        """Raise as `refuse_unmet`, and `UsageError` for a pattern that matches no candidate."""
         cases = [case for loaded in matrices for case in loaded.cases]
         self.refuse_unmet(cases)
         ops = {case.op for case in cases}
@@ -91,7 +89,7 @@ class Narrowed:
                 )
 
     def refuse_unmet(self, cases: Sequence[Case]) -> None:
-        """Raises `UsageError` for a size that no case has, or conditions that none meets."""
+        """Raise `UsageError` for a size that no case has, or conditions that no case meets."""
         known = sorted({name for case in cases for name in _values(case)})
         for size, _, _ in self._terms:
             if size not in known:
@@ -112,7 +110,7 @@ def _parse(condition: str) -> list[Term]:
         match = _TERM.fullmatch(text)
         if match is None:
             raise UsageError(
-                f"--where: {text.strip()!r} is no condition",
+                f"--where: {text.strip()!r} is not a condition",
                 "write conditions as in 'D=128 and L>=512 and dtype=fp16'.",
             )
         terms.append((match[1], match[2], match[3]))

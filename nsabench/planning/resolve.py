@@ -1,4 +1,4 @@
-"""From matrices and implementations to a plan: which cases, by whom, with which controls."""
+"""Turn matrices and implementations into a plan: its cases, and what is measured on each."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from nsabench.sources import digest_of
 
 
 def shipped_matrices() -> dict[str, Path]:
-    """The matrices that ship, by name."""
+    """Return the shipped matrices by name."""
     folder = Path(str(files("nsabench_matrices")))
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
 def find_matrix(given: str) -> Path:
-    """A path, or the name of a shipped matrix. Raises `UsageError` when it is neither."""
+    """Return the file of a matrix, given by path or by the name of a shipped matrix."""
     path = Path(given)
     if path.is_file():
         return path
@@ -63,7 +63,7 @@ def resolve(
     is not `i/n`, the tag is no word, or too many packages bring candidates and baselines.
     """
     if not re.fullmatch(r"[A-Za-z0-9-]{0,40}", tag):
-        raise UsageError(f"{tag!r} is no tag", "use up to 40 letters, digits and hyphens.")
+        raise UsageError(f"{tag!r} is not a tag", "use up to 40 letters, digits and hyphens.")
     narrowed.refuse_unknown(matrices, implementations)
     chosen: dict[str, PlannedCase] = {}
     for loaded in matrices:
@@ -102,14 +102,12 @@ def resolve(
 def _with_controls(
     cases: list[PlannedCase], implementations: Sequence[ImplementationInfo]
 ) -> list[PlannedCase]:
-    """Add each control, and the baseline that it wraps, to the least and the most work of each
-    direction and mode, in formats of two bytes and in float32, on one stream and on several, among
-    the cases that it concerns; among those that the baseline it computes by is measured in anyway,
-    if there are such.
+    """Add each control, and the baseline that it wraps, to two cases of each group: the least and
+    the most work. A group has one direction and mode, one size of the dtype, and one stream or
+    several. Cases in which the control's baseline is measured anyway are preferred.
 
-    What catches a control is the bench, not the shape; on every case they would take longer than
-    what is measured, and so they would where a matrix leaves baselines out because they are slow.
-    float16 and bfloat16 are held to the same rules, each to its own spacing.
+    The bench catches a control whatever the shape is, and controls in every case would take longer
+    than the measurement.
     """
     added: dict[str, list[ImplementationInfo]] = {}
     baselines = {i.name for i in implementations if i.role is Role.BASELINE}
@@ -185,8 +183,7 @@ def _wanted(name: str, selection: Selection) -> bool:
 
 
 def load_matrices(given: Sequence[str]) -> list[LoadedMatrix]:
-    """Raises `UsageError` when a matrix cannot be spanned, or an op that does not ship has no
-    answer for one of its cases."""
+    """Raises `UsageError` if a matrix cannot be spanned, or an op from outside fails on a case."""
     matrices = [loaded for name in given for loaded in matrix.load(find_matrix(name))]
     for case in (case for loaded in matrices for case in loaded.cases):
         ops.refuse_unanswered(case)
@@ -194,7 +191,7 @@ def load_matrices(given: Sequence[str]) -> list[LoadedMatrix]:
 
 
 def default_matrices(device: Device) -> list[str]:
-    """What `all` runs when no matrix is named: everything on a GPU, the quick one on a CPU."""
+    """The matrices of `all` without arguments: all on a GPU, the quick one on a CPU."""
     if device == "cpu":
         return ["quick"]
     return [name for name in shipped_matrices() if name != "quick"]

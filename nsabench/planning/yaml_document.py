@@ -1,4 +1,4 @@
-"""YAML that remembers lines, so that an error can name file, line and field."""
+"""Read YAML and remember lines, so that an error can name file, line and field."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from nsabench.reading import read as read_bytes
 
 M = TypeVar("M", bound=BaseModel)
 Path_ = tuple[str | int, ...]
-
-
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C is ten times as fast
 # The value of `1:1:1...`, a number to base 60, takes time by the square of its length.
 LONG_NUMBER = re.compile(r"[-+0-9_:.]{400,}")
@@ -50,10 +48,7 @@ def dotted(field: Path_) -> str:
 
 
 def read(path: Path) -> list[Document]:
-    """The documents of a YAML file, at least one.
-
-    Raises `UsageError` when it cannot be read or is not YAML.
-    """
+    """Return the documents of a YAML file, at least one. Raises `UsageError` for any other file."""
     try:
         data = read_bytes(path, limits.MATRIX)
         text = data.decode()
@@ -69,14 +64,16 @@ def read(path: Path) -> list[Document]:
         line = mark.line + 1 if mark else 1
         problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
         raise UsageError(f"{path}:{line}: not YAML: {problem}", "mend the syntax there.") from None
-    return [_document(node, str(path), data) for node in nodes] or [
-        Document(str(path), {}, {}, data)
-    ]
+    documents = []
+    for node in nodes:
+        lines: dict[Path_, int] = {}
+        documents.append(Document(str(path), _plain(node, (), lines, str(path)), lines, data))
+    return documents or [Document(str(path), {}, {}, data)]
 
 
 def refuse_nested(text: str) -> None:
-    """Raise `OutOfBounds` for what takes too long to compose or to build: aliases, collections that
-    are nested too deeply, and very long numbers. Raises `yaml.YAMLError` if it is no YAML."""
+    """Raise `OutOfBounds` for aliases, deep nesting and very long numbers: they take long to build.
+    Raises `yaml.YAMLError` if the text is not YAML."""
     depth = 0
     for event in yaml.parse(text, Loader=LOADER):
         line = event.start_mark.line + 1 if event.start_mark else 1
@@ -88,11 +85,6 @@ def refuse_nested(text: str) -> None:
             raise OutOfBounds(f"is nested over {limits.DEPTH} levels deep in line {line}")
         if isinstance(event, yaml.ScalarEvent) and LONG_NUMBER.fullmatch(event.value):
             raise OutOfBounds(f"has a number of {len(event.value)} characters in line {line}")
-
-
-def _document(node: yaml.Node, file: str, content: bytes) -> Document:
-    lines: dict[Path_, int] = {}
-    return Document(file, _plain(node, (), lines, file), lines, content)
 
 
 def _plain(node: yaml.Node, place: Path_, lines: dict[Path_, int], file: str) -> Any:
@@ -115,7 +107,7 @@ def _plain(node: yaml.Node, place: Path_, lines: dict[Path_, int], file: str) ->
     loader = yaml.SafeLoader("")
     try:
         return loader.construct_object(node, deep=True)
-    except (KeyError, IndexError, AttributeError):  # of constructors that got what they do not know
+    except (KeyError, IndexError, AttributeError):  # from constructors
         kind = node.tag.rpartition(":")[2]
         raise UsageError(
             f"{file}:{lines[place]}: {node.value!r} is no {kind}", "mend the value there."
@@ -135,7 +127,7 @@ def parse(document: Document, model: type[M]) -> M:
 def explain(
     document: Document, error: ValidationError, model: type[BaseModel], place: Path_ = ()
 ) -> UsageError:
-    """The first validation error of a document as one sentence with a remedy."""
+    """Turn the first validation error of a document into a sentence with a remedy."""
     first = error.errors()[0]
     field = _field(document, place, first["loc"])
     where = document.where(field)
@@ -158,7 +150,7 @@ def explain(
 
 
 def _field(document: Document, place: Path_, location: tuple[str | int, ...]) -> Path_:
-    """A pydantic location without the tags of unions, which are no keys of the file."""
+    """Turn a location of pydantic into a path in the file, which has no tags of unions."""
     field = place
     for part in location[:-1]:
         if (*field, part) in document.lines:
@@ -171,13 +163,13 @@ _TAGS = frozenset({"int", "str", "float", "bool"})
 
 
 def nearest(key: str, valid: list[str]) -> str:
-    """A remedy for an unknown key: the nearest valid one, else all of them."""
+    """Return a remedy for an unknown key: the nearest valid one, or all of them."""
     near = difflib.get_close_matches(key, valid, 1)
     return f"did you mean {near[0]!r}?" if near else f"valid keys: {', '.join(sorted(valid))}."
 
 
 def _siblings(model: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
-    """The keys that were valid where an unknown one was found."""
+    """Return the keys that are valid in the place of an unknown one."""
     current: list[type[BaseModel]] = [model]
     for part in location[:-1]:
         tagged = [m for m in current if _kind(m) == part]
@@ -187,7 +179,7 @@ def _siblings(model: type[BaseModel], location: tuple[str | int, ...]) -> list[s
 
 
 def _kind(model: type[BaseModel]) -> object:
-    """The tag of a member of a discriminated union."""
+    """Return the tag of a member of a discriminated union."""
     field = model.model_fields.get("kind")
     return get_args(field.annotation)[0] if field and get_args(field.annotation) else None
 

@@ -4,12 +4,12 @@
                                         samples-HASH.parquet
                                         manifest.dsse.json
 
-The tables are the run's own files, byte for byte, so the signature can be checked again at any
-time. Their names hold the first 16 digits of their hash: writers of different content never touch
-the same object. The manifest is written last and only where there is none, and readers go by
-manifests alone: a run is there as a whole or not at all, whoever else writes, or dies, meanwhile.
+The tables are the run's own files, byte for byte, so the signature can be checked at any time.
+Their names hold the first 16 digits of their hash, so two writers of different content never touch
+the same object. The manifest is written last, and readers only look for manifests. So a run is
+there as a whole or not at all, also if its writer is killed.
 
-A query (`archive.query`) is imported by itself: it needs DuckDB, which images leave out.
+`archive.query` is imported by itself, because it needs DuckDB, which images leave out.
 """
 
 from nsabench.evidence.archive.archive import Added, Archive, ArchivedRun, Surveyed

@@ -1,4 +1,4 @@
-"""Add runs to an archive, list them, and verify what lies in one."""
+"""Add runs to an archive, list them and verify them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ READERS = 16  # requests that are under way at once
 
 
 class Added(StrEnum):
-    """What became of a run that was to be added."""
+    """The result of adding a run."""
 
     ADDED = "added"
     THERE = "already there"
@@ -61,7 +61,7 @@ class ArchivedRun:
 
 @dataclass(frozen=True)
 class Surveyed:
-    """What lies in an archive. sound: verified runs, by id. broken: a sentence about each other
+    """The contents of an archive. sound: verified runs, by id. broken: a sentence about each other
     run. stray: how many objects have no manifest beside them."""
 
     sound: list[ArchivedRun]
@@ -191,8 +191,8 @@ class Archive:
         return run
 
     def file(self, run: ArchivedRun, table: str, scratch: Path) -> Path:
-        """Return a table of a verified run as a file. Of a bucket it is a copy in `scratch`, and
-        the object may have been exchanged since the survey."""
+        """Return a table of a verified run as a file. If it is a copy of an object in a bucket, it
+        is hashed again, because the object may have been replaced since the survey."""
         path = self.store.as_file(run.object(table), scratch, limits.TABLE)
         if self.store.folder is None:
             _refuse_changed(path, run, table)

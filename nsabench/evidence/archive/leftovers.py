@@ -1,8 +1,8 @@
-"""What writers that were ended have left in an archive, and its removal.
+"""Find and remove what killed writers have left in an archive.
 
 A writer puts the tables first and the manifest last. So an object that no manifest names is of a
-writer that is still at it, or of one that was ended; only its age tells. Ages are by the clock of
-the store: those of hosts may be wrong.
+writer that is still busy, or of one that was killed. The age of the object tells them apart, by the
+clock of the store, because the clocks of hosts may be wrong.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ PATIENCE_S = 24 * 3600.0
 
 
 def leftovers(archive: Archive, older_than_s: float = PATIENCE_S) -> list[str]:
-    """The objects that no manifest names, at least so many seconds old, by name. What lies beside a
-    manifest that is broken is left: it may be evidence."""
+    """Return the objects that no manifest names and that are at least so old, by name. Objects
+    beside a broken manifest are left, because they may be evidence."""
     ages = ages_by_the_store(archive.store)
     named = set(_named(archive.store, [n for n in ages if n.endswith(f"/{MANIFEST}")]))
     return sorted(
         name
         for name, age in ages.items()
-        if age >= older_than_s  # stores tell whole seconds: 0 is all, also of this second
+        if age >= older_than_s  # stores count whole seconds: 0 includes this second
         and name not in named
         and f"{name.rpartition('/')[0]}/*" not in named
         and _is_ours(name)
@@ -38,17 +38,17 @@ def leftovers(archive: Archive, older_than_s: float = PATIENCE_S) -> list[str]:
 
 
 def remove(archive: Archive, names: list[str]) -> list[str]:
-    """Remove leftovers. Returns those that are gone: one whose manifest came meanwhile stays."""
+    """Remove leftovers and return those that are gone. If a manifest names one by now, it stays."""
     store, gone = archive.store, []
     for name in names:
         try:
             data = store.read(name, limits.TABLE)
         except VerificationFailed:
-            continue  # another one removes it, too
+            continue  # another process removes it
         if _is_named(store, name):
             continue
         store.remove(name)
-        # A writer found the object there a moment ago, and has now said that its run is whole.
+        # A writer may have found the object there, and written its manifest meanwhile.
         if _is_named(store, name):
             store.create(name, data)
             continue
@@ -57,7 +57,7 @@ def remove(archive: Archive, names: list[str]) -> list[str]:
 
 
 def _is_named(store: Store, name: str) -> bool:
-    """Whether a manifest that lies there now names the object, or is broken."""
+    """Whether the manifest beside an object names it, or is broken."""
     place = name.rpartition("/")[0]
     manifest = f"{place}/{MANIFEST}"
     if manifest not in store.names():
@@ -67,7 +67,7 @@ def _is_named(store: Store, name: str) -> bool:
 
 
 def ages_by_the_store(store: Store) -> dict[str, float]:
-    """Seconds since each object was written, by the clock that wrote down when."""
+    """Return the seconds since each object was written, by the clock of the store."""
     probe = f"probe-{token_hex(8)}"
     store.create(probe, b"what time is it?")
     try:
@@ -79,7 +79,7 @@ def ages_by_the_store(store: Store) -> dict[str, float]:
 
 
 def _named(store: Store, manifests: list[str]) -> Iterator[str]:
-    """The objects that manifests name; of a broken one all that lies beside it, as `PREFIX/*`."""
+    """Yield the objects that manifests name, and `PREFIX/*` for a broken manifest."""
     for name in manifests:
         prefix = name.removesuffix(MANIFEST)
         yield name
@@ -92,7 +92,7 @@ def _named(store: Store, manifests: list[str]) -> Iterator[str]:
 
 
 def _is_ours(name: str) -> bool:
-    """Whether it lies where an archive puts things; a bucket may hold what others put there."""
+    """Whether the name is one of an archive: a bucket may hold other objects."""
     parts = name.split("/")
     return (
         len(parts) >= 4

@@ -1,4 +1,4 @@
-"""The view `pays`: from which length on the ops of each run pay, decided anew from its records."""
+"""The view `pays`: the break-even lengths of each run, decided anew from its records."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ SCHEMA = pa.schema(
 
 
 def table(runs: Iterable[tuple[ArchivedRun, Path]]) -> pa.Table:
-    """A row a run, op, head layout, direction and regime. runs: each with the file of its records.
+    """Return a row for each run, op, head layout, direction and regime.
 
-    Of an op that is not installed here nothing is said, since its lengths are not known. Raises
-    `UsageError` where a file holds no such records.
+    runs: each with the file of its records. Ops that are not installed here are left out, because
+    their lengths are not known. Raises `UsageError` if a file holds no records.
     """
     rows = [row for run, path in runs for row in _rows(run, path)]
     return pa.Table.from_pylist(rows, schema=SCHEMA)

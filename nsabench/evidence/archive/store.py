@@ -1,4 +1,4 @@
-"""Where an archive lies: a folder or an S3 bucket, behind the few operations it needs."""
+"""The store of an archive: a folder or an S3 bucket."""
 
 from __future__ import annotations
 
@@ -24,19 +24,18 @@ except ImportError as error:
         "an archive needs obstore, which is not installed", _INSTALL
     ) from error
 
-# A server that is gone is said to be gone, instead of being waited for.
+# A server that does not answer soon is reported.
 RETRIES = 3
 PATIENCE = timedelta(seconds=20)
 
 
 class Store:
-    """Objects by name. Every method raises `EnvironmentRefused` when the place cannot be reached or
-    does not let us in."""
+    """Objects by name. Every method raises `EnvironmentRefused` if the store cannot be reached, or
+    refuses."""
 
     def __init__(self, location: str, *, create: bool = False) -> None:
         self.location = location
         scheme, _, rest = location.partition("://")
-        # Both are set where the objects are files that other programs can open in place.
         self.folder: Path | None = None
         if not rest:
             folder = Path(location)
@@ -60,11 +59,11 @@ class Store:
             )
 
     def names(self) -> list[str]:
-        """Names of all objects, sorted."""
+        """Return the names of all objects, sorted."""
         return sorted(self.stamps())
 
     def stamps(self) -> dict[str, str]:
-        """All objects by name, each with what changes when another takes its place."""
+        """Return all objects by name, each with a text that changes if it is replaced."""
         with self._errors():
             if self.folder is not None:
                 return dict(_files(self.folder))
@@ -72,7 +71,7 @@ class Store:
             return {entry["path"]: _stamp(entry) for entry in entries}
 
     def read(self, name: str, most: int) -> bytes:
-        """Raises `VerificationFailed` when there is no such object, or one of over `most` bytes."""
+        """Raises `VerificationFailed` if there is no such object, or it has over `most` bytes."""
         with self._errors():
             try:
                 if self.folder is not None:
@@ -87,17 +86,17 @@ class Store:
                 raise VerificationFailed(f"{name} {error}") from None
 
     def as_file(self, name: str, scratch: Path, most: int) -> Path:
-        """A table as a file: itself in a folder, else a copy in `scratch`. Raises as `read`."""
+        """Return an object as a file, which is a copy in `scratch` if it is in a bucket."""
         if self.folder is not None:
             return self.folder / name
-        # Names of objects may be longer than those of files, and hold what no file's may.
+        # The name of an object may be longer than a file name, and hold other characters.
         path = scratch / f"{hashlib.sha256(name.encode()).hexdigest()}.parquet"
         if not path.exists():
             path.write_bytes(self.read(name, most))
         return path
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write an object where there is none. False: there is one already, left as it is."""
+        """Write an object. False if there is one of that name, which stays as it is."""
         with self._errors():
             try:
                 obstore.put(self._store, name, data, mode="create", use_multipart=False)
@@ -106,7 +105,7 @@ class Store:
         return True
 
     def times(self) -> dict[str, float]:
-        """When each object was written, in seconds, by the clock of the store."""
+        """Return when each object was written, in seconds, by the clock of the store."""
         with self._errors():
             if self.folder is not None:
                 return {name: (self.folder / name).lstat().st_mtime for name in self.names()}
@@ -114,7 +113,7 @@ class Store:
             return {entry["path"]: entry["last_modified"].timestamp() for entry in entries}
 
     def remove(self, name: str) -> None:
-        """Remove an object; one that is not there is none."""
+        """Remove an object, if it is there."""
         with self._errors(), suppress(FileNotFoundError):
             obstore.delete(self._store, name)
 
@@ -131,7 +130,7 @@ class Store:
 
 
 def _files(folder: Path) -> Iterator[tuple[str, str]]:
-    """The files below a folder, whatever their names; links are none, and lead nowhere."""
+    """Yield the files below a folder, whatever their names. Links are passed over."""
     for where, _, names in os.walk(folder, onerror=_unreadable):
         for name in names:
             path = Path(where, name)
@@ -140,7 +139,7 @@ def _files(folder: Path) -> Iterator[tuple[str, str]]:
             except FileNotFoundError:
                 continue  # removed since
             if stat.S_ISREG(found.st_mode):
-                # With the time that nobody but the system sets.
+                # st_ctime_ns is set by the system alone.
                 stamp = f"{found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
                 yield path.relative_to(folder).as_posix(), stamp
 
@@ -154,6 +153,6 @@ def _stamp(entry: Mapping[str, Any]) -> str:
 
 
 def _names_http() -> bool:
-    """Whether whoever set the endpoint wrote http:// into it, as for a server on loopback."""
+    """Whether the endpoint is http://, as for a server on loopback."""
     named = (os.environ.get(name, "") for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT"))
     return any(endpoint.startswith("http://") for endpoint in named)

@@ -1,7 +1,6 @@
-"""DSSE: a signature over bytes and their type, so that nobody has to canonicalise JSON.
+"""DSSE envelopes: a signature over bytes and their type, without canonical JSON.
 
-The protocol is https://github.com/secure-systems-lab/dsse/blob/master/protocol.md, the envelope
-envelope.md beside it.
+https://github.com/secure-systems-lab/dsse/blob/master/protocol.md and envelope.md
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Signature(BaseModel):
 
 
 class Envelope(BaseModel):
-    """Fields that are not known here are ignored, as the specification asks."""
+    """Unknown fields are ignored, as the specification asks."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -46,7 +45,7 @@ class Envelope(BaseModel):
 
     @classmethod
     def parse(cls, data: bytes) -> Envelope:
-        """Raises `VerificationFailed` when `data` is no envelope of an in-toto statement."""
+        """Parse an envelope. Raises `VerificationFailed` if it holds no in-toto statement."""
         envelope = parse_part(data, "the manifest", cls)
         if envelope.payloadType != PAYLOAD_TYPE:
             raise VerificationFailed(
@@ -55,14 +54,14 @@ class Envelope(BaseModel):
         return envelope
 
     def content(self) -> bytes:
-        """The payload, not yet verified. Raises `VerificationFailed` when it is not base64."""
+        """Decode the payload, unverified. Raises `VerificationFailed` if it is not base64."""
         return _decode(self.payload, "payload")
 
     def check(self, key: Ed25519PublicKey) -> str:
-        """The keyid under which `key` signed this envelope.
+        """Return the id of the key, once the only signature is by it.
 
-        Raises `VerificationFailed` when there is not exactly one signature, when its keyid is not
-        that of the key, or when it does not fit.
+        Raises `VerificationFailed` if there are several signatures, or the signature or its key id
+        does not fit the key.
         """
         if len(self.signatures) != 1:
             raise VerificationFailed(
@@ -83,7 +82,7 @@ class Envelope(BaseModel):
 
 
 def parse_part(data: bytes, what: str, model: type[M]) -> M:
-    """Parse a part of a manifest. Raises `VerificationFailed` if it is none."""
+    """Parse a part of a manifest. Raises `VerificationFailed` if it is not such a part."""
     try:
         return parse_json(data, limits.MANIFEST, model)
     except OutOfBounds as error:
@@ -102,7 +101,7 @@ def sign(payload: bytes, key: Ed25519PrivateKey) -> Envelope:
 
 
 def pae(payload_type: str, payload: bytes) -> bytes:
-    """The pre-authentication encoding: what is signed."""
+    """Return the pre-authentication encoding, which is what is signed."""
     kind = payload_type.encode()
     return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
 

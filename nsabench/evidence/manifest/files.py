@@ -1,4 +1,4 @@
-"""The files of a run folder: listed and hashed without following a link anywhere."""
+"""List and hash the files of a run folder without following a link."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from nsabench import limits
 from nsabench.errors import VerificationFailed
 from nsabench.reading import OutOfBounds, opened, size
 
-# What a name in a manifest may be made of. Quotes, blanks and control characters would make the
-# lists that people check by hand ambiguous, and `..` must not leave the folder.
+# Quotes, blanks and control characters would make lists that people check by hand ambiguous, and
+# `..` must not leave the folder.
 _PART = re.compile(r"[A-Za-z0-9_+=@][A-Za-z0-9_.+=@-]*")
 
 
@@ -23,10 +23,10 @@ def is_safe(name: str) -> bool:
 
 
 def listing(folder: Path) -> list[str]:
-    """Names of all files below `folder`, sorted.
+    """Return the names of all files below `folder`, sorted.
 
-    Raises `VerificationFailed` at a link, a device, a pipe, or a name that `is_safe` refuses, and
-    when there is more than a run has: all of it is to be hashed.
+    Raises `VerificationFailed` for a link, a device, a pipe, a name that `is_safe` refuses, and
+    more files than a run has.
     """
     names, taken = [], 0
     for where, folders, files in os.walk(folder, onerror=_unreadable):
@@ -54,9 +54,9 @@ def listing(folder: Path) -> list[str]:
 
 
 def sha256(folder: Path, name: str) -> str:
-    """The hash of a file. Raises `VerificationFailed` when it cannot be read."""
+    """Hash a file. Raises `VerificationFailed` if it cannot be read."""
     try:
-        # Not through a link put there after the listing either.
+        # A link may have been put there after the listing.
         with opened(folder / name, limits.FILE, flags=os.O_NOFOLLOW) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OutOfBounds as error:

@@ -119,13 +119,12 @@ class _Reader:
             found.described = found.described or line.described
             found.environments.add(line.environment_sha256)
         elif isinstance(line, Entry) and line.pass_name is PassName.FIRST_LOOK:
-            # Of more cases than were planned, one that was not is enough to say so.
+            # If there are more cases than were planned, one more is enough to say so.
             if line.case_id in found.cases or len(found.cases) <= len(self._plan.cases):
                 found.cases[line.case_id] += 1
-            counts = {o.implementation: len(o.samples.time_ms) for o in line.outcomes}
-            found.samples += sum(counts.values())
-            bursts = {o.implementation: len(o.bursts.time_ms) for o in line.outcomes}
-            found.bursts += sum(bursts.values())
+            outcomes = {o.implementation: o for o in line.outcomes}.values()
+            found.samples += sum(len(o.samples.time_ms) for o in outcomes)
+            found.bursts += sum(len(o.bursts.time_ms) for o in outcomes)
 
     def refuse_many(self, lines: int) -> None:
         """Raise `VerificationFailed` if there are more lines than a run of the plan has."""
@@ -134,50 +133,44 @@ class _Reader:
             raise VerificationFailed(f"more than {self._most} lines for {count} cases")
 
 
-def read_journal(
-    folder: Path,
-    plan: Plan,
-    seen: Callable[[Line], None] | None = None,
-    known: Known = NOTHING,
-) -> Journaled:
-    """Return what the journal of this run holds, and who vouches for it. seen: called with each
-    line, unless the run is merged."""
-    path, reader = folder / "journal.jsonl", _Reader(plan)
-
-    def take(line: Line) -> None:
-        reader.take(line)
-        if seen is not None:
-            seen(line)
-
-    try:
-        if not plan.shards:
-            origin = journal.origin(path, take)
-            reader.found.origin = origin
-            return reader.found
-        whole = Journaled()
-        pieces = joined.pieces(path, reader.refuse_many)
-        journals = known.journals(plan)
-        found = [journals.get(piece.sha256) for piece in pieces]
-        unknown = [piece for piece, there in zip(pieces, found, strict=True) if there is None]
-        read = each(lambda piece: reader.piece(path, piece), unknown)
-        for there in found:
-            whole.add(next(read) if there is None else there)
-            reader.refuse_many(whole.lines)
-        return whole
-    except (OSError, UsageError, VerificationFailed) as error:
-        raise VerificationFailed(f"journal.jsonl: {error}") from None
-
-
 def check_journal(
     folder: Path,
     plan: Plan,
     seen: Callable[[Line], None] | None = None,
     known: Known = NOTHING,
 ) -> Journaled:
-    """Read the journal as `read_journal` does, and check that it holds every case once."""
-    journaled = read_journal(folder, plan, seen, known)
+    """Return what the journal holds, once it is one of this run and holds every case once. seen:
+    called with each line, unless the run is merged."""
+    try:
+        journaled = _read(folder / "journal.jsonl", plan, seen, known)
+    except (OSError, UsageError, VerificationFailed) as error:
+        raise VerificationFailed(f"journal.jsonl: {error}") from None
     if journaled.described is None:
         raise VerificationFailed("journal.jsonl has no header")
     planned: Counter[object] = Counter(case.id for case in plan.cases)
     same_members("journal.jsonl: case", journaled.cases, planned)
     return journaled
+
+
+def _read(path: Path, plan: Plan, seen: Callable[[Line], None] | None, known: Known) -> Journaled:
+    reader = _Reader(plan)
+
+    def take(line: Line) -> None:
+        reader.take(line)
+        if seen is not None:
+            seen(line)
+
+    if not plan.shards:
+        origin = journal.origin(path, take)
+        reader.found.origin = origin
+        return reader.found
+    whole = Journaled()
+    pieces = joined.pieces(path, reader.refuse_many)
+    journals = known.journals(plan)
+    found = [journals.get(piece.sha256) for piece in pieces]
+    unknown = [piece for piece, there in zip(pieces, found, strict=True) if there is None]
+    read = each(lambda piece: reader.piece(path, piece), unknown)
+    for there in found:
+        whole.add(next(read) if there is None else there)
+        reader.refuse_many(whole.lines)
+    return whole

@@ -20,21 +20,21 @@ _KEYID = re.compile(r"[0-9a-f]{64}")
 
 
 class Why(StrEnum):
-    """Why a key is not to be used any more."""
+    """Why a key no longer counts."""
 
-    SUPERSEDED = "superseded"  # its owner has another one; what it signed before stands
-    COMPROMISED = "compromised"  # somebody else may have it, and may write any date: nothing stands
+    SUPERSEDED = "superseded"  # its owner has another one: earlier signatures count
+    COMPROMISED = "compromised"  # a thief may write any date: no signature counts
 
 
 @dataclass(frozen=True)
 class Revocation:
-    """From `since` on, at midnight UTC, a key does not count any more."""
+    """A key no longer counts from `since`, at midnight UTC."""
 
     since: date
     why: Why
 
     def concerns(self, signed: datetime) -> bool:
-        """Whether a signature that says that it was made at `signed` does not count."""
+        """Whether a signature with this date does not count."""
         if signed.tzinfo is None:
             signed = signed.replace(tzinfo=UTC)
         return self.why is Why.COMPROMISED or signed.astimezone(UTC).date() >= self.since
@@ -43,10 +43,8 @@ class Revocation:
 def trusted_keyids(
     files: tuple[Path, ...], variables: Mapping[str, str] | None = None
 ) -> frozenset[str]:
-    """Ids of the keys in `files` and in the files and folders that NSABENCH_TRUSTED_KEYS lists.
-
-    Of a file that holds several keys, all of them. Raises `UsageError` when one holds none.
-    """
+    """Return the ids of all keys in `files`, and in the files and folders that
+    NSABENCH_TRUSTED_KEYS lists. Raises `UsageError` if a file holds no key."""
     paths = list(files)
     for path in _listed(TRUSTED, variables):
         paths += sorted(path.glob("*.pub")) if path.is_dir() else [path]
@@ -56,10 +54,10 @@ def trusted_keyids(
 def revocations(
     files: tuple[Path, ...] = (), variables: Mapping[str, str] | None = None
 ) -> dict[str, Revocation]:
-    """By keyid, what `files` and the files that NSABENCH_REVOKED_KEYS lists revoke.
+    """Return what `files` and the files in NSABENCH_REVOKED_KEYS revoke, by key id.
 
-    A line is `KEYID DATE superseded` or `KEYID DATE compromised`; what follows a `#` is a comment.
-    Of several lines about a key, the strictest counts. Raises `UsageError` for any other line.
+    A line is `KEYID DATE superseded` or `KEYID DATE compromised`, and `#` begins a comment. The
+    strictest line about a key counts. Raises `UsageError` for any other line.
     """
     found: dict[str, Revocation] = {}
     for path in (*files, *_listed(REVOKED, variables)):
@@ -78,7 +76,7 @@ def revocations(
 
 
 def refuse_revoked(keyid: str, signed: datetime, revoked: Mapping[str, Revocation]) -> None:
-    """Raises `VerificationFailed` when the key did not count at the time `signed`."""
+    """Raise `VerificationFailed` if the key did not count at the time `signed`."""
     revocation = revoked.get(keyid)
     if revocation is not None and revocation.concerns(signed):
         raise VerificationFailed(

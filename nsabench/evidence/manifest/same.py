@@ -1,4 +1,4 @@
-"""Is one thing what another says it should be? What is not is named, in a sentence."""
+"""Compare what a run holds with what it should hold, and name the difference."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from nsabench.errors import VerificationFailed
 
 
 def same(what: str, value: object, expected: object) -> None:
-    """Raises `VerificationFailed` when a value is not the one that is expected."""
+    """Raise `VerificationFailed` if a value is not as expected."""
     if value != expected:
         raise VerificationFailed(f"{what} is {value!r} and should be {expected!r}")
 
 
 def same_members(what: str, members: Counter[object], expected: Counter[object]) -> None:
-    """Raises `VerificationFailed` when one is missing, or there too often."""
+    """Raise `VerificationFailed` if a member is missing, or there too often."""
     for key, count in (expected - members).items():
         raise VerificationFailed(f"{what} {_text(key)} is missing ({count} of {expected[key]})")
     for key, count in (members - expected).items():

@@ -1,7 +1,7 @@
-"""Is a merged run made of the shards that it names, each as its host measured and signed it?
+"""Check that a merged run is made of the shards that it names, as each host measured and signed it.
 
-The folder of such a run holds of each shard its plan, its environment and its manifest; the journal
-of the run holds the shard's own journal, to the byte.
+The folder of a merged run holds the plan, the environment and the manifest of each shard. Its
+journal holds the journal of each shard, to the byte.
 """
 
 from __future__ import annotations
@@ -13,15 +13,20 @@ from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import files
 from nsabench.evidence.manifest.statement import Predicate, Statement, read_envelope, signed
 from nsabench.execution.joined import Segment
-from nsabench.model.plan import ImplementationInfo, MergedShard, Plan, PlannedCase
+from nsabench.model.plan import ImplementationInfo, MergedShard, Plan
 from nsabench.processes import each
 
 FOLDER = "shards"
 KEPT = ("plan.json", "environment.json", "manifest.dsse.json")
+# Fields of a plan that are the same in a shard and in the merged run.
+_SHARED = (
+    *("device", "margin", "sources", "kernels_sha256", "ops_sha256", "where", "nsabench"),
+    *("sandboxed", "whole"),
+)
 
 
 def place(shard: MergedShard) -> str:
-    """The folder of a shard in that of the run."""
+    """The folder of a shard, by its path in the folder of the merged run."""
     return f"{FOLDER}/{shard.run_id}"
 
 
@@ -32,8 +37,11 @@ def check(
     predicate: Predicate | None,
     known: Mapping[str, Plan],
 ) -> None:
-    """Raises `VerificationFailed` when one of the shards is not what it was, or not all of it is
-    there. known: plans that need not be read, by the sha256 of their file."""
+    """Raise `VerificationFailed` if a shard was altered, or a part of it is missing.
+
+    segments: parts of the journal, by run id. known: plans that need not be read again, by the
+    sha256 of the file.
+    """
     runs = [shard.run_id for shard in plan.shards]
     if len(set(runs)) != len(runs) or set(runs) != segments.keys():
         raise VerificationFailed("journal.jsonl does not hold each of the shards once")
@@ -46,22 +54,19 @@ def check(
     def check_one(given: tuple[MergedShard, Plan]) -> None:
         shard, part = given
         try:
-            _check(folder, shard, part, implementations, segments[shard.run_id], known)
-        except VerificationFailed as error:
+            _check_files(folder, shard, segments[shard.run_id])
+            path = folder / place(shard) / "plan.json"
+            own = known.get(shard.plan_sha256) or Plan.read(path)
+            _check_plan(own, shard, part, implementations)
+        except (UsageError, VerificationFailed) as error:
             raise VerificationFailed(f"{shard}: {error}") from None
 
     for _ in each(check_one, list(plan.parts())):
         pass
 
 
-def _check(
-    folder: Path,
-    shard: MergedShard,
-    part: Plan,
-    implementations: Mapping[tuple[str, str], ImplementationInfo],
-    segment: Segment,
-    known: Mapping[str, Plan],
-) -> None:
+def _check_files(folder: Path, shard: MergedShard, segment: Segment) -> None:
+    """Check that the files of a shard are what its host signed, and that it measured them."""
     if files.sha256(folder, f"{place(shard)}/manifest.dsse.json") != shard.manifest_sha256:
         raise VerificationFailed("its manifest is not the one that was merged")
     statement, keyid = signed(read_envelope(folder / place(shard)))
@@ -77,27 +82,27 @@ def _check(
         raise VerificationFailed("who signed it is not who measured it")
     if segment.environments != {shard.environment_sha256}:
         raise VerificationFailed("its environment.json is not what its journal says")
-    try:
-        own = known.get(shard.plan_sha256) or Plan.read(folder / place(shard) / "plan.json")
-    except UsageError as error:
-        raise VerificationFailed(str(error)) from None
+
+
+def _check_plan(
+    own: Plan,
+    shard: MergedShard,
+    part: Plan,
+    implementations: Mapping[tuple[str, str], ImplementationInfo],
+) -> None:
+    """Check that the plan of a shard is its part of the merged plan."""
     if own.run_id != shard.run_id or own.shard != shard.shard:
         raise VerificationFailed("its plan is of another shard")
-    if list(map(_bare, part.cases)) != own.cases or part.canary != own.canary:
+    cases = [planned.model_copy(update={"shard": 0}) for planned in part.cases]
+    if cases != own.cases or part.canary != own.canary:
         raise VerificationFailed("its cases are not those of its plan")
     if any(implementations.get((i.op, i.name)) != i for i in own.implementations):
         raise VerificationFailed("its implementations are not those of its plan")
-    of_both = ("device", "margin", "sources", "kernels_sha256", "ops_sha256", "where")
-    for name in (*of_both, "nsabench", "sandboxed", "whole"):
+    for name in _SHARED:
         if getattr(part, name) != getattr(own, name):
             raise VerificationFailed(f"{name} is not that of its plan")
     if [(m.name, m.sha256) for m in part.matrices] != [(m.name, m.sha256) for m in own.matrices]:
         raise VerificationFailed("its matrices are not those of its plan")
-
-
-def _bare(planned: PlannedCase) -> PlannedCase:
-    """The case as its shard planned it."""
-    return planned.model_copy(update={"shard": 0})
 
 
 def _same(statement: Statement, name: str, there: str, stated: str) -> None:

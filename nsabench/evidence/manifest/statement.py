@@ -1,8 +1,8 @@
-"""What is signed: an in-toto Statement v1 over the files of a run (docs/reference/manifest.md).
+"""The signed statement: an in-toto Statement v1 over the files of a run.
 
-The form is https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md. Fields of the
-predicate are only ever added, and readers ignore those they do not know; a change of meaning is a
-new predicate type.
+The format is in docs/reference/manifest.md and in
+https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md. A change of meaning is a new
+predicate type.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 
 
 class Trust(StrEnum):
-    """How much a signature says about who made a run, the least first."""
+    """How far a run can be trusted, the least first."""
 
-    UNSIGNED = "unsigned"  # there is none
-    EPHEMERAL = "ephemeral"  # by a key made for this run: nothing was changed since, no more
-    UNPINNED = "unpinned"  # by a key that lasts, but none that the reader trusts
+    UNSIGNED = "unsigned"
+    EPHEMERAL = "ephemeral"  # by a key made for this run: it was not altered since
+    UNPINNED = "unpinned"  # by a lasting key that the reader does not trust
     PINNED = "pinned"  # by a key that the reader trusts
 
     def reaches(self, other: Trust) -> bool:
@@ -55,7 +55,7 @@ class Subject(Part):
 
 
 class SignedBy(Part):
-    """`public_key`: base64 of the DER form. `trust`: what the signer claims for itself."""
+    """public_key: base64 of the DER form. trust: what the signer says of its key."""
 
     keyid: Sha256
     public_key: str
@@ -63,14 +63,14 @@ class SignedBy(Part):
 
 
 class Library(Part):
-    """A library that implementations call: the installed version or commit, and an SPDX licence."""
+    """A library that implementations call."""
 
-    version: str
-    licence: str
+    version: str  # or commit
+    licence: str  # an SPDX expression
 
 
 class PlanBrief(Part):
-    """The plan in brief; plan.json, one of the subjects, holds it in full."""
+    """The plan in brief; plan.json holds it in full."""
 
     created: Moment
     nsabench: str
@@ -85,7 +85,7 @@ class PlanBrief(Part):
 
 
 class EnvironmentBrief(Part):
-    """The environment in brief; environment.json, one of the subjects, holds it in full."""
+    """The environment in brief; environment.json holds it in full."""
 
     complete: bool
     gpu: str | None = None
@@ -97,7 +97,7 @@ class EnvironmentBrief(Part):
     cuda: str | None = None
     combo: str | None = None
     image_digest: str | None = None
-    commits: dict[str, str] = {}  # what the commit is of -> commit, "-dirty" behind an altered one
+    commits: dict[str, str] = {}  # by checkout; "-dirty" is appended if files are altered
 
 
 class Predicate(Part):
@@ -106,9 +106,9 @@ class Predicate(Part):
     signer: SignedBy
     plan: PlanBrief
     environment: EnvironmentBrief
-    records: Count  # rows of records.parquet
-    samples: Count  # rows of samples.parquet
-    bursts: Count  # rows of bursts.parquet
+    records: Count  # rows of the tables
+    samples: Count
+    bursts: Count
     controls_caught: bool  # False: a control was missed, and the run decides nothing
     results_schema: Count
 
@@ -126,13 +126,13 @@ class Statement(BaseModel):
     predicate: Predicate
 
     def to_json(self) -> bytes:
-        """Sorted keys, one field a line, no NaN: what is signed, to the byte."""
+        """Return the bytes that are signed: sorted keys, one field a line, no NaN."""
         content = self.model_dump(mode="json", by_alias=True)
         return json.dumps(content, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n"
 
     @classmethod
     def parse(cls, data: bytes) -> Statement:
-        """Raises `VerificationFailed` when `data` is no statement about a run."""
+        """Parse a statement. Raises `VerificationFailed` if it is not one about a run."""
         return parse_part(data, "the statement", cls)
 
     @property
@@ -142,7 +142,7 @@ class Statement(BaseModel):
 
 
 def read_envelope(folder: Path) -> Envelope:
-    """Read the manifest of a run. Raises `VerificationFailed` if it is none."""
+    """Read the manifest of a run. Raises `VerificationFailed` if there is no such envelope."""
     try:
         return Envelope.parse(reading.read(folder / MANIFEST, limits.MANIFEST))
     except OSError as error:

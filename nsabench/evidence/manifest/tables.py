@@ -91,7 +91,7 @@ def check_timings(
     for part in _parts(folder / name, table, plan.run_id):
         times = part["time_ms"]
         if times.null_count or not pc.all(pc.is_finite(times), min_count=0).as_py():
-            raise VerificationFailed(f"{name} holds a time that is no finite number")
+            raise VerificationFailed(f"{name} holds a time that is not finite")
         for key, count in _count_keys(name, part):
             if key not in keys:
                 raise VerificationFailed(
@@ -155,7 +155,7 @@ def _check_machine(
 
 
 def _check_summary(records: Sequence[Record], predicate: Predicate) -> None:
-    """What was signed about the records in brief is what they say."""
+    """The manifest says in brief what the records say."""
     signed = predicate.environment
     for record in records:
         if predicate.plan.device == "cuda" and not _is_device(signed.gpu or "", record.gpu_name):
@@ -168,7 +168,7 @@ def _check_summary(records: Sequence[Record], predicate: Predicate) -> None:
 
 
 def _is_device(named: str, measured: str | None) -> bool:
-    """Whether a device is the one of that name: torch adds the MIG slice that it sees."""
+    """Whether the measured device is the named one: torch adds its MIG slice to the name."""
     return (measured or "") == named or (measured or "").startswith(f"{named} MIG ")
 
 

@@ -18,7 +18,6 @@ from nsabench.evidence.manifest.journaled import (
     Journaled,
     Known,
     check_journal,
-    read_journal,
 )
 from nsabench.evidence.manifest.keys import Revocation, refuse_revoked, revocations
 from nsabench.evidence.manifest.statement import (
@@ -33,7 +32,6 @@ from nsabench.evidence.manifest.tables import TABLES, check_records, check_timin
 from nsabench.execution.chain import Origin
 from nsabench.model.journal import Line
 from nsabench.model.plan import Plan
-from nsabench.signing.signer import read_run_key
 
 T = TypeVar("T")
 
@@ -59,8 +57,7 @@ CHECKS = (
 class Report:
     """What became of each check: `ok`, `broken`, or `not run` because one before it broke.
 
-    begun: called with each check as it begins. origin: who measured, by the journal; None for a
-    merged run. resumable: whether an unsigned run can be resumed, as far as can be told here.
+    begun: called with each check as it begins. origin: of the journal of a run that is not merged.
     """
 
     folder: Path
@@ -74,7 +71,6 @@ class Report:
     plan: Plan | None = None
     origin: Origin | None = None
     journaled: Journaled | None = None
-    resumable: bool = False
 
     def run(self, check: str, action: Callable[[], T], say: Callable[[T], str] = str) -> T:
         """Run a check. say: what is told of its result. Raises `_Stopped` if it breaks."""
@@ -100,11 +96,10 @@ class Report:
         if not self.broken:
             return
         remedy = "do not rely on it; get the run again from where it was made."
-        if self.resumable:
+        if self.outcomes["manifest"] == "broken" and not os.path.lexists(self.folder / MANIFEST):
             remedy = (
-                "`nsabench all` signs a run at its end, `run` does not; this one was measured in "
-                f"the name of a key of yours: `nsabench all --resume {self.folder}`, where it was "
-                "begun, goes on with it and signs it."
+                "`nsabench all` signs a run at its end, `run` does not: `nsabench all --resume "
+                f"{self.folder}` signs one of yours, where it was begun."
             )
         raise VerificationFailed(
             f"{self.folder} is not what it claims to be: {self.broken}", remedy
@@ -124,12 +119,14 @@ def verify(
 ) -> Report:
     """Run the checks in the order of `CHECKS` and stop at the first that breaks.
 
-    trusted: ids of the keys that make a run `pinned`. require: the least trust that passes; with
-    `unsigned`, a run without a manifest passes if its files agree with each other. revoked: keys
-    that no longer count; None: those that NSABENCH_REVOKED_KEYS lists. begun: called with each
-    check as it begins. tables: whether the Parquet files are read. seen: called with each line of
-    the journal of a run that is not merged. known: the shards of a merged run that were verified
-    before; files that are theirs to the byte are not read again.
+    trusted: ids of the keys that make a run `pinned`.
+    require: the least trust that passes. With `unsigned`, a run without a manifest passes if its
+        files agree with each other.
+    revoked: keys that no longer count. None: those that NSABENCH_REVOKED_KEYS lists.
+    begun: called with each check as it begins.
+    tables: whether the Parquet files are read.
+    seen: called with each line of the journal of a run that is not merged.
+    known: shards of a merged run that were verified before.
     """
     report = Report(folder, begun)
     keyids = frozenset(trusted)
@@ -142,8 +139,6 @@ def verify(
             report.details["manifest"] = "there is none"
         _check_contents(report, seen, known, tables=tables)
         report.run("trust", lambda: _trust(report, keyids, require, revoked))
-    if report.outcomes["manifest"] == "broken" and not os.path.lexists(folder / MANIFEST):
-        report.resumable = _is_resumable(folder, keyids)
     return report
 
 
@@ -158,7 +153,7 @@ def refuse_altered(folder: Path, trusted: Iterable[str] = ()) -> Trust:
 
 
 def signed_around(path: Path) -> Path | None:
-    """Return the signed run that `path` is or lies in. `path` itself need not exist."""
+    """Return the signed run that `path` is, or is in. `path` itself need not exist."""
     whole = path.resolve()
     folders = (whole, *whole.parents)
     return next((folder for folder in folders if os.path.lexists(folder / MANIFEST)), None)
@@ -219,7 +214,7 @@ def _measured_by(report: Report, plan: Plan) -> str:
 
 def _list(folder: Path) -> list[str]:
     if not folder.is_dir():
-        raise VerificationFailed(f"{folder} is no folder")
+        raise VerificationFailed(f"{folder} is not a folder")
     return files.listing(folder)
 
 
@@ -258,19 +253,6 @@ def _compare_hashes(folder: Path, digests: dict[str, str]) -> str:
         if files.sha256(folder, name) != expected:
             raise VerificationFailed(f"{name} was changed after the signature")
     return f"{len(digests)} files"
-
-
-def _is_resumable(folder: Path, trusted: frozenset[str]) -> bool:
-    """Whether a key that is trusted, or kept here, vouches for the journal of an unsigned run."""
-    try:
-        plan = contents.read_plan(folder, None)
-        origin = read_journal(folder, plan).origin
-    except VerificationFailed:
-        return False
-    if origin is None:
-        return False
-    kept = read_run_key(folder)
-    return origin.keyid in trusted or (kept is not None and kept.keyid == origin.keyid)
 
 
 def _trust(

@@ -247,7 +247,7 @@ def test_a_signed_run_that_is_not_whole(run: Path, signer: Signer) -> None:
 
 def test_a_sample_that_is_no_number(run: Path, signer: Signer) -> None:
     broken = unit(run, "samples.parquet", first_time_set_to(float("nan")), signer)
-    assert broken == "samples: samples.parquet holds a time that is no finite number"
+    assert broken == "samples: samples.parquet holds a time that is not finite"
 
 
 def test_records_of_another_run(run: Path, signer: Signer) -> None:
