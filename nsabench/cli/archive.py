@@ -20,7 +20,6 @@ from nsabench.text import cell, shown
 
 if TYPE_CHECKING:
     from nsabench.evidence.archive import Archive, Surveyed
-    from nsabench.evidence.archive.archive import ArchivedRun
 
 _key = click.option(
     "--key",
@@ -33,7 +32,7 @@ _key = click.option(
 
 
 def _open(location: str, *, create: bool = False) -> Archive:
-    # Its libraries come with an extra and take a while to load: not for the sake of --help.
+    # Its libraries come with an extra, and would slow --help down.
     from nsabench.evidence.archive import Archive
 
     return Archive(location, create=create)
@@ -45,9 +44,9 @@ def _required(public: tuple[Path, ...]) -> Trust:
 
 @click.group("archive")
 def command() -> None:
-    """Keep verified runs in a folder or in S3, and ask them questions.
+    """Keep verified runs in a folder or in S3, and query them.
 
-    ARCHIVE is a folder or s3://BUCKET/PREFIX; S3 is reached as the AWS_* variables say.
+    ARCHIVE is a folder or s3://BUCKET/PREFIX. The AWS_* variables say how to reach S3.
 
     Example: nsabench archive query archive "SELECT gpu, count(*) FROM runs GROUP BY gpu"
     """
@@ -69,7 +68,6 @@ def add(runs: tuple[Path, ...], location: str, public: tuple[Path, ...]) -> int:
         try:
             outcome, prefix = archive.add(run, trusted=trusted, require=_required(public))
         except VerificationFailed as error:
-            # One bad run keeps no good one out.
             say(f"nsabench: {error}", err=True)
             failed += 1
         else:
@@ -83,35 +81,23 @@ def add(runs: tuple[Path, ...], location: str, public: tuple[Path, ...]) -> int:
 @click.argument("location", metavar="ARCHIVE")
 @_options.as_json
 def list_(location: str, as_json: bool) -> None:
-    """The runs of an archive, each verified; what is broken is said and left out.
+    """List the runs of an archive. Broken runs are reported and left out.
 
     Example: nsabench archive list archive
     """
     found = _surveyed(_open(location))
-    if as_json:
-        content = [
-            {
-                **k.statement.predicate.model_dump(mode="json"),
-                "trust": k.trust.value,
-                "unpaired": _unpaired(k),
-            }
-            for k in found.sound
-        ]
-        say(json.dumps(content, indent=1))
-        return
-    for k in found.sound:
-        p = k.statement.predicate
-        e, other = p.environment, f"{_unpaired(k)}  ".lstrip()
-        say(
-            f"{p.run_id}  {e.gpu or 'no GPU'}  torch {e.torch}  triton {e.triton}  "
-            f"{other}{p.records} records  {k.trust}  verified"
-        )
-    say(f"{len(found.sound)} runs")
-
-
-def _unpaired(run: ArchivedRun) -> str:
-    e = run.statement.predicate.environment
-    return belongs(e.torch, e.triton)
+    rows = []
+    for run in found.sound:
+        p, e = run.statement.predicate, run.statement.predicate.environment
+        unpaired = belongs(e.torch, e.triton)
+        rows.append({**p.model_dump(mode="json"), "trust": run.trust, "unpaired": unpaired})
+        if not as_json:
+            said = f"{unpaired}  ".lstrip()
+            say(
+                f"{p.run_id}  {e.gpu or 'no GPU'}  torch {e.torch}  triton {e.triton}  "
+                f"{said}{p.records} records  {run.trust}  verified"
+            )
+    say(json.dumps(rows, indent=1) if as_json else f"{len(rows)} runs")
 
 
 @command.command("verify")
@@ -148,11 +134,11 @@ def verify(location: str, public: tuple[Path, ...], as_json: bool) -> int:
     default=24.0,
     show_default=True,
     metavar="HOURS",
-    help="Leave what is younger, by the clock of the store: its writer may still be at it.",
+    help="Leave younger objects, by the clock of the store: their writer may still be busy.",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@click.option("--dry-run", is_flag=True, help="Only say which objects would be removed.")
 def gc(location: str, hours: float, dry_run: bool) -> None:
-    """Remove what writers that were ended have left: objects that no manifest names.
+    """Remove what killed writers have left: objects that no manifest names.
 
     Example: nsabench archive gc s3://bench/runs --dry-run
     """
@@ -172,10 +158,9 @@ def gc(location: str, hours: float, dry_run: bool) -> None:
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @_options.as_json
 def query(location: str, sql: str, as_csv: bool, as_json: bool) -> None:
-    """Ask in SQL; there are the views runs, records, samples, bursts and pays, of verified runs
-    alone.
+    """Query the verified runs in SQL: the views are runs, records, samples, bursts and pays.
 
-    pays: from which length on each op pays, by run, head layout, direction and regime.
+    pays: the break-even length of each op, by run, head layout, direction and regime.
 
     Example: nsabench archive query archive "SELECT run_id, median(speedup) FROM records GROUP BY 1"
     """
@@ -208,7 +193,7 @@ def query(location: str, sql: str, as_csv: bool, as_json: bool) -> None:
     help="Where to write it.",
 )
 def report(location: str, out: Path) -> None:
-    """Write a page: how candidates went over dates and versions, in verified runs.
+    """Write a page: how candidates of verified runs change over dates and versions.
 
     Example: nsabench archive report s3://bench/runs --out archive.html
     """
@@ -219,7 +204,7 @@ def report(location: str, out: Path) -> None:
 
 
 def _surveyed(archive: Archive) -> Surveyed:
-    """What lies in an archive; what is broken there is said, and left out of every answer."""
+    """Survey an archive, and report what is broken and left out."""
     found = archive.survey(trusted_keyids(()))
     for sentence in found.broken:
         say(f"nsabench: left out: {sentence}", err=True)
@@ -227,7 +212,7 @@ def _surveyed(archive: Archive) -> Surveyed:
 
 
 def _in_csv(value: object) -> object:
-    """Numbers as they are; everything else as a text that is no formula."""
+    """Return a number as it is, and anything else as a text that is not a formula."""
     if type(value) in (int, float):
         return value
     return cell("" if value is None else value)

@@ -25,17 +25,16 @@ from nsabench.output import terminal
 @click.command("audit")
 @click.argument("path", type=click.Path(path_type=Path, exists=True))
 @click.option("--gpu", metavar="NAME", help='The device of a CSV, such as "RTX 4090".')
-@click.option("--each", is_flag=True, help="A line a finding, also where many are alike.")
+@click.option("--each", is_flag=True, help="One line for each finding, also if many are alike.")
 @_options.ops_of_the_run
 @_options.as_json
 def command(path: Path, gpu: str | None, each: bool, as_json: bool) -> int:
-    """Hold a run, or a CSV of timings from elsewhere, to the checks.
+    """Apply the checks to a run, or to a CSV of timings from elsewhere.
 
-    Lines of a CSV are of one case when they agree in their sizes and, where it has such columns, in
-    dtype, distribution, direction, mode, streams and n_spans. Where they agree in all of these,
-    columns that nsabench does not know, such as batch or seed, tell them apart.
+    Lines of a CSV are of one case if they agree in sizes, dtype, distribution, direction, mode,
+    streams and n_spans. Other columns, such as batch or seed, tell lines apart that agree in these.
 
-    Exits with 1 when something is found that a verdict cannot stand with.
+    Exits with 1 if a finding makes a verdict invalid.
 
     Example: nsabench audit timings.csv --gpu "RTX 4090"
     """
@@ -46,9 +45,8 @@ def command(path: Path, gpu: str | None, each: bool, as_json: bool) -> int:
         plan, contents = Plan.read(folder.plan), journal.read(folder.journal)
         cases = {planned.id: labels.named_case(planned.case) for planned in plan.cases}
         controls = {i.name for i in plan.implementations if i.role is Role.CONTROL}
-        # What is found in a control is what it is there for, unless it got away.
         results = assemble(plan, contents)
-        findings = [
+        findings = [  # a control is there to be found, unless it got away
             f
             for f in results.findings
             if f.effect is Effect.INVALID or f.implementation not in controls

@@ -37,7 +37,7 @@ from nsabench.text import shown
     multiple=True,
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="A list of keys that do not count any more. See also NSABENCH_REVOKED_KEYS.",
+    help="A list of keys that no longer count. See also NSABENCH_REVOKED_KEYS.",
 )
 @_options.as_json
 def command(
@@ -47,10 +47,10 @@ def command(
     revoked: tuple[Path, ...],
     as_json: bool,
 ) -> int:
-    """Is a run whole and unaltered, and who says so?
+    """Check that a run is whole and unaltered, and show the key that signed it.
 
     Checks the signature, every hash, that no file is missing or extra, and that the files agree
-    with each other. Exits with 4 and names the first broken thing.
+    with each other. Exits with 4 and names the first broken check.
 
     Example: nsabench verify results/20260101T120000Z-a1b2c3 --key signing.key.pub
     """
@@ -72,7 +72,7 @@ def command(
 
 
 def _say_begun(check: str) -> None:
-    """Which check is being made, on a line that the next one takes; "": none any more."""
+    """Show the check that runs, on a line that the next check overwrites; "" clears it."""
     if sys.stderr.isatty():
         click.echo(f"\r\x1b[K{check and f'{check} …'}", err=True, nl=False)
 

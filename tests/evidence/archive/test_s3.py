@@ -17,7 +17,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -148,14 +147,6 @@ def test_add_list_verify_query(locate: Callable[..., str], signed: MakeSigned) -
     assert (len(found.sound), found.broken, found.stray) == (2, [], 0)
     answer = query(archive, "SELECT count(*) AS n FROM records JOIN runs USING (run_id)")
     assert answer.to_pylist() == [{"n": 96}]
-
-
-def test_eight_writers_at_once(locate: Callable[..., str], signed: MakeSigned) -> None:
-    location, run = locate(), signed()
-    with ThreadPoolExecutor(8) as pool:
-        outcomes = list(pool.map(lambda _: Archive(location).add(run)[0], range(8)))
-    assert sorted(outcomes) == [Added.ADDED] + [Added.THERE] * 7
-    assert len(Archive(location).runs()) == 1
 
 
 def test_a_wrong_secret(locate: Callable[..., str], signed: MakeSigned) -> None:

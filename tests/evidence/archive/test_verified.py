@@ -76,30 +76,33 @@ def resign(archive: Archive, prefix: str, run: Path, change: Callable[..., objec
     )
 
 
-def test_a_summary_that_says_another_gpu(archive: Archive, signed: MakeSigned) -> None:
+@pytest.mark.parametrize(
+    ("part", "change", "said"),
+    [
+        ("environment", {"gpu": "NVIDIA B200"}, "it belongs under schema=1/gpu=NVIDIA_B200"),
+        ("environment", {"torch": "9.9.9"}, "what was signed: torch is '9.9.9' and should be"),
+        ("", {"samples": 641}, "samples.parquet: rows is 640 and should be 641"),
+        ("", {"controls_caught": False}, "what was signed: controls_caught is False"),
+    ],
+)
+def test_a_summary_that_lies(
+    archive: Archive, signed: MakeSigned, part: str, change: dict[str, object], said: str
+) -> None:
     run = signed(0)
     _, prefix = archive.add(run)
 
-    def lie(predicate: object) -> dict[str, object]:
-        environment = predicate.environment.model_copy(update={"gpu": "NVIDIA B200"})  # type: ignore[attr-defined]
-        return {"environment": environment}
+    def lie(predicate: Predicate) -> dict[str, object]:
+        return {part: getattr(predicate, part).model_copy(update=change)} if part else change
 
     resign(archive, prefix, run, lie)
     [sentence] = archive.survey().broken
-    assert "it belongs under schema=1/gpu=NVIDIA_B200" in sentence
-    moved = folder(archive) / prefix.replace("H200", "B200")
-    moved.parent.mkdir()
-    (folder(archive) / prefix).rename(moved)
-    [sentence] = archive.survey().broken
-    assert "records.parquet is of NVIDIA H200, signed is NVIDIA B200" in sentence
-
-
-def test_a_summary_that_says_more_rows(archive: Archive, signed: MakeSigned) -> None:
-    run = signed(0)
-    _, prefix = archive.add(run)
-    resign(archive, prefix, run, lambda predicate: {"samples": predicate.samples + 1})
-    [sentence] = archive.survey().broken
-    assert "samples.parquet: rows is 640 and should be 641" in sentence
+    assert said in sentence
+    if "gpu" in change:
+        moved = folder(archive) / prefix.replace("H200", "B200")
+        moved.parent.mkdir()
+        (folder(archive) / prefix).rename(moved)
+        [sentence] = archive.survey().broken
+        assert "records.parquet is of NVIDIA H200, signed is NVIDIA B200" in sentence
 
 
 def test_what_was_altered_is_in_no_answer(

@@ -140,24 +140,31 @@ def test_sixteen_writers(
     assert archive.add(large)[0] is Added.ADDED
 
 
+@pytest.fixture
+def archive(tmp_path: Path) -> Archive:
+    return Archive(str(tmp_path / "archive"), create=True)
+
+
+def manifest_of(archive: Archive, run: Path) -> Path:
+    """Where the manifest of a run lies that is added to an archive in a folder."""
+    assert archive.store.folder is not None
+    return archive.store.folder / archive.add(run)[1] / "manifest.dsse.json"
+
+
 def test_what_was_written_this_second_is_none_too_young(
-    tmp_path: Path, signed: MakeSigned, monkeypatch: pytest.MonkeyPatch
+    archive: Archive, signed: MakeSigned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stores tell whole seconds; this one says the same of all that it holds."""
-    archive = Archive(str(tmp_path / "archive"), create=True)
-    _, prefix = archive.add(signed(0))
-    (tmp_path / "archive" / prefix / "manifest.dsse.json").unlink()
+    manifest_of(archive, signed(0)).unlink()
     times = archive.store.times
     monkeypatch.setattr(archive.store, "times", lambda: dict.fromkeys(times(), 5.0))
     assert len(leftovers(archive, older_than_s=0)) == 3
     assert leftovers(archive, older_than_s=1) == []
 
 
-def test_what_is_removed(tmp_path: Path, signed: MakeSigned) -> None:
-    archive = Archive(str(tmp_path / "archive"), create=True)
-    whole, half = signed(0), signed(1)
-    _, prefix = archive.add(whole)
-    _, lost = archive.add(half)
+def test_what_is_removed(archive: Archive, tmp_path: Path, signed: MakeSigned) -> None:
+    _, prefix = archive.add(signed(0))
+    _, lost = archive.add(signed(1))
     folder = tmp_path / "archive"
     (folder / lost / "manifest.dsse.json").unlink()
     (folder / prefix / "records-0000000000000000.parquet").write_bytes(b"of another try")
@@ -175,18 +182,15 @@ def test_what_is_removed(tmp_path: Path, signed: MakeSigned) -> None:
     assert (folder / "notes.txt").is_file() and archive.survey().broken == []
 
 
-def test_what_lies_beside_a_broken_manifest_stays(tmp_path: Path, signed: MakeSigned) -> None:
-    archive = Archive(str(tmp_path / "archive"), create=True)
-    _, prefix = archive.add(signed(0))
-    (tmp_path / "archive" / prefix / "manifest.dsse.json").write_text("{}")
+def test_what_lies_beside_a_broken_manifest_stays(archive: Archive, signed: MakeSigned) -> None:
+    manifest_of(archive, signed(0)).write_text("{}")
     assert leftovers(archive, older_than_s=-1) == []
 
 
-def test_a_run_that_became_whole_meanwhile_stays(tmp_path: Path, signed: MakeSigned) -> None:
-    archive = Archive(str(tmp_path / "archive"), create=True)
-    run = signed(0)
-    _, prefix = archive.add(run)
-    manifest = tmp_path / "archive" / prefix / "manifest.dsse.json"
+def test_a_run_that_became_whole_meanwhile_stays(
+    archive: Archive, tmp_path: Path, signed: MakeSigned
+) -> None:
+    manifest = manifest_of(archive, signed(0))
     manifest.rename(tmp_path / "kept")
     old = leftovers(archive, older_than_s=-1)
     assert len(old) == 3
@@ -196,12 +200,10 @@ def test_a_run_that_became_whole_meanwhile_stays(tmp_path: Path, signed: MakeSig
 
 
 def test_a_writer_puts_back_what_was_removed_under_its_hands(
-    tmp_path: Path, signed: MakeSigned, monkeypatch: pytest.MonkeyPatch
+    archive: Archive, signed: MakeSigned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    archive = Archive(str(tmp_path / "archive"), create=True)
     run = signed(0)
-    _, prefix = archive.add(run)
-    (tmp_path / "archive" / prefix / "manifest.dsse.json").unlink()
+    manifest_of(archive, run).unlink()
     create = archive.store.create
 
     def removed_before_the_manifest(name: str, data: bytes) -> bool:

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nsabench.evidence.archive import Archive
 from nsabench.evidence.manifest import MANIFEST, dsse, seal, verify
 from nsabench.signing import Signer, load_signer
 from tests.runs import Made, make_run, strip_chain
@@ -80,29 +79,6 @@ def test_a_slice_of_a_device_is_named_after_it(tmp_path: Path, signer: Signer) -
     run = make_run(tmp_path / "run", made, signer=signer)
     seal(run, signer)
     assert verify(run).broken is None
-
-
-def test_an_archive_that_was_given_such_a_summary_by_hand(tmp_path: Path, signer: Signer) -> None:
-    run = make_run(tmp_path / "run", signer=signer)
-    seal(run, signer)
-    archive = Archive(str(tmp_path / "archive"), create=True)
-    archive.add(run)
-    [manifest] = (tmp_path / "archive").rglob(MANIFEST)
-    assert archive.survey().broken == []
-    lie(run, signer, environment={"torch": "9.9.9"})
-    manifest.write_bytes((run / MANIFEST).read_bytes())
-    [broken] = archive.survey().broken
-    assert "what was signed: torch is '9.9.9' and should be" in broken
-    seal(run, signer)
-    lie(run, signer, environment={"gpu": "NVIDIA B300"})
-    manifest.write_bytes((run / MANIFEST).read_bytes())
-    [broken] = archive.survey().broken
-    assert "it belongs under schema=1/gpu=NVIDIA_B300/" in broken
-    moved = Path(str(manifest.parent).replace("NVIDIA_H200", "NVIDIA_B300"))
-    moved.parent.mkdir()
-    manifest.parent.rename(moved)
-    [broken] = archive.survey().broken
-    assert "records.parquet is of NVIDIA H200, signed is NVIDIA B300" in broken
 
 
 def test_who_signs_is_who_measured(tmp_path: Path, signer: Signer) -> None:
