@@ -334,3 +334,125 @@ def test_a_candidate_that_slows_its_neighbours_wins_nothing_by_it(
     assert mine["speedup_lo"] <= mine["speedup"] <= mine["speedup_hi"]
     assert mine["verdict"] != "faster"
     assert "never imported a candidate" in mine["reason"]
+
+
+def test_interrupt_exits_130_and_is_resumable(
+    tmp_path: Path, tiny: Path, nsabench: Nsabench
+) -> None:
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        command("all", tiny, "--device", "cpu", "--out", run),
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    journal = run / "journal.jsonl"
+    while not (journal.exists() and journal.stat().st_size):  # before, there is nothing to go on
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert f"the run goes on with `nsabench all --resume {run}`" in said
+    assert "Traceback" not in said
+    done = nsabench("all", "--resume", run)
+    complete(done)
+    assert [r["status"] for r in records(run) if r["implementation"] == "rows_group"] == ["ok"] * 3
+
+
+ENDS_ITS_PROCESS = """
+import os, time
+from nsabench import implementation
+
+@implementation(op="selection_rows", name="mine", devices=("cpu",))
+def mine(q, k, v, *, sm_scale):
+    time.sleep(0.5)
+    os._exit(3)
+"""
+
+
+def test_who_edits_kernels_in_the_middle_of_a_run_is_told_how_it_goes_on(
+    tmp_path: Path, tiny: Path, nsabench: Nsabench
+) -> None:
+    """The next worker reads the file again. What was measured is no loss."""
+    kernels, run = tmp_path / "mine.py", tmp_path / "run"
+    kernels.write_text(ENDS_ITS_PROCESS)
+    tiny.write_text(tiny.read_text().replace("bmm_softmax, rows_group", "mine"))
+    process = subprocess.Popen(
+        command("all", tiny, "--device", "cpu", "--out", run, "--kernels", kernels),
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    journal = run / "journal.jsonl"
+    while not (journal.exists() and b'"entry"' in journal.read_bytes()):
+        assert process.poll() is None
+        time.sleep(0.02)
+    kernels.write_text(ENDS_ITS_PROCESS + "# edited\n")
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 2, said
+    assert f"what was measured is kept in {run}: resume it then" in said
+    kernels.write_text(ENDS_ITS_PROCESS)
+    nsabench("all", "--resume", run)
+    assert {r["status"] for r in records(run) if r["implementation"] == "mine"} == {"crashed"}
+
+
+def test_what_is_refused_before_it_measures_leaves_nothing_behind(
+    tmp_path: Path, tiny: Path, nsabench: Nsabench
+) -> None:
+    """Without a GPU, say. The same command must be possible again."""
+    run = tmp_path / "run"
+    done = nsabench("all", tiny, "--device", "cuda", "--out", run, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert not run.exists()
+
+
+def test_a_wrong_candidate_fails_the_run(tmp_path: Path, tiny: Path, nsabench: Nsabench) -> None:
+    kernels = tmp_path / "mine.py"
+    kernels.write_text(
+        "import torch\nfrom nsabench import implementation\n"
+        '@implementation(op="selection_rows", name="mine", devices=("cpu", "cuda"))\n'
+        "def mine(q, k, v, *, sm_scale):\n"
+        "    return torch.softmax(q.float() @ k.float().mT, -1).to(v.dtype) @ v\n"
+    )
+    tiny.write_text(tiny.read_text().replace("rows_group", "mine").replace("[8, 16, 24]", "16"))
+    done = nsabench("all", tiny, "--device", "cpu", "--out", tmp_path / "run", "--kernels", kernels)
+    assert done.returncode == 1
+    [mine] = [r for r in records(tmp_path / "run") if r["implementation"] == "mine"]
+    assert (mine["status"], mine["verdict"], mine["speedup"]) == ("wrong", "invalid", None)
+    assert "scale" in mine["diagnosis"]
+
+
+def test_a_failed_run_fails_its_audit_and_is_called_unsigned(
+    tmp_path: Path, nsabench: Nsabench
+) -> None:
+    """The worker found it wrong, so that no check of the supervisor has to."""
+    run = make_run(tmp_path / "run", Made(lengths=(64,), status=lambda length: Status.WRONG))
+    for command_ in ("audit", "threshold", "report"):
+        done = nsabench(command_, run)
+        assert f"{run} is unsigned" in done.stderr
+        assert (done.returncode == 1) is (command_ == "audit")
+        if command_ == "audit":
+            assert "mine on" in done.stdout and "wrong: as the test wants" in done.stdout
+    page = (run / "report.html").read_text()
+    rows = [row for row in page.split("<tr>") if "<code>parity</code>" in row]
+    assert "wrong</span>" in rows[0] and "✓ none" not in rows[0]
+    done = nsabench("compare", run, run)
+    assert done.stderr.count("is unsigned") == 2
+
+
+def test_what_is_no_run_is_not_called_altered(tmp_path: Path, nsabench: Nsabench) -> None:
+    done = nsabench("verify", "nowhere")
+    assert done.returncode == 2 and "does not exist" in done.stderr
+    run = make_run(tmp_path / "run")
+    done = nsabench("verify", run)
+    assert done.returncode == 4 and "the run is unsigned" in done.stderr
+    assert "--resume" not in done.stderr
+
+
+def test_where_the_results_go_is_said_first(tmp_path: Path, tiny: Path, nsabench: Nsabench) -> None:
+    done = nsabench("run", tiny, "--device", "cpu")
+    said = done.stdout.splitlines()[0]
+    assert said.startswith("results go to results/")
+    assert (tmp_path / said.removeprefix("results go to ") / "records.parquet").is_file()

@@ -139,17 +139,27 @@ def check_journal(
     seen: Callable[[Line], None] | None = None,
     known: Known = NOTHING,
 ) -> Journaled:
-    """Return what the journal holds, once it is one of this run and holds every case once. seen:
-    called with each line, unless the run is merged."""
-    try:
-        journaled = _read(folder / "journal.jsonl", plan, seen, known)
-    except (OSError, UsageError, VerificationFailed) as error:
-        raise VerificationFailed(f"journal.jsonl: {error}") from None
+    """Read the journal as `read_journal` does, and check that it holds every case once."""
+    journaled = read_journal(folder, plan, seen, known)
     if journaled.described is None:
         raise VerificationFailed("journal.jsonl has no header")
     planned: Counter[object] = Counter(case.id for case in plan.cases)
     same_members("journal.jsonl: case", journaled.cases, planned)
     return journaled
+
+
+def read_journal(
+    folder: Path,
+    plan: Plan,
+    seen: Callable[[Line], None] | None = None,
+    known: Known = NOTHING,
+) -> Journaled:
+    """Return what the journal of this run holds, and the key that vouches for it. seen: called with
+    each line, unless the run is merged."""
+    try:
+        return _read(folder / "journal.jsonl", plan, seen, known)
+    except (OSError, UsageError, VerificationFailed) as error:
+        raise VerificationFailed(f"journal.jsonl: {error}") from None
 
 
 def _read(path: Path, plan: Plan, seen: Callable[[Line], None] | None, known: Known) -> Journaled:

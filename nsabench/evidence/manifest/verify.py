@@ -18,6 +18,7 @@ from nsabench.evidence.manifest.journaled import (
     Journaled,
     Known,
     check_journal,
+    read_journal,
 )
 from nsabench.evidence.manifest.keys import Revocation, refuse_revoked, revocations
 from nsabench.evidence.manifest.statement import (
@@ -32,6 +33,7 @@ from nsabench.evidence.manifest.tables import TABLES, check_records, check_timin
 from nsabench.execution.chain import Origin
 from nsabench.model.journal import Line
 from nsabench.model.plan import Plan
+from nsabench.signing import run_keys
 
 T = TypeVar("T")
 
@@ -58,6 +60,7 @@ class Report:
     """What became of each check: `ok`, `broken`, or `not run` because one before it broke.
 
     begun: called with each check as it begins. origin: of the journal of a run that is not merged.
+    resumable: whether an unsigned run was measured in the name of a key that is trusted or kept.
     """
 
     folder: Path
@@ -71,6 +74,7 @@ class Report:
     plan: Plan | None = None
     origin: Origin | None = None
     journaled: Journaled | None = None
+    resumable: bool = False
 
     def run(self, check: str, action: Callable[[], T], say: Callable[[T], str] = str) -> T:
         """Run a check. say: what is told of its result. Raises `_Stopped` if it breaks."""
@@ -96,10 +100,10 @@ class Report:
         if not self.broken:
             return
         remedy = "do not rely on it; get the run again from where it was made."
-        if self.outcomes["manifest"] == "broken" and not os.path.lexists(self.folder / MANIFEST):
+        if self.resumable:
             remedy = (
                 "`nsabench all` signs a run at its end, `run` does not: `nsabench all --resume "
-                f"{self.folder}` signs one of yours, where it was begun."
+                f"{self.folder}`, where it was begun, goes on with it and signs it."
             )
         raise VerificationFailed(
             f"{self.folder} is not what it claims to be: {self.broken}", remedy
@@ -139,6 +143,8 @@ def verify(
             report.details["manifest"] = "there is none"
         _check_contents(report, seen, known, tables=tables)
         report.run("trust", lambda: _trust(report, keyids, require, revoked))
+    if report.outcomes["manifest"] == "broken" and not os.path.lexists(folder / MANIFEST):
+        report.resumable = _is_resumable(folder, keyids)
     return report
 
 
@@ -253,6 +259,17 @@ def _compare_hashes(folder: Path, digests: dict[str, str]) -> str:
         if files.sha256(folder, name) != expected:
             raise VerificationFailed(f"{name} was changed after the signature")
     return f"{len(digests)} files"
+
+
+def _is_resumable(folder: Path, trusted: frozenset[str]) -> bool:
+    try:
+        plan = contents.read_plan(folder, None)
+        origin = read_journal(folder, plan).origin  # it may be interrupted
+    except VerificationFailed:
+        return False
+    kept = run_keys.kept(plan.run_id)
+    known = trusted | ({kept.keyid} if kept is not None else set())
+    return origin is not None and origin.keyid in known
 
 
 def _trust(
