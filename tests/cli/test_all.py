@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -18,8 +19,10 @@ import pytest
 from nsabench.assessment.tables import RECORDS, SAMPLES
 from nsabench.execution import journal
 from nsabench.model.plan import Plan
+from nsabench.model.vocabulary import Status
 from tests import forked
 from tests.cli.conftest import TINY, Nsabench, command, complete
+from tests.runs import Made, make_run
 
 
 def records(run: Path) -> list[dict[str, Any]]:
