@@ -33,7 +33,7 @@ from nsabench.evidence.manifest.tables import TABLES, check_records, check_timin
 from nsabench.execution.chain import Origin
 from nsabench.model.journal import Line
 from nsabench.model.plan import Plan
-from nsabench.signing import run_keys
+from nsabench.signing.signer import read_run_key
 
 T = TypeVar("T")
 
@@ -267,7 +267,7 @@ def _is_resumable(folder: Path, trusted: frozenset[str]) -> bool:
         origin = read_journal(folder, plan).origin  # it may be interrupted
     except VerificationFailed:
         return False
-    kept = run_keys.kept(plan.run_id)
+    kept = read_run_key(folder)
     known = trusted | ({kept.keyid} if kept is not None else set())
     return origin is not None and origin.keyid in known
 
