@@ -15,7 +15,6 @@ from nsabench.assessment import labels
 from nsabench.errors import UsageError
 from nsabench.model.case import Case
 from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
-from nsabench.model.source import Source
 from nsabench.model.vocabulary import Direction, Role, Runs
 from nsabench.planning import matrix, resolve
 from nsabench.planning.cost import by_work
@@ -374,19 +373,6 @@ def test_only_what_no_candidate_comes_from_is_imported_apart(tmp_path: Path) -> 
     case = made.cases[1]
     assert made.clean_baselines(case) == ["quick", "slow"]
     assert made.model_copy(update={"sources": {}}).clean_sources == {}, "derived anew"
-
-
-def test_packages_that_are_timed_apart_from_each_other_are_not_too_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = resolved(tmp_path)
-    assert made.rivals == ["mine.py@123"]
-    assert made.baselines_of(Source("mine.py@123"), made.cases[1]) == ["own"]
-    assert made.model_copy(update={"sources": {}}).rivals == [], "derived anew"
-    monkeypatch.setattr(limits, "RIVALS", 0)
-    with pytest.raises(UsageError, match="1 packages bring both candidates and baselines") as error:
-        resolved(tmp_path)
-    assert "only: [" in error.value.remedy
 
 
 def test_a_plan_that_nobody_could_read_is_not_written(

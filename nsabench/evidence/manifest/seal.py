@@ -11,6 +11,7 @@ from nsabench.assessment.tables import read_records
 from nsabench.evidence.manifest import dsse, files
 from nsabench.evidence.manifest.statement import (
     MANIFEST,
+    NOT_SIGNED,
     Digest,
     EnvironmentBrief,
     Library,
@@ -29,7 +30,6 @@ from nsabench.model.plan import Plan
 from nsabench.model.record import SCHEMA_VERSION
 from nsabench.signing import Signer
 from nsabench.signing.keys import public_der
-from nsabench.signing.signer import RUN_KEY
 
 
 def seal(folder: Path, signer: Signer) -> Statement:
@@ -56,7 +56,7 @@ def describe(folder: Path, signer: Signer) -> Statement:
         subject=[
             Subject(name=name, digest=Digest(sha256=files.sha256(folder, name)))
             for name in files.listing(folder)
-            if name not in (MANIFEST, RUN_KEY)
+            if name not in NOT_SIGNED
         ],
         predicate=Predicate(
             run_id=plan.run_id,

@@ -22,8 +22,11 @@ from nsabench.evidence.manifest.dsse import Envelope, parse_part
 from nsabench.model.moment import Moment
 from nsabench.model.run_id import RunId
 from nsabench.signing.keys import public_key_of_der
+from nsabench.signing.signer import RUN_KEY
 
 MANIFEST = "manifest.dsse.json"
+# Files of a run that a manifest does not speak of.
+NOT_SIGNED = frozenset({MANIFEST, RUN_KEY})
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 

@@ -23,6 +23,7 @@ from nsabench.evidence.manifest.journaled import (
 from nsabench.evidence.manifest.keys import Revocation, refuse_revoked, revocations
 from nsabench.evidence.manifest.statement import (
     MANIFEST,
+    NOT_SIGNED,
     Predicate,
     Statement,
     Trust,
@@ -246,7 +247,7 @@ def _subjects(statement: Statement, keyid: str) -> dict[str, str]:
 
 
 def _compare_names(digests: dict[str, str], names: list[str]) -> str:
-    there = set(names) - {MANIFEST}
+    there = set(names) - NOT_SIGNED
     for name in sorted(digests.keys() - there):
         raise VerificationFailed(f"{name} is missing")
     for name in sorted(there - digests.keys()):
