@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from nsabench.cli.report import command
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import seal, verify
-from nsabench.model.vocabulary import Kind, PassName
+from nsabench.model.vocabulary import Kind
 from nsabench.output.report import Facts, statistics, write_html, write_markdown
 from nsabench.output.report.statistics import by_length
 from nsabench.text import markdown
@@ -168,9 +168,6 @@ def test_what_later_passes_printed_is_shown_as_theirs(tmp_path: Path) -> None:
     case_id = facts.plan.cases[0].id
     (folder / "logs" / f"{case_id}.second_look.log").write_text("a last word\n")
     lines = ["a line", "--- second_look", "a last word"]
-    assert facts.log(case_id, "mine").splitlines() == lines
-    facts.folder.log(case_id, PassName.ISOLATED_BASELINES).write_text("beside nobody\n")
-    lines += ["--- isolated_baselines", "beside nobody"]
     assert facts.log(case_id, "mine").splitlines() == lines
 
 

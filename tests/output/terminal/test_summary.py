@@ -63,8 +63,7 @@ def test_the_answer_comes_last_in_at_most_ten_lines(tmp_path: Path) -> None:
     assert len(lines) <= 10
     assert lines[0].startswith("mine: RIGHT 16 of 16, device: 0.87x as fast (0.50 to 1.5")
     assert lines[1].startswith("decision (device): mine: worth using from L = 256 on")
-    controls = "believable: controls: 16 caught, 0 missed"
-    assert lines[2].startswith(f"{controls}; what is")
+    assert lines[2].startswith("believable: controls: 16 caught, 0 missed; what is unproven")
     assert not any("rows_" in line for line in lines), "what ships stands in the table"
 
 
