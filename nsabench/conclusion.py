@@ -1,6 +1,6 @@
-"""What `all` does around a run: refuse to touch a signed one, then decide, report and sign.
+"""What `all` does around a run: leave a signed run alone, then decide, report and sign.
 
-In this order: nothing is written after the signature.
+The signature comes last: nothing is written after it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nsabench.signing.signer import RUN_KEY
 
 
 def prepare() -> Signer | None:
-    """The lasting key in whose name is measured, if one is named; before anything is started.
+    """Return the lasting key that the run is measured for, if one is named.
 
     Raises `UsageError` for a bad or revoked key.
     """
@@ -79,10 +79,9 @@ def resume(
 
 
 def finish(finished: Finished) -> str:
-    """Write what people and programs read of a run into its folder, and sign it.
+    """Write the thresholds and reports of a run into its folder, and sign the folder.
 
-    A run that is signed is left as it is. Returns a sentence about the signature, and one about a
-    report that could not be written.
+    Returns a sentence about the signature, and one about a page that could not be written.
     """
     path = finished.folder.path
     with finished.folder.resumable(), finished.folder.writing():
@@ -105,14 +104,14 @@ def _seal(finished: Finished, signer: Signer) -> str:
 
 
 def sign(folder: RunFolder, signer: Signer, journal_end: str | None, known: Known = NOTHING) -> str:
-    """Sign what lies in the folder, and verify it. journal_end: the link of the last line that was
-    journaled while it was measured; None of a merged run, whose shards were verified before, and
-    are `known`.
+    """Sign the folder, verify it, and return a sentence about the signature.
 
-    Returns a sentence about the signature. Raises `VerificationFailed` when it is no whole run.
+    journal_end: the link of the last line that this process journaled. It is None for a merged run,
+    whose shards were verified before and are `known`. Raises `VerificationFailed` if the folder is
+    not a whole run, or its journal was altered.
     """
     by = seal(folder.path, signer).predicate.signer
-    # Whoever was measured may have written into the folder, until its process was ended.
+    # A kernel may have written into the folder until its process was ended.
     try:
         found = verify(folder.path, known=known)
         found.raise_if_broken()
@@ -133,7 +132,7 @@ def sign(folder: RunFolder, signer: Signer, journal_end: str | None, known: Know
 
 
 def report(facts: pages.Facts) -> str:
-    """Write the reports. Whatever they show must lie in the folder by now, thresholds included.
+    """Write the reports. Everything that they show must lie in the folder already.
 
     Returns a sentence about a page that could not be written.
     """
@@ -142,6 +141,6 @@ def report(facts: pages.Facts) -> str:
     try:
         pages.write_html(facts, path)
     except EnvironmentRefused as refused:
-        # A whole run is worth more than its page, which can be made elsewhere.
+        # The page can be made later, on another machine.
         return f"{refused}: {refused.remedy}"
     return ""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import replace
 
 from nsabench import conclusion
 from nsabench.cli._options import Measuring

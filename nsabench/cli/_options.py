@@ -118,7 +118,7 @@ open_page = click.option("--open", "open_page", is_flag=True, help="Show the pag
 
 @dataclass(frozen=True)
 class Measuring:
-    """What a command that measures was asked for."""
+    """The options of a command that measures."""
 
     matrices: tuple[str, ...] = ()
     device: str = "auto"
