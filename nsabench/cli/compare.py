@@ -119,7 +119,7 @@ def command(
             )
     tests = ci.of_comparison(comparison, slower=fail_on != "status")
     tell(tests, junit, f"comparison with {comparison.first.name}")
-    failed = list(comparison.failures(slower=fail_on == "regression")) if fail_on else []
-    for line in failed:
-        say(f"failed: {line}", err=True)
+    failed = [test for test in tests if test.failed] if fail_on else []
+    for test in failed:
+        say(f"failed: {test.sentence}", err=True)
     return 1 if failed else 0

@@ -51,8 +51,11 @@ def command(
             "give --out another folder.",
         )
     folder.mkdir(parents=True, exist_ok=True)
-    written = [str(write(facts, folder)) for write in (report.write_markdown, report.write_html)]
-    valid = {"valid": facts.valid, "written": written}
-    say(json.dumps(valid) if as_json else "\n".join(written))
+    written = [report.write_markdown(facts, folder), report.write_html(facts, folder)]
+    if as_json:
+        say(json.dumps({"valid": not facts.invalidating, "written": [str(p) for p in written]}))
+    else:
+        for path in written:
+            say(path)
     if open_page:
         show_page(folder / report.HTML)

@@ -13,9 +13,9 @@ from nsabench.assessment.failures import failures
 from nsabench.assessment.results import Results
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Catch, Regime, Role
-from nsabench.output.compare import Comparison
-from nsabench.output.compare.markdown import standing
+from nsabench.output.compare import Change, ComparedCell, Comparison, Difference
 from nsabench.output.compare.shift import Shift
+from nsabench.output.compare.view import standing
 from nsabench.output.report.files import replace
 from nsabench.text import shown
 
@@ -24,7 +24,7 @@ MOST = 10  # annotations: GitHub shows no more of a step
 
 @dataclass(frozen=True)
 class Test:
-    """What JUnit calls a test case. `failed` and `skipped` say why; both empty: it passed."""
+    """A test case of JUnit. `failed` and `skipped` say why; if both are empty, it passed."""
 
     group: str
     name: str
@@ -33,15 +33,20 @@ class Test:
     kind: str = ""  # of the failure, in a word
     said: str = ""  # what it prints: verdicts and ratios
 
+    @property
+    def sentence(self) -> str:
+        """What failed, and why."""
+        return f"{self.group}: {self.name}: {self.failed}"
+
 
 def of_run(results: Results) -> list[Test]:
-    """A test an implementation and case, and one for the run as a whole. A control passes when it
-    was caught, or could not cheat."""
+    """Return a test for each implementation and case, and one for the run as a whole. A control
+    passes when it was caught, or could not cheat."""
     tests = [_of_record(record) for record in results.records]
-    told = sum(bool(test.failed) for test in tests)
     of_all = failures(results)
-    # Those that no record stands for come first.
-    whole = "; ".join(of_all[: len(of_all) - told])
+    # Failures that no record stands for come first.
+    of_records = sum(bool(test.failed) for test in tests)
+    whole = "; ".join(of_all[: len(of_all) - of_records])
     return [Test("run", "every check was put to the proof", whole, kind="invalid"), *tests]
 
 
@@ -51,8 +56,8 @@ def _of_record(record: Record) -> Test:
         missed = f"it was not caught by {record.caught_by}" if record.caught is Catch.MISSED else ""
         return Test(group, name, missed, kind="missed")
     if record.status in BENIGN:
-        declined = f"{record.status}: {record.reason}" if record.median_ms is None else ""
-        skipped = declined if record.mae is None else ""
+        was_compared = record.median_ms is not None or record.mae is not None
+        skipped = "" if was_compared else f"{record.status}: {record.reason}"
         return Test(group, name, skipped=skipped, said="\n".join(_judged(record)))
     why = f"{record.status}: {record.diagnosis or record.reason}"
     return Test(group, name, why, kind=record.status.value)
@@ -65,60 +70,65 @@ def _judged(record: Record) -> Iterator[str]:
         if judged is None:
             continue
         verdict, ratio = judged
-        of = record.best_baseline if regime is record.regime else record.queue_best_baseline
-        said = [f"{regime}: {verdict}"]
-        said += [f", {ratio:.2f} times as fast as {of}"] if ratio is not None else []
+        best = record.best_baseline if regime is record.regime else record.queue_best_baseline
+        speed = f", {ratio:.2f} times as fast as {best}" if ratio is not None else ""
         bear = beside(record, regime)
-        yield "".join([*said, f"; {bear}" if bear else ""])
+        yield f"{regime}: {verdict}{speed}{f'; {bear}' if bear else ''}"
 
 
 def of_comparison(comparison: Comparison, *, slower: bool) -> list[Test]:
-    """A test a cell and later run, and one more where it was called in the queue, too. slower:
-    whether a candidate that lost time has failed."""
+    """Return a test for each cell and later run, and one more if it was called in the queue too.
+
+    slower: whether a judged cell that lost time has failed. If so, a run that is invalid, or of
+    which no time can be compared, has failed as well.
+    """
     tests = [
         Test("runs", side.name, side.objection if slower else "", kind="invalid")
         for side in comparison.sides
     ]
+    judged = {id(cell) for cell in comparison.judged}
     for later, side in enumerate(comparison.later):
-        broke = {id(cell) for cell, _ in comparison.broken(later)}
-        lost = {id(cell) for cell, _ in comparison.slower(later)} if slower else set()
-        in_queue = comparison.slower_in_queue(later) if slower else []
-        lost_in_queue = {id(cell) for cell, _ in in_queue}
         undecided = comparison.undecided(later) if slower else ""
         tests.append(Test("runs", f"times of {side.name}", undecided, kind="undecided"))
-        less = {paid.name for paid, _ in comparison.pays_less(later)} if slower else set()
         for paid in comparison.payments:
-            lost_since = f"{paid.said(later + 1)}, and before: {paid.said(0)}"
-            fallen = lost_since if paid.name in less else ""
-            tests.append(Test("pays", f"{paid.name} in {side.name}", fallen, kind="pays less"))
+            shift, why = paid.shifts[later], ""
+            if slower and shift.change is Change.BROKE:
+                why = f"{paid.said(later + 1)}, and before: {paid.said(0)}; {shift.why}"
+            tests.append(Test("pays", f"{paid.name} in {side.name}", why, kind="pays less"))
         for cell in comparison.cells:
-            shift, name = cell.shifts[later], f"{cell.label} in {side.name}"
-            before, after = cell.measurements[0].status, cell.measurements[later + 1].status
-            if id(cell) in broke:
-                why, kind = f"{before} became {after}", "broke"
-            elif id(cell) in lost:
-                why, kind = _of_the_speed(shift, comparison), "slower"
-            else:
-                why, kind = "", ""
-            skipped = "" if why or shift.ratio is not None else shift.why or "not compared"
-            measured = cell.measurements[later + 1]
-            said = standing(measured) if measured.speedup is not None else ""
-            tests.append(Test(cell.implementation, name, why, skipped, kind, said))
-            queued = cell.in_queue[later] if cell.in_queue else None
-            if queued is not None:
-                why = _of_the_speed(queued, comparison) if id(cell) in lost_in_queue else ""
-                skipped = "" if why or queued.ratio is not None else queued.why
-                name = f"{name}, in the queue"
-                tests.append(Test(cell.implementation, name, why, skipped, "slower" if why else ""))
+            tests += _of_cell(comparison, cell, later, slower and id(cell) in judged)
     return tests
 
 
-def _of_the_speed(shift: Shift, comparison: Comparison) -> str:
-    return f"{shift.ratio:.3f} of the speed of {comparison.first.name}"
+def _of_cell(
+    comparison: Comparison, cell: ComparedCell, later: int, slower: bool
+) -> Iterator[Test]:
+    name = f"{cell.label} in {comparison.later[later].name}"
+    first = comparison.first.name
+    before, after = cell.measurements[0], cell.measurements[later + 1]
+    said = standing(after) if after.speedup is not None else ""
+    shift, queued = cell.shifts[later], cell.in_queue[later] if cell.in_queue else None
+    if shift.change is Change.BROKE:
+        why = f"{before.status} became {after.status}"
+        yield Test(cell.implementation, name, why, kind="broke", said=said)
+    else:
+        yield _of_shift(cell.implementation, name, shift, first, slower, said)
+    if queued is not None:
+        yield _of_shift(cell.implementation, f"{name}, in the queue", queued, first, slower)
+
+
+def _of_shift(
+    group: str, name: str, shift: Shift, first: str, slower: bool, said: str = ""
+) -> Test:
+    if slower and shift.difference is Difference.SLOWER:
+        why = f"{shift.ratio:.3f} of the speed of {first}"
+        return Test(group, name, why, kind="slower", said=said)
+    skipped = (shift.why or "not compared") if shift.ratio is None else ""
+    return Test(group, name, skipped=skipped, said=said)
 
 
 def write_junit(tests: Sequence[Test], path: Path, name: str) -> Path:
-    """JUnit XML, one suite. Raises `UsageError` for a path that cannot be."""
+    """Write JUnit XML, one suite. Raises `UsageError` for a path that cannot be written."""
     suite = Xml.Element(
         "testsuite",
         name=_plain(name),
@@ -144,8 +154,8 @@ def write_junit(tests: Sequence[Test], path: Path, name: str) -> Path:
 
 
 def remarks(tests: Iterable[Test], kernels: str = "") -> Iterator[str]:
-    """Commands of GitHub's, a line each, that show what failed beside the code. kernels: the user's
-    file, as the repository knows it."""
+    """Yield GitHub's commands, a line each, that show what failed beside the code. kernels: the
+    user's file, as the repository knows it."""
     failed = [test for test in tests if test.failed]
     for test in failed[:MOST]:
         where = {"file": kernels} if kernels else {}

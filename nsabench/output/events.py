@@ -21,10 +21,15 @@ from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.vocabulary import PassName, Role
 
+OF_A_CANDIDATE = (
+    *("case_id", "op", "implementation", "dtype", "direction", "distribution", "streams", "mode"),
+    *("length", "status", "reason", "diagnosis", "median_ms", "best_baseline", "speedup"),
+    *("speedup_lo", "speedup_hi", "verdict", "caution", "package", "package_version", "licence"),
+)
+
 
 class Events:
-    """Prints what happens in a run on standard output: `run_started`, `case_started`, `step`,
-    `case_finished` and `note`, whatever `event` names."""
+    """Prints what happens in a run; `event` names it."""
 
     def __enter__(self) -> Events:
         return self
@@ -49,32 +54,30 @@ class Events:
         _print("step", phase=step.phase, implementation=step.implementation)
 
     def case_finished(self, planned: PlannedCase, entry: Entry) -> None:
-        _print(
-            "case_finished",
-            **_case(planned),
-            wall_s=entry.wall_s,
-            outcomes=[
-                {
-                    "implementation": outcome.implementation,
-                    "status": outcome.status.value,
-                    "reason": outcome.reason,
-                    "diagnosis": outcome.diagnosis,
-                }
-                for outcome in entry.outcomes
-            ],
-            **({} if entry.pass_name is PassName.FIRST_LOOK else {"pass": entry.pass_name.value}),
-        )
+        names = ("implementation", "status", "reason", "diagnosis")
+        outcomes = [{name: getattr(o, name) for name in names} for o in entry.outcomes]
+        later = {} if entry.pass_name is PassName.FIRST_LOOK else {"pass": entry.pass_name}
+        _print("case_finished", **_case(planned), wall_s=entry.wall_s, outcomes=outcomes, **later)
 
     def note(self, text: str) -> None:
         _print("note", text=text)
 
 
 def finished(run: Finished, signature: str = "") -> None:
-    """Print the result, as the last line. signature: what was said of it; empty of a run that
-    nobody signed, and of which nothing is decided."""
+    """Print the result, as the last line. signature: what was said of it; nothing is decided of a
+    run that is not signed."""
     records = run.results.records
     decisions = threshold.decide_run(records, run.plan) if signature else []
     broken = failures(run.results)
+    candidates = [
+        {
+            **{name: getattr(record, name) for name in OF_A_CANDIDATE},
+            "case": labels.case(record),
+            "shape": dict(record.shape),
+        }
+        for record in records
+        if record.role is Role.CANDIDATE
+    ]
     _print(
         "finished",
         run_id=run.plan.run_id,
@@ -82,27 +85,11 @@ def finished(run: Finished, signature: str = "") -> None:
         wall_s=run.wall_s,
         failures=broken,
         exit_code=1 if broken else 0,
-        controls=dict(Counter(r.caught.value for r in records if r.caught)),
-        candidates=[
-            {
-                **{key: row[key] for key in _TOLD},
-                "case": labels.case(record),
-                "shape": dict(record.shape),
-            }
-            for record in records
-            if record.role is Role.CANDIDATE
-            for row in [record.row()]
-        ],
+        controls=Counter(r.caught for r in records if r.caught),
+        candidates=candidates,
         thresholds=as_data(decisions) if decisions else None,
         signature=signature,
     )
-
-
-_TOLD = (
-    *("case_id", "op", "implementation", "dtype", "direction", "distribution", "streams", "mode"),
-    *("length", "status", "reason", "diagnosis", "median_ms", "best_baseline", "speedup"),
-    *("speedup_lo", "speedup_hi", "verdict", "caution", "package", "package_version", "licence"),
-)
 
 
 def _case(planned: PlannedCase) -> dict[str, Any]:
@@ -111,4 +98,3 @@ def _case(planned: PlannedCase) -> dict[str, Any]:
 
 def _print(event: str, **fields: Any) -> None:
     sys.stdout.write(json.dumps({"event": event, **fields}, allow_nan=False) + "\n")
-    sys.stdout.flush()

@@ -31,7 +31,8 @@ from nsabench.fleet.shard import admit
 from nsabench.model.journal import Line
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Verdict
-from nsabench.output.report import Facts, sections, write_html, write_markdown
+from nsabench.output.report import Facts, write_html, write_markdown
+from nsabench.output.report import shards as report_shards
 from nsabench.signing import Signer
 from tests.runs import Made, make_run
 
@@ -232,7 +233,7 @@ def test_a_shard_without_a_canary_says_why(
     assert rows[1][4:6] == ["–", "–"]
     assert "of 2 of 3 shards" in (out / "selection_report.md").read_text()
     assert "2 of 3 have one" in write_html(Facts.read(out), tmp_path / "page").read_text()
-    monkeypatch.setattr(sections.shards, "SHOWN", 1)
+    monkeypatch.setattr(report_shards, "SHOWN", 1)
     text = write_markdown(Facts.read(out), tmp_path / "few").read_text()
     assert "| `shard-2` |" in text and "| `shard-1` |" not in text, "who is furthest is shown"
     assert "2 more, which are nearer to the others" in text

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-import pytest
 from rich.console import Console
 
 from nsabench.assessment import threshold
@@ -18,29 +17,18 @@ from tests.runs import Made, make_run
 OTHERWISE = "it says for the margin 1.05, mine (selection_rows) from 256 on"
 
 
-@pytest.fixture
-def facts(tmp_path: Path) -> Facts:
+def test_what_was_decided_for_another_margin_is_said(tmp_path: Path) -> None:
     made = Made(ratio=lambda length: 0.5 if length < 256 else 1.055, noise=0.002)
     folder = make_run(tmp_path / "run", made)
     decisions = threshold.decide_all([threshold.of_run(folder)], 1.05)
     threshold.write(decisions, folder / "thresholds.yaml")
-    return Facts.read(folder)
-
-
-def test_the_page(facts: Facts, tmp_path: Path) -> None:
-    assert OTHERWISE in report.write_html(facts, tmp_path).read_text()
-
-
-def test_the_text(facts: Facts, tmp_path: Path) -> None:
-    text = report.write_markdown(facts, tmp_path).read_text()
-    assert OTHERWISE in text
-
-
-def test_the_terminal(facts: Facts) -> None:
-    console = Console(file=io.StringIO(), width=400)
-    finished = Finished(RunFolder(facts.folder.path), facts.plan, facts.results, 1.0, 1.0)
+    facts = Facts.read(folder)
+    console = Console(file=io.StringIO(), width=400, record=True)
+    finished = Finished(RunFolder(folder), facts.plan, facts.results, 1.0, 1.0)
     terminal.print_summary(finished, console)
-    assert OTHERWISE in console.file.getvalue()  # type: ignore[attr-defined]
+    assert OTHERWISE in console.export_text()
+    for write in (report.write_html, report.write_markdown):
+        assert OTHERWISE in write(facts, tmp_path).read_text()
 
 
 def test_the_margin_of_the_run_is_what_the_reports_speak_of(tmp_path: Path) -> None:

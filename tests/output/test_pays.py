@@ -7,7 +7,6 @@ import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 
 import pytest
 import yaml
@@ -17,8 +16,7 @@ from nsabench.assessment import pays
 from nsabench.assessment.tables import read_records
 from nsabench.cli.all import command as measure
 from nsabench.cli.threshold import command as ask
-from nsabench.execution import journal
-from nsabench.model.vocabulary import Direction, Regime, Role, Status
+from nsabench.model.vocabulary import Direction, Regime, Role
 from nsabench.output.report import payment_chart
 from tests.assessment.pays.test_pays import SHAPE, ladder, queued, record
 
@@ -42,19 +40,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder / "run", done.output
 
 
-def test_an_alternative_is_held_to_its_own_op_and_is_no_baseline(run: tuple[Path, str]) -> None:
-    records = read_records(run[0])
-    dense = [r for r in records if r.role is Role.ALTERNATIVE]
-    assert [(r.implementation, r.computes, r.status) for r in dense] == [
-        ("dense_sdpa_math", "causal_attention", Status.OK)
-    ] * 2
-    whole = [r for r in records if r.implementation == "torch_nsa"]
-    assert {r.best_alternative for r in whole} == {"dense_sdpa_math"}
-    assert not any(r.best_baseline == "dense_sdpa_math" for r in records)
-    assert all(0 < r.flops != dense[0].flops for r in whole)
-    assert all(r.rows_compared == r.length * 4 and r.rows_left_out == 0 for r in whole)
-
-
 def test_every_place_says_the_same(run: tuple[Path, str]) -> None:
     folder, terminal = run
     in_queue, on_device = decided = pays.decide(read_records(folder))
@@ -73,26 +58,6 @@ def test_every_place_says_the_same(run: tuple[Path, str]) -> None:
     assert re.search(r'<section id="pays".*from Python, in ms over T.*<polyline', page, re.S)
     text = (folder / "selection_report.md").read_text()
     assert all(pays.said(d).split(":")[0] in text for d in decided)
-
-
-def test_the_queue_has_its_own_alternative_and_ratio(run: tuple[Path, str]) -> None:
-    records = {r.key: r for r in read_records(run[0])}
-    whole = [r for r in records.values() if r.implementation == "torch_nsa"]
-    taken = {
-        (entry.case_id, o.implementation): o.bursts.time_ms
-        for entry in journal.read(run[0] / "journal.jsonl").entries
-        for o in entry.outcomes
-    }
-    for r in whole:
-        dense, own = taken[r.case_id, "dense_sdpa_math"], taken[r.key]
-        both = min(len(dense), len(own))  # who is slow leaves earlier
-        assert r.queue_best_alternative == "dense_sdpa_math"
-        ratio = median(dense[:both]) / median(own[:both])
-        assert r.queue_against_alternative == pytest.approx(ratio)
-        lo, hi = r.queue_against_alternative_lo, r.queue_against_alternative_hi
-        assert lo <= r.queue_against_alternative <= hi
-    in_queue, _ = pays.decide(list(records.values()))
-    assert {c.ratio for c in in_queue.cells} == {r.queue_against_alternative for r in whole}
 
 
 def test_the_parts_stand_beside_the_whole_and_the_crossing_is_marked() -> None:
@@ -114,18 +79,16 @@ def test_the_parts_stand_beside_the_whole_and_the_crossing_is_marked() -> None:
         rows.append(record(length, "blocks", Role.CANDIDATE, **(blocks | more)))
         backward = part | {"direction": Direction.BACKWARD, "median_ms": 1e-3}
         rows.append(record(length, "band", Role.CANDIDATE, **backward))
-    [decided] = pays.decide(rows)
-    assert {line.name: line.points for line in payment_chart.lines(decided, rows)} == {
+    [chart] = payment_chart.charts(pays.decide(rows), rows)
+    assert {line.name: line.points for line in chart.lines} == {
         "nsa_attention": ((4096, 2.0), (16384, 4.0)),
         "best alternative": ((4096, 1.0), (16384, 8.0)),
         "chosen blocks": ((4096, 0.5), (16384, 0.5)),
         "window": ((4096, 0.4096), (16384, 1.6384)),
     }
-    [chart] = payment_chart.charts([decided], rows)
-    assert [crossing["text"] for crossing in chart["crossings"]] == ["T = 8,192"]
-    assert [tick["text"] for tick in chart["ticks_x"]] == ["4K", "16K"]
-    names = [line["name_at"] for line in chart["lines"]]
-    assert all(b - a >= 14 for a, b in pairwise(names))
+    assert chart.crossings == [pytest.approx(8192)] and chart.lengths == [4096, 16384]
+    heights = [height for height, _ in chart.names]
+    assert all(b - a >= 14 for a, b in pairwise(heights))
 
 
 def test_a_chart_of_the_queue_is_of_calls_that_are_queued() -> None:
@@ -133,19 +96,13 @@ def test_a_chart_of_the_queue_is_of_calls_that_are_queued() -> None:
         replace(r, queued_ms=r.length / 1e3 if r.role is Role.CANDIDATE else 6.0)
         for r in queued(ladder({4096: 2.0, 8192: 2.0}), {4096: 1.5, 8192: 0.75})
     ]
-    in_queue, on_device = pays.decide(rows)
-    [whole, dense] = payment_chart.lines(in_queue, rows)
+    in_queue, on_device = payment_chart.charts(pays.decide(rows), rows)
+    one_length = ladder({4096: 0.5})
+    assert payment_chart.charts(pays.decide(one_length), one_length) == []
+    [whole, dense] = in_queue.lines
     assert whole.points == ((4096, 4.096), (8192, 8.192)) and dense.points[0] == (4096, 6.0)
-    assert payment_chart.lines(on_device, rows)[0].points == ((4096, 1.0), (8192, 1.0))
-    assert [c["called"] for c in payment_chart.charts([in_queue, on_device], rows)] == [
-        "from Python",
-        "by its kernels alone",
-    ]
-
-
-def test_one_length_makes_no_chart() -> None:
-    rows = ladder({4096: 0.5})
-    assert payment_chart.charts(pays.decide(rows), rows) == []
+    assert on_device.lines[0].points == ((4096, 1.0), (8192, 1.0))
+    assert (in_queue.called, on_device.called) == ("from Python", "by its kernels alone")
 
 
 def test_the_command_says_it_to_programs_too(run: tuple[Path, str]) -> None:

@@ -2,8 +2,8 @@
 
 Runs are joined by case and implementation, and every later one is held against the first. A ratio
 is the median time in the first run over that in the later one: above 1 the later one is faster.
-What the timer adds is taken off, and where a baseline is known to be the same code in both runs,
-the ratio is to that baseline's: what is left is the code, and not the host.
+The share of the timer is subtracted. If a baseline is known to be the same code in both runs, the
+ratio is divided by the ratio of that baseline, so that the hosts cancel.
 """
 
 from nsabench.output.compare.band import BAND

@@ -7,6 +7,7 @@ from typing import Any
 
 from nsabench.output.compare import over_many
 from nsabench.output.compare.comparison import Comparison
+from nsabench.output.compare.payments import ComparedPayment
 
 
 def as_data(comparison: Comparison) -> dict[str, Any]:
@@ -28,48 +29,46 @@ def as_data(comparison: Comparison) -> dict[str, Any]:
         ],
         "breakages": [
             {
-                "op": one.op,
-                "implementation": one.implementation,
-                "run": one.run,
-                "change": one.change and one.change.value,
-                "statuses": list(one.statuses),
-                "cases": [cell.planned.id for cell in one.cells],
-                "stays": one.stay,
+                "op": found.op,
+                "implementation": found.implementation,
+                "run": found.run,
+                "change": found.change,
+                "statuses": list(found.statuses),
+                "cases": [cell.planned.id for cell in found.cells],
+                "stays": found.stay,
             }
-            for one in over_many.breakages(comparison)
+            for found in over_many.breakages(comparison)
         ],
         "means": [
             {"run": side.name, **asdict(mean)}
             for later, side in enumerate(comparison.later)
             for mean in comparison.means(later)
         ],
-        "pays": [
-            {
-                "op": paid.op,
-                "heads": paid.heads,
-                "direction": paid.direction.value,
-                "regime": paid.regime.value,
-                "runs": [
-                    {"answer": p.answer.value, "from": p.length, "axis": p.axis} if p else None
-                    for p in paid.answers
-                ],
-                "later": [
-                    {"change": s.change and s.change.value, "why": s.why, "cases": list(s.cases)}
-                    for s in paid.shifts
-                ],
-            }
-            for paid in comparison.payments
-        ],
+        "pays": [_payment(paid) for paid in comparison.payments],
         "cells": [
             {
                 "case_id": cell.planned.id,
                 "case": cell.label,
                 "op": cell.case.op,
                 "implementation": cell.implementation,
-                "role": cell.role.value,
+                "role": cell.role,
                 "runs": [asdict(measurement) for measurement in cell.measurements],
                 "later": [asdict(shift) for shift in cell.shifts],
             }
             for cell in comparison.cells
         ],
+    }
+
+
+def _payment(paid: ComparedPayment) -> dict[str, Any]:
+    return {
+        "op": paid.op,
+        "heads": paid.heads,
+        "direction": paid.direction,
+        "regime": paid.regime,
+        "runs": [
+            {"answer": p.answer, "from": p.length, "axis": p.axis} if p else None
+            for p in paid.answers
+        ],
+        "later": [asdict(shift) for shift in paid.shifts],
     }

@@ -1,11 +1,12 @@
-"""Many runs at a glance: what became of each case in each of them, and where it first got worse."""
+"""Many runs at a glance: each case in each run, and the run in which it first got worse."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nsabench.model.vocabulary import Role, Status
+from nsabench.model.vocabulary import Status
+from nsabench.output import grouped
 from nsabench.output.compare.comparison import ComparedCell, Comparison
 from nsabench.output.compare.shift import MISSING
 from nsabench.output.compare.vocabulary import Change, Difference
@@ -24,12 +25,9 @@ MEANS = (
 
 
 @dataclass(frozen=True)
-class First:
-    """The first run, in the order given, in which a cell is worse than in the first of all.
-
-    run: its place; change: `broke`, or None where it is slower. stays: it is so in all later ones
-    of which something is known.
-    """
+class Worse:
+    """The first run in which a cell is worse than in the first of all. change: None if slower.
+    stays: whether it is worse in all later runs of which something is known."""
 
     run: int
     change: Change | None
@@ -38,16 +36,15 @@ class First:
 
 @dataclass(frozen=True)
 class Line:
-    """A cell over all runs. texts: one a run."""
+    """A cell over all runs."""
 
     cell: ComparedCell
     texts: tuple[str, ...]
-    broke: First | None
-    slower: First | None
+    worse: tuple[Worse, ...]
 
     @property
     def differs(self) -> bool:
-        """Whether anything but noise is to be seen on it."""
+        """Whether anything except noise is to be seen in it."""
         return any(
             s.change is not None or s.difference in (Difference.FASTER, Difference.SLOWER)
             for s in self.cell.shifts
@@ -55,48 +52,45 @@ class Line:
 
 
 def lines(comparison: Comparison) -> list[Line]:
-    """One for each candidate's cell, or for all where there is no candidate; broken ones first,
-    then slower ones, each in the order of the plan."""
-    cells = [c for c in comparison.cells if c.role is Role.CANDIDATE] or comparison.cells
-    found = [_line(cell) for cell in cells]
-    return sorted(found, key=lambda one: (one.broke is None, one.slower is None, not one.differs))
+    """Return a line for each judged cell: broken ones first, then slower ones."""
+
+    def place(line: Line) -> tuple[bool, bool, bool]:
+        changes = {worse.change for worse in line.worse}
+        return Change.BROKE not in changes, None not in changes, not line.differs
+
+    found = (Line(cell, tuple(_texts(cell)), tuple(_worse(cell))) for cell in comparison.judged)
+    return sorted(found, key=place)
 
 
-def _line(cell: ComparedCell) -> Line:
+def _texts(cell: ComparedCell) -> Iterator[str]:
     first = cell.measurements[0]
-    beginning = first.status
-    if first.status == Status.OK and first.median_ms is not None:
-        beginning = f"{first.median_ms:.4g} ms"
-    texts = (beginning, *(_text(cell, later) for later in range(len(cell.shifts))))
-    broken = [_is_broken(first.status, m.status) for m in cell.measurements[1:]]
-    slow = [s.difference is Difference.SLOWER for s in cell.shifts]
-    told = [s.ratio is not None for s in cell.shifts]
-    return Line(
-        cell,
-        texts,
-        _first(broken, [m.status != MISSING for m in cell.measurements[1:]], Change.BROKE),
-        _first(slow, told, None),
-    )
+    timed = first.status == Status.OK and first.median_ms is not None
+    yield f"{first.median_ms:.4g} ms" if timed else first.status
+    for shift, measured in zip(cell.shifts, cell.measurements[1:], strict=True):
+        if measured.status != Status.OK or shift.difference is None:
+            yield measured.status
+        else:
+            sign = SIGNS[shift.difference]
+            yield sign if shift.ratio is None else f"{sign} {shift.ratio:.3f}"
 
 
-def _is_broken(before: str, after: str) -> bool:
-    return after != MISSING and Change.between(before, after) is Change.BROKE
-
-
-def _first(worse: Sequence[bool], known: Sequence[bool], change: Change | None) -> First | None:
-    if not any(worse):
-        return None
-    place = worse.index(True)
-    stays = all(w for w, k in zip(worse[place:], known[place:], strict=True) if k)
-    return First(place + 1, change, stays)
-
-
-def _text(cell: ComparedCell, later: int) -> str:
-    shift, measured = cell.shifts[later], cell.measurements[later + 1]
-    if measured.status != Status.OK or shift.difference is None:
-        return measured.status
-    sign = SIGNS[shift.difference]
-    return sign if shift.ratio is None else f"{sign} {shift.ratio:.3f}"
+def _worse(cell: ComparedCell) -> Iterator[Worse]:
+    before = cell.measurements[0].status
+    broken = {
+        run: Change.between(before, measured.status) is Change.BROKE
+        for run, measured in enumerate(cell.measurements)
+        if run and measured.status != MISSING
+    }
+    slower = {
+        run: shift.difference is Difference.SLOWER
+        for run, shift in enumerate(cell.shifts, 1)
+        if shift.ratio is not None
+    }
+    for known, change in ((broken, Change.BROKE), (slower, None)):
+        first = next((run for run, is_worse in known.items() if is_worse), None)
+        if first is not None:
+            stays = all(is_worse for run, is_worse in known.items() if run >= first)
+            yield Worse(first, change, stays)
 
 
 @dataclass(frozen=True)
@@ -113,7 +107,6 @@ class Breakage:
 
     @property
     def sentence(self) -> str:
-        """`rows_group broke in triton-3.9.0: 4 cells (compile_error), and stays so`."""
         what = f"broke in {self.run}" if self.change else f"got slower in {self.run}"
         why = f" ({', '.join(self.statuses)})" if self.statuses else ""
         how = "and stays so" if self.stay else "and not in all later ones"
@@ -122,26 +115,16 @@ class Breakage:
 
 
 def breakages(comparison: Comparison) -> list[Breakage]:
-    """By implementation, the first run in which something got worse; what broke comes first."""
-    groups: dict[tuple[str, str, int, Change | None], list[tuple[ComparedCell, First]]] = {}
-    for line in lines(comparison):
-        for first in (line.broke, line.slower):
-            if first is not None:
-                key = (line.cell.case.op, line.cell.implementation, first.run, first.change)
-                groups.setdefault(key, []).append((line.cell, first))
-    return [
-        Breakage(
-            op,
-            name,
-            comparison.sides[run].name,
-            change,
-            _statuses(cells, run) if change else (),
-            tuple(cell for cell, _ in cells),
-            all(first.stays for _, first in cells),
-        )
-        for (op, name, run, change), cells in groups.items()
-    ]
-
-
-def _statuses(cells: Sequence[tuple[ComparedCell, First]], run: int) -> tuple[str, ...]:
-    return tuple(sorted({cell.measurements[run].status for cell, _ in cells}))
+    """Return, by implementation, the first run in which cells got worse; broken ones come first."""
+    pairs = [(line.cell, worse) for line in lines(comparison) for worse in line.worse]
+    groups = grouped(
+        pairs, lambda pair: (pair[0].case.op, pair[0].implementation, pair[1].run, pair[1].change)
+    )
+    found = []
+    for (op, name, run, change), members in groups.items():
+        cells = tuple(cell for cell, _ in members)
+        statuses = sorted({cell.measurements[run].status for cell in cells}) if change else ()
+        stay = all(worse.stays for _, worse in members)
+        where = comparison.sides[run].name
+        found.append(Breakage(op, name, where, change, tuple(statuses), cells, stay))
+    return found

@@ -11,13 +11,11 @@ from nsabench.model.vocabulary import Direction, Pays, Regime
 from nsabench.output.compare.side import Side
 from nsabench.output.compare.vocabulary import Change
 
-Key = tuple[str, str, Direction, Regime]
-
 
 @dataclass(frozen=True)
 class PaymentShift:
-    """A later run against the first. change: `broke` where the op pays later or no more, by more
-    than runs of the same code differ; None where nothing changed. cases: by which that is told."""
+    """A later run against the first. change: `broke` if the op pays later or no more, by more than
+    runs of the same code differ; None if nothing changed. cases: those that show the change."""
 
     change: Change | None
     why: str = ""
@@ -26,8 +24,8 @@ class PaymentShift:
 
 @dataclass(frozen=True)
 class ComparedPayment:
-    """An op, head layout, direction and regime: the answer of each run, None where it has none, and
-    a shift for each later one."""
+    """An op, head layout, direction and regime. answers: of each run, None if it has none; shifts:
+    one for each later run."""
 
     op: str
     heads: str
@@ -37,10 +35,14 @@ class ComparedPayment:
     shifts: tuple[PaymentShift, ...]
 
     @property
+    def what(self) -> str:
+        """`nsa_attention 64/4 forward`."""
+        return " ".join(filter(None, (self.op, self.heads, self.direction)))
+
+    @property
     def name(self) -> str:
         """`nsa_attention 64/4 forward (queue)`."""
-        what = " ".join(filter(None, (self.op, self.heads, str(self.direction))))
-        return f"{what} ({self.regime})"
+        return f"{self.what} ({self.regime})"
 
     def said(self, number: int) -> str:
         """The answer of a run in words."""
@@ -49,16 +51,18 @@ class ComparedPayment:
 
 
 def compared(sides: Sequence[Side], band: float, band_in_queue: float) -> Iterator[ComparedPayment]:
-    """What pays by the cases that all runs have. The bands are of a ratio to an alternative."""
+    """Decide what pays, by the cases that all runs have. Bands: of a ratio to an alternative."""
     common = set.intersection(*({case_id for case_id, _ in side.records} for side in sides))
-    decided: list[dict[Key, Payment]] = []
-    for side in sides:
-        records = [r for r in side.records.values() if r.case_id in common]
-        found = pays.decide(records)
-        decided.append({(p.op, p.heads, p.direction, p.regime): p for p in found})
-    for key in dict.fromkeys(key for of_one in decided for key in of_one):
+    decided = [
+        {
+            (p.op, p.heads, p.direction, p.regime): p
+            for p in pays.decide([r for r in side.records.values() if r.case_id in common])
+        }
+        for side in sides
+    ]
+    for key in dict.fromkeys(key for by_key in decided for key in by_key):
         op, heads, direction, regime = key
-        answers = tuple(of_one.get(key) for of_one in decided)
+        answers = tuple(by_key.get(key) for by_key in decided)
         width = band_in_queue if regime is Regime.QUEUE else band
         shifts = tuple(_shift(answers[0], later, width) for later in answers[1:])
         yield ComparedPayment(op, heads, direction, regime, answers, shifts)
@@ -69,24 +73,24 @@ def _shift(before: Payment | None, after: Payment | None, band: float) -> Paymen
         return PaymentShift(None, "only one of the two runs was asked")
     if (before.answer, before.length) == (after.answer, after.length):
         return PaymentShift(None)
-    for one in (before, after):
-        if one.answer is Pays.NOT_DECIDED:
-            return PaymentShift(Change.OTHER, one.why)
+    for payment in (before, after):
+        if payment.answer is Pays.NOT_DECIDED:
+            return PaymentShift(Change.OTHER, payment.why)
     if _pays_less(before, after):
-        return _told(Change.BROKE, before, after, band)
+        return _shown(Change.BROKE, before, after, band)
     if _pays_less(after, before):
-        return _told(Change.MENDED, after, before, band)
+        return _shown(Change.MENDED, after, before, band)
     return PaymentShift(Change.OTHER, "at no length in either")
 
 
 def _pays_less(more: Payment, less: Payment) -> bool:
-    """Whether the one pays, and the other from a greater length on, or at none."""
+    """Whether `more` pays, and `less` pays from a greater length or at none."""
     return more.length is not None and (less.length is None or less.length > more.length)
 
 
-def _told(change: Change, more: Payment, less: Payment, band: float) -> PaymentShift:
-    """Two runs of the same code may differ by a rung where a ratio is near 1. So it takes a case
-    that pays in the one, does not in the other, and lies further from it than the band."""
+def _shown(change: Change, more: Payment, less: Payment, band: float) -> PaymentShift:
+    """The shift, if a case shows it: one that pays in one run, does not in the other, and lies
+    further apart than the band. Two runs of the same code may differ where a ratio is near 1."""
     other = {cell.case_id: cell for cell in less.cells}
     pairs = [
         (cell, other[cell.case_id])

@@ -17,24 +17,22 @@ from nsabench.assessment.statistics import (
 from nsabench.assessment.verdict import Key
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Mode, Role, Status, Verdict
+from nsabench.output import grouped
 from nsabench.output.compare import band as bands
 from nsabench.output.compare.side import Side
-from nsabench.output.compare.steady import steady
 from nsabench.output.compare.vocabulary import Change, Difference
 
 NOTHING_LEFT = "less is left of its time than the timer's share is known to"
-MISSING = "missing"  # in place of a status: planned, and not measured
+MISSING = "missing"  # instead of a status: planned, and not measured
 
 
 @dataclass(frozen=True)
 class Shift:
-    """A later run against the first: ratio = time in the first / time in the later one, with its
-    95 % interval, of device times where both are known. `difference` is None where both runs
-    declined the case.
+    """A later run against the first. `difference` is None if both runs declined the case.
 
-    beside: the baseline of the same code in both runs by whose ratio that ratio is divided, so that
-    what the host does to both cancels; empty where there is none. alone: the ratio before that.
-    band: differences up to this share are none, with this cell's duration.
+    ratio: time in the first / time in the later run, with its 95 % interval. beside: the baseline
+    of the same code in both runs by whose ratio it is divided, so that the hosts cancel. alone: the
+    ratio before that. band: differences up to this share are none.
     """
 
     difference: Difference | None
@@ -57,7 +55,7 @@ class Pair:
         self._bands: dict[tuple[str, Mode | None, bool], bands.Learned] = {}
 
     def shift(self, key: Key) -> Shift:
-        """Of the samples: of the device, or of graphs where that is the mode."""
+        """Compare samples: of the device, or of graphs if that is the mode."""
         before, after = self.first.records.get(key), self.later.records.get(key)
         statuses = [record.status if record else MISSING for record in (before, after)]
         change = Change.between(*statuses)
@@ -69,47 +67,48 @@ class Pair:
                 return Shift(Difference.INVALID, f"in {side.name} {outcome}", change=change)
         assert before is not None
         assert after is not None
-        for side, record in ((self.first, before), (self.later, after)):
-            objection = side.objects_to(Group.of(record))
-            if objection or record.verdict is Verdict.INVALID:
-                why = objection or f"in {side.name} {record.reason}"
+        both = ((self.first, before), (self.later, after))
+        for side, record in both:
+            why = side.objects_to(Group.of(record))
+            if record.verdict is Verdict.INVALID:
+                why = why or f"in {side.name} {record.reason}"
+            if why:
                 return Shift(Difference.INVALID, why, change=change)
         if key not in self.first.samples or key not in self.later.samples:
             return Shift(Difference.INCONCLUSIVE, "parity only: it was not timed")
         if self._few(key):
             return Shift(Difference.INCONCLUSIVE, "it was called a few times only")
-        for side, record in ((self.first, before), (self.later, after)):
+        for side, record in both:
             doubt = side.doubt(record)
             if doubt:
                 return Shift(Difference.INCONCLUSIVE, f"in {side.name} {doubt}", doubtful=True)
         return self._of_times(key, before, after, change)
 
     def _few(self, key: Key) -> bool:
-        """Whether it was left out in one of the runs, since it was hopelessly behind."""
-        sides = (self.first, self.later)
-        return any(len(side.samples[key]) < MIN_ROUNDS_EVER for side in sides)
+        """Whether one of the runs stopped calling it, since it was far behind."""
+        return any(len(side.samples[key]) < MIN_ROUNDS_EVER for side in (self.first, self.later))
 
     def _of_times(self, key: Key, before: Record, after: Record, change: Change | None) -> Shift:
-        lasts = _lasts(before, after)
-        if lasts is None:
+        times = _times(before, after)
+        if times is None:
             return Shift(Difference.INCONCLUSIVE, NOTHING_LEFT, doubtful=True)
         anchor = self._anchor(key)
         beside = self._band(before.op, before.mode, beside=True)
-        apart = self._band(before.op, before.mode, beside=False)
+        if not beside:
+            anchor = None
         try:
             alone = self._ratio(key)
-            together = alone if anchor is None else self._ratio(key, anchor)
-        except ValueError:  # of a resampled median nothing is left
+            ratio = alone if anchor is None else self._ratio(key, anchor)
+        except ValueError:  # nothing is left of a resampled median
             return Shift(Difference.INCONCLUSIVE, NOTHING_LEFT, doubtful=True)
-        if anchor is not None and beside:
-            ratio, width = together, beside.of(lasts[0], key)
-        else:
-            anchor, ratio = None, alone
-            width = (
-                apart.of(lasts[0], key)
-                if apart
-                else bands.untaught(self._least, *lasts, shares=_shares(before, after))
-            )
+        if anchor is not None:
+            width = beside.band(times[0], key)
+        elif apart := self._band(before.op, before.mode, beside=False):
+            width = apart.band(times[0], key)
+        else:  # no baseline teaches one
+            width = self._least
+            if _shares(before, after):
+                width += bands.SHARE_ERROR_MS * (1 / times[0] + 1 / times[1])
         difference, why = _difference(ratio.lo, ratio.hi, width)
         return Shift(
             difference,
@@ -124,8 +123,8 @@ class Pair:
         )
 
     def shift_in_queue(self, key: Key) -> Shift | None:
-        """By the medians of the bursts; their 20 and 80 % quantiles, which are all that is kept of
-        them in a record, bound the ratio. None where one of the runs has no such time."""
+        """Compare the medians of queued calls; None if one of the runs has none. The 20 and 80 %
+        quantiles, which are all that a record keeps of them, bound the ratio."""
         before, after = self.first.records.get(key), self.later.records.get(key)
         if before is None or after is None:
             return None
@@ -139,7 +138,7 @@ class Pair:
             if objection:
                 return Shift(Difference.INVALID, objection)
         learned = self._band(before.op, None, beside=False)
-        width = learned.of(before.queued_ms, key) if learned else bands.BAND_IN_QUEUE
+        width = learned.band(before.queued_ms, key) if learned else bands.BAND_IN_QUEUE
         lo = before.queued_p20_ms / after.queued_p80_ms
         hi = before.queued_p80_ms / after.queued_p20_ms
         difference, why = _difference(lo, hi, width)
@@ -147,71 +146,70 @@ class Pair:
         return Shift(difference, why, value, lo, hi, alone=value, band=width)
 
     @cached_property
-    def _steady(self) -> Mapping[Key, Role]:
-        """What teaches: the same code, timed on both sides, and nothing is said against it."""
-        return {
-            key: role
-            for key, role in steady(self.first, self.later).items()
-            if key in self.first.samples
-            and key in self.later.samples
-            and not self._few(key)
-            and not any(
-                side.doubt(side.records[key]) or side.objects_to(Group.of(side.records[key]))
-                for side in (self.first, self.later)
-            )
-            and _lasts(self.first.records[key], self.later.records[key]) is not None
-        }
+    def _steady(self) -> Mapping[Key, tuple[Role, float, float]]:
+        """What teaches: role and times of the same code, timed in both runs and not doubted."""
+        sides = (self.first, self.later)
+        found = {}
+        for key, role in bands.same_code(*sides).items():
+            before, after = (side.records[key] for side in sides)
+            times = _times(before, after)
+            if (
+                times is not None
+                and all(key in side.samples for side in sides)
+                and not self._few(key)
+                and not any(
+                    side.doubt(record) or side.objects_to(Group.of(record))
+                    for side, record in zip(sides, (before, after), strict=True)
+                )
+            ):
+                found[key] = (role, *times)
+        return found
 
     @cached_property
-    def _anchors(self) -> Mapping[str, list[tuple[float, Key]]]:
+    def _anchors(self) -> Mapping[str, list[Key]]:
         """By case: what teaches there, baselines before alternatives, the fastest first."""
-        cases: dict[str, list[tuple[bool, float, Key]]] = {}
-        for key, role in self._steady.items():
-            lasts = _lasts(self.first.records[key], self.later.records[key])
-            assert lasts is not None
-            cases.setdefault(key[0], []).append((role is not Role.BASELINE, lasts[0], key))
-        return {case: [(ms, key) for _, ms, key in sorted(all_)] for case, all_ in cases.items()}
+
+        def place(key: Key) -> tuple[bool, float, Key]:
+            role, before, _ = self._steady[key]
+            return role is not Role.BASELINE, before, key
+
+        return grouped(sorted(self._steady, key=place), lambda key: key[0])
 
     def _anchor(self, key: Key) -> Key | None:
         """The baseline beside which a cell is compared: the fastest that is not the cell."""
-        return next((k for _, k in self._anchors.get(key[0], ()) if k != key), None)
+        return next((k for k in self._anchors.get(key[0], ()) if k != key), None)
 
     def _band(self, op: str, mode: Mode | None, *, beside: bool) -> bands.Learned:
-        """What is learned of the cells of an op in a mode; of calls one behind the other for None.
-        Where too few of the op teach, those of all ops do."""
+        """Learn from the cells of an op, or else of all ops. mode: None of queued calls."""
         if (op, mode, beside) not in self._bands:
             least = bands.BAND_IN_QUEUE if mode is None else self._least
-            all_ = list(self._in_queue() if mode is None else self._differences(mode, beside))
-            of_op = [d for d in all_ if self.first.records[d.key].op == op]
-            learned = bands.Learned(of_op, least) or bands.Learned(all_, least)
+            of_all = list(self._in_queue() if mode is None else self._differences(mode, beside))
+            of_op = [d for d in of_all if self.first.records[d.key].op == op]
+            learned = bands.Learned(of_op, least) or bands.Learned(of_all, least)
             self._bands[op, mode, beside] = learned
         return self._bands[op, mode, beside]
 
     def _differences(self, mode: Mode, beside: bool) -> Iterator[bands.Difference]:
-        for key in self._steady:
-            before, after = self.first.records[key], self.later.records[key]
-            lasts = _lasts(before, after)
-            if before.mode is not mode or lasts is None:
+        for key, (_, before, after) in self._steady.items():
+            if self.first.records[key].mode is not mode:
                 continue
-            apart = math.log(lasts[0] / lasts[1])
+            apart = math.log(before / after)
             if beside:
                 anchor = self._anchor(key)
                 if anchor is None:
                     continue
-                theirs = _lasts(self.first.records[anchor], self.later.records[anchor])
-                assert theirs is not None
-                apart -= math.log(theirs[0] / theirs[1])
-            yield bands.Difference(lasts[0], abs(apart), key)
+                _, anchor_before, anchor_after = self._steady[anchor]
+                apart -= math.log(anchor_before / anchor_after)
+            yield bands.Difference(before, abs(apart), key)
 
     def _in_queue(self) -> Iterator[bands.Difference]:
         for key in self._steady:
-            before, after = self.first.records[key], self.later.records[key]
-            if before.queued_ms and after.queued_ms:
-                apart = abs(math.log(before.queued_ms / after.queued_ms))
-                yield bands.Difference(before.queued_ms, apart, key)
+            before, after = self.first.records[key].queued_ms, self.later.records[key].queued_ms
+            if before and after:
+                yield bands.Difference(before, abs(math.log(before / after)), key)
 
     def _ratio(self, key: Key, beside: Key | None = None) -> Ratio:
-        """Of the medians of a cell, over that of the baseline beside it if there is one."""
+        """Return the ratio of medians, divided by the ratio of the baseline beside it if given."""
         above, below = [self._arm(self.first, key)], [self._arm(self.later, key)]
         if beside is not None:
             above.append(self._arm(self.later, beside))
@@ -231,9 +229,9 @@ def _shares(before: Record, after: Record) -> bool:
     return before.device_ms is not None and after.device_ms is not None
 
 
-def _lasts(before: Record, after: Record) -> tuple[float, float] | None:
-    """The times in both runs, ms: of the device where both are known. None where nothing of one is
-    left but what the timer adds."""
+def _times(before: Record, after: Record) -> tuple[float, float] | None:
+    """Return the times in both runs, ms: of the device if both are known. None if only what the
+    timer adds is left of one."""
     if _shares(before, after):
         first, later, least = before.device_ms, after.device_ms, bands.SHARE_ERROR_MS
     else:

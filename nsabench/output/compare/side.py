@@ -38,7 +38,7 @@ SAMPLE_COLUMNS = ("case_id", "implementation", "time_ms")
 
 @dataclass(frozen=True)
 class Side:
-    """One of the runs. `name` tells it from the others; times in `samples` are in ms, sorted."""
+    """One of the runs. name: tells it from the others; samples: times in ms, sorted."""
 
     name: str
     folder: Path
@@ -49,19 +49,20 @@ class Side:
     samples: dict[Key, NDArray[np.float64]]
 
     def narrowed(self, narrowed: Narrowed) -> Side:
-        """The same with the cases only that meet its conditions. Raises `UsageError` where there is
-        none."""
+        """Return the side with the chosen cases only. Raises `UsageError` without any."""
         plan = narrowed.plan(self.plan)
         records = {key: r for key, r in self.records.items() if key[0] in plan.by_id}
         return replace(self, plan=plan, records=records)
 
     @cached_property
+    def _missed(self) -> list[Record]:
+        return [r for r in self.records.values() if r.caught is Catch.MISSED]
+
+    @cached_property
     def missed(self) -> str:
         """Which controls got away, if some did: the run decides nothing."""
-        names = Counter(
-            r.implementation
-            for r in self.records.values()
-            if r.caught is Catch.MISSED and proofs.regime_of(r.caught_by) is None
+        names = dict.fromkeys(
+            r.implementation for r in self._missed if proofs.regime_of(r.caught_by) is None
         )
         return (
             f"the run {self.name} decides nothing: {', '.join(names)} not caught" if names else ""
@@ -71,27 +72,14 @@ class Side:
     def stuck(self) -> list[Group]:
         """The cases of which nothing is decided, since a check of them may be broken."""
         lacking = proofs.of_records(list(self.records.values()))
-        return list(
-            dict.fromkeys(
-                u.group
-                for u in lacking
-                if u.lack is Lack.STUCK and proofs.regime_of(u.check) is None
-            )
-        )
-
-    def objects_to_queue(self, record: Record) -> str:
-        """Why the run decides nothing of calls one behind the other on this case."""
-        missed = any(
-            r.caught is Catch.MISSED and proofs.regime_of(r.caught_by) is not None
-            for r in self.records.values()
-        )
-        if missed:
-            return f"the run {self.name} decides nothing in the queue: a control was not caught"
-        return self.objects_to(Group.of(record)) or self.doubt(record)
+        stuck = [
+            u.group for u in lacking if u.lack is Lack.STUCK and proofs.regime_of(u.check) is None
+        ]
+        return list(dict.fromkeys(stuck))
 
     @property
     def objection(self) -> str:
-        """Why the run, or a part of it, decides nothing; empty where it does."""
+        """Why the run, or a part of it, decides nothing; empty if it decides."""
         if self.missed or not self.stuck:
             return self.missed
         return (
@@ -103,6 +91,12 @@ class Side:
         """Why the run decides nothing of these cases."""
         return self.objection if self.missed or group in self.stuck else ""
 
+    def objects_to_queue(self, record: Record) -> str:
+        """Why the run decides nothing of queued calls on this case."""
+        if any(proofs.regime_of(r.caught_by) is not None for r in self._missed):
+            return f"the run {self.name} decides nothing in the queue: a control was not caught"
+        return self.objects_to(Group.of(record)) or self.doubt(record)
+
     def doubt(self, record: Record) -> str:
         """Why this time decides nothing."""
         throttles = set(record.clock_event_reasons.split(", ")) & THROTTLING
@@ -111,34 +105,30 @@ class Side:
 
     @cached_property
     def unpaired(self) -> str:
-        """The Triton that the torch of the run belongs with, where it had another; else empty."""
-        recorded = next(iter(self.records.values()), None)
-        torch = self.environment.torch or (recorded.torch if recorded else None)
-        triton = self.environment.triton or (recorded.triton if recorded else None)
+        """The Triton that the torch of the run belongs with, if it had another; else empty."""
+        torch, triton = self.versions.get("torch"), self.versions.get("triton")
         return unpaired(torch, triton) if torch and triton else ""
 
     @property
     def heading(self) -> str:
-        """Its name over a column, and whether its torch and Triton are no pair."""
+        """The name over a column, with a mark if torch and Triton do not belong together."""
         return f"{self.name} (unpaired)" if self.unpaired else self.name
 
     @cached_property
     def versions(self) -> dict[str, str]:
-        """What may make two runs differ, by name."""
+        """Everything that may make two runs differ, by name."""
         e, plan = self.environment, self.plan
-        recorded = next(iter(self.records.values()), None)
-        gpu, torch, triton, cuda = (
-            (recorded.gpu_name, recorded.torch, recorded.triton, recorded.cuda)
-            if recorded
-            else (None, None, None, None)
-        )
+        first = next(iter(self.records.values()), None)
+        recorded = (first.gpu_name, first.torch, first.triton, first.cuda) if first else ("",) * 4
+        written = (e.gpu, e.torch, e.triton, e.cuda)
+        device, torch, triton, cuda = (w or r for w, r in zip(written, recorded, strict=True))
         versions = {
-            "pair": belongs(e.torch or torch, e.triton or triton),
-            "device": e.gpu or gpu or plan.device,
+            "pair": belongs(torch, triton),
+            "device": device or plan.device,
             "driver": e.driver,
-            "torch": e.torch or torch,
-            "triton": e.triton or triton,
-            "CUDA": e.cuda or cuda,
+            "torch": torch,
+            "triton": triton,
+            "CUDA": cuda,
             "python": e.python,
             "image": e.combo,
             "nsabench": plan.nsabench,
@@ -150,11 +140,8 @@ class Side:
 
 
 def read(folders: Sequence[Path]) -> tuple[Side, ...]:
-    """The runs in `folders`, named so that they can be told apart.
-
-    Raises `UsageError` when there are fewer than two or one is not a finished run, and
-    `VerificationFailed` when one is signed and is not what was signed.
-    """
+    """Raises `UsageError` when there are fewer than two runs or one is not finished, and
+    `VerificationFailed` when one is not what was signed."""
     if len(folders) < 2:
         raise UsageError("a comparison needs two runs", "give at least two run folders.")
     sides = [_read(folder) for folder in folders]
@@ -168,7 +155,6 @@ def read(folders: Sequence[Path]) -> tuple[Side, ...]:
 def _read(path: Path) -> Side:
     folder = RunFolder.existing(path)
     trust = refuse_altered(path, trusted_keyids(()))
-    records = read_records(path)
     try:
         check_table(path / "samples.parquet", limits.SAMPLES)
         wrong = misfit(pq.read_schema(path / "samples.parquet"), SAMPLES, SAMPLE_COLUMNS)
@@ -187,35 +173,26 @@ def _read(path: Path) -> Side:
         plan=Plan.read(folder.plan),
         environment=brief_environment(folder.environment),
         trust=trust,
-        records={record.key: record for record in records},
+        records={record.key: record for record in read_records(path)},
         samples=_by_key(parts),
     )
 
 
 def _by_key(parts: Sequence[pa.RecordBatch]) -> dict[Key, NDArray[np.float64]]:
     """The times of each record, sorted."""
-    if not any(part.num_rows for part in parts):  # nothing was timed
+    if not parts:  # nothing was timed
         return {}
-    table = pa.Table.from_batches(parts).unify_dictionaries().combine_chunks()
-    codes, names = [], []
-    for column in ("case_id", "implementation"):
-        encoded = table[column].combine_chunks()
-        codes.append(encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64))
-        names.append(encoded.dictionary.to_pylist())
-    times = table["time_ms"].to_numpy()
-    cells = codes[0] * max(len(names[1]), 1) + codes[1]
-    order = np.lexsort((times, cells))
-    places, starts = np.unique(cells[order], return_index=True)
-    return {
-        (names[0][place // len(names[1])], names[1][place % len(names[1])]): part
-        for place, part in zip(
-            places.tolist(), np.split(times[order], starts[1:].tolist()), strict=True
-        )
-    }
+    table = pa.Table.from_batches(parts).unify_dictionaries()
+    keys = {name: table[name].cast(pa.string()) for name in SAMPLE_COLUMNS[:2]}
+    groups = pa.table({**keys, "time_ms": table["time_ms"]}).group_by(list(keys))
+    lists = groups.aggregate([("time_ms", "list")])
+    cases, names = (lists[name].to_pylist() for name in keys)
+    times = (np.sort(cell.values.to_numpy()) for cell in lists["time_ms_list"])
+    return dict(zip(zip(cases, names, strict=True), times, strict=True))
 
 
 def compared(side: Side) -> dict[Key, Role]:
-    """What was planned to be measured and can be compared: everything but controls."""
+    """Return what was planned and can be compared: everything except controls."""
     roles = {(i.op, i.name): i.role for i in side.plan.implementations}
     return {
         (planned.id, name): role

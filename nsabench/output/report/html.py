@@ -4,141 +4,130 @@ from __future__ import annotations
 
 import base64
 import gzip
-import importlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import cache
+from importlib import metadata
 from importlib.resources import files
-from types import ModuleType
 from typing import Any
 
 from nsabench.errors import EnvironmentRefused
+from nsabench.files import user_cache, whole
 from nsabench.model.version import __version__
-from nsabench.output.report.vega import bundle
+from nsabench.output.table import number
+from nsabench.output.templates import environment
 from nsabench.text import shown
 
-# In the order in which they build on each other; those of a page follow.
+# Each builds on those before it. The scripts of a page follow.
 COMMON = ("data.js", "theme.js", "filters.js", "table.js", "draw.js")
-CHART_SUFFIX = ".vl.json"
+ASSETS = files("nsabench.output.report").joinpath("assets")
 
 
 def render(
     template: str, scripts: Iterable[str], data: Mapping[str, Any], **context: object
 ) -> str:
-    """A page. Raises `EnvironmentRefused` where the extra `report` is not installed."""
-    jinja2, vl_convert = _extra("jinja2"), _extra("vl_convert")
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("nsabench.output.report"),
-        autoescape=True,  # every text of a run is foreign
-        finalize=_shown,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
+    """Return a page. Raises `EnvironmentRefused` if the extra `report` is not installed."""
+    # Every text of a run is foreign.
+    templates = environment(autoescape=True, finalize=_shown)
+    templates.filters.update(
+        ms=lambda value: "–" if value is None else f"{value:.4g} ms",
+        ratio=lambda value: "–" if value is None else f"{value:.2f}×",
+        tiny=lambda value: number(value, ".1e"),
+        length_of=lambda n: f"{n // 1024}K" if n % 1024 == 0 else str(n),
+        ticks=_ticks,
     )
-    environment.filters.update(ms=_ms, ratio=_ratio, tiny=_tiny, ticks=_ticks)
-    page: str = environment.get_template(template).render(
+    return templates.get_template(template).render(
         version=__version__,
         # Package data and the bundle are ours; nothing of the run is in them.
         style=_asset("report.css"),
         scripts=[_asset(name) for name in (*COMMON, *scripts)],
         charts=_charts(),
-        vega=bundle(vl_convert),
+        vega=_bundle(),
         data=_pack(data),
         **context,
     )
-    return page
 
 
-def rows(
-    records: Iterable[Mapping[str, Any]], texts: Sequence[str], numbers: Sequence[str]
-) -> dict[str, Any]:
-    """Records as the scripts unpack them: by column, where neighbours are alike and pack well;
-    texts by their place among all texts, numbers short."""
+def rows(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return records as the scripts unpack them: by column, where alike values pack well.
+
+    Texts are given by their place among all texts, numbers in five digits, which is more than a
+    timing has.
+    """
     records = list(records)
-    strings: dict[str, int] = {}
-
-    def text(value: str | None) -> int | None:
-        return None if value is None else strings.setdefault(value, len(strings))
-
+    columns = {key: [r[key] for r in records] for key in (records[0] if records else ())}
+    texts = {key: cells for key, cells in columns.items() if any(isinstance(c, str) for c in cells)}
+    strings: dict[str | None, int] = {}
+    for cells in texts.values():
+        for cell in cells:
+            strings.setdefault(cell, len(strings))
     return {
         "count": len(records),
-        "texts": {key: [text(r[key]) for r in records] for key in texts},
-        "numbers": {key: [short(r[key]) for r in records] for key in numbers},
+        "texts": {key: [strings[cell] for cell in cells] for key, cells in texts.items()},
+        "numbers": {
+            key: [float(f"{c:.5g}") if isinstance(c, float) else c for c in cells]
+            for key, cells in columns.items()
+            if key not in texts
+        },
         "strings": list(strings),
     }
 
 
-def short(value: float | None) -> float | None:
-    """Five digits, which is more than a timing has."""
-    if value is None or isinstance(value, int):
-        return value
-    return float(f"{value:.5g}")
-
-
 def _pack(data: Mapping[str, Any]) -> str:
-    """Base64 of gzipped JSON. The same data gives the same text."""
-    text = json.dumps(_shown_within(data), separators=(",", ":"), sort_keys=True, allow_nan=False)
+    """Base64 of gzipped JSON, without a time stamp."""
+    text = json.dumps(_shown(data), separators=(",", ":"), sort_keys=True, allow_nan=False)
     return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 
-def _shown(value: Any) -> Any:
-    """What a template prints; of markup that is ours, and of numbers, as it is."""
-    return shown(value, lines=True) if isinstance(value, str) and not _is_markup(value) else value
-
-
-def _is_markup(value: str) -> bool:
-    return hasattr(value, "__html__")
-
-
-def _shown_within(data: Any) -> Any:
-    """Data for the scripts of a page, and all texts in it as they are shown."""
+def _shown(data: Any) -> Any:
+    """Data with all texts in it as they are shown; markup that is ours stays as it is."""
     if isinstance(data, str):
-        return shown(data, lines=True)
+        return data if hasattr(data, "__html__") else shown(data, lines=True)
     if isinstance(data, Mapping):
-        return {_shown_within(key): _shown_within(value) for key, value in data.items()}
+        return {_shown(key): _shown(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
-        return [_shown_within(value) for value in data]
+        return [_shown(value) for value in data]
     return data
 
 
-def _extra(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError:
-        raise EnvironmentRefused(
-            f"report.html needs {name}, which is not installed",
-            "install it with `pip install 'nsabench[report]'`, then `nsabench report RUN`.",
-        ) from None
-
-
 def _asset(name: str) -> str:
-    return files("nsabench.output.report").joinpath("assets", name).read_text()
+    return ASSETS.joinpath(name).read_text()
 
 
 def _charts() -> Mapping[str, Any]:
     """The Vega-Lite specifications, by name."""
-    folder = files("nsabench.output.report").joinpath("assets", "charts")
+    specifications = ASSETS.joinpath("charts").iterdir()
     return {
-        item.name.removesuffix(CHART_SUFFIX): json.loads(item.read_text())
-        for item in sorted(folder.iterdir(), key=lambda item: item.name)
-        if item.name.endswith(CHART_SUFFIX)
+        path.name.removesuffix(".vl.json"): json.loads(path.read_text())
+        for path in sorted(specifications, key=lambda path: path.name)
     }
 
 
-def _ms(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g} ms"
-
-
-def _ratio(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}×"
-
-
-def _tiny(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1e}"
+@cache
+def _bundle() -> str:
+    """The scripts that draw charts. Bundling them takes over a second, so they are kept."""
+    try:
+        import vl_convert
+    except ModuleNotFoundError:
+        raise EnvironmentRefused(
+            "report.html needs vl_convert, which is not installed",
+            "install it with `pip install 'nsabench[report]'`, then `nsabench report RUN`.",
+        ) from None
+    kept = user_cache() / "vega" / f"{metadata.version('vl-convert-python')}.js"
+    with suppress(OSError):
+        return kept.read_bytes().decode()
+    text: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    with suppress(OSError):  # without a cache the next page takes longer
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        whole(kept, text.encode())
+    return text
 
 
 def _ticks(text: str) -> Any:
-    """What stands between backticks as code; all of it is escaped first."""
-    markupsafe = _extra("markupsafe")
+    """Escape a text, and show as code what is between backticks."""
+    import markupsafe
+
     escaped = str(markupsafe.escape(shown(text)))
     return markupsafe.Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", escaped))

@@ -1,16 +1,250 @@
-"""report.html: the page of one run."""
+"""report.html: the page of one run, section by section.
+
+A section has a template of its name in `templates`, which sees the facts and its own context `s`.
+"""
 
 from __future__ import annotations
 
-from nsabench.output.report import embedded, html
+import importlib
+import inspect
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from nsabench.assessment import checks, labels
+from nsabench.assessment.caution import beside
+from nsabench.assessment.checks import Effect
+from nsabench.assessment.checks.controls import CHECK
+from nsabench.assessment.checks.limits import Limits, least
+from nsabench.assessment.checks.row import Row
+from nsabench.assessment.failures import found_while_measuring
+from nsabench.assessment.pays import CALLED
+from nsabench.assessment.tables import RECORDS
+from nsabench.model.measurement import Ceilings
+from nsabench.model.record import SHAPE, Record
+from nsabench.model.vocabulary import BENIGN, Catch, Regime, Status
+from nsabench.output import grouped
+from nsabench.output.report import environment, html, shards
 from nsabench.output.report.facts import Facts
-from nsabench.output.report.sections import sections
+from nsabench.output.report.payment_chart import charts
+from nsabench.output.report.statistics import by_length
+from nsabench.output.standing import tally_of_controls
 
 SCRIPTS = ("series.js", "charts.js", "main.js")
+MOST_WRONG = 20
+MOST_LOGS = 30  # excerpts; the run's folder has the whole logs
+MOST_REASONS = 20
+
+COLUMNS = tuple(field.name for field in fields(Record) if field.name != SHAPE)
+# Quantiles of the samples that are kept for each record, by how many records have samples.
+FINE, COARSE = 40, 12
+MANY = 5000
+GRAIN = 1e-4
+
+
+@dataclass(frozen=True)
+class Section:
+    name: str
+    title: str
+    question: str
+    context: Callable[[Facts], Any] = lambda facts: None
+    applies: Callable[[Facts], bool] = lambda facts: True
 
 
 def render(facts: Facts) -> str:
-    """The page. Raises `EnvironmentRefused` where the extra `report` is not installed."""
-    return html.render(
-        "page.html.j2", SCRIPTS, embedded.data(facts), facts=facts, sections=sections(facts)
-    )
+    """Return the page. Raises `EnvironmentRefused` if the extra `report` is not installed."""
+    sections = [section for section in SECTIONS if section.applies(facts)]
+    data = data_of(facts.records, facts.ceilings, facts.plan.margin, facts.tolerances)
+    data["samples"] = _samples(facts)
+    return html.render("page.html.j2", SCRIPTS, data, facts=facts, sections=sections)
+
+
+def data_of(
+    records: Sequence[Record],
+    ceilings: Ceilings,
+    margin: float,
+    tolerances: Mapping[str, float],
+) -> dict[str, Any]:
+    """Return what the scripts of a page unpack. tolerances: MAE by case, where they are known."""
+    limits = Limits.measured(ceilings)
+    constant = labels.constant(records)
+    ops = {r.op for r in records}
+    rows = []
+    for record in records:
+        bound = least(Row.of(record), limits)
+        own = [word for word in labels.words(record) if word not in constant[record.op]]
+        rows.append(
+            {
+                **{name: getattr(record, name) for name in COLUMNS},
+                "caution": beside(record, record.regime),
+                "queue_caution": beside(record, Regime.QUEUE),
+                "label": labels.case(record),
+                # What tells the case from others of this page.
+                "short": " ".join([record.op, *own] if len(ops) > 1 else own),
+                "shape": labels.shape(record),
+                # The least time that the compulsory work takes at the ceilings of this run.
+                "floor_ms": bound.ms if bound else None,
+                "tolerance": tolerances.get(record.case_id),
+            }
+        )
+    return {
+        **html.rows(rows),
+        "samples": [None] * len(rows),
+        "grain": GRAIN,
+        "columns": {c.name: {"unit": c.unit, "meaning": c.meaning} for c in RECORDS},
+        "ceilings": ceilings.model_dump(mode="json"),
+        "margin": margin,
+        "axes": {op: labels.axis(op) for op in ops},
+        "usual": {op: labels.usual_distribution(op) for op in ops},
+    }
+
+
+def _samples(facts: Facts) -> list[list[int] | None]:
+    """Return quantiles of each record's samples, or None if it has none. They are in steps of
+    `GRAIN` away from the median: in these runs are alike, and pack well."""
+    timed = sum(r.status is Status.OK for r in facts.records)
+    shares = np.linspace(0, 1, (FINE if timed <= MANY else COARSE) + 1)
+    found: list[list[int] | None] = []
+    for record in facts.records:
+        if record.median_ms is None:
+            found.append(None)
+            continue
+        _, samples = facts.results.samples[record.key]
+        steps = (np.quantile(samples.time_ms, shares) / record.median_ms - 1) / GRAIN
+        found.append(np.rint(steps).astype(int).tolist())
+    return found
+
+
+def _decision(facts: Facts) -> dict[str, Any]:
+    regimes = [r for r in CALLED if any(p.regime is r for p in facts.payments)]
+    rows = grouped(facts.payments, lambda p: (p.op, p.heads, p.direction))
+    return {
+        # A line for each op, head layout and direction, a column for each regime.
+        "regimes": [f"{CALLED[regime]} ({regime})" for regime in regimes],
+        "pays": [
+            (what, [next((p for p in row if p.regime is r), None) for r in regimes])
+            for what, row in rows.items()
+        ],
+        "controls": tally_of_controls(facts.records),
+    }
+
+
+def _faster(facts: Facts) -> dict[str, Any]:
+    several = len({r.op for r in facts.candidates}) > 1
+    return {
+        "any": any(r.speedup is not None for r in facts.candidates),
+        "lengths": by_length(facts, ops=several),
+        "cautions": sorted({said for r in facts.candidates if (said := beside(r, r.regime))}),
+        # Labels of cases leave out the words that all cases of an op share.
+        "constant": {op: words for op, words in labels.constant(facts.records).items() if words},
+        "several": several,
+        "why_not": sorted({r.reason for r in facts.candidates if r.speedup is None}),
+    }
+
+
+def _correct(facts: Facts) -> dict[str, Any]:
+    wrong = [r for r in facts.compared if r.status is Status.WRONG]
+    return {
+        "compared": sum(r.mae is not None for r in facts.compared),
+        "wrong": [(labels.case(r), r) for r in wrong[:MOST_WRONG]],
+        "more": max(len(wrong) - MOST_WRONG, 0),
+        "tolerances": sorted(set(facts.tolerances.values())),
+    }
+
+
+def _failed(facts: Facts) -> dict[str, Any]:
+    counts = Counter((r.implementation, r.role, r.status) for r in facts.compared)
+    names = list(dict.fromkeys((name, role) for name, role, _ in counts))
+    statuses = [s for s in Status if any(status == s for _, _, status in counts)]
+    failed = (r for r in facts.compared if r.status is not Status.OK)
+    grave = [r for r in facts.compared if r.status not in BENIGN]
+    return {
+        "statuses": statuses,
+        "table": [(name, role, [counts[name, role, s] for s in statuses]) for name, role in names],
+        "reasons": Counter((r.status, r.reason) for r in failed).most_common(MOST_REASONS),
+        "logs": [
+            (labels.case(r), r, facts.log(r.case_id, r.implementation)) for r in grave[:MOST_LOGS]
+        ],
+        "more": max(len(grave) - MOST_LOGS, 0),
+    }
+
+
+def _trust(facts: Facts) -> list[dict[str, Any]]:
+    """Return what each check asks and found. Findings in controls are expected."""
+    controls = {r.key for r in facts.controls}
+    findings = [*facts.results.findings, *found_while_measuring(facts.results)]
+    lines = []
+    for name in [*checks.all_checks(), CHECK]:
+        own = [f for f in findings if f.check == name]
+        others = [f for f in own if (f.case_id, f.implementation) not in controls]
+        counts = Counter(f.effect for f in others)
+        module = importlib.import_module(f"nsabench.assessment.checks.{name}")
+        first_line = " ".join((inspect.getdoc(module) or "").partition("\n\n")[0].split())
+        lines.append(
+            {
+                "name": name,
+                # "Roofline: no time below ..." repeats the name.
+                "asks": first_line.partition(": ")[2],
+                "counts": [(effect, counts[effect]) for effect in Effect if counts[effect]],
+                "in_controls": len(own) - len(others),
+                "examples": others[:3],
+            }
+        )
+    return lines
+
+
+def _controls(facts: Facts) -> dict[str, Any]:
+    def line(op: str, name: str, rows: list[Record]) -> dict[str, Any]:
+        return {
+            "name": name,
+            "caught_by": rows[0].caught_by,
+            "became": sorted(Counter(r.caught for r in rows).items()),
+            "evidence": next((r.diagnosis or r.reason for r in rows if r.reason), ""),
+        }
+
+    groups = grouped(facts.controls, lambda r: (r.op, r.implementation))
+    return {
+        "controls": [line(op, name, rows) for (op, name), rows in groups.items()],
+        "missed": sum(r.caught is Catch.MISSED for r in facts.controls),
+        "tally": tally_of_controls(facts.records),
+    }
+
+
+SECTIONS = (
+    Section("decision", "Decision", "Is it right, is it faster, and from where on?", _decision),
+    Section(
+        "pays",
+        "Pays",
+        "From which length on is it faster than what a model could run instead?",
+        lambda facts: {
+            "payments": facts.payments,
+            "charts": charts(facts.payments, facts.records),
+        },
+        lambda facts: bool(facts.payments),
+    ),
+    Section(
+        "faster",
+        "Speed-up",
+        "Where is the candidate faster than the best valid baseline?",
+        _faster,
+    ),
+    Section("why", "Time", "Why: how far is each implementation from what the device can do?"),
+    Section("correct", "Parity", "Is the output right?", _correct),
+    Section("failed", "Failures", "What failed, and how?", _failed),
+    Section("trust", "Trust", "Can it be trusted?", _trust),
+    Section(
+        "shards",
+        "Shards",
+        "Which shard measured what, and did their devices agree?",
+        shards.of_run,
+        lambda facts: bool(facts.plan.shards),
+    ),
+    Section(
+        "where", "Environment", "Where did it run, and how is it repeated?", environment.context
+    ),
+    Section("records", "Records", "Everything that was measured"),
+    Section("controls", "Controls", "What was wrong on purpose, and was it caught?", _controls),
+)

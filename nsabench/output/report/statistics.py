@@ -2,53 +2,37 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from nsabench.assessment.caution import beside, tally
 from nsabench.assessment.statistics import geometric_mean
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Mode
+from nsabench.output import grouped
 from nsabench.output.report.facts import Facts
+from nsabench.output.table import Name, Table, number
 
 MOST_LENGTHS = 16
 
 
-@dataclass(frozen=True)
-class Group:
-    """Some cases of one candidate. Ratios are those of cases that have one; None: there is none."""
+def by_length(facts: Facts, *, ops: bool = False) -> Table:
+    """By length, or by powers of two if there are many: 64-127, 128-255. ops: name the ops."""
+    exact = len({r.length for r in facts.candidates}) <= MOST_LENGTHS
 
-    op: str
-    implementation: str
-    name: str
-    cases: int
-    compared: int
-    meeting: int  # lower end of the interval at or above the margin
-    average: float | None  # geometric mean, which treats 2x and 0.5x alike
-    best: float | None
-    worst: float | None
-    over_tolerance: int
-    verdicts: Counter[str]
-    caution: str = ""  # what to bear in mind beside the ratios, and of how many
+    def key(record: Record) -> tuple[int, str]:
+        return (record.length, str(record.length)) if exact else _range(record.length)
+
+    return _table(facts, "length", key, ops)
 
 
-def by_length(facts: Facts) -> list[Group]:
-    """Groups by length; where those are too many to read, by powers of two: 64-127, 128-255."""
-    lengths = {r.length for r in facts.candidates}
-    exact = len(lengths) <= MOST_LENGTHS
-    return _grouped(facts, lambda r: (r.length, str(r.length)) if exact else _range(r.length))
+def by_distribution(facts: Facts) -> Table:
+    """Replays of a graph are apart from calls."""
 
-
-def by_distribution(facts: Facts) -> list[Group]:
-    """Replays of a graph apart from calls."""
-
-    def name(record: Record) -> str:
+    def key(record: Record) -> tuple[int, str]:
         graph = [Mode.GRAPH] if record.mode is Mode.GRAPH else []
-        return ", ".join([record.distribution, record.direction, *graph])
+        return 0, ", ".join([record.distribution, record.direction, *graph])
 
-    return _grouped(facts, lambda r: (0, name(r)))
+    return _table(facts, "distribution", key, ops=False)
 
 
 def _range(length: int) -> tuple[int, str]:
@@ -56,30 +40,30 @@ def _range(length: int) -> tuple[int, str]:
     return low, f"{low}–{2 * low - 1}" if low > 1 else str(length)
 
 
-def _grouped(facts: Facts, key: Any) -> list[Group]:
-    groups: dict[tuple[str, str, tuple[int, str]], list[Record]] = {}
-    for record in facts.candidates:
-        place = (record.op, record.implementation, key(record))
-        groups.setdefault(place, []).append(record)
-    return [
-        _group(op, who, name, groups[op, who, (low, name)], facts)
-        for op, who, (low, name) in sorted(groups)
+def _table(facts: Facts, title: str, key: Callable[[Record], tuple[int, str]], ops: bool) -> Table:
+    """key: the place of the group of a record, and its name."""
+    groups = grouped(facts.candidates, lambda r: (r.op, r.implementation, key(r)))
+    rows = [
+        (Name(who), *([op] if ops else []), *_cells(name, groups[op, who, (place, name)], facts))
+        for op, who, (place, name) in sorted(groups)
     ]
+    margin = f"≥ {facts.plan.margin:g}×"
+    numbers = ("compared", margin, "average", "best", "worst", "over tolerance")
+    columns = ("candidate", *(["op"] if ops else []), title, *numbers)
+    return Table(f"Statistics by {title}", columns, rows, numbers)
 
 
-def _group(op: str, who: str, name: str, rows: Sequence[Record], facts: Facts) -> Group:
-    ratios = [r.speedup for r in rows if r.speedup is not None]
-    return Group(
-        op,
-        who,
-        name,
-        len(rows),
-        len(ratios),
-        sum(r.speedup_lo is not None and r.speedup_lo >= facts.plan.margin for r in rows),
-        geometric_mean(ratios),
-        max(ratios, default=None),
-        min(ratios, default=None),
-        sum(r.mae is not None and not r.mae <= facts.tolerances[r.case_id] for r in rows),
-        Counter(r.verdict for r in rows if r.verdict),
-        tally(beside(r, r.regime) for r in rows if r.speedup is not None),
+def _cells(name: str, records: Sequence[Record], facts: Facts) -> tuple[str, ...]:
+    ratios = [r.speedup for r in records if r.speedup is not None]
+    caution = tally(beside(r, r.regime) for r in records if r.speedup is not None)
+    margin, tolerances = facts.plan.margin, facts.tolerances
+    return (
+        f"{name} ({caution})" if caution else name,
+        f"{len(ratios)} of {len(records)}",
+        # The lower end of the interval counts.
+        str(sum(r.speedup_lo is not None and r.speedup_lo >= margin for r in records)),
+        number(geometric_mean(ratios), ".2f"),
+        number(max(ratios, default=None), ".2f"),
+        number(min(ratios, default=None), ".2f"),
+        str(sum(r.mae is not None and not r.mae <= tolerances[r.case_id] for r in records)),
     )

@@ -1,95 +1,74 @@
-"""The comparisons of a site: pages that `compare` and `versions` made, and where they lie in it."""
+"""The comparisons of a site: pages that `compare` and `versions` made."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
 
 from nsabench import limits, reading
 from nsabench.errors import UsageError
+from nsabench.output import grouped
 from nsabench.output.compare import Side, compare, page, read
 from nsabench.output.report.files import replace
 
 NAME = "comparison.html"  # as `nsabench versions` calls it, beside its runs
 COMPARISONS = "comparisons"  # a folder of a site
-_TITLE = re.compile(r"<title>([^<]*)</title>")
-_OURS = "nsabench · comparison with "
-
-
-@dataclass(frozen=True)
-class Linked:
-    """A page of a comparison. path: from the first page of the site."""
-
-    title: str
-    path: str
-
+_TITLE = re.compile(r"<title>nsabench · comparison with ([^<]*)</title>")
 
 Page = tuple[str, str]  # its title and its text
 
 
 def pages(given: Sequence[Path]) -> list[Page]:
-    """Those that are given. Raises `UsageError` for a file that is no page of a comparison."""
-    return [(_title(path, text), text) for path in given for text in [_read(path)]]
+    """Read the given pages. Raises `UsageError` for a file that is not a comparison."""
+    return [_read(path) for path in given]
 
 
-def write(given: Sequence[Page], places: Sequence[str], folder: Path) -> list[Linked]:
-    """Put them into the site: those that are given as they are, and one of the runs beside which
-    `nsabench versions` left one, made anew, since what lies about could be anybody's."""
+def write(given: Sequence[Page], places: Sequence[str], folder: Path) -> list[Page]:
+    """Write the comparisons into the site, and return the title and path of each. The comparison of
+    runs that have one beside them is made anew, since nothing shows who made that page."""
     linked = []
-    for number, (title, text) in enumerate([*given, *_found(places)], 1):
+    for number, (title, text) in enumerate([*given, *_beside_runs(places)], 1):
         path = f"{COMPARISONS}/{number}.html"
         replace(folder / path, text)
-        linked.append(Linked(title, path))
+        linked.append((title, path))
     return linked
 
 
-def _read(path: Path) -> str:
+def _read(path: Path) -> Page:
     try:
-        return reading.read(path, limits.COMPARISON).decode()
-    except (OSError, UnicodeDecodeError, reading.OutOfBounds) as error:
-        raise _refused(path) from error
-
-
-def _title(path: Path, text: str) -> str:
+        text = bounds.read(path, limits.COMPARISON).decode()
+    except (OSError, UnicodeDecodeError, bounds.OutOfBounds):
+        text = ""
     found = _TITLE.search(text)
-    title = unescape(found[1]) if found else ""
-    if not title.startswith(_OURS):
-        raise _refused(path)
-    return title.removeprefix("nsabench · ")
+    if found is None:
+        raise UsageError(
+            f"{path} is no page of a comparison",
+            f"make one: nsabench compare RUN RUN --html {NAME}.",
+        )
+    return f"comparison with {unescape(found[1])}", text
 
 
-def _refused(path: Path) -> UsageError:
-    return UsageError(
-        f"{path} is no page of a comparison", f"make one: nsabench compare RUN RUN --html {NAME}."
-    )
-
-
-def _found(places: Sequence[str]) -> Iterator[Page]:
-    """Title and text of a comparison of the runs that lie together beside one."""
-    together: dict[Path, list[Path]] = {}
-    for place in map(Path, places):
-        beside = place.resolve().parent
-        if (place / "plan.json").is_file() and (beside / NAME).is_file():
-            together.setdefault(beside, []).append(place)
-    for beside, runs in together.items():
-        if len(runs) < 2:
+def _beside_runs(places: Sequence[str]) -> Iterator[Page]:
+    """Yield a comparison of the runs that lie together beside one."""
+    runs = [Path(place) for place in places if (Path(place) / "plan.yaml").is_file()]
+    for beside, together in grouped(runs, lambda run: run.resolve().parent).items():
+        if len(together) < 2 or not (beside / NAME).is_file():
             continue
         try:
-            comparison = compare(_ordered(read(runs), beside / NAME))
-        except UsageError:  # they have nothing in common any more: there is nothing to link
+            comparison = compare(_ordered(read(together), beside / NAME))
+        except UsageError:  # they have nothing in common any more
             continue
         names = " and ".join(side.name for side in comparison.later)
         yield f"{names} against {comparison.first.name}", page.render(comparison)
 
 
 def _ordered(sides: Sequence[Side], left: Path) -> list[Side]:
-    """First the run that the page that lies there is against, if it names one of them, so that a
-    gain there is none the other way here; the others in the order in which they were planned."""
+    """Put the run first that the page `left` is against, so that a gain there is a gain here; then
+    the others in the order in which they were planned."""
     try:
-        first = _title(left, _read(left)).removeprefix("comparison with ")
-    except UsageError:  # it is no page of ours
+        first = _read(left)[0].removeprefix("comparison with ")
+    except UsageError:  # nsabench did not make it
         first = ""
     return sorted(sides, key=lambda side: (side.name != first, side.plan.created, side.name))

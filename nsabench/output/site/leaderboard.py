@@ -1,21 +1,24 @@
-"""Leaderboards: of an op on a machine in a regime, every implementation that was right, the fastest
-first, the others with what was wrong, and apart from them what a model could run instead."""
+"""Leaderboards of an op on a machine in a regime: every right implementation, the fastest first.
+Implementations that were wrong, and alternatives, are listed apart."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from nsabench.assessment import labels
 from nsabench.assessment.caution import beside, tally
 from nsabench.assessment.statistics import geometric_mean
 from nsabench.machine.environment.pairs import belongs
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Direction, Regime, Role, Status
-from nsabench.output.site import claimed
-from nsabench.output.site.claimed import Claimed
+from nsabench.output import grouped
+from nsabench.output.standing import versions
+from nsabench.packages import claims
 from nsabench.packages.catalogue import CATALOGUE
+from nsabench.packages.claims import Claim
 
 IN = {
     Regime.DEVICE: "on the device",
@@ -26,11 +29,8 @@ IN = {
 
 @dataclass(frozen=True)
 class Entry:
-    """An implementation. Ratios are its time over that of the fastest right rival of the case: the
-    geometric mean, the least and the greatest; None where it was not timed in the regime.
-
-    library: what it calls, with version and licence. computes: of an alternative, its own op.
-    """
+    """An implementation. Ratios are its time over the time of the fastest right rival of the case;
+    None if it was not timed in the regime."""
 
     implementation: str
     role: str
@@ -40,22 +40,30 @@ class Entry:
     least: float | None
     greatest: float | None
     fastest: int  # cases in which no right rival was faster
-    wrong: str = ""  # what was, most frequent first; empty where nothing was
-    library: str = ""
-    computes: str = ""
+    wrong: str = ""  # what was wrong, most frequent first
+    library: str = ""  # that it calls, with version and licence
+    computes: str = ""  # of an alternative: its own op
     caution: str = ""  # of a candidate: in how many of its cases it has no specialised rival
+
+
+NOT_HERE = "not measured at these sizes in this run"
+IN_SUM = "a claim in sum: the table above is what was measured"
+
+
+Claimed = tuple[Claim, tuple[str, ...]]  # what was measured, in words, a case each
 
 
 @dataclass(frozen=True)
 class Leaderboard:
-    """Of one op and direction in one regime on one GPU with one set of versions, from one run.
-    alternatives: what computes another function, beside the entries and not among them."""
+    """One op and direction in one regime on one GPU with one set of versions, from one run.
+    alternatives: implementations that compute another function."""
 
     op: str
     direction: str
     regime: Regime
     device: str
     versions: str
+    paired: bool  # whether torch and Triton belong together
     run_id: str
     entries: list[Entry]
     alternatives: list[Entry]
@@ -67,18 +75,10 @@ class Leaderboard:
         more = [self.direction] if self.direction != Direction.FORWARD else []
         return " ".join([self.op, *more, IN[self.regime]])
 
-    @property
-    def first(self) -> bool:
-        """Whether it is of the regime of the samples, where what was wrong is said."""
-        return self.regime is not Regime.QUEUE
 
-
-def versions(record: Record) -> str:
-    """What decides a time beside the device, on one line, and whether torch and Triton are no
-    pair."""
-    said = {"torch": record.torch, "Triton": record.triton, "CUDA": record.cuda}
-    line = ", ".join(f"{name} {value}" for name, value in said.items() if value)
-    other = belongs(record.torch, record.triton)
+def software(record: Record) -> str:
+    """Return the versions, with a mark if torch and Triton do not belong together."""
+    line, other = ", ".join(versions(record)), belongs(record.torch, record.triton)
     return f"{line} ({other})" if other else line
 
 
@@ -88,108 +88,97 @@ def is_paired(record: Record) -> bool:
 
 
 T = TypeVar("T")
-_Key = tuple[str, str, Regime, str, str]
-_Measured = tuple[str, list[Record]]
-_KNOWN = {one.name for one in CATALOGUE}
+_Key = tuple[str, str, str, str, Regime]  # op, direction, GPU, versions
+_Measured = tuple[str, list[Record]]  # the id of a run, and its records
+_KNOWN = {package.name for package in CATALOGUE}
 
 
-def _at_least_half(measured: Sequence[T], size: Callable[[T], int]) -> list[T]:
-    """Those that are at least half as large as the largest, in their order."""
+def at_least_half(measured: Sequence[T], size: Callable[[T], int]) -> list[T]:
+    """Return those that are at least half as large as the largest, in their order."""
     least = max(map(size, measured)) / 2
-    return [one for one in measured if size(one) >= least]
-
-
-def telling(measured: Sequence[T], size: Callable[[T], int]) -> T:
-    """The first of those that are at least half as large as the largest: a few cases that were
-    measured again say nothing of all the others.
-
-    measured: the latest first.
-    """
-    return _at_least_half(measured, size)[0]
+    return [run for run in measured if size(run) >= least]
 
 
 def leaderboards(runs: Iterable[tuple[str, Sequence[Record]]]) -> list[Leaderboard]:
-    """runs: id and records of each, the latest first. Which of several says is told by `telling`,
-    of those with at least half as many public libraries as where most were right: who is the
-    fastest is not told by a run beside none of them, however large it is. Software that is no pair
-    comes last."""
+    """Return the boards; unpaired software comes last. runs: the latest first.
+
+    A board is from the latest run that has at least half of the cases and public libraries of the
+    runs with the most: a few cases that were measured again say nothing of all the others.
+    """
     measured: dict[_Key, list[_Measured]] = {}
     for run_id, records in runs:
-        groups: dict[_Key, list[Record]] = {}
-        for r in records:
-            if r.role is not Role.CONTROL:
-                of = (r.op, str(r.direction))
-                on = (r.gpu_name or "a CPU", versions(r))
-                groups.setdefault((*of, r.regime, *on), []).append(r)
-        for (op, direction, regime, gpu, line), rows in groups.items():
-            for one in _regimes(regime, rows):
-                measured.setdefault((op, direction, one, gpu, line), []).append((run_id, rows))
-    told = {
-        key: telling(_beside_most(several, key[2]), lambda one: len({r.case_id for r in one[1]}))
+        rivals = (r for r in records if r.role is not Role.CONTROL)
+        for key, rows in grouped(rivals, _place).items():
+            queue = [Regime.QUEUE] if any(r.timed_in(Regime.QUEUE) for r in rows) else []
+            for regime in (key[-1], *queue):
+                measured.setdefault((*key[:-1], regime), []).append((run_id, rows))
+    boards = [
+        _board(key, *at_least_half(_beside_most(several, key[-1]), _cases)[0])
         for key, several in measured.items()
-    }
-    order = sorted(told, key=lambda key: _place(key, told[key][1][0]))
-    return [_board(key, *told[key]) for key in order]
+    ]
+    return sorted(boards, key=_order)
+
+
+def _place(record: Record) -> _Key:
+    gpu = record.gpu_name or "a CPU"
+    return record.op, str(record.direction), gpu, software(record), record.regime
+
+
+def _cases(measured: _Measured) -> int:
+    return len({r.case_id for r in measured[1]})
 
 
 def _beside_most(measured: Sequence[_Measured], regime: Regime) -> list[_Measured]:
-    """Those with at least half as many public libraries as where most were timed and right."""
+    """Runs with at least half as many public libraries as the run with the most."""
 
-    def libraries(one: _Measured) -> int:
-        rivals = [r for r in one[1] if r.role is Role.BASELINE and r.status is Status.OK]
+    def libraries(run: _Measured) -> int:
+        rivals = [r for r in run[1] if r.role is Role.BASELINE and r.status is Status.OK]
         return len({r.package for r in rivals if r.timed_in(regime)} & _KNOWN)
 
-    return _at_least_half(measured, libraries)
+    return at_least_half(measured, libraries)
 
 
-def _place(key: _Key, record: Record) -> tuple[Any, ...]:
-    op, direction, regime, gpu, line = key
-    return op, direction, gpu, not is_paired(record), line, list(Regime).index(regime)
-
-
-def _regimes(of_samples: Regime, rows: Sequence[Record]) -> Iterable[Regime]:
-    yield of_samples
-    if any(r.timed_in(Regime.QUEUE) for r in rows):
-        yield Regime.QUEUE
+def _order(board: Leaderboard) -> tuple[Any, ...]:
+    regime = list(Regime).index(board.regime)
+    return board.op, board.direction, board.device, not board.paired, board.versions, regime
 
 
 def _board(key: _Key, run_id: str, rows: Sequence[Record]) -> Leaderboard:
-    op, direction, regime, gpu, line = key
+    op, direction, gpu, line, regime = key
     rivals = [r for r in rows if r.role is not Role.ALTERNATIVE]
     best: dict[str, float] = {}
     for r in rivals:
         time = r.timed_in(regime)
         if r.status is Status.OK and time:
             best[r.case_id] = min(time, best.get(r.case_id, time))
-    others = [r for r in rows if r.role is Role.ALTERNATIVE]
+    alternatives = [r for r in rows if r.role is Role.ALTERNATIVE]
     return Leaderboard(
         op,
         direction,
         regime,
         gpu,
         line,
+        is_paired(rows[0]),
         run_id,
         _entries(rivals, best, regime),
-        _entries(others, best, regime),
-        claimed.beside(op, direction, rows) if regime is Regime.DEVICE else [],
+        _entries(alternatives, best, regime),
+        claimed(op, direction, rows) if regime is Regime.DEVICE else [],
     )
 
 
-def _entries(records: Sequence[Record], best: dict[str, float], regime: Regime) -> list[Entry]:
-    by_name: dict[str, list[Record]] = {}
-    for r in records:
-        by_name.setdefault(r.implementation, []).append(r)
+def _entries(records: Sequence[Record], best: Mapping[str, float], regime: Regime) -> list[Entry]:
+    by_name = grouped(records, lambda r: r.implementation)
     entries = [_entry(name, rows, best, regime) for name, rows in by_name.items()]
     most = len({r.case_id for r in records})
-    # One that is ever wrong is behind all others, then who was not timed, then who was in few
-    # cases: its mean is of other cases. Of the rest the fastest is first.
+    # Implementations that are ever wrong come last, before them those that were not timed, and
+    # before these those that were right in few cases: their mean is of other cases.
     return sorted(
         entries,
         key=lambda e: (bool(e.wrong), e.mean is None, 2 * e.right < most, e.mean or 0, -e.right),
     )
 
 
-def _entry(name: str, rows: Sequence[Record], best: dict[str, float], regime: Regime) -> Entry:
+def _entry(name: str, rows: Sequence[Record], best: Mapping[str, float], regime: Regime) -> Entry:
     right = [r for r in rows if r.status is Status.OK]
     ratios = [
         time / best[r.case_id] for r in right if (time := r.timed_in(regime)) and r.case_id in best
@@ -212,3 +201,28 @@ def _entry(name: str, rows: Sequence[Record], best: dict[str, float], regime: Re
         first.computes,
         tally(beside(r, regime) for r in right),
     )
+
+
+def claimed(op: str, direction: str, records: Sequence[Record]) -> list[Claimed]:
+    """Return the claims about the op in the direction, beside the records of a run."""
+    return [
+        (claim, tuple(dict.fromkeys(_measured(claim, records))) or (NOT_HERE,))
+        for claim in claims.of(op, direction)
+    ]
+
+
+def _measured(claim: Claim, records: Sequence[Record]) -> Iterator[str]:
+    own = [r for r in records if r.package == claim.package]
+    if not claim.shape:
+        if any(r.status is Status.OK and r.timed_in(Regime.DEVICE) for r in own):
+            yield IN_SUM
+        return
+    for r in own:
+        # A record may have other sizes beside those that the claim states.
+        if any(r.shape.get(name) != size for name, size in claim.shape.items()):
+            continue
+        time = r.timed_in(Regime.DEVICE)
+        if r.status is not Status.OK:
+            yield f"{r.implementation} is {r.status} on {labels.case(r)}"
+        elif time is not None:
+            yield f"{r.implementation} takes {time:.4g} ms on the device on {labels.case(r)}"

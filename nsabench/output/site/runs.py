@@ -1,4 +1,4 @@
-"""The runs of a site, from folders and archives: what each measured, and who vouches for it."""
+"""The runs of a site, from folders and archives."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ from nsabench.evidence.manifest.tables import TABLES
 from nsabench.execution.folder import RunFolder
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Catch
+from nsabench.output import grouped
 from nsabench.output.report import Facts
-from nsabench.output.site.leaderboard import is_paired, telling, versions
+from nsabench.output.site.leaderboard import at_least_half, is_paired, software
 
 ARCHIVE, RUNS = "archive", "runs"  # folders of a site
-_FILES = tuple(f"{table}.parquet" for table in TABLES)
 
 
 @dataclass(frozen=True)
 class SiteRun:
-    """A run as the site shows it. facts: all of it, of a run folder; an archive keeps its tables
-    alone. keyid: of the key that signed it; empty where nobody did. downloads: names of files and
-    where they lie in the site, as a link has it."""
+    """A run as the site shows it. facts: of a run folder; an archive keeps the tables alone.
+    downloads: names of files and the links to them."""
 
     run_id: str
     created: str
@@ -45,7 +44,6 @@ class SiteRun:
 
     @cached_property
     def payments(self) -> list[Payment]:
-        """From which lengths on the ops of the run pay."""
         return pays.decide(self.records)
 
     @property
@@ -54,11 +52,10 @@ class SiteRun:
 
     @property
     def versions(self) -> str:
-        return versions(self.records[0]) if self.records else ""
+        return software(self.records[0]) if self.records else ""
 
     @property
     def is_paired(self) -> bool:
-        """Whether its torch and its Triton belong together."""
         return not self.records or is_paired(self.records[0])
 
     @property
@@ -69,44 +66,41 @@ class SiteRun:
     def cases(self) -> int:
         return len({r.case_id for r in self.records})
 
-    def cases_of(self, op: str) -> int:
-        return len({r.case_id for r in self.records if r.op == op})
-
     @property
     def missed(self) -> list[str]:
         """Controls that got away: the run decides nothing."""
         return sorted({r.implementation for r in self.records if r.caught is Catch.MISSED})
 
 
-def paired_first(runs: Sequence[SiteRun]) -> list[SiteRun]:
-    """Those whose torch and Triton are no pair behind the others; few have such software."""
-    return sorted(runs, key=lambda run: not run.is_paired)
-
-
 def payments(runs: Sequence[SiteRun]) -> list[tuple[SiteRun, Payment]]:
-    """What pays, once for each device and software: runs that decide nothing say it where no other
-    does, and which of several others is told by `telling`. The ops with most cases come first.
+    """Return what pays, once for each device and software. runs: the latest first.
 
-    runs: the latest first.
+    The latest run says it that decides, and has at least half of the cases of the largest. Unpaired
+    software comes last; otherwise the ops with the most cases come first.
     """
-    found: dict[tuple[str, ...], list[tuple[SiteRun, Payment]]] = {}
-    for run in runs:
-        for one in run.payments:
-            key = (one.op, one.heads, str(one.direction), one.regime, one.gpu, run.versions)
-            found.setdefault(key, []).append((run, one))
-    told = []
+
+    def place(found: tuple[SiteRun, Payment]) -> tuple[str, ...]:
+        run, p = found
+        return p.op, p.heads, p.direction, p.regime, p.gpu, run.versions
+
+    def order(found: tuple[SiteRun, Payment]) -> tuple[bool, int]:
+        run, p = found
+        cases = {r.case_id for r in run.records if r.op == p.op}
+        return not run.is_paired, -len(cases)
+
+    found = grouped([(run, payment) for run in runs for payment in run.payments], place)
+    telling = []
     for several in found.values():
-        deciding = [one for one in several if not one[0].missed]
-        told.append(telling(deciding or several, lambda one: len(one[1].cells)))
-    return sorted(told, key=lambda one: (not one[0].is_paired, -one[0].cases_of(one[1].op)))
+        deciding = [pair for pair in several if not pair[0].missed] or several
+        telling.append(at_least_half(deciding, lambda pair: len(pair[1].cells))[0])
+    return sorted(telling, key=order)
 
 
 def gather(places: Iterable[str], copied: Path) -> list[SiteRun]:
-    """The runs of folders and archives, a run once, the latest first. What is signed of them is
-    copied into a new archive at `copied`.
+    """Return the runs of folders and archives, a run once, the latest first.
 
-    Raises `UsageError` for a place that is neither, and `VerificationFailed` for a run that is not
-    what was signed.
+    Signed runs are copied into a new archive at `copied`. Raises `UsageError` for a place that is
+    neither, and `VerificationFailed` for a run that is not what was signed.
     """
     runs: dict[str, SiteRun] = {}
     archived: list[tuple[Archive, ArchivedRun]] = []
@@ -114,21 +108,21 @@ def gather(places: Iterable[str], copied: Path) -> list[SiteRun]:
         if (Path(place) / "plan.json").is_file():
             run = _of_folder(Path(place), copied)
             runs[run.run_id] = run
-        else:
-            archive = Archive(place)
-            found = archive.survey()
-            if found.broken:
-                raise UsageError(
-                    f"{place} is not sound: {found.broken[0]}",
-                    "`nsabench archive verify` says what is broken.",
-                )
-            archived += [(archive, one) for one in found.sound]
+            continue
+        archive = Archive(place)
+        found = archive.survey()
+        if found.broken:
+            raise UsageError(
+                f"{place} is not sound: {found.broken[0]}",
+                "`nsabench archive verify` says what is broken.",
+            )
+        archived += [(archive, sound) for sound in found.sound]
     if not runs and not archived:
         raise UsageError("there is no run for a site", "give run folders, or an archive.")
-    for archive, one in archived:
-        _copy(archive, one, copied)
-        if one.run_id not in runs:
-            runs[one.run_id] = _of_archive(archive, one)
+    for archive, of_archive in archived:
+        _copy(archive, of_archive, copied)
+        if of_archive.run_id not in runs:
+            runs[of_archive.run_id] = _of_archive(archive, of_archive)
     return sorted(runs.values(), key=lambda run: run.created, reverse=True)
 
 
@@ -141,6 +135,7 @@ def _of_folder(folder: Path, copied: Path) -> SiteRun:
         trust, keyid = report.trust, report.keyid
         Archive(str(copied), create=True).add(folder)
     facts = Facts.read(folder)
+    names = [f"{table}.parquet" for table in TABLES if (folder / f"{table}.parquet").exists()]
     return SiteRun(
         facts.plan.run_id,
         f"{facts.plan.created:%Y-%m-%d %H:%M}",
@@ -149,11 +144,7 @@ def _of_folder(folder: Path, copied: Path) -> SiteRun:
         facts.records,
         [] if facts.invalidating else facts.decisions,
         facts,
-        [
-            (name, quote(f"{RUNS}/{facts.plan.run_id}/{name}"))
-            for name in _FILES
-            if (folder / name).exists()
-        ],
+        [(name, quote(f"{RUNS}/{facts.plan.run_id}/{name}")) for name in names],
     )
 
 
@@ -161,18 +152,16 @@ def _of_archive(archive: Archive, run: ArchivedRun) -> SiteRun:
     records = archive.records(run)
     predicate = run.statement.predicate
     missed = any(r.caught is Catch.MISSED for r in records)
-    decisions = [] if missed else threshold.decide_records(records)
+    tables = {f"{table}.parquet": run.object(table) for table in TABLES}
+    objects = tables | {MANIFEST: f"{run.prefix}{MANIFEST}"}
     return SiteRun(
         run.run_id,
         f"{predicate.plan.created:%Y-%m-%d %H:%M}",
         run.trust,
         predicate.signer.keyid,
         records,
-        decisions,
-        downloads=[
-            *((f"{table}.parquet", quote(f"{ARCHIVE}/{run.object(table)}")) for table in TABLES),
-            (MANIFEST, quote(f"{ARCHIVE}/{run.prefix}{MANIFEST}")),
-        ],
+        [] if missed else threshold.decide_records(records),
+        downloads=[(name, quote(f"{ARCHIVE}/{place}")) for name, place in objects.items()],
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,24 +12,23 @@ from nsabench.evidence.archive import Archive
 from nsabench.evidence.manifest import signed_around
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.execution.folder import RunFolder
+from nsabench.model.measurement import Ceilings
+from nsabench.model.vocabulary import BENIGN, MARGIN, Role
 from nsabench.output import archive_page
-from nsabench.output.report import HTML, html, write_html
+from nsabench.output.report import HTML, html, payment_chart, write_html
 from nsabench.output.report.files import replace
-from nsabench.output.site import archived, comparisons
-from nsabench.output.site.comparisons import Linked
+from nsabench.output.report.page import SCRIPTS, data_of
+from nsabench.output.site import comparisons
+from nsabench.output.site.comparisons import Page
 from nsabench.output.site.leaderboard import leaderboards
-from nsabench.output.site.runs import (
-    ARCHIVE,
-    RUNS,
-    SiteRun,
-    gather,
-    paired_first,
-    payments,
-)
+from nsabench.output.site.runs import ARCHIVE, RUNS, SiteRun, gather, payments
+from nsabench.output.standing import tally_of_controls
+from nsabench.output.words import TRUST
 
 INDEX = "index.html"
 TRENDS = "trends.html"
 PAGES = "pages"
+UP = "../../"  # from the page of a run to the site
 DATA = (
     *("plan.json", "journal.jsonl", "environment.json", "records.parquet", "samples.parquet"),
     *("bursts.parquet", "thresholds.yaml", "selection_report.md"),
@@ -36,11 +36,10 @@ DATA = (
 
 
 def write(places: Sequence[str], folder: Path, given: Sequence[Path] = ()) -> Path:
-    """Write the site of runs and archives into a new folder; return its first page. given: pages of
-    comparisons that it is to link.
+    """Write the site of runs and archives into a new folder, and return its first page.
 
-    Raises `UsageError` for a folder that is not empty, a place that holds no run, or a file
-    that is no page of a comparison, and as `gather` does.
+    given: pages of comparisons to link. Raises `UsageError` for a folder that is not empty, a place
+    without a run, or a file that is not a comparison, and as `gather` does.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is not an empty folder", "give --out a new one.")
@@ -53,13 +52,13 @@ def write(places: Sequence[str], folder: Path, given: Sequence[Path] = ()) -> Pa
             _keep(run, run.facts.folder, folder / RUNS / run.run_id)
             write_html(run.facts, folder / PAGES / run.run_id)
         else:
-            replace(folder / PAGES / run.run_id / HTML, archived.render(run))
+            replace(folder / PAGES / run.run_id / HTML, archived_page(run))
     linked = comparisons.write(compared, places, folder)
     return replace(folder / INDEX, index(runs, trends=_trends(folder), linked=linked))
 
 
 def _refuse_inside(places: Sequence[str], folder: Path) -> None:
-    """Raises `UsageError` for a site in a run or archive that it is of: it would hold itself, and
+    """Raises `UsageError` for a site inside one of its runs or archives: it would hold itself, and
     alter what was signed."""
     around = {folder.resolve(), *folder.resolve().parents}
     inside = next((place for place in places if Path(place).resolve() in around), None)
@@ -72,8 +71,8 @@ def _refuse_inside(places: Sequence[str], folder: Path) -> None:
 
 
 def _keep(run: SiteRun, of: RunFolder, to: Path) -> None:
-    """A copy of a run's folder. Of an unsigned one, only what nsabench writes as data: its pages
-    could be anybody's, and here they would be the publisher's."""
+    """Copy a run's folder. If it is unsigned, copy only the data that nsabench writes: other files
+    would appear as the publisher's, and nothing shows who made them."""
     paths = [path for path in sorted(of.path.rglob("*")) if path.is_file()]
     if run.trust is Trust.UNSIGNED:
         known = {of.path / name for name in DATA}
@@ -84,8 +83,32 @@ def _keep(run: SiteRun, of: RunFolder, to: Path) -> None:
         shutil.copyfile(path, copy, follow_symlinks=False)
 
 
+def archived_page(run: SiteRun) -> str:
+    """Return the page of a run of which an archive keeps the tables alone."""
+    records = run.records
+    data = data_of(records, Ceilings(), MARGIN, tolerances={})
+    failed = [r for r in records if r.role is not Role.CONTROL and r.status not in BENIGN]
+    return html.render(
+        "archived.html.j2",
+        SCRIPTS,
+        data,
+        run=run,
+        charts_of_payments=payment_chart.charts(run.payments, records),
+        meaning=TRUST[run.trust],
+        margin=MARGIN,
+        tally=tally_of_controls(records),
+        compared=any(r.speedup is not None for r in records if r.role is Role.CANDIDATE),
+        failed=Counter(
+            (r.implementation, r.status, r.diagnosis or r.reason) for r in failed
+        ).most_common(),
+        cautions=sorted({r.caution for r in records if r.caution}),
+        downloads=[(name, f"{UP}{path}") for name, path in run.downloads],
+    )
+
+
 def _trends(folder: Path) -> bool:
-    """Whether there is a page of trends: signed runs with a candidate are there, and DuckDB is."""
+    """Write the page of trends, and return whether there is one: it takes a signed run with a
+    candidate."""
     if not (folder / ARCHIVE).is_dir():
         return False
     try:
@@ -95,15 +118,15 @@ def _trends(folder: Path) -> bool:
     return True
 
 
-def index(runs: Sequence[SiteRun], *, trends: bool, linked: Sequence[Linked] = ()) -> str:
-    """The first page. trends: whether there is a page of them. linked: comparisons."""
+def index(runs: Sequence[SiteRun], *, trends: bool, linked: Sequence[Page] = ()) -> str:
+    """Return the first page. trends: whether there is a page of them. linked: titles and paths of
+    comparisons."""
     return html.render(
         "site.html.j2",
         ("site.js",),
-        html.rows([], (), ()),
+        html.rows([]),
         runs=runs,
         payments=payments(runs),
-        deciding=paired_first(runs),
         boards=leaderboards((run.run_id, run.records) for run in runs if not run.missed),
         trends=TRENDS if trends else "",
         comparisons=linked,

@@ -5,132 +5,114 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from nsabench.assessment import pays, threshold
-from nsabench.assessment.caution import speedups
+from nsabench.assessment import threshold
 from nsabench.assessment.checks.proofs import regime_of
 from nsabench.assessment.failures import unproven
-from nsabench.assessment.statistics import geometric_mean
+from nsabench.assessment.pays import CALLED, Payment
 from nsabench.assessment.threshold import Decision
 from nsabench.execution.run import Finished
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import BENIGN, Answer, Catch, Regime, Role, Status, Verdict
-from nsabench.output.terminal import payment
+from nsabench.model.vocabulary import BENIGN, Answer, Catch, Pays, Regime, Status, Verdict
+from nsabench.output import grouped
+from nsabench.output.standing import Standing, standings, tally_of_controls
 
 LEAST = 3  # lines of the candidates, however much pays
 PAYS = 6  # lines of what pays, an op and regime each; they come before all others
-ROOM = 8  # lines of all that is told, if what pays takes no more than that leaves for the rest
-Candidates = dict[tuple[str, str], list[Record]]
+ROOM = 8  # lines of all that is said, if what pays leaves so many for the rest
 
 
-def paying(finished: Finished) -> list[str]:
-    """From which length on what pays, an op and regime each."""
-    return list(payment.lines(pays.decide(finished.results.records)))[:PAYS]
+def of_payments(payments: Sequence[Payment]) -> Iterator[str]:
+    """`nsa_attention pays from Python (queue): 64/4 forward from T = 32768, step from T = 8192`."""
+    for (op, regime), of_op in grouped(payments, lambda p: (p.op, p.regime)).items():
+        parts = [
+            " ".join(filter(None, (heads, ", ".join(f"{p.direction} {_when(p)}" for p in own))))
+            for heads, own in grouped(of_op, lambda p: p.heads).items()
+        ]
+        yield f"{op} pays {CALLED[regime]} ({regime}): {'; '.join(parts)}"
+
+
+def _when(p: Payment) -> str:
+    if p.answer is Pays.FROM:
+        return f"from {p.axis} = {p.length}"
+    if p.answer in (Pays.NO, Pays.NOT_FAR_ENOUGH):
+        return f"{p.answer} (up to {p.axis} = {p.greatest})"
+    return str(p.answer)
 
 
 def lines(finished: Finished, room: int) -> list[str]:
-    """The candidates, the user's own first, what was decided, and whether it is to be believed.
-
-    room: for all but the last, of which the candidates have at least `LEAST`.
-    """
+    """Say how the user's candidates did, or else all; what was decided; and whether to believe it.
+    room: for all except the last line. The candidates have at least `LEAST` lines of it."""
+    candidates = standings(finished.results.records)
     own = of_the_user(finished)
-    groups = own or candidates(finished)
+    shown = [s for s in candidates if (s.op, s.implementation) in own] or candidates
     room = max(room, LEAST)
-    # What was decided is asked before how fast it is: it has its place first.
-    decided = list(_decisions(finished, {name for _, name in groups}))[: room - 1]
-    said = [] if groups else ["no candidate took part: there is nothing to decide"]
-    for count in range(len(groups), 0, -1):
-        said = [line for key in list(groups)[:count] for line in _candidate(key, groups[key])]
-        if count < len(groups):
-            said.append(f"{_more(len(groups) - count)}: see the table")
+    # The decisions come first when lines are few.
+    decided = list(_decisions(finished, {s.implementation for s in shown}))[: room - 1]
+    said = [] if shown else ["no candidate took part: there is nothing to decide"]
+    for count in range(len(shown), 0, -1):
+        said = [line for standing in shown[:count] for line in _candidate(standing)]
+        if left := len(shown) - count:
+            said.append(f"and {left} more candidate{'s' if left > 1 else ''}: see the table")
         if len(said) + len(decided) <= room:
             break
-    said = said[: room - len(decided)]
-    return [*said, *decided, _believable(finished)]
+    return [*said[: room - len(decided)], *decided, _believable(finished)]
 
 
-def _more(count: int) -> str:
-    return f"and {count} more candidate{'s' if count > 1 else ''}"
+def of_the_user(finished: Finished) -> set[tuple[str, str]]:
+    """Op and name of the implementations that come from the file that the user gave."""
+    return {(i.op, i.name) for i in finished.plan.implementations if i.source.is_file}
 
 
-def candidates(finished: Finished) -> Candidates:
-    """The records of each candidate, by op and name."""
-    groups: Candidates = {}
-    for record in finished.results.records:
-        if record.role is Role.CANDIDATE:
-            groups.setdefault((record.op, record.implementation), []).append(record)
-    return groups
-
-
-def of_the_user(finished: Finished) -> Candidates:
-    """Those that come from the file that the user gave."""
-    own = {(i.op, i.name) for i in finished.plan.implementations if i.source.is_file}
-    return {key: rows for key, rows in candidates(finished).items() if key in own}
-
-
-def _candidate(key: tuple[str, str], rows: Sequence[Record]) -> Iterator[str]:
-    _, name = key
-    ran = [r for r in rows if r.status not in (Status.UNSUPPORTED, Status.SKIPPED)]
+def _candidate(standing: Standing) -> Iterator[str]:
+    name, rows, ran = standing.implementation, standing.records, standing.ran
     if not ran:
         yield f"{name}: NOT RUN in {len(rows)} of {len(rows)}: {rows[0].reason}"
         return
-    bad = [r for r in ran if r.status not in BENIGN]
     declined = f", declined {len(rows) - len(ran)}" if len(ran) < len(rows) else ""
-    if bad:
-        [(status, count)] = Counter(r.status for r in bad).most_common(1)
-        first = next(r for r in bad if r.status is status)
-        word = status.value.replace("_", " ").upper()
-        why = first.diagnosis or first.reason
-        yield f"{name}: {word} {count} of {len(ran)}{declined}: {why}"
-        ran = [r for r in ran if r.status is Status.OK]
-        if not ran:
-            return
-        yield from (f"  {line}" for line in _speed(ran))
+    speed = list(_speed(Standing(standing.op, name, standing.right))) if standing.right else []
+    bad = [r for r in ran if r.status not in BENIGN]
+    if not bad:
+        yield ", ".join([f"{name}: RIGHT {len(ran)} of {len(ran)}{declined}", *speed])
         return
-    head, *more = [f"{name}: RIGHT {len(ran)} of {len(ran)}{declined}", *_speed(ran)]
-    yield f"{head}, {', '.join(more)}"
+    [(status, count)] = Counter(r.status for r in bad).most_common(1)
+    first = next(r for r in bad if r.status is status)
+    word = status.value.replace("_", " ").upper()
+    yield f"{name}: {word} {count} of {len(ran)}{declined}: {first.diagnosis or first.reason}"
+    yield from (f"  {line}" for line in speed)
 
 
-def _speed(rows: Sequence[Record]) -> Iterator[str]:
-    timed = [r for r in rows if r.median_ms is not None]
+def _speed(right: Standing) -> Iterator[str]:
+    timed = [r for r in right.records if r.median_ms is not None]
     if not timed:
-        yield "not timed (CPU)" if rows[0].device == "cpu" else "not timed"
+        yield "not timed (CPU)" if right.records[0].device == "cpu" else "not timed"
         return
-    for regime in Regime:
-        verdicts = Counter(judged[0] for r in timed if (judged := r.judged_in(regime)))
-        if verdicts:
-            yield f"{regime}: {_ratios(verdicts, speedups(timed, regime))}"
-    cautions = Counter(r.caution for r in timed if r.caution)
-    yield from (f"{caution} in {n} of {len(timed)}" for caution, n in cautions.items())
+    for regime, verdicts in right.verdicts.items():
+        average, ratios = right.averages.get(regime), right.speedups.get(regime, ())
+        said = "no ratio"
+        if average is not None:
+            span = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""
+            said = f"{average:.2f}x as fast{span}"
+        counts = [f"{verdicts[v]} {v}" for v in Verdict if verdicts[v]]
+        yield f"{regime}: {', '.join([said, *counts])}"
+    yield from (f"{text} in {n} of {len(timed)}" for text, n in right.cautions.items())
     if not any(r.verdict for r in timed):
         yield "no verdict"
 
 
-def _ratios(verdicts: Counter[Verdict], ratios: Sequence[float]) -> str:
-    average = geometric_mean(ratios)
-    said = "no ratio"
-    if average is not None:
-        span = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""
-        said = f"{average:.2f}x as fast{span}"
-    return ", ".join([said, *(f"{verdicts[v]} {v}" for v in Verdict if verdicts[v])])
-
-
 def _decisions(finished: Finished, names: set[str]) -> Iterator[str]:
-    """What was decided of these, where a decision was made; candidates and regimes of which the
-    same is so on one line."""
+    """Yield the decisions about these candidates; those alike share a line."""
     if not finished.folder.thresholds.exists():
         return
     decisions = threshold.decide_run(finished.results.records, finished.plan)
-    alike: dict[tuple[Regime, str, str], list[Decision]] = {}
-    for decision in decisions:
-        if decision.candidate in names:
-            why = _why(decision)
-            alike.setdefault((decision.regime, decision.sentence, why), []).append(decision)
-    regimes: dict[tuple[str, str, str], list[Regime]] = {}
-    for (regime, sentence, why), group in alike.items():
-        who = ", ".join(dict.fromkeys(d.candidate for d in group))
-        regimes.setdefault((who, sentence, why), []).append(regime)
-    for (who, sentence, why), of in regimes.items():
-        yield f"decision ({', '.join(of)}): {who}: {sentence}{f' ({why})' if why else ''}"
+    own = [d for d in decisions if d.candidate in names]
+    alike: dict[tuple[str, str, str], list[Regime]] = {}
+    for (regime, sentence, why), same in grouped(
+        own, lambda d: (d.regime, d.sentence, _why(d))
+    ).items():
+        who = ", ".join(dict.fromkeys(d.candidate for d in same))
+        alike.setdefault((who, sentence, why), []).append(regime)
+    for (who, sentence, why), regimes in alike.items():
+        yield f"decision ({', '.join(regimes)}): {who}: {sentence}{f' ({why})' if why else ''}"
     otherwise = threshold.said_otherwise(finished.folder.path, finished.plan, decisions)
     if otherwise:
         yield otherwise
@@ -150,20 +132,16 @@ def _why(decision: Decision) -> str:
 def _believable(finished: Finished) -> str:
     records = finished.results.records
     got_away = [r for r in records if r.caught is Catch.MISSED]
-    missed = sorted({r.implementation for r in got_away})
+    lacking = "; what is unproven stands above" if unproven(finished.results) else ""
+    if not got_away:
+        return f"believable: {controls(records) or 'no control ran'}{lacking}"
+    names = ", ".join(sorted({r.implementation for r in got_away}))
     everywhere = any(regime_of(r.caught_by) is None for r in got_away)
-    lacking = unproven(finished.results)
-    shown = "; what is unproven stands above" if lacking else ""
-    if missed:
-        where = "" if everywhere else f" in the regime {Regime.QUEUE}"
-        return f"believable: NO{where}: {', '.join(missed)} was not caught{shown}"
-    return f"believable: {controls(records) or 'no control ran'}{shown}"
+    where = "" if everywhere else f" in the regime {Regime.QUEUE}"
+    return f"believable: NO{where}: {names} was not caught{lacking}"
 
 
 def controls(records: Sequence[Record]) -> str:
-    """What became of the controls, on one line; empty where there are none."""
-    counts = Counter(r.caught for r in records if r.caught)
-    if not counts:
-        return ""
-    shown = [c for c in Catch if counts[c] or c is Catch.MISSED]
-    return "controls: " + ", ".join(f"{counts[c]} {c}" for c in shown)
+    """Count the controls by what became of them, on one line; empty without controls."""
+    tally = tally_of_controls(records, always=(Catch.MISSED,))
+    return f"controls: {tally}" if tally else ""

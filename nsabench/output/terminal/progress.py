@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterator
+from statistics import median
 
 from rich.console import Console
 from rich.live import Live
@@ -13,27 +15,26 @@ from nsabench.assessment import labels
 from nsabench.execution.protocol import Step
 from nsabench.model.description import Described
 from nsabench.model.journal import Entry
-from nsabench.model.measurement import Ceilings
+from nsabench.model.measurement import Ceilings, Outcome
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.vocabulary import Role
-from nsabench.output.terminal.progress_table import LiveTable
 from nsabench.output.terminal.screen import interactive
 
 
 class Progress:
-    """Progress of a run: a live table on a terminal, one plain line a case elsewhere.
+    """Progress of a run: a line for each case, and on a terminal one more for what runs now.
 
-    The table is redrawn when the worker reports a step or a case is done. The worker reports none
+    That line is redrawn when the worker reports a step or a case is done. The worker reports none
     while it times, so nothing is redrawn inside a timed region.
     """
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self._table = LiveTable()
         self._live = Live(console=console, auto_refresh=False) if interactive(console) else None
+        self._roles: dict[tuple[str, str], Role] = {}
         self._began = time.monotonic()
-        self._ran = 0
-        self._number = self._total = 0
+        self._ran = self._number = self._total = 0
+        self._case = ""
 
     def __enter__(self) -> Progress:
         if self._live:
@@ -42,9 +43,7 @@ class Progress:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._live:
-            if kind is None:
-                # The tables of the end say it all again, and better.
-                self._live.update(Text(""), refresh=True)
+            self._live.update(Text(""), refresh=True)
             self._live.stop()
 
     def run_started(self, plan: Plan, described: Described, ceilings: Ceilings) -> None:
@@ -55,51 +54,63 @@ class Progress:
         )
         rates = ", ".join(f"{k} {v:.3g} TFLOP/s" for k, v in ceilings.tflop_s.items())
         self.console.print(f"measured ceilings: copy {ceilings.copy_gb_s or 0:.4g} GB/s, {rates}")
-        self._table.roles = {(i.op, i.name): i.role for i in plan.implementations}
+        self._roles = {(i.op, i.name): i.role for i in plan.implementations}
         self._began = time.monotonic()
 
     def case_started(self, planned: PlannedCase, number: int, total: int) -> None:
         self._number, self._total = number, total
-        self._draw(labels.of_case(planned.case))
+        self._case = labels.of_case(planned.case)
+        self._draw("")
 
     def step(self, step: Step) -> None:
-        self._table.doing = f"{step.phase} {step.implementation}".strip()
-        self._draw()
+        self._draw(f"{step.phase} {step.implementation}".strip())
 
     def case_finished(self, planned: PlannedCase, entry: Entry) -> None:
         self._ran += 1
-        self._table.add(planned, entry)
-        if self._live:
-            self._draw()
-            return
-        roles = self._table.roles
+        op = planned.case.op
         # A control that is wrong has done its work; what became of each is judged at the end.
-        counts = Counter(
-            o.status.value
-            for o in entry.outcomes
-            if roles[planned.case.op, o.implementation] is not Role.CONTROL
-        )
-        controls = len(entry.outcomes) - counts.total()
-        outcomes = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
-        if controls:
-            outcomes += f", controls: {controls}"
-        self.console.print(
-            f"[{self._number}/{self._total}] {labels.of_case(planned.case)}: {outcomes} "
-            f"({entry.wall_s:.1f} s)",
-            highlight=False,
+        judged = [
+            o for o in entry.outcomes if self._roles[op, o.implementation] is not Role.CONTROL
+        ]
+        counts = Counter(o.status for o in judged)
+        parts = [f"{n} {status}" for status, n in sorted(counts.items())]
+        controls = len(entry.outcomes) - len(judged)
+        parts += [f"controls: {controls}"] if controls else []
+        parts += self._ratios(planned, judged)
+        case = labels.of_case(planned.case)
+        self.note(
+            f"[{self._number}/{self._total}] {case}: {', '.join(parts)} ({entry.wall_s:.1f} s)"
         )
 
     def note(self, text: str) -> None:
         self.console.print(text, highlight=False)
 
-    def _draw(self, case: str | None = None) -> None:
-        if case is not None:
-            self._table.case = case
-        if self._live:
-            head = f"[{self._number}/{self._total}] {self._eta()}".rstrip()
-            self._live.update(self._table.render(head), refresh=True)
+    def _ratios(self, planned: PlannedCase, outcomes: list[Outcome]) -> Iterator[str]:
+        """Yield how fast each candidate is beside the best baseline, by raw medians: the checks
+        come when all is done."""
 
-    def _eta(self) -> str:
+        def role(outcome: Outcome) -> Role:
+            return self._roles[planned.case.op, outcome.implementation]
+
+        timed = [(o, median(o.samples.time_ms)) for o in outcomes if o.samples.time_ms]
+        for own, ms in timed:
+            baselines = [
+                other_ms
+                for other, other_ms in timed
+                if role(other) is Role.BASELINE
+                and other.session == own.session
+                and other.implementation not in planned.alongside
+            ]
+            if role(own) is Role.CANDIDATE and baselines:
+                yield f"{own.implementation} {min(baselines) / ms:.2f}x, unchecked"
+
+    def _draw(self, doing: str) -> None:
+        if self._live:
+            head = f"[{self._number}/{self._total}] {self._time_left()}".rstrip()
+            line = f"{head}  {self._case}  {doing}"
+            self._live.update(Text(line, "cyan", no_wrap=True, overflow="ellipsis"), refresh=True)
+
+    def _time_left(self) -> str:
         if not self._ran:
             return ""
         left = self._total - self._number + 1

@@ -29,11 +29,7 @@ class _Console(Console):
 
 
 def console() -> Console:
-    """Standard output; wide enough for its tables when that is no terminal, or as `COLUMNS` says.
-
-    Names and reasons are of others: `[/usr/lib/x.so]` would be a closing tag, `mine.py:100:x` a
-    picture.
-    """
+    """Standard output: as wide as its tables if it is not a terminal, or as `COLUMNS` says."""
     width = None if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit() else 160
     return _Console(width=width, soft_wrap=False, markup=False, emoji=False)
 

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from nsabench.assessment import labels
-from nsabench.assessment.checks.finding import Effect
+from nsabench.assessment import labels, pays
+from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.failures import failures
 from nsabench.execution.run import Finished
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Catch, Role, Status
+from nsabench.output import grouped
 from nsabench.output.terminal import outcome
-from nsabench.output.terminal.findings import print_findings
 from nsabench.output.terminal.tables import baselines_table, candidates_table
 from nsabench.text import shown
 
+EFFECT_STYLES = {
+    Effect.INVALID: "bold red",
+    Effect.WRONG: "bold red",
+    Effect.IMPLAUSIBLE: "bold red",
+    Effect.INCONCLUSIVE: "yellow",
+    Effect.UNPROVEN: "yellow",
+}
+
 
 def print_summary(finished: Finished, console: Console, *, verbose: bool = False) -> None:
-    """The findings, the table and the last panel of a run. verbose: every baseline and control, and
-    every finding, a line each."""
+    """Print the findings, the table and the last panel of a run. verbose: every baseline, control
+    and finding, a line each."""
     records = finished.results.records
     missed = any(r.caught is Catch.MISSED for r in records)
     if verbose or missed:
@@ -36,7 +44,9 @@ def print_summary(finished: Finished, console: Console, *, verbose: bool = False
     _print_grave(finished, console, verbose=verbose)
     for line in _failed(finished):
         console.print(Text(shown(line)), soft_wrap=True)
-    console.print(candidates_table(_own_last(finished), console.width))
+    own = outcome.of_the_user(finished)
+    own_last = sorted(records, key=lambda r: (r.op, r.implementation) in own)
+    console.print(candidates_table(own_last, console.width))
     console.print(_panel(finished, console.width))
 
 
@@ -46,7 +56,7 @@ def _print_grave(finished: Finished, console: Console, *, verbose: bool) -> None
     grave = [
         f
         for f in finished.results.findings
-        # What was found in a control is what it is there for, unless it got away.
+        # Findings in a control are expected, unless it got away.
         if f.effect is Effect.INVALID
         or (f.implementation not in controls and (f.effect is not Effect.NOTE or not f.case_id))
     ]
@@ -58,18 +68,15 @@ def _print_grave(finished: Finished, console: Console, *, verbose: bool) -> None
 def _baselines(records: Sequence[Record]) -> str:
     """How often which baseline was the one to beat."""
     best = Counter({r.case_id: r.best_baseline for r in records if r.best_baseline}.values())
-    if not best:
-        return ""
-    return "best baselines: " + ", ".join(f"{name} in {n}" for name, n in best.most_common())
+    counts = ", ".join(f"{name} in {n}" for name, n in best.most_common())
+    return f"best baselines: {counts}" if counts else ""
 
 
 def _failed(finished: Finished) -> Iterator[str]:
     """What failed, alike on one line, with where its traceback lies."""
-    groups: dict[tuple[str, str, str], list[Record]] = {}
-    for r in finished.results.records:
-        if r.role is not Role.CONTROL and r.status not in BENIGN:
-            why = r.diagnosis or r.reason
-            groups.setdefault((r.implementation, r.status, why), []).append(r)
+    records = finished.results.records
+    failed = (r for r in records if r.role is not Role.CONTROL and r.status not in BENIGN)
+    groups = grouped(failed, lambda r: (r.implementation, r.status, r.diagnosis or r.reason))
     for (name, status, why), rows in groups.items():
         often = f"in {len(rows)} cases, first " if len(rows) > 1 else ""
         yield f"failed: {name} {often}on {labels.named(rows[0])}: {status}: {why}"
@@ -79,29 +86,19 @@ def _failed(finished: Finished) -> Iterator[str]:
 
 
 def _time(finished: Finished) -> str:
-    count, harness = len(finished.results.records), finished.wall_s - finished.measuring_s
-    whole_s = max(finished.wall_s, 1e-9)
-    line = (
-        f"{count} records in {finished.wall_s:.1f} s; the harness took {harness:.1f} s of it "
-        f"({harness / whole_s:.0%})"
-    )
-    if finished.queue_s:
-        line += f", the queue {finished.queue_s:.1f} s ({finished.queue_s / whole_s:.0%})"
-    return line
-
-
-def _own_last(finished: Finished) -> list[Record]:
-    """The records, the user's own after those that ship."""
-    own = outcome.of_the_user(finished)
-    return sorted(finished.results.records, key=lambda r: (r.op, r.implementation) in own)
+    count, wall_s = len(finished.results.records), max(finished.wall_s, 1e-9)
+    harness_s, queue_s = finished.wall_s - finished.measuring_s, finished.queue_s
+    line = f"{count} records in {finished.wall_s:.1f} s; "
+    line += f"the harness took {harness_s:.1f} s of it ({harness_s / wall_s:.0%})"
+    return f"{line}, the queue {queue_s:.1f} s ({queue_s / wall_s:.0%})" if queue_s else line
 
 
 def _panel(finished: Finished, width: int) -> Panel:
     failed = failures(finished.results)
-    said = outcome.paying(finished)
-    # What does not fit has been said above, or stands on the page; what pays has not.
-    rest = outcome.lines(finished, outcome.ROOM - len(said))
-    said += [_fit(line, width - 4) for line in rest]
+    said = list(outcome.of_payments(pays.decide(finished.results.records)))[: outcome.PAYS]
+    # Lines that are cut are also above, or on the page. The lines of what pays are not.
+    for line in outcome.lines(finished, outcome.ROOM - len(said)):
+        said.append(line if len(line) <= width - 4 else f"{line[: width - 5]}…")
     page = finished.folder.path / "report.html"
     said.append(f"report: {page}" if page.exists() else f"results: {finished.folder.path}")
     return Panel(
@@ -111,5 +108,42 @@ def _panel(finished: Finished, width: int) -> Panel:
     )
 
 
-def _fit(line: str, width: int) -> str:
-    return line if len(line) <= width else line[: width - 1] + "…"
+def print_findings(
+    findings: Sequence[Finding],
+    cases: Mapping[str, str],
+    console: Console,
+    *,
+    each: bool = False,
+) -> None:
+    """Print a line for each check and implementation, with the number of findings and the last
+    one; or a line for each finding. cases: ids in words, where there are any."""
+
+    def alike(place: int) -> object:
+        finding = findings[place]
+        # A finding that names no case speaks of the run, and stands alone.
+        alone = each or not finding.case_id
+        return place if alone else (finding.check, finding.effect, finding.implementation)
+
+    for places in grouped(range(len(findings)), alike).values():
+        last = findings[places[-1]]
+        case = cases.get(last.case_id, last.case_id)
+        where = " on ".join(part for part in (last.implementation, case) if part)
+        often = f"in {len(places)} cases; the last, " if len(places) > 1 else ""
+        console.print(
+            Text.assemble(
+                (f"{last.effect:12}", EFFECT_STYLES.get(last.effect, "dim")),
+                f" {shown(last.check)}: {often}",
+                (shown(f"{where}: ") if where else "", "bold"),
+                shown(last.sentence),
+            ),
+        )
+    if not findings:
+        console.print("nothing was found")
+
+
+def print_counts(findings: Sequence[Finding], console: Console) -> None:
+    """Print how many findings each check has, on one line."""
+    counts = Counter((f.effect, f.check) for f in findings)
+    words = [f"{n} {check} ({effect})" for (effect, check), n in counts.items()]
+    if words:
+        console.print("in all: " + ", ".join(words), highlight=False)

@@ -13,7 +13,7 @@ from nsabench.assessment.pays.against import DeviceClock, QueueClock, against_al
 from nsabench.model.measurement import Bursts, Conditions, Samples
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Catch, Direction, DType, Mode, Pays, Regime, Role, Status
-from nsabench.output.terminal import payment
+from nsabench.output.terminal import outcome
 
 SHAPE = {"B": 1, "HQ": 64, "H": 4, "D": 128, "Dv": 128, "block": 32, "stride": 16}
 SHAPE |= {"block_size": 64, "n_selected": 16, "window": 512}
@@ -162,7 +162,7 @@ def test_a_direction_and_a_head_layout_are_decided_each_by_itself() -> None:
         ("64/4", Direction.BACKWARD): 8192,
         ("16/1", Direction.FORWARD): None,
     }
-    [line] = payment.lines(pays.decide(rows))
+    [line] = outcome.of_payments(pays.decide(rows))
     assert line == (
         "nsa_attention pays by its kernels alone (device): 64/4 forward from T = 16384, "
         "backward from T = 8192; 16/1 forward not tested far enough (up to T = 16384)"
@@ -263,7 +263,7 @@ def test_the_queue_is_a_decision_of_its_own() -> None:
     assert in_queue.used == (["nsa"], ["lean"])
     assert (on_device.regime, on_device.length) == (Regime.DEVICE, 8192)
     assert [data["regime"] for data in pays.as_data([in_queue, on_device])] == ["queue", "device"]
-    assert list(payment.lines([in_queue, on_device])) == [
+    assert list(outcome.of_payments([in_queue, on_device])) == [
         "nsa_attention pays from Python (queue): 64/4 forward from T = 16384",
         "nsa_attention pays by its kernels alone (device): 64/4 forward from T = 8192",
     ]

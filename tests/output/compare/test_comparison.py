@@ -14,11 +14,10 @@ from nsabench.assessment.tables import read_records
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import seal
 from nsabench.evidence.manifest.statement import Trust
-from nsabench.model.case import Case
 from nsabench.model.measurement import Ceilings, Conditions
 from nsabench.model.vocabulary import Role, Status
 from nsabench.output.compare import Change, Difference, compare, document, markdown, read
-from tests.output.compare.conftest import Compared
+from tests.output.compare.conftest import Compared, failures
 from tests.runs import LENGTHS, SIGNER, Made, make_run
 
 STEADY = Made(ratio=lambda _: 1.5)
@@ -34,7 +33,7 @@ def test_two_runs_of_the_same_are_the_same(compared: Compared) -> None:
     for mean in comparison.means(0):
         assert mean.value == pytest.approx(1, abs=0.01)
         assert (mean.valid, mean.invalid) == (16, 0)
-    assert comparison.changes(0) == [] and list(comparison.failures(slower=True)) == []
+    assert comparison.changes(0) == [] and failures(comparison, slower=True) == []
     assert comparison.differing.keys() == {"torch", "triton"}
     assert comparison.differing["torch"] == ["2.11.0", "2.13.0"]
 
@@ -50,8 +49,8 @@ def test_a_candidate_that_got_slower(compared: Compared) -> None:
             and shift.hi is not None
             and shift.lo < shift.ratio < shift.hi < 0.95
         )
-    assert list(comparison.failures(slower=False)) == []
-    assert len(list(comparison.failures(slower=True))) == 4
+    assert failures(comparison, slower=False) == []
+    assert len(failures(comparison, slower=True)) == 4
 
 
 def test_a_candidate_that_got_slower_from_python_alone(compared: Compared) -> None:
@@ -63,10 +62,10 @@ def test_a_candidate_that_got_slower_from_python_alone(compared: Compared) -> No
     assert {cell.length for cell, _ in slow} == {64} and len(slow) == 4
     for _, shift in slow:
         assert shift.ratio == pytest.approx(1 / 1.5, rel=0.01)
-    failures = list(comparison.failures(slower=True))
-    assert len(failures) == 4 and all(", in the queue: 0.667 of" in line for line in failures)
-    assert list(comparison.failures(slower=False)) == []
-    assert "called from Python one behind the other" in markdown.render(comparison)
+    shut = failures(comparison, slower=True)
+    assert len(shut) == 4 and all(", in the queue: 0.667 of" in line for line in shut)
+    assert failures(comparison, slower=False) == []
+    assert "called from Python back to back" in markdown.render(comparison)
 
 
 def test_what_decides_nothing_in_the_queue_is_no_regression_there(compared: Compared) -> None:
@@ -89,7 +88,7 @@ def test_a_slower_baseline_is_no_regression_of_the_candidate(compared: Compared)
     comparison = compared(STEADY, replace(NEWER, base_ms=0.3, ratio=lambda _: 2.25))
     differences = {(c.implementation, c.shifts[0].difference) for c in comparison.cells}
     assert differences == {("mine", Difference.SAME), ("sdpa_gqa", Difference.SLOWER)}
-    assert list(comparison.failures(slower=True)) == []
+    assert failures(comparison, slower=True) == []
 
 
 def test_what_crashed_comes_first_and_has_no_ratio(compared: Compared) -> None:
@@ -101,7 +100,7 @@ def test_what_crashed_comes_first_and_has_no_ratio(compared: Compared) -> None:
     [mine] = [m for m in comparison.means(0) if m.implementation == "mine"]
     assert (mine.valid, mine.invalid) == (8, 8)
     assert mine.value == pytest.approx(1, abs=0.01), "of what there is, and not 0 for the rest"
-    assert len(list(comparison.failures(slower=False))) == 8
+    assert len(failures(comparison, slower=False)) == 8
     text = markdown.render(comparison)
     assert text.index("## Statuses that changed") < text.index("geometric mean")
     assert "| broke | selection_rows N256 H4 D64 L256 fp16 | `mine` | ok | crashed |" in text
@@ -134,30 +133,38 @@ def test_what_both_declined_counts_for_nothing(compared: Compared) -> None:
     assert (mine.value, mine.valid, mine.invalid) == (None, 0, 0)
 
 
-def test_a_run_that_decides_nothing_compares_to_nothing(compared: Compared) -> None:
-    comparison = compared(STEADY, replace(NEWER, control_caught=False))
-    assert {shift.difference for cell in comparison.cells for shift in cell.shifts} == {
-        Difference.INVALID
-    }
-    assert "zero_output not caught" in comparison.sides[1].objection
-    assert list(comparison.failures(slower=True)) == [comparison.sides[1].objection]
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        ({"control_caught": False}, "zero_output not caught"),
+        ({"control_crashed": True}, "no control showed that each check works"),
+    ],
+)
+def test_a_run_that_decides_nothing_shuts_the_gate(
+    compared: Compared, made: dict[str, bool], why: str
+) -> None:
+    comparison = compared(STEADY, replace(NEWER, **made))  # type: ignore[arg-type]
+    objection = comparison.sides[1].objection
+    assert why in objection
+    assert failures(comparison, slower=True) == [f"runs: run1: {objection}"]
     assert "**the run run1 decides nothing" in markdown.render(comparison)
+    if "control_caught" in made:
+        differences = {s.difference for cell in comparison.cells for s in cell.shifts}
+        assert differences == {Difference.INVALID}
 
 
-def test_a_run_whose_checks_no_control_has_proven_shuts_the_gate(compared: Compared) -> None:
-    comparison = compared(STEADY, replace(NEWER, control_crashed=True))
-    assert "no control showed that each check works" in comparison.sides[1].objection
-    assert list(comparison.failures(slower=True)) == [comparison.sides[1].objection]
+def changed(folder: Path, name: str, values: list[str | None]) -> None:
+    """Give a column of the records other values."""
+    path = folder / "records.parquet"
+    table = pq.read_table(path)
+    place = table.schema.get_field_index(name)
+    pq.write_table(table.set_column(place, name, pa.array(values)), path)
 
 
 def test_throttled_cells_have_no_ratio(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / "a", STEADY), make_run(tmp_path / "b", NEWER)]
-    table = pq.read_table(folders[1] / "records.parquet")
-    column = table.schema.get_field_index("clock_event_reasons")
-    reasons = pa.array(["hw_thermal_slowdown"] * table.num_rows)
-    pq.write_table(
-        table.set_column(column, "clock_event_reasons", reasons), folders[1] / "records.parquet"
-    )
+    rows = len(read_records(folders[1]))
+    changed(folders[1], "clock_event_reasons", ["hw_thermal_slowdown"] * rows)
     for cell in compare(read(folders)).cells:
         assert cell.shifts[0].difference is Difference.INCONCLUSIVE
         assert cell.shifts[0].ratio is None and "hw_thermal_slowdown" in cell.shifts[0].why
@@ -168,21 +175,19 @@ BROKEN_TIMER = Ceilings(known_duration_error=0.5)
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_copy_with_half_the_times_and_a_timer_that_is_off_is_no_faster(
-    tmp_path: Path, which: int
+    compared: Compared, which: int
 ) -> None:
-    halved = replace(STEADY, run_id=NEWER.run_id, base_ms=STEADY.base_ms / 2)
-    runs = [STEADY, halved]
+    runs = [STEADY, replace(STEADY, run_id=NEWER.run_id, base_ms=STEADY.base_ms / 2)]
     runs[which] = replace(runs[which], ceilings=BROKEN_TIMER)
-    folders = [make_run(tmp_path / f"run{i}", run) for i, run in enumerate(runs)]
-    comparison = compare(read(folders))
+    comparison = compared(*runs)
     assert len(comparison.cells) == 32
     for cell in comparison.cells:
         (shift,) = cell.shifts
         assert (shift.difference, shift.ratio) == (Difference.INCONCLUSIVE, None)
         assert f"in run{which} the timer reads a kernel of known duration +50.0% off" in shift.why
-    (failure,) = comparison.failures(slower=True)
-    assert failure.startswith(f"no time in run1 could be compared: in run{which} the timer")
-    assert list(comparison.failures(slower=False)) == []
+    (failure,) = failures(comparison, slower=True)
+    assert f"no time in run1 could be compared: in run{which} the timer" in failure
+    assert failures(comparison, slower=False) == []
     assert document.as_data(comparison)["cells"][0]["later"][0]["doubtful"] is True
 
 
@@ -195,31 +200,28 @@ def busy_at(length: int) -> Made:
     return replace(NEWER, ratio=lambda n: 0.75 if n == length else 1.5, conditions=conditions)
 
 
-def test_what_was_disturbed_is_no_slower(tmp_path: Path) -> None:
-    folders = [make_run(tmp_path / "a", STEADY), make_run(tmp_path / "b", busy_at(512))]
-    comparison = compare(read(folders))
-    assert comparison.slower(0) == [] and list(comparison.failures(slower=True)) == []
+def test_what_was_disturbed_is_no_slower(compared: Compared) -> None:
+    comparison = compared(STEADY, busy_at(512))
+    assert comparison.slower(0) == [] and failures(comparison, slower=True) == []
     doubtful = comparison.doubtful(0)
     assert {cell.length for cell, _ in doubtful} == {512} and len(doubtful) == 4
-    assert "in b 2 other processes computed on the device" in doubtful[0][1].why
+    assert "in run1 2 other processes computed on the device" in doubtful[0][1].why
     rest = [c.shifts[0].difference for c in comparison.cells if c.length != 512]
     assert set(rest) == {Difference.SAME}
 
 
-def test_a_time_that_does_not_grow_with_the_work_is_no_slower(tmp_path: Path) -> None:
+def test_a_time_that_does_not_grow_with_the_work_is_no_slower(compared: Compared) -> None:
     """2.1 GB take 0.5 ms at 4.25 TB/s; 0.6 ms are possible, and so they were at an eighth of it."""
     large = replace(
         STEADY, shapes=((8192, 8, 128),), base_ms=0.6, ceilings=Ceilings(copy_gb_s=4250)
     )
     grows = replace(large, ratio=lambda n: 2.0 if n == 512 else 1.0)
-    flat = replace(grows, run_id=NEWER.run_id, ratio=lambda n: n / 64)
-    folders = [make_run(tmp_path / "a", grows), make_run(tmp_path / "b", flat)]
-    comparison = compare(read(folders))
+    comparison = compared(grows, replace(grows, run_id=NEWER.run_id, ratio=lambda n: n / 64))
     doubtful = comparison.doubtful(0)
     assert {(cell.implementation, cell.length) for cell, _ in doubtful} == {("mine", 512)}
     for _, shift in doubtful:
         assert (shift.difference, shift.ratio) == (Difference.INCONCLUSIVE, None)
-        assert shift.why.startswith("in b time is flat while work grows: ")
+        assert shift.why.startswith("in run1 time is flat while work grows: ")
     baselines = [c.shifts[0].difference for c in comparison.cells if c.role is Role.BASELINE]
     assert set(baselines) == {Difference.SAME}
 
@@ -228,25 +230,14 @@ def test_what_is_slower_elsewhere_still_shuts_the_gate(compared: Compared) -> No
     later = replace(busy_at(512), ratio=lambda n: 0.75 if n in (64, 512) else 1.5)
     comparison = compared(STEADY, later)
     assert {cell.length for cell, _ in comparison.slower(0)} == {64}
-    assert len(list(comparison.failures(slower=True))) == 4
-
-
-def test_a_record_says_why_its_time_decides_nothing(tmp_path: Path) -> None:
-    records = read_records(make_run(tmp_path / "a", busy_at(512)))
-    said = {r.length: r.time_doubt for r in records if r.role is not Role.CONTROL}
-    assert "2 other processes" in said.pop(512) and set(said.values()) == {""}
+    assert len(failures(comparison, slower=True)) == 4
 
 
 def test_cells_that_are_invalid_have_no_ratio(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / "a", STEADY), make_run(tmp_path / "b", NEWER)]
-    path = folders[1] / "records.parquet"
-    table = pq.read_table(path)
-    verdicts = [
-        "invalid" if v and n == 64 else v
-        for v, n in zip(table["verdict"].to_pylist(), table["L"].to_pylist(), strict=True)
-    ]
-    column = table.schema.get_field_index("verdict")
-    pq.write_table(table.set_column(column, "verdict", pa.array(verdicts)), path)
+    records = read_records(folders[1])
+    verdicts = ["invalid" if r.verdict and r.length == 64 else r.verdict for r in records]
+    changed(folders[1], "verdict", verdicts)  # type: ignore[arg-type]
     for cell in compare(read(folders)).cells:
         invalid = cell.role is Role.CANDIDATE and cell.length == 64
         assert (cell.shifts[0].difference is Difference.INVALID) == invalid
@@ -274,7 +265,9 @@ def test_different_plans_are_refused_and_named(compared: Compared) -> None:
 
 def test_the_intersection_of_different_plans(compared: Compared, tmp_path: Path) -> None:
     other = replace(NEWER, lengths=(64, 128, 1024), implementations=("mine", "also"))
-    comparison = compared(STEADY, other, intersection=True)
+    only = compared(STEADY, other, intersection=True, only=("sdpa_*",))
+    assert {cell.implementation for cell in only.cells} == {"sdpa_gqa"}
+    comparison = compare(only.sides, intersection=True)
     assert {cell.length for cell in comparison.cells} == {64, 128}
     assert {cell.implementation for cell in comparison.cells} == {"mine", "sdpa_gqa"}
     assert len(comparison.disagreements) == 3
@@ -294,11 +287,6 @@ def test_cases_that_were_timed_another_way_are_not_compared(tmp_path: Path) -> N
         compare(read(folders))
     comparison = compare(read(folders), intersection=True)
     assert len({cell.planned.id for cell in comparison.cells}) == 15
-
-
-def test_only_some_implementations(compared: Compared) -> None:
-    comparison = compared(STEADY, NEWER, only=("sdpa_*",))
-    assert {cell.implementation for cell in comparison.cells} == {"sdpa_gqa"}
 
 
 def test_runs_of_one_name_can_be_told_apart(tmp_path: Path) -> None:
@@ -335,35 +323,6 @@ def test_the_json_holds_every_cell(compared: Compared) -> None:
     assert {m["run"] for m in data["means"]} == {"run1"}
 
 
-def test_cases_of_an_op_that_is_not_installed(tmp_path: Path) -> None:
-    """A newer nsabench made the runs."""
-    folders = [make_run(tmp_path / "a", STEADY), make_run(tmp_path / "b", NEWER)]
-    for folder in folders:
-        plan = json.loads((folder / "plan.json").read_text())
-        table = pq.read_table(folder / "records.parquet").to_pylist()
-        samples = pq.read_table(folder / "samples.parquet").to_pylist()
-        renamed = {}
-        for item in plan["implementations"]:
-            item["op"] = "later"
-        for item in plan["cases"]:
-            item["case"] |= {"op": "later", "direction": "backward"}
-            item["case"]["shape"] = {"T": item["case"]["shape"]["L"], "block_size": 64}
-            item["case"]["streams"] = len(renamed) + 1
-            renamed[item["id"]] = item["id"] = Case.model_validate(item["case"]).id
-        old = list(dict.fromkeys(r["case_id"] for r in table))
-        ids = dict(zip(old, renamed.values(), strict=True))
-        for rows, name in ((table, "records"), (samples, "samples")):
-            for row in rows:
-                row["case_id"] = ids[row["case_id"]]
-            pq.write_table(pa.Table.from_pylist(rows), folder / f"{name}.parquet")
-        (folder / "plan.json").write_text(json.dumps(plan))
-    comparison = compare(read(folders))
-    assert len(comparison.cells) == 32
-    assert comparison.cells[0].label == "later T64 block_size=64 fp16 backward dense"
-    assert {cell.shifts[0].difference for cell in comparison.cells} == {Difference.SAME}
-
-
 def test_runs_in_which_nothing_was_timed(compared: Compared) -> None:
     nothing = Made(status=lambda length: Status.CRASHED, samples=0)
-    comparison = compared(nothing, nothing)
-    assert {len(side.samples) for side in comparison.sides} == {0}
+    assert {len(side.samples) for side in compared(nothing, nothing).sides} == {0}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from nsabench.model.plan import ImplementationInfo, MatrixInfo, Plan, PlannedCas
 from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
 from nsabench.ops import Op, Shape, Work, _outside
 from nsabench.output.report import Facts, write_html, write_markdown
-from nsabench.planning.resolve import load_matrices
 from tests.output.report.browser import Browser
 from tests.output.report.conftest import make_run, timed
 from tests.output.report.test_page import CHARTS, SHOTS
@@ -153,25 +151,3 @@ def test_it_is_told_as_text(run_of_it: Path, tmp_path: Path) -> None:
     assert "| `fused` | random, backward | 4 of 4 |" in text
     assert "| `fused` | local, backward | 0 of 4 |" in text
     assert "T8192 HQ64 block_size=32 bf16 backward local" in text
-
-
-def test_rows_of_many_sizes_are_told_apart(browser: Browser, tmp_path: Path) -> None:
-    """The branches of a decode step were cut off the ends of their names."""
-    [case] = load_matrices(["decode_step"])[0].cases[:1]
-    sizes = {
-        "B": (1, 8),
-        "HQ": (64, 32),
-        "block": (32, 64),
-        "n_selected": (16, 8),
-        "window": (8, 9),
-    }
-    cases = [
-        case.model_copy(update={"shape": {**case.shape, **dict(zip(sizes, values, strict=True))}})
-        for values in product(*sizes.values())
-    ]
-    run = run_with(tmp_path / "a-run", cases)
-    browser.open(write_html(Facts.read(run), tmp_path), width=1200)
-    browser.choose("filter-candidate", "fused")
-    names = [text for text in browser.texts("heat") if text.startswith("HQ")]
-    assert len(names) == len(set(names)) > 20
-    assert not [name for name in names if name.endswith("…")]

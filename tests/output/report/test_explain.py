@@ -17,9 +17,9 @@ from nsabench.assessment.threshold.document import as_data
 from nsabench.errors import UsageError
 from nsabench.machine.doctor.codes import codes
 from nsabench.model.vocabulary import Catch, Role, Status, Verdict
-from nsabench.output import terminal
 from nsabench.output.explain import _sentence, explain, meanings
 from nsabench.output.report import Facts
+from nsabench.output.terminal import tables
 from tests.runs import make_run
 
 GPUS = {"NVIDIA H200"}
@@ -33,12 +33,6 @@ def test_every_word_has_a_meaning() -> None:
     words += list(codes())
     for word in words:
         assert all(meaning.text for meaning in explain(word)), word
-
-
-def test_words_stay_plain_strings_with_a_meaning() -> None:
-    assert Status("ok") is Status.OK
-    assert f"{Status.OK}" == "ok"
-    assert Status.OK.meaning
 
 
 def test_a_word_with_two_meanings_has_both() -> None:
@@ -69,7 +63,7 @@ def test_what_the_terminal_and_the_thresholds_show_can_be_looked_up(tmp_path: Pa
     records = Facts.read(folder).records
     heads = [
         " ".join(str(column.header).split())  # one may take two lines
-        for table in (terminal.candidates_table(records), terminal.baselines_table(records))
+        for table in (tables.candidates_table(records), tables.baselines_table(records))
         for column in table.columns
     ]
     words = {word for head in heads for word in re.sub(r" \[.*", "", head).split(", ")}

@@ -13,9 +13,8 @@ from click.testing import CliRunner
 from nsabench.cli.report import command
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import seal, verify
-from nsabench.model.vocabulary import Kind
 from nsabench.output.report import Facts, statistics, write_html, write_markdown
-from nsabench.output.report.statistics import by_length
+from nsabench.output.report.environment import command as command_of
 from nsabench.text import markdown
 from tests.output.report.conftest import make_run
 from tests.runs import SIGNER, Made
@@ -46,7 +45,7 @@ def test_a_file_of_several_matrices_is_named_once(run: Path, tmp_path: Path) -> 
     facts = replace(facts, plan=several)
     text = write_markdown(facts, tmp_path).read_text()
     assert len(re.findall(re.escape(made.sha256[:12]), text)) == 1
-    assert facts.command.split().count(made.name) == 1
+    assert command_of(facts).split().count(made.name) == 1
 
 
 def test_foreign_text_stays_text(run: Path, tmp_path: Path) -> None:
@@ -78,29 +77,15 @@ def test_where_a_check_may_be_broken_its_part_of_the_run_decides_nothing(tmp_pat
 def test_verdicts_with_an_unproven_check_behind_them_say_so(tmp_path: Path) -> None:
     facts = Facts.read(make_whole_run(tmp_path / "run"))
     text = write_markdown(facts, tmp_path).read_text()
-    sentence = (
-        "no control showed that the checks timer, baseline and roofline (none was there) work for "
-        "selection_rows"
-    )
+    lacking = "no control showed that the checks timer, baseline and roofline (none was there) work"
     summary = text.partition("## Environment")[0]
-    assert f"**Unproven:** {markdown(sentence)}." in summary
+    assert f"**Unproven:** {markdown(lacking)} for selection_rows." in summary
     assert "of 16 cases; 16 rest on an unproven check" in summary
     assert "| device: faster (unproven: timer, baseline, roofline) |" in text
     page = write_html(facts, tmp_path).read_text()
     decision = page[page.index("Not every check behind these verdicts was shown to work") :]
-    assert decision.index(sentence) < decision.index("of 16 cases, against the best")
+    assert lacking in decision.partition("of 16 cases, against the best")[0]
     assert "; 16 rest on an unproven check</p>" in decision
-
-
-def test_a_great_ratio_over_general_baselines_says_so_beside_the_verdict(tmp_path: Path) -> None:
-    made = Made(kind=Kind.GENERAL, ratio=lambda length: 4.0 if length < 256 else 2.0)
-    facts = Facts.read(make_whole_run(tmp_path / "run", made))
-    text = write_markdown(facts, tmp_path).read_text()
-    summary = text.partition("## Environment")[0]
-    assert "; no specialised baseline in 8" in summary
-    assert text.count("(no specialised baseline) |") == 8
-    page = write_html(facts, tmp_path).read_text()
-    assert "; no specialised baseline in 8</p>" in page
 
 
 def test_an_interrupted_run_says_so(tmp_path: Path) -> None:
@@ -111,19 +96,15 @@ def test_an_interrupted_run_says_so(tmp_path: Path) -> None:
     assert "**This run is incomplete:** 2 of 8 planned cases were not measured." in text
 
 
-def test_lengths_count_what_exists(run: Path) -> None:
-    facts = Facts.read(run)
-    groups = {(g.implementation, g.name): g for g in by_length(facts)}
-    assert groups["nasty_one", "128"].compared == 0
-    assert groups["nasty_one", "128"].average is None
-    assert groups["quick_one", "64"].compared == groups["quick_one", "64"].cases == 2
-
-
-def test_many_lengths_are_told_by_ranges(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "MOST_LENGTHS", 3)
-    groups = {(g.implementation, g.name): g for g in by_length(Facts.read(run))}
-    assert groups["nasty_one", "128–255"].compared == 0
-    assert groups["quick_one", "64–127"].compared == groups["quick_one", "64–127"].cases == 2
+@pytest.mark.parametrize(("most", "name"), [(16, "64"), (3, "64–127")])
+def test_lengths_count_what_exists_and_many_are_told_by_ranges(
+    run: Path, monkeypatch: pytest.MonkeyPatch, most: int, name: str
+) -> None:
+    monkeypatch.setattr(statistics, "MOST_LENGTHS", most)
+    rows = {row[:2]: row[2:] for row in statistics.by_length(Facts.read(run)).rows}
+    assert rows["quick_one", name][0] == "2 of 2"
+    other = "128" if most == 16 else "128–255"
+    assert rows["nasty_one", other][:3] == ("0 of 2", "0", "–")
 
 
 def test_the_command_writes_both(run: Path, tmp_path: Path) -> None:
@@ -141,7 +122,7 @@ def test_a_report_of_the_cases_of_one_model(tmp_path: Path) -> None:
     text = (tmp_path / "again" / "selection_report.md").read_text()
     assert "**Only the cases for which** `L>=256`" in text
     assert " L64 " not in text and " L256 " in text
-    assert "from L = 256 on where L>=256" in text, "the decision is made from these cases alone"
+    assert "from L = 256 on where L\\>=256" in text, "the decision is made from these cases alone"
     page = (tmp_path / "again" / "report.html").read_text()
     assert "L&gt;=256" in page and "Otherwise before" not in text
     refused = CliRunner().invoke(command, arguments[:3])

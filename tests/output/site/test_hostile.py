@@ -15,9 +15,8 @@ from nsabench.evidence.manifest.statement import Trust
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Catch, Role, Status
 from nsabench.output import reproduction, site
-from nsabench.output.site import archived
 from nsabench.output.site.runs import SiteRun
-from nsabench.output.site.write import index
+from nsabench.output.site.write import archived_page, index
 from tests.assessment.pays.test_pays import record
 from tests.output.report.browser import Browser
 from tests.output.report.conftest import HOSTILE
@@ -94,7 +93,7 @@ def test_what_a_kernel_says_is_text_on_every_page_of_a_site(
     run = SiteRun("20260401T000000Z-dddddd", "2026-04-01 00:00", Trust.UNPINNED, HOSTILE, ours, [])
     for name, text in (
         ("index.html", index([run], trends=False)),
-        ("page.html", archived.render(run)),
+        ("page.html", archived_page(run)),
     ):
         (tmp_path / name).write_text(text)
         assert "<script>window.hacked" not in text and "<img src=x" not in text

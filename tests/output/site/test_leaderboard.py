@@ -13,8 +13,7 @@ from nsabench.evidence.manifest.statement import Trust
 from nsabench.model.origin import Origin
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import NO_SPECIALISED, Direction, Kind, Mode, Regime, Role, Status
-from nsabench.output.site import claimed
-from nsabench.output.site.leaderboard import leaderboards
+from nsabench.output.site.leaderboard import IN_SUM, NOT_HERE, claimed, leaderboards
 from nsabench.output.site.runs import SiteRun
 from nsabench.output.site.write import index
 from nsabench.packages import claims
@@ -95,31 +94,21 @@ def test_a_claim_stands_beside_what_was_measured_at_its_sizes(records: Sequence[
         of_blocks(own, "fla-core", 65536, median_ms=23.1, case_id="c"),
     ]
     found = {
-        (c.claim.package, c.claim.shape.get("T")): c.measured
-        for c in claimed.beside("selection_blocks", "forward", rows)
+        (claim.package, claim.shape.get("T")): measured
+        for claim, measured in claimed("selection_blocks", "forward", rows)
     }
     [measured] = found[name, 65536]
     assert measured.startswith("nsa_triton takes 19.8 ms on the device on ")
     [measured] = found[name, 8192]
     assert measured.startswith("nsa_triton is wrong on ")
-    assert found["fla-core", 8192] == (claimed.NOT_HERE,)
+    assert found["fla-core", 8192] == (NOT_HERE,)
+    for changed in ({"block_size": 32}, {"B": 2}):  # other sizes
+        other = replace(rows[0], shape={**rows[0].shape, **changed})
+        elsewhere = claimed("selection_blocks", "forward", [other])
+        assert {measured for _, measured in elsewhere} == {(NOT_HERE,)}
     text = page(rows)
     assert "24.51 ms, FlashAttention 187.2 ms, at T=65536 B=1 HQ=64 H=4 D=128 S=16 block" in text
     assert 'href="https://github.com/XunhaoLai/native-sparse-attention-triton#benchmarks"' in text
-
-
-def test_what_ran_at_other_sizes_of_blocks_is_not_beside_a_claim(
-    records: Sequence[Record],
-) -> None:
-    own = next(r for r in records if r.role is Role.BASELINE)
-    name = "native-sparse-attention-triton"
-    row = of_blocks(own, name, 65536, median_ms=19.8)
-    for changed in ({"block_size": 32}, {"B": 2}):
-        other = replace(row, shape={**row.shape, **changed})
-        found = claimed.beside("selection_blocks", "forward", [other])
-        assert {c.measured for c in found} == {(claimed.NOT_HERE,)}
-    sizes = {"block", "stride", "block_size", "n_selected"}
-    assert all(sizes <= set(c.shape) for c in claims.of("nsa_attention", "forward"))
 
 
 def test_a_claim_in_sum_is_beside_a_board_that_has_its_library(records: Sequence[Record]) -> None:
@@ -127,14 +116,14 @@ def test_a_claim_in_sum_is_beside_a_board_that_has_its_library(records: Sequence
 
     def said(package: str, **changed: object) -> tuple[str, ...]:
         rows = [of_blocks(own, package, 65536, **changed)]
-        found = claimed.beside("selection_blocks", "forward", rows)
-        [measured] = [c.measured for c in found if c.claim.times]
+        found = claimed("selection_blocks", "forward", rows)
+        [measured] = [measured for claim, measured in found if claim.times]
         return measured
 
     fsa = "Flash-Sparse-Attention"
-    assert said(fsa) == (claimed.IN_SUM,)
-    assert said("fla-core") == (claimed.NOT_HERE,)
-    assert said(fsa, status=Status.WRONG, median_ms=None) == (claimed.NOT_HERE,)
+    assert said(fsa) == (IN_SUM,)
+    assert said("fla-core") == (NOT_HERE,)
+    assert said(fsa, status=Status.WRONG, median_ms=None) == (NOT_HERE,)
 
 
 @pytest.mark.parametrize("claim", claims.CLAIMS)
@@ -167,11 +156,6 @@ def test_of_several_runs_the_latest_that_is_half_as_large_says(records: Sequence
     assert {b.run_id for b in leaderboards([("later", few), ("earlier", records)])} == {"earlier"}
     assert {b.run_id for b in leaderboards([("later", records), ("earlier", few)])} == {"later"}
     assert {b.run_id for b in leaderboards([("later", few), ("earlier", few)])} == {"later"}
-    crashed = [
-        replace(r, status=Status.CRASHED) if r.implementation == "mine" else r for r in records
-    ]
-    most = [r for r in records if r.case_id != one]
-    assert {b.run_id for b in leaderboards([("mended", most), ("earlier", crashed)])} == {"mended"}
 
 
 def test_a_larger_run_without_the_libraries_says_nothing_of_them(records: Sequence[Record]) -> None:
@@ -183,19 +167,28 @@ def test_a_larger_run_without_the_libraries_says_nothing_of_them(records: Sequen
     for without in (alone, failed):
         boards = leaderboards([("without", without), ("beside them", few)])
         assert {b.run_id for b in boards} == {"beside them"}
-    invented = [
-        replace(r, package=f"{r.implementation} made it up", role=role)
-        for r in few
-        for role in (Role.CANDIDATE, Role.BASELINE)
-    ]
+    invented = [replace(r, package=f"{r.implementation} made it up") for r in few]
     own = [replace(r, package="fla-core", role=Role.CANDIDATE) for r in few]
-    beside = [replace(r, package="fla-core", role=Role.ALTERNATIVE) for r in few]
-    for little in (invented, own, [*own, *beside]):
+    for little in (invented, own):
         boards = leaderboards([("little", little), ("without", alone)])
         assert {b.run_id for b in boards} == {"without"}, "no library that nsabench knows is there"
     untimed = [replace(r, queued_ms=None) if r.package else r for r in few]
     boards = leaderboards([("without", alone), ("little", untimed)])
     assert [b.run_id for b in boards] == ["little", "without"], "by regime"
+
+
+def test_what_is_wrong_stands_last_with_why(records: Sequence[Record]) -> None:
+    wrong = [
+        replace(r, status=Status.WRONG, diagnosis="attends to one key", median_ms=None)
+        if r.role is Role.CANDIDATE and r.length == 64
+        else r
+        for r in records
+    ]
+    device, _ = leaderboards([("run", wrong)])
+    *right, last = device.entries
+    assert (last.implementation, last.right, last.cases) == ("mine", 12, 16)
+    assert last.wrong == "wrong: attends to one key (4 of 16)"
+    assert right and not any(entry.wrong for entry in right)
 
 
 def test_software_that_is_no_pair_stands_last(records: Sequence[Record]) -> None:

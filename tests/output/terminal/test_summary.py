@@ -10,13 +10,11 @@ import pytest
 from rich.console import Console
 
 from nsabench.assessment import threshold
-from nsabench.execution.folder import RunFolder
 from nsabench.execution.run import Finished
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import Kind, Regime, Role, Status
+from nsabench.model.vocabulary import Kind, Regime, Status
 from nsabench.output import terminal
 from nsabench.output.report import Facts
-from nsabench.output.report.facts import standings
 from tests.assessment.pays.test_pays import ladder
 from tests.runs import Made, make_run
 
@@ -42,8 +40,12 @@ def shown(
     folder = make_run(tmp_path / "run", made, change=own(mine))  # type: ignore[arg-type]
     facts = Facts.read(folder)
     threshold.write(facts.decisions, folder / "thresholds.yaml")
+    return summary(facts, width=width, verbose=verbose)
+
+
+def summary(facts: Facts, *, width: int, verbose: bool = False) -> str:
     console = Console(file=io.StringIO(), width=width, markup=False)
-    finished = Finished(RunFolder(folder), facts.plan, facts.results, 2.0, 1.0, queue_s=0.25)
+    finished = Finished(facts.folder, facts.plan, facts.results, 2.0, 1.0, queue_s=0.25)
     terminal.print_summary(finished, console, verbose=verbose)
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     return text
@@ -75,23 +77,13 @@ def test_what_the_harness_and_the_queue_take_is_said(tmp_path: Path) -> None:
 def test_a_ratio_over_a_slow_loop_alone_is_in_no_average(tmp_path: Path) -> None:
     """`113.76x as fast` stood in a panel, over a loop in torch, and in the page as well."""
 
-    def general(plan: Plan) -> Plan:
-        infos = [
-            i.model_copy(update={"kind": Kind.GENERAL}) if i.role is Role.BASELINE else i
-            for i in plan.implementations
-        ]
-        return plan.model_copy(update={"implementations": infos})
-
-    made = Made(ratio=lambda length: 2.0 if length == 64 else 50.0, lengths=(64, 128))
-    folder = make_run(tmp_path / "run", made, change=general)
-    facts = Facts.read(folder)
-    console = Console(file=io.StringIO(), width=200, markup=False)
-    finished = Finished(RunFolder(folder), facts.plan, facts.results, 2.0, 1.0)
-    terminal.print_summary(finished, console)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
+    ratio = {64: 2.0, 128: 50.0}
+    made = Made(kind=Kind.GENERAL, ratio=ratio.__getitem__, lengths=(64, 128))
+    facts = Facts.read(make_run(tmp_path / "run", made))
+    text = summary(facts, width=200)
     assert "device: 2.00x as fast (1.99 to 2.0" in text
     assert "no specialised baseline in 4" in text
-    [standing] = standings(facts)
+    [standing] = facts.standings
     assert len(standing.speedups[Regime.DEVICE]) == 4
     assert standing.averages == {Regime.DEVICE: pytest.approx(2.0, rel=0.02)}
 
@@ -119,12 +111,8 @@ def test_what_pays_is_told_in_full(tmp_path: Path) -> None:
         for queries, keys in heads
         for r in ladder(rungs)
     ]
-    results = replace(facts.results, records=paying)
-    console = Console(file=io.StringIO(), width=80, markup=False)
-    terminal.print_summary(
-        Finished(RunFolder(tmp_path / "run"), facts.plan, results, 2.0, 1.0), console
-    )
-    said = " ".join(panel(console.file.getvalue()))  # type: ignore[attr-defined]
+    facts = replace(facts, results=replace(facts.results, records=paying))
+    said = " ".join(panel(summary(facts, width=80)))
     told = [f"{queries}/{keys} forward from T = 16384" for queries, keys in heads]
     assert f"nsa_attention pays by its kernels alone (device): {'; '.join(told)}" in said
 
@@ -147,20 +135,15 @@ def test_what_is_alike_is_said_once(tmp_path: Path) -> None:
     assert "its traceback and what it printed:" in text
 
 
-def test_many_candidates_do_not_fill_the_panel(tmp_path: Path) -> None:
-    names = tuple(f"k{n}" for n in range(6))
-    lines = panel(shown(tmp_path, Made(implementations=names, lengths=(64, 128)), mine=""))
-    assert len(lines) <= 10 and any(line.startswith("decision (device): ") for line in lines)
-    told = [line for line in lines if ": RIGHT " in line]
-    left = 6 - len(told)
-    assert told and (not left or any(f"and {left} more candidate" in line for line in lines))
-
-
-def test_a_fourth_candidate_is_told_of_where_there_is_room(tmp_path: Path) -> None:
-    names = tuple(f"k{n}" for n in range(4))
+@pytest.mark.parametrize(("count", "least"), [(4, 4), (6, 1)])
+def test_many_candidates_do_not_fill_the_panel(tmp_path: Path, count: int, least: int) -> None:
+    names = tuple(f"k{n}" for n in range(count))
     lines = panel(shown(tmp_path, Made(implementations=names), mine=""))
-    assert sum(": RIGHT " in line for line in lines) == 4
-    assert sum(line.startswith("decision") for line in lines) == 1
+    assert len(lines) <= 10 and sum(line.startswith("decision") for line in lines) == 1
+    told = [line for line in lines if ": RIGHT " in line]
+    left = count - len(told)
+    assert len(told) >= least
+    assert not left or any(f"and {left} more candidate" in line for line in lines)
 
 
 def test_what_is_so_in_all_regimes_is_said_once(tmp_path: Path) -> None:

@@ -12,6 +12,9 @@ from nsabench.model.record import Record
 from nsabench.output import terminal
 from nsabench.output.terminal import tables
 
+SIZES = ("B", "S", "G", "H", "D", "Dv", "S_kv", "n_spans", "L")
+OF_ROWS = {"op": "selection_rows", **dict.fromkeys(("B", "S", "G", "Dv", "S_kv", "n_spans"))}
+
 
 def record(**what: Any) -> Record:
     usual = {
@@ -35,33 +38,31 @@ def record(**what: Any) -> Record:
         "speedup": 0.612,
         "speedup_lo": 0.0031,
         "speedup_hi": 171.7,
-        **dict(
-            zip(
-                ("B", "S", "G", "H", "D", "Dv", "S_kv", "n_spans", "L"),
-                range(1024, 1033),
-                strict=True,
-            )
-        ),
+        **dict(zip(SIZES, range(1024, 1033), strict=True)),
     }
     return Record.from_row({**usual, **what})
 
 
+def shown(*records: Record, width: int = 160) -> str:
+    file = StringIO()
+    Console(file=file, width=width).print(tables.candidates_table(records, width))
+    return file.getvalue()
+
+
 @pytest.mark.parametrize("width", [120, 160])
 def test_no_number_and_no_verdict_is_cut_off(width: int) -> None:
-    file = StringIO()
     beaten = record(role="baseline", implementation="sdpa_heads_as_queries_efficient")
-    Console(file=file, width=width).print(terminal.candidates_table([record(), beaten]))
-    text = file.getvalue()
+    text = shown(record(), beaten, width=width)
     assert "…" not in text
-    for whole in ("out_of_memory", "1.2e-05", "190.4", "98%", "0.612 [0.003, 171.700]"):
+    numbers = ("1.2e-05", "190.4", "98%", "0.612 [0.003, 171.700]")
+    for whole in ("out_of_memory", "inconclusive", *numbers):
         assert whole in text
-    assert "inconclusive" in text
 
 
 @pytest.mark.parametrize("width", [80, 120, 160])
 def test_no_name_is_broken_into_pieces(width: int) -> None:
     ours = record(
-        op="selection_rows",
+        **OF_ROWS,
         status="ok",
         implementation="mine_tail",
         best_baseline="sdpa_gqa_flash",
@@ -69,11 +70,8 @@ def test_no_name_is_broken_into_pieces(width: int) -> None:
         host_us=14.0,
         launches=13,
         queue_verdict="slower",
-        **dict.fromkeys(("B", "S", "G", "Dv", "S_kv", "n_spans")),
     )
-    file = StringIO()
-    Console(file=file, width=width).print(terminal.candidates_table([ours], width))
-    text = file.getvalue()
+    text = shown(ours, width=width)
     assert "mine_tail" in text and "candidate" in text
     assert ("sdpa_gqa_flash" in text) is (width == 160)
 
@@ -82,68 +80,50 @@ def test_no_name_is_broken_into_pieces(width: int) -> None:
     ("width", "host"), [(120, None), (160, "422, 13"), (220, "422 [410, 455], 13")]
 )
 def test_what_a_call_costs_its_caller_stands_beside_it(width: int, host: str | None) -> None:
-    ours = record(
-        status="ok",
-        implementation="mine",
-        queued_ms=0.494,
-        host_us=422.0,
-        host_p20_us=410.0,
-        host_p80_us=455.0,
-        launches=13,
-    )
-    file = StringIO()
-    Console(file=file, width=width).print(terminal.candidates_table([ours], width))
-    assert (host in file.getvalue()) if host else ("422" not in file.getvalue())
+    host_us = {"host_us": 422.0, "host_p20_us": 410.0, "host_p80_us": 455.0}
+    ours = record(status="ok", implementation="mine", queued_ms=0.494, launches=13, **host_us)
+    text = shown(ours, width=width)
+    assert (host in text) if host else ("422" not in text)
 
 
-def test_a_verdict_with_an_unproven_check_behind_it_is_marked() -> None:
-    def shown(*records: Record) -> str:
-        file = StringIO()
-        Console(file=file, width=160).print(terminal.candidates_table(records))
-        return file.getvalue()
-
-    proven = record(status="ok", verdict="faster")
-    unproven = record(status="ok", verdict="faster", unproven="timer, baseline")
-    assert "faster*" not in shown(proven) and "* no control" not in shown(proven)
-    assert "faster*" in shown(unproven)
-    crashed = record(status="crashed", verdict="invalid", unproven="timer")
-    assert "invalid" in shown(crashed) and "invalid*" not in shown(crashed)
-    assert "* no control showed that each check behind it works" in shown(unproven)
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ({"verdict": "faster"}, "device faster"),
+        ({"verdict": "faster", "queue_verdict": "slower"}, "device faster, queue slower"),
+        ({"verdict": "same", "mode": "graph"}, "graph same"),
+        ({"verdict": None}, "-"),
+        ({"median_ms": None, "unproven": "timer", "queue_verdict": "inconclusive"}, "not timed"),
+        ({"verdict": "faster", "unproven": "timer, baseline"}, "device faster*"),
+        ({"status": "crashed", "verdict": "invalid", "unproven": "timer"}, "device invalid"),
+        ({"verdict": "faster", "speedup": 4.0}, "device faster"),
+    ],
+)
+def test_no_verdict_stands_without_its_regime_and_its_mark(
+    what: dict[str, object], said: str
+) -> None:
+    own = record(**{"status": "ok", **what})
+    assert tables.standing(own) == said
+    assert ("* no control showed that each check behind it works" in shown(own)) is ("*" in said)
 
 
 def test_a_verdict_with_something_to_bear_in_mind_is_marked() -> None:
-    def shown(**changed: object) -> str:
-        file = StringIO()
-        table = terminal.candidates_table([record(status="ok", verdict="faster", **changed)])
-        Console(file=file, width=160).print(table)
-        return file.getvalue()
-
-    general = shown(caution="no specialised baseline", speedup=4.0)
+    bear = {"status": "ok", "verdict": "faster", "caution": "no specialised baseline"}
+    general = shown(record(**bear, speedup=4.0))
     assert "faster†" in general and "† no specialised baseline" in general
-    assert "†" not in shown(speedup=4.0)
-    queue = shown(
-        caution="no specialised baseline", speedup=1.5, queue_verdict="faster", queue_speedup=4.0
-    )
-    assert queue.count("faster†") == 1 and "† no specialised baseline" in queue
-    marked = record(
-        status="ok",
-        verdict="faster",
-        caution="no specialised baseline",
-        speedup=1.5,
-        queue_verdict="faster",
-        queue_speedup=4.0,
-    )
-    assert tables.standing(marked) == "device faster, queue faster†"
+    queue = record(**bear, speedup=1.5, queue_verdict="faster", queue_speedup=4.0)
+    assert tables.standing(queue) == "device faster, queue faster†"
+    assert "† no specialised baseline" in shown(queue)
 
 
-def test_what_others_wrote_is_no_markup() -> None:
+def test_what_others_wrote_is_no_markup_and_what_is_cut_off_says_so() -> None:
     reason = "ImportError: [/usr/lib/x.so] of [bold]"
     console = terminal.console()
-    console.file, console.width = StringIO(), 200
-    console.print(
-        terminal.baselines_table([record(role="baseline", status="crashed", reason=reason)])
-    )
-    assert reason in console.file.getvalue()
+    console.file, console.width = StringIO(), 240
+    crashed = record(role="baseline", status="crashed", reason=reason)
+    long = record(role="control", status="wrong", reason="x" * 101, caught="caught")
+    console.print(tables.baselines_table([crashed, long]))
+    assert reason in console.file.getvalue() and "x" * 99 + "…" in console.file.getvalue()
 
 
 @pytest.mark.parametrize(("columns", "width"), [("80", 80), ("", 160), ("wide", 160)])
@@ -152,35 +132,3 @@ def test_who_says_how_wide_it_is_gets_that(
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     assert terminal.console().width == width
-
-
-def test_what_is_cut_off_says_so() -> None:
-    console = terminal.console()
-    console.file, console.width = StringIO(), 240
-    crashed = record(role="control", status="wrong", reason="x" * 101, caught="caught")
-    console.print(terminal.baselines_table([crashed]))
-    assert "x" * 99 + "…" in console.file.getvalue()
-
-
-def test_no_verdict_stands_without_its_regime() -> None:
-    assert tables.standing(record(status="ok", verdict="faster")) == "device faster"
-    both = record(status="ok", verdict="faster", queue_verdict="slower")
-    assert tables.standing(both) == "device faster, queue slower"
-    assert tables.standing(record(status="ok", verdict="same", mode="graph")) == "graph same"
-    assert tables.standing(record(status="ok", verdict=None)) == "-"
-
-
-def test_what_was_not_timed_says_so_and_not_that_it_is_inconclusive() -> None:
-    checked = record(
-        op="selection_rows",
-        status="ok",
-        implementation="mine",
-        median_ms=None,
-        unproven="timer",
-        queue_verdict="inconclusive",
-        **dict.fromkeys(("B", "S", "G", "Dv", "S_kv", "n_spans")),
-    )
-    assert tables.standing(checked) == "not timed"
-    file = StringIO()
-    Console(file=file, width=80).print(terminal.candidates_table([checked], 80))
-    assert "not timed" in file.getvalue() and "* no control" not in file.getvalue()

@@ -8,7 +8,7 @@ const CELL_COLUMNS = [
   { key: "implementation", fill: (cell, r) => { cell.append(Object.assign(document.createElement("code"), { textContent: r.implementation })); } },
   { key: "run" }, compareTag("change", "status changed"), compareTag("status", "status"),
   compareTag("difference", "time"),
-  { key: "ratio", title: "ratio [95 %]", number: true, text: (r) => interval(r.ratio, r.ratio_lo, r.ratio_hi) },
+  { key: "ratio", title: "ratio [95 %]", number: true, text: (r) => interval(r.ratio, r.lo, r.hi) },
   { key: "median_ms", title: "median ms", number: true, text: (r) => digits(r.median_ms, 4) },
   { key: "speedup", title: "speed-up over its baseline", number: true, text: (r) => interval(r.speedup, r.speedup_lo, r.speedup_hi) },
   { key: "verdict", text: (r) => [r.verdict, r.regime, r.caution].filter(Boolean).join(" "), fill: (cell, r) => { tag(cell, r.verdict); bear(cell, r.verdict && r.regime); bear(cell, r.verdict && r.caution); } }, { key: "best_baseline", title: "best baseline" },
@@ -37,7 +37,7 @@ function matrixRows() {
       log2: value === null ? null : Math.log2(value),
       cell: start ? `${digits(r.median_ms, 3)} ms` : value === null ? r.status : `${SYMBOL[word] || ""} ${value.toFixed(2)}${what === "speedup" && r.caution ? " †" : ""}`,
       speed: interval(r.speedup, r.speedup_lo, r.speedup_hi) + (r.caution ? `, ${r.caution}` : ""),
-      times: interval(r.ratio, r.ratio_lo, r.ratio_hi),
+      times: interval(r.ratio, r.lo, r.hi),
       time: digits(r.median_ms, 4),
       said: r.reason || r.why || "–",
     };
@@ -63,7 +63,7 @@ function drawRatios() {
   const many = report.runs.length > 2;
   const rows = chosen().filter((r) => r.ratio !== null).map((r) => ({
     ...r, who: many ? `${r.implementation} · ${r.run}` : r.implementation,
-    times: interval(r.ratio, r.ratio_lo, r.ratio_hi),
+    times: interval(r.ratio, r.lo, r.hi),
   }));
   const means = distinct(rows, "who").sort().map((who) => {
     const logs = rows.filter((r) => r.who === who).map((r) => Math.log(r.ratio));

@@ -10,7 +10,7 @@ async function unpack() {
   const { count, texts, numbers, strings, ...rest } = data;
   report.records = Array.from({ length: count }, (_, index) => {
     const record = { index };
-    for (const [key, column] of Object.entries(texts)) record[key] = column[index] === null ? null : strings[column[index]];
+    for (const [key, column] of Object.entries(texts)) record[key] = strings[column[index]];
     for (const [key, column] of Object.entries(numbers)) record[key] = column[index];
     return record;
   });
