@@ -64,15 +64,6 @@ def main() -> None:
         error.show(message)
         say(message.getvalue(), err=True, nl=False)
         sys.exit(error.exit_code)
-    except NsabenchError as error:
-        if "--debug" in sys.argv:
-            raise
-        say(f"nsabench: {shown(error)}", err=True)
-        if error.remedy:
-            say(f"  remedy: {shown(error.remedy)}", err=True)
-        if error.folder:  # by whom it is resumed, and how, depends on who began it
-            say(f"  what was measured is kept in {error.folder}: resume it then", err=True)
-        sys.exit(error.exit_code)
     except MemoryError:
         say(f"nsabench: what was read takes more than {size(limits.MEMORY)} of memory", err=True)
         say("  remedy: get the files again from where they were made.", err=True)
@@ -83,10 +74,22 @@ def main() -> None:
     except Exception as error:
         if "--debug" in sys.argv:
             raise
+        sys.exit(_explained(error))
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _explained(error: Exception) -> int:
+    """Print what happened and what to do about it; return the exit code."""
+    if not isinstance(error, NsabenchError):
         say(f"nsabench: a fault of nsabench itself: {type(error).__name__}: {error}", err=True)
         say("  remedy: run it with `nsabench --debug ...` and report what it prints.", err=True)
-        sys.exit(1)
-    sys.exit(code if isinstance(code, int) else 0)
+        return 1
+    say(f"nsabench: {shown(error)}", err=True)
+    if error.remedy:
+        say(f"  remedy: {shown(error.remedy)}", err=True)
+    if error.folder:  # what resumes it, and how, depends on how it was begun
+        say(f"  what was measured is kept in {error.folder}: resume it then", err=True)
+    return error.exit_code
 
 
 def _interrupted(error: BaseException) -> int:

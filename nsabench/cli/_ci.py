@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nsabench.cli._say import say
+from nsabench.cli._trust import refuse_signed
 from nsabench.errors import UsageError
-from nsabench.evidence.manifest import signed_around
 from nsabench.output import ci
 from nsabench.output.ci import Test
 
 
 def tell(tests: Sequence[Test], junit: Path | None, name: str, kernels: str = "") -> None:
-    """JUnit XML where it is asked for; on a runner of GitHub's, annotations on standard error,
-    where it looks for them, too. kernels: the user's file."""
+    """Write JUnit XML if it is asked for. On a runner of GitHub, also print annotations on standard
+    error, where it looks for them. kernels: the user's file."""
     if junit is not None:
         ci.write_junit(tests, junit, name)
     if os.environ.get("GITHUB_ACTIONS") == "true":
@@ -23,14 +23,14 @@ def tell(tests: Sequence[Test], junit: Path | None, name: str, kernels: str = ""
             say(line, err=True)
 
 
-def outside_the_run(junit: Path | None, out: Path | None) -> None:
-    """Raises `UsageError` for a file inside the run, or any that is signed: it would not be among
-    what is."""
+def outside_the_run(junit: Path | None, out: Path | None = None) -> None:
+    """Raises `UsageError` for a file inside the run at `out`, or inside any signed run."""
     if junit is None:
         return
-    if signed_around(junit) or (out is not None and out.resolve() in junit.resolve().parents):
+    refuse_signed(f"--junit {junit}", junit)
+    if out is not None and out.resolve() in junit.resolve().parents:
         raise UsageError(
-            f"--junit {junit} lies in the folder of a run, which is signed as it is",
+            f"--junit {junit} is in the folder of the run, which will be signed as it is",
             "name a file beside it.",
         )
 

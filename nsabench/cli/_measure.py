@@ -1,10 +1,13 @@
-"""Measure a plan with progress on the terminal, for `all` and `run`."""
+"""Measuring with progress on the terminal, and the end of a run, for `all` and `run`."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from nsabench import conclusion
+from nsabench.assessment.failures import failures
+from nsabench.cli._ci import outside_the_run, tell
 from nsabench.cli._options import Measuring
 from nsabench.cli._say import say
 from nsabench.errors import Interrupted, UsageError
@@ -12,12 +15,13 @@ from nsabench.execution import estimate, run
 from nsabench.execution.run import Finished
 from nsabench.machine.memory import memory_of
 from nsabench.model.plan import Plan
-from nsabench.output import events, terminal
+from nsabench.output import ci, events, terminal
 from nsabench.planning.narrow import Narrowed
 
 
 def measure(asked: Measuring, *, fit: bool) -> Finished:
-    """Start or continue a run. fit: refuse a machine that is unfit."""
+    """Start or resume a run. fit: check the machine first."""
+    outside_the_run(asked.junit, asked.out or asked.resume)
     signer = conclusion.prepare()
     for exposure in signer.exposed if signer is not None else ():
         say(
@@ -35,6 +39,18 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
     wanted = None if asked == _resuming(asked) else _plan(asked)
     with _named(fit), shown as progress:
         return conclusion.resume(asked.resume, progress, plan=wanted, signer=signer, fit=fit)
+
+
+def show(finished: Finished, asked: Measuring, signed: str = "") -> int:
+    """Show the end of a run, and return the exit code. signed: what was said of its signature."""
+    if asked.as_json:
+        events.finished(finished, signed)
+    else:
+        terminal.print_summary(finished, terminal.console(), verbose=asked.verbose)
+        if signed:
+            say(signed)
+    tell(ci.of_run(finished.results), asked.junit, finished.plan.run_id, finished.plan.kernels)
+    return 1 if failures(finished.results) else 0
 
 
 def _plan(asked: Measuring) -> Plan:

@@ -14,6 +14,12 @@ from nsabench import ops
 from nsabench.model.vocabulary import MARGIN
 from nsabench.planning.shards import ALL
 
+PATH = click.Path(path_type=Path)
+FILE = click.Path(path_type=Path, dir_okay=False)
+FOLDER = click.Path(path_type=Path, file_okay=False)
+EXISTING_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
+EXISTING_FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)
+
 matrices = click.argument("matrices", nargs=-1, metavar="[MATRIX]...")
 device = click.option(
     "--device",
@@ -24,14 +30,14 @@ device = click.option(
 )
 kernels = click.option(
     "--kernels",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE.py",
     help="A file of your own with @nsabench.implementation functions.",
 )
 ops_file = click.option(
     "--ops",
     "ops_file",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE.py",
     help="A file of your own that holds an op, under the name OP.",
 )
@@ -55,38 +61,17 @@ no_sandbox = click.option(
     help="Let kernels read and write whatever this user may; the run says so.",
 )
 out = click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Folder of the run. Default: results/RUN_ID.",
+    "--out", type=FOLDER, metavar="DIR", help="Folder of the run. Default: results/RUN_ID."
 )
 resume = click.option(
     "--resume",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER,
     metavar="DIR",
     help="Continue the run in this folder. With a matrix or other options, start it there if it "
     "does not exist.",
 )
 quick = click.option("--quick", is_flag=True, help="The small matrix `quick` instead of all.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program to read.")
-
-
-def _load_op(context: click.Context, parameter: click.Parameter, value: Path | None) -> None:
-    if value is not None:
-        ops.load_file(value)
-
-
-# Of a command that reads runs: all that it needs is that the op is there.
-ops_of_the_run = click.option(
-    "--ops",
-    type=click.Path(path_type=Path),
-    metavar="FILE.py",
-    expose_value=False,
-    callback=_load_op,
-    help="The file with the op that the run was made with, if it was one of your own.",
-)
-
-
 where = click.option(
     "--where",
     multiple=True,
@@ -106,14 +91,39 @@ tag = click.option(
 verbose = click.option(
     "-v", "--verbose", is_flag=True, help="Every baseline, control and finding, a line each."
 )
-
 junit = click.option(
     "--junit",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     metavar="FILE.xml",
     help="Write what passed and failed as JUnit XML, which CI systems show.",
 )
 open_page = click.option("--open", "open_page", is_flag=True, help="Show the page in a browser.")
+
+
+def _load_op(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
+    if value is None:
+        return None
+    ops.load_file(value.absolute())
+    return value.absolute()
+
+
+loaded_ops = click.option(
+    "--ops",
+    "ops_file",
+    type=PATH,
+    metavar="FILE.py",
+    callback=_load_op,
+    help="A file of your own that holds an op, under the name OP.",
+)
+# For a command that reads runs: all that it needs is that the op is there.
+ops_of_the_run = click.option(
+    "--ops",
+    type=PATH,
+    metavar="FILE.py",
+    expose_value=False,
+    callback=_load_op,
+    help="The file with the op that the run was made with, if it was one of your own.",
+)
 
 
 @dataclass(frozen=True)
@@ -140,26 +150,14 @@ class Measuring:
 
 
 def asked_again(asked: Measuring) -> list[str]:
-    """The words that ask for the same measurement again, without --out, --resume and --shard."""
+    """Return the words that ask for the same measurement, without --out, --resume and --shard."""
     words = [*asked.matrices, "--device", asked.device, "--margin", repr(asked.margin)]
-    for name, value in (
-        ("--kernels", asked.kernels),
-        ("--ops", asked.ops_file),
-        ("--tag", asked.tag),
-    ):
-        words += [name, str(value)] if value else []
-    for name, values in (
-        ("--where", asked.where),
-        ("--only", asked.only),
-    ):
-        words += [word for value in values for word in (name, str(value))]
-    for name, flag in (
-        ("--quick", asked.quick),
-        ("--no-sandbox", asked.no_sandbox),
-        ("--verbose", asked.verbose),
-    ):
-        words += [name] if flag else []
-    return words
+    texts = {"--kernels": asked.kernels, "--ops": asked.ops_file, "--tag": asked.tag}
+    flags = {"--quick": asked.quick, "--no-sandbox": asked.no_sandbox, "--verbose": asked.verbose}
+    words += [word for name, text in texts.items() if text for word in (name, str(text))]
+    for name, values in (("--where", asked.where), ("--only", asked.only)):
+        words += [word for value in values for word in (name, value)]
+    return [*words, *(name for name, flag in flags.items() if flag)]
 
 
 # What a plan is made of. The last one is the first that `--help` shows.
@@ -175,10 +173,8 @@ def measuring(
 
     @functools.wraps(command)
     def called(**given: Any) -> Any:
-        own = {name: value for name, value in given.items() if name not in names}
-        return command(
-            Measuring(**{name: value for name, value in given.items() if name in names}), **own
-        )
+        asked = {name: given.pop(name) for name in names & given.keys()}
+        return command(Measuring(**asked), **given)
 
     with_options: Callable[..., Any] = called
     for option in options:

@@ -1,18 +1,19 @@
-"""What commands that read a run have in common: is it what was signed?"""
+"""What commands ask of a run before they read or write beside it: is it what was signed?"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from nsabench.cli._say import say
-from nsabench.evidence.manifest import refuse_altered
+from nsabench.errors import UsageError
+from nsabench.evidence.manifest import refuse_altered, signed_around
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.execution.folder import RunFolder
 
 
 def admit(run: Path) -> None:
-    """Say so if the run is unsigned. Raises `UsageError` when there is none, `VerificationFailed`
-    when it was altered, or a file of it leads elsewhere."""
+    """Say so if the run is unsigned. Raises `UsageError` without a run, and `VerificationFailed` if
+    it was altered or holds a link."""
     RunFolder.existing(run).refuse_links()
     if refuse_altered(run) is Trust.UNSIGNED:
         say_unsigned(run)
@@ -21,3 +22,12 @@ def admit(run: Path) -> None:
 def say_unsigned(run: Path) -> None:
     """On standard error: what a command prints may be read by a program."""
     say(f"nsabench: {run} is unsigned: nothing shows that it was not altered", err=True)
+
+
+def refuse_signed(what: str, path: Path) -> None:
+    """Raises `UsageError` for a file inside a signed run: it would not be among what is signed."""
+    if signed_around(path) is not None:
+        raise UsageError(
+            f"{what} is in the folder of a run, which is signed as it is",
+            "name a file beside it.",
+        )

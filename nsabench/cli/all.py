@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import click
 
-from nsabench.assessment.failures import failures
 from nsabench.cli import _options
-from nsabench.cli._ci import outside_the_run, tell
 from nsabench.cli._devices import measure_on
-from nsabench.cli._measure import measure
-from nsabench.cli._open import show_page
+from nsabench.cli._measure import measure, show
 from nsabench.cli._options import Measuring
-from nsabench.cli._say import say
+from nsabench.cli._say import show_page
 from nsabench.conclusion import finish
-from nsabench.output import ci, events, report, terminal
+from nsabench.output import report
 
 
 @click.command("all")
@@ -31,19 +28,12 @@ def command(asked: Measuring, devices: str | None) -> int:
 
     Example: nsabench all matrices/selection_rows.yaml --kernels mine.py
     """
-    outside_the_run(asked.junit, asked.out or asked.resume)
     if devices is not None:
         code = measure_on(asked, devices)
         if code is not None:
             return code
     finished = measure(asked, fit=True)
-    signed = finish(finished)
-    if asked.as_json:
-        events.finished(finished, signed)
-    else:
-        terminal.print_summary(finished, terminal.console(), verbose=asked.verbose)
-        say(signed)
-    tell(ci.of_run(finished.results), asked.junit, finished.plan.run_id, finished.plan.kernels)
+    code = show(finished, asked, finish(finished))
     if asked.open_page:
         show_page(finished.folder.path / report.HTML)
-    return 1 if failures(finished.results) else 0
+    return code

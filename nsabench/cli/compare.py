@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Literal
 
@@ -10,10 +9,8 @@ import click
 
 from nsabench.cli import _options
 from nsabench.cli._ci import outside_the_run, tell
-from nsabench.cli._say import say
-from nsabench.cli._trust import say_unsigned
-from nsabench.errors import UsageError
-from nsabench.evidence.manifest import signed_around
+from nsabench.cli._say import say, say_json
+from nsabench.cli._trust import refuse_signed, say_unsigned
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.output import ci, compare, terminal
 from nsabench.output.compare import document, markdown, tables
@@ -22,11 +19,7 @@ from nsabench.planning.narrow import Narrowed
 
 @click.command("compare")
 @click.argument(
-    "runs",
-    nargs=-1,
-    required=True,
-    metavar="RUN RUN...",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    "runs", nargs=-1, required=True, metavar="RUN RUN...", type=_options.EXISTING_FOLDER
 )
 @click.option(
     "--intersection",
@@ -58,10 +51,7 @@ from nsabench.planning.narrow import Narrowed
 )
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown.")
 @click.option(
-    "--html",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write a page with the version matrix.",
+    "--html", type=_options.FILE, metavar="FILE", help="Write a page with the version matrix."
 )
 @_options.junit
 @_options.ops_of_the_run
@@ -80,20 +70,17 @@ def command(
 ) -> int:
     """Hold runs against the first one: other versions, GPUs, or commits.
 
-    Joined by case and implementation: statuses that changed, then the ratio of the median times
-    with its 95 % interval (above 1: the later run is faster), then from which length on ops pay in
-    each run, and candidates in each. Signed runs are verified first.
+    Runs are joined by case and implementation. The comparison shows statuses that changed, ratios
+    of median times with 95 % intervals (above 1: the later run is faster), from which length ops
+    pay in each run, and the candidates in each. Signed runs are verified first.
 
     Example: nsabench compare results/before results/after --fail-on regression
     """
     if as_json and as_markdown:
         raise click.UsageError("--json and --markdown exclude each other")
-    outside_the_run(junit, None)
-    if html is not None and signed_around(html) is not None:
-        raise UsageError(
-            f"--html {html} lies in the folder of a run, which is signed as it is",
-            "name a file beside it.",
-        )
+    outside_the_run(junit)
+    if html is not None:
+        refuse_signed(f"--html {html}", html)
     sides = [side.narrowed(Narrowed(where)) for side in compare.read(runs)]
     for side in sides:
         if side.trust is Trust.UNSIGNED:
@@ -104,7 +91,7 @@ def command(
 
         page.write(comparison, html)
     if as_json:
-        say(json.dumps(document.as_data(comparison), indent=1))
+        say_json(document.as_data(comparison))
     elif as_markdown:
         say(markdown.render(comparison), nl=False)
     else:
@@ -112,11 +99,9 @@ def command(
     for later, side in enumerate(comparison.later):
         doubtful = comparison.doubtful(later)
         if doubtful:
-            say(
-                f"undecided: {len(doubtful)} cells in {side.name}, such as "
-                f"{doubtful[0][0].name}: {doubtful[0][1].why}",
-                err=True,
-            )
+            cell, shift = doubtful[0]
+            example = f"such as {cell.name}: {shift.why}"
+            say(f"undecided: {len(doubtful)} cells in {side.name}, {example}", err=True)
     tests = ci.of_comparison(comparison, slower=fail_on != "status")
     tell(tests, junit, f"comparison with {comparison.first.name}")
     failed = [test for test in tests if test.failed] if fail_on else []

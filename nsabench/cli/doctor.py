@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from pathlib import Path
 
 import click
 
 from nsabench.cli import _options
-from nsabench.cli._say import say
+from nsabench.cli._say import say, say_json
 from nsabench.errors import EnvironmentRefused
 from nsabench.execution import run
 from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
@@ -22,7 +21,7 @@ from nsabench.output import terminal
 @_options.device
 @click.option(
     "--results",
-    type=click.Path(path_type=Path),
+    type=_options.PATH,
     default=Path("results"),
     help="Folder that will hold the runs; its disk is looked at.",
 )
@@ -39,13 +38,13 @@ def command(device: str, results: Path, as_json: bool) -> int:
         with closing(WorkerExecutor(chosen)) as executor:
             described = executor.describe()
     except GroupLost as lost:
-        # A worker that cannot even tell its versions is itself a finding, not a reason to stop.
+        # A worker that cannot tell its versions is a finding, not a reason to stop.
         described = None
         say(f"nsabench: torch could not be asked: {lost.reason}", err=True)
     environment = collect(described, None)
     problems = doctor.examine(environment, results=results)
     if as_json:
-        say(json.dumps(doctor.as_json(environment, problems), indent=1))
+        say_json(doctor.as_json(environment, problems))
     else:
         terminal.console().print(doctor.render(environment, problems))
     bad = doctor.worst(problems) is doctor.Severity.ERROR

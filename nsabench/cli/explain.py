@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
+from textwrap import indent
 
 import click
 from click.shell_completion import CompletionItem
 
 from nsabench.cli import _options
-from nsabench.cli._say import say
-from nsabench.output import explain
+from nsabench.cli._say import say, say_json
+from nsabench.output import explain, grouped
 
 
 def _complete(
@@ -38,14 +38,9 @@ def command(word: str | None, as_json: bool) -> None:
     else:
         meanings = explain.explain(word)
     if as_json:
-        say(json.dumps([asdict(meaning) for meaning in meanings], indent=1))
+        say_json([asdict(meaning) for meaning in meanings])
     elif word is None:
-        kinds = dict.fromkeys(meaning.kind for meaning in meanings)
-        for kind in kinds:
-            say(f"{kind}: " + ", ".join(m.word for m in meanings if m.kind == kind))
+        for kind, words in grouped(meanings, lambda meaning: meaning.kind).items():
+            say(f"{kind}: {', '.join(meaning.word for meaning in words)}")
     else:
-        say("\n\n".join(f"{m.word} ({m.kind})\n{_indented(m.text)}" for m in meanings))
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}".rstrip() for line in text.splitlines())
+        say("\n\n".join(f"{m.word} ({m.kind})\n{indent(m.text, '  ')}" for m in meanings))

@@ -17,8 +17,8 @@ from nsabench.output.report.files import replace
 
 @click.command("init")
 @click.argument("op")
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.py")
-@_options.ops_file
+@click.argument("file", type=_options.FILE, metavar="FILE.py")
+@_options.loaded_ops
 def command(op: str, file: Path, ops_file: Path | None) -> None:
     """Write FILE.py with an implementation of OP to start from, and a matrix beside it.
 
@@ -26,22 +26,16 @@ def command(op: str, file: Path, ops_file: Path | None) -> None:
 
     Example: nsabench init selection_rows mine.py
     """
-    if ops_file is not None:
-        ops.load_file(ops_file.absolute())
     name = file.stem
     if not name.isidentifier() or keyword.iskeyword(name) or file.suffix != ".py":
         raise UsageError(
             f"{file.name!r} cannot name an implementation", "give a file such as mine.py."
         )
-    of = ops.get(op)
-    texts = {
-        file: starter.kernel(of, name, str(ops_file or "")),
-        file.with_suffix(".yaml"): starter.matrix(of, name),
-    }
+    kernel = starter.kernel(ops.get(op), name, str(ops_file or ""))
+    texts = {file: kernel, file.with_suffix(".yaml"): starter.matrix(ops.get(op), name)}
     for path in texts:
         if path.exists():
             raise UsageError(f"{path} is there already", "give another name, or remove it.")
     for path, text in texts.items():
         say(replace(path, text))
-    with_ops = f" --ops {ops_file}" if ops_file else ""
-    say(f"next: nsabench check {file}{with_ops}")
+    say(f"next: nsabench check {file}" + (f" --ops {ops_file}" if ops_file else ""))

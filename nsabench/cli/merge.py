@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 from nsabench import conclusion
 from nsabench.cli import _options
-from nsabench.cli._say import say
+from nsabench.cli._say import say, say_json
 from nsabench.evidence.manifest.keys import trusted_keyids
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.fleet.merge import merge
@@ -19,24 +18,16 @@ from nsabench.signing import load_signer
 
 @click.command("merge")
 @click.argument(
-    "shards",
-    nargs=-1,
-    required=True,
-    metavar="SHARD...",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    "shards", nargs=-1, required=True, metavar="SHARD...", type=_options.EXISTING_FOLDER
 )
 @click.option(
-    "--out",
-    required=True,
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="RUN",
-    help="Folder of the merged run.",
+    "--out", required=True, type=_options.FOLDER, metavar="RUN", help="Folder of the merged run."
 )
 @click.option(
     "--key",
     "public",
     multiple=True,
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=_options.FILE,
     metavar="FILE.pub",
     help="A public key that you trust; may be given again. See also NSABENCH_TRUSTED_KEYS.",
 )
@@ -62,26 +53,26 @@ def command(
 
     Example: nsabench merge results/shard-* --out results/whole
     """
-    signer = conclusion.prepare() or load_signer()
     found = merge(
         shards,
         out,
-        signer,
+        conclusion.prepare() or load_signer(),
         trusted=trusted_keyids(public),
         require=Trust(require or (Trust.PINNED if public else Trust.EPHEMERAL)),
         note=lambda text: say(f"nsabench: {text}", err=True),
     )
     if as_json:
-        document = {
-            "run": str(out),
-            "run_id": found.plan.run_id,
-            "shards": [shard.model_dump() for shard in found.plan.shards],
-            "cases": len(found.plan.cases),
-            "records": found.records,
-            "outlying": found.outlying,
-            "failures": found.failed,
-        }
-        say(json.dumps(document, indent=1))
+        say_json(
+            {
+                "run": str(out),
+                "run_id": found.plan.run_id,
+                "shards": [shard.model_dump() for shard in found.plan.shards],
+                "cases": len(found.plan.cases),
+                "records": found.records,
+                "outlying": found.outlying,
+                "failures": found.failed,
+            }
+        )
     else:
         if found.finished is not None:
             terminal.print_summary(found.finished, terminal.console())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,10 +9,9 @@ import click
 
 from nsabench.assessment import labels
 from nsabench.cli import _options
-from nsabench.cli._say import say
+from nsabench.cli._say import say, say_json
 from nsabench.execution import estimate, run
 from nsabench.machine.memory import memory_of
-from nsabench.model.plan import ImplementationInfo, Plan
 from nsabench.planning.narrow import Narrowed
 
 
@@ -55,33 +52,19 @@ def command(
     estimate.refuse_unfitting(plan, memory_of(plan.device))
     takes = estimate.of_plan(plan)
     if as_json:
-        estimates = {case_id: asdict(one) for case_id, one in takes.items()}
-        say(json.dumps({**plan.model_dump(mode="json"), "estimates": estimates}, indent=1))
+        estimates = {case_id: asdict(took) for case_id, took in takes.items()}
+        say_json({**plan.model_dump(mode="json"), "estimates": estimates})
         return
     for planned in plan.cases:
-        one = takes[planned.id]
-        cost = f"{estimate.duration(one.seconds):>6}  {estimate.gigabytes(one.bytes):>8}"
+        took = takes[planned.id]
+        cost = f"{estimate.duration(took.seconds):>6}  {estimate.gigabytes(took.bytes):>8}"
         say(f"{planned.id}  {cost}  {labels.of_case(planned.case)}")
     for item in plan.implementations:
         say(f"  {item.role:9}  {item.op}  {item.name}  (from {item.source})")
-        for line in _alongside(plan, item):
-            say(f"             {line}")
-    total = estimate.duration(sum(one.seconds for one in takes.values()))
+        beside = sum(item.name in c.alongside for c in plan.cases if c.case.op == item.op)
+        if beside:  # the matrix leaves it out
+            cases = f"{beside} of {len(plan.cases)} cases"
+            say(f"             runs in {cases} for controls that wrap it, and is not to be beaten")
+    total = estimate.duration(sum(took.seconds for took in takes.values()))
     records = sum(len(c.implementations) for c in plan.cases)
     say(f"{len(plan.cases)} cases, {records} records, about {total} and as much again to compile")
-
-
-def _alongside(plan: Plan, item: ImplementationInfo) -> Iterator[str]:
-    """Where and why a baseline runs that the matrix leaves out."""
-    where = [c for c in plan.cases if c.case.op == item.op and item.name in c.alongside]
-    if where:
-        ran = {name for planned in where for name in planned.implementations}
-        wrappers = [
-            i.name
-            for i in plan.implementations
-            if i.op == item.op and i.wraps == item.name and i.name in ran
-        ]
-        yield (
-            f"runs along in {len(where)} of {len(plan.cases)} cases, for what wraps it "
-            f"({', '.join(wrappers)}); candidates are not held against it"
-        )

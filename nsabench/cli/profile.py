@@ -11,11 +11,11 @@ from tempfile import TemporaryDirectory
 
 import click
 
+from nsabench.cli import _options
 from nsabench.cli._say import say
-from nsabench.cli._trust import admit
+from nsabench.cli._trust import admit, refuse_signed
 from nsabench.errors import EnvironmentRefused, UsageError
-from nsabench.evidence.manifest import signed_around
-from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
+from nsabench.model.plan import Plan
 from nsabench.output import reproduction
 from nsabench.output.report.files import replace
 from nsabench.planning.yaml_document import nearest
@@ -28,12 +28,12 @@ TOOLS = {
 
 
 @click.command("profile")
-@click.argument("run", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("run", type=_options.FOLDER)
 @click.argument("case")
 @click.argument("implementation")
 @click.option(
     "--script",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=_options.FILE,
     metavar="FILE.py",
     help="Write a file that calls it on the same inputs, with torch alone, and stop there.",
 )
@@ -45,19 +45,14 @@ def command(
     """Look at one implementation on one case of a run, alone, with ncu or nsys.
 
     CASE is its id, or how it begins. With --script, no profiler is needed: the file calls the
-    implementation on the inputs that lie beside it, for a profiler or a bug report.
+    implementation on the inputs in the file beside it, for a profiler or a bug report.
 
     Example: nsabench profile results/rows 25b3bbb3bf1c mine --script alone.py
     """
     admit(run)
-    plan = Plan.read(run / "plan.json")
-    planned = _case(plan, case)
-    info = _implementation(plan, planned, implementation)
     if script is not None:
-        if script.suffix != ".py":
-            raise UsageError(f"{script} is no Python file", "give one such as alone.py.")
         _refuse_standing(script)
-        _write(run, plan, planned, info, script)
+        _write(run, case, implementation, script)
         say(script)
         say(script.with_suffix(".pt"))
         return
@@ -69,7 +64,7 @@ def command(
         )
     with TemporaryDirectory() as scratch:
         alone = Path(scratch) / "alone.py"
-        _write(run, plan, planned, info, alone)
+        _write(run, case, implementation, alone)
         done = subprocess.run([found, *TOOLS[found], out, sys.executable, str(alone)])
     if done.returncode:
         raise EnvironmentRefused(f"{found} ended with {done.returncode}", "read what it said.")
@@ -77,46 +72,34 @@ def command(
 
 def _refuse_standing(script: Path) -> None:
     """Raises `UsageError` where a file would be lost, or a signed run altered."""
+    if script.suffix != ".py":
+        raise UsageError(f"{script} is not a Python file", "give one such as alone.py.")
     for path in (script, script.with_suffix(".pt")):
         if os.path.lexists(path):
             raise UsageError(f"{path} is there already", "give another name, or remove it.")
-    signed = signed_around(script)
-    if signed is not None:
-        raise UsageError(
-            f"{script} lies in {signed}, which is signed as it is", "put it elsewhere."
-        )
+    refuse_signed(str(script), script)
 
 
-def _case(plan: Plan, given: str) -> PlannedCase:
-    found = [planned for planned in plan.cases if planned.id.startswith(given)]
-    if len(found) != 1 or not given:
+def _write(run: Path, case: str, name: str, script: Path) -> None:
+    """Write the script, and the inputs beside it."""
+    plan = Plan.read(run / "plan.json")
+    found = [planned for planned in plan.cases if planned.id.startswith(case)]
+    if len(found) != 1 or not case:
         raise UsageError(
-            f"{len(found) or 'no'} cases of {plan.run_id} begin with {given!r}",
+            f"{len(found) or 'no'} cases of {plan.run_id} begin with {case!r}",
             "give the id of one: the page and the log of a case name it.",
         )
-    return found[0]
-
-
-def _implementation(plan: Plan, planned: PlannedCase, name: str) -> ImplementationInfo:
+    [planned] = found
     if name not in planned.implementations:
-        raise UsageError(
-            f"{name!r} was not measured on {planned.id}",
-            nearest(name, list(planned.implementations)),
-        )
+        remedy = nearest(name, list(planned.implementations))
+        raise UsageError(f"{name!r} was not measured on {planned.id}", remedy)
     info = plan.info(planned.case.op, name)
     if info.source.is_file:
         digest_of(Path(plan.kernels), plan.sources)  # refuses one that is another by now
-    return info
-
-
-def _write(
-    run: Path, plan: Plan, planned: PlannedCase, info: ImplementationInfo, script: Path
-) -> None:
     replace(script, reproduction.script(plan, planned.case, info))
     drawing = [sys.executable, "-m", "nsabench.execution.draw", str(run), planned.id]
-    done = subprocess.run(
-        [*drawing, str(script.with_suffix(".pt"))], capture_output=True, text=True
-    )
+    inputs = str(script.with_suffix(".pt"))
+    done = subprocess.run([*drawing, inputs], capture_output=True, text=True)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise EnvironmentRefused(

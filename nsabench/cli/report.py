@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 from nsabench.cli import _options
-from nsabench.cli._open import show_page
-from nsabench.cli._say import say
+from nsabench.cli._say import say, say_json, show_page
 from nsabench.cli._trust import admit
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import signed_around
@@ -18,10 +16,10 @@ from nsabench.planning.narrow import Narrowed
 
 
 @click.command("report")
-@click.argument("run", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("run", type=_options.FOLDER)
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=_options.FOLDER,
     metavar="DIR",
     help="Where to write them. Default: into the run's folder, unless it is signed.",
 )
@@ -47,13 +45,13 @@ def command(
         )
     if where and out is None:
         raise UsageError(
-            "a report of some of the cases must not stand in for the one of the run",
+            "a report of some cases must not replace the report of the run",
             "give --out another folder.",
         )
     folder.mkdir(parents=True, exist_ok=True)
     written = [report.write_markdown(facts, folder), report.write_html(facts, folder)]
     if as_json:
-        say(json.dumps({"valid": not facts.invalidating, "written": [str(p) for p in written]}))
+        say_json({"valid": facts.valid, "written": [str(path) for path in written]})
     else:
         for path in written:
             say(path)

@@ -7,15 +7,14 @@ from pathlib import Path
 import click
 
 from nsabench.cli import _options
-from nsabench.cli._open import show_page
-from nsabench.cli._say import say
+from nsabench.cli._say import say, show_page
 
 
 @click.command("site")
 @click.argument("places", nargs=-1, required=True, metavar="RUN|ARCHIVE...")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=_options.FOLDER,
     default=Path("site"),
     show_default=True,
     metavar="DIR",
@@ -25,7 +24,7 @@ from nsabench.cli._say import say
     "--comparison",
     "comparisons",
     multiple=True,
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=_options.EXISTING_FILE,
     metavar="FILE.html",
     help="A page that compare or versions made, to be linked; may be given again.",
 )
@@ -37,8 +36,7 @@ def command(
     """Write a static site: what was decided where, leaderboards, trends, every run, downloads.
 
     It works from a folder as from any host, and asks nothing of a network. Signed runs are verified
-    first. Of runs that lie beside the comparison.html of `versions`, their comparison is made anew
-    and linked.
+    first. If the comparison.html of `versions` is beside runs, the site has it too, made anew.
 
     Example: nsabench site results/20260101T120000Z-a1b2c3 docs/results/archive --out site
     """

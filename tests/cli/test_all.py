@@ -16,7 +16,6 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from nsabench.assessment.tables import RECORDS, SAMPLES
 from nsabench.execution import journal
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Status
@@ -65,31 +64,8 @@ def test_a_run_holds_what_the_plan_says(finished: Path) -> None:
     environment = json.loads((finished / "environment.json").read_text())
     assert environment["complete"] is True
     assert environment["software"]["torch"]["version"]
-
-
-def test_what_the_queue_costs_is_journaled(finished: Path) -> None:
     contents = journal.read(finished / "journal.jsonl")
     assert 0 < contents.queue_s < sum(entry.wall_s for entry in contents.entries)
-
-
-def test_parquet_has_the_documented_columns_with_units(finished: Path) -> None:
-    for name, columns in (("records", RECORDS), ("samples", SAMPLES)):
-        schema = pq.read_schema(finished / f"{name}.parquet")
-        assert schema.names == [c.name for c in columns]
-        for column in columns:
-            metadata = schema.field(column.name).metadata
-            assert metadata[b"unit"].decode() == column.unit
-            assert metadata[b"meaning"]
-
-
-def test_status_decides_what_a_record_holds(finished: Path) -> None:
-    for record in records(finished):
-        if record["status"] == "ok":
-            assert record["mae"] <= 1e-3
-        else:
-            assert record["reason"]
-            assert record["median_ms"] is None
-            assert record["speedup"] is None
 
 
 def test_samples_are_interleaved_in_changing_order(finished: Path) -> None:
@@ -107,7 +83,8 @@ def test_samples_are_interleaved_in_changing_order(finished: Path) -> None:
 def test_an_interpreted_candidate_is_checked_and_not_timed(finished: Path) -> None:
     found = [r for r in records(finished) if r["implementation"] == "rows_group"]
     assert {r["status"] for r in found} == {"ok"}
-    assert {r["median_ms"] for r in found} == {None}
+    assert {(r["median_ms"], r["speedup"]) for r in found} == {(None, None)}
+    assert all(r["reason"] for r in records(finished) if r["status"] != "ok")
     assert all("interpreter is not timed" in r["notes"] for r in found)
     assert all(r["config"] for r in found)
 
@@ -134,13 +111,6 @@ def test_every_control_that_ran_was_caught(
         assert not missed.keys() & again.keys() and "parity" not in again.values(), (missed, again)
 
 
-def test_a_control_that_mistakes_its_keys_is_told_so(finished: Path) -> None:
-    controls = [r for r in records(finished) if r["role"] == "control"]
-    earlier = [r for r in controls if r["implementation"] == "sdpa_causal_one_query"]
-    assert {r["status"] for r in earlier} == {"wrong"}
-    assert all("key 0 only" in r["diagnosis"] for r in earlier)
-
-
 def test_a_signed_run_is_left_as_it_is(finished: Path, nsabench: Nsabench) -> None:
     """Above all its signature: signing again would vouch for whatever the files hold by now."""
 
@@ -164,8 +134,11 @@ def test_an_altered_run_is_not_signed_again(run: Path, nsabench: Nsabench) -> No
 def test_a_run_that_is_not_signed_yet_is_signed_when_it_is_resumed(
     tmp_path: Path, tiny: Path, nsabench: Nsabench
 ) -> None:
-    run = tmp_path / "run"
-    complete(nsabench("run", tiny, "--device", "cpu", "--out", run))
+    done = nsabench("run", tiny, "--device", "cpu")
+    complete(done)
+    said = done.stdout.splitlines()[0]
+    assert said.startswith("results go to results/")
+    run = tmp_path / said.removeprefix("results go to ")
     done = nsabench("verify", run)
     assert done.returncode == 4 and f"`nsabench all --resume {run}`" in done.stderr
     done = nsabench("all", "--resume", run)
@@ -399,32 +372,6 @@ def test_who_edits_kernels_in_the_middle_of_a_run_is_told_how_it_goes_on(
     kernels.write_text(ENDS_ITS_PROCESS)
     nsabench("all", "--resume", run)
     assert {r["status"] for r in records(run) if r["implementation"] == "mine"} == {"crashed"}
-
-
-def test_what_is_refused_before_it_measures_leaves_nothing_behind(
-    tmp_path: Path, tiny: Path, nsabench: Nsabench
-) -> None:
-    """Without a GPU, say. The same command must be possible again."""
-    run = tmp_path / "run"
-    done = nsabench("all", tiny, "--device", "cuda", "--out", run, CUDA_VISIBLE_DEVICES="")
-    assert done.returncode == 3, done.stdout + done.stderr
-    assert not run.exists()
-
-
-def test_a_wrong_candidate_fails_the_run(tmp_path: Path, tiny: Path, nsabench: Nsabench) -> None:
-    kernels = tmp_path / "mine.py"
-    kernels.write_text(
-        "import torch\nfrom nsabench import implementation\n"
-        '@implementation(op="selection_rows", name="mine", devices=("cpu", "cuda"))\n'
-        "def mine(q, k, v, *, sm_scale):\n"
-        "    return torch.softmax(q.float() @ k.float().mT, -1).to(v.dtype) @ v\n"
-    )
-    tiny.write_text(tiny.read_text().replace("rows_group", "mine").replace("[8, 16, 24]", "16"))
-    done = nsabench("all", tiny, "--device", "cpu", "--out", tmp_path / "run", "--kernels", kernels)
-    assert done.returncode == 1
-    [mine] = [r for r in records(tmp_path / "run") if r["implementation"] == "mine"]
-    assert (mine["status"], mine["verdict"], mine["speedup"]) == ("wrong", "invalid", None)
-    assert "scale" in mine["diagnosis"]
 
 
 def test_a_failed_run_fails_its_audit_and_is_called_unsigned(

@@ -16,11 +16,15 @@ from tests.cli.conftest import Nsabench
 from tests.execution.test_full_disk import full
 from tests.runs import SIGNER, make_run
 
-GOOD = (
-    "from nsabench import implementation\n"
-    '@implementation(op="{op}", name="{name}")\n'
-    "def mine({parameters}): ...\n"
-)
+
+def good(
+    op: str = "selection_rows", parameters: str = "q, k, v, *, sm_scale", more: str = 'name="m"'
+) -> str:
+    return (
+        "from nsabench import implementation\n"
+        f'@implementation(op="{op}", {more})\n'
+        f"def mine({parameters}): ...\n"
+    )
 
 
 def refused(done: subprocess.CompletedProcess[str], sentence: str, remedy: str) -> None:
@@ -41,43 +45,31 @@ def refused(done: subprocess.CompletedProcess[str], sentence: str, remedy: str) 
         ),
         ("def (:\n", "cannot be imported: SyntaxError", "fix the import"),
         ("raise SystemExit(0)\n", "cannot be imported: SystemExit", "fix the import"),
-        (GOOD.format(op="selection_row", name="m", parameters="q"), "no op", "selection_rows"),
+        (good("selection_row", "q"), "no op", "selection_rows"),
+        (good(parameters="q, k"), "cannot be called as m(q, k, v, *, sm_scale)", "signature"),
         (
-            GOOD.format(op="selection_rows", name="m", parameters="q, k"),
-            "cannot be called as m(q, k, v, *, sm_scale)",
-            "signature",
-        ),
-        (
-            GOOD.format(op="selection_rows", name="sdpa_gqa", parameters="q, k, v, *, sm_scale"),
+            good(more='name="sdpa_gqa"'),
             "two implementations of selection_rows are named 'sdpa_gqa'",
             "rename",
         ),
         (
-            GOOD.format(op="selection_rows", name="m", parameters="q, k, v, *, sm_scale").replace(
-                'name="m"', 'name="m", role="candidat"'
-            ),
+            good(more='name="m", role="candidat"'),
             "'candidat' is not a valid Role",
             "candidate",
         ),
         ("x = 1\n", "mine.py registers no implementation", "decorate"),
         (
-            GOOD.format(op="selection_rows", name="m", parameters="q, k, v, *, sm_scale").replace(
-                'name="m"', 'name="m", role="control", caught_by="luck"'
-            ),
+            good(more='name="m", role="control", caught_by="luck"'),
             "is to be caught by 'luck', which is no check",
             "roofline",
         ),
         (
-            GOOD.format(op="selection_rows", name="m", parameters="q, k, v, *, sm_scale").replace(
-                'name="m"', 'name="m", caught_by="parity"'
-            ),
+            good(more='name="m", caught_by="parity"'),
             "is a candidate and yet says what it is caught by",
             "control",
         ),
         (
-            GOOD.format(op="selection_rows", name="m", parameters="q, k, v, *, sm_scale").replace(
-                'name="m"', 'name="m", role="control", caught_by="timer", wraps="sdpa"'
-            ),
+            good(more='name="m", role="control", caught_by="timer", wraps="sdpa"'),
             "wraps 'sdpa', which is no baseline of selection_rows",
             "leave `wraps` away",
         ),
@@ -94,22 +86,29 @@ def test_a_bad_kernels_file(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_kernels_file_that_is_not_there(tiny: Path, nsabench: Nsabench) -> None:
-    refused(nsabench("plan", tiny, "--device", "cpu", "--kernels", "no.py"), "no.py", "--kernels")
-
-
-def test_a_typo_in_a_matrix(tiny: Path, nsabench: Nsabench) -> None:
-    tiny.write_text(tiny.read_text().replace("timing:", "timin:"))
-    refused(nsabench("all", tiny, "--device", "cpu"), "tiny.yaml:5: timin is not a", "timing")
+@pytest.mark.parametrize(
+    ("old", "new", "more", "sentence", "remedy"),
+    [
+        ("", "", ("--kernels", "no.py"), "no.py", "--kernels"),
+        ("timing:", "timin:", (), "tiny.yaml:5: timin is not a", "timing"),
+        ("bmm_softmax", "bmm_sofmax", (), "matches 'bmm_sofmax'", "bmm_softmax"),
+    ],
+)
+def test_a_bad_matrix_or_option(
+    tiny: Path,
+    nsabench: Nsabench,
+    old: str,
+    new: str,
+    more: tuple[str, ...],
+    sentence: str,
+    remedy: str,
+) -> None:
+    tiny.write_text(tiny.read_text().replace(old, new) if old else tiny.read_text())
+    refused(nsabench("plan", tiny, "--device", "cpu", *more), sentence, remedy)
 
 
 def test_an_unknown_matrix(nsabench: Nsabench) -> None:
     refused(nsabench("plan", "selection_row"), "no matrix 'selection_row'", "selection_rows")
-
-
-def test_a_pattern_that_matches_nothing(tiny: Path, nsabench: Nsabench) -> None:
-    tiny.write_text(tiny.read_text().replace("bmm_softmax", "bmm_sofmax"))
-    refused(nsabench("plan", tiny, "--device", "cpu"), "matches 'bmm_sofmax'", "bmm_softmax")
 
 
 @pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "a/b"])
@@ -128,10 +127,11 @@ def test_resuming_what_is_no_run(tmp_path: Path, nsabench: Nsabench) -> None:
     refused(nsabench("all", "--resume", tmp_path), "holds no run", "folder")
 
 
-def test_cuda_where_there_is_none(tiny: Path, nsabench: Nsabench) -> None:
+def test_cuda_where_there_is_none(tmp_path: Path, tiny: Path, nsabench: Nsabench) -> None:
     done = nsabench("run", tiny, "--device", "cuda", "--out", "run", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 3
     assert "sees no CUDA device" in done.stderr and "--device cpu" in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_usage_errors_exit_2(nsabench: Nsabench) -> None:

@@ -38,8 +38,8 @@ def write(given: Sequence[Page], places: Sequence[str], folder: Path) -> list[Pa
 
 def _read(path: Path) -> Page:
     try:
-        text = bounds.read(path, limits.COMPARISON).decode()
-    except (OSError, UnicodeDecodeError, bounds.OutOfBounds):
+        text = reading.read(path, limits.COMPARISON).decode()
+    except (OSError, UnicodeDecodeError, reading.OutOfBounds):
         text = ""
     found = _TITLE.search(text)
     if found is None:
@@ -52,7 +52,7 @@ def _read(path: Path) -> Page:
 
 def _beside_runs(places: Sequence[str]) -> Iterator[Page]:
     """Yield a comparison of the runs that lie together beside one."""
-    runs = [Path(place) for place in places if (Path(place) / "plan.yaml").is_file()]
+    runs = [Path(place) for place in places if (Path(place) / "plan.json").is_file()]
     for beside, together in grouped(runs, lambda run: run.resolve().parent).items():
         if len(together) < 2 or not (beside / NAME).is_file():
             continue

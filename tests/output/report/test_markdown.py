@@ -127,7 +127,7 @@ def test_a_report_of_the_cases_of_one_model(tmp_path: Path) -> None:
     assert "L&gt;=256" in page and "Otherwise before" not in text
     refused = CliRunner().invoke(command, arguments[:3])
     assert isinstance(refused.exception, UsageError)
-    assert "must not stand in" in str(refused.exception)
+    assert "must not replace" in str(refused.exception)
 
 
 def test_a_signed_folder_is_left_as_it_was_signed(tmp_path: Path) -> None:

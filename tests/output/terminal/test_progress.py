@@ -17,7 +17,7 @@ from tests.output.report.conftest import make_run
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, journal.Contents]:
     folder = make_run(tmp_path_factory.mktemp("progress") / "run")
-    return Plan.read(folder / "plan.yaml"), journal.read(folder / "journal.jsonl")
+    return Plan.read(folder / "plan.json"), journal.read(folder / "journal.jsonl")
 
 
 @pytest.fixture(autouse=True)
