@@ -1,7 +1,4 @@
-"""What `all` does around a run: leave a signed run alone, then decide, report and sign.
-
-The signature comes last: nothing is written after it.
-"""
+"""The steps of `all` around a run: leave a signed run alone, or decide, report and sign it."""
 
 from __future__ import annotations
 
@@ -24,10 +21,7 @@ from nsabench.signing.signer import RUN_KEY
 
 
 def prepare() -> Signer | None:
-    """Return the lasting key that the run is measured for, if one is named.
-
-    Raises `UsageError` for a bad or revoked key.
-    """
+    """Return the lasting key that is named, if one is. Raises `UsageError` for a revoked key."""
     signer = named_signer()
     if signer is not None:
         try:
@@ -79,10 +73,8 @@ def resume(
 
 
 def finish(finished: Finished) -> str:
-    """Write the thresholds and reports of a run into its folder, and sign the folder.
-
-    Returns a sentence about the signature, and one about a page that could not be written.
-    """
+    """Write the thresholds and reports of a run into its folder, and sign it. Return a sentence
+    about the signature, and one about a page that could not be written."""
     path = finished.folder.path
     with finished.folder.resumable(), finished.folder.writing():
         if (path / MANIFEST).exists():
@@ -106,9 +98,8 @@ def _seal(finished: Finished, signer: Signer) -> str:
 def sign(folder: RunFolder, signer: Signer, journal_end: str | None, known: Known = NOTHING) -> str:
     """Sign the folder, verify it, and return a sentence about the signature.
 
-    journal_end: the link of the last line that this process journaled. It is None for a merged run,
-    whose shards were verified before and are `known`. Raises `VerificationFailed` if the folder is
-    not a whole run, or its journal was altered.
+    journal_end: the link of the last line that this process journaled; None for a merged run, whose
+    shards were verified before and are `known`. Raises `VerificationFailed` for an altered folder.
     """
     by = seal(folder.path, signer).predicate.signer
     # A kernel may have written into the folder until its process was ended.
@@ -132,10 +123,8 @@ def sign(folder: RunFolder, signer: Signer, journal_end: str | None, known: Know
 
 
 def report(facts: pages.Facts) -> str:
-    """Write the reports. Everything that they show must lie in the folder already.
-
-    Returns a sentence about a page that could not be written.
-    """
+    """Write the reports of a folder that is complete except for them and the signature. Return a
+    sentence about a page that could not be written."""
     path = facts.folder.path
     pages.write_markdown(facts, path)
     try:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
+from nsabench import ops
 from nsabench.cli import _options
-from nsabench.cli._say import say
+from nsabench.cli._say import say, say_json
 from nsabench.errors import NsabenchError
 from nsabench.execution import run
-from nsabench.execution.protocol import Step
 from nsabench.model.vocabulary import Direction, DType
 from nsabench.output.terminal import trial as shown
 from nsabench.trial import Question, answer
@@ -23,7 +22,7 @@ LOOK_S = 0.3
 
 
 @click.command("check")
-@click.argument("file", type=click.Path(path_type=Path), metavar="FILE.py")
+@click.argument("file", type=_options.PATH, metavar="FILE.py")
 @click.option("--op", default="", metavar="NAME", help="Try what the file has of this op only.")
 @click.option(
     "--shape",
@@ -74,64 +73,49 @@ def command(
     """
 
     def checked() -> int:
-        if ops_file is not None:
-            from nsabench import ops
-
-            ops.load_file(ops_file.absolute())
-        question = Question(
-            file=file.absolute(),
-            device=run.choose_device(device),
-            op=op,
-            shapes=shapes,
-            dtype=DType(dtype),
-            direction=Direction(direction),
-            ops_file=ops_file.absolute() if ops_file is not None else None,
-            sandboxed=not no_sandbox,
-            fresh=fresh,
-        )
-        return _check(question, as_json)
-
-    if not watch:
-        return _told(checked) if as_json else checked()
-    code = 0
-    for _ in _saves(file.absolute()):
-        if as_json:
-            code = _told(checked)
-            continue
         try:
-            code = checked()
-        except NsabenchError as error:  # the next save may mend it
-            say(f"nsabench: {error}\n{error.remedy}", err=True)
-    return code
+            if ops_file is not None:
+                ops.load_file(ops_file.absolute())
+            question = Question(
+                file=file.absolute(),
+                device=run.choose_device(device),
+                op=op,
+                shapes=shapes,
+                dtype=DType(dtype),
+                direction=Direction(direction),
+                ops_file=ops_file.absolute() if ops_file is not None else None,
+                sandboxed=not no_sandbox,
+                fresh=fresh,
+            )
+            return _check(question, as_json)
+        except NsabenchError as error:
+            if as_json:  # a program is told what cannot be asked
+                say_json(shown.refusal(error))
+            elif watch:  # the next save may mend it
+                say(f"nsabench: {error}\n{error.remedy}", err=True)
+            else:
+                raise
+            return error.exit_code
 
-
-def _told(checked: Callable[[], int]) -> int:
-    """The exit code. What cannot be asked is told to a program, too."""
-    try:
-        return checked()
-    except NsabenchError as error:
-        say(json.dumps(shown.refusal(error), indent=1))
-        return error.exit_code
+    if watch:
+        for _ in _saves(file.absolute()):
+            checked()
+    return checked()
 
 
 def _check(question: Question, as_json: bool) -> int:
     # A person need not wait for its times to know that it is wrong.
     waits = not as_json and sys.stderr.isatty()
-    answers = answer(question, on_found=_say_found if waits else lambda step: None)
+    answers = answer(question, lambda step: say(shown.found(step), err=True) if waits else None)
     if as_json:
-        say(json.dumps(shown.as_json(answers), indent=1))
+        say_json(shown.as_json(answers))
     else:
-        for line in shown.lines(answers):
-            say(line)
-    return 1 if shown.failed(answers) else 0
-
-
-def _say_found(step: Step) -> None:
-    say(shown.found(step), err=True)
+        say("\n".join(shown.lines(answers)))
+    return 1 if any(map(shown.has_failed, answers)) else 0
 
 
 def _saves(file: Path) -> Iterator[None]:
-    """Now, and each time that the file is another; never ends."""
+    """Yield now, and each time that the file is another; never end."""
     seen: object = None
     while True:
         try:

@@ -19,7 +19,7 @@ from nsabench.model.plan import ImplementationInfo
 from nsabench.model.version import __version__
 from nsabench.model.vocabulary import Role, Status
 
-SESSION = (1 << 31) - 1  # that of no process: samples of two processes form no ratio
+SESSION = (1 << 31) - 1  # of no process: samples of two processes form no ratio
 
 
 def folder() -> Path:
@@ -27,47 +27,39 @@ def folder() -> Path:
 
 
 class KnownBaselines:
-    """Outcomes of baselines, kept for a machine, its versions, the sources and the case."""
+    """Outcomes of installed baselines, kept for a machine, its versions, the sources, the case."""
 
     def __init__(self, described: Described, sources: Mapping[str, str], *, fresh: bool) -> None:
-        """sources: of what is installed, with their digests; of others nothing is kept."""
         self.described = described
-        # Of two devices of a kind each has its own times.
+        # Two devices of a kind have times of their own.
         self._machine = machine_of("baselines", described)
         self._sources = sources
         self._fresh = fresh
 
-    def _key(self, case: Case, info: ImplementationInfo) -> str:
-        parts = (
-            self._machine,
-            self.described.model_dump_json(),
-            __version__,
-            case.model_dump_json(),
-            info.model_dump_json(),
-            self._sources[info.source],
-            str(last_level_bytes()),  # of which twice as much is read before each sample on a CPU
-        )
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    def _file(self, case: Case, info: ImplementationInfo) -> Path:
+        models = [model.model_dump_json() for model in (self.described, case, info)]
+        # Twice as much as the last-level cache is read before each sample on a CPU.
+        parts = (self._machine, __version__, models, self._sources[info.source], last_level_bytes())
+        return folder() / f"{hashlib.sha256(repr(parts).encode()).hexdigest()}.json"
 
     def keeps(self, info: ImplementationInfo) -> bool:
-        """Whether it is a baseline that is installed: the user's own is another with each save."""
+        """Whether it is an installed baseline: the user's own is another with each save."""
         return info.role is Role.BASELINE and info.source in self._sources
 
     def outcome(self, case: Case, info: ImplementationInfo) -> Outcome | None:
-        """What was measured earlier of a baseline, if it was."""
+        """Return what was measured earlier of a baseline, if it was."""
         if self._fresh or not self.keeps(info):
             return None
         try:
-            content = (folder() / f"{self._key(case, info)}.json").read_bytes()
-            outcome = Outcome.model_validate_json(content)
+            outcome = Outcome.model_validate_json(self._file(case, info).read_bytes())
         except (OSError, ValidationError):  # none, or torn
             return None
         return outcome.model_copy(update={"session": SESSION})
 
     def keep(self, case: Case, info: ImplementationInfo, outcome: Outcome) -> None:
-        """Keep what a baseline did, undisturbed, if that says something of every other time."""
+        """Keep what an undisturbed baseline did, if it says something of every other time."""
         if self.keeps(info) and outcome.status in (Status.OK, Status.UNSUPPORTED):
             content = outcome.model_copy(update={"log": ""}).model_dump_json()
             with suppress(OSError):  # without a cache it takes longer, and is as right
                 folder().mkdir(mode=0o700, parents=True, exist_ok=True)
-                whole(folder() / f"{self._key(case, info)}.json", content.encode())
+                whole(self._file(case, info), content.encode())

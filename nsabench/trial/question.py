@@ -1,4 +1,4 @@
-"""What is tried: the kernels of one file on shapes that are given, or that their ops bring."""
+"""The question of a trial: the kernels of one file, on given shapes or those of their ops."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nsabench.model.vocabulary import Direction, DType, Role, Runs
 from nsabench.sources import digest_of
 
 TIMING = Timing(stopping=RatioCI(width=0.02, min_rounds=10, max_rounds=100, budget_s=1.0))
-# Of baselines that are there only since parity is judged by what they are off.
+# For baselines that run only because parity is judged by what they are off.
 UNTIMED = Timing(warmup_s=1e-6, stopping=FixedCount(kind="fixed_count", rounds=1))
 TIMEOUT_S = 30.0
 SEED = 20260101
@@ -27,10 +27,8 @@ SEED = 20260101
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be tried. shapes: of the form "N=64,L=1024"; empty for those that the op brings.
-
-    op: tried alone; empty for every op that the file implements. fresh: use no cached baseline.
-    """
+    """op: empty for every op of the file; shapes: such as "N=64,L=1024", empty for those that the
+    op brings; fresh: use no cached baseline."""
 
     file: Path
     device: Device
@@ -46,7 +44,7 @@ class Question:
 def plan(
     question: Question, infos: Sequence[ImplementationInfo], sources: Mapping[str, str]
 ) -> Plan:
-    """The cases of the file's ops, each with the file's implementations and every baseline."""
+    """Plan the cases of the file's ops, each with the file's implementations and every baseline."""
     own = Source.of_digest(question.file, digest_of(question.file, sources))
     mine = [i for i in infos if i.source == own and i.role is Role.CANDIDATE]
     tried = [i for i in mine if question.op in ("", i.op)]
@@ -59,19 +57,15 @@ def plan(
         )
     cases = []
     op_names = dict.fromkeys(i.op for i in tried)
+    measured = [i for i in infos if i in tried or i.role is Role.BASELINE]
     for op_name in op_names:
         timed = any(Runs.timed(i.devices, question.device) for i in tried if i.op == op_name)
         for case in _cases(question, op_name, TIMING if timed else UNTIMED):
-            run_along = [
-                i.name
-                for i in infos
-                if i.concerns(case) and (i in tried or i.role is Role.BASELINE)
-            ]
-            cases.append(PlannedCase(id=case.id, case=case, implementations=tuple(run_along)))
-    now = datetime.now(UTC).replace(microsecond=0)
+            beside = tuple(i.name for i in measured if i.concerns(case))
+            cases.append(PlannedCase(id=case.id, case=case, implementations=beside))
     return Plan(
         run_id=f"check-{token_hex(6)}",
-        created=now,
+        created=datetime.now(UTC).replace(microsecond=0),
         device=question.device,
         kernels=str(question.file),
         kernels_sha256=digest_of(question.file, sources),
@@ -97,7 +91,8 @@ def _cases(question: Question, op_name: str, timing: Timing) -> Iterator[Case]:
         raise UsageError(f"the op {op_name} has no {question.direction}", "leave --direction away.")
     for text in shapes:
         try:
-            shape = op.shape_model.model_validate(_sizes(text))
+            sizes = dict(part.split("=") for part in text.replace(" ", "").split(","))
+            shape = op.shape_model.model_validate(sizes)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "the shape"
@@ -105,6 +100,8 @@ def _cases(question: Question, op_name: str, timing: Timing) -> Iterator[Case]:
                 f"--shape {text} is none of {op_name}: {where}: {first['msg']}",
                 f"its sizes are {', '.join(op.shape_model.model_fields)}.",
             ) from None
+        except ValueError:
+            raise UsageError(f"--shape {text!r} holds no sizes", "write N=64,L=1024.") from None
         yield Case(
             op=op.name,
             shape=shape.model_dump(),
@@ -116,13 +113,3 @@ def _cases(question: Question, op_name: str, timing: Timing) -> Iterator[Case]:
             seed=SEED,
             timing=timing,
         )
-
-
-def _sizes(text: str) -> dict[str, int]:
-    sizes = {}
-    for part in text.split(","):
-        name, equals, value = part.partition("=")
-        if not equals or not value.strip().isascii() or not value.strip().isdigit():
-            raise UsageError(f"--shape {text!r}: {part!r} is no size", "write N=64,L=1024.")
-        sizes[name.strip()] = int(value)
-    return sizes

@@ -4,38 +4,36 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import Any
 
 from nsabench.assessment import labels
 from nsabench.errors import NsabenchError
 from nsabench.execution.protocol import Step
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Status
+from nsabench.model.vocabulary import BENIGN, Status
+from nsabench.output import grouped
 from nsabench.trial import Answer
 
 LOG_LINES = 40
 FORM = 1  # of what programs read; another one where a field means something else
 RIGHT = "RIGHT"
-_NOT_RUN = (Status.SKIPPED, Status.UNSUPPORTED)
 
 
 def lines(answers: Sequence[Answer]) -> Iterator[str]:
-    """One paragraph an implementation of an op."""
-    ordered = sorted(answers, key=_whose)
-    for (name, op), of_one in groupby(ordered, key=_whose):
-        cases = list(of_one)
+    """Yield one paragraph for each implementation of an op."""
+    groups = grouped(answers, lambda answer: (answer.record.implementation, answer.case.op))
+    for (name, op), cases in sorted(groups.items()):
         yield f"{name} ({op}): {_head(cases)}"
         for answer in cases:
             yield f"  {labels.of_case(answer.case)}: {_outcome(answer)}"
-        log = next((a.log for a in cases if _has_failed(a) and a.log.strip()), "")
+        log = next((a.log for a in cases if has_failed(a) and a.log.strip()), "")
         if log:
             yield "  what it printed and raised:"
             yield from (f"    {line}" for line in log.rstrip().splitlines()[-LOG_LINES:])
 
 
 def as_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """The same for programs; fields are only ever added (docs/how-to/check-a-kernel.md)."""
+    """Return the same for programs; fields are only ever added (docs/how-to/check-a-kernel.md)."""
     return [
         {
             "version": FORM,
@@ -44,9 +42,9 @@ def as_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
             "op": answer.case.op,
             "case": labels.of_case(answer.case),
             "case_id": answer.case.id,
-            "status": answer.record.status.value,
+            "status": answer.record.status,
             "right": answer.is_right,
-            "reason": answer.record.reason if _has_failed(answer) else "",
+            "reason": answer.record.reason if has_failed(answer) else "",
             "diagnosis": answer.record.diagnosis,
             "rel_l2": answer.record.rel_l2,
             "device_ms": answer.record.median_ms,
@@ -58,14 +56,14 @@ def as_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
             "baseline_is_cached": answer.known,
             "speedup": answer.speedup,
             "caution": answer.caution,
-            "log": answer.log if _has_failed(answer) else "",
+            "log": answer.log if has_failed(answer) else "",
         }
         for answer in answers
     ]
 
 
 def refusal(error: NsabenchError) -> list[dict[str, Any]]:
-    """Why nothing was tried, for programs."""
+    """Return, for programs, why nothing was tried."""
     told = {"version": FORM, "error": str(error), "remedy": error.remedy, "right": False}
     return [told | {"exit_code": error.exit_code}]
 
@@ -75,28 +73,20 @@ def found(step: Step) -> str:
     return f"{step.implementation}: {_word(Status(step.phase))} in its first calls"
 
 
-def failed(answers: Sequence[Answer]) -> bool:
-    """Whether one of them is not right, where it can run at all."""
-    return any(_has_failed(answer) for answer in answers)
-
-
-def _whose(answer: Answer) -> tuple[str, str]:
-    return answer.record.implementation, answer.case.op
-
-
-def _has_failed(answer: Answer) -> bool:
-    return answer.record.status is not Status.OK and answer.record.status not in _NOT_RUN
+def has_failed(answer: Answer) -> bool:
+    """Whether it is not right, although it can run."""
+    return answer.record.status not in BENIGN
 
 
 def _head(answers: Sequence[Answer]) -> str:
-    run = [a for a in answers if a.record.status not in _NOT_RUN]
-    wrong = [a for a in run if not a.is_right]
-    if not run:
+    ran = [a.record.status for a in answers if a.is_right or has_failed(a)]
+    wrong = Counter(status for status in ran if status is not Status.OK)
+    if not ran:
         return "NOT TRIED"
-    if wrong:
-        [(status, count)] = Counter(a.record.status for a in wrong).most_common(1)
-        return f"{_word(status)} {count} of {len(run)}"
-    return f"{RIGHT} {len(run)} of {len(run)}"
+    if not wrong:
+        return f"{RIGHT} {len(ran)} of {len(ran)}"
+    [(status, count)] = wrong.most_common(1)
+    return f"{_word(status)} {count} of {len(ran)}"
 
 
 def _word(status: Status) -> str:
@@ -123,16 +113,11 @@ def _outcome(answer: Answer) -> str:
 
 
 def _times(record: Record) -> str:
-    """On the device, one call behind the other, and of the host."""
-    parts = [f"device {_duration(record.median_ms)}"]
-    if record.queued_ms:
-        parts.append(f"queue {_duration(record.queued_ms)}")
-    if record.host_us:
-        parts.append(f"host {_duration(record.host_us / 1e3)}")
-    return ", ".join(parts)
+    """On the device, in a queue, and of the host."""
+    host_ms = record.host_us and record.host_us / 1e3
+    parts = {"device": record.median_ms, "queue": record.queued_ms, "host": host_ms}
+    return ", ".join(f"{name} {_duration(ms)}" for name, ms in parts.items() if ms)
 
 
-def _duration(ms: float | None) -> str:
-    if ms is None:
-        return "-"
+def _duration(ms: float) -> str:
     return f"{ms:.3g} ms" if ms >= 1 else f"{ms * 1e3:.3g} µs"
