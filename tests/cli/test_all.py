@@ -65,6 +65,7 @@ def test_a_run_holds_what_the_plan_says(finished: Path) -> None:
     assert environment["complete"] is True
     assert environment["software"]["torch"]["version"]
     contents = journal.read(finished / "journal.jsonl")
+    assert contents.headers[0].distributions["nsa-kernels"]
     assert 0 < contents.queue_s < sum(entry.wall_s for entry in contents.entries)
 
 
@@ -237,43 +238,6 @@ def test_a_run_whose_plan_was_changed_goes_no_further(run: Path, nsabench: Nsabe
     assert "sha256 of plan.json" in done.stderr
 
 
-MINE = """
-from nsabench import implementation
-from nsabench.implementations.baselines.selection_rows import gqa
-@implementation(op="selection_rows", name="mine", devices=("cpu", "cuda"))
-def mine(q, k, v, *, sm_scale):
-    return gqa(q, k, v, sm_scale)
-"""
-
-
-def test_a_kernels_file_that_changes_during_a_run_is_refused(tmp_path: Path, tiny: Path) -> None:
-    """A worker that is born later must not import other code than the first one did."""
-    kernels = tmp_path / "mine.py"
-    # The worker dies of the second case; by then the file has changed itself.
-    kernels.write_text(
-        MINE
-        + "    \nimport os, pathlib\n_honest = mine\n"
-        + '@implementation(op="selection_rows", name="changing", devices=("cpu", "cuda"))\n'
-        + "def changing(q, k, v, *, sm_scale):\n"
-        + "    path = pathlib.Path(__file__)\n"
-        + '    path.write_text(path.read_text() + "# changed\\n")\n'
-        + "    os.abort()\n"
-    )
-    tiny.write_text(tiny.read_text().replace("rows_group", "mine, changing"))
-    run = tmp_path / "run"
-    done = subprocess.run(
-        command("all", tiny, "--device", "cpu", "--no-sandbox", "--out", run, "--kernels", kernels),
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 2, done.stderr
-    assert "mine.py is not what it was when the run began" in done.stderr
-    lines = (run / "journal.jsonl").read_text().splitlines()
-    [header] = [line for line in map(json.loads, lines) if line["kind"] == "header"]
-    assert header["distributions"]["nsa-kernels"]
-
-
 HOG = """
 from nsabench import implementation
 from nsabench.implementations.baselines import selection_rows as sdpa
@@ -350,7 +314,7 @@ def mine(q, k, v, *, sm_scale):
 def test_who_edits_kernels_in_the_middle_of_a_run_is_told_how_it_goes_on(
     tmp_path: Path, tiny: Path, nsabench: Nsabench
 ) -> None:
-    """The next worker reads the file again. What was measured is no loss."""
+    """The next worker would import other code than the first. What was measured is kept."""
     kernels, run = tmp_path / "mine.py", tmp_path / "run"
     kernels.write_text(ENDS_ITS_PROCESS)
     tiny.write_text(tiny.read_text().replace("bmm_softmax, rows_group", "mine"))
@@ -368,6 +332,7 @@ def test_who_edits_kernels_in_the_middle_of_a_run_is_told_how_it_goes_on(
     kernels.write_text(ENDS_ITS_PROCESS + "# edited\n")
     _, said = process.communicate(timeout=120)
     assert process.returncode == 2, said
+    assert "mine.py is not what it was when the run began" in said
     assert f"what was measured is kept in {run}: resume it then" in said
     kernels.write_text(ENDS_ITS_PROCESS)
     nsabench("all", "--resume", run)
