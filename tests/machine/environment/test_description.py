@@ -12,6 +12,7 @@ def test_what_another_version_says_stays_in_it() -> None:
         "kind": "described",
         "software": {"torch": None, "torch.why": "ImportError", "cutlass": "4.2"},
         "device": {"type": "cuda", "nvlink_gb_s": 900.0},
+        "sandbox": None,
     }
     described = Described.model_validate(written)
     assert json.loads(described.model_dump_json()) == written
