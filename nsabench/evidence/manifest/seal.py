@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from nsabench.assessment.tables import read_records
 from nsabench.evidence.manifest import dsse, files
 from nsabench.evidence.manifest.statement import (
     MANIFEST,
@@ -23,7 +22,7 @@ from nsabench.evidence.manifest.statement import (
     Trust,
     encode_key,
 )
-from nsabench.evidence.manifest.tables import controls_caught
+from nsabench.evidence.manifest.tables import controls_caught, read_rows
 from nsabench.files import replacing, unfinished
 from nsabench.machine.environment.model import Environment
 from nsabench.model.plan import Plan
@@ -51,7 +50,7 @@ def seal(folder: Path, signer: Signer) -> Statement:
 def describe(folder: Path, signer: Signer) -> Statement:
     """The statement about a run as its files are now."""
     plan = Plan.read(folder / "plan.json")
-    records = read_records(folder)
+    records = read_rows(folder / "records.parquet", plan.run_id)
     return Statement(
         subject=[
             Subject(name=name, digest=Digest(sha256=files.sha256(folder, name)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,7 +24,7 @@ from nsabench.assessment.tables import (
     batches,
     check_table,
     misfit,
-    rows_of,
+    values,
 )
 from nsabench.assessment.verdict import Key
 from nsabench.errors import VerificationFailed
@@ -32,17 +33,43 @@ from nsabench.evidence.manifest.same import same, same_members
 from nsabench.evidence.manifest.statement import Predicate
 from nsabench.machine.environment.model import Environment
 from nsabench.model.plan import Plan
-from nsabench.model.record import Record
-from nsabench.model.vocabulary import Catch, Status
+from nsabench.model.record import vocabulary
+from nsabench.model.vocabulary import Catch, Direction, Mode, Status
 from nsabench.reading import OutOfBounds
 
 TABLES = ("records", "samples", "bursts")
+
+
+class Row(NamedTuple):
+    """The columns of a record that the checks need."""
+
+    case_id: str
+    implementation: str
+    status: str
+    reason: str | None
+    n_samples: int | None
+    speedup: float | None
+    op: str
+    direction: str
+    mode: str
+    streams: int
+    caught_by: str | None
+    caught: str | None
+    gpu_name: str | None
+    torch: str | None
+    triton: str | None
+    cuda: str | None
+
+    @property
+    def key(self) -> Key:
+        return self.case_id, self.implementation
+
+
 _COLUMNS = {"records": RECORDS, "samples": SAMPLES, "bursts": BURSTS}
-_KEY = ("run_id", "case_id", "implementation")
 _NEEDED = {
-    "records": (*_KEY, "status", "reason", "n_samples", "speedup", "gpu_name", "caught_by"),
-    "samples": (*_KEY, "time_ms"),
-    "bursts": (*_KEY, "time_ms", "calls"),
+    "records": ("run_id", *Row._fields),
+    "samples": ("run_id", "case_id", "implementation", "time_ms"),
+    "bursts": ("run_id", "case_id", "implementation", "time_ms", "calls"),
 }
 
 
@@ -52,7 +79,7 @@ def check_records(
     predicate: Predicate | None,
     environment: Environment,
     journaled: Journaled,
-) -> list[Record]:
+) -> list[Row]:
     """Return the records, once there is one for each implementation of each case, all of the device
     and the versions that were journaled and signed."""
     path = folder / "records.parquet"
@@ -64,7 +91,7 @@ def check_records(
         raise VerificationFailed(
             f"records.parquet has {rows} rows, and {planned.total()} records were planned"
         )
-    records = _read_records(path, plan.run_id)
+    records = read_rows(path, plan.run_id)
     same_members("records.parquet: record", Counter(r.key for r in records), planned)
     _check_machine(records, plan, environment, journaled)
     if predicate is not None:
@@ -77,7 +104,7 @@ def check_timings(
     table: str,
     plan: Plan,
     predicate: Predicate | None,
-    records: Sequence[Record],
+    records: Sequence[Row],
     journaled: int,
 ) -> int:
     """Return the number of samples or bursts, once all are finite and of records, and as many as
@@ -101,9 +128,9 @@ def check_timings(
     if table == "samples":
         for record in records:
             # A record that a check found implausible states no count of its samples.
-            if record.status is Status.OK:
+            if record.status == Status.OK:
                 what = f"samples.parquet: samples of {record.implementation} on {record.case_id}"
-                same(what, counts[record.key], record.n_samples)
+                same(what, counts[record.key], record.n_samples or 0)
     same(f"{name}: rows", counts.total(), journaled)
     return counts.total()
 
@@ -115,7 +142,7 @@ def check_archived(path: Path, table: str, predicate: Predicate) -> None:
         for _ in _parts(path, table, predicate.run_id):
             pass
         return
-    records = _read_records(path, predicate.run_id)
+    records = read_rows(path, predicate.run_id)
     signed = predicate.environment.gpu
     gpus = sorted({r.gpu_name for r in records if r.gpu_name})
     if signed and not all(_is_device(signed, gpu) for gpu in gpus):
@@ -123,16 +150,24 @@ def check_archived(path: Path, table: str, predicate: Predicate) -> None:
     _check_summary(records, predicate)
 
 
-def controls_caught(records: Sequence[Record]) -> bool:
+def controls_caught(records: Sequence[Row]) -> bool:
     """Whether no control was missed, and none was the only one to prove a check and failed before
     that."""
-    outcomes = [(Group.of(r), r.caught_by, r.caught) for r in records if r.caught]
+    outcomes = [
+        (
+            Group(r.op, Direction(r.direction), Mode(r.mode), r.streams > 1),
+            r.caught_by or "",
+            Catch(r.caught),
+        )
+        for r in records
+        if r.caught
+    ]
     missed = any(caught is Catch.MISSED for _, _, caught in outcomes)
     return not missed and not unproven(outcomes, ())
 
 
 def _check_machine(
-    records: Sequence[Record], plan: Plan, environment: Environment, journaled: Journaled
+    records: Sequence[Row], plan: Plan, environment: Environment, journaled: Journaled
 ) -> None:
     """Records and environment state the device and the versions that the worker described."""
     described = journaled.described
@@ -154,7 +189,7 @@ def _check_machine(
         same("environment.json: the GPU, by the journal,", gpu.name or "", device.name or "")
 
 
-def _check_summary(records: Sequence[Record], predicate: Predicate) -> None:
+def _check_summary(records: Sequence[Row], predicate: Predicate) -> None:
     """The manifest says in brief what the records say."""
     signed = predicate.environment
     for record in records:
@@ -185,21 +220,37 @@ def _count_rows(path: Path, table: str, predicate: Predicate | None) -> int:
     return rows
 
 
-def _read_records(path: Path, run_id: str) -> list[Record]:
-    records = []
+def read_rows(path: Path, run_id: str) -> list[Row]:
+    """Return what the checks need of each record, once all are whole records of that run."""
+    rows = []
     for part in _parts(path, "records", run_id):
-        for row in rows_of(part):
-            where = f"records.parquet: {row['implementation']} on {row['case_id']}"
+        _check_words(part)
+        for row in map(Row._make, zip(*(values(part[n]) for n in Row._fields), strict=True)):
+            where = f"records.parquet: {row.implementation} on {row.case_id}"
+            if row.status != Status.OK and not row.reason:
+                raise VerificationFailed(f"{where} is {row.status} without a reason")
+            if row.status != Status.OK and row.speedup is not None:
+                raise VerificationFailed(f"{where} is {row.status} and yet has a speed-up")
+            rows.append(row)
+    return rows
+
+
+def _check_words(part: pa.RecordBatch) -> None:
+    """Every record has what all records have, and its words are of their vocabularies."""
+    for name, (word, required) in vocabulary().items():
+        if name not in part.schema.names or not (word or required):
+            continue
+        for value in pc.unique(part[name]).to_pylist():
+            said = f"has no {name}" if required and value is None else ""
             try:
-                record = Record.from_row(row)
-            except ValueError as error:
-                raise VerificationFailed(f"{where} {error}") from None
-            if record.status is not Status.OK and not record.reason:
-                raise VerificationFailed(f"{where} is {record.status} without a reason")
-            if record.status is not Status.OK and record.speedup is not None:
-                raise VerificationFailed(f"{where} is {record.status} and yet has a speed-up")
-            records.append(record)
-    return records
+                if word is not None and value is not None:
+                    word(value)
+            except ValueError:
+                said = f"has the {name} {value!r}, which is none"
+            if said:
+                place = values(part[name]).index(value)
+                of = [values(part[column])[place] for column in ("implementation", "case_id")]
+                raise VerificationFailed(f"records.parquet: {of[0]} on {of[1]} {said}")
 
 
 def _parts(path: Path, table: str, run_id: str) -> Iterator[pa.RecordBatch]:
