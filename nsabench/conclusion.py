@@ -8,7 +8,6 @@ from pathlib import Path
 from nsabench.assessment import pays, threshold
 from nsabench.errors import BegunElsewhere, EnvironmentRefused, UsageError, VerificationFailed
 from nsabench.evidence.manifest import MANIFEST, refuse_altered, seal, verify
-from nsabench.evidence.manifest.journaled import NOTHING, Known
 from nsabench.evidence.manifest.keys import refuse_revoked, revocations
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.execution import run
@@ -91,24 +90,24 @@ def _seal(finished: Finished, signer: Signer) -> str:
     payments = pays.decide(finished.results.records)
     threshold.write(decisions, finished.folder.thresholds, payments)
     lacking = report(pages.Facts.read(finished.folder.path, finished.results, finished.signer))
-    signed = sign(finished.folder, signer, finished.journal_end)
+    signed = sign(finished.folder, signer, finished.log_end)
     return f"{signed}\n{lacking}" if lacking else signed
 
 
-def sign(folder: RunFolder, signer: Signer, journal_end: str | None, known: Known = NOTHING) -> str:
+def sign(folder: RunFolder, signer: Signer, log_end: str = "") -> str:
     """Sign the folder, verify it, and return a sentence about the signature.
 
-    journal_end: the link of the last line that this process journaled; None for a merged run, whose
-    shards were verified before and are `known`. Raises `VerificationFailed` for an altered folder.
+    log_end: the digest of the last line that this process wrote to the log; empty for a merged run.
+    Raises `VerificationFailed` for an altered folder.
     """
     by = seal(folder.path, signer).predicate.signer
     # A kernel may have written into the folder until its process was ended.
     try:
-        found = verify(folder.path, known=known)
+        found = verify(folder.path)
         found.raise_if_broken()
-        if journal_end is not None and (found.origin is None or found.origin.end != journal_end):
+        if log_end and (found.logged is None or found.logged.origin.end != log_end):
             raise VerificationFailed(
-                f"{folder.journal} is not what was written there while it was measured",
+                f"{folder.log} is not what was written there while it was measured",
                 "something that was measured altered it: start a new run without it.",
             )
     except VerificationFailed:

@@ -1,6 +1,6 @@
 """How large the files may be that nsabench reads, each limit well above the largest honest file.
 
-The largest published run has 188 cases: a journal of 8 MB with lines of up to 80 KB, and tables of
+The largest published run has 188 cases: a log of 8 MB, and tables of
 0.2 and 0.5 MB. The limits are for 10,000 cases and more.
 """
 
@@ -20,11 +20,10 @@ FOLDER = 4 * GIB  # all files of a run
 MANIFEST = 4 * MIB  # a run of 10,000 cases has one of 2 MB
 ENVIRONMENT = 8 * MIB
 
-JOURNAL = GIB
-JOURNAL_LINE = 16 * MIB
-LINES_A_CASE = 10  # one for each pass
-SITTINGS = 5_000  # lines of a journal beside the lines of its cases
-LOG = 64 * KIB  # of a log, from its end
+LOG = 512 * MIB  # log.jsonl
+LOG_LINE = 16 * MIB
+LOG_LINES = 2_000_000  # each has a seal to check
+PRINTED = 64 * KIB  # of what a kernel printed, from its end
 
 COMPARISON = 16 * MIB  # a page of one
 CSV = 8 * MIB

@@ -58,12 +58,11 @@ class Desk:
             raise Failure(Status.WRONG, found.reason)
         return right
 
-    def request(self, implementations: list[str], case: Case, session: int = 1) -> Measure:
+    def request(self, implementations: list[str], case: Case) -> Measure:
         """What a supervisor would ask a worker."""
         return Measure(
             case=case,
             implementations=implementations,
-            session=session,
             prepared=self.prepared,
             seeds=self.seeds,
         )
@@ -108,7 +107,6 @@ def measured(case: Case, items: list[Implementation], **given: Any) -> Measured:
         case,
         items,
         device=device,
-        session=given.pop("session", 1),
         timer=given.pop("timer", None) or CpuTimer(),
         sensors=given.pop("sensors", None),
         report=given.pop("report", lambda step: None),

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from nsabench.assessment import parquet
+from nsabench.assessment.attempts import CaseState, state_of
 from nsabench.assessment.results import assemble
-from nsabench.execution.chain import Sealer
-from nsabench.execution.journal import Journal
-from nsabench.execution.journal import read as read_journal
+from nsabench.execution.folder import RunFolder
+from nsabench.execution.log import LogFile
+from nsabench.execution.policy import next_job
+from nsabench.execution.seals import Sealer
 from nsabench.execution.vouch import digest
 from nsabench.machine.environment.collect import collect
 from nsabench.machine.environment.identity import machine_of
 from nsabench.machine.environment.model import Gpu
 from nsabench.model.case import Case
 from nsabench.model.description import Described
-from nsabench.model.journal import Entry, Header
+from nsabench.model.job import Death
+from nsabench.model.log import Begun, Ended, Log, Observed, Session
 from nsabench.model.measurement import Bursts, Ceilings, Conditions, Outcome, Samples
 from nsabench.model.origin import Origin
 from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
@@ -34,9 +38,17 @@ from nsabench.signing import Signer
 
 OP = "selection_rows"
 
-first_look = partial(Entry, pass_name=PassName.FIRST_LOOK)
-second_look = partial(Entry, pass_name=PassName.SECOND_LOOK)
-isolated = partial(Entry, pass_name=PassName.ISOLATED_BASELINES)
+
+def confirmation(case_id: str, outcomes: Sequence[Outcome] = (), reason: str = "") -> CaseState:
+    """What a confirmation pass measured of a case."""
+    return CaseState(PassName.SECOND_LOOK, case_id, list(outcomes), {}, reason=reason)
+
+
+def isolated(case_id: str, outcomes: Sequence[Outcome] = (), reason: str = "") -> CaseState:
+    """What the isolated pass measured of a case."""
+    return CaseState(PassName.ISOLATED_BASELINES, case_id, list(outcomes), {}, reason=reason)
+
+
 QUEUE_CONTROLS = (("needless_python", "host"), ("hidden_in_a_thread", "burst"))
 LENGTHS = (64, 128, 256, 512)
 SHAPES = ((256, 4, 64), (256, 8, 128))  # N, H, D
@@ -208,48 +220,75 @@ def make_run(
         software={"torch": made.torch, "triton": made.triton, "torch.cuda": "13.0"},
         device={"type": "cuda", "name": made.gpu, "compute_capability": "9.0"},
     )
-    journal = Journal(folder / "journal.jsonl")
-    machine = machine_of(plan.run_id, described)
-    journal.begin(Sealer(signer, plan.run_id, plan.sha256, machine))
-    journal.append(
-        Header(
-            run_id=plan.run_id,
-            plan_sha256=plan.sha256,
-            environment_sha256=digest(folder / "environment.json"),
-            started=datetime(2026, 1, 1, tzinfo=UTC),
-            described=described,
-            ceilings=made.ceilings,
-        )
-    )
-    rng = np.random.default_rng(made.seed)
-    for planned in plan.cases:
-        journal.append(
-            first_look(
-                case_id=planned.id,
-                outcomes=list(_outcomes(planned, made, rng)),
-                conditions={0: made.conditions(planned.case.shape["L"])},
-            )
-        )
-    if plan.canary is not None:
-        same = np.random.default_rng(0)
-        times = [timed(n, made.canary_ms, made, same) for n in plan.canary.implementations]
-        if made.canary_crashes:
-            name = times[-1].implementation
-            times[-1] = Outcome(implementation=name, status=Status.CRASHED, reason="SIGSEGV")
-        seen = Entry(
-            pass_name=PassName.CANARY,
-            case_id=plan.canary.id,
-            outcomes=[] if made.canary_lost else times,
-            reason=made.canary_lost,
-        )
-        journal.append(seen)
-    journal.close()
-    results = assemble(plan, read_journal(folder / "journal.jsonl"))
+    with closing(LogFile(folder / "log.jsonl")) as log:
+        log.seal_with(Sealer(signer))
+        log.append(session_of(plan, described, folder, made.ceilings))
+        rng = np.random.default_rng(made.seed)
+        for planned in plan.cases:
+            outcomes = list(outcomes_of(planned, made, rng))
+            conditions = made.conditions(planned.case.shape["L"])
+            add_attempt(log, plan, PassName.FIRST_LOOK, planned.id, outcomes, conditions)
+        if plan.canary is not None:
+            same = np.random.default_rng(0)
+            times = [timed(n, made.canary_ms, made, same) for n in plan.canary.implementations]
+            if made.canary_crashes:
+                name = times[-1].implementation
+                times[-1] = Outcome(implementation=name, status=Status.CRASHED, reason="SIGSEGV")
+            lost = made.canary_lost
+            death = Death(status=Status.CRASHED, reason=lost) if lost else None
+            add_attempt(log, plan, PassName.CANARY, plan.canary.id, times, death=death)
+    results = assemble(plan.run_id, RunFolder(folder).parts())
     parquet.write(results, plan.run_id, folder)
     return folder
 
 
-def _outcomes(planned: PlannedCase, made: Made, rng: np.random.Generator) -> Iterable[Outcome]:
+def session_of(
+    plan: Plan, described: Described, folder: Path | None = None, ceilings: Ceilings | None = None
+) -> Session:
+    """What a process begins a log with. folder: of the run, with its environment.json."""
+    return Session(
+        run_id=plan.run_id,
+        plan_sha256=plan.sha256,
+        environment_sha256=digest(folder / "environment.json") if folder else "",
+        started=datetime(2026, 1, 1, tzinfo=UTC),
+        machine=machine_of(plan.run_id, described),
+        described=described,
+        ceilings=ceilings or Ceilings(),
+    )
+
+
+def add_attempt(
+    log: LogFile | Log,
+    plan: Plan,
+    purpose: PassName,
+    case_id: str,
+    outcomes: Sequence[Outcome] = (),
+    conditions: Conditions | None = None,
+    death: Death | None = None,
+) -> None:
+    """Add the next attempt to measure a case, and how it ended. In a later pass the first attempt
+    is of the implementations of these outcomes, or of the whole case."""
+    planned = plan.measured(case_id)
+    held = log.log if isinstance(log, LogFile) else log
+    names = [o.implementation for o in outcomes] or planned.implementations
+    job = next_job(planned.case, state_of(plan, held, purpose, planned, names), plan.sources)
+    own = {o.implementation: o.model_copy(update={"session": job.attempt}) for o in outcomes}
+    observed = [] if death else [Observed(outcome=own[name]) for name in job.implementations]
+    add = log.append if isinstance(log, LogFile) else log.extend
+    add(
+        Begun(job=job),
+        *observed,
+        Ended(conditions=conditions or Conditions(), death=death, wall_s=0.1),
+    )
+
+
+def log_of(plan: Plan, **given: Any) -> Log:
+    """A log in memory with a session and nothing else."""
+    described = given.pop("described", Described(software={}, device={"type": "cuda"}))
+    return Log([session_of(plan, described, **given)])
+
+
+def outcomes_of(planned: PlannedCase, made: Made, rng: np.random.Generator) -> Iterable[Outcome]:
     length = planned.case.shape["L"]
     base = made.base_ms * length / 64
     status = made.status(length)
@@ -345,11 +384,3 @@ def claim_rows(path: Path, rows: int) -> None:
         metadata.append_row_groups(metadata)
     metadata.write_metadata_file(path)
     path.write_bytes(pages + path.read_bytes()[4:])
-
-
-def strip_chain(journal: Path) -> None:
-    """Have a journal no longer say who measured."""
-    lines = [json.loads(line) for line in journal.read_text().splitlines()]
-    for line in lines:
-        del line["previous"], line["seal"]
-    journal.write_text("".join(json.dumps(line) + "\n" for line in lines[1:]))

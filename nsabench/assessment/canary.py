@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from nsabench.assessment.attempts import states_of
 from nsabench.assessment.checks.clocks import disturbances
 from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.statistics import quantile
-from nsabench.model.journal import Contents
+from nsabench.model.log import Log
+from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import BENIGN, PassName, Status
 
 CHECK = "canary"
@@ -32,24 +34,24 @@ class Canary:
     lost: str = ""
 
 
-def of_contents(contents: Contents) -> Canary:
-    """What the journal of a shard says of it."""
+def canary_of(plan: Plan, log: Log) -> Canary:
+    """Return what the log of a shard says of its canary."""
     medians: dict[str, float] = {}
     failed: dict[str, str] = {}
     disturbed = lost = ""
-    for entry in contents.of(PassName.CANARY):
-        disturbed = next(disturbances(entry.conditions_that_count), "")
+    for state in states_of(plan, log, PassName.CANARY).values():
+        disturbed = next(disturbances(list(state.conditions.values())), "")
         medians = {
             o.implementation: quantile(o.samples.time_ms, 0.5)
-            for o in entry.outcomes
+            for o in state.outcomes
             if o.status is Status.OK and o.samples.time_ms
         }
         failed = {
             o.implementation: f"{o.status}: {o.reason}" if o.reason else str(o.status)
-            for o in entry.outcomes
+            for o in state.outcomes
             if o.status is not Status.OK and not (medians and o.status in BENIGN)
         }
-        lost = entry.reason
+        lost = state.reason
     return Canary(medians, disturbed, failed, lost)
 
 

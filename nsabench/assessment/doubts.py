@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from nsabench.assessment.checks.finding import Effect, Finding, Recorded
 from nsabench.assessment.checks.limits import Limits
 from nsabench.machine import datasheet
-from nsabench.model.journal import Contents
+from nsabench.model.log import Session
 
 CHECKS = (
     "timer",
@@ -28,7 +28,7 @@ def about(record: Recorded, doubts: Sequence[Finding]) -> str:
     return "; ".join(f.sentence for f in doubts if f.concerns(record))
 
 
-def limits(contents: Contents) -> Limits:
+def limits(session: Session) -> Limits:
     """What the device could do at most, by the run's own measure, beside its data sheet."""
-    sheet = datasheet.known(contents.headers[0].described.device.name or "")
-    return Limits.measured(contents.ceilings, Limits.of_sheet(sheet) if sheet else None)
+    sheet = datasheet.known(session.described.device.name or "")
+    return Limits.measured(session.ceilings, Limits.of_sheet(sheet) if sheet else None)

@@ -6,52 +6,43 @@ is the canary: the times of a host that is not as the others decide nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from nsabench.assessment import canary
-from nsabench.assessment.canary import Canary
 from nsabench.assessment.checks.finding import Effect, Finding
-from nsabench.assessment.results import Results, assess
-from nsabench.model.journal import Contents
-from nsabench.model.plan import MergedShard, Plan
+from nsabench.assessment.results import Part, Results, assess
+from nsabench.model.plan import Plan
 
 
-def assemble(plan: Plan, contents: Contents) -> Results:
-    """The results of a merged run. Raises `UsageError` when the journal is not one of this plan."""
-    canaries = {
-        str(shard): canary.of_contents(contents.by_run.get(shard.run_id, Contents()))
-        for shard in plan.shards
-    }
-    return together(of_shards(plan, contents, canary.outlying(canaries)))
+def assemble(run_id: str, parts: Sequence[Part]) -> Results:
+    """Return the results of a merged run of its shards."""
+    canaries = {name_of(part.plan): canary.canary_of(part.plan, part.log) for part in parts}
+    outlying = canary.outlying(canaries)
+    return together(of_shard(run_id, part, outlying.get(name_of(part.plan), "")) for part in parts)
 
 
-def of_shards(
-    plan: Plan, contents: Contents, outlying: Mapping[str, str]
-) -> Iterator[tuple[MergedShard, Results]]:
-    """The results of each shard. outlying: why its host is not as the others, by shard."""
-    for shard, part in plan.parts():
-        own = contents.by_run.get(shard.run_id, Contents())
-        yield shard, of_shard(plan.run_id, shard, part, own, outlying.get(str(shard), ""))
+def name_of(plan: Plan) -> str:
+    """Return how a shard is called in a merged run."""
+    return f"shard {plan.shard} (run {plan.run_id})"
 
 
-def of_shard(
-    run_id: str, shard: MergedShard, part: Plan, contents: Contents, outlying: str
-) -> Results:
-    """The results of one shard, as records of the merged run. part: its own part of the plan;
-    run_id: of the merged run."""
-    known = [canary.finding(f"{shard}: {outlying}")] if outlying else []
-    results = replace(assess(part, contents, known), run_id=run_id).results(contents)
-    return replace(
-        results,
-        findings=[told for f in results.findings for told in _told(f, shard, part)],
-    )
+def of_shard(run_id: str, part: Part, outlying: str) -> Results:
+    """Return the results of a shard, as records of the merged run.
+
+    run_id: of the merged run. outlying: why its host is not like the others, if it is not.
+    """
+    name = name_of(part.plan)
+    known = [canary.finding(f"{name}: {outlying}")] if outlying else []
+    results = replace(assess(part.plan, part.log, known), run_id=run_id).results(part.log)
+    findings = [told for f in results.findings for told in _told(f, name, part.plan)]
+    return replace(results, findings=findings)
 
 
-def together(parts: Iterable[tuple[MergedShard, Results]]) -> Results:
+def together(parts: Iterable[Results]) -> Results:
     """The results of all shards as those of one run."""
     whole = Results([], {}, {}, [], {})
-    for _, results in parts:
+    for results in parts:
         whole.records.extend(results.records)
         whole.samples.update(results.samples)
         whole.bursts.update(results.bursts)
@@ -63,7 +54,7 @@ def together(parts: Iterable[tuple[MergedShard, Results]]) -> Results:
     return replace(whole, findings=findings)
 
 
-def _told(finding: Finding, shard: MergedShard, part: Plan) -> Iterator[Finding]:
+def _told(finding: Finding, shard: str, part: Plan) -> Iterator[Finding]:
     """What was found of a shard, said of the merged run: of its cases and not of all."""
     if finding.case_id or finding.effect in (Effect.UNPROVEN, Effect.NOTE):
         yield finding
@@ -75,6 +66,3 @@ def _told(finding: Finding, shard: MergedShard, part: Plan) -> Iterator[Finding]
         sentence = f"{shard}: {finding.sentence}"
         for planned in part.cases:
             yield replace(finding, sentence=sentence, case_id=planned.id)
-
-
-__all__ = ["Canary", "assemble", "of_shard", "of_shards", "together"]

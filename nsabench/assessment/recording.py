@@ -12,7 +12,7 @@ from nsabench.assessment.pays.against import Against
 from nsabench.assessment.rows import held
 from nsabench.assessment.statistics import quantiles
 from nsabench.assessment.verdict import NOT_JUDGED, Judgement
-from nsabench.model.journal import Header
+from nsabench.model.log import Session
 from nsabench.model.measurement import Ceilings, Outcome
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
@@ -25,9 +25,7 @@ class Run(Protocol):
     @property
     def plan(self) -> Plan: ...
     @property
-    def header(self) -> Header: ...
-    @property
-    def ceilings(self) -> Ceilings: ...
+    def session(self) -> Session: ...
     @property
     def limits(self) -> Limits: ...
     @property
@@ -57,7 +55,7 @@ def record(
     host = _quantiles(held(outcome.samples) if timed else [])
     queued = _quantiles(outcome.bursts.time_ms if timed else [])
     notes = [f.sentence for f in noted if f.concerns(row)]
-    software, device = run.header.described.software, run.header.described.device
+    software, device = run.session.described.software, run.session.described.device
     in_queue = judgement.queue or NOT_JUDGED
     origin = run.plan.info(row.op, row.implementation).origin
     against = against if row.status is Status.OK else {}
@@ -89,7 +87,7 @@ def record(
         rows_compared=outcome.rows_compared,
         rows_left_out=outcome.rows_left_out,
         median_ms=median,
-        device_ms=_device_ms(run.ceilings, row, median),
+        device_ms=_device_ms(run.session.ceilings, row, median),
         p20_ms=p20,
         p80_ms=p80,
         host_us=host[1],

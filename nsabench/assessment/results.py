@@ -1,4 +1,4 @@
-"""From plan and journal to checked, judged records: the rows of records.parquet."""
+"""From plan and log to checked, judged records: the rows of records.parquet."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import cached_property
 
 from nsabench import ops
 from nsabench.assessment import checks, doubts
+from nsabench.assessment.attempts import CaseState, states_of
 from nsabench.assessment.caution import caution
 from nsabench.assessment.checks import controls, ordering, parity, roofline
 from nsabench.assessment.checks.cases import by_case
@@ -18,7 +19,7 @@ from nsabench.assessment.checks.proofs import regime_of
 from nsabench.assessment.checks.row import Row
 from nsabench.assessment.pays.against import DeviceClock, QueueClock, against_alternatives
 from nsabench.assessment.recording import record
-from nsabench.assessment.rows import of_case, of_entries, with_findings, without_times
+from nsabench.assessment.rows import of_case, of_states, with_findings, without_times
 from nsabench.assessment.verdict import (
     NOT_JUDGED,
     Aside,
@@ -28,8 +29,8 @@ from nsabench.assessment.verdict import (
     look_again,
 )
 from nsabench.errors import UsageError
-from nsabench.model.journal import Contents, Entry, Header
-from nsabench.model.measurement import Bursts, Ceilings, Outcome, Samples
+from nsabench.model.log import Log, Session
+from nsabench.model.measurement import Bursts, Outcome, Samples
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
 from nsabench.model.source import Source
@@ -52,13 +53,12 @@ class Results:
 
 @dataclass(frozen=True)
 class Assessed:
-    """What the checks made of a journal. `first_look`: the verdicts before any second process;
+    """What the checks made of a log. `first_look`: the verdicts before any second process;
     `first_in_queue`: the same in the regime `queue`, of the cases that have it; `run_id`: of the
     merged run whose records they are, if they are those of one."""
 
     plan: Plan
-    header: Header
-    ceilings: Ceilings
+    session: Session
     limits: Limits
     outcomes: dict[Key, Outcome]
     rows: list[Row]
@@ -68,22 +68,20 @@ class Assessed:
     first_in_queue: dict[Key, Judgement]
     run_id: str = ""
 
-    def judgements(self, contents: Contents) -> dict[Key, Judgement]:
+    def judgements(self, log: Log) -> dict[Key, Judgement]:
         """The verdicts after what other processes saw of the same cases, by which later passes
         are chosen."""
-        second_looks = self._checked(contents.by_case(PassName.SECOND_LOOK))
-        return self._look_again(second_looks, contents)
+        second_looks = self._checked(states_of(self.plan, log, PassName.SECOND_LOOK))
+        return self._look_again(second_looks, log)
 
-    def _look_again(
-        self, second_looks: Mapping[str, Entry], contents: Contents
-    ) -> dict[Key, Judgement]:
-        isolated = self._isolated(contents)
+    def _look_again(self, second_looks: Mapping[str, CaseState], log: Log) -> dict[Key, Judgement]:
+        isolated = self._isolated(log)
 
         def seen(first: Mapping[Key, Judgement], regime: Regime) -> dict[Key, Judgement]:
             timings = {key: self.outcomes[key].timings(regime) for key in first}
             asides = {
-                key: self._aside(key, entry, first[key])
-                for key, entry in isolated.items()
+                key: self._aside(key, state, first[key])
+                for key, state in isolated.items()
                 if key in first
             }
             judged = look_again(first, timings, second_looks, asides, self.plan.margin, regime)
@@ -93,12 +91,12 @@ class Assessed:
         queue = seen(self.first_in_queue, Regime.QUEUE)
         return {key: replace(one, queue=queue.get(key)) for key, one in own.items()}
 
-    def _isolated(self, contents: Contents) -> dict[Key, Entry]:
+    def _isolated(self, log: Log) -> dict[Key, CaseState]:
         """What was seen of the baselines where no candidate was imported, by candidate."""
-        checked = self._checked(contents.by_case(PassName.ISOLATED_BASELINES))
+        checked = self._checked(states_of(self.plan, log, PassName.ISOLATED_BASELINES))
         return {key: checked[key[0]] for key in self.first_look if key[0] in checked}
 
-    def _aside(self, key: Key, entry: Entry, judgement: Judgement) -> Aside:
+    def _aside(self, key: Key, state: CaseState, judgement: Judgement) -> Aside:
         clean = self.plan.clean_baselines(self.plan.by_id[key[0]])
         valid = [
             row.implementation
@@ -107,7 +105,7 @@ class Assessed:
         ]
         best = judgement.best_baseline
         is_own = not best or self._source(key[0], best) == self._source(*key)
-        return Aside(entry, "" if is_own else best, valid)
+        return Aside(state, "" if is_own else best, valid)
 
     def _with_own_alone(self, key: Key, judgement: Judgement) -> Judgement:
         """The judgement, which says so where no baseline could be timed apart from a winner."""
@@ -123,24 +121,24 @@ class Assessed:
     def _source(self, case_id: str, name: str) -> Source:
         return self.plan.info(self.plan.by_id[case_id].case.op, name).source
 
-    def _checked(self, entries: Mapping[str, Entry]) -> dict[str, Entry]:
-        """The entries of a later pass by case id, held to what those of the first look are."""
-        return {case_id: self._checked_entry(entry) for case_id, entry in entries.items()}
+    def _checked(self, states: Mapping[str, CaseState]) -> dict[str, CaseState]:
+        """What a later pass measured by case id, held to what the main pass is held to."""
+        return {case_id: self._checked_state(state) for case_id, state in states.items()}
 
-    def _checked_entry(self, entry: Entry) -> Entry:
-        case = self.plan.by_id[entry.case_id].case
-        rows = of_case(self.plan, case, entry.outcomes, entry.conditions)
+    def _checked_state(self, state: CaseState) -> CaseState:
+        case = self.plan.by_id[state.case_id].case
+        rows = of_case(self.plan, case, state.outcomes, state.conditions)
         findings = [f for c in (parity, ordering, roofline) for f in c.check(rows, self.limits)]
         outcomes = [
             outcome if row.status is outcome.status else without_times(outcome, row)
-            for row, outcome in zip(with_findings(rows, findings), entry.outcomes, strict=True)
+            for row, outcome in zip(with_findings(rows, findings), state.outcomes, strict=True)
         ]
-        return entry.model_copy(update={"outcomes": outcomes})
+        return replace(state, outcomes=outcomes)
 
-    def results(self, contents: Contents) -> Results:
+    def results(self, log: Log) -> Results:
         """Records and samples as Parquet will hold them."""
-        second_looks = self._checked(contents.by_case(PassName.SECOND_LOOK))
-        judgements = self._look_again(second_looks, contents)
+        second_looks = self._checked(states_of(self.plan, log, PassName.SECOND_LOOK))
+        judgements = self._look_again(second_looks, log)
         notes = by_case(f for f in self.findings if f.effect is Effect.NOTE)
         of_times = doubts.of_findings(self.findings)
         failed = _failed_again(self.rows, second_looks)
@@ -185,30 +183,43 @@ class Assessed:
         return Results(records, samples, bursts, self.findings, judgements)
 
 
-def assemble(plan: Plan, contents: Contents) -> Results:
+@dataclass(frozen=True)
+class Part:
+    """What a run was measured by: itself, or one of the shards that it was merged of."""
+
+    plan: Plan
+    log: Log
+
+
+def assemble(run_id: str, parts: Sequence[Part]) -> Results:
     """Apply the checks to what the workers measured, then judge the candidates: of a merged run
     shard by shard, each by its own ceilings and held to its own controls."""
-    if plan.shards:
+    if len(parts) > 1 or parts[0].plan.run_id != run_id:
         from nsabench.assessment import merged
 
-        return merged.assemble(plan, contents)
-    return assess(plan, contents).results(contents)
+        return merged.assemble(run_id, parts)
+    return assess(parts[0].plan, parts[0].log).results(parts[0].log)
 
 
-def assess(plan: Plan, contents: Contents, known: Sequence[Finding] = ()) -> Assessed:
+def assess(plan: Plan, log: Log, known: Sequence[Finding] = ()) -> Assessed:
     """Apply the checks. known: what speaks against the run beside them. Raises `UsageError` when
-    the journal is not one of this plan."""
-    belongs(plan, contents)
+    the log is not one of this plan."""
+    belongs(plan, log)
     ops.refuse_other(plan)
-    if not contents.headers:
-        raise UsageError(
-            "the journal has no header: nothing was measured", "go on with --resume RUN."
-        )
-    header, ceilings = contents.headers[0], contents.ceilings
-    limits = doubts.limits(contents)
-    entries = contents.of(PassName.FIRST_LOOK)
-    outcomes = {(e.case_id, o.implementation): o for e in entries for o in e.outcomes}
-    rows = of_entries(plan, entries)
+    if not log.sessions:
+        raise UsageError("the log is empty: nothing was measured", "resume with --resume RUN.")
+    states = states_of(plan, log, PassName.FIRST_LOOK).values()
+    session = log.sessions[0].model_copy(update={"ceilings": log.ceilings})
+    return assess_states(plan, session, list(states), known)
+
+
+def assess_states(
+    plan: Plan, session: Session, states: Sequence[CaseState], known: Sequence[Finding] = ()
+) -> Assessed:
+    """Apply the checks to what the main pass measured. session: with the ceilings that count."""
+    limits = doubts.limits(session)
+    outcomes = {(s.case_id, o.implementation): o for s in states for o in s.outcomes}
+    rows = of_states(plan, states)
     findings, catches = checks.judge_all(rows, limits)
     findings = [*findings, *known]
     rows = with_findings(rows, findings)
@@ -216,8 +227,7 @@ def assess(plan: Plan, contents: Contents, known: Sequence[Finding] = ()) -> Ass
     in_queue = judge(rows, {key: o.bursts for key, o in outcomes.items()}, findings, Regime.QUEUE)
     return Assessed(
         plan=plan,
-        header=header,
-        ceilings=ceilings,
+        session=session,
         limits=limits,
         outcomes=outcomes,
         rows=rows,
@@ -228,30 +238,31 @@ def assess(plan: Plan, contents: Contents, known: Sequence[Finding] = ()) -> Ass
     )
 
 
-def belongs(plan: Plan, contents: Contents) -> None:
-    """Raises `UsageError` when the journal is not one of this plan, as it was when it was begun."""
+def belongs(plan: Plan, log: Log) -> None:
+    """Raises `UsageError` when the log is not one of this plan, as it was when it was begun."""
     names = {planned.id: set(planned.implementations) for planned in plan.cases}
     if plan.canary is not None:
         names.setdefault(plan.canary.id, set(plan.canary.implementations))
     wrong = ""
-    if any(line.run_id not in plan.openings for line in contents.openings):
+    if any(session.run_id != plan.run_id for session in log.sessions):
         wrong = f"is not of run {plan.run_id}"
-    elif any(line.plan_sha256 != plan.openings[line.run_id] for line in contents.openings):
+    elif any(session.plan_sha256 != plan.sha256 for session in log.sessions):
         wrong = "was written under another plan than plan.json holds now"
-    for entry in contents.entries:
-        if not {o.implementation for o in entry.outcomes} <= names.get(entry.case_id, set()):
-            wrong = f"holds case {entry.case_id}, which is not in the plan like that"
-    for begun in contents.killed:
-        if not set(begun.implementations) <= names.get(begun.case_id, set()):
-            wrong = f"says that case {begun.case_id} was begun, which is not in the plan like that"
+    for attempt in log.attempts:
+        case_id = attempt.job.case.id
+        if not set(attempt.job.implementations) <= names.get(case_id, set()):
+            wrong = f"holds case {case_id}, which is not in the plan like that"
+        observed = tuple(outcome.implementation for outcome in attempt.outcomes)
+        if attempt.has_answer and observed != attempt.job.implementations:
+            wrong = f"holds other implementations of case {case_id} than were measured"
     if wrong:
         raise UsageError(
-            f"the journal {wrong}: plan.json and journal.jsonl do not belong together",
+            f"the log {wrong}: plan.json and log.jsonl do not belong together",
             "restore the run folder, or start a new run.",
         )
 
 
-def _failed_again(rows: Sequence[Row], second_looks: Mapping[str, Entry]) -> dict[Key, Outcome]:
+def _failed_again(rows: Sequence[Row], second_looks: Mapping[str, CaseState]) -> dict[Key, Outcome]:
     """What a second process found failing of the candidates that the first found ok."""
     ok = {
         (row.case_id, row.implementation)

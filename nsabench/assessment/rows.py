@@ -1,17 +1,17 @@
-"""What the checks see of a journal: a row an implementation and case, and what they made of it."""
+"""What the checks see of a log: a row an implementation and case, and what they made of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from nsabench import ops
+from nsabench.assessment.attempts import CaseState
 from nsabench.assessment.checks.cases import by_case
 from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.checks.row import Row
 from nsabench.assessment.statistics import quantile
 from nsabench.model.case import Case
-from nsabench.model.journal import Entry
 from nsabench.model.measurement import Bursts, Conditions, Outcome, Samples
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Role, Status
@@ -20,11 +20,11 @@ from nsabench.ops import Work
 STATUS_OF = {Effect.WRONG: Status.WRONG, Effect.IMPLAUSIBLE: Status.IMPLAUSIBLE}
 
 
-def of_entries(plan: Plan, entries: Sequence[Entry]) -> list[Row]:
+def of_states(plan: Plan, states: Iterable[CaseState]) -> list[Row]:
     return [
         row
-        for entry in entries
-        for row in of_case(plan, plan.by_id[entry.case_id].case, entry.outcomes, entry.conditions)
+        for state in states
+        for row in of_case(plan, plan.by_id[state.case_id].case, state.outcomes, state.conditions)
     ]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from nsabench.assessment.attempts import CaseState
 from nsabench.assessment.best_baseline import best_baseline
 from nsabench.assessment.checks.cases import by_case
 from nsabench.assessment.checks.clocks import clock_spread, disturbances
@@ -19,7 +20,6 @@ from nsabench.assessment.statistics import (
     ratio_of_independent_medians,
     ratio_of_medians,
 )
-from nsabench.model.journal import Entry
 from nsabench.model.measurement import Bursts, Conditions, Samples
 from nsabench.model.vocabulary import BENIGN, MARGIN, Mode, Regime, Role, Status, Verdict
 
@@ -65,7 +65,7 @@ class Aside:
     valid: the baselines that were right and timed beside it and should have been so there.
     """
 
-    entry: Entry
+    state: CaseState
     leader: str
     valid: Sequence[str] = ()
 
@@ -115,7 +115,7 @@ def _queues(case: Sequence[Row]) -> bool:
 def look_again(
     judgements: Mapping[Key, Judgement],
     timings: Mapping[Key, Samples | Bursts],
-    second_looks: Mapping[str, Entry],
+    second_looks: Mapping[str, CaseState],
     isolated_baselines: Mapping[Key, Aside] = NO_ASIDES,
     margin: float = MARGIN,
     regime: Regime = Regime.DEVICE,
@@ -229,7 +229,7 @@ def hangs_on_little(judgement: Judgement, margin: float = MARGIN) -> bool:
     return judgement.verdict in (Verdict.FASTER, Verdict.SLOWER) and (by_little or at_margin)
 
 
-def _failing(name: str, second: Entry) -> Judgement | None:
+def _failing(name: str, second: CaseState) -> Judgement | None:
     """What is left of a verdict in any regime when the candidate fails in a second process."""
     for outcome in second.outcomes:
         if outcome.implementation == name and outcome.status not in BENIGN:
@@ -239,20 +239,20 @@ def _failing(name: str, second: Entry) -> Judgement | None:
 
 
 def _confirmed(
-    judgement: Judgement, name: str, second: Entry, margin: float, regime: Regime
+    judgement: Judgement, name: str, second: CaseState, margin: float, regime: Regime
 ) -> Judgement:
     """The judgement, or `inconclusive` where the second process does not bear it out."""
     taken = {o.implementation: o.timings(regime) for o in second.outcomes}
     timed = {who: timings for who, timings in taken.items() if timings.time_ms}
     unconfirmed = "a second process could not confirm the verdict"
-    disturbance = next(disturbances(second.conditions_that_count), "")
+    disturbance = next(disturbances(list(second.conditions.values())), "")
     if disturbance:
         return _unknown(judgement, unconfirmed, disturbance)
     if name not in timed or judgement.best_baseline not in timed:
         return _unknown(judgement, unconfirmed, second.reason or "it was not timed again")
     try:
         seen = _ratio(timed[judgement.best_baseline], timed[name]).widened(
-            clock_spread(second.conditions_that_count)
+            clock_spread(list(second.conditions.values()))
         )
     except TooFewRounds as few:
         return _unknown(judgement, unconfirmed, str(few))
@@ -279,13 +279,13 @@ def _beside_nobody(
     that comes with it no process has the one without the other, and the best of the others says
     whether all were slowed.
     """
-    isolated, leader = aside.entry, aside.leader
+    isolated, leader = aside.state, aside.leader
 
     def unknown(why: str, who: str = "") -> Judgement:
         what = f"{who or 'the baselines'} could not be timed apart from the candidates"
         return _unknown(judgement, what, why)
 
-    disturbance = next(disturbances(isolated.conditions_that_count), "")
+    disturbance = next(disturbances(list(isolated.conditions.values())), "")
     if disturbance:
         return unknown(disturbance)
     outcomes = {o.implementation: o for o in isolated.outcomes}
@@ -309,7 +309,7 @@ def _beside_nobody(
     assert judgement.speedup is not None and judgement.speedup_lo is not None
     isolated_ms = quantile(timed[best], 0.5)
     beside_ms = judgement.speedup * quantile(candidate.time_ms, 0.5)
-    spread = clock_spread([*isolated.conditions_that_count, judgement.conditions])
+    spread = clock_spread([*isolated.conditions.values(), judgement.conditions])
     if beside_ms <= isolated_ms / spread * (1 + DRIFT):
         return judgement
     moved = ratio_of_independent_medians(timed[best], candidate.time_ms).widened(spread)

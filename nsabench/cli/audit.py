@@ -9,13 +9,13 @@ from pathlib import Path
 import click
 
 from nsabench.assessment import audit, labels
+from nsabench.assessment.attempts import states_of
 from nsabench.assessment.checks import HARMLESS, Effect, Finding
 from nsabench.assessment.failures import found_while_measuring
 from nsabench.assessment.results import assemble
 from nsabench.cli import _options
 from nsabench.cli._say import say
 from nsabench.cli._trust import admit
-from nsabench.execution import journal
 from nsabench.execution.folder import RunFolder
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import PassName, Role
@@ -42,17 +42,18 @@ def command(path: Path, gpu: str | None, each: bool, as_json: bool) -> int:
     if path.is_dir():
         folder = RunFolder.existing(path)
         admit(path)
-        plan, contents = Plan.read(folder.plan), journal.read(folder.journal)
+        plan, parts = Plan.read(folder.plan), folder.parts()
         cases = {planned.id: labels.named_case(planned.case) for planned in plan.cases}
         controls = {i.name for i in plan.implementations if i.role is Role.CONTROL}
-        results = assemble(plan, contents)
+        results = assemble(plan.run_id, parts)
         findings = [  # a control is there to be found, unless it got away
             f
             for f in results.findings
             if f.effect is Effect.INVALID or f.implementation not in controls
         ]
         findings += found_while_measuring(results)
-        missing = plan.by_id.keys() - contents.by_case(PassName.FIRST_LOOK).keys()
+        measured = [states_of(part.plan, part.log, PassName.FIRST_LOOK) for part in parts]
+        missing = plan.by_id.keys() - {case_id for states in measured for case_id in states}
         if missing:
             sentence = f"{len(missing)} of {len(plan.cases)} cases were not measured"
             findings.insert(0, Finding("completeness", Effect.INVALID, sentence))

@@ -11,7 +11,7 @@ from nsabench.cli import _options
 from nsabench.cli._say import say, say_json
 from nsabench.errors import EnvironmentRefused
 from nsabench.execution import run
-from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
+from nsabench.execution.supervisor.executor import JobLost, WorkerExecutor
 from nsabench.machine import doctor
 from nsabench.machine.environment.collect import collect
 from nsabench.output import terminal
@@ -37,7 +37,7 @@ def command(device: str, results: Path, as_json: bool) -> int:
     try:
         with closing(WorkerExecutor(chosen)) as executor:
             described = executor.describe()
-    except GroupLost as lost:
+    except JobLost as lost:
         # A worker that cannot tell its versions is a finding, not a reason to stop.
         described = None
         say(f"nsabench: torch could not be asked: {lost.reason}", err=True)

@@ -66,7 +66,7 @@ def command(
             {
                 "run": str(out),
                 "run_id": found.plan.run_id,
-                "shards": [shard.model_dump() for shard in found.plan.shards],
+                "shards": list(found.plan.shards),
                 "cases": len(found.plan.cases),
                 "records": found.records,
                 "outlying": found.outlying,

@@ -93,7 +93,7 @@ def _as_json(report: Report) -> dict[str, object]:
         "broken": report.broken,
         "trust": report.trust.value if report.broken is None else None,
         "keyid": report.keyid or None,
-        "measured_by": report.origin.keyid if report.origin else None,
+        "measured_by": report.logged.origin.keyid if report.logged else None,
         "run_id": report.predicate.run_id if report.predicate else None,
         "checks": [
             {"check": check, "outcome": outcome, "detail": report.details.get(check, "")}

@@ -1,1 +1,1 @@
-"""Measuring a plan: passes, the journal, the supervisor, its workers, and the timer."""
+"""Measuring a plan: the policy, the log, the supervisor, its workers, and the timer."""

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 from nsabench.errors import UsageError
-from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
+from nsabench.execution.supervisor.executor import JobLost, WorkerExecutor
 from nsabench.model.plan import Device, ImplementationInfo
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Role
@@ -45,7 +45,7 @@ def of(executor: WorkerExecutor) -> list[ImplementationInfo]:
     """What an executor's workers import. Raises `UsageError` when they cannot."""
     try:
         return executor.discover()
-    except GroupLost as lost:
+    except JobLost as lost:
         what = executor.kernels or "the implementations"
         raise UsageError(
             f"{what} could not be imported: {lost.reason}",

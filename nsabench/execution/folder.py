@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from nsabench.assessment.results import Part
 from nsabench.errors import Interrupted, UsageError, VerificationFailed
+from nsabench.execution import log
 from nsabench.files import writing
-from nsabench.model.journal import Entry
+from nsabench.model.job import Job
+from nsabench.model.measurement import Outcome
+from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import PassName
 from nsabench.signing.signer import RUN_KEY
 
 LATEST = "latest"
+SHARDS = "shards"  # the folder of a merged run that holds the shards
 HEAD = "=== "  # before the names of those whom a part of a log is of
 
 
@@ -28,8 +33,8 @@ class RunFolder:
         return self.path / "plan.json"
 
     @property
-    def journal(self) -> Path:
-        return self.path / "journal.jsonl"
+    def log(self) -> Path:
+        return self.path / "log.jsonl"
 
     @property
     def environment(self) -> Path:
@@ -46,6 +51,17 @@ class RunFolder:
     @property
     def logs(self) -> Path:
         return self.path / "logs"
+
+    def shard(self, run_id: str) -> RunFolder:
+        """What a merged run keeps of a shard: its plan, log, environment and manifest."""
+        return RunFolder(self.path / SHARDS / run_id)
+
+    def parts(self) -> list[Part]:
+        """What the run was measured by: itself, or the shards that it was merged of."""
+        plan = Plan.read(self.plan)
+        if not plan.shards:
+            return [Part(plan, log.read(self.log))]
+        return [part for run_id in plan.shards for part in self.shard(run_id).parts()]
 
     def create(self) -> None:
         """Raises `UsageError` when it cannot be made or already holds a run."""
@@ -85,7 +101,7 @@ class RunFolder:
 
     def discard(self) -> None:
         """Take away what a run leaves before it has measured anything."""
-        known = (self.plan, self.journal, self.environment, self.path / RUN_KEY)
+        known = (self.plan, self.log, self.environment, self.path / RUN_KEY)
         for path in known:
             path.unlink(missing_ok=True)
         link = self.path.parent / LATEST
@@ -117,22 +133,26 @@ class RunFolder:
             raise UsageError(f"{path} holds no run", "give the folder that nsabench made.")
         return folder
 
-    def log(self, case_id: str, name: PassName) -> Path:
+    def printed(self, case_id: str, purpose: PassName) -> Path:
         """What the implementations of a case printed and raised in a pass."""
-        later = "" if name is PassName.FIRST_LOOK else f".{name}"
+        later = "" if purpose is PassName.FIRST_LOOK else f".{purpose}"
         return self.logs / f"{case_id}{later}.log"
 
-    def write_log(self, entry: Entry) -> None:
-        """What the implementations of a case printed and raised: one file a case and pass. It
-        leaves the entry for it, so that a journal stays small."""
-        parts: dict[str, list[str]] = {}
-        for outcome in entry.outcomes:
-            for text in (outcome.log, outcome.traceback):
-                if text.strip():
-                    parts.setdefault(text, []).append(outcome.implementation)
-            outcome.log = outcome.traceback = ""
-        if not parts:
-            return
-        sections = (f"{HEAD}{', '.join(names)}\n{log.rstrip()}\n" for log, names in parts.items())
-        path = self.log(entry.case_id, entry.pass_name)
-        path.write_text("".join(sections), encoding="utf-8")
+    def keep_printed(self, job: Job, outcomes: Sequence[Outcome], printed: str) -> None:
+        """Append what the implementations of a job printed and raised to a file of its case.
+
+        printed: by their worker. A traceback leaves its outcome for the file.
+        """
+        parts = {printed: list(job.implementations)}
+        for outcome in outcomes:
+            parts.setdefault(outcome.traceback, []).append(outcome.implementation)
+            outcome.traceback = ""
+        sections = [
+            f"{HEAD}{', '.join(names)}\n{text.rstrip()}\n"
+            for text, names in parts.items()
+            if text.strip()
+        ]
+        if sections:
+            path = self.printed(job.case.id, job.purpose)
+            with path.open("a", encoding="utf-8") as file:
+                file.writelines(sections)

@@ -13,6 +13,7 @@ from nsabench.checker.messages import Prepared
 from nsabench.delivery import Delivery
 from nsabench.model.case import Case, Seed
 from nsabench.model.description import Described
+from nsabench.model.job import ALL_STAY, EarlyExit
 from nsabench.model.measurement import Ceilings, Conditions, Message, Outcome, Time
 from nsabench.model.plan import ImplementationInfo
 
@@ -49,18 +50,6 @@ class Calibrate(Message):
     kind: Literal["calibrate"] = "calibrate"
 
 
-class Spare(Message):
-    """Who need not be measured as the others are: one of these baselines that is hopelessly behind
-    another and takes `least_ms` or more a call, where so many others of them are right and stay."""
-
-    baselines: tuple[str, ...] = ()
-    stay: int = 1
-    least_ms: Time = 0.0
-
-
-NOBODY = Spare()
-
-
 class Measure(Message):
     """Measure implementations of a case together.
 
@@ -71,10 +60,9 @@ class Measure(Message):
     kind: Literal["measure"] = "measure"
     case: Case
     implementations: list[str]
-    session: int
     prepared: Prepared
     seeds: list[Seed]
-    spare: Spare = NOBODY
+    early_exit: EarlyExit = ALL_STAY
 
 
 class Compile(Message):

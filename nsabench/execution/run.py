@@ -1,4 +1,4 @@
-"""A run from end to end: discover, plan, and measure pass after pass, then derive the results."""
+"""A run from end to end: discover, plan, run jobs until none is left, derive the results."""
 
 from __future__ import annotations
 
@@ -8,33 +8,37 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Protocol
 
 from nsabench import ops, registry
-from nsabench.assessment import parquet, tables
-from nsabench.assessment.results import Assessed, Results, assemble, assess, belongs
+from nsabench.assessment import labels, parquet, tables
+from nsabench.assessment.attempts import CaseState, state_of
+from nsabench.assessment.results import Results, assemble, assess, belongs
 from nsabench.assessment.verdict import Judgement, Key
 from nsabench.errors import EnvironmentRefused, NsabenchError, UsageError
-from nsabench.execution import compilation, journal, schedule, vouch
-from nsabench.execution.chain import Sealer
+from nsabench.execution import compilation, vouch
+from nsabench.execution.attempt import attempt
 from nsabench.execution.discovery import discover
 from nsabench.execution.folder import RunFolder
-from nsabench.execution.journal import Journal
-from nsabench.execution.passes import PASSES, Pass, canary
+from nsabench.execution.log import LogFile
+from nsabench.execution.log import read as read_log
+from nsabench.execution.policy import canary_jobs, judge, next_jobs
 from nsabench.execution.protocol import Step
 from nsabench.execution.same_machine import described_as_before
-from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
+from nsabench.execution.seals import Sealer
+from nsabench.execution.supervisor.checker import CheckerProcess
+from nsabench.execution.supervisor.executor import JobLost, WorkerExecutor
 from nsabench.files import whole, writing
 from nsabench.machine import doctor
 from nsabench.machine.environment.collect import collect
 from nsabench.machine.environment.identity import machine_of
 from nsabench.model.description import Described
-from nsabench.model.journal import Contents, Header
+from nsabench.model.job import Job
+from nsabench.model.log import Log, Session
 from nsabench.model.measurement import Ceilings
-from nsabench.model.plan import Device, ImplementationInfo, Plan
+from nsabench.model.plan import Device, ImplementationInfo, Plan, PlannedCase
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import MARGIN, PassName
 from nsabench.planning import resolve
@@ -45,8 +49,21 @@ from nsabench.signing.signer import make_run_key
 Infos = Sequence[ImplementationInfo]
 
 
-class View(schedule.Progress, Protocol):
-    """Where a run shows what it does: to a person, or to nobody."""
+ANNOUNCEMENTS = {
+    PassName.SECOND_LOOK: "confirming {case}",
+    PassName.ISOLATED_BASELINES: "baselines of {case} without the candidates",
+    PassName.CANARY: "the case that all shards measure: {case}",
+}
+
+
+class View(Protocol):
+    """Where a run shows what it does."""
+
+    def case_started(self, planned: PlannedCase, number: int, total: int) -> None: ...
+
+    def case_finished(self, planned: PlannedCase, state: CaseState) -> None: ...
+
+    def note(self, text: str) -> None: ...
 
     def run_started(self, plan: Plan, described: Described, ceilings: Ceilings) -> None: ...
 
@@ -57,8 +74,8 @@ class View(schedule.Progress, Protocol):
 class Finished:
     """A complete run. wall_s, measuring_s and queue_s: of this time, if it was resumed.
 
-    signer: in whose name it was measured; None of a run that was only read. journal_end: the link
-    of the last line of its journal, as it was written.
+    signer: in whose name it was measured; None of a run that was only read. log_end: the digest of
+    the last line of its log, as it was written.
     """
 
     folder: RunFolder
@@ -67,7 +84,7 @@ class Finished:
     wall_s: float
     measuring_s: float
     signer: Signer | None = None
-    journal_end: str = ""
+    log_end: str = ""
     queue_s: float = 0.0
 
 
@@ -186,7 +203,7 @@ def start(
 def is_begun(path: Path) -> bool:
     """Return whether a run in this folder has measured anything, if only the ceilings."""
     folder = RunFolder(path)
-    return folder.journal.exists() and bool(journal.read(folder.journal).headers)
+    return folder.log.exists() and bool(read_log(folder.log).sessions)
 
 
 def discard_unbegun(path: Path) -> None:
@@ -197,7 +214,7 @@ def discard_unbegun(path: Path) -> None:
     folder = RunFolder(path)
     if not folder.plan.is_file():
         return
-    with closing(Journal(folder.journal)):  # it holds the lock
+    with closing(LogFile(folder.log)):  # it holds the lock
         folder.discard()
 
 
@@ -208,9 +225,9 @@ def resume(
     signer: Signer | None = None,
     fit: bool = False,
 ) -> Finished:
-    """Go on with a run that was interrupted; cases that are journaled are not run again.
+    """Resume a run that was interrupted; jobs that the log holds are not run again.
 
-    Raises `VerificationFailed` when what is journaled was not measured in the name of `signer`.
+    Raises `VerificationFailed` if the log was not measured in the name of `signer`.
     """
     folder = RunFolder.existing(path)
     folder.refuse_links()
@@ -235,7 +252,7 @@ def read(path: Path) -> Finished:
             f"look at its reports, or make new ones: `nsabench report {path} "
             f"--ops {Path(plan.ops).name} --out DIR`.",
         )
-    results = assemble(plan, journal.read(folder.journal))
+    results = assemble(plan.run_id, folder.parts())
     return Finished(folder, plan, results, wall_s=0, measuring_s=0)
 
 
@@ -258,109 +275,116 @@ class _Run:
         self.signer = signer
         self.fit = fit
         self.resumed = resumed
-        self._assessed: Assessed | None = None
-        self._judged_before: dict[PassName, Mapping[Key, Judgement]] = {}
-        self._ahead = compilation.Ahead(plan, folder.path)
-        self._held = ""  # what holds the workers of this sitting
+        self._judge = _RememberedJudge()
+        self._number = {planned.id: number for number, planned in enumerate(plan.cases, 1)}
+        self._is_open = False  # whether the session of this process has begun
+        self._shows_steps = False
+        self._executor: WorkerExecutor | None = None
 
     def measure(self) -> Finished:
-        """Measure what is not journaled yet, and derive the results."""
+        """Measure what the log does not hold yet, and derive the results."""
         began = time.monotonic()
         self.view.note(f"results go to {self.folder.path}")
-        with self.folder.writing():
-            with closing(Journal(self.folder.journal)) as self.journal:
-                contents = self.journal.contents
-                belongs(self.plan, contents)
-                signer = self._vouch()
-                if self.plan.ops and not ops.has_op_of(self.plan):
-                    # Not before: a plan that nobody vouches for may name any file.
-                    ops.load_file(Path(self.plan.ops), self.plan.ops_sha256)
-                measured_before_s, queue_before_s = contents.measuring_s, contents.queue_s
-                with closing(self._ahead):
-                    for pass_ in PASSES:
-                        self._look(pass_)
-                results = self._assess().results(contents)
+        with (
+            self.folder.writing(),
+            closing(LogFile(self.folder.log)) as self._file,
+            closing(compilation.Ahead(self.plan, self.folder.path)) as self._ahead,
+            closing(self._make_checker()) as self._checker,
+        ):
+            log = self._file.log
+            belongs(self.plan, log)
+            self.signer = self._find_signer()
+            if self.plan.ops and not ops.has_op_of(self.plan):
+                # Not before: a plan that is not signed may name any file.
+                ops.load_file(Path(self.plan.ops), self.plan.ops_sha256)
+            before_s, queue_before_s = log.measuring_s, log.queue_s
+            try:
+                self._run_jobs()
+            finally:
+                if self._executor is not None:
+                    self._executor.close()
+            results = assess(self.plan, log).results(log)
             parquet.write(results, self.plan.run_id, self.folder.path)
         return Finished(
             self.folder,
             self.plan,
             results,
             time.monotonic() - began,
-            contents.measuring_s - measured_before_s + self._ahead.wall_s,
-            signer,
-            self.journal.end,
-            contents.queue_s - queue_before_s,
+            log.measuring_s - before_s + self._ahead.wall_s,
+            self.signer,
+            self._file.end,
+            log.queue_s - queue_before_s,
         )
 
-    def _vouch(self) -> Signer:
-        """In whose name the run is measured. Raises `VerificationFailed` when what is journaled,
-        or the description of the machine beside it, is not by the same."""
+    def _make_checker(self) -> CheckerProcess:
+        return CheckerProcess(self.plan.device, Path(self.plan.ops) if self.plan.ops else None)
+
+    def _find_signer(self) -> Signer:
+        """In whose name the run is measured. Raises `VerificationFailed` if the log, or the
+        description of the machine beside it, is by another signer."""
         if not self.resumed:
-            if self.signer is None:
-                self.signer = make_run_key(self.folder.path)
+            return self.signer or make_run_key(self.folder.path)
+        signer = vouch.same_signer(self.folder, self._file.origin, self.signer)
+        vouch.same_environment(self.folder, self._file.log)
+        return signer
+
+    def _run_jobs(self) -> None:
+        while jobs := next_jobs(self.plan, self._file.log, self._judge):
+            for job in jobs:
+                if not self._run_job(job, jobs):
+                    break  # what to do about it is for `next_jobs`
+
+    def _run_job(self, job: Job, jobs: Sequence[Job]) -> bool:
+        """Return whether all that it measured is settled."""
+        executor = self._executor_of(job, jobs)
+        planned = self.plan.measured(job.case.id)
+        is_main = job.purpose is PassName.FIRST_LOOK
+        if is_main:
+            self.view.case_started(planned, self._number[planned.id], len(self.plan.cases))
         else:
-            self.signer = vouch.same_signer(self.folder, self.journal.origin, self.signer)
-            vouch.same_environment(self.folder, self.journal.contents)
-        return self.signer
+            case = labels.of_case(planned.case)
+            self.view.note(ANNOUNCEMENTS[job.purpose].format(case=case))
+        self._shows_steps = is_main
+        attempt(job, executor, self._file.append, self.folder.keep_printed)
+        state = state_of(self.plan, self._file.log, job.purpose, planned)
+        if state.next is not None:
+            return False
+        if is_main:
+            self.view.case_finished(planned, state)
+        return True
 
-    def _look(self, pass_: Pass) -> None:
-        """Measure the cases of one pass that it has not journaled yet."""
-        cells = pass_.cells(self.plan, lambda: self._judgements_before(pass_))
-        if cells.keys() <= self.journal.done(pass_.name):
-            return
-        with closing(pass_.start(self.plan, self.folder.path)) as executor:
-            executor.on_step = partial(self._step, shown=not pass_.announcement)
-            executor.spares = pass_.spares(self.plan)
-            self._prepare(executor, pass_, cells)
-            schedule.run(pass_, cells, self.plan, executor, self.journal, self.folder, self.view)
-
-    def _prepare(
-        self, executor: WorkerExecutor, pass_: Pass, cells: Mapping[str, list[str]]
-    ) -> None:
-        """Have it find compiled what the cells of the pass need."""
-        described = described_as_before(executor, self.journal.contents.headers)
-        self._held = described.sandbox or ""
-        self._sit(described)
-        if pass_.name is PassName.FIRST_LOOK:
-            self._open(executor, described)
-        device = self.journal.contents.headers[-1].described.device
-        wanted = self._compiled_before(pass_, cells)
-        self._ahead.compile(wanted, device.memory_bytes, self.view.note)
-        self._ahead.lend(executor, self._held)
-
-    def _compiled_before(self, pass_: Pass, cells: Mapping[str, list[str]]) -> dict[str, list[str]]:
-        """The cells of a pass that are not journaled yet, and the canary's, which comes last."""
-        left = self._left(pass_, cells)
-        of_canary = canary.PASS.cells(self.plan, dict)
-        for case_id, names in self._left(canary.PASS, of_canary).items():
-            left[case_id] = list(dict.fromkeys([*left.get(case_id, ()), *names]))
-        return left
-
-    def _left(self, pass_: Pass, cells: Mapping[str, list[str]]) -> dict[str, list[str]]:
-        done = self.journal.done(pass_.name)
-        return {case_id: names for case_id, names in cells.items() if case_id not in done}
-
-    def _step(self, step: Step, *, shown: bool) -> None:
-        self.journal.busy_with(step.phase, step.implementation)
-        if shown:
+    def _step(self, step: Step) -> None:
+        if self._shows_steps:
             self.view.step(step)
 
-    def _sit(self, described: Described) -> None:
-        """Begin the sitting of this process, unless it has begun: whose lines follow."""
-        if self.journal.is_sealed:
-            return
-        assert self.signer is not None
-        machine = machine_of(self.plan.run_id, described)
-        vouch.same_machine(machine, self.journal.contents)
-        self.journal.begin(Sealer(self.signer, self.plan.run_id, self.plan.sha256, machine))
+    def _executor_of(self, job: Job, jobs: Sequence[Job]) -> WorkerExecutor:
+        """Workers that import the sources of a job. The first ones of a session describe and
+        calibrate the machine."""
+        if self._executor is not None:
+            if self._executor.imports(job.sources):
+                return self._executor
+            self._executor.close()
+        executor = self._executor = WorkerExecutor.of_plan(
+            self.plan, self.folder.path, job.sources, self._checker, self._step
+        )
+        if not self._is_open:
+            self._open(executor)
+        session = self._file.log.sessions[-1]
+        left = [*jobs, *canary_jobs(self.plan, self._file.log)]
+        self._ahead.compile(left, session.described.device.memory_bytes, self.view.note)
+        self._ahead.lend(executor, session.described.sandbox or "")
+        return executor
 
-    def _open(self, executor: WorkerExecutor, described: Described) -> None:
-        """Record the machine as it is, then its ceilings; journal both before the first case."""
-        first = not self.journal.contents.headers
-        if self.fit or first:
+    def _open(self, executor: WorkerExecutor) -> None:
+        """Describe and calibrate the machine, and begin the session of this process with it."""
+        log = self._file.log
+        described = described_as_before(executor, log.sessions)
+        machine = machine_of(self.plan.run_id, described)
+        vouch.same_machine(machine, log)
+        if self.fit or not log.sessions:
             # As the machine is before we load it ourselves: clocks, temperature, other processes.
             environment = collect(described, self.plan)
-            if first:
+            if not log.sessions:
                 content = f"{environment.model_dump_json(indent=1)}\n".encode()
                 whole(self.folder.environment, content)
             if self.fit:
@@ -368,37 +392,36 @@ class _Run:
                     self.view.note(f"{problem.severity}: {problem.what} {problem.remedy}")
         try:
             ceilings = executor.calibrate()
-        except GroupLost as lost:
+        except JobLost as lost:
             raise EnvironmentRefused(
                 f"the device could not be calibrated: {lost.reason}", "run `nsabench doctor`."
             ) from lost
-        self.journal.append(
-            Header(
+        assert self.signer is not None
+        self._file.seal_with(Sealer(self.signer))
+        self._file.append(
+            Session(
                 run_id=self.plan.run_id,
                 plan_sha256=self.plan.sha256,
                 environment_sha256=vouch.digest(self.folder.environment),
-                distributions=registry.distributions(),
                 started=datetime.now(UTC),
+                machine=machine,
+                distributions=registry.distributions(),
                 described=described,
                 ceilings=ceilings,
             )
         )
+        self._is_open = True
         self.view.run_started(self.plan, described, ceilings)
 
-    def _assess(self) -> Assessed:
-        """What the checks make of the first look; it does not change any more after that."""
-        if self._assessed is None:
-            self._assessed = assess(self.plan, self.journal.contents)
-        return self._assessed
 
-    def _judgements_before(self, pass_: Pass) -> Mapping[Key, Judgement]:
-        """The verdicts by what earlier passes saw, whether or not this one was begun before, in
-        processes of whichever kind."""
-        if pass_.name in self._judged_before:
-            return self._judged_before[pass_.name]
-        names = [one.name for one in PASSES]
-        earlier = names[: names.index(pass_.name)]
-        contents = self.journal.contents
-        entries = [entry for entry in contents.entries if entry.pass_name in earlier]
-        judged = self._assess().judgements(Contents(contents.headers, entries))
-        return self._judged_before.setdefault(pass_.name, judged)
+class _RememberedJudge:
+    """Judges a log once for each number of attempts that it holds."""
+
+    def __init__(self) -> None:
+        self._judged: dict[int, Mapping[Key, Judgement]] = {}
+
+    def __call__(self, plan: Plan, log: Log) -> Mapping[Key, Judgement]:
+        count = len(log.attempts)
+        if count not in self._judged:
+            self._judged[count] = judge(plan, log)
+        return self._judged[count]

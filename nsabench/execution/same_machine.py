@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from nsabench import registry
 from nsabench.errors import EnvironmentRefused, UsageError
-from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
+from nsabench.execution.supervisor.executor import JobLost, WorkerExecutor
 from nsabench.model.description import Described
-from nsabench.model.journal import Header
+from nsabench.model.log import Session
 
 
-def described_as_before(executor: WorkerExecutor, earlier: Sequence[Header]) -> Described:
+def described_as_before(executor: WorkerExecutor, earlier: Sequence[Session]) -> Described:
     """Describe the machine of `executor`.
 
     Raises `UsageError` when the run was begun on another one or with other versions, and
@@ -19,7 +19,7 @@ def described_as_before(executor: WorkerExecutor, earlier: Sequence[Header]) -> 
     """
     try:
         described = executor.describe()
-    except GroupLost as lost:
+    except JobLost as lost:
         raise EnvironmentRefused(
             f"the device could not be described: {lost.reason}", "run `nsabench doctor`."
         ) from lost

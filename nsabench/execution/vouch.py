@@ -7,9 +7,9 @@ from pathlib import Path
 
 from nsabench import reading
 from nsabench.errors import BegunElsewhere, UsageError, VerificationFailed
-from nsabench.execution.chain import Origin
 from nsabench.execution.folder import RunFolder
-from nsabench.model.journal import Contents
+from nsabench.execution.seals import Origin
+from nsabench.model.log import Log
 from nsabench.signing import Signer
 from nsabench.signing.signer import RUN_KEY, read_run_key
 
@@ -17,23 +17,14 @@ START_ANEW = "start a new run here; what others measured is theirs to sign."
 
 
 def same_signer(folder: RunFolder, origin: Origin | None, named: Signer | None) -> Signer:
-    """Return the signer in whose name all journaled lines were measured.
+    """Return the signer in whose name all lines of the log were measured.
 
     named: the user's key, if one is named; else the key in the run folder counts. Raises
     `VerificationFailed` if another key, or none, vouches for the lines, and `UsageError` if nothing
     was measured yet.
     """
-    if origin is None and folder.journal.stat().st_size == 0:
-        raise UsageError(
-            f"{folder.journal} holds nothing to go on with, and nobody vouches for the plan",
-            "start a new run.",
-        )
     if origin is None:
-        raise VerificationFailed(
-            f"{folder.journal} does not say who measured it: signing it would vouch for what "
-            f"anybody may have written",
-            START_ANEW,
-        )
+        raise UsageError(f"{folder.log} is empty, and no key signed the plan", "start a new run.")
     signer = named or read_run_key(folder.path)
     if signer is not None and (signer.keyid, signer.ephemeral) == (origin.keyid, origin.ephemeral):
         return signer
@@ -45,26 +36,26 @@ def same_signer(folder: RunFolder, origin: Origin | None, named: Signer | None) 
     else:
         remedy = f"name that key as for the run's start; or {START_ANEW}"
     raise VerificationFailed(
-        f"{folder.journal} was measured in the name of the key {origin.keyid}, which is not "
+        f"{folder.log} was measured in the name of the key {origin.keyid}, which is not "
         f"{'the one named now' if named else f'in {folder.path / RUN_KEY}'}",
         remedy,
     )
 
 
-def same_machine(machine: str, contents: Contents) -> None:
-    """Raises `BegunElsewhere` when an earlier sitting was on another machine."""
-    for sitting in contents.sittings:
-        if sitting.machine != machine:
+def same_machine(machine: str, log: Log) -> None:
+    """Raises `BegunElsewhere` when an earlier session was on another machine."""
+    for session in log.sessions:
+        if session.machine != machine:
             raise BegunElsewhere(
                 "this run was begun on another machine, or on another device of this one",
                 "go on where it was begun, with the same CUDA_VISIBLE_DEVICES; or start a new run.",
             )
 
 
-def same_environment(folder: RunFolder, contents: Contents) -> None:
-    """Raises `VerificationFailed` when environment.json is not what the journal says it was."""
+def same_environment(folder: RunFolder, log: Log) -> None:
+    """Raises `VerificationFailed` when environment.json is not what the log says it was."""
     now = digest(folder.environment)
-    if any(header.environment_sha256 != now for header in contents.headers):
+    if any(session.environment_sha256 != now for session in log.sessions):
         raise VerificationFailed(
             f"{folder.environment} was changed since the run was begun",
             "restore it, or start a new run.",

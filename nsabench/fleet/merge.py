@@ -1,6 +1,6 @@
 """Merge shards into one run: verify, compare, join, derive anew, sign.
 
-The merged run holds the journal, plan, environment and manifest of each shard, to the byte. So the
+The merged run keeps the log, plan, environment and manifest of each shard, to the byte. So the
 signature of the host that measured a shard still counts. The signature of the merged run says that
 these are its shards, and what follows from them.
 """
@@ -28,9 +28,8 @@ from nsabench.assessment.threshold import decide_all
 from nsabench.assessment.threshold.evidence import Evidence, together
 from nsabench.assessment.threshold.evidence import of_records as of_evidence
 from nsabench.errors import UsageError, VerificationFailed
-from nsabench.evidence.manifest import shards as kept
 from nsabench.evidence.manifest import signed_around
-from nsabench.evidence.manifest.journaled import Known
+from nsabench.evidence.manifest.logs import KEPT
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.execution.folder import RunFolder
 from nsabench.execution.run import Finished
@@ -38,7 +37,7 @@ from nsabench.files import writing
 from nsabench.fleet.agreement import refuse_gaps, refuse_others
 from nsabench.fleet.shard import Shard, admit
 from nsabench.fleet.tables import Tables
-from nsabench.model.plan import MergedShard, Plan
+from nsabench.model.plan import Plan
 from nsabench.output.report import Facts
 from nsabench.processes import each
 from nsabench.signing import Signer
@@ -145,7 +144,7 @@ def _plan(shards: Sequence[Shard], first: Plan) -> Plan:
         "run_id": f"{now:%Y%m%dT%H%M%SZ}-{token_hex(3)}",
         "created": now,
         "shard": "1/1",
-        "shards": tuple(shard.info for shard in shards),
+        "shards": tuple(shard.plan.run_id for shard in shards),
         "implementations": list(implementations.values()),
         "cases": [by_id[case_id] for case_id in first.whole.split()],
     }
@@ -159,24 +158,22 @@ def _make(
     run = RunFolder(folder)
     plan.write(run.plan)
     run.logs.mkdir()
-    outlying = canary.outlying({str(shard.info): shard.canary for shard in shards})
+    outlying = canary.outlying({merged.name_of(s.plan): s.logged.canary for s in shards})
     for name, why in outlying.items():
         note(f"{name} differs from the others, so its verdicts are inconclusive: {why}")
     found = Merged(plan, None, outlying=outlying)
-    parts: list[tuple[MergedShard, Results]] = []
+    parts: list[Results] = []
     evidence: list[Evidence] = []
     sizes = {size for planned in plan.cases for size in planned.case.shape}
     wall_s = measuring_s = 0.0
-    given = [
-        (shard, info, part, outlying.get(str(info), ""))
-        for shard, (info, part) in zip(shards, plan.parts(), strict=True)
-    ]
+    for shard in shards:
+        _keep(run, shard)
+    given = [(run.shard(s.plan.run_id), outlying.get(merged.name_of(s.plan), "")) for s in shards]
     shown = sum(len(planned.implementations) for planned in plan.cases) <= MOST_ON_A_PAGE
     ops.count(planned.case for planned in plan.cases)  # once: the processes below are forked
     derive = partial(_derive, run_id=plan.run_id, sizes=sizes, shown=shown)
-    with run.journal.open("wb") as joined, Tables(folder) as tables:
-        for (shard, info, _, _), own in zip(given, each(derive, given, worth_it=2), strict=True):
-            joined.write(_keep(folder, shard))
+    with Tables(folder) as tables:
+        for own in each(derive, given, worth_it=2):
             tables.add(own.records, own.samples, own.bursts)
             found.failed += own.failed
             found.records += own.records.num_rows
@@ -184,7 +181,7 @@ def _make(
             measuring_s += own.measuring_s
             evidence.append(own.evidence)
             if own.results is not None:
-                parts.append((info, own.results))
+                parts.append(own.results)
     shutil.copyfile(shards[0].folder / "environment.json", run.environment)
     decisions = decide_all([together(evidence)], plan.margin)
     lacking = ""
@@ -199,53 +196,46 @@ def _make(
             f"there is no page: {found.records} records are more than the {MOST_ON_A_PAGE} that "
             f"one shows"
         )
-    known = Known([(shard.plan, shard.journaled) for shard in shards])
-    signed = conclusion.sign(run, signer, None, known)
+    signed = conclusion.sign(run, signer)
     found.signed = f"{signed}\n{lacking}" if lacking else signed
     return found
 
 
 def _derive(
-    given: tuple[Shard, MergedShard, Plan, str], run_id: str, sizes: Iterable[str], shown: bool
+    given: tuple[RunFolder, str], run_id: str, sizes: Iterable[str], shown: bool
 ) -> _Derived:
-    """Derive anew what follows from a shard, in a process of its own.
+    """Derive what follows from a shard, in a process of its own.
 
-    given: a shard, how the merged run names it, its part of the plan, and why it is outlying, if it
-    is. run_id, sizes: of the merged run and its shapes; shown: whether it has a page.
+    given: a shard in the merged run, and why it is outlying, if it is. run_id, sizes: of the merged
+    run and its shapes. shown: whether it has a page.
     """
-    shard, info, part, outlying = given
-    contents = shard.contents()
-    results = merged.of_shard(run_id, info, part, contents, outlying)
+    folder, outlying = given
+    [part] = folder.parts()
+    results = merged.of_shard(run_id, part, outlying)
     return _Derived(
         results=results if shown else None,
         records=of_records(results.records, sizes),
         samples=of_samples(run_id, results.samples),
         bursts=of_bursts(run_id, results.bursts),
         failed=failures(results),
-        evidence=of_evidence(results.records, part).without_rows(),
-        wall_s=sum(entry.wall_s for entry in contents.entries),
-        measuring_s=contents.measuring_s,
+        evidence=of_evidence(results.records, part.plan).without_rows(),
+        wall_s=part.log.wall_s,
+        measuring_s=part.log.measuring_s,
     )
 
 
-def _keep(folder: Path, shard: Shard) -> bytes:
-    """Copy the files that a merged run keeps of a shard. Returns its journal."""
-    place = folder / kept.place(shard.info)
+def _keep(run: RunFolder, shard: Shard) -> None:
+    """Copy the files that a merged run keeps of a shard."""
+    place = run.shard(shard.plan.run_id).path
     place.mkdir(parents=True)
-    info = shard.info
-    for name, expected in zip(
-        kept.KEPT, (info.plan_sha256, info.environment_sha256, info.manifest_sha256), strict=True
-    ):
+    for name in KEPT:
         content = (shard.folder / name).read_bytes()
-        _unchanged(shard, name, content, expected)
+        _unchanged(shard, name, content, shard.digests[name])
         (place / name).write_bytes(content)
     own = {planned.id for planned in shard.cases}
-    for name in shard.logs:
-        if Path(name).name.partition(".")[0] in own:
-            shutil.copyfile(shard.folder / name, folder / name, follow_symlinks=False)
-    content = shard.journal.read_bytes()
-    _unchanged(shard, "journal.jsonl", content, info.journal_sha256)
-    return content
+    for name in shard.digests:
+        if name.startswith("logs/") and Path(name).name.partition(".")[0] in own:
+            shutil.copyfile(shard.folder / name, run.path / name, follow_symlinks=False)
 
 
 def _unchanged(shard: Shard, name: str, content: bytes, expected: str) -> None:

@@ -131,7 +131,7 @@ def _attend(container: Any, launch: Launch, say: Callable[[str], None]) -> int:
             say(line)
         code = int(container.wait()["StatusCode"])
     except KeyboardInterrupt:
-        # nsabench journals what is done and ends with 130; the run can be resumed.
+        # nsabench logs what is done and ends with 130; the run can be resumed.
         container.stop(timeout=STOP_GRACE_S)
         raise
     finally:

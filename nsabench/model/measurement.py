@@ -17,7 +17,7 @@ LEAST_MS = 1e-9  # no clock tells less
 
 
 class Message(BaseModel):
-    """What passes between processes, or stands in a journal: no unknown fields, no NaN."""
+    """What passes between processes, or stands in a log: no unknown fields, no NaN."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -90,8 +90,7 @@ class Outcome(Message):
     launches: Whole | None = None  # of a call; None: not counted
     kernels_us: Number | None = None  # how long these take, one after the other
     notes: list[str] = []
-    log: str = ""
-    traceback: str = ""  # of what it raised; like the log, a file of its case holds it
+    traceback: str = ""  # of what it raised; a file of its case holds it
 
     def timings(self, regime: Regime) -> Samples | Bursts:
         """What a verdict of this regime is of."""

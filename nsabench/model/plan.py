@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
 from secrets import token_hex
@@ -83,27 +83,6 @@ class PlannedCase(BaseModel):
     shard: int = Field(0, ge=0)
 
 
-class MergedShard(BaseModel):
-    """A shard that a merged run was made of, by the sha256 of its files.
-
-    keyid: of the key that signed it; trust: how far it was trusted when it was merged.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    run_id: RunId
-    shard: str  # as i/n
-    plan_sha256: str
-    environment_sha256: str
-    journal_sha256: str
-    manifest_sha256: str
-    keyid: str
-    trust: str
-
-    def __str__(self) -> str:
-        return f"shard {self.shard} (run {self.run_id})"
-
-
 class Plan(BaseModel):
     """Everything that decides what a run measures. Written to `plan.json` before the first case."""
 
@@ -128,7 +107,7 @@ class Plan(BaseModel):
     # Of a shard: the ids of all cases of the plan that it is a part of, with blanks between.
     whole: str = ""
     canary: PlannedCase | None = None  # a case that all shards measure, in a pass of its own
-    shards: tuple[MergedShard, ...] = ()  # that the run was merged of
+    shards: tuple[RunId, ...] = ()  # the runs that this one was merged of
     matrices: list[MatrixInfo]
     implementations: list[ImplementationInfo]
     cases: list[PlannedCase]
@@ -160,36 +139,15 @@ class Plan(BaseModel):
 
     def differences(self, other: Plan) -> list[str]:
         """Return the fields in which two plans ask for different measurements."""
-        fields = type(self).model_fields.keys() - {"run_id", "created"}
+        fields = type(self).model_fields.keys() - {"run_id", "created", "entropy"}
         return sorted(name for name in fields if getattr(self, name) != getattr(other, name))
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy, which derives anew what this one has derived of what was changed."""
         copy = super().model_copy(update=update, deep=deep)
-        for derived in ("by_id", "by_name", "clean_sources", "openings"):
+        for derived in ("by_id", "by_name", "clean_sources"):
             copy.__dict__.pop(derived, None)
         return copy
-
-    @cached_property
-    def openings(self) -> dict[str, str]:
-        """The runs whose lines its journal holds, each with the sha256 of the plan it goes by."""
-        return {s.run_id: s.plan_sha256 for s in self.shards} or {self.run_id: self.sha256}
-
-    def parts(self) -> Iterator[tuple[MergedShard, Plan]]:
-        """The shards of a merged run, each with its part of the plan, which stands for its own."""
-        cases: dict[int, list[PlannedCase]] = {}
-        for planned in self.cases:
-            cases.setdefault(planned.shard, []).append(planned)
-        for number, shard in enumerate(self.shards, 1):
-            changed = {
-                "run_id": shard.run_id,
-                "shard": shard.shard,
-                "shards": (),
-                "cases": cases.get(number, []),
-            }
-            part = self.model_construct(**{**dict(self), **changed})
-            part._sha256 = shard.plan_sha256
-            yield shard, part
 
     def without_content(self) -> Plan:
         """The same, standing for the file that it was read from without holding its bytes: of a
@@ -221,7 +179,7 @@ class Plan(BaseModel):
 
     @property
     def sha256(self) -> str:
-        """Of `plan.json`, to the byte: the journal of the run holds it."""
+        """Of `plan.json`, to the byte: the log of the run holds it."""
         return self._sha256 or hashlib.sha256(self._content or self._as_json()).hexdigest()
 
     def _binds_its_op(self) -> bool:

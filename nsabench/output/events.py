@@ -11,15 +11,15 @@ from collections import Counter
 from typing import Any
 
 from nsabench.assessment import labels, threshold
+from nsabench.assessment.attempts import CaseState
 from nsabench.assessment.failures import failures
 from nsabench.assessment.threshold.document import as_data
 from nsabench.execution.protocol import Step
 from nsabench.execution.run import Finished
 from nsabench.model.description import Described
-from nsabench.model.journal import Entry
 from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan, PlannedCase
-from nsabench.model.vocabulary import PassName, Role
+from nsabench.model.vocabulary import Role
 
 OF_A_CANDIDATE = (
     *("case_id", "op", "implementation", "dtype", "direction", "distribution", "streams", "mode"),
@@ -53,11 +53,10 @@ class Events:
     def step(self, step: Step) -> None:
         _print("step", phase=step.phase, implementation=step.implementation)
 
-    def case_finished(self, planned: PlannedCase, entry: Entry) -> None:
+    def case_finished(self, planned: PlannedCase, state: CaseState) -> None:
         names = ("implementation", "status", "reason", "diagnosis")
-        outcomes = [{name: getattr(o, name) for name in names} for o in entry.outcomes]
-        later = {} if entry.pass_name is PassName.FIRST_LOOK else {"pass": entry.pass_name}
-        _print("case_finished", **_case(planned), wall_s=entry.wall_s, outcomes=outcomes, **later)
+        outcomes = [{name: getattr(o, name) for name in names} for o in state.outcomes]
+        _print("case_finished", **_case(planned), wall_s=state.wall_s, outcomes=outcomes)
 
     def note(self, text: str) -> None:
         _print("note", text=text)

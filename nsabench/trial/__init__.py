@@ -5,22 +5,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nsabench import registry
+from nsabench.assessment.attempts import CaseState, state_of
 from nsabench.assessment.caution import GREAT, all_general
 from nsabench.assessment.checks.clocks import disturbances
-from nsabench.assessment.results import assemble
+from nsabench.assessment.results import assess_states
 from nsabench.errors import EnvironmentRefused
 from nsabench.execution import discovery
+from nsabench.execution.attempt import attempt
+from nsabench.execution.policy import next_job
 from nsabench.execution.protocol import Step
-from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
-from nsabench.execution.supervisor.group import Group, find_culprit
+from nsabench.execution.supervisor.executor import JobLost, WorkerExecutor
 from nsabench.machine import pressure
 from nsabench.model.case import Case
-from nsabench.model.journal import Contents, Entry, Header
-from nsabench.model.measurement import Ceilings
+from nsabench.model.job import Job
+from nsabench.model.log import Log, Session
+from nsabench.model.measurement import Ceilings, Outcome
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import NO_SPECIALISED, PassName, Role, Status
@@ -89,7 +92,7 @@ def answer(
         infos = discovery.joined(question.file, sources, discovery.of(apart), discovery.of(own))
         try:
             described = apart.describe()
-        except GroupLost as lost:
+        except JobLost as lost:
             raise EnvironmentRefused(
                 f"the device could not be described: {lost.reason}", "run `nsabench doctor`."
             ) from None
@@ -104,6 +107,7 @@ class Trial:
     own: WorkerExecutor  # imports the file
     apart: WorkerExecutor  # does not, and measures what is installed
     known: KnownBaselines
+    printed: dict[str, str] = field(default_factory=dict)  # by implementation of the case
 
     def answers(self, planned: PlannedCase) -> Iterator[Answer]:
         known = self.known
@@ -111,20 +115,13 @@ class Trial:
         cached = {i.name: o for i in infos if (o := known.outcome(planned.case, i)) is not None}
         installed = [i.name for i in infos if known.keeps(i) and i.name not in cached]
         beside = self.undisturbed(planned, installed)
-        entry = self.measured(self.own, planned, [i.name for i in infos if not known.keeps(i)])
+        state = self.measured(self.own, planned, [i.name for i in infos if not known.keeps(i)])
         # Samples of another process form no ratio with the samples of the file.
         others = [o.model_copy(update={"session": SESSION}) for o in beside.outcomes]
-        entry = entry.model_copy(update={"outcomes": [*entry.outcomes, *cached.values(), *others]})
+        outcomes = [*state.outcomes, *cached.values(), *others]
         alone = self.plan.model_copy(update={"cases": [planned]})
-        header = Header(
-            run_id=self.plan.run_id,
-            plan_sha256=alone.sha256,
-            environment_sha256="",
-            started=self.plan.created,
-            described=known.described,
-            ceilings=Ceilings(),
-        )
-        results = assemble(alone, Contents([header], [entry]))
+        assessed = assess_states(alone, self.session, [replace(state, outcomes=outcomes)])
+        results = assessed.results(Log())
         records = {r.implementation: r for r in results.records}
         timed = [
             record
@@ -139,25 +136,42 @@ class Trial:
         is_known = best is not None and best.implementation in cached
         for record in (records[i.name] for i in infos):
             if record.role is Role.CANDIDATE:
-                outcome = next(
-                    o for o in entry.outcomes if o.implementation == record.implementation
-                )
-                log = "\n".join(filter(None, (outcome.log.rstrip(), outcome.traceback)))
+                log = self.printed.get(record.implementation, "")
                 doubt = record.time_doubt or (best.time_doubt if best else "")
                 yield Answer(planned.case, record, best, is_known, log, general, doubt)
 
-    def undisturbed(self, planned: PlannedCase, installed: Sequence[str]) -> Entry:
+    def undisturbed(self, planned: PlannedCase, installed: Sequence[str]) -> CaseState:
         """Measure what is installed while nothing of the file runs. Keep it if nothing else did."""
         if installed:
             self.own.retire()
         was_busy = pressure.watch(self.apart.processes)
         beside = self.measured(self.apart, planned, installed)
-        if not was_busy() and not any(disturbances(beside.conditions_that_count)):
+        if not was_busy() and not any(disturbances(list(beside.conditions.values()))):
             for outcome in beside.outcomes:
                 info = self.plan.info(planned.case.op, outcome.implementation)
                 self.known.keep(planned.case, info, outcome)
         return beside
 
-    def measured(self, by: WorkerExecutor, planned: PlannedCase, names: Sequence[str]) -> Entry:
-        group = Group(self.plan, planned.case, names, by, find_culprit)
-        return group.measure(PassName.FIRST_LOOK)
+    def measured(self, by: WorkerExecutor, planned: PlannedCase, names: Sequence[str]) -> CaseState:
+        """Measure implementations of a case as the main pass of a run does."""
+        log, chosen = Log([self.session]), planned.model_copy(update={"implementations": names})
+        while (state := state_of(self.plan, log, PassName.FIRST_LOOK, chosen)).next is not None:
+            job = next_job(planned.case, state, by.sources or ())
+            attempt(job, by, log.extend, self.keep_printed)
+        return state
+
+    def keep_printed(self, job: Job, outcomes: Sequence[Outcome], log: str) -> None:
+        traces = {outcome.implementation: outcome.traceback for outcome in outcomes}
+        for name in job.implementations:
+            self.printed[name] = "\n".join(filter(None, (log.rstrip(), traces.get(name, ""))))
+
+    @property
+    def session(self) -> Session:
+        return Session(
+            run_id=self.plan.run_id,
+            plan_sha256=self.plan.sha256,
+            environment_sha256="",
+            started=self.plan.created,
+            described=self.known.described,
+            ceilings=Ceilings(),
+        )

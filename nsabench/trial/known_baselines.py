@@ -59,7 +59,7 @@ class KnownBaselines:
     def keep(self, case: Case, info: ImplementationInfo, outcome: Outcome) -> None:
         """Keep what an undisturbed baseline did, if it says something of every other time."""
         if self.keeps(info) and outcome.status in (Status.OK, Status.UNSUPPORTED):
-            content = outcome.model_copy(update={"log": ""}).model_dump_json()
+            content = outcome.model_dump_json()
             with suppress(OSError):  # without a cache it takes longer, and is as right
                 folder().mkdir(mode=0o700, parents=True, exist_ok=True)
                 whole(self._file(case, info), content.encode())

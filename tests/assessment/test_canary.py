@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from nsabench.assessment.canary import Canary, of_contents, outlying
-from nsabench.model.journal import Contents, Entry
+from nsabench.assessment.canary import Canary, canary_of, outlying
 from nsabench.model.measurement import Outcome, Samples
 from nsabench.model.vocabulary import PassName, Status
+from tests.runs import Made, add_attempt, log_of, make_plan
 
 
 def of(*medians: float) -> dict[str, str]:
@@ -80,13 +80,19 @@ def test_what_was_timed_while_disturbed_is_held_against_nobody() -> None:
     [(Status.SKIPPED, False), (Status.UNSUPPORTED, False), (Status.CRASHED, True)],
 )
 def test_what_declines_the_case_has_not_failed(status: Status, failed: bool) -> None:
-    fine = Outcome(
-        implementation="sdpa", status=Status.OK, samples=Samples(round=[0], time_ms=[1.0])
-    )
-    other = Outcome(implementation="mine", status=status, reason="said so")
-    entry = Entry(pass_name=PassName.CANARY, case_id="a", outcomes=[fine, other])
-    found = of_contents(Contents([], [entry]))
-    assert found.medians == {"sdpa": 1.0}
-    assert found.failed == ({"mine": f"{status}: said so"} if failed else {})
-    alone = of_contents(Contents([], [entry.model_copy(update={"outcomes": [other]})]))
-    assert alone.failed == {"mine": f"{status}: said so"}
+    plan = make_plan(Made(shard="1/2"))
+    assert plan.canary is not None
+    name, *others = plan.canary.implementations
+    samples = Samples(round=[0], time_ms=[1.0])
+    fine = [Outcome(implementation=o, status=Status.OK, samples=samples) for o in others]
+    declined = Outcome(implementation=name, status=status, reason="said so")
+
+    def seen(outcomes: list[Outcome]) -> Canary:
+        log = log_of(plan)
+        add_attempt(log, plan, PassName.CANARY, plan.canary.id, outcomes)  # type: ignore[union-attr]
+        return canary_of(plan, log)
+
+    found = seen([declined, *fine])
+    assert found.medians == dict.fromkeys(others, 1.0)
+    assert found.failed == ({name: f"{status}: said so"} if failed else {})
+    assert seen([declined]).failed == {name: f"{status}: said so"}

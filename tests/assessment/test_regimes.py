@@ -11,14 +11,13 @@ import pytest
 from nsabench.assessment.checks import Effect, Finding, Row
 from nsabench.assessment.tables import read_records
 from nsabench.assessment.verdict import Aside, Judgement, judge, look_again
-from nsabench.execution.passes import isolated_baselines, second_look
+from nsabench.execution.policy import next_jobs
 from nsabench.model.case import Case
 from nsabench.model.measurement import Bursts, Outcome
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import DType, Mode, Regime, Role, Status, Verdict
-from tests.runs import Made, isolated, make_plan, make_run
-from tests.runs import second_look as second_look_entry
+from nsabench.model.vocabulary import DType, Mode, PassName, Regime, Role, Status, Verdict
+from tests.runs import Made, add_attempt, confirmation, isolated, log_of, make_plan, make_run
 
 
 def row(name: str, role: Role, median_ms: float, queued_ms: float | None, **fields: object) -> Row:
@@ -103,9 +102,9 @@ def test_a_finding_of_one_regime_has_no_say_in_another(
 
 def test_a_failure_in_a_second_process_ends_the_verdict_of_each_regime() -> None:
     failing = Outcome(implementation="mine", status=Status.CRASHED, reason="SIGSEGV")
-    entry = second_look_entry(case_id="c", outcomes=[failing])
+    state = confirmation("c", [failing])
     first = judge(ROWS, TIMES, (), Regime.QUEUE)
-    judged = look_again(first, TIMES, {"c": entry}, regime=Regime.QUEUE)["c", "mine"]
+    judged = look_again(first, TIMES, {"c": state}, regime=Regime.QUEUE)["c", "mine"]
     assert judged.verdict is Verdict.INVALID and "SIGSEGV" in judged.why
 
 
@@ -116,24 +115,44 @@ def test_a_baseline_that_the_candidate_slows_in_the_queue_counts_as_it_is_alone(
     first = judge(rows, times, (), Regime.QUEUE)
     assert first["c", "mine"].verdict is Verdict.FASTER
     alone = Outcome(implementation="lean", status=Status.OK, bursts=bursts(0.03))
-    entry = isolated(case_id="c", outcomes=[alone])
     mine = ("c", "mine")
-    asides = {mine: Aside(entry, "lean")}
+    asides = {mine: Aside(isolated("c", [alone]), "lean")}
     judged = look_again(first, times, {}, asides, regime=Regime.QUEUE)[mine]
     assert judged.verdict is Verdict.INCONCLUSIVE
     assert judged.speedup == pytest.approx(0.75)
 
 
 def test_passes_look_at_what_wins_or_hangs_on_little_in_either_regime() -> None:
-    plan = make_plan(Made())
+    made = Made(flex_ms=lambda _: 0.2, lengths=(64,), shapes=((256, 4, 64),))
+    plan = make_plan(made)
+    infos = [
+        i.model_copy(update={"source": "y"}) if i.role is Role.CANDIDATE else i
+        for i in plan.implementations
+    ]
+    plan = plan.model_copy(update={"implementations": infos, "sources": {"x": "1", "y": "2"}})
     case_id = plan.cases[0].id
-    won = Judgement(Verdict.SLOWER, "", "sdpa_gqa", 0.5, 0.49, 0.51)
-    hangs = Judgement(Verdict.FASTER, "", "flex", 1.21, 1.19, 1.23)
-    judged = {(case_id, "mine"): replace(won, queue=hangs)}
-    assert second_look.cells(plan, lambda: judged) == {case_id: ["flex", "mine"]}
-    assert second_look.cells(plan, lambda: {(case_id, "mine"): won}) == {}
-    assert isolated_baselines._wins(judged[case_id, "mine"])
-    assert not isolated_baselines._wins(won)
+    lost = Judgement(Verdict.SLOWER, "", "sdpa_gqa", 0.5, 0.49, 0.51)
+    won = Judgement(Verdict.FASTER, "", "flex_attention", 1.21, 1.19, 1.23)
+    log = log_of(plan)
+    for planned in plan.cases:
+        outcomes = [Outcome(implementation=n, status=Status.OK) for n in planned.implementations]
+        add_attempt(log, plan, PassName.FIRST_LOOK, planned.id, outcomes)
+
+    def jobs(judged: Judgement) -> list[tuple[PassName, str, tuple[str, ...]]]:
+        found = next_jobs(plan, log, lambda plan, log: {(case_id, "mine"): judged})
+        return [(job.purpose, job.case.id, job.implementations) for job in found]
+
+    assert jobs(lost) == []
+    close = ("flex_attention", "mine")
+    for judged in (won, replace(lost, queue=won)):
+        assert jobs(judged) == [(PassName.SECOND_LOOK, case_id, close)]
+    ok = [Outcome(implementation=name, status=Status.OK) for name in close]
+    add_attempt(log, plan, PassName.SECOND_LOOK, case_id, ok)
+    baselines = ("sdpa_gqa", "flex_attention")
+    for judged in (won, replace(lost, queue=won)):
+        [(purpose, _, names)] = jobs(judged)
+        assert (purpose, names) == (PassName.ISOLATED_BASELINES, baselines)
+    assert jobs(lost) == []
 
 
 def test_the_record_holds_both_verdicts(tmp_path: Path) -> None:

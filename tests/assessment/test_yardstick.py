@@ -7,8 +7,9 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from nsabench.assessment.results import assemble
+from nsabench.assessment.tables import read_records
 from nsabench.cli.plan import command
-from nsabench.execution import journal
+from nsabench.execution.folder import RunFolder
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Catch, Role
 from tests.runs import OP, Made, make_run
@@ -36,21 +37,16 @@ def in_the_first(plan: Plan) -> Plan:
 
 def test_the_yardstick_is_the_same_in_all_cases(tmp_path: Path) -> None:
     """The one that runs along is 20 times as fast."""
-    made = FAST
-    run = make_run(tmp_path / "run", made)
-    records = assemble(Plan.read(run / "plan.json"), journal.read(run / "journal.jsonl")).records
+    records = read_records(make_run(tmp_path / "run", FAST))
     assert {r.best_baseline for r in records if r.role is Role.CANDIDATE} == {"flex_attention"}
-    plan = in_the_first(Plan.read(run / "plan.json"))
-    contents = journal.read(run / "journal.jsonl")
-    for entry in contents.entries:
-        names = plan.by_id[entry.case_id].implementations
-        entry.outcomes[:] = [o for o in entry.outcomes if o.implementation in names]
-    results = assemble(plan, contents)
+    run = make_run(tmp_path / "along", FAST, change=in_the_first)
+    [part] = RunFolder(run).parts()
+    results = assemble(part.plan.run_id, [part])
     candidates = [r for r in results.records if r.role is Role.CANDIDATE]
     assert {r.best_baseline for r in candidates} == {"sdpa_gqa"}
     assert {round(r.speedup or 0, 1) for r in candidates} == {0.5}
     [along] = [r for r in results.records if r.implementation == "flex_attention"]
-    assert along.median_ms is not None and along.case_id == plan.cases[0].id
+    assert along.median_ms is not None and along.case_id == part.plan.cases[0].id
     assert all(c is not Catch.MISSED for c in (r.caught for r in results.records))
 
 
@@ -65,15 +61,13 @@ def test_what_is_timed_apart_is_what_a_candidate_is_held_to(tmp_path: Path) -> N
     assert plan.clean_baselines(plan.cases[0]) == ["sdpa_gqa"]
 
 
-def test_the_plan_says_what_runs_along_and_why(tmp_path: Path) -> None:
+def test_the_plan_says_what_runs_for_a_control_alone(tmp_path: Path) -> None:
     matrix = tmp_path / "m.yaml"
     matrix.write_text(MATRIX)
     done = CliRunner().invoke(command, [str(matrix), "--device", "cpu"])
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()
     [at] = [n for n, line in enumerate(lines) if f"{OP}  sdpa_heads_as_queries  " in line]
-    assert "runs along in 2 of 3 cases, for what wraps it (" in lines[at + 1]
-    assert "sleeping_wrapper" in lines[at + 1]
-    assert lines[at + 1].endswith("candidates are not held against it")
+    assert "2 of 3 cases" in lines[at + 1] and "controls that wrap it" in lines[at + 1]
     [chosen] = [n for n, line in enumerate(lines) if f"{OP}  sdpa_expand  " in line]
-    assert "runs along" not in lines[chosen + 1]
+    assert "wrap it" not in lines[chosen + 1]

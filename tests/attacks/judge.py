@@ -25,8 +25,8 @@ def rewrites_the_bench(q, k, v, sm_scale):
 
 
 @attack("crashed", DENIED)
-def rewrites_the_journal(q, k, v, sm_scale):
-    with Path(os.environ["NSABENCH_TEST_RUN"], "journal.jsonl").open("a") as file:
+def rewrites_the_log(q, k, v, sm_scale):
+    with Path(os.environ["NSABENCH_TEST_RUN"], "log.jsonl").open("a") as file:
         file.write("{}\n")
 
 
@@ -68,7 +68,7 @@ def seeks_what_the_referee_wrote(q, k, v, sm_scale):
 
 @attack("crashed", DENIED)
 def limits_its_parent(q, k, v, sm_scale):
-    """Whose next line of the journal would be one byte too long; no signal is sent."""
+    """Whose next line of the log would be one byte too long; no signal is sent."""
     resource.prlimit(os.getppid(), resource.RLIMIT_FSIZE, (1 << 40, 1 << 40))
 
 
@@ -135,7 +135,7 @@ def shows_others_a_file_of_its_own(q, k, v, sm_scale):
 
 @attack("crashed", DENIED)
 def takes_a_descriptor_of_its_parent(q, k, v, sm_scale):
-    """The journal's, say, which stays open after it was hidden."""
+    """The log's, say, which stays open after it was hidden."""
     pidfd = os.pidfd_open(os.getppid())
     refused(libc.syscall(438, pidfd, 3, 0))  # pidfd_getfd
 
@@ -231,9 +231,9 @@ def takes_more_memory_than_a_table_can_hold(q, k, v, sm_scale):
     patch_outcome({"peak_mem_bytes": 1 << 80})
 
 
-@attack("crashed", "more than a line of the journal has room for")
-def says_more_than_a_journal_reads(q, k, v, sm_scale):
-    """The line could be written, and then no line of the journal could be read."""
+@attack("crashed", "more than the log has room for")
+def says_more_than_a_log_reads(q, k, v, sm_scale):
+    """The line could be written, and then no line of the log could be read."""
     patch_outcome({"notes": ["x" * (17 << 20)]})
 
 

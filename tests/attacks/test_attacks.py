@@ -17,25 +17,21 @@ from pathlib import Path
 
 import pytest
 
+from nsabench import registry
 from nsabench.assessment import parquet
 from nsabench.assessment.results import Results, assemble
-from nsabench.execution import schedule
 from nsabench.execution.folder import RunFolder
-from nsabench.execution.journal import Journal, read
-from nsabench.execution.passes import first_look
 from nsabench.execution.supervisor import process, templates
 from nsabench.execution.supervisor.executor import WorkerExecutor
 from nsabench.model.case import Case, FixedCount, Timing
-from nsabench.model.description import Described
-from nsabench.model.journal import Header
-from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Device, ImplementationInfo, Plan, PlannedCase
 from nsabench.model.record import Record
+from nsabench.model.source import Source
 from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status, Verdict
 from nsabench.output import report
-from tests import forked
+from tests import forked, main_pass
 from tests.attacks.kit import SLOW_S
-from tests.execution.supervisor.test_hostile import Silent, leftovers
+from tests.execution.supervisor.test_hostile import leftovers
 from tests.execution.worker.test_sandbox import needs_landlock
 
 FAMILIES = ("answers", "memory", "time_", "judge", "neighbours")
@@ -94,6 +90,9 @@ def planned(
 ) -> Plan:
     """A case for each attack, or for each of those that are named `together`, with a baseline."""
     attacks = [one for one in marked(family) if one.device in (device, "any")]
+    kernels = file_of(family)
+    sources = registry.sources(kernels)
+    own = Source.of_file(kernels, kernels.read_bytes())
     cases = [
         PlannedCase(id=case.id, case=case, implementations=(*names, BASELINE))
         for number, names in enumerate(together or [(one.name,) for one in attacks])
@@ -103,7 +102,9 @@ def planned(
         run_id="attacks",
         created=datetime(2026, 1, 1, tzinfo=UTC),
         device=device,
-        kernels=str(file_of(family)),
+        kernels=str(kernels),
+        kernels_sha256=sources[own],
+        sources=sources,
         matrices=[],
         implementations=[
             ImplementationInfo(
@@ -111,7 +112,7 @@ def planned(
                 name=name,
                 role=Role.BASELINE if name == BASELINE else Role.CANDIDATE,
                 devices=(Runs.CUDA, Runs.CPU),
-                source="attacks",
+                source="nsabench" if name == BASELINE else own,
             )
             for name in (BASELINE, *(one.name for one in attacks))
         ],
@@ -199,28 +200,12 @@ def _asked(session: pytest.Session) -> set[Attack]:
 
 def measured(plan: Plan, folder: Path) -> Attacked:
     """Each case in a worker of its own, as if nobody had attacked before."""
-    (folder / "logs").mkdir(parents=True)
+    folder.mkdir(parents=True)
     plan.write(folder / "plan.json")
-    cells = first_look.cells(plan, dict)
-    with closing(Journal(folder / "journal.jsonl")) as journal:
-        software, device = {"torch": "2"}, {"type": plan.device}
-        described = Described(software=software, device=device, sandbox="signals")
-        journal.append(
-            Header(
-                run_id=plan.run_id,
-                plan_sha256=plan.sha256,
-                environment_sha256="",
-                started=datetime(2026, 1, 1, tzinfo=UTC),
-                described=described,
-                ceilings=Ceilings(),
-            )
-        )
-        for case_id, names in cells.items():
-            with closing(WorkerExecutor.of_plan(plan, folder)) as executor:
-                one = {case_id: names}
-                at = (plan, executor, journal, RunFolder(folder), Silent())
-                schedule.run(first_look.PASS, one, *at)
-    results = assemble(plan, read(folder / "journal.jsonl"))
+    main_pass.measure(
+        plan, folder, lambda: closing(WorkerExecutor.of_plan(plan, folder)), sandbox="signals"
+    )
+    results = assemble(plan.run_id, RunFolder(folder).parts())
     parquet.write(results, plan.run_id, folder)
     page = report.write_html(report.Facts.read(folder), folder)
     return Attacked(results, plan, page.read_text(), leftovers())

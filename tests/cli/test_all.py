@@ -16,9 +16,9 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from nsabench.execution import journal
+from nsabench.execution import log
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import Status
+from nsabench.model.vocabulary import PassName, Status
 from tests import forked
 from tests.cli.conftest import TINY, Nsabench, command, complete
 from tests.runs import Made, make_run
@@ -64,9 +64,9 @@ def test_a_run_holds_what_the_plan_says(finished: Path) -> None:
     environment = json.loads((finished / "environment.json").read_text())
     assert environment["complete"] is True
     assert environment["software"]["torch"]["version"]
-    contents = journal.read(finished / "journal.jsonl")
-    assert contents.headers[0].distributions["nsa-kernels"]
-    assert 0 < contents.queue_s < sum(entry.wall_s for entry in contents.entries)
+    held = log.read(finished / "log.jsonl")
+    assert held.sessions[0].distributions["nsa-kernels"]
+    assert 0 < held.queue_s < held.wall_s
 
 
 def test_samples_are_interleaved_in_changing_order(finished: Path) -> None:
@@ -126,10 +126,10 @@ def test_a_signed_run_is_left_as_it_is(finished: Path, nsabench: Nsabench) -> No
 
 
 def test_an_altered_run_is_not_signed_again(run: Path, nsabench: Nsabench) -> None:
-    edit(run / "journal.jsonl", '"mae":', '"mae":1')
+    edit(run / "log.jsonl", '"mae":', '"mae":1')
     done = nsabench("all", "--resume", run)
     assert done.returncode == 4
-    assert "journal.jsonl was changed after the signature" in done.stderr
+    assert "log.jsonl was changed after the signature" in done.stderr
 
 
 def test_a_run_that_is_not_signed_yet_is_signed_when_it_is_resumed(
@@ -157,16 +157,36 @@ def test_what_another_measured_is_not_signed(run: Path, nsabench: Nsabench) -> N
     assert not (run / "manifest.dsse.json").exists()
 
 
-@pytest.mark.parametrize("journaled", [0, 1, 2])
-def test_kill_9_then_resume(tmp_path: Path, tiny: Path, nsabench: Nsabench, journaled: int) -> None:
-    """Killed while it measures the case after so many journaled ones."""
+# What is the same whether or not a run was interrupted. Times, and what follows from them, differ,
+# and so do errors: the inputs of another run are others.
+STEADY = (
+    "implementation",
+    "role",
+    "status",
+    "length",
+    "session",
+    "n_samples",
+    "config",
+    "computes",
+)
+
+
+def steady(run: Path) -> list[dict[str, Any]]:
+    """The records of all but the controls, some of which are caught by their times."""
+    return [{k: r[k] for k in STEADY} for r in records(run) if r["role"] != "control"]
+
+
+@pytest.mark.parametrize("ended", [0, 1, 2])
+def test_kill_9_then_resume(
+    tmp_path: Path, finished: Path, tiny: Path, nsabench: Nsabench, ended: int
+) -> None:
+    """Killed during the job after so many others."""
     run = tmp_path / "run"
     words = ("all", str(tiny), "--device", "cpu", "--out", str(run))
     process = forked.Command(words, tmp_path, os.environ)
-    journal = run / "journal.jsonl"
     written = b""
-    while written.count(b"\n") < 2 or written.count(b'"kind":"entry"') < journaled:
-        written = journal.read_bytes() if journal.exists() else b""
+    while written.count(b'"kind":"begun"') <= ended:
+        written = (run / "log.jsonl").read_bytes() if (run / "log.jsonl").exists() else b""
         assert process.poll() is None
         time.sleep(0.02)
     workers = psutil.Process(process.pid).children(recursive=True)
@@ -175,17 +195,47 @@ def test_kill_9_then_resume(tmp_path: Path, tiny: Path, nsabench: Nsabench, jour
     process.wait()
     assert psutil.wait_procs(workers, timeout=10)[1] == []
     assert not (run / "records.parquet").exists()
-    before = journal.read_bytes()
+    before = (run / "log.jsonl").read_bytes()
 
-    done = nsabench("all", "--resume", run)
-    complete(done)
+    complete(nsabench("all", "--resume", run))
     assert cells(run) == planned(run)
-    lines = [json.loads(line) for line in journal.read_bytes().splitlines()]
-    entries = [line for line in lines if line["kind"] == "entry"]
-    first = [line for line in entries if line["pass_name"] == "first_look"]
-    cases = [line["case_id"] for line in first]
-    assert len(cases) == len(set(cases)) == 3
-    assert journal.read_bytes().startswith(before[: before.rfind(b"\n") + 1])
+    assert (run / "log.jsonl").read_bytes().startswith(before[: before.rfind(b"\n") + 1])
+    held = log.read(run / "log.jsonl")
+    assert len(held.sessions) == 2
+    answered = [a.job.case.id for a in held.only(PassName.FIRST_LOOK).attempts if a.has_answer]
+    assert len(answered) == len(set(answered)) == 3
+    assert steady(run) == steady(finished)
+    assert nsabench("verify", run).returncode == 0
+
+
+PARRICIDE = """
+import os, signal
+from nsabench import implementation
+
+@implementation(op="selection_rows", name="mine", devices=("cpu",))
+def mine(q, k, v, *, sm_scale):
+    os.kill(os.getppid(), signal.SIGKILL)
+"""
+
+
+def test_who_kills_the_supervisor_is_not_run_again(
+    tmp_path: Path, tiny: Path, nsabench: Nsabench
+) -> None:
+    """Without a sandbox, which keeps signals. The others of its case are measured."""
+    (tmp_path / "mine.py").write_text(PARRICIDE)
+    text = tiny.read_text().replace("bmm_softmax, rows_group", "mine")
+    tiny.write_text(text.replace("[8, 16, 24]", "16"))
+    words = ("all", tiny, "--device", "cpu", "--kernels", "mine.py", "--no-sandbox")
+    for _ in range(8):
+        done = nsabench(*words, "--resume", "run")
+        if done.returncode != -signal.SIGKILL:
+            break
+    assert done.returncode == 1, done.stderr
+    by_name = {r["implementation"]: r for r in records(tmp_path / "run")}
+    assert by_name["mine"]["status"] == "crashed"
+    assert "nsabench itself was killed" in by_name["mine"]["reason"]
+    assert by_name["sdpa_gqa"]["status"] == "ok"
+    assert nsabench("verify", "run").returncode == 0
 
 
 def test_kill_9_leaves_nothing_that_a_worker_started(tmp_path: Path, tiny: Path) -> None:
@@ -223,7 +273,7 @@ def edit(path: Path, old: str, new: str) -> None:
 
 
 def test_a_run_whose_plan_was_changed_goes_no_further(run: Path, nsabench: Nsabench) -> None:
-    """Tolerances and timing are no part of a case's id: only the journal binds them."""
+    """Tolerances and timing are no part of a case's id: only the log binds them."""
     edit(run / "plan.json", '"mae": 0.001', '"mae": 0.5')
     done = nsabench("audit", run)
     assert done.returncode == 4
@@ -235,7 +285,7 @@ def test_a_run_whose_plan_was_changed_goes_no_further(run: Path, nsabench: Nsabe
         assert "under another plan" in done.stderr
     done = nsabench("verify", run, "--require", "unsigned")
     assert done.returncode == 4
-    assert "sha256 of plan.json" in done.stderr
+    assert "under another plan" in done.stderr
 
 
 HOG = """
@@ -287,8 +337,8 @@ def test_interrupt_exits_130_and_is_resumable(
         stderr=subprocess.PIPE,
         text=True,
     )
-    journal = run / "journal.jsonl"
-    while not (journal.exists() and journal.stat().st_size):  # before, there is nothing to go on
+    path = run / "log.jsonl"
+    while not (path.exists() and path.stat().st_size):  # before, there is nothing to go on
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=120)
@@ -325,8 +375,8 @@ def test_who_edits_kernels_in_the_middle_of_a_run_is_told_how_it_goes_on(
         stderr=subprocess.PIPE,
         text=True,
     )
-    journal = run / "journal.jsonl"
-    while not (journal.exists() and b'"entry"' in journal.read_bytes()):
+    path = run / "log.jsonl"
+    while not (path.exists() and b'"kind":"ended"' in path.read_bytes()):
         assert process.poll() is None
         time.sleep(0.02)
     kernels.write_text(ENDS_ITS_PROCESS + "# edited\n")

@@ -162,8 +162,8 @@ def test_a_signed_run_that_was_altered(tmp_path: Path, nsabench: Nsabench, comma
     seal(run, SIGNER)
     out = ("--out", tmp_path / "out") if command == "report" else ()
     assert nsabench(command, run, *out).returncode != 4
-    path = run / "journal.jsonl"
+    path = run / "log.jsonl"
     path.write_text(path.read_text().replace('"time_ms":[', '"time_ms":[0.001,', 1))
     done = nsabench(command, run, *out)
     assert done.returncode == 4
-    assert "journal.jsonl was changed after the signature" in done.stderr
+    assert "log.jsonl was changed after the signature" in done.stderr

@@ -25,15 +25,15 @@ def test_the_same_command_starts_continues_and_leaves_alone(
 ) -> None:
     run = tmp_path / "run"
     process = forked.Command(words(tiny, run), tmp_path, os.environ)
-    journal = run / "journal.jsonl"
-    while not journal.exists() or b'"kind":"entry"' not in journal.read_bytes():
+    log = run / "log.jsonl"
+    while not log.exists() or b'"kind":"ended"' not in log.read_bytes():
         assert process.poll() is None
         time.sleep(0.02)
     process.kill()
     process.wait()
-    journaled = journal.read_bytes().rpartition(b"\n")[0]
+    measured = log.read_bytes().rpartition(b"\n")[0]
     complete(nsabench(*words(tiny, run)))
-    assert journal.read_bytes().startswith(journaled)
+    assert log.read_bytes().startswith(measured)
     before = content(run)
     complete(nsabench(*words(tiny, run)))
     assert content(run) == before
@@ -48,7 +48,7 @@ def test_the_same_command_starts_continues_and_leaves_alone(
     shutil.rmtree(run)
     (run / "logs").mkdir(parents=True)
     plan.model_copy(update={"margin": 9.0}).write(run / "plan.json")
-    journal.touch()
+    log.touch()
     complete(nsabench(*words(tiny, run)))
     assert Plan.read(run / "plan.json").margin == plan.margin
 

@@ -16,13 +16,15 @@ import pytest
 from nsabench import registry
 from nsabench.execution.compilation import Ahead, processes
 from nsabench.execution.compilation.jobs import Job, in_turn, jobs_of
-from nsabench.execution.protocol import Compiled
+from nsabench.execution.policy import next_jobs
+from nsabench.execution.protocol import Compiled, Measured
 from nsabench.execution.supervisor.executor import WorkerExecutor
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Direction, Status
 from tests.execution.supervisor import compiling
 from tests.execution.supervisor.conftest import MakePlan, make_plan
 from tests.execution.supervisor.test_hostile import leftovers
+from tests.runs import log_of
 
 __all__ = ["make_plan"]
 Begin = Callable[..., tuple[Plan, Ahead]]
@@ -36,7 +38,7 @@ def begun(make_plan: MakePlan, tmp_path: Path) -> Iterator[Begin]:
     with ExitStack() as stack:
 
         def begin(names: Sequence[str], **sizes: Any) -> tuple[Plan, Ahead]:
-            plan = make_plan(names, **sizes).model_copy(update={"kernels": str(KERNELS)})
+            plan = make_plan(names, kernels=KERNELS, **sizes)
             ahead = stack.enter_context(closing(Ahead(plan, tmp_path / "run")))
             return plan, ahead
 
@@ -147,13 +149,15 @@ def test_the_worker_that_measures_finds_it_and_its_record_says_what_it_took(
     """And so does that of each later pass, whatever those before it have left."""
     plan, ahead = begun(["compiles"], timeout_s=30)
     ahead.call(jobs_of(plan, cells(plan)), 2, ROOM, print)
-    [planned] = plan.cases
+    [job] = next_jobs(plan, log_of(plan))
     began = time.monotonic()
     for look in range(2):
         with closing(WorkerExecutor.of_plan(plan, tmp_path / "run")) as executor:
             executor.describe()  # a worker that began with nothing
             ahead.lend(executor, "files")
-            [outcome] = executor.measure(planned.case, ["compiles"], 1).outcomes
+            answer = executor.run(job)
+            assert isinstance(answer, Measured)
+            [outcome] = answer.outcomes
             assert outcome.status is Status.OK, outcome.reason
             assert outcome.compile_s is not None
             assert compiling.COMPILES_S <= outcome.compile_s <= time.monotonic() - began + 5
@@ -175,7 +179,10 @@ def test_who_imports_no_candidate_begins_with_what_such_workers_compiled(
     ]
     plan = plan.model_copy(update={"implementations": infos, "sources": sources})
     ahead = Ahead(plan, tmp_path / "run")
-    with closing(ahead), closing(WorkerExecutor.without_candidates(plan, tmp_path)) as executor:
+    with (
+        closing(ahead),
+        closing(WorkerExecutor.of_plan(plan, tmp_path, plan.clean_sources)) as executor,
+    ):
         ahead.call(jobs_of(plan, cells(plan)), 2, ROOM, print)
         assert {name for _, name in ahead.first_s} == {"compiles", "sdpa_gqa"}
         of_all, of_clean = (Path(aside(ahead, clean=clean), "triton") for clean in (False, True))
@@ -273,7 +280,7 @@ def test_an_interrupt_ends_all_processes(begun: Begin, monkeypatch: pytest.Monke
 def test_a_cpu_compiles_nothing_ahead(begun: Begin) -> None:
     plan, ahead = begun(["compiles"], lengths=(*LENGTHS, 256))
     notes: list[str] = []
-    ahead.compile(cells(plan), 80 << 30, notes.append)
+    ahead.compile(next_jobs(plan, log_of(plan)), 80 << 30, notes.append)
     assert (ahead.first_s, notes) == ({}, [])
 
 

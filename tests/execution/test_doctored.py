@@ -13,8 +13,8 @@ import pytest
 from nsabench import conclusion
 from nsabench.errors import NsabenchError, UsageError, VerificationFailed
 from nsabench.execution import run
-from nsabench.execution.chain import Sealer
-from nsabench.execution.journal import Journal
+from nsabench.execution.log import LogFile, read
+from nsabench.execution.seals import Sealer
 from nsabench.files import whole
 from nsabench.model.plan import Plan
 from nsabench.model.source import Source
@@ -35,24 +35,24 @@ def mine(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_journal_that_is_a_link_is_not_cut(tmp_path: Path, mine: Path) -> None:
+def test_a_log_that_is_a_link_is_not_cut(tmp_path: Path, mine: Path) -> None:
     """All of what it leads to would be a torn last line."""
     folder = make_run(tmp_path / "run", DONE, signer=ME)
-    (folder / "journal.jsonl").unlink()
-    (folder / "journal.jsonl").symlink_to(mine)
+    (folder / "log.jsonl").unlink()
+    (folder / "log.jsonl").symlink_to(mine)
     for go_on in (
         lambda: conclusion.resume(folder, Silent(), signer=ME),
-        lambda: Journal(folder / "journal.jsonl"),
+        lambda: LogFile(folder / "log.jsonl"),
     ):
         with pytest.raises(NsabenchError, match="is a link"):
             go_on()
         assert mine.read_bytes() == SECRET
 
 
-def test_a_journal_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "journal.jsonl")
+def test_a_log_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log.jsonl")
     with pytest.raises(UsageError, match="a pipe or a device"):
-        Journal(tmp_path / "journal.jsonl")
+        LogFile(tmp_path / "log.jsonl")
 
 
 @pytest.mark.parametrize("name", ["logs", "report.tmp", "logs/x.log", "aside"])
@@ -106,8 +106,8 @@ def test_what_is_written_into_a_run_follows_no_link(
 EVIL = "from pathlib import Path\nPath({!r}).write_text('executed')\n"
 
 
-@pytest.mark.parametrize("journaled", ["nothing", "by a stranger"])
-def test_no_file_that_a_strangers_plan_names_is_executed(tmp_path: Path, journaled: str) -> None:
+@pytest.mark.parametrize("measured", ["nothing", "by a stranger"])
+def test_no_file_that_a_strangers_plan_names_is_executed(tmp_path: Path, measured: str) -> None:
     """Resuming loads the file of the op: not before the plan is one of the reader's own."""
     code = EVIL.format(str(tmp_path / "trace"))
     op = tmp_path / "op.py"
@@ -120,30 +120,30 @@ def test_no_file_that_a_strangers_plan_names_is_executed(tmp_path: Path, journal
     named = {"ops": str(op), "ops_sha256": digest, "sources": sources}
     plan = plan.model_copy(update=named)
     plan.write(folder / "plan.json")
-    if journaled == "nothing":
-        (folder / "journal.jsonl").write_bytes(b"")
-    else:
-        (folder / "journal.jsonl").unlink()
-        with closing(Journal(folder / "journal.jsonl")) as journal:
-            journal.begin(Sealer(STRANGER, plan.run_id, plan.sha256, ""))
-    with pytest.raises(NsabenchError, match="journal") as refused:
+    session = read(folder / "log.jsonl").sessions[0]
+    (folder / "log.jsonl").write_bytes(b"")
+    if measured == "by a stranger":
+        with closing(LogFile(folder / "log.jsonl")) as log:
+            log.seal_with(Sealer(STRANGER))
+            log.append(session.model_copy(update={"plan_sha256": plan.sha256}))
+    with pytest.raises(NsabenchError, match=r"log\.jsonl") as refused:
         conclusion.resume(folder, Silent(), signer=ME)
     assert "start a new run" in refused.value.remedy
     assert not (tmp_path / "trace").exists()
 
 
 @pytest.mark.parametrize("signer", [ME, None], ids=["lasting", "ephemeral"])
-def test_a_plan_of_which_nothing_is_journaled_is_nobodys(tmp_path: Path, signer: object) -> None:
+def test_a_plan_of_which_nothing_is_measured_is_nobodys(tmp_path: Path, signer: object) -> None:
     """Its cases, matrices and versions are what whoever wrote it says."""
     folder = make_run(tmp_path / "run", DONE, signer=STRANGER)
-    (folder / "journal.jsonl").unlink()
-    with pytest.raises(UsageError, match="holds nothing to go on with"):
+    (folder / "log.jsonl").unlink()
+    with pytest.raises(UsageError, match="is empty"):
         run.resume(folder, Silent(), signer=signer)  # type: ignore[arg-type]
 
 
-def test_a_sitting_alone_says_whose_plan_it_is(tmp_path: Path) -> None:
+def test_a_session_alone_says_whose_plan_it_is(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", DONE, signer=STRANGER)
-    path = folder / "journal.jsonl"
+    path = folder / "log.jsonl"
     path.write_bytes(path.read_bytes().split(b"\n")[0] + b"\n")
     with pytest.raises(VerificationFailed, match="in the name of the key"):
         run.resume(folder, Silent(), signer=ME)

@@ -13,7 +13,7 @@ from nsabench.assessment.results import assemble
 from nsabench.conclusion import finish
 from nsabench.errors import EnvironmentRefused
 from nsabench.evidence.manifest import verify
-from nsabench.execution import journal, run
+from nsabench.execution import log, run
 from nsabench.execution.folder import RunFolder
 from nsabench.execution.run import Finished
 from nsabench.model.plan import Plan
@@ -50,9 +50,8 @@ def test_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) 
     signer = Signer(Ed25519PrivateKey.generate(), ephemeral=False)
     folder = RunFolder(make_run(tmp_path / "run", signer=signer))
     plan = Plan.read(folder.plan)
-    results = assemble(plan, journal.read(folder.journal))
-    _, origin = journal.examine(folder.journal)
-    assert origin is not None
+    results = assemble(plan.run_id, folder.parts())
+    _, origin = log.examine(folder.log)
     finished = Finished(folder, plan, results, 1.0, 1.0, signer, origin.end)
     with monkeypatch.context() as no_room:
         full(no_room, name)

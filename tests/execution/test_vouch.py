@@ -13,8 +13,8 @@ from nsabench.errors import BegunElsewhere, VerificationFailed
 from nsabench.evidence.manifest import MANIFEST, verify
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.execution import run
-from nsabench.execution.chain import Sealer
-from nsabench.execution.journal import Journal
+from nsabench.execution.log import LogFile
+from nsabench.execution.seals import Sealer
 from nsabench.machine.environment import identity
 from nsabench.model.description import Described
 from nsabench.model.plan import Plan
@@ -25,30 +25,24 @@ from tests.cli.conftest import Nsabench
 from tests.cli.conftest import nsabench as nsabench
 from tests.execution.test_resume import ME, Elsewhere, Silent, unfinished
 from tests.execution.test_resume import asked as asked
-from tests.runs import Made, make_run, strip_chain
+from tests.runs import Made, make_run
 
-# Every case is journaled and no verdict asks for a second look: nothing is left but to sign it.
+# Every case is measured and no verdict needs a confirmation: nothing is left but to sign it.
 DONE = Made(ratio=lambda _: 0.5)
 STRANGER = Signer(Ed25519PrivateKey.generate(), ephemeral=False)
 
 
-@pytest.mark.parametrize("says_who", [False, True])
-def test_my_key_does_not_sign_what_a_stranger_measured(
-    tmp_path: Path, nsabench: Nsabench, says_who: bool
-) -> None:
+def test_my_key_does_not_sign_what_a_stranger_measured(tmp_path: Path, nsabench: Nsabench) -> None:
     (tmp_path / "pass").write_text("x\n")
     generate(tmp_path / "mine.key", b"x")
     folder = make_run(tmp_path / "run", DONE, signer=STRANGER)
-    if not says_who:
-        strip_chain(folder / "journal.jsonl")
     mine = {KEY_FILE: str(tmp_path / "mine.key"), PASSPHRASE_FILE: str(tmp_path / "pass")}
     done = nsabench("all", "--resume", folder, **mine)
     pinned = nsabench("verify", folder, "--key", tmp_path / "mine.key.pub")
     assert pinned.returncode == 4 and "the run is unsigned" in pinned.stderr
     assert "--resume" not in pinned.stderr
     assert done.returncode == 4, done.stdout
-    who = "in the name of the key" if says_who else "does not say who measured it"
-    assert who in done.stderr and "start a new run" in done.stderr
+    assert "in the name of the key" in done.stderr and "start a new run" in done.stderr
 
 
 def test_what_was_begun_in_my_name_is_signed_in_my_name(tmp_path: Path) -> None:
@@ -59,7 +53,7 @@ def test_what_was_begun_in_my_name_is_signed_in_my_name(tmp_path: Path) -> None:
     conclusion.finish(run.resume(folder, Silent(), signer=ME))
     report = verify(folder, trusted=[ME.keyid], require=Trust.PINNED)
     assert report.broken is None
-    assert report.origin is not None and report.origin.keyid == ME.keyid
+    assert report.logged is not None and report.logged.origin.keyid == ME.keyid
 
 
 def test_a_lasting_key_signs_nothing_that_was_begun_without_it(tmp_path: Path) -> None:
@@ -82,11 +76,11 @@ def test_a_lasting_key_signs_nothing_that_was_begun_without_it(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("line", [0, 1, 5])
-def test_an_altered_journal_goes_no_further(tmp_path: Path, line: int) -> None:
+def test_an_altered_log_goes_no_further(tmp_path: Path, line: int) -> None:
     folder = make_run(tmp_path / "run", DONE, signer=ME)
-    path = folder / "journal.jsonl"
+    path = folder / "log.jsonl"
     lines = path.read_bytes().split(b"\n")
-    lines[line] = lines[line].replace(b"20", b"21", 1)
+    lines[line] = lines[line].replace(b'"previous":"', b'"previous":"0', 1)
     path.write_bytes(b"\n".join(lines))
     with pytest.raises(VerificationFailed, match=f"line {line + 1}"):
         run.resume(folder, Silent(), signer=ME)
@@ -142,15 +136,15 @@ def test_what_is_said_of_a_machine(tmp_path: Path) -> None:
     assert identity.machine_of("run", described, tmp_path) == ""
 
 
-def test_a_journal_that_was_cut_while_it_was_measured_is_not_signed(tmp_path: Path) -> None:
+def test_a_log_that_was_changed_while_it_was_measured_is_not_signed(tmp_path: Path) -> None:
     """The lines that are left are whole, and the tables are made from what was measured."""
     folder = unfinished(tmp_path / "run", 0.5)
     finished = run.resume(folder, Silent(), signer=ME)
-    path = folder / "journal.jsonl"
+    path = folder / "log.jsonl"
     sealed = path.read_bytes()
-    with closing(Journal(path)) as journal:
-        plan = finished.plan
-        journal.begin(Sealer(ME, plan.run_id, plan.sha256, ""))
+    with closing(LogFile(path)) as log:
+        log.seal_with(Sealer(ME))
+        log.append(log.log.sessions[0])
     with pytest.raises(VerificationFailed, match="is not what was written there"):
         conclusion.finish(finished)
     assert not (folder / MANIFEST).exists()

@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from nsabench.evidence.manifest.journaled import NOTHING, Known
+from nsabench.execution.journal import read
+from nsabench.model.journal import Line
 
 from nsabench import limits, processes
 from nsabench.assessment.results import assemble
@@ -22,13 +25,10 @@ from nsabench.assessment.threshold import decide_run, of_run
 from nsabench.cli.merge import command
 from nsabench.errors import EnvironmentRefused, UsageError, VerificationFailed
 from nsabench.evidence.manifest import seal, verify
-from nsabench.evidence.manifest.journaled import NOTHING, Known
 from nsabench.evidence.manifest.statement import Trust, read_envelope, signed
 from nsabench.execution import joined
-from nsabench.execution.journal import read
 from nsabench.fleet.merge import Merged, merge
 from nsabench.fleet.shard import admit
-from nsabench.model.journal import Line
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Verdict
 from nsabench.output.report import Facts, write_html, write_markdown

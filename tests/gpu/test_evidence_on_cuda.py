@@ -62,9 +62,9 @@ def test_a_run_that_is_killed_is_resumed_in_its_keys_name_and_no_kernel_sees_the
         stderr=subprocess.DEVNULL,
     )
     found, first = tmp_path / "found.json", tmp_path / "first.json"
-    journal, deadline = run / "journal.jsonl", time.monotonic() + 240
+    log, deadline = run / "log.jsonl", time.monotonic() + 240
     # One of the ten cases is measured, and the spy has looked.
-    while not (found.is_file() and b'"kind":"entry"' in journal.read_bytes()):
+    while not (found.is_file() and b'"kind":"ended"' in log.read_bytes()):
         assert begun.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
     begun.send_signal(signal.SIGKILL)

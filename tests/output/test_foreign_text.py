@@ -16,7 +16,6 @@ from pydantic import ValidationError
 
 from nsabench.assessment import parquet, threshold
 from nsabench.assessment.results import assemble
-from nsabench.execution import journal
 from nsabench.execution.folder import RunFolder
 from nsabench.execution.run import Finished
 from nsabench.machine.environment.model import Environment
@@ -81,28 +80,28 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 holder[key] = before
         assert changed > 20
         (folder / "environment.json").write_text(json.dumps(environment))
-        text = (folder / "journal.jsonl").read_text()
+        text = (folder / "log.jsonl").read_text()
         lines = [json.loads(line) for line in text.removesuffix("\n").split("\n")]
-        for line in lines:
-            if line["kind"] == "header":
-                described = line["described"]
+        for entry in (line["entry"] for line in lines):
+            if entry["kind"] == "session":
+                described = entry["described"]
                 described["software"] = dict.fromkeys(described["software"], ALL)
                 described["device"]["name"] = ALL
-                line["distributions"] = {ALL: ALL}
-            for outcome in line.get("outcomes", []):
-                for name in ("diagnosis", "config", "worst_row_at", "log"):
+                entry["distributions"] = {ALL: ALL}
+            elif entry["kind"] == "observed":
+                outcome = entry["outcome"]
+                for name in ("diagnosis", "config", "worst_row_at"):
                     outcome[name] = ALL
                 outcome["notes"] = list(CORPUS)
                 outcome["reason"] = ALL if outcome["reason"] else ""
-            line.get("conditions", {}).update({"0": {"clock_event_reasons": list(CORPUS)}})
-            if line["kind"] == "header":
-                line.pop("conditions", None)
+            elif entry["kind"] == "ended":
+                entry["conditions"]["clock_event_reasons"] = list(CORPUS)
         content = "".join(json.dumps(line) + "\n" for line in lines)
-        (folder / "journal.jsonl").write_text(content)
+        (folder / "log.jsonl").write_text(content)
         plan = Plan.read(folder / "plan.json")
         for log in (folder / "logs").iterdir():
             log.write_text(ALL)
-        results = assemble(plan, journal.read(folder / "journal.jsonl"))
+        results = assemble(plan.run_id, RunFolder(folder).parts())
         parquet.write(results, plan.run_id, folder)
         decisions = threshold.decide_all([threshold.of_run(folder)])
         threshold.write(decisions, folder / "thresholds.yaml")
@@ -114,9 +113,9 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def finished(folder: Path) -> Finished:
-    plan = Plan.read(folder / "plan.json")
-    results = assemble(plan, journal.read(folder / "journal.jsonl"))
-    return Finished(RunFolder(folder), plan, results, 1.0, 0.5)
+    run = RunFolder(folder)
+    [part] = run.parts()
+    return Finished(run, part.plan, assemble(part.plan.run_id, [part]), 1.0, 0.5)
 
 
 def printed(show: Callable[[_Console], object]) -> str:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from nsabench.assessment.results import Results, assemble
-from nsabench.execution.journal import read
-from nsabench.model.plan import Plan
+from nsabench.execution.folder import RunFolder
 from nsabench.model.vocabulary import Verdict
 from tests.runs import Made, make_run
 
@@ -19,7 +18,8 @@ FAST = Made(ratio=lambda _: 2.0, base_ms=0.02)
 
 
 def of(folder: Path) -> Results:
-    return assemble(Plan.read(folder / "plan.json"), read(folder / "journal.jsonl"))
+    [part] = RunFolder(folder).parts()
+    return assemble(part.plan.run_id, [part])
 
 
 def cliffs(results: Results) -> set[tuple[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from nsabench import ops, trial
+from nsabench.assessment.attempts import CaseState
 from nsabench.cli import check as check_command
 from nsabench.cli import group
 from nsabench.errors import UsageError
@@ -22,7 +24,6 @@ from nsabench.machine import pressure
 from nsabench.machine.environment import identity
 from nsabench.model.case import Case
 from nsabench.model.description import Described
-from nsabench.model.journal import Entry
 from nsabench.model.measurement import Conditions
 from nsabench.model.plan import ImplementationInfo
 from nsabench.model.vocabulary import Direction, DType, PassName, Role, Runs
@@ -327,9 +328,9 @@ def test_no_kernel_of_the_file_runs_on_while_baselines_are_timed(
     own, apart = (mock.MagicMock(spec=WorkerExecutor) for _ in range(2))
     own.retire.side_effect = lambda: done.append("retire")
 
-    def measured(self: trial.Trial, by: Any, planned: Any, names: Any) -> Entry:
+    def measured(self: trial.Trial, by: Any, planned: Any, names: Any) -> CaseState:
         done.append("measure")
-        return Entry(pass_name=PassName.FIRST_LOOK, case_id="a", outcomes=[])
+        return CaseState(PassName.FIRST_LOOK, "a", [], {})
 
     monkeypatch.setattr(trial.Trial, "measured", measured)
     plan: Any = SimpleNamespace(device=device)
@@ -348,7 +349,12 @@ def test_a_baseline_that_was_disturbed_is_not_kept(
         monkeypatch.setattr(pressure, "watch", lambda processes: lambda: True)
     else:
         throttled = Conditions(clock_event_reasons=["hw_slowdown"])
-        monkeypatch.setattr(Entry, "conditions_that_count", property(lambda self: [throttled]))
+        measured = trial.Trial.measured
+
+        def hot(*arguments: Any) -> CaseState:
+            return replace(measured(*arguments), conditions={1: throttled})
+
+        monkeypatch.setattr(trial.Trial, "measured", hot)
     check(two, *SMALL)
     assert not list(known_baselines.folder().glob("*"))
 

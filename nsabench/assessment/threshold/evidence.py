@@ -146,8 +146,8 @@ def of_records(records: Sequence[Record], plan: Plan | None = None) -> Evidence:
         own: dict[int, list[Record]] = {}
         for record in records:
             own.setdefault(plan.by_id[record.case_id].shard, []).append(record)
-        parts = enumerate((part for _, part in plan.parts()), 1)
-        return together([of_records(own[n], part) for n, part in parts if n in own])
+        alone = plan.model_copy(update={"shards": ()})
+        return together([of_records(own[number], alone) for number in sorted(own)])
     records = [r for r in records if r.direction is Direction.FORWARD]
     sources = {(i.op, i.name): _source(plan, i) for i in plan.implementations} if plan else {}
     margin = plan.margin if plan else MARGIN

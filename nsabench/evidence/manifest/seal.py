@@ -87,7 +87,7 @@ def brief_plan(plan: Plan) -> PlanBrief:
         ops_sha256=plan.ops_sha256,
         packages={o.package: Library(version=o.version, licence=o.licence) for o in plan.origins},
         cases=len(plan.cases),
-        shards={shard.run_id: shard.manifest_sha256 for shard in plan.shards},
+        shards=plan.shards,
     )
 
 

@@ -84,7 +84,7 @@ class PlanBrief(Part):
     ops_sha256: str
     packages: dict[str, Library]  # by name, those that were installed
     cases: Count
-    shards: dict[RunId, Sha256] = {}  # of a merged run: the sha256 of the manifest of each
+    shards: tuple[RunId, ...] = ()  # that it was merged of
 
 
 class EnvironmentBrief(Part):

@@ -1,4 +1,4 @@
-"""Check that the tables of a run hold what was planned, journaled and signed.
+"""Check that the tables of a run hold what was planned, logged and signed.
 
 Every function raises `VerificationFailed` and names the table.
 """
@@ -28,7 +28,7 @@ from nsabench.assessment.tables import (
 )
 from nsabench.assessment.verdict import Key
 from nsabench.errors import VerificationFailed
-from nsabench.evidence.manifest.journaled import Journaled
+from nsabench.evidence.manifest.logs import Logged
 from nsabench.evidence.manifest.same import same, same_members
 from nsabench.evidence.manifest.statement import Predicate
 from nsabench.machine.environment.model import Environment
@@ -78,10 +78,10 @@ def check_records(
     plan: Plan,
     predicate: Predicate | None,
     environment: Environment,
-    journaled: Journaled,
+    logged: Logged,
 ) -> list[Row]:
     """Return the records, once there is one for each implementation of each case, all of the device
-    and the versions that were journaled and signed."""
+    and the versions that were logged and signed."""
     path = folder / "records.parquet"
     planned: Counter[object] = Counter(
         (case.id, name) for case in plan.cases for name in case.implementations
@@ -93,7 +93,7 @@ def check_records(
         )
     records = read_rows(path, plan.run_id)
     same_members("records.parquet: record", Counter(r.key for r in records), planned)
-    _check_machine(records, plan, environment, journaled)
+    _check_machine(records, plan, environment, logged)
     if predicate is not None:
         _check_summary(records, predicate)
     return records
@@ -105,14 +105,14 @@ def check_timings(
     plan: Plan,
     predicate: Predicate | None,
     records: Sequence[Row],
-    journaled: int,
+    logged: int,
 ) -> int:
     """Return the number of samples or bursts, once all are finite and of records, and as many as
-    the journal holds. A record that is `ok` says how many samples it has."""
+    the log holds. A record that is `ok` says how many samples it has."""
     name = f"{table}.parquet"
     rows = _count_rows(folder / name, table, predicate)
-    if rows > journaled:  # before they are read, which would take long
-        same(f"{name}: rows", rows, journaled)
+    if rows > logged:  # before they are read, which would take long
+        same(f"{name}: rows", rows, logged)
     keys = {record.key for record in records}
     counts = Counter[Key]()
     for part in _parts(folder / name, table, plan.run_id):
@@ -131,12 +131,12 @@ def check_timings(
             if record.status == Status.OK:
                 what = f"samples.parquet: samples of {record.implementation} on {record.case_id}"
                 same(what, counts[record.key], record.n_samples or 0)
-    same(f"{name}: rows", counts.total(), journaled)
+    same(f"{name}: rows", counts.total(), logged)
     return counts.total()
 
 
 def check_archived(path: Path, table: str, predicate: Predicate) -> None:
-    """Check a table of which no plan and no journal are there: it is what the manifest says."""
+    """Check a table of which no plan and no log are there: it is what the manifest says."""
     _count_rows(path, table, predicate)
     if table != "records":
         for _ in _parts(path, table, predicate.run_id):
@@ -167,11 +167,10 @@ def controls_caught(records: Sequence[Row]) -> bool:
 
 
 def _check_machine(
-    records: Sequence[Row], plan: Plan, environment: Environment, journaled: Journaled
+    records: Sequence[Row], plan: Plan, environment: Environment, logged: Logged
 ) -> None:
     """Records and environment state the device and the versions that the worker described."""
-    described = journaled.described
-    assert described is not None
+    described = logged.described
     software, device = described.software, described.device
     expected = {
         "gpu_name": device.name or "",
@@ -181,12 +180,12 @@ def _check_machine(
     }
     for record in records:
         for name, value in expected.items():
-            same(f"records.parquet: {name}, by the journal,", getattr(record, name), value)
+            same(f"records.parquet: {name}, by the log,", getattr(record, name), value)
     torch, gpu = environment.software.torch, environment.gpu
     if torch is not None:
-        same("environment.json: torch, by the journal,", torch.version, software.torch)
+        same("environment.json: torch, by the log,", torch.version, software.torch)
     if plan.device == "cuda" and gpu is not None and not _is_device(gpu.name or "", device.name):
-        same("environment.json: the GPU, by the journal,", gpu.name or "", device.name or "")
+        same("environment.json: the GPU, by the log,", gpu.name or "", device.name or "")
 
 
 def _check_summary(records: Sequence[Row], predicate: Predicate) -> None:

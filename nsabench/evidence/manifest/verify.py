@@ -13,14 +13,8 @@ from typing import TypeVar
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest import contents, files
 from nsabench.evidence.manifest.dsse import Envelope
-from nsabench.evidence.manifest.journaled import (
-    NOTHING,
-    Journaled,
-    Known,
-    check_journal,
-    read_journal,
-)
 from nsabench.evidence.manifest.keys import Revocation, refuse_revoked, revocations
+from nsabench.evidence.manifest.logs import KEPT, Logged, check_log, check_shards, read_log
 from nsabench.evidence.manifest.statement import (
     MANIFEST,
     NOT_SIGNED,
@@ -31,8 +25,7 @@ from nsabench.evidence.manifest.statement import (
     signed,
 )
 from nsabench.evidence.manifest.tables import TABLES, check_records, check_timings
-from nsabench.execution.chain import Origin
-from nsabench.model.journal import Line
+from nsabench.execution.folder import SHARDS
 from nsabench.model.plan import Plan
 from nsabench.signing.signer import read_run_key
 
@@ -47,7 +40,7 @@ CHECKS = (
     "hashes",
     "plan",
     "environment",
-    "journal",
+    "log",
     "origin",
     "records",
     "samples",
@@ -60,7 +53,7 @@ CHECKS = (
 class Report:
     """What became of each check: `ok`, `broken`, or `not run` because one before it broke.
 
-    begun: called with each check as it begins. origin: of the journal of a run that is not merged.
+    begun: called with each check as it begins. logged: what the log holds, once it is checked.
     resumable: whether an unsigned run was measured in the name of a key that is trusted or kept.
     """
 
@@ -73,8 +66,7 @@ class Report:
     predicate: Predicate | None = None
     digests: dict[str, str] = field(default_factory=dict)
     plan: Plan | None = None
-    origin: Origin | None = None
-    journaled: Journaled | None = None
+    logged: Logged | None = None
     resumable: bool = False
 
     def run(self, check: str, action: Callable[[], T], say: Callable[[T], str] = str) -> T:
@@ -119,8 +111,6 @@ def verify(
     revoked: Mapping[str, Revocation] | None = None,
     begun: Callable[[str], None] = lambda _: None,
     tables: bool = True,
-    seen: Callable[[Line], None] | None = None,
-    known: Known = NOTHING,
 ) -> Report:
     """Run the checks in the order of `CHECKS` and stop at the first that breaks.
 
@@ -130,8 +120,6 @@ def verify(
     revoked: keys that no longer count. None: those that NSABENCH_REVOKED_KEYS lists.
     begun: called with each check as it begins.
     tables: whether the Parquet files are read.
-    seen: called with each line of the journal of a run that is not merged.
-    known: shards of a merged run that were verified before.
     """
     report = Report(folder, begun)
     keyids = frozenset(trusted)
@@ -142,7 +130,7 @@ def verify(
             _check_manifest(report, names)
         else:
             report.details["manifest"] = "there is none"
-        _check_contents(report, seen, known, tables=tables)
+        _check_contents(report, tables=tables)
         report.run("trust", lambda: _trust(report, keyids, require, revoked))
     if report.outcomes["manifest"] == "broken" and not os.path.lexists(folder / MANIFEST):
         report.resumable = _is_resumable(folder, keyids)
@@ -183,9 +171,7 @@ def _check_manifest(report: Report, names: list[str]) -> None:
     report.run("hashes", lambda: _compare_hashes(report.folder, digests))
 
 
-def _check_contents(
-    report: Report, seen: Callable[[Line], None] | None, known: Known, *, tables: bool
-) -> None:
+def _check_contents(report: Report, *, tables: bool) -> None:
     """Check that the files agree with each other and with the manifest."""
     folder, predicate = report.folder, report.predicate
     plan = report.run("plan", lambda: contents.read_plan(folder, predicate), lambda p: p.run_id)
@@ -194,29 +180,30 @@ def _check_contents(
         lambda: contents.check_environment(folder, predicate),
         contents.describe_environment,
     )
-    journaled = report.run("journal", lambda: check_journal(folder, plan, seen, known))
-    report.plan, report.journaled, report.origin = plan, journaled, journaled.origin
+    check_logs = check_shards if plan.shards else check_log
+    logged = report.run("log", lambda: check_logs(folder, plan))
+    report.plan, report.logged = plan, logged
     report.run(
         "origin",
-        lambda: contents.check_origin(folder, plan, journaled, predicate, known),
-        lambda _: _measured_by(report, plan),
+        lambda: contents.check_origin(plan, logged, predicate),
+        lambda _: _measured_by(logged, plan),
     )
     if not tables:
         return
     records = report.run(
         "records",
-        lambda: check_records(folder, plan, predicate, environment, journaled),
+        lambda: check_records(folder, plan, predicate, environment, logged),
         lambda r: f"{len(r)} rows",
     )
-    for table, count in (("samples", journaled.samples), ("bursts", journaled.bursts)):
+    for table, count in (("samples", logged.samples), ("bursts", logged.bursts)):
         check = partial(check_timings, folder, table, plan, predicate, records, count)
         report.run(table, check, "{} rows".format)
 
 
-def _measured_by(report: Report, plan: Plan) -> str:
+def _measured_by(logged: Logged, plan: Plan) -> str:
     if plan.shards:
-        return f"{len(plan.shards)} shards, each vouched for by the key that signed it"
-    return str(report.origin)
+        return f"{len(plan.shards)} shards, each measured with the key that signed it"
+    return str(logged.origin)
 
 
 def _list(folder: Path) -> list[str]:
@@ -240,7 +227,9 @@ def _subjects(statement: Statement, keyid: str) -> dict[str, str]:
     for name in digests:
         if not files.is_safe(name):
             raise VerificationFailed(f"the statement names {name[:200]!r}, which no run holds")
-    for needed in ("plan.json", "journal.jsonl", *(f"{table}.parquet" for table in TABLES)):
+    merged = statement.predicate.plan.shards
+    logs = [f"{SHARDS}/{run_id}/{name}" for run_id in merged for name in KEPT] or ["log.jsonl"]
+    for needed in ("plan.json", *logs, *(f"{table}.parquet" for table in TABLES)):
         if needed not in digests:
             raise VerificationFailed(f"the statement does not speak of {needed}")
     return digests
@@ -265,12 +254,12 @@ def _compare_hashes(folder: Path, digests: dict[str, str]) -> str:
 def _is_resumable(folder: Path, trusted: frozenset[str]) -> bool:
     try:
         plan = contents.read_plan(folder, None)
-        origin = read_journal(folder, plan).origin  # it may be interrupted
+        _, origin = read_log(folder, plan)
     except VerificationFailed:
         return False
     kept = read_run_key(folder)
     known = trusted | ({kept.keyid} if kept is not None else set())
-    return origin is not None and origin.keyid in known
+    return origin.keyid in known
 
 
 def _trust(

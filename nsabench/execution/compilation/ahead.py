@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 
 from nsabench.execution.compilation import processes
 from nsabench.execution.compilation.jobs import Job, Jobs, jobs_of
 from nsabench.execution.compilation.processes import Called, Processes
-from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
+from nsabench.execution.supervisor.executor import JobLost, WorkerExecutor
 from nsabench.execution.supervisor.scratch import Scratch
 from nsabench.execution.supervisor.temporary import TemporaryFolder
+from nsabench.model.job import Job as MeasuringJob
 from nsabench.model.plan import Plan
 
 SHARE = 0.7  # of the device's memory that all of them may take
@@ -34,7 +35,7 @@ class Ahead:
         self._plan = plan
         # By whether they import no candidate.
         self._executors = {
-            True: WorkerExecutor.without_candidates(plan, run),
+            True: WorkerExecutor.of_plan(plan, run, plan.clean_sources),
             False: WorkerExecutor.of_plan(plan, run),
         }
         self._aside: dict[bool, TemporaryFolder] = {}
@@ -52,12 +53,17 @@ class Ahead:
 
     def compile(
         self,
-        cells: Mapping[str, Iterable[str]],
+        left: Sequence[MeasuringJob],
         memory_bytes: int | None,
         note: Callable[[str], None],
     ) -> None:
-        """Compile what cells (implementations by case id) need, once, where that is worth the
-        processes. memory_bytes: of the device."""
+        """Compile what the jobs that are left need, once, where that is worth the processes.
+
+        memory_bytes: of the device.
+        """
+        cells: dict[str, list[str]] = {}
+        for job in left:
+            cells.setdefault(job.case.id, []).extend(job.implementations)
         room_bytes = int(SHARE * (memory_bytes or 0))
         count = processes.most(room_bytes)
         few = len(cells) < WORTH_IT or count < 2
@@ -105,7 +111,7 @@ class Ahead:
         self._scratch.begin_afresh(aside)
         try:
             executor.describe()
-        except GroupLost:
+        except JobLost:
             pass  # what it did not copy is compiled again
         finally:
             executor.retire()
@@ -160,7 +166,7 @@ class Ahead:
         """
         if not self._is_done:
             return
-        executor.compiled_s = self.first_s
+        executor.credit(self.first_s)
         if not self._plan.sandboxed or (executor.is_clean and not sandbox.startswith("files")):
             return
         executor.borrow(self._scratch)

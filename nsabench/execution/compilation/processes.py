@@ -16,7 +16,7 @@ from nsabench import ops
 from nsabench.assessment import labels
 from nsabench.errors import NsabenchError
 from nsabench.execution.compilation.jobs import Job
-from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
+from nsabench.execution.supervisor.executor import JobLost, WorkerExecutor
 from nsabench.machine.memory import memory_of
 
 MOST_PROCESSES = 16
@@ -129,7 +129,7 @@ class Processes:
             self._in_flight[executor] = began, job
             try:
                 compiled = executor.compile(job.case, job.info.name, job.limit_s)
-            except (GroupLost, NsabenchError):  # it is measured, and fails again
+            except (JobLost, NsabenchError):  # it is measured, and fails again
                 self._ended_by.add(job.info.name)
                 return Called(job, wall_s=time.monotonic() - began)
             finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -39,15 +40,16 @@ class CheckerLost(Exception):
 
 
 class CheckerProcess:
-    """Started when it is first asked. mailbox: the descriptor of the memory it reads outputs in."""
+    """Started when it is first asked. mailbox: of the memory that it reads outputs in."""
 
-    def __init__(self, device: Device, ops_file: Path | None, mailbox: int) -> None:
+    def __init__(self, device: Device, ops_file: Path | None) -> None:
+        self.mailbox = os.memfd_create("nsabench-outputs")
         options = ["--device", device]
         if ops_file is not None:
             options += ["--ops", str(ops_file)]
         environment = worker_environment(device)
         self._program = Program(
-            "nsabench.execution.checking", options, environment, REPLY, mailbox=mailbox
+            "nsabench.execution.checking", options, environment, REPLY, mailbox=self.mailbox
         )
         self._process: WorkerProcess | None = None
         self._case: Case | None = None
@@ -76,15 +78,19 @@ class CheckerProcess:
                     return reply
         except WorkerLost as lost:
             status, reason = classify(lost)
-            self.close()
+            self._stop()
             raise CheckerLost(status, f"the checker was lost: {reason}") from lost
         except NsabenchError as error:
-            self.close()
+            self._stop()
             raise CheckerLost(Status.CRASHED, f"the checker was lost: {error}") from error
-        self.close()
+        self._stop()
         raise CheckerLost(Status.CRASHED, "the checker was lost: it answered something else")
 
     def close(self) -> None:
+        self._stop()
+        os.close(self.mailbox)
+
+    def _stop(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             process.stop()

@@ -1,18 +1,19 @@
-"""Measures a group of implementations on a case, in a warm worker that is replaced when lost."""
+"""Runs jobs in a warm worker, which is replaced when it is lost."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
+from secrets import token_hex
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 from nsabench import limits
+from nsabench.assessment.attempts import BEFORE_ANY
 from nsabench.checker.messages import Judged
 from nsabench.delivery import Delivery
 from nsabench.execution.protocol import (
-    NOBODY,
     Calibrate,
     Calibrated,
     Compile,
@@ -23,18 +24,22 @@ from nsabench.execution.protocol import (
     LostDevice,
     Measure,
     Measured,
-    Spare,
     Step,
 )
 from nsabench.execution.supervisor import process, sensors
 from nsabench.execution.supervisor.checker import CheckerLost, CheckerProcess
 from nsabench.execution.supervisor.classify import classify
-from nsabench.execution.supervisor.loss import WorkerFilledScratch, WorkerLost
+from nsabench.execution.supervisor.loss import (
+    WorkerFilledScratch,
+    WorkerLost,
+    WorkerRefused,
+)
 from nsabench.execution.supervisor.process import MAX_STEPS, WorkerProcess
 from nsabench.execution.supervisor.program import measuring
 from nsabench.execution.supervisor.scratch import Scratch
 from nsabench.model.case import Case
 from nsabench.model.description import Described
+from nsabench.model.job import Death, Job
 from nsabench.model.measurement import Bursts, Ceilings, Message, Outcome, Samples
 from nsabench.model.plan import Device, ImplementationInfo, Plan
 from nsabench.model.source import Source
@@ -42,43 +47,35 @@ from nsabench.model.vocabulary import Status
 
 DISCOVER_LIMIT_S = 120.0
 CALIBRATE_LIMIT_S = 120.0
-CHECKING = "inputs"  # the phase that a lost checker ends: before any implementation was called
-# Of one implementation: 10,000 samples have less. A journal with a longer line is not read at all.
-MOST_SAID_BYTES = limits.JOURNAL_LINE // 16
+# Of one implementation: 10,000 samples have less. A log with a longer line is not read at all.
+MOST_SAID_BYTES = limits.LOG_LINE // 16
 _ELSEWHERE = {"outcomes": {"__all__": {"log", "traceback"}}}  # in a file of their own
 
 M = TypeVar("M", bound=Message)
 
 
-class GroupLost(Exception):
-    """The group's worker was lost. `suspect` is whom it was busy with, '' if that is unknown."""
+class JobLost(Exception):
+    """A worker was lost before it answered. log: what it printed."""
 
-    def __init__(
-        self,
-        suspect: str,
-        status: Status,
-        reason: str,
-        log: str,
-        *,
-        phase: str = "",
-    ) -> None:
-        super().__init__(reason)
-        self.suspect = suspect
-        self.status = status
-        self.reason = reason
+    def __init__(self, death: Death, log: str = "") -> None:
+        super().__init__(death.reason)
+        self.death = death
         self.log = log
-        self.phase = phase
+
+    @property
+    def reason(self) -> str:
+        return self.death.reason
 
 
 class Executor(Protocol):
-    """Measures; has a mock twin in the tests."""
+    """Runs jobs; has a mock twin in the tests."""
 
-    def measure(self, case: Case, implementations: list[str], session: int) -> Measured:
-        """Measure the implementations together. Raises `GroupLost`."""
+    def run(self, job: Job) -> Measured | Death:
+        """Measure the implementations of a job together, or say how its worker ended."""
         ...
 
     def log(self) -> str:
-        """What the worker printed since the last call of `measure` began."""
+        """What the worker printed since the last call of `run` began."""
         ...
 
     def close(self) -> None: ...
@@ -96,10 +93,19 @@ class WorkerExecutor:
         ops_file: Path | None = None,
         run: Path | None = None,
         sandboxed: bool = True,
+        computes: Mapping[tuple[str, str], str] = MappingProxyType({}),
+        entropy: str = "",
+        is_clean: bool = False,
+        checker: CheckerProcess | None = None,
         on_step: Callable[[Step], None] = lambda step: None,
         memory_limit_bytes: int | None = None,
     ) -> None:
-        """run: the folder of the run, which no worker sees unless it is not sandboxed."""
+        """run: the folder of the run, which no worker sees unless it is not sandboxed.
+
+        computes: by op and name, the op that an implementation computes, if it is another. entropy:
+        what the seeds of inputs are made from, which no worker knows; drawn if not given.
+        is_clean: whether its workers import no candidate. checker: one of its own if not given.
+        """
         self.device = device
         self.kernels = kernels
         self.sources = sources
@@ -108,63 +114,56 @@ class WorkerExecutor:
         self._memory_limit = memory_limit_bytes
         self._run = run
         self._sandboxed = sandboxed
-        # By op and name, the op that an implementation computes, if it is another.
-        self.computes: Mapping[tuple[str, str], str] = {}
-        self.entropy = ""  # what seeds of inputs are made from, which no worker knows
-        # Whether its workers import no candidate.
-        self.is_clean = False
-        # By the id of a case, who of it need not be measured as the others are.
-        self.spares: Mapping[str, Spare] = {}
+        self._computes = computes
+        self._entropy = entropy or token_hex(16)
+        self.is_clean = is_clean
         self._scratch: Scratch | None = None
         self._scratch_is_lent = False
         self._is_sibling = False  # others write to its scratch at the same time
-        # Seconds of first calls that were made ahead, by case and implementation.
-        self.compiled_s: dict[tuple[str, str], float] = {}
+        self._compiled_s: Mapping[tuple[str, str], float] = {}
         self._worker: WorkerProcess | None = None
-        self._mailbox = os.memfd_create("nsabench-outputs")
-        self._checker = CheckerProcess(device, ops_file, self._mailbox)
+        self._checker = checker or CheckerProcess(device, ops_file)
+        self._own_checker = checker is None
         self._last_log = ""
 
     @classmethod
-    def of_plan(cls, plan: Plan, run: Path) -> WorkerExecutor:
-        """Workers that import all sources of the plan, and refuse them if they were changed."""
+    def of_plan(
+        cls,
+        plan: Plan,
+        run: Path,
+        sources: Iterable[str] | None = None,
+        checker: CheckerProcess | None = None,
+        on_step: Callable[[Step], None] = lambda step: None,
+    ) -> WorkerExecutor:
+        """Workers that import these sources of a plan, and refuse them if they were changed.
+
+        sources: all if not given.
+        """
+        imported = dict(plan.sources)
+        if sources is not None:
+            imported = {source: plan.sources[source] for source in sources}
         kernels = Path(plan.kernels) if plan.kernels else None
-        ops_file = Path(plan.ops) if plan.ops else None
-        # No sources: a plan made before they were recorded.
-        executor = cls(
+        if kernels is not None:
+            # By its content: the file of the op may have the same name.
+            own = Source.of_digest(kernels, plan.kernels_sha256)
+            kernels = kernels if own in imported else None
+        return cls(
             plan.device,
             kernels,
-            sources=plan.sources or None,
-            ops_file=ops_file,
-            run=run,
-            sandboxed=plan.sandboxed,
-        )
-        executor._draw_as(plan)
-        return executor
-
-    @classmethod
-    def without_candidates(cls, plan: Plan, run: Path) -> WorkerExecutor:
-        """Workers that import the sources that no candidate of the plan comes from."""
-        sources = plan.clean_sources
-        kernels = Path(plan.kernels) if plan.kernels else None
-        # By its content: the file of the op may have the same name.
-        own = Source.of_digest(kernels, plan.kernels_sha256) if kernels is not None else None
-        executor = cls(
-            plan.device,
-            kernels if own in sources else None,
-            sources=sources if plan.sources else None,
+            sources=imported,
             ops_file=Path(plan.ops) if plan.ops else None,
             run=run,
             sandboxed=plan.sandboxed,
+            computes={(i.op, i.name): i.computes for i in plan.implementations if i.computes},
+            entropy=plan.entropy,
+            is_clean=imported.keys() <= plan.clean_sources.keys() < plan.sources.keys(),
+            checker=checker,
+            on_step=on_step,
         )
-        executor.is_clean = True
-        executor._draw_as(plan)
-        return executor
 
-    def _draw_as(self, plan: Plan) -> None:
-        """Have inputs drawn, and outputs checked, as the plan says."""
-        self.entropy = plan.entropy
-        self.computes = {(i.op, i.name): i.computes for i in plan.implementations if i.computes}
+    def imports(self, sources: Iterable[str]) -> bool:
+        """Whether its workers import these sources and no others."""
+        return set(sources) == set(self.sources or ())
 
     def _ask(
         self,
@@ -178,7 +177,12 @@ class WorkerExecutor:
             sandbox = self.scratch.next_sandbox() if self._sandboxed else None
             self._worker = WorkerProcess(
                 measuring(
-                    self.device, self.kernels, self.sources, self.ops_file, sandbox, self._mailbox
+                    self.device,
+                    self.kernels,
+                    self.sources,
+                    self.ops_file,
+                    sandbox,
+                    self._checker.mailbox,
                 ),
                 memory_limit_bytes=self._memory_limit,
             )
@@ -192,13 +196,14 @@ class WorkerExecutor:
                 elif isinstance(reply, Delivery):
                     worker.tell(self._checker.check(reply))
                 elif isinstance(reply, LostDevice):
-                    log = self._retire()
-                    raise GroupLost(reply.implementation, Status.CRASHED, reply.reason, log)
+                    death = Death(
+                        status=Status.CRASHED, reason=reply.reason, suspect=reply.implementation
+                    )
+                    raise JobLost(death, self._retire())
                 elif isinstance(reply, expected):
                     return reply
                 else:
-                    reason = f"its process answered with a {type(reply).__name__}; killed"
-                    raise GroupLost("", Status.CRASHED, reason, self._retire())
+                    raise self._broken(f"its process answered with a {type(reply).__name__}")
         except CheckerLost as lost_checker:
             raise self._without_checker(lost_checker) from lost_checker
         except WorkerLost as lost:
@@ -206,9 +211,13 @@ class WorkerExecutor:
             log = self._retire()
             if isinstance(lost, WorkerFilledScratch) and not self._is_sibling:
                 self.scratch.empty()  # else the next worker would be ended for it
-            raise GroupLost(
-                lost.step.implementation, status, reason, log, phase=lost.step.phase
-            ) from lost
+            death = Death(
+                status=status,
+                reason=reason,
+                suspect=lost.step.implementation,
+                phase=lost.step.phase,
+            )
+            raise JobLost(death, log) from lost
         except BaseException:
             self._retire()
             raise
@@ -231,6 +240,10 @@ class WorkerExecutor:
             self._scratch.remove()
         self._scratch, self._scratch_is_lent = scratch, True
 
+    def credit(self, compiled_s: Mapping[tuple[str, str], float]) -> None:
+        """Count seconds of first calls that were made ahead, by case id and implementation."""
+        self._compiled_s = compiled_s
+
     def sibling(self) -> WorkerExecutor:
         """Another, whose worker imports the same and has the same caches of compilers."""
         made = WorkerExecutor(
@@ -247,13 +260,30 @@ class WorkerExecutor:
         return made
 
     def compile(self, case: Case, implementation: str, limit_s: float) -> Compiled:
-        """Have it called, for what that leaves in the caches. Raises `GroupLost`."""
+        """Have it called, for what that leaves in the caches. Raises `JobLost`."""
         request = Compile(case=case, implementation=implementation)
         return self._ask(request, Compiled, limit_s, max_steps=2)
 
-    def measure(self, case: Case, implementations: list[str], session: int) -> Measured:
-        computes = {self.computes.get((case.op, name), "") for name in implementations}
-        seeds = self._seeds(case, session)
+    def run(self, job: Job) -> Measured | Death:
+        """Measure the implementations of a job together, or say how its worker ended.
+
+        Raises `WorkerRefused` when a source cannot be imported any more.
+        """
+        self._last_log = ""
+        try:
+            return self._measure(job)
+        except JobLost as lost:
+            return lost.death
+        except WorkerRefused as refused:
+            if not self.is_clean:
+                raise
+            # One of the sources may need another that only a candidate comes from.
+            return Death(status=Status.CRASHED, reason=str(refused))
+
+    def _measure(self, job: Job) -> Measured:
+        case, implementations = job.case, list(job.implementations)
+        computes = {self._computes.get((case.op, name), "") for name in implementations}
+        seeds = self._seeds(job)
         try:
             prepared = self._checker.prepare(case, sorted(computes), seeds)
         except CheckerLost as lost:
@@ -261,10 +291,9 @@ class WorkerExecutor:
         request = Measure(
             case=case.model_copy(update={"seed": 0}),
             implementations=implementations,
-            session=session,
             prepared=prepared,
             seeds=seeds,
-            spare=self.spares.get(case.id, NOBODY),
+            early_exit=job.early_exit,
         )
         # Glances, parity, what came of it, diagnosis and warm-up of each, and a few of the case.
         max_steps = 8 * len(implementations) + 8
@@ -273,9 +302,11 @@ class WorkerExecutor:
         measured.conditions = sensors.joined(measured.conditions, watch.seen)
         assert self._worker is not None
         said = len(measured.model_dump_json(exclude=_ELSEWHERE))
-        if said > min(len(implementations) * MOST_SAID_BYTES, limits.JOURNAL_LINE // 2):
-            reason = f"its process answered with {said} bytes, more than a line of the journal has "
-            raise GroupLost("", Status.CRASHED, reason + "room for; killed", self._retire())
+        if said > min(len(implementations) * MOST_SAID_BYTES, limits.LOG_LINE // 2):
+            how = f"its process answered with {said} bytes, more than the log has room for"
+            raise self._broken(how)
+        if [outcome.implementation for outcome in measured.outcomes] != implementations:
+            raise self._broken("its process answered for others than it was asked for")
         self._last_log = self._worker.log.text()
         try:
             judged = self._checker.conclude(len(implementations))
@@ -286,8 +317,9 @@ class WorkerExecutor:
             for outcome in measured.outcomes
         ]
         for outcome in measured.outcomes:
+            outcome.session = job.attempt
             if outcome.compile_s is not None:  # what was compiled ahead is only read by now
-                ahead_s = self.compiled_s.get((case.id, outcome.implementation), 0.0)
+                ahead_s = self._compiled_s.get((case.id, outcome.implementation), 0.0)
                 outcome.compile_s = max(outcome.compile_s, ahead_s)
         left = self._worker.children()
         if left:
@@ -301,16 +333,23 @@ class WorkerExecutor:
                 )
         return measured
 
-    def _seeds(self, case: Case, session: int) -> list[int]:
-        """The seeds of the sets of inputs: others for each pass, unknown until they are used."""
+    def _seeds(self, job: Job) -> list[int]:
+        """The seeds of the sets of inputs: others for each pass, unknown until they are used. They
+        are the same in each attempt, so that a run that was resumed has the same errors."""
+        case = job.case
         count = max(2, case.streams, case.timing.rotate)
-        of_job = f"{self.entropy}/{case.seed}/{case.id}/{session // 1_000_000}"
+        of_job = f"{self._entropy}/{case.seed}/{case.id}/{job.purpose}"
         digests = (sha256(f"{of_job}/{number}".encode()) for number in range(count))
         return [int.from_bytes(digest.digest()[:7]) for digest in digests]
 
-    def _without_checker(self, lost: CheckerLost) -> GroupLost:
+    def _broken(self, how: str) -> JobLost:
+        """The worker did what only the bench may, and nothing that it says counts."""
+        return JobLost(Death(status=Status.CRASHED, reason=f"{how}; killed"), self._retire())
+
+    def _without_checker(self, lost: CheckerLost) -> JobLost:
         """The case, or the machine, is the fault: no implementation reaches the checker."""
-        return GroupLost("", lost.status, lost.reason, self._retire(), phase=CHECKING)
+        death = Death(status=lost.status, reason=lost.reason, phase=BEFORE_ANY)
+        return JobLost(death, self._retire())
 
     @property
     def scratch(self) -> Scratch:
@@ -347,8 +386,8 @@ class WorkerExecutor:
 
     def close(self) -> None:
         self._retire()
-        self._checker.close()
-        os.close(self._mailbox)
+        if self._own_checker:
+            self._checker.close()
         if self._scratch is not None and not self._scratch_is_lent:
             self._scratch.remove()
         self._scratch = None

@@ -10,11 +10,12 @@ import gc
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from nsabench.execution.protocol import Spare, Step
+from nsabench.execution.protocol import Step
 from nsabench.execution.timing.timer import Timer
 from nsabench.execution.worker.arm import CaseArm
 from nsabench.failure import Failure
 from nsabench.machine.clock import now_s
+from nsabench.model.job import EarlyExit
 from nsabench.model.measurement import Samples
 
 Report = Callable[[Step], None]
@@ -25,10 +26,10 @@ LEFT_OUT = f"left out: {ROUNDS} calls took over {BEHIND:g} times as long as thos
 
 
 class Glance:
-    """What a few calls of each baseline took that may be spared, and who failed in them."""
+    """What a few calls of each baseline took that may leave early, and who failed in them."""
 
-    def __init__(self, spare: Spare) -> None:
-        self._spare = spare
+    def __init__(self, early_exit: EarlyExit) -> None:
+        self._early_exit = early_exit
         self._samples: dict[str, Samples] = {}
         self._failures: dict[str, Failure] = {}
         self._took_s: dict[str, float] = {}  # a call, at most
@@ -38,11 +39,11 @@ class Glance:
         parity looks at; and where one seems to be behind, all in rounds, since a GPU wakes up
         meanwhile. Raises `DeviceLost`.
         """
-        left = [arm for arm in arms if arm.name in self._spare.baselines]
-        if len(left) <= self._spare.stay:
+        left = [arm for arm in arms if arm.name in self._early_exit.baselines]
+        if len(left) <= self._early_exit.stay:
             return
         left = self._each(left, self._first, report)
-        if self._spare.least_ms:
+        if self._early_exit.least_ms:
             left = self._each(left, self._second, report)
         if self._one_may_be_behind():
             for round_ in range(ROUNDS):
@@ -74,15 +75,15 @@ class Glance:
 
     def _second(self, arm: CaseArm) -> None:
         """Of who took long: it may have compiled."""
-        if self._took_s[arm.name] * 1e3 >= self._spare.least_ms:
+        if self._took_s[arm.name] * 1e3 >= self._early_exit.least_ms:
             self._took_s[arm.name] = arm.by_the_host_s()
 
     def _one_may_be_behind(self) -> bool:
-        if not self._spare.least_ms:
+        if not self._early_exit.least_ms:
             return True
         slowest = max(self._took_s.values(), default=0.0)
         behind = BEHIND * min(self._took_s.values(), default=0.0)
-        return slowest * 1e3 >= self._spare.least_ms and slowest > behind
+        return slowest * 1e3 >= self._early_exit.least_ms and slowest > behind
 
     def _sample(self, timer: Timer, round_: int, arm: CaseArm) -> None:
         called_s, begun = arm.called_s, now_s()
@@ -116,7 +117,7 @@ class Glance:
         return min(samples.time_ms)
 
     def _is_behind(self, samples: Samples, others: Sequence[str]) -> bool:
-        return min(samples.time_ms) >= self._spare.least_ms and any(
+        return min(samples.time_ms) >= self._early_exit.least_ms and any(
             _is_far_behind(samples, self._samples[one]) for one in others
         )
 
@@ -125,7 +126,7 @@ class Glance:
         stay one is so much faster, on the device and from Python: None of all others."""
         samples = self._samples.get(name)
         seen = [one for one in right if one in self._samples]
-        if samples is None or len(seen) < self._spare.stay:
+        if samples is None or len(seen) < self._early_exit.stay:
             return None
         return samples if self._is_behind(samples, seen) else None
 

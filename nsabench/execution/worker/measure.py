@@ -10,7 +10,7 @@ from random import Random, SystemRandom
 from nsabench import ops
 from nsabench.assessment.statistics import quantile
 from nsabench.checker.messages import NoOracle, Prepared
-from nsabench.execution.protocol import NOBODY, Measured, Spare, Step
+from nsabench.execution.protocol import Measured, Step
 from nsabench.execution.timing import bursts, sampling, stopping
 from nsabench.execution.timing.sampling import Collected
 from nsabench.execution.timing.timer import Timer
@@ -27,6 +27,7 @@ from nsabench.failure import Failure
 from nsabench.machine.clock import now_s
 from nsabench.machine.environment import nvml
 from nsabench.model.case import Case
+from nsabench.model.job import ALL_STAY, EarlyExit
 from nsabench.model.measurement import Bursts, Conditions, Outcome, Samples
 from nsabench.model.vocabulary import L2, Mode, Role, Runs, Status
 from nsabench.registry import Implementation
@@ -41,20 +42,19 @@ def measure(
     items: list[Implementation],
     *,
     device: str,
-    session: int,
     timer: Timer,
     sensors: nvml.Device | None,
     report: Report,
     prepared: Prepared,
     seeds: Sequence[int],
     deliver: Deliver,
-    spare: Spare = NOBODY,
+    early_exit: EarlyExit = ALL_STAY,
 ) -> Measured:
     """Measure `items` on `case`, interleaved. Raises `DeviceLost` when the device is lost.
 
     prepared: what the checker has oracles for. seeds: of the sets of inputs. deliver: hands an
-    output to the checker. spare: baselines that are called a few times only if they are hopelessly
-    behind.
+    output to the checker. early_exit: baselines that are called a few times only if they are
+    hopelessly behind.
     """
     report(Step(phase="inputs"))
     forget_earlier_cases(device)
@@ -73,12 +73,11 @@ def measure(
                 implementation=item.name,
                 status=found.status,
                 reason=found.reason,
-                session=session,
             )
         else:
             computed, sets = found
             tried.append(CaseArm(item, computed, device, sets, rng, deliver))
-    glance = Glance(spare)
+    glance = Glance(early_exit)
     # A replay may take a part of what the call takes that it was captured of.
     if case.timing.mode is Mode.STREAM and case.streams == 1:
         if case.l2 is L2.WARM:
@@ -89,7 +88,7 @@ def measure(
         item, sets = arm.item, arm.sets
         few = glance.left_out(arm.name, [one.name for one in arms])
         if few is not None:
-            outcomes[arm.name] = _outcome(arm, session)
+            outcomes[arm.name] = _outcome(arm)
             outcomes[arm.name].samples = few
             outcomes[arm.name].notes.append(LEFT_OUT)
             continue
@@ -102,11 +101,11 @@ def measure(
         except Failure as failure:
             failure.alone()  # what the frames of its traceback hold is memory of the others
             report(Step(phase=failure.status.value, implementation=item.name))
-            outcomes[item.name] = _outcome(arm, session, failure)
+            outcomes[item.name] = _outcome(arm, failure)
             sets.repair()  # while it is its own time, and no other need be watched for it
         else:
             report(Step(phase=Status.OK.value, implementation=item.name))
-            outcomes[item.name] = _outcome(arm, session)
+            outcomes[item.name] = _outcome(arm)
             if Runs.timed(item.devices, device):
                 arms.append(arm)
             else:
@@ -119,7 +118,7 @@ def measure(
     if case.l2 is L2.WARM:
         timer.touch = partial(_touch, arms)
     if arms:
-        conditions, busy_s, queue_s = _time(case, arms, outcomes, session, timer, sensors, report)
+        conditions, busy_s, queue_s = _time(case, arms, outcomes, timer, sensors, report)
     timer.touch = None  # it has the arms, and they their inputs
     return Measured(
         outcomes=[outcomes[item.name] for item in items],
@@ -152,7 +151,6 @@ def _time(
     case: Case,
     arms: list[CaseArm],
     outcomes: dict[str, Outcome],
-    session: int,
     timer: Timer,
     sensors: nvml.Device | None,
     report: Report,
@@ -182,7 +180,7 @@ def _time(
     queue_s = now_s() - sampled
     for arm in arms:
         failure = out.failed.get(arm.name)
-        outcomes[arm.name] = _outcome(arm, session, failure)
+        outcomes[arm.name] = _outcome(arm, failure)
         if not failure:
             outcomes[arm.name].samples = out.samples[arm.name]
             outcomes[arm.name].bursts = by_arm.get(arm.name, Bursts())
@@ -238,7 +236,7 @@ def _least_ms(samples: Samples) -> float:
     return max(quantile(samples.time_ms, 0.5), quantile(samples.host_us, 0.5) / 1e3)
 
 
-def _outcome(arm: CaseArm, session: int, failure: Failure | None = None) -> Outcome:
+def _outcome(arm: CaseArm, failure: Failure | None = None) -> Outcome:
     return Outcome(
         implementation=arm.name,
         status=failure.status if failure else Status.OK,
@@ -247,5 +245,4 @@ def _outcome(arm: CaseArm, session: int, failure: Failure | None = None) -> Outc
         compile_s=arm.compile_s,
         peak_mem_bytes=arm.peak_mem_bytes,
         config=arm.config,
-        session=session,
     )

@@ -62,14 +62,13 @@ class Session:
             case,
             [self.items[case.op, name] for name in request.implementations],
             device=self.device,
-            session=request.session,
             timer=self.timer,
             sensors=self.sensors,
             report=report,
             prepared=request.prepared,
             seeds=request.seeds,
             deliver=deliver,
-            spare=request.spare,
+            early_exit=request.early_exit,
         )
         give_back(self.device)
         return measured

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from nsabench.machine.environment.model import Environment
-from nsabench.model.vocabulary import MARGIN, PassName
+from nsabench.model.vocabulary import MARGIN
 from nsabench.output.report.facts import Facts
 
 _GIB = 1 << 30
@@ -87,7 +87,7 @@ def _line(*parts: object) -> str:
 
 def _conditions(facts: Facts) -> list[tuple[str, str]]:
     """What the device's sensors said during the run."""
-    seen = [c for e in facts.contents.of(PassName.FIRST_LOOK) for c in e.conditions.values()]
+    seen = [c for state in facts.main_states for c in state.conditions.values()]
     clocks = [x for c in seen for x in (c.sm_clock_mhz_min, c.sm_clock_mhz_max) if x is not None]
     hottest = max((c.temperature_c_max for c in seen if c.temperature_c_max), default=None)
     power = max((c.power_w_max for c in seen if c.power_w_max), default=None)

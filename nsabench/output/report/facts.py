@@ -10,20 +10,20 @@ from pathlib import Path
 
 from nsabench import limits, reading
 from nsabench.assessment import pays, threshold
+from nsabench.assessment.attempts import CaseState, states_of
 from nsabench.assessment.checks import Effect, Finding
 from nsabench.assessment.failures import failures, unproven
 from nsabench.assessment.pays import Payment
-from nsabench.assessment.results import Results, assemble
+from nsabench.assessment.results import Part, Results, assemble
 from nsabench.assessment.threshold import Decision
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import MANIFEST, verify
 from nsabench.evidence.manifest.statement import Trust
-from nsabench.execution import journal
 from nsabench.execution.folder import HEAD, RunFolder
 from nsabench.machine import doctor
 from nsabench.machine.doctor import Problem
 from nsabench.machine.environment.model import Environment
-from nsabench.model.journal import Contents
+from nsabench.model.log import Log
 from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
@@ -42,7 +42,7 @@ class Facts:
 
     folder: RunFolder
     plan: Plan
-    contents: Contents
+    parts: Sequence[Part]
     results: Results
     signer: Signer | None = None
     where: tuple[str, ...] = ()
@@ -54,14 +54,12 @@ class Facts:
         """Raises `UsageError` when nothing was measured. Results are derived if not given."""
         folder = RunFolder.existing(path)
         plan = Plan.read(folder.plan)
-        if not folder.journal.is_file():
-            raise UsageError(f"{path} holds no journal", "give the folder that nsabench made.")
-        contents = journal.read(folder.journal)
-        if not contents.headers:
+        parts = folder.parts()
+        if not any(part.log.sessions for part in parts):
             raise UsageError(
-                f"{path} holds no measurement yet", f"go on with `nsabench all --resume {path}`."
+                f"{path} holds no measurement yet", f"resume with `nsabench all --resume {path}`."
             )
-        return cls(folder, plan, contents, results or assemble(plan, contents), signer)
+        return cls(folder, plan, parts, results or assemble(plan.run_id, parts), signer)
 
     def narrowed(self, narrowed: Narrowed) -> Facts:
         """Return the facts of the chosen cases. Raises `UsageError` without any."""
@@ -98,7 +96,7 @@ class Facts:
 
     @property
     def ceilings(self) -> Ceilings:
-        return self.contents.ceilings
+        return Log([s for part in self.parts for s in part.log.sessions]).ceilings
 
     @cached_property
     def tolerances(self) -> dict[str, float]:
@@ -179,12 +177,21 @@ class Facts:
 
     @cached_property
     def measured_cases(self) -> int:
-        """Planned cases with an entry in the journal."""
-        return len(self.plan.by_id.keys() & self.contents.by_case(PassName.FIRST_LOOK).keys())
+        """Planned cases that were measured."""
+        return len(self.plan.by_id.keys() & {state.case_id for state in self.main_states})
+
+    @cached_property
+    def main_states(self) -> list[CaseState]:
+        """What the main pass measured, case by case."""
+        return [
+            state
+            for part in self.parts
+            for state in states_of(part.plan, part.log, PassName.FIRST_LOOK).values()
+        ]
 
     @cached_property
     def missing(self) -> int:
-        """Planned cases without a journal entry: more than 0 in a run that was interrupted."""
+        """Planned cases that were not measured: more than 0 in a run that was interrupted."""
         return len(self.plan.cases) - self.measured_cases
 
     @cached_property
@@ -217,13 +224,13 @@ class Facts:
         """Return the last lines of what an implementation printed and raised on a case, pass by
         pass."""
         parts = []
-        for look in PassName:
+        for purpose in PassName:
             try:
-                text = reading.tail(self.folder.log(case_id, look), limits.LOG)
+                text = reading.tail(self.folder.printed(case_id, purpose), limits.PRINTED)
             except (OSError, reading.OutOfBounds):
                 continue
             own = list(_lines_of(name, text))
-            heading = [f"--- {look}"] if own and look is not PassName.FIRST_LOOK else []
+            heading = [f"--- {purpose}"] if own and purpose is not PassName.FIRST_LOOK else []
             parts += [*heading, *own[-lines:]]
         return "\n".join(parts)
 

@@ -9,7 +9,6 @@ from statistics import median
 
 from nsabench.assessment import canary, labels
 from nsabench.assessment.canary import Canary
-from nsabench.model.journal import Contents
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Role
 from nsabench.output.report.facts import Facts
@@ -33,27 +32,25 @@ class Shards:
 
 
 def of_run(facts: Facts) -> Shards:
-    planned, parts = facts.plan.canary, list(facts.plan.parts())
-    runs = {s.run_id: facts.contents.by_run.get(s.run_id, Contents()) for s, _ in parts}
-    ends = {run: canary.of_contents(runs[run]) for run in runs}
+    planned, parts = facts.plan.canary, facts.parts
+    ends = {part.plan.run_id: canary.canary_of(part.plan, part.log) for part in parts}
     name = _implementation(facts.plan, ends) if planned is not None else ""
     apart = _apart(ends, name)
 
     def distance(run_id: str) -> float:
         return abs(log(apart[run_id])) if run_id in apart else inf
 
-    kept = sorted(runs, key=distance, reverse=True)[:SHOWN]
+    kept = sorted(ends, key=distance, reverse=True)[:SHOWN]
     of_all = not facts.where  # cases and seconds count whole shards
     rows = []
-    for shard, part in parts:
-        run_id, end = shard.run_id, ends[shard.run_id]
+    for part in parts:
+        run_id, end = part.plan.run_id, ends[part.plan.run_id]
         if run_id in kept:
-            seconds = f"{sum(entry.wall_s for entry in runs[run_id].entries):.0f}"
-            counts = (str(len(part.cases)), seconds) if of_all else ()
+            counts = (str(len(part.plan.cases)), f"{part.log.wall_s:.0f}") if of_all else ()
             time = number(end.medians.get(name), ".4g")
             remark = end.disturbed or end.failed.get(name, "") or end.lost or "–"
             ratio = number(apart.get(run_id), ".3f")
-            rows.append((shard.shard, Name(run_id), *counts, time, ratio, remark))
+            rows.append((part.plan.shard, Name(run_id), *counts, time, ratio, remark))
     counted = ("cases", "seconds") if of_all else ()
     numbers = (*counted, "at its end, ms", "over the median of all")
     return Shards(

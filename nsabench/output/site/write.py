@@ -30,7 +30,7 @@ TRENDS = "trends.html"
 PAGES = "pages"
 UP = "../../"  # from the page of a run to the site
 DATA = (
-    *("plan.json", "journal.jsonl", "environment.json", "records.parquet", "samples.parquet"),
+    *("plan.json", "log.jsonl", "environment.json", "records.parquet", "samples.parquet"),
     *("bursts.parquet", "thresholds.yaml", "selection_report.md"),
 )
 

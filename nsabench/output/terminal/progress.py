@@ -12,9 +12,9 @@ from rich.live import Live
 from rich.text import Text
 
 from nsabench.assessment import labels
+from nsabench.assessment.attempts import CaseState
 from nsabench.execution.protocol import Step
 from nsabench.model.description import Described
-from nsabench.model.journal import Entry
 from nsabench.model.measurement import Ceilings, Outcome
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.vocabulary import Role
@@ -65,21 +65,21 @@ class Progress:
     def step(self, step: Step) -> None:
         self._draw(f"{step.phase} {step.implementation}".strip())
 
-    def case_finished(self, planned: PlannedCase, entry: Entry) -> None:
+    def case_finished(self, planned: PlannedCase, state: CaseState) -> None:
         self._ran += 1
         op = planned.case.op
         # A control that is wrong has done its work; what became of each is judged at the end.
         judged = [
-            o for o in entry.outcomes if self._roles[op, o.implementation] is not Role.CONTROL
+            o for o in state.outcomes if self._roles[op, o.implementation] is not Role.CONTROL
         ]
         counts = Counter(o.status for o in judged)
         parts = [f"{n} {status}" for status, n in sorted(counts.items())]
-        controls = len(entry.outcomes) - len(judged)
+        controls = len(state.outcomes) - len(judged)
         parts += [f"controls: {controls}"] if controls else []
         parts += self._ratios(planned, judged)
         case = labels.of_case(planned.case)
         self.note(
-            f"[{self._number}/{self._total}] {case}: {', '.join(parts)} ({entry.wall_s:.1f} s)"
+            f"[{self._number}/{self._total}] {case}: {', '.join(parts)} ({state.wall_s:.1f} s)"
         )
 
     def note(self, text: str) -> None:

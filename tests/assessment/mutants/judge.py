@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 from functools import cache
 
 from nsabench import registry
-from nsabench.assessment.results import assemble
+from nsabench.assessment.attempts import CaseState
+from nsabench.assessment.results import assess_states
 from nsabench.execution.timing.timer import CpuTimer
 from nsabench.model.case import Case
 from nsabench.model.description import Described
-from nsabench.model.journal import Contents, Entry, Header
-from nsabench.model.measurement import Ceilings
+from nsabench.model.log import Log
 from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
 from nsabench.model.record import Record
 from nsabench.model.source import Source
@@ -20,6 +20,7 @@ from nsabench.model.vocabulary import PassName, Role, Runs
 from nsabench.registry import Implementation
 from tests.assessment.mutants.mutant import Kernel
 from tests.checking import measured as measured_by_checker
+from tests.runs import session_of
 
 WHEN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -48,11 +49,7 @@ def as_candidate(op: str, name: str, kernel: Kernel) -> Implementation:
 
 def judge(case: Case, items: list[Implementation]) -> Mapping[str, Record]:
     """What becomes of each of the items, measured together."""
-    measured = measured_by_checker(
-        case,
-        items,
-        timer=CpuTimer(),
-    )
+    measured = measured_by_checker(case, items, timer=CpuTimer())
     plan = Plan(
         run_id="mutants",
         created=WHEN,
@@ -63,16 +60,9 @@ def judge(case: Case, items: list[Implementation]) -> Mapping[str, Record]:
             PlannedCase(id=case.id, case=case, implementations=tuple(item.name for item in items))
         ],
     )
-    header = Header(
-        run_id=plan.run_id,
-        plan_sha256=plan.sha256,
-        environment_sha256="",
-        started=WHEN,
-        described=Described(software={}, device={"type": "cpu"}),
-        ceilings=Ceilings(),
-    )
-    entry = Entry(pass_name=PassName.FIRST_LOOK, case_id=case.id, outcomes=measured.outcomes)
-    records = assemble(plan, Contents([header], [entry])).records
+    state = CaseState(PassName.FIRST_LOOK, case.id, measured.outcomes, {})
+    session = session_of(plan, Described(software={}, device={"type": "cpu"}))
+    records = assess_states(plan, session, [state]).results(Log()).records
     return {record.implementation: record for record in records}
 
 

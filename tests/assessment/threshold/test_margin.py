@@ -12,16 +12,19 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from nsabench.assessment.results import Results, assemble, assess
+from nsabench.assessment.results import Results, assemble
 from nsabench.assessment.threshold import Decision, as_markdown, as_yaml, decide_all, of_tables
 from nsabench.assessment.threshold.evidence import of_records
 from nsabench.cli.threshold import command
 from nsabench.errors import UsageError
-from nsabench.execution.journal import Journal, read
-from nsabench.execution.passes import second_look as pass_
+from nsabench.execution.folder import RunFolder
+from nsabench.execution.log import LogFile
+from nsabench.execution.policy import next_jobs
+from nsabench.execution.seals import Sealer
 from nsabench.model.plan import Plan
+from nsabench.model.vocabulary import PassName
 from nsabench.text import markdown
-from tests.runs import Made, make_run, second_look, timed
+from tests.runs import SIGNER, Made, add_attempt, make_run, session_of, timed
 
 
 def at_the_top(ratio: float) -> Callable[[int], float]:
@@ -40,7 +43,8 @@ def decided(folder: Path, *options: str) -> dict[str, object]:
 
 
 def results_of(folder: Path) -> Results:
-    return assemble(Plan.read(folder / "plan.json"), read(folder / "journal.jsonl"))
+    [part] = RunFolder(folder).parts()
+    return assemble(part.plan.run_id, [part])
 
 
 def decision_of(folder: Path, margin: float) -> Decision:
@@ -76,12 +80,12 @@ def test_a_run_for_a_margin_looks_twice_at_what_lies_near_it(tmp_path: Path) -> 
     asked = make_run(tmp_path / "asked", replace(NARROW, margin=1.05))
     looked_at = {}
     for folder in (usual, asked):
-        plan, contents = Plan.read(folder / "plan.json"), read(folder / "journal.jsonl")
-        judgements = assess(plan, contents).judgements(contents)
-        looked_at[folder] = pass_.cells(plan, lambda judgements=judgements: judgements)
-    assert looked_at[usual] == {}
+        [part] = RunFolder(folder).parts()
+        jobs = next_jobs(part.plan, part.log)
+        looked_at[folder] = [job for job in jobs if job.purpose is PassName.SECOND_LOOK]
+    assert looked_at[usual] == []
     assert len(looked_at[asked]) == 8
-    assert {tuple(names) for names in looked_at[asked].values()} == {("sdpa_gqa", "mine")}
+    assert {job.implementations for job in looked_at[asked]} == {("sdpa_gqa", "mine")}
     document = decided(asked)
     assert (document["margin"], document["min_L"], document["one_process"]) == (1.05, 256, 0)
 
@@ -90,14 +94,16 @@ def test_what_a_second_process_saw_below_the_margin_does_not_pass_it(tmp_path: P
     folder = make_run(tmp_path / "run", replace(NARROW, margin=1.05))
     rng = np.random.default_rng(1)
     plan = Plan.read(folder / "plan.json")
-    with closing(Journal(folder / "journal.jsonl")) as journal:
+    with closing(LogFile(folder / "log.jsonl")) as log:
+        log.seal_with(Sealer(SIGNER))
+        log.append(session_of(plan, log.log.sessions[0].described, folder))
         for planned in plan.cases:
             base = 0.2 * planned.case.shape["L"] / 64
             outcomes = [
                 timed("sdpa_gqa", base, NARROW, rng),
                 timed("mine", base / 1.04, NARROW, rng),
             ]
-            journal.append(second_look(case_id=planned.id, outcomes=outcomes))
+            add_attempt(log, plan, PassName.SECOND_LOOK, planned.id, outcomes)
     decision = decision_of(folder, 1.05)
     assert decision.min_length is None
     assert decision.decided_by is not None and decision.decided_by.speedup_lo is not None

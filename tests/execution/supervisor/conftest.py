@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from nsabench import registry
 from nsabench.model.case import Case, FixedCount, Timing
 from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
+from nsabench.model.source import Source
 from nsabench.model.vocabulary import Direction, DType, Role, Runs
 
 HOSTILE = Path(__file__).parent / "hostile.py"
@@ -20,7 +22,11 @@ MakePlan = Callable[..., Plan]
 @pytest.fixture
 def make_plan() -> MakePlan:
     def make(
-        names: Sequence[str], *, lengths: Sequence[int] = (16,), timeout_s: float = 3.0
+        names: Sequence[str],
+        *,
+        lengths: Sequence[int] = (16,),
+        timeout_s: float = 3.0,
+        kernels: Path = HOSTILE,
     ) -> Plan:
         cases = [
             Case(
@@ -37,11 +43,15 @@ def make_plan() -> MakePlan:
             )
             for length in lengths
         ]
+        sources = registry.sources(kernels)
+        own = Source.of_file(kernels, kernels.read_bytes())
         return Plan(
             run_id="test",
             created=datetime(2026, 1, 1, tzinfo=UTC),
             device="cpu",
-            kernels=str(HOSTILE),
+            kernels=str(kernels),
+            kernels_sha256=sources[own],
+            sources=sources,
             matrices=[],
             implementations=[
                 ImplementationInfo(
@@ -49,7 +59,7 @@ def make_plan() -> MakePlan:
                     name=name,
                     role=Role.BASELINE if name == "sdpa_gqa" else Role.CANDIDATE,
                     devices=(Runs.CUDA, Runs.CPU),
-                    source="nsabench" if name == "sdpa_gqa" else "hostile.py",
+                    source="nsabench" if name == "sdpa_gqa" else own,
                 )
                 for name in names
             ],

@@ -11,17 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from nsabench.execution.protocol import NOBODY, Measure, Spare
-from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
 from nsabench.execution.timing.timer import Call, CpuTimer, Timed
 from nsabench.execution.worker import arm, glance
 from nsabench.execution.worker.guard import guarded
-from nsabench.execution.worker.session import Session
 from nsabench.model.case import Case
+from nsabench.model.job import ALL_STAY, EarlyExit
 from nsabench.model.measurement import Outcome
 from nsabench.model.vocabulary import L2, Role, Status
 from nsabench.registry import Implementation
-from tests.checking import Desk
 from tests.checking import measured as measured_by_checker
 from tests.execution.worker.test_arm import CASE, honest
 from tests.execution.worker.test_arm import item as candidate
@@ -63,20 +60,19 @@ def broken(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
 
 def found(
     *given: Callable[..., Tensor],
-    spare: Spare | None = None,
+    early_exit: EarlyExit | None = None,
     case: Case = CASE,
     timer: CpuTimer | None = None,
 ) -> dict[str, Outcome]:
-    """spare: where it is not given, all are, and one of them stays."""
+    """early_exit: where it is not given, all are, and one of them stays."""
     calls["slow"] = 0
     names = tuple(call.__name__ for call in given)
     measured = measured_by_checker(
         case,
         [item(call, call.__name__) for call in given],
         device="cpu",
-        session=7,
         timer=timer or CpuTimer(),
-        spare=spare or Spare(baselines=names),
+        early_exit=early_exit or EarlyExit(baselines=names),
     )
     assert [one.implementation for one in measured.outcomes] == list(names)
     return {one.implementation: one for one in measured.outcomes}
@@ -91,7 +87,7 @@ def test_who_is_far_behind_is_not_looked_at_any_further(case: Case) -> None:
     seen = found(slow, quick, wrong, broken, case=case)
     assert calls["slow"] == CALLS
     left = seen["slow"]
-    assert (left.status, left.session) == (Status.OK, 7)
+    assert left.status is Status.OK
     # Others are held to what it is off by, and that is measured here: in the first look the process
     # was the candidate's.
     assert left.rel_l2 == seen["quick"].rel_l2 and left.worst_row_at
@@ -110,26 +106,28 @@ def test_who_is_wrong_makes_nobody_hopeless() -> None:
 def test_who_is_not_to_be_spared_is_measured_and_spares_nobody() -> None:
     """A candidate is what is asked of, however slow it is; and however quick, no baseline is
     hopeless beside it."""
-    assert is_measured(found(slow, quick, spare=NOBODY)["slow"])
+    assert is_measured(found(slow, quick, early_exit=ALL_STAY)["slow"])
     for names in (("quick", "quicker"), ("slow", "quicker")):
-        seen = found(slow, quick, quicker, spare=Spare(baselines=names, stay=2))
+        seen = found(slow, quick, quicker, early_exit=EarlyExit(baselines=names, stay=2))
         assert is_measured(seen["slow"]) and calls["slow"] > 2 * CALLS, names
 
 
 def test_the_second_best_stays() -> None:
     """A check may reject the best one later."""
-    spare = Spare(baselines=("slow", "quick", "quicker"), stay=2, least_ms=LEAST_MS)
-    seen = found(slow, quick, quicker, spare=spare)
+    early_exit = EarlyExit(baselines=("slow", "quick", "quicker"), stay=2, least_ms=LEAST_MS)
+    seen = found(slow, quick, quicker, early_exit=early_exit)
     assert calls["slow"] == CALLS + 1 and not seen["slow"].bursts.time_ms
     assert is_measured(seen["quick"]) and is_measured(seen["quicker"])
-    seen = found(slow, quick, wrong, spare=Spare(baselines=("slow", "quick", "wrong"), stay=2))
+    seen = found(
+        slow, quick, wrong, early_exit=EarlyExit(baselines=("slow", "quick", "wrong"), stay=2)
+    )
     assert is_measured(seen["slow"]), "one of two that were to stay is wrong"
 
 
 def test_who_is_behind_and_quick_all_the_same_is_measured() -> None:
     """It is measured sooner than it is known to be behind."""
     names = ("slow", "quick")
-    seen = found(slow, quick, spare=Spare(baselines=names, least_ms=3e3 * SLOW_S))
+    seen = found(slow, quick, early_exit=EarlyExit(baselines=names, least_ms=3e3 * SLOW_S))
     assert is_measured(seen["slow"]) and calls["slow"] > 2 * CALLS
 
 
@@ -241,30 +239,3 @@ def test_who_changes_settings_in_a_later_call_is_named_itself(other: Callable[..
     seen = found(changes, other)
     assert seen[other.__name__].status is Status.OK, seen[other.__name__].reason
     assert torch.backends.cudnn.benchmark == before
-
-
-def test_what_the_supervisor_asks_for_reaches_the_worker(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    items = {(CASE.op, call.__name__): item(call, call.__name__) for call in (slow, quick)}
-    session = Session("cpu", CpuTimer(), None, items)
-    executor = WorkerExecutor("cpu")
-    asked: list[Measure] = []
-
-    def ask(request: Measure, *_: Any) -> Any:
-        asked.append(request)
-        raise GroupLost("", Status.CRASHED, "enough is seen", "")
-
-    monkeypatch.setattr(executor, "_ask", ask)
-    spare = Spare(baselines=("slow", "quick"))
-    for executor.spares in ({}, {"another": spare}, {CASE.id: spare}):
-        with pytest.raises(GroupLost):
-            executor.measure(CASE, ["slow", "quick"], 3)
-    desk = Desk(CASE)
-    requests = [
-        desk.request(one.implementations, CASE).model_copy(update={"spare": one.spare})
-        for one in asked
-    ]
-    measured = [session.measure(one, lambda step: None, desk.deliver) for one in requests]
-    notes = [one.outcomes[0].notes for one in measured]
-    assert [bool(one) for one in notes] == [False, False, True]

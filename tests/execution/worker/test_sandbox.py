@@ -26,9 +26,9 @@ needs_landlock = pytest.mark.skipif(not landlock.abi(), reason="this kernel has 
 
 # Each line is an attempt of a kernel; RUN, KEY, HOME, BEFORE and PARENT are filled in.
 ATTEMPTS = {
-    "writes into the run": "open(RUN + '/journal.jsonl', 'a')",
+    "writes into the run": "open(RUN + '/log.jsonl', 'a')",
     "reads the plan": "open(RUN + '/plan.json').read()",
-    "reads a run beside it": "open(RUN + '/../other/journal.jsonl').read()",
+    "reads a run beside it": "open(RUN + '/../other/log.jsonl').read()",
     "reads it through a link": "os.symlink(RUN, TMP + '/run'); open(TMP + '/run/plan.json').read()",
     "links it into its scratch": "os.link(RUN + '/plan.json', TMP + '/plan.json')",
     "renames it": "os.rename(RUN, RUN + '2')",
@@ -110,8 +110,8 @@ def place(tmp_path: Path) -> Iterator[Path]:
         (tmp_path / name).mkdir(parents=True)
     for name in (
         "results/run/plan.json",
-        "results/run/journal.jsonl",
-        "results/other/journal.jsonl",
+        "results/run/log.jsonl",
+        "results/other/log.jsonl",
     ):
         (tmp_path / name).write_text("x")
     for name in ("signing.key", "mine.py"):

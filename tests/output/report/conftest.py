@@ -1,24 +1,25 @@
-"""Runs to report on, made of nothing: a plan and a journal, as a GPU would have left them."""
+"""Runs to report on, with made-up timings: a plan and a log, as on a GPU."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from nsabench import ops
-from nsabench.execution.journal import Journal
+from nsabench.execution.log import LogFile
+from nsabench.execution.seals import Sealer
 from nsabench.model.case import Case
 from nsabench.model.description import Described
-from nsabench.model.journal import Entry, Header
 from nsabench.model.measurement import Ceilings, Outcome, Samples
 from nsabench.model.plan import ImplementationInfo, MatrixInfo, Plan, PlannedCase
-from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
+from nsabench.model.vocabulary import Direction, DType, PassName, Role, Runs, Status
 from tests.output.report.browser import CHROMIUM, DRIVER, Browser, chromium
-from tests.runs import first_look
+from tests.runs import SIGNER, add_attempt, session_of
 
 # What a foreign kernel could print or raise, and what must stay text wherever it is shown.
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>{{7*7}}|`x`"
@@ -78,30 +79,29 @@ def make_run(folder: Path, *, caught: bool = True, lengths: tuple[int, ...] = LE
         cases=[PlannedCase(id=c.id, case=c, implementations=names) for c in cases],
     )
     plan.write(folder / "plan.json")
-    journal = Journal(folder / "journal.jsonl")
-    journal.append(
-        Header(
-            run_id=plan.run_id,
-            plan_sha256=plan.sha256,
-            environment_sha256="",
-            started=plan.created,
-            described=Described(
-                software={"torch": "2.13.0", "triton": "3.7.1", "torch.cuda": "13.0"},
-                device={"name": "NVIDIA Imaginary", "compute_capability": "9.0"},
-            ),
-            ceilings=Ceilings(
-                copy_gb_s=4000.0,
-                tflop_s={"float16": 700.0, "bfloat16": 700.0},
-                timer_floor_ms=0.001,
-                known_duration_error=0.001,
-            ),
-        )
-    )
+    write_log(folder, plan, {case.id: outcomes_of(case, caught=caught) for case in cases})
     for case in cases:
-        journal.append(entry(case, caught=caught))
         (folder / "logs" / f"{case.id}.log").write_text(f"first\n{HOSTILE}\n")
-    journal.close()
     return folder
+
+
+def write_log(folder: Path, plan: Plan, outcomes: Mapping[str, Sequence[Outcome]]) -> None:
+    """outcomes: of the main pass, by case."""
+    described = Described(
+        software={"torch": "2.13.0", "triton": "3.7.1", "torch.cuda": "13.0"},
+        device={"name": "NVIDIA Imaginary", "compute_capability": "9.0"},
+    )
+    ceilings = Ceilings(
+        copy_gb_s=4000.0,
+        tflop_s={"float16": 700.0, "bfloat16": 700.0},
+        timer_floor_ms=0.001,
+        known_duration_error=0.001,
+    )
+    with closing(LogFile(folder / "log.jsonl")) as log:
+        log.seal_with(Sealer(SIGNER))
+        log.append(session_of(plan, described, ceilings=ceilings))
+        for case_id, found in outcomes.items():
+            add_attempt(log, plan, PassName.FIRST_LOOK, case_id, found)
 
 
 def info(name: str, role: Role, caught_by: str = "") -> ImplementationInfo:
@@ -115,7 +115,7 @@ def info(name: str, role: Role, caught_by: str = "") -> ImplementationInfo:
     )
 
 
-def entry(case: Case, *, caught: bool) -> Entry:
+def outcomes_of(case: Case, *, caught: bool) -> list[Outcome]:
     length = case.shape["L"]
     floor = ops.work(case).bytes_min / 4000e6
     nasty = (
@@ -134,16 +134,13 @@ def entry(case: Case, *, caught: bool) -> Entry:
         if caught
         else timed("zero_output", 2 * floor)
     )
-    return first_look(
-        case_id=case.id,
-        outcomes=[
-            timed("quick_one", 1.2 * floor + 0.002),
-            nasty,
-            timed("sdpa_gqa", 1.3 * floor + 0.004),
-            timed("sdpa_expand", 3 * floor + 0.01),
-            control,
-        ],
-    )
+    return [
+        timed("quick_one", 1.2 * floor + 0.002),
+        nasty,
+        timed("sdpa_gqa", 1.3 * floor + 0.004),
+        timed("sdpa_expand", 3 * floor + 0.01),
+        control,
+    ]
 
 
 def timed(name: str, ms: float) -> Outcome:
@@ -154,7 +151,6 @@ def timed(name: str, ms: float) -> Outcome:
         mae=3e-5,
         max_abs_err=3e-4,
         rel_l2=3e-4,
-        session=1,
         samples=Samples(
             round=rounds,
             order=[0] * 40,

@@ -8,17 +8,14 @@ from pathlib import Path
 import pytest
 
 from nsabench import ops
-from nsabench.execution.journal import Journal
-from nsabench.execution.journal import read as read_journal
 from nsabench.model.case import Case
 from nsabench.model.plan import ImplementationInfo, MatrixInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
 from nsabench.ops import Op, Shape, Work, _outside
 from nsabench.output.report import Facts, write_html, write_markdown
 from tests.output.report.browser import Browser
-from tests.output.report.conftest import make_run, timed
+from tests.output.report.conftest import make_run, outcomes_of, timed, write_log
 from tests.output.report.test_page import CHARTS, SHOTS
-from tests.runs import first_look
 
 NAME = "block_thing"
 
@@ -103,23 +100,16 @@ def run_with(folder: Path, cases: Sequence[Case]) -> Path:
         }
     )
     changed.write(folder / "plan.json")
-    path = folder / "journal.jsonl"
-    path.write_text(path.read_text().replace(plan.sha256, changed.sha256))
-    journal = Journal(folder / "journal.jsonl")
+    (folder / "log.jsonl").unlink()
+    outcomes = {planned.id: outcomes_of(planned.case, caught=True) for planned in plan.cases}
     for case in cases:
         ms = 0.5 + ops.get(case.op).length(ops.sizes(case)) / 1000
         fused = timed("fused", ms / 2)
         if case.direction is Direction.BACKWARD and case.distribution == "local":
             crashed = {"implementation": "fused", "status": Status.CRASHED, "reason": "signal 11"}
             fused = type(fused).model_validate(crashed)
-        journal.append(
-            first_look(
-                case_id=case.id,
-                outcomes=[fused, timed("gather", ms)],
-            )
-        )
-    journal.close()
-    assert len(read_journal(folder / "journal.jsonl").entries) == 8 + len(cases)
+        outcomes[case.id] = [fused, timed("gather", ms)]
+    write_log(folder, changed, outcomes)
     return folder
 
 

@@ -90,8 +90,9 @@ def test_verdicts_with_an_unproven_check_behind_them_say_so(tmp_path: Path) -> N
 
 def test_an_interrupted_run_says_so(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    lines = (run / "journal.jsonl").read_text().splitlines(keepends=True)
-    (run / "journal.jsonl").write_text("".join(lines[:-2]))
+    log = (run / "log.jsonl").read_text()
+    cut = log.index('"begun"', log.rindex('"begun"', 0, log.rindex('"begun"')))
+    (run / "log.jsonl").write_text(log[: log.rindex("\n", 0, cut) + 1])
     text = write_markdown(Facts.read(run), tmp_path).read_text()
     assert "**This run is incomplete:** 2 of 8 planned cases were not measured." in text
 

@@ -30,7 +30,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_the_id_of_a_run_leads_nowhere(run: Path, tmp_path: Path) -> None:
-    for name in ("plan.json", "journal.jsonl"):
+    for name in ("plan.json", "log.jsonl"):
         path = run / name
         path.write_text(path.read_text().replace(Made().run_id, "../../../outside"))
     with pytest.raises(UsageError, match="run_id"):
@@ -77,7 +77,7 @@ def test_pages_of_an_unsigned_run_are_not_the_publishers(run: Path, tmp_path: Pa
     (run / "more.svg").write_text("<svg/>")
     site.write([str(run)], tmp_path / "site")
     kept = {path.name for path in (tmp_path / "site" / "runs").rglob("*") if path.is_file()}
-    assert {"plan.json", "journal.jsonl", "records.parquet"} <= kept
+    assert {"plan.json", "log.jsonl", "records.parquet"} <= kept
     assert not kept & {"report.html", "more.svg"}
 
 

@@ -7,17 +7,19 @@ import io
 import pytest
 from rich.console import Console
 
-from nsabench.execution import journal
+from nsabench.assessment.attempts import states_of
+from nsabench.assessment.results import Part
+from nsabench.execution.folder import RunFolder
 from nsabench.execution.protocol import Step
-from nsabench.model.plan import Plan
+from nsabench.model.vocabulary import PassName
 from nsabench.output import terminal
 from tests.output.report.conftest import make_run
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, journal.Contents]:
-    folder = make_run(tmp_path_factory.mktemp("progress") / "run")
-    return Plan.read(folder / "plan.json"), journal.read(folder / "journal.jsonl")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Part:
+    [part] = RunFolder(make_run(tmp_path_factory.mktemp("progress") / "run")).parts()
+    return part
 
 
 @pytest.fixture(autouse=True)
@@ -26,22 +28,22 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
 
 
-def play(run: tuple[Plan, journal.Contents], *, on_terminal: bool) -> str:
-    plan, contents = run
-    header = contents.headers[0]
+def play(run: Part, *, on_terminal: bool) -> str:
+    plan, session = run.plan, run.log.sessions[0]
+    states = states_of(plan, run.log, PassName.FIRST_LOOK)
     file = io.StringIO()
     console = Console(file=file, force_terminal=on_terminal, width=120, height=50)
     with terminal.Progress(console) as progress:
         assert progress._live is None or progress._live.auto_refresh is False
-        progress.run_started(plan, header.described, header.ceilings)
+        progress.run_started(plan, session.described, session.ceilings)
         for number, planned in enumerate(plan.cases, 1):
             progress.case_started(planned, number, len(plan.cases))
             progress.step(Step(phase="warm up", implementation="quick_one"))
-            progress.case_finished(planned, contents.entries[number - 1])
+            progress.case_finished(planned, states[planned.id])
     return file.getvalue()
 
 
-def test_a_terminal_says_what_runs_now(run: tuple[Plan, journal.Contents]) -> None:
+def test_a_terminal_says_what_runs_now(run: Part) -> None:
     text = play(run, on_terminal=True)
     for words in ("warm up quick_one", "s left", "[8/8]", "1 crashed, 3 ok"):
         assert words in text
@@ -49,7 +51,7 @@ def test_a_terminal_says_what_runs_now(run: tuple[Plan, journal.Contents]) -> No
 
 @pytest.mark.parametrize("variable", ["CI", "NO_COLOR"])
 def test_ci_and_no_color_get_plain_lines(
-    run: tuple[Plan, journal.Contents], monkeypatch: pytest.MonkeyPatch, variable: str
+    run: Part, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     monkeypatch.setenv(variable, "1")
     text = play(run, on_terminal=True)
@@ -57,7 +59,7 @@ def test_ci_and_no_color_get_plain_lines(
     assert "\x1b[2K" not in text, "a line was redrawn"
 
 
-def test_no_terminal_gets_a_line_a_case(run: tuple[Plan, journal.Contents]) -> None:
+def test_no_terminal_gets_a_line_a_case(run: Part) -> None:
     text = play(run, on_terminal=False).replace("\n ", " ")
     lines = [line for line in text.splitlines() if line.startswith("[")]
     assert len(lines) == 8

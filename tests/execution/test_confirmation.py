@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from nsabench.assessment.attempts import CaseState
 from nsabench.assessment.checks import Effect, Finding, Row
 from nsabench.assessment.failures import failures
-from nsabench.assessment.results import assemble
+from nsabench.assessment.results import Part, Results, assemble
 from nsabench.assessment.verdict import Aside, Judgement, Key, hangs_on_little, judge, look_again
-from nsabench.execution.journal import Journal, read
-from nsabench.model.journal import Entry
 from nsabench.model.measurement import Ceilings, Conditions, Outcome, Samples
-from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import DType, Role, Status, Verdict
-from tests.runs import Made, isolated, make_run, second_look, spoilt, timed
+from nsabench.model.vocabulary import DType, PassName, Role, Status, Verdict
+from tests.runs import (
+    Made,
+    add_attempt,
+    confirmation,
+    isolated,
+    log_of,
+    make_plan,
+    outcomes_of,
+    spoilt,
+    timed,
+)
 
 
 def row(name: str, role: Role, median_ms: float | None, **fields: Any) -> Row:
@@ -50,8 +58,8 @@ def verdict(
     spread: float = 1e-4,
     count: int = 50,
     findings: tuple[Finding, ...] = (),
-    second: Entry | None = None,
-    alone: Entry | None = None,
+    second: CaseState | None = None,
+    alone: CaseState | None = None,
     **fields: Any,
 ) -> Judgement:
     rows = [row("mine", Role.CANDIDATE, 1.0, **fields), row("best", Role.BASELINE, ratio)]
@@ -119,12 +127,12 @@ def test_what_hangs_on_little(ratio: float, expected: bool) -> None:
     assert hangs_on_little(verdict(ratio)) is expected
 
 
-def again(ratio: float, count: int = 50) -> Entry:
+def again(ratio: float, count: int = 50) -> CaseState:
     outcomes = [
         Outcome(implementation="mine", status=Status.OK, samples=samples(1.0, count=count)),
         Outcome(implementation="best", status=Status.OK, samples=samples(ratio, count=count)),
     ]
-    return second_look(case_id="c", outcomes=outcomes)
+    return confirmation(case_id="c", outcomes=outcomes)
 
 
 def test_a_second_process_that_agrees_changes_nothing() -> None:
@@ -144,7 +152,7 @@ def test_a_margin_that_only_one_process_reached_is_not_reached() -> None:
 
 
 def test_a_second_process_that_died_confirms_nothing() -> None:
-    judgement = verdict(1.015, second=second_look(case_id="c", reason="killed"))
+    judgement = verdict(1.015, second=confirmation(case_id="c", reason="killed"))
     assert judgement.verdict is Verdict.INCONCLUSIVE
     assert "killed" in judgement.why
 
@@ -159,7 +167,7 @@ SHARED = Conditions(competing_processes=1)
 def test_a_second_process_that_was_disturbed_confirms_nothing(
     conditions: Conditions, why: str
 ) -> None:
-    second = again(1.016).model_copy(update={"conditions": {0: conditions}})
+    second = replace(again(1.016), conditions={0: conditions})
     judgement = verdict(1.015, second=second)
     assert judgement.verdict is Verdict.INCONCLUSIVE
     assert why in judgement.why
@@ -202,9 +210,9 @@ def test_under_the_power_cap_an_interval_reaches_as_far_as_the_clock_moved(
 
 
 def test_a_second_process_under_the_power_cap_confirms_what_is_clear_in_it() -> None:
-    capped = again(1.5).model_copy(update={"conditions": {0: CAPPED}})
+    capped = replace(again(1.5), conditions={0: CAPPED})
     assert verdict(1.52, second=capped, conditions=CAPPED).verdict is Verdict.FASTER
-    near = again(1.016).model_copy(update={"conditions": {0: CAPPED}})
+    near = replace(again(1.016), conditions={0: CAPPED})
     judgement = verdict(1.015, second=near)
     assert judgement.verdict is Verdict.INCONCLUSIVE
     assert "(0.813 to 1.270)" in judgement.why
@@ -213,7 +221,7 @@ def test_a_second_process_under_the_power_cap_confirms_what_is_clear_in_it() -> 
 @pytest.mark.parametrize(("apart", "lo"), [(1.5, 1.5 / 1.25 / 1.03), (1.9, 1.5)])
 def test_baselines_apart_under_the_power_cap_count_for_less(apart: float, lo: float) -> None:
     """Only what is 1.25 times slower there was surely not slowed beside the candidate."""
-    alone = without_the_candidate(apart).model_copy(update={"conditions": {0: CAPPED}})
+    alone = replace(without_the_candidate(apart), conditions={0: CAPPED})
     judgement = verdict(1.5, alone=alone)
     assert judgement.verdict is Verdict.FASTER
     assert judgement.speedup_lo == pytest.approx(lo, rel=0.01)
@@ -242,12 +250,12 @@ def test_a_baseline_that_was_dropped_early_cannot_become_the_best_by_drift() -> 
 
 def test_a_candidate_that_a_second_process_finds_wrong_is_invalid() -> None:
     wrong = Outcome(implementation="mine", status=Status.WRONG, reason="off")
-    judgement = verdict(1.015, second=second_look(case_id="c", outcomes=[wrong]))
+    judgement = verdict(1.015, second=confirmation(case_id="c", outcomes=[wrong]))
     assert (judgement.verdict, judgement.speedup) == (Verdict.INVALID, None)
     assert "off" in judgement.why
 
 
-def without_the_candidate(best: float, other: float | None = None) -> Entry:
+def without_the_candidate(best: float, other: float | None = None) -> CaseState:
     times = {"best": best, "other": other}
     outcomes = [
         Outcome(implementation=name, status=Status.OK, samples=samples(ms))
@@ -293,7 +301,7 @@ def test_any_baseline_may_be_the_best_one_apart() -> None:
 
 @pytest.mark.parametrize("conditions", [HOT, SHARED])
 def test_baselines_that_were_disturbed_apart_prove_nothing(conditions: Conditions) -> None:
-    alone = without_the_candidate(1.5).model_copy(update={"conditions": {0: conditions}})
+    alone = replace(without_the_candidate(1.5), conditions={0: conditions})
     judgement = verdict(1.5, alone=alone)
     assert judgement.verdict is Verdict.INCONCLUSIVE
     assert "while the case was measured" in judgement.why
@@ -324,18 +332,23 @@ def test_baselines_that_could_not_be_timed_apart_prove_nothing() -> None:
     assert "SIGSEGV" in judgement.why
 
 
-def test_the_record_of_such_a_candidate_is_not_ok(tmp_path: Path) -> None:
+def confirmed(made: Made, outcomes: Sequence[Outcome]) -> Results:
+    """The results of a run whose first case was confirmed by these."""
+    plan, rng = make_plan(made), np.random.default_rng(0)
+    log = log_of(plan, ceilings=made.ceilings)
+    for planned in plan.cases:
+        first = list(outcomes_of(planned, made, rng))
+        add_attempt(log, plan, PassName.FIRST_LOOK, planned.id, first)
+    add_attempt(log, plan, PassName.SECOND_LOOK, plan.cases[0].id, outcomes)
+    return assemble(plan.run_id, [Part(plan, log)])
+
+
+def test_the_record_of_such_a_candidate_is_not_ok() -> None:
     """An exit code and a gate look at the status."""
     made = Made(lengths=(64,), shapes=((256, 4, 64),), ratio=lambda _: 1.2)
-    folder = make_run(tmp_path / "run", made)
-    plan = Plan.read(folder / "plan.json")
     wrong = Outcome(implementation="mine", status=Status.WRONG, reason="mean absolute error 0.5")
-    with closing(Journal(folder / "journal.jsonl")) as journal:
-        journal.append(second_look(case_id=plan.cases[0].id, outcomes=[wrong]))
-    results = assemble(plan, read(folder / "journal.jsonl"))
-    [mine] = [
-        r for r in results.records if r.implementation == "mine" and r.case_id == plan.cases[0].id
-    ]
+    results = confirmed(made, [wrong])
+    mine, _ = (r for r in results.records if r.implementation == "mine")
     assert (mine.status, mine.verdict, mine.median_ms) == ("wrong", "invalid", None)
     assert mine.reason == "in a second process: mean absolute error 0.5"
     assert any("mean absolute error 0.5" in line for line in failures(results))
@@ -358,32 +371,23 @@ def test_what_is_inconclusive_already_needs_no_second_look() -> None:
     ],
 )
 def test_what_a_second_process_computed_is_held_to_the_same_checks(
-    tmp_path: Path, update: dict[str, float], median_ms: float, status: Status, reason: str
+    update: dict[str, float], median_ms: float, status: Status, reason: str
 ) -> None:
     """Its worker looks at the mean error only; the checks come when the run is assessed."""
     ceilings = Ceilings(copy_gb_s=4250)
     made = Made(lengths=(64,), shapes=((256, 4, 64),), ratio=lambda _: 1.2, ceilings=ceilings)
-    folder = make_run(tmp_path / "run", made)
-    plan = Plan.read(folder / "plan.json")
     rng = np.random.default_rng(1)
     rough = spoilt(timed("mine", median_ms, made, rng), update)
-    with closing(Journal(folder / "journal.jsonl")) as journal:
-        best = timed("sdpa_gqa", 0.2, made, rng)
-        journal.append(second_look(case_id=plan.cases[0].id, outcomes=[best, rough]))
-    results = assemble(plan, read(folder / "journal.jsonl"))
-    [mine] = [
-        r for r in results.records if r.implementation == "mine" and r.case_id == plan.cases[0].id
-    ]
+    results = confirmed(made, [timed("sdpa_gqa", 0.2, made, rng), rough])
+    mine, _ = (r for r in results.records if r.implementation == "mine")
     assert (mine.status, mine.verdict, mine.speedup) == (status, Verdict.INVALID, None)
     assert reason in mine.reason
 
 
 @pytest.mark.parametrize("found_by", ["worker", "parity"])
-def test_the_record_says_what_the_second_process_saw(tmp_path: Path, found_by: str) -> None:
+def test_the_record_says_what_the_second_process_saw(found_by: str) -> None:
     """Its errors, and what it looked like: those of the first look say that all was well."""
     made = Made(lengths=(64,), shapes=((256, 4, 64),), ratio=lambda _: 1.2)
-    folder = make_run(tmp_path / "run", made)
-    plan = Plan.read(folder / "plan.json")
     seen = {
         "mae": 2e-4,
         "max_abs_err": 0.8,
@@ -396,10 +400,7 @@ def test_the_record_says_what_the_second_process_saw(tmp_path: Path, found_by: s
     again = timed("mine", 0.2 / 1.2, made, rng).model_copy(update=seen)
     if found_by == "worker":
         again = Outcome(implementation="mine", status=Status.WRONG, reason="a NaN", **seen)
-    with closing(Journal(folder / "journal.jsonl")) as journal:
-        best = timed("sdpa_gqa", 0.2, made, rng)
-        journal.append(second_look(case_id=plan.cases[0].id, outcomes=[best, again]))
-    records = assemble(plan, read(folder / "journal.jsonl")).records
+    records = confirmed(made, [timed("sdpa_gqa", 0.2, made, rng), again]).records
     mine, other = (r for r in records if r.implementation == "mine")
     assert {name: getattr(mine, name) for name in seen} == seen
     assert (mine.status, mine.median_ms, mine.n_samples) == (Status.WRONG, None, 0)

@@ -1,0 +1,66 @@
+"""A job: some implementations of a case, measured together in one worker."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+
+from nsabench.model.case import Case
+from nsabench.model.measurement import Message, Time
+from nsabench.model.vocabulary import PassName, Status
+
+Attempt = Annotated[int, Field(ge=1, lt=1 << 31)]
+
+
+class EarlyExit(Message):
+    """Which implementations may be called a few times only.
+
+    One of these baselines leaves if it is hopelessly behind another and takes `least_ms` or more a
+    call, while `stay` others of them are right and stay.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    baselines: tuple[str, ...] = ()
+    stay: int = 1
+    least_ms: Time = 0.0
+
+
+ALL_STAY = EarlyExit()
+
+
+class Job(Message):
+    """Measure implementations of a case together, in a worker that imports these sources.
+
+    case: with the timing and the timeout that hold for this job. sources: names of packages and
+    files, sorted. attempt: counts the jobs of one purpose and case. pause_s: seconds to wait
+    before, so that a device cools down.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    purpose: PassName
+    case: Case
+    sources: tuple[str, ...]
+    attempt: Attempt
+    implementations: tuple[str, ...]
+    pause_s: float = Field(0.0, ge=0)
+    early_exit: EarlyExit = ALL_STAY
+
+    @property
+    def key(self) -> tuple[PassName, str, tuple[str, ...], int]:
+        return self.purpose, self.case.id, self.sources, self.attempt
+
+
+class Death(Message):
+    """How a job ended without an answer, and whom its worker was busy with.
+
+    suspect: the implementation that the worker named, empty if it named none. phase: what the
+    worker was busy with, as `parity`.
+    """
+
+    status: Status
+    reason: str
+    suspect: str = ""
+    phase: str = ""

@@ -1,0 +1,205 @@
+"""The log of a run: who measures, on what, which jobs were begun, and how each ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial, reduce
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from nsabench.model.description import Described
+from nsabench.model.job import Death, Job
+from nsabench.model.measurement import Ceilings, Conditions, Message, Outcome
+from nsabench.model.vocabulary import PassName
+
+
+class Session(Message):
+    """A process begins to measure: as whom it signs is in its `Line`.
+
+    machine: a hash of the run and of what identifies the machine, empty if nothing does.
+    distributions: the version of every distribution that brings implementations.
+    """
+
+    kind: Literal["session"] = "session"
+    run_id: str
+    plan_sha256: str  # of plan.json
+    environment_sha256: str  # of environment.json
+    started: datetime
+    machine: str = ""
+    distributions: dict[str, str] = Field(default={})
+    described: Described
+    ceilings: Ceilings
+
+
+class Begun(Message):
+    """A job is measured from here on. Without an `Ended`, the process that measured was killed."""
+
+    kind: Literal["begun"] = "begun"
+    job: Job
+
+
+class Observed(Message):
+    """What the job that was begun last found out about one implementation."""
+
+    kind: Literal["observed"] = "observed"
+    outcome: Outcome
+
+
+class Ended(Message):
+    """The job that was begun last has ended.
+
+    death: how, if its worker gave no answer. interrupted: by a person; nothing is known then.
+    conditions: the state of the device meanwhile. wall_s: seconds of the whole; measuring_s: of
+    these inside kernels and compilation; queue_s: of these for bursts and for counting launches.
+    """
+
+    kind: Literal["ended"] = "ended"
+    death: Death | None = None
+    interrupted: bool = False
+    conditions: Conditions = Conditions()
+    wall_s: float = 0.0
+    measuring_s: float = 0.0
+    queue_s: float = 0.0
+
+
+Entry = Session | Begun | Observed | Ended
+
+
+class Certificate(Message):
+    """That a signer vouches for the key of a session.
+
+    key: the public half of a key that only the measuring process has, and that ends with it.
+    public_key: that of the signer; both in base64 of the DER form. signature: over what
+    `execution.seals.certified` says, in base64.
+    """
+
+    key: str
+    keyid: str
+    public_key: str
+    ephemeral: bool  # what the signer says of its own key
+    signature: str
+
+
+class Line(Message):
+    """A line of the log.
+
+    previous: the sha256 of the line before; empty in the first. certificate: of a session.
+    seal: the signature of the session's key over the line without its seal, in base64.
+    """
+
+    previous: str = ""
+    entry: Annotated[Entry, Field(discriminator="kind")]
+    certificate: Certificate | None = None
+    seal: str = ""
+
+
+LINE: TypeAdapter[Line] = TypeAdapter(Line)
+
+
+@dataclass
+class Attempt:
+    """A job, what came of it, and how it ended. ended: None if the measuring process was killed."""
+
+    job: Job
+    outcomes: list[Outcome] = field(default_factory=list)
+    ended: Ended | None = None
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether its worker measured to the end."""
+        return self.ended is not None and self.ended.death is None and not self.ended.interrupted
+
+
+@dataclass
+class Log:
+    """What a log holds, in the order in which it was written."""
+
+    sessions: list[Session] = field(default_factory=list)
+    _by_case: dict[tuple[PassName, str], list[Attempt]] = field(default_factory=dict)
+    _last: Attempt | None = None
+
+    def add(self, entry: Entry) -> None:
+        """Raises `ValueError` for an entry that cannot follow those before it."""
+        match entry:
+            case Session():
+                self.sessions.append(entry)
+                self._last = None
+            case Begun():
+                self._last = Attempt(entry.job)
+                place = entry.job.purpose, entry.job.case.id
+                self._by_case.setdefault(place, []).append(self._last)
+            case Observed() | Ended():
+                if self._last is None:
+                    raise ValueError("no job was begun before it")
+                if isinstance(entry, Observed):
+                    self._last.outcomes.append(entry.outcome)
+                else:
+                    self._last.ended, self._last = entry, None
+
+    def extend(self, *entries: Entry) -> None:
+        for entry in entries:
+            self.add(entry)
+
+    def of(self, pass_name: PassName, case_id: str) -> list[Attempt]:
+        """The attempts to measure a case in a pass."""
+        return self._by_case.get((pass_name, case_id), [])
+
+    def only(self, *purposes: PassName) -> Log:
+        """The same without the attempts of other passes."""
+        kept = {place: made for place, made in self._by_case.items() if place[0] in purposes}
+        return Log(self.sessions, kept)
+
+    @property
+    def sandbox(self) -> str:
+        """What keeps workers from what is not theirs, as a worker said it last."""
+        return (self.sessions[-1].described.sandbox or "") if self.sessions else ""
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """All attempts, case by case."""
+        return [attempt for attempts in self._by_case.values() for attempt in attempts]
+
+    @property
+    def ceilings(self) -> Ceilings:
+        """What the device was measured to do at best, and the worst that its timer was off: a run
+        that was resumed was calibrated each time. Raises `ValueError` without a session."""
+        first, *later = (session.ceilings for session in self.sessions)
+        return reduce(_best_of, later, first)
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds of all jobs."""
+        return sum(ended.wall_s for ended in self._ended)
+
+    @property
+    def measuring_s(self) -> float:
+        return sum(ended.measuring_s for ended in self._ended)
+
+    @property
+    def queue_s(self) -> float:
+        return sum(ended.queue_s for ended in self._ended)
+
+    @property
+    def _ended(self) -> list[Ended]:
+        return [attempt.ended for attempt in self.attempts if attempt.ended is not None]
+
+
+def _best_of(one: Ceilings, other: Ceilings) -> Ceilings:
+    def best(choose: Callable[..., float], *values: float | None) -> float | None:
+        return choose((v for v in values if v is not None), default=None)
+
+    rates = one.tflop_s.keys() | other.tflop_s.keys()
+    return Ceilings(
+        copy_gb_s=best(max, one.copy_gb_s, other.copy_gb_s),
+        l2_gb_s=best(max, one.l2_gb_s, other.l2_gb_s),
+        tflop_s={d: max(one.tflop_s.get(d, 0.0), other.tflop_s.get(d, 0.0)) for d in sorted(rates)},
+        timer_floor_ms=best(min, one.timer_floor_ms, other.timer_floor_ms),
+        timer_offset_ms=best(min, one.timer_offset_ms, other.timer_offset_ms),
+        known_duration_error=best(
+            partial(max, key=abs), one.known_duration_error, other.known_duration_error
+        ),
+        cpu_flush_bytes=other.cpu_flush_bytes,
+    )
