@@ -60,7 +60,7 @@ def call(op: str) -> str:
     import torch
 
     from nsabench import Unsupported, ops
-    from nsabench.implementations.packages import fla
+    from nsabench.implementations.libraries import fla
     from nsabench.model.vocabulary import DType
 
     name, sizes = CASES[op]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nsabench import Unsupported, ops
 from nsabench.implementations.baselines import compressed as baselines
-from nsabench.implementations.packages import flash_attn as package
+from nsabench.implementations.libraries import flash_attn as package
 from nsabench.implementations.torch_attention import flash as _band
 from nsabench.implementations.torch_attention import flex as _flex
 from nsabench.model.vocabulary import DType

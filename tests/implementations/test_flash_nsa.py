@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nsabench import Unsupported, ops
-from nsabench.implementations.packages import flash_attn_4, flash_nsa
+from nsabench.implementations.libraries import flash_attn_4, flash_nsa
 from nsabench.model.vocabulary import DType
 from nsabench.packages import Package
 

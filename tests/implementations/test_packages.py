@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from nsabench import Unsupported, ops, registry
-from nsabench.implementations.packages import (
+from nsabench.implementations.libraries import (
     _calls,
     _flashinfer,
     cudnn,

@@ -13,8 +13,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from nsabench import Unsupported, implementation
-from nsabench.implementations.packages import flash_attn
-from nsabench.implementations.packages._calls import function
+from nsabench.implementations.libraries import flash_attn
+from nsabench.implementations.libraries._calls import function
 from nsabench.implementations.torch_attention.flex import wants_grad
 from nsabench.ops.selection_blocks import OP
 from nsabench.packages.catalogue import FLA, FLASH_ATTN

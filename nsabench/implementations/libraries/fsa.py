@@ -9,8 +9,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from nsabench import implementation
-from nsabench.implementations.packages._calls import function
-from nsabench.implementations.packages.nsa_triton import DISTRIBUTIONS, TAKES, topk_attention
+from nsabench.implementations.libraries._calls import function
+from nsabench.implementations.libraries.nsa_triton import DISTRIBUTIONS, TAKES, topk_attention
 from nsabench.packages.catalogue import FSA
 
 TOPK = "fsa.ops.FSA_topk_sparse_attention:FSA_topk_sparse_attention"

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from nsabench import Unsupported, implementation
 from nsabench.implementations.baselines.selection_varlen import every
-from nsabench.implementations.packages import flash_attn_4
-from nsabench.implementations.packages._calls import (
+from nsabench.implementations.libraries import flash_attn_4
+from nsabench.implementations.libraries._calls import (
     blocks_first,
     function,
     is_capturing,

@@ -20,8 +20,8 @@ from nsabench.implementations.baselines import compressed as _compressed
 from nsabench.implementations.baselines.causal_attention import dense
 from nsabench.implementations.baselines.decode_branches import of_a_stretch
 from nsabench.implementations.baselines.selection_varlen import every
-from nsabench.implementations.packages._calls import function
-from nsabench.implementations.packages._pages import every_block_is_whole, pages_of_blocks
+from nsabench.implementations.libraries._calls import function
+from nsabench.implementations.libraries._pages import every_block_is_whole, pages_of_blocks
 from nsabench.implementations.torch_attention.flash import check_flash
 from nsabench.implementations.torch_attention.memoised import memoised
 from nsabench.packages.catalogue import FLASH_ATTN_4

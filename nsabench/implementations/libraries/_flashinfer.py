@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from nsabench import Unsupported
-from nsabench.implementations.packages._calls import (
+from nsabench.implementations.libraries._calls import (
     current_stream,
     function,
     is_capturing,
     refuse_float32,
 )
-from nsabench.implementations.packages._pages import first_of_heads
+from nsabench.implementations.libraries._pages import first_of_heads
 from nsabench.implementations.torch_attention.memoised import memoised
 from nsabench.packages.catalogue import FLASHINFER
 

@@ -17,8 +17,8 @@ from torch.nn.functional import pad
 from nsabench import Unsupported, implementation
 from nsabench.implementations.baselines.decode_branches import of_a_stretch
 from nsabench.implementations.baselines.selection_blocks import sequences
-from nsabench.implementations.packages._calls import blocks_first, current_stream, function
-from nsabench.implementations.packages._flashinfer import (
+from nsabench.implementations.libraries._calls import blocks_first, current_stream, function
+from nsabench.implementations.libraries._flashinfer import (
     BUFFERS,
     DECODE,
     MAKES,
@@ -34,7 +34,7 @@ from nsabench.implementations.packages._flashinfer import (
     prefill,
     refuse_capture,
 )
-from nsabench.implementations.packages._pages import every_block_is_whole, first_of_heads
+from nsabench.implementations.libraries._pages import every_block_is_whole, first_of_heads
 from nsabench.implementations.torch_attention.memoised import memoised
 from nsabench.ops.selection_blocks import OP
 from nsabench.packages.catalogue import FLASHINFER

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nsabench import Unsupported, implementation
-from nsabench.implementations.packages._calls import blocks_first, function, refuse_float32
+from nsabench.implementations.libraries._calls import blocks_first, function, refuse_float32
 from nsabench.ops.selection_blocks import OP
 from nsabench.packages.catalogue import NSA_PYTORCH
 

@@ -14,8 +14,8 @@ from torch.nn.functional import pad
 
 from nsabench import Unsupported, implementation
 from nsabench.implementations.baselines.selection_ranges import disjoint, first_keys
-from nsabench.implementations.packages._calls import function
-from nsabench.implementations.packages._flashinfer import (
+from nsabench.implementations.libraries._calls import function
+from nsabench.implementations.libraries._flashinfer import (
     BUFFERS,
     DECODE,
     MAKES,
