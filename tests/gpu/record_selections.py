@@ -30,7 +30,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad, rms_norm
 
-from nsabench.ops import _recorded
+from nsabench.ops._recorded import Recording
+from tests import recordings
 
 HELD_OUT = 16
 NEIGHBOURS = (2, 4, 8, 16)
@@ -181,7 +182,7 @@ def train(model: Model, text: NDArray[np.uint8], seconds: float, steps: int) -> 
 
 
 @torch.no_grad()
-def record(model: Model, text: NDArray[np.uint8], made: str) -> _recorded.Recording:
+def record(model: Model, text: NDArray[np.uint8], made: str) -> Recording:
     """The choices of every layer and KV head on the first tokens of a text."""
     device = model.logits.weight.device
     rows = torch.from_numpy(text[: model.sizes.recorded].copy()).to(device).long()[None]
@@ -190,16 +191,16 @@ def record(model: Model, text: NDArray[np.uint8], made: str) -> _recorded.Record
         loss = cross_entropy(model(rows)[0, :-1].float(), rows[0, 1:])
     selection = torch.cat(chosen).to(torch.int32).cpu().numpy()
     made = f"{made}; {float(loss):.3f} nats a byte on the text recorded"
-    return _recorded.of_selection(selection, model.sizes.block_size, made)
+    return recordings.of_selection(selection, model.sizes.block_size, made)
 
 
-def fewer(recording: _recorded.Recording, most: int) -> tuple[_recorded.Recording, bytes]:
+def fewer(recording: Recording, most: int) -> tuple[Recording, bytes]:
     """As many heads, evenly over the layers, as fit so many bytes."""
     heads = len(recording.chosen)
     for count in range(heads, 0, -1):
         some = recording.chosen[np.arange(count) * heads // count]
-        kept = _recorded.Recording(recording.block, recording.slots, recording.made, some)
-        packed = _recorded.pack(kept)
+        kept = Recording(recording.block, recording.slots, recording.made, some)
+        packed = recordings.pack(kept)
         if len(packed) <= most:
             return kept, packed
     raise SystemExit(f"one head alone takes more than {most} bytes; record fewer tokens")
@@ -219,7 +220,7 @@ def main(seconds: str, file: str, sizes: Sizes = Sizes(), steps: int = 1 << 30) 
     )
     recording, packed = fewer(record(model, held_out, made), MOST_BYTES)
     Path(file).write_bytes(packed)
-    together = {n: round(_recorded.agreement(recording, n), 1) for n in NEIGHBOURS}
+    together = {n: round(recordings.agreement(recording, n), 1) for n in NEIGHBOURS}
     about = {"bytes": len(packed), "heads": len(recording.chosen), "made": recording.made}
     print(json.dumps({**about, "different blocks of neighbours": together}, indent=1))
 

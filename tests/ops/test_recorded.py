@@ -13,6 +13,7 @@ import pytest
 
 from nsabench.errors import UsageError
 from nsabench.ops import _block_draws, _recorded
+from tests import recordings
 
 BLOCK, SLOTS, HEADS, TOKENS = 16, 5, 3, 400
 
@@ -35,7 +36,7 @@ def selection() -> np.ndarray:
 
 @pytest.fixture
 def installed(selection: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> _recorded.Recording:
-    packed = _recorded.pack(_recorded.of_selection(selection, BLOCK, "by hand"))
+    packed = recordings.pack(recordings.of_selection(selection, BLOCK, "by hand"))
     recording = _recorded.unpack(packed)
     monkeypatch.setattr(_recorded, "shipped", lambda: recording)
     return recording
@@ -64,8 +65,8 @@ def test_how_far_neighbours_agree(selection: np.ndarray, installed: _recorded.Re
         for head in range(HEADS)
         for t in range(0, rows.shape[1] - 1, 2)
     ]
-    assert _recorded.agreement(installed, 1) == SLOTS
-    assert _recorded.agreement(installed, 2) == pytest.approx(np.mean(pairs))
+    assert recordings.agreement(installed, 1) == SLOTS
+    assert recordings.agreement(installed, 2) == pytest.approx(np.mean(pairs))
 
 
 @pytest.mark.parametrize(("tokens", "slots", "block"), [(500, 5, 16), (300, 4, 16), (300, 5, 32)])
@@ -80,7 +81,7 @@ def test_a_row_without_its_forced_blocks_is_no_recording(selection: np.ndarray) 
     other = selection.copy()
     other[1, 350] = [3, 4, 5, 6, 7]
     with pytest.raises(ValueError, match="no 5 different blocks"):
-        _recorded.of_selection(other, BLOCK, "")
+        recordings.of_selection(other, BLOCK, "")
 
 
 def test_a_model_is_trained_and_recorded(tmp_path: Path) -> None:
@@ -117,4 +118,4 @@ def test_what_is_shipped_is_drawn_as_it_was_chosen() -> None:
     for head in range(2):
         mine = drawn[many, head, 1:-2]
         assert sum((mine == one).all() for one in chosen) == 1, "one of those recorded"
-    assert 20 < _recorded.agreement(recording, 2) < 22
+    assert 20 < recordings.agreement(recording, 2) < 22
