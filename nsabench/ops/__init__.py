@@ -1,25 +1,24 @@
-"""The ops. Each module of this folder without a leading underscore holds one, under the name `OP`;
-others come from entry points of the group `nsabench.ops` and from the file of `--ops`."""
+"""The ops. Each module of this folder without a leading underscore holds one, under the name `OP`.
+Other ops come from entry points of the group `nsabench.ops` and from the file of `--ops`."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
 import pkgutil
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from functools import cache, lru_cache
+from collections.abc import Hashable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, NamedTuple
 
 from nsabench.errors import UsageError
 from nsabench.model.case import Case
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import L2, Direction, DType, Mode
+from nsabench.model.vocabulary import Direction, DType
 from nsabench.ops import _left_out as rows_left_out
 from nsabench.ops import _outside
-from nsabench.ops._contract import Inputs, Op, Shape, Size, Work
+from nsabench.ops._contract import Inputs, Legal, Op, Shape, Size, Work
 from nsabench.ops._decode import DecodeSizes
-from nsabench.ops._legal import Legal
 from nsabench.processes import each
 
 __all__ = [
@@ -50,10 +49,21 @@ __all__ = [
 ]
 
 MANY = 1 << 18  # numbers that are drawn in some 10 ms
-FEW = 4  # selections: of fewer no processes are worth it
-# An op, its sizes, the direction, dtype and distribution, and the seed.
-_Key = tuple[Op, tuple[tuple[str, int], ...], Direction, DType, str, int]
-_counted: dict[_Key, Work] = {}
+FEW = 4  # selections: for fewer, starting processes takes longer
+
+
+class _Counted(NamedTuple):
+    """What the work of a case depends on."""
+
+    op: Op
+    shape: tuple[tuple[str, int], ...]
+    direction: Direction
+    dtype: DType
+    distribution: str
+    seed: int
+
+
+_works: dict[_Counted, Work] = {}
 
 
 @cache
@@ -63,16 +73,12 @@ def shipped() -> tuple[str, ...]:
 
 
 def names() -> tuple[str, ...]:
-    """The ops that a run can be made of."""
+    """Return the ops that a run can be made of."""
     return tuple(sorted({*shipped(), *_outside.installed(), *_outside.from_files}))
 
 
 def load_file(path: Path, expected_sha256: str | None = None) -> Op:
-    """The op of the user's file, which can be named from now on.
-
-    expected_sha256: what the file must be; None: whatever it is. Raises `UsageError` when the file
-    is another, cannot be imported, imports torch, or holds no op, or one whose name is taken.
-    """
+    """Load the op of the user's file. Arguments and errors are those of `_outside.load_file`."""
     owners = {
         **{name: f"{_outside.owners(name)} has one" for name in _outside.installed()},
         **dict.fromkeys(shipped(), "one ships"),
@@ -81,8 +87,7 @@ def load_file(path: Path, expected_sha256: str | None = None) -> Op:
 
 
 def refuse_other(plan: Plan) -> None:
-    """Raises `UsageError` when the plan's op from outside is not the one that is there: what is
-    derived from the run would not be what it was."""
+    """Raise `UsageError` if the plan's op from a file is not the one that is loaded."""
     if not has_op_of(plan):
         file = Path(plan.ops).name
         raise UsageError(
@@ -93,14 +98,14 @@ def refuse_other(plan: Plan) -> None:
 
 
 def has_op_of(plan: Plan) -> bool:
-    """Whether the op of the plan's file, if it has one, is there, as it was."""
+    """Return whether the plan has no op from a file, or the one that is loaded, unchanged."""
     return not plan.ops or plan.ops_sha256 in {d for _, d in _outside.from_files.values()}
 
 
 def find(name: str) -> Op | None:
     """Return the op of that name; None if it is not installed.
 
-    Raises `UsageError` when it is installed and cannot be imported.
+    Raises `UsageError` if it is installed and cannot be imported.
     """
     if name in shipped():
         return _shipped(name)
@@ -119,7 +124,7 @@ def _shipped(name: str) -> Op:
 
 
 def get(name: str) -> Op:
-    """The op of a record. Raises `UsageError` when it is not installed."""
+    """Return the op of a record. Raises `UsageError` if it is not installed."""
     op = find(name)
     if op is None:
         raise _unknown(name, "")
@@ -127,8 +132,10 @@ def get(name: str) -> Op:
 
 
 def to_measure(name: str, asked_by: str) -> Op:
-    """Return the op that a matrix or an implementation names. Raises `UsageError`, naming
-    `asked_by`, if there is none."""
+    """Return the op that a matrix or an implementation names.
+
+    Raises `UsageError`, naming `asked_by`, if there is none.
+    """
     op = find(name)
     if op is None:
         raise _unknown(name, f"{asked_by}: ")
@@ -146,15 +153,15 @@ def _unknown(name: str, who: str) -> UsageError:
 
 
 def sizes(case: Case) -> Shape:
-    """The shape of a case as its op's own model."""
+    """Return the shape of a case as its op's own model."""
     return get(case.op).shape_model.model_validate(case.shape)
 
 
 def computed(case: Case, name: str) -> Case:
-    """The case of the op `name` that an alternative to this case's op is: of the same sizes, as far
-    as that op has them, on values drawn of the same seed. No name: the case itself.
+    """Return the case of the op `name` with the sizes and the seed of this case.
 
-    Raises `UsageError` where that op has no such case.
+    Sizes that the op does not have are left out. An empty name returns the case itself. Raises
+    `UsageError` if the op has no such case.
     """
     if not name:
         return case
@@ -173,109 +180,82 @@ def computed(case: Case, name: str) -> Case:
 
 
 def terms(case: Case) -> int:
-    """How many terms the longest sum of the case has."""
+    """Return how many terms the longest sum of the case has."""
     return get(case.op).terms(sizes(case))
 
 
-class Rung(Protocol):
-    """What a ladder is made of: a case, or whatever was measured on one."""
-
-    @property
-    def op(self) -> str: ...
-    @property
-    def shape(self) -> Mapping[str, int]: ...
-    @property
-    def dtype(self) -> DType: ...
-    @property
-    def direction(self) -> Direction: ...
-    @property
-    def distribution(self) -> str: ...
-    @property
-    def streams(self) -> int: ...
-    @property
-    def mode(self) -> Mode: ...
-    @property
-    def l2(self) -> L2: ...
+def ladder(case: Any) -> Hashable:
+    """Return a key that is equal for cases, or what was measured on them, that differ only in
+    length."""
+    called = case.streams, case.mode, case.l2
+    rest = sizes_but_length(case)
+    return case.op, case.dtype, case.direction, case.distribution, *called, rest
 
 
-def ladder(rung: Rung) -> Hashable:
-    """The same for cases that differ in nothing but their length."""
-    called = rung.streams, rung.mode, rung.l2
-    rest = sizes_but_length(rung)
-    return rung.op, rung.dtype, rung.direction, rung.distribution, *called, rest
-
-
-def sizes_but_length(rung: Rung) -> tuple[tuple[str, int], ...]:
-    """The sizes of a case, but that which its ladder goes along."""
-    axis = get(rung.op).length_axis
-    return tuple(sorted((name, size) for name, size in rung.shape.items() if name != axis))
+def sizes_but_length(case: Any) -> tuple[tuple[str, int], ...]:
+    """Return the sizes of a case, or of what was measured on it, except its length."""
+    axis = get(case.op).length_axis
+    return tuple(sorted((name, size) for name, size in case.shape.items() if name != axis))
 
 
 def work(case: Case) -> Work:
-    """Compulsory work of a case: one call a stream."""
-    key = _key(case)
-    one = _counted.get(key) or _work(*key)
-    return Work(one.bytes_min * case.streams, one.flops * case.streams)
+    """Return the compulsory work of a case: one call a stream."""
+    of_call = _work(_counted(case))
+    return Work(of_call.bytes_min * case.streams, of_call.flops * case.streams)
 
 
 def count(cases: Iterable[Case]) -> None:
-    """Count the work of those cases that draw many numbers for it, on all cores, so that `work` has
-    it at hand. Raises as that does."""
-    alike: dict[Hashable, dict[_Key, None]] = {}
+    """Count the work of the cases that draw many numbers for it, on all cores, for `work` to find.
+
+    Raises as `work` does.
+    """
+    alike: dict[Hashable, dict[_Counted, None]] = {}
     for case in cases:
-        key = op, shape, _, _, distribution, seed = _key(case)
-        if op.name in shipped() and key not in _counted and op.drawn(sizes(case)) >= MANY:
-            alike.setdefault((op.name, shape, distribution, seed), {})[key] = None
+        key = _counted(case)
+        if key.op.name in shipped() and key not in _works and key.op.drawn(sizes(case)) >= MANY:
+            drawn = key.op.name, key.shape, key.distribution, key.seed
+            alike.setdefault(drawn, {})[key] = None
     groups = [list(keys) for keys in alike.values()]
-    for keys, works in zip(groups, each(_works, groups, worth_it=FEW), strict=True):
-        _counted.update(zip(keys, works, strict=True))
+    for keys, works in zip(groups, each(_work_of_all, groups, worth_it=FEW), strict=True):
+        _works.update(zip(keys, works, strict=True))
 
 
 def computed_work(case: Case, name: str) -> Work:
-    """Compulsory work of an alternative to a case: that of the op `name`, which it computes."""
+    """Return the compulsory work of an alternative to a case: that of the op `name`."""
     try:
         return work(computed(case, name))
-    except UsageError:  # that op has no such case, and so nothing was measured
+    except UsageError:  # the op has no such case, so nothing was measured
         return Work(0, 0)
 
 
-def _key(case: Case) -> _Key:
+def _counted(case: Case) -> _Counted:
     shape = tuple(case.shape.items())
-    return get(case.op), shape, case.direction, case.dtype, case.distribution, case.seed
+    op = get(case.op)
+    return _Counted(op, shape, case.direction, case.dtype, case.distribution, case.seed)
 
 
-def _works(keys: Sequence[_Key]) -> list[Work]:
-    return [_work(*key) for key in keys]
+def _work_of_all(keys: Sequence[_Counted]) -> list[Work]:
+    return [_work(key) for key in keys]
 
 
-# It may draw a whole selection to count what must be read.
-@lru_cache(maxsize=4096)
-def _work(
-    op: Op,
-    shape: tuple[tuple[str, int], ...],
-    direction: Direction,
-    dtype: DType,
-    distribution: str,
-    seed: int,
-) -> Work:
-    method = {
-        Direction.FORWARD: "work",
-        Direction.BACKWARD: "backward_work",
-        Direction.STEP: "step_work",
-    }[direction]
-    count = getattr(op, method)
-    sizes = op.shape_model.model_validate(dict(shape))
-    if op.name in shipped():
-        done: Work = count(sizes, dtype, distribution, seed)
-        return done
-    asked: Work = _outside.answer_of(lambda: count(sizes, dtype, distribution, seed), op, method)
-    return asked
+def _work(key: _Counted) -> Work:
+    if key not in _works:
+        method = "work" if key.direction is Direction.FORWARD else f"{key.direction}_work"
+        sizes = key.op.shape_model.model_validate(dict(key.shape))
+
+        def counted() -> Work:
+            work: Work = getattr(key.op, method)(sizes, key.dtype, key.distribution, key.seed)
+            return work
+
+        ships = key.op.name in shipped()
+        _works[key] = counted() if ships else _outside.answer_of(counted, key.op, method)
+    return _works[key]
 
 
 def refuse_unanswered(case: Case) -> None:
-    """Ask an op that does not ship all that is asked of a case once it was measured.
+    """Ask an op that does not ship everything that a report asks about a case.
 
-    Raises `UsageError` when it fails, or answers what no op can mean.
+    Raises `UsageError` if a method fails or its answer makes no sense.
     """
     op = get(case.op)
     if op.name in shipped():

@@ -1,44 +1,128 @@
-"""What all attention is: queries, keys and values; in float64, forward and backward, for oracles
-that work in pieces."""
+"""What the attention ops share: their shape, and softmax attention in float64 piece by piece."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import model_validator
 
 from nsabench.model.vocabulary import DType
-from nsabench.ops._contract import Inputs, Op, Shape, Work
+from nsabench.ops._contract import Inputs, Op, Shape, Size, Work
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class AttentionOp(Op):
-    """q [..., D], k [..., D], v [..., Dv] and what else an op has -> out [..., Dv], as many as q.
+class AttentionShape(Shape):
+    """Head dims D (q, k) and Dv (v; D unless given)."""
 
-    Its shape has the head dim as D.
-    """
+    @model_validator(mode="before")
+    @classmethod
+    def _dv_is_d(cls, given: object) -> object:
+        if isinstance(given, dict) and "Dv" not in given and "D" in given:
+            return {**given, "Dv": given["D"]}
+        return given
+
+
+class HeadsShape(AttentionShape):
+    """HQ query heads on H key heads; head dims D (q, k) and Dv (v; D unless given)."""
+
+    HQ: Size
+    H: Size
+    D: Size
+    Dv: Size
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> HeadsShape:
+        if self.HQ % self.H:
+            raise ValueError(f"HQ={self.HQ} query heads cannot share H={self.H} key heads evenly")
+        return self
+
+
+class AttentionOp(Op):
+    """q [..., D], k [..., D], v [..., Dv] and what else an op has -> out [..., Dv], shaped as q."""
 
     options: ClassVar[tuple[str, ...]] = ("sm_scale",)
     differentiable: ClassVar[tuple[str, ...]] = ("q", "k", "v")
     rows_stand_alone: ClassVar[bool] = True
 
-    def terms(self, shape: Shape) -> int:
+    def terms(self, shape: Any) -> int:
         """A logit sums D products, the output `length` values."""
-        return int(getattr(shape, "D", 0)) + self.length(shape)
+        return int(shape.D) + self.length(shape)
 
-    def backward_work(self, shape: Shape, dtype: DType, distribution: str, seed: int) -> Work:
-        """dq, dk, dv and the gradient of the weights are four products where the forward has two of
-        the same sizes. Who does not keep the weights computes them again, a fifth product, but
-        nobody must."""
+    def backward_work(self, shape: Any, dtype: DType, distribution: str, seed: int) -> Work:
+        """A backward has four products (dq, dk, dv and the gradient of the weights), the forward
+        two of the same sizes. A kernel may recompute the weights, a fifth product, but need not."""
         backward = super().backward_work(shape, dtype, distribution, seed)
         return Work(backward.bytes_min, backward.flops * 2)
 
     def output_shape(self, inputs: Inputs) -> tuple[int, ...]:
         return (*inputs.tensors["q"].shape[:-1], inputs.tensors["v"].shape[-1])
 
+    def drawn_options(self, shape: Any) -> dict[str, Any]:
+        """Return the options that are sizes of the shape, and the default scale 1/sqrt(D)."""
+        names = (name for name in self.options if name in self.shape_model.model_fields)
+        return {**{name: getattr(shape, name) for name in names}, "sm_scale": shape.D**-0.5}
+
+
+@dataclass(frozen=True)
+class Portion:
+    """Some queries of a key head and the keys that they attend to, in float64.
+
+    queries, keys: their places in the inputs' q and k. p: weights [n,h,L] of n queries and h heads.
+    q: [n,h,D]. k: [L,D]. v: [L,Dv]. heads_first: whether p and q are [h,n,...] instead.
+    """
+
+    queries: Any
+    keys: Any
+    p: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    heads_first: bool = True
+
+    def turned(self, x: Tensor) -> Tensor:
+        """Convert between [n,h,...], as the inputs have it, and the layout of p and q."""
+        return x.transpose(0, 1) if self.heads_first else x
+
+
+def attend(inputs: Inputs, portions: Iterable[Portion], elsewhere: float = 0.0) -> Tensor:
+    """Compute the output of all portions. elsewhere: what the rows of no portion hold."""
+    import torch
+
+    q, v = inputs.tensors["q"], inputs.tensors["v"]
+    out = q.new_full((*q.shape[:-1], v.shape[-1]), elsewhere, dtype=torch.float64)
+    for portion in portions:
+        out[portion.queries] = portion.turned(portion.p @ portion.v)
+    return out
+
+
+def differentiate(
+    inputs: Inputs, grad_out: Tensor, portions: Iterable[Portion], elsewhere: float = 0.0
+) -> dict[str, Tensor]:
+    """Compute dq, dk and dv of all portions. elsewhere: what rows of dq of no portion hold."""
+    import torch
+
+    grads = {
+        name: torch.zeros_like(inputs.tensors[name], dtype=torch.float64)
+        for name in AttentionOp.differentiable
+    }
+    grads["q"].fill_(elsewhere)
+    for portion in portions:
+        do = portion.turned(grad_out[portion.queries].double())
+        # Queries and heads as the rows of one matrix, since they share their keys.
+        p, q, g = (x.flatten(0, 1) for x in (portion.p, portion.q, do))
+        dq, dk, dv = gradients(p, q, portion.k, portion.v, g, inputs.options["sm_scale"])
+        grads["q"][portion.queries] = portion.turned(dq.view_as(portion.q))
+        grads["k"][portion.keys] += dk
+        grads["v"][portion.keys] += dv
+    return grads
+
 
 def weights(q: Tensor, k: Tensor, scale: float, keep: Tensor) -> Tensor:
-    """Softmax weights of float64 queries [..., H, D] on keys [..., L, D].
+    """Compute softmax weights of float64 queries [..., H, D] on keys [..., L, D].
 
     keep: bool, broadcast to [..., H, L]; a query that keeps no key has all its weights zero.
     """
@@ -51,7 +135,7 @@ def weights(q: Tensor, k: Tensor, scale: float, keep: Tensor) -> Tensor:
 def gradients(
     p: Tensor, q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk, dv of `p @ v` with p = weights(q, k, scale, ...), everything float64.
+    """Compute dq, dk, dv of `p @ v` with p = weights(q, k, scale, ...), all in float64.
 
     dv = p^T do; ds = p (do v^T - rowsum(p (do v^T))); dq = scale ds k; dk = scale ds^T q
     (FlashAttention, arXiv 2205.14135, appendix B.2).

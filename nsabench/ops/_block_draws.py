@@ -1,16 +1,17 @@
-"""How the blocks are chosen that a query attends to (op selection_blocks): numpy, on the host.
+"""How the blocks of a query are drawn (op selection_blocks): numpy, on the host.
 
-A row is a query and a KV head; it sees the blocks 0 to n-1, its own being n-1. With up to S of
-them it selects them all. Else it selects its own, the first and the one before its own, as NSA
-forces (arXiv 2502.11089, section 4.1), and S-3 of the others, each once, as the distribution says:
+A row is a query and a KV head. It sees the blocks 0 to n-1; its own is n-1. If n <= S, it selects
+all of them. Else it selects its own, the first and the one before its own, as NSA forces (arXiv
+2502.11089, section 4.1), and S-3 of the others, each once, by the distribution:
 
-random, repeated, empty_rows and the distributions of values: any of them, evenly. local: those of
-the queries of one block agree but for one in eight. skewed: block r about 1/r times as often as
-the first (Zipf). scored: those whose compressed keys score best in `text_scores`. dense: all are
-selected, so there must be room for them. packed: evenly, within the query's own sequence.
-recorded: as the layers of a trained model did (`_recorded`), for up to 16,384 tokens.
+random, repeated, empty_rows and the distributions of values: any, evenly. local: the queries of one
+block agree in seven of eight choices. skewed: block r about 1/r times as often as the first (Zipf).
+scored: those whose compressed keys score best in `_features` of a text. dense: all, so S must be
+large enough. packed: evenly, within the query's own sequence. recorded: as the layers of a trained
+model chose (`_recorded`), for up to 16,384 tokens.
+
 repeated: half of the slots then repeat another one. empty_rows: every fourth row then selects
-nothing. How many keys are selected does not depend on the seed. Unused slots hold -1; the order of
+nothing. The number of selected keys does not depend on the seed. Unused slots hold -1. The order of
 the slots is random.
 """
 
@@ -38,8 +39,8 @@ DISTRIBUTIONS: tuple[str, ...] = (
 )
 FORCED = _recorded.FORCED
 CHANGED = 8  # in `local`, one in so many choices is a query's own
-WIDTH = 32  # features of a byte and of a query in `text_scores`
-CONTEXT = 4  # bytes that a query or key of `text_scores` is made of
+WIDTH = 32  # features of a byte and of a query in `scored`
+CONTEXT = 4  # bytes that a query or key of `scored` is made of
 SCORES = 1 << 24  # held at a time
 
 Ints = NDArray[np.int32]
@@ -47,7 +48,7 @@ Floats = NDArray[np.float32]
 
 
 def sequences(distribution: str, tokens: int, seed: int) -> Ints:
-    """cu_seqlens: where sequences begin, and the end of the last. One, unless packed.
+    """Return where sequences begin, and the end of the last. There is one, unless packed.
 
     packed: a half, a quarter, an eighth, one token, and the rest, in an order of the seed.
     """
@@ -59,7 +60,7 @@ def sequences(distribution: str, tokens: int, seed: int) -> Ints:
 
 
 def positions(cu_seqlens: Ints) -> Ints:
-    """The position of each token in its sequence."""
+    """Return the position of each token in its sequence."""
     starts = np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))
     return (np.arange(cu_seqlens[-1]) - starts).astype(np.int32)
 
@@ -67,10 +68,10 @@ def positions(cu_seqlens: Ints) -> Ints:
 def indices(
     distribution: str, batches: int, position: Ints, heads: int, slots: int, block: int, seed: int
 ) -> Ints:
-    """block_indices [B,T,H,S] for tokens at these positions [T] of their sequences.
+    """Draw block_indices [B,T,H,S] for tokens at these positions [T] of their sequences.
 
-    Raises `UsageError` when `dense` has fewer slots than there are blocks, and when `recorded` is
-    of other sizes.
+    Raises `UsageError` if `dense` has fewer slots than there are blocks, or if the recording of
+    `recorded` has other sizes.
     """
     tokens = len(position)
     seen = position // block + 1
@@ -108,7 +109,7 @@ def indices(
 
 
 def _distinct(others: Ints, count: int, skewed: bool, rng: np.random.Generator) -> Ints:
-    """`count` different ones of the blocks 1 to others[row] a row, where there are as many."""
+    """Draw `count` different ones of the blocks 1 to others[row] a row, if there are as many."""
     rows = len(others)
     selection = np.full((rows, count), -1, dtype=np.int32)
     for j in range(count):
@@ -133,7 +134,7 @@ def _local(
     batches: int, position: Ints, heads: int, count: int, block: int, rng: np.random.Generator
 ) -> Ints:
     seen = position // block + 1
-    # Where the block of a query begins: its choice is that of the whole block.
+    # The first query of each block; its choice is that of the whole block.
     first = np.flatnonzero(np.diff(seen, prepend=0) != 0)
     leader = np.cumsum(np.diff(seen, prepend=0) != 0) - 1
     lead = np.broadcast_to(seen[first][:, None], (batches, len(first), heads)).reshape(-1)
@@ -162,7 +163,7 @@ def _scored(
 
 
 def _best(position: Ints, count: int, block: int, text: int, rng: np.random.Generator) -> Ints:
-    """The `count` best of the blocks 1 to n-3 of each query, where there are as many."""
+    """Return the `count` best of the blocks 1 to n-3 of each query, if there are as many."""
     queries, keys = _features(text, len(position), rng)
     blocks = -(-len(position) // block)
     padded = np.zeros((blocks * block, WIDTH), dtype=np.float32)
@@ -183,10 +184,10 @@ def _best(position: Ints, count: int, block: int, text: int, rng: np.random.Gene
 
 
 def _features(text: int, tokens: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
-    """Queries and keys [tokens, WIDTH] of a head that attends where the last bytes read alike.
+    """Draw queries and keys [tokens, WIDTH] of a head that attends to similar bytes before.
 
-    A byte has a random embedding; a token's features are the sum of those of the last CONTEXT
-    bytes, each turned by a matrix of its place; queries and keys differ by some noise in these.
+    A byte has a random embedding. A token's features are the sum of those of the last CONTEXT
+    bytes, each turned by a matrix of its place. Queries and keys differ by noise in these matrices.
     """
     source = _text()
     data = source[(text + np.arange(tokens)) % len(source)]
@@ -204,14 +205,14 @@ def _features(text: int, tokens: int, rng: np.random.Generator) -> tuple[Floats,
 
 @cache
 def _text() -> NDArray[np.uint8]:
-    """The bytes of a text that does not change: English prose, the Apache License 2.0."""
+    """Return the bytes of a fixed English text, the Apache License 2.0."""
     return np.frombuffer((files(__package__) / "text.txt").read_bytes(), dtype=np.uint8)
 
 
 def visible(indices: Ints, position: Ints, block: int) -> tuple[Ints, Ints]:
-    """Each row's blocks once, sorted, [B,T,H,S], and how many of their keys the row may see.
+    """Return each row's blocks, sorted, [B,T,H,S], and how many of their keys the row may see.
 
-    Repeated, absent and future blocks have none.
+    Of repeated, absent and future blocks it sees none.
     """
     ordered = np.sort(indices, axis=-1)
     keys = np.clip(position[:, None, None] + 1 - ordered * block, 0, block)

@@ -1,9 +1,9 @@
 """Attention to chosen blocks of keys in float64, block by block: the oracle of selection_blocks.
 
-Pairs of a query and a block that it chose are sorted by the block and cut into tiles of one block
-each, and all products are of tiles: a block's keys move once a tile, and not once a query. Scores
-are not kept: they are computed once for their maximum, once for the output and once for gradients
-(as FlashAttention does, arXiv 2205.14135, algorithms 1 and 4).
+Pairs of a query and a chosen block are sorted by the block and cut into tiles of one block each.
+All products are of tiles, so a block's keys move once a tile instead of once a query. Scores are
+not kept. They are computed for their maximum, for the output and for gradients (as FlashAttention
+does, arXiv 2205.14135, algorithms 1 and 4).
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from nsabench.ops._contract import Inputs
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Of float64 elements: what is held of some queries, and of some of their tiles, half a GiB each. A
-# CPU is slowed down by more than stays near it, a GPU by less than keeps it busy.
+# Float64 elements in memory for some queries, and for some of their tiles: half a GiB each. A CPU
+# is slower if they do not fit its caches, a GPU if they do not keep it busy.
 CHUNK_ELEMENTS = 1 << 26
 TILE_ELEMENTS = 1 << 26
 TILE_ELEMENTS_ON_CPU = 1 << 22
-MOST_ROWS = 128  # of a tile: more of them save little, and more of them are empty
-HELD = 3  # times what a tile is made of: a backward holds less
+MOST_ROWS = 128  # of a tile: more save little, and more of them are empty
+HELD = 3  # times the elements of a tile that are in memory at once; a backward needs fewer
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Pairs of a query and a block; a tile's are all of one block.
+    """Pairs of a query and a block; all pairs of a tile have the same block.
 
     query: int64 [tiles,rows]. seen: int64 [tiles,rows], how many keys of the block the query sees,
-      0 in rows that are empty. first: int64 [tiles], the first key of the block.
+      0 in empty rows. first: int64 [tiles], the first key of the block.
     """
 
     query: Tensor
@@ -43,8 +43,11 @@ class Tiles:
     def of(
         cls, blocks: Tensor, start: Tensor, last: Tensor, size: int, most_rows: int = MOST_ROWS
     ) -> Tiles:
-        """Of the blocks [n,S] of n queries. start, last: int64 [n], the first key of a query's
-        sequence, from which its blocks count, and the last key that it may see."""
+        """Make tiles of the blocks [n,S] of n queries.
+
+        start, last: int64 [n], the first key of a query's sequence, from which its blocks count,
+        and the last key that it may see.
+        """
         import torch
 
         chosen = blocks.long().sort(-1).values
@@ -60,7 +63,7 @@ class Tiles:
         average = len(query) // max(1, len(begins))
         rows = min(most_rows, 1 << max(0, average.bit_length() - 1))
         tiles = (counts + rows - 1) // rows
-        # By how many empty rows a block's pairs lie behind where they would without any.
+        # How many empty rows come before the pairs of each block.
         behind = (tiles * rows - counts).cumsum(0) - (tiles * rows - counts)
         at = torch.arange(len(query), device=query.device) + behind.repeat_interleave(counts)
         begins = begins.repeat_interleave(tiles)
@@ -69,7 +72,7 @@ class Tiles:
         return cls(laid[0].view(-1, rows), laid[1].view(-1, rows), begins)
 
     def split(self, count: int) -> Iterator[Tiles]:
-        """`count` tiles at a time."""
+        """Yield `count` tiles at a time."""
         for at in range(0, len(self.first), count):
             some = slice(at, at + count)
             yield Tiles(self.query[some], self.seen[some], self.first[some])
@@ -77,8 +80,8 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores s [tiles,rows*G,size] of some tiles, -inf where a query does not see a key, and the
-    queries q [tiles,rows*G,D] and keys k [tiles,size,D] that they are products of."""
+    """Scores s [tiles,rows*G,size] of some tiles, -inf where a query does not see a key, and their
+    queries q [tiles,rows*G,D] and keys k [tiles,size,D]."""
 
     query: Tensor  # int64 [tiles*rows], among those of the chunk
     key: Tensor  # int64 [tiles,size], among those of the KV head
@@ -87,7 +90,7 @@ class Scores:
     s: Tensor
 
     def of_queries(self, x: Tensor) -> Tensor:
-        """x [n,G,...] of the queries of each tile: [tiles,rows*G,...]."""
+        """Return x [n,G,...] for the queries of each tile: [tiles,rows*G,...]."""
         return x.index_select(0, self.query).view(*self.s.shape[:2], *x.shape[2:])
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
@@ -97,8 +100,8 @@ class Scores:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some queries of one batch and KV head: where they are in q; in float64 themselves, scaled
-    [n,G,D]; the keys and values [T,D] and [T,Dv] of the head as they are; their tiles."""
+    """Some queries of one batch and KV head: their place in q; the scaled queries [n,G,D] in
+    float64; the keys [T,D] and values [T,Dv] of the head as they are; their tiles."""
 
     rows: tuple[int, slice, slice]
     q: Tensor
@@ -113,11 +116,11 @@ class Chunk:
         group, d = self.q.shape[1:]
         width = d + self.v.shape[1]
         a_row = _of_a_row(group, width, self.size)
-        # This is the same in all passes, so that a score is.
+        # The same in all passes, so that the scores are equal.
         a_tile = self.tiles.query.shape[1] * a_row + HELD * self.size * width
         within = torch.arange(self.size, device=self.q.device)
         for some in self.tiles.split(max(1, _most_elements(self.q) // a_tile)):
-            # What lies behind the last key is not seen: any key will do.
+            # What lies behind the last key is masked, so any key will do.
             key = (some.first.unsqueeze(1) + within).clamp_(max=len(self.k) - 1)
             query = some.query.flatten()
             q = self.q.index_select(0, query).view(len(key), -1, d)
@@ -129,7 +132,7 @@ class Chunk:
 
     @cached_property
     def top(self) -> Tensor:
-        """The highest score [n,G]; of a query without keys, the lowest number."""
+        """The highest score [n,G], or the lowest number for a query without keys."""
         import torch
 
         lowest = torch.finfo(torch.float64).min
@@ -140,12 +143,12 @@ class Chunk:
         return top
 
     def weighed(self, part: Scores) -> Tensor:
-        """The weights of scores, which they replace; their sum is not yet 1."""
+        """Replace scores by weights whose sum is not yet 1."""
         return part.s.sub_(part.of_queries(self.top).unsqueeze(-1)).exp_()
 
     def attend(self, do: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """The output [n,G,Dv]; the sums of weights that it is divided by, [n,G]; and of do
-        [n,G,Dv], where it is given, rowsum(p (do v^T)) [n,G]."""
+        """Compute the output [n,G,Dv], the sums of weights that it is divided by, [n,G], and, if do
+        [n,G,Dv] is given, rowsum(p (do v^T)) [n,G]."""
         out = self.q.new_zeros(*self.q.shape[:2], self.v.shape[1])
         total, delta = (self.q.new_zeros(self.q.shape[:2]) for _ in range(2))
         for part in self.scores():
@@ -158,10 +161,10 @@ class Chunk:
         return out.div_(total.unsqueeze(-1)), total, delta.div_(total)
 
     def differentiate(self, grad_out: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor, Tensor]:
-        """The output, and dq but for the scale; adds to dk [T,D] and dv [T,Dv] of the head.
+        """Compute the output, and dq without the scale; add to dk [T,D] and dv [T,Dv] of the head.
 
-        With rowsum(do o) for rowsum(p (do v^T)), dq of a query with all its weight on one key would
-        be noise; it is zero.
+        rowsum(do o) instead of rowsum(p (do v^T)) would give noise as dq of a query with all its
+        weight on one key; that dq is zero.
         """
         do = grad_out.double()
         out, total, delta = self.attend(do)
@@ -178,7 +181,7 @@ class Chunk:
 
 
 def _of_a_row(group: int, width: int, size: int) -> int:
-    """Elements that are held of a row of a tile, for keys and values of so many dimensions."""
+    """Return the elements in memory for a row of a tile."""
     return HELD * group * (width + size)
 
 
@@ -187,7 +190,7 @@ def _most_elements(x: Tensor) -> int:
 
 
 def chunks(inputs: Inputs, causal: bool) -> Iterator[Chunk]:
-    """All queries. Not causal, a query sees all keys of its blocks."""
+    """Yield all queries. If not causal, a query sees all keys of its blocks."""
     import torch
 
     q, k, v, chosen = (inputs.tensors[name] for name in ("q", "k", "v", "block_indices"))
@@ -202,7 +205,7 @@ def chunks(inputs: Inputs, causal: bool) -> Iterator[Chunk]:
             for x in (ends[:-1], ends[1:])
         )
     last = position if causal else end - 1
-    # A query's q, do, dq and output, and some sixteen integers of each of its pairs.
+    # A query's q, do, dq and output, and sixteen integers for each of its pairs.
     width = k.shape[3] + v.shape[3]
     step = max(1, CHUNK_ELEMENTS // (2 * group * width + 16 * slots))
     most_rows = min(MOST_ROWS, max(1, _most_elements(q) // _of_a_row(group, width, size)))

@@ -1,7 +1,7 @@
-"""What an op promises: its inputs, its float64 oracle, its compulsory work, its tolerances.
+"""What an op promises: its inputs, its float64 oracle and its compulsory work.
 
-The supervisor reads shapes and work from here, so nothing in this room imports torch at import
-time; the methods that make tensors run in a worker and import it themselves.
+The supervisor reads shapes and work from here and has no torch. Methods that make tensors run in a
+worker and import torch themselves.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from nsabench.model.vocabulary import Direction, DType
+from nsabench.ops import _draws
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from nsabench.ops._legal import Legal
-
 
 # Beyond any device, and products of a few still fit 64 bits.
 Size = Annotated[int, Field(gt=0, le=1 << 24)]
@@ -32,16 +30,9 @@ class Shape(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def dv_is_d(given: object) -> object:
-    """For a shape's `before` validator: Dv is D unless it is given."""
-    if isinstance(given, dict) and "Dv" not in given and "D" in given:
-        return {**given, "Dv": given["D"]}
-    return given
-
-
 @dataclass(frozen=True)
 class Work:
-    """The least that any implementation must do: `bytes_min` moved through memory, `flops` done."""
+    """The least that any implementation must do: move `bytes_min` through memory, do `flops`."""
 
     bytes_min: int
     flops: int
@@ -55,7 +46,7 @@ class Inputs:
     options: dict[str, Any]
 
     def fill_from(self, other: Inputs) -> None:
-        """Overwrite this set's values in place, so that data changes and addresses do not."""
+        """Overwrite the values of this set in place, so that no address changes."""
         for name, tensor in self.tensors.items():
             # Through `.data`, or a cache keyed on a tensor's version would know of the change.
             tensor.data.copy_(other.tensors[name])
@@ -64,107 +55,137 @@ class Inputs:
         return Inputs({name: t.clone() for name, t in self.tensors.items()}, dict(self.options))
 
 
-class Op(ABC):
-    """An op. Subclasses are stateless; one instance a module, named `OP`.
+@dataclass(frozen=True)
+class Legal:
+    """Bounds of the rows of a result for which more than one value is right.
 
-    The supervisor asks for sizes, work and lengths and has no torch: only `draw`, `oracle` and what
-    else makes tensors import it, and themselves.
+    rows: int64 [n], rising, of a result [..., w] with all axes but the last as one. lo, hi: float64
+    [n,w]. All are on the CPU, where no kernel that is measured reaches them by accident.
+    """
+
+    rows: Tensor
+    lo: Tensor
+    hi: Tensor
+
+    def nearest(self, result: Tensor) -> Tensor:
+        """Return the values within the bounds that are nearest to these rows of a result.
+
+        float64 [n,w] on the result's device. NaN stays NaN.
+        """
+        import torch
+
+        held = result.reshape(-1, result.shape[-1])[self.rows.to(result.device)].double().cpu()
+        return torch.minimum(torch.maximum(held, self.lo), self.hi).to(result.device)
+
+
+def by_device(*, cpu: tuple[str, ...], cuda: tuple[str, ...]) -> Mapping[str, tuple[str, ...]]:
+    """Return the `check_shapes` of an op."""
+    return MappingProxyType({"cpu": cpu, "cuda": cuda})
+
+
+class Op(ABC):
+    """An op. Subclasses are stateless; a module holds one instance, named `OP`.
+
+    Every `shape` is an instance of `shape_model`. The supervisor has no torch: only `draw`,
+    `oracle` and other methods that make tensors may import it, inside the method.
     """
 
     name: ClassVar[str]
     # The first has the case's dtype, and so has the output.
     arguments: ClassVar[tuple[str, ...]]
-    # Tensors that some distributions add behind them; without, an implementation's default holds.
+    # Tensors that some distributions add behind them. An implementation has a default for each.
     optional: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[tuple[str, ...]] = ()
     shape_model: ClassVar[type[Shape]]
     directions: ClassVar[tuple[Direction, ...]] = (Direction.FORWARD,)
-    # What a backward case differentiates by, among `arguments`.
+    # The arguments that a backward differentiates by.
     differentiable: ClassVar[tuple[str, ...]] = ()
-    # Whether its oracle names rows that nobody is held to (`_left_out`).
+    # Whether its oracle marks rows that are not compared (`_left_out`).
     leaves_rows_out: ClassVar[bool] = False
-    # Whether, where the first axis of every argument has the same size, it counts rows that have
-    # nothing to do with each other, so that a few of them are a problem of their own.
+    # Whether the first axis, where all arguments share its size, counts independent rows: some of
+    # them are then a smaller problem.
     rows_stand_alone: ClassVar[bool] = False
     # The size that `length` returns.
     length_axis: ClassVar[str] = "L"
     # The first is the default.
     distributions: ClassVar[tuple[str, ...]]
-    # What `nsabench check` tries where no shape is given, by device ("cpu", "cuda"), each such as
-    # "N=64,L=1024": usual sizes, and some that no tile divides; few, since a person waits.
+    # What `nsabench check` tries if no shape is given, by device, each such as "N=64,L=1024": a
+    # usual size and one that no tile divides. A person waits for these, so they are few.
     check_shapes: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
 
     def call_form(self, name: str) -> str:
-        """How an implementation is called, for messages."""
+        """Return how an implementation is called, for messages."""
         optional = [f"{argument}=None" for argument in self.optional]
         return f"{name}({', '.join([*self.arguments, *optional, '*', *self.options])})"
 
-    @abstractmethod
-    def length(self, shape: Shape) -> int:
-        """What a threshold is decided on: the selected length L of a row, if not another size."""
+    def length(self, shape: Any) -> int:
+        """Return the size that a threshold is decided on: the size of `length_axis`."""
+        return int(getattr(shape, self.length_axis))
 
-    def terms(self, shape: Shape) -> int:
-        """How many terms the sums behind one element of the output have together, at most: what an
-        honest float32 result may be off by grows with their root. The length, if not overridden."""
+    def terms(self, shape: Any) -> int:
+        """Return the number of terms in the sums behind one output element, by default the length.
+
+        The error of an honest float32 result grows with the root of this number.
+        """
         return self.length(shape)
 
-    def drawn(self, shape: Shape) -> int:
-        """How many numbers `work` draws, to count what must be read: of many it takes a while."""
+    def drawn(self, shape: Any) -> int:
+        """Return how many numbers `work` draws to count what must be read."""
         return 0
 
     @abstractmethod
-    def work(self, shape: Shape, dtype: DType, distribution: str, seed: int) -> Work:
-        """Compulsory bytes and FLOPs of one call on the inputs that `draw` makes of this seed."""
+    def work(self, shape: Any, dtype: DType, distribution: str, seed: int) -> Work:
+        """Return the compulsory work of one call on the inputs that `draw` makes of this seed."""
 
-    def backward_work(self, shape: Shape, dtype: DType, distribution: str, seed: int) -> Work:
-        """Compulsory bytes and FLOPs of one backward, if not overridden: what the forward moves,
-        the gradient of the output in place of the output, and the gradients; no fewer FLOPs."""
+    def backward_work(self, shape: Any, dtype: DType, distribution: str, seed: int) -> Work:
+        """Return the compulsory work of one backward.
+
+        By default it moves what the forward moves, with the gradient of the output in place of the
+        output, and writes the gradients. It does no fewer FLOPs than the forward.
+        """
         forward = self.work(shape, dtype, distribution, seed)
         written = self.differentiable_elements(shape) * dtype.itemsize
         return Work(forward.bytes_min + written, forward.flops)
 
-    def step_work(self, shape: Shape, dtype: DType, distribution: str, seed: int) -> Work:
-        """Compulsory work of a forward and the backward behind it: the arithmetic of both; what
-        both read need come from memory once."""
+    def step_work(self, shape: Any, dtype: DType, distribution: str, seed: int) -> Work:
+        """Return the compulsory work of a forward and its backward, which share their reads."""
         forward = self.work(shape, dtype, distribution, seed)
         backward = self.backward_work(shape, dtype, distribution, seed)
         return Work(backward.bytes_min, forward.flops + backward.flops)
 
-    def differentiable_elements(self, shape: Shape) -> int:
-        """Elements of the `differentiable` arguments together; an op with a backward has it."""
+    def differentiable_elements(self, shape: Any) -> int:
+        """Return the elements of all `differentiable` arguments. An op with a backward has it."""
         raise NotImplementedError
 
     @abstractmethod
-    def draw(self, shape: Shape, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
-        """Fresh inputs from `seed`, in the case's dtype, on `device`. Never zeros or constants."""
+    def draw(self, shape: Any, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
+        """Draw fresh inputs from `seed`, in the case's dtype, never zeros or constants."""
 
     @abstractmethod
     def oracle(self, inputs: Inputs) -> Tensor:
-        """The float64 result on the quantised values of `inputs`, in bounded memory."""
+        """Compute the float64 result on the quantised values of `inputs`, in bounded memory."""
 
     def legal(self, inputs: Inputs, oracle: Tensor) -> Legal | None:
-        """Bounds of the rows that the oracle leaves out, where it knows some: they are held to
-        these."""
+        """Return bounds of the rows that the oracle leaves out, if the op knows some."""
         return None
 
     def output_shape(self, inputs: Inputs) -> tuple[int, ...]:
-        """That of the first argument, if not overridden."""
+        """Return the shape of the output, by default that of the first argument."""
         return tuple(inputs.tensors[self.arguments[0]].shape)
 
     def draw_grad(self, inputs: Inputs, seed: int) -> Tensor:
-        """A gradient of the output for a backward, normal, of the first argument's dtype."""
-        from nsabench.ops import _draws
-
+        """Draw a normal gradient of the output, of the first argument's dtype."""
         first = inputs.tensors[self.arguments[0]]
         normal = _draws.normal(str(first.dtype).removeprefix("torch."), str(first.device), seed)
         return normal(*self.output_shape(inputs))
 
     def gradients(self, inputs: Inputs, grad_out: Tensor) -> dict[str, Tensor]:
-        """The float64 gradient by each `differentiable` argument, in bounded memory; an op with a
-        backward has it."""
+        """Compute the float64 gradient of each `differentiable` argument, in bounded memory.
+
+        An op with a backward has it.
+        """
         raise NotImplementedError
 
     def results(self, inputs: Inputs, grad_out: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """`oracle` and `gradients`; an op that finds the one on its way to the other overrides
-        it."""
+        """Compute `oracle` and `gradients`. An op that finds both at once overrides it."""
         return self.oracle(inputs), self.gradients(inputs, grad_out)

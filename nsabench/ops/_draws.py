@@ -1,7 +1,7 @@
 """How inputs are drawn: values by torch on the device, index structures by numpy on the host.
 
-Index structures hold the same multiset of lengths whatever the seed, in another order, so that
-every set of inputs of a case has the same shapes and the same compulsory work.
+Every seed gives index structures the same lengths, in another order. So every set of inputs of a
+case has the same shapes and the same compulsory work.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Ints = NDArray[np.int64]
 
 
 def normal(dtype: str, device: str, seed: int) -> Callable[..., Tensor]:
-    """A function from sizes to standard normal tensors, drawn in the case's dtype."""
+    """Return a function from sizes to standard normal tensors, drawn in the case's dtype."""
     import torch
 
     generator = torch.Generator(device=device).manual_seed(seed)
@@ -36,11 +36,10 @@ def normal(dtype: str, device: str, seed: int) -> Callable[..., Tensor]:
 
 
 def shape_values(distribution: str, q: Tensor, k: Tensor) -> None:
-    """Turn normal queries and keys, in place, into what a distribution of `VALUES` asks for.
+    """Change normal queries and keys in place as a distribution of `VALUES` asks.
 
     large_logits: scaled logits of about +-1e4. one_hot: every element of a query is +-16, so that
-    nearly all weight is on few keys. negative_zero: half of all
-    elements are -0.0.
+    nearly all weight is on few keys. negative_zero: half of all elements are -0.0.
     """
     if distribution == "large_logits":
         # The logit of normal vectors has unit variance under 1/sqrt(D).
@@ -54,11 +53,11 @@ def shape_values(distribution: str, q: Tensor, k: Tensor) -> None:
 
 
 def lengths(distribution: str, rows: int, longest: int, seed: int) -> Ints:
-    """Lengths of packed rows, at most `longest`, in an order that depends on the seed.
+    """Draw lengths of packed rows, at most `longest`, in an order of the seed.
 
-    spread: evenly from 1 to `longest`, which a single row has. equal: all `longest`. mixed: three
-    quarters an eighth as long. empty_rows: a quarter has no key. all_empty: none has.
-    """
+    spread: evenly from 1 to `longest`; a single row has `longest`. equal: all have `longest`.
+    mixed: three quarters are an eighth as long. empty_rows: a quarter has no key. all_empty: none
+    has."""
     steps = np.arange(rows)
     if distribution == "all_empty":
         counts = np.zeros(rows, dtype=np.int64)
@@ -76,7 +75,7 @@ def lengths(distribution: str, rows: int, longest: int, seed: int) -> Ints:
 
 
 def spans(distribution: str, rows: int, count: int, selected: int, keys: int, seed: int) -> Ints:
-    """Half-open spans [rows, count, 2] over `keys` keys, `selected` keys a row in their union.
+    """Draw half-open spans [rows, count, 2] over `keys` keys, `selected` keys a row in their union.
 
     disjoint: equal spans with gaps, sorted. touching: each begins where the last one ends.
     overlapping: every other span touches the next one and covers half of it as well. unsorted: in
@@ -84,8 +83,8 @@ def spans(distribution: str, rows: int, count: int, selected: int, keys: int, se
     empty. out_of_bounds: the first span begins before the first key, and the last one, if there
     are two, ends behind the last.
 
-    Fewer keys, as many whatever the seed, select reversed: every other span has its ends swapped
-    and is empty. empty_rows: a quarter of the rows selects nothing. all_empty: none does.
+    Three select fewer keys, as many for every seed. reversed: every other span has its ends swapped
+    and is empty. empty_rows: a quarter of the rows selects nothing. all_empty: no row does.
     """
     rng = np.random.default_rng(seed)
     if distribution == "mixed":
@@ -125,14 +124,14 @@ def spans(distribution: str, rows: int, count: int, selected: int, keys: int, se
 
 
 def _parts(weights: NDArray[np.float64], total: int) -> Ints:
-    """Whole numbers that sum to `total` in each row, in proportion to the weights."""
+    """Split `total` in each row into whole numbers in proportion to the weights."""
     ends = np.cumsum(weights, 1)
     ends = np.rint(ends / ends[:, -1:] * total).astype(np.int64)
     return np.diff(ends, axis=1, prepend=0)
 
 
 def union_sizes(spans: Ints, keys: int) -> Ints:
-    """How many of the keys each row selects: [rows], from spans [rows, count, 2]."""
+    """Count the keys that each row selects: [rows], from spans [rows, count, 2]."""
     clamped = np.clip(spans, 0, keys)
     order = np.argsort(clamped[..., 0], axis=1)
     starts, ends = (np.take_along_axis(clamped[..., i], order, 1) for i in (0, 1))
@@ -143,7 +142,7 @@ def union_sizes(spans: Ints, keys: int) -> Ints:
 
 
 def touched(spans: Ints, keys: int) -> int:
-    """How many of the keys at least one row selects, from spans [rows, count, 2]."""
+    """Count the keys that at least one row selects, from spans [rows, count, 2]."""
     clamped = np.clip(spans, 0, keys)
     filled = clamped[clamped[..., 1] > clamped[..., 0]]
     begins = np.bincount(filled[:, 0], minlength=keys + 1)

@@ -1,7 +1,8 @@
-"""Rows of a result that nobody is held to: what an op with `leaves_rows_out` says by its oracle.
+"""Rows of a result that are not compared: how the oracle of an op with `leaves_rows_out` marks
+them.
 
-A row (of the last axis) of NaN was not looked at: at a great length only some queries are. A row of
-infinity was, and is left out, since what is right there hangs on rounding.
+A row (of the last axis) of NaN was not computed: of a long case the oracle computes some queries. A
+row of infinity is left out, since rounding decides what is right there.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ HANGS_ON_ROUNDING = float("inf")
 
 
 def compared(truth: Tensor) -> Tensor:
-    """bool: which rows of an oracle's result are held to it."""
+    """Return which rows of an oracle's result are compared: bool."""
     kept: Tensor = truth[..., 0].isfinite()
     return kept
 
 
 def counts(truth: Tensor) -> tuple[int, int]:
-    """How many rows are compared, and how many are left out since they hang on rounding."""
+    """Count the rows that are compared, and those that are left out because of rounding."""
     return int(compared(truth).sum()), int(truth[..., 0].isinf().sum())
 
 
 def without(truth: Tensor) -> Tensor:
-    """The result with zeros in the rows that nobody is held to."""
-    held: Tensor = truth.masked_fill(~compared(truth).unsqueeze(-1), 0.0)
-    return held
+    """Return the result with zeros in the rows that are not compared."""
+    kept: Tensor = truth.masked_fill(~compared(truth).unsqueeze(-1), 0.0)
+    return kept

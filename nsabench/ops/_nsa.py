@@ -1,6 +1,6 @@
-"""Native Sparse Attention in float64, some queries of one key head at a time: the three branches,
-which blocks are selected, and whether that choice hangs on rounding (arXiv 2502.11089, section 3).
-"""
+"""Native Sparse Attention in float64, some queries of one key head at a time (arXiv 2502.11089,
+section 3): the three branches, the selection of blocks, whether rounding decides that selection,
+and what the output may be if it does."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nsabench.ops import _attention, _sampled
-from nsabench.ops._contract import Inputs
-from nsabench.ops._decode import LOCAL
-from nsabench.ops._sequences import Sequences
+from nsabench.ops._contract import Inputs, Legal
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+LOCAL = 2  # blocks up to the query's own that are always selected, as is the first
 # What is gathered for some queries, and their weights: half a GiB in float64.
 CHUNK_ELEMENTS = 1 << 26
-# The n-th and the next score are told apart where they differ by more than this part of the n-th.
+# The n-th score and the next are distinct if they differ by more than this part of the n-th.
 # A compressed key is rounded to the format, so a logit is off by a third of its spacing at 1 times
-# the size of the key; a score sums the weights of several keys and heads, whose errors are random:
-# on inputs as they are drawn they are off by up to 2.8e-3 in bfloat16 and 3.7e-4 in float16, of
-# which this is twice.
+# the size of the key. A score sums the weights of several keys and heads, whose errors are random.
+# On inputs as they are drawn, scores are off by up to 2.8e-3 in bfloat16 and 3.7e-4 in float16; the
+# limits are twice that.
 RESOLVED = {"torch.float16": 7.5e-4, "torch.bfloat16": 6e-3, "torch.float32": 1e-5}
-# Where a block is one compressed key, a score sums the weights of that one alone. Seen: 7.5e-3 and
-# 9.3e-4 for a group of 16, whose queries are rounded once they are scaled.
+# If a block is one compressed key, a score sums the weights of that key alone. Measured for a group
+# of 16 whose queries are rounded after they are scaled: 7.5e-3 and 9.3e-4.
 OF_ONE_KEY = 2
 LEAST_SCORE = 1e-30  # what is smaller may be zero in float32
+# A block is doubtful if its score is within so many times that difference.
+IN_DOUBT = 2.0
+LOGITS = 1 << 24  # in float64 at a time, where a selection is in doubt
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Branch:
     p: Tensor
     k: Tensor
     v: Tensor
-    keys: Tensor  # int64 [n,L] or [L]: where these are among those of the row
+    keys: Tensor  # int64 [n,L] or [L]: the places of these keys among those of the row
 
     @property
     def out(self) -> Tensor:
@@ -46,8 +48,11 @@ class Branch:
 
 @dataclass(frozen=True)
 class Piece:
-    """Some queries of a sequence and key head, q [n,G,D]; where they lie in the inputs' q; their
-    branches; bool [n]: whose selection hangs on rounding."""
+    """Some queries q [n,G,D] of a sequence and key head.
+
+    rows: their place in the inputs' q. hangs: bool [n], whether rounding decides the selection.
+    ranked: float64 [n,blocks], scores; inf where a block is forced, -inf behind the query.
+    """
 
     rows: tuple[int, Tensor, slice]
     head: int
@@ -58,7 +63,7 @@ class Piece:
     selected: Branch
     window: Branch
     hangs: Tensor
-    ranked: Tensor  # float64 [n,blocks]: scores; inf where a block is forced, -inf behind the query
+    ranked: Tensor
 
     @property
     def branches(self) -> tuple[Branch, Branch, Branch]:
@@ -66,7 +71,7 @@ class Piece:
 
 
 def means(x: Tensor, block: int, stride: int) -> Tensor:
-    """[L,D] -> [Nc,D], the mean of each `block` tokens, one every `stride`, in float64."""
+    """Compute the mean of each `block` tokens, one every `stride`: [L,D] -> float64 [Nc,D]."""
     if x.shape[0] < block:
         return x[:0].double()
     mean: Tensor = x.double().unfold(0, block, stride).mean(-1)
@@ -74,8 +79,11 @@ def means(x: Tensor, block: int, stride: int) -> Tensor:
 
 
 def block_scores(weights: Tensor, blocks: int, block: int, stride: int, block_size: int) -> Tensor:
-    """[n,blocks] of weights [n,G,Nc], summed over the group: each block gets those of the keys that
-    share tokens with it, times the strides they share (equations 9 and 10)."""
+    """Compute the scores [n,blocks] of weights [n,G,Nc], summed over the group.
+
+    A block gets the weight of each key that shares tokens with it, times the number of strides
+    that they share (equations 9 and 10).
+    """
     import torch
 
     of_group = weights.sum(1)
@@ -89,8 +97,8 @@ def block_scores(weights: Tensor, blocks: int, block: int, stride: int, block_si
 
 
 def rank(scores: Tensor, position: Tensor, block_size: int) -> Tensor:
-    """Scores [n,blocks] with inf for the first block and the local ones, which are selected in any
-    case, and -inf for those behind the query."""
+    """Set scores [n,blocks] to inf for the first block and the local ones, and to -inf behind the
+    query."""
     import torch
 
     own = (position // block_size).unsqueeze(1)
@@ -100,8 +108,8 @@ def rank(scores: Tensor, position: Tensor, block_size: int) -> Tensor:
 
 
 def choose(ranked: Tensor, count: int, resolved: float) -> tuple[Tensor, Tensor]:
-    """int64 [n,count], -1 where a query has fewer blocks, and bool [n]: whose choice hangs on
-    rounding."""
+    """Return the selected blocks, int64 [n,count], -1 where a query has fewer, the lowest index of
+    equal scores; and bool [n], whether rounding decides the choice."""
     import torch
 
     values, order = torch.sort(ranked, dim=1, descending=True, stable=True)
@@ -109,31 +117,28 @@ def choose(ranked: Tensor, count: int, resolved: float) -> tuple[Tensor, Tensor]
     if ranked.shape[1] <= count:
         return chosen, torch.zeros_like(chosen[:, 0], dtype=torch.bool)
     last, following = values[:, count - 1], values[:, count]
-    told = (last - following) > resolved * last.clamp_min(LEAST_SCORE)
+    distinct = (last - following) > resolved * last.clamp_min(LEAST_SCORE)
     free = following == float("-inf")  # there is no other block to choose
-    return chosen, ~(told | free | (last == float("inf")))
+    return chosen, ~(distinct | free | (last == float("inf")))
 
 
 def resolved(inputs: Inputs) -> float:
-    """By which part of the n-th score the next one must differ, to be told apart."""
+    """Return the part of the n-th score by which the next one must differ."""
     sizes = inputs.options
     alone = sizes["block"] == sizes["stride"] == sizes["block_size"]
     return RESOLVED[str(inputs.tensors["q"].dtype)] * (OF_ONE_KEY if alone else 1)
 
 
-def pieces(inputs: Inputs, looked_at: Tensor | None = None) -> Iterator[Piece]:
-    """All that is computed of the queries that are looked at (`_sampled.tokens`)."""
+def pieces(inputs: Inputs, sampled: Tensor | None = None) -> Iterator[Piece]:
+    """Compute the sampled queries (`_sampled.tokens`, unless given)."""
     q, k, v = (inputs.tensors[name] for name in ("q", "k", "v"))
     options = inputs.options
     group, width = q.shape[2] // k.shape[2], k.shape[3] + v.shape[3]
-    tokens = _sampled.tokens(inputs) if looked_at is None else looked_at
-    for batch, start, end in Sequences.spans(inputs):
-        first = batch * q.shape[1]
-        own = tokens[(tokens >= first + start) & (tokens < first + end)] - first
+    for batch, start, end, own in _sampled.by_sequence(inputs, sampled):
         complete = max(0, (end - start - options["block"]) // options["stride"] + 1)
         keys = options["n_selected"] * options["block_size"] + min(options["window"], end - start)
         step = max(1, CHUNK_ELEMENTS // (keys * width + 3 * group * (complete + keys)))
-        for head in range(k.shape[2] if own.numel() else 0):
+        for head in range(k.shape[2]):
             kh, vh = k[batch, start:end, head], v[batch, start:end, head]
             cmp = tuple(means(x, options["block"], options["stride"]) for x in (kh, vh))
             heads = slice(head * group, (head + 1) * group)
@@ -160,8 +165,7 @@ def _piece(
     keep = index * stride + block <= position.unsqueeze(1) + 1
     p = _attention.weights(q, cmp[0], scale, keep.unsqueeze(1))
     compressed = Branch(p, cmp[0], cmp[1], index)
-    blocks = -(-k.shape[0] // size)
-    scores = block_scores(p, blocks, block, stride, size)
+    scores = block_scores(p, -(-k.shape[0] // size), block, stride, size)
     ranked = rank(scores, position, size)
     chosen, hangs = choose(ranked, o["n_selected"], resolved(inputs))
     of_block = chosen.unsqueeze(-1) * size + torch.arange(size, device=q.device)
@@ -174,8 +178,7 @@ def _piece(
 def _gathered(
     q: Tensor, k: Tensor, v: Tensor, keys: Tensor, position: Tensor, scale: float
 ) -> Branch:
-    """Queries [n,G,D] on keys [n,L] of their own, of which those that are there and not behind the
-    query count."""
+    """Compute queries [n,G,D] on keys [n,L] of their own, those up to the query that exist."""
     keep = (keys >= 0) & (keys <= position.unsqueeze(1))
     keys = keys.clamp(0, k.shape[0] - 1)
     kd, vd = k[keys].double(), v[keys].double()
@@ -183,7 +186,7 @@ def _gathered(
 
 
 def accumulate(piece: Piece, grad_out: Tensor, inputs: Inputs, grads: dict[str, Any]) -> None:
-    """Add what the queries of a piece give to the gradients: dq and dgates are theirs alone."""
+    """Add the share of a piece's queries to the gradients; dq and dgates are theirs alone."""
     import torch
 
     scale, options = inputs.options["sm_scale"], inputs.options
@@ -210,3 +213,93 @@ def accumulate(piece: Piece, grad_out: Tensor, inputs: Inputs, grads: dict[str, 
     hangs = piece.hangs.view(-1, 1, 1)
     grads["q"][piece.rows] = dq.masked_fill(hangs, float("inf"))  # type: ignore[attr-defined]
     grads["gates"][piece.rows] = torch.stack(dgates, -1).masked_fill(hangs, float("inf"))
+
+
+def legal(inputs: Inputs, oracle: Tensor) -> Legal | None:
+    """Return bounds of the rows that an oracle of `nsa_attention` leaves out, if there are any.
+
+    The certain blocks A have the output o_A and the weight Z_A. A doubtful block b moves the output
+    by at most Z_b / (Z_A + Z_b) of the way to its own output o_b, whatever else is selected. So
+    each element lies between o_A and all moves down, and o_A and all moves up."""
+    import torch
+
+    tokens = oracle[..., 0].isinf().any(-1).flatten().nonzero().flatten()
+    found = list(_bounds(inputs, tokens))
+    if not found:
+        return None
+    rows, lo, hi = (torch.cat(parts).cpu() for parts in zip(*found, strict=True))
+    order = rows.argsort()
+    return Legal(rows[order], lo[order], hi[order])
+
+
+def _bounds(inputs: Inputs, tokens: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield the rows and bounds of the queries of some tokens that rounding decides."""
+    import torch
+
+    length, heads = inputs.tensors["q"].shape[1:3]
+    for piece in pieces(inputs, tokens):
+        some = piece.hangs.nonzero().flatten()
+        if not some.numel():
+            continue
+        batch, places, own = piece.rows
+        of_head = torch.arange(own.start, own.stop, device=places.device)
+        index = (batch * length + places[some]).unsqueeze(1) * heads + of_head
+        gates = piece.gates[some].unsqueeze(-1)  # [n,G,3,1]
+        low, high = _bounds_of_selected(inputs, piece, some)
+        exact = gates[..., 0, :] * piece.compressed.out[some]
+        exact += gates[..., 2, :] * piece.window.out[some]
+        ends = gates[..., 1, :] * low, gates[..., 1, :] * high
+        yield (
+            index.flatten(),
+            (exact + torch.minimum(*ends)).flatten(0, 1),
+            (exact + torch.maximum(*ends)).flatten(0, 1),
+        )
+
+
+def _bounds_of_selected(inputs: Inputs, piece: Piece, some: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute bounds [n,G,Dv] of the selected branch of some queries of a piece."""
+    import torch
+
+    batch, places, _ = piece.rows
+    size, scale = inputs.options["block_size"], inputs.options["sm_scale"]
+    certain, doubtful = _certain_and_doubtful(piece, some, inputs)
+    blocks = certain.shape[1]
+    k, v = (
+        inputs.tensors[name][batch, piece.start : piece.start + blocks * size, piece.head].double()
+        for name in ("k", "v")
+    )
+    missing = blocks * size - k.shape[0]  # of the last block, or of the sequence
+    k, v = (torch.nn.functional.pad(x, (0, 0, 0, missing)) for x in (k, v))
+    position = places[some] - piece.start
+    found = []
+    for part in torch.arange(some.numel()).split(max(1, LOGITS // (k.shape[0] * piece.q.shape[1]))):
+        q = piece.q[some[part]]
+        seen = torch.arange(k.shape[0], device=q.device) <= position[part].unsqueeze(1)
+        wanted = (certain | doubtful)[part].repeat_interleave(size, 1) & seen
+        p = _attention.weights(q, k, scale, wanted.unsqueeze(1))  # [n,G,L]
+        by_block = p.unflatten(2, (blocks, size))
+        weight = by_block.sum(-1)  # [n,G,blocks]
+        out = torch.einsum("ngbs,bsd->ngbd", by_block, v.unflatten(0, (blocks, size)))
+        of_a = certain[part].view(-1, 1, blocks, 1)
+        z_a = (weight.unsqueeze(-1) * of_a).sum(2)
+        o_a = (out * of_a).sum(2) / z_a
+        z_b = weight.unsqueeze(-1) * doubtful[part].view(-1, 1, blocks, 1)
+        # Z_b (o_b - o_A) / (Z_A + Z_b), where Z_b o_b is what the block adds.
+        moves = (out * (z_b > 0) - z_b * o_a.unsqueeze(2)) / (z_a.unsqueeze(2) + z_b)
+        found.append((o_a + moves.clamp(max=0).sum(2), o_a + moves.clamp(min=0).sum(2)))
+    low, high = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return low, high
+
+
+def _certain_and_doubtful(piece: Piece, some: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """Return the blocks that every legal choice holds, and those that it may hold: bool
+    [n,blocks]."""
+    import torch
+
+    ranked, count = piece.ranked[some], inputs.options["n_selected"]
+    values = ranked.sort(1, descending=True).values
+    last, following = values[:, count - 1 : count], values[:, count : count + 1]
+    near = IN_DOUBT * resolved(inputs) * last.clamp_min(LEAST_SCORE)
+    certain = ranked > following + near
+    doubtful = ~certain & (ranked >= last - near) & torch.isfinite(ranked)
+    return certain, doubtful

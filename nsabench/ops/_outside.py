@@ -1,8 +1,8 @@
 """Ops that do not ship: from entry points of the group `nsabench.ops`, and from the user's file.
 
-Either holds an `Op` under the name `OP`. Both are foreign code that the supervisor imports, since
-it needs sizes, work and labels: an entry point when its op is first asked for, a file when the user
-names it. Neither may import torch, which the supervisor does without.
+Each holds an `Op` under the name `OP`. The supervisor imports this foreign code, since it needs
+sizes, work and labels: an entry point when its op is first named, a file when the user gives it.
+The supervisor has no torch, so neither may import torch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from_files: dict[str, tuple[Op, str]] = {}  # by name, with the sha256 of the fi
 
 @cache
 def installed() -> dict[str, list[EntryPoint]]:
-    """The entry points of ops, by name. Imports none of them."""
+    """Return the entry points of ops, by name, without importing them."""
     points: dict[str, list[EntryPoint]] = {}
     for group in sources.by_distribution(sources.OPS).values():
         for point in group:
@@ -40,14 +40,17 @@ def installed() -> dict[str, list[EntryPoint]]:
 
 
 def owners(name: str) -> str:
-    """The distributions that have an op of that name."""
+    """Return the distributions that have an op of that name."""
     return " and ".join(p.dist.name if p.dist else p.value for p in installed()[name])
 
 
 @cache
 def of_entry_point(name: str) -> Op:
-    """Raises `UsageError` when it cannot be imported, imports torch, is no op of that name, or is
-    one of two."""
+    """Import the op of an entry point.
+
+    Raises `UsageError` if it cannot be imported, imports torch, is not an op of that name, or is
+    one of two.
+    """
     if len(installed()[name]) > 1:
         raise UsageError(f"{owners(name)} each have an op {name!r}", "uninstall all but one.")
     [point] = installed()[name]
@@ -62,11 +65,11 @@ def of_entry_point(name: str) -> Op:
 
 
 def load_file(path: Path, owned: Mapping[str, str], expected_sha256: str | None = None) -> Op:
-    """The op of the user's file, which can be named from now on.
+    """Load the op of the user's file, which can be named from now on.
 
-    owned: names of other ops, each with whose it is. expected_sha256: what the file must be; None:
-    whatever it is. Raises `UsageError` when the file is another, cannot be imported, imports torch,
-    or holds no op, or one whose name is taken.
+    owned: names of other ops, each with its owner. expected_sha256: of the file, if it must be a
+    certain one. Raises `UsageError` if the file is another, cannot be imported, imports torch, or
+    holds no op, or one whose name is taken.
     """
     known = expected_sha256 is not None
     content = sources.read(path, sources.PUT_BACK if known else "give --ops a file.")
@@ -87,20 +90,23 @@ def load_file(path: Path, owned: Mapping[str, str], expected_sha256: str | None 
 
 
 def _without_torch(load: Callable[[], T], what: str) -> T:
-    """What is loaded. Raises `UsageError` when that imports torch."""
+    """Return what `load` returns. Raises `UsageError` if that imports torch."""
     had_torch = "torch" in sys.modules
     value = load()
     if "torch" in sys.modules and not had_torch:
         raise UsageError(
-            f"{what} imports torch, which who plans and reports does without",
-            "import it inside `draw`, `oracle` and what else makes tensors.",
+            f"{what} imports torch, which the process that plans and reports does not have",
+            "import it inside `draw`, `oracle` and other methods that make tensors.",
         )
     return value
 
 
 def answer_of(question: Callable[[], T], op: Op, method: str) -> T:
-    """What a method of an op that does not ship answers: a `Work`, or of `length` and `terms` a
-    number. Raises `UsageError` when it fails, or answers what no op can mean."""
+    """Return the answer of a method of an op that does not ship.
+
+    That is a number for `length` and `terms`, and a `Work` for the others. Raises `UsageError` if
+    the method fails or its answer makes no sense.
+    """
     what = f"{method} of the op {op.name!r}"
     answer = sources.imported(question, what, "does not answer", "correct that method of the op.")
     if method in ("length", "terms"):
@@ -123,12 +129,12 @@ def answer_of(question: Callable[[], T], op: Op, method: str) -> T:
 
 
 def _whole(value: Any, least: int) -> bool:
-    """Whether it is a whole number of that size that the tables can hold."""
+    """Return whether it is an int of at least that size that the tables can hold."""
     return type(value) is int and least <= value < 1 << 53
 
 
 def _shown(value: Any) -> str:
-    """Short, whatever it is: the type of what is no plain number or text."""
+    """Return a short text: the value of a plain number or text, else its type."""
     if type(value) in (int, float, str, bool, type(None)):
         return repr(value)[:40]
     return f"a {type(value).__name__}"
@@ -145,7 +151,7 @@ def _checked(value: Any, what: str) -> Op:
 
 
 def _misfit(op: Op) -> str:
-    """What an op lacks that everybody relies on; or ""."""
+    """Return what is wrong with an op's attributes, or an empty text."""
     name = getattr(op, "name", None)
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", name):
         return f"has the name {name!r}: up to 64 small letters, digits and '_'"

@@ -1,19 +1,22 @@
-"""Which queries an oracle looks at, where all of them would take longer than what is measured.
+"""Which queries an oracle computes, if computing all of them would take longer than what is
+measured.
 
-Up to `ALL` tokens every query is looked at. Beyond, `SOME` of them spread over the tokens, another
-choice for other inputs, and always the last token, where tails are lost.
+Up to `ALL` tokens it computes every query. Beyond that it samples `SOME` of them, spread over the
+tokens: other ones for other inputs, and always the last token, where tails are lost.
 
-In a backward the gradient of the output is of its usual size at the queries that are looked at, and
-at all others smaller by so much that dk and dv do not feel them: their bits are as random, so they
-cost a device what any others cost, and dk and dv are known for every key.
+In a backward the gradient of the output has its usual size at sampled queries. At all others it is
+so much smaller that dk and dv do not feel it. Their bits are as random, so a device takes as long
+for them, and dk and dv are known for every key.
 """
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from nsabench.ops._contract import Inputs
+from nsabench.ops._sequences import spans
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +30,7 @@ _SECRET = secrets.randbits(62)  # of this process
 
 
 def tokens(inputs: Inputs) -> Tensor:
-    """int64 [n]: the tokens, counted through the batch, whose queries are looked at, rising."""
+    """Return the tokens whose queries are sampled, counted through the batch: int64 [n], rising."""
     import torch
 
     q = inputs.tensors["q"]
@@ -35,8 +38,8 @@ def tokens(inputs: Inputs) -> Tensor:
     total = batches * length
     if total <= ALL:
         return torch.arange(total, device=q.device)
-    # From the values, which an implementation has no part in, and a number that it is not given:
-    # who knew which queries are looked at need compute no others.
+    # The choice depends on the values and on a secret. An implementation that knew the sampled
+    # queries could leave out the others.
     some = q.reshape(total, -1)[:: max(1, total // ALL)].contiguous()
     bits = some.view(torch.int32 if q.element_size() == 4 else torch.int16)
     generator = torch.Generator().manual_seed((int(bits.long().sum()) ^ _SECRET) & (2**62 - 1))
@@ -46,10 +49,24 @@ def tokens(inputs: Inputs) -> Tensor:
     return chosen.unique().to(q.device)
 
 
-def grad_out(inputs: Inputs, normal: Tensor, left_out: Tensor | None = None) -> Tensor:
-    """The gradient [B,T,HQ,Dv] of the output: `normal`, quiet where nobody looks.
+def by_sequence(
+    inputs: Inputs, sampled: Tensor | None = None
+) -> Iterator[tuple[int, int, int, Tensor]]:
+    """Yield the batch, the first token and the end of each sequence of which queries are sampled,
+    and these, counted in their row of the batch. sampled: `tokens`, unless given."""
+    sampled = tokens(inputs) if sampled is None else sampled
+    length = inputs.tensors["q"].shape[1]
+    for batch, start, end in spans(inputs):
+        first = batch * length
+        own = sampled[(sampled >= first + start) & (sampled < first + end)] - first
+        if own.numel():
+            yield batch, start, end, own
 
-    left_out: bool [n,HQ], of the tokens that are looked at, rows that are left out.
+
+def grad_out(inputs: Inputs, normal: Tensor, left_out: Tensor | None = None) -> Tensor:
+    """Return the gradient [B,T,HQ,Dv] of the output: `normal`, but quiet where nothing is compared.
+
+    left_out: bool [n,HQ], of the sampled tokens, rows that are left out.
     """
     import torch
 
@@ -62,11 +79,3 @@ def grad_out(inputs: Inputs, normal: Tensor, left_out: Tensor | None = None) -> 
     loud[at] = True if left_out is None else ~left_out
     size = torch.where(loud, LOUD.get(dtype, 1.0), QUIET[dtype]).to(normal.dtype)
     return (flat * size.unsqueeze(-1)).view_as(normal)
-
-
-def is_loud(gradient: Tensor) -> Tensor:
-    """bool [...,HQ]: the rows of a gradient [...,HQ,Dv] that are not quiet."""
-    dtype = str(gradient.dtype)
-    between = (QUIET[dtype] * LOUD.get(dtype, 1.0)) ** 0.5
-    norms: Tensor = gradient.double().square().mean(-1).sqrt()
-    return norms > between

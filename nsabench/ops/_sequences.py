@@ -1,16 +1,18 @@
-"""Sequences of a batch: equally long side by side, or of unequal lengths packed one behind the
-other along the tokens of a single row."""
+"""What the ops over sequences share: attention [B,T,...] of sequences that are equally long, or of
+unequal lengths packed one after another along the tokens of a single row."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import abstractmethod
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from nsabench.ops import _banded
-from nsabench.ops._contract import Inputs
+from nsabench.model.vocabulary import Direction, DType
+from nsabench.ops import _draws
+from nsabench.ops._attention import AttentionOp, HeadsShape
+from nsabench.ops._contract import Inputs, Size, Work
 from nsabench.ops._draws import Ints
 
 if TYPE_CHECKING:
@@ -19,44 +21,90 @@ if TYPE_CHECKING:
 PACKED = "packed"
 
 
-def draw_lengths(batches: int, tokens: int, distribution: str, seed: int) -> Ints:
-    """Tokens of each sequence; packed ones have `tokens` in the mean."""
-    if distribution == PACKED:
-        return _banded.packed_lengths(batches, tokens, seed)
-    return np.full(batches, tokens)
+class SequencesShape(HeadsShape):
+    """B sequences of T tokens (packed: of T in the mean), HQ query heads on H key heads, head dims
+    D (q, k) and Dv (v; D unless given)."""
+
+    B: Size
+    T: Size
 
 
-@dataclass(frozen=True)
-class Sequences:
-    """axes: the first two of q. lengths: tokens of each. packed: whether they share a row."""
+def draw_lengths(shape: SequencesShape, distribution: str, seed: int) -> Ints:
+    """Draw the tokens of each sequence.
 
-    axes: tuple[int, int]
-    lengths: Ints
-    packed: bool
+    Packed ones sum to B * T, in an order of the seed. They are very unequal, and one of two or more
+    is a single token.
+    """
+    count, mean = shape.B, shape.T
+    if distribution != PACKED:
+        return np.full(count, mean)
+    ends = np.cumsum(np.arange(1, count + 1)) / (count * (count + 1) / 2)
+    lengths = np.diff(np.rint(ends * count * mean).astype(np.int64), prepend=0)
+    lengths[-1] += lengths[0] - 1 if count > 1 else 0
+    lengths[0] = 1 if count > 1 else lengths[0]
+    return np.random.default_rng(seed).permutation(lengths)
 
-    @classmethod
-    def drawn(cls, batches: int, tokens: int, distribution: str, seed: int) -> Sequences:
-        packed = distribution == PACKED
-        axes = (1, batches * tokens) if packed else (batches, tokens)
-        return cls(axes, draw_lengths(batches, tokens, distribution, seed), packed)
 
-    @property
-    def longest(self) -> int:
-        return int(self.lengths.max())
+def cumulated(lengths: Ints, device: str) -> Tensor:
+    """Return where packed sequences begin, and the end of the last: int32 [n+1]."""
+    import torch
 
-    def tensors(self, device: str) -> dict[str, Tensor]:
-        """cu_seqlens, where they are packed."""
-        import torch
+    return torch.from_numpy(np.append([0], np.cumsum(lengths)).astype(np.int32)).to(device)
 
-        if not self.packed:
-            return {}
-        cu = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int32)
-        return {"cu_seqlens": torch.from_numpy(cu).to(device)}
 
-    @staticmethod
-    def spans(inputs: Inputs) -> list[tuple[int, int, int]]:
-        """Row of the batch, first token and end of each sequence."""
-        q, cu = inputs.tensors["q"], inputs.tensors.get("cu_seqlens")
-        if cu is None:
-            return [(b, 0, q.shape[1]) for b in range(q.shape[0])]
-        return [(0, start, end) for start, end in pairwise(cu.tolist())]
+def spans(inputs: Inputs) -> list[tuple[int, int, int]]:
+    """Return the row of the batch, the first token and the end of each sequence."""
+    q, cu = inputs.tensors["q"], inputs.tensors.get("cu_seqlens")
+    if cu is None:
+        return [(b, 0, q.shape[1]) for b in range(q.shape[0])]
+    return [(0, start, end) for start, end in pairwise(cu.tolist())]
+
+
+class SequenceOp(AttentionOp):
+    """q [B,T,HQ,D], k [B,T,H,D], v [B,T,H,Dv] -> out [B,T,HQ,Dv]. `packed`: B sequences one after
+    another in q [1,B*T,HQ,D], and cu_seqlens int32 [B+1]; each sees itself only."""
+
+    arguments: ClassVar[tuple[str, ...]] = ("q", "k", "v")
+    optional: ClassVar[tuple[str, ...]] = ("cu_seqlens",)
+    directions: ClassVar[tuple[Direction, ...]] = (Direction.FORWARD, Direction.BACKWARD)
+    length_axis: ClassVar[str] = "T"
+    distributions: ClassVar[tuple[str, ...]] = ("dense", PACKED)
+    # Gates of each query head and token.
+    gates: ClassVar[int] = 0
+
+    @abstractmethod
+    def seen(self, lengths: list[int], shape: Any) -> int:
+        """Return how many keys all queries of sequences of these lengths see together."""
+
+    def count_keys(self, tokens: Ints, shape: Any) -> Ints:
+        """Return how many keys sequences of so many tokens have."""
+        return tokens
+
+    def work(self, shape: Any, dtype: DType, distribution: str, seed: int) -> Work:
+        """Every input and the output move once; what lies between need not be moved."""
+        lengths = draw_lengths(shape, distribution, seed)
+        keys = int(self.count_keys(lengths, shape).sum())
+        widths, heads = shape.D + shape.Dv, shape.B * shape.T * shape.HQ
+        elements = heads * (widths + self.gates) + keys * shape.H * widths
+        cu_bytes = 4 * (shape.B + 1) * len(self.optional) if distribution == PACKED else 0
+        seen = self.seen(lengths.tolist(), shape)
+        return Work(elements * dtype.itemsize + cu_bytes, 2 * shape.HQ * seen * widths)
+
+    def differentiable_elements(self, shape: Any) -> int:
+        keys = int(self.count_keys(np.array(shape.T), shape))
+        of_queries = shape.T * shape.HQ * (shape.D + self.gates)
+        return int(shape.B * (of_queries + keys * shape.H * (shape.D + shape.Dv)))
+
+    def draw(self, shape: Any, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
+        normal = _draws.normal(dtype, device, seed)
+        lengths, packed = draw_lengths(shape, distribution, seed), distribution == PACKED
+        counts = self.count_keys(lengths, shape)
+        rows = 1 if packed else shape.B
+        tokens, keys = int(lengths.sum()) // rows, int(counts.sum()) // rows
+        q, k = normal(rows, tokens, shape.HQ, shape.D), normal(rows, keys, shape.H, shape.D)
+        _draws.shape_values(distribution, q, k)
+        tensors = {"q": q, "k": k, "v": normal(rows, keys, shape.H, shape.Dv)}
+        if packed:
+            for name, each in zip(self.optional, (lengths, counts), strict=False):
+                tensors[name] = cumulated(each, device)
+        return Inputs(tensors, {**self.drawn_options(shape), "max_seqlen": int(lengths.max())})

@@ -7,18 +7,10 @@ sees all of them.
 
 from __future__ import annotations
 
-from types import MappingProxyType
-from typing import TYPE_CHECKING
-
 from pydantic import model_validator
 
-from nsabench.model.vocabulary import DType
-from nsabench.ops import _draws
-from nsabench.ops._contract import Inputs, Shape, Size
-from nsabench.ops._decode import CacheShape, DecodeOp, attend, count_compressed
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from nsabench.ops._contract import Size, by_device
+from nsabench.ops._decode import CacheShape, DecodeOp, count_compressed
 
 
 class CompressedCacheShape(CacheShape):
@@ -34,38 +26,27 @@ class CompressedCacheShape(CacheShape):
         return self
 
     @property
-    def reads(self) -> int:
+    def cached(self) -> int:
         return count_compressed(self.S, self.block, self.stride)
+
+    @property
+    def reads(self) -> int:
+        return self.cached
 
 
 class DecodeCompressed(DecodeOp):
     name = "decode_compressed"
-    check_shapes = MappingProxyType(
-        {
-            "cpu": (
-                "B=1,S=200,HQ=4,H=2,D=32,block=32,stride=16",
-                "B=2,S=77,HQ=4,H=2,D=32,block=32,stride=16",
-            ),
-            "cuda": (
-                "B=8,S=8192,HQ=64,H=4,D=128,block=32,stride=16",
-                "B=3,S=5000,HQ=64,H=4,D=128,block=32,stride=16",
-            ),
-        }
+    check_shapes = by_device(
+        cpu=(
+            "B=1,S=200,HQ=4,H=2,D=32,block=32,stride=16",
+            "B=2,S=77,HQ=4,H=2,D=32,block=32,stride=16",
+        ),
+        cuda=(
+            "B=8,S=8192,HQ=64,H=4,D=128,block=32,stride=16",
+            "B=3,S=5000,HQ=64,H=4,D=128,block=32,stride=16",
+        ),
     )
-    arguments = ("q", "k", "v")
     shape_model = CompressedCacheShape
-
-    def draw(self, shape: Shape, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
-        assert isinstance(shape, CompressedCacheShape)
-        normal = _draws.normal(dtype, device, seed)
-        q = normal(shape.B, shape.HQ, shape.D)
-        k = normal(shape.B, shape.H, shape.reads, shape.D)
-        v = normal(shape.B, shape.H, shape.reads, shape.Dv)
-        return Inputs({"q": q, "k": k, "v": v}, {"sm_scale": shape.D**-0.5})
-
-    def oracle(self, inputs: Inputs) -> Tensor:
-        t = inputs.tensors
-        return attend(t["q"], t["k"], t["v"], inputs.options["sm_scale"])[0]
 
 
 OP = DecodeCompressed()

@@ -3,24 +3,25 @@
 q [B,HQ,D]; caches k [B,H,S,D], v [B,H,S,Dv], the token itself at S - 1; complete compressed keys
 k_cmp [B,H,Nc,D], v_cmp [B,H,Nc,Dv]; gates [B,HQ,3] -> out [B,HQ,Dv] = gates[0] compressed +
 gates[1] selected + gates[2] window, the selection made from the block scores (arXiv 2502.11089,
-sections 3.2 and 3.3). What the caches do not say comes as one object, `sizes` (`DecodeSizes`).
+sections 3.2 and 3.3). The sizes that the caches do not tell come as one object, `sizes`
+(`DecodeSizes`).
 
-In what is drawn the blocks with the highest scores stand out, so that rounding cannot decide which
+In drawn inputs the blocks with the highest scores stand out, so that rounding cannot decide which
 are selected.
 """
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import model_validator
 
 from nsabench.model.vocabulary import DType
-from nsabench.ops import _draws
-from nsabench.ops._contract import Inputs, Shape, Size, Work
+from nsabench.ops import _draws, _nsa
+from nsabench.ops._contract import Inputs, Size, Work, by_device
 from nsabench.ops._decode import (
+    LOUDNESS,
     CacheShape,
     DecodeOp,
     DecodeSizes,
@@ -28,9 +29,9 @@ from nsabench.ops._decode import (
     count_compressed,
     count_selected,
     draw_blocks,
-    make_loud,
-    select,
+    draw_caches,
 )
+from nsabench.ops._draws import Ints
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,58 +66,55 @@ class StepShape(CacheShape):
 
     @property
     def reads(self) -> int:
-        """Keys that a head reads in all branches together; what selection reads is among them."""
+        """How many keys a head reads in all branches, those that they share counted for each."""
         selected = count_selected(self.S, self.block_size, self.n_selected)
         return self.compressed + selected + min(self.window, self.S)
+
+    def blocks(self, seed: int) -> Ints:
+        """Draw the blocks that are to be selected, int64 [B,H,n]."""
+        return draw_blocks((self.B, self.H), self.S, self.block_size, self.n_selected, seed)
 
 
 class DecodeStep(DecodeOp):
     name = "decode_step"
-    check_shapes = MappingProxyType(
-        {
-            "cpu": (
-                "B=1,S=200,HQ=4,H=2,D=32,block=32,stride=16,block_size=32,n_selected=4,window=64",
-                "B=2,S=77,HQ=4,H=2,D=32,block=32,stride=16,block_size=32,n_selected=4,window=30",
-            ),
-            "cuda": (
-                "B=8,S=8192,HQ=64,H=4,D=128,block=32,stride=16,block_size=64,"
-                "n_selected=16,window=512",
-                "B=3,S=5000,HQ=64,H=4,D=128,block=32,stride=16,block_size=64,"
-                "n_selected=16,window=512",
-            ),
-        }
+    check_shapes = by_device(
+        cpu=(
+            "B=1,S=200,HQ=4,H=2,D=32,block=32,stride=16,block_size=32,n_selected=4,window=64",
+            "B=2,S=77,HQ=4,H=2,D=32,block=32,stride=16,block_size=32,n_selected=4,window=30",
+        ),
+        cuda=(
+            "B=8,S=8192,HQ=64,H=4,D=128,block=32,stride=16,block_size=64,n_selected=16,window=512",
+            "B=3,S=5000,HQ=64,H=4,D=128,block=32,stride=16,block_size=64,n_selected=16,window=512",
+        ),
     )
     arguments = ("q", "k", "v", "k_cmp", "v_cmp", "gates")
     options = ("sizes", "sm_scale")
     shape_model = StepShape
 
-    def work(self, shape: Shape, dtype: DType, distribution: str, seed: int) -> Work:
-        """As of its branches; what a selected block and the window share is read only once."""
-        assert isinstance(shape, StepShape)
+    def work(self, shape: StepShape, dtype: DType, distribution: str, seed: int) -> Work:
+        """The work of the branches; what a selected block and the window share is read once."""
         branches = super().work(shape, dtype, distribution, seed)
-        begin = _blocks(shape, seed) * shape.block_size
+        begin = shape.blocks(seed) * shape.block_size
         end = np.minimum(begin + shape.block_size, shape.S)
         near = np.maximum(begin, shape.S - shape.window)
         shared = int(np.maximum(end - near, 0).sum())
         elements = shape.B * shape.HQ * 3 - shared * (shape.D + shape.Dv)
         return Work(branches.bytes_min + elements * dtype.itemsize, branches.flops)
 
-    def draw(self, shape: Shape, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
+    def draw(
+        self, shape: StepShape, dtype: DType, distribution: str, seed: int, device: str
+    ) -> Inputs:
         import torch
 
-        assert isinstance(shape, StepShape)
         normal = _draws.normal(dtype, device, seed)
-        b, h, n = shape.B, shape.H, shape.compressed
-        q = normal(b, shape.HQ, shape.D)
-        k, v = normal(b, h, shape.S, shape.D), normal(b, h, shape.S, shape.Dv)
-        k_cmp, v_cmp = normal(b, h, n, shape.D), normal(b, h, n, shape.Dv)
-        chosen = torch.from_numpy(_blocks(shape, seed)).to(device)
-        make_loud(q, k_cmp, chosen, shape.block_size // shape.stride)
-        gates = torch.sigmoid(normal(b, shape.HQ, 3))
-        return Inputs(
-            {"q": q, "k": k, "v": v, "k_cmp": k_cmp, "v_cmp": v_cmp, "gates": gates},
-            {"sizes": shape.sizes, "sm_scale": shape.D**-0.5},
-        )
+        tensors = draw_caches(shape, normal)
+        k_cmp = normal(shape.B, shape.H, shape.compressed, shape.D)
+        v_cmp = normal(shape.B, shape.H, shape.compressed, shape.Dv)
+        chosen = torch.from_numpy(shape.blocks(seed)).to(device)
+        _make_loud(tensors["q"], k_cmp, chosen, shape.block_size // shape.stride)
+        gates = torch.sigmoid(normal(shape.B, shape.HQ, 3))
+        tensors |= {"k_cmp": k_cmp, "v_cmp": v_cmp, "gates": gates}
+        return Inputs(tensors, {"sizes": shape.sizes, **self.drawn_options(shape)})
 
     def oracle(self, inputs: Inputs) -> Tensor:
         import torch
@@ -128,15 +126,39 @@ class DecodeStep(DecodeOp):
         window = attend(t["q"], t["k"][:, :, near], t["v"][:, :, near], scale)[0]
         compressed, weights = attend(t["q"], t["k_cmp"], t["v_cmp"], scale)
         of_token = torch.arange(tokens, device=t["q"].device) // sizes.block_size
-        keep = select(weights, tokens, sizes)[..., of_token]
+        keep = _select(weights, tokens, sizes)[..., of_token]
         selected = attend(t["q"], t["k"], t["v"], scale, keep)[0]
         gates = t["gates"].double().unsqueeze(-1)
         return gates[:, :, 0] * compressed + gates[:, :, 1] * selected + gates[:, :, 2] * window
 
 
-def _blocks(shape: StepShape, seed: int) -> _draws.Ints:
-    """The blocks that are meant to be selected, int64 [B,H,n]."""
-    return draw_blocks((shape.B, shape.H), shape.S, shape.block_size, shape.n_selected, seed)
+def _make_loud(q: Tensor, k_cmp: Tensor, chosen: Tensor, keys_a_block: int) -> None:
+    """Turn one compressed key [B,H,Nc,D] inside each chosen block [B,H,n], in place, to where its
+    queries look. keys_a_block: compressed keys that begin in a block."""
+    import torch
+
+    b, h = k_cmp.shape[:2]
+    sums = q.view(b, h, -1, q.shape[2]).float().sum(2)
+    loud = (LOUDNESS * sums / sums.norm(dim=-1, keepdim=True)).to(k_cmp.dtype)
+    keys = chosen * keys_a_block
+    inside = keys < k_cmp.shape[2]
+    index = torch.where(inside, keys, torch.zeros_like(keys)).unsqueeze(-1)
+    index = index.expand(-1, -1, -1, k_cmp.shape[3])
+    k_cmp.scatter_(2, index, loud.unsqueeze(2).expand(-1, -1, keys.shape[2], -1))
+
+
+def _select(weights: Tensor, tokens: int, sizes: DecodeSizes) -> Tensor:
+    """Return the blocks that weights [B,H,HQ/H,Nc] select (equations 9 to 12): bool
+    [B,H,blocks]."""
+    import torch
+
+    blocks, of_rows = -(-tokens // sizes.block_size), weights.flatten(0, 1)
+    scores = _nsa.block_scores(of_rows, blocks, sizes.block, sizes.stride, sizes.block_size)
+    position = torch.full_like(scores[:, 0], tokens - 1, dtype=torch.int64)
+    ranked = _nsa.rank(scores, position, sizes.block_size)
+    chosen, _ = _nsa.choose(ranked, sizes.n_selected, 0.0)
+    keep = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, chosen, True)
+    return keep.unflatten(0, weights.shape[:2])
 
 
 OP = DecodeStep()

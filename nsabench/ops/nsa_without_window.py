@@ -1,28 +1,25 @@
-"""nsa_without_window: a variant of the whole that libraries compute: no overlap, and no window.
+"""nsa_without_window: a variant of NSA that libraries compute: no overlap, and no window.
 
 q [B,T,HQ,D], k [B,T,H,D], v [B,T,H,Dv], gates [B,T,HQ,2] -> out [B,T,HQ,Dv] = gates[0] compressed +
-gates[1] selected. Compressed keys and values are means of whole blocks of `block_size` tokens, each
-of which a query sees from its last token on. Of the same blocks the first, the two up to the
-query's own and those of the highest scores are selected, `n_selected` in all; the score of a block
-is the weight of its compressed key, summed over the heads of the group. `parallel_nsa` of fla-core
-computes this where it is given no `g_swa`.
+gates[1] selected. Compressed keys and values are means of whole blocks of `block_size` tokens; a
+query sees a block from the block's last token on. Of the same blocks `n_selected` are selected: the
+first, the two up to the query's own, and those of the highest scores. The score of a block is the
+weight of its compressed key, summed over the heads of the group. `parallel_nsa` of fla-core
+computes this if it is given no `g_swa`.
 
-It is a case of `nsa_attention`, with one block a stride and a gate of zero on the window: `packed`,
-max_seqlen and what is left out of parity are as there.
+It is a case of `nsa_attention`, with one block a stride and a gate of zero on the window. `packed`,
+max_seqlen and the rows that are left out are those of `nsa_attention`.
 """
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pydantic import model_validator
 
-from nsabench.model.vocabulary import Direction, DType
-from nsabench.ops._attention import AttentionOp
-from nsabench.ops._banded import HeadsShape
-from nsabench.ops._contract import Inputs, Shape, Size, Work, dv_is_d
-from nsabench.ops._legal import Legal
+from nsabench.model.vocabulary import DType
+from nsabench.ops._contract import Inputs, Legal, Size, by_device
+from nsabench.ops._sequences import SequenceOp, SequencesShape
 from nsabench.ops.nsa_attention import OP as WHOLE
 from nsabench.ops.nsa_attention import NsaShape
 
@@ -33,17 +30,13 @@ GATES = 2
 NO_WINDOW = 1  # the query's own key, at a gate of zero
 
 
-class WithoutWindowShape(HeadsShape):
+class WithoutWindowShape(SequencesShape):
     """B sequences of T tokens (packed: of T in the mean), HQ query heads on H key heads, head dims
     D (q, k) and Dv (v; D unless given); `n_selected` blocks of `block_size` tokens, each of which
-    is one compressed key, too."""
+    is also one compressed key."""
 
-    B: Size
-    T: Size
     block_size: Size = 64
     n_selected: Size = 16
-
-    _dv = model_validator(mode="before")(dv_is_d)
 
     @model_validator(mode="after")
     def _fits(self) -> WithoutWindowShape:
@@ -51,59 +44,38 @@ class WithoutWindowShape(HeadsShape):
         return self
 
     def whole(self) -> NsaShape:
-        """The shape of `nsa_attention` that this is. Raises `ValueError` where it is none."""
+        """Return this shape as one of `nsa_attention`. Raises `ValueError` if there is none."""
         size = self.block_size
         return NsaShape(**self.model_dump(), block=size, stride=size, window=NO_WINDOW)
 
 
-class NsaWithoutWindow(AttentionOp):
+class NsaWithoutWindow(SequenceOp):
     name = "nsa_without_window"
-    check_shapes = MappingProxyType(
-        {
-            "cpu": (
-                "B=1,T=120,HQ=4,H=2,D=32,block_size=16,n_selected=4",
-                "B=2,T=77,HQ=4,H=2,D=32,block_size=16,n_selected=3",
-            ),
-            "cuda": ("B=1,T=4096,HQ=64,H=4,D=128", "B=2,T=1000,HQ=64,H=4,D=128"),
-        }
+    check_shapes = by_device(
+        cpu=(
+            "B=1,T=120,HQ=4,H=2,D=32,block_size=16,n_selected=4",
+            "B=2,T=77,HQ=4,H=2,D=32,block_size=16,n_selected=3",
+        ),
+        cuda=("B=1,T=4096,HQ=64,H=4,D=128", "B=2,T=1000,HQ=64,H=4,D=128"),
     )
     arguments = ("q", "k", "v", "gates")
-    optional = ("cu_seqlens",)
     options = ("block_size", "n_selected", "sm_scale", "max_seqlen")
     differentiable = ("q", "k", "v", "gates")
+    gates = GATES
     shape_model = WithoutWindowShape
-    directions = (Direction.FORWARD, Direction.BACKWARD, Direction.STEP)
-    length_axis = "T"
-    distributions = WHOLE.distributions
+    directions = WHOLE.directions
     leaves_rows_out = True
-    rows_stand_alone = False  # which queries are looked at hangs on all of them
+    rows_stand_alone = False  # which queries are sampled depends on all of them
 
-    def length(self, shape: Shape) -> int:
-        assert isinstance(shape, WithoutWindowShape)
-        return shape.T
-
-    def terms(self, shape: Shape) -> int:
-        assert isinstance(shape, WithoutWindowShape)
+    def terms(self, shape: WithoutWindowShape) -> int:
         return WHOLE.terms(shape.whole())
 
-    def work(self, shape: Shape, dtype: DType, distribution: str, seed: int) -> Work:
-        """As of the whole: q, k, v, two gates and the output move once."""
-        assert isinstance(shape, WithoutWindowShape)
-        whole = shape.whole()
-        bytes_min = WHOLE.work(whole, dtype, distribution, seed).bytes_min
-        parts = WHOLE.parts(whole, dtype, distribution, seed)
-        least = parts["compressed"].flops + parts["selected"].flops
-        return Work(bytes_min - self._window_gates(shape) * dtype.itemsize, least)
+    def seen(self, lengths: list[int], shape: WithoutWindowShape) -> int:
+        return sum(shape.whole().seen_by_branch(lengths)[:2])
 
-    def differentiable_elements(self, shape: Shape) -> int:
-        assert isinstance(shape, WithoutWindowShape)
-        return WHOLE.differentiable_elements(shape.whole()) - self._window_gates(shape)
-
-    def _window_gates(self, shape: WithoutWindowShape) -> int:
-        return shape.B * shape.T * shape.HQ
-
-    def draw(self, shape: Shape, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
-        assert isinstance(shape, WithoutWindowShape)
+    def draw(
+        self, shape: WithoutWindowShape, dtype: DType, distribution: str, seed: int, device: str
+    ) -> Inputs:
         whole = WHOLE.draw(shape.whole(), dtype, distribution, seed, device)
         gates = whole.tensors["gates"][..., :GATES].contiguous()
         options = {name: whole.options[name] for name in self.options}
@@ -124,7 +96,7 @@ class NsaWithoutWindow(AttentionOp):
 
 
 def as_whole(inputs: Inputs) -> Inputs:
-    """Inputs of `nsa_attention` on which it is this op: they hold the same tensors."""
+    """Return inputs of `nsa_attention` on which it is this op; they hold the same tensors."""
     import torch
 
     gates = torch.nn.functional.pad(inputs.tensors["gates"], (0, 1))

@@ -1,9 +1,9 @@
 """selection_blocks: every query attends to the blocks of keys that its KV head chose for it.
 
 q [B,T,HQ,D], k [B,T,H,D], v [B,T,H,Dv], block_indices int32 [B,T,H,S] -> out [B,T,HQ,Dv]. Query
-head i belongs to KV head i // (HQ/H). Block j holds the keys j*block_size up to (j+1)*block_size;
-a query at position t attends to those of its blocks up to t. -1 is no block and may stand anywhere
-in a row; a block that is given twice counts once; a query without keys gives zeros (arXiv
+head i belongs to KV head i // (HQ/H). Block j holds the keys j*block_size up to (j+1)*block_size.
+A query at position t attends to the keys of its blocks up to t. -1 is no block and may stand
+anywhere in a row. A block that is given twice counts once. A query without keys gives zeros (arXiv
 2502.11089, section 3.3.2). Packed batches have B = 1 and a fifth tensor, cu_seqlens int32 [n+1]:
 positions and blocks count from the start of the query's own sequence.
 """
@@ -11,7 +11,6 @@ positions and blocks count from the start of the query's own sequence.
 from __future__ import annotations
 
 from functools import lru_cache
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,15 +19,15 @@ from pydantic import model_validator
 from nsabench.errors import UsageError
 from nsabench.model.vocabulary import Direction, DType
 from nsabench.ops import _block_draws, _block_major, _draws
-from nsabench.ops._attention import AttentionOp
+from nsabench.ops._attention import AttentionOp, AttentionShape
 from nsabench.ops._block_draws import Ints
-from nsabench.ops._contract import Inputs, Shape, Size, Work, dv_is_d
+from nsabench.ops._contract import Inputs, Size, Work, by_device
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class BlocksShape(Shape):
+class BlocksShape(AttentionShape):
     """B batches, T tokens (together, if packed), HQ query heads, H KV heads, head dims D and Dv,
     S blocks a query, block_size keys a block (64 unless given)."""
 
@@ -41,29 +40,24 @@ class BlocksShape(Shape):
     S: Size
     block_size: Size = 64
 
-    _dv = model_validator(mode="before")(dv_is_d)
-
     @model_validator(mode="after")
     def _groups(self) -> BlocksShape:
-        whole = self.HQ % self.H == 0
-        if not whole:
+        if self.HQ % self.H:
             raise ValueError(f"HQ={self.HQ} query heads do not divide among H={self.H} KV heads")
         return self
 
 
 class SelectionBlocks(AttentionOp):
     name = "selection_blocks"
-    check_shapes = MappingProxyType(
-        {
-            "cpu": (
-                "B=1,T=64,HQ=2,H=1,D=32,S=2,block_size=16",
-                "B=2,T=50,HQ=4,H=2,D=32,S=2,block_size=16",
-            ),
-            "cuda": (
-                "B=1,T=4096,HQ=64,H=4,D=128,S=16,block_size=64",
-                "B=2,T=1000,HQ=64,H=4,D=128,S=8,block_size=64",
-            ),
-        }
+    check_shapes = by_device(
+        cpu=(
+            "B=1,T=64,HQ=2,H=1,D=32,S=2,block_size=16",
+            "B=2,T=50,HQ=4,H=2,D=32,S=2,block_size=16",
+        ),
+        cuda=(
+            "B=1,T=4096,HQ=64,H=4,D=128,S=16,block_size=64",
+            "B=2,T=1000,HQ=64,H=4,D=128,S=8,block_size=64",
+        ),
     )
     arguments = ("q", "k", "v", "block_indices")
     optional = ("cu_seqlens",)
@@ -73,71 +67,62 @@ class SelectionBlocks(AttentionOp):
     directions = (Direction.FORWARD, Direction.BACKWARD)
     distributions = (*_block_draws.DISTRIBUTIONS, *_draws.VALUES)
 
-    def length(self, shape: Shape) -> int:
-        assert isinstance(shape, BlocksShape)
-        return shape.T
-
-    def drawn(self, shape: Shape) -> int:
-        assert isinstance(shape, BlocksShape)
+    def drawn(self, shape: BlocksShape) -> int:
         return shape.B * shape.T * shape.H * shape.S
 
-    def work(self, shape: Shape, dtype: DType, distribution: str, seed: int) -> Work:
+    def work(self, shape: BlocksShape, dtype: DType, distribution: str, seed: int) -> Work:
         """A key that several queries select must come from memory only once."""
-        assert isinstance(shape, BlocksShape)
         selected, touched, index_bytes = _counts(shape, distribution, seed)
         widths = shape.D + shape.Dv
         elements = shape.B * shape.T * shape.HQ * widths + touched * widths
         flops = 2 * shape.HQ // shape.H * selected * widths
         return Work(elements * dtype.itemsize + index_bytes, flops)
 
-    def draw(self, shape: Shape, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
+    def draw(
+        self, shape: BlocksShape, dtype: DType, distribution: str, seed: int, device: str
+    ) -> Inputs:
         import torch
 
-        assert isinstance(shape, BlocksShape)
         cu_seqlens, indices = _selection(shape, distribution, seed)
         normal = _draws.normal(dtype, device, seed)
         q = normal(shape.B, shape.T, shape.HQ, shape.D)
         k = normal(shape.B, shape.T, shape.H, shape.D)
         _draws.shape_values(distribution, q, k)
-        tensors = {
-            "q": q,
-            "k": k,
-            "v": normal(shape.B, shape.T, shape.H, shape.Dv),
-            "block_indices": torch.tensor(indices, device=device),  # what is kept is not handed out
-        }
+        tensors = {"q": q, "k": k, "v": normal(shape.B, shape.T, shape.H, shape.Dv)}
+        # Copies, since the selection is cached.
+        tensors["block_indices"] = torch.tensor(indices, device=device)
         if distribution == "packed":
             tensors["cu_seqlens"] = torch.tensor(cu_seqlens, device=device)
-        return Inputs(tensors, {"sm_scale": shape.D**-0.5, "block_size": shape.block_size})
+        return Inputs(tensors, self.drawn_options(shape))
 
     def oracle(self, inputs: Inputs) -> Tensor:
         return attend(inputs)
 
     def gradients(self, inputs: Inputs, grad_out: Tensor) -> dict[str, Tensor]:
-        return gradients(inputs, grad_out)
+        return self.results(inputs, grad_out)[1]
 
     def results(self, inputs: Inputs, grad_out: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        out = _result(inputs)
-        return out, gradients(inputs, grad_out, out=out)
+        return differentiate(inputs, grad_out)
 
-    def differentiable_elements(self, shape: Shape) -> int:
-        assert isinstance(shape, BlocksShape)
+    def differentiable_elements(self, shape: BlocksShape) -> int:
         return shape.B * shape.T * (shape.HQ * shape.D + shape.H * (shape.D + shape.Dv))
 
 
 def attend(inputs: Inputs, *, causal: bool = True) -> Tensor:
-    """The float64 result; not causal, a query sees all keys of its blocks."""
-    out = _result(inputs)
+    """Compute the float64 result. If not causal, a query sees all keys of its blocks."""
+    out = _empty_result(inputs)
     for chunk in _block_major.chunks(inputs, causal):
         out[chunk.rows] = chunk.attend()[0]
     return out
 
 
-def gradients(
-    inputs: Inputs, grad_out: Tensor, *, causal: bool = True, out: Tensor | None = None
-) -> dict[str, Tensor]:
-    """The float64 gradients of `attend`. out: where its result goes, which is found on the way."""
+def differentiate(
+    inputs: Inputs, grad_out: Tensor, *, causal: bool = True
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Compute the float64 result of `attend` and its gradients."""
     import torch
 
+    out = _empty_result(inputs)
     grads = {
         name: torch.zeros_like(inputs.tensors[name], dtype=torch.float64)
         for name in SelectionBlocks.differentiable
@@ -146,15 +131,12 @@ def gradients(
         batch, _, heads = chunk.rows
         kv_head = heads.start // chunk.q.shape[1]
         dk, dv = (grads[name][batch, :, kv_head] for name in ("k", "v"))
-        found, dq = chunk.differentiate(grad_out[chunk.rows], dk, dv)
+        out[chunk.rows], dq = chunk.differentiate(grad_out[chunk.rows], dk, dv)
         grads["q"][chunk.rows] = dq.mul_(inputs.options["sm_scale"])
-        if out is not None:
-            out[chunk.rows] = found
-    return grads
+    return out, grads
 
 
-def _result(inputs: Inputs) -> Tensor:
-    """Room for `attend`'s, of no values yet."""
+def _empty_result(inputs: Inputs) -> Tensor:
     import torch
 
     q, v = inputs.tensors["q"], inputs.tensors["v"]
@@ -163,35 +145,29 @@ def _result(inputs: Inputs) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _selection(shape: BlocksShape, distribution: str, seed: int) -> tuple[Ints, Ints]:
-    """cu_seqlens, of one sequence unless packed, and block_indices [B,T,H,S].
+    """Draw cu_seqlens, of one sequence unless packed, and block_indices [B,T,H,S].
 
-    Raises `UsageError` when a packed batch is not one row.
+    Raises `UsageError` if a packed batch is not one row.
     """
     cu_seqlens = _block_draws.sequences(distribution, shape.T, seed)
     if len(cu_seqlens) > 2 and shape.B != 1:
         raise UsageError(f"a packed batch is one row of tokens and B is {shape.B}", "give B 1.")
-    indices = _block_draws.indices(
-        distribution,
-        shape.B,
-        _block_draws.positions(cu_seqlens),
-        shape.H,
-        shape.S,
-        shape.block_size,
-        seed,
-    )
-    return cu_seqlens, indices
+    position = _block_draws.positions(cu_seqlens)
+    slots = shape.H, shape.S, shape.block_size
+    return cu_seqlens, _block_draws.indices(distribution, shape.B, position, *slots, seed)
 
 
 @lru_cache(maxsize=1024)
 def _counts(shape: BlocksShape, distribution: str, seed: int) -> tuple[int, int, int]:
-    """Keys that the rows select, all together; keys that some row selects; bytes that say so."""
+    """Count the keys that all rows select together, the keys that some row selects, and the bytes
+    of the indices."""
     cu_seqlens, indices = _selection(shape, distribution, seed)
     block = shape.block_size
     position = _block_draws.positions(cu_seqlens)
     blocks, keys = _block_draws.visible(indices, position, block)
     batches, tokens, kv_heads, _ = indices.shape
     first = (np.arange(tokens) - position)[:, None, None]
-    # How many keys of each block are selected, by where the block begins.
+    # The keys of each block that are selected, by where the block begins.
     begins = np.where(keys, first + blocks * block, 0)
     begins += np.arange(kv_heads)[:, None] * tokens
     begins += (np.arange(batches) * kv_heads * tokens)[:, None, None, None]

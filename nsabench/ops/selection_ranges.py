@@ -1,25 +1,23 @@
 """selection_ranges: every query attends to the union of n spans of its group's keys, in place.
 
-q [B,S,G,h,D], k [B,G,S_kv,D], v [B,G,S_kv,Dv], ranges int32 [B,S,G,n,2] -> out [B,S,G,h,Dv].
-Spans are half-open; overlaps count once; what lies outside the keys is cut off; a span whose end is
-not behind its start is empty; a query without keys gives zeros. selected_len: no query selects more
-keys, as a model knows on the host (n blocks of l'). (arXiv 2502.11089, section 3.3.2, without the
-gather.)
-"""
+q [B,S,G,h,D], k [B,G,S_kv,D], v [B,G,S_kv,Dv], ranges int32 [B,S,G,n,2] -> out [B,S,G,h,Dv]. Spans
+are half-open. Overlaps count once, and what lies outside the keys is cut off. A span whose end is
+not behind its start is empty. A query without keys gives zeros. selected_len: no query selects more
+keys; a model knows it on the host (n blocks of l'). (arXiv 2502.11089, section 3.3.2, without the
+gather.)"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import model_validator
 
 from nsabench.model.vocabulary import Direction, DType
 from nsabench.ops import _attention, _draws
-from nsabench.ops._attention import AttentionOp
-from nsabench.ops._contract import Inputs, Shape, Size, Work, dv_is_d
+from nsabench.ops._attention import AttentionOp, AttentionShape, Portion
+from nsabench.ops._contract import Inputs, Size, Work, by_device
 from nsabench.ops._draws import Ints
 
 if TYPE_CHECKING:
@@ -27,13 +25,11 @@ if TYPE_CHECKING:
 
 # Bounds the oracle's mask and float64 scores of a chunk of queries to a few hundred MB.
 ORACLE_CHUNK_ELEMENTS = 1 << 24
-
-
 # They are drawn on the host, and counted in the supervisor: some GB at most.
 MOST_SPANS = 1 << 26
 
 
-class RangesShape(Shape):
+class RangesShape(AttentionShape):
     """B batches, S queries, G groups, H heads a group (h above), head dims D and Dv, S_kv keys,
     n_spans spans a query, L keys in their union (fewer where the distribution says so)."""
 
@@ -47,12 +43,9 @@ class RangesShape(Shape):
     n_spans: Size
     L: Size
 
-    _dv = model_validator(mode="before")(dv_is_d)
-
     @model_validator(mode="after")
     def _fits(self) -> RangesShape:
-        fits = self.S_kv >= self.L
-        if not fits:
+        if self.S_kv < self.L:
             raise ValueError(f"L={self.L} keys cannot be selected from S_kv={self.S_kv}")
         if self.rows * self.n_spans > MOST_SPANS:
             raise ValueError(f"B*S*G*n_spans={self.rows * self.n_spans} is over {MOST_SPANS}")
@@ -65,17 +58,15 @@ class RangesShape(Shape):
 
 class SelectionRanges(AttentionOp):
     name = "selection_ranges"
-    check_shapes = MappingProxyType(
-        {
-            "cpu": (
-                "B=1,S=4,G=2,H=2,D=32,S_kv=128,n_spans=2,L=64",
-                "B=2,S=3,G=1,H=3,D=32,S_kv=100,n_spans=3,L=51",
-            ),
-            "cuda": (
-                "B=1,S=1024,G=4,H=16,D=128,S_kv=8192,n_spans=16,L=1024",
-                "B=2,S=333,G=2,H=8,D=128,S_kv=5000,n_spans=8,L=640",
-            ),
-        }
+    check_shapes = by_device(
+        cpu=(
+            "B=1,S=4,G=2,H=2,D=32,S_kv=128,n_spans=2,L=64",
+            "B=2,S=3,G=1,H=3,D=32,S_kv=100,n_spans=3,L=51",
+        ),
+        cuda=(
+            "B=1,S=1024,G=4,H=16,D=128,S_kv=8192,n_spans=16,L=1024",
+            "B=2,S=333,G=2,H=8,D=128,S_kv=5000,n_spans=8,L=640",
+        ),
     )
     arguments = ("q", "k", "v", "ranges")
     options = ("sm_scale", "selected_len")
@@ -94,17 +85,12 @@ class SelectionRanges(AttentionOp):
         *_draws.VALUES,
     )
 
-    def length(self, shape: Shape) -> int:
-        assert isinstance(shape, RangesShape)
-        return shape.L
-
-    def work(self, shape: Shape, dtype: DType, distribution: str, seed: int) -> Work:
+    def work(self, shape: RangesShape, dtype: DType, distribution: str, seed: int) -> Work:
         """A key that several queries of a group select must come from memory only once.
 
-        How many queries select the same key differs a little between the sets of a case; the bytes
-        are those of the first one.
+        The number of queries that select the same key differs a little between the sets of a case;
+        the bytes are those of the first set.
         """
-        assert isinstance(shape, RangesShape)
         spans = _spans(shape, distribution, seed).reshape(shape.B, shape.S, shape.G, -1, 2)
         selected = int(_draws.union_sizes(spans.reshape(shape.rows, -1, 2), shape.S_kv).sum())
         touched = sum(
@@ -117,63 +103,34 @@ class SelectionRanges(AttentionOp):
         ranges_bytes = 4 * 2 * shape.rows * shape.n_spans
         return Work(elements * dtype.itemsize + ranges_bytes, 2 * shape.H * selected * widths)
 
-    def draw(self, shape: Shape, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
+    def draw(
+        self, shape: RangesShape, dtype: DType, distribution: str, seed: int, device: str
+    ) -> Inputs:
         import torch
 
-        assert isinstance(shape, RangesShape)
         normal = _draws.normal(dtype, device, seed)
         q = normal(shape.B, shape.S, shape.G, shape.H, shape.D)
         k = normal(shape.B, shape.G, shape.S_kv, shape.D)
         _draws.shape_values(distribution, q, k)
+        tensors = {"q": q, "k": k, "v": normal(shape.B, shape.G, shape.S_kv, shape.Dv)}
         spans = _spans(shape, distribution, seed).astype("int32")
         spans = spans.reshape(shape.B, shape.S, shape.G, shape.n_spans, 2)
-        return Inputs(
-            {
-                "q": q,
-                "k": k,
-                "v": normal(shape.B, shape.G, shape.S_kv, shape.Dv),
-                "ranges": torch.from_numpy(spans).to(device),
-            },
-            {"sm_scale": shape.D**-0.5, "selected_len": shape.L},
-        )
+        tensors["ranges"] = torch.from_numpy(spans).to(device)
+        return Inputs(tensors, {**self.drawn_options(shape), "selected_len": shape.L})
 
     def oracle(self, inputs: Inputs) -> Tensor:
-        import torch
-
-        q, v = inputs.tensors["q"], inputs.tensors["v"]
-        out = torch.zeros(*q.shape[:4], v.shape[3], dtype=torch.float64, device=q.device)
-        for rows, _, p, _, _, vd in _pieces(inputs):
-            out[rows] = p @ vd
-        return out
+        return _attention.attend(inputs, _portions(inputs))
 
     def gradients(self, inputs: Inputs, grad_out: Tensor) -> dict[str, Tensor]:
-        import torch
+        return _attention.differentiate(inputs, grad_out, _portions(inputs))
 
-        grads = {
-            name: torch.zeros_like(inputs.tensors[name], dtype=torch.float64)
-            for name in self.differentiable
-        }
-        for rows, keys, p, qd, kd, vd in _pieces(inputs):
-            scale = inputs.options["sm_scale"]
-            do = grad_out[rows].double()
-            # Queries and heads as rows of one matrix: they share their keys.
-            dq, dk, dv = _attention.gradients(
-                p.flatten(0, 1), qd.flatten(0, 1), kd, vd, do.flatten(0, 1), scale
-            )
-            grads["q"][rows] = dq.view_as(qd)
-            grads["k"][keys] += dk
-            grads["v"][keys] += dv
-        return grads
-
-    def differentiable_elements(self, shape: Shape) -> int:
-        assert isinstance(shape, RangesShape)
+    def differentiable_elements(self, shape: RangesShape) -> int:
         keys = shape.B * shape.G * shape.S_kv
         return shape.rows * shape.H * shape.D + keys * (shape.D + shape.Dv)
 
 
-def _pieces(inputs: Inputs) -> Iterator[tuple[Any, ...]]:
-    """Chunks of queries of one batch and group: where they are in q, where their keys are in k,
-    their weights on all keys [n,h,S_kv], and in float64 q [n,h,D], k [S_kv,D], v [S_kv,Dv]."""
+def _portions(inputs: Inputs) -> Iterator[Portion]:
+    """Yield queries of one batch and group, some at a time, on all keys of the group."""
     import torch
 
     q, k, v, ranges = (inputs.tensors[name] for name in SelectionRanges.arguments)
@@ -189,7 +146,7 @@ def _pieces(inputs: Inputs) -> Iterator[tuple[Any, ...]]:
             chosen = ((key >= spans[:, :, 0]) & (key < spans[:, :, 1])).any(1)
             qd = q[rows].double()
             p = _attention.weights(qd, kd, inputs.options["sm_scale"], chosen.unsqueeze(1))
-            yield rows, (b, g), p, qd, kd, vd
+            yield Portion(rows, (b, g), p, qd, kd, vd, heads_first=False)
 
 
 def _spans(shape: RangesShape, distribution: str, seed: int) -> Ints:

@@ -2,21 +2,19 @@
 
 q [N,H,D], k [total,D], v [total,Dv], cu_seqlens int32 [N+1] -> out [N,H,Dv]; row i attends to keys
 cu_seqlens[i] up to cu_seqlens[i+1]. A row without keys gives zeros. max_seqlen: no row has more
-keys, as whoever calls a varlen attention knows on the host.
+keys; the caller knows it on the host.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
-from types import MappingProxyType
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from nsabench.model.vocabulary import DType
 from nsabench.ops import _draws
 from nsabench.ops._attention import AttentionOp
-from nsabench.ops._contract import Inputs, Shape, Work
+from nsabench.ops._contract import Inputs, Work, by_device
+from nsabench.ops._sequences import cumulated
 from nsabench.ops.selection_rows import RowsShape
 
 if TYPE_CHECKING:
@@ -29,52 +27,32 @@ class VarlenShape(RowsShape):
 
 class SelectionVarlen(AttentionOp):
     name = "selection_varlen"
-    check_shapes = MappingProxyType(
-        {
-            "cpu": (
-                "N=8,H=4,D=32,L=64",
-                "N=5,H=3,D=32,L=77",
-            ),
-            "cuda": (
-                "N=1024,H=8,D=128,L=1024",
-                "N=1023,H=8,D=128,L=500",
-            ),
-        }
+    check_shapes = by_device(
+        cpu=("N=8,H=4,D=32,L=64", "N=5,H=3,D=32,L=77"),
+        cuda=("N=1024,H=8,D=128,L=1024", "N=1023,H=8,D=128,L=500"),
     )
     arguments = ("q", "k", "v", "cu_seqlens")
     options = ("sm_scale", "max_seqlen")
     shape_model = VarlenShape
     distributions = ("spread", "equal", "mixed", "empty_rows", "all_empty", *_draws.VALUES)
 
-    def length(self, shape: Shape) -> int:
-        assert isinstance(shape, VarlenShape)
-        return shape.L
+    def work(self, shape: VarlenShape, dtype: DType, distribution: str, seed: int) -> Work:
+        total = int(_draws.lengths(distribution, shape.N, shape.L, seed).sum())
+        widths = shape.D + shape.Dv
+        elements = (shape.N * shape.H + total) * widths
+        return Work(elements * dtype.itemsize + 4 * (shape.N + 1), 2 * shape.H * total * widths)
 
-    def work(self, shape: Shape, dtype: DType, distribution: str, seed: int) -> Work:
-        assert isinstance(shape, VarlenShape)
-        n, h, d, dv = shape.N, shape.H, shape.D, shape.Dv
-        total = int(_draws.lengths(distribution, n, shape.L, seed).sum())
-        elements = n * h * (d + dv) + total * (d + dv)
-        return Work(elements * dtype.itemsize + 4 * (n + 1), 2 * h * total * (d + dv))
-
-    def draw(self, shape: Shape, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
-        import torch
-
-        assert isinstance(shape, VarlenShape)
+    def draw(
+        self, shape: VarlenShape, dtype: DType, distribution: str, seed: int, device: str
+    ) -> Inputs:
         lengths = _draws.lengths(distribution, shape.N, shape.L, seed)
-        ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        total = int(lengths.sum())
         normal = _draws.normal(dtype, device, seed)
-        q, k = normal(shape.N, shape.H, shape.D), normal(int(ends[-1]), shape.D)
+        q, k = normal(shape.N, shape.H, shape.D), normal(total, shape.D)
         _draws.shape_values(distribution, q, k)
-        return Inputs(
-            {
-                "q": q,
-                "k": k,
-                "v": normal(int(ends[-1]), shape.Dv),
-                "cu_seqlens": torch.from_numpy(ends).to(device),
-            },
-            {"sm_scale": shape.D**-0.5, "max_seqlen": shape.L},
-        )
+        tensors = {"q": q, "k": k, "v": normal(total, shape.Dv)}
+        tensors["cu_seqlens"] = cumulated(lengths, device)
+        return Inputs(tensors, {**self.drawn_options(shape), "max_seqlen": shape.L})
 
     def oracle(self, inputs: Inputs) -> Tensor:
         import torch

@@ -15,7 +15,7 @@ from torch import Tensor
 from nsabench import ops
 from nsabench.model.vocabulary import DType
 from nsabench.ops import Inputs, _attention, _block_major
-from nsabench.ops.selection_blocks import attend, gradients
+from nsabench.ops.selection_blocks import attend, differentiate
 
 OP = ops.get("selection_blocks")
 DRAWN = [d for d in OP.distributions if d not in ("recorded", "dense")]
@@ -65,7 +65,8 @@ def assert_as_gathered(inputs: Inputs, causal: bool) -> None:
     grad_out = OP.draw_grad(inputs, 5)
     wanted = gathered(inputs, grad_out, causal)
     out = attend(inputs, causal=causal)
-    grads = gradients(inputs, grad_out, causal=causal)
+    also, grads = differentiate(inputs, grad_out, causal=causal)
+    assert torch.equal(also, out)
     assert list(grads) == ["q", "k", "v"]
     longest = [float(inputs.tensors[name].double().norm(dim=-1).max()) for name in ("q", "k")]
     near = NEAR * max(1.0, inputs.options["sm_scale"] * longest[0] * longest[1])
@@ -172,16 +173,6 @@ def test_keys_that_nobody_chose_are_not_read() -> None:
     for name in ("k", "v"):
         inputs.tensors[name][:, 128:] = float("nan")
     assert torch.equal(OP.oracle(inputs), wanted)
-
-
-def test_results_are_the_oracle_and_the_gradients() -> None:
-    inputs = of("random", B=2, T=200, **HEADS, S=3)
-    grad_out = OP.draw_grad(inputs, 5)
-    out, grads = OP.results(inputs, grad_out)
-    assert torch.equal(out, OP.oracle(inputs))
-    wanted = OP.gradients(inputs, grad_out)
-    assert list(grads) == list(wanted)
-    assert all(torch.equal(grads[name], wanted[name]) for name in wanted)
 
 
 def test_a_tile_of_large_blocks_has_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:

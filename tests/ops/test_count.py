@@ -45,8 +45,8 @@ def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
     log.touch()
     monkeypatch.setattr(_block_draws, "indices", indices)
-    monkeypatch.setattr(ops, "_counted", {})
-    for cached in (ops._work, selection_blocks._counts, selection_blocks._selection):
+    monkeypatch.setattr(ops, "_works", {})
+    for cached in (selection_blocks._counts, selection_blocks._selection):
         cached.cache_clear()
     return log
 
@@ -62,7 +62,7 @@ def test_it_is_the_same_as_of_one(drawn: Path) -> None:
         assert str(os.getpid()) not in {process for process, _ in lines}
     at_hand = [ops.work(one) for one in cases]
     assert len(drawn.read_text().splitlines()) == len(lines)
-    ops._counted.clear()
+    ops._works.clear()
     assert at_hand == [ops.work(one) for one in cases]
 
 

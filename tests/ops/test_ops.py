@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,33 +18,17 @@ from nsabench import ops
 from nsabench.errors import UsageError
 from nsabench.model.vocabulary import Direction, DType
 from nsabench.ops import Inputs, Op, Shape, _block_draws, _draws
-from nsabench.ops._decode import LOCAL, LOUDNESS, draw_blocks
+from nsabench.ops._decode import LOUDNESS, draw_blocks
+from nsabench.ops._nsa import LOCAL
 
 CACHE = {"B": 2, "S": 75, "HQ": 4, "H": 2, "D": 16, "Dv": 8}
 SIZES = {
     "selection_rows": {"N": 6, "H": 3, "D": 16, "Dv": 8, "L": 10},
     "selection_varlen": {"N": 9, "H": 3, "D": 16, "Dv": 8, "L": 10},
-    "selection_ranges": {
-        "B": 2,
-        "S": 5,
-        "G": 2,
-        "H": 3,
-        "D": 16,
-        "Dv": 8,
-        "S_kv": 40,
-        "n_spans": 3,
-        "L": 17,
-    },
-    "selection_blocks": {
-        "B": 2,
-        "T": 70,
-        "HQ": 6,
-        "H": 2,
-        "D": 16,
-        "Dv": 8,
-        "S": 4,
-        "block_size": 8,
-    },
+    "selection_ranges": {"B": 2, "S": 5, "G": 2, "H": 3, "D": 16, "Dv": 8}
+    | {"S_kv": 40, "n_spans": 3, "L": 17},
+    "selection_blocks": {"B": 2, "T": 70, "HQ": 6, "H": 2, "D": 16, "Dv": 8}
+    | {"S": 4, "block_size": 8},
     "sliding_window": {"B": 3, "T": 13, "HQ": 4, "H": 2, "D": 16, "Dv": 8, "window": 5},
     "compressed": {"B": 3, "T": 13, "HQ": 4, "H": 2, "D": 16, "Dv": 8, "block": 4, "stride": 2},
     "decode_step": {**CACHE, "block": 4, "stride": 2, "block_size": 8, "n_selected": 5}
@@ -82,81 +67,54 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> t
     return torch.from_numpy(weights / weights.sum()) @ v.double()
 
 
-def keys_of(name: str, inputs: Inputs, index: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+def place_of(name: str, inputs: Inputs, index: tuple[int, ...]) -> tuple[Any, ...]:
+    """Where in k and v the keys of the query at this index of q lie."""
     t = inputs.tensors
     if name == "selection_rows":
-        return t["k"][index[0]], t["v"][index[0]]
+        return (index[0],)
     if name == "selection_varlen":
-        start, end = t["cu_seqlens"][index[0] : index[0] + 2].tolist()
-        return t["k"][start:end], t["v"][start:end]
-    if name == "selection_blocks":
-        return keys_of_blocks(inputs, index)
-    if name in ("sliding_window", "compressed", "causal_attention"):
-        return banded_keys_of(name, inputs, index)
+        return (list(range(*t["cu_seqlens"][index[0] : index[0] + 2].tolist())),)
+    if name == "selection_ranges":
+        b, s, g, _ = index
+        spans = t["ranges"][b, s, g].tolist()
+        return b, g, sorted(set().union(*(range(*within(span, t["k"].shape[2])) for span in spans)))
     if name.startswith("decode"):
-        return decode_keys_of(name, inputs, index)
-    b, s, g, _ = index
-    chosen = sorted(
-        {
-            key
-            for start, end in t["ranges"][b, s, g].tolist()
-            for key in range(max(start, 0), min(end, t["k"].shape[2]))
-        }
-    )
-    return t["k"][b, g, chosen], t["v"][b, g, chosen]
+        b, h = index[0], index[1] // (t["q"].shape[1] // t["k"].shape[1])
+        keys = list(range(t["k"].shape[2]))
+        if name == "decode_window":
+            keys = keys[-int(inputs.options["window"]) :]
+        elif name == "decode_selected":
+            keys = [i for span in t["ranges"][b, h].tolist() for i in range(*span)]
+        return b, h, keys
+    b, _, head = index
+    return b, keys_of_a_sequence(name, inputs, index), head // (t["q"].shape[2] // t["k"].shape[2])
 
 
-def keys_of_blocks(inputs: Inputs, index: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    t, block = inputs.tensors, int(inputs.options["block_size"])
-    b, token, head, *_ = index
-    kv_head = head // (t["q"].shape[2] // t["k"].shape[2])
-    ends = t.get("cu_seqlens", torch.tensor([0, t["q"].shape[1]])).tolist()
-    start = max(e for e in ends if e <= token)
-    chosen = sorted(
-        {
-            start + i
-            for j in t["block_indices"][b, token, kv_head].tolist()
-            for i in range(j * block, (j + 1) * block)
-            if j >= 0 and start + i <= token
-        }
-    )
-    return t["k"][b, chosen, kv_head], t["v"][b, chosen, kv_head]
+def within(span: list[int], keys: int) -> tuple[int, int]:
+    return max(span[0], 0), min(span[1], keys)
 
 
-def decode_keys_of(
-    name: str, inputs: Inputs, index: tuple[int, ...]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    t = inputs.tensors
-    b, h = index[0], index[1] // (t["q"].shape[1] // t["k"].shape[1])
-    keys = list(range(t["k"].shape[2]))
-    if name == "decode_window":
-        keys = keys[-int(inputs.options["window"]) :]
-    elif name == "decode_selected":
-        keys = [i for start, end in t["ranges"][b, h].tolist() for i in range(start, end)]
-    return t["k"][b, h, keys], t["v"][b, h, keys]
-
-
-def banded_keys_of(
-    name: str, inputs: Inputs, index: tuple[int, ...]
-) -> tuple[torch.Tensor, torch.Tensor]:
+def keys_of_a_sequence(name: str, inputs: Inputs, index: tuple[int, ...]) -> list[int]:
     t, options = inputs.tensors, inputs.options
     b, at, head = index
-    head //= t["q"].shape[2] // t["k"].shape[2]
-    begin = key0 = 0
-    if "cu_seqlens" in t:
-        starts = t["cu_seqlens"].tolist()
-        sequence = max(i for i, start in enumerate(starts) if start <= at)
-        begin = starts[sequence]
-        key0 = t.get("cu_keys", t["cu_seqlens"]).tolist()[sequence]
-    if name in ("sliding_window", "causal_attention"):
-        first = max(begin, at - int(options.get("window", at + 1)) + 1)
-        keys = range(first, at + 1)
-    else:
+    starts = t.get("cu_seqlens", torch.tensor([0, t["q"].shape[1]])).tolist()
+    sequence = max(i for i, start in enumerate(starts) if start <= at)
+    begin = starts[sequence]
+    if name == "compressed":
         block, stride = int(options["block"]), int(options["stride"])
+        first = t["cu_keys"][sequence].item() if "cu_keys" in t else 0
         # A key counts once the last of its tokens has been seen.
-        complete = [i for i in range(at) if i * stride + block - 1 <= at - begin]
-        keys = range(key0, key0 + len(complete))
-    return t["k"][b, keys, head], t["v"][b, keys, head]
+        return [first + i for i in range(at) if i * stride + block - 1 <= at - begin]
+    if name != "selection_blocks":
+        return list(range(max(begin, at - int(options.get("window", at + 1)) + 1), at + 1))
+    block, kv_head = int(options["block_size"]), head // (t["q"].shape[2] // t["k"].shape[2])
+    blocks = set(t["block_indices"][b, at, kv_head].tolist())
+    return [i for i in range(begin, at + 1) if (i - begin) // block in blocks]
+
+
+def keys_of(name: str, inputs: Inputs, index: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    place = place_of(name, inputs, index)
+    return inputs.tensors["k"][place], inputs.tensors["v"][place]
 
 
 def whole_step(inputs: Inputs, index: tuple[int, ...]) -> torch.Tensor:
@@ -211,16 +169,27 @@ def test_the_work_and_the_shapes_do_not_depend_on_the_seed(name: str, distributi
     assert work[0].bytes_min == pytest.approx(work[1].bytes_min, rel=0.1)
 
 
-@pytest.mark.parametrize("distribution", ops.get("selection_ranges").distributions)
-def test_work_of_ranges_counts_each_selected_key(distribution: str) -> None:
-    op, shape, inputs = drawn("selection_ranges", distribution)
-    t, sizes = inputs.tensors, SIZES["selection_ranges"]
-    rows = list(np.ndindex(*t["q"].shape[:3]))
-    selected = sum(len(keys_of("selection_ranges", inputs, (*row, 0))[0]) for row in rows)
-    widths = sizes["D"] + sizes["Dv"]
-    assert (
-        op.work(shape, DType.FLOAT16, distribution, 3).flops == 2 * sizes["H"] * selected * widths
-    )
+READ_WHOLE = ("selection_rows", "selection_varlen", "sliding_window", "compressed")
+READ_WHOLE += ("causal_attention", "decode_dense", "decode_compressed")
+
+
+@pytest.mark.parametrize(
+    ("name", "distribution"), [(n, d) for n, d in OF_KEYS if n != "decode_step"]
+)
+def test_work_counts_each_key_seen_and_each_touched_one_once(name: str, distribution: str) -> None:
+    op, shape, inputs = drawn(name, distribution)
+    t, indices = inputs.tensors, list(np.ndindex(*inputs.tensors["q"].shape[:-1]))
+    work = op.work(shape, DType.FLOAT16, distribution, 3)
+    seen = sum(len(keys_of(name, inputs, index)[0]) for index in indices)
+    assert work.flops == 2 * seen * (16 + 8)
+    if name in READ_WHOLE:
+        moved = sum(x.numel() * x.element_size() for x in t.values())
+        assert work.bytes_min == moved + 2 * 8 * len(indices)
+    if name == "selection_blocks":
+        places = [place_of(name, inputs, index) for index in indices]
+        touched = {(b, key, head) for b, keys, head in places for key in keys}
+        index_bytes = sum(t[n].numel() * 4 for n in ("block_indices", "cu_seqlens") if n in t)
+        assert work.bytes_min == 2 * (len(indices) + len(touched)) * (16 + 8) + index_bytes
 
 
 FULL = ("disjoint", "touching", "overlapping", "unsorted", "mixed", "out_of_bounds")
@@ -257,10 +226,7 @@ def test_keys_are_counted_as_one_would_by_hand(spans: _draws.Ints, keys: int) ->
 
 
 def by_hand(spans: _draws.Ints, keys: int) -> list[set[int]]:
-    return [
-        {key for start, end in row for key in range(max(start, 0), min(end, keys))}
-        for row in spans.tolist()
-    ]
+    return [set().union(*(range(*within(span, keys)) for span in row)) for row in spans.tolist()]
 
 
 def test_the_work_of_many_keys_takes_little_memory() -> None:
@@ -335,28 +301,6 @@ def blocks(distribution: str, **sizes: int) -> tuple[Shape, Inputs]:
     return shape, op.draw(shape, DType.FLOAT16, distribution, 3, "cpu")
 
 
-@pytest.mark.parametrize("distribution", [d for name, d in EVERY if name == "selection_blocks"])
-def test_work_of_blocks_counts_each_selected_key_and_each_touched_one_once(distribution) -> None:
-    op, shape, inputs = drawn("selection_blocks", distribution)
-    t = inputs.tensors
-    selected, touched = 0, set()
-    for b, token, head in np.ndindex(*t["q"].shape[:3]):
-        k, _ = keys_of_blocks(inputs, (b, token, head))
-        selected += len(k)
-        block = int(inputs.options["block_size"])
-        ends = t.get("cu_seqlens", torch.tensor([0, t["q"].shape[1]])).tolist()
-        start = max(e for e in ends if e <= token)
-        for j in t["block_indices"][b, token, head // 3].tolist():
-            if j >= 0:
-                at = range(start + j * block, min(start + (j + 1) * block, token + 1))
-                touched |= {(b, head // 3, key) for key in at}
-    work = op.work(shape, DType.FLOAT16, distribution, 3)
-    assert work.flops == 2 * selected * (16 + 8)
-    index_bytes = sum(t[n].numel() * 4 for n in ("block_indices", "cu_seqlens") if n in t)
-    rows = t["q"].shape[0] * t["q"].shape[1] * 6
-    assert work.bytes_min == 2 * (rows + len(touched)) * (16 + 8) + index_bytes
-
-
 @pytest.mark.parametrize("distribution", ["random", "local", "skewed", "scored", "packed"])
 def test_blocks_are_chosen_once_among_the_visible_and_the_forced_are_there(distribution) -> None:
     _, inputs = blocks(distribution, B=1, T=2000, S=7)
@@ -410,18 +354,6 @@ def test_indices_of_a_long_case_are_drawn_quickly() -> None:
     assert time.perf_counter() - start < 10
 
 
-@pytest.mark.parametrize("name", ["sliding_window", "compressed"])
-@pytest.mark.parametrize("distribution", ["dense", "packed"])
-def test_work_of_bands_counts_each_key_seen(name: str, distribution: str) -> None:
-    op, shape, inputs = drawn(name, distribution)
-    q = inputs.tensors["q"]
-    seen = sum(len(keys_of(name, inputs, index)[0]) for index in np.ndindex(*q.shape[:3]))
-    assert op.work(shape, DType.FLOAT16, distribution, 3).flops == 2 * seen * (16 + 8)
-    moved = sum(t.numel() * t.element_size() for t in inputs.tensors.values())
-    moved += q.numel() // 16 * 8 * q.element_size()
-    assert op.work(shape, DType.FLOAT16, distribution, 3).bytes_min == moved
-
-
 def test_packed_sequences_are_unequal_and_one_is_a_single_token() -> None:
     _, _, inputs = drawn("sliding_window", "packed")
     lengths = inputs.tensors["cu_seqlens"].diff().tolist()
@@ -438,12 +370,12 @@ def test_a_decode_step_reads_what_the_paper_says(S: int, reads: int) -> None:
 
 
 def test_a_decode_step_computes_what_its_branches_do() -> None:
-    def flops(name: str) -> int:
-        op, shape, _ = drawn(name, "random")
-        return op.work(shape, DType.FLOAT16, "random", 3).flops
-
-    branches = ("decode_compressed", "decode_selected", "decode_window")
-    assert flops("decode_step") == sum(map(flops, branches)) < flops("decode_dense") * 2
+    names = ("decode_step", "decode_compressed", "decode_selected", "decode_window", "decode_dense")
+    step, *branches, dense = (
+        drawn(name, "random")[0].work(drawn(name, "random")[1], DType.FLOAT16, "random", 3).flops
+        for name in names
+    )
+    assert step == sum(branches) < dense * 2
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nsabench.assessment.diagnosis.evidence import Evidence, Hypothesis
 from nsabench.ops import Inputs
-from nsabench.ops._decode import LOCAL
+from nsabench.ops._nsa import LOCAL
 from nsabench.ops.nsa_attention import OP
 
 Gradients = Callable[[Tensor], dict[str, Tensor]]

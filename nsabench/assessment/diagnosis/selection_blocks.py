@@ -14,11 +14,15 @@ from nsabench.assessment.diagnosis.evidence import Evidence, Hypothesis
 from nsabench.assessment.diagnosis.selected import Selection
 from nsabench.assessment.diagnosis.sequences import moved_starts, sequences
 from nsabench.ops import Inputs
-from nsabench.ops.selection_blocks import gradients
+from nsabench.ops.selection_blocks import differentiate
 
 Gradients = Callable[[Tensor], dict[str, Tensor]]
 
 OTHER_SIZES = (16, 32, 64, 128)
+
+
+def gradients(inputs: Inputs, grad_out: Tensor, *, causal: bool = True) -> dict[str, Tensor]:
+    return differentiate(inputs, grad_out, causal=causal)[1]
 
 
 def lead(inputs: Inputs) -> tuple[int, ...]:
