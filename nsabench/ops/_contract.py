@@ -54,6 +54,10 @@ class Inputs:
     def clone(self) -> Inputs:
         return Inputs({name: t.clone() for name, t in self.tensors.items()}, dict(self.options))
 
+    def replaced(self, tensors: Mapping[str, Tensor] | None = None, **options: Any) -> Inputs:
+        """Return these inputs with some tensors and options replaced."""
+        return Inputs({**self.tensors, **(tensors or {})}, {**self.options, **options})
+
 
 @dataclass(frozen=True)
 class Legal:

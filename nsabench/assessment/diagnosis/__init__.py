@@ -1,8 +1,8 @@
 """Diagnosis of a parity failure: which known mistake reproduces the output?
 
-Every hypothesis predicts what the op would return if one named thing had gone wrong; the one that
-comes nearest to the output is reported with its error. Hypotheses that fit any op are in `generic`;
-those that know an op's keys are in the module named after the op.
+Every hypothesis predicts what the op returns if one named thing goes wrong. The one that comes
+nearest to the output is reported with its error. `generic` has the hypotheses for any op, `known`
+those for each op that ships.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def diagnose(op: Op, inputs: Inputs, output: Tensor, previous_output: Tensor | None = None) -> str:
-    """One line on what `output` looks like, given the inputs it was made from.
+    """Say in one line what `output` looks like, given its inputs.
 
-    previous_output: what the call before this one returned, or was expected to return, if it had
+    previous_output: what the call before this one returned, or should have returned, if it had
       other inputs.
     """
-    # Here and not above: whoever only wants to name this room need not have torch.
+    # Here, so that this package can be imported without torch.
     from nsabench.assessment.diagnosis.search import explain
 
     return explain(op, inputs, output, previous_output)
@@ -36,11 +36,10 @@ def diagnose_gradient(
     right: Tensor,
     previous: Tensor | None = None,
 ) -> str:
-    """One line on what a wrong gradient looks like, given what it was made from.
+    """Say in one line what a wrong gradient looks like, given its inputs.
 
-    grad_out: the gradient of the output, up to a factor. name: `dq`, `dk` or whatever it is.
-    right, previous: what it should be, and what the call before was expected to return, if it had
-      other inputs.
+    grad_out: the gradient of the output, up to a factor. name: such as `dq`. right, previous: what
+      it should be, and what the call before this one should have returned, if it had other inputs.
     """
     from nsabench.assessment.diagnosis.gradients import explain
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +21,7 @@ FAR_OFF = 4.0  # a vector is wrong if its error is within this factor of the wor
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A mistake in words ("attends to key 0 only") and the float64 output that it would give."""
+    """A mistake in words ("attends to key 0 only") and the float64 output that it gives."""
 
     text: str
     predict: Callable[[], Tensor]
@@ -29,16 +29,19 @@ class Hypothesis:
 
 Select = Callable[[Inputs, Tensor], Selection]
 Lead = Callable[[Inputs], tuple[int, ...]]
+# Mistakes in words, and inputs on which the right function gives what each mistake gives.
+Mistakes = Iterator[tuple[str, Inputs]]
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """`rows` are the rows of the full problem that `inputs`, `output` and `oracle` hold.
+    """`inputs`, `output` and `oracle` are a thin problem: some rows of the full one.
 
-    op: that of the thin problem. off: the absolute error of every element of the full problem.
-    wrong: which of its vectors (of the last axis) are off. marked: which of the thin problem's;
-    the hypotheses are held to these. select: gives some rows of an op that selects keys.
-    independent: rows are indices of the first axis. With neither, `inputs` is the full problem.
+    op: the op of the thin problem. off: the absolute error of every element of the full problem.
+    whole, whole_output: its oracle and output. wrong: which of its vectors (of the last axis) are
+    off. rows: its rows in the thin problem, of `count`. marked: the vectors of the thin problem
+    that hypotheses must explain. select: gives some rows of an op that selects keys. independent:
+    rows are indices of the first axis. With neither, the thin problem is the full one.
     """
 
     op: Op
@@ -60,19 +63,19 @@ class Evidence:
 
     @property
     def of_selection(self) -> Selection:
-        """The rows' keys. Raises `ValueError` where the op is not one that selects keys."""
+        """The keys of the rows. Raises `ValueError` if the op does not select keys."""
         if self.selection is None:
-            raise ValueError(f"nobody said which keys the rows of {self.op.name} select")
+            raise ValueError(f"the rows of {self.op.name} do not select keys")
         return self.selection
 
     def of_rows(self, offset: int) -> Inputs | None:
-        """The inputs of the rows so far behind these, in a circle; None where there are none."""
+        """Return the inputs of the rows so far behind these, in a circle, if there are any."""
         if self.count == 1 or not (self.select or self.independent):
             return None
         return self._thin_inputs(self.full, (self.rows + offset) % self.count)
 
     def of_inputs(self, inputs: Inputs) -> Tensor:
-        """What these rows would be if the inputs of the full problem were others."""
+        """Compute these rows for other inputs of the full problem."""
         return self.op.oracle(self._thin_inputs(inputs, self.rows))
 
     def _thin_inputs(self, inputs: Inputs, rows: Tensor) -> Inputs:
@@ -82,26 +85,20 @@ class Evidence:
 
     @property
     def vectors(self) -> Tensor:
-        """Which vectors (of the last axis) of the full result the thin one holds, as if all were on
+        """The vectors (of the last axis) of the full result that the thin one holds, as indices of
         one axis: int64 [n]."""
         each = self.wrong.numel() // self.count
         within = torch.arange(each, device=self.rows.device)
         return (self.rows.unsqueeze(1) * each + within).flatten()
 
-    def with_tensor(self, name: str, tensor: Tensor) -> Inputs:
-        """The inputs with one tensor replaced."""
-        return Inputs({**self.inputs.tensors, name: tensor}, self.inputs.options)
-
-    def with_options(self, **options: float) -> Inputs:
-        """The inputs with some options replaced."""
-        return Inputs(self.inputs.tensors, {**self.inputs.options, **options})
-
     def mae(self, expected: Tensor) -> float:
-        """The mean absolute error of the marked vectors against what they were to be. What is to be
-        may leave some out, since rounding decides it; infinite where it leaves out most."""
+        """Return the mean absolute error of the marked vectors.
+
+        Vectors that are left out because of rounding do not count; infinite if most are.
+        """
         off = (self.output - expected).abs().mean(-1)[self.marked]
-        told = off[off.isfinite()]
-        return float(told.mean()) if 2 * told.numel() > off.numel() else math.inf
+        finite = off[off.isfinite()]
+        return float(finite.mean()) if 2 * finite.numel() > off.numel() else math.inf
 
 
 def gather(
@@ -113,12 +110,11 @@ def gather(
     select: Select | None = None,
     lead: Lead | None = None,
 ) -> Evidence:
-    """Thin a problem out to some of its wrong rows, if rows have nothing to do with each other.
+    """Thin a problem out to some of its wrong rows, if rows are independent.
 
-    oracle: float64, what the output should be; both are zero in rows that nobody is held to.
-    select: the keys of some rows, for an op whose rows are not simply the first axis of every
-      tensor. lead: the shape that its rows are counted in; a row holds the query heads that share
-      a KV head.
+    oracle: float64, what the output should be; both are zero in rows that are not compared.
+    select: the keys of some rows, for an op whose rows are not the first axis of every tensor.
+    lead: the shape that its rows are counted in; a row holds the query heads of a KV head.
     """
     off = (output.double() - oracle).abs()
     by_vector = off.mean(-1)
@@ -128,7 +124,7 @@ def gather(
     rows = torch.arange(count, device=output.device)
     selection, of, thin = None, op, inputs
     if select is not None or independent:
-        rows = _some(rows[wrong.reshape(count, -1).any(1)], _sizes(inputs, select))
+        rows = _some(rows[wrong.reshape(count, -1).any(1)], inputs, select)
         if select is not None:
             selection = select(inputs, rows)
             of, thin = ops.get("selection_ranges"), selection.alone()
@@ -140,6 +136,8 @@ def gather(
         return whole.reshape(count, -1)[rows].reshape(of_thin.shape)
 
     marked = wrong.reshape(count, -1)[rows].reshape(of_thin.shape[:-1])
+    if previous is not None:
+        previous = thinned(previous).double() if previous.shape == oracle.shape else None
     return Evidence(
         op=of,
         full=inputs,
@@ -153,35 +151,24 @@ def gather(
         output=thinned(output).double(),
         oracle=of_thin,
         marked=marked,
-        previous=(
-            thinned(previous).double()
-            if previous is not None and previous.shape == oracle.shape
-            else None
-        ),
+        previous=previous,
         selection=selection,
         select=select,
         independent=independent,
     )
 
 
-def _sizes(inputs: Inputs, select: Select | None) -> Callable[[Tensor], int]:
-    """How many input elements some rows have."""
-
-    def of_rows(rows: Tensor) -> int:
-        taken = select(inputs, rows).alone() if select else _take_first_axis(inputs, rows)
-        return sum(t.numel() for t in taken.tensors.values())
-
-    return of_rows
+def evenly(rows: Tensor, most: int) -> Tensor:
+    """Return at most so many of the rows, evenly spread."""
+    return rows[torch.linspace(0, len(rows) - 1, min(len(rows), most)).round().long()]
 
 
-def _some(rows: Tensor, elements: Callable[[Tensor], int]) -> Tensor:
-    """As many of the rows, evenly, as a thin problem may have."""
-    few = rows[torch.linspace(0, len(rows) - 1, min(len(rows), 4)).round().long()]
-    each = elements(few) // len(few)
-    count = min(max(LEAST_ROWS, ELEMENTS // max(each, 1)), MOST_ROWS)
-    if count >= len(rows):
-        return rows
-    return rows[torch.linspace(0, len(rows) - 1, count).round().long()]
+def _some(rows: Tensor, inputs: Inputs, select: Select | None) -> Tensor:
+    """Return as many of the rows, evenly, as a thin problem may have."""
+    few = evenly(rows, 4)
+    taken = select(inputs, few).alone() if select else _take_first_axis(inputs, few)
+    each = sum(t.numel() for t in taken.tensors.values()) // len(few)
+    return evenly(rows, min(max(LEAST_ROWS, ELEMENTS // max(each, 1)), MOST_ROWS))
 
 
 def _take_first_axis(inputs: Inputs, rows: Tensor) -> Inputs:
@@ -189,6 +176,5 @@ def _take_first_axis(inputs: Inputs, rows: Tensor) -> Inputs:
 
 
 def rows_are_independent(inputs: Inputs, count: int) -> bool:
-    """Whether the first axis of every tensor counts the same rows, so that some of them can be
-    looked at alone."""
+    """Return whether the first axis of every tensor counts the same rows."""
     return all(t.shape[0] == count for t in inputs.tensors.values())

@@ -1,4 +1,4 @@
-"""Mistakes that any op can make, and some of any attention, known by its q, k, v and scale."""
+"""Mistakes that any op can make, and some of any attention, told by its q, k, v and scale."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from nsabench.assessment.diagnosis.coordinates import coordinates
-from nsabench.assessment.diagnosis.evidence import Evidence, Hypothesis
+from nsabench.assessment.diagnosis.evidence import Evidence, Hypothesis, evenly
 from nsabench.assessment.diagnosis.location import is_all, locate
-from nsabench.ops import Inputs
+from nsabench.assessment.diagnosis.selected import coordinates
 
 PLACES = 64  # at which heads are told apart
-# Factors that another softmax scale is looked for at first, and how closely then.
+# Factors of the softmax scale that are tried, and how closely the best is then refined.
 FACTORS_APART = 2**0.5
 FACTORS = tuple(FACTORS_APART**n for n in range(-6, 7))
 SECTIONS, GOLDEN, NO_OTHER_SCALE = 10, (5**0.5 - 1) / 2, 0.005
@@ -23,13 +22,13 @@ MOST_PLACES = 1 << 26  # of V's elements that are looked up one by one
 
 
 def at_hand(evidence: Evidence) -> Iterator[Hypothesis]:
-    """What is seen beside the right output and the one before, with nothing computed anew."""
+    """Yield what shows beside the right output and the one before, without computing anything."""
     yield from _remembered(evidence)
     yield from _straight_line(evidence)
 
 
 def hypotheses(evidence: Evidence) -> Iterator[Hypothesis]:
-    """Every other hypothesis that can be put to this evidence, likely ones first."""
+    """Yield every other hypothesis for this evidence, likely ones first."""
     yield from _scales(evidence)
     yield from _other_rows(evidence)
     yield from _swapped(evidence)
@@ -73,21 +72,18 @@ def _scales(e: Evidence) -> Iterator[Hypothesis]:
     }
     for text, scale in wrong.items():
         if not math.isclose(scale, right, rel_tol=1e-6):
-            inputs = e.with_options(sm_scale=scale)
-            yield Hypothesis(
-                f"uses as softmax scale {text}",
-                partial(e.op.oracle, inputs),
-            )
+            inputs = e.inputs.replaced(sm_scale=scale)
+            yield Hypothesis(f"uses as softmax scale {text}", partial(e.op.oracle, inputs))
 
 
 def _any_scale(e: Evidence) -> Iterator[Hypothesis]:
-    """The scale that comes nearest, by golden sections, where none of the known ones was it."""
+    """Search the nearest scale by golden sections."""
     if "sm_scale" not in e.inputs.options or not (e.select or e.independent):
         return  # the full problem would be solved again and again
     right = e.inputs.options["sm_scale"]
 
     def off(factor: float) -> float:
-        return e.mae(e.op.oracle(e.with_options(sm_scale=right * factor)))
+        return e.mae(e.op.oracle(e.inputs.replaced(sm_scale=right * factor)))
 
     factor = min(FACTORS, key=off)
     low, high = factor / FACTORS_APART, factor * FACTORS_APART
@@ -96,7 +92,7 @@ def _any_scale(e: Evidence) -> Iterator[Hypothesis]:
         low, high = (low, other) if off(one) < off(other) else (one, high)
     factor = (low + high) / 2
     if abs(factor - 1) > NO_OTHER_SCALE:
-        inputs = e.with_options(sm_scale=right * factor)
+        inputs = e.inputs.replaced(sm_scale=right * factor)
         yield Hypothesis(
             f"uses as softmax scale {factor:.3g} times the right one", partial(e.op.oracle, inputs)
         )
@@ -107,19 +103,15 @@ def _other_rows(e: Evidence) -> Iterator[Hypothesis]:
         other = e.of_rows(offset)
         if other is None:
             return
-        yield Hypothesis(
-            f"holds in each row the result of the {where} one",
-            partial(e.op.oracle, other),
-        )
+        text = f"holds in each row the result of the {where} one"
+        yield Hypothesis(text, partial(e.op.oracle, other))
         others = list(e.inputs.tensors)[1:]
         for name in ("k", "v") if {"k", "v"} <= set(others) else others:
             if other.tensors[name].shape != e.inputs.tensors[name].shape:
                 continue  # of packed rows, each has keys of its own number
-            mixed = e.with_tensor(name, other.tensors[name])
-            yield Hypothesis(
-                f"takes {name.upper()} of the {where} row",
-                partial(e.op.oracle, mixed),
-            )
+            mixed = e.inputs.replaced({name: other.tensors[name]})
+            text = f"takes {name.upper()} of the {where} row"
+            yield Hypothesis(text, partial(e.op.oracle, mixed))
 
 
 def _swapped(e: Evidence) -> Iterator[Hypothesis]:
@@ -127,44 +119,37 @@ def _swapped(e: Evidence) -> Iterator[Hypothesis]:
         return
     k, v = e.inputs.tensors["k"], e.inputs.tensors["v"]
     if k.shape == v.shape:
-        swapped = e.with_tensor("k", v)
-        swapped.tensors["v"] = k
+        swapped = e.inputs.replaced({"k": v, "v": k})
         yield Hypothesis("has K and V swapped", partial(e.op.oracle, swapped))
 
 
 def _heads(e: Evidence) -> Iterator[Hypothesis]:
-    """Which head of the oracle does each head of the output hold? Heads are axis -2."""
+    """Find the head of the oracle that each head of the output holds. Heads are axis -2."""
     if "q" not in e.inputs.tensors or e.whole.dim() < 2 or e.whole.shape[-2] == 1:
         return
     heads = e.whole.shape[-2]
-    places = e.wrong.any(-1).nonzero()
-    places = places[torch.linspace(0, len(places) - 1, min(len(places), PLACES)).round().long()]
-    at = tuple(places.unbind(-1))
+    at = tuple(evenly(e.wrong.any(-1).nonzero(), PLACES).unbind(-1))
     heads_out = e.whole_output[at].double().transpose(0, 1).flatten(1)
     right = e.whole[at].transpose(0, 1).flatten(1)
     nearest = torch.cdist(heads_out, right, p=1.0).argmin(1).tolist()
     if nearest == list(range(heads)):
         return
     moved = [f"head {i} holds head {j}" for i, j in enumerate(nearest) if i != j]
-    text = (
-        f"holds head {nearest[0]} in every head" if len(set(nearest)) == 1 else "has heads permuted"
-    )
     some = ", ".join(moved[:3]) + (", ..." if len(moved) > 3 else "")
-    yield Hypothesis(
-        text if len(set(nearest)) == 1 else f"{text} ({some})",
-        partial(_of_heads, e, torch.tensor(nearest, device=e.whole.device)),
-    )
+    alike = len(set(nearest)) == 1
+    text = f"holds head {nearest[0]} in every head" if alike else f"has heads permuted ({some})"
+    yield Hypothesis(text, partial(_of_heads, e, torch.tensor(nearest, device=e.whole.device)))
 
 
 def _of_heads(e: Evidence, nearest: Tensor) -> Tensor:
-    """Each vector of the right output taken from another head."""
+    """Take each vector of the right output from another head."""
     head = e.vectors % len(nearest)
     vectors = e.vectors - head + nearest[head]
     return e.whole.flatten(0, -2)[vectors].reshape(e.oracle.shape)
 
 
 def _layouts(e: Evidence) -> Iterator[Hypothesis]:
-    """Two neighbouring axes taken one for the other, in memory; V as if it were as wide as K."""
+    """Two neighbouring axes are swapped in memory, or V is read as if it were as wide as K."""
     names = [n for n in ("q", "k", "v") if n in e.full.tensors and e.full.tensors[n].dim() > 2]
     for which in [(n,) for n in names] + ([("k", "v")] if {"k", "v"} <= set(names) else []):
         tensors = {n: e.full.tensors[n] for n in which}
@@ -174,25 +159,21 @@ def _layouts(e: Evidence) -> Iterator[Hypothesis]:
                 yield Hypothesis(
                     f"reads {_list(which)} as if {'its' if len(which) == 1 else 'their'} axes "
                     f"{axis} and {axis + 1} were stored the other way round",
-                    partial(e.of_inputs, _with(e.full, changed)),
+                    partial(e.of_inputs, e.full.replaced(changed)),
                 )
     for axis in range(e.whole.dim() - 1):
         if e.whole.shape[axis] > 1 and e.whole.shape[axis + 1] > 1:
-            yield Hypothesis(
-                f"writes its output as if axes {axis} and {axis + 1} were stored the other way "
-                "round",
-                partial(_written_swapped, e, axis),
-            )
+            axes = f"axes {axis} and {axis + 1}"
+            text = f"writes its output as if {axes} were stored the other way round"
+            yield Hypothesis(text, partial(_written_swapped, e, axis))
     if {"k", "v"} <= set(names):
         k, v = e.full.tensors["k"], e.full.tensors["v"]
         alike = k.shape[:-1] == v.shape[:-1] and k.shape[-1] != v.shape[-1]
         if alike and v.numel() <= MOST_PLACES:
             for text, kept in (("", 0), (", but for the first", 1), (", but for the first two", 2)):
                 if kept < v.dim() - 1:
-                    yield Hypothesis(
-                        f"reads V with the strides of K{text}",
-                        partial(_read_as_wide, e, kept),
-                    )
+                    text = f"reads V with the strides of K{text}"
+                    yield Hypothesis(text, partial(_read_as_wide, e, kept))
 
 
 def _written_swapped(e: Evidence, axis: int) -> Tensor:
@@ -207,11 +188,7 @@ def _written_swapped(e: Evidence, axis: int) -> Tensor:
 
 def _read_as_wide(e: Evidence, kept: int) -> Tensor:
     k, v = e.full.tensors["k"], e.full.tensors["v"]
-    return e.of_inputs(_with(e.full, {"v": _as_wide(v, k, kept)}))
-
-
-def _with(inputs: Inputs, changed: dict[str, Tensor]) -> Inputs:
-    return Inputs({**inputs.tensors, **changed}, inputs.options)
+    return e.of_inputs(e.full.replaced({"v": _as_wide(v, k, kept)}))
 
 
 def _list(names: tuple[str, ...]) -> str:
@@ -226,7 +203,7 @@ def _swap(x: Tensor, axis: int) -> Tensor:
 
 
 def _as_wide(v: Tensor, k: Tensor, kept: int) -> Tensor:
-    """v read with the strides of k, but for those of its first `kept` axes; within its memory."""
+    """Read v with the strides of k, except for its first `kept` axes, within its memory."""
     v, k = v.contiguous(), k.contiguous()
     places = torch.zeros((), dtype=torch.int64, device=v.device)
     for axis, size in enumerate(v.shape):
@@ -237,7 +214,7 @@ def _as_wide(v: Tensor, k: Tensor, kept: int) -> Tensor:
 
 
 def _fewer_dimensions(e: Evidence) -> Iterator[Hypothesis]:
-    """Head dims that are not a kernel's own, cut off."""
+    """Head dims are cut off at a size that a kernel has."""
     if not {"q", "k"} <= e.inputs.tensors.keys():
         return
     q = e.inputs.tensors["q"]
@@ -246,28 +223,24 @@ def _fewer_dimensions(e: Evidence) -> Iterator[Hypothesis]:
         if some < dim:
             cut = q.clone()
             cut[..., some:] = 0
-            yield Hypothesis(
-                f"uses the first {some} of {dim} dimensions of Q and K",
-                partial(e.op.oracle, e.with_tensor("q", cut)),
-            )
+            text = f"uses the first {some} of {dim} dimensions of Q and K"
+            yield Hypothesis(text, partial(e.op.oracle, e.inputs.replaced({"q": cut})))
 
 
 def _rounded(e: Evidence) -> Iterator[Hypothesis]:
-    """Operands of float32 in fewer bits."""
+    """Operands of float32 are rounded to fewer bits."""
     names = [n for n in ("q", "k", "v") if n in e.inputs.tensors]
     if len(names) < 3 or e.inputs.tensors["q"].dtype != torch.float32:
         return
     for form, rounded in (("TF32", _tf32), ("bfloat16", _bfloat16)):
         for which in (("q", "k"), ("v",), ("q", "k", "v")):
             changed = {n: rounded(e.inputs.tensors[n]) for n in which}
-            yield Hypothesis(
-                f"rounds {_list(which)} to {form}",
-                partial(e.op.oracle, _with(e.inputs, changed)),
-            )
+            text = f"rounds {_list(which)} to {form}"
+            yield Hypothesis(text, partial(e.op.oracle, e.inputs.replaced(changed)))
 
 
 def _tf32(x: Tensor) -> Tensor:
-    """float32 with ten bits of mantissa, rounded to nearest, of ties to even."""
+    """Round float32 to ten bits of mantissa, to nearest, ties to even."""
     bits = x.view(torch.int32)
     odd = (bits >> 13) & 1
     return ((bits + 0xFFF + odd) & ~0x1FFF).view(torch.float32)
@@ -278,7 +251,7 @@ def _bfloat16(x: Tensor) -> Tensor:
 
 
 def _straight_line(e: Evidence) -> Iterator[Hypothesis]:
-    """Off by a constant, or by a constant factor."""
+    """The output is off by a constant, or by a constant factor."""
     offset = float((e.output - e.oracle)[e.marked].mean())
     yield Hypothesis(f"is off by a constant {offset:.3g}", lambda: e.oracle + offset)
     factor = _factor(e.output[e.marked], e.oracle[e.marked])

@@ -1,10 +1,10 @@
-"""Mistakes in a gradient: some show beside the right one whatever the op, some are those of any
-attention, known by its q, k, v and scale; what else an op can mistake, its module knows."""
+"""Mistakes in a gradient: of any op, of any attention, told by its q, k, v and scale, and of the op
+(`known`)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -13,14 +13,15 @@ from torch import Tensor
 
 from nsabench.assessment.diagnosis.evidence import FAR_OFF, Hypothesis
 from nsabench.assessment.diagnosis.keys import TILES
+from nsabench.assessment.diagnosis.known import KNOWN, Gradients
 from nsabench.assessment.diagnosis.location import is_all, locate, within
-from nsabench.assessment.diagnosis.search import BETTER, EXPLAINS, SURE, TIME_LIMIT_S, of_the_op
+from nsabench.assessment.diagnosis.search import BETTER, EXPLAINS, SURE, TIME_LIMIT_S
 from nsabench.machine.clock import now_s
 from nsabench.ops import Inputs, Op, rows_left_out
 from nsabench.ops._attention import AttentionOp
 
 SMALL = 0.05  # an explanation by a factor leaves at most this share of the gradient's norm
-KNOWN = {
+KNOWN_FACTORS = {
     math.log(2): "a factor log(2) is missing: exp2 was differentiated as exp",
     1 / math.log(2): "a factor log(2) is applied once too often",
     -1.0: "its sign is wrong",
@@ -30,8 +31,6 @@ KNOWN = {
 NEAR = 0.02
 MOST_ELEMENTS = 1 << 25
 MOST_PARTS = 1 << 20  # elements of gradients that a sum in parts may go through
-# The gradients by name ("k") for that of the output.
-Gradients = Callable[[Tensor], dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -48,12 +47,8 @@ class Problem:
 
     @property
     def is_small(self) -> bool:
-        """Whether there is time and memory to compute its gradients a few times more."""
+        """Whether there is time and memory to compute its gradients a few times."""
         return int(self.grad_out.numel() + self.got.numel()) <= MOST_ELEMENTS
-
-    @cached_property
-    def out(self) -> Tensor:
-        return self.held(self.op.oracle(self.inputs))
 
     @property
     def scale(self) -> float:
@@ -61,32 +56,32 @@ class Problem:
 
     @property
     def group(self) -> int:
-        """Query heads that share a KV head: an axis of their own, or some of axis 2."""
+        """The number of query heads that share a KV head."""
         q, k = self.inputs.tensors["q"], self.inputs.tensors["k"]
         return int(q.shape[3] if q.dim() == 5 else q.shape[2] // k.shape[2])
 
     @property
     def head_in_group(self) -> Tensor:
-        """[heads, 1]: the place of each query head in its group."""
+        """The place of each query head in its group: [heads, 1]."""
         q = self.inputs.tensors["q"]
         return torch.arange(q.shape[-2], device=q.device).unsqueeze(1) % self.group
 
     def by(self, grad_out: Tensor, inputs: Inputs | None = None) -> Tensor:
-        """The gradient for another gradient of the output, or other inputs."""
+        """Compute the gradient for another gradient of the output, or other inputs."""
         return self.held(self.op.gradients(inputs or self.inputs, grad_out)[self.of])
 
     def held(self, result: Tensor) -> Tensor:
-        """Zero in the rows that nobody is held to, as the right gradient is."""
+        """Set the rows that are not compared to zero, as in the right gradient."""
         return rows_left_out.without(result) if self.op.leaves_rows_out else result
 
     @property
     def is_attention(self) -> bool:
-        """Whether it is by a q, k or v, with a softmax of scaled products between."""
+        """Whether the op is an attention."""
         return isinstance(self.op, AttentionOp)
 
     @cached_property
     def wrong(self) -> Tensor:
-        """Which vectors (of the last axis) are off."""
+        """The vectors (of the last axis) that are off."""
         by_vector = (self.got - self.right).abs().mean(-1)
         return by_vector >= by_vector.max() / FAR_OFF
 
@@ -103,12 +98,8 @@ def explain(
     right: Tensor,
     previous: Tensor | None,
 ) -> str:
-    """What a wrong gradient looks like, given what it was made from.
-
-    grad_out: the gradient of the output, up to a factor. right, previous: what it should be, and
-      what it should have been in the call before this one, if that had other inputs.
-    """
-    if op.leaves_rows_out:  # in rows that nobody is held to there is nothing to explain
+    """Say what a wrong gradient looks like. The arguments are as in `diagnose_gradient`."""
+    if op.leaves_rows_out:  # rows that are not compared need no explanation
         got = got.masked_fill(~rows_left_out.compared(right).unsqueeze(-1), 0.0)
         right = rows_left_out.without(right)
         previous = None if previous is None else rows_left_out.without(previous)
@@ -118,7 +109,7 @@ def explain(
     got, of = got.double(), name.removeprefix("d")
     problem = Problem(op, inputs, grad_out, of, got, right, previous)
     if problem.is_small:
-        # The gradient is linear in that of the output, so the factor shows in what is right.
+        # Gradients are linear in `grad_out`, so its factor shows in what is right.
         factor = _ratio(right, problem.by(grad_out)) or 1.0
         problem = replace(problem, grad_out=grad_out.double() * factor)
     mistake = next(_by_a_factor(problem), "") or _best(problem)
@@ -126,12 +117,12 @@ def explain(
 
 
 def _by_a_factor(p: Problem) -> Iterator[str]:
-    """The right gradient, or an earlier one, times something."""
+    """The gradient is the right one, or an earlier one, times something."""
     if not p.got.any():
         yield "is zero everywhere"
     if not p.right.any():
         return
-    known = dict(KNOWN)
+    known = dict(KNOWN_FACTORS)
     if p.is_attention:
         known[1 / p.scale] = "the softmax scale is missing"
         known[p.scale] = "the softmax scale is applied twice"
@@ -170,8 +161,8 @@ def _hypotheses(p: Problem) -> Iterator[Hypothesis]:
     yield from _permuted(p)
     if not p.is_small:
         return
-    module = of_the_op(p.op)
-    for text, gradients in getattr(module, "variants", lambda inputs: ())(p.inputs):
+    known = KNOWN.get(p.op.name)
+    for text, gradients in known.variants(p.op, p.inputs) if known else ():
         yield Hypothesis(text, partial(_of_another, p, gradients))
     if p.is_attention:
         yield from _terms(p)
@@ -185,7 +176,7 @@ def _of_another(p: Problem, gradients: Gradients) -> Tensor:
 
 
 def _permuted(p: Problem) -> Iterator[Hypothesis]:
-    """Vectors of one axis that hold those of another index."""
+    """Vectors at an index of an axis hold those at another index."""
     for axis in range(1, p.right.dim() - 1):
         size = p.right.shape[axis]
         if 1 < size <= 128:
@@ -201,13 +192,13 @@ def _permuted(p: Problem) -> Iterator[Hypothesis]:
 
 
 def _terms(p: Problem) -> Iterator[Hypothesis]:
-    """ds = p (do v^T - rowsum(do o)) scale, with a term too few.
+    """ds = p (do v^T - rowsum(do o)) scale lacks its second term.
 
-    A sum of p over keys, or over queries, is the op itself, or its gradient by v, of other values.
+    A sum of p over keys is the op itself with other values; one over queries is its gradient by v.
     """
-    delta = (p.grad_out * p.out).sum(-1, keepdim=True)
+    delta = (p.grad_out * p.held(p.op.oracle(p.inputs))).sum(-1, keepdim=True)
     text = "lacks the term rowsum(do o)"
-    with_keys = Inputs({**p.inputs.tensors, "v": p.inputs.tensors["k"]}, p.inputs.options)
+    with_keys = p.inputs.replaced({"v": p.inputs.tensors["k"]})
     if p.of == "q":
         yield Hypothesis(text, lambda: p.right + p.scale * delta * p.op.oracle(with_keys))
     elif p.of == "k":
@@ -218,7 +209,7 @@ def _terms(p: Problem) -> Iterator[Hypothesis]:
 
 
 def _left_out(p: Problem) -> Iterator[Hypothesis]:
-    """Some queries, or heads of a group, are not in the sums over them."""
+    """The sums over queries, or over the heads of a group, lack some."""
     if p.of == "q":
         return
     q, group, head = p.inputs.tensors["q"], p.group, p.head_in_group
@@ -232,43 +223,36 @@ def _left_out(p: Problem) -> Iterator[Hypothesis]:
             yield Hypothesis(text, partial(p.by, p.grad_out * kept))
     count = q.shape[1]
     place = torch.arange(count, device=q.device).view(-1, *[1] * (q.dim() - 2))
-    for text, some in (
-        ("leaves out the last query", place < count - 1),
-        ("leaves out the first query", place > 0),
-        *(
-            (
-                f"leaves out the last {count % t} queries, which fill no tile of {t}",
-                place < count // t * t,
-            )
-            for t in TILES
-            if count > t and count % t
-        ),
-    ):
-        yield Hypothesis(text, partial(p.by, p.grad_out * some))
+    yield Hypothesis("leaves out the last query", partial(p.by, p.grad_out * (place < count - 1)))
+    yield Hypothesis("leaves out the first query", partial(p.by, p.grad_out * (place > 0)))
+    for tile in TILES:
+        if count > tile and count % tile:
+            text = f"leaves out the last {count % tile} queries, which fill no tile of {tile}"
+            some = place < count // tile * tile
+            yield Hypothesis(text, partial(p.by, p.grad_out * some))
 
 
 def _scales(p: Problem) -> Iterator[Hypothesis]:
-    """The weights are made anew with another scale."""
+    """The weights are computed again with another scale."""
     for text, scale in (
         ("1, that is, none", 1.0),
         ("the right one without the factor log2(e) that exp2 needs", p.scale * math.log(2)),
         ("the right one times log2(e), which exp does not need", p.scale / math.log(2)),
         ("the square of the right one, applied twice", p.scale**2),
     ):
-        inputs = Inputs(p.inputs.tensors, {**p.inputs.options, "sm_scale": scale})
+        inputs = p.inputs.replaced(sm_scale=scale)
         yield Hypothesis(f"uses as softmax scale {text}", partial(p.by, p.grad_out, inputs))
 
 
 def _in_fewer_bits(p: Problem) -> Iterator[Hypothesis]:
-    """Sums over queries, a tile at a time, or the result itself, rounded."""
+    """Sums over queries, a tile at a time, or the result itself, are rounded."""
     q = p.inputs.tensors["q"]
     for name, dtype in (("bfloat16", torch.bfloat16), ("float16", torch.float16)):
         if q.dtype == torch.float32:
             yield Hypothesis(f"is rounded to {name}", p.right.to(dtype).double)
             narrow = p.grad_out.to(dtype).double()
-            yield Hypothesis(
-                f"takes the gradient of the output rounded to {name}", partial(p.by, narrow)
-            )
+            text = f"takes the gradient of the output rounded to {name}"
+            yield Hypothesis(text, partial(p.by, narrow))
         if p.of == "q":
             continue
         for tile in (*TILES[:4], q.shape[1]):
@@ -283,8 +267,7 @@ def _in_fewer_bits(p: Problem) -> Iterator[Hypothesis]:
 
 
 def _summed(p: Problem, heads: int, tile: int, dtype: torch.dtype) -> Tensor:
-    """The sum of what each tile of queries adds, of each head by itself if `heads` are more than
-    one."""
+    """Sum what each tile of queries adds, each of `heads` heads by itself."""
     total = torch.zeros_like(p.right)
     for head in range(heads):
         of_head = p.grad_out * (p.head_in_group % heads == head)

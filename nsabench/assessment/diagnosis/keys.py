@@ -1,8 +1,8 @@
 """Mistakes in which of its selected keys a row attends to, for every op whose rows select keys.
 
-All are weighted sums of the same exponentials, so these are computed once: in row r and head h,
-the l-th selected key has the weight exp(scale q.k - max), and a mistake leaves keys out, or counts
-them twice.
+All are weighted sums of the same exponentials, which are computed once. In row r and head h the
+l-th selected key has the weight exp(scale q.k - max). A mistake leaves keys out, or counts them
+twice.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ SEARCH_ELEMENTS = 1 << 24
 class Keys:
     """The softmax weights of the evidence, not yet divided by their sum: [R,H,L].
 
-    k [R,L,D] and v [R,L,Dv] are the keys that each row selects, in order; count [R] says how many
-    of the L they are, the rest being there for the shape only.
+    k [R,L,D] and v [R,L,Dv] are the keys that each row selects, in order; count [R] of the L are
+    keys, the others fill the shape.
     """
 
     def __init__(self, evidence: Evidence, k: Tensor, v: Tensor, count: Tensor) -> None:
@@ -49,25 +49,25 @@ class Keys:
         return bool((self.count != self.length).any())
 
     def attend(self, counted: Tensor) -> Tensor:
-        """The output if each key counts `counted` times (any shape that broadcasts to [R,H,L])."""
+        """Compute the output if each key counts `counted` times (broadcast to [R,H,L])."""
         weights = self.weights * counted
         return self.shaped((weights @ self.v / weights.sum(-1, keepdim=True)).nan_to_num())
 
     def shaped(self, rows: Tensor) -> Tensor:
-        """[R,H,Dv] as the op's output is shaped."""
+        """Shape [R,H,Dv] as the op's output."""
         return rows.reshape(self.evidence.oracle.shape)
 
     def between(self, start: int, stop: int) -> Tensor:
-        """Ones from key `start` to key `stop` of each row, else zeros."""
+        """Return ones from key `start` to key `stop` of each row, else zeros."""
         return ((self.rank >= start) & (self.rank < stop)).double()
 
     def last(self, some: int) -> Tensor:
-        """Ones for the last `some` keys of each row, else zeros."""
+        """Return ones for the last `some` keys of each row, else zeros."""
         return (self.rank >= self.count - some).double().unsqueeze(1)
 
 
 def prefixes(keys: Keys) -> Iterator[Hypothesis]:
-    """Of all numbers of first and of last keys, the one that comes nearest."""
+    """Yield the numbers of first and of last keys that come nearest."""
     length = keys.length
     if length <= 1:
         return
@@ -91,7 +91,7 @@ def _nearest_prefix(keys: Keys, *, reverse: bool) -> int:
     ranks = keys.rank.expand(len(keys.v), -1)
     if reverse:
         ranks = (keys.count - 1 - keys.rank) % keys.length
-    # One head of a few rows tells prefixes apart; every head of every row need not be searched.
+    # One head of a few rows tells prefixes apart.
     rows = max(1, SEARCH_ELEMENTS // (keys.length * keys.v.shape[-1]))
     marked = keys.evidence.marked.reshape(-1, keys.heads)
     head = int(marked.sum(0).argmax())
@@ -104,38 +104,31 @@ def _nearest_prefix(keys: Keys, *, reverse: bool) -> int:
 
 
 def ends(keys: Keys) -> Iterator[Hypothesis]:
-    """Off by one, or by a tile that is not full, at an end of each row."""
-    yield Hypothesis(
-        "leaves out the first key of each row",
-        lambda: keys.attend((keys.rank >= 1).double()),
-    )
-    yield Hypothesis(
-        "leaves out the last key of each row",
-        lambda: keys.attend((keys.rank < keys.count - 1).double().unsqueeze(1)),
-    )
+    """Rows are off by one, or by a tile that is not full, at an end."""
+    counted = {
+        "leaves out the first key of each row": keys.rank.expand(len(keys.count), -1) >= 1,
+        "leaves out the last key of each row": keys.rank < keys.count - 1,
+    }
     for tile in TILES:
         if int(keys.count.max()) > tile:
-            full = (keys.rank < keys.count // tile * tile).double().unsqueeze(1)
-            yield Hypothesis(
-                f"leaves out the last keys of each row that fill no tile of {tile}",
-                partial(keys.attend, full),
-            )
+            text = f"leaves out the last keys of each row that fill no tile of {tile}"
+            counted[text] = keys.rank < keys.count // tile * tile
+    for text, some in counted.items():
+        yield Hypothesis(text, partial(keys.attend, some.double().unsqueeze(1)))
     for tile in TILES:
-        yield Hypothesis(
-            f"counts zero keys of padding up to the next multiple of {tile}",
-            partial(padded, keys, -keys.count % tile),
-        )
+        text = f"counts zero keys of padding up to the next multiple of {tile}"
+        yield Hypothesis(text, partial(padded, keys, -keys.count % tile))
 
 
 def padded(keys: Keys, count: Tensor | int) -> Tensor:
-    """A zero key scores 0 and adds a zero value, so it only makes the sum of weights larger."""
+    """Compute the output with zero keys: each scores 0 and adds to the sum of weights alone."""
     some = count.unsqueeze(-1) if isinstance(count, Tensor) else count
     total = keys.weights.sum(-1, keepdim=True) + some * torch.exp(-keys.top)
     return keys.shaped((keys.weights @ keys.v / total).nan_to_num())
 
 
 def softmax(keys: Keys) -> Iterator[Hypothesis]:
-    """Softmax left out, half of it, or its online form without what makes it one."""
+    """The softmax lacks a part, or its online form does not rescale."""
     yield Hypothesis(
         "does not divide by the sum of the weights", lambda: keys.shaped(keys.weights @ keys.v)
     )
@@ -151,7 +144,7 @@ def softmax(keys: Keys) -> Iterator[Hypothesis]:
 
 
 def _not_rescaled(keys: Keys) -> Iterator[Hypothesis]:
-    """What a tile added stays in units of the maximum that was known then."""
+    """The sums of a tile keep the maximum known at its time."""
     for tile in TILES[:4]:
         if keys.length > tile:
             stale = keys.weights * torch.exp(keys.top - _running_maximum(keys, tile))
@@ -164,7 +157,7 @@ def _not_rescaled(keys: Keys) -> Iterator[Hypothesis]:
 
 
 def _running_maximum(keys: Keys, tile: int) -> Tensor:
-    """[R,H,L]: the maximum that is known when a key's tile is done; 0 where there is none yet."""
+    """Return the maximum that is known after a key's tile, else 0: [R,H,L]."""
     scores = keys.scores.masked_fill(~keys.present, -torch.inf)
     highest = torch.stack([part.amax(-1) for part in scores.split(tile, -1)], -1)
     running = highest.cummax(-1).values.repeat_interleave(tile, -1)[..., : keys.length]
@@ -172,26 +165,22 @@ def _running_maximum(keys: Keys, tile: int) -> Tensor:
 
 
 def _online(keys: Keys, stale: Tensor, left: tuple[str, ...]) -> Tensor:
-    """Online softmax with `stale` weights in what is `left` without rescaling."""
+    """Compute an online softmax with `stale` weights in what is `left` without rescaling."""
     output, weights = (stale if of in left else keys.weights for of in ("output", "weights"))
     return keys.shaped((output @ keys.v / weights.sum(-1, keepdim=True)).nan_to_num())
 
 
 def splits(keys: Keys) -> Iterator[Hypothesis]:
-    """The keys shared out evenly, and the parts put together wrongly."""
+    """Keys are split evenly, and the parts are merged wrongly."""
     sizes = sorted({-(-keys.length // parts) for parts in (2, 4, 8, 16, 32)} | set(TILES))
     scores = keys.scores.masked_fill(~keys.present, -torch.inf)
     for size in sizes:
         if not 1 < size < keys.length:
             continue
-        yield Hypothesis(
-            f"merges splits of {size} keys without rescaling them to one maximum",
-            partial(_merged, keys, scores, size),
-        )
-        yield Hypothesis(
-            f"is the plain mean of splits of {size} keys",
-            partial(_averaged, keys, size),
-        )
+        text = f"merges splits of {size} keys without rescaling them to one maximum"
+        yield Hypothesis(text, partial(_merged, keys, scores, size))
+        text = f"is the plain mean of splits of {size} keys"
+        yield Hypothesis(text, partial(_averaged, keys, size))
 
 
 def _averaged(keys: Keys, size: int) -> Tensor:
@@ -200,33 +189,25 @@ def _averaged(keys: Keys, size: int) -> Tensor:
 
 
 def _merged(keys: Keys, scores: Tensor, size: int) -> Tensor:
-    own = torch.cat(
-        [
-            torch.exp(part - part.amax(-1, keepdim=True).nan_to_num(neginf=0.0))
-            for part in scores.split(size, -1)
-        ],
-        -1,
-    )
+    parts = scores.split(size, -1)
+    tops = [part.amax(-1, keepdim=True).nan_to_num(neginf=0.0) for part in parts]
+    own = torch.cat([torch.exp(part - top) for part, top in zip(parts, tops, strict=True)], -1)
     return keys.shaped((own @ keys.v / own.sum(-1, keepdim=True)).nan_to_num())
 
 
 def values(keys: Keys) -> Iterator[Hypothesis]:
-    """The weights are right, and are multiplied with the values of other keys."""
+    """The weights are right, but are multiplied with the values of other keys."""
     if keys.length < 2:
         return
     shares = (keys.weights / keys.weights.sum(-1, keepdim=True)).nan_to_num()
     for which, by in (("next", -1), ("previous", 1)):
-        yield Hypothesis(
-            f"multiplies each weight with the value of the {which} key",
-            partial(_weighted, keys, shares, keys.v.roll(by, 1)),
-        )
+        text = f"multiplies each weight with the value of the {which} key"
+        yield Hypothesis(text, partial(_weighted, keys, shares, keys.v.roll(by, 1)))
     for tile in TILES:
         if tile < keys.length:
             stale = torch.cat([keys.v[:, :tile], keys.v[:, :-tile]], 1)
-            yield Hypothesis(
-                f"multiplies the weights of a tile with the values of the tile of {tile} before",
-                partial(_weighted, keys, shares, stale),
-            )
+            text = f"multiplies the weights of a tile with the values of the tile of {tile} before"
+            yield Hypothesis(text, partial(_weighted, keys, shares, stale))
 
 
 def _weighted(keys: Keys, shares: Tensor, v: Tensor) -> Tensor:
@@ -237,32 +218,26 @@ LOWER = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def precision(keys: Keys) -> Iterator[Hypothesis]:
-    """Fewer bits than are due, a tile of keys at a time."""
+    """Weights or sums have too few bits, a tile of keys at a time."""
     for name, dtype in LOWER.items():
         for tile in (*TILES[:4], keys.length):
             whole = tile >= keys.length
             if whole and tile != keys.length:
                 continue
             tiles = "" if whole else f", a tile of {tile} keys at a time"
-            yield Hypothesis(
-                f"rounds the weights to {name}{tiles}",
-                partial(_in_fewer_bits, keys, tile, weights=dtype),
-            )
+            text = f"rounds the weights to {name}{tiles}"
+            yield Hypothesis(text, partial(_in_fewer_bits, keys, tile, weights=dtype))
             if not whole:
-                yield Hypothesis(
-                    f"accumulates in {name}{tiles}",
-                    partial(_in_fewer_bits, keys, tile, sums=dtype),
-                )
-                yield Hypothesis(
-                    f"accumulates in {name}{tiles}, the weights divided first",
-                    partial(_accumulate, keys, tile, dtype),
-                )
+                text = f"accumulates in {name}{tiles}"
+                yield Hypothesis(text, partial(_in_fewer_bits, keys, tile, sums=dtype))
+                text = f"{text}, the weights divided first"
+                yield Hypothesis(text, partial(_accumulate, keys, tile, dtype))
 
 
 def _in_fewer_bits(
     keys: Keys, tile: int, weights: torch.dtype | None = None, sums: torch.dtype | None = None
 ) -> Tensor:
-    """Online softmax whose weights, or whose sums of values, are rounded."""
+    """Compute an online softmax whose weights, or whose sums of values, are rounded."""
     running = _running_maximum(keys, tile)
     top = torch.full_like(keys.top, -torch.inf)
     output = torch.zeros_like(keys.weights[..., :1] * keys.v[:, :1])

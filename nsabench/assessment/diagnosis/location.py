@@ -10,7 +10,7 @@ ROUNDING, SMALL = 4.0, 64.0
 
 
 def locate(marked: Tensor) -> str:
-    """The extent of the marked elements along each axis, "axis 0 (of 100): 64 to 99" and so on."""
+    """Return the extent of the marked elements along each axis, as "axis 0 (of 100): 64 to 99"."""
     parts = []
     for axis, size in enumerate(marked.shape):
         others = [other for other in range(marked.dim()) if other != axis]
@@ -23,17 +23,16 @@ def locate(marked: Tensor) -> str:
 
 
 def within(errors: Tensor, left: float) -> str:
-    """Where a mistake shows, to stand behind a sentence, " in axis 0 (of 100): 64 to 99"; nothing
-    where it is everywhere.
+    """Return where a mistake shows, as " in axis 0 (of 100): 64 to 99", or "" if everywhere.
 
-    errors: of each vector. left: what the explanation leaves, so that less than some times that is
-      rounding.
+    errors: of each vector. left: the error that the explanation leaves; a few times that is
+    rounding.
     """
     where = locate(errors > max(ROUNDING * left, float(errors.max()) / SMALL))
     return "" if where == EVERYWHERE else f" in {where}"
 
 
 def is_all(errors: Tensor, marked: Tensor) -> bool:
-    """Whether nothing is off but the elements that are marked."""
+    """Return whether only the marked elements are off."""
     rest = errors.masked_fill(marked, 0.0).mean(-1)
     return float(rest.max()) <= float(errors.mean(-1).max()) / SMALL

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from itertools import chain
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from nsabench import ops
 from nsabench.assessment.diagnosis import generic
 from nsabench.assessment.diagnosis.evidence import FAR_OFF, Evidence, Hypothesis, gather
+from nsabench.assessment.diagnosis.known import KNOWN, Knowledge
 from nsabench.assessment.diagnosis.location import locate, within
 from nsabench.machine.clock import now_s
 from nsabench.ops import Inputs, Op, rows_left_out
@@ -26,20 +23,20 @@ UNWRITTEN = "NaN is also what the bench leaves where a kernel does not write"
 
 
 def explain(op: Op, inputs: Inputs, output: Tensor, previous: Tensor | None) -> str:
-    """The hypothesis that reproduces the output, or else where the output is off."""
+    """Return the hypothesis that reproduces the output, or else where the output is off."""
     oracle = op.oracle(inputs)
-    if op.leaves_rows_out:  # in rows that nobody is held to there is nothing to explain
+    if op.leaves_rows_out:  # rows that are not compared need no explanation
         output = output.masked_fill(~rows_left_out.compared(oracle).unsqueeze(-1), 0.0)
         oracle = rows_left_out.without(oracle)
     bad = ~torch.isfinite(output)
     if bad.any():
         text = f"{int(bad.sum())} of {output.numel()} elements are NaN or infinite: {locate(bad)}"
         return text + (f"; {UNWRITTEN}" if output.isnan().any() else "")
-    module = of_the_op(op)
-    how = {name: getattr(module, name, None) for name in ("select", "lead")}
-    evidence = gather(op, inputs, output, oracle, previous, **how)
+    known = KNOWN.get(op.name)
+    select, lead = (known.select, known.lead) if known else (None, None)
+    evidence = gather(op, inputs, output, oracle, previous, select, lead)
     mae = evidence.mae(evidence.oracle)
-    best, error = _best(evidence, module)
+    best, error = _best(evidence, known)
     if best is not None and error <= EXPLAINS * mae:
         where = within(evidence.off.mean(-1), error)
         distances = f"MAE {error:.2g} against that hypothesis, {mae:.3g} against the op"
@@ -51,11 +48,11 @@ def explain(op: Op, inputs: Inputs, output: Tensor, previous: Tensor | None) -> 
     return f"no hypothesis explains it{nearest}; the largest errors are in {where}"
 
 
-def _best(evidence: Evidence, module: Any) -> tuple[Hypothesis | None, float]:
+def _best(evidence: Evidence, known: Knowledge | None) -> tuple[Hypothesis | None, float]:
     best: Hypothesis | None = None
     error, off = float("inf"), evidence.mae(evidence.oracle)
     end = now_s() + TIME_LIMIT_S
-    own = module.hypotheses(evidence) if module is not None else ()
+    own = known.hypotheses(evidence) if known else ()
     for hypothesis in chain(generic.at_hand(evidence), own, generic.hypotheses(evidence)):
         tried = evidence.mae(hypothesis.predict())
         if tried < BETTER * error:
@@ -63,11 +60,3 @@ def _best(evidence: Evidence, module: Any) -> tuple[Hypothesis | None, float]:
         if error <= SURE * off or now_s() > end:
             break
     return best, error
-
-
-def of_the_op(op: Op) -> Any:
-    """The module of this room that knows the op's keys, if there is one. An op from outside may
-    have the name of any other module."""
-    name = f"{__package__}.{op.name}"
-    known = op.name in ops.shipped() and importlib.util.find_spec(name) is not None
-    return importlib.import_module(name) if known else None

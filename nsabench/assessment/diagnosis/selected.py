@@ -12,10 +12,23 @@ from torch.nn.utils.rnn import pad_sequence
 from nsabench.ops import Inputs
 
 
+def coordinates(flat: Tensor, shape: Sequence[int]) -> tuple[Tensor, ...]:
+    """Do as `torch.unravel_index`, which imports a compiler's algebra and takes seconds for that.
+
+    flat: int64, indices below the product of `shape`. Returns a tensor of its shape for each axis.
+    """
+    found = []
+    for size in reversed(shape):
+        found.append(flat % size)
+        flat = flat // size
+    return tuple(reversed(found))
+
+
 @dataclass(frozen=True)
 class Selection:
-    """Rows r of queries q [R,h,D] that share the keys `chosen[r]` (int64, ascending, each once) of
-    the KV head `head[r]` of batch `batch[r]`, in k [B,H,S,D] and v [B,H,S,Dv]."""
+    """Rows of queries q [R,h,D]. Row r selects the keys `chosen[r]`: int64, ascending, each once.
+
+    They are keys of the KV head `head[r]` of batch `batch[r]`, in k [B,H,S,D] and v [B,H,S,Dv]."""
 
     q: Tensor
     k: Tensor
@@ -27,17 +40,17 @@ class Selection:
 
     @property
     def count(self) -> Tensor:
-        """How many keys each row selects."""
+        """The number of keys that each row selects."""
         return torch.tensor([len(keys) for keys in self.chosen], device=self.q.device)
 
     def gathered(self) -> tuple[Tensor, Tensor]:
-        """k [R,L,D] and v [R,L,Dv] of the rows, behind the keys of a row whatever."""
+        """Return k [R,L,D] and v [R,L,Dv] of the rows, undefined behind the keys of a row."""
         return self._gather(self.chosen, self.batch, self.head)
 
     def alone(self) -> Inputs:
-        """What these rows are by themselves: a problem of selection_ranges, a span a row."""
+        """Return these rows as a problem of selection_ranges, a span a row."""
         k, v = (x[None] for x in self.gathered())
-        if not k.shape[2]:  # a problem has a key, if only one that nobody selects
+        if not k.shape[2]:  # a problem has a key, even if no row selects it
             k, v = (torch.nn.functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
         ranges = torch.stack([torch.zeros_like(self.count), self.count], -1).int()
         tensors = {"q": self.q[None, None], "k": k, "v": v, "ranges": ranges[None, None, :, None]}
@@ -52,11 +65,10 @@ class Selection:
         head_of_v: Tensor | None = None,
         unscored: Sequence[Tensor] | None = None,
     ) -> Tensor:
-        """The float64 output [R,h,Dv] if the rows were to take other keys, or those of another
-        batch or head.
+        """Compute the float64 output [R,h,Dv] with other keys, or another batch or head.
 
-        chosen: a key that is named twice counts twice. head, head_of_v: [R], or [R,h] for each
-        query head by itself. unscored: marks of the chosen keys that get a score of 0.
+        chosen: a key that is named twice counts twice. head, head_of_v: [R], or [R,h], a head for
+        each query head. unscored: marks of the chosen keys that get a score of 0.
         """
         chosen = self.chosen if chosen is None else chosen
         batch = self.batch if batch is None else batch
@@ -102,13 +114,13 @@ class Selection:
 
 
 def spans(start: Tensor, end: Tensor, keys: int) -> list[Tensor]:
-    """The keys start[r] up to end[r] of each row, as far as there are any."""
+    """Return the keys start[r] up to end[r] of each row that exist."""
     ends = zip(start.clamp(0, keys).tolist(), end.clamp(0, keys).tolist(), strict=True)
     return [torch.arange(a, max(a, b), device=start.device) for a, b in ends]
 
 
 def each_key(ranges: Tensor, keys: int) -> list[Tensor]:
-    """The keys of the spans [R,n,2] of each row, as often as spans hold them."""
+    """Return the keys of the spans [R,n,2] of each row, as often as spans hold them."""
     return [
         torch.cat([torch.arange(a, max(a, b), device=ranges.device) for a, b in row])
         for row in ranges.clamp(0, keys).tolist()
@@ -116,5 +128,5 @@ def each_key(ranges: Tensor, keys: int) -> list[Tensor]:
 
 
 def union(ranges: Tensor, keys: int) -> list[Tensor]:
-    """The same, each once."""
+    """Return the keys of the spans [R,n,2] of each row, each once."""
     return [row.unique() for row in each_key(ranges, keys)]

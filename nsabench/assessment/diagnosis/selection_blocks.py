@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from nsabench.assessment.diagnosis import sharing
-from nsabench.assessment.diagnosis.coordinates import coordinates
-from nsabench.assessment.diagnosis.evidence import Evidence, Hypothesis
-from nsabench.assessment.diagnosis.selected import Selection
-from nsabench.assessment.diagnosis.sequences import moved_starts, sequences
+from nsabench.assessment.diagnosis.banded import moved_starts, packed_as_one, sequences
+from nsabench.assessment.diagnosis.evidence import Evidence, Hypothesis, Mistakes
+from nsabench.assessment.diagnosis.selected import Selection, coordinates
 from nsabench.ops import Inputs
-from nsabench.ops.selection_blocks import differentiate
-
-Gradients = Callable[[Tensor], dict[str, Tensor]]
 
 OTHER_SIZES = (16, 32, 64, 128)
-
-
-def gradients(inputs: Inputs, grad_out: Tensor, *, causal: bool = True) -> dict[str, Tensor]:
-    return differentiate(inputs, grad_out, causal=causal)[1]
 
 
 def lead(inputs: Inputs) -> tuple[int, ...]:
@@ -32,21 +24,15 @@ def lead(inputs: Inputs) -> tuple[int, ...]:
 def select(inputs: Inputs, rows: Tensor) -> Selection:
     t = inputs.tensors
     b, token, h = coordinates(rows, lead(inputs))
-    q = t["q"].unflatten(2, (t["k"].shape[2], -1))[b, token, h]
     start, end = sequences(t["q"].shape[1], t.get("cu_seqlens"), rows.device)
+    blocks, size = t["block_indices"][b, token, h].long(), int(inputs.options["block_size"])
     return Selection(
-        q=q,
+        q=t["q"].unflatten(2, (t["k"].shape[2], -1))[b, token, h],
         k=t["k"].transpose(1, 2),
         v=t["v"].transpose(1, 2),
         batch=b,
         head=h,
-        chosen=_keys(
-            t["block_indices"][b, token, h].long(),
-            int(inputs.options["block_size"]),
-            start[token],
-            end[token],
-            token,
-        ),
+        chosen=_keys(blocks, size, start[token], end[token], token),
         sm_scale=inputs.options["sm_scale"],
     )
 
@@ -54,8 +40,8 @@ def select(inputs: Inputs, rows: Tensor) -> Selection:
 def _keys(
     blocks: Tensor, size: int, start: Tensor, end: Tensor, last: Tensor, *, repeated: bool = False
 ) -> list[Tensor]:
-    """The keys of blocks [R,S] of `size` keys that count from `start` [R], before `end` [R], up to
-    `last` [R]; each once unless `repeated`."""
+    """Return the keys of blocks [R,S] of `size` keys that count from `start` [R], before `end` [R],
+    up to `last` [R]; each once unless `repeated`."""
     within = torch.arange(size, device=blocks.device)
     chosen = []
     for row, first, stop, limit in zip(
@@ -78,12 +64,12 @@ def hypotheses(evidence: Evidence) -> Iterator[Hypothesis]:
     chosen = given[b, token, h].long()
     of = partial(sharing.selecting, evidence)
 
-    yield of(
-        "attends to keys after the query, to all of its own block",
-        _keys(chosen, size, start, end, end),
-    )
-    yield of("leaves out the query's own key", _keys(chosen, size, start, end, token - 1))
-    yield of("attends to one key after the query", _keys(chosen, size, start, end, token + 1))
+    for text, last in (
+        ("attends to keys after the query, to all of its own block", end),
+        ("leaves out the query's own key", token - 1),
+        ("attends to one key after the query", token + 1),
+    ):
+        yield of(text, _keys(chosen, size, start, end, last))
     if cu is not None:
         none, all_ = torch.zeros_like(start), torch.full_like(end, tokens)
         yield of("takes the packed sequences for one", _keys(chosen, size, none, all_, token))
@@ -91,25 +77,19 @@ def hypotheses(evidence: Evidence) -> Iterator[Hypothesis]:
             first, stop = (x[token] for x in moved)
             yield of(text, _keys(chosen, size, first, stop, token))
     if (chosen.sort(-1).values.diff(dim=-1) == 0).any():
-        yield of(
-            "counts a block as often as it is given",
-            _keys(chosen, size, start, end, token, repeated=True),
-        )
+        keys = _keys(chosen, size, start, end, token, repeated=True)
+        yield of("counts a block as often as it is given", keys)
     own = ((token - start) // size).unsqueeze(1)
     places = torch.arange(slots, device=chosen.device)
     ended = (chosen < 0).cummax(-1).values
+    not_first, not_last = (chosen.masked_fill(places == slot, -1) for slot in (0, slots - 1))
     for text, changed in (
         ("reads -1, which is no block, as block 0", chosen.clamp(min=0)),
         ("stops at the first -1", chosen.masked_fill(ended, -1)),
         ("leaves out the query's own block", chosen.masked_fill(chosen == own, -1)),
         ("leaves out block 0", chosen.masked_fill(chosen == 0, -1)),
-        *(
-            (
-                f"leaves out the {name} of the {slots} blocks that are given",
-                chosen.masked_fill(places == slot, -1),
-            )
-            for slot, name in ((0, "first"), (slots - 1, "last"))
-        ),
+        (f"leaves out the first of the {slots} blocks that are given", not_first),
+        (f"leaves out the last of the {slots} blocks that are given", not_last),
     ):
         yield of(text, _keys(changed, size, start, end, token))
     for text, kept in (("last", size - 1), ("first", 0)):
@@ -121,21 +101,6 @@ def hypotheses(evidence: Evidence) -> Iterator[Hypothesis]:
     for other in OTHER_SIZES:
         if other != size:
             yield of(f"takes blocks of {other} keys", _keys(chosen, other, start, end, token))
-    yield from _choice_of_another(evidence, size, start, end)
-    by_head = [
-        _keys(given[b, token, other].long(), size, start, end, token)
-        for other in range(given.shape[2])
-    ]
-    yield from sharing.dealt(evidence, by_head)
-    yield from sharing.hypotheses(evidence)
-
-
-def _choice_of_another(
-    evidence: Evidence, size: int, start: Tensor, end: Tensor
-) -> Iterator[Hypothesis]:
-    given = evidence.full.tensors["block_indices"]
-    b, token, h = coordinates(evidence.rows, lead(evidence.full))
-    tokens = given.shape[1]
     others = []
     if given.shape[2] > 1:
         others.append(("head 0", given[b, token, 0 * h]))
@@ -144,35 +109,29 @@ def _choice_of_another(
         others.append(("the next query", given[b, (token + 1) % tokens, h]))
     for whose, choice in others:
         keys = _keys(choice.long(), size, start, end, token)
-        yield sharing.selecting(evidence, f"takes the choice of {whose}", keys)
+        yield of(f"takes the choice of {whose}", keys)
+    by_head = [
+        _keys(given[b, token, other].long(), size, start, end, token)
+        for other in range(given.shape[2])
+    ]
+    yield from sharing.hypotheses(evidence, by_head)
 
 
-def variants(inputs: Inputs) -> Iterator[tuple[str, Gradients]]:
-    """What a backward of other blocks would give."""
-    yield "attends to keys after the query", partial(gradients, inputs, causal=False)
+def other_blocks(inputs: Inputs) -> Mistakes:
+    yield from packed_as_one(inputs)
     t = inputs.tensors
-    if "cu_seqlens" in t:
-        alone = {name: x for name, x in t.items() if name != "cu_seqlens"}
-        yield (
-            "takes the packed sequences for one",
-            partial(gradients, Inputs(alone, inputs.options)),
-        )
     given, size = t["block_indices"], int(inputs.options["block_size"])
     slots = given.shape[3]
     start, _ = sequences(given.shape[1], t.get("cu_seqlens"), given.device)
     position = torch.arange(given.shape[1], device=given.device) - start
     own = (position // size).view(1, -1, 1, 1)
-    places = torch.arange(slots, device=given.device)
+    last = torch.arange(slots, device=given.device) == slots - 1
     for text, changed in (
         ("leaves out the query's own block", given.masked_fill(given == own, -1)),
         ("leaves out block 0", given.masked_fill(given == 0, -1)),
         ("reads -1, which is no block, as block 0", given.clamp(min=0)),
-        (
-            f"leaves out the last of the {slots} blocks that are given",
-            given.masked_fill(places == slots - 1, -1),
-        ),
+        (f"leaves out the last of the {slots} blocks that are given", given.masked_fill(last, -1)),
         ("takes the choice of head 0", given[:, :, :1].expand_as(given)),
         ("takes the choice of the query before", given.roll(1, 1)),
     ):
-        other = Inputs({**t, "block_indices": changed}, inputs.options)
-        yield text, partial(gradients, other)
+        yield text, inputs.replaced({"block_indices": changed})

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from nsabench.assessment.diagnosis import sharing
-from nsabench.assessment.diagnosis.coordinates import coordinates
-from nsabench.assessment.diagnosis.evidence import Evidence, Hypothesis
+from nsabench.assessment.diagnosis.evidence import Evidence, Hypothesis, Mistakes
 from nsabench.assessment.diagnosis.keys import TILES
-from nsabench.assessment.diagnosis.selected import Selection, each_key, union
+from nsabench.assessment.diagnosis.selected import Selection, coordinates, each_key, union
 from nsabench.ops import Inputs
-from nsabench.ops.selection_ranges import OP
 
-Gradients = Callable[[Tensor], dict[str, Tensor]]
-
-OUTSIDE = 256  # places before the first key and behind the last that are looked at
+OUTSIDE = 256  # places before the first key and behind the last that are tried
 
 
 def lead(inputs: Inputs) -> tuple[int, ...]:
@@ -39,66 +34,76 @@ def select(inputs: Inputs, rows: Tensor) -> Selection:
     )
 
 
-def hypotheses(evidence: Evidence) -> Iterator[Hypothesis]:
-    t = evidence.full.tensors
-    keys, count = t["k"].shape[2], t["ranges"].shape[3]
-    b, s, g = coordinates(evidence.rows, lead(evidence.full))
-    ranges = t["ranges"][b, s, g].long()
-
-    def of(text: str, changed: Tensor) -> Hypothesis:
-        return sharing.selecting(evidence, text, union(changed, keys))
-
-    each = each_key(ranges, keys)
-    if any(len(row) > len(row.unique()) for row in each):
-        text = "counts keys as often as spans hold them: where spans overlap, more than once"
-        yield sharing.selecting(evidence, text, each)
+def _shifted(ranges: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield mistakes at the ends of spans [...,n,2]; empty spans stay empty."""
+    filled = ranges[..., 1:] > ranges[..., :1]
     for text, shift in (
         ("leaves out the first key of each span", (1, 0)),
         ("leaves out the last key of each span", (0, -1)),
         ("attends to one key beyond the end of each span", (0, 1)),
         ("attends to one key before the start of each span", (-1, 0)),
     ):
-        moved = ranges + torch.tensor(shift, device=ranges.device)
-        yield of(text, torch.where(ranges[..., 1:] > ranges[..., :1], moved, 0))
+        yield text, torch.where(filled, ranges + ranges.new_tensor(shift), 0)
+
+
+def _without_one(ranges: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield spans [...,n,2] without the last and without the first, if there are others."""
+    count = ranges.shape[-2]
     if count > 1:
-        yield of("attends to the first span only", ranges[:, :1])
-        yield of(f"leaves out the last of the {count} spans", ranges[:, :-1])
-        yield of(f"leaves out the first of the {count} spans", ranges[:, 1:])
-        reach = ranges[..., 1].cummax(1).values.roll(1, 1)
-        reach[:, 0] = 0
-        start = torch.maximum(ranges[..., 0], reach)
-        behind = torch.stack([start, torch.maximum(start, ranges[..., 1])], -1)
-        yield of("takes the spans for sorted, and of each only what lies behind the others", behind)
-    yield of(
-        "takes a span that ends before it begins for one that is filled", ranges.sort(-1).values
-    )
+        yield f"leaves out the last of the {count} spans", ranges[..., :-1, :]
+        yield f"leaves out the first of the {count} spans", ranges[..., 1:, :]
+
+
+def hypotheses(evidence: Evidence) -> Iterator[Hypothesis]:
+    t = evidence.full.tensors
+    keys = t["k"].shape[2]
+    b, s, g = coordinates(evidence.rows, lead(evidence.full))
+    ranges = t["ranges"][b, s, g].long()
+    each = each_key(ranges, keys)
+    if any(len(row) > len(row.unique()) for row in each):
+        text = "counts keys as often as spans hold them: where spans overlap, more than once"
+        yield sharing.selecting(evidence, text, each)
+    for text, changed in _of_spans(ranges):
+        yield sharing.selecting(evidence, text, union(changed, keys))
     outside = (ranges < 0) | (ranges > keys)
     if outside.any():
         # Shifted, so that what lies a little outside can be told from what lies inside.
         near = (ranges + OUTSIDE).clamp(0, keys + 2 * OUTSIDE)
         reached = [row - OUTSIDE for row in union(near, keys + 2 * OUTSIDE)]
-        yield sharing.selecting(
-            evidence,
-            "counts the first or the last key once for each place of a span beyond it",
-            [row.clamp(0, keys - 1) for row in reached],
-        )
-        yield sharing.selecting(
-            evidence,
-            "reads keys before the first from the end",
-            [(row[row < keys] % keys).unique() for row in reached],
-        )
-    yield from _rounded(evidence, ranges, keys)
+        text = "counts the first or the last key once for each place of a span beyond it"
+        yield sharing.selecting(evidence, text, [row.clamp(0, keys - 1) for row in reached])
+        wrapped = [(row[row < keys] % keys).unique() for row in reached]
+        yield sharing.selecting(evidence, "reads keys before the first from the end", wrapped)
+    others = [*_rounded(ranges)]
     groups, queries = t["k"].shape[1], t["q"].shape[1]
     if groups > 1:
-        yield of("takes the choice of head 0", t["ranges"][b, s, 0 * g].long())
+        others.append(("takes the choice of head 0", t["ranges"][b, s, 0 * g].long()))
     if queries > 1:
         for which, by in (("query before", -1), ("next query", 1)):
             other = t["ranges"][b, (s + by) % queries, g].long()
-            yield of(f"takes the choice of the {which}", other)
-    yield from sharing.hypotheses(evidence)
+            others.append((f"takes the choice of the {which}", other))
+    for text, changed in others:
+        yield sharing.selecting(evidence, text, union(changed, keys))
+    yield from sharing.hypotheses(evidence, dealt=False)
 
 
-def _rounded(evidence: Evidence, ranges: Tensor, keys: int) -> Iterator[Hypothesis]:
+def _of_spans(ranges: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """ranges: int64 [R,n,2]."""
+    yield from _shifted(ranges)
+    if ranges.shape[1] > 1:
+        yield "attends to the first span only", ranges[:, :1]
+        yield from _without_one(ranges)
+        reach = ranges[..., 1].cummax(1).values.roll(1, 1)
+        reach[:, 0] = 0
+        start = torch.maximum(ranges[..., 0], reach)
+        behind = torch.stack([start, torch.maximum(start, ranges[..., 1])], -1)
+        text = "takes the spans for sorted, and of each only what lies behind the others"
+        yield text, behind
+    text = "takes a span that ends before it begins for one that is filled"
+    yield text, ranges.sort(-1).values
+
+
+def _rounded(ranges: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Spans read in whole tiles, or of whole tiles only."""
     start, end = ranges.unbind(-1)
     filled = end > start
@@ -111,33 +116,15 @@ def _rounded(evidence: Evidence, ranges: Tensor, keys: int) -> Iterator[Hypothes
             (f"rounds the ends of spans down to multiples of {tile}", start, down[..., 1]),
             (f"rounds the starts of spans up to multiples of {tile}", up[..., 0], end),
         ):
-            changed = torch.where(filled.unsqueeze(-1), torch.stack([a, z], -1), 0)
-            yield sharing.selecting(evidence, text, union(changed, keys))
+            yield text, torch.where(filled.unsqueeze(-1), torch.stack([a, z], -1), 0)
 
 
-def variants(inputs: Inputs) -> Iterator[tuple[str, Gradients]]:
-    """What a backward of other spans would give."""
+def other_spans(inputs: Inputs) -> Mistakes:
     ranges = inputs.tensors["ranges"]
-    count = ranges.shape[3]
-    filled = ranges[..., 1:] > ranges[..., :1]
     for text, changed in (
-        (
-            "leaves out the first key of each span",
-            torch.where(filled, ranges + ranges.new_tensor([1, 0]), 0),
-        ),
-        (
-            "leaves out the last key of each span",
-            torch.where(filled, ranges - ranges.new_tensor([0, 1]), 0),
-        ),
-        (
-            "attends to one key beyond the end of each span",
-            torch.where(filled, ranges + ranges.new_tensor([0, 1]), 0),
-        ),
-        (f"leaves out the last of the {count} spans", ranges[..., :-1, :]),
-        (f"leaves out the first of the {count} spans", ranges[..., 1:, :]),
+        *list(_shifted(ranges))[:3],
+        *_without_one(ranges),
         ("takes the choice of head 0", ranges[:, :, :1].expand_as(ranges)),
         ("takes the choice of the query before", ranges.roll(1, 1)),
     ):
-        if changed.shape[3]:
-            other = Inputs({**inputs.tensors, "ranges": changed}, inputs.options)
-            yield text, partial(OP.gradients, other)
+        yield text, inputs.replaced({"ranges": changed})

@@ -24,34 +24,26 @@ def hypotheses(evidence: Evidence) -> Iterator[Hypothesis]:
 
 
 def _causal(keys: Keys) -> Iterator[Hypothesis]:
-    """A causal mask over the heads, taken for queries."""
+    """A causal mask applies to the heads, as if they were queries."""
     if keys.heads == 1 or keys.length == 1:
         return
     full = torch.ones(keys.heads, keys.length, dtype=torch.float64, device=keys.v.device)
-    yield Hypothesis(
-        "applies a causal mask, aligned top-left, over the heads",
-        lambda: keys.attend(full.tril()),
-    )
+    text = "applies a causal mask, aligned {}, over the heads"
+    yield Hypothesis(text.format("top-left"), partial(keys.attend, full.tril()))
     if keys.length >= keys.heads:
-        yield Hypothesis(
-            "applies a causal mask, aligned bottom-right, over the heads",
-            lambda: keys.attend(full.tril(keys.length - keys.heads)),
-        )
+        aligned = full.tril(keys.length - keys.heads)
+        yield Hypothesis(text.format("bottom-right"), partial(keys.attend, aligned))
 
 
 def _tiles(keys: Keys) -> Iterator[Hypothesis]:
     length = keys.length
     for padded in sorted({-length % tile for tile in TILES} - {0}):
-        yield Hypothesis(
-            f"counts {padded} zero keys of padding after the {length}",
-            partial(of_keys.padded, keys, padded),
-        )
+        text = f"counts {padded} zero keys of padding after the {length}"
+        yield Hypothesis(text, partial(of_keys.padded, keys, padded))
     for tile in TILES:
         overlap = (length - tile, length - length % tile)
         if length > tile and length % tile:
-            twice = 1 + keys.between(*overlap)
-            yield Hypothesis(
-                f"counts keys {overlap[0]} to {overlap[1] - 1} twice: two tiles of {tile} overlap",
-                partial(keys.attend, twice),
-            )
+            which = f"{overlap[0]} to {overlap[1] - 1}"
+            text = f"counts keys {which} twice: two tiles of {tile} overlap"
+            yield Hypothesis(text, partial(keys.attend, 1 + keys.between(*overlap)))
     yield Hypothesis("counts key 0 twice", lambda: keys.attend(1 + keys.between(0, 1)))

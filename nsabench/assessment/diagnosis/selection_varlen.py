@@ -41,21 +41,14 @@ def hypotheses(evidence: Evidence) -> Iterator[Hypothesis]:
     keys = len(inputs.tensors["k"])
     start, end = _ends(inputs, rows)
     longest = inputs.tensors["cu_seqlens"].diff().max()
+    as_long = "attends from its first key on to as many keys as the longest row has"
+    following, before = (_ends(inputs, (rows + by) % evidence.count) for by in (1, -1))
     for text, first, last in (
         ("attends to one key too many, the first key of the next row", start, end + 1),
         ("attends to one key too many, the last key of the row before", start - 1, end),
-        (
-            "attends from its first key on to as many keys as the longest row has",
-            start,
-            start + longest,
-        ),
-        *(
-            (
-                f"attends to the keys of the {which} row",
-                *_ends(inputs, (rows + by) % evidence.count),
-            )
-            for which, by in (("next", 1), ("previous", -1))
-        ),
+        (as_long, start, start + longest),
+        ("attends to the keys of the next row", *following),
+        ("attends to the keys of the previous row", *before),
     ):
         yield sharing.selecting(evidence, text, spans(first, last, keys))
     yield from sharing.hypotheses(evidence)

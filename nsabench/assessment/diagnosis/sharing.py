@@ -1,5 +1,5 @@
-"""Mistakes in whose keys a row attends to, and in what it makes of keys that it must not see: for
-every op whose rows select keys of a K and V that they share with others."""
+"""Mistakes of every op whose rows select keys of a K and V that they share with other rows: keys of
+another head or sequence, and masked keys that count."""
 
 from __future__ import annotations
 
@@ -16,12 +16,19 @@ from nsabench.assessment.diagnosis.selected import Selection
 
 
 def selecting(evidence: Evidence, text: str, chosen: Sequence[Tensor]) -> Hypothesis:
-    """The rows attend to other keys of their K and V; a key that is named twice counts twice."""
+    """Return that rows attend to other keys of their K and V; a key that is named twice counts
+    twice."""
     return Hypothesis(text, partial(_attend, evidence, chosen=chosen))
 
 
-def hypotheses(evidence: Evidence) -> Iterator[Hypothesis]:
+def hypotheses(
+    evidence: Evidence, chosen_by: Sequence[Sequence[Tensor]] | None = None, *, dealt: bool = True
+) -> Iterator[Hypothesis]:
+    """chosen_by: what the rows select by KV head, if that depends on the head. dealt: whether query
+    heads could be dealt to KV heads in turn."""
     selection = evidence.of_selection
+    if dealt:
+        yield from _dealt(evidence, chosen_by)
     yield from _heads(evidence, selection)
     yield from _nothing_selected(evidence, selection)
     k, v = selection.gathered()
@@ -60,13 +67,10 @@ def _heads(evidence: Evidence, selection: Selection) -> Iterator[Hypothesis]:
         yield Hypothesis("reads K and V of sequence 0", partial(_attend, evidence, batch=first))
 
 
-def dealt(
-    evidence: Evidence, chosen_by: Sequence[Sequence[Tensor]] | None = None
+def _dealt(
+    evidence: Evidence, chosen_by: Sequence[Sequence[Tensor]] | None
 ) -> Iterator[Hypothesis]:
-    """Query heads shared out to the KV heads in turn, not in groups.
-
-    chosen_by: what the rows select by KV head, where that hangs on the head.
-    """
+    """Query heads are dealt to the KV heads in turn, not in groups."""
     selection = evidence.of_selection
     heads, group = selection.k.shape[1], selection.q.shape[1]
     if heads == 1 or group == 1:
@@ -92,7 +96,7 @@ def _nothing_selected(evidence: Evidence, selection: Selection) -> Iterator[Hypo
         return
 
     def mean() -> Tensor:
-        # Of the rows that select nothing only: there are few K and V, and many rows.
+        # Only those of rows that select nothing: there are few K and V, and many rows.
         pairs = zip(selection.batch[empty], selection.head[empty], strict=True)
         means = [selection.v[b, h].double().mean(0) for b, h in pairs]
         out = evidence.oracle.flatten(0, -3).clone()
@@ -103,7 +107,7 @@ def _nothing_selected(evidence: Evidence, selection: Selection) -> Iterator[Hypo
 
 
 def _masked(evidence: Evidence, selection: Selection) -> Iterator[Hypothesis]:
-    """What is masked in a tile is not left out but scores 0."""
+    """Masked keys of a tile score 0 instead of being left out."""
     size = selection.k.shape[2]
     for tile in TILES[:4]:
         offsets = torch.arange(tile, device=selection.q.device)

@@ -29,21 +29,23 @@ LONG_KEYS = case(
 )  # fmt: skip
 
 
-class Changed(torch.autograd.Function):  # type: ignore[misc]
-    """Hands a tensor on as it is, and its gradient back as `change` has it."""
-
-    @staticmethod
-    def forward(ctx, x, change):
-        ctx.change = change
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return ctx.change(grad), None
-
-
 def changed(x: Tensor, change) -> Tensor:
-    return Changed.apply(x, change)
+    """Return the same tensor, whose gradient `change` changes."""
+    same = x.view_as(x)
+    if same.requires_grad:
+        same.register_hook(change)
+    return same
+
+
+def _without(begin: int):
+    """Return what does not write axis 1 of a gradient from here on."""
+
+    def forget(grad: Tensor) -> Tensor:
+        grad = grad.clone()
+        grad[:, begin:] = 0
+        return grad
+
+    return forget
 
 
 @mutant(SPANS, "rowsum(do o) is not subtracted", "dq lacks the term rowsum(do o)")
@@ -171,23 +173,8 @@ def heads_of_dk_reversed(q, k, v, *rest, **options):
 
 @mutant(WINDOW, "the last tile of dq is not written", "dq is zero in axis 1 (of 200): 192 to 199")
 def tile_of_dq_not_written(q, k, v, **options):
-    def forget(grad: Tensor) -> Tensor:
-        grad = grad.clone()
-        grad[:, 192:] = 0
-        return grad
-
-    return window.naive(changed(q, forget), k, v, **options, steps=gradient.RIGHT)
-
-
-def _without(begin: int):
-    """Of a gradient, axis 1 from here on is not written."""
-
-    def forget(grad: Tensor) -> Tensor:
-        grad = grad.clone()
-        grad[:, begin:] = 0
-        return grad
-
-    return forget
+    q = changed(q, _without(192))
+    return window.naive(q, k, v, **options, steps=gradient.RIGHT)
 
 
 @mutant(LONG_KEYS, "the last key's dk is not written", "dk is zero in axis 1 (of 127): index 126")
