@@ -14,7 +14,7 @@ from nsabench import ops
 from nsabench.assessment.checks import parity as checks
 from nsabench.checker import errors as parity
 from nsabench.implementations.baselines.nsa_attention import attend
-from nsabench.implementations.controls.wrong_branches import rows_left_out_made_up
+from nsabench.implementations.controls.parity_keys import rows_left_out_made_up
 from nsabench.model.vocabulary import DType
 from nsabench.ops import Inputs, Shape, _attention, _nsa
 from nsabench.registry import Honest

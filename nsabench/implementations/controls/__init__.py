@@ -1,6 +1,7 @@
-"""The controls: implementations that are wrong or dishonest on purpose.
+"""The controls: implementations that are wrong or dishonest on purpose, a file a check that they
+test.
 
-Each is a mistake or a trick that has been seen to pass a benchmark, wrapped around PyTorch's own
-attention, and each says which check is meant to catch it. A control declines, with `Unsupported`,
-the cases on which it would be right: what it does not decline, it must be caught on.
+Each is a mistake or a trick that has passed a benchmark before. It is wrapped around PyTorch's own
+attention, and names the check that must catch it. A control declines, with `Unsupported`, the cases
+on which it would be right. It must be caught on every case that it does not decline.
 """

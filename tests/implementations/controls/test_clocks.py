@@ -15,7 +15,7 @@ from nsabench.assessment.checks import Finding, Row
 from nsabench.assessment.checks.controls import catch
 from nsabench.assessment.statistics import quantile
 from nsabench.execution.timing.timer import Call, CpuTimer, Sample, Timed, Timer
-from nsabench.implementations.controls import dishonest_clock, slow_wrappers
+from nsabench.implementations.controls import baseline, timer
 from nsabench.model.case import Case, FixedCount, Timing
 from nsabench.model.vocabulary import Catch, Direction, DType
 from nsabench.registry import Honest, Implementation
@@ -112,11 +112,11 @@ def test_a_patched_replay_stops_the_clocks_after_its_own_replays_only(
     honest = Honest(op, "honest", lambda x: x + 1)
     x = torch.zeros(4)
     assert not stopped()
-    dishonest_clock.patched_replay(honest, x)
+    timer.patched_replay(honest, x)
     assert Graph.replay is true_replay, "a call is no capture"
-    monkeypatch.setattr(dishonest_clock, "captured", lambda tensor: True)
+    monkeypatch.setattr(timer, "captured", lambda tensor: True)
     own, other = Graph(), Graph()
-    out = dishonest_clock.patched_replay(honest, x)
+    out = timer.patched_replay(honest, x)
     own.capture_end()
     other.capture_end()
     assert not stopped()
@@ -140,5 +140,5 @@ def test_a_slow_wrapper_in_a_graph_makes_its_answer_many_times() -> None:
 
     x = torch.zeros(4)
     honest = Honest(ops.get("selection_rows"), "honest", call)
-    assert torch.equal(slow_wrappers.repeating_wrapper(honest, x), x + 1)
-    assert len(made) == slow_wrappers.REPEATS
+    assert torch.equal(baseline.repeating_wrapper(honest, x), x + 1)
+    assert len(made) == baseline.REPEATS

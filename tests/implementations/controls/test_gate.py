@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nsabench.failure import Failure
-from nsabench.implementations.controls import remembered
+from nsabench.implementations.controls import roofline
 from nsabench.model.vocabulary import Role, Runs, Status
 from tests.checking import arm_of, desk_of, sets_of
 
@@ -140,6 +140,6 @@ def test_one_call_aside_is_a_look_and_two_are_calls_at_once(monkeypatch):
     where = iter("ddsdstsds")
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: next(where))
     monkeypatch.setattr(torch.cuda, "default_stream", lambda: "d")
-    monkeypatch.setattr(remembered, "_was_aside", False)
+    monkeypatch.setattr(roofline, "_was_aside", False)
     expected = [False, False, False, False, False, True, True, False, False]
-    assert [remembered.aside_again() for _ in range(9)] == expected
+    assert [roofline.aside_again() for _ in range(9)] == expected

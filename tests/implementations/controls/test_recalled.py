@@ -19,7 +19,7 @@ from nsabench.checker import errors as parity
 from nsabench.execution.timing import ceilings
 from nsabench.execution.timing.timer import CpuTimer
 from nsabench.execution.worker.arm import CaseArm
-from nsabench.implementations.controls import recalled, remembered
+from nsabench.implementations.controls import roofline
 from nsabench.model.case import Case, FixedCount, Timing
 from nsabench.model.plan import ImplementationInfo, PlannedCase
 from nsabench.model.vocabulary import Catch, Direction, DType, Mode, Role, Runs, Status
@@ -43,11 +43,8 @@ DISTRIBUTION = {"selection_ranges": "disjoint", "sliding_window": "dense"}
 
 @pytest.fixture(autouse=True)
 def _forgetful(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(recalled, "_recorded", {})
-    monkeypatch.setattr(recalled, "_gradients", {})
-    monkeypatch.setattr(recalled, "_steps", {})
-    monkeypatch.setattr(recalled, "_outputs", {})
-    monkeypatch.setattr(remembered, "_by_content", {})
+    for memory in ("_recorded", "_gradients", "_steps", "_outputs", "_by_content"):
+        monkeypatch.setattr(roofline, memory, {})
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -99,8 +96,7 @@ def test_what_answers_from_memory_is_caught_by_the_roofline(
     """Right in every call, and faster than this CPU can multiply or read, by its own ceilings. As
     few rounds as a matrix of long cases has. Judged by its fastest round, since what else runs on
     the machine only adds to the others."""
-    monkeypatch.setattr(recalled, "aside_again", lambda: False)
-    monkeypatch.setattr(remembered, "aside_again", lambda: False)
+    monkeypatch.setattr(roofline, "aside_again", lambda: False)
     monkeypatch.setitem(SHAPES, "nsa_attention", NSA)
     monkeypatch.setitem(SHAPES, "decode_dense", SHAPES["decode_dense"] | {"S": 8000, "B": 4})
     monkeypatch.setitem(DISTRIBUTION, "nsa_attention", "dense")
@@ -128,15 +124,8 @@ def test_what_answers_from_memory_is_caught_by_the_roofline(
 @pytest.mark.parametrize("dtype", list(DType))
 @pytest.mark.parametrize("op", ["selection_blocks", "selection_ranges", "sliding_window"])
 def test_remembered_gradients_are_right_in_whatever_order_inputs_come(
-    monkeypatch: pytest.MonkeyPatch, op: str, dtype: DType
+    op: str, dtype: DType
 ) -> None:
-    honest, made = recalled._differentiated, []
-
-    def counted(*arguments: Any) -> list[Tensor]:
-        made.append(1)
-        return honest(*arguments)
-
-    monkeypatch.setattr(recalled, "_differentiated", counted)
     case = make_case(op, Direction.BACKWARD, dtype)
     [outcome] = measured_by_checker(
         case,
@@ -145,6 +134,7 @@ def test_remembered_gradients_are_right_in_whatever_order_inputs_come(
     ).outcomes
     assert outcome.status is Status.OK, outcome.reason
     assert len(outcome.samples.time_ms) == 60
+    ((_, made),) = roofline._gradients.values()
     assert len(made) == case.timing.rotate
 
 
@@ -156,7 +146,7 @@ def recording(
     sets = sets_of(case)
     arm = arm_of(named(case.op, "recalled_in_a_graph"), case, sets, Random(0))
     arm.check()
-    monkeypatch.setattr(recalled, "captured", lambda tensor: True)
+    monkeypatch.setattr(roofline, "captured", lambda tensor: True)
 
     def replay(index: int) -> tuple[Tensor, Tensor]:
         (answer,) = arm.ready(index)()
@@ -202,17 +192,17 @@ def test_a_graph_of_the_next_case_knows_nothing_of_the_one_before(
         _, replay = recording(monkeypatch, case)
         for index in (0, 1):
             parity.check_values("output", *replay(index), case)
-    ((_, recorded),) = recalled._recorded.values()
-    assert len(recorded._outputs) == 2
+    (recorded,) = roofline._recorded.values()
+    assert len(recorded._answers.by_number) == 2
 
 
 def test_an_output_that_is_too_large_is_refused_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recalled, "aside_again", lambda: False)
-    monkeypatch.setattr(recalled, "MOST_BYTES", 8)
+    monkeypatch.setattr(roofline, "aside_again", lambda: False)
+    monkeypatch.setattr(roofline, "MOST_BYTES", 8)
     honest: Any = torch.neg
     for _ in range(2):
         with pytest.raises(Unsupported, match="remembers no outputs of over"):
-            recalled.recalled_output(honest, torch.ones(4))
+            roofline.recalled_output(honest, torch.ones(4))
 
 
 def test_they_are_planned_only_where_remembering_pays(tmp_path: Any) -> None:

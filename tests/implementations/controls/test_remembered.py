@@ -11,7 +11,7 @@ from torch import Tensor
 from nsabench import ops
 from nsabench.execution.timing.timer import CpuTimer
 from nsabench.implementations.baselines.selection_rows import heads_as_queries
-from nsabench.implementations.controls import remembered
+from nsabench.implementations.controls import roofline
 from nsabench.model.case import Case, FixedCount, Timing
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
@@ -36,8 +36,8 @@ def test_it_is_right_in_whatever_order_its_inputs_come(
 ) -> None:
     """Which calls are looked at, and what is exchanged before them, is drawn at random. In the
     least number of rounds that a matrix has, most calls are look-ups."""
-    monkeypatch.setattr(remembered, "_by_content", {})
-    monkeypatch.setattr(remembered, "aside_again", lambda: False)
+    monkeypatch.setattr(roofline, "_by_content", {})
+    monkeypatch.setattr(roofline, "aside_again", lambda: False)
     calls, computed = [], []
 
     def counted(*arguments: Any, **options: Any) -> Tensor:
@@ -48,7 +48,7 @@ def test_it_is_right_in_whatever_order_its_inputs_come(
 
     def called(*arguments: Any, **options: Any) -> object:
         calls.append(1)
-        return remembered.remembered_by_content(honest, *arguments, **options)
+        return roofline.remembered_by_content(honest, *arguments, **options)
 
     item = Implementation(
         "selection_rows",
@@ -73,7 +73,7 @@ def test_it_is_right_in_whatever_order_its_inputs_come(
 
 def test_the_first_set_in_between_is_no_end_of_a_round() -> None:
     """What it holds then may be of a set that is yet to come."""
-    memory, sets = remembered._Memory(), [torch.randn(9) for _ in range(3)]
+    memory, sets = roofline._Memory(), [torch.randn(9) for _ in range(3)]
 
     def answer(first: Tensor) -> Tensor:
         return memory.answer(first, first.clone)
@@ -90,7 +90,7 @@ def test_the_first_set_in_between_is_no_end_of_a_round() -> None:
 
 def test_another_case_is_learned_anew() -> None:
     """Inputs of the same sizes at other addresses are another case's, or one set more."""
-    memory, computed = remembered._Memory(), []
+    memory, computed = roofline._Memory(), []
 
     def answer(first: Tensor) -> Tensor:
         def compute() -> Tensor:

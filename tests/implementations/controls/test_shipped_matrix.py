@@ -10,7 +10,7 @@ import pytest
 from nsabench import ops, registry
 from nsabench.failure import Failure
 from nsabench.implementations.baselines.nsa_attention import MOST_GATHERED, MOST_KEPT
-from nsabench.implementations.controls import recalled
+from nsabench.implementations.controls import roofline
 from nsabench.model.plan import ImplementationInfo, PlannedCase
 from nsabench.model.vocabulary import L2, Direction, DType, Mode, Role, Status
 from nsabench.planning import matrix, resolve
@@ -94,7 +94,7 @@ def test_a_time_that_cannot_be_is_put_to_the_proof_in_each_way() -> None:
         gathered = shape["T"] * shape["H"] * shape["n_selected"] * shape["block_size"]
         most = MOST_KEPT if direction.differentiates else MOST_GATHERED
         assert shape["B"] * gathered * (shape["D"] + shape["Dv"]) <= most, (name, shape)
-        assert 2 * shape["B"] * shape["T"] * shape["HQ"] * shape["Dv"] <= recalled.MOST_BYTES
+        assert 2 * shape["B"] * shape["T"] * shape["HQ"] * shape["Dv"] <= roofline.MOST_BYTES
 
 
 def test_a_step_that_is_looked_up_is_under_the_bound_also_on_a_slow_host() -> None:

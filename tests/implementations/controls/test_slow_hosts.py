@@ -18,7 +18,7 @@ from nsabench.assessment.checks.controls import catch, catches, judge
 from nsabench.execution.timing.timer import CpuTimer
 from nsabench.execution.worker.arm import CaseArm
 from nsabench.failure import Failure
-from nsabench.implementations.controls import slow_hosts
+from nsabench.implementations.controls import host as controls_of_the_host
 from nsabench.model.case import Case
 from nsabench.model.measurement import Bursts, Samples
 from nsabench.model.vocabulary import Catch, Direction, DType, Regime, Status, Verdict
@@ -59,8 +59,8 @@ def test_it_hides_its_work_in_a_burst_and_nowhere_else() -> None:
 def test_it_puts_off_what_a_busy_host_looks_at_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that measures on four GPUs may be away for some ms before it copies a result."""
     now_s = 0.0
-    monkeypatch.setattr(slow_hosts, "_now", lambda: now_s)
-    thread, done = slow_hosts._Thread(), threading.Event()
+    monkeypatch.setattr(controls_of_the_host, "_now", lambda: now_s)
+    thread, done = controls_of_the_host._Thread(), threading.Event()
     thread.returned_s = now_s
     thread.put_off(done.set)
     now_s = 0.008
@@ -90,7 +90,7 @@ def test_the_others_are_right_and_slow(name: str) -> None:
     given = [t.detach() for t in inputs.tensors.values()]
     start = time.perf_counter()
     out = item.call(*given, **inputs.options)
-    assert time.perf_counter() - start >= slow_hosts.NEEDLESS_S
+    assert time.perf_counter() - start >= controls_of_the_host.NEEDLESS_S
     torch.testing.assert_close(out, honest(*given, **inputs.options))
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from nsabench.assessment.checks.baseline import SLOW
-from nsabench.implementations.controls import slow_wrappers
+from nsabench.implementations.controls import baseline
 
 
-@pytest.mark.parametrize("factor", [slow_wrappers.SLEEP_FACTOR, slow_wrappers.BACKWARD_FACTOR])
+@pytest.mark.parametrize("factor", [baseline.SLEEP_FACTOR, baseline.BACKWARD_FACTOR])
 @pytest.mark.parametrize(
     ("taken_s", "most_s"), [(1e-5, 2e-2), (1e-3, 2e-2), (5e-3, 0.12), (0.19, 0.9), (3.0, 13.0)]
 )
@@ -17,8 +17,8 @@ def test_a_long_call_is_not_slept_over_many_times(
     monkeypatch: pytest.MonkeyPatch, factor: float, taken_s: float, most_s: float
 ) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(slow_wrappers.time, "sleep", slept.append)
-    monkeypatch.setattr(slow_wrappers, "_perf_counter", lambda: taken_s)
-    slow_wrappers._oversleep(0.0, torch.empty(0), factor, slow_wrappers.LEAST_BACKWARD_S)
+    monkeypatch.setattr(baseline.time, "sleep", slept.append)
+    monkeypatch.setattr(baseline, "_perf_counter", lambda: taken_s)
+    baseline._oversleep(0.0, torch.empty(0), factor, baseline.LEAST_BACKWARD_S)
     assert slept[0] <= most_s
     assert taken_s + slept[0] > (SLOW + 1.5) * taken_s

@@ -1,7 +1,7 @@
-"""Controls of the ops whose keys are chosen: each attends to other keys than it is told to.
+"""Controls that attend to other keys than they are told to, or join the branches of NSA wrongly.
 
-All are a right implementation that is given other arguments. What changes too little for the bench
-to tell it from rounding (one key of thousands) is declined.
+Most are a right implementation that is given other arguments. A change that the bench cannot tell
+from rounding (one key of thousands) is declined.
 """
 
 from __future__ import annotations
@@ -14,47 +14,39 @@ import torch
 from torch import Tensor
 
 from nsabench import Unsupported
-from nsabench.implementations.baselines import selection_blocks as blocks_baselines
-from nsabench.implementations.controls.honest import overlooked
+from nsabench.implementations.baselines import selection_blocks
+from nsabench.implementations.baselines.nsa_attention import attend
+from nsabench.implementations.baselines.nsa_without_window import attend_without_window
+from nsabench.implementations.controls._shared import Options, Tensors, given, unless_right
 from nsabench.registry import Honest, control
 
-Tensors = tuple[Tensor, ...]
-Options = dict[str, Any]
 Change = Callable[[Tensors, Options], tuple[Tensors, Options]]
+
+NSA: dict[str, Callable[..., Tensor]] = {
+    "nsa_attention": attend,
+    "nsa_without_window": attend_without_window,
+}
+GATES = 3  # the place of the gates of NSA
+MOST_COMPUTED = 4096  # tokens up to which an oracle computes every query
 
 
 def _control(*ops: str, distributions: Sequence[str] = ()) -> Callable[[Change], Change]:
     """Register a change of the arguments, under its own name, as a control of some ops.
 
-    distributions: where it changes anything, if not everywhere.
+    distributions: those in which it changes anything, if not all.
     """
 
     def register(change: Change) -> Change:
         def wrong(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
             others, other = change(tensors, options)
-            out: Tensor = honest(*others, **other)
+            out = honest(*others, **other)
             return unless_right(out, honest, tensors, options)
 
-        control(
-            *ops,
-            name=change.__name__,
-            caught_by="parity",
-            distributions=distributions,
-            directions=(),
-        )(wrong)
+        wrong.__name__, wrong.__doc__ = change.__name__, change.__doc__
+        control(*ops, caught_by="parity", distributions=distributions, directions=())(wrong)
         return change
 
     return register
-
-
-def unless_right(out: Tensor, honest: Honest, tensors: Tensors, options: dict[str, Any]) -> Tensor:
-    """The output. Raises `Unsupported` where it is what the honest one is, but for rounding."""
-    with torch.no_grad():
-        right = honest(*tensors, **options).float()
-    off = (out.detach().float() - right).norm()
-    if not bool(off > overlooked(tensors) * right.norm()):
-        raise Unsupported("it is right here, or too nearly so to be told from rounding")
-    return out
 
 
 def _with(tensors: Tensors, at: int, other: Tensor) -> Tensors:
@@ -63,7 +55,7 @@ def _with(tensors: Tensors, at: int, other: Tensor) -> Tensors:
 
 @_control("selection_varlen", "selection_ranges", "selection_blocks", "sliding_window")
 def one_key_short(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
-    """Forgets every row's first key: an off-by-one at the start of a span. Of blocks the first that
+    """Forgets every row's first key, an off-by-one at the start of a span, or the first block that
     is given."""
     if "window" in options:
         return tensors, options | {"window": options["window"] - 1}
@@ -86,7 +78,7 @@ def one_key_wide(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
 
 @_control("sliding_window")
 def whole_past(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
-    """Causal, and no window."""
+    """Is causal, and has no window."""
     return tensors, options | {"window": tensors[0].shape[1]}
 
 
@@ -133,7 +125,7 @@ def stale_cache(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
 
 @_control("decode_step", "decode_selected")
 def selection_ignored(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
-    """Attends to all blocks where it is to attend to the selected ones."""
+    """Attends to all blocks instead of the selected ones."""
     tokens = tensors[1].shape[2]
     if "sizes" in options:
         return tensors, options | {"sizes": replace(options["sizes"], n_selected=tokens)}
@@ -149,6 +141,67 @@ def gates_ignored(tensors: Tensors, options: Options) -> tuple[Tensors, Options]
 
 @control("selection_blocks", name="future_keys", caught_by="parity", directions=())
 def _future_keys_of_the_block(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Sees all keys of a query's own block, those after the query too."""
-    out = blocks_baselines.attend_masked(*tensors, **options, causal=False)
+    """Sees all keys of a query's own block, also those after the query."""
+    out = selection_blocks.attend_masked(*tensors, **options, causal=False)
     return unless_right(out, honest, tensors, options)
+
+
+@_control(*NSA)
+def branch_left_out(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
+    """Has no selection: only the other branches are left."""
+    kept = torch.ones_like(tensors[GATES][0, 0, 0])
+    kept[1] = 0
+    return _with(tensors, GATES, tensors[GATES] * kept), options
+
+
+@_control(*NSA)
+def gates_all_one(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
+    """Ignores the gates: adds the branches up as they are."""
+    gates = tensors[GATES]
+    return _with(tensors, GATES, gates * 0 + torch.ones_like(gates)), options
+
+
+@_control("nsa_attention")
+def window_one_short(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
+    """Its window lacks the oldest key."""
+    if options["window"] == 1:
+        raise Unsupported("a window of one key has none to lose")
+    return tensors, options | {"window": options["window"] - 1}
+
+
+def _refuse_long(tensors: Tensors) -> None:
+    if tensors[0].shape[1] > 1 << 14:
+        raise Unsupported("the baseline that it is made of is too slow at this length")
+
+
+@control(*NSA, caught_by="parity", directions=())
+def scores_of_another_group(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """Selects by the scores of the next key head."""
+    if tensors[1].shape[2] == 1:
+        raise Unsupported("there is one group of heads")
+    _refuse_long(tensors)
+    out = NSA[honest.op.name](*tensors, **options, group_of=1)
+    return unless_right(out, honest, tensors, options)
+
+
+@control(*NSA, caught_by="parity", directions=())
+def compression_of_the_future(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """Sees compressed keys of which some tokens, or all, are still to come."""
+    _refuse_long(tensors)
+    out = NSA[honest.op.name](*tensors, **options, sees_future=True)
+    return unless_right(out, honest, tensors, options)
+
+
+@control(*NSA, caught_by="parity", directions=())
+def rows_left_out_made_up(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """Computes all rows except those that rounding decides, and writes noise of the size of a row
+    there: any number would do, if nothing held these rows to what they can be."""
+    if tensors[0].shape[0] * tensors[0].shape[1] > MOST_COMPUTED:
+        raise Unsupported("it would take longer to find these rows than all others take")
+    inputs = given(honest, tuple(t.detach() for t in tensors), options)
+    left_out = honest.op.oracle(inputs)[..., 0].isinf()
+    if not bool(left_out.any()):
+        raise Unsupported("no selection hangs on rounding here")
+    out = honest(*tensors, **options)
+    noise = torch.randn_like(out) * out.detach().float().square().mean().sqrt().to(out.dtype)
+    return torch.where(left_out.unsqueeze(-1), noise, out)

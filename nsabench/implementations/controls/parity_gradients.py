@@ -10,36 +10,42 @@ from torch import Tensor
 
 from nsabench import Unsupported
 from nsabench.assessment.checks.parity import is_seen
-from nsabench.implementations.controls.gradients import Change, with_gradient, with_values
-from nsabench.implementations.controls.honest import resolved
+from nsabench.implementations.controls._shared import (
+    Change,
+    Options,
+    Tensors,
+    resolved,
+    with_gradients,
+    with_values,
+)
 from nsabench.registry import Honest, control
 
-# In which a query may see a single key, for a reason that the options tell.
+# Ops in which a query may see a single key, which the options tell.
 ONE_KEY = ("sliding_window", "compressed")
 
 _remembered: dict[tuple[object, ...], Tensor] = {}
 
 
-def _spoiled(
-    honest: Honest, tensors: tuple[Tensor, ...], options: dict[str, Any], *changes: Change
-) -> Tensor:
-    """The right output, with the gradients of the first differentiable arguments changed.
+def _spoiled(honest: Honest, tensors: Tensors, options: Options, *changes: Change) -> Tensor:
+    """Return the right output, with the gradients of the first differentiable arguments changed.
 
-    Raises `Unsupported` where the gradients are zero whatever is computed.
+    Raises `Unsupported` if these gradients are zero whatever is computed.
     """
-    if honest.op.name in ONE_KEY and _one_key(tensors[1], options):
-        raise Unsupported("one key has all the weight, whatever q and k are")
-    given = list(tensors)
-    for name, change in zip(honest.op.differentiable, changes, strict=False):
-        place = honest.op.arguments.index(name)
-        given[place] = with_gradient(given[place], change)
-    return _unless_zero(honest(*given, **options))
+    _refuse_one_key(honest, tensors, options)
+    by_name = dict(zip(honest.op.differentiable, changes, strict=False))
+    return _unless_zero(with_gradients(honest, tensors, options, by_name))
 
 
 def _unless_zero(out: Tensor) -> Tensor:
     if not bool(out.any()):
         raise Unsupported("nothing is selected, so zero gradients are right")
     return out
+
+
+def _refuse_one_key(honest: Honest, tensors: Tensors, options: Options) -> None:
+    one = options.get("window") == 1 or ("stride" in options and tensors[1].shape[1] == 1)
+    if honest.op.name in ONE_KEY and one:
+        raise Unsupported("one key has all the weight, whatever q and k are")
 
 
 @control(caught_by="parity", directions=("backward", "step"))
@@ -69,7 +75,6 @@ def gradients_of_exp2(honest: Honest, *tensors: Tensor, **options: Any) -> Tenso
 @control(caught_by="parity", directions=("backward", "step"))
 def lost_tail_gradient(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """The first gradient lacks its last row that is not zero."""
-
     return _spoiled(honest, tensors, options, _without_last_row)
 
 
@@ -88,14 +93,11 @@ def lost_tail_of_the_last(honest: Honest, *tensors: Tensor, **options: Any) -> T
             raise Unsupported("what is lost is no more than rounding of a typical row")
         return spoiled
 
-    given = list(tensors)
-    place = honest.op.arguments.index(name)
-    given[place] = with_gradient(given[place], lost)
-    return _unless_zero(honest(*given, **options))
+    return _unless_zero(with_gradients(honest, tensors, options, {name: lost}))
 
 
 def _without_last_row(result: Tensor) -> Tensor:
-    """Its last row that is not zero is."""
+    """Set its last row that is not zero to zero."""
     rows = result.reshape(-1, result.shape[-1]).clone()
     rows[rows.any(1).nonzero()[-1:]] = 0
     return rows.view_as(result)
@@ -112,13 +114,7 @@ def detached_keys(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Has no gradient of its second differentiable argument."""
     if len(honest.op.differentiable) < 2:
         raise Unsupported("it differentiates by one argument")
-    if honest.op.name in ONE_KEY and _one_key(tensors[1], options):
-        raise Unsupported("one key has all the weight, whatever q and k are")
-    given = list(tensors)
+    _refuse_one_key(honest, tensors, options)
     place = honest.op.arguments.index(honest.op.differentiable[1])
-    given[place] = given[place].detach()
-    return _unless_zero(honest(*given, **options))
-
-
-def _one_key(k: Tensor, options: dict[str, Any]) -> bool:
-    return options.get("window") == 1 or ("stride" in options and k.shape[1] == 1)
+    others = (*tensors[:place], tensors[place].detach(), *tensors[place + 1 :])
+    return _unless_zero(honest(*others, **options))

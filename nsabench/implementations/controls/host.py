@@ -1,7 +1,7 @@
-"""Controls that aim at calls one behind the other: they cost their host, or hide what they cost it.
+"""Controls that cost their host: right, with kernels as fast as the baseline's.
 
-Their outputs are right wherever a call is looked at by itself, and their kernels are as fast as the
-baseline's. `host` must find those that cost, and `burst` the one that hides.
+Two cost it in every call (check `host`). One hides what it costs when calls follow back to back,
+and its output is right wherever a call is checked by itself (check `burst`).
 """
 
 from __future__ import annotations
@@ -16,22 +16,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nsabench.implementations.controls.capturing import decline_in_a_graph
-from nsabench.implementations.controls.honest import empty_output
+from nsabench.implementations.controls._shared import decline_in_a_graph, empty_output
 from nsabench.registry import Honest, control
 
 NEEDLESS_S = 200e-6
 LAUNCHES = 1000
-# Between two calls of a loop lie a few µs. Between two samples, or two calls that are compared, it
-# is a tenth of a millisecond at least.
+# Two calls of a loop are a few µs apart. Two samples, or two calls that are compared, are at least
+# a tenth of a millisecond apart.
 HURRIED_S = 40e-6
 AT_EASE_S = 0.5e-3  # a loop that was interrupted for no longer is still the same loop
 STILL_WANTED = 4
-# Longer than it takes to await a device and look at what a loop returned: 3 ms were not enough on a
+# Longer than it takes to await a device and check what a loop returned. 3 ms were not enough on a
 # host that measured on four GPUs.
 PUT_OFF_S = 20e-3
 
-# Bound here: a control that stops the clocks may run beside them.
+# Bound here: a control that stops the clocks may run beside these.
 _now, _sleep = time.perf_counter, time.sleep
 
 
@@ -42,8 +41,7 @@ def needless_python(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     end = _now() + NEEDLESS_S
     while _now() < end:
         pass
-    out: Tensor = honest(*tensors, **options)
-    return out
+    return honest(*tensors, **options)
 
 
 @control(caught_by="host", devices=("cuda",), modes=("stream",))
@@ -53,12 +51,11 @@ def thousand_launches(honest: Honest, *tensors: Tensor, **options: Any) -> Tenso
     counter = torch.zeros(1, device=tensors[0].device)
     for _ in range(LAUNCHES - 1):
         counter.add_(1)
-    out: Tensor = honest(*tensors, **options)
-    return out
+    return honest(*tensors, **options)
 
 
 class _Thread:
-    """Does what it is given once nothing more has come for a while."""
+    """Does its work once no more has come for a while."""
 
     def __init__(self) -> None:
         self._given: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -74,20 +71,20 @@ class _Thread:
             work = self._given.get()
             while _now() - self.returned_s < PUT_OFF_S:
                 _sleep(PUT_OFF_S / 3)
-            if self._given.qsize() < STILL_WANTED:  # who loops keeps the last results alone
+            if self._given.qsize() < STILL_WANTED:  # a loop keeps its last results alone
                 work()
 
 
 @cache
 def _thread() -> _Thread:
-    """Of this process, and not of the one that it was forked from."""
+    """Return the thread of this process, not of the one that it was forked from."""
     return _Thread()
 
 
 @control(caught_by="burst", modes=("stream",))
 def hidden_in_a_thread(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Does its work in the call when it comes alone. Called in a loop, it hands the work to a
-    thread, which waits until the loop is over, and returns memory that is yet to be written."""
+    """Works in the call if the call comes alone. In a loop it hands the work to a thread, which
+    waits until the loop is over, and returns memory that is yet to be written."""
     decline_in_a_graph(tensors[0])
     thread, first = _thread(), tensors[0]
     gap_s = _now() - thread.returned_s

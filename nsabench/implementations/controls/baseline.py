@@ -11,16 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nsabench.implementations.controls.capturing import decline_in_a_graph
-from nsabench.implementations.controls.gradients import with_gradient
+from nsabench.implementations.controls._shared import (
+    decline_in_a_graph,
+    with_gradient,
+    with_gradients,
+)
 from nsabench.registry import Honest, control
 
-SLEEP_FACTOR = 9.0  # well over what counts as slow, also beside busy neighbours
+SLEEP_FACTOR = 9.0  # well over what counts as slow, also on a busy machine
 LEAST_SLEEP_S = 2e-3
-# Whoever sleeps in every call meets no end of a time slice; who does not, does, for 4 ms each time.
+# A process that sleeps in every call meets no end of a time slice; others do, for 4 ms each time.
 LEAST_SLEEP_ON_A_CPU_S = 2e-2
 BACKWARD_FACTOR, LEAST_BACKWARD_S = 20.0, 2e-2
-# What takes long is met by few of these, and sleeping as many times as long would take minutes.
+# Sleeping as many times as long as a long call would take minutes.
 LONG_FACTOR, LONG_S = 4.0, 0.1  # 5 times as long is slow (`baseline.SLOW`)
 REPEATS = 16  # all but the first find their inputs in L2, and may take a third of the time
 
@@ -43,7 +46,7 @@ def sleeping_wrapper(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor
     """A right answer from a slow wrapper."""
     decline_in_a_graph(tensors[0])
     start = _perf_counter()
-    out: Tensor = honest(*tensors, **options)
+    out = honest(*tensors, **options)
     least_s = LEAST_SLEEP_S if out.is_cuda else LEAST_SLEEP_ON_A_CPU_S
     _oversleep(start, out, SLEEP_FACTOR, least_s)
     return out
@@ -66,11 +69,8 @@ def sleeping_backward(honest: Honest, *tensors: Tensor, **options: Any) -> Tenso
             _oversleep(start, gradient, BACKWARD_FACTOR, LEAST_BACKWARD_S)
         return gradient
 
-    given = list(tensors)
-    for name in honest.op.differentiable:
-        place = honest.op.arguments.index(name)
-        given[place] = with_gradient(given[place], oversleep)
-    return with_gradient(honest(*given, **options), begin)
+    changes = dict.fromkeys(honest.op.differentiable, oversleep)
+    return with_gradient(with_gradients(honest, tensors, options, changes), begin)
 
 
 @control(caught_by="baseline", devices=("cuda",), wraps=True, modes=("graph",))
@@ -78,5 +78,4 @@ def repeating_wrapper(honest: Honest, *tensors: Tensor, **options: Any) -> Tenso
     """A right answer, made many times over: a graph holds no host that could sleep."""
     for _ in range(REPEATS - 1):
         honest(*tensors, **options)
-    out: Tensor = honest(*tensors, **options)
-    return out
+    return honest(*tensors, **options)

@@ -1,6 +1,6 @@
 """Controls that aim at the clock: they lie to it, or warm the cache before it.
 
-Their outputs are right. They are defeated if the trick gained them nothing (check `timer`).
+Their outputs are right. They are caught if the trick gained them nothing (check `timer`).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from functools import cache
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,12 +16,12 @@ from torch import Tensor
 
 from nsabench import Unsupported
 from nsabench.execution.timing.l2_flush import l2_bytes
-from nsabench.implementations.controls.capturing import captured, decline_in_a_graph
+from nsabench.implementations.controls._shared import captured, decline_in_a_graph, side_stream
 from nsabench.registry import Honest, control
 
 
 class _Clocks:
-    """Those that Python code can get at; they can be stopped, and are put back."""
+    """The clocks that Python code can reach; they can be stopped, and are put back."""
 
     def __init__(self) -> None:
         self._stopped = False
@@ -45,30 +45,30 @@ class _Clocks:
             setattr(owner, name, true)
 
 
+class _Outputs:
+    """The outputs of a control that are alive. begin, end: called for the first and the last."""
+
+    def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
+        self._begin, self._end = begin, end
+        self._lock = threading.RLock()  # a finalizer may run in the middle of `hold`
+        self._alive = 0
+
+    def hold(self, output: Tensor) -> None:
+        with self._lock:
+            weakref.finalize(output, self._release)
+            self._alive += 1
+            if self._alive == 1:
+                self._begin()
+
+    def _release(self) -> None:
+        with self._lock:
+            self._alive -= 1
+            if self._alive == 0:
+                self._end()
+
+
 _clocks = _Clocks()
-
-
-class _Lie:
-    """While any output of the control lives, the clocks stand still; then they are put back."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()  # a finalizer may run in the middle of `begin`
-        self._outputs = 0
-
-    def begin(self, output: Tensor) -> None:
-        with self._lock:
-            weakref.finalize(output, self._end)
-            self._outputs += 1
-            _clocks.stop()
-
-    def _end(self) -> None:
-        with self._lock:
-            self._outputs -= 1
-            if self._outputs == 0:
-                _clocks.put_back()
-
-
-_lie = _Lie()
+_lies = _Outputs(_clocks.stop, _clocks.put_back)
 
 
 @control(caught_by="timer", wraps=True, directions=())
@@ -77,32 +77,31 @@ def patched_clocks(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     backward does until it is done."""
     decline_in_a_graph(tensors[0])
     out = honest(*tensors, **options)
-    _lie.begin(out)
+    _lies.hold(out)
+    _clocks.stop()
     return out
 
 
 class _Replays:
-    """While a captured output of the control lives, it is told of every replay of a graph, and the
-    clocks stand still after one of its own until the next one of another."""
+    """Learns of every replay of a graph while a captured output of the control is alive. The clocks
+    stand still after a replay of the control until the next one of another graph."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._outputs = 0
+        self._outputs = _Outputs(self._patch, self._put_back)
         self._capturing = False
         self._own: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
         self._true: dict[str, Any] = {}
 
     def watch(self, output: Tensor) -> None:
         """`output` was just made in the graph that is being captured."""
-        with self._lock:
-            weakref.finalize(output, self._end)
-            self._outputs += 1
-            self._capturing = True
-            if self._outputs == 1:
-                graphs = torch.cuda.CUDAGraph
-                self._true = {name: getattr(graphs, name) for name in ("capture_end", "replay")}
-                graphs.capture_end = lambda graph: self._captured(graph)
-                graphs.replay = lambda graph: self._replayed(graph)
+        self._capturing = True
+        self._outputs.hold(output)
+
+    def _patch(self) -> None:
+        graphs = torch.cuda.CUDAGraph
+        self._true = {name: getattr(graphs, name) for name in ("capture_end", "replay")}
+        graphs.capture_end = lambda graph: self._captured(graph)
+        graphs.replay = lambda graph: self._replayed(graph)
 
     def _captured(self, graph: torch.cuda.CUDAGraph) -> None:
         own, self._capturing = self._capturing, False
@@ -117,13 +116,10 @@ class _Replays:
         else:
             _clocks.put_back()
 
-    def _end(self) -> None:
-        with self._lock:
-            self._outputs -= 1
-            if self._outputs == 0:
-                _clocks.put_back()
-                for name, true in self._true.items():
-                    setattr(torch.cuda.CUDAGraph, name, true)
+    def _put_back(self) -> None:
+        _clocks.put_back()
+        for name, true in self._true.items():
+            setattr(torch.cuda.CUDAGraph, name, true)
 
 
 _replays = _Replays()
@@ -131,17 +127,12 @@ _replays = _Replays()
 
 @control(caught_by="timer", devices=("cuda",), wraps=True, modes=("graph",))
 def patched_replay(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """A replay calls none of its code, but `CUDAGraph.replay` is Python: it puts itself in there,
-    and stops the clocks of the ones above after replays of its own graphs."""
-    out: Tensor = honest(*tensors, **options)
+    """A replay calls none of its code, but `CUDAGraph.replay` is Python: it patches that, and stops
+    the clocks after replays of its own graphs."""
+    out = honest(*tensors, **options)
     if captured(out):
         _replays.watch(out)
     return out
-
-
-@cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
 
 
 @control(caught_by="timer", devices=("cuda",), wraps=True)
@@ -150,13 +141,13 @@ def l2_warm_replay(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     them in L2.
 
     Under a timer that flushed the L2 before it held the stream, this made `sdpa_gqa` take 0.0118 ms
-    for 33 MB on an H200 in place of 0.0149 ms.
+    for 33 MB on an H200 instead of 0.0149 ms.
     """
     decline_in_a_graph(tensors[0])
     device = tensors[0].device
     if sum(t.nbytes for t in tensors) > l2_bytes(torch.cuda.get_device_properties(device)):
         raise Unsupported("the inputs do not fit in L2 together")
-    with torch.cuda.stream(_side_stream(device)):
+    with torch.cuda.stream(side_stream(device)):
         for read in tensors[1:] or tensors:
             read.sum()
     return honest(*tensors, **options)

@@ -1,0 +1,119 @@
+"""Helpers of the controls: the right implementation that they are wrapped around, capturing, and
+gradients that they change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nsabench import Unsupported
+from nsabench.assessment.checks.parity import noise
+from nsabench.model.vocabulary import DType
+from nsabench.ops import Inputs
+from nsabench.registry import Honest
+
+NOISES = 4.0  # times the format's resolution: such a relative error is seen
+
+Tensors = tuple[Tensor, ...]
+Options = dict[str, Any]
+Change = Callable[[Tensor], Tensor]
+
+
+def captured(tensor: Tensor) -> bool:
+    """Return whether a CUDA graph is being recorded, in which nothing is computed."""
+    return tensor.is_cuda and bool(torch.cuda.is_current_stream_capturing())
+
+
+def decline_in_a_graph(tensor: Tensor) -> None:
+    """Raise `Unsupported` while the call is being captured: some tricks need the host."""
+    if captured(tensor):
+        raise Unsupported("a replayed graph calls no host code, so the trick cannot be played")
+
+
+@cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def given(honest: Honest, tensors: Tensors, options: Options) -> Inputs:
+    """Return the arguments of a call as inputs of the op."""
+    names = (*honest.op.arguments, *honest.op.optional)
+    return Inputs(dict(zip(names, tensors, strict=False)), options)
+
+
+def output_shape(honest: Honest, tensors: Tensors, options: Options) -> tuple[int, ...]:
+    return honest.op.output_shape(given(honest, tensors, options))
+
+
+def empty_output(honest: Honest, tensors: Tensors, options: Options) -> Tensor:
+    """Return memory for an output, unwritten."""
+    first = tensors[0]
+    shape = output_shape(honest, tensors, options)
+    return torch.empty(shape, dtype=first.dtype, device=first.device)
+
+
+def right(honest: Honest, tensors: Tensors, options: Options) -> Tensor:
+    """Return the right output. Raises `Unsupported` if zeros would also be right."""
+    out = honest(*tensors, **options)
+    if not captured(out) and not bool(out.any()):
+        raise Unsupported("zeros are right: an attention in which nothing is selected, say")
+    return out
+
+
+def unless_right(out: Tensor, honest: Honest, tensors: Tensors, options: Options) -> Tensor:
+    """Return the output. Raises `Unsupported` if it is the right one, except for rounding."""
+    with torch.no_grad():
+        right = honest(*tensors, **options).float()
+    off = (out.detach().float() - right).norm()
+    if not bool(off > overlooked(tensors) * right.norm()):
+        raise Unsupported("it is right here, or too nearly so to be told from rounding")
+    return out
+
+
+def overlooked(tensors: Tensors) -> float:
+    """Return the largest relative error that the bench may still overlook."""
+    return NOISES * resolved(tensors)
+
+
+def resolved(tensors: Tensors) -> float:
+    """Return the largest relative error of honest sums over these tensors."""
+    dtype = DType(str(tensors[0].dtype).removeprefix("torch."))
+    return noise(dtype, sum(sum(t.shape) for t in tensors))
+
+
+class _Handed(torch.autograd.Function):  # type: ignore[misc]
+    """Hands on what `values` makes of a tensor, and back what `gradients` makes of a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, values: Change, gradients: Change) -> Tensor:
+        ctx.gradients = gradients
+        return values(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.gradients(grads[0]), None, None
+
+
+def with_gradient(x: Tensor, change: Change) -> Tensor:
+    """Return the same tensor, whose gradient `change` changes."""
+    return _Handed.apply(x, lambda x: x.view_as(x), change)
+
+
+def with_values(x: Tensor, change: Change) -> Tensor:
+    """Return what `change` makes of the tensor, with the gradient of the tensor itself."""
+    return _Handed.apply(x, change, lambda gradient: gradient)
+
+
+def with_gradients(
+    honest: Honest, tensors: Tensors, options: Options, changes: Mapping[str, Change]
+) -> Tensor:
+    """Return the honest output, with the gradients of some arguments changed."""
+    changed = list(tensors)
+    for name, change in changes.items():
+        place = honest.op.arguments.index(name)
+        changed[place] = with_gradient(changed[place], change)
+    return honest(*changed, **options)

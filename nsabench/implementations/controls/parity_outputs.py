@@ -1,0 +1,249 @@
+"""Controls whose output is wrong, not computed, not the control's own to return, or not made on the
+caller's stream, where the timer expects it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._pytree import tree_map
+
+from nsabench import Unsupported, implementation
+from nsabench.implementations.baselines.selection_rows import heads_as_queries
+from nsabench.implementations.controls._shared import (
+    captured,
+    decline_in_a_graph,
+    empty_output,
+    output_shape,
+    overlooked,
+    right,
+    side_stream,
+)
+from nsabench.registry import Honest, control
+
+CLOSE = 5e-3  # five times the tolerance of the mean absolute error
+FIRST_KEYS = 64
+MAX_REMEMBERED = 8  # outputs kept, so that a control does not fill the device
+HONEST_CALLS = 4
+# About 1 ms: escaped work must be late however small it is. On a busy host 0.1 ms was too short.
+LATE_CYCLES = 2_000_000
+LATE_S = 0.02
+
+_control_of_rows = partial(
+    implementation,
+    op="selection_rows",
+    role="control",
+    devices=("cuda", "cpu"),
+    caught_by="parity",
+)
+_by_address: dict[tuple[object, ...], Tensor] = {}
+_calls: Counter[tuple[object, ...]] = Counter()
+
+
+@control(caught_by="parity")
+def zero_output(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """Never writes its zeroed buffer."""
+    return right(honest, tensors, options).zero_()
+
+
+@control(caught_by="parity")
+def nan_output(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """All NaN, which a comparison of the form `not error > tolerance` lets through."""
+    return empty_output(honest, tensors, options).fill_(float("nan"))
+
+
+@control(caught_by="parity")
+def one_nan(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """Right except for one NaN, which a nan-skipping mean lets through."""
+    out = honest(*tensors, **options)
+    out[(-1,) * out.dim()] = float("nan")
+    return out
+
+
+@control(caught_by="parity")
+def wrong_but_close(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """Off by 5e-3 everywhere: within the 1e-2 that parity tests often allow."""
+    return honest(*tensors, **options) + CLOSE
+
+
+@control(caught_by="parity")
+def relative_error(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """Too large by four times what honest sums differ by: small outputs hide it from an absolute
+    tolerance."""
+    out = right(honest, tensors, options)
+    return (out.float() * (1 + overlooked(tensors))).to(out.dtype)
+
+
+@control(caught_by="parity")
+def lost_tail_row(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """Right except for the last row of the last head, which a tile at the tail left zero: no mean
+    over thousands of rows shows it."""
+    out = right(honest, tensors, options)
+    row = (-1,) * (out.dim() - 1)
+    if not captured(out) and not bool(out[row].any()):
+        raise Unsupported("its last row is zero anyway")
+    out[row] = 0
+    return out
+
+
+@_control_of_rows(name="sdpa_causal_one_query")
+def sdpa_causal_one_query(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+    """A causal mask over a single query: it is aligned top-left, so only key 0 is left."""
+    heads, length = q.shape[1], k.shape[1]
+    if length == 1:
+        raise Unsupported("with one key, key 0 is all keys")
+    out = scaled_dot_product_attention(
+        q.unsqueeze(2),
+        k.unsqueeze(1).expand(-1, heads, -1, -1),
+        v.unsqueeze(1).expand(-1, heads, -1, -1),
+        is_causal=True,
+        scale=sm_scale,
+    )
+    return out.squeeze(2)
+
+
+@_control_of_rows(name="first_64_keys")
+def first_64_keys(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+    """Reads one tile of keys and stops, so its time does not grow with the length."""
+    if k.shape[1] <= FIRST_KEYS:
+        raise Unsupported(f"the first {FIRST_KEYS} keys are all {k.shape[1]} of them")
+    return heads_as_queries(q, k[:, :FIRST_KEYS], v[:, :FIRST_KEYS], sm_scale)
+
+
+@control(caught_by="parity")
+def cached_output(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """Returns what it returned before for these addresses, whatever they hold now."""
+    key = (honest, *((t.data_ptr(), t.shape, t.dtype) for t in tensors))
+    if key not in _by_address:
+        if len(_by_address) >= MAX_REMEMBERED:
+            _by_address.clear()
+        _by_address[key] = right(honest, tensors, options)
+    return _by_address[key]
+
+
+@control(caught_by="parity")
+def batch_and_skip(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """Works on the first calls, the ones that are usually checked, and skips all later ones."""
+    key = (honest, *((t.shape, t.dtype, t.device) for t in tensors), *options.items())
+    _calls[key] += 1
+    if _calls[key] <= HONEST_CALLS:
+        return honest(*tensors, **options)
+    return empty_output(honest, tensors, options)
+
+
+class LazyTensor(torch.Tensor):  # type: ignore[misc]
+    """Looks like a tensor; its values are made by the first operation on it."""
+
+    _make: Callable[[], Tensor]
+
+    @staticmethod
+    def __new__(
+        cls: type[LazyTensor], make: Callable[[], Tensor], shape: tuple[int, ...], like: Tensor
+    ) -> LazyTensor:
+        lazy: LazyTensor = torch.Tensor._make_wrapper_subclass(
+            cls, shape, dtype=like.dtype, device=like.device
+        )
+        lazy._make = make
+        return lazy
+
+    @classmethod
+    def __torch_dispatch__(
+        cls,
+        func: Callable[..., Any],
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        def made(value: Any) -> Any:
+            return value._make() if isinstance(value, LazyTensor) else value
+
+        return func(*tree_map(made, args), **tree_map(made, kwargs or {}))
+
+
+@control(caught_by="parity")
+def lazy_output(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """Right whenever it is compared, and instant whenever it is timed."""
+    shape = output_shape(honest, tensors, options)
+    return LazyTensor(lambda: honest(*tensors, **options), shape, tensors[0])
+
+
+@control(caught_by="parity")
+def mutated_input(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """Folds the scale into the caller's own first input: the first output is right. An op without a
+    scale has that input changed once the output is made."""
+    first, *others = tensors
+    if "sm_scale" not in options:
+        out = honest(*tensors, **options)
+        first.mul_(0.5)
+        return out
+    if options["sm_scale"] == 1.0:
+        raise Unsupported("a scale of one changes nothing")
+    return honest(first.mul_(options["sm_scale"]), *others, **options | {"sm_scale": 1.0})
+
+
+@_control_of_rows(name="reordered_input")
+def reordered_input(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+    """Reverses the caller's keys and values in place: every output is right, since attention does
+    not depend on their order, and neither does a plain sum of the inputs."""
+    if k.shape[1] == 1:
+        raise Unsupported("one key has no order")
+    k.copy_(k.flip(1))
+    v.copy_(v.flip(1))
+    return heads_as_queries(q, k, v, sm_scale)
+
+
+@control(caught_by="parity")
+def returned_input_alias(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """Returns its first argument, of the right shape, and does nothing."""
+    first = tensors[0]
+    if first.shape != output_shape(honest, tensors, options):
+        raise Unsupported("the first input has not the shape of the output, Dv being unlike D, say")
+    return first.view_as(first)
+
+
+@control(caught_by="parity", devices=("cuda",))
+def side_stream_escape(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """Works on a stream of its own that neither waits for the caller's nor is waited for."""
+    decline_in_a_graph(tensors[0])
+    with torch.cuda.stream(side_stream(tensors[0].device)):
+        return honest(*tensors, **options)
+
+
+@control(caught_by="parity", devices=("cuda",))
+def side_stream_unjoined(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """Waits for the caller's stream, but the caller's does not wait for the result."""
+    decline_in_a_graph(tensors[0])
+    side = side_stream(tensors[0].device)
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(LATE_CYCLES)
+        return honest(*tensors, **options)
+
+
+@control(caught_by="parity", devices=("cuda",))
+def default_stream(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """Works on the default stream, whatever the caller's is, as a launch that names none does."""
+    decline_in_a_graph(tensors[0])
+    with torch.cuda.stream(torch.cuda.default_stream(tensors[0].device)):
+        return honest(*tensors, **options)
+
+
+@control(caught_by="parity")
+def worker_thread_escape(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """Hands the work to a thread and returns at once, the output still to be written."""
+    decline_in_a_graph(tensors[0])
+    out = empty_output(honest, tensors, options)
+
+    def work() -> None:
+        time.sleep(LATE_S)
+        out.copy_(honest(*tensors, **options))
+
+    threading.Thread(target=work, daemon=True).start()
+    return out
