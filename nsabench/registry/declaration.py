@@ -1,10 +1,11 @@
-"""How code says what it is: `@implementation`, and `@control` for what is wrong on purpose."""
+"""The decorators `@implementation`, and `@control` for what is wrong on purpose."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nsabench.errors import UsageError
@@ -18,19 +19,20 @@ if TYPE_CHECKING:
     from nsabench.ops import Op
 
 F = TypeVar("F", bound=Callable[..., Any])
+E = TypeVar("E", bound=Enum)
 
 
 class Unsupported(Exception):
-    """Raised by an implementation for a case it does not do; the text says why."""
+    """An implementation does not do this case. The text says why."""
 
 
 @dataclass(frozen=True)
 class KernelVariant:
-    """A kernel that an implementation compiles itself (CUDA C++ through NVRTC, say), specialised.
+    """A specialised kernel that an implementation compiles itself, CUDA C++ through NVRTC, say.
 
-    constants: what tells this variant from the kernel's others, such as "D=128 HEADS=8".
-    threads: threads a block. shared_bytes: dynamic shared memory a launch asks for, a block.
-    compiler: its name and version. compile: returns the cubin, and raises the compiler's error.
+    constants: tells this variant from the kernel's others, such as "D=128 HEADS=8".
+    threads: threads a block. shared_bytes: dynamic shared memory that a launch asks for, a block.
+    compiler: its name and version. compile: returns the cubin, or raises the compiler's error.
     """
 
     kernel: str
@@ -43,7 +45,7 @@ class KernelVariant:
 
 @dataclass(frozen=True)
 class Implementation:
-    """A callable that fulfils an op, with what its author declared about it."""
+    """A callable that computes an op, and what its author declared about it."""
 
     op: str
     name: str
@@ -67,7 +69,7 @@ class Implementation:
 
     @property
     def origin(self) -> Origin:
-        """The library that it calls, as far as it is here; empty where it calls none."""
+        """The library that it calls, as far as it is installed; empty if it calls none."""
         return self.package.origin if self.package is not None else Origin()
 
 
@@ -98,21 +100,20 @@ def implementation(
       machine without a GPU its parity is checked and its time is not taken).
     caught_by: for a control, the check that must catch it.
     wraps: for a control, the baseline that it would be without its trick; measured beside it.
-    config: called as the implementation is; what it returns (the chosen tiles, say) is recorded.
+    config: called as the implementation is. It returns what is recorded, such as the chosen tiles.
     compile_ahead: for kernels that are not Triton's. Called with a compute capability (89) on a
-      machine that may have no GPU, gives every variant that the implementation launches there;
-      raises `Unsupported` where it launches none, or where its compiler is not installed.
-    distributions: the only ones on which it is the op's function, where it is not on all.
+      machine that may have no GPU. It gives every variant that the implementation launches there,
+      and raises `Unsupported` if there is none, or if its compiler is not installed.
+    distributions: the only ones on which it computes the op, if not on all.
     directions: the only ones that it is for (`forward`, `backward`, `step`), if not for all.
-    computes: for an alternative, the op that it computes: it is called as one of that, on the sizes
-      that both ops have, and held to that op's oracle.
-    kind: of a baseline or an alternative: `general` where it is a mask, a gather or FlexAttention,
-      which any selection of keys could be put through; else `specialised`.
+    computes: for an alternative, the op that it computes. It is called as one of that op, on the
+      sizes that both ops have, and compared with that op's oracle.
+    kind: of a baseline or an alternative: `general` for a mask, a gather or FlexAttention, which
+      take any selection of keys; else `specialised`.
     package: the library that it calls, if that is not the one that registers it.
-    compiled_by: `triton` where its kernels are compiled when they are called, by it or by
-      `torch.compile`; under another Triton such a baseline is another one. `nvcc` where they are
-      C++ that is compiled then, `cutlass` where they are CuTe DSL. What each made is found in its
-      cache by the next process.
+    compiled_by: who compiles its kernels when they are called, into a cache that the next process
+      finds. `triton`: it or `torch.compile`; under another Triton the baseline is another one.
+      `nvcc`: C++. `cutlass`: CuTe DSL.
     Raises `UsageError` for an unknown role, device, direction or kind.
     """
 
@@ -126,33 +127,11 @@ def implementation(
 
     def register(call: F) -> F:
         try:
-            of_role = Role(role)
-            runs_on = tuple(Runs(device) for device in devices)
-            of_directions = tuple(Direction(direction) for direction in directions)
-            of_kind = Kind(kind)
-        except ValueError as error:
-            raise UsageError(
-                f"implementation {name!r}: {error}",
-                f"role is one of {', '.join(Role)}; devices are among {', '.join(Runs)}; "
-                f"directions are among {', '.join(Direction)}; kind is one of {', '.join(Kind)}.",
-            ) from None
-        if of_role is Role.CONTROL and not caught_by:
-            raise UsageError(
-                f"control {name!r} does not say which check must catch it",
-                'give it caught_by="parity" (or another check).',
-            )
-        if (of_role is Role.ALTERNATIVE) != bool(computes):
-            raise UsageError(
-                f"implementation {name!r} has the role {of_role} and computes {computes!r}",
-                'an alternative, and nothing else, says which op it computes: role="alternative", '
-                'computes="causal_attention".',
-            )
-        collected.append(
-            Implementation(
+            item = Implementation(
                 op,
                 name,
-                of_role,
-                runs_on,
+                Role(role),
+                _each(Runs, devices),
                 caught_by,
                 _source,
                 call,
@@ -160,16 +139,37 @@ def implementation(
                 compile_ahead,
                 wraps,
                 tuple(distributions),
-                of_directions,
+                _each(Direction, directions),
                 computes=computes,
-                kind=of_kind,
+                kind=Kind(kind),
                 package=package,
                 compiled_by=compiled_by,
             )
-        )
+        except ValueError as error:
+            raise UsageError(
+                f"implementation {name!r}: {error}",
+                f"role is one of {', '.join(Role)}; devices are among {', '.join(Runs)}; "
+                f"directions are among {', '.join(Direction)}; kind is one of {', '.join(Kind)}.",
+            ) from None
+        if item.role is Role.CONTROL and not caught_by:
+            raise UsageError(
+                f"control {name!r} does not say which check must catch it",
+                'give it caught_by="parity" (or another check).',
+            )
+        if (item.role is Role.ALTERNATIVE) != bool(computes):
+            raise UsageError(
+                f"implementation {name!r} has the role {item.role} and computes {computes!r}",
+                'an alternative, and nothing else, says which op it computes: role="alternative", '
+                'computes="causal_attention".',
+            )
+        collected.append(item)
         return call
 
     return register
+
+
+def _each(kind: type[E], names: Sequence[str]) -> tuple[E, ...]:
+    return tuple(kind(name) for name in names)
 
 
 @contextmanager
@@ -184,7 +184,7 @@ def collecting_from(source: Source) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Honest:
-    """A right implementation of an op, for a control to be wrapped around: the baseline `name`."""
+    """The baseline `name`: a right implementation of an op, around which a control is wrapped."""
 
     op: Op
     name: str
@@ -196,19 +196,11 @@ class Honest:
 
 @dataclass(frozen=True)
 class Trick:
-    """What makes controls, one an op, as its author declared it. `ops`: none named, every op."""
+    """A control of no op yet, as its author declared it. ops: every op if none is named."""
 
-    name: str
-    call: Callable[..., Any]
-    caught_by: str
-    devices: tuple[Runs, ...]
+    control: Implementation
     wraps: bool
     ops: tuple[str, ...]
-    distributions: tuple[str, ...]
-    directions: tuple[Direction, ...]
-    modes: tuple[Mode, ...]
-    least: LeastWork
-    source: Source
 
 
 tricks: list[Trick] = []
@@ -225,32 +217,32 @@ def control(
     modes: Sequence[str] = (),
     least: LeastWork | None = None,
 ) -> Callable[[F], F]:
-    """Register the decorated function as a control of these ops; of every op, also of those that
-    nobody has written yet, if none is named. Its name is its own, unless one is given.
+    """Register the decorated function as a control of these ops, or of every op if none is named.
 
-    It is called with an `Honest` implementation of the op and then as one. caught_by: the check
-    that must catch it. wraps: whether that check holds it to what it is wrapped around, which is
-    then measured beside it. directions: none: all that the op has. modes: the only ones in which
-    it can play its trick (`stream`, `graph`), where it cannot in both. least: the least compulsory
-    work of the cases that it is for.
+    It is called with an `Honest` implementation of the op, and then as one. Its name is the
+    function's, unless one is given.
+    caught_by: the check that must catch it. wraps: whether that check compares it with what it is
+      wrapped around, which is then measured beside it.
+    directions: those that it is for; none: all that the op has.
+    modes: the only ones in which it can play its trick (`stream`, `graph`), if not both.
+    least: the least compulsory work of the cases that it is for.
     """
 
     def register(call: F) -> F:
-        tricks.append(
-            Trick(
-                name=name or call.__name__,
-                call=call,
-                caught_by=caught_by,
-                devices=tuple(Runs(device) for device in devices),
-                wraps=wraps,
-                ops=ops,
-                distributions=tuple(distributions),
-                directions=tuple(Direction(direction) for direction in directions),
-                modes=tuple(Mode(mode) for mode in modes),
-                least=least or LeastWork(),
-                source=_source,
-            )
+        declared = Implementation(
+            "",
+            name or call.__name__,
+            Role.CONTROL,
+            _each(Runs, devices),
+            caught_by,
+            _source,
+            call,
+            distributions=tuple(distributions),
+            directions=_each(Direction, directions),
+            modes=_each(Mode, modes),
+            least=least or LeastWork(),
         )
+        tricks.append(Trick(declared, wraps, ops))
         return call
 
     return register

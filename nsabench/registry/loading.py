@@ -16,14 +16,17 @@ GIVE_A_FILE = "give --kernels a file."
 
 
 def sources(kernels: Path | None = None, ops_file: Path | None = None) -> dict[str, str]:
-    """Where implementations and ops come from, each with the sha256 of its files. Imports none."""
+    """Return where implementations and ops come from, each with the sha256 of its files.
+
+    It imports none.
+    """
     if kernels is not None:
         _sources.read(kernels, GIVE_A_FILE)
     return _sources.digests(kernels, ops_file)
 
 
 def distributions() -> dict[str, str]:
-    """The version of every distribution that brings implementations or ops."""
+    """Return the version of every distribution that brings implementations or ops."""
     return _sources.versions()
 
 
@@ -33,17 +36,16 @@ def load(
     *,
     ops_file: Path | None = None,
 ) -> list[Implementation]:
-    """Import the installed implementations and those of the user's file; return them all, and for
-    each op the controls that are wrapped around its first baseline.
+    """Import the installed implementations and those of the user's file, and return them all.
 
+    With them come the controls of each op, wrapped around its first baseline.
     expected: the sources to import, each with the sha256 it must have; None: all, as they are.
     ops_file: the user's op, which is imported before them.
-    Raises `UsageError` when a source is not as expected or cannot be imported, or an implementation
-    names an unknown op, has the wrong signature, or takes a name that another one has.
+    Raises `UsageError` if a source is not as expected or cannot be imported, and as `validate`.
     """
-    # Here and not above: whoever writes `from nsabench import implementation` needs no op yet.
+    # Here and not above: `from nsabench import implementation` needs no op yet.
     from nsabench import ops
-    from nsabench.registry import validation, wrapping
+    from nsabench.registry import validation
 
     content = b""
     if kernels is not None:
@@ -69,9 +71,9 @@ def load(
                     _sources.imported(point.load, f"entry point {point.name!r} of {origin}")
     if kernels is not None:
         _load_file(kernels, content)
-    items = [*collected, *wrapping.controls(collected)]
-    validation.validate(items)
-    return items
+    found = [*collected, *validation.controls(collected)]
+    validation.validate(found)
+    return found
 
 
 def _load_file(kernels: Path, content: bytes) -> None:

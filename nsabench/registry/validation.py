@@ -1,10 +1,12 @@
-"""Is what was declared what the op asks for, and can it be told from everything else?"""
+"""What there is to measure: controls wrapped around the first baseline of each op, and everything
+checked against its op."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,34 +15,85 @@ from nsabench.assessment.checks import all_checks
 from nsabench.errors import UsageError
 from nsabench.model.vocabulary import Role, Runs
 from nsabench.ops import Op
-from nsabench.registry.declaration import Implementation
+from nsabench.registry.declaration import Honest, Implementation, Trick, tricks
+
+SHIPPED = "nsabench"  # the source whose baselines come first
+TIMED = (Runs.CUDA, Runs.CPU)
+
+
+def controls(items: Sequence[Implementation]) -> Iterator[Implementation]:
+    """Yield the controls of every op that has a baseline among the items."""
+    for name in dict.fromkeys(item.op for item in items if item.role is Role.BASELINE):
+        op = ops.find(name)
+        baseline = first_baseline(items, name)
+        if op is not None and baseline is not None:
+            yield from (
+                _around(baseline, op, trick) for trick in tricks if _applies(trick, op, baseline)
+            )
+
+
+def first_baseline(items: Sequence[Implementation], op: str) -> Implementation | None:
+    """Return what the controls of an op are wrapped around.
+
+    Of its baselines that run on most devices it is the first registered; shipped ones come first.
+    """
+    baselines = [i for i in items if i.op == op and i.role is Role.BASELINE]
+    return min(
+        (b for b in baselines if _devices(b)),
+        key=lambda b: (-len(_devices(b)), b.source != SHIPPED),
+        default=None,
+    )
+
+
+def _devices(item: Implementation) -> list[Runs]:
+    """Return where it runs at its own speed."""
+    return [device for device in TIMED if device in item.devices]
+
+
+def _applies(trick: Trick, op: Op, baseline: Implementation) -> bool:
+    control = trick.control
+    return (
+        (not trick.ops or op.name in trick.ops)
+        and any(direction in op.directions for direction in control.directions or op.directions)
+        and set(control.distributions) <= set(op.distributions)
+        and any(device in control.devices for device in _devices(baseline))
+    )
+
+
+def _around(baseline: Implementation, op: Op, trick: Trick) -> Implementation:
+    control = trick.control
+    return replace(
+        control,
+        op=op.name,
+        devices=tuple(d for d in _devices(baseline) if d in control.devices),
+        call=partial(control.call, Honest(op, baseline.name, baseline.call)),
+        wraps=baseline.name if trick.wraps else "",
+        computes_by=baseline.name,
+    )
 
 
 def validate(items: Sequence[Implementation]) -> None:
-    """Raises `UsageError` when one names an unknown op, has the wrong signature, takes a name that
-    another one has, or says what only a control says."""
+    """Raise `UsageError` if an implementation names an unknown op, has the wrong signature, takes a
+    name that another one has, or says what only a control says."""
     seen: dict[tuple[str, str], Implementation] = {}
     signatures: dict[tuple[object, ...], inspect.Signature] = {}
     for item in items:
+        who = f"implementation {item.name!r} ({item.source})"
         if not isinstance(item.name, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", item.name):
             raise UsageError(
                 f"{item.name!r} ({item.source}) is no name for an implementation",
                 "use up to 64 letters, digits, '_', '-' and '.'.",
             )
         if not item.devices:
-            raise UsageError(
-                f"implementation {item.name!r} ({item.source}) runs on no device",
-                f"devices are among {', '.join(Runs)}.",
-            )
-        _validate_control(item)
-        op = ops.to_measure(item.op, f"implementation {item.name!r} ({item.source})")
+            raise UsageError(f"{who} runs on no device", f"devices are among {', '.join(Runs)}.")
+        _validate_control(item, who)
+        op = ops.to_measure(item.op, who)
         if item.computes:
-            op = _computed(item, op)
+            op = _computed(item, op, who)
         unknown = [d for d in item.distributions if d not in op.distributions]
         if unknown:
             raise UsageError(
-                f"implementation {item.name!r} ({item.source}): {op.name} has no distribution "
-                f"{unknown[0]!r}",
+                f"{who}: {op.name} has no distribution {unknown[0]!r}",
                 f"its distributions are {', '.join(op.distributions)}.",
             )
         twin = seen.setdefault((item.op, item.name), item)
@@ -51,16 +104,15 @@ def validate(items: Sequence[Implementation]) -> None:
                 "rename one of them.",
             )
         try:
-            told = _tells(item.call)
-            if told not in signatures:
-                signatures[told] = _signature(item.call)
-            signature, options = signatures[told], dict.fromkeys(op.options)
+            function = _function(item.call)
+            if function not in signatures:
+                signatures[function] = _signature(item.call)
+            signature, options = signatures[function], dict.fromkeys(op.options)
             signature.bind(*op.arguments, **options)
             signature.bind(*op.arguments, *op.optional, **options)
         except TypeError as error:
             raise UsageError(
-                f"implementation {item.name!r} ({item.source}) cannot be called as "
-                f"{op.call_form(item.name)}: {error}",
+                f"{who} cannot be called as {op.call_form(item.name)}: {error}",
                 "give the function that signature.",
             ) from None
     for item in items:
@@ -73,9 +125,8 @@ def validate(items: Sequence[Implementation]) -> None:
             )
 
 
-def _computed(item: Implementation, op: Op) -> Op:
-    """The op that an alternative computes on the cases of another one."""
-    who = f"implementation {item.name!r} ({item.source})"
+def _computed(item: Implementation, op: Op, who: str) -> Op:
+    """Return the op that an alternative computes on the cases of another one."""
     computed = ops.to_measure(item.computes, who)
     fields = computed.shape_model.model_fields
     missing = [name for name, f in fields.items() if f.is_required()]
@@ -89,9 +140,9 @@ def _computed(item: Implementation, op: Op) -> Op:
     return computed
 
 
-def _tells(call: Callable[..., Any]) -> tuple[object, ...]:
-    """What its signature hangs on: a control is one function, around a baseline of each op."""
-    if type(call) is partial and not vars(call):  # else it may say another one
+def _function(call: Callable[..., Any]) -> tuple[object, ...]:
+    """Return what decides the signature: a control is one function, around many baselines."""
+    if type(call) is partial and not vars(call):  # else it may have another signature
         return id(call.func), len(call.args), *call.keywords
     return (id(call),)
 
@@ -99,11 +150,11 @@ def _tells(call: Callable[..., Any]) -> tuple[object, ...]:
 def _signature(call: Callable[..., Any]) -> inspect.Signature:
     try:
         return inspect.signature(call)
-    except ValueError:  # a builtin does not tell: its first call will
+    except ValueError:  # of a builtin: its first call will tell
         return inspect.signature(lambda *args, **options: None)
 
 
-def _validate_control(item: Implementation) -> None:
+def _validate_control(item: Implementation, who: str) -> None:
     is_control = item.role is Role.CONTROL
     if is_control and item.caught_by not in all_checks():
         raise UsageError(
@@ -113,7 +164,6 @@ def _validate_control(item: Implementation) -> None:
         )
     if not is_control and (item.caught_by or item.wraps):
         raise UsageError(
-            f"implementation {item.name!r} ({item.source}) is a {item.role} and yet says what it "
-            f"is caught by or wraps",
+            f"{who} is a {item.role} and yet says what it is caught by or wraps",
             'only a control does: leave that away, or give it role="control".',
         )

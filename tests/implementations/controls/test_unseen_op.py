@@ -14,7 +14,7 @@ from nsabench.failure import Failure
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
 from nsabench.ops import _outside
-from nsabench.registry import Implementation, wrapping
+from nsabench.registry import Implementation, validation
 from tests.checking import arm_of, sets_of
 
 RMSNORM = Path(__file__).parents[2] / "rmsnorm.py"
@@ -59,7 +59,7 @@ def _rmsnorm() -> Iterator[None]:
 def controls(*baselines: Implementation) -> list[Implementation]:
     import nsabench.implementations  # noqa: F401 - registers the tricks
 
-    return list(wrapping.controls(baselines))
+    return list(validation.controls(baselines))
 
 
 def test_all_that_know_no_op_apply() -> None:
@@ -74,9 +74,9 @@ def test_they_are_around_the_first_baseline_that_runs_on_most_devices() -> None:
         baseline("first", Runs.CUDA, Runs.CPU),
         baseline("second", Runs.CUDA, Runs.CPU),
     ]
-    assert wrapping.first_baseline(some, "rmsnorm") is some[1]
+    assert validation.first_baseline(some, "rmsnorm") is some[1]
     shipped = baseline("third", Runs.CUDA, Runs.CPU, source="nsabench")
-    assert wrapping.first_baseline([*some, shipped], "rmsnorm") is shipped
+    assert validation.first_baseline([*some, shipped], "rmsnorm") is shipped
     assert all(Runs.CPU not in i.devices for i in controls(some[0]))
     assert controls(baseline("interpreted", Runs.INTERPRETER)) == []
 
