@@ -18,8 +18,7 @@ HANGS_ON_ROUNDING = float("inf")
 
 def compared(truth: Tensor) -> Tensor:
     """Return which rows of an oracle's result are compared: bool."""
-    kept: Tensor = truth[..., 0].isfinite()
-    return kept
+    return truth[..., 0].isfinite()
 
 
 def counts(truth: Tensor) -> tuple[int, int]:
@@ -29,5 +28,4 @@ def counts(truth: Tensor) -> tuple[int, int]:
 
 def without(truth: Tensor) -> Tensor:
     """Return the result with zeros in the rows that are not compared."""
-    kept: Tensor = truth.masked_fill(~compared(truth).unsqueeze(-1), 0.0)
-    return kept
+    return truth.masked_fill(~compared(truth).unsqueeze(-1), 0.0)

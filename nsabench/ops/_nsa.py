@@ -74,8 +74,7 @@ def means(x: Tensor, block: int, stride: int) -> Tensor:
     """Compute the mean of each `block` tokens, one every `stride`: [L,D] -> float64 [Nc,D]."""
     if x.shape[0] < block:
         return x[:0].double()
-    mean: Tensor = x.double().unfold(0, block, stride).mean(-1)
-    return mean
+    return x.double().unfold(0, block, stride).mean(-1)
 
 
 def block_scores(weights: Tensor, blocks: int, block: int, stride: int, block_size: int) -> Tensor:

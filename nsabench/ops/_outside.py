@@ -56,9 +56,7 @@ def of_entry_point(name: str) -> Op:
     [point] = installed()[name]
     what = f"entry point {name!r} of {owners(name)}"
     value = _without_torch(lambda: sources.imported(point.load, what), what)
-    op = _checked(
-        value.OP if isinstance(value, ModuleType) and hasattr(value, "OP") else value, what
-    )
+    op = _checked(getattr(value, "OP", value) if isinstance(value, ModuleType) else value, what)
     if op.name != name:
         raise UsageError(f"{what} holds the op {op.name!r}", "give the entry point that name.")
     return op
