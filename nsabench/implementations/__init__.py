@@ -1,6 +1,5 @@
-"""The baselines and controls that ship. Adding a module to this folder adds its implementations;
-one whose name begins with `_` has none, and is imported where it is used.
-"""
+"""The baselines and controls that ship. Adding a module to this folder adds its implementations,
+unless its name begins with `_`."""
 
 import importlib
 import pkgutil

@@ -1,25 +1,52 @@
-"""What tests of baselines put in the place of a device."""
+"""What tests of baselines and of adapters share: inputs, and what stands for a device."""
 
 from __future__ import annotations
 
-from types import ModuleType
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch.nn.attention import flex_attention as module
 
-from nsabench.implementations.torch_attention import flash as _band
-from nsabench.implementations.torch_attention import flex as _flex
+from nsabench import ops, registry
+from nsabench.implementations import torch_attention
+from nsabench.model.vocabulary import DType
+from nsabench.ops import Inputs
 
 
-def uncompiled_flex(monkeypatch: pytest.MonkeyPatch, baselines: ModuleType) -> None:
-    """FlexAttention as it is uncompiled, which a CPU can run."""
-    for where in (_flex, _band, baselines):
-        monkeypatch.setattr(where, "flex", lambda: (module.flex_attention, module))
+def drawn(
+    op: str, distribution: str, *, dtype: DType = DType.FLOAT32, seed: int = 3, **sizes: int
+) -> Inputs:
+    found = ops.get(op)
+    shape = found.shape_model.model_validate(sizes)
+    return found.draw(shape, dtype, distribution, seed=seed, device="cpu")
+
+
+def registered(op: str, name: str) -> Callable[..., Any]:
+    """Return what is called under a name."""
+    return next(i.call for i in registry.load() if (i.op, i.name) == (op, name))
+
+
+def assert_right(call: Callable[..., Any], op: str, inputs: Inputs, tolerance: float = 1e-5) -> Any:
+    """Compare the rows that do not hang on rounding, and return the output."""
+    out = call(*inputs.tensors.values(), **inputs.options)
+    oracle = ops.get(op).oracle(inputs)
+    held = oracle.isfinite()
+    assert held.float().mean() > 0.9
+    torch.testing.assert_close(
+        out.detach().double()[held], oracle[held], atol=tolerance, rtol=tolerance
+    )
+    return out
+
+
+def uncompiled_flex(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take FlexAttention as it is uncompiled, which a CPU can run."""
+    monkeypatch.setattr(torch_attention, "flex", lambda: (module.flex_attention, module))
 
 
 def blind_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To look at a value of a tensor is an error."""
+    """Make it an error to look at a value of a tensor."""
     for method in ("item", "tolist", "__int__", "__bool__", "__index__"):
         monkeypatch.setattr(torch.Tensor, method, looked)
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from nsabench import ops, registry
-from nsabench.implementations.baselines import decode_branches, decode_step
-from nsabench.implementations.baselines import selection_ranges as ranges_baselines
-from nsabench.implementations.baselines import selection_varlen as varlen_baselines
-from nsabench.implementations.baselines import sliding_window as sliding_baselines
-from nsabench.implementations.torch_attention import flash as _band
+from nsabench import Unsupported, ops, registry
+from nsabench.implementations import torch_attention
+from nsabench.implementations.baselines import (
+    decode,
+    selection_ranges,
+    selection_varlen,
+    sliding_window,
+)
 from nsabench.model.vocabulary import DType, Kind, Role
 from nsabench.ops import Inputs
+from tests.implementations import stand_ins
 from tests.implementations.stand_ins import blind_the_host
 
 VARLEN = {"N": 5, "H": 2, "D": 16, "L": 40}
@@ -23,10 +27,7 @@ RANGES = {"B": 2, "S": 3, "G": 2, "H": 2, "D": 16, "S_kv": 60, "n_spans": 3, "L"
 
 
 def drawn(op: str, shape: dict[str, int], distribution: str) -> Inputs:
-    of = ops.get(op)
-    return of.draw(
-        of.shape_model.model_validate(shape), DType.BFLOAT16, distribution, seed=1, device="cpu"
-    )
+    return stand_ins.drawn(op, distribution, dtype=DType.BFLOAT16, seed=1, **shape)
 
 
 def attend_by_row(
@@ -52,8 +53,8 @@ def attend_by_row(
     return out
 
 
-def assert_right(op: str, found: Tensor, inputs: Inputs) -> None:
-    torch.testing.assert_close(found.double(), ops.get(op).oracle(inputs), atol=2e-2, rtol=2e-2)
+def assert_right(call: Callable[..., Tensor], op: str, inputs: Inputs) -> None:
+    stand_ins.assert_right(call, op, inputs, 2e-2)
 
 
 @pytest.mark.parametrize("name", ["flash_varlen", "flash_varlen_gqa"])
@@ -69,10 +70,9 @@ def test_flash_attention_is_told_the_longest_row(
         told.append(given[4])
         return attend_by_row(*given[:6], **how)
 
-    monkeypatch.setattr(varlen_baselines, "aten_flash", flash)
+    monkeypatch.setattr(torch_attention, "aten_flash", flash)
     inputs = drawn("selection_varlen", VARLEN, distribution)
-    found = getattr(varlen_baselines, name)(*inputs.tensors.values(), **inputs.options)
-    assert_right("selection_varlen", found, inputs)
+    assert_right(getattr(selection_varlen, name), "selection_varlen", inputs)
     assert {longest[1] for longest in told} <= {40}
 
 
@@ -91,11 +91,11 @@ def test_windows_are_told_how_long_the_longest_sequence_is(
         told.append((max_q, max_k))
         return q
 
-    monkeypatch.setattr(_band, "aten_flash", aten)
-    monkeypatch.setattr(_band, "varlen_attention", lambda: public)
+    monkeypatch.setattr(torch_attention, "aten_flash", aten)
+    monkeypatch.setattr(torch_attention, "varlen_attention", lambda: public)
     sizes = {"B": 3, "T": 40, "HQ": 2, "H": 1, "D": 16, "window": 8}
     inputs = drawn("sliding_window", sizes, distribution)
-    getattr(sliding_baselines, name)(*inputs.tensors.values(), **inputs.options)
+    getattr(sliding_window, name)(*inputs.tensors.values(), **inputs.options)
     ends = inputs.tensors.get("cu_seqlens", torch.tensor([0, 40]))
     assert set(told) == {(int(ends.diff().max()),) * 2}
 
@@ -107,30 +107,29 @@ def test_selected_keys_are_packed_without_a_look_at_the_device(
     blind_the_host(monkeypatch)
     inputs = drawn("selection_ranges", RANGES, distribution)
     calls = []
-    monkeypatch.setattr(ranges_baselines, "flash", lambda *given: calls.append(given) or given[0])
+    monkeypatch.setattr(
+        torch_attention, "aten_flash", lambda *given, causal: calls.append(given) or given[0]
+    )
     gathering = (
-        ranges_baselines.flash_varlen,
-        ranges_baselines.flash_varlen_gqa,
-        ranges_baselines.packed_sdpa,
+        selection_ranges.flash_varlen,
+        selection_ranges.flash_varlen_gqa,
+        selection_ranges.packed_sdpa,
     )
     for attention in gathering:
         attention(*inputs.tensors.values(), **inputs.options)
     monkeypatch.undo()
-    monkeypatch.setattr(ranges_baselines, "flash", attend_by_row)
+    monkeypatch.setattr(torch_attention, "aten_flash", attend_by_row)
     for attention in gathering:
-        assert_right(
-            "selection_ranges", attention(*inputs.tensors.values(), **inputs.options), inputs
-        )
+        assert_right(attention, "selection_ranges", inputs)
     assert [longest for _, _, _, _, longest, _ in calls] == [(2, 24), (1, 24)]
 
 
 def test_a_look_that_saves_the_mask_is_a_baseline_of_its_own() -> None:
     equal = drawn("selection_ranges", RANGES, "disjoint")
-    found = ranges_baselines.packed_sdpa_unmasked(*equal.tensors.values(), **equal.options)
-    assert_right("selection_ranges", found, equal)
+    assert_right(selection_ranges.packed_sdpa_unmasked, "selection_ranges", equal)
     unequal = drawn("selection_ranges", RANGES, "empty_rows")
-    with pytest.raises(ranges_baselines.Unsupported, match="unequal"):
-        ranges_baselines.packed_sdpa_unmasked(*unequal.tensors.values(), **unequal.options)
+    with pytest.raises(Unsupported, match="unequal"):
+        selection_ranges.packed_sdpa_unmasked(*unequal.tensors.values(), **unequal.options)
 
 
 @pytest.mark.parametrize("distribution", ["disjoint", "reversed", "empty_rows", "all_empty"])
@@ -139,17 +138,17 @@ def test_places_that_hold_no_key_have_no_gradient(
 ) -> None:
     """FlashAttention's backward leaves there what was in the memory."""
 
-    def flash(q: Tensor, k: Tensor, v: Tensor, cu: Any, longest: Any, scale: float) -> Tensor:
+    def flash(q: Tensor, k: Tensor, v: Tensor, cu: Any, *given: Any, causal: bool) -> Tensor:
         for x in (k, v):
             x.register_hook(lambda grad, end=int(cu[1][-1]): _unwritten(grad, end))
-        return attend_by_row(q, k, v, cu, longest, scale)
+        return attend_by_row(q, k, v, cu, *given)
 
-    monkeypatch.setattr(ranges_baselines, "flash", flash)
+    monkeypatch.setattr(torch_attention, "aten_flash", flash)
     inputs = drawn("selection_ranges", RANGES, distribution)
     q, k, v, ranges = inputs.tensors.values()
     leaves = [x.float().requires_grad_() for x in (q, k, v)]
-    monkeypatch.setattr(ranges_baselines, "check_flash", lambda *_: None)
-    out = ranges_baselines.flash_varlen(*leaves, ranges, **inputs.options)
+    monkeypatch.setattr(torch_attention, "check_flash", lambda *_: None)
+    out = selection_ranges.flash_varlen(*leaves, ranges, **inputs.options)
     if out.requires_grad:  # of no keys at all the stand-in makes a constant
         for grad in torch.autograd.grad(out.sum(), leaves, allow_unused=True):
             assert grad is None or grad.isfinite().all()
@@ -177,14 +176,14 @@ def test_a_short_cache_is_gathered_no_longer_than_it_is(
         widths.append(k.shape[2])
         return attention(q, k, *given, **how)
 
-    attention = decode_branches.scaled_dot_product_attention
-    monkeypatch.setattr(decode_branches, "scaled_dot_product_attention", sdpa)
+    attention = decode.scaled_dot_product_attention
+    monkeypatch.setattr(decode, "scaled_dot_product_attention", sdpa)
     sizes = {"B": 2, "S": 40, "HQ": 4, "H": 2, "D": 16, "block_size": 16, "n_selected": 9}
-    call = decode_branches.gathered_sdpa
+    call = decode.gathered_sdpa
     if op == "decode_step":
-        call, sizes = decode_step.torch_step, {**sizes, "block": 8, "stride": 4, "window": 8}
+        call, sizes = decode.torch_step, {**sizes, "block": 8, "stride": 4, "window": 8}
     inputs = drawn(op, sizes, "random")
-    assert_right(op, call(*inputs.tensors.values(), **inputs.options), inputs)
+    assert_right(call, op, inputs)
     assert max(widths) == 48
 
 
@@ -196,18 +195,3 @@ def test_an_alternative_is_of_the_kind_that_it_is_as_a_baseline() -> None:
         twin = items[item.computes, item.name.removeprefix("dense_")]
         assert item.kind is twin.kind, item
     assert {i.name for i in alternatives if i.kind is Kind.GENERAL} == {"dense_flex_attention"}
-
-
-def test_a_stretch_passes_its_kind_to_all_that_it_registers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    kinds = {}
-
-    def register(**declared: Any) -> Any:
-        kinds[declared["op"]] = declared["kind"]
-        return lambda call: call
-
-    monkeypatch.setattr(decode_branches, "implementation", register)
-    decode_branches.of_a_stretch("masked", "cuda", kind="general")(decode_branches.attend)
-    ops_of_it = ("decode_compressed", "decode_dense", "decode_window", "decode_step")
-    assert kinds == dict.fromkeys(ops_of_it, "general")

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from nsabench import Unsupported, ops
+from nsabench.implementations import torch_attention
 from nsabench.implementations.baselines import compressed as baselines
-from nsabench.implementations.libraries import flash_attn as package
-from nsabench.implementations.torch_attention import flash as _band
-from nsabench.implementations.torch_attention import flex as _flex
-from nsabench.model.vocabulary import DType
+from nsabench.implementations.libraries import _calls, flash_attn
 from nsabench.ops import Inputs
+from tests.implementations import stand_ins
 from tests.implementations.stand_ins import blind_the_host, looked, uncompiled_flex
 
 OP = ops.get("compressed")
@@ -32,8 +31,7 @@ LENGTHS = {
 
 
 def drawn(distribution: str, **sizes: int) -> Inputs:
-    shape = OP.shape_model.model_validate({**SHAPE, **sizes})
-    return OP.draw(shape, DType.FLOAT32, distribution, seed=3, device="cpu")
+    return stand_ins.drawn("compressed", distribution, **{**SHAPE, **sizes})
 
 
 def packed(lengths: list[int]) -> Inputs:
@@ -82,15 +80,14 @@ def flash(
 
 @pytest.fixture(autouse=True)
 def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_band, "aten_flash", flash)
-    monkeypatch.setattr(_band, "check_flash", lambda *_: None)
-    monkeypatch.setattr(package, "check_flash", lambda *_: None)
-    uncompiled_flex(monkeypatch, baselines)
+    monkeypatch.setattr(torch_attention, "aten_flash", flash)
+    monkeypatch.setattr(torch_attention, "check_flash", lambda *_: None)
+    uncompiled_flex(monkeypatch)
 
 
 def assert_right(name: str, inputs: Inputs, *, gradients: bool = True) -> None:
     leaves = [inputs.tensors[x].clone().requires_grad_(gradients) for x in ("q", "k", "v")]
-    call = getattr(package if name.startswith("flash_attn") else baselines, name)
+    call = getattr(flash_attn if name.startswith("flash_attn") else baselines, name)
     out = call(*leaves, *list(inputs.tensors.values())[3:], **inputs.options)
     torch.testing.assert_close(out.double(), OP.oracle(inputs), atol=1e-5, rtol=1e-5)
     if gradients:
@@ -114,7 +111,7 @@ def of_the_package(
 def test_queries_of_a_stride_are_heads(
     monkeypatch: pytest.MonkeyPatch, name: str, T: int, block: int, stride: int
 ) -> None:
-    monkeypatch.setattr(package, "function", lambda *_: of_the_package)
+    monkeypatch.setattr(_calls, "function", lambda *_: of_the_package)
     assert_right(name, drawn("dense", B=2, T=T, block=block, stride=stride))
 
 
@@ -132,7 +129,7 @@ def test_sequences_that_fill_no_block(name: str) -> None:
 
 
 def test_no_sequence_has_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_band, "aten_flash", looked)
+    monkeypatch.setattr(torch_attention, "aten_flash", looked)
     inputs = packed([31, 1, 20])
     found = baselines.flash_varlen(*inputs.tensors.values(), **inputs.options)
     assert found.shape == inputs.tensors["q"].shape and not found.any()
@@ -144,12 +141,14 @@ def test_sequences_are_packed_without_a_look_at_the_device(
     inputs = packed(LENGTHS["edges"])
     q, k, _, *cu = inputs.tensors.values()
     calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(_band, "aten_flash", lambda *given: calls.append(given) or given[0])
+    monkeypatch.setattr(
+        torch_attention, "aten_flash", lambda *given: calls.append(given) or given[0]
+    )
     blind_the_host(monkeypatch)
     baselines.flash_varlen(*inputs.tensors.values(), **inputs.options)
     for backward in (False, True):
-        bounds = baselines._bounds(*cu, q.shape[1], 32, 16)
-        _flex.band_mask(*bounds, k.shape[1], backward=backward)
+        bounds = baselines._bounds(cu, q.shape[1], 32, 16)
+        torch_attention.band_mask(*bounds, k.shape[1], backward=backward)
     monkeypatch.undo()
     (rows, keys), longest = calls[0][3:5]
     assert longest == (130 // 16 + 2, (130 - 32) // 16 + 1)
@@ -195,18 +194,17 @@ def test_flex_attention(distribution: str, block: int, stride: int) -> None:
 def test_tiles_hold_what_is_seen_and_full_ones_nothing_else(
     sizes: dict[str, int], some_full: bool
 ) -> None:
-    shape = OP.shape_model.model_validate({**HEADS, **sizes})
     block, stride = sizes["block"], sizes["stride"]
     fulls = 0
     for seed in range(6):
-        inputs = OP.draw(shape, DType.FLOAT32, "packed", seed, "cpu")
+        inputs = stand_ins.drawn("compressed", "packed", seed=seed, **HEADS, **sizes)
         q, k, _, *cu = inputs.tensors.values()
         t, n = q.shape[1], k.shape[1]
-        bounds = baselines._bounds(*cu, t, block, stride)
-        keep = baselines._packed_keep(*cu, t, n, block, stride)
+        bounds = baselines._bounds(cu, t, block, stride)
+        keep = baselines._packed_keep(cu, t, n, block, stride)
         at = torch.arange(n)
         assert torch.equal(keep, (at >= bounds[0].unsqueeze(1)) & (at < bounds[1].unsqueeze(1)))
-        partial, full = (x[0, 0] for x in _flex.band_tiles(*bounds, n))
+        partial, full = (x[0, 0] for x in torch_attention.band_tiles(*bounds, n))
         assert not (partial & full).any()
         counts = torch.nn.functional.pad(keep, (0, -n % 128, 0, -t % 128)).unflatten(0, (-1, 128))
         counts = counts.unflatten(2, (-1, 128)).sum((1, 3))
@@ -222,7 +220,10 @@ def test_tiles_hold_what_is_seen_and_full_ones_nothing_else(
 def test_only_a_backward_needs_the_tiles_of_each_key() -> None:
     inputs = drawn("packed")
     q, k, _, *cu = inputs.tensors.values()
-    bounds = baselines._bounds(*cu, q.shape[1], 32, 16)
-    masks = [_flex.band_mask(*bounds, k.shape[1], backward=backward) for backward in (False, True)]
+    bounds = baselines._bounds(cu, q.shape[1], 32, 16)
+    masks = [
+        torch_attention.band_mask(*bounds, k.shape[1], backward=backward)
+        for backward in (False, True)
+    ]
     assert [mask.q_indices is not None for mask in masks] == [False, True]
     assert masks[0].seq_lengths == (q.shape[1], k.shape[1])

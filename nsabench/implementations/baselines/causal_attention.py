@@ -1,203 +1,118 @@
 """Dense causal attention: each way that torch has.
 
-They are the baselines of `causal_attention`, and what a model could run instead of `nsa_attention`
+These are the baselines of `causal_attention`, and what a model could run instead of `nsa_attention`
 and of its variant without a window.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from nsabench import Unsupported, implementation
-from nsabench.implementations.baselines.selection_varlen import every
-from nsabench.implementations.torch_attention import flash as _flash
-from nsabench.implementations.torch_attention.backends import only, sharing
-from nsabench.implementations.torch_attention.flex import band_mask, flex, wants_grad
-from nsabench.implementations.torch_attention.memoised import memoised
-from nsabench.packages import Package
+from nsabench import Unsupported
+from nsabench.implementations import torch_attention as _torch
+from nsabench.implementations._register import Packing, alternative, baseline
 
 Attention = Callable[..., Tensor]
-# The scores of one head that torch's own formula may hold for all heads together.
+# The scores of all heads that torch's own formula may hold.
 MOST_SCORES = 1 << 31
 
 
-def dense(
-    name: str,
-    devices: Sequence[str] = ("cuda",),
-    kind: str = "specialised",
-    package: Package | None = None,
-    compiled_by: str = "",
-) -> Callable[[Attention], Attention]:
+def dense(name: str, **declared: Any) -> Callable[[Attention], Attention]:
     """Register dense attention as a baseline of its own op, and as an alternative to NSA."""
 
     def register(call: Attention) -> Attention:
-        implementation(
-            op="causal_attention",
-            name=name,
-            role="baseline",
-            devices=devices,
-            kind=kind,
-            package=package,
-            compiled_by=compiled_by,
-        )(call)
+        baseline("causal_attention", name, **declared)(call)
         for op in ("nsa_attention", "nsa_without_window"):
-            implementation(
-                op=op,
-                name=f"dense_{name}",
-                role="alternative",
-                computes="causal_attention",
-                devices=devices,
-                kind=kind,
-                package=package,
-                compiled_by=compiled_by,
-            )(call)
+            alternative(op, f"dense_{name}", "causal_attention", **declared)(call)
         return call
 
     return register
 
 
+def causal_sdpa(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
+    """Call SDPA [B,T,HQ,D], K and V shared by the heads of a group."""
+    queries, keys, values = (x.transpose(1, 2) for x in (q, k, v))
+    options = {"is_causal": True, **_torch.sharing(q.shape[2] != k.shape[2])}
+    out = scaled_dot_product_attention(queries, keys, values, scale=sm_scale, **options)
+    return out.transpose(1, 2)
+
+
 def _sdpa(
-    backend: str,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens: Tensor | None,
-    sm_scale: float,
-    *,
-    shares_heads: bool = True,
+    backend: str, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Packing, sm_scale: float
 ) -> Tensor:
     if cu_seqlens is not None:
         raise Unsupported("sequences are packed, which SDPA does not know")
-    group = q.shape[2] // k.shape[2]
-    queries, keys, values = (x.transpose(1, 2) for x in (q, k, v))
-    if group > 1 and not shares_heads:
-        keys, values = (x.repeat_interleave(group, 1) for x in (keys, values))
-    shared = sharing(group > 1 and shares_heads)
-    with only(backend):
+    with _torch.only(backend):
         try:
-            out = scaled_dot_product_attention(
-                queries, keys, values, is_causal=True, scale=sm_scale, **shared
-            )
+            return causal_sdpa(q, k, v, sm_scale)
         except RuntimeError as error:
             if "No available kernel" in str(error):
                 raise Unsupported(f"torch has no {backend} attention for this") from error
             raise
-    return out.transpose(1, 2)
 
 
-@dense("sdpa_math", ("cuda", "cpu"))
-def sdpa_math(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens: Tensor | None = None,
-    *,
-    sm_scale: float,
-    max_seqlen: int,
-) -> Tensor:
+@dense("sdpa_math", on_cpu=True)
+def sdpa_math(q: Tensor, k: Tensor, v: Tensor, cu: Packing = None, **options: Any) -> Tensor:
     """SDPA by its formula, packed sequences one after the other."""
-    scores = q.shape[0] * q.shape[2] * max_seqlen * max_seqlen
+    scores = q.shape[0] * q.shape[2] * options["max_seqlen"] ** 2
     if scores > MOST_SCORES:
         raise Unsupported(f"it would hold {scores:.1e} scores")
-    if cu_seqlens is None:
-        return _sdpa("math", q, k, v, None, sm_scale)
-    lengths = cu_seqlens.diff().tolist()
+    if cu is None:
+        return _sdpa("math", q, k, v, None, options["sm_scale"])
+    lengths = cu.diff().tolist()
     parts = zip(q.split(lengths, 1), k.split(lengths, 1), v.split(lengths, 1), strict=True)
-    return torch.cat([_sdpa("math", a, b, c, None, sm_scale) for a, b, c in parts], 1)
+    return torch.cat([_sdpa("math", a, b, c, None, options["sm_scale"]) for a, b, c in parts], 1)
 
 
 @dense("sdpa_flash")
-def sdpa_flash(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens: Tensor | None = None,
-    *,
-    sm_scale: float,
-    max_seqlen: int,
-) -> Tensor:
+def sdpa_flash(q: Tensor, k: Tensor, v: Tensor, cu: Packing = None, **options: Any) -> Tensor:
     """SDPA by the FlashAttention-2 that torch bundles."""
-    _flash.check_flash(q, v)
-    return _sdpa("flash", q, k, v, cu_seqlens, sm_scale)
+    _torch.check_flash(q, v)
+    return _sdpa("flash", q, k, v, cu, options["sm_scale"])
 
 
 @dense("sdpa_cudnn")
-def sdpa_cudnn(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens: Tensor | None = None,
-    *,
-    sm_scale: float,
-    max_seqlen: int,
-) -> Tensor:
+def sdpa_cudnn(q: Tensor, k: Tensor, v: Tensor, cu: Packing = None, **options: Any) -> Tensor:
     """SDPA by cuDNN."""
-    return _sdpa("cudnn", q, k, v, cu_seqlens, sm_scale)
+    return _sdpa("cudnn", q, k, v, cu, options["sm_scale"])
 
 
 @dense("sdpa_efficient")
-def sdpa_efficient(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens: Tensor | None = None,
-    *,
-    sm_scale: float,
-    max_seqlen: int,
-) -> Tensor:
+def sdpa_efficient(q: Tensor, k: Tensor, v: Tensor, cu: Packing = None, **options: Any) -> Tensor:
     """SDPA by the memory-efficient kernel, K and V copied for each head of a group."""
-    return _sdpa("efficient", q, k, v, cu_seqlens, sm_scale, shares_heads=False)
+    group = q.shape[2] // k.shape[2]
+    if cu is None and group > 1:
+        k, v = (x.transpose(1, 2).repeat_interleave(group, 1).transpose(1, 2) for x in (k, v))
+    return _sdpa("efficient", q, k, v, cu, options["sm_scale"])
 
 
 @dense("flash_varlen")
-def flash_varlen(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens: Tensor | None = None,
-    *,
-    sm_scale: float,
-    max_seqlen: int,
-) -> Tensor:
+def flash_varlen(q: Tensor, k: Tensor, v: Tensor, cu: Packing = None, **options: Any) -> Tensor:
     """The FlashAttention-2 that torch bundles, packed."""
-    _flash.check_flash(q, v)
-    cu = every(q.shape[1], q.shape[0], q.device) if cu_seqlens is None else cu_seqlens
-    longest = (max_seqlen, max_seqlen)
-    fq, fk, fv = (x.flatten(0, 1) for x in (q, k, v))
-    return _flash.aten_flash(fq, fk, fv, (cu, cu), longest, sm_scale).view_as(q)
+    return _torch.packed_flash(q, k, v, cu, **options)
 
 
+@_torch.memoised(2)
 def _block_mask(t: int, device: torch.device) -> Any:
     def seen(b: Tensor, h: Tensor, qi: Tensor, ki: Tensor) -> Tensor:
         return ki <= qi
 
-    return flex()[1].create_block_mask(seen, None, None, t, t, device=str(device))
-
-
-_block_mask_of = memoised(2)(_block_mask)
+    return _torch.create_mask(seen, t, t, device)
 
 
 @dense("flex_attention", kind="general", compiled_by="triton")
-def flex_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens: Tensor | None = None,
-    *,
-    sm_scale: float,
-    max_seqlen: int,
-) -> Tensor:
+def flex_attention(q: Tensor, k: Tensor, v: Tensor, cu: Packing = None, **options: Any) -> Tensor:
     """FlexAttention with a causal block mask."""
     t = q.shape[1]
-    _flash.refuse_mask(t, t)
-    if cu_seqlens is None:
-        return _flash.flex_attend(q, k, v, _block_mask_of(t, q.device), sm_scale)
+    _torch.refuse_mask(t, t)
+    if cu is None:
+        return _torch.flex_attend(q, k, v, _block_mask(t, q.device), options["sm_scale"])
     position = torch.arange(t, dtype=torch.int32, device=q.device)
-    first = cu_seqlens[_flash.sequence_of(cu_seqlens, position)]
-    mask = band_mask(first, position + 1, t, backward=wants_grad(q, k, v))
-    return _flash.flex_attend(q, k, v, mask, sm_scale)
+    first = cu[_torch.sequence_of(cu, position)]
+    mask = _torch.band_mask(first, position + 1, t, backward=_torch.wants_grad(q, k, v))
+    return _torch.flex_attend(q, k, v, mask, options["sm_scale"])

@@ -1,75 +1,59 @@
 """PyTorch's and FlashAttention's own ways to attend over compressed keys.
 
-FlashAttention knows no strided causal mask, but need not: the `stride` queries from one key's
-completion to the next see the same keys. With those queries as heads (one query of padding in front
-and up to stride - 1 behind put the boundaries right), what is left is its causal mask, aligned at
-the ends, of T // stride + 1 queries over the T // stride + 1 - block / stride keys. No query moves
-for that: head s * HQ + i is head i of query s, and meets head s * H + i // (HQ / H) of K and V that
-are repeated `stride` times, which are short.
+FlashAttention has no strided causal mask, but does not need one. The `stride` queries between the
+completion of one key and the next see the same keys. If these queries are heads, its causal mask
+is enough: T // stride + 1 queries over T // stride + 1 - block / stride keys, aligned at the ends.
+One query of padding in front and up to stride - 1 behind put the boundaries right. No query moves
+for that: head s * HQ + i is head i of query s. It meets head s * H + i // (HQ / H) of K and V
+that are repeated `stride` times, which are short.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from nsabench import Unsupported, implementation
-from nsabench.implementations.baselines.selection_varlen import every
-from nsabench.implementations.torch_attention import flash as _band
-from nsabench.implementations.torch_attention.flex import band_mask, flex, wants_grad
-from nsabench.implementations.torch_attention.memoised import memoised
+from nsabench import Unsupported
+from nsabench.implementations import torch_attention as _torch
+from nsabench.implementations._register import baseline
 
-OP = "compressed"
+_baseline = partial(baseline, "compressed")
 
 
+@_torch.memoised(2)
 def _keep(t: int, n: int, block: int, stride: int, device: torch.device) -> Tensor:
     tokens = torch.arange(1, t + 1, device=device).unsqueeze(1)
     return torch.arange(n, device=device) * stride + block <= tokens
 
 
-_keep_of = memoised(2)(_keep)
-
-
-def _packed_keep(
-    cu_seqlens: Tensor, cu_keys: Tensor, t: int, n: int, block: int, stride: int
-) -> Tensor:
+def _packed_keep(packing: tuple[Tensor, ...], t: int, n: int, block: int, stride: int) -> Tensor:
+    cu_seqlens, cu_keys = packing
     position = torch.arange(max(t, n), dtype=torch.int32, device=cu_seqlens.device)
-    own, keys_of = (
-        _band.sequence_of(cu_seqlens, position[:t]),
-        _band.sequence_of(cu_keys, position[:n]),
-    )
+    own = _torch.sequence_of(cu_seqlens, position[:t])
+    keys_of = _torch.sequence_of(cu_keys, position[:n])
     tokens = position[:t] - cu_seqlens[own] + 1
     complete = (position[:n] - cu_keys[keys_of]) * stride + block <= tokens.unsqueeze(1)
     return complete & (own.unsqueeze(1) == keys_of)
 
 
-@implementation(op=OP, name="masked_sdpa", role="baseline", devices=("cuda", "cpu"), kind="general")
-def masked_sdpa(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens: Tensor | None = None,
-    cu_keys: Tensor | None = None,
-    *,
-    block: int,
-    stride: int,
-    sm_scale: float,
-    max_seqlen: int,
-) -> Tensor:
+@_baseline("masked_sdpa", on_cpu=True, kind="general")
+def masked_sdpa(q: Tensor, k: Tensor, v: Tensor, *packing: Tensor, **options: Any) -> Tensor:
     """SDPA over all keys under a mask."""
     t, n = q.shape[1], k.shape[1]
-    _band.refuse_mask(t, n)
-    if cu_seqlens is None or cu_keys is None:
-        keep = _keep_of(t, n, block, stride, q.device)
+    _torch.refuse_mask(t, n)
+    block, stride = options["block"], options["stride"]
+    if packing:
+        keep = _packed_keep(packing, t, n, block, stride)
     else:
-        keep = _packed_keep(cu_seqlens, cu_keys, t, n, block, stride)
-    return _band.masked_sdpa(q, k, v, keep, sm_scale)
+        keep = _keep(t, n, block, stride, q.device)
+    return _torch.masked_sdpa(q, k, v, keep, options["sm_scale"])
 
 
-def _check_fold(block: int, stride: int) -> None:
+def _refuse_stride(block: int, stride: int) -> None:
     if block % stride:
         raise Unsupported("FlashAttention needs a stride that divides the block")
 
@@ -77,10 +61,10 @@ def _check_fold(block: int, stride: int) -> None:
 def fold(
     q: Tensor, k: Tensor, v: Tensor, packed: bool, block: int, stride: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q as [B,T // stride + 1,stride * HQ,D], K and V with as many heads for each."""
+    """Return q as [B,T // stride + 1,stride * HQ,D], and K and V with as many heads for each."""
     if packed:
         raise Unsupported("sequences are packed; flash_varlen is the form for them")
-    _check_fold(block, stride)
+    _refuse_stride(block, stride)
     b, t, hq, d = q.shape
     steps = t // stride + 1
     q = pad(q, (0, 0, 0, 0, 1, steps * stride - t - 1)).view(b, steps, stride * hq, d)
@@ -92,35 +76,25 @@ def unfold(out: Tensor, like: Tensor) -> Tensor:
     return out.view(b, -1, hq, d)[:, 1 : t + 1]
 
 
-@implementation(op=OP, name="flash", role="baseline", devices=("cuda",))
-def flash(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens: Tensor | None = None,
-    cu_keys: Tensor | None = None,
-    *,
-    block: int,
-    stride: int,
-    sm_scale: float,
-    max_seqlen: int,
-) -> Tensor:
+@_baseline("flash")
+def flash(q: Tensor, k: Tensor, v: Tensor, *packing: Tensor, **options: Any) -> Tensor:
     """The FlashAttention-2 that torch bundles, the queries of a stride folded into its heads."""
-    _band.check_flash(q, v)
-    fq, fk, fv = fold(q, k, v, cu_seqlens is not None, block, stride)
-    longest = (fq.shape[1], fk.shape[1])
-    return unfold(_band.aten_flash(fq, fk, fv, None, longest, sm_scale), q)
+    _torch.check_flash(q, v)
+    folded = fold(q, k, v, bool(packing), options["block"], options["stride"])
+    longest = (folded[0].shape[1], folded[1].shape[1])
+    return unfold(_torch.aten_flash(*folded, None, longest, options["sm_scale"]), q)
 
 
 def _places(cu_seqlens: Tensor, total: int, stride: int) -> tuple[Tensor, Tensor, Tensor]:
-    """cu_seqlens of the folded rows; the place of each token in them; a token for each place.
+    """Return cu_seqlens of the folded rows, the place of each token in them, and a token for each
+    place.
 
-    A sequence's rows are its length // stride + 1 and, in front, where that sees no key and moves
-    nothing, at most one more. So all begin where the packing alone says, and the last ends at
-    a number that the host knows: no row is left over, of which FlashAttention would write nothing.
+    A sequence has length // stride + 1 rows, and in front at most one more, which sees no key and
+    moves nothing. So all begin where the packing alone tells, and the last ends at a number that
+    the host knows. No row is left over, of which FlashAttention would write nothing.
     """
     sequences = cu_seqlens.numel() - 1
-    cu_rows = cu_seqlens // stride + every(1, sequences, cu_seqlens.device)
+    cu_rows = cu_seqlens // stride + _torch.every(1, sequences, cu_seqlens.device)
     lengths = cu_seqlens.diff()
     first = cu_rows[1:] - 1 - lengths // stride
     own = torch.arange(total, device=cu_seqlens.device)
@@ -131,8 +105,11 @@ def _places(cu_seqlens: Tensor, total: int, stride: int) -> tuple[Tensor, Tensor
 
 
 class _Taken(torch.autograd.Function):  # type: ignore[misc]
-    """x[index]. The gradient is a copy, not the sum with atomics of `index_select`: it is read at
-    `back`, where other places have none, or put to `index`, which then names no place twice."""
+    """x[index]. The gradient is a copy, not the sum with atomics of `index_select`.
+
+    It is read at `back`, where other places have none, or put to `index`, which then names no place
+    twice.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor, back: Tensor | None) -> Tensor:
@@ -148,83 +125,55 @@ class _Taken(torch.autograd.Function):  # type: ignore[misc]
         return grad.index_select(0, back), None, None
 
 
-@implementation(op=OP, name="flash_varlen", role="baseline", devices=("cuda",))
-def flash_varlen(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens: Tensor | None = None,
-    cu_keys: Tensor | None = None,
-    *,
-    block: int,
-    stride: int,
-    sm_scale: float,
-    max_seqlen: int,
-) -> Tensor:
-    """The same of packed sequences: each is folded for itself, by a gather."""
-    _band.check_flash(q, v)
-    if cu_seqlens is None or cu_keys is None:
+@_baseline("flash_varlen")
+def flash_varlen(q: Tensor, k: Tensor, v: Tensor, *packing: Tensor, **options: Any) -> Tensor:
+    """FlashAttention-2 on packed sequences, each folded by itself, by a gather."""
+    _torch.check_flash(q, v)
+    if not packing:
         raise Unsupported("sequences are not packed; flash is the form for them")
-    _check_fold(block, stride)
+    block, stride, longest = options["block"], options["stride"], options["max_seqlen"]
+    _refuse_stride(block, stride)
+    cu_seqlens, cu_keys = packing
     total, heads, width = q.shape[1:]
     if k.shape[1] == 0:
         return q.new_zeros(q.shape)
     cu_rows, place, token = _places(cu_seqlens, total, stride)
-    longest = (max_seqlen // stride + 2, max(0, (max_seqlen - block) // stride + 1))
+    rows_and_keys = (longest // stride + 2, max(0, (longest - block) // stride + 1))
     fq = _Taken.apply(q[0], token, place).view(-1, stride * heads, width)
     fk, fv = (x[0].repeat(1, stride, 1) for x in (k, v))
-    out = _band.aten_flash(fq, fk, fv, (cu_rows, cu_keys), longest, sm_scale)
+    cu = (cu_rows, cu_keys)
+    out = _torch.aten_flash(fq, fk, fv, cu, rows_and_keys, options["sm_scale"])
     unfolded: Tensor = _Taken.apply(out.view(-1, heads, width), place, None)
     return unfolded.unsqueeze(0)
 
 
+@_torch.memoised(2)
 def _block_mask(t: int, n: int, block: int, stride: int, device: torch.device) -> Any:
     def seen(b: Tensor, h: Tensor, qi: Tensor, ki: Tensor) -> Tensor:
         return ki * stride + block <= qi + 1
 
-    return flex()[1].create_block_mask(seen, None, None, t, n, device=str(device))
+    return _torch.create_mask(seen, t, n, device)
 
 
-_block_mask_of = memoised(2)(_block_mask)
-
-
-def _bounds(
-    cu_seqlens: Tensor, cu_keys: Tensor, t: int, block: int, stride: int
-) -> tuple[Tensor, Tensor]:
-    """int32 [T]: a query of packed sequences sees the keys from the one up to the other."""
+def _bounds(packing: tuple[Tensor, ...], t: int, block: int, stride: int) -> tuple[Tensor, Tensor]:
+    """Return the keys that queries of packed sequences see: the first and the end, int32 [T]."""
+    cu_seqlens, cu_keys = packing
     query = torch.arange(t, dtype=torch.int32, device=cu_seqlens.device)
-    own = _band.sequence_of(cu_seqlens, query)
+    own = _torch.sequence_of(cu_seqlens, query)
     lo = cu_keys[own]
     complete = (query - cu_seqlens[own] + (1 + stride - block)) // stride
     return lo, lo + complete.clamp_(min=0)
 
 
-@implementation(
-    op=OP,
-    name="flex_attention",
-    role="baseline",
-    devices=("cuda",),
-    kind="general",
-    compiled_by="triton",
-)
-def flex_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens: Tensor | None = None,
-    cu_keys: Tensor | None = None,
-    *,
-    block: int,
-    stride: int,
-    sm_scale: float,
-    max_seqlen: int,
-) -> Tensor:
+@_baseline("flex_attention", kind="general", compiled_by="triton")
+def flex_attention(q: Tensor, k: Tensor, v: Tensor, *packing: Tensor, **options: Any) -> Tensor:
     """FlexAttention with a block mask."""
     t, n = q.shape[1], k.shape[1]
-    if cu_seqlens is None or cu_keys is None:
-        _band.refuse_mask(t, n)
-        mask = _block_mask_of(t, n, block, stride, q.device)
+    block, stride = options["block"], options["stride"]
+    if packing:
+        bounds = _bounds(packing, t, block, stride)
+        mask = _torch.band_mask(*bounds, n, backward=_torch.wants_grad(q, k, v))
     else:
-        lo, hi = _bounds(cu_seqlens, cu_keys, t, block, stride)
-        mask = band_mask(lo, hi, n, backward=wants_grad(q, k, v))
-    return _band.flex_attend(q, k, v, mask, sm_scale)
+        _torch.refuse_mask(t, n)
+        mask = _block_mask(t, n, block, stride, q.device)
+    return _torch.flex_attend(q, k, v, mask, options["sm_scale"])

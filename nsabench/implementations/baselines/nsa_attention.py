@@ -1,23 +1,25 @@
-"""PyTorch's own way through the whole of Native Sparse Attention.
+"""PyTorch's own way through the whole of Native Sparse Attention, with and without a window.
 
-Some queries at a time, the chosen blocks gathered for each: slow, right, and at home everywhere.
+It takes some queries at a time and gathers the chosen blocks for each: slow, right, and at home
+everywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nsabench import Unsupported, implementation
-from nsabench.implementations.torch_attention.flex import wants_grad
+from nsabench import Unsupported
+from nsabench.implementations._register import Packing, baseline
+from nsabench.implementations.torch_attention import wants_grad
 
 LOCAL = 2
 QUERIES = 128
-# Elements that are gathered, together; beyond, it is no serious way to do the work. A backward
+# Elements that are gathered, together; beyond, it is not a serious way to do the work. A backward
 # keeps them.
 MOST_GATHERED, MOST_KEPT = 1 << 34, 1 << 33
 
@@ -30,19 +32,20 @@ def _means(x: Tensor, block: int, stride: int) -> Tensor:
 
 
 def _softmax(logits: Tensor, keep: Tensor) -> Tensor:
-    """Weights in float32; a query that keeps no key has all its weights zero."""
+    """Compute weights in float32; a query that keeps no key has all its weights zero."""
     masked = logits.masked_fill(~keep, float("-inf"))
     masked = masked.masked_fill(~keep.any(-1, keepdim=True), 0.0)
     return torch.softmax(masked, -1) * keep
 
 
 def _choose(weights: Tensor, position: Tensor, blocks: int, sizes: dict[str, int]) -> Tensor:
-    """int64 [H,n,S], -1 where there are fewer blocks; weights [H,n,Nc] are those of a group."""
+    """Return the selected blocks, int64 [H,n,S], -1 where there are fewer; weights [H,n,Nc] are
+    of a group."""
     stride, size = sizes["stride"], sizes["block_size"]
     scores = weights.new_zeros(*weights.shape[:2], blocks + 1)
     key = torch.arange(weights.shape[2], device=weights.device)
     for place in range(sizes["block"] // stride):
-        # What reaches behind the last block falls into one that nobody asks for.
+        # Keys that reach behind the last block add to one more block, which is dropped.
         scores.index_add_(2, ((key + place) * stride // size).clamp(max=blocks), weights)
     scores, index = scores[..., :blocks], torch.arange(blocks, device=weights.device)
     own = (position // size).unsqueeze(1)
@@ -53,25 +56,15 @@ def _choose(weights: Tensor, position: Tensor, blocks: int, sizes: dict[str, int
 
 
 def _sequence(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gates: Tensor,
-    sizes: dict[str, int],
-    sm_scale: float,
-    *,
-    group_of: int = 0,
-    sees_future: bool = False,
+    tensors: list[Tensor], sizes: dict[str, int], sm_scale: float, group_of: int, sees_future: bool
 ) -> Iterator[Tensor]:
-    """Outputs [n,HQ,Dv] of some queries of one sequence after the other, in float32: logits that
-    are rounded to a format of two bytes are further off than any kernel's. A window of 0 is none,
-    and has no gate.
+    """Yield the outputs [n,HQ,Dv] of a sequence, some queries at a time.
 
-    For controls: group_of: selects by the scores of the key head so many further on. sees_future:
-    of compressed keys, those that are not complete, too.
+    In float32: logits that are rounded to a format of two bytes are further off than any kernel's.
+    A window of 0 is none, and has no gate. group_of, sees_future: see `attend`.
     """
+    dtype, (q, k, v, gates) = tensors[0].dtype, (x.float() for x in tensors)
     tokens, heads = k.shape[:2]
-    dtype, (q, k, v, gates) = q.dtype, (x.float() for x in (q, k, v, gates))
     block, stride, size = (sizes[name] for name in ("block", "stride", "block_size"))
     k_cmp, v_cmp = (_means(x, block, stride).transpose(0, 1) for x in (k, v))  # [H,Nc,D]
     ends = torch.arange(k_cmp.shape[1], device=q.device) * stride + block
@@ -116,7 +109,7 @@ def attend(
     k: Tensor,
     v: Tensor,
     gates: Tensor,
-    cu_seqlens: Tensor | None = None,
+    cu_seqlens: Packing = None,
     *,
     sm_scale: float,
     max_seqlen: int,
@@ -124,21 +117,31 @@ def attend(
     sees_future: bool = False,
     **sizes: int,
 ) -> Tensor:
-    """The op, or what a control makes of it (`_sequence`)."""
+    """Compute nsa_attention, or a control of it.
+
+    group_of: select by the scores of the key head so many further on. sees_future: see all
+    compressed keys, also incomplete ones.
+    """
     bounds = [0, q.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
     rows = []
     for b in range(q.shape[0]):
         parts: list[Tensor] = []
         for start, end in pairwise(bounds):
-            qs, ks, vs, gs = (x[b, start:end] for x in (q, k, v, gates))
-            changed: dict[str, Any] = {"group_of": group_of, "sees_future": sees_future}
-            parts.extend(_sequence(qs, ks, vs, gs, sizes, sm_scale, **changed))
+            tensors = [x[b, start:end] for x in (q, k, v, gates)]
+            parts.extend(_sequence(tensors, sizes, sm_scale, group_of, sees_future))
         rows.append(torch.cat(parts))
     return torch.stack(rows)
 
 
-def refuse_gathers(q: Tensor, k: Tensor, v: Tensor, gates: Tensor, selected: int) -> None:
-    """Raises `Unsupported` where gathering so many keys a query is no serious way to do it."""
+def attend_without_window(*tensors: Any, block_size: int, **options: Any) -> Tensor:
+    """Compute nsa_without_window, or a control of it; other options are as for `attend`."""
+    options |= {"block": block_size, "stride": block_size, "block_size": block_size, "window": 0}
+    return attend(*tensors, **options)
+
+
+def _refuse_gathers(tensors: Sequence[Tensor], selected: int) -> None:
+    """Raise `Unsupported` if gathering so many keys a query is not a serious way to do it."""
+    q, k, v, gates = tensors[:4]
     keys = q.shape[0] * q.shape[1] * k.shape[2] * selected
     gathered = keys * (k.shape[3] + v.shape[3])
     most = MOST_KEPT if wants_grad(q, k, v, gates) else MOST_GATHERED
@@ -146,37 +149,17 @@ def refuse_gathers(q: Tensor, k: Tensor, v: Tensor, gates: Tensor, selected: int
         raise Unsupported(f"it would gather {gathered:.1e} elements")
 
 
-@implementation(
-    op="nsa_attention", name="torch_nsa", role="baseline", devices=("cuda", "cpu"), kind="general"
-)
-def torch_nsa(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gates: Tensor,
-    cu_seqlens: Tensor | None = None,
-    *,
-    block: int,
-    stride: int,
-    block_size: int,
-    n_selected: int,
-    window: int,
-    sm_scale: float,
-    max_seqlen: int,
+@baseline("nsa_attention", "torch_nsa", on_cpu=True, kind="general")
+def torch_nsa(*tensors: Tensor, **options: Any) -> Tensor:
+    """Matrix products and gathers of torch in float32, 128 queries at a time."""
+    _refuse_gathers(tensors, options["n_selected"] * options["block_size"])
+    return attend(*tensors, **options)
+
+
+@baseline("nsa_without_window", "torch_nsa", on_cpu=True, kind="general")
+def torch_nsa_without_window(
+    *tensors: Tensor, block_size: int, n_selected: int, **options: Any
 ) -> Tensor:
     """Matrix products and gathers of torch in float32, 128 queries at a time."""
-    refuse_gathers(q, k, v, gates, n_selected * block_size)
-    return attend(
-        q,
-        k,
-        v,
-        gates,
-        cu_seqlens,
-        sm_scale=sm_scale,
-        max_seqlen=max_seqlen,
-        block=block,
-        stride=stride,
-        block_size=block_size,
-        n_selected=n_selected,
-        window=window,
-    )
+    _refuse_gathers(tensors, n_selected * block_size)
+    return attend_without_window(*tensors, block_size=block_size, n_selected=n_selected, **options)

@@ -1,6 +1,6 @@
-"""Block selection by Triton kernels that anybody would write first, for machines that have torch
-alone: a query's blocks one after the other, forward and for dq, and for dk and dv each block's
-queries. It is what the strongest public libraries do, and keeps a ratio honest where none is here.
+"""Block selection by the plain Triton kernels, for machines that have torch alone: the blocks of a
+query one after the other, forward and for dq, and the queries of each block for dk and dv. The
+strongest public libraries work like this, so it keeps a ratio honest where none is installed.
 """
 
 from __future__ import annotations
@@ -13,23 +13,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nsabench import Unsupported, implementation
-from nsabench.implementations.baselines.selection_blocks import sequences
+from nsabench import Unsupported
+from nsabench.implementations._register import baseline
+from nsabench.implementations.torch_attention import begins
 
-PIECE = 512  # queries of a block that one program takes: of the first block they are all
-TILE = 64  # rows of a tile, of which the heads of a group are one query's
+PIECE = 512  # queries of a block that one program takes; all queries see the first block
+TILE = 64  # rows of a tile; the heads of a group are the rows of one query
 
 
 @cache
-def _kernels() -> Any:
+def kernels() -> Any:
+    """Import the Triton kernels. Raises `Unsupported` if Triton cannot be imported."""
     try:
-        return importlib.import_module(f"{__package__}._query_major_kernels")
+        return importlib.import_module(f"{__package__}._kernels")
     except ImportError as error:
         raise Unsupported(f"Triton cannot be imported: {error}") from error
 
 
+def padded(size: int) -> int:
+    """Return the size of a tile that holds so many rows or columns."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
 def _once(block_indices: Tensor, own: Tensor) -> Tensor:
-    """Each row's blocks once, -1 for the others and for what lies ahead of the query."""
+    """Return each row's blocks once, -1 for the others and for those ahead of the query."""
     ordered = block_indices.where(block_indices <= own, -1).sort(-1).values
     ordered[..., 1:].masked_fill_(ordered[..., 1:] == ordered[..., :-1], -1)
     return ordered
@@ -52,13 +59,10 @@ class _Selected(torch.autograd.Function):  # type: ignore[misc]
         tokens, hq, _ = q.shape
         out = torch.empty(tokens, hq, v.shape[2], dtype=v.dtype, device=q.device)
         lse = torch.empty(tokens, hq, dtype=torch.float32, device=q.device)
-        _kernels().forward_kernel[(tokens, k.shape[1])](
+        kernels().forward_kernel[(tokens, k.shape[1])](
             *(q, k, v, rows, begin, out, lse, scale * math.log2(math.e)),
-            **_widths(q, k, v),
+            **_constants(q, k, v, size),
             S=rows.shape[2],
-            SIZE=size,
-            num_warps=4,
-            num_stages=2,
         )
         ctx.save_for_backward(q, k, v, rows, begin, out, lse)
         ctx.sizes = sizes
@@ -71,43 +75,39 @@ class _Selected(torch.autograd.Function):  # type: ignore[misc]
         do = grad_out.contiguous()
         delta = (out.float() * do.float()).sum(-1)
         dq = torch.empty_like(q)
-        widths, kernels = _widths(q, k, v), _kernels()
+        constants = _constants(q, k, v, size)
         scales = (scale * math.log2(math.e), scale)
-        kernels.query_gradient_kernel[(q.shape[0], k.shape[1])](
+        kernels().query_gradient_kernel[(q.shape[0], k.shape[1])](
             *(q, k, v, rows, begin, lse, delta, do, dq, *scales),
-            **widths,
+            **constants,
             S=rows.shape[2],
-            SIZE=size,
-            num_warps=4,
-            num_stages=2,
         )
         dk, dv = (torch.zeros_like(x, dtype=torch.float32) for x in (k, v))
         first, owner, piece, bounds, queries, blocks = _inverted(rows, begin, ends, size)
-        kernels.key_gradient_kernel[(owner.numel(),)](
+        kernels().key_gradient_kernel[(owner.numel(),)](
             *(q, k, v, first, owner, piece, bounds, queries, lse, delta, do, dk, dv, *scales),
             blocks,
-            **widths,
-            SIZE=size,
+            **constants,
             PIECE=PIECE,
-            QUERIES=max(1, TILE // widths["BLOCK_G"]),
-            num_warps=4,
-            num_stages=2,
+            QUERIES=max(1, TILE // constants["BLOCK_G"]),
         )
         return dq, dk.to(k.dtype), dv.to(v.dtype), None, None, None
 
 
-def _widths(q: Tensor, k: Tensor, v: Tensor) -> dict[str, int]:
+def _constants(q: Tensor, k: Tensor, v: Tensor, size: int) -> dict[str, int]:
+    """Return what all kernels are compiled with."""
     group = q.shape[1] // k.shape[1]
-    given = {"H": k.shape[1], "G": group, "D": k.shape[2], "DV": v.shape[2]}
+    given = {"H": k.shape[1], "G": group, "D": k.shape[2], "DV": v.shape[2], "SIZE": size}
+    given |= {"num_warps": 4, "num_stages": 2}
     blocks = {"BLOCK_G": group, "BLOCK_D": k.shape[2], "BLOCK_DV": v.shape[2]}
-    return given | {name: max(16, 1 << (n - 1).bit_length()) for name, n in blocks.items()}
+    return given | {name: padded(n) for name, n in blocks.items()}
 
 
 def _inverted(rows: Tensor, begin: Tensor, ends: Tensor, size: int) -> tuple[Any, ...]:
-    """For each block and head the queries that chose it, as `key_gradient_kernel` reads them.
+    """Return the queries that chose each block and head, as `key_gradient_kernel` reads them.
 
-    Blocks of sequences that are not full are blocks, too: those of token n's sequence begin at
-    place `begin[n] // size` plus one for each sequence before it, so places may go unused.
+    The last block of a sequence may not be full. So the blocks of token n's sequence begin at place
+    `begin[n] // size` plus one for each sequence before it, and places may be unused.
     """
     tokens, heads, slots = rows.shape
     device = rows.device
@@ -123,7 +123,7 @@ def _inverted(rows: Tensor, begin: Tensor, ends: Tensor, size: int) -> tuple[Any
     bounds = torch.searchsorted(ordered, torch.arange(blocks * heads + 1, device=device))
     pieces = (bounds.diff() + PIECE - 1) // PIECE
     last = pieces.cumsum(0)
-    # As many as there may be: how many there are is known on the device alone.
+    # As many as there may be; only the device knows how many there are.
     program = torch.arange(owner.numel() // PIECE + blocks * heads, device=device)
     of_program = torch.searchsorted(last, program, right=True)
     piece = program - torch.cat([last.new_zeros(1), last])[of_program]
@@ -135,33 +135,21 @@ def _inverted(rows: Tensor, begin: Tensor, ends: Tensor, size: int) -> tuple[Any
     return (*int32, queries, blocks)
 
 
-@implementation(
-    op="selection_blocks",
-    name="query_major",
-    role="baseline",
-    devices=("cuda",),
-    compiled_by="triton",
-)
+@baseline("selection_blocks", "query_major", compiled_by="triton")
 def query_major(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_indices: Tensor,
-    cu_seqlens: Tensor | None = None,
-    *,
-    sm_scale: float,
-    block_size: int,
+    q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, *packing: Tensor, **options: Any
 ) -> Tensor:
-    """Triton kernels of a program a query, and in the backward of one a block of keys."""
+    """Triton kernels with a program a query, and in the backward one a block of keys."""
+    block_size = options["block_size"]
     if block_size < 16 or block_size & (block_size - 1):
         raise Unsupported("its tiles of keys are blocks of 16, 32, 64, …")
     b, t, hq, _ = q.shape
-    start = sequences(t, cu_seqlens, q.device)
+    start = begins(t, packing, q.device)
     own = ((torch.arange(t, device=q.device) - start) // block_size).view(t, 1, 1)
-    rows = _once(block_indices, own).flatten(0, 1).contiguous()
+    rows = _once(blocks, own).flatten(0, 1).contiguous()
     offset = torch.arange(b, device=q.device).view(b, 1) * t
     begin = (offset + start).flatten().to(torch.int32)
-    ends = (offset + t).flatten() if cu_seqlens is None else cu_seqlens[1:].long()
+    ends = packing[0][1:].long() if packing else (offset + t).flatten()
     flat = (x.flatten(0, 1).contiguous() for x in (q, k, v))
-    out: Tensor = _Selected.apply(*flat, rows, begin, (sm_scale, block_size, ends.contiguous()))
-    return out.view(b, t, hq, -1)
+    sizes = (options["sm_scale"], block_size, ends.contiguous())
+    return _Selected.apply(*flat, rows, begin, sizes).view(b, t, hq, -1)

@@ -1,129 +1,84 @@
 """PyTorch's own attention on chosen blocks of keys.
 
-`masked_sdpa` and `flex_attention` attend under a mask that is built in the call, as a model whose
-selection changes with every token must; `gathered_sdpa` copies each query's keys side by side.
-Attention to all keys is another function, unless all blocks are chosen: the `sdpa_causal`
-baselines are declared for the distribution `dense` only. They say at which length a selection
-begins to pay: a case `dense` and one of another distribution, of the same T, are read together.
+`masked_sdpa` and `flex_attention` attend under a mask that is built in the call, as in a model
+whose selection changes with every token. `gathered_sdpa` copies each query's keys side by side.
+Attention to all keys is another function unless all blocks are chosen, so the `sdpa_causal`
+baselines are declared for the distribution `dense` only. Compare a case of `dense` and one of
+another distribution, of the same T, to see at which length a selection is worth its cost.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
-from nsabench import Unsupported, implementation
+from nsabench import Unsupported
+from nsabench.implementations import torch_attention as _torch
+from nsabench.implementations._register import baseline
+from nsabench.implementations.baselines.causal_attention import causal_sdpa
 from nsabench.implementations.baselines.selection_ranges import take
-from nsabench.implementations.baselines.selection_rows import forced
-from nsabench.implementations.torch_attention.backends import BACKENDS, sharing
-from nsabench.implementations.torch_attention.flex import (
-    TILE,
-    block_mask,
-    check_head_dims,
-    flex,
-    wants_grad,
-)
+from nsabench.implementations.baselines.selection_rows import ON_CPU, forced
+from nsabench.implementations.torch_attention import BACKENDS, TILE, begins, wants_grad
 
-OP = "selection_blocks"
 MAX_MASK_ELEMENTS = 1 << 29
 GATHERED_BYTES = 2 << 30  # of K and V at a time
 MAX_SAVED_BYTES = 32 << 30  # of gathered K and V that a backward needs
 
-
-def sequences(tokens: int, cu_seqlens: Tensor | None, device: torch.device) -> Tensor:
-    """Where the sequence of each token begins; [T]."""
-    if cu_seqlens is None:
-        return torch.zeros(tokens, dtype=torch.int64, device=device)
-    lengths = cu_seqlens.diff().long()
-    return torch.repeat_interleave(cu_seqlens[:-1].long(), lengths, output_size=tokens)
+_baseline = partial(baseline, "selection_blocks")
 
 
 def _table(block_indices: Tensor, blocks: int) -> Tensor:
-    """bool [B,H,T,blocks]: which blocks each row chose."""
+    """Return which blocks each row chose: bool [B,H,T,blocks]."""
     chosen = block_indices.transpose(1, 2).long()
     chosen = chosen.where((chosen >= 0) & (chosen < blocks), blocks)
     table = torch.zeros(*chosen.shape[:3], blocks + 1, dtype=torch.bool, device=chosen.device)
     return table.scatter_(-1, chosen, True)[..., :blocks]
 
 
-def attend_masked(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_indices: Tensor,
-    cu_seqlens: Tensor | None = None,
-    *,
-    sm_scale: float,
-    block_size: int,
-    causal: bool = True,
+@_baseline("masked_sdpa", on_cpu=True, kind="general")
+def masked_sdpa(
+    q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, *packing: Tensor, **options: Any
 ) -> Tensor:
-    """Attention over all T keys under a mask; not causal, a query sees all keys of its blocks."""
+    """All keys under a mask of T x T elements a KV head.
+
+    causal: if false, a query sees all keys of its blocks; a control asks for that.
+    """
     b, t, hq, d = q.shape
-    h = k.shape[2]
+    h, block_size = k.shape[2], options["block_size"]
     if b * h * t * t > MAX_MASK_ELEMENTS:
         raise Unsupported(f"the mask would take {b * h * t * t} elements")
     token = torch.arange(t, device=q.device)
-    start = sequences(t, cu_seqlens, q.device)
-    table = _table(block_indices, -(-t // block_size))
+    start = begins(t, packing, q.device)
+    table = _table(blocks, -(-t // block_size))
     keep = table.index_select(-1, (token - start) // block_size)
     keep &= start == start[:, None]
-    if causal:
+    if options.get("causal", True):
         keep &= token <= token[:, None]
-    empty = ~keep.any(-1)
-    keep = (keep | empty.unsqueeze(-1)).view(b * h, 1, t, t)
-    out = scaled_dot_product_attention(
+    out = _torch.kept_sdpa(
         q.transpose(1, 2).reshape(b * h, hq // h, t, d),
         k.transpose(1, 2).reshape(b * h, 1, t, d).expand(-1, hq // h, -1, -1),
         v.transpose(1, 2).reshape(b * h, 1, t, -1).expand(-1, hq // h, -1, -1),
-        attn_mask=keep,
-        scale=sm_scale,
+        keep.view(b * h, 1, t, t),
+        options["sm_scale"],
     )
-    out = out.view(b, h, hq // h, t, -1).masked_fill(empty.view(b, h, 1, t, 1), 0)
-    return out.permute(0, 3, 1, 2, 4).reshape(b, t, hq, -1)
+    return out.view(b, h, hq // h, t, -1).permute(0, 3, 1, 2, 4).reshape(b, t, hq, -1)
 
 
-@implementation(op=OP, name="masked_sdpa", role="baseline", devices=("cuda", "cpu"), kind="general")
-def masked_sdpa(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_indices: Tensor,
-    cu_seqlens: Tensor | None = None,
-    *,
-    sm_scale: float,
-    block_size: int,
-) -> Tensor:
-    """All keys under a mask of T x T elements a KV head."""
-    return attend_masked(
-        q, k, v, block_indices, cu_seqlens, sm_scale=sm_scale, block_size=block_size
-    )
-
-
-@implementation(
-    op=OP, name="gathered_sdpa", role="baseline", devices=("cuda", "cpu"), kind="general"
-)
+@_baseline("gathered_sdpa", on_cpu=True, kind="general")
 def gathered_sdpa(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_indices: Tensor,
-    cu_seqlens: Tensor | None = None,
-    *,
-    sm_scale: float,
-    block_size: int,
+    q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, *packing: Tensor, **options: Any
 ) -> Tensor:
     """Each query's S blocks of keys side by side, a chunk of queries at a time, then SDPA with the
     heads of a group as its queries."""
     b, t, hq, d = q.shape
-    h, slots = block_indices.shape[2:]
-    dv = v.shape[3]
+    (h, slots), dv, block_size = blocks.shape[2:], v.shape[3], options["block_size"]
     each = h * slots * block_size * (d + dv) * q.element_size()
     if wants_grad(q) and b * t * each > MAX_SAVED_BYTES:
         raise Unsupported(f"the backward would need {b * t * each / 2**30:.0f} GiB of copies")
-    start = sequences(t, cu_seqlens, q.device)
+    start = begins(t, packing, q.device)
     position = torch.arange(t, device=q.device) - start
     within = torch.arange(block_size, device=q.device)
     # Keys of all KV heads in one list: KV head i of token j is at j * H + i.
@@ -134,53 +89,37 @@ def gathered_sdpa(
     for i in range(b):
         for first in range(0, t, step):
             some = slice(first, first + step)
-            blocks = block_indices[i, some].long().sort(-1).values
-            blocks[..., 1:].masked_fill_(blocks[..., 1:] == blocks[..., :-1], -1)
-            keys = (blocks.unsqueeze(-1) * block_size + within).flatten(2)
+            chosen = blocks[i, some].long().sort(-1).values
+            chosen[..., 1:].masked_fill_(chosen[..., 1:] == chosen[..., :-1], -1)
+            keys = (chosen.unsqueeze(-1) * block_size + within).flatten(2)
             keep = (keys >= 0) & (keys <= position[some, None, None])
-            empty = ~keep.any(-1)
             keys = torch.where(keep, (keys + start[some, None, None]) * h + head, 0)
             n, width = keys.shape[0], keys.shape[2]
-            out = scaled_dot_product_attention(
+            out = _torch.kept_sdpa(
                 q[i, some].reshape(n * h, 1, hq // h, d),
                 take(flat_k[i], keys.flatten()).view(n * h, 1, width, d),
                 take(flat_v[i], keys.flatten()).view(n * h, 1, width, dv),
-                attn_mask=(keep | empty.unsqueeze(-1)).view(n * h, 1, 1, width),
-                scale=sm_scale,
+                keep.view(n * h, 1, 1, width),
+                options["sm_scale"],
             )
-            out = out.masked_fill(empty.view(n * h, 1, 1, 1), 0)
             chunks.append(out.reshape(n, hq, dv))
     return torch.cat(chunks).view(b, t, hq, dv)
 
 
-@implementation(
-    op=OP,
-    name="flex_attention",
-    role="baseline",
-    devices=("cuda",),
-    kind="general",
-    compiled_by="triton",
-)
+@_baseline("flex_attention", kind="general", compiled_by="triton")
 def flex_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_indices: Tensor,
-    cu_seqlens: Tensor | None = None,
-    *,
-    sm_scale: float,
-    block_size: int,
+    q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, *packing: Tensor, **options: Any
 ) -> Tensor:
     """FlexAttention; blocks of 128 keys that none of 128 queries chose are free."""
-    attend, _ = flex()
     b, t, hq = q.shape[:3]
-    h = k.shape[2]
+    h, block_size = k.shape[2], options["block_size"]
     group = hq // h
-    check_head_dims(q, v)
+    _torch.flex()
+    _torch.check_head_dims(q, v)
     if t % TILE or TILE % block_size:
         raise Unsupported(f"T must be a multiple of {TILE}, and that one of block_size")
-    table = _table(block_indices, t // block_size)
-    if cu_seqlens is None:
+    table = _table(blocks, t // block_size)
+    if not packing:
         per = TILE // block_size
         tiles = table.view(b, h, t // TILE, TILE, t // TILE, per).any(5).any(3)
 
@@ -189,7 +128,7 @@ def flex_attention(
     else:
         # Blocks of a sequence lie across tiles: let the mask alone decide.
         tiles = torch.ones(b, h, t // TILE, t // TILE, dtype=torch.bool, device=q.device)
-        start = sequences(t, cu_seqlens, q.device)
+        start = begins(t, packing, q.device)
         local = (torch.arange(t, device=q.device) - start) // block_size
 
         def selected(bi: Tensor, hi: Tensor, qi: Tensor, ki: Tensor) -> Tensor:
@@ -197,48 +136,21 @@ def flex_attention(
             return visible & table[bi, hi // group, qi, local[ki]]
 
     tiles = tiles.tril().repeat_interleave(group, 1)
-    out = attend(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        block_mask=block_mask(tiles, None, selected, (t, t), backward=wants_grad(q, k, v)),
-        scale=sm_scale,
-        enable_gqa=group > 1,
-    )
-    return out.transpose(1, 2)
+    mask = _torch.block_mask(tiles, None, selected, (t, t), backward=wants_grad(q, k, v))
+    return _torch.flex_attend(q, k, v, mask, options["sm_scale"])
 
 
-def _causal(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
-    """Every key up to the query's own position, K and V shared by the heads of a group."""
-    out = scaled_dot_product_attention(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        is_causal=True,
-        scale=sm_scale,
-        **sharing(q.shape[2] != k.shape[2]),
-    )
-    return out.transpose(1, 2)
-
-
-def _register(name: str, attention: Any, devices: tuple[str, ...]) -> None:
-    @implementation(op=OP, name=name, role="baseline", devices=devices, distributions=("dense",))
+def _register(name: str, attention: Any, *, on_cpu: bool = True) -> None:
+    @_baseline(name, on_cpu=on_cpu, distributions=("dense",))
     def call(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        block_indices: Tensor,
-        cu_seqlens: Tensor | None = None,
-        *,
-        sm_scale: float,
-        block_size: int,
+        q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, *packing: Tensor, **options: Any
     ) -> Tensor:
-        out: Tensor = attention(q, k, v, sm_scale)
-        return out
+        return attention(q, k, v, options["sm_scale"])
 
 
-_register("sdpa_causal", _causal, ("cuda", "cpu"))
-for _suffix in BACKENDS:
-    if _suffix != "math":
-        _devices = ("cuda",) if _suffix in ("cudnn", "efficient") else ("cuda", "cpu")
-        _register(f"sdpa_causal_{_suffix}", forced(_causal, _suffix), _devices)
+_register("sdpa_causal", causal_sdpa)
+for _backend in BACKENDS:
+    if _backend != "math":
+        _register(
+            f"sdpa_causal_{_backend}", forced(causal_sdpa, _backend), on_cpu=_backend in ON_CPU
+        )

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from nsabench import Unsupported, implementation
-from nsabench.implementations.torch_attention.backends import BACKENDS, only, sharing
+from nsabench import Unsupported
+from nsabench.implementations._register import baseline
+from nsabench.implementations.torch_attention import BACKENDS, only, sharing
 
 Attention = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+ON_CPU = ("flash", "math")
 
 
 def gqa(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
@@ -48,7 +50,8 @@ def expand(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
 
 
 def forced(attention: Attention, backend: str) -> Attention:
-    """`attention` by this backend. It raises `Unsupported` with what torch says against it."""
+    """Return `attention` by this backend. It raises `Unsupported` with torch's reason against
+    it."""
 
     def call(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
         with only(backend):
@@ -62,7 +65,7 @@ def forced(attention: Attention, backend: str) -> Attention:
             except RuntimeError as error:
                 if "No available kernel" not in str(error):
                     raise
-                raise Unsupported(_why(caught) or str(error)) from error
+                raise Unsupported(_reason(caught) or str(error)) from error
 
     tried: set[tuple[object, ...]] = set()
 
@@ -78,28 +81,27 @@ def forced(attention: Attention, backend: str) -> Attention:
     return attend
 
 
-def _why(caught: list[warnings.WarningMessage]) -> str:
-    """What torch says of why it will not use the backend, less where in torch it says so."""
+def _reason(caught: list[warnings.WarningMessage]) -> str:
+    """Return torch's reasons against a backend, without where in torch they come from."""
     messages = (str(w.message).split("(Triggered internally")[0].strip() for w in caught)
     return " ".join(text for text in messages if text and "kernel not used because" not in text)
 
 
-def _register(name: str, attention: Attention, devices: tuple[str, ...]) -> None:
-    @implementation(op="selection_rows", name=name, role="baseline", devices=devices)
+def _register(name: str, attention: Attention, *, on_cpu: bool = True) -> None:
+    @baseline("selection_rows", name, on_cpu=on_cpu)
     def call(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
         return attention(q, k, v, sm_scale)
 
 
 # The first runs under every torch: the controls are wrapped around it.
 for _name, _attention in (("sdpa_heads_as_queries", heads_as_queries), ("sdpa_gqa", gqa)):
-    _register(_name, _attention, ("cuda", "cpu"))
-    for _suffix in BACKENDS:
-        _devices = ("cuda",) if _suffix in ("cudnn", "efficient") else ("cuda", "cpu")
-        _register(f"{_name}_{_suffix}", forced(_attention, _suffix), _devices)
-_register("sdpa_expand", expand, ("cuda", "cpu"))
+    _register(_name, _attention)
+    for _backend in BACKENDS:
+        _register(f"{_name}_{_backend}", forced(_attention, _backend), on_cpu=_backend in ON_CPU)
+_register("sdpa_expand", expand)
 
 
-@implementation(op="selection_rows", name="bmm_softmax", role="baseline", devices=("cuda", "cpu"))
+@baseline("selection_rows", "bmm_softmax", on_cpu=True)
 def bmm_softmax(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     """Two batched matrix products around a float32 softmax."""
     scores = torch.bmm(q, k.mT).float() * sm_scale

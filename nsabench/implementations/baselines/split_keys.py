@@ -1,53 +1,44 @@
-"""Spans and chosen blocks of a cache by Triton kernels that anybody would write first, for machines
-that have torch alone: read in place, the keys of a row shared out among programs where there are
-few rows, and their parts put together (flash-decoding). It is what paged attention does, and keeps
-a ratio honest where no library is here.
+"""Spans and chosen blocks of a cache by the plain Triton kernels, for machines that have torch
+alone.
+
+Keys are read in place. If there are few rows, programs share the keys of a row, and their parts are
+merged (flash-decoding). Paged attention works like this, so it keeps a ratio honest where no
+library is installed.
 """
 
 from __future__ import annotations
 
-import importlib
 import math
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from nsabench import Unsupported, implementation
+from nsabench import Unsupported
+from nsabench.implementations._register import baseline
+from nsabench.implementations.baselines.query_major import kernels, padded
 
 MOST_SPLITS = 32
 PROGRAMS_AN_SM = 2
 TILES = (16, 64)  # keys of a tile, at least and at most
-MOST_SPANS = 256  # that are held to tell which key was there before
-
-
-@cache
-def _kernels() -> Any:
-    try:
-        return importlib.import_module(f"{__package__}._split_keys_kernels")
-    except ImportError as error:
-        raise Unsupported(f"Triton cannot be imported: {error}") from error
+MOST_SPANS = 256  # that a program compares, to count each key once
 
 
 @cache
 def _multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return 1
-    count: int = torch.cuda.get_device_properties(device).multi_processor_count
-    return count
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def splits_of(rows: int, tiles: int, multiprocessors: int) -> int:
-    """Programs that share the keys of a row: a power of two, none of them without a tile, and
-    together no more than fill the device some times over."""
+    """Return how many programs share the keys of a row.
+
+    It is a power of two. Each has a tile, and all together fill the device a few times at most.
+    """
     wanted = max(1, PROGRAMS_AN_SM * multiprocessors // rows)
     most = min(wanted, tiles, MOST_SPLITS)
     return 1 << (most.bit_length() - 1)
-
-
-def _padded(size: int) -> int:
-    return max(16, 1 << (size - 1).bit_length())
 
 
 def attend(
@@ -64,25 +55,24 @@ def attend(
     """q [B,S,G,h,D], k [B,G,keys,D], v [B,G,keys,Dv], ranges int32 [B,S,G,n,2] -> [B,S,G,h,Dv].
 
     selected: keys that a query selects, about. disjoint: whether no two spans of a query overlap.
-    splits: 0, as many as the device asks for. Raises `Unsupported` where Triton is not here, or
-    spans are too many.
+    splits: 0 for the number that suits the device. Raises `Unsupported` if Triton is not installed,
+    or if there are too many spans.
     """
     b, s, g, h, d = q.shape
     n, dv, rows = ranges.shape[3], v.shape[3], b * s * g
     if not disjoint and n > MOST_SPANS:
         raise Unsupported(f"{n} spans a query are over {MOST_SPANS}")
     q, k, v, ranges = (x.contiguous() for x in (q, k, v, ranges))
-    tile = min(max(_padded(selected // n), TILES[0]), TILES[1])
+    tile = min(max(padded(selected // n), TILES[0]), TILES[1])
     tiles = -(-selected // tile)
     splits = splits or splits_of(rows, tiles, _multiprocessors(q.device))
     out = torch.empty(b, s, g, h, dv, dtype=v.dtype, device=q.device)
     lse = torch.empty(rows, splits, h, dtype=torch.float32, device=q.device)
-    # Parts are put together in float32.
+    # Parts are merged in float32.
     kind = torch.float32 if splits > 1 else v.dtype
     parts = out if splits == 1 else torch.empty(rows, splits, h, dv, dtype=kind, device=q.device)
-    kernels = _kernels()
-    blocks = {"BLOCK_H": _padded(h), "BLOCK_DV": _padded(dv)}
-    kernels.spans_kernel[(rows, splits)](
+    blocks = {"BLOCK_H": padded(h), "BLOCK_DV": padded(dv)}
+    kernels().spans_kernel[(rows, splits)](
         *(q, k, v, ranges, parts, lse, sm_scale * math.log2(math.e), k.shape[2], g, s, n),
         H=h,
         D=d,
@@ -91,26 +81,19 @@ def attend(
         SPLITS=splits,
         DISJOINT=disjoint,
         BLOCK_N=tile,
-        BLOCK_D=_padded(d),
+        BLOCK_D=padded(d),
         **blocks,
         num_warps=4,
         num_stages=2,
     )
     if splits > 1:
-        kernels.merge_kernel[(rows,)](
+        kernels().merge_kernel[(rows,)](
             parts, lse, out, H=h, DV=dv, SPLITS=splits, **blocks, num_warps=4
         )
     return out
 
 
-@implementation(
-    op="selection_ranges",
-    name="split_keys",
-    role="baseline",
-    devices=("cuda",),
-    directions=("forward",),
-    compiled_by="triton",
-)
+@baseline("selection_ranges", "split_keys", directions=("forward",), compiled_by="triton")
 def split_keys(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int
 ) -> Tensor:
@@ -118,17 +101,11 @@ def split_keys(
     return attend(q, k, v, ranges, sm_scale, selected_len, disjoint=False)
 
 
-@implementation(
-    op="decode_selected",
-    name="split_keys",
-    role="baseline",
-    devices=("cuda",),
-    compiled_by="triton",
-)
+@baseline("decode_selected", "split_keys", compiled_by="triton")
 def split_blocks(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, block_size: int, sm_scale: float
 ) -> Tensor:
-    """The same, blocks being spans that do not overlap."""
+    """The kernel of spans: blocks are spans that do not overlap."""
     b, h = k.shape[:2]
     selected = min(ranges.shape[2] * block_size, k.shape[2])
     rows = q.reshape(b, 1, h, q.shape[1] // h, q.shape[2])

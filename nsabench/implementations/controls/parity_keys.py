@@ -15,8 +15,7 @@ from torch import Tensor
 
 from nsabench import Unsupported
 from nsabench.implementations.baselines import selection_blocks
-from nsabench.implementations.baselines.nsa_attention import attend
-from nsabench.implementations.baselines.nsa_without_window import attend_without_window
+from nsabench.implementations.baselines.nsa_attention import attend, attend_without_window
 from nsabench.implementations.controls._shared import Options, Tensors, given, unless_right
 from nsabench.registry import Honest, control
 
@@ -142,7 +141,7 @@ def gates_ignored(tensors: Tensors, options: Options) -> tuple[Tensors, Options]
 @control("selection_blocks", name="future_keys", caught_by="parity", directions=())
 def _future_keys_of_the_block(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Sees all keys of a query's own block, also those after the query."""
-    out = selection_blocks.attend_masked(*tensors, **options, causal=False)
+    out = selection_blocks.masked_sdpa(*tensors, **options, causal=False)
     return unless_right(out, honest, tensors, options)
 
 

@@ -37,11 +37,7 @@ LATE_CYCLES = 2_000_000
 LATE_S = 0.02
 
 _control_of_rows = partial(
-    implementation,
-    op="selection_rows",
-    role="control",
-    devices=("cuda", "cpu"),
-    caught_by="parity",
+    implementation, op="selection_rows", role="control", devices=("cuda", "cpu"), caught_by="parity"
 )
 _by_address: dict[tuple[object, ...], Tensor] = {}
 _calls: Counter[tuple[object, ...]] = Counter()

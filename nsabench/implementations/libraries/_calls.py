@@ -1,58 +1,63 @@
-"""Finding a library's function, and seeing that it is called as it still wants to be."""
+"""How an adapter finds a library's function, sees that its parameters are as they were, and hands
+over a selection of blocks."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from nsabench import Unsupported
+from nsabench.implementations import torch_attention as _torch
+from nsabench.implementations._register import baseline
+from nsabench.ops.selection_blocks import OP as _SELECTION_BLOCKS
 from nsabench.packages import Package
 from nsabench.packages import repository as _repository
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _PASSED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 @cache
-def function(package: Package, where: str, *takes: str) -> Callable[..., Any]:
-    """The function or class `MODULE:NAME` of a library.
+def function(package: Package, where: str, *takes: str) -> Any:
+    """Return the function or class `MODULE:NAME` of a library.
 
     takes: the parameters that it is called with, all of them by name.
-    Raises `Unsupported` with what to do where the library is not here or cannot be imported, and
-    with what changed where it has no such function, lacks one of the parameters, or wants others.
+    Raises `Unsupported` if the library is not installed, with the way to get it; if it cannot be
+    imported; or if the function is missing or takes other parameters.
     """
     module, _, name = where.partition(":")
-    imported = _imported(package, module)
-    found = imported
+    found = _imported(package, module)
     for part in name.split("."):
         found = getattr(found, part, None)
         if found is None:
             raise _changed(package, f"has no {module}.{name}")
     refuse_changed(package, name, found, takes)
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def refuse_changed(
     package: Package, name: str, call: Callable[..., Any], takes: tuple[str, ...]
 ) -> None:
-    """Raises `Unsupported` where the function can no longer be called with these parameters."""
+    """Raise `Unsupported` if the function can no longer be called with these parameters."""
     try:
         parameters = inspect.signature(call).parameters
     except (TypeError, ValueError):  # compiled: it does not tell
         return
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return
-    known = [p for p in parameters.values() if p.kind in _PASSED]
     missing = [name for name in takes if name not in parameters]
     if missing:
         raise _changed(package, f"{name} takes no {', '.join(missing)}")
-    wanted = [p.name for p in known if p.default is p.empty and p.name not in takes]
+    known = [p for p in parameters.values() if p.kind in _PASSED and p.default is p.empty]
+    wanted = [p.name for p in known if p.name not in takes]
     if wanted and takes:
         raise _changed(package, f"{name} wants {', '.join(wanted)}, too")
 
@@ -65,41 +70,69 @@ def _changed(package: Package, what: str) -> Unsupported:
 def _imported(package: Package, module: str) -> Any:
     if not package.version:
         raise Unsupported(f"{package.name} is not here: {package.install}")
-    own = package.repository
+    own, who = package.repository, f"{package.name} {package.version}"
     with _repository.importable(own) if own is not None else nullcontext():
         try:
             return importlib.import_module(module)
         except ImportError as error:
-            raise Unsupported(
-                f"{package.name} {package.version} cannot be imported: {error}"
-            ) from error
+            raise Unsupported(f"{who} cannot be imported: {error}") from error
         except (RuntimeError, OSError, AttributeError, TypeError) as error:
-            # What a library does as it is imported: it looks for a driver, a compiler, a cubin.
+            # As it is imported, a library looks for a driver, a compiler, a cubin.
             raise Unsupported(
-                f"{package.name} {package.version} fails as it is imported: "
-                f"{type(error).__name__}: {error}"
+                f"{who} fails as it is imported: {type(error).__name__}: {error}"
             ) from error
+
+
+def chosen_blocks(
+    name: str, package: Package, *, without: Sequence[str] = (), **declared: Any
+) -> Callable[[F], F]:
+    """Register the decorated function as a baseline of selection_blocks that a library computes.
+
+    Libraries count a block twice that is given twice, and are undefined for a query without blocks.
+    without: further distributions of which they do not compute the op.
+    """
+    left_out = ("repeated", "empty_rows", *without)
+    fits = tuple(d for d in _SELECTION_BLOCKS.distributions if d not in left_out)
+    return baseline("selection_blocks", name, package=package, distributions=fits, **declared)
 
 
 def blocks_first(block_indices: Tensor) -> Tensor:
-    """The same rows of block indices, ascending, with every -1 behind them: libraries read a row
-    up to the number of its blocks."""
+    """Return rows of block indices in ascending order with every -1 behind them.
+
+    Libraries read a row up to the number of its blocks.
+    """
     none = torch.iinfo(block_indices.dtype).max
     ordered = block_indices.where(block_indices >= 0, none).sort(-1).values
     return ordered.where(ordered != none, -1)
 
 
+def flat(*tensors: Tensor) -> list[Tensor]:
+    """Return [B,T,…] as [B*T,…]."""
+    return [x.flatten(0, 1).contiguous() for x in tensors]
+
+
+def every_block_is_whole(keys: int, block_size: int, blocks: int) -> bool:
+    """Return whether a cache of so many keys has so many blocks, none of them cut off."""
+    return keys % block_size == 0 and keys >= blocks * block_size
+
+
+@_torch.memoised(8)
+def first_of_heads(heads: int, step: int, device: torch.device) -> Tensor:
+    """Return where the cache of each head begins, in steps: int32 [heads]."""
+    return torch.arange(0, heads * step, step, dtype=torch.int32, device=device)
+
+
 def refuse_float32(q: Tensor, name: str) -> None:
-    """Raises `Unsupported` for what a library of two-byte formats does not take."""
+    """Raise `Unsupported` for what a library of two-byte formats does not take."""
     if q.dtype == torch.float32:
         raise Unsupported(f"{name} takes float16 and bfloat16 only")
 
 
 def current_stream() -> int:
-    """What tells the current CUDA stream from others; 0 without a device."""
+    """Return what tells the current CUDA stream from others; 0 without a device."""
     return torch.cuda.current_stream().cuda_stream if torch.cuda.is_available() else 0
 
 
 def is_capturing() -> bool:
-    """Whether a CUDA graph is being captured."""
+    """Return whether a CUDA graph is being captured."""
     return torch.cuda.is_available() and bool(torch.cuda.is_current_stream_capturing())

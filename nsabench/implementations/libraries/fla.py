@@ -1,7 +1,7 @@
 """flash-linear-attention: `parallel_nsa` of fla-core, selection by given indices and by its own.
 
 Query-major forward, key-major backward over the queries of each block. It takes groups of 16 heads
-or more; means of k and v are taken in any call of it, also where the branch is not computed.
+or more. Means of k and v are taken in any call of it, also if the branch is not computed.
 
 Its whole compresses blocks of `block_size` tokens without overlap and chooses among the same
 blocks, which is the op `nsa_without_window`. With the window of flash-attn it is `nsa_attention`
@@ -10,169 +10,90 @@ where block, stride and block_size are one.
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 from torch import Tensor
 
-from nsabench import Unsupported, implementation
-from nsabench.implementations.libraries import flash_attn
-from nsabench.implementations.libraries._calls import function
-from nsabench.implementations.torch_attention.flex import wants_grad
-from nsabench.ops.selection_blocks import OP
-from nsabench.packages.catalogue import FLA, FLASH_ATTN
+from nsabench import Unsupported
+from nsabench.implementations import torch_attention as _torch
+from nsabench.implementations._register import Packing, baseline
+from nsabench.implementations.libraries import _calls, flash_attn
+from nsabench.packages.catalogue import FLA
 
 PARALLEL = "fla.ops.nsa.parallel:parallel_nsa"
-TAKES: tuple[str, ...] = ("q", "k", "v", "g_cmp", "g_slc", "g_swa", "block_indices")
-TAKES += ("block_counts", "block_size", "window_size", "scale", "cu_seqlens")
+GATES = ("g_cmp", "g_slc", "g_swa")
+TAKES: tuple[str, ...] = ("q", "k", "v", *GATES, "block_indices", "block_counts")
+TAKES += ("block_size", "window_size", "scale", "cu_seqlens")
 LEAST_GROUP = 16
-# A query without blocks is divided by zero, and a block that is given twice counts twice.
-DISTRIBUTIONS = tuple(d for d in OP.distributions if d not in ("repeated", "empty_rows"))
+_baseline = partial(baseline, package=FLA, compiled_by="triton")
 
 
-def power_of_two(number: int) -> bool:
-    """Whether it is one."""
+def _power_of_two(number: int) -> bool:
     return number > 0 and number & (number - 1) == 0
 
 
-def refuse_group(q: Tensor, k: Tensor) -> None:
-    """Raises `Unsupported` for the groups of heads that its kernels do not take."""
+def _refuse_group(q: Tensor, k: Tensor) -> None:
     group = q.shape[2] // k.shape[2]
-    if group < LEAST_GROUP or not power_of_two(group):
+    if group < LEAST_GROUP or not _power_of_two(group):
         raise Unsupported(f"fla-core takes groups of 16, 32, … heads, and this is one of {group}")
 
 
-@implementation(
-    op="selection_blocks",
-    name="fla",
-    role="baseline",
-    devices=("cuda",),
-    distributions=DISTRIBUTIONS,
-    package=FLA,
-    compiled_by="triton",
-)
+def _attend(attend: Any, cu: Packing, **options: Any) -> Tensor:
+    """Call it without the gates, the window and the indices that are not given."""
+    left_out = {**dict.fromkeys(GATES), "block_indices": None, "window_size": 0}
+    packed = None if cu is None else cu.long()
+    return attend(**{**left_out, **options}, cu_seqlens=packed)
+
+
+@_calls.chosen_blocks("fla", FLA, compiled_by="triton")
 def fla(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_indices: Tensor,
-    cu_seqlens: Tensor | None = None,
-    *,
-    sm_scale: float,
-    block_size: int,
+    q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, cu: Packing = None, **options: Any
 ) -> Tensor:
     """`parallel_nsa` with `block_indices`, its other branches left out."""
-    attend = function(FLA, PARALLEL, *TAKES)
-    refuse_group(q, k)
-    slots = block_indices.shape[-1]
-    if wants_grad(q, k, v) and not power_of_two(slots):
+    attend = _calls.function(FLA, PARALLEL, *TAKES)
+    _refuse_group(q, k)
+    slots = blocks.shape[-1]
+    if _torch.wants_grad(q, k, v) and not _power_of_two(slots):
         raise Unsupported(f"the backward of fla-core takes 1, 2, 4, … blocks a query, not {slots}")
-    out: Tensor = attend(
-        q=q,
-        k=k,
-        v=v,
-        g_cmp=None,
-        g_slc=None,
-        g_swa=None,
-        block_indices=block_indices.long(),
-        block_counts=slots,
-        block_size=block_size,
-        window_size=0,
-        scale=sm_scale,
-        cu_seqlens=None if cu_seqlens is None else cu_seqlens.long(),
-    )
-    return out
+    size, scale = options["block_size"], options["sm_scale"]
+    indices = {"block_indices": blocks.long(), "block_counts": slots, "block_size": size}
+    return _attend(attend, cu, q=q, k=k, v=v, scale=scale, **indices)
 
 
-def _whole(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gates: Tensor,
-    cu_seqlens: Tensor | None,
-    block_size: int,
-    n_selected: int,
-    sm_scale: float,
-    window: int = 0,
-) -> Tensor:
-    """gates [B,T,HQ,2], and a third with a window."""
-    attend = function(FLA, PARALLEL, *TAKES)
-    refuse_group(q, k)
-    if not power_of_two(block_size):
-        raise Unsupported(f"fla-core chooses blocks of 16, 32, 64, … tokens, not of {block_size}")
-    if not power_of_two(n_selected):
-        raise Unsupported(f"fla-core chooses 1, 2, 4, … blocks a query, not {n_selected}")
-    if block_size < 2 * n_selected:
-        raise Unsupported(f"fla-core chooses at most {block_size // 2} blocks of {block_size}")
-    out: Tensor = attend(
-        q=q,
-        k=k,
-        v=v,
-        g_cmp=gates[..., 0],
-        g_slc=gates[..., 1],
-        g_swa=gates[..., 2] if window else None,
-        block_indices=None,
-        block_counts=n_selected,
-        block_size=block_size,
-        window_size=window,
-        scale=sm_scale,
-        cu_seqlens=None if cu_seqlens is None else cu_seqlens.long(),
-    )
-    return out
-
-
-@implementation(
-    op="nsa_without_window",
-    name="fla_whole",
-    role="baseline",
-    devices=("cuda",),
-    package=FLA,
-    compiled_by="triton",
-)
+@_baseline("nsa_without_window", "fla_whole")
 def fla_whole(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gates: Tensor,
-    cu_seqlens: Tensor | None = None,
-    *,
-    block_size: int,
-    n_selected: int,
-    sm_scale: float,
-    max_seqlen: int,
+    q: Tensor, k: Tensor, v: Tensor, gates: Tensor, cu: Packing = None, **options: Any
 ) -> Tensor:
     """`parallel_nsa` with gates of its compression and its selection, and no window."""
-    return _whole(q, k, v, gates, cu_seqlens, block_size, n_selected, sm_scale)
+    attend = _calls.function(FLA, PARALLEL, *TAKES)
+    _refuse_group(q, k)
+    size, count, window = options["block_size"], options["n_selected"], options.get("window", 0)
+    if not _power_of_two(size):
+        raise Unsupported(f"fla-core chooses blocks of 16, 32, 64, … tokens, not of {size}")
+    if not _power_of_two(count):
+        raise Unsupported(f"fla-core chooses 1, 2, 4, … blocks a query, not {count}")
+    if size < 2 * count:
+        raise Unsupported(f"fla-core chooses at most {size // 2} blocks of {size}")
+    sizes = {"block_counts": count, "block_size": size, "window_size": window}
+    of_branches = dict(zip(GATES if window else GATES[:2], gates.unbind(-1), strict=True))
+    return _attend(attend, cu, q=q, k=k, v=v, scale=options["sm_scale"], **sizes, **of_branches)
 
 
-@implementation(
-    op="nsa_attention",
-    name="fla_whole",
-    role="baseline",
-    devices=("cuda",),
-    package=FLA,
-    compiled_by="triton",
-)
+@_baseline("nsa_attention", "fla_whole")
 def fla_whole_with_window(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gates: Tensor,
-    cu_seqlens: Tensor | None = None,
-    *,
-    block: int,
-    stride: int,
-    block_size: int,
-    n_selected: int,
-    window: int,
-    sm_scale: float,
-    max_seqlen: int,
+    q: Tensor, k: Tensor, v: Tensor, gates: Tensor, cu: Packing = None, **options: Any
 ) -> Tensor:
-    """The same with its third gate, of a window by flash-attn, on the sizes that are its own."""
-    function(FLA, PARALLEL, *TAKES)
-    if not block == stride == block_size:
+    """`parallel_nsa` with its third gate, of a window by flash-attn, on the sizes that it has."""
+    _calls.function(FLA, PARALLEL, *TAKES)
+    block, stride, size = options["block"], options["stride"], options["block_size"]
+    if not block == stride == size:
         raise Unsupported(
-            f"fla-core compresses blocks of {block_size} without overlap (op nsa_without_window), "
+            f"fla-core compresses blocks of {size} without overlap (op nsa_without_window), "
             f"and here a key is of {block} tokens, one every {stride}"
         )
-    function(FLASH_ATTN, flash_attn.PLAIN, *flash_attn.TENSORS, "window_size")
-    if abs(sm_scale - q.shape[3] ** -0.5) > 1e-6 * sm_scale:
+    flash_attn.FLASH.find(flash_attn.PLAIN, *flash_attn.TENSORS, "window_size")
+    scale = options["sm_scale"]
+    if abs(scale - q.shape[3] ** -0.5) > 1e-6 * scale:
         raise Unsupported("the window of fla-core scales by 1/sqrt(D), whatever it is told")
-    return _whole(q, k, v, gates, cu_seqlens, block_size, n_selected, sm_scale, window)
+    return fla_whole(q, k, v, gates, cu, **options)

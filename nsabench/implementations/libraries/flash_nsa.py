@@ -8,22 +8,16 @@ given the logits of the op's gates.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nsabench import Unsupported, implementation
-from nsabench.implementations.baselines.selection_varlen import every
-from nsabench.implementations.libraries import flash_attn_4
-from nsabench.implementations.libraries._calls import (
-    blocks_first,
-    function,
-    is_capturing,
-    refuse_float32,
-)
-from nsabench.ops.selection_blocks import OP as SELECTION_BLOCKS
+from nsabench import Unsupported
+from nsabench.implementations import torch_attention as _torch
+from nsabench.implementations._register import Packing, baseline
+from nsabench.implementations.libraries import _calls, flash_attn_4
 from nsabench.packages.catalogue import FLASH_ATTN, FLASH_NSA
 
 HELPER = "flash_nsa:NSAHelper"
@@ -38,23 +32,20 @@ ITS_WINDOWS = (
     "flash_nsa.ops.sliding_window_attention:HAVE_FA3",
     "flash_nsa.ops.sliding_window_attention:HAVE_FA2",
 )
-OF_A_BRANCH = ("q", "k", "v", "sm_scale")
 FIRST, LOCAL = 1, 2  # blocks that every query selects
-# A row is read up to the number of blocks that there are, and a block given twice counts twice.
-DISTRIBUTIONS = tuple(
-    d for d in SELECTION_BLOCKS.distributions if d not in ("repeated", "empty_rows")
-)
 LEAST_GATE = 2.0**-12  # a gate that was rounded to 0 or 1 has no logit
+_function = partial(_calls.function, FLASH_NSA)
+_baseline = partial(baseline, "nsa_attention", package=FLASH_NSA, compiled_by="triton")
 
 
 def _prepared(cu_seqlens: Tensor, **sizes: int) -> None:
-    """Its state for such sizes and sequences, as its own modules prepare it in each call.
+    """Set its state for such sizes and sequences, as its own modules prepare it in each call.
 
     Raises `Unsupported` in a capture: it compares the sequences with those before on the host.
     """
-    if is_capturing():
+    if _calls.is_capturing():
         raise Unsupported(f"{FLASH_NSA.name} reads cu_seqlens on the host in each call")
-    helper: Any = function(FLASH_NSA, HELPER)
+    helper = _function(HELPER)
     if any(getattr(helper, name) != size for name, size in sizes.items()):
         kept = ("kernel_size", "stride", "block_size", "window_size", "top_n")
         state = {name: getattr(helper, name) for name in kept} | sizes
@@ -63,150 +54,92 @@ def _prepared(cu_seqlens: Tensor, **sizes: int) -> None:
     helper.init_cu_seqlens(cu_seqlens.clone())  # it keeps them, to compare the next ones with
 
 
-def _packed(q: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    return every(q.shape[1], q.shape[0], q.device) if cu_seqlens is None else cu_seqlens
-
-
-def _flat(*tensors: Tensor) -> list[Tensor]:
-    """[B,T,…] as [B*T,…]."""
-    return [x.flatten(0, 1).contiguous() for x in tensors]
+def _sizes(options: dict[str, Any]) -> dict[str, int]:
+    """Return the sizes of its state by their names in it."""
+    return {
+        "kernel_size": options["block"],
+        "stride": options["stride"],
+        "block_size": options["block_size"],
+        "top_n": options["n_selected"],
+        "window_size": options["window"] - 1,
+    }
 
 
 def _logits(gates: Tensor) -> Tensor:
-    """float32, since logits of rounded gates would be rounded once more."""
+    """Return float32, since logits of rounded gates would be rounded once more."""
     return torch.logit(gates.float(), eps=LEAST_GATE)
 
 
 @cache
-def _core(device: torch.device, block: int, stride: int, width: int, **sizes: int) -> Any:
-    """Its module for training, which has no parameters where compression is by means."""
-    config = function(FLASH_NSA, CONFIG)(
-        kernel_size=block, stride=stride, head_dim=width, num_init_blocks=FIRST,
-        num_local_blocks=LOCAL, **sizes,
-    )  # fmt: skip
-    return function(FLASH_NSA, CORE)(config).to(device)
+def _core(device: torch.device, **sizes: int) -> Any:
+    """Return its module for training, which has no parameters if compression is by means."""
+    config = _function(CONFIG)(num_init_blocks=FIRST, num_local_blocks=LOCAL, **sizes)
+    return _function(CORE)(config).to(device)
 
 
-@implementation(
-    op="nsa_attention",
-    name="flash_nsa",
-    role="baseline",
-    devices=("cuda",),
-    package=FLASH_NSA,
-    compiled_by="triton",
-)
+@_baseline("flash_nsa")
 def flash_nsa(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gates: Tensor,
-    cu_seqlens: Tensor | None = None,
-    *,
-    block: int,
-    stride: int,
-    block_size: int,
-    n_selected: int,
-    window: int,
-    sm_scale: float,
-    max_seqlen: int,
+    q: Tensor, k: Tensor, v: Tensor, gates: Tensor, cu: Packing = None, **options: Any
 ) -> Tensor:
     """`NSACore`, its window by FlashAttention-3 or -2."""
-    refuse_float32(q, FLASH_NSA.name)
-    if not any(function(FLASH_NSA, where) for where in ITS_WINDOWS):
+    _calls.refuse_float32(q, FLASH_NSA.name)
+    if not any(_function(where) for where in ITS_WINDOWS):
         raise Unsupported(
             f"{FLASH_NSA.name} takes its window from flash-attn: {FLASH_ATTN.install}"
         )
-    packed = _packed(q, cu_seqlens)
-    _prepared(
-        packed, kernel_size=block, stride=stride, block_size=block_size, top_n=n_selected,
-        window_size=window - 1,
-    )  # fmt: skip
+    packed, sizes = _torch.packed(q, cu), _sizes(options)
+    _prepared(packed, **sizes)
     # After that: as it is made it sets the same sizes, which would then not be seen to be new.
-    core = _core(
-        q.device, block, stride, q.shape[3], v_head_dim=v.shape[3], num_heads=q.shape[2],
-        num_kv_heads=k.shape[2], block_size=block_size, top_n=n_selected, window_size=window - 1,
-    )  # fmt: skip
-    core.sm_scale = sm_scale
-    out: Tensor = core(*_flat(q, k, v, _logits(gates)), packed)
+    heads = {"num_heads": q.shape[2], "num_kv_heads": k.shape[2]}
+    core = _core(q.device, head_dim=q.shape[3], v_head_dim=v.shape[3], **heads, **sizes)
+    core.sm_scale = options["sm_scale"]
+    out = core(*_calls.flat(q, k, v, _logits(gates)), packed)
     return out.view(*q.shape[:3], v.shape[3])
 
 
-@implementation(
-    op="nsa_attention",
-    name="flash_nsa_fa4",
-    role="baseline",
-    devices=("cuda",),
-    package=FLASH_NSA,
-    compiled_by="triton",
-)
+@_baseline("flash_nsa_fa4")
 def flash_nsa_fa4(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gates: Tensor,
-    cu_seqlens: Tensor | None = None,
-    *,
-    block: int,
-    stride: int,
-    block_size: int,
-    n_selected: int,
-    window: int,
-    sm_scale: float,
-    max_seqlen: int,
+    q: Tensor, k: Tensor, v: Tensor, gates: Tensor, cu: Packing = None, **options: Any
 ) -> Tensor:
     """Its parts, put together as its `HFNSACore` does, with the window of FlashAttention-4."""
-    refuse_float32(q, FLASH_NSA.name)
-    means = function(FLASH_NSA, MEANS, "x")
-    choose = function(FLASH_NSA, CHOICE, "q", "k", "lse", "sm_scale", "maybe_efficient_version")
-    select = function(FLASH_NSA, SELECTED, "q", "k", "v", "topk", "sm_scale")
-    add = function(FLASH_NSA, SUM, "a", "b", "c", "w")
-    packed = _packed(q, cu_seqlens)
-    _prepared(
-        packed, kernel_size=block, stride=stride, block_size=block_size, top_n=n_selected,
-        window_size=window - 1,
-    )  # fmt: skip
-    queries, keys, values, logits = _flat(q, k, v, _logits(gates))
+    _calls.refuse_float32(q, FLASH_NSA.name)
+    means = _function(MEANS, "x")
+    choose = _function(CHOICE, "q", "k", "lse", "sm_scale", "maybe_efficient_version")
+    select = _function(SELECTED, "q", "k", "v", "topk", "sm_scale")
+    add = _function(SUM, "a", "b", "c", "w")
+    packed, scale = _torch.packed(q, cu), options["sm_scale"]
+    _prepared(packed, **_sizes(options))
+    queries, keys, values, logits = _calls.flat(q, k, v, _logits(gates))
     k_cmp, v_cmp = means(keys), means(values)
-    attend = function(FLASH_NSA, COMPRESSED, *OF_A_BRANCH)
-    compressed, lse = attend(queries, k_cmp, v_cmp, sm_scale=sm_scale)
-    chosen, _ = choose(queries, k_cmp, lse, sm_scale=sm_scale, maybe_efficient_version=True)
-    selected = select(queries, keys, values, chosen, sm_scale=sm_scale)
-    alone = (queries[None], keys[None], values[None])
-    near = flash_attn_4.causal(*alone, packed, sm_scale, max_seqlen, window)
-    out: Tensor = add(compressed, selected, near[0], logits)
+    attend = _function(COMPRESSED, "q", "k", "v", "sm_scale")
+    compressed, lse = attend(queries, k_cmp, v_cmp, sm_scale=scale)
+    chosen, _ = choose(queries, k_cmp, lse, sm_scale=scale, maybe_efficient_version=True)
+    selected = select(queries, keys, values, chosen, sm_scale=scale)
+    near = flash_attn_4.FLASH.causal(
+        *(queries[None], keys[None], values[None]),
+        packed,
+        sm_scale=scale,
+        max_seqlen=options["max_seqlen"],
+        window=options["window"],
+    )
+    out = add(compressed, selected, near[0], logits)
     return out.view(*q.shape[:3], v.shape[3])
 
 
-@implementation(
-    op="selection_blocks",
-    name="flash_nsa",
-    role="baseline",
-    devices=("cuda",),
-    distributions=DISTRIBUTIONS,
-    package=FLASH_NSA,
-    compiled_by="triton",
-)
+# A row is read up to the number of blocks that there are.
+@_calls.chosen_blocks("flash_nsa", FLASH_NSA, compiled_by="triton")
 def flash_nsa_blocks(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_indices: Tensor,
-    cu_seqlens: Tensor | None = None,
-    *,
-    sm_scale: float,
-    block_size: int,
+    q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, cu: Packing = None, **options: Any
 ) -> Tensor:
     """`select_attn`: a program a query, and in the backward one a block over its queries."""
-    refuse_float32(q, FLASH_NSA.name)
-    select = function(FLASH_NSA, SELECTED, "q", "k", "v", "topk", "sm_scale")
-    slots = block_indices.shape[3]
+    _calls.refuse_float32(q, FLASH_NSA.name)
+    select = _function(SELECTED, "q", "k", "v", "topk", "sm_scale")
+    size = options["block_size"]
     # Compressed keys play no part; the sizes must fit one another.
-    _prepared(
-        _packed(q, cu_seqlens), block_size=block_size, kernel_size=block_size, stride=block_size,
-        top_n=slots,
-    )  # fmt: skip
-    none = -(-q.shape[0] * q.shape[1] // block_size)  # no block of any sequence
-    chosen = blocks_first(block_indices).flatten(0, 1).transpose(0, 1)
+    sizes = {"block_size": size, "kernel_size": size, "stride": size, "top_n": blocks.shape[3]}
+    _prepared(_torch.packed(q, cu), **sizes)
+    none = -(-q.shape[0] * q.shape[1] // size)  # no block of any sequence
+    chosen = _calls.blocks_first(blocks).flatten(0, 1).transpose(0, 1)
     chosen = chosen.where(chosen >= 0, none).contiguous()
-    out: Tensor = select(*_flat(q, k, v), chosen, sm_scale=sm_scale)
+    out = select(*_calls.flat(q, k, v), chosen, sm_scale=options["sm_scale"])
     return out.view(*q.shape[:3], v.shape[3])

@@ -1,128 +1,286 @@
 """FlashInfer: attention over a page table for each KV head, which is what a selection is.
 
 A page need not begin at a multiple of its size here: keys are handed over as pages that begin at
-every token, so that any block is one, of whatever sequence and head. What FlashInfer plans on the
-host hangs on how many pages each query has. In a decode step sizes tell that, and the plan is made
-once, as serving makes it; where the selection tells it, the plan is part of the call.
+every token. So any block is a page, of any sequence and head. FlashInfer plans on the host,
+by how many pages each query has. In a decode step sizes tell that, and the plan is made once, as
+serving makes it. If the selection tells it, the plan is part of the call.
+
+The pages of spans hold each key once. A page is of 64, 32 or 16 keys if that divides every span,
+else of one, so the host looks at six numbers in the call. If all rows select as many keys and there
+is one query a sequence, the plan is made once; else it is made in the call. A capture has no host
+to look, so neither is for graphs.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from nsabench import Unsupported, implementation
-from nsabench.implementations.baselines.decode_branches import of_a_stretch
-from nsabench.implementations.baselines.selection_blocks import sequences
-from nsabench.implementations.libraries._calls import blocks_first, current_stream, function
-from nsabench.implementations.libraries._flashinfer import (
-    BUFFERS,
-    DECODE,
-    MAKES,
-    PREFILL,
-    PREFILL_MAKES,
-    WORKSPACE_BYTES,
-    Pages,
-    Sizes,
-    check,
-    decode,
-    paged,
-    plans,
-    prefill,
-    refuse_capture,
-)
-from nsabench.implementations.libraries._pages import every_block_is_whole, first_of_heads
-from nsabench.implementations.torch_attention.memoised import memoised
-from nsabench.ops.selection_blocks import OP
+from nsabench import Unsupported
+from nsabench.implementations import torch_attention as _torch
+from nsabench.implementations._register import Packing, baseline
+from nsabench.implementations.baselines.decode import of_a_stretch
+from nsabench.implementations.baselines.selection_ranges import disjoint, first_keys
+from nsabench.implementations.libraries import _calls
 from nsabench.packages.catalogue import FLASHINFER
 
-SPARSE = "flashinfer.sparse:BlockSparseAttentionWrapper"
-SPARSE_PLANS: tuple[str, ...] = (
-    "indptr",
-    "indices",
-    "M",
-    "N",
-    "R",
-    "C",
-    "num_qo_heads",
-    "num_kv_heads",
+
+@dataclass(frozen=True)
+class _Wrapper:
+    """A class of FlashInfer's, what it is made with, and what its `plan` takes."""
+
+    where: str
+    makes: tuple[str, ...]
+    plans: tuple[str, ...]
+
+    def find(self) -> Any:
+        """Return the class. Raises `Unsupported` as `_calls.function` does."""
+        _calls.function(FLASHINFER, f"{self.where}.plan", "self", *self.plans)
+        return _calls.function(FLASHINFER, self.where, *self.makes)
+
+    def make(self, device: torch.device, *layout: str, **options: Any) -> Any:
+        workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        return self.find()(workspace, *layout, **options)
+
+    def plan(self, wrapper: Any, *values: Any) -> None:
+        wrapper.plan(**dict(zip(self.plans, values, strict=True)))
+
+
+_OF_HEADS = ("num_qo_heads", "num_kv_heads")
+_OF_PAGES = ("page_size", "q_data_type", "sm_scale")
+_BUFFERS = ("paged_kv_indptr_buffer", "paged_kv_indices_buffer", "paged_kv_last_page_len_buffer")
+DECODE = _Wrapper(
+    "flashinfer.decode:BatchDecodeWithPagedKVCacheWrapper",
+    ("float_workspace_buffer", "kv_layout", "use_cuda_graph", "use_tensor_cores", *_BUFFERS),
+    ("indptr", "indices", "last_page_len", *_OF_HEADS, "head_dim", *_OF_PAGES),
 )
-SPARSE_PLANS += ("head_dim", "mask", "q_data_type", "o_data_type", "sm_scale")
+PREFILL = _Wrapper(
+    "flashinfer.prefill:BatchPrefillWithPagedKVCacheWrapper",
+    ("float_workspace_buffer", "kv_layout", "backend"),
+    (
+        *("qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len"),
+        *(*_OF_HEADS, "head_dim_qk", *_OF_PAGES),
+    ),
+)
+SPARSE = _Wrapper(
+    "flashinfer.sparse:BlockSparseAttentionWrapper",
+    ("float_workspace_buffer", "backend"),
+    (
+        *("indptr", "indices", "M", "N", "R", "C", *_OF_HEADS, "head_dim", "mask"),
+        *("q_data_type", "o_data_type", "sm_scale"),
+    ),
+)
+WORKSPACE_BYTES = 128 << 20
+MOST_PLANS = 16  # that are kept
 PAGE = 64  # keys of a page of a cache that is read whole
+PAGES_OF_SPANS = (64, 32, 16)
 MOST_ROWS = 1 << 15  # that the block-sparse form has buffers for
-# A query without blocks has no page, and a block that is given twice counts twice.
-DISTRIBUTIONS = tuple(d for d in OP.distributions if d not in ("repeated", "empty_rows"))
+_declared: dict[str, Any] = {"package": FLASHINFER, "compiled_by": "nvcc"}
 
 
-@of_a_stretch("flashinfer", "cuda", package=FLASHINFER, compiled_by="nvcc")
+@dataclass(frozen=True)
+class Pages:
+    """The pages of requests of one query.
+
+    indptr: int32 [rows + 1]. indices: int32. last: keys of each one's last page, int32 [rows].
+    """
+
+    indptr: Tensor
+    indices: Tensor
+    last: Tensor
+    size: int
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of `rows` requests of one query of `group` heads on one KV head.
+
+    Each has `pages` pages of `page` keys, the last of them `last` keys. step: tokens from the cache
+    of one row to the next one, of which it reads all; 0: the table is written in each call.
+    """
+
+    rows: int
+    pages: int
+    page: int
+    last: int
+    group: int
+    width: int
+    step: int
+    dtype: torch.dtype
+    device: torch.device
+    sm_scale: float
+
+
+# A wrapper that was planned for sizes, and the pages that it reads.
+Plan = tuple[Any, Pages]
+plans: dict[Sizes, dict[int, Plan]] = {}  # each by the stream
+
+
+def _refuse_capture() -> None:
+    if _calls.is_capturing():
+        raise Unsupported("FlashInfer plans on the host, which a graph cannot capture")
+
+
+def _plan_of(sizes: Sizes) -> Plan:
+    """Return the plan that is kept for these sizes, made in the first call.
+
+    Calls on several streams must not share a workspace. A capture takes the plan of the call before
+    it, since nothing can be planned in a capture.
+    """
+    by_stream = plans.setdefault(sizes, {})
+    if by_stream and _calls.is_capturing():
+        return next(reversed(by_stream.values()))
+    stream = _calls.current_stream()
+    if stream not in by_stream:
+        _refuse_capture()
+        if len(plans) > MOST_PLANS:
+            del plans[next(iter(plans))]
+        by_stream[stream] = _make(sizes)
+    return by_stream[stream]
+
+
+def _decoding(device: torch.device, group: int, **buffers: Any) -> Any:
+    """Return the wrapper for one query a request, with buffers if a plan is to be kept."""
+    # On tensor cores the heads of a group are rows of one tile.
+    options = {"use_cuda_graph": bool(buffers), "use_tensor_cores": group > 1}
+    return DECODE.make(device, "NHD", **options, **buffers)
+
+
+def _make(sizes: Sizes) -> Plan:
+    rows, pages, device = sizes.rows, sizes.pages, sizes.device
+    indptr = torch.arange(0, (rows + 1) * pages, pages, dtype=torch.int32, device=device)
+    table = _calls.first_of_heads(rows, max(sizes.step, 1), device).unsqueeze(1)
+    table = table + torch.arange(pages, dtype=torch.int32, device=device) * sizes.page
+    table = table.flatten().contiguous()
+    last = torch.full((rows,), sizes.last, dtype=torch.int32, device=device)
+    buffers = dict(zip(_BUFFERS, (indptr.clone(), table, last), strict=True))
+    wrapper = _decoding(device, sizes.group, **buffers)
+    of_heads = (sizes.group, 1, sizes.width, sizes.page, sizes.dtype, sizes.sm_scale)
+    DECODE.plan(wrapper, indptr, table.clone(), last.clone(), *of_heads)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # a capture on another stream may use it
+    return wrapper, Pages(indptr, table, last, sizes.page)
+
+
+@_torch.memoised(4)
+def _decode(stream: int, group: int, device: torch.device) -> Any:
+    return _decoding(device, group)
+
+
+@_torch.memoised(4)
+def _prefill(stream: int, backend: str, device: torch.device) -> Any:
+    return PREFILL.make(device, "NHD", backend=backend)
+
+
+@_torch.memoised(4)
+def _sparse(stream: int, device: torch.device) -> Any:
+    return SPARSE.make(device, backend="fa2")  # the one that takes a mask
+
+
+def _planned(q: Tensor, pages: Pages, sm_scale: float, prefill: str) -> Any:
+    """Return a wrapper that is planned for q [rows,group,D] and one KV head.
+
+    prefill: the backend of that for prefill, with one query a request; or empty for decode.
+    """
+    rows, group, width = q.shape
+    of_heads = (group, 1, width, pages.size, q.dtype, sm_scale)
+    values = (pages.indptr, pages.indices, pages.last, *of_heads)
+    stream = _calls.current_stream()
+    if not prefill:
+        wrapper = _decode(stream, group, q.device)
+        DECODE.plan(wrapper, *values)
+        return wrapper
+    wrapper = _prefill(stream, prefill, q.device)
+    queries = torch.arange(rows + 1, dtype=torch.int32, device=q.device)
+    PREFILL.plan(wrapper, queries, *values)
+    return wrapper
+
+
+def _check(wrapper: _Wrapper, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise `Unsupported` if it is not installed, and for what FlashInfer does not take."""
+    wrapper.find()
+    _calls.refuse_float32(q, "FlashInfer")
+    if q.shape[-1] != v.shape[-1] or q.shape[-1] not in (64, 128, 256):
+        raise Unsupported("FlashInfer needs D = Dv of 64, 128 or 256")
+    if k.stride() != v.stride():
+        raise Unsupported("FlashInfer needs k and v laid out alike")
+
+
+def _refuse_layout(fits: bool) -> None:
+    if not fits:
+        raise Unsupported("FlashInfer needs caches of heads that lie one behind the other")
+
+
+def paged(x: Tensor, page: int, token: int) -> Tensor:
+    """Return pages that begin at every D elements of x, from its first: [pages,page,1,D].
+
+    Their tokens lie `token` elements apart.
+    """
+    width, first = x.shape[-1], x.storage_offset()
+    there = x.untyped_storage().nbytes() // x.element_size() - first
+    pages = (there - (page - 1) * token) // width
+    if pages < 1:
+        raise Unsupported(f"there are fewer keys than a page of {page} holds")
+    return x.as_strided((pages, page, 1, width), (width, token, width, 1), first)
+
+
+@of_a_stretch("flashinfer", **_declared)
 def flashinfer(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
-    """`BatchDecodeWithPagedKVCacheWrapper` over a cache that lies in one piece a head."""
-    function(FLASHINFER, DECODE, *MAKES, *BUFFERS)
-    check(q, k, v)
+    """`BatchDecodeWithPagedKVCacheWrapper` over a cache that is contiguous for each head."""
+    _check(DECODE, q, k, v)
     b, h, s, d = k.shape
     step = k.stride(1)  # a window is a slice of each head's cache
-    if (k.stride(0), k.stride(2), step % d) != (h * step, d, 0):
-        raise Unsupported("FlashInfer needs caches of heads that lie one behind the other")
+    _refuse_layout((k.stride(0), k.stride(2), step % d) == (h * step, d, 0))
     page = PAGE if s >= PAGE else 1
     pages, group = -(-s // page), q.shape[1] // h
     last = s - (pages - 1) * page
     of_rows = (b * h, pages, page, last, group, d, step // d)
-    plan = plans.get(Sizes(*of_rows, q.dtype, q.device, sm_scale))
-    out: Tensor = plan.wrapper.run(
-        q.reshape(b * h, group, d), (paged(k, page, d), paged(v, page, d))
-    )
-    return out.view(q.shape)
+    wrapper, _ = _plan_of(Sizes(*of_rows, q.dtype, q.device, sm_scale))
+    rows = q.reshape(b * h, group, d)
+    return wrapper.run(rows, (paged(k, page, d), paged(v, page, d))).view(q.shape)
 
 
-@implementation(
-    op="decode_selected",
-    name="flashinfer_pages",
-    role="baseline",
-    devices=("cuda",),
-    package=FLASHINFER,
-    compiled_by="nvcc",
-)
+@baseline("decode_selected", "flashinfer_pages", **_declared)
 def flashinfer_pages(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, block_size: int, sm_scale: float
 ) -> Tensor:
-    """The same, with the chosen blocks as the pages of a request a KV head."""
-    function(FLASHINFER, DECODE, *MAKES, *BUFFERS)
-    check(q, k, v)
-    if not k.is_contiguous():
-        raise Unsupported("FlashInfer needs caches of heads that lie one behind the other")
+    """Its decode with the chosen blocks as the pages of a request a KV head."""
+    _check(DECODE, q, k, v)
+    _refuse_layout(k.is_contiguous())
     b, h, s, d = k.shape
     n = ranges.shape[2]
     pages = min(n, -(-s // block_size))  # all that hold a token, since no block is chosen twice
     of_rows = (b * h, pages, block_size, block_size, q.shape[1] // h, d, 0)
-    plan = plans.get(Sizes(*of_rows, q.dtype, q.device, sm_scale))
-    first = first_of_heads(b * h, s, q.device).view(-1, 1)
-    if every_block_is_whole(s, block_size, n):
-        torch.add(ranges[..., 0].flatten(0, 1), first, out=plan.table.view(-1, pages))
+    wrapper, planned = _plan_of(Sizes(*of_rows, q.dtype, q.device, sm_scale))
+    table = planned.indices.view(-1, pages)
+    first = _calls.first_of_heads(b * h, s, q.device).view(-1, 1)
+    if _calls.every_block_is_whole(s, block_size, n):
+        torch.add(ranges[..., 0].flatten(0, 1), first, out=table)
     else:
         # The one that is cut off must be the last of its row.
         start, end = ranges.flatten(0, 1).unbind(-1)
         start, order = start.where(end > start, s).sort(-1)
-        torch.add(start[:, :pages], first, out=plan.table.view(-1, pages))
+        torch.add(start[:, :pages], first, out=table)
         held = (end.gather(1, order) - start)[:, pages - 1]
-        plan.last.copy_(held)
-    q_rows = q.reshape(b * h, -1, d)
-    out: Tensor = plan.wrapper.run(q_rows, (paged(k, block_size, d), paged(v, block_size, d)))
-    return out.view(q.shape)
+        planned.last.copy_(held)
+    rows = q.reshape(b * h, -1, d)
+    return wrapper.run(rows, (paged(k, block_size, d), paged(v, block_size, d))).view(q.shape)
 
 
 def _of_blocks(
-    q: Tensor, k: Tensor, block_indices: Tensor, cu_seqlens: Tensor | None, block_size: int
+    q: Tensor, k: Tensor, block_indices: Tensor, packing: tuple[Tensor, ...], block_size: int
 ) -> Pages:
-    """The chosen blocks as the pages of a request a query and KV head."""
+    """Return the chosen blocks as the pages of a request a query and KV head."""
     b, t, h, _ = k.shape
     device = q.device
-    start = sequences(t, cu_seqlens, device)
+    start = _torch.begins(t, packing, device)
     position = (torch.arange(t, device=device) - start).view(t, 1)
     own = (position // block_size).unsqueeze(-1)
-    chosen = blocks_first(block_indices.where(block_indices <= own, -1))
+    chosen = _calls.blocks_first(block_indices.where(block_indices <= own, -1))
     held = chosen >= 0
     count = held.sum(-1)
     final = chosen.gather(-1, (count - 1).clamp_(min=0).unsqueeze(-1)).squeeze(-1)
@@ -135,126 +293,118 @@ def _of_blocks(
     return Pages(indptr, indices, last.flatten().to(torch.int32), block_size)
 
 
-@implementation(
-    op="selection_blocks",
-    name="flashinfer_pages",
-    role="baseline",
-    devices=("cuda",),
-    distributions=DISTRIBUTIONS,
-    directions=("forward",),
-    package=FLASHINFER,
-    compiled_by="nvcc",
-)
-def flashinfer_blocks(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_indices: Tensor,
-    cu_seqlens: Tensor | None = None,
-    *,
-    sm_scale: float,
-    block_size: int,
+def _attend_blocks(
+    prefill: str, q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, *packing: Tensor, **options: Any
 ) -> Tensor:
+    _check(PREFILL if prefill else DECODE, q, k, v)
+    _refuse_capture()
+    h, d = k.shape[2:]
+    size = options["block_size"]
+    pages = _of_blocks(q, k, blocks, packing, size)
+    rows = q.reshape(-1, q.shape[2] // h, d)
+    keys, values = (paged(x.contiguous(), size, h * d) for x in (k, v))
+    wrapper = _planned(rows, pages, options["sm_scale"], prefill)
+    return wrapper.run(rows, (keys, values)).view(q.shape)
+
+
+@_calls.chosen_blocks("flashinfer_pages", directions=("forward",), **_declared)
+def flashinfer_blocks(*tensors: Any, **options: Any) -> Tensor:
     """Its decode with the chosen blocks as the pages of a request a query and KV head, planned in
     the call."""
-    function(FLASHINFER, DECODE, *MAKES, *BUFFERS)
-    check(q, k, v)
-    refuse_capture()
-    h, d = k.shape[2:]
-    pages = _of_blocks(q, k, block_indices, cu_seqlens, block_size)
-    rows = q.reshape(-1, q.shape[2] // h, d)
-    keys, values = (paged(x.contiguous(), block_size, h * d) for x in (k, v))
-    out: Tensor = decode(rows, pages, sm_scale).run(rows, (keys, values))
-    return out.view(q.shape)
+    return _attend_blocks("", *tensors, **options)
 
 
-@implementation(
-    op="selection_blocks",
-    name="flashinfer_prefill",
-    role="baseline",
-    devices=("cuda",),
-    distributions=DISTRIBUTIONS,
-    directions=("forward",),
-    package=FLASHINFER,
-    compiled_by="nvcc",
-)
-def flashinfer_prefill_blocks(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_indices: Tensor,
-    cu_seqlens: Tensor | None = None,
-    *,
-    sm_scale: float,
-    block_size: int,
-) -> Tensor:
-    """The same by its prefill, of FlashAttention-2: that of 3 takes pages whose tokens lie nearer
-    than pages do."""
-    function(FLASHINFER, PREFILL, *PREFILL_MAKES)
-    check(q, k, v)
-    refuse_capture()
-    h, d = k.shape[2:]
-    pages = _of_blocks(q, k, block_indices, cu_seqlens, block_size)
-    rows = q.reshape(-1, q.shape[2] // h, d)
-    keys, values = (paged(x.contiguous(), block_size, h * d) for x in (k, v))
-    out: Tensor = prefill(rows, pages, sm_scale, "fa2").run(rows, (keys, values))
-    return out.view(q.shape)
+@_calls.chosen_blocks("flashinfer_prefill", directions=("forward",), **_declared)
+def flashinfer_prefill_blocks(*tensors: Any, **options: Any) -> Tensor:
+    """Its prefill by FlashAttention-2, blocks as in `flashinfer_pages`. FlashAttention-3 takes only
+    pages whose tokens are nearer than pages are."""
+    return _attend_blocks("fa2", *tensors, **options)
 
 
-@memoised(4)
-def _sparse(stream: int, device: torch.device) -> Any:
-    make = function(FLASHINFER, SPARSE, "float_workspace_buffer", "backend")
-    workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-    return make(workspace, backend="fa2")  # the one that takes a mask
-
-
-@implementation(
-    op="selection_blocks",
-    name="flashinfer_block_sparse",
-    role="baseline",
-    devices=("cuda",),
-    distributions=DISTRIBUTIONS,
-    directions=("forward",),
-    kind="general",
-    package=FLASHINFER,
-    compiled_by="nvcc",
+@_calls.chosen_blocks(
+    "flashinfer_block_sparse", directions=("forward",), kind="general", **_declared
 )
 def flashinfer_block_sparse(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_indices: Tensor,
-    cu_seqlens: Tensor | None = None,
-    *,
-    sm_scale: float,
-    block_size: int,
+    q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, cu: Packing = None, **options: Any
 ) -> Tensor:
     """`BlockSparseAttentionWrapper`: rows of one query, one KV head after the other, and a mask
     for what is causal within a block."""
-    function(FLASHINFER, f"{SPARSE}.plan", "self", *SPARSE_PLANS)
-    check(q, k, v)
-    refuse_capture()
+    _check(SPARSE, q, k, v)
+    _refuse_capture()
     b, t, h, d = k.shape
-    if cu_seqlens is not None or b > 1:
+    size = options["block_size"]
+    if cu is not None or b > 1:
         raise Unsupported("FlashInfer's block-sparse form takes one sequence")
-    if t > MOST_ROWS or t % block_size:
+    if t > MOST_ROWS or t % size:
         raise Unsupported(f"T must be a multiple of block_size and at most {MOST_ROWS} here")
     group = q.shape[2] // h
     position = torch.arange(t, device=q.device).view(t, 1)
-    within = torch.arange(block_size, device=q.device)
-    wrapper = _sparse(current_stream(), q.device)
+    within = torch.arange(size, device=q.device)
+    wrapper = _sparse(_calls.current_stream(), q.device)
     outs = []
     for head in range(h):
-        chosen = block_indices[0, :, head]
-        chosen = blocks_first(chosen.where(chosen <= position // block_size, -1))
+        chosen = blocks[0, :, head]
+        chosen = _calls.blocks_first(chosen.where(chosen <= position // size, -1))
         held = chosen >= 0
         indptr = pad(held.sum(-1).cumsum(0, dtype=torch.int32), (1, 0))
-        seen = (chosen.unsqueeze(-1) * block_size + within) <= position.unsqueeze(-1)
-        mask = seen[held].view(-1, 1, block_size)
-        of_heads = (group, 1, d, mask, q.dtype, q.dtype, sm_scale)
-        values = (indptr, chosen[held], t, t, 1, block_size, *of_heads)
-        wrapper.plan(**dict(zip(SPARSE_PLANS, values, strict=True)))
+        seen = (chosen.unsqueeze(-1) * size + within) <= position.unsqueeze(-1)
+        mask = seen[held].view(-1, 1, size)
+        of_heads = (group, 1, d, mask, q.dtype, q.dtype, options["sm_scale"])
+        SPARSE.plan(wrapper, indptr, chosen[held], t, t, 1, size, *of_heads)
         some = slice(head * group, (head + 1) * group)
         one = slice(head, head + 1)
         outs.append(wrapper.run(q[0, :, some], k[0, :, one], v[0, :, one]))
     return torch.cat(outs, 1).unsqueeze(0)
+
+
+def _of_spans(q: Tensor, k: Tensor, ranges: Tensor) -> tuple[Pages, int]:
+    """Return the pages, and how many each row has, 0 if they differ."""
+    _refuse_layout(k.is_contiguous())
+    _refuse_capture()
+    start, before = disjoint(ranges, k.shape[2])
+    length, counts = before.diff(dim=1), before[:, -1]
+    divides = torch.stack([(length % size == 0).all() for size in PAGES_OF_SPANS])
+    looked = torch.cat([divides, torch.stack([*counts.aminmax(), counts.sum()])]).tolist()
+    fewest, most, total = looked[len(PAGES_OF_SPANS) :]
+    if fewest == 0:
+        raise Unsupported("FlashInfer takes no query without keys")
+    size = next((s for s, whole in zip(PAGES_OF_SPANS, looked, strict=False) if whole), 1)
+    pages = (length // size).flatten()
+    ends = pages.cumsum(0)
+    place = torch.arange(total // size, device=q.device)
+    span = torch.searchsorted(ends, place, right=True)
+    first = (start + first_keys(q, k.shape[2]).unsqueeze(1)).flatten()
+    indices = (first[span] + (place - (ends - pages)[span]) * size).to(torch.int32)
+    indptr = pad((counts // size).cumsum(0, dtype=torch.int32), (1, 0))
+    last = torch.full((counts.numel(),), size, dtype=torch.int32, device=q.device)
+    return Pages(indptr, indices, last, size), most // size if fewest == most else 0
+
+
+def _attend_spans(
+    prefill: str, q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, **options: Any
+) -> Tensor:
+    _check(PREFILL if prefill else DECODE, q, k, v)
+    pages, each = _of_spans(q, k, ranges)
+    sm_scale = options["sm_scale"]
+    group, d = q.shape[3:]
+    rows = q.reshape(-1, group, d)
+    keys, values = (paged(x, pages.size, d) for x in (k, v))
+    if each and q.shape[1] == 1 and not prefill:
+        of_rows = (rows.shape[0], each, pages.size, pages.size, group, d, 0)
+        wrapper, planned = _plan_of(Sizes(*of_rows, q.dtype, q.device, sm_scale))
+        planned.indices.copy_(pages.indices)
+    else:
+        wrapper = _planned(rows, pages, sm_scale, prefill)
+    return wrapper.run(rows, (keys, values)).view(q.shape)
+
+
+@baseline("selection_ranges", "flashinfer_pages", directions=("forward",), **_declared)
+def flashinfer_spans(*tensors: Tensor, **options: Any) -> Tensor:
+    """`BatchDecodeWithPagedKVCacheWrapper`, a request a query and group."""
+    return _attend_spans("", *tensors, **options)
+
+
+@baseline("selection_ranges", "flashinfer_prefill", directions=("forward",), **_declared)
+def flashinfer_prefill_spans(*tensors: Tensor, **options: Any) -> Tensor:
+    """`BatchPrefillWithPagedKVCacheWrapper`, likewise, planned in the call."""
+    return _attend_spans("auto", *tensors, **options)

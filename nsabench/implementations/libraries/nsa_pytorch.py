@@ -8,65 +8,47 @@ is no op here.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from nsabench import Unsupported, implementation
-from nsabench.implementations.libraries._calls import blocks_first, function, refuse_float32
-from nsabench.ops.selection_blocks import OP
+from nsabench import Unsupported
+from nsabench.implementations._register import Packing
+from nsabench.implementations.libraries import _calls
 from nsabench.packages.catalogue import NSA_PYTORCH
 
 ATTEND = "native_sparse_attention_pytorch.triton_native_sparse_attention:native_sparse_attend"
-TENSORS = ("fq", "fk", "fv", "block_size", "selected_block_indices", "fmask")
-TAKES = (*TENSORS, "include_block_causal")
+TAKES: tuple[str, ...] = ("fq", "fk", "fv", "block_size", "selected_block_indices", "fmask")
+TAKES += ("include_block_causal",)
 GROUPS = (1, 2, 4, 8, 16)
 MOST_WIDTH = 128
-# A block that is given twice counts twice, and there is no query that chose nothing, or not its own
-# block; float16 has no room for such logits.
-DISTRIBUTIONS = tuple(
-    d for d in OP.distributions if d not in ("repeated", "empty_rows", "packed", "large_logits")
-)
 
 
-@implementation(
-    op="selection_blocks",
-    name="nsa_pytorch",
-    role="baseline",
-    devices=("cuda",),
-    distributions=DISTRIBUTIONS,
-    package=NSA_PYTORCH,
-    compiled_by="triton",
+# It has no query without its own block, no packing, and no room for large logits in float16.
+@_calls.chosen_blocks(
+    "nsa_pytorch", NSA_PYTORCH, without=("packed", "large_logits"), compiled_by="triton"
 )
 def nsa_pytorch(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_indices: Tensor,
-    cu_seqlens: Tensor | None = None,
-    *,
-    sm_scale: float,
-    block_size: int,
+    q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, cu: Packing = None, **options: Any
 ) -> Tensor:
     """`native_sparse_attend`, the blocks before a query's own as given, and its own by itself."""
-    attend = function(NSA_PYTORCH, ATTEND, *TAKES)
-    refuse_float32(q, NSA_PYTORCH.name)
+    attend = _calls.function(NSA_PYTORCH, ATTEND, *TAKES)
+    name, size, scale = NSA_PYTORCH.name, options["block_size"], options["sm_scale"]
+    _calls.refuse_float32(q, name)
     group, width = q.shape[2] // k.shape[2], q.shape[3]
-    if cu_seqlens is not None:
-        raise Unsupported(f"{NSA_PYTORCH.name} takes no packed sequences")
-    if width != v.shape[3] or width > MOST_WIDTH or block_size % 16 or group not in GROUPS:
+    if cu is not None:
+        raise Unsupported(f"{name} takes no packed sequences")
+    if width != v.shape[3] or width > MOST_WIDTH or size % 16 or group not in GROUPS:
         raise Unsupported(
-            f"{NSA_PYTORCH.name} needs D = Dv of {MOST_WIDTH} at most, blocks of 16, 32, … keys, "
+            f"{name} needs D = Dv of {MOST_WIDTH} at most, blocks of 16, 32, … keys, "
             "and groups of 1, 2, 4, 8 or 16 heads"
         )
-    if abs(sm_scale - width**-0.5) > 1e-6 * sm_scale:
-        raise Unsupported(f"{NSA_PYTORCH.name} scales by 1/sqrt(D)")
-    position = torch.arange(q.shape[1], device=q.device)
-    own = (position // block_size).view(-1, 1, 1)
-    chosen = blocks_first(block_indices.where(block_indices < own, -1)).transpose(1, 2).contiguous()
+    if abs(scale - width**-0.5) > 1e-6 * scale:
+        raise Unsupported(f"{name} scales by 1/sqrt(D)")
+    own = (torch.arange(q.shape[1], device=q.device) // size).view(-1, 1, 1)
+    chosen = _calls.blocks_first(blocks.where(blocks < own, -1)).transpose(1, 2).contiguous()
     by_head = (x.transpose(1, 2).contiguous() for x in (q, k, v))
-    given = (*by_head, block_size, chosen.clamp(min=0).long(), chosen >= 0)
-    out: Tensor = attend(
-        **dict(zip(TENSORS, given, strict=True)),
-        include_block_causal=True,
-    )
+    given = (*by_head, size, chosen.clamp(min=0).long(), chosen >= 0, True)
+    out = attend(**dict(zip(TAKES, given, strict=True)))
     return out.transpose(1, 2)

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from nsabench import ops
 from nsabench.assessment.diagnosis import diagnose, diagnose_gradient, gradients, search
-from nsabench.implementations.baselines.nsa_attention import attend
-from nsabench.implementations.baselines.nsa_without_window import attend_without_window
+from nsabench.implementations.baselines.nsa_attention import attend, attend_without_window
 from nsabench.model.vocabulary import DType
 from nsabench.ops import Inputs, _sampled, rows_left_out
 

@@ -1,8 +1,11 @@
-"""Triton kernels of block selection that walk a query's blocks, and the backward's other half.
+"""The Triton kernels of the baselines query_major and split_keys. Heads of a group are the rows of
+a tile, padded to 16.
 
-Tokens of all sequences are one list: q [N,HQ,D], k [N,H,D], v [N,H,DV], contiguous. rows
-int32 [N,H,S] names blocks of a query's own sequence, which begins at begin[n]; -1 is none. Heads of
-a group are the rows of a tile, padded to 16.
+query_major: tokens of all sequences are one list: q [N,HQ,D], k [N,H,D], v [N,H,DV], contiguous.
+rows int32 [N,H,S] holds blocks of a query's own sequence, which begins at begin[n]; -1 is none.
+
+split_keys: q [R,H,D] of rows R = B*S*G, k [B*G,keys,D], v [B*G,keys,DV], ranges int32 [R,n,2], all
+contiguous.
 """
 
 from __future__ import annotations
@@ -12,10 +15,16 @@ import triton.language as tl
 
 
 @triton.jit
+def _load(base, rows, STRIDE: tl.constexpr, columns, WIDTH: tl.constexpr, keep):
+    """Load the rows that are kept, [ROWS,COLUMNS]; zeros elsewhere."""
+    mask = keep[:, None] & (columns < WIDTH)[None, :]
+    return tl.load(base + rows[:, None] * STRIDE + columns[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
 def _scores(q, keys, k_base, valid, d, HEADS: tl.constexpr, D: tl.constexpr, scale_log2):
     """Keys [KEYS,D] of a head, and logits [ROWS,KEYS] over log 2, -inf where a key is not seen."""
-    inside = valid[:, None] & (d < D)[None, :]
-    k = tl.load(k_base + keys[:, None] * (HEADS * D) + d[None, :], mask=inside, other=0.0)
+    k = _load(k_base, keys, HEADS * D, d, D, valid)
     s = tl.dot(q, tl.trans(k), allow_tf32=False) * scale_log2
     return k, tl.where(valid[None, :], s, float("-inf"))
 
@@ -47,9 +56,7 @@ def forward_kernel(
     heads, d, dv = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
     real = heads < G
     place = n * (H * G) + h * G + heads
-    q = tl.load(
-        q_ptr + place[:, None] * D + d[None, :], mask=real[:, None] & (d < D)[None, :], other=0.0
-    )
+    q = _load(q_ptr, place, D, d, D, real)
     top = tl.full([BLOCK_G], float("-inf"), dtype=tl.float32)
     total = tl.zeros([BLOCK_G], dtype=tl.float32)
     acc = tl.zeros([BLOCK_G, BLOCK_DV], dtype=tl.float32)
@@ -62,11 +69,7 @@ def forward_kernel(
             new_top = tl.maximum(top, tl.max(s, 1))
             p = tl.exp2(s - new_top[:, None])
             alpha = tl.exp2(top - new_top)
-            v = tl.load(
-                v_ptr + h * DV + keys[:, None] * (H * DV) + dv[None, :],
-                mask=valid[:, None] & (dv < DV)[None, :],
-                other=0.0,
-            )
+            v = _load(v_ptr + h * DV, keys, H * DV, dv, DV, valid)
             total = total * alpha + tl.sum(p, 1)
             acc = acc * alpha[:, None] + tl.dot(p.to(v.dtype), v, allow_tf32=False)
             top = new_top
@@ -111,13 +114,8 @@ def query_gradient_kernel(
     heads, d, dv = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
     real = heads < G
     place = n * (H * G) + h * G + heads
-    q_mask = real[:, None] & (d < D)[None, :]
-    q = tl.load(q_ptr + place[:, None] * D + d[None, :], mask=q_mask, other=0.0)
-    do = tl.load(
-        do_ptr + place[:, None] * DV + dv[None, :],
-        mask=real[:, None] & (dv < DV)[None, :],
-        other=0.0,
-    )
+    q = _load(q_ptr, place, D, d, D, real)
+    do = _load(do_ptr, place, DV, dv, DV, real)
     lse = tl.load(lse_ptr + place, mask=real, other=0.0)
     delta = tl.load(delta_ptr + place, mask=real, other=0.0)
     dq = tl.zeros([BLOCK_G, BLOCK_D], dtype=tl.float32)
@@ -127,18 +125,14 @@ def query_gradient_kernel(
             keys = begin + block.to(tl.int64) * SIZE + tl.arange(0, SIZE)
             valid = keys <= n
             k, s = _scores(q, keys, k_ptr + h * D, valid, d, H, D, scale_log2)
-            v = tl.load(
-                v_ptr + h * DV + keys[:, None] * (H * DV) + dv[None, :],
-                mask=valid[:, None] & (dv < DV)[None, :],
-                other=0.0,
-            )
+            v = _load(v_ptr + h * DV, keys, H * DV, dv, DV, valid)
             p = tl.exp2(s - lse[:, None])
             ds = p * (tl.dot(do, tl.trans(v), allow_tf32=False) - delta[:, None])
             dq += tl.dot(ds.to(k.dtype), k, allow_tf32=False)
     tl.store(
         dq_ptr + place[:, None] * D + d[None, :],
         (dq * scale).to(dq_ptr.dtype.element_ty),
-        mask=q_mask,
+        mask=real[:, None] & (d < D)[None, :],
     )
 
 
@@ -173,9 +167,9 @@ def key_gradient_kernel(
 ):
     """Program: some of the queries that chose a block, and what they add to dk and dv, float32.
 
-    owner[program]: block * H + head, `blocks * H` where there is nothing to do; piece[program]:
-    which part of that one's queries, PIECE at most; bounds[owner]: where they begin in `queries`;
-    first[block]: its first token.
+    owner[program]: block * H + head, `blocks * H` where there is nothing to do. piece[program]: the
+    part of the owner's queries, of PIECE at most. bounds[owner]: where these queries begin in
+    `queries`. first[block]: its first token.
     """
     program = tl.program_id(0)
     owner = tl.load(owner_ptr + program)
@@ -203,16 +197,8 @@ def key_gradient_kernel(
             real = (here < end) & (head < G)
             n = tl.load(queries_ptr + here, mask=real, other=0).to(tl.int64)
             place = n * (H * G) + h * G + head
-            q = tl.load(
-                q_ptr + place[:, None] * D + d[None, :],
-                mask=real[:, None] & (d < D)[None, :],
-                other=0.0,
-            )
-            do = tl.load(
-                do_ptr + place[:, None] * DV + dv[None, :],
-                mask=real[:, None] & (dv < DV)[None, :],
-                other=0.0,
-            )
+            q = _load(q_ptr, place, D, d, D, real)
+            do = _load(do_ptr, place, DV, dv, DV, real)
             lse = tl.load(lse_ptr + place, mask=real, other=0.0)
             delta = tl.load(delta_ptr + place, mask=real, other=0.0)
             seen = real[:, None] & valid[None, :] & (keys[None, :] <= n[:, None])
@@ -223,3 +209,119 @@ def key_gradient_kernel(
             dk_sum += tl.dot(tl.trans(ds.to(q.dtype)), q, allow_tf32=False)
         tl.atomic_add(dk_ptr + k_at, dk_sum * scale, mask=k_mask, sem="relaxed")
         tl.atomic_add(dv_ptr + v_at, dv_sum, mask=v_mask, sem="relaxed")
+
+
+@triton.jit
+def _is_new(at, i, starts, ends, order):
+    """Whether keys lie in no span before the i-th: a key counts once."""
+    earlier = (order < i)[None, :] & (at[:, None] >= starts[None, :])
+    earlier = earlier & (at[:, None] < ends[None, :])
+    return tl.sum(earlier.to(tl.int32), 1) == 0
+
+
+@triton.jit
+def spans_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    ranges_ptr,
+    out_ptr,
+    lse_ptr,
+    scale_log2,
+    keys,
+    groups,
+    queries,
+    n,
+    H: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    SPANS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    DISJOINT: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+):
+    """Program (row, split): every `SPLITS`-th tile of a row; out [R,SPLITS,H,DV] of these tiles,
+    and lse [R,SPLITS,H] over log 2, -inf where they hold no key."""
+    row = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(1)
+    cache = (row // (groups * queries)) * groups + row % groups
+    heads, d, dv = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
+    real, tile_keys = heads < H, tl.arange(0, BLOCK_N)
+    q = _load(q_ptr, row * H + heads, D, d, D, real)
+    order = tl.arange(0, SPANS)
+    spans_at = ranges_ptr + (row * n + order) * 2
+    starts = tl.load(spans_at, mask=order < n, other=0)
+    ends = tl.load(spans_at + 1, mask=order < n, other=0)
+    top = tl.full([BLOCK_H], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([BLOCK_H], dtype=tl.float32)
+    acc = tl.zeros([BLOCK_H, BLOCK_DV], dtype=tl.float32)
+    done = 0
+    for i in range(n):
+        begin = tl.maximum(tl.load(ranges_ptr + (row * n + i) * 2), 0)
+        end = tl.minimum(tl.load(ranges_ptr + (row * n + i) * 2 + 1), keys)
+        tiles = (tl.maximum(end - begin, 0) + BLOCK_N - 1) // BLOCK_N
+        first = (split + SPLITS - done % SPLITS) % SPLITS
+        for tile in range(first, tiles, SPLITS):
+            at = begin + tile * BLOCK_N + tile_keys
+            seen = at < end
+            if not DISJOINT:
+                seen = seen & _is_new(at, i, starts, ends, order)
+            k = _load(k_ptr, cache * keys + at, D, d, D, seen)
+            v = _load(v_ptr, cache * keys + at, DV, dv, DV, seen)
+            s = tl.dot(q, tl.trans(k), allow_tf32=False) * scale_log2
+            s = tl.where(seen[None, :], s, float("-inf"))
+            new_top = tl.maximum(top, tl.max(s, 1))
+            safe = tl.where(new_top == float("-inf"), 0.0, new_top)
+            p = tl.exp2(s - safe[:, None])
+            alpha = tl.exp2(top - safe)
+            total = total * alpha + tl.sum(p, 1)
+            acc = acc * alpha[:, None] + tl.dot(p.to(v.dtype), v, allow_tf32=False)
+            top = new_top
+        done += tiles
+    some = total > 0
+    out = acc / tl.where(some, total, 1.0)[:, None]
+    place = (row * SPLITS + split) * H + heads
+    tl.store(
+        out_ptr + place[:, None] * DV + dv[None, :],
+        out.to(out_ptr.dtype.element_ty),
+        mask=real[:, None] & (dv < DV)[None, :],
+    )
+    lse = tl.where(some, top + tl.log2(tl.where(some, total, 1.0)), float("-inf"))
+    tl.store(lse_ptr + place, lse, mask=real)
+
+
+@triton.jit
+def merge_kernel(
+    part_ptr,
+    lse_ptr,
+    out_ptr,
+    H: tl.constexpr,
+    DV: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+):
+    """Program row: out [R,H,DV] of its splits."""
+    row = tl.program_id(0).to(tl.int64)
+    heads, dv = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_DV)
+    real = heads < H
+    mask = real[:, None] & (dv < DV)[None, :]
+    top = tl.full([BLOCK_H], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([BLOCK_H], dtype=tl.float32)
+    acc = tl.zeros([BLOCK_H, BLOCK_DV], dtype=tl.float32)
+    for split in range(SPLITS):
+        place = (row * SPLITS + split) * H + heads
+        lse = tl.load(lse_ptr + place, mask=real, other=float("-inf"))
+        part = tl.load(part_ptr + place[:, None] * DV + dv[None, :], mask=mask, other=0.0)
+        new_top = tl.maximum(top, lse)
+        safe = tl.where(new_top == float("-inf"), 0.0, new_top)
+        alpha, weight = tl.exp2(top - safe), tl.exp2(lse - safe)
+        total = total * alpha + weight
+        acc = acc * alpha[:, None] + part * weight[:, None]
+        top = new_top
+    out = acc / tl.where(total > 0, total, 1.0)[:, None]
+    at = (row * H + heads)[:, None] * DV + dv[None, :]
+    tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=mask)

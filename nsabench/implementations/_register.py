@@ -1,0 +1,31 @@
+"""How the shipped baselines are registered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from nsabench import implementation
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# cu_seqlens int32 [n+1] of packed sequences; None where sequences are equally long.
+Packing = Tensor | None
+
+
+def baseline(
+    op: str, name: str, *, on_cpu: bool = False, role: str = "baseline", **declared: Any
+) -> Callable[[F], F]:
+    """Register the decorated function as a baseline of an op, on a GPU and, if `on_cpu`, on a CPU.
+
+    declared: other arguments of `nsabench.implementation`.
+    """
+    devices = ("cuda", "cpu") if on_cpu else ("cuda",)
+    return implementation(op=op, name=name, role=role, devices=devices, **declared)
+
+
+def alternative(op: str, name: str, computes: str, **declared: Any) -> Callable[[F], F]:
+    """Register the decorated function as an alternative to an op, which computes another op."""
+    return baseline(op, name, role="alternative", computes=computes, **declared)

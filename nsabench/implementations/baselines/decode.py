@@ -1,0 +1,136 @@
+"""PyTorch's own ways through a decode step: each branch alone, the dense step, and the whole.
+
+Three of the ops (compressed, window, dense) are attention of one query a head over one stretch of a
+cache; the selection is over blocks, gathered side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from nsabench.implementations import torch_attention as _torch
+from nsabench.implementations._register import alternative, baseline
+from nsabench.ops import DecodeSizes
+
+# q [B,HQ,D], k [B,H,L,D], v [B,H,L,Dv], the scale -> [B,HQ,Dv]
+Attention = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+LOCAL = 2  # blocks with the token and before it that are always selected
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, sm_scale: float, keep: Tensor | None = None) -> Tensor:
+    """The heads of a group as queries of one head: q [B,HQ,D], k, v [B,H,L,...]."""
+    b, hq, d = q.shape
+    h = k.shape[1]
+    grouped = q.reshape(b, h, hq // h, d)
+    out = scaled_dot_product_attention(grouped, k, v, attn_mask=keep, scale=sm_scale)
+    return out.reshape(b, hq, -1)
+
+
+def attend_grouped(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
+    """One query a head, which kernels that know groups split over the keys."""
+    shared = _torch.sharing(q.shape[1] != k.shape[1])
+    return scaled_dot_product_attention(q.unsqueeze(2), k, v, scale=sm_scale, **shared).squeeze(2)
+
+
+def _newest(k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tensor]:
+    """Return the last `window` keys of a cache and their values."""
+    near = slice(max(k.shape[2] - window, 0), None)
+    return k[:, :, near], v[:, :, near]
+
+
+def of_a_stretch(name: str, **declared: Any) -> Callable[[Attention], Attention]:
+    """Register attention over a whole cache as a baseline of the three ops that are just that, and
+    as an alternative to a decode step."""
+
+    def register(attention: Attention) -> Attention:
+        def whole(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+            return attention(q, k, v, sm_scale)
+
+        def window(q: Tensor, k: Tensor, v: Tensor, *, window: int, sm_scale: float) -> Tensor:
+            return attention(q, *_newest(k, v, window), sm_scale)
+
+        for op in ("decode_compressed", "decode_dense"):
+            baseline(op, name, **declared)(whole)
+        baseline("decode_window", name, **declared)(window)
+        alternative("decode_step", f"dense_{name}", "decode_dense", **declared)(whole)
+        return attention
+
+    return register
+
+
+of_a_stretch("sdpa_heads_as_queries", on_cpu=True)(attend)
+of_a_stretch("sdpa_gqa", on_cpu=True)(attend_grouped)
+
+
+@of_a_stretch("flash")
+def flash(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
+    """The FlashAttention-2 that torch bundles, one query against a cache."""
+    _torch.check_flash(q, v)
+    keys, values = k.transpose(1, 2), v.transpose(1, 2)
+    longest = (1, keys.shape[1])
+    out = _torch.aten_flash(q.unsqueeze(1), keys, values, None, longest, sm_scale, causal=False)
+    return out.squeeze(1)
+
+
+@baseline("decode_selected", "gathered_sdpa", on_cpu=True, kind="general")
+def gathered_sdpa(
+    q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, block_size: int, sm_scale: float
+) -> Tensor:
+    """SDPA on the gathered blocks, with the heads of a group as queries."""
+    # The last block may be cut off and some be empty; those without a token are left out.
+    most = -(-k.shape[2] // block_size)
+    if most < ranges.shape[2]:
+        first = (ranges[..., 0] >= ranges[..., 1]).int().argsort(dim=-1, stable=True)[..., :most]
+        ranges = ranges.gather(2, first.unsqueeze(-1).expand(-1, -1, -1, 2))
+    token = ranges[..., :1].long() + torch.arange(block_size, device=q.device)
+    keep = (token < ranges[..., 1:]).flatten(2)
+    index = token.flatten(2).clamp_(max=k.shape[2] - 1).unsqueeze(-1)
+    return attend(
+        q,
+        k.gather(2, index.expand(-1, -1, -1, k.shape[3])),
+        v.gather(2, index.expand(-1, -1, -1, v.shape[3])),
+        sm_scale,
+        keep.unsqueeze(2),
+    )
+
+
+def selected_ranges(
+    q: Tensor, k_cmp: Tensor, tokens: int, sizes: DecodeSizes, sm_scale: float
+) -> Tensor:
+    """Return the first block, the local ones and the best scored ones: int32 [B,H,n,2]."""
+    b, hq, d = q.shape
+    h, n = k_cmp.shape[1:3]
+    logits = (q.view(b, h, hq // h, d) @ k_cmp.mT).float() * sm_scale
+    weights = torch.softmax(logits, -1).sum(2)
+    blocks = -(-tokens // sizes.block_size)
+    scores = weights.new_zeros(b, h, blocks + 1)
+    key = torch.arange(n, device=q.device)
+    for place in range(sizes.block // sizes.stride):
+        # Keys that reach behind the last block add to one more block, which is dropped.
+        touched = (key + place) * sizes.stride // sizes.block_size
+        scores.index_add_(2, touched.clamp(max=blocks), weights)
+    scores = scores[..., :blocks]
+    scores[..., 0] = float("inf")
+    scores[..., max(blocks - LOCAL, 0) :] = float("inf")
+    order = torch.sort(scores, dim=-1, descending=True, stable=True).indices
+    start = order[..., : sizes.n_selected] * sizes.block_size
+    return torch.stack([start, (start + sizes.block_size).clamp_(max=tokens)], -1).to(torch.int32)
+
+
+@baseline("decode_step", "torch_step", on_cpu=True, kind="general")
+def torch_step(*tensors: Tensor, sizes: DecodeSizes, sm_scale: float) -> Tensor:
+    """SDPA on slices of the caches and on the gathered blocks."""
+    q, k, v, k_cmp, v_cmp, gates = tensors
+    ranges = selected_ranges(q, k_cmp, k.shape[2], sizes, sm_scale)
+    whole = attend_grouped if _torch.SHARES_HEADS else attend
+    selected = gathered_sdpa(q, k, v, ranges, block_size=sizes.block_size, sm_scale=sm_scale)
+    return (
+        gates[..., :1] * whole(q, k_cmp, v_cmp, sm_scale)
+        + gates[..., 1:2] * selected
+        + gates[..., 2:] * whole(q, *_newest(k, v, sizes.window), sm_scale)
+    )

@@ -1,0 +1,311 @@
+"""The ways to attention of torch 2.4 and later, as the baselines and libraries use them.
+
+They are SDPA and its backends, FlashAttention, varlen attention, FlexAttention, and masks.
+FlashAttention is called as torch bundles it, through the aten operator. Arguments that only some
+versions have are found in the signature.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
+from functools import cache, wraps
+from types import ModuleType
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from nsabench import Unsupported
+
+T = TypeVar("T")
+
+# Above this many elements a dense mask is no longer a serious way to do the work.
+MAX_MASK_ELEMENTS = 1 << 31
+TILE = 128  # queries and keys of a tile of a BlockMask
+
+_SDPA_BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+BACKENDS = tuple(_SDPA_BACKENDS)
+
+
+def only(name: str) -> AbstractContextManager[None]:
+    """Let SDPA use this backend alone."""
+    context: AbstractContextManager[None] = sdpa_kernel(_SDPA_BACKENDS[name])
+    return context
+
+
+def _shares_heads() -> bool:
+    one = torch.ones(1, 1, 1, 8)
+    try:
+        scaled_dot_product_attention(one, one, one, enable_gqa=True)
+    except TypeError:  # torch < 2.5
+        return False
+    return True
+
+
+SHARES_HEADS = _shares_heads()
+
+
+def sharing(shared: bool = True) -> dict[str, bool]:
+    """Return the option of SDPA with which a group of heads shares K and V, if it does.
+
+    Raises `Unsupported` if torch has none.
+    """
+    if shared and not SHARES_HEADS:
+        raise Unsupported(f"torch {torch.__version__} cannot share K and V in a group of heads")
+    return {"enable_gqa": True} if shared else {}
+
+
+@cache
+def accepts(function: Any, *names: str) -> bool:
+    """Return whether a function has all these parameters."""
+    return set(names) <= set(inspect.signature(function).parameters)
+
+
+def memoised(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Keep what the decorated function returned for the last `most` arguments.
+
+    Other streams will use it, so it is waited for. A value that is made during the capture of a
+    CUDA graph is in the graph's own memory and is not kept.
+    """
+
+    def decorate(make: Callable[..., T]) -> Callable[..., T]:
+        memory: dict[tuple[Hashable, ...], T] = {}
+
+        @wraps(make)
+        def get(*sizes: Any) -> T:
+            if sizes in memory:
+                return memory[sizes]
+            value = make(*sizes)
+            if torch.cuda.is_available():
+                if torch.cuda.is_current_stream_capturing():
+                    return value
+                torch.cuda.synchronize()
+            if len(memory) >= most:
+                del memory[next(iter(memory))]
+            memory[sizes] = value
+            return value
+
+        return get
+
+    return decorate
+
+
+def wants_grad(*tensors: Tensor) -> bool:
+    """Return whether a backward will follow a call with these."""
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+@memoised(64)
+def every(step: int, rows: int, device: torch.device) -> Tensor:
+    """Return cu_seqlens of `rows` sequences of `step` each; made in the call it is one launch
+    more."""
+    return torch.arange(0, (rows + 1) * step, step, dtype=torch.int32, device=device)
+
+
+def packed(q: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    """Return cu_seqlens of q [B,T,...], also if its sequences are equally long."""
+    return every(q.shape[1], q.shape[0], q.device) if cu_seqlens is None else cu_seqlens
+
+
+def sequence_of(cu: Tensor, place: Tensor) -> Tensor:
+    """Return the packed sequence of each `place`, int32."""
+    return torch.searchsorted(cu[1:].contiguous(), place, right=True)
+
+
+def begins(tokens: int, packing: tuple[Tensor, ...], device: torch.device) -> Tensor:
+    """Return where the sequence of each token begins: int64 [T]. packing: cu_seqlens, if any."""
+    if not packing:
+        return torch.zeros(tokens, dtype=torch.int64, device=device)
+    [cu_seqlens] = packing
+    lengths = cu_seqlens.diff().long()
+    return torch.repeat_interleave(cu_seqlens[:-1].long(), lengths, output_size=tokens)
+
+
+def check_flash(q: Tensor, v: Tensor) -> None:
+    """Raise `Unsupported` for what FlashAttention does not take."""
+    if q.dtype == torch.float32:
+        raise Unsupported("FlashAttention takes float16 and bfloat16 only")
+    if q.shape[-1] != v.shape[-1] or q.shape[-1] % 8:
+        raise Unsupported("FlashAttention needs D = Dv, a multiple of 8")
+
+
+@cache
+def _aten_takes_window() -> bool:
+    schema = torch.ops.aten._flash_attention_forward.default._schema
+    return "window_size_left" in {argument.name for argument in schema.arguments}
+
+
+def aten_flash(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu: tuple[Tensor, Tensor] | None,
+    longest: tuple[int, int],
+    sm_scale: float,
+    window: int = 0,
+    *,
+    causal: bool = True,
+) -> Tensor:
+    """Call FlashAttention as torch bundles it: [B,T,H,D] with `cu` None, else packed [total,H,D].
+
+    window: keys a query sees, 0 for all. causal: aligned at the ends. Without any key it gives 0.
+    """
+    if k.numel() == 0:
+        return torch.zeros_like(q)
+    extra: dict[str, Any] = {}
+    if window:
+        if not _aten_takes_window():
+            raise Unsupported(f"FlashAttention in torch {torch.__version__} takes no window")
+        extra = {"window_size_left": window - 1, "window_size_right": 0}
+    return torch.ops.aten._flash_attention_forward(
+        q, k, v, *(cu or (None, None)), *longest, 0.0, causal, False, scale=sm_scale, **extra
+    )[0]
+
+
+def packed_flash(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, **options: Any
+) -> Tensor:
+    """Call `aten_flash` [B,T,HQ,D] on packed sequences, also if they are equally long."""
+    check_flash(q, v)
+    cu, longest = packed(q, cu_seqlens), (options["max_seqlen"],) * 2
+    fq, fk, fv = (x.flatten(0, 1) for x in (q, k, v))
+    window = options.get("window", 0)
+    return aten_flash(fq, fk, fv, (cu, cu), longest, options["sm_scale"], window).view_as(q)
+
+
+@cache
+def varlen_attention() -> Any:
+    """Return the public varlen attention. Raises `Unsupported` before torch 2.10."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        raise Unsupported(f"torch {torch.__version__} has no torch.nn.attention.varlen") from None
+    return varlen_attn
+
+
+def kept_sdpa(q: Tensor, k: Tensor, v: Tensor, keep: Tensor, sm_scale: float) -> Tensor:
+    """Call SDPA [...,T,D] under a mask [...,T,N]. A query that keeps no key gives 0."""
+    empty = ~keep.any(-1, keepdim=True)
+    out = scaled_dot_product_attention(q, k, v, attn_mask=keep | empty, scale=sm_scale)
+    return out.masked_fill(empty, 0)
+
+
+def masked_sdpa(q: Tensor, k: Tensor, v: Tensor, keep: Tensor, sm_scale: float) -> Tensor:
+    """Call SDPA [B,T,HQ,D] under a mask [T,N] in the same way.
+
+    K and V are copied for each head of a group, since kernels that take a mask know no groups.
+    """
+    group = q.shape[2] // k.shape[2]
+    keys, values = (x.transpose(1, 2).repeat_interleave(group, 1) for x in (k, v))
+    return kept_sdpa(q.transpose(1, 2), keys, values, keep, sm_scale).transpose(1, 2)
+
+
+def refuse_mask(queries: int, keys: int) -> None:
+    """Raise `Unsupported` if a mask of that size is beyond reason."""
+    if queries * keys > MAX_MASK_ELEMENTS:
+        raise Unsupported(f"a dense mask of {queries} x {keys} elements")
+
+
+@cache
+def flex() -> tuple[Any, ModuleType]:
+    """Return `flex_attention`, compiled, and its module. Raises `Unsupported` before torch 2.5."""
+    try:
+        from torch.nn.attention import flex_attention as module
+    except ImportError as error:
+        raise Unsupported(f"torch {torch.__version__} has no flex_attention") from error
+    # fullgraph: what cannot be compiled fails instead of being measured uncompiled.
+    return torch.compile(module.flex_attention, dynamic=False, fullgraph=True), module
+
+
+def check_head_dims(q: Tensor, v: Tensor) -> None:
+    """Raise `Unsupported` for head dims that FlexAttention does not take."""
+    if any(width & (width - 1) for width in (q.shape[-1], v.shape[-1])):
+        raise Unsupported("flex_attention needs head dims that are powers of two")
+
+
+def flex_attend(q: Tensor, k: Tensor, v: Tensor, block_mask: Any, sm_scale: float) -> Tensor:
+    """Call FlexAttention [B,T,HQ,D], groups as they are."""
+    check_head_dims(q, v)
+    out = flex()[0](
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        block_mask=block_mask,
+        scale=sm_scale,
+        enable_gqa=q.shape[2] != k.shape[2],
+    )
+    return out.transpose(1, 2)
+
+
+def create_mask(mask_mod: Any, queries: int, keys: int, device: torch.device) -> Any:
+    """Return the BlockMask of `mask_mod`, the same for all batches and heads."""
+    make = flex()[1].create_block_mask
+    return make(mask_mod, None, None, queries, keys, device=str(device))
+
+
+def block_mask(
+    partial: Tensor,
+    full: Tensor | None,
+    mask_mod: Any,
+    seq_lengths: tuple[int, int],
+    *,
+    backward: bool,
+) -> Any:
+    """Return the BlockMask of tiles of `TILE` queries by as many keys, without synchronising.
+
+    partial, full: bool [B,H,tiles of queries,tiles of keys]: in which `mask_mod` decides, and in
+    which all is seen. backward: whether a gradient follows; a forward reads only half of it.
+    """
+    make = flex()[1].BlockMask.from_kv_blocks
+    if not accepts(make, "seq_lengths"):
+        raise Unsupported(f"torch {torch.__version__}: a BlockMask is not told how long it is")
+    halves = not backward and accepts(make, "compute_q_blocks")
+    return make(
+        *_counted(partial),
+        *(_counted(full) if full is not None else ()),
+        BLOCK_SIZE=TILE,
+        mask_mod=mask_mod,
+        seq_lengths=seq_lengths,
+        **({"compute_q_blocks": False} if halves else {}),
+    )
+
+
+def _counted(tiles: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how many tiles of keys a tile of queries has, and the tiles, those first; int32."""
+    order = tiles.to(torch.int32).argsort(dim=-1, descending=True, stable=True)
+    return tiles.sum(-1, dtype=torch.int32), order.to(torch.int32)
+
+
+def band_mask(lo: Tensor, hi: Tensor, keys: int, *, backward: bool) -> Any:
+    """Return the BlockMask of queries that see the keys lo up to hi, int32 [T]; neither ever falls.
+
+    `create_block_mask` would write T x keys elements.
+    """
+
+    def seen(b: Tensor, h: Tensor, qi: Tensor, ki: Tensor) -> Tensor:
+        return (ki >= lo[qi]) & (ki < hi[qi])
+
+    return block_mask(*band_tiles(lo, hi, keys), seen, (lo.numel(), keys), backward=backward)
+
+
+def band_tiles(lo: Tensor, hi: Tensor, keys: int) -> tuple[Tensor, Tensor]:
+    """Return in which tiles some but not all is seen, and in which all is.
+
+    bool [1,1,tiles of queries,tiles of keys]. The bounds of a tile's first and last query tell it.
+    """
+    ragged = (0, -(-lo.numel() // TILE) - lo.numel() // TILE)
+    # Beyond the last query, `keys`: what a tile that is cut off may see, and makes it never full.
+    lo_last, hi_last = (pad(x[TILE - 1 :: TILE], ragged, value=keys).unsqueeze(1) for x in (lo, hi))
+    key = torch.arange(0, keys, TILE, dtype=torch.int32, device=lo.device)
+    some = (key < hi_last) & (key + TILE > lo[::TILE].unsqueeze(1))
+    full = (key >= lo_last) & (key + TILE <= hi[::TILE].unsqueeze(1))
+    return (some ^ full)[None, None], full[None, None]

@@ -1,1 +1,0 @@
-"""The ways to attention that torch has, which the baselines share."""
