@@ -16,10 +16,7 @@ GIVE_A_FILE = "give --kernels a file."
 
 
 def sources(kernels: Path | None = None, ops_file: Path | None = None) -> dict[str, str]:
-    """Return where implementations and ops come from, each with the sha256 of its files.
-
-    It imports none.
-    """
+    """Return where implementations and ops come from, and the sha256 of their files."""
     if kernels is not None:
         _sources.read(kernels, GIVE_A_FILE)
     return _sources.digests(kernels, ops_file)

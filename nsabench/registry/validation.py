@@ -15,7 +15,7 @@ from nsabench.assessment.checks import all_checks
 from nsabench.errors import UsageError
 from nsabench.model.vocabulary import Role, Runs
 from nsabench.ops import Op
-from nsabench.registry.declaration import Honest, Implementation, Trick, tricks
+from nsabench.registry.declaration import Honest, Implementation, tricks
 
 SHIPPED = "nsabench"  # the source whose baselines come first
 TIMED = (Runs.CUDA, Runs.CPU)
@@ -24,12 +24,23 @@ TIMED = (Runs.CUDA, Runs.CPU)
 def controls(items: Sequence[Implementation]) -> Iterator[Implementation]:
     """Yield the controls of every op that has a baseline among the items."""
     for name in dict.fromkeys(item.op for item in items if item.role is Role.BASELINE):
-        op = ops.find(name)
-        baseline = first_baseline(items, name)
-        if op is not None and baseline is not None:
-            yield from (
-                _around(baseline, op, trick) for trick in tricks if _applies(trick, op, baseline)
-            )
+        op, baseline = ops.find(name), first_baseline(items, name)
+        if op is None or baseline is None:
+            continue
+        for trick in tricks:
+            control, devices = trick.control, _devices(baseline)
+            devices = [device for device in devices if device in control.devices]
+            shared = set(control.directions or op.directions) & set(op.directions)
+            fits = set(control.distributions) <= set(op.distributions)
+            if devices and shared and fits and (not trick.ops or name in trick.ops):
+                yield replace(
+                    control,
+                    op=name,
+                    devices=tuple(devices),
+                    call=partial(control.call, Honest(op, baseline.name, baseline.call)),
+                    wraps=baseline.name if trick.wraps else "",
+                    computes_by=baseline.name,
+                )
 
 
 def first_baseline(items: Sequence[Implementation], op: str) -> Implementation | None:
@@ -48,28 +59,6 @@ def first_baseline(items: Sequence[Implementation], op: str) -> Implementation |
 def _devices(item: Implementation) -> list[Runs]:
     """Return where it runs at its own speed."""
     return [device for device in TIMED if device in item.devices]
-
-
-def _applies(trick: Trick, op: Op, baseline: Implementation) -> bool:
-    control = trick.control
-    return (
-        (not trick.ops or op.name in trick.ops)
-        and any(direction in op.directions for direction in control.directions or op.directions)
-        and set(control.distributions) <= set(op.distributions)
-        and any(device in control.devices for device in _devices(baseline))
-    )
-
-
-def _around(baseline: Implementation, op: Op, trick: Trick) -> Implementation:
-    control = trick.control
-    return replace(
-        control,
-        op=op.name,
-        devices=tuple(d for d in _devices(baseline) if d in control.devices),
-        call=partial(control.call, Honest(op, baseline.name, baseline.call)),
-        wraps=baseline.name if trick.wraps else "",
-        computes_by=baseline.name,
-    )
 
 
 def validate(items: Sequence[Implementation]) -> None:
