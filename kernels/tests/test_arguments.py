@@ -11,11 +11,11 @@ from typing import Any
 import nsa_kernels
 import pytest
 import torch
+from cases import DEVICE, MAKERS, check, doubled, make, results
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nsa_kernels import Policy
 from nsa_kernels.selection.ranges.naive import naive_ranges
-from test_conformance import DEVICE, MAKE, Case, check, results
 
 SETTINGS = {
     "deadline": None,
@@ -23,7 +23,7 @@ SETTINGS = {
     "database": None,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
 }
-CALLS = [name for name in MAKE if not name.startswith("NSAttention")]
+CALLS = [name for name in MAKERS if not name.startswith("NSAttention")]
 HALF = [torch.float16, torch.bfloat16]
 DTYPES = {"select_blocks": [torch.float32]} | {
     name: [*HALF, torch.float32, torch.float64]
@@ -47,7 +47,7 @@ def layout(x: torch.Tensor, how: str) -> torch.Tensor:
 @given(data=st.data())
 def test_what_is_documented_gives_what_the_formula_gives(name: str, data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from(DTYPES.get(name, [*HALF, torch.float32])))
-    case = MAKE[name](name, data.draw(st.integers(0, 3)), data.draw(st.integers(1, 7)), dtype)
+    case = make(name, b=data.draw(st.integers(0, 3)), t=data.draw(st.integers(1, 7)), dtype=dtype)
     strides = data.draw(st.sampled_from(["contiguous", "strided", "reversed axes"]))
     tensors = {
         key: x if key == "cu_seqlens" else layout(x, strides) for key, x in case.tensors.items()
@@ -56,8 +56,7 @@ def test_what_is_documented_gives_what_the_formula_gives(name: str, data: st.Dat
     if name not in ("select_blocks", "decode_scores"):
         tensors[next(iter(tensors))] *= magnitude
     got = results(case.call(**tensors))
-    exact = {k: x.double() if x.is_floating_point() else x for k, x in tensors.items()}
-    check(name, got, results(case.formula(**exact)), dtype)
+    check(name, got, results(case.formula(**doubled(tensors))), dtype)
 
 
 @pytest.mark.parametrize("policy", [Policy(), Policy(enabled=False)])
@@ -70,15 +69,14 @@ def test_what_is_documented_gives_what_the_formula_gives(name: str, data: st.Dat
 def test_any_spans_on_both_routes(
     policy: Policy, spans: list[Any], scale: float, hint: Any
 ) -> None:
-    case = MAKE["selection_ranges"]("selection_ranges", 1, 2, torch.float32)
+    case = make("selection_ranges", t=2)
     tensors = dict(case.tensors)
     of = torch.tensor(spans, dtype=torch.int64, device=DEVICE).view(1, 1, 1, -1, 2)
     tensors["ranges"] = of.expand(1, 2, 1, -1, 2)
     got = nsa_kernels.selection_attention(
         **tensors, policy=policy, sm_scale=scale, selected_len=hint
     )
-    exact = {k: x.double() if x.is_floating_point() else x for k, x in tensors.items()}
-    want, _ = naive_ranges(**exact, sm_scale=scale)
+    want, _ = naive_ranges(**doubled(tensors), sm_scale=scale)
     torch.testing.assert_close(got.double(), want, atol=1e-4, rtol=1e-4)
 
 
@@ -116,7 +114,7 @@ def says(call: Any, *arguments: Any, **named: Any) -> None:
 @settings(max_examples=16, **SETTINGS)
 @given(data=st.data())
 def test_a_wrong_tensor_is_refused_by_a_sentence(name: str, data: st.DataObject) -> None:
-    case: Case = MAKE[name](name, data.draw(st.sampled_from([1, 1, 0])), 2, torch.float32)
+    case = make(name, b=data.draw(st.sampled_from([1, 1, 0])), t=2)
     tensors = dict(case.tensors)
     for key in data.draw(st.lists(st.sampled_from(sorted(tensors)), min_size=1, max_size=2)):
         tensors[key] = corrupted(tensors[key], data)
@@ -139,7 +137,7 @@ GIVEN = {
 @given(data=st.data())
 def test_a_wrong_number_is_refused_by_a_sentence(name: str, data: st.DataObject) -> None:
     call = getattr(nsa_kernels, name.partition(" ")[0])
-    case = MAKE[name](name, 1, 2, torch.float32)
+    case = make(name, t=2)
     options = [key for key in inspect.signature(call).parameters if key in NUMBERS]
     options = [key for key in options if key not in case.tensors]
     if not options:

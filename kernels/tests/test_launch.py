@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
+import cases
 import nsa_kernels
 import pytest
-import test_conformance
 import torch
 import triton
 from conformance import CALLS
@@ -225,9 +225,9 @@ def test_a_launch_reads_a_negative_view_where_its_strides_say(of) -> None:
 
 @pytest.mark.parametrize("call", ["sliding_window", "block_selection_attention", "nsa_attention"])
 def test_a_negative_gradient_is_read_as_what_it_stands_for(call) -> None:
-    case = test_conformance.MAKE[call](call, 1, 5, torch.float32)
+    case = cases.make(call, t=5)
     leaves = [x.requires_grad_() for x in case.tensors.values() if x.is_floating_point()]
-    out = test_conformance.results(case.call(**case.tensors))[0]
+    out = cases.results(case.call(**case.tensors))[0]
     weight = torch.randn_like(out)
     for _ in range(3):  # as it is, noted, and replayed
         got = torch.autograd.grad(out, leaves, negative(weight), retain_graph=True)
@@ -313,7 +313,7 @@ NOT_REPLAYED = {
 
 @pytest.mark.parametrize("name", [call for call in CALLS if call not in NOT_REPLAYED])
 def test_every_public_call_is_replayed_as_one(name) -> None:
-    case = test_conformance.MAKE[name](name, 2, 4, torch.float32)
+    case = cases.make(name, b=2)
     launches = mock.Mock(wraps=replay.Program.__call__)
 
     def count(self: Any, *args: Any) -> Any:
@@ -325,12 +325,12 @@ def test_every_public_call_is_replayed_as_one(name) -> None:
         }
         with torch.no_grad(), mock.patch.object(replay.Program, "__call__", count):
             launches.reset_mock()
-            got = test_conformance.results(case.call(**tensors))
+            got = cases.results(case.call(**tensors))
         if name == "decode_scores":
             continue  # its log-sum-exp would be one of other keys
         doubled = {k: x.double() if x.is_floating_point() else x for k, x in tensors.items()}
-        want = test_conformance.results(case.formula(**doubled))
-        test_conformance.check(name, got, want, torch.float32)
+        want = cases.results(case.formula(**doubled))
+        cases.check(name, got, want, torch.float32)
     assert launches.call_count == (2 if name == "compressed_attention_with_scores" else 1)
 
 
@@ -348,8 +348,8 @@ PACKED = ("sliding_window", "nsa_attention")
     ("name", "packed"), [(name, False) for name in BACKWARDS] + [(name, True) for name in PACKED]
 )
 def test_every_backward_is_replayed(name, packed) -> None:
-    case = test_conformance.MAKE[name](name, 1 if packed else 2, 5, torch.float32)
-    cu = {"cu_seqlens": test_conformance.edges(5, 2)} if packed else {}
+    case = cases.make(name, b=1 if packed else 2, t=5)
+    cu = {"cu_seqlens": cases.offsets((2, 3))} if packed else {}
     launches = mock.Mock(wraps=replay.Program.__call__)
 
     def count(self: Any, *args: Any) -> Any:
@@ -361,7 +361,7 @@ def test_every_backward_is_replayed(name, packed) -> None:
             for key, x in case.tensors.items()
         }
         leaves = [given[key] for key in case.leaves]
-        got = test_conformance.results(case.call(**given, **cu))
+        got = cases.results(case.call(**given, **cu))
         with mock.patch.object(replay.Program, "__call__", count):
             launches.reset_mock()
             # The gradient of a sum comes expanded. Where it is copied the signature is the same.
@@ -369,16 +369,16 @@ def test_every_backward_is_replayed(name, packed) -> None:
                 others = [x.masked_fill(x.isinf(), 0.0).sum() for x in got[1:]]
                 torch.autograd.grad(sum(others, got[0].sum()), leaves)
             else:
-                found = test_conformance.gradients(got, leaves, False)
+                found = cases.gradients(got, leaves, False)
     assert launches.call_count == BACKWARDS[name]
     exact = {
         key: x.detach().double().requires_grad_() if x.is_floating_point() else x
         for key, x in given.items()
     }
-    want = test_conformance.results(case.formula(**exact, **cu))
+    want = cases.results(case.formula(**exact, **cu))
     of = [exact[key] for key in case.leaves]
-    wanted = test_conformance.gradients(want, of, False)
-    test_conformance.check_gradients(found, wanted, torch.float32)
+    wanted = cases.gradients(want, of, False)
+    cases.check_gradients(found, wanted, torch.float32)
 
 
 def test_constants_of_every_kernel_stand_behind_its_arguments() -> None:
@@ -403,8 +403,8 @@ def test_constants_of_every_kernel_stand_behind_its_arguments() -> None:
 def test_expanded_gates_do_not_keep_a_forward_from_being_replayed(call: str) -> None:
     """As a layer with fixed gates has them."""
     name = "decode_step" if call == "decode_step" else "nsa_attention"
-    tensors = dict(test_conformance.MAKE[name](name, 1, 4, torch.float32).tensors)
-    options = {**test_conformance.SIZES, "n_selected": 3, "window": 3}
+    tensors = dict(cases.make(name).tensors)
+    options = cases.Sizes().whole
     of = api._launch if call == "decode_step" else whole._launch
     if call == "behind":
         tensors |= {key: tensors[key][:, -2:] for key in ("q", "gates")}

@@ -1,0 +1,521 @@
+"""What the tests share: tensors, public calls with their formulas in float64, and comparisons."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import conformance
+import nsa_kernels
+import torch
+from nsa_kernels.attention.naive import naive_nsa
+from nsa_kernels.band.naive import attend, naive_compressed, naive_sliding_window
+from nsa_kernels.scoring.naive import naive_block_scores, naive_select_blocks
+from nsa_kernels.selection.blocks.naive import naive_blocks
+from nsa_kernels.selection.ranges.naive import naive_ranges
+from nsa_kernels.selection.rows.naive import naive_rows
+from nsa_kernels.selection.varlen.naive import naive_varlen
+from torch.nn.functional import pad
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.5e-2, torch.float32: 2e-5, torch.float64: 1e-9}
+"""Largest error of an output of N(0, 1) inputs; of a gradient, relative to its norm."""
+Tensors = tuple[torch.Tensor, ...]
+
+
+def normal(dtype: torch.dtype = torch.float32, seed: int = 0) -> Callable[..., torch.Tensor]:
+    """Return a function from sizes to N(0, 1), whose calls give the same for the same seed."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=generator).to(dtype).to(DEVICE)
+
+    return draw
+
+
+def ints(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+
+def offsets(lengths: Sequence[int]) -> torch.Tensor:
+    """Return the cu_seqlens of sequences of these lengths."""
+    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32).to(DEVICE)
+
+
+def random_spans(*size: int, keys: int, seed: int = 0) -> torch.Tensor:
+    """Return int32 spans [*size, 2]: some overlap, are reversed or out of bounds; the first query
+    has none."""
+    generator = torch.Generator().manual_seed(seed)
+    start = torch.randint(-5, keys, size, generator=generator)
+    spans = torch.stack([start, start + torch.randint(-3, 30, size, generator=generator)], -1)
+    spans[:1, :1, :1] = 0
+    return spans.to(torch.int32).to(DEVICE)
+
+
+def random_blocks(*size: int, keys: int, block_size: int, seed: int = 0) -> torch.Tensor:
+    """Return int32 indices of blocks, among them -1, repeated ones, and ones behind all keys."""
+    generator = torch.Generator().manual_seed(seed)
+    index = torch.randint(-1, -(-keys // block_size) + 1, size, generator=generator)
+    return index.to(torch.int32).to(DEVICE)
+
+
+def doubled(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Return the tensors without their history, those of floating dtypes in float64."""
+    return {
+        key: x.detach().double() if torch.is_tensor(x) and x.is_floating_point() else x
+        for key, x in tensors.items()
+    }
+
+
+def window_mask(lengths: Sequence[int], window: int) -> torch.Tensor:
+    """Return bool [T, T]: the keys in the windows of packed sequences."""
+    masks = [torch.ones(n, n).tril().triu(1 - min(window, n)) for n in lengths]
+    return torch.block_diag(*masks).bool().to(DEVICE)
+
+
+def complete_mask(lengths: Sequence[int], block: int, stride: int) -> torch.Tensor:
+    """Return bool [T, N]: the compressed keys whose tokens are all at or before a query's."""
+    ends = [torch.arange(block - 1, n, stride) for n in lengths]
+    masks = [x <= torch.arange(n)[:, None] for x, n in zip(ends, lengths, strict=True)]
+    return torch.block_diag(*(x.float() for x in masks)).bool().to(DEVICE)
+
+
+def mean(x: torch.Tensor, block: int, stride: int) -> torch.Tensor:
+    """Return the mean of each block of tokens of x [B, T, ...]; none where T is too short."""
+    return x.unfold(1, block, stride).mean(-1) if x.shape[1] >= block else x[:, :0]
+
+
+def exact_nsa(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    gates: torch.Tensor,
+    cu_seqlens: torch.Tensor | None = None,
+    **sizes: int,
+) -> torch.Tensor:
+    """Return the formula of ``nsa_attention`` in float64. Queries that are fewer than the keys are
+    the last ones."""
+    if cu_seqlens is not None:
+        edges = cu_seqlens.tolist()
+        parts = [
+            exact_nsa(*(x[:, a:e] for x in (q, k, v, gates)), **sizes) for a, e in pairwise(edges)
+        ]
+        return pad(torch.cat(parts, 1), (0, 0, 0, 0, 0, q.shape[1] - edges[-1]))
+    q, k, v, gates = (x.double() for x in (q, k, v, gates))
+    before = k.shape[1] - q.shape[1]
+    q, gates = (torch.cat([x[:, :1].expand(-1, before, -1, -1), x], 1) for x in (q, gates))
+    means = (mean(x, sizes["block"], sizes["stride"]) for x in (k, v))
+    return naive_nsa(q, k, v, *means, gates, **sizes)[:, before:]
+
+
+def exact_scores(
+    p: torch.Tensor, n_blocks: int, *, block: int, stride: int, block_size: int
+) -> torch.Tensor:
+    """Return the block scores [H, n_blocks] of a token, whose compressed weights are p [H, Nc]."""
+    scores = p.new_zeros(p.shape[0], n_blocks)
+    for key in range(p.shape[1]):
+        for part in range(key, key + block // stride):
+            scores[:, part * stride // block_size] += p[:, key]
+    return scores
+
+
+def exact_step(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cmp: torch.Tensor,
+    v_cmp: torch.Tensor,
+    gates: torch.Tensor,
+    lengths: Sequence[int],
+    *,
+    n_selected: int,
+    window: int,
+    **sizes: int,
+) -> torch.Tensor:
+    """Return the formula of ``decode_step`` [B, HQ, Dv] in float64, an entry after the other."""
+    sums = [v.new_zeros(0, q.shape[1], v.shape[3], dtype=torch.float64)]
+    for i, n in enumerate(lengths):
+        complete = max(0, (n - sizes["block"]) // sizes["stride"] + 1)
+        query = q[i].double().unflatten(0, (k.shape[1], -1))
+        fine = [x[i, :, :n].double() for x in (k, v)]
+        coarse = [x[i, :, :complete].double() for x in (k_cmp, v_cmp)]
+        compressed, lse = naive_rows(query, *coarse)
+        near, _ = naive_rows(query, *(x[:, max(0, n - window) :] for x in fine))
+        weights = torch.exp(query @ coarse[0].mT * q.shape[2] ** -0.5 - lse.unsqueeze(-1)).sum(1)
+        scores = exact_scores(weights, -(-n // sizes["block_size"]), **sizes)[None, None]
+        numbers = {"block_size": sizes["block_size"], "first_position": n - 1}
+        of_key = torch.arange(n, device=q.device) // sizes["block_size"]
+        selected = []
+        for h, chosen in enumerate(naive_select_blocks(scores, n_selected, **numbers)[0, 0]):
+            keep = torch.isin(of_key, chosen)
+            selected.append(naive_rows(query[h, None], *(x[h, keep][None] for x in fine))[0])
+        branches = torch.stack([compressed, torch.cat(selected), near], -2).flatten(0, 1)
+        sums.append((gates[i].double().unsqueeze(-1) * branches).sum(-2)[None])
+    return torch.cat(sums)
+
+
+@dataclass
+class Case:
+    """A call on named tensors, and its formula on the same. ``keys``: what a batch may share."""
+
+    call: Callable[..., Any]
+    formula: Callable[..., Any]
+    tensors: dict[str, torch.Tensor]
+    keys: tuple[str, ...]
+
+    @property
+    def leaves(self) -> list[str]:
+        return [name for name, x in self.tensors.items() if x.is_floating_point()]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """B entries of T tokens, HQ query heads on H key heads of dims D and Dv, and what a call has
+    more. 0 spans or blocks: a few that are written down."""
+
+    b: int = 1
+    t: int = 4
+    dtype: torch.dtype = torch.float32
+    hq: int = 2
+    h: int = 1
+    d: int = 16
+    dv: int = 16
+    n: int = 6
+    lengths: tuple[int, ...] = ()
+    spans: int = 0
+    blocks: int = 0
+    block: int = 2
+    stride: int = 1
+    block_size: int = 16
+    n_selected: int = 3
+    window: int = 3
+
+    @property
+    def overlap(self) -> dict[str, int]:
+        return {"block": self.block, "stride": self.stride, "block_size": self.block_size}
+
+    @property
+    def whole(self) -> dict[str, int]:
+        return {**self.overlap, "n_selected": self.n_selected, "window": self.window}
+
+    def complete(self, tokens: int) -> int:
+        """Return how many compressed keys so many tokens complete."""
+        return max(0, (tokens - self.block) // self.stride + 1)
+
+    def heads(self, keys: int) -> Tensors:
+        """Return q [B, T, HQ, D], k [B, keys, H, D] and v [B, keys, H, Dv]."""
+        draw = normal(self.dtype, seed=self.t)
+        b, h = self.b, self.h
+        return draw(b, self.t, self.hq, self.d), draw(b, keys, h, self.d), draw(b, keys, h, self.dv)
+
+
+def rows(name: str, s: Sizes) -> Case:
+    draw, rows = normal(s.dtype, seed=s.n), s.b * s.t
+    tensors = {"q": draw(rows, s.hq, s.d), "k": draw(rows, s.n, s.d), "v": draw(rows, s.n, s.dv)}
+    return Case(getattr(nsa_kernels, name), naive_rows, tensors, ("k", "v"))
+
+
+def varlen(_: str, s: Sizes) -> Case:
+    """Rows of the given lengths, or as many as there are tokens on N keys; a key is left over."""
+    rows = s.b * s.t
+    lengths = s.lengths or [s.n * (i + 1) // rows - s.n * i // rows for i in range(rows)]
+    draw, total = normal(s.dtype, seed=s.n), sum(lengths) + 1
+    tensors = {"q": draw(len(lengths), s.hq, s.d), "k": draw(total, s.d), "v": draw(total, s.dv)}
+    tensors["cu_seqlens"] = offsets(lengths)
+    return Case(nsa_kernels.selection_varlen, naive_varlen, tensors, ("k", "v"))
+
+
+def ranges(name: str, s: Sizes) -> Case:
+    draw, size = normal(s.dtype, seed=s.n), (s.b, s.t, s.h)
+    tensors = {
+        "q": draw(*size, s.hq // s.h, s.d),
+        "k": draw(s.b, s.h, s.n, s.d),
+        "v": draw(s.b, s.h, s.n, s.dv),
+    }
+    some = ints(0, 3, 2, 5).view(2, 2).expand(*size, 2, 2).contiguous()
+    tensors["ranges"] = random_spans(*size, s.spans, keys=s.n) if s.spans else some
+
+    def formula(**given: torch.Tensor) -> Any:
+        results = naive_ranges(**given)
+        return results if name == "selection_ranges" else results[0]
+
+    return Case(getattr(nsa_kernels, name), formula, tensors, ("k", "v"))
+
+
+def blocks(name: str, s: Sizes) -> Case:
+    size, numbers = (s.b, s.t, s.h), {"block_size": s.block_size}
+    tensors = dict(zip("qkv", s.heads(s.t), strict=True))
+    some = ints(0, -1).expand(*size, 2).contiguous()
+    tensors["block_indices"] = (
+        random_blocks(*size, s.blocks, keys=s.t, **numbers) if s.blocks else some
+    )
+
+    def call(**given: torch.Tensor) -> Any:
+        plan = nsa_kernels.plan_blocks(**given, **numbers) if name == "plan_blocks" else None
+        given = {"plan": plan, "return_lse": True, **given}
+        return nsa_kernels.block_selection_attention(**given, **numbers)
+
+    def formula(cu_seqlens: torch.Tensor | None = None, **given: torch.Tensor) -> Any:
+        return naive_blocks(*given.values(), s.block_size, s.d**-0.5, cu_seqlens)
+
+    return Case(call, formula, tensors, ("k", "v"))
+
+
+def band(name: str, s: Sizes) -> Case:
+    near = name == "sliding_window"
+    names = ("q", "k", "v") if near else ("q", "k_cmp", "v_cmp")
+    tensors = dict(zip(names, s.heads(s.t if near else s.complete(s.t)), strict=True))
+    options = {"window": s.window} if near else {"block": s.block, "stride": s.stride}
+    if name == "compressed_attention_with_scores":
+        options = s.overlap
+
+    def call(**given: torch.Tensor) -> Any:
+        return getattr(nsa_kernels, name)(**given, **options)
+
+    def formula(cu_seqlens: Any = None, cu_keys: Any = None, **x: torch.Tensor) -> Any:
+        if cu_seqlens is not None:
+            lengths = cu_seqlens.diff().tolist()
+            seen = window_mask(lengths, s.window)
+            if not near:
+                seen = complete_mask(lengths, s.block, s.stride)
+            (tokens, keys), (q, k, v) = seen.shape, x.values()
+            seen = pad(seen, (0, k.shape[1] - keys, 0, q.shape[1] - tokens))
+            return attend(q, k, v, seen, None)
+        if near:
+            return naive_sliding_window(**x, window=s.window)
+        results = naive_compressed(**x, block=s.block, stride=s.stride)
+        if name == "compressed_attention":
+            return results
+        return *results, naive_block_scores(x["q"].detach(), x["k_cmp"].detach(), **s.overlap)
+
+    return Case(call, formula, tensors, names[1:])
+
+
+def choice(_: str, s: Sizes) -> Case:
+    tensors = {"scores": normal(s.dtype)(s.b, s.t, s.h, 4).abs()}
+
+    def formula(scores: torch.Tensor) -> torch.Tensor:
+        chosen = naive_select_blocks(scores, 3, block_size=2).unsqueeze(-1)
+        position = torch.arange(s.t, device=DEVICE).view(1, s.t, 1, 1, 1)
+        spans = torch.cat([chosen * 2, torch.minimum(chosen * 2 + 2, position + 1)], -1)
+        return torch.where(chosen >= 0, spans, 0).to(torch.int32)
+
+    def call(scores: torch.Tensor, **more: torch.Tensor) -> torch.Tensor:
+        return nsa_kernels.select_blocks(scores, 3, block_size=2, **more)
+
+    return Case(call, formula, tensors, ("scores",))
+
+
+def decoded(name: str, s: Sizes) -> Case:
+    draw = normal(s.dtype, seed=s.t)
+    names = ("k_cmp", "v_cmp") if name == "decode_compressed" else ("k", "v")
+    tensors = {"q": draw(s.b, 2, s.d), **{key: draw(s.b, 1, s.t + 1, s.d) for key in names}}
+    options = {"window": s.window} if name == "decode_window" else {}
+    if name == "decode_selected":
+        tensors["ranges"] = ints(0, 3, 2, 5).view(2, 2).expand(s.b, 1, 2, 2).contiguous()
+
+    def formula(**x: torch.Tensor) -> Any:
+        q, k, v = (x[key] for key in ("q", *names))
+        if name == "decode_selected":
+            out, lse = naive_ranges(q.unsqueeze(1).unsqueeze(2), k, v, x["ranges"].unsqueeze(1))
+            return out.flatten(1, 3), lse.flatten(1, 3)
+        near = options.get("window", k.shape[2])
+        return naive_rows(q, k[:, 0, -near:], v[:, 0, -near:])
+
+    def call(**given: torch.Tensor) -> Any:
+        return getattr(nsa_kernels, name)(**given, **options)
+
+    return Case(call, formula, tensors, names)
+
+
+def scored(_: str, s: Sizes) -> Case:
+    draw = normal(s.dtype, seed=s.t)
+    q, k_cmp = draw(s.b, 2, s.d), draw(s.b, 1, s.t, s.d)
+    logits = q.double() @ k_cmp[:, 0].double().mT * s.d**-0.5
+    tensors = {"q": q, "k_cmp": k_cmp, "lse": torch.logsumexp(logits, -1).float()}
+
+    def call(**given: torch.Tensor) -> Any:
+        return nsa_kernels.decode_scores(**given, n_blocks=1, **s.overlap)
+
+    def formula(q: torch.Tensor, k_cmp: torch.Tensor, lse: torch.Tensor) -> Any:
+        p = torch.exp(q @ k_cmp[:, 0].mT * s.d**-0.5 - lse.unsqueeze(-1)).sum(1, keepdim=True)
+        scores = [exact_scores(of_entry, 1, **s.overlap) for of_entry in p]
+        return torch.stack(scores) if scores else p.new_zeros(0, 1, 1)
+
+    return Case(call, formula, tensors, ("k_cmp",))
+
+
+def step(name: str, s: Sizes) -> Case:
+    """Entries of a cache with lengths have T, T - 1, … tokens, and room for more."""
+    varied = name != "decode_step"
+    draw, room = normal(s.dtype, seed=s.t), s.t + 3 if varied else s.t
+    lengths = [max(s.t - i, 0) if varied else s.t for i in range(s.b)]
+    caches = dict.fromkeys(("k", "v"), room) | dict.fromkeys(("k_cmp", "v_cmp"), s.complete(room))
+    tensors = {"q": draw(s.b, 2, s.d)}
+    tensors |= {key: draw(s.b, 1, tokens, s.d) for key, tokens in caches.items()}
+    tensors["gates"] = draw(s.b, 2, 3)
+    if varied:
+        tensors["cache_seqlens"] = ints(*lengths)
+    if name == "decode_step with block_table":
+        pages = -(-room // 4)
+        tensors |= {key: draw(s.b * pages, 1, 4, s.d) for key in ("k", "v")}
+        tensors["block_table"] = ints(*range(s.b * pages)).flip(0).view(s.b, pages)
+
+    def call(**given: torch.Tensor) -> Any:
+        return nsa_kernels.decode_step(**given, **s.whole)
+
+    def formula(**x: torch.Tensor) -> Any:
+        q, k, v, *others = list(x.values())[:6]
+        if "block_table" in x:
+            k, v = (p[x["block_table"].long()].transpose(1, 2).flatten(2, 3) for p in (k, v))
+        return exact_step(q, k, v, *others, lengths, **s.whole)
+
+    return Case(call, formula, tensors, ("k", "v", "k_cmp", "v_cmp"))
+
+
+def summed(_: str, s: Sizes) -> Case:
+    draw, names = normal(s.dtype), ("compressed", "selected", "window")
+    tensors = {name: draw(s.b, s.t, s.d) for name in names} | {"gates": draw(s.b, s.t, 3)}
+
+    def formula(gates: torch.Tensor, **x: torch.Tensor) -> Any:
+        return (gates.unsqueeze(-1) * torch.stack(list(x.values()), -2)).sum(-2)
+
+    return Case(nsa_kernels.gated_sum, formula, tensors, names)
+
+
+def whole(name: str, s: Sizes) -> Case:
+    cached = 2 if name == "nsa_attention with fewer queries" else 0
+    tensors = dict(zip("qkv", s.heads(cached + s.t), strict=True))
+    tensors["gates"] = normal(s.dtype, seed=1)(s.b, s.t, s.hq, 3)
+
+    def call(**given: torch.Tensor) -> Any:
+        return nsa_kernels.nsa_attention(**given, **s.whole)
+
+    def formula(**given: torch.Tensor) -> Any:
+        return exact_nsa(**given, **s.whole)
+
+    return Case(call, formula, tensors, ("k", "v"))
+
+
+def layer(name: str, s: Sizes) -> Case:
+    torch.manual_seed(0)
+    made = nsa_kernels.NSAttention(8, s.hq, s.h, s.d, **s.whole).to(DEVICE, s.dtype)
+    made.requires_grad_(False)
+    exact, cached = copy.deepcopy(made).double(), name == "NSAttention with a cache"
+
+    def call(x: torch.Tensor, **more: torch.Tensor) -> Any:
+        if not cached:
+            return made(x, **more)
+        cache = made.cache()
+        first = made(x[:, :-1], cache, **more)
+        return torch.cat([first, made(x[:, -1:], cache)], 1)
+
+    def formula(x: torch.Tensor, cu_seqlens: torch.Tensor | None = None) -> Any:
+        return exact.to_out(exact_nsa(*exact.project(x), cu_seqlens, **s.whole).flatten(-2))
+
+    return Case(call, formula, {"x": normal(s.dtype)(s.b, s.t + cached, 8)}, ("x",))
+
+
+MAKERS: dict[str, Callable[[str, Sizes], Case]] = {
+    "selection_rows": rows,
+    "selection_rows_per_head": rows,
+    "selection_varlen": varlen,
+    "selection_ranges": ranges,
+    "selection_attention": ranges,
+    "packed_sdpa": ranges,
+    "block_selection_attention": blocks,
+    "plan_blocks": blocks,
+    "sliding_window": band,
+    "compressed_attention": band,
+    "compressed_attention_with_scores": band,
+    "select_blocks": choice,
+    "decode_compressed": decoded,
+    "decode_window": decoded,
+    "decode_selected": decoded,
+    "decode_scores": scored,
+    "decode_step": step,
+    "decode_step with cache_seqlens": step,
+    "decode_step with block_table": step,
+    "gated_sum": summed,
+    "nsa_attention": whole,
+    "nsa_attention with fewer queries": whole,
+    "NSAttention": layer,
+    "NSAttention with a cache": layer,
+}
+
+
+def make(name: str, **sizes: Any) -> Case:
+    """Return the case of a public call."""
+    return MAKERS[name](name, Sizes(**sizes))
+
+
+def packed(case: Case, lengths: Sequence[int]) -> dict[str, torch.Tensor]:
+    """Return a case's tensors as packed sequences of these lengths. Compressed keys, which are of
+    two tokens each and one apart, are as many as the sequences complete."""
+    tensors = {**case.tensors, "cu_seqlens": offsets(lengths)}
+    if "k_cmp" in tensors:
+        keys = [max(0, n - 1) for n in lengths]
+        tensors["cu_keys"] = offsets(keys)
+        tensors |= {key: tensors[key][:, : sum(keys)] for key in case.keys}
+    return tensors
+
+
+def results(of: Any) -> Tensors:
+    return of if isinstance(of, tuple) else (of,)
+
+
+def check(name: str, got: Tensors, want: Tensors, dtype: torch.dtype) -> None:
+    """Assert that results are those of the formula, in the dtypes that they must have."""
+    assert len(got) == len(want)
+    for i, (a, w) in enumerate(zip(got, want, strict=True)):
+        assert a.shape == w.shape
+        if not a.is_floating_point():
+            assert torch.equal(a.long(), w.long())
+            continue
+        scores = i > 0 or name == "decode_scores"
+        assert a.dtype in (dtype, torch.float32) if scores else a.dtype == dtype
+        # A layer also rounds its projections and its output.
+        near = TOLERANCE[dtype] * (4 if name.startswith("NSAttention") else 1)
+        torch.testing.assert_close(a.double(), w.double(), atol=near, rtol=near)
+
+
+def gradients(of: Tensors, leaves: Sequence[torch.Tensor], again: bool = False) -> Tensors:
+    """Return the gradients of a sum with weights, which are the same in each call; ``again``: those
+    of the sum of their squares."""
+    loss: Any = 0.0
+    for x in of:
+        if x.requires_grad:
+            weights = torch.arange(x.numel(), device=x.device).view(x.shape).double().cos()
+            loss = loss + (x.double().masked_fill(x.isinf(), 0.0) * weights).sum()
+    if isinstance(loss, float):
+        return ()  # no result is differentiable
+    first = torch.autograd.grad(loss, leaves, create_graph=again)
+    if not again:
+        return first
+    return torch.autograd.grad(sum(x.double().square().sum() for x in first), leaves)
+
+
+def check_gradients(got: Tensors, want: Tensors, dtype: torch.dtype) -> None:
+    for a, w in zip(got, want, strict=True):
+        assert a.dtype == dtype and a.shape == w.shape
+        error, norm = float((a.double() - w).norm()), float(w.norm())
+        assert error <= TOLERANCE[dtype] * max(norm, 1.0), (error, norm)
+
+
+def agree(name: str, case: Case, dtype: torch.dtype, tensors: dict[str, Any] | None = None) -> None:
+    """Assert that a call gives what its formula gives, and the same gradients, if it has any."""
+    given = {**(case.tensors if tensors is None else tensors)}
+    exact = doubled(given)
+    wanted = name not in (*conformance.NO_BACKWARD, "nsa_attention with fewer queries")
+    for some in (given, exact) if wanted else ():
+        some |= {key: some[key].detach().requires_grad_() for key in case.leaves}
+    got, want = results(case.call(**given)), results(case.formula(**exact))
+    check(name, got, want, dtype)
+    if wanted:
+        pairs = ((got, given), (want, exact))
+        found = [gradients(of, [some[key] for key in case.leaves]) for of, some in pairs]
+        check_gradients(*found, dtype)
