@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -79,7 +80,7 @@ def window_mask(lengths: Sequence[int], window: int) -> torch.Tensor:
 
 def complete_mask(lengths: Sequence[int], block: int, stride: int) -> torch.Tensor:
     """Return bool [T, N]: the compressed keys whose tokens are all at or before a query's."""
-    ends = [torch.arange(block - 1, n, stride) for n in lengths]
+    ends = [torch.arange(block - 1, max(n, block - 1), stride) for n in lengths]
     masks = [x <= torch.arange(n)[:, None] for x, n in zip(ends, lengths, strict=True)]
     return torch.block_diag(*(x.float() for x in masks)).bool().to(DEVICE)
 
@@ -350,19 +351,24 @@ def scored(_: str, s: Sizes) -> Case:
 
 
 def step(name: str, s: Sizes) -> Case:
-    """Entries of a cache with lengths have T, T - 1, … tokens, and room for more."""
+    """Entries of a cache with lengths have T, T - 1, … tokens, and room for more; or the given
+    lengths in a room of T, and behind them keys that would be seen, and values that are NaN."""
     varied = name != "decode_step"
-    draw, room = normal(s.dtype, seed=s.t), s.t + 3 if varied else s.t
-    lengths = [max(s.t - i, 0) if varied else s.t for i in range(s.b)]
-    caches = dict.fromkeys(("k", "v"), room) | dict.fromkeys(("k_cmp", "v_cmp"), s.complete(room))
-    tensors = {"q": draw(s.b, 2, s.d)}
-    tensors |= {key: draw(s.b, 1, tokens, s.d) for key, tokens in caches.items()}
-    tensors["gates"] = draw(s.b, 2, 3)
+    draw, room = normal(s.dtype, seed=s.t), s.t + 3 if varied and not s.lengths else s.t
+    lengths = s.lengths or [max(s.t - i, 0) if varied else s.t for i in range(s.b)]
+    b, keys = len(lengths), s.complete(room)
+    tensors = {"q": draw(b, s.hq, s.d), "k": draw(b, s.h, room, s.d), "v": draw(b, s.h, room, s.dv)}
+    tensors |= {"k_cmp": draw(b, s.h, keys, s.d), "v_cmp": draw(b, s.h, keys, s.dv)}
+    tensors["gates"] = draw(b, s.hq, 3)
+    for i, n in enumerate(s.lengths):
+        for suffix, held in (("", max(n, 0)), ("_cmp", s.complete(n))):
+            tensors["k" + suffix][i, :, held:], tensors["v" + suffix][i, :, held:] = 90.0, math.nan
     if varied:
         tensors["cache_seqlens"] = ints(*lengths)
+    lengths = [min(max(n, 0), room) for n in lengths]
     if name == "decode_step with block_table":
         pages = -(-room // 4)
-        tensors |= {key: draw(s.b * pages, 1, 4, s.d) for key in ("k", "v")}
+        tensors |= {"k": draw(s.b * pages, s.h, 4, s.d), "v": draw(s.b * pages, s.h, 4, s.dv)}
         tensors["block_table"] = ints(*range(s.b * pages)).flip(0).view(s.b, pages)
 
     def call(**given: torch.Tensor) -> Any:
@@ -453,15 +459,48 @@ def make(name: str, **sizes: Any) -> Case:
     return MAKERS[name](name, Sizes(**sizes))
 
 
-def packed(case: Case, lengths: Sequence[int]) -> dict[str, torch.Tensor]:
-    """Return a case's tensors as packed sequences of these lengths. Compressed keys, which are of
-    two tokens each and one apart, are as many as the sequences complete."""
-    tensors = {**case.tensors, "cu_seqlens": offsets(lengths)}
-    if "k_cmp" in tensors:
-        keys = [max(0, n - 1) for n in lengths]
-        tensors["cu_keys"] = offsets(keys)
-        tensors |= {key: tensors[key][:, : sum(keys)] for key in case.keys}
-    return tensors
+def packed(name: str, lengths: Sequence[int], *, tail: int = 0, **sizes: Any) -> Case:
+    """Return the case of packed sequences, with ``tail`` tokens of none behind them."""
+    case, s = make(name, t=sum(lengths) + tail, **sizes), Sizes(**sizes)
+    case.tensors["cu_seqlens"] = offsets(lengths)
+    if "k_cmp" in case.tensors:
+        keys = [s.complete(n) for n in lengths]
+        case.tensors["cu_keys"] = offsets(keys)
+        case.tensors |= {key: case.tensors[key][:, : sum(keys)] for key in case.keys}
+    return case
+
+
+def draw_blocks(
+    b: int,
+    t: int,
+    hq: int,
+    h: int,
+    d: int,
+    dv: int,
+    chosen: int,
+    dtype: torch.dtype,
+    size: int = 64,
+) -> Tensors:
+    """Return q, k, v, the gradient of the output, and indices of blocks."""
+    sizes = {"b": b, "t": t, "hq": hq, "h": h, "d": d, "dv": dv, "dtype": dtype}
+    case = make("block_selection_attention", **sizes, blocks=chosen, block_size=size)
+    q, k, v, index = case.tensors.values()
+    return q, k, v, normal(dtype, seed=1)(b, t, hq, dv), index
+
+
+def exact_blocks(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    grad: torch.Tensor,
+    index: torch.Tensor,
+    cu_seqlens: torch.Tensor | None = None,
+) -> Tensors:
+    """Return output, LSE and gradients of blocks of 64 tokens in float64."""
+    leaves = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    out, lse = naive_blocks(*leaves, index, 64, q.shape[3] ** -0.5, cu_seqlens)
+    found = torch.autograd.grad(out, leaves, grad.double())
+    return out.detach().contiguous(), lse.contiguous(), *found
 
 
 def results(of: Any) -> Tensors:
@@ -506,10 +545,9 @@ def check_gradients(got: Tensors, want: Tensors, dtype: torch.dtype) -> None:
         assert error <= TOLERANCE[dtype] * max(norm, 1.0), (error, norm)
 
 
-def agree(name: str, case: Case, dtype: torch.dtype, tensors: dict[str, Any] | None = None) -> None:
+def agree(name: str, case: Case, dtype: torch.dtype = torch.float32) -> None:
     """Assert that a call gives what its formula gives, and the same gradients, if it has any."""
-    given = {**(case.tensors if tensors is None else tensors)}
-    exact = doubled(given)
+    given, exact = dict(case.tensors), doubled(case.tensors)
     wanted = name not in (*conformance.NO_BACKWARD, "nsa_attention with fewer queries")
     for some in (given, exact) if wanted else ():
         some |= {key: some[key].detach().requires_grad_() for key in case.leaves}

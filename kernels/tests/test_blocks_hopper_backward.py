@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import draw_blocks, exact_blocks
 from compiled import compiled
 from emulated import emulated
 from emulated import launch as launch_emulated
@@ -22,7 +23,6 @@ from nsa_kernels.launch.gated import Gated
 from nsa_kernels.selection.blocks import backward, kernels
 from nsa_kernels.selection.blocks.config import BlockConfig, hopper_backward_fits
 from nsa_kernels.selection.blocks.plan import build_plan
-from test_blocks import draw, formula
 
 Tensors = tuple[torch.Tensor, ...]
 D, SCALE = 128, 128**-0.5
@@ -171,7 +171,7 @@ WAYS = [
 def test_gradients_where_warps_are_threads(group, dtype, way, device_code, monkeypatch) -> None:
     """All that is allocated, also what no launch may read of it, holds NaN before."""
     batches, length, chosen, chunk, heads = CALLS[group]
-    q, k, v, do, index = draw(batches, length, 2 * group, 2, D, D, chosen, dtype, 64, seed=group)
+    q, k, v, do, index = draw_blocks(batches, length, 2 * group, 2, D, D, chosen, dtype)
     index[..., 0] = 0  # more queries than an item has
     cu = None
     if way == "packed":
@@ -181,7 +181,7 @@ def test_gradients_where_warps_are_threads(group, dtype, way, device_code, monke
     gate = torch.ones(q.shape[:3]) if way == "alone" else torch.randn(q.shape[:3])
     # What weights the output weights its gradient.
     weighted = do.double() * gate.unsqueeze(-1)
-    out, lse, *want = formula(q, k, v, weighted, index, 64, cu)
+    out, lse, *want = exact_blocks(q, k, v, weighted, index, cu)
     rest = (out * do.double()).sum(-1).float()
     before, onto, gated = None, None, None
     if way == "added":

@@ -1,132 +1,193 @@
-"""The decode step and its parts against float64 and against prefill (interpreter, or CUDA)."""
+"""Decoding: steps in float64, lengths of entries, pages of a cache, and the choice of blocks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import nsa_kernels
-import oracle
 import pytest
 import torch
+from cases import (
+    DEVICE,
+    Case,
+    Sizes,
+    Tensors,
+    agree,
+    exact_scores,
+    ints,
+    make,
+    normal,
+)
+from nsa_kernels.attention.decode import api
 from nsa_kernels.attention.decode import scores as decode_scores
 from nsa_kernels.attention.decode.config import decode_spans_config
 from nsa_kernels.launch import device as limits
 from nsa_kernels.scoring.naive import naive_select_blocks
 from nsa_kernels.selection.ranges.config import ranges_config
 from nsa_kernels.selection.rows.config import rows_config
+from nsa_kernels.selection.rows.naive import naive_rows
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+LENGTHS = (0, 1, 31, 32, 64, 65, 203, 900)
+"""Nothing, one token, fewer than a compressed key, at and behind the edge of a block, all there is
+room for, and more."""
+PAPER = {"block": 32, "stride": 16, "block_size": 64}
 
 
-def randn(*size: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    gen = torch.Generator().manual_seed(seed + sum(size))
-    return torch.randn(*size, generator=gen).to(dtype).to(DEVICE)
+@pytest.fixture
+def _many_processors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Few rows leave most of 132 multiprocessors idle, so that each row is split."""
+    rules = (limits.device_limits, rows_config, ranges_config, decode_spans_config)
+    monkeypatch.setattr(limits, "CPU_LIMITS", limits.Device(processors=132, shared_bytes=99 * 1024))
+    for rule in rules:
+        rule.cache_clear()
+    yield
+    for rule in rules:
+        rule.cache_clear()
+
+
+def step(sizes: dict[str, Any], **more: Any) -> tuple[str, Case]:
+    """Return a case, whose caches have room for more tokens."""
+    sizes = {**PAPER, "d": 32, "dv": 32, **sizes, **more}
+    name = "decode_step with cache_seqlens" if "lengths" in sizes else "decode_step"
+    case = make(name, **sizes)
+    for key in case.keys:
+        x = case.tensors[key]
+        case.tensors[key] = torch.cat([x, x], 2)[:, :, : x.shape[2]]
+    return name, case
+
+
+STEPS: list[dict[str, Any]] = [
+    {"b": 2, "hq": 6, "h": 2, "t": 203, "block_size": 16, "n_selected": 5, "window": 40},
+    {"hq": 3, "t": 6500, "block_size": 16, "n_selected": 25, "window": 300},
+    {"hq": 3, "t": 4200, "block_size": 16, "n_selected": 5, "window": 700},
+    # Logits of so many heads would be more than keys.
+    {"hq": 40, "h": 2, "t": 3000, "block_size": 16, "n_selected": 5, "window": 40},
+    {"b": 2, "hq": 6, "h": 2, "t": 1500, "n_selected": 5, "window": 40},
+    {"b": 2, "hq": 6, "h": 2, "t": 1500, "block": 48, "block_size": 48, "n_selected": 5},
+    {"hq": 5, "t": 700, "block": 16, "block_size": 80, "n_selected": 5, "window": 40},
+    {"hq": 5, "t": 700, "block": 64, "block_size": 32, "n_selected": 5, "window": 40},
+]
+LENGTHS_OF = {"t": 203, "lengths": LENGTHS, "h": 2, "dv": 48}
+OF_LENGTHS: list[dict[str, Any]] = [
+    {**LENGTHS_OF, "hq": 6, "window": 40},
+    {**LENGTHS_OF, "n_selected": 16, "window": 512},
+    {**LENGTHS_OF, "hq": 40, "window": 20},
+    {**LENGTHS_OF, "n_selected": 70, "window": 30},  # spans are ordered beforehand
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("sizes", [*STEPS, *OF_LENGTHS])
+def test_step(sizes, dtype) -> None:
+    agree(*step(sizes, dtype=dtype), dtype)
+
+
+@pytest.mark.usefixtures("_many_processors")
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"hq": 4, "t": 3300, "block_size": 16, "n_selected": 70, "window": 300},
+        {
+            "b": 2,
+            "hq": 3,
+            "h": 3,
+            "t": 700,
+            "block_size": 32,
+            "n_selected": 5,
+            "window": 900,
+            "dv": 48,
+        },
+        {"hq": 8, "h": 2, "t": 2100, "n_selected": 12, "window": 512, "d": 64, "dv": 16},
+        {"b": 2, "hq": 4, "h": 2, "t": 20, "n_selected": 4, "window": 8},  # no compressed key
+        # Some rows have no share, one, or all of them.
+        *(
+            {"hq": hq, "t": 700, "lengths": (0, 3, 258, 700), "block": 4, "stride": 2}
+            | {"block_size": 16, "n_selected": 5, "window": 300}
+            for hq in (2, 36)
+        ),
+    ],
+)
+def test_step_where_a_gpu_would_split_rows(sizes) -> None:
+    agree(*step(sizes))
+
+
+@pytest.mark.parametrize("hq", [6, 40])
+@pytest.mark.parametrize("room", [203, 20])
+def test_compressed_keys_beyond_what_the_room_completes_are_not_read(hq, room) -> None:
+    name, case = step({"t": room, "hq": hq, "h": 2, "lengths": (5, 900), "window": 40})
+    for key in ("k_cmp", "v_cmp"):
+        x = case.tensors[key]
+        nothing = x.new_full((*x.shape[:2], 60, x.shape[3]), float("nan"))
+        case.tensors[key] = torch.cat([x, nothing], 2)
+    agree(name, case)
+
+
+def test_a_length_below_zero_is_no_token() -> None:
+    _, case = step({"t": 64, "lengths": (0, 0, 5)})
+    want = case.call(**case.tensors)
+    got = case.call(**{**case.tensors, "cache_seqlens": ints(-1, -(2**31), 5)})
+    assert torch.equal(got, want) and not got[:2].any()
+
+
+def test_a_generation_has_one_signature() -> None:
+    """All steps are replays of one program, whatever the lengths."""
+    _, case = step({"t": 64, "lengths": (64,) * 3, "n_selected": 16, "window": 512})
+    case.tensors["cache_seqlens"] = ints(1, 40, 60)
+    api._launch.programs.clear()
+    for _ in range(4):
+        case.call(**case.tensors)
+        case.tensors["cache_seqlens"].add_(1)
+    (program,) = api._launch.programs.values()
+    assert callable(program)
+
+
+def test_each_branch_sees_each_entry_as_long_as_it_is() -> None:
+    _, case = step({**LENGTHS_OF, "hq": 6})
+    q, k, v, k_cmp, v_cmp, _, lengths = case.tensors.values()
+    overlap = {"block": 32, "stride": 16}
+    compressed = nsa_kernels.decode_compressed(q, k_cmp, v_cmp, lengths, **overlap)
+    near = nsa_kernels.decode_window(q, k, v, lengths, window=40)
+    spans = ints(0, 50, 30, 70, 150, 900).view(1, 1, 3, 2).expand(len(LENGTHS), 2, -1, -1)
+    selected = nsa_kernels.decode_selected(q, k, v, spans, lengths)
+    scores = nsa_kernels.decode_scores(q, k_cmp, compressed[1], 4, lengths, **PAPER)
+    positions = lengths.clamp(max=203) - 1
+    chosen = nsa_kernels.select_blocks(scores.unsqueeze(1), 3, first_position=positions)
+    for i, n in enumerate(min(n, 203) for n in LENGTHS):
+        query = q[i].double().unflatten(0, (2, 3))
+        coarse = [x[i, :, : Sizes(**overlap).complete(n)].double() for x in (k_cmp, v_cmp)]
+        fine = [x[i, :, :n].double() for x in (k, v)]
+        inside = [torch.cat([x[:, :70], x[:, 150:]], 1) for x in fine]
+        recent = [x[:, max(n - 40, 0) :] for x in fine]
+        for got, keys in ((compressed, coarse), (near, recent), (selected, inside)):
+            for a, w in zip(got, naive_rows(query, *keys), strict=True):
+                torch.testing.assert_close(a[i].double(), w.flatten(0, 1), atol=1e-5, rtol=1e-5)
+        lse = compressed[1][i].double().view(2, 3, 1)
+        weights = torch.exp(query @ coarse[0].mT * 32**-0.5 - lse).sum(1)
+        count = -(-n // 64)
+        want = exact_scores(weights, count, **PAPER)
+        torch.testing.assert_close(scores[i, :, :count].double(), want, atol=1e-5, rtol=1e-5)
+        assert not scores[i, :, count:].any()
+        if n == 0:
+            assert not chosen[i].any()
+            continue
+        blocks = naive_select_blocks(want[None, None], 3, first_position=n - 1)[0, 0]
+        for head in range(2):
+            held = [[b * 64, min(b * 64 + 64, n)] for b in blocks[head].tolist() if b >= 0]
+            assert [x for x in chosen[i, 0, head].tolist() if x[1]] == held
 
 
 @pytest.mark.parametrize(("block", "stride", "block_size"), [(32, 16, 64), (8, 4, 16), (8, 8, 8)])
 def test_scores_are_those_of_prefill(block, stride, block_size) -> None:
-    t, hq, h, d = 150, 4, 2, 32
-    n = (t - block) // stride + 1
-    q, k, v = randn(2, t, hq, d), randn(2, n, h, d, seed=1), randn(2, n, h, d, seed=2)
-    out, lse, scores = nsa_kernels.compressed_attention_with_scores(
-        q, k, v, block=block, stride=stride, block_size=block_size
-    )
+    options = {"block": block, "stride": stride, "block_size": block_size}
+    case = make("compressed_attention_with_scores", b=2, t=150, hq=4, h=2, d=32, **options)
+    q, k, v = case.tensors.values()
+    out, lse, scores = case.call(**case.tensors)
     cache = [x.transpose(1, 2).contiguous() for x in (k, v)]
     last, last_lse = nsa_kernels.decode_compressed(q[:, -1], *cache)
-    torch.testing.assert_close(last, out[:, -1], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(last_lse, lse[:, -1], atol=1e-5, rtol=1e-5)
-    options = {"block": block, "stride": stride, "block_size": block_size}
     found = nsa_kernels.decode_scores(q[:, -1], cache[0], last_lse, scores.shape[3], **options)
-    torch.testing.assert_close(found, scores[:, -1], atol=1e-5, rtol=1e-5)
-
-
-def chosen(ranges: torch.Tensor, size: int) -> list[int]:
-    return [start // size for start, end in ranges.tolist() if end > start]
-
-
-def test_forced_blocks_come_first_and_ties_go_to_the_lowest_index() -> None:
-    scores = torch.zeros(1, 1, 1, 12, device=DEVICE)
-    scores[..., 5] = 1.0
-    scores[..., 11] = 9.0  # begins behind the query
-    ranges = nsa_kernels.select_blocks(scores, 6, block_size=8, first_position=83)
-    assert chosen(ranges[0, 0, 0], 8) == [0, 9, 10, 5, 1, 2]
-    assert ranges[0, 0, 0, 2].tolist() == [80, 84]
-
-
-def test_a_score_that_is_no_number_displaces_no_forced_block() -> None:
-    scores = torch.zeros(1, 1, 1, 12, device=DEVICE)
-    scores[..., 3:9] = float("nan")
-    ranges = nsa_kernels.select_blocks(scores, 4, block_size=8, first_position=83)
-    assert chosen(ranges[0, 0, 0], 8)[:3] == [0, 9, 10]
-
-
-def test_fewer_blocks_than_asked_leave_empty_spans() -> None:
-    scores = torch.rand(2, 20, 2, 3, device=DEVICE)
-    ranges = nsa_kernels.select_blocks(scores, 5, block_size=8)
-    for t in range(20):
-        assert sorted(chosen(ranges[1, t, 1], 8)) == list(range(t // 8 + 1))
-        assert int(ranges[1, t, 1].diff(dim=-1).sum()) == t + 1
-
-
-def test_selection_agrees_with_a_stable_sort() -> None:
-    """Scores of few different values, so that most comparisons are ties."""
-    gen = torch.Generator().manual_seed(0)
-    scores = torch.randint(0, 3, (1, 160, 1, 20), generator=gen).float().to(DEVICE)
-    ranges = nsa_kernels.select_blocks(scores, 6, block_size=8)
-    for t in range(160):
-        own = t // 8
-        row = scores[0, t, 0, : own + 1].clone()
-        row[[0, max(own - 1, 0), own]] = float("inf")
-        order = torch.sort(row, descending=True, stable=True).indices[:6].tolist()
-        assert chosen(ranges[0, t, 0], 8) == order
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize(
-    ("b", "hq", "h", "s", "blocks", "window", "strides"),
-    [
-        (2, 6, 2, 203, 5, 40, (32, 16, 16)),
-        (1, 3, 1, 6500, 25, 300, (32, 16, 16)),
-        (1, 3, 1, 4200, 5, 700, (32, 16, 16)),
-        (1, 40, 2, 3000, 5, 40, (32, 16, 16)),  # logits of so many heads would be more than keys
-        (2, 6, 2, 1500, 5, 40, (32, 16, 64)),
-        (2, 6, 2, 1500, 5, 40, (48, 16, 48)),
-        (1, 5, 1, 700, 5, 40, (16, 16, 80)),
-        (1, 5, 1, 700, 5, 40, (64, 16, 32)),
-    ],
-)
-def test_step_is_the_gated_sum_of_its_branches(dtype, b, hq, h, s, blocks, window, strides) -> None:
-    """Few rows of many keys are split, each branch into shares of its own number."""
-    check_step(dtype, b, hq, h, s, blocks, window, strides)
-
-
-@pytest.mark.parametrize(
-    ("b", "hq", "h", "s", "blocks", "window", "strides", "widths"),
-    [
-        (1, 4, 1, 3300, 70, 300, (32, 16, 16), (32, 32)),  # spans that are ordered beforehand
-        (2, 3, 3, 700, 5, 900, (32, 16, 32), (32, 48)),  # a head each, values wider than keys
-        (1, 8, 2, 2100, 12, 512, (32, 16, 64), (64, 16)),
-        (2, 4, 2, 20, 4, 8, (32, 16, 64), (32, 32)),  # no compressed key
-    ],
-)
-def test_step_where_a_gpu_would_split_rows_often(
-    monkeypatch, b, hq, h, s, blocks, window, strides, widths
-) -> None:
-    """Of 132 multiprocessors few rows leave many idle, and each branch has many shares."""
-    rules = (rows_config, ranges_config, decode_spans_config)
-    monkeypatch.setattr(limits, "CPU_LIMITS", limits.Device(processors=132, shared_bytes=99 * 1024))
-    for rule in (limits.device_limits, *rules):
-        rule.cache_clear()
-    try:
-        check_step(torch.float32, b, hq, h, s, blocks, window, strides, *widths)
-    finally:
-        for rule in (limits.device_limits, *rules):
-            rule.cache_clear()
-
-
-def test_step_of_an_empty_batch() -> None:
-    q, k, gates = randn(0, 4, 32), randn(0, 2, 64, 32), torch.rand(0, 4, 3, device=DEVICE)
-    assert nsa_kernels.decode_step(q, k, k, k[:, :, :3], k[:, :, :3], gates).shape == (0, 4, 32)
+    for got, want in ((last, out), (last_lse, lse), (found, scores)):
+        torch.testing.assert_close(got, want[:, -1], atol=1e-5, rtol=1e-5)
 
 
 def test_key_heads_are_where_a_grid_takes_more_than_65535(monkeypatch) -> None:
@@ -141,200 +202,125 @@ def test_key_heads_are_where_a_grid_takes_more_than_65535(monkeypatch) -> None:
 
     for name in ("decode_scores_kernel", "decode_scores_of_logits_kernel"):
         monkeypatch.setattr(decode_scores, name, Recorded())
-    q, k, gates = randn(3, 4, 32), randn(3, 2, 640, 32), torch.rand(3, 4, 3, device=DEVICE)
-    cmp = k[:, :, :39]
-    nsa_kernels.decode_step(q, k, k, cmp, cmp, gates)
-    nsa_kernels.decode_scores(q, cmp, torch.zeros(3, 4, device=DEVICE), 10)
+    _, case = step({"b": 3, "hq": 4, "h": 2, "t": 640})
+    case.call(**case.tensors)
+    q, k_cmp = case.tensors["q"], case.tensors["k_cmp"]
+    nsa_kernels.decode_scores(q, k_cmp, torch.zeros(3, 4, device=DEVICE), 10)
     assert [grid[0] for grid in grids] == [6, 6]
 
 
-def check_step(dtype, b, hq, h, s, blocks, window, strides, d=32, dv=32) -> None:
-    room = s + 50
-    block, stride, size = strides
-    n = max(0, (s - block) // stride + 1)
-    q, gates = randn(b, hq, d, dtype=dtype), torch.sigmoid(randn(b, hq, 3, dtype=dtype))
-    # Caches with room for more, as a decoder has them.
-    k, v = (
-        randn(b, h, room, width, dtype=dtype, seed=i)[:, :, :s] for i, width in ((1, d), (2, dv))
-    )
-    k_cmp, v_cmp = (
-        randn(b, h, n + 4, width, dtype=dtype, seed=i)[:, :, :n] for i, width in ((3, d), (4, dv))
-    )
-    options = {"block": block, "stride": stride, "block_size": size}
-    out = nsa_kernels.decode_step(
-        q, k, v, k_cmp, v_cmp, gates, **options, n_selected=blocks, window=window
-    )
-    q1, kc, vc = q.unsqueeze(1), k_cmp.transpose(1, 2), v_cmp.transpose(1, 2)
-    every = torch.ones(1, n, dtype=torch.bool, device=DEVICE)
-    compressed, _, weights = oracle.banded(q1, kc, vc, every)
-    scores = torch.zeros(b, 1, h, -(-s // size), dtype=torch.float32, device=DEVICE)
-    for key in range(n):
-        for place in range(key, key + block // stride):
-            scores[..., place * stride // size] += weights[..., key].float()
-    spans = nsa_kernels.select_blocks(scores, blocks, block_size=size, first_position=s - 1)
-    selected, _ = oracle.ranges(q.view(b, 1, h, hq // h, d), k, v, spans)
-    kw, vw = (x[:, :, -window:].transpose(1, 2) for x in (k, v))
-    near, _, _ = oracle.banded(
-        q1, kw, vw, torch.ones(1, kw.shape[1], dtype=torch.bool, device=DEVICE)
-    )
-    branches = torch.stack([compressed[:, 0], selected.view(b, hq, dv), near[:, 0]], 2)
-    want = (gates.double().unsqueeze(-1) * branches).sum(2)
-    torch.testing.assert_close(out.double(), want, atol=oracle.TOLERANCE[dtype], rtol=1e-3)
+@pytest.mark.parametrize(
+    ("scores", "blocks"),
+    [
+        ({5: 1.0, 11: 9.0}, [0, 9, 10, 5, 1, 2]),  # block 11 begins behind the query
+        ({i: float("nan") for i in range(3, 9)}, [0, 9, 10, 1, 2, 3]),
+        ({i: float("inf") for i in range(3, 9)}, [0, 9, 10, 3, 4, 5]),
+        ({3: -5.0, 4: 1.0, 5: float("nan"), 6: -0.0}, [0, 9, 10, 4, 1, 2]),
+    ],
+)
+def test_forced_blocks_come_first_and_of_equal_ones_the_first(scores, blocks) -> None:
+    given = torch.zeros(1, 1, 1, 12, device=DEVICE)
+    for i, x in scores.items():
+        given[..., i] = x
+    options = {"block_size": 8, "first_position": 83}
+    spans = nsa_kernels.select_blocks(given, 6, **options)[0, 0, 0].tolist()
+    assert spans == [[8 * i, min(8 * i + 8, 84)] for i in blocks]
+    assert naive_select_blocks(given.double(), 6, **options)[0, 0, 0].tolist() == blocks
 
 
-def test_no_compressed_key_yet() -> None:
-    q, k, v = randn(1, 2, 16), randn(1, 1, 20, 16), randn(1, 1, 20, 16, seed=1)
-    gates = torch.ones(1, 2, 3, device=DEVICE)
-    none = k[:, :, :0]
-    out = nsa_kernels.decode_step(q, k, v, none, none, gates, window=64)
-    dense, _ = nsa_kernels.decode_window(q, k, v, window=64)
-    torch.testing.assert_close(out, 2 * dense, atol=1e-5, rtol=1e-5)
+def test_positions_of_entries() -> None:
+    """In any strides, below 0, and behind the last block."""
+    scores = torch.rand(3, 5, 1, 4, device=DEVICE)
+    for first in (ints(-2, 3, 28), ints(9, 0, 20, 0, 3, 0)[::2], ints(20).expand(3)):
+        chosen = nsa_kernels.select_blocks(scores, 4, block_size=8, first_position=first)
+        for entry, begin in enumerate(first.tolist()):
+            for t in range(5):
+                seen = min(max(begin + t + 1, 0), 32)
+                assert int(chosen[entry, t, 0].diff(dim=-1).sum()) == seen
 
 
-def test_bad_inputs_are_refused() -> None:
-    scores = torch.zeros(1, 1, 1, 4, device=DEVICE)
-    with pytest.raises(ValueError, match="first"):
-        nsa_kernels.select_blocks(scores, 2)
-    q, k = randn(1, 2, 16), randn(1, 1, 5, 16)
-    with pytest.raises(ValueError, match="must divide"):
-        nsa_kernels.decode_scores(q, k, torch.zeros(1, 2, device=DEVICE), 2, stride=5)
+ROOM, H, HELD = 192, 2, (0, 64, 65, 190)
 
 
-def test_one_graph_under_torch_compile() -> None:
-    q, gates = randn(1, 2, 16), torch.rand(1, 2, 3, device=DEVICE)
-    k, v = randn(1, 1, 100, 16), randn(1, 1, 100, 16, seed=1)
-    k_cmp, v_cmp = randn(1, 1, 5, 16), randn(1, 1, 5, 16, seed=1)
-    scores = torch.rand(1, 3, 1, 6, device=DEVICE)
-
-    def both(*x):
-        step = nsa_kernels.decode_step(*x, block_size=16, n_selected=4, window=20)
-        return step, nsa_kernels.select_blocks(scores, 4, block_size=16, first_position=90)
-
-    args = (q, k, v, k_cmp, v_cmp, gates)
-    compiled = torch.compile(both, fullgraph=True, backend="aot_eager")
-    for a, b in zip(compiled(*args), both(*args), strict=True):
-        assert torch.equal(a, b)
+def paged(x: torch.Tensor, page: int, heads_last: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a cache [B, H, S, D] as a pool of pages in some order, and its block table. Pages of
+    no entry hold NaN; ``heads_last``: as [pages, page, H, D] in memory."""
+    b, h, s, d = x.shape
+    n = s // page
+    order = torch.randperm(b * n + 3, generator=torch.Generator().manual_seed(page))[: b * n]
+    order = order.to(DEVICE)
+    pool = x.new_full((b * n + 3, page, h, d), float("nan"))
+    pool[order] = x.unflatten(2, (n, page)).permute(0, 2, 3, 1, 4).flatten(0, 1)
+    pool = pool.transpose(1, 2)
+    return pool if heads_last else pool.contiguous(), order.view(b, n).to(torch.int32)
 
 
-@pytest.mark.parametrize("gates", [(1, 2, 1), (1, 3), (2, 2, 3)])
-def test_gates_that_do_not_fit_are_refused(gates) -> None:
-    """The kernel would read past them."""
-    q, k, gates = randn(1, 2, 16), randn(1, 1, 100, 16), torch.rand(*gates, device=DEVICE)
-    with pytest.raises(ValueError, match=r"gates \[B,HQ,3\]"):
-        nsa_kernels.decode_step(q, k, k, k[:, :, :5], k[:, :, :5], gates)
-    with pytest.raises(ValueError, match="three branches"):
-        nsa_kernels.gated_sum(q, q, q[:, :1], torch.rand(1, 2, 3, device=DEVICE))
+def caches(dtype: torch.dtype = torch.float32) -> Tensors:
+    """Return q, k and v of four entries."""
+    draw = normal(dtype)
+    return draw(4, 4, 32), draw(4, H, ROOM, 32), draw(4, H, ROOM, 48)
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "word"),
+    ("page", "heads_last", "dtype", "n_selected"),
     [
-        (lambda q, k, lse: (q, k[..., :8], lse), ValueError, "head dim"),
-        (lambda q, k, lse: (q.double(), k, lse), TypeError, "dtype"),
-        (lambda q, k, lse: (q, k, lse[:, :1]), ValueError, "lse"),
-        (lambda q, k, lse: (q, k.expand(2, -1, -1, -1), lse), ValueError, "expected q"),
-        (lambda q, k, lse: (q[:, :3], k, lse[:, :3]), ValueError, "multiple of H"),
-        (lambda q, k, lse: (q.to("meta"), k, lse), ValueError, "one device"),
+        (64, False, torch.float32, 3),
+        (16, True, torch.bfloat16, 3),  # pages smaller than a selection block
+        (96, True, torch.float32, 70),  # no multiple of one; spans are ordered beforehand
     ],
 )
-def test_scores_refuse_what_does_not_fit(change, error, word) -> None:
-    q, k, lse = randn(1, 4, 16), randn(1, 2, 5, 16), torch.zeros(1, 4, device=DEVICE)
-    with pytest.raises(error, match=word):
-        nsa_kernels.decode_scores(*change(q, k, lse), 2)
-    with pytest.raises(ValueError, match="must divide"):
-        nsa_kernels.decode_scores(q, k, lse, 2, stride=0)
-
-
-def test_heads_that_do_not_share_evenly_are_refused() -> None:
-    q, k = randn(1, 3, 16), randn(1, 2, 10, 16)
-    with pytest.raises(ValueError, match="multiple of H"):
-        nsa_kernels.decode_compressed(q, k, k)
-    with pytest.raises(ValueError, match="multiple of H"):
-        nsa_kernels.decode_selected(q, k, k, torch.zeros(1, 2, 1, 2, dtype=torch.int32).to(DEVICE))
-
-
-@pytest.mark.parametrize("which", range(6))
-def test_a_gradient_is_not_lost_in_silence(which) -> None:
-    q, gates = randn(1, 2, 16), torch.rand(1, 2, 3, device=DEVICE)
-    k, v = randn(1, 1, 100, 16), randn(1, 1, 100, 16, seed=1)
-    args = [q, k, v, randn(1, 1, 5, 16), randn(1, 1, 5, 16, seed=1), gates]
-    args[which].requires_grad_()
-    with pytest.raises(ValueError, match="decode_step: has no backward"):
-        nsa_kernels.decode_step(*args)
-    with torch.no_grad():
-        assert not nsa_kernels.decode_step(*args).requires_grad
-
-
-@pytest.mark.skipif(DEVICE == "cuda", reason="the CPU is where kernels cannot run only there")
-def test_blocks_are_selected_on_a_gpu_only(monkeypatch) -> None:
-    monkeypatch.setattr("nsa_kernels.launch.checks.CPU_ALLOWED", False)
-    with pytest.raises(ValueError, match="needs CUDA tensors"):
-        nsa_kernels.select_blocks(torch.zeros(1, 1, 1, 4), 3)
+def test_pages_in_any_order_give_the_bits_of_a_contiguous_cache(
+    page, heads_last, dtype, n_selected
+) -> None:
+    (q, *fine), draw, lengths = caches(dtype), normal(dtype, seed=1), ints(*HELD)
+    others = draw(4, H, 11, 32), draw(4, H, 11, 48), draw(4, 4, 3), lengths
+    (k, table), (v, _) = (paged(x, page, heads_last) for x in fine)
+    for entry, n in enumerate(HELD):  # pages behind the last token are not read
+        table[entry, -(-n // page) :] = -(2**31) if entry % 2 else 2**31 - 1
+    sizes = {"n_selected": n_selected, "window": 40}
+    want = nsa_kernels.decode_step(q, *fine, *others, **sizes)
+    for given in (table, torch.cat([table, table], 1)[:, : table.shape[1]]):
+        got = nsa_kernels.decode_step(q, k, v, *others, given, **sizes)
+        assert torch.equal(got, want) and bool(got.isfinite().all())
+    spans = ints(0, 30, 20, 100, 150, 999).view(1, 1, 3, 2).expand(4, H, -1, -1)
+    pairs = [
+        (nsa_kernels.decode_window(q, *x, window=70), nsa_kernels.decode_selected(q, *y))
+        for x, y in (
+            ((k, v, lengths, table), (k, v, spans, lengths, table)),
+            ((*fine, lengths), (*fine, spans, lengths)),
+        )
+    ]
+    for got, want in zip(*pairs, strict=True):
+        assert all(map(torch.equal, got, want))
 
 
 @pytest.mark.parametrize(
-    ("scores", "how", "error", "said"),
-    [
-        (torch.zeros(1, 1, 1, 4), {"first_position": 1000}, ValueError, "do not hold 1001 tokens"),
-        (
-            torch.zeros(1, 1, 1, 4),
-            {"block_size": 0},
-            ValueError,
-            "block_size must be a whole number of at least 1",
-        ),
-        (torch.zeros(1, 1, 4), {}, ValueError, "expected scores"),
-        (torch.zeros(1, 1, 1, 4).half(), {}, TypeError, "must be float32"),
-        (torch.zeros(1, 1, 1, 4).long(), {}, TypeError, "must be float32"),
-    ],
+    ("absent", "selected_len"),  # one share of a row, or several
+    [(-1, 16), (-(2**31), None), (99999, 16), (2**31 - 1, None)],
 )
-def test_scores_that_cannot_be_chosen_from_are_refused(scores, how, error, said) -> None:
-    with pytest.raises(error, match=said):
-        nsa_kernels.select_blocks(scores.to(DEVICE), 4, **how)
+def test_keys_of_a_page_that_is_not_there_are_not_attended_to(absent, selected_len) -> None:
+    q, k, v = caches()
+    (pool_k, table), (pool_v, _) = paged(k, 64, False), paged(v, 64, False)
+    alone, entry, lengths = HELD.index(64), HELD.index(190), ints(*HELD)
+    table[entry, 1] = table[alone] = absent
+    spans = ints(0, 190).view(1, 1, 1, 2).expand(4, H, -1, -1)
+    got = nsa_kernels.decode_selected(
+        q, pool_k, pool_v, spans, lengths, table, selected_len=selected_len
+    )
+    around = ints(0, 64, 128, 190).view(1, 1, 2, 2).expand(4, H, -1, -1)
+    for a, w in zip(got, nsa_kernels.decode_selected(q, k, v, around, lengths), strict=True):
+        torch.testing.assert_close(a[entry], w[entry], atol=1e-5, rtol=1e-5)
+    assert not got[0][alone].any() and bool((got[1][alone] == -torch.inf).all())
 
 
-def test_scores_below_zero_and_nan_count_as_zero() -> None:
-    scores = torch.zeros(1, 1, 1, 10, device=DEVICE)
-    scores[..., 3:7] = torch.tensor([-5.0, 1.0, float("nan"), -0.0])
-    ranges = nsa_kernels.select_blocks(scores, 6, block_size=8, first_position=79)
-    assert chosen(ranges[0, 0, 0], 8) == [0, 8, 9, 4, 1, 2]
-
-
-@pytest.mark.parametrize("name", ["decode_compressed", "decode_window", "decode_selected"])
-def test_a_branch_names_itself_and_the_shapes_it_was_given(name) -> None:
-    more = {"decode_window": {"window": 4}, "decode_selected": {"ranges": torch.zeros(1)}}
-    q, k = randn(4, 2, 16), randn(2, 2, 9, 16)
-    with pytest.raises(ValueError, match=rf"{name}: expected .* got \(4, 2, 16\), \(2, 2, 9, 16\)"):
-        getattr(nsa_kernels, name)(q, k, k, **more.get(name, {}))
-
-
-def test_an_infinite_score_displaces_no_forced_block() -> None:
-    scores = torch.zeros(1, 1, 1, 12, device=DEVICE)
-    scores[..., 3:9] = float("inf")
-    ranges = nsa_kernels.select_blocks(scores, 5, block_size=8, first_position=83)
-    assert chosen(ranges[0, 0, 0], 8) == [0, 9, 10, 3, 4]
-    naive = naive_select_blocks(scores.double(), 5, block_size=8, first_position=83)
-    assert naive[0, 0, 0].tolist() == [0, 9, 10, 3, 4]
-
-
-def test_the_formula_counts_what_is_no_weight_as_zero_too() -> None:
-    scores = torch.zeros(1, 1, 1, 10, dtype=torch.float64)
-    scores[..., 3:7] = torch.tensor([-5.0, 1.0, float("nan"), -0.0])
-    naive = naive_select_blocks(scores, 6, block_size=8, first_position=79)
-    assert naive[0, 0, 0].tolist() == [0, 8, 9, 4, 1, 2]
-
-
-def test_the_branches_of_an_empty_batch() -> None:
-    q, k = randn(0, 4, 32), randn(0, 2, 64, 32)
-    ranges = torch.zeros(0, 2, 3, 2, dtype=torch.int32, device=DEVICE)
-    for out, lse in (
-        nsa_kernels.decode_compressed(q, k, k),
-        nsa_kernels.decode_window(q, k, k, window=8),
-        nsa_kernels.decode_selected(q, k, k, ranges),
-    ):
-        assert out.shape == (0, 4, 32) and lse.shape == (0, 4)
-    lse = torch.zeros(0, 4, device=DEVICE)
-    assert nsa_kernels.decode_scores(q, k, lse, 3).shape == (0, 2, 3)
-    gates = torch.zeros(0, 4, 3, device=DEVICE)
-    assert nsa_kernels.gated_sum(q, q, q, gates).shape == (0, 4, 32)
-    scores = torch.zeros(0, 1, 2, 4, device=DEVICE)
-    assert nsa_kernels.select_blocks(scores, 3).shape == (0, 1, 2, 3, 2)
+def test_a_long_row_without_a_page_gives_zero_and_no_lse() -> None:
+    draw = normal()
+    q, k = draw(1, 2, 32), draw(4, 1, 256, 32)
+    spans, table = ints(0, 1024).view(1, 1, 1, 2), ints(-1, 4, 7, -9).view(1, 4)
+    out, lse = nsa_kernels.decode_selected(q, k, k, spans, ints(1024), table)
+    assert not out.any() and bool((lse == -torch.inf).all())
+    table[0, 3] = 2
+    got = nsa_kernels.decode_selected(q, k, k, spans, ints(1024), table)
+    want = nsa_kernels.decode_window(q, k[2:3], k[2:3], window=256)
+    for a, w in zip(got, want, strict=True):
+        torch.testing.assert_close(a, w, atol=1e-5, rtol=1e-5)

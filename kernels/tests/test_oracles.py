@@ -1,0 +1,127 @@
+"""Every implementation and every formula against nsabench's oracles, on what nsabench draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+import torch
+from cases import DEVICE, DTYPES, TOLERANCE, exact_nsa, exact_step, results
+from nsa_kernels.band.naive import naive_compressed, naive_sliding_window
+from nsa_kernels.integrations.nsabench import band, blocks, decode, ranges, rows, varlen, whole
+from nsa_kernels.selection.blocks.naive import naive_blocks
+from nsa_kernels.selection.ranges.naive import naive_ranges
+from nsa_kernels.selection.rows.naive import naive_rows
+from nsa_kernels.selection.varlen.naive import naive_varlen
+
+from nsabench import ops
+from nsabench.model.vocabulary import Direction, DType
+
+IMPLEMENTATIONS: list[tuple[str, Callable[..., Any]]] = [
+    ("selection_rows", rows.rows_group),
+    ("selection_rows", rows.rows_per_head),
+    ("selection_varlen", varlen.varlen_items),
+    ("selection_ranges", ranges.ranges_in_place),
+    ("selection_blocks", blocks.blocks),
+    ("selection_blocks", blocks.blocks_query_major),
+    ("sliding_window", band.sliding_window),
+    ("compressed", band.compressed),
+    ("decode_compressed", decode.decode_compressed),
+    ("decode_selected", decode.decode_selected),
+    ("decode_window", decode.decode_window),
+    ("decode_dense", decode.decode_dense),
+    ("decode_step", decode.decode_step),
+    ("nsa_attention", whole.nsa),
+]
+FORWARD_ONLY = (blocks.blocks_query_major, whole.nsa)  # gradients of the whole: test_whole.py
+NUMBERS = {
+    naive_rows: ("sm_scale",),
+    naive_varlen: ("sm_scale",),
+    naive_ranges: ("sm_scale",),
+    naive_blocks: ("block_size", "sm_scale"),
+    naive_sliding_window: ("window",),
+    naive_compressed: ("block", "stride"),
+    exact_nsa: ("block", "stride", "block_size", "n_selected", "window"),
+}
+FORMULAS: list[tuple[str, Callable[..., Any]]] = [
+    ("selection_rows", naive_rows),
+    ("selection_varlen", naive_varlen),
+    ("selection_ranges", naive_ranges),
+    ("selection_blocks", naive_blocks),
+    ("sliding_window", naive_sliding_window),
+    ("compressed", naive_compressed),
+    ("decode_step", exact_step),
+    ("nsa_attention", exact_nsa),
+]
+Calls = list[tuple[str, Callable[..., Any]]]
+
+
+def cells(calls: Calls, *without: tuple[str, str]) -> list[tuple[str, str, Callable[..., Any]]]:
+    # These two select more blocks than a small shape does.
+    without = (*without, ("selection_blocks", "dense"), ("selection_blocks", "recorded"))
+    return [
+        (name, distribution, call)
+        for name, call in calls
+        for distribution in ops.get(name).distributions
+        if (name, distribution) not in without
+    ]
+
+
+def drawn(name: str, distribution: str, dtype: torch.dtype) -> ops.Inputs:
+    """Return what nsabench draws of the shape for CPUs that no tile divides. Packed blocks have a
+    batch of one, as in the other shape."""
+    op = ops.get(name)
+    shape = op.check_shapes["cpu"][distribution != "packed" or name != "selection_blocks"]
+    sizes = {key: int(value) for key, value in (x.split("=") for x in shape.split(","))}
+    kind = DType(str(dtype).removeprefix("torch."))
+    return op.draw(op.shape_model(**sizes), kind, distribution, 1, DEVICE)
+
+
+def check(got: torch.Tensor, want: torch.Tensor, near: float) -> None:
+    """Compare where the oracle names a value: in rows that hang on rounding, it names none."""
+    assert got.shape == want.shape
+    seen = want.isfinite()
+    assert bool(seen.any()) or not want.numel()
+    if want.numel():
+        largest = float(want[seen].abs().max())
+        torch.testing.assert_close(
+            got.double()[seen], want[seen], atol=near * max(1.0, largest), rtol=0
+        )
+
+
+@pytest.mark.parametrize(("name", "distribution", "call"), cells(IMPLEMENTATIONS))
+def test_implementations(name, distribution, call) -> None:
+    op = ops.get(name)
+    for dtype in DTYPES if distribution == op.distributions[0] else (torch.float32,):
+        inputs = drawn(name, distribution, dtype)
+        backward = Direction.BACKWARD in op.directions and call not in FORWARD_ONLY
+        leaves = [inputs.tensors[key].requires_grad_() for key in op.differentiable if backward]
+        out = call(**inputs.tensors, **inputs.options)
+        near = 1e-2 if distribution == "large_logits" else TOLERANCE[dtype]
+        assert out.dtype == dtype
+        check(out.detach(), op.oracle(inputs).detach(), near)
+        if backward:
+            weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(out)
+            got = torch.autograd.grad(out, leaves, weight)
+            for a, w in zip(got, op.gradients(inputs, weight).values(), strict=True):
+                check(a, w, near)
+
+
+WITHOUT_PACKED = (("sliding_window", "packed"), ("compressed", "packed"))
+
+
+@pytest.mark.parametrize(("name", "distribution", "formula"), cells(FORMULAS, *WITHOUT_PACKED))
+def test_formulas(name, distribution, formula) -> None:
+    inputs = drawn(name, distribution, torch.float32)
+    given = [x.double() if x.is_floating_point() else x for x in inputs.tensors.values()]
+    options = {key: inputs.options[key] for key in NUMBERS.get(formula, ())}
+    if name == "decode_step":
+        options = asdict(inputs.options["sizes"])
+        given.append([inputs.tensors["k"].shape[2]] * len(given[0]))
+    elif distribution == "packed":
+        options["cu_seqlens"] = given.pop()
+    out = results(formula(*given, **options))[0]
+    assert out.dtype == torch.float64
+    check(out, ops.get(name).oracle(inputs), 1e-12)
