@@ -297,7 +297,7 @@ def band(name: str, s: Sizes) -> Case:
 
 
 def choice(_: str, s: Sizes) -> Case:
-    tensors = {"scores": normal(s.dtype)(s.b, s.t, s.h, 4).abs()}
+    tensors = {"scores": normal(s.dtype)(s.b, s.t, s.h, max(4, -(-s.t // 2))).abs()}
 
     def formula(scores: torch.Tensor) -> torch.Tensor:
         chosen = naive_select_blocks(scores, 3, block_size=2).unsqueeze(-1)
@@ -314,18 +314,18 @@ def choice(_: str, s: Sizes) -> Case:
 def decoded(name: str, s: Sizes) -> Case:
     draw = normal(s.dtype, seed=s.t)
     names = ("k_cmp", "v_cmp") if name == "decode_compressed" else ("k", "v")
-    tensors = {"q": draw(s.b, 2, s.d), **{key: draw(s.b, 1, s.t + 1, s.d) for key in names}}
+    tensors = {"q": draw(s.b, s.hq, s.d), names[0]: draw(s.b, s.h, s.t + 1, s.d)}
+    tensors[names[1]] = draw(s.b, s.h, s.t + 1, s.dv)
     options = {"window": s.window} if name == "decode_window" else {}
     if name == "decode_selected":
-        tensors["ranges"] = ints(0, 3, 2, 5).view(2, 2).expand(s.b, 1, 2, 2).contiguous()
+        tensors["ranges"] = ints(0, 3, 2, 5).view(2, 2).expand(s.b, s.h, 2, 2).contiguous()
 
     def formula(**x: torch.Tensor) -> Any:
         q, k, v = (x[key] for key in ("q", *names))
-        if name == "decode_selected":
-            out, lse = naive_ranges(q.unsqueeze(1).unsqueeze(2), k, v, x["ranges"].unsqueeze(1))
-            return out.flatten(1, 3), lse.flatten(1, 3)
-        near = options.get("window", k.shape[2])
-        return naive_rows(q, k[:, 0, -near:], v[:, 0, -near:])
+        spans = ints(max(k.shape[2] - options.get("window", k.shape[2]), 0), k.shape[2])
+        spans = x.get("ranges", spans.expand(s.b, s.h, 1, 2)).unsqueeze(1)
+        out, lse = naive_ranges(q.unflatten(1, (s.h, -1)).unsqueeze(1), k, v, spans)
+        return out.flatten(1, 3), lse.flatten(1, 3)
 
     def call(**given: torch.Tensor) -> Any:
         return getattr(nsa_kernels, name)(**given, **options)
@@ -335,17 +335,22 @@ def decoded(name: str, s: Sizes) -> Case:
 
 def scored(_: str, s: Sizes) -> Case:
     draw = normal(s.dtype, seed=s.t)
-    q, k_cmp = draw(s.b, 2, s.d), draw(s.b, 1, s.t, s.d)
-    logits = q.double() @ k_cmp[:, 0].double().mT * s.d**-0.5
-    tensors = {"q": q, "k_cmp": k_cmp, "lse": torch.logsumexp(logits, -1).float()}
+    q, k_cmp = draw(s.b, s.hq, s.d), draw(s.b, s.h, s.t, s.d)
+    blocks = max(1, -(-(s.t * s.stride + s.block) // s.block_size))
+
+    def weights(q: torch.Tensor, k_cmp: torch.Tensor) -> torch.Tensor:
+        return q.unflatten(1, (s.h, -1)) @ k_cmp.mT * s.d**-0.5
+
+    lse = torch.logsumexp(weights(q.double(), k_cmp.double()), -1).flatten(1, 2)
+    tensors = {"q": q, "k_cmp": k_cmp, "lse": lse.float()}
 
     def call(**given: torch.Tensor) -> Any:
-        return nsa_kernels.decode_scores(**given, n_blocks=1, **s.overlap)
+        return nsa_kernels.decode_scores(**given, n_blocks=blocks, **s.overlap)
 
     def formula(q: torch.Tensor, k_cmp: torch.Tensor, lse: torch.Tensor) -> Any:
-        p = torch.exp(q @ k_cmp[:, 0].mT * s.d**-0.5 - lse.unsqueeze(-1)).sum(1, keepdim=True)
-        scores = [exact_scores(of_entry, 1, **s.overlap) for of_entry in p]
-        return torch.stack(scores) if scores else p.new_zeros(0, 1, 1)
+        p = torch.exp(weights(q, k_cmp) - lse.unflatten(1, (s.h, -1)).unsqueeze(-1)).sum(2)
+        scores = [exact_scores(of_entry, blocks, **s.overlap) for of_entry in p]
+        return torch.stack(scores) if scores else p.new_zeros(0, s.h, blocks)
 
     return Case(call, formula, tensors, ("k_cmp",))
 

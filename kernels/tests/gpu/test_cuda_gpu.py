@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -10,21 +12,36 @@ import torch
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 pytest.importorskip("cuda.core")
 
-import oracle  # noqa: E402
+from cases import check, make, normal, random_spans  # noqa: E402
 from nsa_kernels import cuda  # noqa: E402
+from nsa_kernels.selection.ranges.naive import naive_ranges  # noqa: E402
+from nsa_kernels.selection.rows.naive import naive_rows  # noqa: E402
 
 HALVES = [torch.float16, torch.bfloat16]
 
 
-def randn(*size: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
-    return torch.randn(size, device="cuda", dtype=torch.float32).to(dtype)
+Tensors = tuple[torch.Tensor, ...]
+CALLS = {
+    "selection_rows": (cuda.selection_rows, naive_rows),
+    "selection_ranges": (cuda.selection_ranges, naive_ranges),
+}
 
 
-def spans(b: int, s: int, g: int, n: int, s_kv: int, longest: int) -> torch.Tensor:
-    start = torch.randint(-20, s_kv + 10, (b, s, g, n))
-    found = torch.stack([start, start + torch.randint(-5, longest, start.shape)], -1)
-    found[0, 0, 0] = 0
-    return found.cuda()
+def is_right(name: str, got: Tensors, tensors: Iterable[torch.Tensor], **options: float) -> None:
+    exact = [x.double() if x.is_floating_point() else x for x in tensors]
+    check(name, got, CALLS[name][1](*exact, **options), got[0].dtype)
+
+
+def check_case(name: str, integers: torch.dtype = torch.int32, **sizes: Any) -> None:
+    """Assert that a call is the formula, the same twice, and writes none of its inputs."""
+    tensors = make(name, **sizes).tensors
+    if "ranges" in tensors:
+        tensors["ranges"] = tensors["ranges"].to(integers)
+    kept = {key: x.clone() for key, x in tensors.items()}
+    first, second = (CALLS[name][0](**tensors) for _ in range(2))
+    is_right(name, first, tensors.values())
+    assert all(map(torch.equal, first, second))
+    assert all(torch.equal(x, kept[key]) for key, x in tensors.items())
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -41,11 +58,7 @@ def spans(b: int, s: int, g: int, n: int, s_kv: int, longest: int) -> torch.Tens
     ],
 )
 def test_rows(n, h, length, d, dv, dtype) -> None:
-    q, k, v = randn(n, h, d, dtype=dtype), randn(n, length, d, dtype=dtype), None
-    v = randn(n, length, dv, dtype=dtype)
-    first, second = (cuda.selection_rows(q, k, v) for _ in range(2))
-    oracle.assert_close(first, oracle.rows(q, k, v), dtype)
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    check_case("selection_rows", t=n, hq=h, n=length, d=d, dv=dv, dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -61,70 +74,63 @@ def test_rows(n, h, length, d, dv, dtype) -> None:
     ],
 )
 def test_ranges(b, s, g, h, s_kv, n, d, dv, integers, dtype) -> None:
-    q, k = randn(b, s, g, h, d, dtype=dtype), randn(b, g, s_kv, d, dtype=dtype)
-    v = randn(b, g, s_kv, dv, dtype=dtype)
-    r = spans(b, s, g, n, s_kv, 60).to(integers)
-    kept = r.clone()
-    first, second = (cuda.selection_ranges(q, k, v, r) for _ in range(2))
-    oracle.assert_close(first, oracle.ranges(q, k, v, r), dtype)
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    assert torch.equal(r, kept)
+    sizes = {"b": b, "t": s, "hq": g * h, "h": g, "n": s_kv, "spans": n, "d": d, "dv": dv}
+    check_case("selection_ranges", integers, **sizes, dtype=dtype)
+
+
+draw = normal(torch.float16)
 
 
 def test_inputs_that_are_not_contiguous() -> None:
-    q, k, v = randn(4, 8, 64), randn(4, 2, 100, 64)[:, 1], randn(100, 4, 64).transpose(0, 1)
-    oracle.assert_close(cuda.selection_rows(q, k, v), oracle.rows(q, k, v), torch.float16)
+    x = draw(4, 8, 64), draw(4, 2, 100, 64)[:, 1], draw(100, 4, 64).transpose(0, 1)
+    is_right("selection_rows", cuda.selection_rows(*x), x)
 
 
 def test_keys_past_the_end_are_not_read() -> None:
-    """The last tile is not full; what follows the row's keys in memory is NaN."""
-    q, whole = randn(2, 4, 64), randn(2, 64, 64)
+    """The last tile is not full, and NaN follows the row's keys in memory."""
+    q, whole = draw(2, 4, 64), draw(2, 64, 64)
     whole[:, 37:] = float("nan")
     k = whole[:, :37]
-    oracle.assert_close(cuda.selection_rows(q, k, k), oracle.rows(q, k, k), torch.float16)
-    q = q[None, :, None]
-    k = whole[:1, None]
+    is_right("selection_rows", cuda.selection_rows(q, k, k), (q, k, k))
+    q, k = q[None, :, None], whole[:1, None]
     r = torch.tensor([[0, 20], [15, 37]], device="cuda").expand(1, 2, 1, 2, 2)
     clean = k.nan_to_num()
-    oracle.assert_close(
-        cuda.selection_ranges(q, k, k, r), oracle.ranges(q, clean, clean, r), torch.float16
-    )
+    is_right("selection_ranges", cuda.selection_ranges(q, k, k, r), (q, clean, clean, r))
 
 
 def test_large_logits_and_nan() -> None:
-    q, k, v = randn(2, 4, 64), randn(2, 300, 64), randn(2, 300, 64)
-    got = cuda.selection_rows(q, k, v, sm_scale=1e3)
-    oracle.assert_close((got[0], got[1] / 1e3), _over(oracle.rows(q, k, v, 1e3)), torch.float16)
+    q, k, v = draw(2, 4, 64), draw(2, 300, 64), draw(2, 300, 64)
+    out, lse = cuda.selection_rows(q, k, v, sm_scale=1e3)
+    want, want_lse = naive_rows(*(x.double() for x in (q, k, v)), sm_scale=1e3)
+    check("selection_rows", (out, lse / 1e3), (want, want_lse / 1e3), torch.float16)
     k[1, 299] = float("nan")
     out, lse = cuda.selection_rows(q, k, v)
     assert out[0].isfinite().all() and out[1].isnan().all() and lse[1].isnan().all()
 
 
-def _over(pair: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    return pair[0], pair[1] / 1e3
+ARGUMENTS = {
+    "selection_rows": lambda: (draw(3, 8, 128), draw(3, 3000, 128), draw(3, 3000, 128)),
+    "selection_ranges": lambda: (
+        *(draw(2, 2, 2, 8, 64), draw(2, 2, 3000, 64), draw(2, 2, 3000, 64)),
+        random_spans(2, 2, 2, 40, keys=3000),
+    ),
+}
 
 
-@pytest.mark.parametrize("op", ["selection_rows", "selection_ranges"])
+@pytest.mark.parametrize("op", CALLS)
 def test_cuda_graph(op) -> None:
-    if op == "selection_rows":
-        args = (randn(3, 8, 128), randn(3, 3000, 128), randn(3, 3000, 128))
-        call, reference = cuda.selection_rows, oracle.rows
-    else:
-        args = (randn(2, 2, 2, 8, 64), randn(2, 2, 3000, 64), randn(2, 2, 3000, 64))
-        args = (*args, spans(2, 2, 2, 5, 3000, 900))
-        call, reference = cuda.selection_ranges, oracle.ranges
+    call, args = CALLS[op][0], ARGUMENTS[op]()
     call(*args)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         got = call(*args)
-    args[0].copy_(randn(*args[0].shape))
+    args[0].copy_(draw(*args[0].shape))
     graph.replay()
-    oracle.assert_close(got, reference(*args), torch.float16)
+    is_right(op, got, args)
 
 
 def test_a_thread_that_has_not_called_cuda() -> None:
-    args = (randn(3, 8, 128), randn(3, 100, 128), randn(3, 100, 128))
+    args = ARGUMENTS["selection_rows"]()
     cuda.selection_rows(*args)
     with ThreadPoolExecutor(1) as pool:
-        got = pool.submit(cuda.selection_rows, *args).result()
-    oracle.assert_close(got, oracle.rows(*args), torch.float16)
+        is_right("selection_rows", pool.submit(cuda.selection_rows, *args).result(), args)

@@ -4,6 +4,7 @@ and sizes drawn at random, called again and again on other values."""
 from __future__ import annotations
 
 import importlib
+import math
 import pkgutil
 import random
 from collections.abc import Callable
@@ -15,210 +16,82 @@ import torch
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
+import conformance  # noqa: E402
 import nsa_kernels  # noqa: E402
+from cases import MAKERS, Case, gradients, make, packed, results  # noqa: E402
 from nsa_kernels.jit import direct  # noqa: E402
 from nsa_kernels.launch import launcher, replay  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 Call = Callable[[], Any]
 
 
 class Draw:
-    """Sizes and tensors at random; the same ones of the same seed."""
+    """Calls at random, on tensors of any strides and addresses; the same ones of the same seed."""
 
     def __init__(self, seed: int) -> None:
+        torch.manual_seed(seed)
         self._random = random.Random(seed)
-        self.dtype = self.one_of(*DTYPES)
-        self.d, self.dv = self.one_of(16, 32, 40, 64, 128), self.one_of(16, 32, 40, 64, 128)
+        self.one_of = lambda *values: self._random.choice(values)
 
-    def one_of(self, *values: Any) -> Any:
-        return self._random.choice(values)
-
-    def whole(self, least: int, most: int) -> int:
-        return self._random.randint(least, most)
-
-    def tensor(self, *size: int, free: int = 0, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """N(0, 1), perhaps a part of a larger tensor along the axes from ``free`` on, perhaps
-        begun an element behind an aligned address."""
+    def elsewhere(self, x: torch.Tensor, free: int) -> torch.Tensor:
+        """Return x as a part of a larger tensor along the axes from ``free`` on, perhaps begun some
+        elements behind an aligned address."""
         ahead = self.one_of(0, 0, 1, 3, 8)
-        larger = [n + (self.one_of(0, 0, 1, 8) if i >= free else 0) for i, n in enumerate(size)]
-        count = 1
-        for n in larger:
-            count *= n
-        room = torch.randn(count + ahead, device="cuda").to(dtype or self.dtype)[ahead:]
-        return room.view(larger)[tuple(slice(n) for n in size)]
+        size = [n + (self.one_of(0, 0, 1, 8) if i >= free else 0) for i, n in enumerate(x.shape)]
+        room = x.new_zeros(math.prod(size) + ahead)[ahead:].view(size)
+        return room[tuple(slice(n) for n in x.shape)].copy_(x)
 
-    def ints(self, *size: int, least: int, most: int) -> torch.Tensor:
-        ahead = self.one_of(0, 0, 1)
-        room = torch.randint(least, most + 1, (torch.Size(size).numel() + ahead,), device="cuda")
-        return room.int()[ahead:].view(size)
+    def sizes(self, name: str) -> dict[str, Any]:
+        one_of = self.one_of
+        h = one_of(1, 2)
+        sizes: dict[str, Any] = {"b": one_of(1, 2), "h": h, "hq": h * one_of(1, 4, 16)}
+        sizes |= {key: one_of(16, 32, 40, 64, 128) for key in ("d", "dv")}
+        sizes |= {"dtype": one_of(torch.float16, torch.bfloat16, torch.float32), "window": 100}
+        sizes |= {"block": 32, "stride": 16, "block_size": one_of(16, 32, 64), "n_selected": 16}
+        if name.startswith("selection"):
+            return sizes | {
+                "t": one_of(1, 5, 64),
+                "n": one_of(0, 1, 33, 130, 700, 5000),
+                "spans": one_of(1, 3, 16, 70),
+            }
+        if name.startswith("decode_step"):
+            sizes |= {"n_selected": one_of(16, 70), "hq": h * one_of(1, 4, 40), "block_size": 64}
+        if name.startswith("nsa") and sizes["dtype"] != torch.float32 and one_of(0, 0, 1):
+            sizes["d"], sizes["dv"] = one_of((192, 128), (256, 256), (144, 64))
+        return sizes | {"t": one_of(1, 40, 100, 333, 1024, 2000), "blocks": one_of(1, 4, 16)}
 
+    def case(self, name: str) -> Case:
+        sizes = self.sizes(name)
+        if name in ("select_blocks", "gated_sum"):
+            sizes["dtype"] = torch.float32
+        if name in PACKED and self.one_of(True, False) and sizes["t"] > 8:
+            third = sizes["t"] // 3
+            return packed(name, (third, sizes.pop("t") - third), **{**sizes, "b": 1})
+        return make(name, **sizes)
 
-def rows(of: Draw) -> Call:
-    n, h = of.one_of(1, 2, 7, 300), of.one_of(1, 3, 8, 16, 70)
-    length = of.one_of(0, 1, 16, 33, 64, 700, 5000)
-    x = of.tensor(n, h, of.d), of.tensor(n, length, of.d), of.tensor(n, length, of.dv)
-    call = of.one_of(nsa_kernels.selection_rows, nsa_kernels.selection_rows_per_head)
-    return lambda: call(*x, sm_scale=of.d**-0.5)
+    def call(self, name: str) -> Call:
+        """Return a call, or its results and gradients."""
+        case = self.case(name)
+        # Batch and time of blocks, and heads and batches of a cache, follow one another in memory.
+        free = 3 if name.startswith("decode") else 2 if "block" in name else 0
+        tensors = {
+            key: x if key.startswith("cu_") else self.elsewhere(x, free)
+            for key, x in case.tensors.items()
+        }
+        if name in conformance.NO_BACKWARD or "fewer" in name or self.one_of(True, False):
+            return lambda: case.call(**tensors)
+        leaves = [tensors[key].requires_grad_() for key in case.leaves]
 
+        def both() -> tuple[torch.Tensor, ...]:
+            found = results(case.call(**tensors))
+            return *(x.detach() for x in found), *gradients(found, leaves)
 
-def varlen(of: Draw) -> Call:
-    n, total = of.one_of(1, 5, 64), of.one_of(1, 48, 999, 6000)
-    inner = sorted(of.whole(0, total) for _ in range(n - 1))
-    cu = torch.tensor([0, *inner, total], dtype=torch.int32, device="cuda")
-    x = of.tensor(n, of.one_of(1, 8), of.d), of.tensor(total, of.d), of.tensor(total, of.dv)
-    longest = of.one_of(None, total)
-    return lambda: nsa_kernels.selection_varlen(*x, cu, max_seqlen=longest)
-
-
-def ranges(of: Draw) -> Call:
-    b, s, g, h = of.one_of(1, 2), of.one_of(1, 5, 64), of.one_of(1, 2), of.one_of(1, 4, 16)
-    s_kv, n = of.one_of(1, 130, 4096), of.one_of(1, 3, 16, 70)
-    x = of.tensor(b, s, g, h, of.d), of.tensor(b, g, s_kv, of.d), of.tensor(b, g, s_kv, of.dv)
-    start = of.ints(b, s, g, n, 1, least=-3, most=s_kv)
-    spans = torch.cat([start, start + of.ints(b, s, g, n, 1, least=-1, most=200)], -1)
-    return differentiated(lambda q, k, v: nsa_kernels.selection_ranges(q, k, v, spans), of, x)
-
-
-def band(of: Draw) -> Call:
-    b, t, h = of.one_of(1, 2), of.one_of(1, 64, 333, 1024), of.one_of(1, 2)
-    packed = of.one_of(True, False) and b == 1 and t > 8
-    cu = torch.tensor([0, t // 3, t], dtype=torch.int32, device="cuda") if packed else None
-    q = of.tensor(b, t, h * of.one_of(1, 4, 16), of.d)
-    window = of.one_of(1, 16, 100, 5000)
-    x = q, of.tensor(b, t, h, of.d), of.tensor(b, t, h, of.dv)
-    return differentiated(
-        lambda q, k, v: nsa_kernels.sliding_window(q, k, v, cu, window=window), of, x
-    )
-
-
-def compressed(of: Draw) -> Call:
-    b, t, h = of.one_of(1, 2), of.one_of(32, 64, 500, 1024), of.one_of(1, 2)
-    keys = (t - 32) // 16 + 1
-    x = (
-        of.tensor(b, t, h * of.one_of(1, 4, 16), of.d),
-        of.tensor(b, keys, h, of.d),
-        of.tensor(b, keys, h, of.dv),
-    )
-    call = of.one_of(nsa_kernels.compressed_attention, nsa_kernels.compressed_attention_with_scores)
-    return differentiated(call, of, x)
+        return both
 
 
-def top_n(of: Draw) -> Call:
-    b, t, h = of.one_of(1, 2), of.one_of(1, 64, 500), of.one_of(1, 2)
-    scores = of.tensor(b, t, h, of.one_of(8, 17, 64), dtype=torch.float32)
-    count = of.one_of(3, 8, 16)
-    return lambda: nsa_kernels.select_blocks(scores, count)
-
-
-def blocks(of: Draw) -> Call:
-    b, h, s = of.one_of(1, 2), of.one_of(1, 2), of.one_of(1, 4, 16)
-    t = of.one_of(1, 65, 512, 2000)
-    group, size = of.one_of(1, 4, 16), of.one_of(16, 32, 64)
-    packed = of.one_of(True, False) and b == 1 and t > 8
-    cu = torch.tensor([0, t // 3, t], dtype=torch.int32, device="cuda") if packed else None
-    # Batch and time follow one another in memory.
-    q = of.tensor(b, t, h * group, of.d, free=2)
-    x = q, of.tensor(b, t, h, of.d, free=2), of.tensor(b, t, h, of.dv, free=2)
-    index = of.ints(b, t, h, s, least=-1, most=-(-t // size))
-
-    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
-        return nsa_kernels.block_selection_attention(
-            q, k, v, index, block_size=size, cu_seqlens=cu, return_lse=True
-        )
-
-    return differentiated(call, of, x)
-
-
-def decode(of: Draw) -> Call:
-    b, h, s = of.one_of(1, 3), of.one_of(1, 4), of.one_of(1, 40, 700, 9000)
-    keys = max(0, (s - 32) // 16 + 1)
-    q = of.tensor(b, h * of.one_of(1, 4, 16), of.d)
-    # A cache with room: heads and batches are one axis.
-    k, v, k_cmp, v_cmp = (
-        of.tensor(b, h, n + of.one_of(0, 5, 16), d, free=4)[:, :, :n]
-        for n, d in ((s, of.d), (s, of.dv), (keys, of.d), (keys, of.dv))
-    )
-    gates = of.tensor(b, q.shape[1], 3)
-    lse = of.tensor(b, q.shape[1], dtype=torch.float32)
-    return of.one_of(
-        lambda: nsa_kernels.decode_step(q, k, v, k_cmp, v_cmp, gates),
-        lambda: nsa_kernels.decode_step(q, k, v, k_cmp, v_cmp, gates, n_selected=70),
-        lambda: nsa_kernels.decode_window(q, k, v, window=512),
-        lambda: nsa_kernels.decode_scores(q, k_cmp, lse, -(-s // 64)),
-        lambda: nsa_kernels.gated_sum(q, q, q, gates),
-    )
-
-
-def lengths(of: Draw) -> Call:
-    b, h, s = of.one_of(1, 3), of.one_of(1, 4), of.one_of(40, 700, 9000)
-    keys = max(0, (s - 32) // 16 + 1)
-    q = of.tensor(b, h * of.one_of(1, 4, 40), of.d)
-    k, v, k_cmp, v_cmp = (
-        of.tensor(b, h, n, d, free=4)
-        for n, d in ((s, of.d), (s, of.dv), (keys, of.d), (keys, of.dv))
-    )
-    gates = of.tensor(b, q.shape[1], 3)
-    lse = of.tensor(b, q.shape[1], dtype=torch.float32)
-    held = of.ints(b, least=-1, most=s + 3)
-    page = of.one_of(16, 64, 100)
-    pool_k, pool_v = (of.tensor(20, h, page, d) for d in (of.d, of.dv))
-    table = of.ints(b, -(-s // page), least=-1, most=20)
-    return of.one_of(
-        lambda: nsa_kernels.decode_step(q, pool_k, pool_v, k_cmp, v_cmp, gates, held, table),
-        lambda: nsa_kernels.decode_window(q, pool_k, pool_v, held, table, window=512)[0],
-        lambda: nsa_kernels.decode_step(q, k, v, k_cmp, v_cmp, gates, held),
-        lambda: nsa_kernels.decode_step(q, k, v, k_cmp, v_cmp, gates, held, n_selected=70),
-        lambda: nsa_kernels.decode_compressed(q, k_cmp, v_cmp, held)[0],
-        lambda: nsa_kernels.decode_window(q, k, v, held, window=512)[0],
-        lambda: nsa_kernels.decode_scores(q, k_cmp, lse, -(-s // 64), held),
-    )
-
-
-def whole(of: Draw) -> Call:
-    b, t, h = of.one_of(1, 1, 2), of.one_of(1, 100, 700), of.one_of(1, 2)
-    hq = h * of.one_of(1, 4, 16)
-    packed = of.one_of(True, False) and b == 1 and t > 8
-    cu = torch.tensor([0, t // 3, t], dtype=torch.int32, device="cuda") if packed else None
-    d, dv = of.d, of.dv
-    if of.one_of(False, False, True) and of.dtype != torch.float32:
-        d, dv = of.one_of((192, 128), (256, 256), (144, 64))
-    x = of.tensor(b, t, hq, d), of.tensor(b, t, h, d), of.tensor(b, t, h, dv)
-    gates = of.tensor(b, t, hq, 3)
-    return differentiated(
-        lambda q, k, v: nsa_kernels.nsa_attention(q, k, v, gates, cu_seqlens=cu), of, x
-    )
-
-
-def behind(of: Draw) -> Call:
-    t, h = of.one_of(100, 700), of.one_of(1, 2)
-    count = of.one_of(1, 33, 90)
-    hq = h * of.one_of(1, 4, 16)
-    packed = of.one_of(True, False)
-    cu = torch.tensor([0, count // 3, count], dtype=torch.int32, device="cuda") if packed else None
-    cu_k = torch.tensor([0, t // 2, t], dtype=torch.int32, device="cuda") if packed else None
-    x = of.tensor(1, count, hq, of.d), of.tensor(1, t, h, of.d), of.tensor(1, t, h, of.dv)
-    gates = of.tensor(1, count, hq, 3)
-    return lambda: nsa_kernels.nsa_attention(*x, gates, cu_seqlens=cu, cu_seqlens_k=cu_k)
-
-
-def differentiated(call: Callable[..., Any], of: Draw, tensors: tuple[torch.Tensor, ...]) -> Call:
-    """The call, or its results and gradients."""
-    if of.one_of(True, False):
-        return lambda: call(*tensors)
-    leaves = [x.detach().requires_grad_() for x in tensors]
-
-    def both() -> tuple[torch.Tensor, ...]:
-        out = call(*leaves)
-        results = out if isinstance(out, tuple) else (out,)
-        grads = torch.autograd.grad(results[0].float().square().sum(), leaves)
-        return (*(x.detach() for x in results), *grads)
-
-    return both
-
-
-FAMILIES = (rows, varlen, ranges, band, compressed, top_n, blocks, decode, lengths, whole, behind)
+PACKED = ("block_selection_attention", "sliding_window", "compressed_attention", "nsa_attention")
+FAMILIES = [name for name in MAKERS if not name.startswith("NSAttention") and name != "packed_sdpa"]
 
 
 def as_triton(call: Call) -> Any:
@@ -239,12 +112,11 @@ def same(got: Any, want: Any) -> None:
 
 
 @pytest.mark.parametrize("seed", range(16))
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda of: of.__name__)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_launches_give_what_tritons_own_give(family, seed) -> None:
-    torch.manual_seed(seed)
     for turn in range(4):
-        # The same sizes on other values, at other addresses; in the last turn other sizes.
-        call = family(Draw(seed if turn < 3 else seed + 1000))
+        # The same sizes at other addresses; in the last turn other sizes.
+        call = Draw(seed if turn < 3 else seed + 1000).call(family)
         want = as_triton(call)
         for _ in range(1 + turn):
             same(call(), want)
@@ -267,8 +139,7 @@ def test_every_kernel_was_called_past_tritons_own_launch() -> None:
     assert direct.AVAILABLE and direct.undisturbed()
     for family in FAMILIES:
         for seed in range(16):
-            torch.manual_seed(seed)
-            call = family(Draw(seed))
+            call = Draw(seed).call(family)
             for _ in range(2):
                 call()
     direct_ones = {f"{x.__module__}.{x.__name__}" for x, kinds in launcher._known.values() if kinds}
@@ -278,7 +149,7 @@ def test_every_kernel_was_called_past_tritons_own_launch() -> None:
 def test_hooks_of_a_profiler_see_every_launch() -> None:
     from triton import knobs
 
-    call = rows(Draw(3))
+    call = Draw(3).call("selection_rows")
     for _ in range(4):
         call()
     seen: list[Any] = []
