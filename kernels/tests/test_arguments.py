@@ -15,7 +15,6 @@ from cases import DEVICE, MAKERS, check, doubled, make, results
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nsa_kernels import Policy
-from nsa_kernels.selection.ranges.naive import naive_ranges
 
 SETTINGS = {
     "deadline": None,
@@ -57,27 +56,6 @@ def test_what_is_documented_gives_what_the_formula_gives(name: str, data: st.Dat
         tensors[next(iter(tensors))] *= magnitude
     got = results(case.call(**tensors))
     check(name, got, results(case.formula(**doubled(tensors))), dtype)
-
-
-@pytest.mark.parametrize("policy", [Policy(), Policy(enabled=False)])
-@settings(max_examples=10, **SETTINGS)
-@given(
-    spans=st.lists(st.tuples(st.integers(-9, 20), st.integers(-9, 20)), max_size=4),
-    scale=st.floats(1e-3, 10.0),
-    hint=st.sampled_from([None, 11, 12, 1 << 40]),
-)
-def test_any_spans_on_both_routes(
-    policy: Policy, spans: list[Any], scale: float, hint: Any
-) -> None:
-    case = make("selection_ranges", t=2)
-    tensors = dict(case.tensors)
-    of = torch.tensor(spans, dtype=torch.int64, device=DEVICE).view(1, 1, 1, -1, 2)
-    tensors["ranges"] = of.expand(1, 2, 1, -1, 2)
-    got = nsa_kernels.selection_attention(
-        **tensors, policy=policy, sm_scale=scale, selected_len=hint
-    )
-    want, _ = naive_ranges(**doubled(tensors), sm_scale=scale)
-    torch.testing.assert_close(got.double(), want, atol=1e-4, rtol=1e-4)
 
 
 def corrupted(x: torch.Tensor, data: st.DataObject) -> torch.Tensor:
