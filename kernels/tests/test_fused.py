@@ -5,64 +5,26 @@ from __future__ import annotations
 import nsa_kernels
 import pytest
 import torch
-from nsa_kernels.attention.branches import launch_gates_backward, launch_sum
+from cases import DEVICE, agree, make, mean, normal, offsets
 from nsa_kernels.attention.means import key_offsets, keys_of, launch_means, means_of_blocks
 from nsa_kernels.scoring.naive import naive_select_blocks
 from nsa_kernels.scoring.top_n import RowTiles, launch_top_n
 from nsa_kernels.selection.blocks.plan import build_plan
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROUNDED = {torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float32: 2e-6}
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed + sum(shape))
-    return torch.randn(shape, generator=generator).to(DEVICE, dtype)
-
-
-def branches(dtype: torch.dtype, gates: torch.dtype, *shape: int) -> list[torch.Tensor]:
-    of = [draw(*shape, dtype=dtype, seed=i) for i in range(3)]
-    return [*of, draw(*shape[:-1], 3, dtype=gates, seed=3)]
-
-
-def weighted(branches: list[torch.Tensor]) -> torch.Tensor:
-    *three, gates = (x.double() for x in branches)
-    return (torch.stack(three, -2) * gates.unsqueeze(-1)).sum(-2)
+    return normal(dtype, seed + sum(shape))(*shape)
 
 
 @pytest.mark.parametrize("dtype", ROUNDED)
 @pytest.mark.parametrize("gates", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(1, 1, 1, 16), (2, 21, 3, 48), (1, 9, 4, 256)])
-def test_the_gated_sum_and_the_gradients_of_gates(dtype, gates, shape) -> None:
-    given = branches(dtype, gates, *shape)
-    given[3].requires_grad_()
-    grad = draw(*shape, dtype=dtype, seed=9)
-    out, want = launch_sum(*given), weighted(given)
-    assert out.dtype == dtype
-    torch.testing.assert_close(out.double(), want, atol=ROUNDED[dtype], rtol=ROUNDED[dtype])
-    got = launch_gates_backward(grad, *given)
-    (exact,) = torch.autograd.grad(want, given[3], grad.double())
-    assert got.gates.dtype == gates and got.gates.shape == exact.shape
-    torch.testing.assert_close(got.gates, exact, atol=1e-5, rtol=2 * ROUNDED[gates])
-    of_each = (got.compressed, got.selected, got.near)
-    for i, (weight, rest) in enumerate(of_each):
-        in_rows = [x.transpose(1, 2) if i != 1 else x.view(exact.shape[:3]) for x in (weight, rest)]
-        assert torch.equal(in_rows[0], given[3][..., i].float())
-        torch.testing.assert_close(in_rows[1], exact[..., i].float(), atol=1e-5, rtol=0.02)
-
-
-def test_rows_a_program_do_not_change_a_bit_of_the_gated_sum() -> None:
-    given = branches(torch.bfloat16, torch.float32, 1, 37, 2, 64)
-    grad = draw(1, 37, 2, 64, dtype=torch.bfloat16)
-    assert torch.equal(launch_sum(*given, rows=1), launch_sum(*given, rows=16))
-    one, many = (launch_gates_backward(grad, *given, rows=rows) for rows in (1, 16))
-    # Of each row a sum, whose lanes a GPU shares out by how many rows there are.
-    rounding = 1e-5 if DEVICE == "cuda" else 0.0
-    torch.testing.assert_close(one.gates, many.gates, atol=rounding, rtol=rounding)
-
-
-def mean(x: torch.Tensor, block: int, stride: int) -> torch.Tensor:
-    return x.double().unfold(1, block, stride).mean(-1) if x.shape[1] >= block else x[:, :0]
+@pytest.mark.parametrize("sizes", [{"t": 1}, {"b": 2, "t": 21, "d": 48}, {"t": 9, "d": 256}])
+def test_a_gated_sum_with_gates_of_any_dtype(dtype, gates, sizes) -> None:
+    case = make("gated_sum", **sizes, dtype=dtype)
+    case.tensors["gates"] = case.tensors["gates"].to(gates)
+    agree("gated_sum", case, dtype)
 
 
 @pytest.mark.parametrize("dtype", ROUNDED)
@@ -71,7 +33,7 @@ def test_means_and_their_gradients(dtype, block, stride) -> None:
     k = draw(2, 70, 2, 24, dtype=dtype).requires_grad_()
     v = draw(2, 2, 70, 40, dtype=dtype).transpose(1, 2).requires_grad_()
     results = means_of_blocks(k, v, block, stride)
-    want = mean(k, block, stride), mean(v, block, stride)
+    want = mean(k.double(), block, stride), mean(v.double(), block, stride)
     for a, b in zip(results, want, strict=True):
         assert a.dtype == dtype
         torch.testing.assert_close(a.double(), b, atol=ROUNDED[dtype], rtol=ROUNDED[dtype])
@@ -99,18 +61,20 @@ LENGTHS = [7, 0, 8, 40, 3, 12]
 
 @pytest.mark.parametrize(("block", "stride"), [(8, 4), (4, 4)])
 def test_means_of_packed_sequences_stay_in_their_sequence(block, stride) -> None:
-    cu = torch.tensor([0, *LENGTHS], device=DEVICE).cumsum(0).int()
+    cu = offsets(LENGTHS)
     total = int(cu[-1])
     k = draw(1, total + 9, 2, 16).requires_grad_()
     v = draw(1, total + 9, 2, 32).requires_grad_()
-    offsets = key_offsets(cu, k.shape[1], block, stride)
+    of_keys = key_offsets(cu, k.shape[1], block, stride)
     each = [keys_of(n, block, stride, False) for n in LENGTHS]
-    assert offsets.tolist() == torch.tensor([0, *each]).cumsum(0).tolist()
-    results = means_of_blocks(k, v, block, stride, cu, offsets)
-    keys = int(offsets[-1])
+    assert of_keys.tolist() == torch.tensor([0, *each]).cumsum(0).tolist()
+    results = means_of_blocks(k, v, block, stride, cu, of_keys)
+    keys = int(of_keys[-1])
     assert results[0].shape[1] == (total + 9) // stride >= keys
     edges = list(zip(cu.tolist(), cu.tolist()[1:], strict=False))
-    want = [torch.cat([mean(x[:, a:b], block, stride) for a, b in edges], 1) for x in (k, v)]
+    want = [
+        torch.cat([mean(x[:, a:b].double(), block, stride) for a, b in edges], 1) for x in (k, v)
+    ]
     weights = [draw(*x.shape, seed=5) for x in results]
     for a, b in zip(results, want, strict=True):
         torch.testing.assert_close(a[:, :keys].double(), b.double(), atol=1e-6, rtol=1e-6)
@@ -207,7 +171,7 @@ def test_blocks_behind_a_query_are_never_read() -> None:
 
 
 def test_blocks_of_packed_sequences_are_those_of_each_alone() -> None:
-    cu = torch.tensor([0, *LENGTHS], device=DEVICE).cumsum(0).int()
+    cu = offsets(LENGTHS)
     total = int(cu[-1])
     given = draw(1, total + 5, 2, 16).exp()
     got = choose_blocks(given, 4, 4, cu)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import importlib
 import inspect
 import pkgutil
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -82,11 +84,6 @@ def weigh(out: torch.Tensor, x: torch.Tensor, y: torch.Tensor, weight: float) ->
     launch(weighted_kernel, (-(-x.numel() // 16),), out, x, y, x.numel(), weight, BLOCK=16)
 
 
-def made(body: Callable[..., Any]) -> Callable[..., Any]:
-    """A replayed function of its own."""
-    return replayed(body)
-
-
 def chain(x: torch.Tensor, y: torch.Tensor, weight: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Two results, the first a part of what was allocated, and memory in between."""
     once = empty((2, *x.shape), x.dtype, x.device)
@@ -116,7 +113,7 @@ def check(call: Callable[..., Any], *args: Any) -> None:
 
 
 def test_a_replayed_call_works_on_the_values_of_its_own_arguments() -> None:
-    call = made(chain)
+    call = replayed(chain)
     for _ in range(4):
         check(call, randn(5, 7), randn(5, 7), 2.0)
     assert len(programs(call)) == 1
@@ -127,7 +124,7 @@ def test_a_replayed_call_works_on_the_values_of_its_own_arguments() -> None:
 
 
 def test_what_is_on_no_device_is_not_taken_for_what_is_on_the_cpu() -> None:
-    call = made(chain)
+    call = replayed(chain)
     for _ in range(3):
         check(call, randn(5, 7), randn(5, 7), 2.0)
     for key in call.programs:
@@ -139,7 +136,7 @@ def test_what_is_on_no_device_is_not_taken_for_what_is_on_the_cpu() -> None:
 
 @pytest.mark.parametrize("record_on_one", [True, False])
 def test_arguments_of_one_storage_are_told_apart(record_on_one) -> None:
-    call = made(chain)
+    call = replayed(chain)
     both = randn(2, 32)
     x = randn(32)
     recorded = (x, x) if record_on_one else (both[0], both[1])
@@ -152,7 +149,7 @@ def test_arguments_of_one_storage_are_told_apart(record_on_one) -> None:
 
 
 def test_other_strides_alignments_and_numbers_are_other_programs() -> None:
-    call = made(chain)
+    call = replayed(chain)
     room = randn(80)
     for x, y in ((randn(16), randn(16)), (room[1:17], randn(16)), (randn(16), room[1:17])):
         for weight in (2, 2.0):
@@ -183,7 +180,7 @@ def test_what_torch_does_on_the_way_is_not_replayed() -> None:
         return x
 
     for body in (copies, fills, fills_a_part, gives_its_own, gives_an_argument):
-        call = made(body)
+        call = replayed(body)
         with torch.inference_mode(body is fills):
             x = randn(4, 4).t()
             for _ in range(4):
@@ -199,7 +196,7 @@ def negative(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_replayed_call_reads_a_negative_view_as_what_it_stands_for() -> None:
-    call = made(chain)
+    call = replayed(chain)
     x, y = randn(6, 8), randn(6, 8)
     for _ in range(3):
         check(call, x, y, 2.0)
@@ -236,7 +233,7 @@ def test_a_negative_gradient_is_read_as_what_it_stands_for(call) -> None:
 
 
 def test_a_call_that_wants_a_gradient_is_never_replayed() -> None:
-    call = made(chain)
+    call = replayed(chain)
     x, y = randn(16), randn(16)
     for _ in range(3):
         check(call, x, y, 2.0)
@@ -248,7 +245,7 @@ def test_a_call_that_wants_a_gradient_is_never_replayed() -> None:
         weigh(out, x, x, 1.0)
         return out
 
-    call = made(watched)
+    call = replayed(watched)
     leaf = x.clone().requires_grad_()
     for _ in range(3):
         call(leaf)
@@ -263,14 +260,14 @@ def test_an_error_is_raised_by_every_call() -> None:
     def refuses(x: torch.Tensor) -> torch.Tensor:
         raise ValueError("no")
 
-    call = made(refuses)
+    call = replayed(refuses)
     for _ in range(4):
         with pytest.raises(ValueError, match="no"):
             call(randn(4))
 
 
 def test_a_replay_in_inference_mode_gives_what_such_a_call_gives() -> None:
-    call = made(chain)
+    call = replayed(chain)
     with torch.inference_mode():
         for _ in range(4):
             results = call(randn(16), randn(16), 2.0)
@@ -280,7 +277,7 @@ def test_a_replay_in_inference_mode_gives_what_such_a_call_gives() -> None:
 
 def test_no_more_signatures_are_kept_than_there_is_room_for(monkeypatch) -> None:
     monkeypatch.setattr(replay, "MOST", 3)
-    call = made(chain)
+    call = replayed(chain)
     for n in range(1, 9):
         for _ in range(2):
             check(call, randn(n), randn(n), 2.0)
@@ -295,12 +292,20 @@ def test_what_is_not_needed_at_the_same_time_shares_memory() -> None:
             x = out
         return x
 
-    call = made(long)
+    call = replayed(long)
     for _ in range(4):
         x, y = randn(1000), randn(1000)
         torch.testing.assert_close(call(x, y, 0.5), long(x, y, 0.5))
     (program,) = programs(call)
     assert len(program.launches) == 5 and program.bytes == 2 * 4096
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[mock.Mock]:
+    """Count the calls that are replayed."""
+    launches = mock.Mock(wraps=replay.Program.__call__)
+    with mock.patch.object(replay.Program, "__call__", lambda *args: launches(*args)):
+        yield launches
 
 
 NOT_REPLAYED = {
@@ -314,23 +319,15 @@ NOT_REPLAYED = {
 @pytest.mark.parametrize("name", [call for call in CALLS if call not in NOT_REPLAYED])
 def test_every_public_call_is_replayed_as_one(name) -> None:
     case = cases.make(name, b=2)
-    launches = mock.Mock(wraps=replay.Program.__call__)
-
-    def count(self: Any, *args: Any) -> Any:
-        return launches(self, *args)
-
     for turn in range(4):
         tensors = {
             key: (x.roll(turn) if x.is_floating_point() else x) for key, x in case.tensors.items()
         }
-        with torch.no_grad(), mock.patch.object(replay.Program, "__call__", count):
-            launches.reset_mock()
-            got = cases.results(case.call(**tensors))
-        if name == "decode_scores":
-            continue  # its log-sum-exp would be one of other keys
-        doubled = {k: x.double() if x.is_floating_point() else x for k, x in tensors.items()}
-        want = cases.results(case.formula(**doubled))
-        cases.check(name, got, want, torch.float32)
+        with torch.no_grad(), counted() as launches:
+            if name == "decode_scores":  # its log-sum-exp would be one of other keys
+                case.call(**tensors)
+            else:
+                cases.agree(name, dataclasses.replace(case, tensors=tensors))
     assert launches.call_count == (2 if name == "compressed_attention_with_scores" else 1)
 
 
@@ -350,11 +347,6 @@ PACKED = ("sliding_window", "nsa_attention")
 def test_every_backward_is_replayed(name, packed) -> None:
     case = cases.make(name, b=1 if packed else 2, t=5)
     cu = {"cu_seqlens": cases.offsets((2, 3))} if packed else {}
-    launches = mock.Mock(wraps=replay.Program.__call__)
-
-    def count(self: Any, *args: Any) -> Any:
-        return launches(self, *args)
-
     for turn in range(3):
         given = {
             key: x.roll(turn).requires_grad_() if x.is_floating_point() else x
@@ -362,8 +354,7 @@ def test_every_backward_is_replayed(name, packed) -> None:
         }
         leaves = [given[key] for key in case.leaves]
         got = cases.results(case.call(**given, **cu))
-        with mock.patch.object(replay.Program, "__call__", count):
-            launches.reset_mock()
+        with counted() as launches:
             # The gradient of a sum comes expanded. Where it is copied the signature is the same.
             if turn == 1 and name not in ("sliding_window", "compressed_attention"):
                 others = [x.masked_fill(x.isinf(), 0.0).sum() for x in got[1:]]
@@ -371,13 +362,9 @@ def test_every_backward_is_replayed(name, packed) -> None:
             else:
                 found = cases.gradients(got, leaves, False)
     assert launches.call_count == BACKWARDS[name]
-    exact = {
-        key: x.detach().double().requires_grad_() if x.is_floating_point() else x
-        for key, x in given.items()
-    }
-    want = cases.results(case.formula(**exact, **cu))
-    of = [exact[key] for key in case.leaves]
-    wanted = cases.gradients(want, of, False)
+    exact = cases.doubled(given)
+    of = [exact[key].requires_grad_() for key in case.leaves]
+    wanted = cases.gradients(cases.results(case.formula(**exact, **cu)), of)
     cases.check_gradients(found, wanted, torch.float32)
 
 
