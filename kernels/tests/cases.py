@@ -512,6 +512,24 @@ def results(of: Any) -> Tensors:
     return of if isinstance(of, tuple) else (of,)
 
 
+def captured(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Tensors]:
+    """Return a graph of a call, and its results. Kernels are compiled before."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = results(call())
+    return graph, found
+
+
+def same(got: Tensors, want: Tensors) -> bool:
+    return all(map(torch.equal, got, want))
+
+
 def check(name: str, got: Tensors, want: Tensors, dtype: torch.dtype) -> None:
     """Assert that results are those of the formula, in the dtypes that they must have."""
     assert len(got) == len(want)

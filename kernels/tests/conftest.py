@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 # The tests import the oracle beside this file.
@@ -26,3 +27,12 @@ def pytest_collection_finish() -> None:
     """What is imported by now stays: collecting garbage need not look through it."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def on_hopper() -> None:
+    """Skip a test where the kernels in Gluon cannot run."""
+    from nsa_kernels.launch.device import runs_gluon
+
+    if not runs_gluon(torch.device("cuda", 0)):
+        pytest.skip("needs a Hopper GPU and the Triton whose Gluon the kernels are in")

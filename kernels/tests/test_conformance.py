@@ -14,6 +14,7 @@ import torch
 from cases import (
     DEVICE,
     Tensors,
+    captured,
     check,
     check_gradients,
     doubled,
@@ -78,7 +79,7 @@ def walk(name: str, dtype: torch.dtype, condition: str) -> None:
             whole = refused is None and name != "NSAttention with a cache"
             return results(torch.compile(call, fullgraph=whole, backend="aot_eager")(**tensors))
         if condition == "CUDA graph":
-            return captured(call, tensors)
+            return replayed(call, tensors)
         if condition == "torch.func":
             key = next(iter(tensors))
 
@@ -111,20 +112,13 @@ def walk(name: str, dtype: torch.dtype, condition: str) -> None:
         check_gradients(found, gradients(want, [exact[key] for key in leaves], again), dtype)
 
 
-def captured(call: Callable[..., Any], tensors: dict[str, torch.Tensor]) -> Tensors:
+def replayed(call: Callable[..., Any], tensors: dict[str, torch.Tensor]) -> Tensors:
     """Return the results of a graph's replay. The graph is captured on other values."""
     values = {key: x.clone() for key, x in tensors.items()}
     for x in tensors.values():
         if x.is_floating_point():
             x.zero_()
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        call(**tensors)  # kernels are compiled before
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = results(call(**tensors))
+    graph, got = captured(lambda: call(**tensors))
     for key, x in tensors.items():
         x.copy_(values[key])
     graph.replay()

@@ -18,11 +18,11 @@ from pathlib import Path
 import nsa_kernels
 import pytest
 import torch
-from nsa_kernels.attention.naive import naive_nsa
+from cases import DEVICE, exact_nsa
+from nsa_kernels.selection.blocks.naive import naive_blocks
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.nn.functional import cross_entropy
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VARIABLE = "NSA_KERNELS_TRAINING_STEPS"
 STEPS = int(os.environ.get(VARIABLE, 200 if DEVICE == "cuda" else 5))
 STEPS_OF_WHOLE = int(os.environ.get(VARIABLE, 300 if DEVICE == "cuda" else 3))
@@ -55,14 +55,9 @@ Attention = Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, indices: Tensor, block: int) -> Tensor:
-    """q [B,T,HQ,D], k, v [B,T,H,D], block indices [B,T,H,S], by a mask over all keys."""
-    tokens, group = q.shape[1], q.shape[2] // k.shape[2]
-    at = torch.arange(tokens, device=q.device)
-    seen = (indices.unsqueeze(-2) == (at // block).view(-1, 1)).any(-1)  # [B,T,H,keys]
-    keep = (seen & (at <= at.view(-1, 1, 1))).transpose(1, 2).repeat_interleave(group, 1)
-    k, v = (x.transpose(1, 2).repeat_interleave(group, 1) for x in (k, v))
-    out = scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=keep)
-    return out.transpose(1, 2)
+    """Attend by a mask over all keys."""
+    q, k, v = (x.float() for x in (q, k, v))
+    return naive_blocks(q, k, v, indices, block, q.shape[3] ** -0.5)[0]
 
 
 def by_ranges(q: Tensor, k: Tensor, v: Tensor, indices: Tensor, block: int) -> Tensor:
@@ -104,11 +99,7 @@ def by_whole(q: Tensor, k: Tensor, v: Tensor, _: Tensor, block: int) -> Tensor:
 
 
 def by_formulas(q: Tensor, k: Tensor, v: Tensor, _: Tensor, block: int) -> Tensor:
-    """The same in plain torch, of the same values, in float32."""
-    sizes, gates = sizes_of_whole(block), gates_of(q)
-    q, k, v = (x.float() for x in (q, k, v))
-    means = [x.unfold(1, sizes["block"], sizes["stride"]).mean(-1) for x in (k, v)]
-    return naive_nsa(q, k, v, *means, gates, **sizes)
+    return exact_nsa(q, k, v, gates_of(q), **sizes_of_whole(block))
 
 
 class Layer(nn.Module):
@@ -182,12 +173,7 @@ def right() -> list[float]:
     return train(reference, STEPS)
 
 
-needs_blocks = pytest.mark.skipif(
-    not hasattr(nsa_kernels, "block_selection_attention"), reason="not in this nsa_kernels"
-)
-
-
-@pytest.mark.parametrize("attend", [by_ranges, pytest.param(by_blocks, marks=needs_blocks)])
+@pytest.mark.parametrize("attend", [by_ranges, by_blocks])
 def test_the_losses_agree(attend, right) -> None:
     nsa_kernels.reset_routing_report()
     losses = train(attend, STEPS)

@@ -8,15 +8,18 @@ from collections.abc import Callable
 import pytest
 import torch
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.usefixtures("on_hopper"),
+]
 
+from cases import same  # noqa: E402
 from nsa_kernels import nsa_attention  # noqa: E402
 from nsa_kernels.band import hopper_backward  # noqa: E402
 from nsa_kernels.band.backward import band_backward  # noqa: E402
 from nsa_kernels.band.forward import band_forward  # noqa: E402
 from nsa_kernels.band.geometry import Band  # noqa: E402
 from nsa_kernels.launch import replay  # noqa: E402
-from nsa_kernels.launch.device import runs_gluon  # noqa: E402
 from nsa_kernels.launch.gated import Gated  # noqa: E402
 
 D, SCALE = 128, 0.09
@@ -25,12 +28,6 @@ HEADS = [(64, 4), (32, 8), (16, 2)]
 LENGTHS = [4096, 4103, 8192]
 WINDOWS = (63, 512, 1 << 30)
 Tensors = tuple[torch.Tensor, ...]
-
-
-@pytest.fixture(autouse=True)
-def on_hopper() -> None:
-    if not runs_gluon(torch.device("cuda", 0)):
-        pytest.skip("needs a Hopper GPU and the Triton whose Gluon the kernels are in")
 
 
 def gates(*size: int) -> torch.Tensor:
@@ -45,10 +42,6 @@ def close(got: Tensors, wanted: Tensors) -> None:
         assert bool(torch.isfinite(one).all())
         assert (one - other).norm() <= 5e-3 * other.norm()
         assert (one - other).abs().max() <= 2e-2 * other.abs().max()
-
-
-def same(got: Tensors, wanted: Tensors) -> bool:
-    return all(torch.equal(one, other) for one, other in zip(got, wanted, strict=True))
 
 
 def by_triton(monkeypatch: pytest.MonkeyPatch, call: Callable[[], Tensors]) -> Tensors:

@@ -6,21 +6,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.usefixtures("on_hopper"),
+]
 
+from cases import captured, same  # noqa: E402
 from nsa_kernels import nsa_attention, sliding_window  # noqa: E402
 from nsa_kernels.band import hopper  # noqa: E402
 from nsa_kernels.band.geometry import Band  # noqa: E402
-from nsa_kernels.launch.device import runs_gluon  # noqa: E402
 
 SCALE = 0.09
 LENGTHS = (1, 63, 65, 128, 129, 300, 1024, 1040)
-
-
-@pytest.fixture(autouse=True)
-def on_hopper() -> None:
-    if not runs_gluon(torch.device("cuda", 0)):
-        pytest.skip("needs a Hopper GPU and the Triton whose Gluon the kernel is in")
 
 
 def by_formula(
@@ -93,20 +90,17 @@ def test_it_is_what_windows_and_the_whole_take(monkeypatch: pytest.MonkeyPatch) 
     others = [torch.randn_like(x) for x in (q, k, v)]
     assert hopper.fits(q, k, v, Band(1, 1, 512))
 
-    def calls() -> list[torch.Tensor]:
+    def calls() -> tuple[torch.Tensor, ...]:
         found = []
         for given in ((q, k, v), others, (q, k, v)):
             out, lse = sliding_window(*given, window=512)
             found += [out, lse, nsa_attention(*given, gates)]
-        return found
+        return tuple(found)
 
     here = calls()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = calls()
+    graph, found = captured(calls)
     graph.replay()
-    for one, other in zip(here, captured, strict=True):
-        assert torch.equal(one, other)
+    assert same(here, found)
     with monkeypatch.context() as patch:
         patch.setattr(hopper, "fits", lambda *arguments: False)
         from nsa_kernels.launch import replay

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.usefixtures("on_hopper"),
+]
 
 import nsa_kernels  # noqa: E402
-from cases import TOLERANCE, draw_blocks, exact_blocks  # noqa: E402
+from cases import TOLERANCE, captured, draw_blocks, exact_blocks, same  # noqa: E402
 from nsa_kernels.launch import launcher, replay  # noqa: E402
-from nsa_kernels.launch.device import runs_gluon  # noqa: E402
 from nsa_kernels.launch.gated import Gated  # noqa: E402
 from nsa_kernels.selection.blocks import backward, config, operators  # noqa: E402
 from nsa_kernels.selection.blocks.plan import build_plan  # noqa: E402
@@ -35,12 +37,6 @@ SIZES = {
     32: (1, 200, 4),
     64: (1, 77, 4),
 }
-
-
-@pytest.fixture(autouse=True)
-def on_hopper() -> None:
-    if not runs_gluon(torch.device("cuda", 0)):
-        pytest.skip("needs a Hopper GPU and the Triton whose Gluon the kernel is in")
 
 
 @pytest.fixture
@@ -79,10 +75,6 @@ def ways(launched: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Ways]
         return here, there
 
     return both
-
-
-def same(got: Tensors, wanted: Tensors) -> bool:
-    return all(torch.equal(one, other) for one, other in zip(got, wanted, strict=True))
 
 
 def close(got: Tensors, wanted: Tensors, l2: float, most: float) -> None:
@@ -272,15 +264,13 @@ def test_runs_agree_bit_for_bit_replayed_on_streams_and_captured() -> None:
     here = call(other)
     side.synchronize()
     assert same(beside, first) and same(here, of_other)
-    graph = torch.cuda.CUDAGraph()
     room = tuple(x.clone() for x in one)
-    with torch.cuda.graph(graph):
-        captured = call(room)
+    graph, found = captured(lambda: call(room))
     for tensors, want in ((one, first), (other, of_other), (one, first)):
         for x, y in zip(room, tensors, strict=True):
             x.copy_(y)
         graph.replay()
-        assert same(captured, want)
+        assert same(found, want)
 
 
 def test_a_whole_step_in_a_graph() -> None:
@@ -293,20 +283,13 @@ def test_a_whole_step_in_a_graph() -> None:
         found: Tensors = torch.autograd.grad(out, leaves, do)
         return found
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            want = step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+    want = step()
+    graph, found = captured(step)
     with torch.no_grad():
         kept = q.clone()
         q.normal_()
         graph.replay()
-        assert not same(captured, want)
+        assert not same(found, want)
         q.copy_(kept)
         graph.replay()
-    assert same(captured, want)
+    assert same(found, want)

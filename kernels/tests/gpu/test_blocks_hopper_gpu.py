@@ -11,7 +11,7 @@ import torch
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 import nsa_kernels  # noqa: E402
-from cases import TOLERANCE, draw_blocks  # noqa: E402
+from cases import TOLERANCE, captured, draw_blocks, same  # noqa: E402
 from nsa_kernels.attention import launches  # noqa: E402
 from nsa_kernels.launch import launcher, replay  # noqa: E402
 from nsa_kernels.launch.device import runs_gluon  # noqa: E402
@@ -154,12 +154,9 @@ def test_runs_agree_bit_for_bit_replayed_and_not() -> None:
     first, of_others = attend(q, k, v, index), attend(*others, index)
     for _ in range(10):
         for given, want in (((q, k, v), first), (others, of_others)):
-            for a, b in zip(attend(*given, index), want, strict=True):
-                assert torch.equal(a, b)
+            assert same(attend(*given, index), want)
     known = {kernel.__name__ for kernel, variants in launcher._known.values() if variants}
     assert "hopper_forward_kernel" in known
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = attend(q, k, v, index)
+    graph, found = captured(lambda: attend(q, k, v, index))
     graph.replay()
-    assert all(torch.equal(a, b) for a, b in zip(captured, first, strict=True))
+    assert same(found, first)

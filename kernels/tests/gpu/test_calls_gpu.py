@@ -13,8 +13,20 @@ import torch
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 import nsa_kernels  # noqa: E402
-from cases import DTYPES, agree, check, doubled, ints, make, offsets, random_spans, results  # noqa: E402
-from nsa_kernels import NSAttention, Policy  # noqa: E402
+from cases import (  # noqa: E402
+    DTYPES,
+    agree,
+    captured,
+    check,
+    doubled,
+    ints,
+    make,
+    offsets,
+    random_spans,
+    results,
+    same,
+)
+from nsa_kernels import NSAttention, Policy, cuda  # noqa: E402
 from nsa_kernels.selection.rows.naive import naive_rows  # noqa: E402
 
 Tensors = tuple[torch.Tensor, ...]
@@ -120,34 +132,7 @@ def calls() -> dict[str, Call]:
 
 
 NAMES = list(calls()) if torch.cuda.is_available() else ["none"]
-DIFFERENTIABLE = (
-    "ranges",
-    "gate",
-    "gate, off",
-    "window",
-    "window, packed",
-    "scores",
-    "whole",
-    "whole, packed",
-)
-
-
-def captured(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Tensors]:
-    """Return a graph of a call, and its results. What torch does once, it does before."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = results(call())
-    return graph, found
-
-
-def same(got: Tensors, want: Tensors) -> bool:
-    return all(map(torch.equal, got, want))
+DIFFERENTIABLE = ("window", "window, packed", "scores", "whole", "whole, packed")
 
 
 def redraw(*tensors: torch.Tensor) -> None:
@@ -177,7 +162,7 @@ def test_calls_neither_wait_for_the_device_nor_change_their_bits(name, backward)
     call, args = calls()[name]
     leaves = [x.detach().requires_grad_(backward) for x in args[:3]] if backward else []
     given, runs = (*leaves, *args[len(leaves) :]), []
-    weight = torch.randn_like(results(call(*given))[0])
+    weight = torch.ones_like(results(call(*given))[0])
     for turn in range(6):
         torch.cuda.set_sync_debug_mode("error" if turn else "default")
         try:
@@ -188,7 +173,7 @@ def test_calls_neither_wait_for_the_device_nor_change_their_bits(name, backward)
     assert all(same(run, runs[0]) for run in runs)
 
 
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
+@pytest.mark.parametrize("name", (*DIFFERENTIABLE, "gate"))
 def test_compiled_gradients(name) -> None:
     call, args = calls()[name]
     leaves = [x.detach().requires_grad_() for x in args[:3]]
@@ -197,13 +182,25 @@ def test_compiled_gradients(name) -> None:
         return results(call(*x, *args[3:]))[0].float().square().sum()
 
     want = torch.autograd.grad(loss(*leaves), leaves)
-    nsa_kernels.reset_routing_report()
     got = torch.autograd.grad(torch.compile(loss, fullgraph=True)(*leaves), leaves)
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize(("name", "routes"), [("gate", (2, 0)), ("gate, off", (0, 2))])
+def test_compiled_calls_of_the_gate_are_counted(name, routes) -> None:
+    call, (q, *others) = calls()[name]
+
+    def model(q: torch.Tensor) -> torch.Tensor:
+        return call(q * 2, *others) + 1
+
+    want = model(q)
+    nsa_kernels.reset_routing_report()
+    compiled = torch.compile(model, fullgraph=True)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(q), want, atol=2e-2, rtol=2e-2)
     report = nsa_kernels.routing_report()
-    routes = {"gate": (1, 0), "gate, off": (0, 1)}
-    assert (report["kernel"], report["fallback"]) == routes.get(name, (0, 0))
+    assert (report["kernel"], report["fallback"]) == routes
 
 
 def test_two_streams_at_once() -> None:
@@ -233,6 +230,54 @@ def test_a_graph_of_a_training_step_replays_on_new_inputs() -> None:
     redraw(*leaves[:3])
     graph.replay()
     assert same(found, step())
+
+
+def with_others() -> dict[str, Call]:
+    """Return more calls: few and many queries of blocks, and the kernels in CUDA C++."""
+    attend = partial(nsa_kernels.block_selection_attention, return_lse=True)
+    found = calls()
+    for t, hq in ((500, 8), (8192, 16)):
+        x = randn(1, t, hq, 64), randn(1, t, 1, 64), randn(1, t, 1, 64)
+        index = ints(0, 3, 7, 2).expand(1, t, 1, 4).contiguous()
+        found[f"blocks of {t} tokens"] = (attend, (*x, index))
+    found["rows, per head"] = (nsa_kernels.selection_rows_per_head, found["rows"][1])
+    found["cuda rows"] = (cuda.selection_rows, found["rows"][1])
+    found["cuda ranges"] = (cuda.selection_ranges, spans())
+    return found
+
+
+TWO = torch.cuda.device_count() > 1
+
+
+@pytest.mark.skipif(not TWO, reason="needs two CUDA devices")
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("name", list(with_others()) if TWO else ["none"])
+def test_launches_go_where_the_tensors_are(name, backward) -> None:
+    if backward and name not in (*DIFFERENTIABLE, "ranges") and "blocks of" not in name:
+        pytest.skip("has no backward")
+    if name.startswith("cuda"):
+        pytest.importorskip("cuda.core")
+    with torch.cuda.device(1):
+        call, args = with_others()[name]
+
+    def run() -> Tensors:
+        leaves = [x.detach().requires_grad_() for x in args[:3]] if backward else []
+        found = results(call(*leaves, *args[len(leaves) :]))
+        return torch.autograd.grad(found[0].sum(), leaves) if backward else found
+
+    with torch.cuda.device(1):
+        want = run()
+    torch.cuda.synchronize(1)
+    # On the other device nothing may be queued: a spin there would hold it up.
+    with torch.cuda.device(0):
+        torch.cuda._sleep(2_000_000_000)
+        got = run()
+        torch.cuda.synchronize(1)
+        held = not torch.cuda.current_stream(0).query()
+        assert torch.cuda.current_device() == 0
+        torch.cuda.synchronize(0)
+    assert held, "the work waited for the other device"
+    assert all(x.device.index == 1 for x in got) and same(got, want)
 
 
 SPLIT: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ import torch
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 pytest.importorskip("cuda.core")
 
-from cases import check, make, normal, random_spans  # noqa: E402
+from cases import captured, check, make, normal, random_spans  # noqa: E402
 from nsa_kernels import cuda  # noqa: E402
 from nsa_kernels.selection.ranges.naive import naive_ranges  # noqa: E402
 from nsa_kernels.selection.rows.naive import naive_rows  # noqa: E402
@@ -120,10 +120,7 @@ ARGUMENTS = {
 @pytest.mark.parametrize("op", CALLS)
 def test_cuda_graph(op) -> None:
     call, args = CALLS[op][0], ARGUMENTS[op]()
-    call(*args)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = call(*args)
+    graph, got = captured(lambda: call(*args))
     args[0].copy_(draw(*args[0].shape))
     graph.replay()
     is_right(op, got, args)

@@ -6,23 +6,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.usefixtures("on_hopper"),
+]
 
+from cases import captured, same  # noqa: E402
 from nsa_kernels import compressed_attention_with_scores, nsa_attention  # noqa: E402
 from nsa_kernels.band.forward import band_forward  # noqa: E402
 from nsa_kernels.band.geometry import Band  # noqa: E402
-from nsa_kernels.launch.device import runs_gluon  # noqa: E402
 from nsa_kernels.scoring import hopper  # noqa: E402
 from nsa_kernels.scoring.block_scores import block_scores  # noqa: E402
 
 SCALE, BAND = 128**-0.5, Band(32, 16, 0)
 LENGTHS = (32, 65, 300, 1984, 2049, 4033, 4096, 4111, 8192)
-
-
-@pytest.fixture(autouse=True)
-def on_hopper() -> None:
-    if not runs_gluon(torch.device("cuda", 0)):
-        pytest.skip("needs a Hopper GPU and the Triton whose Gluon the kernel is in")
 
 
 def drawn(
@@ -120,16 +117,13 @@ def test_it_is_what_the_whole_takes(monkeypatch: pytest.MonkeyPatch) -> None:
         nsa_attention(q, k, v, gates)
     assert calls_there
 
-    def calls() -> list[torch.Tensor]:
-        return [nsa_attention(*given, gates) for given in ((q, k, v), others, (q, k, v))]
+    def calls() -> tuple[torch.Tensor, ...]:
+        return tuple(nsa_attention(*given, gates) for given in ((q, k, v), others, (q, k, v)))
 
     here = calls()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = calls()
+    graph, found = captured(calls)
     graph.replay()
-    for one, other in zip(here, captured, strict=True):
-        assert torch.equal(one, other)
+    assert same(here, found)
     with monkeypatch.context() as patch:
         patch.setattr(hopper, "fits", lambda *arguments: False)
         from nsa_kernels.launch import replay
