@@ -65,7 +65,7 @@ def random_blocks(*size: int, keys: int, block_size: int, seed: int = 0) -> torc
 
 
 def doubled(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Return the tensors without their history, those of floating dtypes in float64."""
+    """Return the tensors without their history. Floating dtypes become float64."""
     return {
         key: x.detach().double() if torch.is_tensor(x) and x.is_floating_point() else x
         for key, x in tensors.items()
@@ -175,8 +175,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Sizes:
-    """B entries of T tokens, HQ query heads on H key heads of dims D and Dv, and what a call has
-    more. 0 spans or blocks: a few that are written down."""
+    """B entries of T tokens, HQ query heads on H key heads of dims D and Dv, and other sizes.
+
+    0 spans or blocks stand for a few that are written down.
+    """
 
     b: int = 1
     t: int = 4
@@ -356,8 +358,8 @@ def scored(_: str, s: Sizes) -> Case:
 
 
 def step(name: str, s: Sizes) -> Case:
-    """Entries of a cache with lengths have T, T - 1, … tokens, and room for more; or the given
-    lengths in a room of T, and behind them keys that would be seen, and values that are NaN."""
+    """Entries of a cache have T, T - 1, … tokens and room for more, or the given lengths in a room
+    of T. Behind given lengths are keys that would be seen, and values that are NaN."""
     varied = name != "decode_step"
     draw, room = normal(s.dtype, seed=s.t), s.t + 3 if varied and not s.lengths else s.t
     lengths = s.lengths or [max(s.t - i, 0) if varied else s.t for i in range(s.b)]
@@ -531,7 +533,7 @@ def same(got: Tensors, want: Tensors) -> bool:
 
 
 def check(name: str, got: Tensors, want: Tensors, dtype: torch.dtype) -> None:
-    """Assert that results are those of the formula, in the dtypes that they must have."""
+    """Assert that results equal the formula and have the right dtypes."""
     assert len(got) == len(want)
     for i, (a, w) in enumerate(zip(got, want, strict=True)):
         assert a.shape == w.shape
@@ -546,8 +548,10 @@ def check(name: str, got: Tensors, want: Tensors, dtype: torch.dtype) -> None:
 
 
 def gradients(of: Tensors, leaves: Sequence[torch.Tensor], again: bool = False) -> Tensors:
-    """Return the gradients of a sum with weights, which are the same in each call; ``again``: those
-    of the sum of their squares."""
+    """Return the gradients of a sum with weights, which are the same in each call.
+
+    ``again``: return the gradients of the sum of their squares.
+    """
     loss: Any = 0.0
     for x in of:
         if x.requires_grad:

@@ -140,22 +140,20 @@ def rows(d=64, dv=64, dtype=torch.float16) -> list[torch.Tensor]:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="CPU tensors are refused first there")
 def test_what_rows_refuses() -> None:
-    with pytest.raises(cuda.Unsupported, match=r"not torch\.float32"):
-        cuda.selection_rows(*rows(dtype=torch.float32))
-    with pytest.raises(cuda.Unsupported, match="not D=32, Dv=64"):
-        cuda.selection_rows(*rows(d=32))
     q, k, v = rows()
-    with pytest.raises(cuda.Unsupported, match="k with strides"):
-        cuda.selection_rows(q, k.mT.contiguous().mT, v)
     shifted = torch.zeros(2 * 30 * 64 + 1, dtype=torch.float16)[1:].view(2, 30, 64)
-    with pytest.raises(cuda.Unsupported, match=r"v with strides .* at 2 bytes"):
-        cuda.selection_rows(q, k, shifted)
-    with pytest.raises(cuda.Unsupported, match="q with strides"):
-        cuda.selection_rows(torch.zeros(2, 4, 68, dtype=torch.float16)[..., :64], k, v)
-    with pytest.raises(ValueError, match="expected q"):
-        cuda.selection_rows(q, k[:1], v)
-    with pytest.raises(ValueError, match="needs CUDA tensors"):
-        cuda.selection_rows(q, k, v)
+    wide = torch.zeros(2, 4, 68, dtype=torch.float16)
+    for given, error, message in (
+        (rows(dtype=torch.float32), cuda.Unsupported, r"not torch\.float32"),
+        (rows(d=32), cuda.Unsupported, "not D=32, Dv=64"),
+        ((q, k.mT.contiguous().mT, v), cuda.Unsupported, "k with strides"),
+        ((q, k, shifted), cuda.Unsupported, r"v with strides .* at 2 bytes"),
+        ((wide[..., :64], k, v), cuda.Unsupported, "q with strides"),
+        ((q, k[:1], v), ValueError, "expected q"),
+        ((q, k, v), ValueError, "needs CUDA tensors"),
+    ):
+        with pytest.raises(error, match=message):
+            cuda.selection_rows(*given)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="CPU tensors are refused first there")

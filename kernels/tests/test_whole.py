@@ -150,7 +150,7 @@ def test_no_query_attends_to_the_keys_of_another_short_sequence() -> None:
 
 @pytest.mark.parametrize("tokens", [7, 0])
 def test_queries_before_the_first_token_see_nothing(tokens) -> None:
-    """The last queries of a sequence are those of its keys."""
+    """The last query of a sequence has the position of its last key."""
     (q, k, v, gates), offsets = chunks_of([(12, tokens)])
     got, before = attend(q, k, v, gates, **offsets), 12 - tokens
     assert not got[:, :before].any()

@@ -222,14 +222,6 @@ def test_what_does_not_fit_is_refused_by_one_sentence(says, error, word) -> None
         parallel_nsa(**{**draw(6), "block_size": SIZE, **moved})
 
 
-def test_a_pair_of_one_tensor_is_that_tensor() -> None:
-    given, cu = draw(20), torch.tensor([0, 5, 20], device=DEVICE)
-    given = {name: given[name] for name in "qkv"}
-    says = {"block_size": SIZE, "block_indices": blocks(20)}
-    pair = parallel_nsa(**given, **says, cu_seqlens=(cu, cu))
-    assert pair.equal(parallel_nsa(**given, **says, cu_seqlens=cu))
-
-
 def theirs() -> Any:
     """fla-core's reference, or a skip; it is imported here since it warns of a missing GPU."""
     pytest.importorskip("einops", reason="needs fla-core and einops")
@@ -271,9 +263,11 @@ def test_more_blocks_than_there_are_is_all_of_them(t: int, blocks: int) -> None:
     assert every.equal(parallel_nsa(**given, block_size=SIZE, block_counts=1 << 30))
 
 
-def test_offsets_may_be_strided() -> None:
-    given = draw(20)
-    cu = torch.tensor([0, 99, 5, 99, 20, 99], dtype=torch.int32, device=DEVICE)[::2]
+@pytest.mark.parametrize("offsets", ["a pair", "strided"])
+def test_offsets_may_be_a_pair_or_strided(offsets: str) -> None:
     says = {"block_size": SIZE, "block_indices": blocks(20)}
-    got = parallel_nsa(**given, **says, cu_seqlens=cu)
-    assert got.equal(parallel_nsa(**given, **says, cu_seqlens=cu.clone()))
+    given = {name: x for name, x in draw(20).items() if name in ("q", "k", "v")}
+    cu = torch.tensor([0, 99, 5, 99, 20, 99], dtype=torch.int32, device=DEVICE)[::2]
+    want = parallel_nsa(**given, **says, cu_seqlens=cu.clone())
+    other = cu if offsets == "strided" else (cu.clone(),) * 2
+    assert parallel_nsa(**given, **says, cu_seqlens=other).equal(want)
