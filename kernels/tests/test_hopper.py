@@ -1,5 +1,5 @@
 """Which calls go to the kernels for Hopper: attention under a band, its backward, and block scores.
-What they compute is tested on such a GPU (``gpu/test_*_hopper*_gpu.py``)."""
+Their results are tested on such a GPU (``gpu/test_*_hopper*_gpu.py``)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def heads_first(x: torch.Tensor) -> torch.Tensor:
 
 
 def shifted(x: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of this shape at an address that is no multiple of 16 bytes."""
+    """Return a tensor of this shape 2 or 4 bytes behind an aligned address."""
     return torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape)
 
 

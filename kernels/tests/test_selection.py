@@ -122,7 +122,7 @@ def test_spans_need_no_batch_axis() -> None:
 
 @pytest.mark.parametrize("some", ["none", "empty", "of one query"])
 def test_queries_without_a_key_have_no_gradient(some) -> None:
-    """Of one query: the others share the keys of a tile, and have none."""
+    """Where one query has keys, the others share its tile of keys and have none."""
     case = make("selection_ranges", t=16, hq=64, n=30, spans=2)
     spans = torch.zeros_like(case.tensors["ranges"])
     spans[0, 5] = ints(3, 9) if some == "of one query" else 0
