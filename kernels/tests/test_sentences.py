@@ -110,6 +110,7 @@ FITS: list[tuple[str, Any, str, dict[str, Any]]] = [
             (ValueError, "expected q", {"ranges": without_last(4)}),
             (ValueError, "ranges is on|device", {"ranges": lambda x: x.to("meta")}),
             (ValueError, "expected q", {"v": without_last(2)}),
+            (ValueError, "expected q|head dim", {"k": lambda k: k.new_zeros(3)}),
             (ValueError, "expected q", {"k": twice(1), "v": twice(1)}),
             (TypeError, "must share one dtype", {"v": torch.Tensor.double}),
         )
@@ -136,6 +137,7 @@ FITS: list[tuple[str, Any, str, dict[str, Any]]] = [
     ("decode_step", ValueError, r"gates \[B,HQ,3\]", {"gates": without_last(2)}),
     ("decode_step", ValueError, r"gates \[B,HQ,3\]", {"gates": without_last(1)}),
     ("decode_step", ValueError, r"gates \[B,HQ,3\]", {"gates": twice(0)}),
+    ("decode_step", TypeError, "gates must be of a floating dtype", {"gates": torch.Tensor.long}),
     ("gated_sum", ValueError, "three branches", {"window": without_last(1)}),
     *(
         (
