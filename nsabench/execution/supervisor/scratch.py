@@ -125,4 +125,4 @@ def _hidden(run: Path | None) -> Iterator[Path]:
             yield Path(value)
     if run is not None:
         yield run
-        yield from (log.parent for log in run.parent.glob("*/log.jsonl"))
+        yield from (plan.parent for plan in run.parent.glob("*/plan.json"))

@@ -111,6 +111,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
     for name in (
         "results/run/plan.json",
         "results/run/log.jsonl",
+        "results/other/plan.json",
         "results/other/log.jsonl",
     ):
         (tmp_path / name).write_text("x")
