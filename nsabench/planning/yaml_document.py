@@ -113,7 +113,8 @@ def _plain(node: yaml.Node, place: Path_, lines: dict[Path_, int], file: str) ->
             f"{file}:{lines[place]}: {node.value!r} is no {kind}", "mend the value there."
         ) from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
-        raise UsageError(f"{file}:{lines[place]}: {error}", "mend the value there.") from None
+        problem = getattr(error, "problem", None) or error  # the whole of it has several lines
+        raise UsageError(f"{file}:{lines[place]}: {problem}", "mend the value there.") from None
 
 
 def parse(document: Document, model: type[M]) -> M:
