@@ -92,6 +92,7 @@ def check_shards(folder: Path, plan: Plan) -> Logged:
         raise VerificationFailed("plan.json names a shard twice")
     shards = list(each(lambda run_id: _check_shard(folder, run_id), plan.shards))
     _check_plans(plan, [own for own, _ in shards])
+    _check_cases(plan, [own for own, _ in shards])
     logged = [found for _, found in shards]
     first = files.sha256(RunFolder(folder).shard(plan.shards[0]).path, "environment.json")
     same("environment.json: its sha256", files.sha256(folder, "environment.json"), first)
@@ -142,3 +143,10 @@ def _check_plans(plan: Plan, shards: Sequence[Plan]) -> None:
             raise VerificationFailed(
                 f"the shard {own.run_id}: its {' and '.join(wrong)} are not those of plan.json"
             )
+
+
+def _check_cases(plan: Plan, shards: Sequence[Plan]) -> None:
+    """Check that the shards are all of the plan that they are of, and that none else is planned."""
+    measured = Counter[object](planned.id for own in shards for planned in own.cases)
+    same_members("the shards: case", measured, Counter(plan.whole.split()))
+    same_members("plan.json: case", Counter(planned.id for planned in plan.cases), measured)
