@@ -18,7 +18,7 @@ from nsabench.assessment.tables import batches, check_table
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest.dsse import Envelope
 from nsabench.evidence.manifest.statement import Statement
-from nsabench.execution import journal
+from nsabench.execution import log
 from nsabench.planning import matrix, yaml_document
 from nsabench.reading import OutOfBounds
 
@@ -59,6 +59,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @example(data=b"- " * 200_000)
 @example(data=b"a: &a [*a]")
 @example(data=b"a: " + b"1:" * 200_000 + b"1")
+@example(data="!!binary \u00e9".encode())
 def test_matrices(scratch: Path, data: bytes) -> None:
     path = scratch / "matrix.yaml"
     path.write_bytes(data)
@@ -72,15 +73,15 @@ def test_matrices(scratch: Path, data: bytes) -> None:
 @given(data=JSON)
 @example(data=b"[" * 200_000)
 @example(data=b'{"payload":' * 50_000)
-def test_manifests_and_journals(scratch: Path, data: bytes) -> None:
+def test_manifests_and_logs(scratch: Path, data: bytes) -> None:
     for parse in (Envelope.parse, Statement.parse):
         with pytest.raises(VerificationFailed) as failed:
             parse(data)
         assert len(str(failed.value)) < 1000
-    path = scratch / "journal.jsonl"
+    path = scratch / "log.jsonl"
     path.write_bytes(data + b"\n")
-    with pytest.raises(UsageError, match="journal"):
-        journal.read(path)
+    with pytest.raises(UsageError, match=r"log\.jsonl"):
+        log.read(path)
 
 
 @many

@@ -11,7 +11,7 @@ from nsabench.cli._devices import measure_at
 from nsabench.cli._options import Measuring
 from nsabench.errors import EnvironmentRefused
 from nsabench.evidence.manifest import verify
-from nsabench.execution.journal import read
+from nsabench.execution.log import read
 from nsabench.fleet.devices import Place, measure, places
 from nsabench.machine.environment import nvml
 from nsabench.model.plan import Plan
@@ -47,17 +47,17 @@ def test_two_shards_at_once_make_one_run(
     assert len(plan.cases) == 4 and len(plan.shards) == 2 and plan.where == ("D=32",)
     said = capsys.readouterr().out
     assert "[first] " in said and "[second] " in said
-    journals = [read(shards / f"{number}/journal.jsonl") for number in (1, 2)]
-    sittings = [contents.sittings[0] for contents in journals]
-    assert abs((sittings[0].started - sittings[1].started).total_seconds()) < 20
-    for contents in journals:
-        [entry] = contents.of(PassName.CANARY)
-        assert {o.status for o in entry.outcomes} == {Status.OK}
+    logs = [read(shards / f"{number}/log.jsonl") for number in (1, 2)]
+    first, second = (log.sessions[0] for log in logs)
+    assert abs((first.started - second.started).total_seconds()) < 20
+    for log in logs:
+        assert plan.canary is not None
+        [attempt] = log.of(PassName.CANARY, plan.canary.id)
+        assert {o.status for o in attempt.outcomes} == {Status.OK}
     shutil.rmtree(out)
     measure_at(asked(matrix, out), BOTH)
-    assert [read(shards / f"{n}/journal.jsonl").sittings for n in (1, 2)] == [
-        contents.sittings for contents in journals
-    ]
+    again = [read(shards / f"{number}/log.jsonl") for number in (1, 2)]
+    assert [log.sessions for log in again] == [log.sessions for log in logs]
 
 
 def test_a_shard_that_does_not_come_to_its_end_is_named(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from nsabench.assessment.tables import read_records
 from nsabench.cli.fleet import command
 from nsabench.evidence.manifest import verify
-from nsabench.execution.journal import read
+from nsabench.execution.log import read
 from nsabench.model.plan import Plan
 from tests.fleet.cluster import Cluster, lacking, wait
 
@@ -64,12 +64,11 @@ def fleet(tmp_path: Path) -> Path:
     return tmp_path / "rows"
 
 
-def entries(fleet: Path, shard: int) -> list[str]:
-    """The cases that a shard has journaled, and in which pass."""
-    journal = fleet / f"shards/{shard}/journal.jsonl"
-    if not journal.exists():
-        return []
-    return [f"{entry.pass_name} {entry.case_id}" for entry in read(journal).entries]
+def measured(fleet: Path, shard: int) -> list[str]:
+    """The cases that a shard has measured to the end, and in which pass."""
+    log = fleet / f"shards/{shard}/log.jsonl"
+    attempts = read(log).attempts if log.exists() else []
+    return [f"{a.job.purpose} {a.job.case.id}" for a in attempts if a.has_answer]
 
 
 def submit(cluster: Cluster, fleet: Path) -> None:
@@ -90,8 +89,8 @@ def test_interrupted_tasks_continue_and_the_shards_are_merged(
 
     def disturbed() -> bool:
         for shard in disturb.keys() - before.keys():
-            if journaled := entries(fleet, shard):
-                before[shard] = journaled
+            if found := measured(fleet, shard):
+                before[shard] = found
                 array = cluster.ask("squeue", "-h", "-o", "%F", "-n", "nsabench-rows").split()[0]
                 cluster.ask(*disturb[shard], f"{array}_{shard}")
         return before.keys() == disturb.keys()
@@ -113,7 +112,7 @@ def test_interrupted_tasks_continue_and_the_shards_are_merged(
         raise
     assert len({record.case_id for record in read_records(fleet / "whole")}) == 12
     assert len(Plan.read(fleet / "whole/plan.json").shards) == 3
-    for shard, journaled in before.items():
-        after = entries(fleet, shard)
-        assert after[: len(journaled)] == journaled and len(set(after)) == len(after)
-        assert len(read(fleet / f"shards/{shard}/journal.jsonl").sittings) == 2
+    for shard, found in before.items():
+        after = measured(fleet, shard)
+        assert after[: len(found)] == found and len(set(after)) == len(after)
+        assert len(read(fleet / f"shards/{shard}/log.jsonl").sessions) == 2

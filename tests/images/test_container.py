@@ -124,9 +124,9 @@ def begun(image: str, results: Path, tmp_path: Path) -> Iterator[tuple[Path, Pop
         stderr=subprocess.STDOUT,
         text=True,
     )
-    journal = results / "run" / "journal.jsonl"
+    log = results / "run" / "log.jsonl"
     deadline = time.monotonic() + 200
-    while not journal.is_file() or journal.read_bytes().count(b"\n") < 4:
+    while not log.is_file() or log.read_bytes().count(b"\n") < 4:
         assert time.monotonic() < deadline and running.poll() is None
         time.sleep(0.05)
     yield matrix, running, results / "run"

@@ -41,9 +41,9 @@ def mine(q, k, v, *, sm_scale):
     ("file", "old", "new", "sentence"),
     [
         ("environment.json", '"cpu":', '"cpu": "Xeon", "was":', "environment.json: its sha256"),
-        ("plan.json", '"mae": ', '"mae": 1', "sha256 of plan.json"),
-        ("journal.jsonl", '"copy_gb_s":', '"copy_gb_s":9', "line 2 is not what was measured"),
-        ("journal.jsonl", "", '{"kind":"entry","pass_name":"first_look","case_id":"x"}\n', "line "),
+        ("plan.json", '"mae": ', '"mae": 1', "written under another plan"),
+        ("log.jsonl", '"copy_gb_s":', '"copy_gb_s":9', "line 1 is not what was measured"),
+        ("log.jsonl", "", '{"entry":{"kind":"ended"}}\n', "line "),
     ],
 )
 def test_what_a_kernel_altered_is_not_signed(
@@ -63,7 +63,7 @@ def test_what_a_kernel_altered_is_not_signed(
 
 
 @needs_landlock
-@pytest.mark.parametrize("file", ["environment.json", "plan.json", "journal.jsonl", RUN_KEY])
+@pytest.mark.parametrize("file", ["environment.json", "plan.json", "log.jsonl", RUN_KEY])
 def test_a_sandboxed_kernel_reads_and_alters_nothing(
     tmp_path: Path, nsabench: Nsabench, file: str
 ) -> None:

@@ -46,7 +46,7 @@ def test_intervals_of_the_queue_are_made_again_of_what_is_archived(
         assert (again.value, again.lo, again.hi) == pytest.approx(made)
 
 
-def test_bursts_that_are_not_those_of_the_journal(tmp_path: Path, signer: Signer) -> None:
+def test_bursts_that_are_not_those_of_the_log(tmp_path: Path, signer: Signer) -> None:
     run = make_run(tmp_path / "run", QUEUE)
     seal(run, signer)
     rows = pq.read_metadata(run / "bursts.parquet").num_rows

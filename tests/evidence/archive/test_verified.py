@@ -235,7 +235,7 @@ def test_a_csv_holds_no_formula(tmp_path: Path, nsabench: Nsabench, signed: Make
 
 
 def test_a_table_of_endless_rows_is_not_opened(archive: Archive, signed: MakeSigned) -> None:
-    """In an archive, where no journal says how many there may be."""
+    """In an archive, where no log says how many there may be."""
     run = signed(0)
     _, prefix = archive.add(run)
     claim_rows(run / "samples.parquet", 51_000_000)

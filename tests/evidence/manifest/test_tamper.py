@@ -6,6 +6,7 @@ import base64
 import errno
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def flip(path: Path, offset: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["records.parquet", "samples.parquet", "plan.json", "environment.json", "journal.jsonl"]
+    "name", ["records.parquet", "samples.parquet", "plan.json", "environment.json", "log.jsonl"]
 )
 @pytest.mark.parametrize("part", [0.0, 0.1, 0.5, 0.999])
 def test_one_bit_of_a_file(run: Path, name: str, part: float) -> None:
@@ -226,7 +227,7 @@ def test_a_swapped_key(run: Path, signer: Signer) -> None:
     """Nobody can sign what was measured in the name of another key."""
     seal(run, Signer(Ed25519PrivateKey.generate(), ephemeral=False))
     broken = verify(run, trusted=[signer.keyid]).broken or ""
-    assert broken.startswith("origin: journal.jsonl: the key that vouches for it is")
+    assert broken.startswith("origin: log.jsonl: the key that it is signed with is")
 
 
 def unit(run: Path, name: str, change: Callable[[pa.Table], pa.Table], signer: Signer) -> str:
@@ -261,12 +262,33 @@ def test_records_of_another_run(run: Path) -> None:
     assert "records.parquet: run_id is '20260101T000000Z-abc124'" in broken
 
 
-def test_a_journal_without_its_last_case(run: Path, signer: Signer) -> None:
-    lines = (run / "journal.jsonl").read_bytes().splitlines(keepends=True)
-    (run / "journal.jsonl").write_bytes(b"".join(lines[:-1]))
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda lines: lines[:-1], " is missing (1 of 1)"),
+        (lambda lines: [], "it is empty"),
+        (lambda lines: lines[1:], "line 1 does not say who measured"),
+        (lambda lines: [lines[0], *lines[2:]], "line 2 does not follow the line before it"),
+        (lambda lines: [*lines, lines[-1]], "line 82 does not follow the line"),
+        (lambda lines: [lines[0], lines[1].replace(b'"seed":1', b'"seed":2')], "line 2 is not"),
+        (
+            lambda lines: [re.sub(rb',"certificate":{.*?}', b"", lines[0]), *lines[1:]],
+            "line 1 does not say who measured",
+        ),
+    ],
+    ids=["its end", "all", "its beginning", "a line", "one more", "a value", "a certificate"],
+)
+def test_a_log_that_was_altered_and_signed_again(
+    run: Path, signer: Signer, change: Callable[[list[bytes]], list[bytes]], said: str
+) -> None:
+    path = run / "log.jsonl"
+    before = path.read_bytes().splitlines(keepends=True)
+    changed = change(before)
+    assert changed != before
+    path.write_bytes(b"".join(changed))
     seal(run, signer)
-    broken = verify(run).broken
-    assert broken is not None and broken.startswith("journal: journal.jsonl: case "), broken
+    broken = verify(run).broken or ""
+    assert broken.startswith("log: log.jsonl: ") and said in broken, broken
 
 
 def test_an_unsigned_run_passes_only_where_that_is_enough(run: Path) -> None:

@@ -1,4 +1,4 @@
-"""A worker's description is typed, and JSON in a journal."""
+"""A worker's description is typed, and JSON in a log."""
 
 from __future__ import annotations
 
