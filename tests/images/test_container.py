@@ -126,7 +126,7 @@ def begun(image: str, results: Path, tmp_path: Path) -> Iterator[tuple[Path, Pop
     )
     log = results / "run" / "log.jsonl"
     deadline = time.monotonic() + 200
-    while not log.is_file() or log.read_bytes().count(b"\n") < 4:
+    while not log.is_file() or log.read_bytes().count(b'"kind":"ended"') < 2:
         assert time.monotonic() < deadline and running.poll() is None
         time.sleep(0.05)
     yield matrix, running, results / "run"
