@@ -56,7 +56,7 @@ from nsabench.preflight import architectures, compiled_launch, report, run, trit
 @click.option(
     "--no-cache",
     is_flag=True,
-    help="Compile also what an earlier preflight compiled of the same source with the same Triton.",
+    help="Compile also what Triton has in the cache of an earlier preflight.",
 )
 @_options.as_json
 def command(
@@ -90,7 +90,7 @@ def command(
         ops_file=ops_file,
         timeout_s=timeout,
         jobs=jobs or 0,
-        known=not no_cache,
+        cache=not no_cache,
     )
     with _refusing(out), tempfile.TemporaryFile(dir=_made(out.parent)):
         pass  # known before hours of compiling, not after

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,6 @@ from nsabench.model.measurement import Message
 from nsabench.model.vocabulary import Status
 from nsabench.preflight.architectures import Architecture, declared, occupancy
 from nsabench.preflight.compiled_launch import CompiledLaunch
-from nsabench.preflight.known import Known
 from nsabench.preflight.messages import (
     REPLY,
     Build,
@@ -57,15 +55,14 @@ class Compiler:
         foreign: Foreign,
         timeout_s: float,
         done: Callable[[CompiledLaunch], None],
-        known: Known,
+        cache: Path,
     ) -> None:
-        """done: called with each row. known: what need not be compiled again."""
-        self._known = known
+        """done: called with each row. cache: where Triton keeps what it compiles."""
         self._task = task
         self._foreign = foreign
         self._timeout_s = timeout_s
         self._done = done
-        self._cache = ""
+        self._cache = cache
         self._worker: WorkerProcess | None = None
         self._lost: list[Trouble] = []
         self._declared = declared(task.triton, task.architecture.name)
@@ -83,14 +80,10 @@ class Compiler:
 
     def run(self, cases: list[Case]) -> list[CompiledLaunch]:
         """Record and compile. A lost worker costs the launch that it was compiling."""
-        # A killed compiler may still write to the folder while it is removed.
-        with tempfile.TemporaryDirectory(
-            prefix="nsabench-preflight-", ignore_cleanup_errors=True
-        ) as self._cache:
-            try:
-                return self._run(cases)
-            finally:
-                self._retire()
+        try:
+            return self._run(cases)
+        finally:
+            self._retire()
 
     def _run(self, cases: list[Case]) -> list[CompiledLaunch]:
         try:
@@ -107,10 +100,7 @@ class Compiler:
                 break
             # Two implementations may share a kernel.
             if launch.key not in built:
-                found = self._known.find(launch)
-                if found is not None:
-                    built[launch.key] = found
-                elif not self._counts(launch) and crashes == ENOUGH_LOST:
+                if not self._counts(launch) and crashes == ENOUGH_LOST:
                     built[launch.key] = Built(
                         status=Status.UNSUPPORTED,
                         reason=f"not tried: {crashes} others took this Triton down before",
@@ -120,7 +110,6 @@ class Compiler:
                     if self.stopped:
                         break
                     crashes += self._worker is None
-                    self._known.keep(launch, built[launch.key])
             rows.append(self._built(recorded, launch, built[launch.key]))
             self._done(rows[-1])
         return rows
@@ -195,7 +184,7 @@ class Compiler:
 
     def _program(self) -> Program:
         # The cache is an option, since environments that differ have templates that differ.
-        options = ["--arch", self._task.architecture.name, "--cache", self._cache]
+        options = ["--arch", self._task.architecture.name, "--cache", str(self._cache)]
         options += self._foreign.options
         environment = worker_environment("cuda")
         environment["CUDA_VISIBLE_DEVICES"] = ""
@@ -210,8 +199,8 @@ class Compiler:
     def _built(self, recorded: RecordedLaunches, launch: Launch, built: Built) -> CompiledLaunch:
         architecture = self._task.architecture
         fields = {
-            **launch.model_dump(exclude={"key", "content"}),
-            **built.model_dump(exclude={"kind", "content"}),
+            **launch.model_dump(exclude={"key"}),
+            **built.model_dump(exclude={"kind"}),
             "shared_limit_bytes": architecture.shared_per_block,
         }
         if built.registers is not None and built.warps is not None:

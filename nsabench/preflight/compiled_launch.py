@@ -59,7 +59,7 @@ _UNITS = {
     "occupancy": "1; resident warps over those a multiprocessor can hold",
     "code_bytes": "byte; machine code of the cubin",
     "compiler": "of a kernel that Triton does not compile; such are compiled once, not per Triton",
-    "compile_s": "s; wall time of specialisation and compilation",
+    "compile_s": "s; wall time of compilation, short for a kernel in Triton's cache",
 }
 
 

@@ -63,7 +63,6 @@ class Launch(Message):
     options: str
     example: str  # the first case that launches it
     compiler: str = ""  # empty: Triton
-    content: str = ""  # a hash of all that it is compiled from; empty: unknown
     cases: int = 1
 
 
@@ -98,7 +97,6 @@ class Built(Message):
     warps: int | None = None
     code_bytes: int | None = None
     compile_s: float | None = None
-    content: str = ""  # of the launch; empty: unknown
 
 
 Reply = Annotated[Step | RecordedLaunches | Built | Refused, Field(discriminator="kind")]

@@ -105,16 +105,9 @@ class Call:
 _original_run = jit.JITFunction.run
 
 
-def is_described(value: Any) -> bool:
-    """Return whether it is a tensor descriptor, of Triton or of Gluon."""
+def _is_descriptor(value: Any) -> bool:
+    """Return whether it is a tensor descriptor of Triton or Gluon."""
     return is_dataclass(value) and hasattr(value, "base") and hasattr(value, "block_shape")
-
-
-def in_boxes(value: Any) -> str:
-    """Return what code depends on in a tensor descriptor: dtype, block, layout and padding."""
-    layout = getattr(value, "layout", None)
-    dtype = str(value.base.dtype).removeprefix("torch.")
-    return f"boxes<{dtype},{list(value.block_shape)},{layout},{getattr(value, 'padding', '')}>"
 
 
 def _kind(value: Any, specialised: bool = True, by_alignment: bool = True) -> str:
@@ -122,8 +115,10 @@ def _kind(value: Any, specialised: bool = True, by_alignment: bool = True) -> st
     if isinstance(value, Pointer):
         aligned = value.data_ptr() % ALIGNMENT == 0 or not by_alignment
         return f"*{str(value.dtype).removeprefix('torch.')}{'' if aligned else '?'}"
-    if is_described(value):
-        return in_boxes(value)
+    if _is_descriptor(value):
+        layout = getattr(value, "layout", None)
+        dtype = str(value.base.dtype).removeprefix("torch.")
+        return f"boxes<{dtype},{list(value.block_shape)},{layout},{getattr(value, 'padding', '')}>"
     if isinstance(value, bool) or value is None:
         return str(value)
     if isinstance(value, int):
@@ -144,7 +139,7 @@ def _shown(value: Any) -> str:
 def _pointers(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return Pointer(value)
-    if is_described(value):
+    if _is_descriptor(value):
         return replace(value, base=Pointer(value.base))
     if type(value) is tuple:
         return tuple(map(_pointers, value))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -18,13 +20,12 @@ from nsabench.preflight import tritons
 from nsabench.preflight.architectures import Architecture
 from nsabench.preflight.compile_all import Compiler, Task
 from nsabench.preflight.compiled_launch import CompiledLaunch
-from nsabench.preflight.known import Known
 from nsabench.preflight.messages import Foreign
 
 
 @dataclass(frozen=True)
 class Order:
-    """versions: empty: the installed Triton. known: use what an earlier preflight compiled."""
+    """versions: empty: the installed Triton. cache: keep what Triton compiles."""
 
     architectures: Sequence[Architecture]
     versions: Sequence[str] = ()
@@ -33,7 +34,7 @@ class Order:
     ops_file: Path | None = None
     timeout_s: float = 120.0
     jobs: int = 0
-    known: bool = False
+    cache: bool = False
 
 
 def run(
@@ -51,8 +52,6 @@ def run(
     jobs = order.jobs or len(os.sched_getaffinity(0))
 
     foreign = Foreign(order.kernels, order.ops_file)
-    known = Known(tritons.cache_folder() / "preflight" if order.known else None)
-    compilers = [Compiler(task, foreign, order.timeout_s, done, known) for task in tasks]
 
     def compile_one(compiler: Compiler) -> list[CompiledLaunch]:
         compiled = compiler.run(cases)
@@ -60,7 +59,17 @@ def run(
             finished(compiled)
         return compiled
 
-    with ThreadPoolExecutor(min(jobs, len(tasks))) as pool:
+    with ExitStack() as stack:
+        if order.cache:
+            cache = tritons.cache_folder() / "preflight"
+        else:
+            # A killed compiler may still write to the folder while it is removed.
+            temporary = tempfile.TemporaryDirectory(
+                prefix="nsabench-preflight-", ignore_cleanup_errors=True
+            )
+            cache = Path(stack.enter_context(temporary))
+        compilers = [Compiler(task, foreign, order.timeout_s, done, cache) for task in tasks]
+        pool = stack.enter_context(ThreadPoolExecutor(min(jobs, len(tasks))))
         futures = [pool.submit(compile_one, compiler) for compiler in compilers]
         try:
             compiled = [launch for future in futures for launch in future.result()]

@@ -23,7 +23,6 @@ from nsabench.preflight import pretend
 from nsabench.preflight.architectures import ARCHITECTURES, Architecture
 from nsabench.preflight.build import AheadCall, build, variants
 from nsabench.preflight.candidates import launches
-from nsabench.preflight.content import content
 from nsabench.preflight.messages import (
     REQUEST,
     Build,
@@ -63,7 +62,6 @@ class Worker:
         self.foreign = foreign
         self.channel = channel
         self._calls: dict[str, Call | AheadCall] = {}
-        self._contents: dict[str, str] = {}
 
     def serve(self) -> None:
         self.channel.send(Step(phase="start"))
@@ -75,9 +73,7 @@ class Worker:
                 case Build(key=key):
                     call = self._calls[key]
                     self.channel.send(Step(phase=f"compiling {call.kernel}"))
-                    built = build(call, self.architecture)
-                    built.content = self._contents[key]
-                    self.channel.send(built)
+                    self.channel.send(build(call, self.architecture))
 
     def record(self, request: RecordLaunches) -> RecordedLaunches:
         recording = _Recording()
@@ -99,13 +95,8 @@ class Worker:
                     recording.trouble(item, failure, group)
                     continue
                 for key, call in calls.items():
-                    if key not in self._calls:
-                        self._calls[key] = call
-                        # It is not known what the compilers of other calls depend on.
-                        self._contents[key] = (
-                            content(call, self.architecture) if isinstance(call, Call) else ""
-                        )
-                    recording.launch(item, call, group, self._contents[key])
+                    self._calls.setdefault(key, call)
+                    recording.launch(item, key, call, group)
         return RecordedLaunches(
             triton=str(triton.__version__),
             torch=str(torch.__version__),
@@ -153,9 +144,8 @@ class _Recording:
         self.troubles.setdefault((item.op, item.name, str(failure)), new).cases += len(cases)
 
     def launch(
-        self, item: Implementation, call: Call | AheadCall, cases: Sequence[Case], content: str
+        self, item: Implementation, key: str, call: Call | AheadCall, cases: Sequence[Case]
     ) -> None:
-        key = call.key()
         new = Launch(
             key=key,
             op=item.op,
@@ -166,7 +156,6 @@ class _Recording:
             options=call.options(),
             example=labels.of_case(cases[0]),
             compiler=call.compiler,
-            content=content,
             cases=0,
         )
         self.launches.setdefault((item.op, item.name, key), new).cases += len(cases)

@@ -23,7 +23,6 @@ from nsabench.model.vocabulary import Status
 from nsabench.preflight import architectures, compile_all, tritons
 from nsabench.preflight.architectures import ARCHITECTURES, occupancy
 from nsabench.preflight.compiled_launch import CompiledLaunch
-from nsabench.preflight.known import Known
 from nsabench.preflight.messages import (
     Build,
     Built,
@@ -39,6 +38,7 @@ pytest.importorskip("triton")
 
 HOSTILE = Path(__file__).parent / "mlir_abort.py"
 OWN_COMPILER = Path(__file__).parent / "own_compiler.py"
+CALLER = Path(__file__).parent / "calls_a_function.py"
 FOR_EVER = Path(__file__).parent / "compiled_for_ever.py"
 MATRIX = """
 op: selection_rows
@@ -195,6 +195,35 @@ def test_nothing_to_compile_is_an_error(tmp_path: Path) -> None:
     assert code == 2 and "nothing was compiled" in said
 
 
+def test_only_what_changed_is_compiled_again(
+    tmp_path: Path, matrix: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(tritons.CACHE_VARIABLE, str(tmp_path / "cache"))
+    kernels, out = tmp_path / "mine.py", tmp_path / "p.parquet"
+
+    def compile_kernels(source: str, *options: str) -> list[int]:
+        kernels.write_text(source)
+        arguments = [matrix, "--arch", "sm_90", "--kernels", kernels, *options]
+        code, rows, said = preflight(out, *arguments)
+        assert code == 0 and len(rows) == 2, said
+        return sorted(row["code_bytes"] for row in rows)
+
+    def cubins() -> dict[Path, int]:
+        paths = (tmp_path / "cache" / "preflight").rglob("*.cubin")
+        return {path: path.stat().st_mtime_ns for path in paths}
+
+    source = CALLER.read_text()
+    first = compile_kernels(source, "--no-cache")
+    assert not cubins()
+    assert compile_kernels(source) == first
+    kept = cubins()
+    assert len(kept) == 2
+    assert compile_kernels(source) == first and cubins() == kept
+    # One kernel calls the function that changes.
+    compile_kernels(source.replace("x * 2.0", "x * x"))
+    assert kept.items() <= cubins().items() and len(cubins()) == 3
+
+
 def test_an_interrupted_one_keeps_what_is_complete(
     tmp_path: Path, matrix: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,16 +318,6 @@ def test_which_failures_count() -> None:
         architectures.parse("sm_1")
 
 
-def test_its_help_has_an_example() -> None:
-    done = subprocess.run(
-        [forked.shim(compiles=True), "preflight", "--help"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0 and "Example: nsabench preflight" in done.stdout
-
-
 class LostTwice:
     """A worker that dies of its second build, and whose successor dies before it has begun."""
 
@@ -343,18 +362,21 @@ def lost_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LostTwice, "made", 0)
 
 
+def compiler(done: Callable[[CompiledLaunch], None] = lambda row: None) -> compile_all.Compiler:
+    task = compile_all.Task(ARCHITECTURES["sm_90"], "3.7.1", None, ahead=False)
+    return compile_all.Compiler(task, Foreign(), 1.0, done, Path("unused"))
+
+
 @pytest.mark.usefixtures("lost_twice")
 def test_a_worker_that_is_lost_while_it_records_again_costs_one_launch() -> None:
-    task = compile_all.Task(ARCHITECTURES["sm_90"], "3.7.1", None, ahead=False)
-    cells = compile_all.Compiler(task, Foreign(), 1.0, lambda cell: None, Known(None)).run([])
-    assert [c.status for c in cells] == [Status.OK, Status.TIMEOUT, Status.TIMEOUT, Status.OK]
+    rows = compiler().run([])
+    assert [c.status for c in rows] == [Status.OK, Status.TIMEOUT, Status.TIMEOUT, Status.OK]
 
 
 @pytest.mark.usefixtures("lost_twice")
 def test_a_compiler_that_is_stopped_compiles_no_more() -> None:
-    task = compile_all.Task(ARCHITECTURES["sm_90"], "3.7.1", None, ahead=False)
-    compiler = compile_all.Compiler(task, Foreign(), 1.0, lambda cell: compiler.stop(), Known(None))
-    assert [c.status for c in compiler.run([])] == [Status.OK]
+    stopped = compiler(lambda row: stopped.stop())
+    assert [c.status for c in stopped.run([])] == [Status.OK]
 
 
 @pytest.mark.usefixtures("lost_twice")
@@ -366,8 +388,7 @@ def test_whatever_ends_it_keeps_what_is_complete(
     def ends(order: object, done: object, finished: Callable[[list[CompiledLaunch]], None]) -> None:
         if out.exists():
             raise EnvironmentRefused("there is no Triton")
-        task = compile_all.Task(ARCHITECTURES["sm_90"], "3.7.1", None, ahead=False)
-        finished(compile_all.Compiler(task, Foreign(), 1.0, lambda cell: None, Known(None)).run([]))
+        finished(compiler().run([]))
         raise RuntimeError("a fault")
 
     monkeypatch.setattr("nsabench.preflight.run.run", ends)
@@ -375,17 +396,3 @@ def test_whatever_ends_it_keeps_what_is_complete(
         done = CliRunner().invoke(group, ["preflight", "--out", str(out)])
         assert isinstance(done.exception, error)
         assert pq.read_table(out).num_rows == 4
-
-
-def test_tasks_of_one_triton_share_a_template() -> None:
-    """A template is of an environment; each task has a cache of its own, which is an option."""
-    programs = []
-    for name in ("sm_80", "sm_90"):
-        task = compile_all.Task(ARCHITECTURES[name], "3.6.0", None, ahead=False)
-        compiler = compile_all.Compiler(task, Foreign(), 1.0, lambda row: None, Known(None))
-        compiler._cache = f"/of/{name}"
-        programs.append(compiler._program())
-    one, other = programs
-    assert one.environment == other.environment
-    caches = [program.options[program.options.index("--cache") + 1] for program in programs]
-    assert caches == ["/of/sm_80", "/of/sm_90"]
