@@ -98,7 +98,7 @@ def _cuda_of_torch(environment: Environment) -> str | None:
     torch = environment.software.torch
     if torch is not None:
         return torch.cuda
-    installed = environment.software.installed("torch") or ""
+    installed = environment.software.distributions.get("torch") or ""
     build = installed.partition("+")[2]
     if build.startswith("cu") and build[2:].isdigit():  # "cu130"
         return f"{build[2:-1]}.{build[-1]}"

@@ -24,7 +24,7 @@ def examine(environment: Environment) -> Iterator[Problem]:
 
 def _missing_torch(environment: Environment) -> Iterator[Problem]:
     software = environment.software
-    installed = software.installed("torch")
+    installed = software.distributions.get("torch")
     why = environment.absent.get("software.torch", NO_WORKER)
     if software.torch is None and installed is None:
         yield error(
@@ -45,7 +45,7 @@ def _missing_triton(environment: Environment) -> Iterator[Problem]:
     if software.triton is not None:
         return
     why = environment.absent.get("software.triton", NO_WORKER)
-    installed = software.installed("triton") or software.installed("pytorch-triton")
+    installed = software.distributions.get("triton") or software.distributions.get("pytorch-triton")
     wanted = _wanted_triton(environment)
     pinned = f"triton=={wanted}" if wanted else "triton"
     if installed is None:
@@ -102,7 +102,7 @@ def _torch_for_other_devices(environment: Environment, version: str) -> Iterator
 
 
 def _numpy(environment: Environment, torch: str) -> Iterator[Problem]:
-    numpy = environment.software.numpy or environment.software.installed("numpy")
+    numpy = environment.software.numpy or environment.software.distributions.get("numpy")
     triton = _triton_version(environment)
     if numpy is None:
         return
@@ -131,12 +131,16 @@ def _numpy(environment: Environment, torch: str) -> Iterator[Problem]:
 
 def _torch_version(environment: Environment) -> str | None:
     torch = environment.software.torch
-    return torch.version if torch is not None else environment.software.installed("torch")
+    return torch.version if torch is not None else environment.software.distributions.get("torch")
 
 
 def _triton_version(environment: Environment) -> str | None:
     software = environment.software
-    return software.triton or software.installed("triton") or software.installed("pytorch-triton")
+    return (
+        software.triton
+        or software.distributions.get("triton")
+        or software.distributions.get("pytorch-triton")
+    )
 
 
 def _wanted_triton(environment: Environment) -> str | None:

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from nsabench.machine.environment.container import read_container
 from nsabench.machine.environment.gpu import read_driver, read_gpus
 from nsabench.machine.environment.host import read_host
-from nsabench.machine.environment.identifiers import Redactor
 from nsabench.machine.environment.model import Environment
 from nsabench.machine.environment.provenance import read_run
 from nsabench.machine.environment.software import read_software
@@ -28,21 +27,14 @@ _NEEDED_ON_CUDA = (
 )
 
 
-def collect(
-    described: Described | None, plan: Plan | None, *, include_identifiers: bool = False
-) -> Environment:
-    """Describe this machine. Raises `UsageError` for a bad NSABENCH_ID_SALT_FILE.
-
-    described: what the worker says about torch and the device. include_identifiers: do not hash
-    them.
-    """
+def collect(described: Described | None, plan: Plan | None) -> Environment:
+    """Describe this machine. described: what the worker says about torch and the device."""
     variables = dict(os.environ)
-    redactor = Redactor.from_variables(variables, plain=include_identifiers)
     absent: dict[str, str] = {}
     driver = read_driver()
     if driver.nvml_failure is not None:
         absent["driver"] = driver.nvml_failure
-    gpus = read_gpus(described, redactor, absent)
+    gpus = read_gpus(described, absent)
     if not gpus:
         absent["gpus"] = driver.nvml_failure or "NVML shows no device"
     software = read_software(described, variables, absent)
@@ -52,14 +44,13 @@ def collect(
     return Environment(
         collected=datetime.now(UTC).replace(microsecond=0),
         complete=absent.keys().isdisjoint([*_NEEDED, *(_NEEDED_ON_CUDA if on_cuda else ())]),
-        identifiers=redactor.kind,
         gpus=gpus,
         driver=driver,
-        host=read_host(redactor, absent),
+        host=read_host(absent),
         software=software,
         container=read_container(variables, absent),
         sandbox=described.sandbox if described is not None else None,
-        run=read_run(plan, variables, redactor, absent),
+        run=read_run(plan, variables, absent),
         absent=dict(sorted(absent.items())),
     )
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
-import socket
 from pathlib import Path
 
 import psutil
 
 from nsabench.machine.environment.cgroup import read_cgroup
-from nsabench.machine.environment.identifiers import Redactor
 from nsabench.machine.environment.model import Host
 
 # Those that decide how fast a CPU baseline can be.
@@ -20,62 +18,44 @@ _INSTRUCTION_SETS = (
 )  # fmt: skip
 
 
-def read_host(redactor: Redactor, absent: dict[str, str], root: Path = Path("/")) -> Host:
+def read_host(absent: dict[str, str], root: Path = Path("/")) -> Host:
     """root: the folder of /proc and /sys."""
-    processor = _processor(root, absent)
+    processor = _read_processor(root, absent)
     flags = set(processor.get("flags", processor.get("Features", "")).split())
-    affinity = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    frequency = _frequency()
+    affinity = os.sched_getaffinity(0)
     memory = psutil.virtual_memory()
     # Where this process runs; on hybrid processors other cores may differ.
-    scaling = root / f"sys/devices/system/cpu/cpu{affinity[0] if affinity else 0}/cpufreq"
+    scaling = root / f"sys/devices/system/cpu/cpu{min(affinity)}/cpufreq"
     governor = _read(scaling / "scaling_governor")
     if governor is None:
         absent["host.governor"] = "the kernel offers no frequency scaling here"
     release = platform.uname().release
     return Host(
-        hostname=redactor.identifier("hostname", socket.gethostname()),
         cpu=processor.get("model name"),
-        cpu_vendor=processor.get("vendor_id"),
         architecture=platform.machine() or None,
         instruction_sets=[name for name in _INSTRUCTION_SETS if name in flags],
         cores=psutil.cpu_count(logical=False),
         threads=psutil.cpu_count(logical=True),
-        affinity=ranges(affinity) if affinity else None,
-        affinity_threads=len(affinity) or None,
-        frequency_mhz=frequency[0],
-        frequency_max_mhz=frequency[1],
+        affinity_threads=len(affinity),
         governor=governor,
         frequency_driver=_read(scaling / "scaling_driver"),
         energy_preference=_read(scaling / "energy_performance_preference"),
-        turbo=_turbo(root),
-        numa_nodes=len(list((root / "sys/devices/system/node").glob("node[0-9]*"))) or None,
+        turbo=_read_turbo(root),
         hypervisor="hypervisor" in flags if flags else None,
-        load_1m=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        load_1m=os.getloadavg()[0],
         ram_bytes=memory.total,
         ram_available_bytes=memory.available,
-        on_battery=_on_battery(root),
+        on_battery=_is_on_battery(root),
         os=_os_name(),
         kernel=f"{platform.uname().system} {release}",
         libc=" ".join(platform.libc_ver()).strip() or None,
         wsl="microsoft" in release.lower(),
-        root_user=hasattr(os, "geteuid") and os.geteuid() == 0,
+        root_user=os.geteuid() == 0,
         cgroup=read_cgroup(root),
     )
 
 
-def ranges(numbers: list[int]) -> str:
-    """Return ascending numbers in the kernel's notation: [0, 1, 2, 5] -> "0-2,5"."""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ",".join(f"{a}-{b}" if b > a else str(a) for a, b in spans)
-
-
-def _processor(root: Path, absent: dict[str, str]) -> dict[str, str]:
+def _read_processor(root: Path, absent: dict[str, str]) -> dict[str, str]:
     """Return the first processor of /proc/cpuinfo; without a name there, that of py-cpuinfo.
 
     py-cpuinfo takes a second and runs machine code of its own.
@@ -88,23 +68,13 @@ def _processor(root: Path, absent: dict[str, str]) -> dict[str, str]:
 
         info = cpuinfo.get_cpu_info()
         fields["model name"] = info.get("brand_raw", "")
-        fields.setdefault("vendor_id", info.get("vendor_id_raw", ""))
         fields.setdefault("flags", " ".join(info.get("flags", [])))
     if not fields["model name"]:
         absent["host.cpu"] = "neither the kernel nor py-cpuinfo names the processor"
     return {key: value for key, value in fields.items() if value}
 
 
-def _frequency() -> tuple[float | None, float | None]:
-    """Return the current and the highest MHz. Kernels write 0 if they do not know."""
-    try:
-        frequency = psutil.cpu_freq()
-    except (OSError, NotImplementedError, RuntimeError):
-        return None, None
-    return (frequency.current or None, frequency.max or None) if frequency else (None, None)
-
-
-def _turbo(root: Path) -> bool | None:
+def _read_turbo(root: Path) -> bool | None:
     off = _read(root / "sys/devices/system/cpu/intel_pstate/no_turbo")
     if off is not None:
         return off == "0"
@@ -112,7 +82,7 @@ def _turbo(root: Path) -> bool | None:
     return on == "1" if on is not None else None
 
 
-def _on_battery(root: Path) -> bool | None:
+def _is_on_battery(root: Path) -> bool | None:
     """Return None if no battery powers the machine; a mouse may have one."""
     batteries = [
         supply

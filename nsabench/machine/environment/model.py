@@ -1,7 +1,7 @@
 """What `environment.json` says: everything about the machine that can decide a number.
 
 Names end in their unit (`_bytes`, `_mhz`, `_w`, `_c`). A field that could not be read is None, and
-`Environment.absent` says why. Fields are only ever added; readers ignore those they do not know.
+`Environment.absent` says why. Nothing here identifies the machine or its user.
 """
 
 from __future__ import annotations
@@ -31,9 +31,6 @@ class Gpu(Part):
     name: str | None = None
     compute_capability: str | None = None  # "9.0"
     vbios: str | None = None
-    uuid: str | None = None  # this and the next two: see Environment.identifiers
-    serial: str | None = None
-    pci_bus_id: str | None = None
 
     memory_bytes: int | None = None
     memory_used_bytes: int | None = None
@@ -46,8 +43,6 @@ class Gpu(Part):
     power_w: float | None = None
     power_limit_w: float | None = None
     power_default_w: float | None = None
-    power_min_w: float | None = None
-    power_max_w: float | None = None
 
     sm_clock_mhz: int | None = None
     sm_clock_max_mhz: int | None = None
@@ -72,8 +67,6 @@ class Gpu(Part):
     compute_mode: str | None = None
     virtualisation: str | None = None
 
-    pcie_generation: int | None = None
-    pcie_generation_max: int | None = None
     pcie_width: int | None = None
     pcie_width_max: int | None = None
 
@@ -89,28 +82,21 @@ class Driver(Part):
 class Cgroup(Part):
     """Limits that the kernel sets to this process. None: no limit."""
 
-    version: int | None = None
     cpus: float | None = None
     memory_bytes: int | None = None
 
 
 class Host(Part):
-    hostname: str | None = None  # see Environment.identifiers
     cpu: str | None = None
-    cpu_vendor: str | None = None
     architecture: str | None = None
     instruction_sets: list[str] = []
     cores: int | None = None
     threads: int | None = None
-    affinity: str | None = None  # "0-7,16"
     affinity_threads: int | None = None
-    frequency_mhz: float | None = None
-    frequency_max_mhz: float | None = None
     governor: str | None = None
     frequency_driver: str | None = None
     energy_preference: str | None = None
     turbo: bool | None = None
-    numa_nodes: int | None = None
     hypervisor: bool | None = None
     load_1m: float | None = None
     ram_bytes: int | None = None
@@ -146,30 +132,16 @@ class Library(Part):
     file: str | None = None
 
 
-class Distribution(Part):
-    """An installed Python distribution; `record_sha256` is the hash of its RECORD file."""
-
-    name: str
-    version: str
-    record_sha256: str | None = None
-
-
 class Software(Part):
     nsabench: str
     python: str
-    python_implementation: str
-    python_compiler: str
     torch: Torch | None = None
     triton: str | None = None
     numpy: str | None = None
     # cuda_driver, cuda_runtime, cublas, cublaslt, cudnn, nccl, nvrtc, ptxas, ptxas_blackwell
     libraries: dict[str, Library] = {}
-    distributions: list[Distribution] = []
+    distributions: dict[str, str] = {}  # installed Python distribution -> version
     lock_sha256: str | None = None
-
-    def installed(self, name: str) -> str | None:
-        """The version of a distribution, whether or not anything imported it."""
-        return next((d.version for d in self.distributions if d.name == name), None)
 
 
 class Container(Part):
@@ -190,8 +162,6 @@ class Checkout(Part):
     of: Literal["nsabench", "kernels"]
     commit: str | None = None
     dirty: bool | None = None  # tracked files differ from the commit
-    diff_sha256: str | None = None  # of that difference
-    untracked: int | None = None
 
 
 class Run(Part):
@@ -207,20 +177,12 @@ class Run(Part):
     variables: dict[str, str] = {}  # environment variables, from an allow-list
 
 
-# How serial, UUID, hostname, PCI bus id and the like are written.
-#   run     HMAC-SHA256 with a salt that is thrown away: comparable within this file only
-#   shared  HMAC-SHA256 with the salt in NSABENCH_ID_SALT_FILE: comparable across its owner's runs
-#   plain   as they are
-Identifiers = Literal["run", "shared", "plain"]
-
-
 class Environment(Part):
     """What this machine is. `complete`: nothing is missing of what the numbers may depend on."""
 
     schema_version: int = SCHEMA_VERSION
     collected: Moment
     complete: bool
-    identifiers: Identifiers
     gpus: list[Gpu] = []
     driver: Driver = Driver()
     host: Host = Host()

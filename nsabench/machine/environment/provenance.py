@@ -13,8 +13,8 @@ from typing import Literal
 
 from nsabench import errors
 from nsabench.machine.environment.container import combo_file
-from nsabench.machine.environment.identifiers import Redactor
 from nsabench.machine.environment.model import Checkout, Run
+from nsabench.machine.environment.redaction import redact
 from nsabench.model.plan import Plan
 
 COMMIT_VARIABLE = "NSABENCH_COMMIT"  # set by our images, which hold no checkout
@@ -28,39 +28,32 @@ _ALLOWED = re.compile(
 _SECRET = re.compile(r"KEY|PASS|SECRET|TOKEN|CREDENTIAL|SALT", re.IGNORECASE)
 
 
-def read_run(
-    plan: Plan | None, variables: Mapping[str, str], redactor: Redactor, absent: dict[str, str]
-) -> Run:
+def read_run(plan: Plan | None, variables: Mapping[str, str], absent: dict[str, str]) -> Run:
     """Return the command, its sources, and a few fields of the plan."""
     kernels = Path(plan.kernels) if plan is not None and plan.kernels else None
-    checkouts = [_of_nsabench(variables, absent)]
+    checkouts = [_read_nsabench_checkout(variables, absent)]
     if kernels is not None:
-        checkouts.append(read_checkout("kernels", kernels.resolve().parent, absent))
+        checkouts.append(_read_checkout("kernels", kernels.resolve().parent, absent))
     return Run(
         run_id=plan.run_id if plan is not None else None,
         device=plan.device if plan is not None else None,
-        command=[*_program(sys.argv[0]), *map(redactor.text, sys.argv[1:])],
+        command=[*_program(sys.argv[0]), *map(redact, sys.argv[1:])],
         shard=plan.shard if plan is not None else None,
         matrices={m.name: m.sha256 for m in plan.matrices} if plan is not None else {},
         seeds=sorted({c.case.seed for c in plan.cases}) if plan is not None else [],
         kernels=kernels.name if kernels is not None else None,
         kernels_sha256=_digest(kernels, absent) if kernels is not None else None,
         checkouts=checkouts,
-        variables=allowed_variables(variables, redactor),
+        variables={
+            name: redact(value)
+            for name, value in sorted(variables.items())
+            if _ALLOWED.fullmatch(name) and not _SECRET.search(name)
+        },
     )
 
 
-def allowed_variables(variables: Mapping[str, str], redactor: Redactor) -> dict[str, str]:
-    """Return the variables of the allow-list without secrets and names of persons."""
-    return {
-        name: redactor.text(value)
-        for name, value in sorted(variables.items())
-        if _ALLOWED.fullmatch(name) and not _SECRET.search(name)
-    }
-
-
-def _of_nsabench(variables: Mapping[str, str], absent: dict[str, str]) -> Checkout:
-    checkout = read_checkout("nsabench", Path(errors.__file__).parent, absent)
+def _read_nsabench_checkout(variables: Mapping[str, str], absent: dict[str, str]) -> Checkout:
+    checkout = _read_checkout("nsabench", Path(errors.__file__).parent, absent)
     built_from = variables.get(COMMIT_VARIABLE) or combo_file().get("revision")
     if checkout.commit is None and built_from:
         del absent["run.checkouts.nsabench"]
@@ -74,31 +67,21 @@ def _program(started: str) -> list[str]:
     return ["python", "-m", "nsabench"] if name == "__main__.py" else [name]
 
 
-def read_checkout(
+def _read_checkout(
     of: Literal["nsabench", "kernels"], folder: Path, absent: dict[str, str]
 ) -> Checkout:
     """Return the state of the checkout around `folder`; all None without one, or without git."""
     try:
-        top = _git(folder, "rev-parse", "--show-toplevel").strip()
-        commit = _git(folder, "rev-parse", "HEAD").strip()
+        found = _git(folder, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
         # An installation inside someone else's checkout (a .venv, say) is not from that commit.
         if not _git(folder, "ls-files", "--", ".").strip():
             absent[f"run.checkouts.{of}"] = "its folder is not part of a git checkout"
             return Checkout(of=of)
-        diff = _git(Path(top), "diff", "--no-ext-diff", "--no-textconv", "--binary", "HEAD")
-        others = _git(Path(top), "ls-files", "--others", "--exclude-standard")
     except _GitError as error:
         absent[f"run.checkouts.{of}"] = str(error)
         return Checkout(of=of)
-    return Checkout(
-        of=of,
-        commit=commit,
-        dirty=bool(diff),
-        diff_sha256=hashlib.sha256(diff.encode(errors="surrogateescape")).hexdigest()
-        if diff
-        else None,
-        untracked=len(others.splitlines()),
-    )
+    commit, _, dirty = found.strip().partition("-")
+    return Checkout(of=of, commit=commit, dirty=bool(dirty))
 
 
 class _GitError(Exception):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
-from nsabench.machine.environment.model import NO_WORKER, Distribution, Library, Software, Torch
+from nsabench.machine.environment.model import NO_WORKER, Library, Software, Torch
 from nsabench.model.description import Described, DescribedSoftware
 from nsabench.model.version import __version__
 
@@ -41,34 +41,25 @@ def read_software(
     return Software(
         nsabench=__version__,
         python=platform.python_version(),
-        python_implementation=platform.python_implementation(),
-        python_compiler=platform.python_compiler(),
         torch=torch,
         triton=software.triton,
         numpy=software.numpy,
         libraries=libraries,
-        distributions=distributions(),
+        distributions=_list_distributions(),
         lock_sha256=_lock(variables, absent),
     )
 
 
-def distributions() -> list[Distribution]:
-    """Return every installed distribution; of two with one name, the one that is imported."""
-    distributions: dict[str, Distribution] = {}
+def _list_distributions() -> dict[str, str]:
+    """Return the version of each distribution; of two with one name, the one that is imported."""
+    versions: dict[str, str] = {}
     for installed in metadata.distributions():
-        said = installed.metadata  # each access reads the whole file
+        fields = installed.metadata  # each access reads the whole file
         # Remains of a broken uninstall have no name.
-        name = said["Name"] if said is not None else None
-        if not name:
-            continue
-        name = re.sub(r"[-_.]+", "-", name).lower()
-        if name not in distributions:
-            record = installed.read_text("RECORD")
-            digest = hashlib.sha256(record.encode()).hexdigest() if record else None
-            distributions[name] = Distribution(
-                name=name, version=said["Version"] or "", record_sha256=digest
-            )
-    return [distributions[name] for name in sorted(distributions)]
+        name = fields["Name"] if fields is not None else None
+        if name:
+            versions.setdefault(re.sub(r"[-_.]+", "-", name).lower(), fields["Version"] or "")
+    return dict(sorted(versions.items()))
 
 
 def triton_pinned_by_torch() -> str | None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from nsabench.machine.environment import nvml
-from nsabench.machine.environment.identifiers import Redactor
 from nsabench.machine.environment.loaded import (
     CALL_FAILURES,
     Software,
@@ -22,6 +21,7 @@ from nsabench.machine.environment.loaded import (
     runtime_bus_id,
     sentence,
 )
+from nsabench.machine.environment.redaction import redact
 from nsabench.model.description import Described, DescribedDevice, DescribedSoftware
 
 # What an import of torch or triton ends in when the installation is broken.
@@ -54,7 +54,6 @@ def describe(device: str) -> Described:
 
 def _without_names(software: Software) -> Software:
     """Remove the user's home folder and the host's name from paths and messages."""
-    redact = Redactor(plain=False).text
     return {
         key: redact(value) if value and key.endswith((".file", ".why")) else value
         for key, value in software.items()

@@ -3,86 +3,24 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
 from typing import Any
 
 from nsabench.machine.environment.model import Environment
+from nsabench.machine.environment.summary import summarise
 from nsabench.model.vocabulary import MARGIN
 from nsabench.output.report.facts import Facts
 
-_GIB = 1 << 30
-
 
 def context(facts: Facts) -> dict[str, Any]:
-    lines = list(machine(facts.environment))
+    lines = machine(facts.environment)
     return {"machine": lines, "conditions": _conditions(facts), "commands": commands(facts)}
 
 
-def machine(environment: Environment | None) -> Iterator[tuple[str, str]]:
-    """Yield what decides a number, a line each. `absent` has what could not be read."""
+def machine(environment: Environment | None) -> list[tuple[str, str]]:
+    """Return what decides a number, a line each."""
     if environment is None:
-        return
-    gpu, host, software = environment.gpu, environment.host, environment.software
-    if gpu is not None:
-        clock = gpu.sm_clock_mhz
-        others = gpu.competing_processes
-        yield (
-            "GPU",
-            _line(
-                gpu.name,
-                environment.sm,
-                gpu.multiprocessors and f"{gpu.multiprocessors} SMs",
-                gpu.memory_bytes and f"{gpu.memory_bytes / _GIB:.0f} GiB",
-                gpu.l2_bytes and f"L2 {gpu.l2_bytes / 2**20:.0f} MiB",
-            ),
-        )
-        yield (
-            "GPU state",
-            _line(
-                gpu.power_limit_w and f"power limit {gpu.power_limit_w:.0f} W",
-                clock and f"SM clock {clock} of {gpu.sm_clock_max_mhz} MHz",
-                f"{gpu.temperature_c} °C" if gpu.temperature_c is not None else None,
-                f"{others} other processes" if others is not None else None,
-            ),
-        )
-        yield "driver", _line(environment.driver.version, f"CUDA up to {environment.driver.cuda}")
-    torch = software.torch
-    yield (
-        "software",
-        _line(
-            torch and f"torch {torch.version}",
-            torch and torch.cuda and f"built for CUDA {torch.cuda}",
-            software.triton and f"triton {software.triton}",
-            software.numpy and f"numpy {software.numpy}",
-            f"Python {software.python}",
-        ),
-    )
-    libraries = [f"{n} {v.version}" for n, v in software.libraries.items() if v.version]
-    if libraries:
-        yield "libraries", _line(*libraries)
-    yield (
-        "host",
-        _line(
-            host.cpu or host.architecture,
-            f"{host.affinity_threads or '?'} of {host.threads or '?'} threads",
-            host.ram_bytes and f"{host.ram_bytes / _GIB:.0f} GiB",
-            host.os,
-            host.kernel,
-        ),
-    )
-    container = environment.container
-    if container.runtime or container.combo:
-        yield "image", _line(container.runtime, container.combo, container.image_digest)
-    if environment.sandbox:
-        yield "sandbox", environment.sandbox
-    for checkout in environment.run.checkouts:
-        altered = "with local changes" if checkout.dirty else None
-        yield f"{checkout.of} source", _line(checkout.commit, altered)
-    yield "nsabench", software.nsabench
-
-
-def _line(*parts: object) -> str:
-    return " · ".join(str(part) for part in parts if part)
+        return []
+    return list(summarise(environment, [environment.gpu] if environment.gpu else []))
 
 
 def _conditions(facts: Facts) -> list[tuple[str, str]]:

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from nsabench.machine.environment.model import (
-    Cgroup,
     Container,
-    Distribution,
     Driver,
     Environment,
     Gpu,
@@ -40,7 +38,6 @@ def healthy() -> Environment:
     return Environment(
         collected=datetime(2026, 1, 1, tzinfo=UTC),
         complete=True,
-        identifiers="run",
         gpus=[
             Gpu(
                 index=0,
@@ -69,8 +66,6 @@ def healthy() -> Environment:
                 mig=False,
                 compute_mode="default",
                 virtualisation="none",
-                pcie_generation=5,
-                pcie_generation_max=5,
                 pcie_width=16,
                 pcie_width_max=16,
             )
@@ -84,13 +79,10 @@ def healthy() -> Environment:
             load_1m=1.0,
             ram_bytes=128 * GIB,
             ram_available_bytes=120 * GIB,
-            cgroup=Cgroup(version=2),
         ),
         software=Software(
             nsabench="0.1.0",
             python="3.11.9",
-            python_implementation="CPython",
-            python_compiler="GCC",
             torch=Torch(
                 version="2.11.0+cu130",
                 cuda="13.0",
@@ -101,11 +93,11 @@ def healthy() -> Environment:
             triton="3.6.0",
             numpy="2.3.5",
             libraries={"cublas": Library(version="13.0.2"), "ptxas": Library(version="12.8.93")},
-            distributions=[
-                Distribution(name="numpy", version="2.3.5"),
-                Distribution(name="torch", version="2.11.0+cu130"),
-                Distribution(name="triton", version="3.6.0"),
-            ],
+            distributions={
+                "numpy": "2.3.5",
+                "torch": "2.11.0+cu130",
+                "triton": "3.6.0",
+            },
         ),
         container=Container(runtime="docker", combo="torch-2.11"),
     )
@@ -138,11 +130,11 @@ def but(healthy: Environment) -> Change:
 @pytest.fixture
 def cpu_only(but: Change) -> Environment:
     """A healthy machine without a GPU, with a torch for the CPU."""
-    distributions = [
-        Distribution(name="numpy", version="2.3.5"),
-        Distribution(name="torch", version="2.13.0+cpu"),
-        Distribution(name="triton", version="3.7.1"),
-    ]
+    distributions = {
+        "numpy": "2.3.5",
+        "torch": "2.13.0+cpu",
+        "triton": "3.7.1",
+    }
     return but(
         gpus=[],
         driver=Driver(nvml_failure="NVML Shared Library Not Found"),

@@ -29,8 +29,10 @@ def test_silent_on_a_healthy_machine(healthy: Environment, tmp_path: Path) -> No
     assert examine(healthy, results=tmp_path / "not/made/yet") == []
     assert worst([]) is None
     text = text_of(healthy, tmp_path)
-    assert "NVIDIA H200 · sm_90 · 132 SMs · 140 GiB · 700 W · up to 1980 MHz" in text
-    assert "torch 2.11.0+cu130 for CUDA 13.0 · triton 3.6.0 · cublas 13.0.2" in text
+    assert "NVIDIA H200 · sm_90 · 132 SMs · 140 GiB" in text
+    assert "power limit 700 W · SM clock 345 of 1980 MHz · 28 °C · 0 other processes" in text
+    assert "torch 2.11.0+cu130 for CUDA 13.0 · triton 3.6.0 · numpy 2.3.5 · Python 3.11.9" in text
+    assert "cublas 13.0.2 · ptxas 12.8.93" in text
     assert text.rstrip().endswith("Nothing wrong was found.")
 
 
@@ -66,9 +68,8 @@ def test_a_machine_about_which_nothing_is_known(healthy: Environment, tmp_path: 
     blank = Environment(
         collected=healthy.collected,
         complete=False,
-        identifiers="run",
         software=healthy.software.model_copy(
-            update={"torch": None, "triton": None, "numpy": None, "distributions": []}
+            update={"torch": None, "triton": None, "numpy": None, "distributions": {}}
         ),
     )
     codes = {p.code for p in examine(blank, results=tmp_path)}

@@ -1,24 +1,35 @@
-"""A redactor with a known salt, and an NVML that shows one H200."""
+"""A plan, and an NVML that shows one H200."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pynvml
 import pytest
 
-from nsabench.machine.environment.identifiers import Redactor
+from nsabench import sources
+from nsabench.model.plan import ImplementationInfo, Plan
+from nsabench.model.vocabulary import Role, Runs
+from nsabench.planning import resolve
 
 
 @pytest.fixture
-def redactor() -> Redactor:
-    return Redactor(plain=False, salt=b"a salt for the tests")
-
-
-@pytest.fixture
-def plain() -> Redactor:
-    return Redactor(plain=True)
+def quick(tmp_path: Path) -> Plan:
+    kernels = tmp_path / "mine.py"
+    kernels.write_text("# nothing\n")
+    matrices = resolve.load_matrices(["quick"])
+    ops = {case.op for matrix in matrices for case in matrix.cases}
+    mine = [
+        ImplementationInfo(
+            op=op, name="mine", role=Role.CANDIDATE, devices=(Runs.CPU,), source="mine.py"
+        )
+        for op in sorted(ops)
+    ]
+    return resolve.resolve(
+        matrices, mine, device="cpu", kernels=kernels, sources=sources.digests(kernels)
+    )
 
 
 @pytest.fixture
@@ -33,9 +44,6 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         "DeviceGetCount": 1,
         "DeviceGetHandleByIndex": "handle",
         "DeviceGetName": "NVIDIA H200",
-        "DeviceGetUUID": "GPU-11111111-2222-3333-4444-555555555555",
-        "DeviceGetSerial": "1650000000000",
-        "DeviceGetPciInfo": SimpleNamespace(busId="00000000:19:00.0"),
         "DeviceGetVbiosVersion": "96.00.CF.00.01",
         "DeviceGetCudaComputeCapability": (9, 0),
         "DeviceGetMemoryInfo": SimpleNamespace(total=150 << 30, used=1 << 29),
@@ -43,7 +51,6 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         "DeviceGetPowerUsage": 76_000,
         "DeviceGetPowerManagementLimit": 700_000,
         "DeviceGetPowerManagementDefaultLimit": 700_000,
-        "DeviceGetPowerManagementLimitConstraints": [200_000, 700_000],
         "DeviceGetClockInfo": lambda _, domain: 345 if domain == sm else 3201,
         "DeviceGetMaxClockInfo": lambda _, domain: 1980 if domain == sm else 3201,
         "DeviceGetApplicationsClock": 1980,
@@ -61,8 +68,6 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         "DeviceGetMigMode": [0, 0],
         "DeviceGetComputeMode": 0,
         "DeviceGetVirtualizationMode": not_supported,
-        "DeviceGetCurrPcieLinkGeneration": 5,
-        "DeviceGetMaxPcieLinkGeneration": 5,
         "DeviceGetCurrPcieLinkWidth": 16,
         "DeviceGetMaxPcieLinkWidth": 16,
     }

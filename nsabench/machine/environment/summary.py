@@ -1,0 +1,74 @@
+"""Summarises a machine in a few labelled lines, for the doctor and for reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from nsabench.machine.environment.model import Environment, Gpu
+
+_GIB = 1 << 30
+
+
+def summarise(environment: Environment, gpus: Sequence[Gpu]) -> Iterator[tuple[str, str]]:
+    """Yield label and text of each line. `Environment.absent` has what could not be read."""
+    host, software, driver = environment.host, environment.software, environment.driver
+    for gpu in gpus:
+        yield f"GPU {gpu.index}", _join(*_gpu(gpu), len(gpus) > 1 and gpu.used and "in use")
+        yield f"GPU {gpu.index} state", _join(*_gpu_state(gpu))
+    if not environment.gpus:
+        yield "GPU", f"none ({environment.absent.get('gpus', 'not seen')})"
+    if driver.version or driver.kernel_module:
+        cuda = driver.cuda and f"CUDA up to {driver.cuda}"
+        yield "driver", _join(driver.version or driver.kernel_module, cuda)
+    torch = software.torch
+    installed = software.distributions
+    torch_version = torch.version if torch else installed.get("torch", "missing")
+    yield (
+        "software",
+        _join(
+            f"torch {torch_version}" + (f" for CUDA {torch.cuda}" if torch and torch.cuda else ""),
+            f"triton {software.triton or installed.get('triton', 'missing')}",
+            software.numpy and f"numpy {software.numpy}",
+            f"Python {software.python}",
+        ),
+    )
+    if software.libraries:
+        yield "libraries", _join(*(f"{n} {v.version}" for n, v in software.libraries.items()))
+    yield (
+        "host",
+        _join(
+            host.cpu or host.architecture,
+            f"{host.affinity_threads or '?'} of {host.threads or '?'} threads",
+            host.ram_bytes and f"{host.ram_bytes / _GIB:.0f} GiB",
+            host.os,
+            host.kernel,
+        ),
+    )
+    container = environment.container
+    if container.runtime or container.combo:
+        yield "container", _join(container.runtime, container.combo, container.image_digest)
+    if environment.sandbox:
+        yield "sandbox", environment.sandbox
+    for checkout in environment.run.checkouts:
+        if checkout.commit:
+            yield f"{checkout.of} source", _join(checkout.commit, checkout.dirty and "changed")
+    yield "nsabench", software.nsabench
+
+
+def _gpu(gpu: Gpu) -> Iterator[object]:
+    yield gpu.name or "unnamed"
+    yield gpu.compute_capability and f"sm_{gpu.compute_capability.replace('.', '')}"
+    yield gpu.multiprocessors and f"{gpu.multiprocessors} SMs"
+    yield gpu.memory_bytes and f"{gpu.memory_bytes / _GIB:.0f} GiB"
+    yield gpu.l2_bytes and f"L2 {gpu.l2_bytes / (1 << 20):.0f} MiB"
+
+
+def _gpu_state(gpu: Gpu) -> Iterator[object]:
+    yield gpu.power_limit_w and f"power limit {gpu.power_limit_w:.0f} W"
+    yield gpu.sm_clock_mhz and f"SM clock {gpu.sm_clock_mhz} of {gpu.sm_clock_max_mhz} MHz"
+    yield gpu.temperature_c is not None and f"{gpu.temperature_c} °C"
+    yield gpu.competing_processes is not None and f"{gpu.competing_processes} other processes"
+
+
+def _join(*parts: object) -> str:
+    return " · ".join(str(part) for part in parts if part)

@@ -1,0 +1,25 @@
+"""Text that leaves this machine names neither it nor its user."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from nsabench.machine.environment.redaction import redact
+
+
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        ("/home/ada/x:/home/ada", "~/x:~"),
+        ("/home/adam/x", "/home/adam/x"),
+        ("https://ada:secret@host/x", "https://redacted@host/x"),
+        ("GPU-11111111-2222-3333-4444-555555555555,1", "GPU-redacted,1"),
+        ("on analytical-engine", "on redacted"),
+    ],
+)
+def test_text(monkeypatch: pytest.MonkeyPatch, text: str, redacted: str) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    monkeypatch.setattr(socket, "gethostname", lambda: "analytical-engine")
+    assert redact(text) == redacted
