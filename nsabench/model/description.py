@@ -24,7 +24,7 @@ LIBRARIES = (
     "ptxas",
     "ptxas_blackwell",
 )
-_SETTING, _FILE, _WHY = "setting.", ".file", ".why"
+_SETTING, _WHY = "setting.", ".why"
 
 
 class _Description(BaseModel):
@@ -45,7 +45,7 @@ class _Description(BaseModel):
 class DescribedSoftware(_Description):
     """Versions as the loaded code answers them. None: it was asked for and could not be had.
 
-    Of more than a version, by name: the file it was loaded from, and why there is none.
+    `NAME.why` says why there is none.
     """
 
     __pydantic_extra__: dict[str, str | None]
@@ -83,10 +83,6 @@ class DescribedSoftware(_Description):
             for key, value in self.__pydantic_extra__.items()
             if key.startswith(_SETTING) and not key.endswith(_WHY) and value
         }
-
-    def file(self, name: str) -> str | None:
-        """The file that a library was loaded from."""
-        return self.__pydantic_extra__.get(name + _FILE)
 
     def why(self, name: str) -> str | None:
         """Why something, by its name in JSON, could not be had."""

@@ -6,7 +6,6 @@ import ast
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Iterator, Mapping
 from functools import cache
 
 from nsabench.machine import doctor
@@ -24,33 +23,18 @@ def codes() -> dict[str, str]:
     }
     for module in pkgutil.iter_modules(doctor.__path__, f"{doctor.__name__}."):
         tree = ast.parse(inspect.getsource(importlib.import_module(module.name)))
-        for function in ast.walk(tree):
-            if isinstance(function, ast.FunctionDef):
-                for code, what, remedy in _reported(function):
-                    sentences.setdefault(code, []).append(f"{what}\nremedy: {remedy}")
+        for node in ast.walk(tree):
+            match node:
+                case ast.Call(args=[ast.Constant(value=str(code)), what, remedy], keywords=[]):
+                    text = f"{_text(what)}\nremedy: {_text(remedy)}"
+                    sentences.setdefault(code, []).append(text)
     return {code: "\n".join(of_code) for code, of_code in sorted(sentences.items())}
 
 
-def _reported(function: ast.FunctionDef) -> Iterator[tuple[str, str, str]]:
-    """Every `error(code, what, remedy)`, `warning(...)` and `note(...)` of a function."""
-    named = {
-        node.targets[0].id: node.value
-        for node in ast.walk(function)
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-    }
-    for node in ast.walk(function):
-        match node:
-            case ast.Call(args=[ast.Constant(value=str(code)), what, remedy], keywords=[]):
-                if code.isidentifier():
-                    yield code, _text(what, named), _text(remedy, named)
-
-
-def _text(node: ast.expr, named: Mapping[str, ast.expr]) -> str:
+def _text(node: ast.expr) -> str:
     match node:
         case ast.Constant(value=str(text)):
             return text
         case ast.JoinedStr(values=parts):
-            return "".join(_text(part, {}) for part in parts)
-        case ast.Name(id=name) if name in named:
-            return _text(named[name], {})
+            return "".join(map(_text, parts))
     return "…"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from nsabench.machine.doctor.problem import Problem, error, note, warning
 from nsabench.machine.environment.model import Environment
-from nsabench.machine.environment.pairs import OLDEST_DRIVER, numbers, pair_of
+from nsabench.machine.environment.pairs import OLDEST_DRIVER, numbers
 
 
 def examine(environment: Environment) -> Iterator[Problem]:
@@ -77,30 +77,18 @@ def _without_gpu(environment: Environment) -> Problem:
 def _too_old(environment: Environment) -> Iterator[Problem]:
     """CUDA runs on every driver from the first of its major version."""
     torch = environment.software.torch
-    cuda, installed = _cuda_of_torch(environment), environment.driver.version
-    if cuda is None or installed is None or (torch is not None and torch.cuda_usable):
+    installed = environment.driver.version
+    if torch is None or torch.cuda is None or torch.cuda_usable or installed is None:
         return  # with a forward-compatibility package, CUDA works on an older driver
     major = numbers(installed)[0] if numbers(installed) else None
-    needed = OLDEST_DRIVER.get(numbers(cuda)[0])
+    needed = OLDEST_DRIVER.get(numbers(torch.cuda)[0])
     if needed is None or major is None or major >= needed:
         return
     fitting = [cuda_major for cuda_major, oldest in OLDEST_DRIVER.items() if major >= oldest]
     instead = f", or install a torch built for CUDA {max(fitting)}" if fitting else ""
     yield error(
         "driver_too_old",
-        f"The driver {installed} is too old for the CUDA {cuda} that this torch was built for.",
+        f"The driver {installed} is too old for the CUDA {torch.cuda} that this torch was built "
+        "for.",
         f"Update the driver to {needed} or newer{instead}.",
     )
-
-
-def _cuda_of_torch(environment: Environment) -> str | None:
-    """Return the CUDA that torch was built for, as far as its version says."""
-    torch = environment.software.torch
-    if torch is not None:
-        return torch.cuda
-    installed = environment.software.distributions.get("torch") or ""
-    build = installed.partition("+")[2]
-    if build.startswith("cu") and build[2:].isdigit():  # "cu130"
-        return f"{build[2:-1]}.{build[-1]}"
-    pair = pair_of(installed)
-    return pair.cuda if pair is not None and not build else None

@@ -47,15 +47,18 @@ def _refusing(gpu: Gpu, name: str) -> Iterator[Problem]:
             f"{name} has {faults}: its results cannot be trusted.",
             "Reset the device or reboot the host; if it comes back, replace the device.",
         )
-    default_mode = f"Run `nvidia-smi -i {gpu.index} -c DEFAULT` as root."
     if gpu.compute_mode == "prohibited":
-        yield error("gpu_prohibited", f"{name} admits no compute process.", default_mode)
+        yield error(
+            "gpu_prohibited",
+            f"{name} admits no compute process.",
+            f"Run `nvidia-smi -i {gpu.index} -c DEFAULT` as root.",
+        )
     elif gpu.compute_mode in ("exclusive_process", "exclusive_thread"):
         yield note(
             "gpu_exclusive",
             f"{name} admits one process at a time: a new worker may have to wait for the last one "
             "to be gone.",
-            default_mode,
+            f"Run `nvidia-smi -i {gpu.index} -c DEFAULT` as root.",
         )
 
 

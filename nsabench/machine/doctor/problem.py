@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
-
-from pydantic import BaseModel, ConfigDict
+from functools import partial
 
 
 class Severity(StrEnum):
@@ -15,10 +15,9 @@ class Severity(StrEnum):
     NOTE = "note"  # good to know when numbers are compared
 
 
-class Problem(BaseModel):
+@dataclass(frozen=True)
+class Problem:
     """`what` and `remedy` are one sentence each; `code` is stable, for programs."""
-
-    model_config = ConfigDict(frozen=True)
 
     severity: Severity
     code: str
@@ -26,13 +25,6 @@ class Problem(BaseModel):
     remedy: str
 
 
-def error(code: str, what: str, remedy: str) -> Problem:
-    return Problem(severity=Severity.ERROR, code=code, what=what, remedy=remedy)
-
-
-def warning(code: str, what: str, remedy: str) -> Problem:
-    return Problem(severity=Severity.WARNING, code=code, what=what, remedy=remedy)
-
-
-def note(code: str, what: str, remedy: str) -> Problem:
-    return Problem(severity=Severity.NOTE, code=code, what=what, remedy=remedy)
+error = partial(Problem, Severity.ERROR)
+warning = partial(Problem, Severity.WARNING)
+note = partial(Problem, Severity.NOTE)

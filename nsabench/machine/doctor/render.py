@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -19,7 +20,7 @@ _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE
 def as_json(environment: Environment, problems: list[Problem]) -> dict[str, Any]:
     """Return plain data for `json.dumps`."""
     return {
-        "problems": [problem.model_dump(mode="json") for problem in problems],
+        "problems": [asdict(problem) for problem in problems],
         "environment": environment.model_dump(mode="json"),
     }
 

@@ -19,7 +19,7 @@ def examine(environment: Environment) -> Iterator[Problem]:
     yield from _missing_triton(environment)
     yield from _unpaired(environment, torch)
     yield from _torch_for_other_devices(environment, torch)
-    yield from _numpy(environment, torch)
+    yield from _numpy(environment)
 
 
 def _missing_torch(environment: Environment) -> Iterator[Problem]:
@@ -101,20 +101,12 @@ def _torch_for_other_devices(environment: Environment, version: str) -> Iterator
             return
 
 
-def _numpy(environment: Environment, torch: str) -> Iterator[Problem]:
+def _numpy(environment: Environment) -> Iterator[Problem]:
     numpy = environment.software.numpy or environment.software.distributions.get("numpy")
     triton = _triton_version(environment)
-    if numpy is None:
-        return
-    if numbers(torch)[:2] < (2, 4) and numbers(numpy) >= (2,):
-        yield error(
-            "numpy_too_new",
-            f"torch {torch} was built for numpy 1, and numpy {numpy} is installed.",
-            "Run `pip install 'numpy<2'`.",
-        )
-    elif environment.gpus or triton is None:
-        return  # the rest is about the interpreter
-    elif numbers(triton)[:2] <= (3, 1) and numbers(numpy) >= (2,):
+    if numpy is None or triton is None or environment.gpus:
+        return  # only the interpreter needs numpy
+    if numbers(triton)[:2] <= (3, 1) and numbers(numpy) >= (2,):
         yield warning(
             "numpy_too_new",
             f"The interpreter of triton {triton} computes NaN with numpy {numpy}.",

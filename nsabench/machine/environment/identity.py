@@ -11,8 +11,6 @@ import pynvml
 from nsabench.machine.environment.nvml import Device, attempt
 from nsabench.model.description import Described
 
-_MACHINE_IDS = ("etc/machine-id", "var/lib/dbus/machine-id")
-
 
 def machine_of(run_id: str, described: Described, root: Path = Path("/")) -> str:
     """Return a hash of the run, the host's machine id and the UUID of the device in use.
@@ -27,11 +25,9 @@ def machine_of(run_id: str, described: Described, root: Path = Path("/")) -> str
 
 
 def _machine_id(root: Path) -> str:
-    for name in _MACHINE_IDS:
-        with suppress(OSError, UnicodeDecodeError):
-            found = (root / name).read_text().strip()
-            if found:  # images of containers have an empty file
-                return found
+    """Return "" if there is none; images of containers have an empty file."""
+    with suppress(OSError, UnicodeDecodeError):
+        return (root / "etc/machine-id").read_text().strip()
     return ""
 
 
@@ -39,6 +35,5 @@ def _device_uuid(described: Described) -> str:
     index = described.device.nvml_index
     for device in Device.all() if index is not None else ():
         if device.index() == index:
-            uuid = attempt(pynvml.nvmlDeviceGetUUID, device.handle)
-            return uuid.decode() if isinstance(uuid, bytes) else uuid or ""
+            return attempt(pynvml.nvmlDeviceGetUUID, device.handle) or ""
     return ""

@@ -6,7 +6,6 @@ import ctypes
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -51,7 +50,6 @@ def describe_ptxas(triton: Path, software: Software) -> None:
             software[f"{name}.why"] = "this triton has none"
             continue
         attempt(software, name, partial(_ptxas_version, path))
-        software[f"{name}.file"] = _portable(str(path.resolve()))
 
 
 def _ptxas_version(path: Path) -> str:
@@ -87,26 +85,13 @@ def describe_libraries(torch: Any, software: Software) -> None:
             software[f"{name}.why"] = f"{library} is not loaded"
             continue
         attempt(software, name, partial(_ask, path, ask))
-        software[f"{name}.file"] = _portable(path)
     if torch is not None:
         attempt(software, "cudnn", lambda: _cudnn_version(torch.backends.cudnn.version()))
         attempt(software, "nccl", lambda: ".".join(map(str, torch.cuda.nccl.version())))
-    for name in ("cudnn", "nccl"):
-        path = _mapped(mapped, f"lib{name}")
-        if path is not None:
-            software[f"{name}.file"] = _portable(path)
 
 
 def _ask(path: str, ask: Callable[[ctypes.CDLL], str]) -> str:
     return ask(ctypes.CDLL(path))  # it is mapped already, so this loads nothing new
-
-
-def _portable(file: str) -> str:
-    """Return the same text on every machine for a file of this Python installation."""
-    path = Path(file)
-    if path.is_relative_to(sys.prefix):
-        return str("{prefix}" / path.relative_to(sys.prefix))
-    return file
 
 
 def _mapped_libraries() -> list[str]:

@@ -125,21 +125,13 @@ class Torch(Part):
     settings: dict[str, str] = {}  # switches that change numbers, such as TF32
 
 
-class Library(Part):
-    """A shared library or program as loaded: `version` is what it says of itself."""
-
-    version: str | None = None
-    file: str | None = None
-
-
 class Software(Part):
     nsabench: str
     python: str
     torch: Torch | None = None
     triton: str | None = None
     numpy: str | None = None
-    # cuda_driver, cuda_runtime, cublas, cublaslt, cudnn, nccl, nvrtc, ptxas, ptxas_blackwell
-    libraries: dict[str, Library] = {}
+    libraries: dict[str, str] = {}  # name in `nsabench.model.description.LIBRARIES` -> version
     distributions: dict[str, str] = {}  # installed Python distribution -> version
     lock_sha256: str | None = None
 

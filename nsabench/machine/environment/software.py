@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
-from nsabench.machine.environment.model import NO_WORKER, Library, Software, Torch
+from nsabench.machine.environment.model import NO_WORKER, Software, Torch
 from nsabench.model.description import Described, DescribedSoftware
 from nsabench.model.version import __version__
 
@@ -37,7 +37,7 @@ def read_software(
         if version is None:
             absent[f"software.libraries.{name}"] = software.why(name) or silent
         else:
-            libraries[name] = Library(version=version, file=software.file(name))
+            libraries[name] = version
     return Software(
         nsabench=__version__,
         python=platform.python_version(),

@@ -33,7 +33,7 @@ def summarise(environment: Environment, gpus: Sequence[Gpu]) -> Iterator[tuple[s
         ),
     )
     if software.libraries:
-        yield "libraries", _join(*(f"{n} {v.version}" for n, v in software.libraries.items()))
+        yield "libraries", _join(*(f"{name} {v}" for name, v in software.libraries.items()))
     yield (
         "host",
         _join(

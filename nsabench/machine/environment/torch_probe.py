@@ -53,9 +53,9 @@ def describe(device: str) -> Described:
 
 
 def _without_names(software: Software) -> Software:
-    """Remove the user's home folder and the host's name from paths and messages."""
+    """Remove the user's home folder and the host's name from messages."""
     return {
-        key: redact(value) if value and key.endswith((".file", ".why")) else value
+        key: redact(value) if value and key.endswith(".why") else value
         for key, value in software.items()
     }
 

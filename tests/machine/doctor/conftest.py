@@ -15,7 +15,6 @@ from nsabench.machine.environment.model import (
     Environment,
     Gpu,
     Host,
-    Library,
     Software,
     Torch,
 )
@@ -92,7 +91,7 @@ def healthy() -> Environment:
             ),
             triton="3.6.0",
             numpy="2.3.5",
-            libraries={"cublas": Library(version="13.0.2"), "ptxas": Library(version="12.8.93")},
+            libraries={"cublas": "13.0.2", "ptxas": "12.8.93"},
             distributions={
                 "numpy": "2.3.5",
                 "torch": "2.11.0+cu130",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -124,61 +123,6 @@ def test_a_deferred_failure_is_told() -> None:
     assert told["torch.cuda_usable"] == "false"
 
 
-@pytest.mark.parametrize(
-    ("packed", "version"),
-    [(91300, "9.13.0"), (90100, "9.1.0"), (8902, "8.9.2"), (None, None)],
-)
-def test_cudnn_version(packed: int | None, version: str | None) -> None:
-    assert loaded._cudnn_version(packed) == version
-
-
-def test_versions_that_libraries_answer() -> None:
-    def packed(out: Any) -> int:
-        out._obj.value = 13020
-        return 0
-
-    def properties(which: int, out: Any) -> int:
-        out._obj.value = (13, 1, 2)[which]
-        return 0
-
-    library: Any = SimpleNamespace(version=packed, properties=properties, broken=lambda out: 3)
-    assert loaded._packed(library, "version") == "13.2"
-    assert loaded._property(library, "properties") == "13.1.2"
-    with pytest.raises(RuntimeError, match="broken answered 3"):
-        loaded._packed(library, "broken")
-
-
-def test_mapped_libraries() -> None:
-    ctypes.CDLL(None)
-    assert any("libc" in Path(p).name for p in loaded._mapped_libraries())
-    paths = [
-        "/x/libcublasLt.so.13",
-        "/x/libcublas.so.13",
-        "/x/libnvrtc-builtins.so.13.0",
-        "/x/libcudart-8774224f.so.12",
-    ]
-    assert loaded._mapped(paths, "libcublas") == "/x/libcublas.so.13"
-    assert loaded._mapped(paths, "libcudart") == "/x/libcudart-8774224f.so.12"
-    assert loaded._mapped(paths, "libnvrtc") is None
-
-
-def test_nothing_that_names_the_user_or_the_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv(
-        "TRITON_PTXAS_PATH", str(script(tmp_path, "echo 'Cuda compilation tools, V12.4.131'"))
-    )
-    triton = SimpleNamespace(__file__="/x/triton/__init__.py", __version__="3.6.0")
-    monkeypatch.setitem(sys.modules, "triton", triton)
-    monkeypatch.setitem(sys.modules, "torch", None)
-    told = torch_probe.describe("cpu")
-    assert told.software.file("ptxas") == "~/ptxas"
-    inside = f"{sys.prefix}/lib/libcudnn.so.9"
-    assert loaded._portable(inside) == "{prefix}/lib/libcudnn.so.9"
-    assert loaded._portable("/usr/lib/libcuda.so.1") == "/usr/lib/libcuda.so.1"
-
-
 def script(folder: Path, text: str) -> Path:
     path = folder / "ptxas"
     path.write_text(f"#!/bin/sh\n{text}\n")
@@ -186,26 +130,41 @@ def script(folder: Path, text: str) -> Path:
     return path
 
 
+@pytest.fixture
+def no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Triton without programs, and no torch."""
+    triton = SimpleNamespace(__file__=str(tmp_path / "triton/__init__.py"), __version__="3.6.0")
+    monkeypatch.setitem(sys.modules, "triton", triton)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    return tmp_path
+
+
 def test_a_ptxas_that_the_environment_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    no_torch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = script(tmp_path, "echo 'Cuda compilation tools, release 12.4, V12.4.131'")
+    program = script(no_torch, "echo 'Cuda compilation tools, release 12.4, V12.4.131'")
     monkeypatch.setenv("TRITON_PTXAS_PATH", str(program))
-    told: loaded.Software = {}
-    loaded.describe_ptxas(tmp_path / "triton", told)
-    assert (told["ptxas"], told["ptxas.file"]) == ("12.4.131", str(program))
-    assert (told["ptxas_blackwell"], told["ptxas_blackwell.why"]) == (None, "this triton has none")
+    told = torch_probe.describe("cpu").software
+    assert (told.ptxas, told.ptxas_blackwell) == ("12.4.131", None)
+    assert told.why("ptxas_blackwell") == "this triton has none"
 
 
 @pytest.mark.parametrize(
-    ("text", "why"), [("exit 1", "names no version"), ("sleep 60", "did not answer")]
+    ("text", "why"), [("exit 1", "names no version"), ("exec sleep 60", "did not answer")]
 )
 def test_a_ptxas_that_does_not_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, why: str
+    no_torch: Path, monkeypatch: pytest.MonkeyPatch, text: str, why: str
 ) -> None:
     monkeypatch.setattr(loaded, "_PTXAS_TIMEOUT_S", 0.2)
-    monkeypatch.setenv("TRITON_PTXAS_PATH", str(script(tmp_path, f"exec {text}")))
-    told: loaded.Software = {}
-    loaded.describe_ptxas(tmp_path, told)
-    assert told["ptxas"] is None
-    assert why in (told["ptxas.why"] or "")
+    monkeypatch.setenv("TRITON_PTXAS_PATH", str(script(no_torch, text)))
+    told = torch_probe.describe("cpu").software
+    assert told.ptxas is None and why in (told.why("ptxas") or "")
+
+
+def test_nothing_that_names_the_user(no_torch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = no_torch / "ptxas"
+    missing.write_text("")  # it cannot be executed
+    monkeypatch.setenv("HOME", str(no_torch))
+    monkeypatch.setenv("TRITON_PTXAS_PATH", str(missing))
+    why = torch_probe.describe("cpu").software.why("ptxas") or ""
+    assert "~/ptxas" in why and str(no_torch) not in why
