@@ -15,7 +15,7 @@ from nsabench.model.description import Described
 from nsabench.model.plan import Plan
 
 # Numbers cannot be explained or compared without these.
-_NEEDED = ("host.cpu", "software.torch", "run.kernels")
+_NEEDED = ("host.cpu", "software.torch")
 _NEEDED_ON_CUDA = (
     "driver",
     "gpus",

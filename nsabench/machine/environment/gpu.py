@@ -20,7 +20,7 @@ _COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "excl
 _VIRTUALISATIONS = {0: "none", 1: "passthrough", 2: "vgpu", 3: "host_vgpu", 4: "host_vsga"}
 _NVIDIA_VENDOR = "0x10de"
 _DISPLAY_CLASS = "0x03"  # display controllers, to which compute cards belong
-_SM, _MEMORY = (pynvml.NVML_CLOCK_SM,), (pynvml.NVML_CLOCK_MEM,)
+_SM = (pynvml.NVML_CLOCK_SM,)
 
 
 def _watts(milliwatts: int) -> float:
@@ -31,16 +31,13 @@ def _watts(milliwatts: int) -> float:
 _FIELDS: tuple[tuple[str, str, tuple[int, ...], Callable[[Any], Any]], ...] = (
     ("name", "Name", (), str),
     ("compute_capability", "CudaComputeCapability", (), lambda pair: f"{pair[0]}.{pair[1]}"),
-    ("vbios", "VbiosVersion", (), str),
     ("memory_bytes", "MemoryInfo", (), lambda memory: memory.total),
     ("memory_used_bytes", "MemoryInfo", (), lambda memory: memory.used),
-    ("memory_bus_bits", "MemoryBusWidth", (), int),
     ("power_limit_w", "PowerManagementLimit", (), _watts),
     ("power_default_w", "PowerManagementDefaultLimit", (), _watts),
     ("sm_clock_max_mhz", "MaxClockInfo", _SM, int),
     ("sm_clock_application_mhz", "ApplicationsClock", _SM, int),
     ("sm_clock_application_default_mhz", "DefaultApplicationsClock", _SM, int),
-    ("mem_clock_max_mhz", "MaxClockInfo", _MEMORY, int),
     (
         "temperature_slowdown_c",
         "TemperatureThreshold",

@@ -30,11 +30,9 @@ class Gpu(Part):
     used: bool = False
     name: str | None = None
     compute_capability: str | None = None  # "9.0"
-    vbios: str | None = None
 
     memory_bytes: int | None = None
     memory_used_bytes: int | None = None
-    memory_bus_bits: int | None = None
     # From the worker, for the device in use. In a MIG slice they are those of the slice.
     multiprocessors: int | None = None
     l2_bytes: int | None = None
@@ -49,7 +47,6 @@ class Gpu(Part):
     sm_clock_application_mhz: int | None = None
     sm_clock_application_default_mhz: int | None = None
     mem_clock_mhz: int | None = None
-    mem_clock_max_mhz: int | None = None
     clock_event_reasons: list[str] = []
 
     temperature_c: int | None = None
@@ -89,22 +86,18 @@ class Cgroup(Part):
 class Host(Part):
     cpu: str | None = None
     architecture: str | None = None
-    instruction_sets: list[str] = []
     cores: int | None = None
     threads: int | None = None
     affinity_threads: int | None = None
     governor: str | None = None
     frequency_driver: str | None = None
     energy_preference: str | None = None
-    turbo: bool | None = None
-    hypervisor: bool | None = None
     load_1m: float | None = None
     ram_bytes: int | None = None
     ram_available_bytes: int | None = None
     on_battery: bool | None = None
     os: str | None = None
     kernel: str | None = None
-    libc: str | None = None
     wsl: bool = False
     root_user: bool = False
     cgroup: Cgroup = Cgroup()
@@ -157,14 +150,10 @@ class Checkout(Part):
 
 
 class Run(Part):
-    run_id: str | None = None
+    """What the plan does not hold of a run."""
+
     device: str | None = None
     command: list[str] = []
-    shard: str | None = None
-    matrices: dict[str, str] = {}  # name -> sha256
-    seeds: list[int] = []
-    kernels: str | None = None  # file name of the user's kernels
-    kernels_sha256: str | None = None
     checkouts: list[Checkout] = []
     variables: dict[str, str] = {}  # environment variables, from an allow-list
 

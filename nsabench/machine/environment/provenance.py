@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import subprocess
@@ -29,20 +28,13 @@ _SECRET = re.compile(r"KEY|PASS|SECRET|TOKEN|CREDENTIAL|SALT", re.IGNORECASE)
 
 
 def read_run(plan: Plan | None, variables: Mapping[str, str], absent: dict[str, str]) -> Run:
-    """Return the command, its sources, and a few fields of the plan."""
-    kernels = Path(plan.kernels) if plan is not None and plan.kernels else None
+    """Return the command, the state of its sources, and the variables."""
     checkouts = [_read_nsabench_checkout(variables, absent)]
-    if kernels is not None:
-        checkouts.append(_read_checkout("kernels", kernels.resolve().parent, absent))
+    if plan is not None and plan.kernels:
+        checkouts.append(_read_checkout("kernels", Path(plan.kernels).resolve().parent, absent))
     return Run(
-        run_id=plan.run_id if plan is not None else None,
         device=plan.device if plan is not None else None,
         command=[*_program(sys.argv[0]), *map(redact, sys.argv[1:])],
-        shard=plan.shard if plan is not None else None,
-        matrices={m.name: m.sha256 for m in plan.matrices} if plan is not None else {},
-        seeds=sorted({c.case.seed for c in plan.cases}) if plan is not None else [],
-        kernels=kernels.name if kernels is not None else None,
-        kernels_sha256=_digest(kernels, absent) if kernels is not None else None,
         checkouts=checkouts,
         variables={
             name: redact(value)
@@ -117,11 +109,3 @@ def _git_variables() -> dict[str, str]:
     elsewhere = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"}
     variables = {name: value for name, value in os.environ.items() if name not in elsewhere}
     return {**variables, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
-
-
-def _digest(file: Path, absent: dict[str, str]) -> str | None:
-    try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
-    except OSError as error:
-        absent["run.kernels"] = f"the kernels file cannot be read: {error.strerror}"
-        return None

@@ -79,19 +79,17 @@ def test_frequency_scaling_and_processor(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {2, 3})
     cpu = "sys/devices/system/cpu"
     files = {
-        "proc/cpuinfo": "model name\t: A processor\n"
-        "flags\t\t: fpu avx2 hypervisor\n\nmodel name\t: another",
+        "proc/cpuinfo": "model name\t: A processor\n\nmodel name\t: another",
         f"{cpu}/cpu2/cpufreq/scaling_governor": "powersave",
         f"{cpu}/cpu2/cpufreq/scaling_driver": "intel_pstate",
         f"{cpu}/cpu2/cpufreq/energy_performance_preference": "balance_performance",
-        f"{cpu}/intel_pstate/no_turbo": "1",
         "sys/class/power_supply/BAT0/type": "Battery",
         "sys/class/power_supply/BAT0/status": "Discharging",
     }
     host = read_host({}, tree(tmp_path, files))
-    assert (host.cpu, host.instruction_sets, host.hypervisor) == ("A processor", ["avx2"], True)
+    assert host.cpu == "A processor"
     assert (host.governor, host.frequency_driver) == ("powersave", "intel_pstate")
-    assert (host.turbo, host.on_battery) == (False, True)
+    assert host.on_battery is True
     assert host.affinity_threads == 2
 
 
@@ -110,8 +108,7 @@ def test_a_processor_without_a_name_is_asked_of_py_cpuinfo(
 ) -> None:
     files = {"proc/cpuinfo": "processor\t: 0\nFeatures\t: fp asimd sve"}
     monkeypatch.setattr("cpuinfo.get_cpu_info", lambda: {"brand_raw": "Neoverse-V2"})
-    host = read_host({}, tree(tmp_path, files))
-    assert (host.cpu, host.instruction_sets) == ("Neoverse-V2", ["asimd", "sve"])
+    assert read_host({}, tree(tmp_path, files)).cpu == "Neoverse-V2"
 
 
 def test_this_machine() -> None:
