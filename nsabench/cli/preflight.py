@@ -6,7 +6,6 @@ import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -111,7 +110,7 @@ def command(
     _write(compiled, out)
     failed = sum(c.failed for c in compiled)
     if as_json:
-        say(json.dumps([asdict(c) for c in compiled], indent=1))
+        say(json.dumps([c.model_dump() for c in compiled], indent=1))
     else:
         console.print(report.render(compiled))
         console.print(f"{len(compiled)} launches, {failed} failed; all in {out}")

@@ -54,7 +54,7 @@ def find(gpu: str) -> Sheet:
 
     Raises `UsageError` if none or more than one fits.
     """
-    fitting = _fitting(gpu)
+    fitting = _find_fitting(gpu)
     if len(fitting) == 1:
         return fitting[0]
     names = [sheet.name for sheet in fitting or SHEETS]
@@ -69,11 +69,11 @@ def find(gpu: str) -> Sheet:
 
 def known(gpu: str) -> Sheet | None:
     """Like `find`, but return None instead of raising."""
-    fitting = _fitting(gpu)
+    fitting = _find_fitting(gpu)
     return fitting[0] if len(fitting) == 1 else None
 
 
-def _fitting(gpu: str) -> list[Sheet]:
+def _find_fitting(gpu: str) -> list[Sheet]:
     words = set(_words(gpu))
     exact = [s for s in SHEETS if set(_words(s.name)) <= words]
     # "H100" alone names part of two sheets; "A100-SXM4-80GB" holds every word of one.

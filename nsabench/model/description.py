@@ -15,12 +15,9 @@ from nsabench.model.measurement import Message
 
 LIBRARIES = (
     "cuda_driver",
-    "cuda_runtime",
     "cublas",
-    "cublaslt",
     "cudnn",
     "nccl",
-    "nvrtc",
     "ptxas",
     "ptxas_blackwell",
 )
@@ -61,12 +58,9 @@ class DescribedSoftware(_Description):
     torch_architectures: str | None = Field(None, alias="torch.architectures")
     torch_cuda_usable: str | None = Field(None, alias="torch.cuda_usable")  # "true", "false"
     cuda_driver: str | None = None
-    cuda_runtime: str | None = None
     cublas: str | None = None
-    cublaslt: str | None = None
     cudnn: str | None = None
     nccl: str | None = None
-    nvrtc: str | None = None
     ptxas: str | None = None
     ptxas_blackwell: str | None = None
 

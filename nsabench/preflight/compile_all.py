@@ -126,7 +126,6 @@ class Compiler:
             implementation="(all)",
             status=Status.CRASHED if self._declared else Status.UNSUPPORTED,
             reason=reason,
-            example="",
         )
         nothing = RecordedLaunches(triton=self._task.triton, torch="", launches=[], troubles=[])
         row = self._trouble(nothing, trouble)
@@ -145,9 +144,7 @@ class Compiler:
                 if self.stopped or not lost.step.implementation:
                     raise
                 op, _, name = lost.step.implementation.partition("/")
-                self._lost.append(
-                    Trouble(op=op, implementation=name, status=status, reason=reason, example="")
-                )
+                self._lost.append(Trouble(op=op, implementation=name, status=status, reason=reason))
 
     def _build(self, launch: Launch, cases: list[Case]) -> Built:
         try:

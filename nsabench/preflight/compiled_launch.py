@@ -2,51 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from nsabench.assessment.parquet import replace
 from nsabench.model.vocabulary import BENIGN, Status
+from nsabench.preflight.messages import Kernel, Result
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompiledLaunch:
+class CompiledLaunch(Kernel, Result):
     """The numbers are those of the cubin; None if there is none."""
 
     triton: str
     torch: str
     architecture: str
     declared: bool
-    op: str
-    implementation: str
-    kernel: str = ""  # empty: no launch could be recorded
-    signature: str = ""
-    constants: str = ""
-    options: str = ""
-    example: str
-    cases: int
-    status: str
-    reason: str
-    registers: int | None = None
-    spill_bytes: int | None = None
-    shared_bytes: int | None = None
     shared_limit_bytes: int | None = None
-    warps: int | None = None
     occupancy: float | None = None
-    code_bytes: int | None = None
-    compile_s: float | None = None
-    compiler: str = ""
     schema_version: int = 1
 
     @property
     def failed(self) -> bool:
         """Whether it was meant to work and does not."""
-        return self.declared and Status(self.status) not in BENIGN
+        return self.declared and self.status not in BENIGN
 
 
-_TYPES = {"str": pa.string(), "bool": pa.bool_(), "int": pa.int64(), "float": pa.float64()}
+_TYPES: dict[Any, pa.DataType] = {
+    str: pa.string(),
+    Status: pa.string(),
+    bool: pa.bool_(),
+    int: pa.int64(),
+    int | None: pa.int64(),
+    float | None: pa.float64(),
+}
 _UNITS = {
     "declared": "this Triton is meant to compile for the architecture, so that a failure counts",
     "cases": "1; cases of the matrices that launch it",
@@ -67,13 +57,9 @@ def write(compiled: list[CompiledLaunch], path: Path) -> None:
     """Write all rows as Parquet. A reader sees the whole file or none."""
     schema = pa.schema(
         [
-            pa.field(
-                field.name,
-                _TYPES[str(field.type).split(" ")[0]],
-                metadata={"meaning": _UNITS.get(field.name, "")},
-            )
-            for field in fields(CompiledLaunch)
+            pa.field(name, _TYPES[field.annotation], metadata={"meaning": _UNITS.get(name, "")})
+            for name, field in CompiledLaunch.model_fields.items()
         ]
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace(path, pa.Table.from_pylist([asdict(launch) for launch in compiled], schema=schema))
+    replace(path, pa.Table.from_pylist([launch.model_dump() for launch in compiled], schema=schema))

@@ -51,30 +51,31 @@ Request = Annotated[RecordLaunches | Build, Field(discriminator="kind")]
 REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
 
 
-class Launch(Message):
-    """A kernel as it is specialised. key: the same in every process."""
+class Kernel(Message):
+    """A kernel as it is specialised. kernel: empty: no launch could be recorded."""
+
+    op: str
+    implementation: str
+    kernel: str = ""
+    signature: str = ""
+    constants: str = ""
+    options: str = ""
+    compiler: str = ""  # empty: Triton
+    example: str = ""  # the first case that launches it
+    cases: int = 1
+
+
+class Launch(Kernel):
+    """key: the same in every process."""
 
     key: str
-    op: str
-    implementation: str
-    kernel: str
-    signature: str
-    constants: str
-    options: str
-    example: str  # the first case that launches it
-    compiler: str = ""  # empty: Triton
-    cases: int = 1
 
 
-class Trouble(Message):
+class Trouble(Kernel):
     """An implementation that could not be recorded on `cases` of its cases."""
 
-    op: str
-    implementation: str
     status: Status
     reason: str
-    example: str
-    cases: int = 1
 
 
 class RecordedLaunches(Message):
@@ -85,10 +86,9 @@ class RecordedLaunches(Message):
     troubles: list[Trouble]
 
 
-class Built(Message):
+class Result(Message):
     """The result of compiling a launch. The numbers are those of the cubin."""
 
-    kind: Literal["built"] = "built"
     status: Status
     reason: str = ""
     registers: int | None = None
@@ -97,6 +97,10 @@ class Built(Message):
     warps: int | None = None
     code_bytes: int | None = None
     compile_s: float | None = None
+
+
+class Built(Result):
+    kind: Literal["built"] = "built"
 
 
 Reply = Annotated[Step | RecordedLaunches | Built | Refused, Field(discriminator="kind")]

@@ -138,46 +138,28 @@ def operators_run(real: str) -> Iterator[None]:
         yield
 
 
-class PretendedDriver:
-    """The part of a Triton driver that is used to compile and to choose configurations."""
-
-    def __init__(self, architecture: Architecture) -> None:
-        self._target = GPUTarget("cuda", architecture.capability, 32)
-        properties = {
-            "max_shared_mem": architecture.shared_per_block,
-            "max_num_regs": REGISTERS,
-            "multiprocessor_count": architecture.processors,
-            "warpSize": 32,
-            "sm_clock_rate": CLOCK_KHZ,
-            "mem_clock_rate": CLOCK_KHZ,
-            "mem_bus_width": 384,
-        }
-        self.utils = SimpleNamespace(get_device_properties=lambda device: properties)
-        self.binary_ext = "cubin"
-
-    def get_current_target(self) -> GPUTarget:
-        return self._target
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def set_current_device(self, device: int) -> None:
-        pass
-
-    def get_current_stream(self, device: int = 0) -> int:
-        return 0
-
-    def get_device_capability(self, device: int = 0) -> tuple[int, int]:
-        capability = int(self._target.arch)
-        return capability // 10, capability % 10
-
-    def get_active_torch_device(self) -> Any:
-        return GPU
-
-    def is_active(self) -> bool:
-        return True
-
-
 def install_driver(architecture: Architecture) -> None:
-    """Let the Triton of this process compile for the architecture."""
-    driver.set_active(PretendedDriver(architecture))
+    """Let the Triton of this process compile, and choose configurations, for the architecture."""
+    target = GPUTarget("cuda", architecture.capability, 32)
+    properties = {
+        "max_shared_mem": architecture.shared_per_block,
+        "max_num_regs": REGISTERS,
+        "multiprocessor_count": architecture.processors,
+        "warpSize": 32,
+        "sm_clock_rate": CLOCK_KHZ,
+        "mem_clock_rate": CLOCK_KHZ,
+        "mem_bus_width": 384,
+    }
+    driver.set_active(
+        SimpleNamespace(
+            binary_ext="cubin",
+            utils=SimpleNamespace(get_device_properties=lambda device: properties),
+            get_current_target=lambda: target,
+            get_current_device=lambda: 0,
+            set_current_device=lambda device: None,
+            get_current_stream=lambda device=0: 0,
+            get_device_capability=lambda device=0: divmod(architecture.capability, 10),
+            get_active_torch_device=lambda: GPU,
+            is_active=lambda: True,
+        )
+    )

@@ -76,21 +76,19 @@ def install(version: str) -> Path:
 def _pip(version: str, requirement: str, temporary: Path) -> None:
     lock = temporary / "lock.txt"
     lock.write_text(requirement)
-    target = ["--no-deps", "--require-hashes", "--target", temporary / "triton.tree"]
-    options = [*target, "--requirement", lock]
     if importlib.util.find_spec("pip") is not None:
-        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install"]
-        command += ["--quiet", "--only-binary", ":all:"]
+        program = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install"]
     elif uv := shutil.which("uv"):
-        command = [uv, "pip", "install", "--quiet", "--python", sys.executable]
-        command += ["--only-binary", ":all:"]
+        program = [uv, "pip", "install", "--python", sys.executable]
     else:
         raise EnvironmentRefused(
             f"neither pip nor uv is here to install Triton {version}", "install one of them."
         )
+    options = ["--quiet", "--only-binary", ":all:", "--no-deps", "--require-hashes"]
+    options += ["--target", str(temporary / "triton.tree"), "--requirement", str(lock)]
     try:
         done = subprocess.run(
-            [*command, *map(str, options)], capture_output=True, text=True, timeout=INSTALL_LIMIT_S
+            [*program, *options], capture_output=True, text=True, timeout=INSTALL_LIMIT_S
         )
     except subprocess.TimeoutExpired:
         raise EnvironmentRefused(

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import triton
@@ -76,7 +77,8 @@ class Worker:
                     self.channel.send(build(call, self.architecture))
 
     def record(self, request: RecordLaunches) -> RecordedLaunches:
-        recording = _Recording()
+        launches: dict[tuple[str, str, str], Launch] = {}
+        troubles: dict[tuple[str, str, str], Trouble] = {}
         for item in self._candidates():
             if f"{item.op}/{item.name}" in request.skip:
                 continue
@@ -89,19 +91,32 @@ class Worker:
                 step = Step(phase="recording", implementation=f"{item.op}/{item.name}")
                 self.channel.send(step)
             for group in groups:
+                common: dict[str, Any] = {"op": item.op, "implementation": item.name, "cases": 0}
+                common["example"] = labels.of_case(group[0])
                 try:
                     calls = self._calls_of(item, group[0])
                 except Failure as failure:
-                    recording.trouble(item, failure, group)
+                    trouble = Trouble(status=failure.status, reason=str(failure), **common)
+                    found = (item.op, item.name, trouble.reason)
+                    troubles.setdefault(found, trouble).cases += len(group)
                     continue
                 for key, call in calls.items():
                     self._calls.setdefault(key, call)
-                    recording.launch(item, key, call, group)
+                    launch = Launch(
+                        key=key,
+                        kernel=call.kernel,
+                        signature=call.signature(),
+                        constants=call.constants(),
+                        options=call.options(),
+                        compiler=call.compiler,
+                        **common,
+                    )
+                    launches.setdefault((item.op, item.name, key), launch).cases += len(group)
         return RecordedLaunches(
             triton=str(triton.__version__),
             torch=str(torch.__version__),
-            launches=list(recording.launches.values()),
-            troubles=list(recording.troubles.values()),
+            launches=list(launches.values()),
+            troubles=list(troubles.values()),
         )
 
     def _calls_of(self, item: Implementation, case: Case) -> dict[str, Call | AheadCall]:
@@ -123,42 +138,6 @@ class Worker:
         if kernels is None:
             return candidates
         return [i for i in candidates if i.source.is_of(kernels)]
-
-
-class _Recording:
-    """Launches and troubles, each once, with the number of cases that have it."""
-
-    def __init__(self) -> None:
-        self.launches: dict[tuple[str, str, str], Launch] = {}
-        self.troubles: dict[tuple[str, str, str], Trouble] = {}
-
-    def trouble(self, item: Implementation, failure: Failure, cases: Sequence[Case]) -> None:
-        new = Trouble(
-            op=item.op,
-            implementation=item.name,
-            status=failure.status,
-            reason=str(failure),
-            example=labels.of_case(cases[0]),
-            cases=0,
-        )
-        self.troubles.setdefault((item.op, item.name, str(failure)), new).cases += len(cases)
-
-    def launch(
-        self, item: Implementation, key: str, call: Call | AheadCall, cases: Sequence[Case]
-    ) -> None:
-        new = Launch(
-            key=key,
-            op=item.op,
-            implementation=item.name,
-            kernel=call.kernel,
-            signature=call.signature(),
-            constants=call.constants(),
-            options=call.options(),
-            example=labels.of_case(cases[0]),
-            compiler=call.compiler,
-            cases=0,
-        )
-        self.launches.setdefault((item.op, item.name, key), new).cases += len(cases)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -128,22 +129,16 @@ def read_publics(path: Path) -> list[Ed25519PublicKey]:
     Raises `UsageError` if `path` holds no Ed25519 public key in PEM, or also something else.
     """
     content = read(path, "the public key")
-    blocks = _PUBLIC.findall(content)
-    found = [key for key in map(_public_key, blocks) if key is not None]
+    found: list[Ed25519PublicKey] = []
+    with suppress(ValueError, UnsupportedAlgorithm):
+        loaded = [load_pem_public_key(pem) for pem in _PUBLIC.findall(content)]
+        found = [key for key in loaded if isinstance(key, Ed25519PublicKey)]
     if not found or len(found) != content.count(b"-----BEGIN"):
         raise UsageError(
             f"{path} holds no Ed25519 public key, or something else beside it",
             "give the .pub file that `nsabench key generate` wrote, or several in one file.",
         )
     return found
-
-
-def _public_key(pem: bytes) -> Ed25519PublicKey | None:
-    try:
-        key = load_pem_public_key(pem)
-    except (ValueError, UnsupportedAlgorithm):
-        return None
-    return key if isinstance(key, Ed25519PublicKey) else None
 
 
 def read(path: Path, what: str) -> bytes:

@@ -72,11 +72,8 @@ def _ptxas_version(path: Path) -> str:
 def describe_libraries(torch: Any, software: Software) -> None:
     mapped = _mapped_libraries()
     asks: dict[str, tuple[str, Callable[[ctypes.CDLL], str]]] = {
-        "cuda_driver": ("libcuda", lambda lib: _packed(lib, "cuDriverGetVersion")),
-        "cuda_runtime": ("libcudart", lambda lib: _packed(lib, "cudaRuntimeGetVersion")),
-        "cublas": ("libcublas", lambda lib: _property(lib, "cublasGetProperty")),
-        "cublaslt": ("libcublasLt", lambda lib: _property(lib, "cublasLtGetProperty")),
-        "nvrtc": ("libnvrtc", _nvrtc_version),
+        "cuda_driver": ("libcuda", _cuda_driver_version),
+        "cublas": ("libcublas", _cublas_version),
     }
     for name, (library, ask) in asks.items():
         path = _mapped(mapped, library)
@@ -109,26 +106,20 @@ def _mapped(paths: list[str], library: str) -> str | None:
     return next((p for p in paths if named.match(Path(p).name)), None)
 
 
-def _packed(library: ctypes.CDLL, function: str) -> str:
+def _cuda_driver_version(library: ctypes.CDLL) -> str:
     """CUDA packs its versions as 1000 * major + 10 * minor."""
     value = ctypes.c_int()
-    _check(getattr(library, function)(ctypes.byref(value)), function)
+    _check(library.cuDriverGetVersion(ctypes.byref(value)), "cuDriverGetVersion")
     return f"{value.value // 1000}.{value.value % 1000 // 10}"
 
 
-def _property(library: ctypes.CDLL, function: str) -> str:
+def _cublas_version(library: ctypes.CDLL) -> str:
     numbers = []
     for which in range(3):  # MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL of libraryPropertyType
         value = ctypes.c_int()
-        _check(getattr(library, function)(which, ctypes.byref(value)), function)
+        _check(library.cublasGetProperty(which, ctypes.byref(value)), "cublasGetProperty")
         numbers.append(str(value.value))
     return ".".join(numbers)
-
-
-def _nvrtc_version(library: ctypes.CDLL) -> str:
-    major, minor = ctypes.c_int(), ctypes.c_int()
-    _check(library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "nvrtcVersion")
-    return f"{major.value}.{minor.value}"
 
 
 def _cudnn_version(packed: int | None) -> str | None:
