@@ -55,5 +55,4 @@ def refuse_unfit(environment: Environment, *, results: Path) -> list[Problem]:
 
 def worst(problems: list[Problem]) -> Severity | None:
     """Return the severity of the worst problem; None if there is no problem."""
-    severities = {problem.severity for problem in problems}
-    return next((severity for severity in Severity if severity in severities), None)
+    return min((p.severity for p in problems), key=list(Severity).index, default=None)

@@ -29,12 +29,14 @@ _SECRET = re.compile(r"KEY|PASS|SECRET|TOKEN|CREDENTIAL|SALT", re.IGNORECASE)
 
 def read_run(plan: Plan | None, variables: Mapping[str, str], absent: dict[str, str]) -> Run:
     """Return the command, the state of its sources, and the variables."""
+    started = Path(sys.argv[0]).name
+    program = ["python", "-m", "nsabench"] if started == "__main__.py" else [started]
     checkouts = [_read_nsabench_checkout(variables, absent)]
     if plan is not None and plan.kernels:
         checkouts.append(_read_checkout("kernels", Path(plan.kernels).resolve().parent, absent))
     return Run(
         device=plan.device if plan is not None else None,
-        command=[*_program(sys.argv[0]), *map(redact, sys.argv[1:])],
+        command=[*program, *map(redact, sys.argv[1:])],
         checkouts=checkouts,
         variables={
             name: redact(value)
@@ -51,12 +53,6 @@ def _read_nsabench_checkout(variables: Mapping[str, str], absent: dict[str, str]
         del absent["run.checkouts.nsabench"]
         return Checkout(of="nsabench", commit=built_from)
     return checkout
-
-
-def _program(started: str) -> list[str]:
-    """Return the program as a user types it."""
-    name = Path(started).name
-    return ["python", "-m", "nsabench"] if name == "__main__.py" else [name]
 
 
 def _read_checkout(
