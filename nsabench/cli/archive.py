@@ -125,33 +125,6 @@ def verify(location: str, public: tuple[Path, ...], as_json: bool) -> int:
     return 0
 
 
-@command.command("gc")
-@click.argument("location", metavar="ARCHIVE")
-@click.option(
-    "--older-than",
-    "hours",
-    type=click.FloatRange(min=0),
-    default=24.0,
-    show_default=True,
-    metavar="HOURS",
-    help="Leave younger objects, by the clock of the store: their writer may still be busy.",
-)
-@click.option("--dry-run", is_flag=True, help="Only say which objects would be removed.")
-def gc(location: str, hours: float, dry_run: bool) -> None:
-    """Remove what killed writers have left: objects that no manifest names.
-
-    Example: nsabench archive gc s3://bench/runs --dry-run
-    """
-    archive = _open(location)
-    from nsabench.evidence.archive import leftovers, remove
-
-    names = leftovers(archive, hours * 3600)
-    gone = names if dry_run else remove(archive, names)
-    for name in gone:
-        say(name)
-    say(f"{len(gone)} objects {'would be' if dry_run else 'were'} removed")
-
-
 @command.command("query")
 @click.argument("location", metavar="ARCHIVE")
 @click.argument("sql")

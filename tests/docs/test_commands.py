@@ -24,7 +24,6 @@ WRITING = {
     "completion",
     "key generate",
     "archive add",
-    "archive gc",
     "archive report",
     "fleet kubernetes",
     "fleet modal",

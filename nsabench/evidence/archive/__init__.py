@@ -13,6 +13,5 @@ there as a whole or not at all, also if its writer is killed.
 """
 
 from nsabench.evidence.archive.archive import Added, Archive, ArchivedRun, Surveyed
-from nsabench.evidence.archive.leftovers import leftovers, remove
 
-__all__ = ["Added", "Archive", "ArchivedRun", "Surveyed", "leftovers", "remove"]
+__all__ = ["Added", "Archive", "ArchivedRun", "Surveyed"]

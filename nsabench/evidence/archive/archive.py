@@ -105,9 +105,6 @@ class Archive:
         added = self.store.create(prefix + MANIFEST, manifest)
         if not added and self.store.read(prefix + MANIFEST, limits.MANIFEST) != manifest:
             self._refuse_another(predicate.run_id)
-        # Tables that a killed writer had left may have been removed since they were found.
-        for name in tables.keys() - set(self.store.names()):
-            self.store.create(name, tables[name])
         return Added.ADDED if added else Added.THERE, prefix
 
     def _refuse_another(self, run_id: str) -> NoReturn:

@@ -6,7 +6,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
@@ -103,19 +103,6 @@ class Store:
             except exceptions.AlreadyExistsError:
                 return False
         return True
-
-    def times(self) -> dict[str, float]:
-        """Return when each object was written, in seconds, by the clock of the store."""
-        with self._errors():
-            if self.folder is not None:
-                return {name: (self.folder / name).lstat().st_mtime for name in self.names()}
-            entries = obstore.list(self._store).collect()
-            return {entry["path"]: entry["last_modified"].timestamp() for entry in entries}
-
-    def remove(self, name: str) -> None:
-        """Remove an object, if it is there."""
-        with self._errors(), suppress(FileNotFoundError):
-            obstore.delete(self._store, name)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

@@ -13,12 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 pytest.importorskip("obstore")
 pytest.importorskip("duckdb")
-from nsabench.cli.archive import command
-from nsabench.evidence.archive import Added, Archive, leftovers, remove
+from nsabench.evidence.archive import Added, Archive
 from tests import forked
 from tests.evidence.archive.conftest import MakeSigned
 from tests.evidence.archive.test_s3 import WEED, Server, Tap, locate, server
@@ -132,85 +130,4 @@ def test_sixteen_writers(
     found = archive.survey()
     assert len(found.sound) == len(runs) - (off == 3) and found.broken == []
     assert found.stray >= 1
-    assert leftovers(archive) == []  # too young
-    done = CliRunner().invoke(command, ["gc", location, "--older-than", "0"])
-    assert done.exit_code == 0, done.output
-    after = archive.survey()
-    assert (len(after.sound), after.broken, after.stray) == (len(found.sound), [], 0)
     assert archive.add(large)[0] is Added.ADDED
-
-
-@pytest.fixture
-def archive(tmp_path: Path) -> Archive:
-    return Archive(str(tmp_path / "archive"), create=True)
-
-
-def manifest_of(archive: Archive, run: Path) -> Path:
-    """Where the manifest of a run lies that is added to an archive in a folder."""
-    assert archive.store.folder is not None
-    return archive.store.folder / archive.add(run)[1] / "manifest.dsse.json"
-
-
-def test_what_was_written_this_second_is_none_too_young(
-    archive: Archive, signed: MakeSigned, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stores tell whole seconds; this one says the same of all that it holds."""
-    manifest_of(archive, signed(0)).unlink()
-    times = archive.store.times
-    monkeypatch.setattr(archive.store, "times", lambda: dict.fromkeys(times(), 5.0))
-    assert len(leftovers(archive, older_than_s=0)) == 3
-    assert leftovers(archive, older_than_s=1) == []
-
-
-def test_what_is_removed(archive: Archive, tmp_path: Path, signed: MakeSigned) -> None:
-    _, prefix = archive.add(signed(0))
-    _, lost = archive.add(signed(1))
-    folder = tmp_path / "archive"
-    (folder / lost / "manifest.dsse.json").unlink()
-    (folder / prefix / "records-0000000000000000.parquet").write_bytes(b"of another try")
-    (folder / "notes.txt").write_text("not the archive's own")
-    old = leftovers(archive, older_than_s=-1)
-    assert sorted(name.rpartition("/")[0] + "/" for name in old) == sorted(
-        [lost, lost, lost, prefix]
-    )
-    assert leftovers(archive, older_than_s=60) == []
-    for path in (folder / lost).iterdir():
-        os.utime(path, (0, path.stat().st_mtime - 7200))
-    assert len(leftovers(archive, older_than_s=3600)) == 3
-    assert sorted(remove(archive, old)) == sorted(old)
-    assert [run.prefix for run in archive.runs()] == [prefix]
-    assert (folder / "notes.txt").is_file() and archive.survey().broken == []
-
-
-def test_what_lies_beside_a_broken_manifest_stays(archive: Archive, signed: MakeSigned) -> None:
-    manifest_of(archive, signed(0)).write_text("{}")
-    assert leftovers(archive, older_than_s=-1) == []
-
-
-def test_a_run_that_became_whole_meanwhile_stays(
-    archive: Archive, tmp_path: Path, signed: MakeSigned
-) -> None:
-    manifest = manifest_of(archive, signed(0))
-    manifest.rename(tmp_path / "kept")
-    old = leftovers(archive, older_than_s=-1)
-    assert len(old) == 3
-    (tmp_path / "kept").rename(manifest)
-    assert remove(archive, old) == []
-    assert len(archive.runs()) == 1
-
-
-def test_a_writer_puts_back_what_was_removed_under_its_hands(
-    archive: Archive, signed: MakeSigned, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = signed(0)
-    manifest_of(archive, run).unlink()
-    create = archive.store.create
-
-    def removed_before_the_manifest(name: str, data: bytes) -> bool:
-        if name.endswith("manifest.dsse.json"):
-            remove(Archive(archive.store.location), leftovers(archive, older_than_s=-1))
-        return create(name, data)
-
-    monkeypatch.setattr(archive.store, "create", removed_before_the_manifest)
-    assert archive.add(run)[0] is Added.ADDED
-    assert len(archive.runs()) == 1 and archive.survey().broken == []
