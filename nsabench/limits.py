@@ -25,7 +25,6 @@ LOG_LINE = 16 * MIB
 LOG_LINES = 2_000_000  # each has a seal to check
 PRINTED = 64 * KIB  # of what a kernel printed, from its end
 
-COMPARISON = 16 * MIB  # a page of one
 CSV = 8 * MIB
 CSV_ROWS = 20_000
 CSV_COLUMNS = 500

@@ -20,30 +20,20 @@ from nsabench.cli._say import say, show_page
     metavar="DIR",
     help="A new folder for the site.",
 )
-@click.option(
-    "--comparison",
-    "comparisons",
-    multiple=True,
-    type=_options.EXISTING_FILE,
-    metavar="FILE.html",
-    help="A page that compare or versions made, to be linked; may be given again.",
-)
 @_options.ops_of_the_run
 @_options.open_page
-def command(
-    places: tuple[str, ...], out: Path, comparisons: tuple[Path, ...], open_page: bool
-) -> None:
+def command(places: tuple[str, ...], out: Path, open_page: bool) -> None:
     """Write a static site: what was decided where, leaderboards, trends, every run, downloads.
 
     It works from a folder as from any host, and asks nothing of a network. Signed runs are verified
-    first. If the comparison.html of `versions` is beside runs, the site has it too, made anew.
+    first.
 
     Example: nsabench site results/20260101T120000Z-a1b2c3 docs/results/archive --out site
     """
     # Its libraries come with an extra and take a while to load: not for the sake of --help.
     from nsabench.output import site
 
-    page = site.write(places, out, comparisons)
+    page = site.write(places, out)
     say(page)
     if open_page:
         show_page(page)

@@ -4,11 +4,10 @@ Implementations that were wrong, and alternatives, are listed apart."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from nsabench.assessment import labels
 from nsabench.assessment.caution import beside, tally
 from nsabench.assessment.statistics import geometric_mean
 from nsabench.machine.environment.pairs import belongs
@@ -16,9 +15,7 @@ from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Direction, Regime, Role, Status
 from nsabench.output import grouped
 from nsabench.output.standing import versions
-from nsabench.packages import claims
 from nsabench.packages.catalogue import CATALOGUE
-from nsabench.packages.claims import Claim
 
 IN = {
     Regime.DEVICE: "on the device",
@@ -46,13 +43,6 @@ class Entry:
     caution: str = ""  # of a candidate: in how many of its cases it has no specialised rival
 
 
-NOT_HERE = "not measured at these sizes in this run"
-IN_SUM = "a claim in sum: the table above is what was measured"
-
-
-Claimed = tuple[Claim, tuple[str, ...]]  # what was measured, in words, a case each
-
-
 @dataclass(frozen=True)
 class Leaderboard:
     """One op and direction in one regime on one GPU with one set of versions, from one run.
@@ -67,7 +57,6 @@ class Leaderboard:
     run_id: str
     entries: list[Entry]
     alternatives: list[Entry]
-    claims: list[Claimed]
 
     @property
     def title(self) -> str:
@@ -162,7 +151,6 @@ def _board(key: _Key, run_id: str, rows: Sequence[Record]) -> Leaderboard:
         run_id,
         _entries(rivals, best, regime),
         _entries(alternatives, best, regime),
-        claimed(op, direction, rows) if regime is Regime.DEVICE else [],
     )
 
 
@@ -201,28 +189,3 @@ def _entry(name: str, rows: Sequence[Record], best: Mapping[str, float], regime:
         first.computes,
         tally(beside(r, regime) for r in right),
     )
-
-
-def claimed(op: str, direction: str, records: Sequence[Record]) -> list[Claimed]:
-    """Return the claims about the op in the direction, beside the records of a run."""
-    return [
-        (claim, tuple(dict.fromkeys(_measured(claim, records))) or (NOT_HERE,))
-        for claim in claims.of(op, direction)
-    ]
-
-
-def _measured(claim: Claim, records: Sequence[Record]) -> Iterator[str]:
-    own = [r for r in records if r.package == claim.package]
-    if not claim.shape:
-        if any(r.status is Status.OK and r.timed_in(Regime.DEVICE) for r in own):
-            yield IN_SUM
-        return
-    for r in own:
-        # A record may have other sizes beside those that the claim states.
-        if any(r.shape.get(name) != size for name, size in claim.shape.items()):
-            continue
-        time = r.timed_in(Regime.DEVICE)
-        if r.status is not Status.OK:
-            yield f"{r.implementation} is {r.status} on {labels.case(r)}"
-        elif time is not None:
-            yield f"{r.implementation} takes {time:.4g} ms on the device on {labels.case(r)}"

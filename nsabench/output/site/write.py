@@ -18,8 +18,6 @@ from nsabench.output import archive_page
 from nsabench.output.report import HTML, html, payment_chart, write_html
 from nsabench.output.report.files import replace
 from nsabench.output.report.page import SCRIPTS, data_of
-from nsabench.output.site import comparisons
-from nsabench.output.site.comparisons import Page
 from nsabench.output.site.leaderboard import leaderboards
 from nsabench.output.site.runs import ARCHIVE, RUNS, SiteRun, gather, payments
 from nsabench.output.standing import tally_of_controls
@@ -35,16 +33,14 @@ DATA = (
 )
 
 
-def write(places: Sequence[str], folder: Path, given: Sequence[Path] = ()) -> Path:
+def write(places: Sequence[str], folder: Path) -> Path:
     """Write the site of runs and archives into a new folder, and return its first page.
 
-    given: pages of comparisons to link. Raises `UsageError` for a folder that is not empty, a place
-    without a run, or a file that is not a comparison, and as `gather` does.
+    Raises `UsageError` for a folder that is not empty, and as `gather` does.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is not an empty folder", "give --out a new one.")
     _refuse_inside(places, folder)
-    compared = comparisons.pages(given)
     folder.mkdir(parents=True, exist_ok=True)
     runs = gather(places, folder / ARCHIVE)
     for run in runs:
@@ -53,8 +49,7 @@ def write(places: Sequence[str], folder: Path, given: Sequence[Path] = ()) -> Pa
             write_html(run.facts, folder / PAGES / run.run_id)
         else:
             replace(folder / PAGES / run.run_id / HTML, archived_page(run))
-    linked = comparisons.write(compared, places, folder)
-    return replace(folder / INDEX, index(runs, trends=_trends(folder), linked=linked))
+    return replace(folder / INDEX, index(runs, trends=_trends(folder)))
 
 
 def _refuse_inside(places: Sequence[str], folder: Path) -> None:
@@ -118,9 +113,8 @@ def _trends(folder: Path) -> bool:
     return True
 
 
-def index(runs: Sequence[SiteRun], *, trends: bool, linked: Sequence[Page] = ()) -> str:
-    """Return the first page. trends: whether there is a page of them. linked: titles and paths of
-    comparisons."""
+def index(runs: Sequence[SiteRun], *, trends: bool) -> str:
+    """Return the first page. trends: whether there is a page of them."""
     return html.render(
         "site.html.j2",
         ("site.js",),
@@ -129,7 +123,6 @@ def index(runs: Sequence[SiteRun], *, trends: bool, linked: Sequence[Page] = ())
         payments=payments(runs),
         boards=leaderboards((run.run_id, run.records) for run in runs if not run.missed),
         trends=TRENDS if trends else "",
-        comparisons=linked,
         keys=sorted({run.keyid for run in runs if run.keyid and run.trust is not Trust.EPHEMERAL}),
         signed=any(run.trust is not Trust.UNSIGNED for run in runs),
         unsigned=Trust.UNSIGNED,

@@ -1,4 +1,4 @@
-"""A board is of one regime, names libraries, keeps alternatives apart, and has claims beside it."""
+"""A board is of one regime, names libraries, and keeps alternatives apart."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from nsabench import ops
 from nsabench.assessment.tables import read_records
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.model.origin import Origin
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import NO_SPECIALISED, Direction, Kind, Mode, Regime, Role, Status
-from nsabench.output.site.leaderboard import IN_SUM, NOT_HERE, claimed, leaderboards
+from nsabench.model.vocabulary import NO_SPECIALISED, Kind, Mode, Regime, Role, Status
+from nsabench.output.site.leaderboard import leaderboards
 from nsabench.output.site.runs import SiteRun
 from nsabench.output.site.write import index
-from nsabench.packages import claims
-from nsabench.packages.catalogue import find
 from tests.runs import Made, make_run
 
 CALLED = Made(
@@ -70,70 +67,6 @@ def test_an_entry_has_its_library_and_its_caution(records: Sequence[Record]) -> 
     assert mine.caution == f"{NO_SPECIALISED} in 16 of 16"
     assert not any(e.caution for e in queue.entries), "half as fast is no great ratio"
     assert "fla-core, 0.6.0, MIT" in page(records)
-
-
-def of_blocks(record: Record, package: str, t: int, **changed: object) -> Record:
-    shape = {"B": 1, "T": t, "HQ": 64, "H": 4, "D": 128, "Dv": 128, "S": 16, "block_size": 64}
-    return replace(
-        record,
-        op="selection_blocks",
-        shape=shape,
-        length=t,
-        package=package,
-        implementation="nsa_triton",
-        **changed,  # type: ignore[arg-type]
-    )
-
-
-def test_a_claim_stands_beside_what_was_measured_at_its_sizes(records: Sequence[Record]) -> None:
-    own = next(r for r in records if r.role is Role.BASELINE)
-    name = "native-sparse-attention-triton"
-    rows = [
-        of_blocks(own, name, 65536, median_ms=19.8, case_id="a"),
-        of_blocks(own, name, 8192, status=Status.WRONG, median_ms=None, case_id="b"),
-        of_blocks(own, "fla-core", 65536, median_ms=23.1, case_id="c"),
-    ]
-    found = {
-        (claim.package, claim.shape.get("T")): measured
-        for claim, measured in claimed("selection_blocks", "forward", rows)
-    }
-    [measured] = found[name, 65536]
-    assert measured.startswith("nsa_triton takes 19.8 ms on the device on ")
-    [measured] = found[name, 8192]
-    assert measured.startswith("nsa_triton is wrong on ")
-    assert found["fla-core", 8192] == (NOT_HERE,)
-    for changed in ({"block_size": 32}, {"B": 2}):  # other sizes
-        other = replace(rows[0], shape={**rows[0].shape, **changed})
-        elsewhere = claimed("selection_blocks", "forward", [other])
-        assert {measured for _, measured in elsewhere} == {(NOT_HERE,)}
-    text = page(rows)
-    assert "24.51 ms, FlashAttention 187.2 ms, at T=65536 B=1 HQ=64 H=4 D=128 S=16 block" in text
-    assert 'href="https://github.com/XunhaoLai/native-sparse-attention-triton#benchmarks"' in text
-
-
-def test_a_claim_in_sum_is_beside_a_board_that_has_its_library(records: Sequence[Record]) -> None:
-    own = next(r for r in records if r.role is Role.BASELINE)
-
-    def said(package: str, **changed: object) -> tuple[str, ...]:
-        rows = [of_blocks(own, package, 65536, **changed)]
-        found = claimed("selection_blocks", "forward", rows)
-        [measured] = [measured for claim, measured in found if not claim.shape]
-        return measured
-
-    fsa = "Flash-Sparse-Attention"
-    assert said(fsa) == (IN_SUM,)
-    assert said("fla-core") == (NOT_HERE,)
-    assert said(fsa, status=Status.WRONG, median_ms=None) == (NOT_HERE,)
-
-
-@pytest.mark.parametrize("claim", claims.CLAIMS)
-def test_a_claim_is_of_a_known_library_op_and_sizes(claim: claims.Claim) -> None:
-    assert find(claim.package).name == claim.package
-    op = ops.get(claim.op)
-    assert Direction(claim.direction) in op.directions
-    assert set(claim.shape) <= set(op.shape_model.model_fields)
-    assert claim.site.startswith("https://") and claim.made.year >= 2025
-    assert not {"only", "just", "merely", "!"} & set(claim.said.split()), "in neutral words"
 
 
 def test_who_ran_in_few_cases_leads_no_board(records: Sequence[Record]) -> None:
