@@ -35,7 +35,6 @@ def as_data(comparison: Comparison) -> dict[str, Any]:
                 "change": found.change,
                 "statuses": list(found.statuses),
                 "cases": [cell.planned.id for cell in found.cells],
-                "stays": found.stay,
             }
             for found in over_many.breakages(comparison)
         ],

@@ -24,45 +24,8 @@ MEANS = (
 )
 
 
-@dataclass(frozen=True)
-class Worse:
-    """The first run in which a cell is worse than in the first of all. change: None if slower.
-    stays: whether it is worse in all later runs of which something is known."""
-
-    run: int
-    change: Change | None
-    stays: bool
-
-
-@dataclass(frozen=True)
-class Line:
-    """A cell over all runs."""
-
-    cell: ComparedCell
-    texts: tuple[str, ...]
-    worse: tuple[Worse, ...]
-
-    @property
-    def differs(self) -> bool:
-        """Whether anything except noise is to be seen in it."""
-        return any(
-            s.change is not None or s.difference in (Difference.FASTER, Difference.SLOWER)
-            for s in self.cell.shifts
-        )
-
-
-def lines(comparison: Comparison) -> list[Line]:
-    """Return a line for each judged cell: broken ones first, then slower ones."""
-
-    def place(line: Line) -> tuple[bool, bool, bool]:
-        changes = {worse.change for worse in line.worse}
-        return Change.BROKE not in changes, None not in changes, not line.differs
-
-    found = (Line(cell, tuple(_texts(cell)), tuple(_worse(cell))) for cell in comparison.judged)
-    return sorted(found, key=place)
-
-
-def _texts(cell: ComparedCell) -> Iterator[str]:
+def in_each_run(cell: ComparedCell) -> Iterator[str]:
+    """Yield the status or time of the first run, and the difference of each later one."""
     first = cell.measurements[0]
     timed = first.status == Status.OK and first.median_ms is not None
     yield f"{first.median_ms:.4g} ms" if timed else first.status
@@ -74,23 +37,12 @@ def _texts(cell: ComparedCell) -> Iterator[str]:
             yield sign if shift.ratio is None else f"{sign} {shift.ratio:.3f}"
 
 
-def _worse(cell: ComparedCell) -> Iterator[Worse]:
-    before = cell.measurements[0].status
-    broken = {
-        run: Change.between(before, measured.status) is Change.BROKE
-        for run, measured in enumerate(cell.measurements)
-        if run and measured.status != MISSING
-    }
-    slower = {
-        run: shift.difference is Difference.SLOWER
-        for run, shift in enumerate(cell.shifts, 1)
-        if shift.ratio is not None
-    }
-    for known, change in ((broken, Change.BROKE), (slower, None)):
-        first = next((run for run, is_worse in known.items() if is_worse), None)
-        if first is not None:
-            stays = all(is_worse for run, is_worse in known.items() if run >= first)
-            yield Worse(first, change, stays)
+def differs(cell: ComparedCell) -> bool:
+    """Whether a later run shows anything except noise."""
+    return any(
+        s.change is not None or s.difference in (Difference.FASTER, Difference.SLOWER)
+        for s in cell.shifts
+    )
 
 
 @dataclass(frozen=True)
@@ -103,28 +55,39 @@ class Breakage:
     change: Change | None
     statuses: tuple[str, ...]
     cells: tuple[ComparedCell, ...]
-    stay: bool
 
     @property
     def sentence(self) -> str:
         what = f"broke in {self.run}" if self.change else f"got slower in {self.run}"
         why = f" ({', '.join(self.statuses)})" if self.statuses else ""
-        how = "and stays so" if self.stay else "and not in all later ones"
         number = f"{len(self.cells)} cell{'s' if len(self.cells) > 1 else ''}"
-        return f"{self.implementation} of {self.op} {what}: {number}{why}, {how}"
+        return f"{self.implementation} of {self.op} {what}: {number}{why}"
 
 
 def breakages(comparison: Comparison) -> list[Breakage]:
     """Return, by implementation, the first run in which cells got worse; broken ones come first."""
-    pairs = [(line.cell, worse) for line in lines(comparison) for worse in line.worse]
-    groups = grouped(
-        pairs, lambda pair: (pair[0].case.op, pair[0].implementation, pair[1].run, pair[1].change)
-    )
+    worse = [(cell, *first) for cell in comparison.judged for first in _first_worse(cell)]
+    worse.sort(key=lambda item: item[2] is None)
+    groups = grouped(worse, lambda item: (item[0].case.op, item[0].implementation, *item[1:]))
     found = []
     for (op, name, run, change), members in groups.items():
-        cells = tuple(cell for cell, _ in members)
+        cells = tuple(member[0] for member in members)
         statuses = sorted({cell.measurements[run].status for cell in cells}) if change else ()
-        stay = all(worse.stays for _, worse in members)
         where = comparison.sides[run].name
-        found.append(Breakage(op, name, where, change, tuple(statuses), cells, stay))
+        found.append(Breakage(op, name, where, change, tuple(statuses), cells))
     return found
+
+
+def _first_worse(cell: ComparedCell) -> Iterator[tuple[int, Change | None]]:
+    """Yield the first run in which the cell broke, and the first in which it was slower."""
+    runs = list(enumerate(cell.shifts, 1))
+    broken = [
+        run
+        for run, shift in runs
+        if shift.change is Change.BROKE and cell.measurements[run].status != MISSING
+    ]
+    slower = [run for run, shift in runs if shift.difference is Difference.SLOWER]
+    if broken:
+        yield broken[0], Change.BROKE
+    if slower:
+        yield slower[0], None

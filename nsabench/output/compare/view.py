@@ -128,9 +128,9 @@ def _ratio(shift: Shift) -> str:
 def over_all(comparison: Comparison, *, differing: bool = False) -> Table:
     """Every case in every run. differing: only the cases that are not alike in all of them."""
     rows = [
-        (line.cell.label, Name(line.cell.implementation), *line.texts)
-        for line in over_many.lines(comparison)
-        if line.differs or not differing
+        (cell.label, Name(cell.implementation), *over_many.in_each_run(cell))
+        for cell in sorted(comparison.judged, key=over_many.differs, reverse=True)
+        if over_many.differs(cell) or not differing
     ]
     columns = ("case", "candidate", *_headings(comparison))
     return Table("Every case in every run", columns, rows, is_long=True)
