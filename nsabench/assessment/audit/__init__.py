@@ -1,23 +1,11 @@
-"""Auditing a table of timings from elsewhere: are the numbers possible, and what explains them?
-
-The checks are those that a run of nsabench is held to; this room turns a CSV into the rows they
-read, brings the ceilings from a data sheet, and adds what only makes sense for a foreign table.
-"""
+"""Auditing a table of timings from elsewhere: are the numbers possible, and what explains them?"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
-from nsabench.assessment.audit import (
-    completeness,
-    decode,
-    explanation,
-    flat,
-    hosts,
-    speedups,
-    table,
-)
+from nsabench.assessment.audit import checks, explanation, table
 from nsabench.assessment.checks import Effect, Finding, Limits, run_all
 from nsabench.machine import datasheet
 
@@ -25,7 +13,7 @@ __all__ = ["audit_csv"]
 
 
 def audit_csv(path: Path, gpu: str | None = None) -> list[Finding]:
-    """What is wrong with the table: the cause first, where one is known, then the gravest.
+    """Return what is wrong with the table: the cause first, where one is known, then the gravest.
     `case_id` is the row in words.
 
     gpu: the name of a device in the data-sheet table; without it nothing is held to physics.
@@ -34,16 +22,9 @@ def audit_csv(path: Path, gpu: str | None = None) -> list[Finding]:
     limits = Limits.of_sheet(datasheet.find(gpu)) if gpu else Limits()
     read = table.read(path)
     rows = read.rows()
-    findings = [
-        _of_the_pair(f)
-        for f in run_all(rows, limits)
-        if f.effect is not Effect.UNPROVEN  # what has no controls anywhere need not be told so
-    ]
-    findings += completeness.check(read)
-    findings += speedups.check(read)
-    findings += hosts.check(read)
-    findings += decode.check(read)
-    findings += flat.check(read)
+    # A table has no controls, and need not be told so.
+    findings = [_of_the_pair(f) for f in run_all(rows, limits) if f.effect is not Effect.UNPROVEN]
+    findings += checks.check(read)
     findings += explanation.check(rows, findings)
     gravity = list(Effect)
     return sorted(findings, key=lambda f: (not _is_cause(f), gravity.index(f.effect)))
