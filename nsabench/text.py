@@ -1,4 +1,4 @@
-"""Escapes text from elsewhere, so that no terminal, Markdown, page or spreadsheet obeys it.
+"""Escapes text from elsewhere, so that no terminal, Markdown or page obeys it.
 
 Names, reasons, logs and versions come from the author of a run. Every output shows them by `shown`;
 the other functions add what one kind of output needs.
@@ -22,7 +22,6 @@ _LIVE = re.compile(
 )
 # An underscore between letters is plain text.
 _MARKS = re.compile(r"([\\`*\[\]<>|#~$]|(?<![^\W_])_|_(?![^\W_]))")
-_FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]|[\t\r\n]")
 
 
 def shown(value: object, *, lines: bool = False) -> str:
@@ -64,12 +63,6 @@ def code(value: object) -> str:
     """Return text between backticks, which it cannot leave."""
     text = shown(_on_one_line(value)).replace("`", "'").replace("|", "\\|")
     return f"`{text}`"
-
-
-def cell(value: object) -> str:
-    """Return text for a CSV file, which no spreadsheet takes for a formula."""
-    text = str(value)
-    return ("'" if _FORMULA.match(text) else "") + shown(text)
 
 
 def _on_one_line(value: object) -> str:

@@ -32,10 +32,10 @@ def measure_on(asked: Measuring, given: str) -> int | None:
             "--devices makes shards on GPUs, and takes no --resume, --shard or --device cpu",
             "leave them away; the same command with --out continues its shards.",
         )
-    if asked.as_json or asked.junit is not None or asked.open_page:
+    if asked.as_json or asked.junit is not None:
         raise UsageError(
-            "--devices prints lines of its shards, and takes no --json, --junit or --open",
-            "leave them away; `nsabench report RUN --open` shows the page of the merged run.",
+            "--devices prints lines of its shards, and takes no --json and no --junit",
+            "leave them away.",
         )
     places = devices.places(given)
     if len(places) == 1:

@@ -80,7 +80,6 @@ def _resuming(asked: Measuring) -> Measuring:
         verbose=asked.verbose,
         as_json=asked.as_json,
         junit=asked.junit,
-        open_page=asked.open_page,
     )
 
 

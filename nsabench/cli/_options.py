@@ -97,7 +97,6 @@ junit = click.option(
     metavar="FILE.xml",
     help="Write what passed and failed as JUnit XML, which CI systems show.",
 )
-open_page = click.option("--open", "open_page", is_flag=True, help="Show the page in a browser.")
 
 
 def _load_op(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
@@ -146,7 +145,6 @@ class Measuring:
     verbose: bool = False
     as_json: bool = False
     junit: Path | None = None
-    open_page: bool = False  # of a command that makes one
 
 
 def asked_again(asked: Measuring) -> list[str]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import webbrowser
-from pathlib import Path
 
 import click
 
@@ -19,11 +17,3 @@ def say(text: object, *, err: bool = False, nl: bool = True) -> None:
 def say_json(data: object) -> None:
     """Print data for a program."""
     say(json.dumps(data, indent=1))
-
-
-def show_page(page: Path) -> None:
-    """Open a page in a browser, or say on standard error why it cannot be opened."""
-    if not page.is_file():
-        say(f"nsabench: there is no {page} to open", err=True)
-    elif not webbrowser.open(page.absolute().as_uri()):
-        say(f"nsabench: there is no browser here; the page is {page.absolute()}", err=True)

@@ -8,13 +8,10 @@ from nsabench.cli import _options
 from nsabench.cli._devices import measure_on
 from nsabench.cli._measure import measure, show
 from nsabench.cli._options import Measuring
-from nsabench.cli._say import show_page
 from nsabench.conclusion import finish
-from nsabench.output import report
 
 
 @click.command("all")
-@_options.open_page
 @click.option(
     "--devices",
     metavar="0,1|all",
@@ -33,7 +30,4 @@ def command(asked: Measuring, devices: str | None) -> int:
         if code is not None:
             return code
     finished = measure(asked, fit=True)
-    code = show(finished, asked, finish(finished))
-    if asked.open_page:
-        show_page(finished.folder.path / report.HTML)
-    return code
+    return show(finished, asked, finish(finished))

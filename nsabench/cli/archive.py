@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +14,7 @@ from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest.keys import trusted_keyids
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.machine.environment.pairs import belongs
-from nsabench.text import cell, shown
+from nsabench.text import shown
 
 if TYPE_CHECKING:
     from nsabench.evidence.archive import Archive, Surveyed
@@ -128,29 +126,20 @@ def verify(location: str, public: tuple[Path, ...], as_json: bool) -> int:
 @command.command("query")
 @click.argument("location", metavar="ARCHIVE")
 @click.argument("sql")
-@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @_options.as_json
-def query(location: str, sql: str, as_csv: bool, as_json: bool) -> None:
+def query(location: str, sql: str, as_json: bool) -> None:
     """Query the verified runs in SQL: the views are runs, records, samples, bursts and pays.
 
     pays: the break-even length of each op, by run, head layout, direction and regime.
 
     Example: nsabench archive query archive "SELECT run_id, median(speedup) FROM records GROUP BY 1"
     """
-    if as_csv and as_json:
-        raise click.UsageError("--csv and --json exclude each other")
     archive = _open(location)
     from nsabench.evidence.archive.query import query as ask
 
     answer = ask(archive, sql, _surveyed(archive).sound)
     if as_json:
         say(json.dumps(answer.to_pylist(), indent=1, default=str))
-        return
-    if as_csv:
-        rows = ([_in_csv(value) for value in row.values()] for row in answer.to_pylist())
-        writer = csv.writer(sys.stdout, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
-        writer.writerow(map(cell, answer.column_names))
-        writer.writerows(rows)
         return
     _show(answer.column_names, [list(row.values()) for row in answer.to_pylist()])
 
@@ -182,13 +171,6 @@ def _surveyed(archive: Archive) -> Surveyed:
     for sentence in found.broken:
         say(f"nsabench: left out: {sentence}", err=True)
     return found
-
-
-def _in_csv(value: object) -> object:
-    """Return a number as it is, and anything else as a text that is not a formula."""
-    if type(value) in (int, float):
-        return value
-    return cell("" if value is None else value)
 
 
 def _show(names: list[str], rows: list[list[object]]) -> None:

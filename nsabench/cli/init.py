@@ -11,7 +11,7 @@ from nsabench import ops
 from nsabench.cli import _options
 from nsabench.cli._say import say
 from nsabench.errors import UsageError
-from nsabench.output import starter
+from nsabench.output import templates
 from nsabench.output.report.files import replace
 
 
@@ -31,8 +31,8 @@ def command(op: str, file: Path, ops_file: Path | None) -> None:
         raise UsageError(
             f"{file.name!r} cannot name an implementation", "give a file such as mine.py."
         )
-    kernel = starter.kernel(ops.get(op), name, str(ops_file or ""))
-    texts = {file: kernel, file.with_suffix(".yaml"): starter.matrix(ops.get(op), name)}
+    kernel = templates.first_kernel(ops.get(op), name, str(ops_file or ""))
+    texts = {file: kernel, file.with_suffix(".yaml"): templates.first_matrix(ops.get(op), name)}
     for path in texts:
         if path.exists():
             raise UsageError(f"{path} is there already", "give another name, or remove it.")

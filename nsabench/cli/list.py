@@ -20,14 +20,12 @@ Row = dict[str, Any]
 
 
 @click.command("list")
-@click.argument(
-    "what", type=click.Choice(["ops", "matrices", "implementations", "packages", "combos"])
-)
+@click.argument("what", type=click.Choice(["ops", "matrices", "implementations", "packages"]))
 @_options.kernels
 @_options.loaded_ops
 @_options.as_json
 def command(what: str, kernels: Path | None, ops_file: Path | None, as_json: bool) -> None:
-    """What there is to measure: ops, matrices, implementations, packages that bring them, combos.
+    """What there is to measure: ops, matrices, implementations, packages that bring them.
 
     Example: nsabench list implementations --kernels mine.py
     """
@@ -82,13 +80,5 @@ def _packages(found: Sequence[ImplementationInfo]) -> Iterator[Row]:
         }
 
 
-def _combos() -> Iterator[Row]:
-    from nsabench.images import combos
-
-    for name, combo in combos.checkout().combos().combos.items():
-        cuda = combo.cuda or "CPU"
-        yield {"combo": name, "torch": combo.torch, "triton": combo.triton, "cuda": cuda}
-
-
-LISTS = {"ops": _ops, "matrices": _matrices, "combos": _combos}
+LISTS = {"ops": _ops, "matrices": _matrices}
 LISTS_OF_INSTALLED = {"implementations": _implementations, "packages": _packages}

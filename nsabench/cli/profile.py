@@ -16,7 +16,7 @@ from nsabench.cli._say import say
 from nsabench.cli._trust import admit, refuse_signed
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.model.plan import Plan
-from nsabench.output import reproduction
+from nsabench.output import templates
 from nsabench.output.report.files import replace
 from nsabench.planning.yaml_document import nearest
 from nsabench.sources import digest_of
@@ -96,7 +96,7 @@ def _write(run: Path, case: str, name: str, script: Path) -> None:
     info = plan.info(planned.case.op, name)
     if info.source.is_file:
         digest_of(Path(plan.kernels), plan.sources)  # refuses one that is another by now
-    replace(script, reproduction.script(plan, planned.case, info))
+    replace(script, templates.reproduction(plan, planned.case, info))
     drawing = [sys.executable, "-m", "nsabench.execution.draw", str(run), planned.id]
     inputs = str(script.with_suffix(".pt"))
     done = subprocess.run([*drawing, inputs], capture_output=True, text=True)

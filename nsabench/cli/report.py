@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from nsabench.cli import _options
-from nsabench.cli._say import say, say_json, show_page
+from nsabench.cli._say import say, say_json
 from nsabench.cli._trust import admit
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import signed_around
@@ -25,11 +25,8 @@ from nsabench.planning.narrow import Narrowed
 )
 @_options.where
 @_options.ops_of_the_run
-@_options.open_page
 @_options.as_json
-def command(
-    run: Path, out: Path | None, where: tuple[str, ...], open_page: bool, as_json: bool
-) -> None:
+def command(run: Path, out: Path | None, where: tuple[str, ...], as_json: bool) -> None:
     """Write report.html and selection_report.md of a run.
 
     Example: nsabench report results/20260101T120000Z-a1b2c3 --out again
@@ -55,5 +52,3 @@ def command(
     else:
         for path in written:
             say(path)
-    if open_page:
-        show_page(folder / report.HTML)

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from nsabench.cli import _options
-from nsabench.cli._say import say, show_page
+from nsabench.cli._say import say
 
 
 @click.command("site")
@@ -21,8 +21,7 @@ from nsabench.cli._say import say, show_page
     help="A new folder for the site.",
 )
 @_options.ops_of_the_run
-@_options.open_page
-def command(places: tuple[str, ...], out: Path, open_page: bool) -> None:
+def command(places: tuple[str, ...], out: Path) -> None:
     """Write a static site: what was decided where, leaderboards, trends, every run, downloads.
 
     It works from a folder as from any host, and asks nothing of a network. Signed runs are verified
@@ -33,7 +32,4 @@ def command(places: tuple[str, ...], out: Path, open_page: bool) -> None:
     # Its libraries come with an extra and take a while to load: not for the sake of --help.
     from nsabench.output import site
 
-    page = site.write(places, out)
-    say(page)
-    if open_page:
-        show_page(page)
+    say(site.write(places, out))

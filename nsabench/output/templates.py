@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
+
+from nsabench.assessment import labels
+from nsabench.errors import UsageError
+from nsabench.model.case import Case
+from nsabench.model.plan import ImplementationInfo, Plan
+from nsabench.model.vocabulary import Direction
+from nsabench.ops import Op
+from nsabench.text import shown
 
 if TYPE_CHECKING:
     import jinja2
@@ -19,3 +28,58 @@ def environment(**options: Any) -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         **options,
     )
+
+
+def first_kernel(op: Op, name: str, ops_file: str = "") -> str:
+    """Return a module with an implementation of `op`: its float64 oracle. ops_file: a user's file
+    that the op comes from."""
+    optional = [f"{argument}=None" for argument in op.optional]
+    named_only = ["*", *op.options] if op.options else []
+    return (
+        environment()
+        .get_template("starter.py.j2")
+        .render(
+            op=op,
+            name=name,
+            with_ops=f" --ops {ops_file}" if ops_file else "",
+            signature=", ".join([*op.arguments, *optional, *named_only]),
+            tensors=_dictionary(op.arguments),
+            options=_dictionary(op.options),
+        )
+    )
+
+
+def first_matrix(op: Op, name: str) -> str:
+    """Return a matrix over the shapes of `nsabench check`, so that both call the same right. Raises
+    `UsageError` for an op that brings no shape for a CPU."""
+    if not op.check_shapes.get("cpu"):
+        raise UsageError(
+            f"{op.name} brings no shape to start from",
+            "give it `check_shapes`, or write a matrix: docs/how-to/write-a-matrix.md.",
+        )
+    return environment().get_template("starter.yaml.j2").render(op=op, name=name)
+
+
+def reproduction(plan: Plan, case: Case, info: ImplementationInfo) -> str:
+    """Return a script that calls one implementation on one case by itself.
+
+    It has at most 60 lines, and needs torch, the file of the inputs beside it, and the user's file.
+    An implementation of a package needs nsabench also.
+    """
+    templates = environment()
+    templates.filters["repr"] = repr
+    return templates.get_template("alone.py.j2").render(
+        # A name of a plan could end the line, and go on as code.
+        head=shown(
+            f"# {info.name} on {labels.of_case(case)}, as the run {plan.run_id} measured it."
+        ),
+        is_file=info.source.is_file,
+        kernels=plan.kernels,
+        op=info.op,
+        name=info.name,
+        backward=case.direction is Direction.BACKWARD,
+    )
+
+
+def _dictionary(names: Iterable[str]) -> str:
+    return "{" + ", ".join(f'"{name}": {name}' for name in names) + "}"

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
-from nsabench.cli import _say
 from tests.cli.conftest import TINY, Nsabench
 from tests.cli.conftest import nsabench as nsabench
 
@@ -45,15 +42,3 @@ def test_a_run_is_told_as_lines_of_json(tmp_path: Path, nsabench: Nsabench) -> N
     assert (mine["implementation"], mine["status"], mine["length"]) == ("mine", "ok", 16)
     assert result["thresholds"]["decisions"][0]["candidate"] == "mine"
     assert result["controls"]["caught"] > 0 and "ephemeral" in result["signature"]
-
-
-def test_a_page_that_nothing_can_open_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _say.show_page(tmp_path / "report.html")
-    assert "there is no" in capsys.readouterr().err
-    (tmp_path / "report.html").write_text("a page")
-    monkeypatch.setattr("webbrowser._tryorder", [])  # a machine without any
-    _say.show_page(tmp_path / "report.html")
-    told = capsys.readouterr().err
-    assert f"the page is {tmp_path / 'report.html'}" in told

@@ -28,7 +28,7 @@ from nsabench.output.compare import tables as compare_tables
 from nsabench.output.report import page
 from nsabench.output.report.markdown import render as markdown_of
 from nsabench.output.terminal.screen import _Console
-from nsabench.text import cell, code, markdown, shown
+from nsabench.text import code, markdown, shown
 from tests.runs import Made, make_run
 
 CORPUS = (
@@ -189,11 +189,11 @@ def test_in_markdown_nothing_is_live(hostile: Path) -> None:
 
 @pytest.mark.parametrize("text", CORPUS)
 def test_each_kind(text: str) -> None:
-    for render in (shown, markdown, code, cell):
+    for render in (shown, markdown, code):
         assert not INVISIBLE.search(render(text)), render
     assert shown(shown(text)) == shown(text), "what is shown is shown as it is"
     assert code(text).count("`") == 2
-    assert "\n" not in markdown(text) + code(text) + cell(text) + shown(text)
+    assert "\n" not in markdown(text) + code(text) + shown(text)
 
 
 def test_words_that_are_only_words() -> None:
@@ -202,9 +202,3 @@ def test_words_that_are_only_words() -> None:
     for word in ("日本語", "naïve é", "✅ ok", "C:\\path", "torch 2.11.0+cu130 · 1.2×"):
         assert shown(word) == word
     assert markdown("a_b (selection_rows)") == "a_b (selection_rows)"
-
-
-@pytest.mark.parametrize("formula", ["=1", "+1", "-1", "@a", " =1", "\t=1", "＝1", "\r\n=1"])
-def test_no_cell_is_a_formula(formula: str) -> None:
-    assert cell(formula).startswith("'")
-    assert cell("a=1") == "a=1"

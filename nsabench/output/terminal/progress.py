@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
-from statistics import median
 
 from rich.console import Console
 from rich.live import Live
@@ -15,7 +13,7 @@ from nsabench.assessment import labels
 from nsabench.assessment.attempts import CaseState
 from nsabench.execution.protocol import Step
 from nsabench.model.description import Described
-from nsabench.model.measurement import Ceilings, Outcome
+from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.vocabulary import Role
 from nsabench.output.terminal.screen import interactive
@@ -76,7 +74,6 @@ class Progress:
         parts = [f"{n} {status}" for status, n in sorted(counts.items())]
         controls = len(state.outcomes) - len(judged)
         parts += [f"controls: {controls}"] if controls else []
-        parts += self._ratios(planned, judged)
         case = labels.of_case(planned.case)
         self.note(
             f"[{self._number}/{self._total}] {case}: {', '.join(parts)} ({state.wall_s:.1f} s)"
@@ -84,25 +81,6 @@ class Progress:
 
     def note(self, text: str) -> None:
         self.console.print(text, highlight=False)
-
-    def _ratios(self, planned: PlannedCase, outcomes: list[Outcome]) -> Iterator[str]:
-        """Yield how fast each candidate is beside the best baseline, by raw medians: the checks
-        come when all is done."""
-
-        def role(outcome: Outcome) -> Role:
-            return self._roles[planned.case.op, outcome.implementation]
-
-        timed = [(o, median(o.samples.time_ms)) for o in outcomes if o.samples.time_ms]
-        for own, ms in timed:
-            baselines = [
-                other_ms
-                for other, other_ms in timed
-                if role(other) is Role.BASELINE
-                and other.session == own.session
-                and other.implementation not in planned.alongside
-            ]
-            if role(own) is Role.CANDIDATE and baselines:
-                yield f"{own.implementation} {min(baselines) / ms:.2f}x, unchecked"
 
     def _draw(self, doing: str) -> None:
         if self._live:

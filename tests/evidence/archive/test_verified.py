@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -224,14 +223,6 @@ def test_a_query_that_takes_too_much(archive: Archive, signed: MakeSigned) -> No
         query(archive, "SELECT * FROM range(10000000000)")
     with pytest.raises(UsageError, match="Out of Memory"):
         query(archive, "SELECT list(repeat('a', 1000) || range) FROM range(10000000)")
-
-
-def test_a_csv_holds_no_formula(tmp_path: Path, nsabench: Nsabench, signed: MakeSigned) -> None:
-    Archive(str(tmp_path / "a"), create=True).add(signed(0))
-    sql = "SELECT '=1+1' AS \"=x\", -1 AS n, [1, 2] AS l, NULL AS z, chr(27) || 'm' AS e FROM runs"
-    done = nsabench("archive", "query", "a", sql, "--csv")
-    assert done.stdout == '"\'=x","n","l","z","e"\n"\'=1+1",-1,"[1, 2]","","\\x1bm"\n'
-    assert json.loads(nsabench("archive", "query", "a", sql, "--json").stdout)[0]["=x"] == "=1+1"
 
 
 def test_a_table_of_endless_rows_is_not_opened(archive: Archive, signed: MakeSigned) -> None:

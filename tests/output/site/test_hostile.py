@@ -14,7 +14,7 @@ from nsabench.evidence.manifest import seal
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Catch, Role, Status
-from nsabench.output import reproduction, site
+from nsabench.output import site, templates
 from nsabench.output.site.runs import SiteRun
 from nsabench.output.site.write import archived_page, index
 from tests.assessment.pays.test_pays import record
@@ -107,7 +107,7 @@ def test_no_name_of_a_plan_is_code_in_a_script(run: Path) -> None:
     evil = 'x\nimport os; os.system("true")  # """ \' {name}'
     info = plan.info("selection_rows", "mine").model_copy(update={"name": evil, "op": evil})
     case = plan.cases[0].case.model_copy(update={"distribution": evil})
-    tree = ast.parse(reproduction.script(plan.model_copy(update={"kernels": evil}), case, info))
+    tree = ast.parse(templates.reproduction(plan.model_copy(update={"kernels": evil}), case, info))
     imported = [a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names]
     assert "os" not in imported
 
