@@ -48,7 +48,6 @@ for _module in pkgutil.iter_modules(__path__):
 
 
 def main() -> None:
-    """Entry point of `nsabench`."""
     signal.signal(signal.SIGTERM, _as_interrupt)
     seclude()  # before anything is started
     if next((word for word in sys.argv[1:] if not word.startswith("-")), "") in READING:

@@ -71,6 +71,14 @@ resume = click.option(
     "does not exist.",
 )
 quick = click.option("--quick", is_flag=True, help="The small matrix `quick` instead of all.")
+trusted = click.option(
+    "--key",
+    "public",
+    multiple=True,
+    type=FILE,
+    metavar="FILE.pub",
+    help="A public key that you trust; may be given again. See also NSABENCH_TRUSTED_KEYS.",
+)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program to read.")
 where = click.option(
     "--where",
@@ -127,8 +135,6 @@ ops_of_the_run = click.option(
 
 @dataclass(frozen=True)
 class Measuring:
-    """The options of a command that measures."""
-
     matrices: tuple[str, ...] = ()
     device: str = "auto"
     quick: bool = False

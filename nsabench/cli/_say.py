@@ -15,5 +15,4 @@ def say(text: object, *, err: bool = False, nl: bool = True) -> None:
 
 
 def say_json(data: object) -> None:
-    """Print data for a program."""
     say(json.dumps(data, indent=1))

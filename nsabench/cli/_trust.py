@@ -19,6 +19,11 @@ def admit(run: Path) -> None:
         say_unsigned(run)
 
 
+def least_trust(public: tuple[Path, ...], required: str | None = None) -> Trust:
+    """Return the least trust that passes. public: the keys that the user trusts."""
+    return Trust(required or (Trust.PINNED if public else Trust.EPHEMERAL))
+
+
 def say_unsigned(run: Path) -> None:
     """On standard error: what a command prints may be read by a program."""
     say(f"nsabench: {run} is unsigned: nothing shows that it was not altered", err=True)

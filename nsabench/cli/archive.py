@@ -9,24 +9,15 @@ from typing import TYPE_CHECKING
 import click
 
 from nsabench.cli import _options
-from nsabench.cli._say import say
+from nsabench.cli._say import say, say_json
+from nsabench.cli._trust import least_trust
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest.keys import trusted_keyids
-from nsabench.evidence.manifest.statement import Trust
 from nsabench.machine.environment.pairs import belongs
 from nsabench.text import shown
 
 if TYPE_CHECKING:
     from nsabench.evidence.archive import Archive, Surveyed
-
-_key = click.option(
-    "--key",
-    "public",
-    multiple=True,
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE.pub",
-    help="A public key that you trust: then only runs signed with such a key pass.",
-)
 
 
 def _open(location: str, *, create: bool = False) -> Archive:
@@ -34,10 +25,6 @@ def _open(location: str, *, create: bool = False) -> Archive:
     from nsabench.evidence.archive import Archive
 
     return Archive(location, create=create)
-
-
-def _required(public: tuple[Path, ...]) -> Trust:
-    return Trust.PINNED if public else Trust.EPHEMERAL
 
 
 @click.group("archive")
@@ -53,7 +40,7 @@ def command() -> None:
 @command.command("add")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--to", "location", required=True, metavar="ARCHIVE", help="Folder or s3:// address.")
-@_key
+@_options.trusted
 def add(runs: tuple[Path, ...], location: str, public: tuple[Path, ...]) -> int:
     """Verify runs and add them; adding one again changes nothing.
 
@@ -64,7 +51,7 @@ def add(runs: tuple[Path, ...], location: str, public: tuple[Path, ...]) -> int:
     failed = 0
     for run in runs:
         try:
-            outcome, prefix = archive.add(run, trusted=trusted, require=_required(public))
+            outcome, prefix = archive.add(run, trusted=trusted, require=least_trust(public))
         except VerificationFailed as error:
             say(f"nsabench: {error}", err=True)
             failed += 1
@@ -95,22 +82,25 @@ def list_(location: str, as_json: bool) -> None:
                 f"{p.run_id}  {e.gpu or 'no GPU'}  torch {e.torch}  triton {e.triton}  "
                 f"{said}{p.records} records  {run.trust}  verified"
             )
-    say(json.dumps(rows, indent=1) if as_json else f"{len(rows)} runs")
+    if as_json:
+        say_json(rows)
+    else:
+        say(f"{len(rows)} runs")
 
 
 @command.command("verify")
 @click.argument("location", metavar="ARCHIVE")
-@_key
+@_options.trusted
 @_options.as_json
 def verify(location: str, public: tuple[Path, ...], as_json: bool) -> int:
     """Check signature and hashes of every run of an archive. Exits with 4 when one is broken.
 
     Example: nsabench archive verify s3://bench/runs --key signing.key.pub
     """
-    found = _open(location).survey(trusted_keyids(public), _required(public))
+    found = _open(location).survey(trusted_keyids(public), least_trust(public))
     sound, broken, stray = [run.run_id for run in found.sound], found.broken, found.stray
     if as_json:
-        say(json.dumps({"sound": sound, "broken": broken, "unfinished": stray}, indent=1))
+        say_json({"sound": sound, "broken": broken, "unfinished": stray})
     else:
         say(f"{len(sound)} runs are sound, {len(broken)} broken; {stray} unfinished objects")
     for sentence in broken:
@@ -166,7 +156,6 @@ def report(location: str, out: Path) -> None:
 
 
 def _surveyed(archive: Archive) -> Surveyed:
-    """Survey an archive, and report what is broken and left out."""
     found = archive.survey(trusted_keyids(()))
     for sentence in found.broken:
         say(f"nsabench: left out: {sentence}", err=True)

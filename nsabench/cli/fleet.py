@@ -29,7 +29,6 @@ def command() -> None:
 
 
 def _job(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that the jobs have in common."""
     shards = click.option(
         "--shards",
         type=click.IntRange(1, 10_000),

@@ -9,6 +9,7 @@ import click
 from nsabench import conclusion
 from nsabench.cli import _options
 from nsabench.cli._say import say, say_json
+from nsabench.cli._trust import least_trust
 from nsabench.evidence.manifest.keys import trusted_keyids
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.fleet.merge import merge
@@ -23,14 +24,7 @@ from nsabench.signing import load_signer
 @click.option(
     "--out", required=True, type=_options.FOLDER, metavar="RUN", help="Folder of the merged run."
 )
-@click.option(
-    "--key",
-    "public",
-    multiple=True,
-    type=_options.FILE,
-    metavar="FILE.pub",
-    help="A public key that you trust; may be given again. See also NSABENCH_TRUSTED_KEYS.",
-)
+@_options.trusted
 @click.option(
     "--require",
     type=click.Choice([Trust.EPHEMERAL.value, Trust.UNPINNED.value, Trust.PINNED.value]),
@@ -58,7 +52,7 @@ def command(
         out,
         conclusion.prepare() or load_signer(),
         trusted=trusted_keyids(public),
-        require=Trust(require or (Trust.PINNED if public else Trust.EPHEMERAL)),
+        require=least_trust(public, require),
         note=lambda text: say(f"nsabench: {text}", err=True),
     )
     if as_json:

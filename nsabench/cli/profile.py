@@ -81,7 +81,6 @@ def _refuse_standing(script: Path) -> None:
 
 
 def _write(run: Path, case: str, name: str, script: Path) -> None:
-    """Write the script, and the inputs beside it."""
     plan = Plan.read(run / "plan.json")
     found = [planned for planned in plan.cases if planned.id.startswith(case)]
     if len(found) != 1 or not case:

@@ -115,7 +115,6 @@ def _are_backward(paths: tuple[Path, ...]) -> bool:
 
 
 def _payments(paths: tuple[Path, ...], narrowed: Narrowed) -> list[Payment]:
-    """Decide each run by itself."""
     runs = (threshold.records_of(path, narrowed) for path in paths if path.is_dir())
     return [payment for records in runs for payment in pays.decide(records)]
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 
 import click
 
 from nsabench.cli import _options
-from nsabench.cli._say import say
+from nsabench.cli._say import say, say_json
+from nsabench.cli._trust import least_trust
 from nsabench.evidence.manifest import Report, verify
 from nsabench.evidence.manifest.keys import revocations, trusted_keyids
 from nsabench.evidence.manifest.statement import Trust
@@ -19,14 +18,7 @@ from nsabench.text import shown
 
 @click.command("verify")
 @click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.option(
-    "--key",
-    "public",
-    multiple=True,
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE.pub",
-    help="A public key that you trust; may be given again. See also NSABENCH_TRUSTED_KEYS.",
-)
+@_options.trusted
 @click.option(
     "--require",
     type=click.Choice([t.value for t in Trust]),
@@ -54,27 +46,18 @@ def command(
 
     Example: nsabench verify results/20260101T120000Z-a1b2c3 --key signing.key.pub
     """
-    least = Trust.PINNED if public else Trust.EPHEMERAL
     report = verify(
         run,
         trusted=trusted_keyids(public),
-        require=Trust(require) if require else least,
+        require=least_trust(public, require),
         revoked=revocations(revoked),
-        begun=_say_begun,
     )
-    _say_begun("")
     if as_json:
-        say(json.dumps(_as_json(report), indent=1))
+        say_json(_as_json(report))
     else:
         _show(report)
     report.raise_if_broken()
     return 0
-
-
-def _say_begun(check: str) -> None:
-    """Show the check that runs, on a line that the next check overwrites; "" clears it."""
-    if sys.stderr.isatty():
-        click.echo(f"\r\x1b[K{check and f'{check} …'}", err=True, nl=False)
 
 
 def _show(report: Report) -> None:

@@ -39,12 +39,10 @@ class Work:
 
     @property
     def folders(self) -> str:
-        """The folders of the shards, relative to the fleet's folder."""
         return " ".join(f"shards/{number}" for number in range(1, self.shards + 1))
 
     @property
     def merge_words(self) -> list[str]:
-        """Arguments that `nsabench merge` needs besides the shards."""
         return ["--ops", str(self.ops_file)] if self.ops_file else []
 
     def moved(self, words: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -111,7 +111,9 @@ def merge(
         except BaseException:
             shutil.rmtree(making)
             raise
-    return _at(found, out)
+    if found.finished is not None:
+        found.finished = replace(found.finished, folder=RunFolder(out))
+    return found
 
 
 def _admit(
@@ -245,18 +247,3 @@ def _unchanged(shard: Shard, name: str, content: bytes, expected: str) -> None:
             f"{shard.folder / name} was changed while it was merged",
             "merge shards that nothing writes to.",
         )
-
-
-def _at(found: Merged, out: Path) -> Merged:
-    """Return the run at its final place."""
-    if found.finished is not None:
-        finished = found.finished
-        found.finished = Finished(
-            RunFolder(out),
-            finished.plan,
-            finished.results,
-            finished.wall_s,
-            finished.measuring_s,
-            finished.signer,
-        )
-    return found

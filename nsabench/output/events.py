@@ -29,8 +29,6 @@ OF_A_CANDIDATE = (
 
 
 class Events:
-    """Prints what happens in a run; `event` names it."""
-
     def __enter__(self) -> Events:
         return self
 

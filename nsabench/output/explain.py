@@ -41,8 +41,6 @@ TABLES = {"records": RECORDS, "samples": SAMPLES, "bursts": BURSTS}
 
 @dataclass(frozen=True)
 class Meaning:
-    """One meaning of a word: what kind of word it is, and the text."""
-
     word: str
     kind: str
     text: str
@@ -50,7 +48,6 @@ class Meaning:
 
 @cache
 def meanings() -> dict[str, list[Meaning]]:
-    """Return every word that can be explained. A word may mean two things."""
     return grouped(_meanings(), lambda meaning: meaning.word.lower())
 
 

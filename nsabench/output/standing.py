@@ -16,8 +16,6 @@ from nsabench.output import grouped
 
 @dataclass(frozen=True)
 class Standing:
-    """One candidate of one op, and its records."""
-
     op: str
     implementation: str
     records: Sequence[Record]
@@ -50,12 +48,10 @@ class Standing:
 
     @cached_property
     def averages(self) -> Mapping[Regime, float | None]:
-        """Geometric means, which treat 2x and 0.5x alike."""
         return {regime: geometric_mean(ratios) for regime, ratios in self.speedups.items()}
 
     @cached_property
     def unjudged(self) -> Counter[str]:
-        """Statuses of the cases without a verdict, and how many were not timed."""
         return Counter(
             "not timed" if _only_checked(r) else str(r.status)
             for r in self.records
@@ -86,7 +82,6 @@ class Standing:
 
 
 def standings(records: Iterable[Record]) -> list[Standing]:
-    """Return how each candidate stands, in the order of the records."""
     candidates = (r for r in records if r.role is Role.CANDIDATE)
     groups = grouped(candidates, lambda r: (r.op, r.implementation))
     return [Standing(op, name, rows) for (op, name), rows in groups.items()]

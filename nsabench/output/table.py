@@ -55,7 +55,6 @@ def number(value: float | None, form: str, nothing: str = "–") -> str:
 
 
 def as_markdown(table: Table) -> str:
-    """Return a table without its title."""
     if not table.rows and table.nothing:
         return table.nothing
     rows = table.rows[:MOST] if table.is_long else table.rows

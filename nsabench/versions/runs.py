@@ -61,7 +61,6 @@ def compare_finished(measured: Sequence[Measured]) -> Comparison | None:
 
 
 def environment(triton: Triton) -> dict[str, str]:
-    """Return the variables of a process that imports this Triton before the installed one."""
     variables = {**os.environ, **secrecy.variables()}
     if triton.folder is not None:
         path = [str(triton.folder), variables.get("PYTHONPATH", "")]

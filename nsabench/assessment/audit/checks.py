@@ -40,7 +40,6 @@ def check(table: Table) -> Iterator[Finding]:
 
 
 def _check_measured(table: Table) -> Iterator[Finding]:
-    """Find rows that stand for a measurement that was not made."""
     for line in table.lines:
         missing = [c for c in table.times if table.time_ms(line, c) is None]
         status = _failure(table, line)
@@ -76,7 +75,6 @@ def _check_sizes(table: Table) -> Iterator[Finding]:
 
 
 def _check_speedups(table: Table) -> Iterator[Finding]:
-    """Find rows whose speed-up is not that of the best baseline of the row."""
     column, candidate = table.others.get("speedup"), table.candidate
     if not column or not candidate:
         return

@@ -66,8 +66,6 @@ MODES = {
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the table: its number in the file and its cells by column name."""
-
     number: int
     cells: Mapping[str, str]
 
@@ -143,7 +141,6 @@ class Table:
 
     @cached_property
     def _unknown(self) -> list[str]:
-        """Columns whose role is not known."""
         known = {*self.times, *self.sizes.values(), *self.others.values()}
         known |= {column for column, _ in self.hosts.values()} | {*self.launches.values()}
         return [column for column in self.columns if column not in known]

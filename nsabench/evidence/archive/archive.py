@@ -29,8 +29,6 @@ READERS = 16  # requests that are under way at once
 
 
 class Added(StrEnum):
-    """The result of adding a run."""
-
     ADDED = "added"
     THERE = "already there"
 
@@ -55,7 +53,6 @@ class ArchivedRun:
             raise VerificationFailed(f"its manifest names no {table}.parquet") from None
 
     def object(self, table: str) -> str:
-        """The name of the object that holds a table."""
         return self.prefix + object_name(table, self.digest(table))
 
 
@@ -114,7 +111,6 @@ class Archive:
         )
 
     def runs(self, trusted: frozenset[str] = frozenset()) -> list[ArchivedRun]:
-        """All sound runs, by id."""
         return self.survey(trusted).sound
 
     def survey(

@@ -117,8 +117,6 @@ def _answer(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
 
 
 def _files(archive: Archive, runs: Sequence[ArchivedRun], table: str, scratch: Path) -> list[str]:
-    """Return the file of a table of each run. Files of a bucket are copied to `scratch`."""
-
     with ThreadPoolExecutor(READERS) as pool:
         return list(pool.map(lambda run: str(archive.file(run, table, scratch)), runs))
 

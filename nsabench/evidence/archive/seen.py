@@ -42,7 +42,6 @@ class Seen:
         self._new = True
 
     def keep(self) -> None:
-        """Write it, if there is anything new."""
         if self._new:
             content = _Kept(keys=list(self._keys)[-MOST:]).model_dump_json().encode()
             with suppress(OSError):

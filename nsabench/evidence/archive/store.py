@@ -59,7 +59,6 @@ class Store:
             )
 
     def names(self) -> list[str]:
-        """Return the names of all objects, sorted."""
         return sorted(self.stamps())
 
     def stamps(self) -> dict[str, str]:

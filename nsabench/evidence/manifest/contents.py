@@ -33,7 +33,6 @@ def read_plan(folder: Path, predicate: Predicate | None) -> Plan:
 
 
 def check_environment(folder: Path, predicate: Predicate | None) -> Environment:
-    """Return the environment, once it says what was signed of it in brief."""
     try:
         environment = Environment.read(folder / "environment.json")
     except OSError as error:

@@ -45,7 +45,6 @@ class Envelope(BaseModel):
 
     @classmethod
     def parse(cls, data: bytes) -> Envelope:
-        """Parse an envelope. Raises `VerificationFailed` if it holds no in-toto statement."""
         envelope = parse_part(data, "the manifest", cls)
         if envelope.payloadType != PAYLOAD_TYPE:
             raise VerificationFailed(
@@ -82,7 +81,6 @@ class Envelope(BaseModel):
 
 
 def parse_part(data: bytes, what: str, model: type[M]) -> M:
-    """Parse a part of a manifest. Raises `VerificationFailed` if it is not such a part."""
     try:
         return parse_json(data, limits.MANIFEST, model)
     except OutOfBounds as error:

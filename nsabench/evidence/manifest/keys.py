@@ -20,8 +20,6 @@ _KEYID = re.compile(r"[0-9a-f]{64}")
 
 
 class Why(StrEnum):
-    """Why a key no longer counts."""
-
     SUPERSEDED = "superseded"  # its owner has another one: earlier signatures count
     COMPROMISED = "compromised"  # a thief may write any date: no signature counts
 
@@ -76,7 +74,6 @@ def revocations(
 
 
 def refuse_revoked(keyid: str, signed: datetime, revoked: Mapping[str, Revocation]) -> None:
-    """Raise `VerificationFailed` if the key did not count at the time `signed`."""
     revocation = revoked.get(keyid)
     if revocation is not None and revocation.concerns(signed):
         raise VerificationFailed(

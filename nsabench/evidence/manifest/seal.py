@@ -48,7 +48,6 @@ def seal(folder: Path, signer: Signer) -> Statement:
 
 
 def describe(folder: Path, signer: Signer) -> Statement:
-    """The statement about a run as its files are now."""
     plan = Plan.read(folder / "plan.json")
     records = read_rows(folder / "records.parquet", plan.run_id)
     return Statement(
@@ -92,7 +91,6 @@ def brief_plan(plan: Plan) -> PlanBrief:
 
 
 def brief_environment(path: Path) -> EnvironmentBrief:
-    """Of an environment.json."""
     try:
         environment = Environment.read(path)
     except (OSError, ValueError):

@@ -66,8 +66,6 @@ class SignedBy(Part):
 
 
 class Library(Part):
-    """A library that implementations call."""
-
     version: str  # or commit
     licence: str  # an SPDX expression
 
@@ -140,7 +138,6 @@ class Statement(BaseModel):
 
     @property
     def digests(self) -> dict[str, str]:
-        """The sha256 of every subject by its name."""
         return {subject.name: subject.digest.sha256 for subject in self.subject}
 
 

@@ -53,12 +53,11 @@ CHECKS = (
 class Report:
     """What became of each check: `ok`, `broken`, or `not run` because one before it broke.
 
-    begun: called with each check as it begins. logged: what the log holds, once it is checked.
-    resumable: whether an unsigned run was measured in the name of a key that is trusted or kept.
+    logged: what the log holds, once it is checked. resumable: whether an
+    unsigned run was measured in the name of a key that is trusted or kept.
     """
 
     folder: Path
-    begun: Callable[[str], None] = lambda _: None
     outcomes: dict[str, str] = field(default_factory=lambda: dict.fromkeys(CHECKS, "not run"))
     details: dict[str, str] = field(default_factory=dict)
     trust: Trust = Trust.UNSIGNED
@@ -71,7 +70,6 @@ class Report:
 
     def run(self, check: str, action: Callable[[], T], say: Callable[[T], str] = str) -> T:
         """Run a check. say: what is told of its result. Raises `_Stopped` if it breaks."""
-        self.begun(check)
         try:
             result = action()
         except VerificationFailed as error:
@@ -109,7 +107,6 @@ def verify(
     trusted: Iterable[str] = (),
     require: Trust = Trust.EPHEMERAL,
     revoked: Mapping[str, Revocation] | None = None,
-    begun: Callable[[str], None] = lambda _: None,
     tables: bool = True,
 ) -> Report:
     """Run the checks in the order of `CHECKS` and stop at the first that breaks.
@@ -118,10 +115,9 @@ def verify(
     require: the least trust that passes. With `unsigned`, a run without a manifest passes if its
         files agree with each other.
     revoked: keys that no longer count. None: those that NSABENCH_REVOKED_KEYS lists.
-    begun: called with each check as it begins.
     tables: whether the Parquet files are read.
     """
-    report = Report(folder, begun)
+    report = Report(folder)
     keyids = frozenset(trusted)
     revoked = revocations() if revoked is None else revoked
     with suppress(_Stopped):

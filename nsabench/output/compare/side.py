@@ -88,7 +88,6 @@ class Side:
         )
 
     def objects_to(self, group: Group) -> str:
-        """Why the run decides nothing of these cases."""
         return self.objection if self.missed or group in self.stuck else ""
 
     def objects_to_queue(self, record: Record) -> str:
@@ -98,7 +97,6 @@ class Side:
         return self.objects_to(Group.of(record)) or self.doubt(record)
 
     def doubt(self, record: Record) -> str:
-        """Why this time decides nothing."""
         throttles = set(record.clock_event_reasons.split(", ")) & THROTTLING
         throttled = f"the device was throttled: {', '.join(sorted(throttles))}" if throttles else ""
         return record.time_doubt or throttled
@@ -116,7 +114,6 @@ class Side:
 
     @cached_property
     def versions(self) -> dict[str, str]:
-        """Everything that may make two runs differ, by name."""
         e, plan = self.environment, self.plan
         first = next(iter(self.records.values()), None)
         recorded = (first.gpu_name, first.torch, first.triton, first.cuda) if first else ("",) * 4
@@ -179,7 +176,6 @@ def _read(path: Path) -> Side:
 
 
 def _by_key(parts: Sequence[pa.RecordBatch]) -> dict[Key, NDArray[np.float64]]:
-    """The times of each record, sorted."""
     if not parts:  # nothing was timed
         return {}
     table = pa.Table.from_batches(parts).unify_dictionaries()

@@ -140,7 +140,6 @@ STANDINGS = "Candidates against the best baseline of each run"
 
 
 def standings(comparison: Comparison) -> Table:
-    """Each candidate on each case: in each run the status, or the speed-up over its baseline."""
     rows = [
         (cell.label, Name(cell.implementation), *map(standing, cell.measurements))
         for cell in comparison.candidates

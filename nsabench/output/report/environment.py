@@ -24,7 +24,6 @@ def machine(environment: Environment | None) -> list[tuple[str, str]]:
 
 
 def _conditions(facts: Facts) -> list[tuple[str, str]]:
-    """What the device's sensors said during the run."""
     seen = [c for state in facts.main_states for c in state.conditions.values()]
     clocks = [x for c in seen for x in (c.sm_clock_mhz_min, c.sm_clock_mhz_max) if x is not None]
     hottest = max((c.temperature_c_max for c in seen if c.temperature_c_max), default=None)

@@ -87,7 +87,6 @@ class Facts:
 
     @cached_property
     def compared(self) -> list[Record]:
-        """Everything except controls."""
         return [r for r in self.records if r.role is not Role.CONTROL]
 
     @cached_property
@@ -100,7 +99,6 @@ class Facts:
 
     @cached_property
     def tolerances(self) -> dict[str, float]:
-        """MAE tolerance of each case."""
         return {p.id: p.case.tolerances.mae for p in self.plan.cases}
 
     @cached_property
@@ -168,7 +166,6 @@ class Facts:
 
     @cached_property
     def machine(self) -> str:
-        """The device and the versions that decide a number, on one line."""
         device = "CPU" if self.plan.device == "cpu" else "GPU"
         if not self.records:
             return device
@@ -177,12 +174,10 @@ class Facts:
 
     @cached_property
     def measured_cases(self) -> int:
-        """Planned cases that were measured."""
         return len(self.plan.by_id.keys() & {state.case_id for state in self.main_states})
 
     @cached_property
     def main_states(self) -> list[CaseState]:
-        """What the main pass measured, case by case."""
         return [
             state
             for part in self.parts

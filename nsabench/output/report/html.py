@@ -97,7 +97,6 @@ def _asset(name: str) -> str:
 
 
 def _charts() -> Mapping[str, Any]:
-    """The Vega-Lite specifications, by name."""
     specifications = ASSETS.joinpath("charts").iterdir()
     return {
         path.name.removesuffix(".vl.json"): json.loads(path.read_text())

@@ -43,8 +43,6 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """What the template draws, in pixels."""
-
     payment: Payment
     lines: Sequence[Line]
     crossings: Sequence[float]  # lengths
@@ -67,7 +65,6 @@ class Chart:
 
     @cached_property
     def decades(self) -> list[float]:
-        """The times that the grid marks, ms."""
         times = [ms for line in self.lines for _, ms in line.points]
         low, high = floor(log10(min(times))), ceil(log10(max(times)))
         return [10.0**power for power in range(low, max(high, low + 1) + 1)]
@@ -130,7 +127,6 @@ def _is_part(record: Record, whole: Record) -> bool:
 
 
 def _points(records: Sequence[Record], regime: Regime) -> tuple[tuple[int, float], ...]:
-    """The fastest time of each length."""
     timed = [(r.length, ms) for r in records if (ms := r.timed_in(regime))]
     lengths = grouped(timed, lambda point: point[0])
     return tuple((length, min(ms for _, ms in lengths[length])) for length in sorted(lengths))

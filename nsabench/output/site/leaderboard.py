@@ -66,13 +66,11 @@ class Leaderboard:
 
 
 def software(record: Record) -> str:
-    """Return the versions, with a mark if torch and Triton do not belong together."""
     line, other = ", ".join(versions(record)), belongs(record.torch, record.triton)
     return f"{line} ({other})" if other else line
 
 
 def is_paired(record: Record) -> bool:
-    """Whether its torch and its Triton belong together."""
     return not belongs(record.torch, record.triton)
 
 

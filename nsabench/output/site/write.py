@@ -114,7 +114,6 @@ def _trends(folder: Path) -> bool:
 
 
 def index(runs: Sequence[SiteRun], *, trends: bool) -> str:
-    """Return the first page. trends: whether there is a page of them."""
     return html.render(
         "site.html.j2",
         ("site.js",),

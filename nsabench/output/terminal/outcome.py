@@ -100,7 +100,6 @@ def _speed(right: Standing) -> Iterator[str]:
 
 
 def _decisions(finished: Finished, names: set[str]) -> Iterator[str]:
-    """Yield the decisions about these candidates; those alike share a line."""
     if not finished.folder.thresholds.exists():
         return
     decisions = threshold.decide_run(finished.results.records, finished.plan)
@@ -119,7 +118,6 @@ def _decisions(finished: Finished, names: set[str]) -> Iterator[str]:
 
 
 def _why(decision: Decision) -> str:
-    """Why it is not worth using, or not decided, in a few words."""
     by = decision.decided_by
     if decision.answer is Answer.NO and by is not None:
         found = str(by.verdict if by.status == Status.OK else by.status)
@@ -142,6 +140,5 @@ def _believable(finished: Finished) -> str:
 
 
 def controls(records: Sequence[Record]) -> str:
-    """Count the controls by what became of them, on one line; empty without controls."""
     tally = tally_of_controls(records, always=(Catch.MISSED,))
     return f"controls: {tally}" if tally else ""

@@ -66,14 +66,12 @@ def _print_grave(finished: Finished, console: Console, *, verbose: bool) -> None
 
 
 def _baselines(records: Sequence[Record]) -> str:
-    """How often which baseline was the one to beat."""
     best = Counter({r.case_id: r.best_baseline for r in records if r.best_baseline}.values())
     counts = ", ".join(f"{name} in {n}" for name, n in best.most_common())
     return f"best baselines: {counts}" if counts else ""
 
 
 def _failed(finished: Finished) -> Iterator[str]:
-    """What failed, alike on one line, with where its traceback lies."""
     records = finished.results.records
     failed = (r for r in records if r.role is not Role.CONTROL and r.status not in BENIGN)
     groups = grouped(failed, lambda r: (r.implementation, r.status, r.diagnosis or r.reason))
@@ -142,7 +140,6 @@ def print_findings(
 
 
 def print_counts(findings: Sequence[Finding], console: Console) -> None:
-    """Print how many findings each check has, on one line."""
     counts = Counter((f.effect, f.check) for f in findings)
     words = [f"{n} {check} ({effect})" for (effect, check), n in counts.items()]
     if words:

@@ -34,7 +34,6 @@ MARKS = {
 }
 WIDE = 120  # a terminal that has room for the error, the status and the interval
 WIDER = 160  # one that has room for every column; in less, names would be broken into pieces
-VERY_WIDE = 200  # one that has room for a verdict beside its regime
 NAMES = ("case", "candidate", "best baseline")
 WORDS = (*NAMES, "status", "verdict")
 MOST_CHARACTERS = 100  # of an example
@@ -74,7 +73,8 @@ def _cells(r: Record, baseline: Record | None, width: int) -> Iterator[tuple[str
     yield "ms", number(r.median_ms, ".4g", "-")
     if wider:
         yield "queued", number(r.queued_ms, ".4g", "-")
-        yield "host µs,\nlaunches", _host(r, width)
+        launches = "" if r.launches is None else f", {r.launches}"
+        yield "host µs,\nlaunches", number(r.host_us, ".0f", "-") + launches
     if wide:
         yield "of\nroofline", number(r.roofline_fraction, ".0%", "-")
     if wider:
@@ -89,23 +89,11 @@ def _cells(r: Record, baseline: Record | None, width: int) -> Iterator[tuple[str
     yield "verdict", _verdict(r, width)
 
 
-def _host(r: Record, width: int) -> str:
-    """How long a call holds the CPU, and in how many launches: `422, 13`; with its 20 and 80 %
-    quantiles if there is room."""
-    if r.host_us is None:
-        return "-"
-    said = f"{r.host_us:.0f}"
-    if width >= VERY_WIDE and r.host_p20_us is not None and r.host_p80_us is not None:
-        said += f" [{r.host_p20_us:.0f}, {r.host_p80_us:.0f}]"
-    return said if r.launches is None else f"{said}, {r.launches}"
-
-
 def _verdict(r: Record, width: int) -> Text:
     """The verdict; or the status of what is not ok, if that has no column."""
     if width < WIDE and r.status is not Status.OK:
         return Text(r.status, STYLES.get(r.status, "bold red"))
-    narrow = width < VERY_WIDE and r.median_ms is not None
-    said = standing(r).replace(" ", "\n") if narrow else standing(r)
+    said = standing(r) if r.median_ms is None else standing(r).replace(" ", "\n")
     return Text(said, STYLES[r.verdict] if r.verdict and r.median_ms is not None else "dim")
 
 

@@ -20,7 +20,6 @@ RIGHT = "RIGHT"
 
 
 def lines(answers: Sequence[Answer]) -> Iterator[str]:
-    """Yield one paragraph for each implementation of an op."""
     groups = grouped(answers, lambda answer: (answer.record.implementation, answer.case.op))
     for (name, op), cases in sorted(groups.items()):
         yield f"{name} ({op}): {_head(cases)}"
@@ -63,7 +62,6 @@ def as_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
 
 
 def refusal(error: NsabenchError) -> list[dict[str, Any]]:
-    """Return, for programs, why nothing was tried."""
     told = {"version": FORM, "error": str(error), "remedy": error.remedy, "right": False}
     return [told | {"exit_code": error.exit_code}]
 
@@ -113,7 +111,6 @@ def _outcome(answer: Answer) -> str:
 
 
 def _times(record: Record) -> str:
-    """On the device, in a queue, and of the host."""
     host_ms = record.host_us and record.host_us / 1e3
     parts = {"device": record.median_ms, "queue": record.queued_ms, "host": host_ms}
     return ", ".join(f"{name} {_duration(ms)}" for name, ms in parts.items() if ms)

@@ -76,12 +76,9 @@ def test_no_name_is_broken_into_pieces(width: int) -> None:
     assert ("sdpa_gqa_flash" in text) is (width == 160)
 
 
-@pytest.mark.parametrize(
-    ("width", "host"), [(120, None), (160, "422, 13"), (220, "422 [410, 455], 13")]
-)
+@pytest.mark.parametrize(("width", "host"), [(120, None), (160, "422, 13")])
 def test_what_a_call_costs_its_caller_stands_beside_it(width: int, host: str | None) -> None:
-    host_us = {"host_us": 422.0, "host_p20_us": 410.0, "host_p80_us": 455.0}
-    ours = record(status="ok", implementation="mine", queued_ms=0.494, launches=13, **host_us)
+    ours = record(status="ok", implementation="mine", queued_ms=0.494, launches=13, host_us=422.0)
     text = shown(ours, width=width)
     assert (host in text) if host else ("422" not in text)
 
