@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +9,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nsabench.evidence.manifest import MANIFEST, dsse, seal, verify
+from nsabench.evidence.manifest import seal, verify
 from nsabench.signing import Signer
+from tests.evidence.manifest.test_tamper import resign
 from tests.runs import Made, make_run
 
 
 def lie(run: Path, signer: Signer, **change: Any) -> None:
     """Sign another predicate than the files give. change: by field; `environment` is merged."""
-    envelope = json.loads((run / MANIFEST).read_text())
-    statement = json.loads(base64.b64decode(envelope["payload"]))
-    predicate = statement["predicate"]
-    predicate["environment"].update(change.pop("environment", {}))
-    predicate.update(change)
-    payload = json.dumps(statement).encode()
-    (run / MANIFEST).write_bytes(dsse.sign(payload, signer.key).to_json())
+
+    def alter(statement: dict[str, Any]) -> None:
+        predicate = statement["predicate"]
+        predicate["environment"].update(change.pop("environment", {}))
+        predicate.update(change)
+
+    resign(run, alter, signer)
 
 
 @pytest.mark.parametrize(

@@ -39,19 +39,18 @@ def flip(path: Path, offset: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["records.parquet", "samples.parquet", "plan.json", "environment.json", "log.jsonl"]
+    "name",
+    [
+        *("records.parquet", "samples.parquet", "plan.json", "environment.json", "log.jsonl"),
+        "logs/*.log",
+    ],
 )
 @pytest.mark.parametrize("part", [0.0, 0.1, 0.5, 0.999])
 def test_one_bit_of_a_file(run: Path, name: str, part: float) -> None:
-    path = run / name
+    [path] = run.glob(name)
     flip(path, int(part * (path.stat().st_size - 1)))
+    name = path.relative_to(run).as_posix()
     assert verify(run).broken == f"hashes: {name} was changed after the signature"
-
-
-def test_one_bit_of_a_log(run: Path) -> None:
-    [log] = (run / "logs").iterdir()
-    flip(log, 0)
-    assert verify(run).broken == f"hashes: logs/{log.name} was changed after the signature"
 
 
 def test_every_byte_of_the_manifest(run: Path) -> None:
@@ -108,7 +107,6 @@ TAMPERED: dict[str, tuple[Change, str]] = {
     "removed file": (lambda r: (r / "environment.json").unlink(), "files: environment.json is mis"),
     "removed manifest": (lambda r: (r / MANIFEST).unlink(), "manifest: there is no manifest"),
     "empty manifest": (lambda r: (r / MANIFEST).write_bytes(b""), "manifest: the manifest is not"),
-    "binary manifest": (lambda r: (r / MANIFEST).write_bytes(os.urandom(99)), "manifest: the mani"),
     "NaN": (lambda r: (r / MANIFEST).write_text('{"payload": NaN}'), "manifest: the manifest is n"),
     "deep JSON": (
         lambda r: (r / MANIFEST).write_text("[" * 10**6),
@@ -117,18 +115,6 @@ TAMPERED: dict[str, tuple[Change, str]] = {
     "huge JSON": (
         lambda r: os.truncate(r / MANIFEST, limits.MANIFEST + 1),
         "manifest: manifest.dsse.json has more than",
-    ),
-    "truncated Parquet": (
-        lambda r: os.truncate(r / "samples.parquet", 1000),
-        "hashes: samples.parquet was changed",
-    ),
-    "one record": (
-        lambda r: replace_table(r / "records.parquet", lambda t: t.slice(1)),
-        "hashes: records.parquet",
-    ),
-    "one sample": (
-        lambda r: replace_table(r / "samples.parquet", first_time_set_to(0.5)),
-        "hashes: samples.parquet",
     ),
     "link out of the folder": (
         lambda r: (r / "logs" / "passwd").symlink_to("/etc/passwd"),

@@ -144,20 +144,13 @@ def test_a_signed_folder_is_left_as_it_was_signed(tmp_path: Path) -> None:
     assert verify(signed).broken is None
 
 
-def test_what_later_passes_printed_is_shown_as_theirs(tmp_path: Path) -> None:
-    folder = make_whole_run(tmp_path / "run")
-    facts = Facts.read(folder)
-    case_id = facts.plan.cases[0].id
-    (folder / "logs" / f"{case_id}.second_look.log").write_text("a last word\n")
-    lines = ["a line", "--- second_look", "a last word"]
-    assert facts.log(case_id, "mine").splitlines() == lines
-
-
-def test_what_another_printed_or_raised_is_not_shown_as_its_own(tmp_path: Path) -> None:
+def test_what_an_implementation_printed_is_its_own_pass_by_pass(tmp_path: Path) -> None:
     folder = make_whole_run(tmp_path / "run")
     facts = Facts.read(folder)
     case_id = facts.plan.cases[0].id
     text = "=== mine, other\nboth\n=== mine\nTraceback\n=== other\nnothing of mine\n"
     (folder / "logs" / f"{case_id}.log").write_text(text)
-    assert facts.log(case_id, "mine").splitlines() == ["both", "Traceback"]
-    assert facts.log(case_id, "other").splitlines() == ["both", "nothing of mine"]
+    (folder / "logs" / f"{case_id}.second_look.log").write_text("a last word\n")
+    later = ["--- second_look", "a last word"]
+    assert facts.log(case_id, "mine").splitlines() == ["both", "Traceback", *later]
+    assert facts.log(case_id, "other").splitlines() == ["both", "nothing of mine", *later]

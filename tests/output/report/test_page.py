@@ -268,11 +268,6 @@ def test_everything_is_reached_by_keyboard(page: Path, browser: Browser) -> None
         ".filter(e => e.tabIndex < 0).map(e => e.outerHTML)"
     )
     assert bare == []
-    nameless = browser.js(
-        "return [...document.querySelectorAll('button, select, input')].filter(e =>"
-        "!(e.labels && e.labels.length) && !e.ariaLabel && !e.textContent.trim()).length"
-    )
-    assert nameless == 0
 
 
 def test_foreign_text_never_becomes_markup(page: Path, browser: Browser) -> None:
