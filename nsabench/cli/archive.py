@@ -134,27 +134,6 @@ def query(location: str, sql: str, as_json: bool) -> None:
     _show(answer.column_names, [list(row.values()) for row in answer.to_pylist()])
 
 
-@command.command("report")
-@click.argument("location", metavar="ARCHIVE")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=Path("archive.html"),
-    show_default=True,
-    metavar="FILE",
-    help="Where to write it.",
-)
-def report(location: str, out: Path) -> None:
-    """Write a page: how candidates of verified runs change over dates and versions.
-
-    Example: nsabench archive report s3://bench/runs --out archive.html
-    """
-    archive = _open(location)
-    from nsabench.output import archive_page as page
-
-    say(page.write(archive, out, _surveyed(archive).sound))
-
-
 def _surveyed(archive: Archive) -> Surveyed:
     found = archive.survey(trusted_keyids(()))
     for sentence in found.broken:

@@ -22,7 +22,7 @@ from nsabench.cli._say import say
 )
 @_options.ops_of_the_run
 def command(places: tuple[str, ...], out: Path) -> None:
-    """Write a static site: what was decided where, leaderboards, trends, every run, downloads.
+    """Write a static site: what was decided where, leaderboards, every run, downloads.
 
     It works from a folder as from any host, and asks nothing of a network. Signed runs are verified
     first.

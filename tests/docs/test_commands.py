@@ -24,7 +24,6 @@ WRITING = {
     "completion",
     "key generate",
     "archive add",
-    "archive report",
     "fleet kubernetes",
     "fleet modal",
     "fleet slurm",

@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from nsabench.evidence.archive import Archive
-from nsabench.evidence.manifest import seal
 from nsabench.model.vocabulary import NO_SPECIALISED, Kind
-from nsabench.output import archive_page, ci, site
+from nsabench.output import ci, site
 from nsabench.output.compare import compare, document, markdown, page, read, tables
 from nsabench.output.report import Facts
 from nsabench.output.report.page import render as page_of
-from tests.runs import SIGNER, Made, make_run
+from tests.runs import Made, make_run
 
 GENERAL = Made(kind=Kind.GENERAL, ratio=lambda length: 1.5 if length < 256 else 4.0)
 IN_HALF = f"{NO_SPECIALISED} in 8 of 16"
@@ -53,14 +51,9 @@ def test_the_legend_of_a_report(tmp_path: Path, device: float, said: bool) -> No
     assert (f"✕ invalid † {NO_SPECIALISED}." in page_of(facts)) is said
 
 
-def test_a_site_and_an_archive(runs: list[Path], tmp_path: Path) -> None:
+def test_a_site(runs: list[Path], tmp_path: Path) -> None:
     text = site.write([str(runs[0])], tmp_path / "site").read_text()
     assert f"worth using from L = 64 on ({IN_HALF})" in text
-    seal(runs[1], SIGNER)
-    archive = Archive(str(tmp_path / "archive"), create=True)
-    archive.add(runs[1])
-    [row] = archive_page.rows(*archive.runs(), archive)
-    assert (row["regime"], row["faster"], row["caution"]) == ("device", 16, IN_HALF)
 
 
 def test_what_a_ci_system_reads(runs: list[Path]) -> None:

@@ -1,4 +1,4 @@
-"""A static site of many runs: what was decided where, leaderboards, trends, every run's page."""
+"""A static site of many runs: what was decided where, leaderboards, every run's page."""
 
 from nsabench.output.site.write import INDEX, write
 

@@ -7,14 +7,12 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from nsabench.errors import EnvironmentRefused, UsageError
-from nsabench.evidence.archive import Archive
+from nsabench.errors import UsageError
 from nsabench.evidence.manifest import signed_around
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.execution.folder import RunFolder
 from nsabench.model.measurement import Ceilings
 from nsabench.model.vocabulary import BENIGN, MARGIN, Role
-from nsabench.output import archive_page
 from nsabench.output.report import HTML, html, payment_chart, write_html
 from nsabench.output.report.files import replace
 from nsabench.output.report.page import SCRIPTS, data_of
@@ -24,7 +22,6 @@ from nsabench.output.standing import tally_of_controls
 from nsabench.output.words import TRUST
 
 INDEX = "index.html"
-TRENDS = "trends.html"
 PAGES = "pages"
 UP = "../../"  # from the page of a run to the site
 DATA = (
@@ -49,7 +46,7 @@ def write(places: Sequence[str], folder: Path) -> Path:
             write_html(run.facts, folder / PAGES / run.run_id)
         else:
             replace(folder / PAGES / run.run_id / HTML, archived_page(run))
-    return replace(folder / INDEX, index(runs, trends=_trends(folder)))
+    return replace(folder / INDEX, index(runs))
 
 
 def _refuse_inside(places: Sequence[str], folder: Path) -> None:
@@ -101,19 +98,7 @@ def archived_page(run: SiteRun) -> str:
     )
 
 
-def _trends(folder: Path) -> bool:
-    """Write the page of trends, and return whether there is one: it takes a signed run with a
-    candidate."""
-    if not (folder / ARCHIVE).is_dir():
-        return False
-    try:
-        archive_page.write(Archive(str(folder / ARCHIVE)), folder / TRENDS)
-    except (UsageError, EnvironmentRefused):
-        return False
-    return True
-
-
-def index(runs: Sequence[SiteRun], *, trends: bool) -> str:
+def index(runs: Sequence[SiteRun]) -> str:
     return html.render(
         "site.html.j2",
         ("site.js",),
@@ -121,7 +106,6 @@ def index(runs: Sequence[SiteRun], *, trends: bool) -> str:
         runs=runs,
         payments=payments(runs),
         boards=leaderboards((run.run_id, run.records) for run in runs if not run.missed),
-        trends=TRENDS if trends else "",
         keys=sorted({run.keyid for run in runs if run.keyid and run.trust is not Trust.EPHEMERAL}),
         signed=any(run.trust is not Trust.UNSIGNED for run in runs),
         unsigned=Trust.UNSIGNED,

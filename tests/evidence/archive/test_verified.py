@@ -121,8 +121,6 @@ def test_what_was_altered_is_in_no_answer(
     assert "48" in done.stdout
     listed = nsabench("archive", "list", "a").stdout.splitlines()
     assert [line.split()[-1] for line in listed] == ["verified", "runs"]
-    done = nsabench("archive", "report", "a")
-    assert done.returncode == 0 and "left out" in done.stderr
     # Whoever may write there cannot add without a signature either.
     (folder(archive) / prefix / MANIFEST).write_text("{}")
     assert [run.run_id[-1] for run in archive.runs()] == ["0"]

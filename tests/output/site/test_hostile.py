@@ -92,7 +92,7 @@ def test_what_a_kernel_says_is_text_on_every_page_of_a_site(
     ]
     run = SiteRun("20260401T000000Z-dddddd", "2026-04-01 00:00", Trust.UNPINNED, HOSTILE, ours, [])
     for name, text in (
-        ("index.html", index([run], trends=False)),
+        ("index.html", index([run])),
         ("page.html", archived_page(run)),
     ):
         (tmp_path / name).write_text(text)

@@ -32,7 +32,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Record]:
 
 
 def page(records: Sequence[Record], of: str = "20260101T000000Z-abc123") -> str:
-    return index([SiteRun(of, "2026-01-01 00:00", Trust.UNSIGNED, "", records, [])], trends=False)
+    return index([SiteRun(of, "2026-01-01 00:00", Trust.UNSIGNED, "", records, [])])
 
 
 def test_each_regime_has_a_board_of_its_own(records: Sequence[Record]) -> None:

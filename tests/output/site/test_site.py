@@ -51,7 +51,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_works_from_a_folder(page: Path, browser: Browser, width: int, dark: bool) -> None:
     of_runs = list(page.parent.rglob("pages/*/report.html"))
     assert len(of_runs) == 3, "what an archive holds has a page, too"
-    for one in [page, page.parent / "trends.html", *of_runs]:
+    for one in [page, *of_runs]:
         browser.open(one, width=width, dark=dark)
         assert browser.errors() == [] and browser.requests() == []
         assert browser.js("return document.documentElement.scrollWidth") <= width
@@ -90,7 +90,7 @@ def test_it_says_first_from_where_on_an_op_pays(tmp_path: Path, browser: Browser
     records = ladder({4096: 0.5, 8192: 0.9, 16384: 1.6, 32768: 2.5})
     run = SiteRun("20260401T000000Z-dddddd", "2026-04-01 00:00", Trust.UNPINNED, "k", records, [])
     index, page = tmp_path / "index.html", tmp_path / "page.html"
-    index.write_text(index_of([run], trends=False))
+    index.write_text(index_of([run]))
     page.write_text(archived_page(run))
     for one in (index, page):
         browser.open(one, width=375)
@@ -119,7 +119,7 @@ def test_what_pays_is_told_once_by_who_tested_most_and_of_pairs_first() -> None:
     missed = run("missed-4", {**whole, 65536: 4.0}, triton="3.6.0")
     missed = replace(missed, records=[replace(r, caught=Catch.MISSED) for r in missed.records])
     assert [of.run_id for of, _ in payments([missed, other, few, most])] == ["most-1", "other-3"]
-    text = index_of([other, few, most], trends=False)
+    text = index_of([other, few, most])
     said = re.findall(
         r"<strong>(.*?)</strong></td><td data-title=.against.*?Triton ([0-9.]+)", text
     )
