@@ -34,8 +34,7 @@ from nsabench.evidence.manifest.statement import Trust
 from nsabench.execution.folder import RunFolder
 from nsabench.execution.run import Finished
 from nsabench.files import writing
-from nsabench.fleet.agreement import refuse_gaps, refuse_others
-from nsabench.fleet.shard import Shard, admit
+from nsabench.fleet.shard import Shard, admit, refuse_gaps, refuse_others
 from nsabench.fleet.tables import Tables
 from nsabench.model.plan import Plan
 from nsabench.output.report import Facts

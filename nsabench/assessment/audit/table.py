@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,6 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from nsabench import limits, ops, reading
-from nsabench.assessment.audit.settings import telling_apart
 from nsabench.assessment.checks.row import Row
 from nsabench.errors import UsageError
 from nsabench.model.vocabulary import DTYPE_NAMES, Direction, DType, Mode, Role, Status
@@ -62,6 +61,20 @@ MODES = {
     "cuda_graph": Mode.GRAPH,
     "cudagraph": Mode.GRAPH,
 }
+
+# Columns that say what came out, and not what went in: by a word of their name.
+RESULT = re.compile(
+    r"err|errors?|diff|deviation|mae|mse|rmse|rel|std|stdev|stddev|variance|cv|ci|[pq]\d+|median|"
+    r"avg|average|best|winner|faster|slower|speedup|[tg]flops?|flops|gbps|bandwidth|bw|throughput|"
+    r"util|utilization|occupancy|mfu|roofline|efficiency|percent|pct|mem|memory|bytes|peak|power|"
+    r"energy|joules|watts|temp|temperature|clock|mhz|compile|reason|notes?|comment|remark|ok|"
+    r"passed|correct|match|allclose|valid|actual|expected|samples"
+)
+# Columns that say that the same was done once more: by their whole name.
+REPEAT = re.compile(
+    r"#|id|idx|index|no|nr|row|line|run|run_id|reps?|repeat|repetition|trial|attempt|round|iter|"
+    r"iteration|timestamp|date|time"
+)
 
 
 @dataclass(frozen=True)
@@ -149,7 +162,7 @@ class Table:
     def _settings(self) -> list[str]:
         """Those among them without which two cases look like one."""
         known = [self._words(line, self._stated_distribution(line)) for line in self.lines]
-        return telling_apart([line.cells for line in self.lines], known, self._unknown)
+        return _telling_apart([line.cells for line in self.lines], known, self._unknown)
 
     def _distribution(self, line: Line) -> str:
         """With all that makes another case and has no place of its own."""
@@ -292,3 +305,41 @@ def _column(columns: list[str], names: tuple[str, ...]) -> str | None:
             if column == name or (len(name) > 1 and plain == name.lower()):
                 return column
     return None
+
+
+def _telling_apart(
+    lines: Sequence[Mapping[str, str]], known: Sequence[str], columns: Sequence[str]
+) -> list[str]:
+    """The fewest of `columns` that tell lines apart which agree in what is known of them.
+
+    known: of each line, what is known of its case, in words.
+    """
+    candidates = [c for c in columns if _is_setting(c, [line.get(c, "") for line in lines])]
+    # One that follows from another, a product of batch and length say, has more values than it.
+    candidates.sort(key=lambda c: len({line.get(c) for line in lines}))
+    cases: list[tuple[str, ...]] = [(words,) for words in known]
+    telling = []
+    for column in candidates:
+        if len(set(cases)) == len(lines):
+            break
+        finer = [(*case, line.get(column, "")) for case, line in zip(cases, lines, strict=True)]
+        if len(set(finer)) > len(set(cases)):
+            telling.append(column)
+            cases = finer
+    return [column for column in columns if column in telling]
+
+
+def _is_setting(column: str, cells: Sequence[str]) -> bool:
+    name = re.sub(r"[\s\-.]+", "_", column.strip().lower())
+    if REPEAT.fullmatch(name) or any(map(RESULT.fullmatch, re.split(r"[_/()%]+", name))):
+        return False
+    # What was measured is a fraction and comes but once.
+    filled = [cell for cell in cells if cell]
+    return not any(map(_is_fraction, filled)) or 2 * len(set(filled)) <= len(filled)
+
+
+def _is_fraction(cell: str) -> bool:
+    try:
+        return not float(cell).is_integer()
+    except (ValueError, OverflowError):
+        return False
