@@ -78,7 +78,6 @@ def main() -> None:
 
 
 def _explained(error: Exception) -> int:
-    """Print what happened and what to do about it; return the exit code."""
     if not isinstance(error, NsabenchError):
         say(f"nsabench: a fault of nsabench itself: {type(error).__name__}: {error}", err=True)
         say("  remedy: run it with `nsabench --debug ...` and report what it prints.", err=True)

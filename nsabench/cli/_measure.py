@@ -74,7 +74,6 @@ def _plan(asked: Measuring) -> Plan:
 
 
 def _resuming(asked: Measuring) -> Measuring:
-    """Return the options of a command that continues a run and asks for nothing else."""
     return Measuring(
         resume=asked.resume,
         verbose=asked.verbose,

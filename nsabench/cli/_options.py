@@ -187,7 +187,6 @@ def measuring(
 
 
 def absolute(asked: Measuring) -> Measuring:
-    """Return the same, for a process in any folder."""
     files = tuple(str(Path(m).absolute()) if Path(m).is_file() else m for m in asked.matrices)
     return replace(
         asked,

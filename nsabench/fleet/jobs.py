@@ -46,7 +46,6 @@ class Work:
         return ["--ops", str(self.ops_file)] if self.ops_file else []
 
     def moved(self, words: Sequence[str]) -> list[str]:
-        """Return words with the user's files below `INPUT`."""
         places = {str(file): f"{INPUT}/{file.name}" for file in self.files}
         if len(set(places.values())) < len(places):
             raise UsageError("two of the files have the same name", "rename one of them.")

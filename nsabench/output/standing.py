@@ -27,7 +27,6 @@ class Standing:
 
     @cached_property
     def right(self) -> list[Record]:
-        """The cases with a right output that no check objects to."""
         return [r for r in self.records if r.status is Status.OK]
 
     @cached_property
@@ -60,7 +59,6 @@ class Standing:
 
     @cached_property
     def cautions(self) -> Counter[str]:
-        """What to bear in mind, and beside how many verdicts."""
         return Counter(r.caution for r in self.records if r.caution)
 
     @property
@@ -88,7 +86,6 @@ def standings(records: Iterable[Record]) -> list[Standing]:
 
 
 def versions(record: Record) -> list[str]:
-    """Return the versions that decide a time: `torch 2.11.0`, `Triton 3.6.0`, `CUDA 13.0`."""
     named = {"torch": record.torch, "Triton": record.triton, "CUDA": record.cuda}
     return [f"{name} {version}" for name, version in named.items() if version]
 

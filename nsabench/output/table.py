@@ -20,8 +20,6 @@ MOST_ON_TERMINAL = 20
 
 
 class Name(str):
-    """An identifier, which is shown as code."""
-
     kind = "name"
 
 
@@ -76,7 +74,6 @@ def _in_markdown(cell: str) -> str:
 
 
 def on_terminal(table: Table, styles: Mapping[str, str]) -> Iterator[RenderableType]:
-    """Yield what a terminal shows of a table. styles: by word."""
     if not table.rows:
         if table.nothing:
             yield Text(shown(f"{table.title}: {table.nothing}"))

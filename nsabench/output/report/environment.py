@@ -38,7 +38,6 @@ def _conditions(facts: Facts) -> list[tuple[str, str]]:
 
 
 def commands(facts: Facts) -> list[tuple[str, str]]:
-    """Return what to type to repeat the run or to check it."""
     folder = shlex.quote(facts.folder.path.name or ".")
     if not facts.plan.shards:
         lines = [("the run, again", command(facts))]

@@ -22,7 +22,6 @@ MOST = 40  # lines of a list of problems; records.parquet holds all
 
 
 def render(facts: Facts) -> str:
-    """Return the report, which depends on the run alone."""
     controls = {r.implementation for r in facts.controls}
     findings = facts.results.findings
     lines = [(name, line or "not readable") for name, line in machine(facts.environment)]

@@ -81,7 +81,6 @@ _KNOWN = {package.name for package in CATALOGUE}
 
 
 def at_least_half(measured: Sequence[T], size: Callable[[T], int]) -> list[T]:
-    """Return those that are at least half as large as the largest, in their order."""
     least = max(map(size, measured)) / 2
     return [run for run in measured if size(run) >= least]
 

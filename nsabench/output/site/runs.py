@@ -68,7 +68,6 @@ class SiteRun:
 
     @property
     def missed(self) -> list[str]:
-        """Controls that got away: the run decides nothing."""
         return sorted({r.implementation for r in self.records if r.caught is Catch.MISSED})
 
 

@@ -59,7 +59,6 @@ def lines(finished: Finished, room: int) -> list[str]:
 
 
 def of_the_user(finished: Finished) -> set[tuple[str, str]]:
-    """Op and name of the implementations that come from the file that the user gave."""
     return {(i.op, i.name) for i in finished.plan.implementations if i.source.is_file}
 
 

@@ -72,7 +72,6 @@ def found(step: Step) -> str:
 
 
 def has_failed(answer: Answer) -> bool:
-    """Whether it is not right, although it can run."""
     return answer.record.status not in BENIGN
 
 
