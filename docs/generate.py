@@ -19,7 +19,7 @@ import click
 from pydantic import BaseModel
 
 from nsabench import ops
-from nsabench.assessment.tables import ARROW, BURSTS, RECORDS, SAMPLES
+from nsabench.assessment.tables import ARROW, RECORDS, SAMPLES
 from nsabench.cli import group
 from nsabench.model.case import FixedCount, RatioCI, TimeBudget, Timing, Tolerances
 from nsabench.model.record import Column
@@ -192,12 +192,11 @@ def _columns() -> Iterator[str]:
     yield _wrapped(
         "Unit and meaning are also in the Arrow field metadata of the files, and "
         "`nsabench explain COLUMN` prints them. Columns are only ever added. Where a value is null "
-        "it does not exist, and `reason` says why. The columns are the fields of three classes in "
+        "it does not exist, and `reason` says why. The columns are the fields of classes in "
         "`nsabench/model/record.py`.\n"
     )
     yield from _table("`records.parquet`: a row a case and implementation", RECORDS)
     yield from _table("`samples.parquet`: a row a timed call", SAMPLES)
-    yield from _table("`bursts.parquet`: a row a burst, calls one behind the other", BURSTS)
 
 
 def _table(title: str, found: list[Column]) -> Iterator[str]:

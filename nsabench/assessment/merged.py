@@ -41,11 +41,10 @@ def of_shard(run_id: str, part: Part, outlying: str) -> Results:
 
 def together(parts: Iterable[Results]) -> Results:
     """The results of all shards as those of one run."""
-    whole = Results([], {}, {}, [], {})
+    whole = Results([], {}, [], {})
     for results in parts:
         whole.records.extend(results.records)
         whole.samples.update(results.samples)
-        whole.bursts.update(results.bursts)
         whole.judgements.update(results.judgements)
         whole.findings.extend(results.findings)
     gravity = list(Effect)

@@ -11,12 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from nsabench.assessment.results import Results
-from nsabench.assessment.tables import BURSTS, SAMPLES, of_records, schema
-from nsabench.assessment.verdict import Key
+from nsabench.assessment.results import Results, Timed
+from nsabench.assessment.tables import SAMPLES, of_records, schema
 from nsabench.files import replacing
 from nsabench.model.measurement import Bursts, Samples
-from nsabench.model.record import Column
 
 # Nearly every value of it is another one, so a dictionary only adds to it. Its bytes split by place
 # pack well once they end in zeros: binary fractions of about a microsecond.
@@ -25,15 +23,31 @@ _TICK = 2.0**-20
 
 
 def write(results: Results, run_id: str, folder: Path) -> None:
-    """Write records.parquet, samples.parquet and bursts.parquet into the run folder."""
+    """Write records.parquet and samples.parquet into the run folder."""
     replace(folder / "records.parquet", of_records(results.records))
     replace(folder / "samples.parquet", of_samples(run_id, results.samples))
-    replace(folder / "bursts.parquet", of_bursts(run_id, results.bursts))
 
 
-def of_samples(run_id: str, by_key: Mapping[Key, tuple[int, Samples]]) -> pa.Table:
-    """The table that samples.parquet holds."""
-    columns = _filled(run_id, by_key, SAMPLES)
+def of_samples(run_id: str, samples: Mapping[Timed, tuple[int, Samples | Bursts]]) -> pa.Table:
+    """Return the table that samples.parquet holds."""
+    counts = [len(timings.time_ms) for _, timings in samples.values()]
+    rows = np.repeat(np.arange(len(counts)), counts)
+
+    def spread(values: Iterable[str | int], kind: pa.DataType) -> pa.Array:
+        return pa.array(values, kind).take(rows)
+
+    columns: dict[str, Any] = {
+        "run_id": pa.repeat(run_id, len(rows)),
+        "case_id": spread((case_id for case_id, _, _ in samples), pa.string()),
+        "implementation": spread((name for _, name, _ in samples), pa.string()),
+        "regime": spread((regime.value for _, _, regime in samples), pa.string()),
+        "session": spread((session for session, _ in samples.values()), pa.int64()),
+    }
+    for name in {column.name for column in SAMPLES} - columns.keys():
+        values: list[Any] = []
+        columns[name] = values
+        for (_, timings), count in zip(samples.values(), counts, strict=True):
+            values += getattr(timings, name, None) or [None] * count  # what nobody read
     columns[SPLIT] = _in_ticks(columns[SPLIT])
     return pa.Table.from_pydict(columns, schema=schema(SAMPLES))
 
@@ -45,35 +59,6 @@ def _in_ticks(seconds: list[float | None]) -> pa.Array:
     # Of a zero that has a sign, a sum with zero has none.
     ticks = np.where(values == 0, values, np.rint(values / _TICK) * _TICK + 0.0)
     return pa.array(ticks, mask=known.is_null().to_numpy(zero_copy_only=False))
-
-
-def of_bursts(run_id: str, by_key: Mapping[Key, tuple[int, Bursts]]) -> pa.Table:
-    """The table that bursts.parquet holds."""
-    return pa.Table.from_pydict(_filled(run_id, by_key, BURSTS), schema=schema(BURSTS))
-
-
-def _filled(
-    run_id: str, by_key: Mapping[Key, tuple[int, Samples | Bursts]], table: Sequence[Column]
-) -> dict[str, Any]:
-    """Values by column: a row a timing."""
-    counts = [len(timings.time_ms) for _, timings in by_key.values()]
-    rows = np.repeat(np.arange(len(counts)), counts)
-
-    def spread(values: Iterable[str | int], kind: pa.DataType) -> pa.Array:
-        return pa.array(values, kind).take(rows)
-
-    columns: dict[str, Any] = {
-        "run_id": pa.repeat(run_id, len(rows)),
-        "case_id": spread((case_id for case_id, _ in by_key), pa.string()),
-        "implementation": spread((name for _, name in by_key), pa.string()),
-        "session": spread((session for session, _ in by_key.values()), pa.int64()),
-    }
-    for name in {column.name for column in table} - columns.keys():
-        values: list[Any] = []
-        columns[name] = values
-        for (_, timings), count in zip(by_key.values(), counts, strict=True):
-            values += getattr(timings, name) or [None] * count  # what nobody read
-    return columns
 
 
 def replace(path: Path, table: pa.Table) -> None:

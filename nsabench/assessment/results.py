@@ -36,17 +36,19 @@ from nsabench.model.record import Record
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import BENIGN, Catch, PassName, Regime, Role, Status, Verdict
 
+Timed = tuple[str, str, Regime]  # case id, implementation, regime
 ALL_OWN = "all its baselines come from its own package: none was timed without it"
 
 
 @dataclass(frozen=True)
 class Results:
-    """What is known after a run: records, samples and bursts as Parquet will hold them, and
-    findings."""
+    """What is known after a run: records and samples as Parquet will hold them, and findings.
+
+    samples: those of a case, implementation and regime, with their session.
+    """
 
     records: list[Record]
-    samples: dict[Key, tuple[int, Samples]]
-    bursts: dict[Key, tuple[int, Bursts]]
+    samples: dict[Timed, tuple[int, Samples | Bursts]]
     findings: list[Finding]
     judgements: dict[Key, Judgement]
 
@@ -178,9 +180,13 @@ class Assessed:
             )
             for row in self.rows
         ]
-        samples = {key: (o.session, o.samples) for key, o in self.outcomes.items()}
-        bursts = {key: (o.session, o.bursts) for key, o in self.outcomes.items()}
-        return Results(records, samples, bursts, self.findings, judgements)
+        samples = {
+            (*key, regime): (self.outcomes[key].session, self.outcomes[key].timings(regime))
+            for row in self.rows
+            for key in [(row.case_id, row.implementation)]
+            for regime in (Regime.of_samples(row.mode), Regime.QUEUE)
+        }
+        return Results(records, samples, self.findings, judgements)
 
 
 @dataclass(frozen=True)

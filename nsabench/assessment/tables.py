@@ -1,5 +1,4 @@
-"""The tables of a run, records.parquet, samples.parquet and bursts.parquet: their schemas, and
-records read back.
+"""The tables of a run, records.parquet and samples.parquet: their schemas, and records read back.
 
 Sizes of shapes (N, H, D, Dv, L, ...) are int64 and nullable, one for every size of every op.
 """
@@ -18,14 +17,13 @@ import pyarrow.parquet as pq
 
 from nsabench import limits, ops
 from nsabench.errors import UsageError
-from nsabench.model.record import SHAPE, Burst, Column, Record, Sample, columns, size_columns
+from nsabench.model.record import SHAPE, Column, Record, Sample, columns, size_columns
 from nsabench.reading import OutOfBounds, opened
 
 # Those of the ops that ship; an op from outside adds its own to the table of its run.
 SIZES = {size for name in ops.shipped() for size in ops.get(name).shape_model.model_fields}
 RECORDS = columns(Record, SIZES)
 SAMPLES = columns(Sample)
-BURSTS = columns(Burst)
 BATCH = 1 << 16  # rows that are read together
 ARROW = {str: pa.string(), float: pa.float64(), int: pa.int64(), bool: pa.bool_()}
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 from nsabench import conclusion, ops
 from nsabench.assessment import canary, merged, pays, threshold
 from nsabench.assessment.failures import failures
-from nsabench.assessment.parquet import of_bursts, of_samples
+from nsabench.assessment.parquet import of_samples
 from nsabench.assessment.results import Results
 from nsabench.assessment.tables import of_records
 from nsabench.assessment.threshold import decide_all
@@ -72,7 +72,6 @@ class _Derived:
     results: Results | None
     records: pa.Table
     samples: pa.Table
-    bursts: pa.Table
     failed: list[str]
     evidence: Evidence
     wall_s: float
@@ -175,7 +174,7 @@ def _make(
     derive = partial(_derive, run_id=plan.run_id, sizes=sizes, shown=shown)
     with Tables(folder) as tables:
         for own in each(derive, given, worth_it=2):
-            tables.add(own.records, own.samples, own.bursts)
+            tables.add(own.records, own.samples)
             found.failed += own.failed
             found.records += own.records.num_rows
             wall_s += own.wall_s
@@ -217,7 +216,6 @@ def _derive(
         results=results if shown else None,
         records=of_records(results.records, sizes),
         samples=of_samples(run_id, results.samples),
-        bursts=of_bursts(run_id, results.bursts),
         failed=failures(results),
         evidence=of_evidence(results.records, part.plan).without_rows(),
         wall_s=part.log.wall_s,

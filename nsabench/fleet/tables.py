@@ -48,18 +48,16 @@ class _Growing:
 
 
 class Tables:
-    """records.parquet, samples.parquet and bursts.parquet in a folder."""
+    """records.parquet and samples.parquet in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._records = _Growing(folder / "records.parquet", RECORDS_A_GROUP)
         self._samples = _Growing(folder / "samples.parquet", SAMPLES_A_GROUP)
-        self._bursts = _Growing(folder / "bursts.parquet", SAMPLES_A_GROUP)
 
-    def add(self, records: pa.Table, samples: pa.Table, bursts: pa.Table) -> None:
+    def add(self, records: pa.Table, samples: pa.Table) -> None:
         """Append the rows of one shard."""
         self._records.add(records)
         self._samples.add(samples)
-        self._bursts.add(bursts)
 
     def __enter__(self) -> Tables:
         return self
@@ -72,4 +70,3 @@ class Tables:
     ) -> None:
         self._records.close()
         self._samples.close()
-        self._bursts.close()

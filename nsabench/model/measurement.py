@@ -34,6 +34,11 @@ class Samples(Message):
     host_us: list[Time] = []  # in the call, the device held; 0 where it was not held
     sm_clock_mhz: list[Whole] = []  # 0 where it cannot be read
 
+    @property
+    def calls(self) -> list[int]:
+        """One for each sample."""
+        return [1] * len(self.time_ms)
+
     @model_validator(mode="after")
     def _even(self) -> Samples:
         count = len(self.time_ms)

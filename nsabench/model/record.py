@@ -1,6 +1,6 @@
 """What a run knows at its end: records, and the samples that they are of. Columns are only added.
 
-A field of these classes is a column of records, samples or bursts.parquet, with its unit and its
+A field of these classes is a column of records.parquet or samples.parquet, with its unit and its
 meaning; `assessment.tables` makes the schemas of them.
 """
 
@@ -360,43 +360,35 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A timed call. Those of a whole case are `outcome.Samples`."""
+    """A timed call; in the queue a burst of calls, of which nothing but its time is known."""
 
     run_id: Annotated[str, Column("", "the run")]
     case_id: Annotated[str, Column("", "the case")]
     implementation: Annotated[str, Column("", "the implementation")]
+    regime: Annotated[Regime, Column("", "how the call was made: device, queue or graph")]
     session: Annotated[int, Column("1", "samples of a session were interleaved")]
     round: Annotated[int, Column("1", "round of the sampling; rounds pair the implementations")]
-    order: Annotated[int, Column("1", "position within the round; 0 led")]
+    calls: Annotated[int, Column("1", "calls that were timed together: more than 1 in the queue")]
+    time_ms: Annotated[float, Column("ms", "time of a call")]
+    order: Annotated[int | None, Column("1", "position within the round; 0 led")]
     at_s: Annotated[
-        float, Column("s", "end of the sample, since the first round began, to a microsecond")
+        float | None,
+        Column("s", "end of the sample, since the first round began, to a microsecond"),
     ]
-    time_ms: Annotated[float, Column("ms", "time of the call")]
-    escaped_ms: Annotated[float, Column("ms", "part of time_ms that outlived the end event")]
-    gap_hidden: Annotated[bool, Column("", "the call was queued before the device was let go")]
+    escaped_ms: Annotated[float | None, Column("ms", "part of time_ms that outlived the end event")]
+    gap_hidden: Annotated[
+        bool | None, Column("", "the call was queued before the device was let go")
+    ]
     host_us: Annotated[
-        float, Column("µs", "time that the call held the CPU; 0 where the device was not held")
+        float | None,
+        Column("µs", "time that the call held the CPU; 0 where the device was not held"),
     ]
     sm_clock_mhz: Annotated[
-        int, Column("MHz", "SM clock read last before the sample; 0: not readable")
+        int | None, Column("MHz", "SM clock read last before the sample; 0: not readable")
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Burst:
-    """Calls one behind the other, nothing awaited between them. Those of a whole case are
-    `outcome.Bursts`."""
-
-    run_id: Annotated[str, Column("", "the run")]
-    case_id: Annotated[str, Column("", "the case")]
-    implementation: Annotated[str, Column("", "the implementation")]
-    session: Annotated[int, Column("1", "bursts of a session were interleaved")]
-    round: Annotated[int, Column("1", "round of the bursts; rounds pair the implementations")]
-    calls: Annotated[int, Column("1", "calls in the burst")]
-    time_ms: Annotated[float, Column("ms", "time of a call: that of the burst over its calls")]
-
-
-Table = type[Record] | type[Sample] | type[Burst]
+Table = type[Record] | type[Sample]
 
 
 def columns(table: Table, sizes: Iterable[str] = ()) -> list[Column]:

@@ -71,7 +71,7 @@ def query(
             sentence = " ".join(str(error).split())[:300]
             raise UsageError(
                 f"the query cannot be answered: {sentence}",
-                "it may select from runs, records, samples, bursts and pays, in DuckDB's SQL.",
+                "it may select from runs, records, samples and pays, in DuckDB's SQL.",
             ) from None
         finally:
             interrupt.cancel()
@@ -139,7 +139,6 @@ def _runs(runs: Sequence[ArchivedRun]) -> pa.Table:
                 "cases": p.plan.cases,
                 "records": p.records,
                 "samples": p.samples,
-                "bursts": p.bursts,
                 "controls_caught": p.controls_caught,
                 **p.environment.model_dump(exclude={"commits"}),
                 "commit": p.environment.commits.get("nsabench"),

@@ -38,13 +38,12 @@ _SHARED = (
 class Logged:
     """What the logs of a run hold.
 
-    cases: their number. samples, bursts: how many the main pass took. described: the machine, by
-    the first session. origin: the signer of the log; the first shard's in a merged run.
+    cases: their number. samples: how many the main pass took. described: the machine, by the first
+    session. origin: the signer of the log; the first shard's in a merged run.
     """
 
     cases: int
     samples: int
-    bursts: int
     described: Described
     origin: Origin
     canary: Canary
@@ -65,8 +64,7 @@ def check_log(folder: Path, plan: Plan) -> Logged:
         same("environment.json: its sha256, by the log,", digest, stated)
     return Logged(
         cases=len(states),
-        samples=sum(len(outcome.samples.time_ms) for outcome in outcomes),
-        bursts=sum(len(outcome.bursts.time_ms) for outcome in outcomes),
+        samples=sum(len(o.samples.time_ms) + len(o.bursts.time_ms) for o in outcomes),
         described=found.sessions[0].described,
         origin=origin,
         canary=canary_of(plan, found),
@@ -99,7 +97,6 @@ def check_shards(folder: Path, plan: Plan) -> Logged:
     return Logged(
         cases=sum(found.cases for found in logged),
         samples=sum(found.samples for found in logged),
-        bursts=sum(found.bursts for found in logged),
         described=logged[0].described,
         origin=logged[0].origin,
         canary=logged[0].canary,

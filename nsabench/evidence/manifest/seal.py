@@ -68,7 +68,6 @@ def describe(folder: Path, signer: Signer) -> Statement:
             environment=brief_environment(folder / "environment.json"),
             records=len(records),
             samples=pq.read_metadata(folder / "samples.parquet").num_rows,
-            bursts=pq.read_metadata(folder / "bursts.parquet").num_rows,
             controls_caught=controls_caught(records),
             results_schema=SCHEMA_VERSION,
         ),

@@ -109,7 +109,6 @@ class Predicate(Part):
     environment: EnvironmentBrief
     records: Count  # rows of the tables
     samples: Count
-    bursts: Count
     controls_caught: bool  # False: a control was missed, and the run decides nothing
     results_schema: Count
 

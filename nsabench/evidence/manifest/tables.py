@@ -18,7 +18,6 @@ from nsabench import limits
 from nsabench.assessment.checks.group import Group
 from nsabench.assessment.checks.proofs import unproven
 from nsabench.assessment.tables import (
-    BURSTS,
     RECORDS,
     SAMPLES,
     batches,
@@ -34,10 +33,10 @@ from nsabench.evidence.manifest.statement import Predicate
 from nsabench.machine.environment.model import Environment
 from nsabench.model.plan import Plan
 from nsabench.model.record import vocabulary
-from nsabench.model.vocabulary import Catch, Direction, Mode, Status
+from nsabench.model.vocabulary import Catch, Direction, Mode, Regime, Status
 from nsabench.reading import OutOfBounds
 
-TABLES = ("records", "samples", "bursts")
+TABLES = ("records", "samples")
 
 
 class Row(NamedTuple):
@@ -65,11 +64,10 @@ class Row(NamedTuple):
         return self.case_id, self.implementation
 
 
-_COLUMNS = {"records": RECORDS, "samples": SAMPLES, "bursts": BURSTS}
+_COLUMNS = {"records": RECORDS, "samples": SAMPLES}
 _NEEDED = {
     "records": ("run_id", *Row._fields),
-    "samples": ("run_id", "case_id", "implementation", "time_ms"),
-    "bursts": ("run_id", "case_id", "implementation", "time_ms", "calls"),
+    "samples": ("run_id", "case_id", "implementation", "regime", "calls", "time_ms"),
 }
 
 
@@ -99,39 +97,34 @@ def check_records(
     return records
 
 
-def check_timings(
-    folder: Path,
-    table: str,
-    plan: Plan,
-    predicate: Predicate | None,
-    records: Sequence[Row],
-    logged: int,
+def check_samples(
+    folder: Path, plan: Plan, predicate: Predicate | None, records: Sequence[Row], logged: int
 ) -> int:
-    """Return the number of samples or bursts, once all are finite and of records, and as many as
-    the log holds. A record that is `ok` says how many samples it has."""
-    name = f"{table}.parquet"
-    rows = _count_rows(folder / name, table, predicate)
+    """Return the number of samples, once all are finite and of records, and as many as the log
+    holds. A record that is `ok` says how many it has in its own regime."""
+    path = folder / "samples.parquet"
+    rows = _count_rows(path, "samples", predicate)
     if rows > logged:  # before they are read, which would take long
-        same(f"{name}: rows", rows, logged)
+        same("samples.parquet: rows", rows, logged)
     keys = {record.key for record in records}
-    counts = Counter[Key]()
-    for part in _parts(folder / name, table, plan.run_id):
+    counts = Counter[tuple[str, str, str]]()
+    for part in _parts(path, "samples", plan.run_id):
         times = part["time_ms"]
         if times.null_count or not pc.all(pc.is_finite(times), min_count=0).as_py():
-            raise VerificationFailed(f"{name} holds a time that is not finite")
-        for key, count in _count_keys(name, part):
-            if key not in keys:
+            raise VerificationFailed("samples.parquet holds a time that is not finite")
+        for case_id, name, regime, count in _count_keys(part):
+            if (case_id, name) not in keys:
                 raise VerificationFailed(
-                    f"{name} has {table} of {key[1]} on {key[0]}, which is no record"
+                    f"samples.parquet has samples of {name} on {case_id}, which is no record"
                 )
-            counts[key] += count
-    if table == "samples":
-        for record in records:
-            # A record that a check found implausible states no count of its samples.
-            if record.status == Status.OK:
-                what = f"samples.parquet: samples of {record.implementation} on {record.case_id}"
-                same(what, counts[record.key], record.n_samples or 0)
-    same(f"{name}: rows", counts.total(), logged)
+            counts[case_id, name, regime] += count
+    for record in records:
+        # A record that a check found implausible states no count of its samples.
+        if record.status == Status.OK:
+            what = f"samples.parquet: samples of {record.implementation} on {record.case_id}"
+            regime = Regime.of_samples(Mode(record.mode))
+            same(what, counts[(*record.key, regime.value)], record.n_samples or 0)
+    same("samples.parquet: rows", counts.total(), logged)
     return counts.total()
 
 
@@ -271,13 +264,14 @@ def _parts(path: Path, table: str, run_id: str) -> Iterator[pa.RecordBatch]:
         raise VerificationFailed(f"{name} cannot be read: {str(error).splitlines()[0]}") from None
 
 
-def _count_keys(name: str, part: pa.RecordBatch) -> Iterator[tuple[Key, int]]:
-    """How many rows of a batch each case and implementation has."""
-    cases, names = part["case_id"], part["implementation"]
-    table = pa.table({"case": cases.indices, "name": names.indices, "row": part["time_ms"]})
-    counted = table.group_by(["case", "name"]).aggregate([("row", "count")])
-    case_texts, name_texts = cases.dictionary.to_pylist(), names.dictionary.to_pylist()
-    for case, implementation, count in zip(*(c.to_pylist() for c in counted.columns), strict=True):
-        if case is None or implementation is None:
-            raise VerificationFailed(f"{name} holds a time of nothing")
-        yield (case_texts[case], name_texts[implementation]), count
+def _count_keys(part: pa.RecordBatch) -> Iterator[tuple[str, str, str, int]]:
+    """How many rows of a batch each case, implementation and regime has."""
+    keys = ("case_id", "implementation", "regime")
+    table = pa.table({key: part[key].indices for key in keys} | {"row": part["time_ms"]})
+    counted = table.group_by(list(keys)).aggregate([("row", "count")])
+    texts = [part[key].dictionary.to_pylist() for key in keys]
+    for *found, count in zip(*(c.to_pylist() for c in counted.columns), strict=True):
+        if None in found:
+            raise VerificationFailed("samples.parquet holds a time of nothing")
+        case_id, name, regime = (t[i] for t, i in zip(texts, found, strict=True))
+        yield case_id, name, regime, count

@@ -24,7 +24,7 @@ from nsabench.evidence.manifest.statement import (
     read_envelope,
     signed,
 )
-from nsabench.evidence.manifest.tables import TABLES, check_records, check_timings
+from nsabench.evidence.manifest.tables import TABLES, check_records, check_samples
 from nsabench.execution.folder import SHARDS
 from nsabench.model.plan import Plan
 from nsabench.signing.signer import read_run_key
@@ -44,7 +44,6 @@ CHECKS = (
     "origin",
     "records",
     "samples",
-    "bursts",
     "trust",
 )
 
@@ -191,9 +190,8 @@ def _check_contents(report: Report, *, tables: bool) -> None:
         lambda: check_records(folder, plan, predicate, environment, logged),
         lambda r: f"{len(r)} rows",
     )
-    for table, count in (("samples", logged.samples), ("bursts", logged.bursts)):
-        check = partial(check_timings, folder, table, plan, predicate, records, count)
-        report.run(table, check, "{} rows".format)
+    check = partial(check_samples, folder, plan, predicate, records, logged.samples)
+    report.run("samples", check, "{} rows".format)
 
 
 def _measured_by(logged: Logged, plan: Plan) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -29,11 +30,11 @@ from nsabench.machine.environment.nvml import THROTTLING
 from nsabench.machine.environment.pairs import belongs, unpaired
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Catch, Role
+from nsabench.model.vocabulary import Catch, Regime, Role
 from nsabench.planning.narrow import Narrowed
 from nsabench.reading import OutOfBounds
 
-SAMPLE_COLUMNS = ("case_id", "implementation", "time_ms")
+SAMPLE_COLUMNS = ("case_id", "implementation", "regime", "time_ms")
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,8 @@ def _by_key(parts: Sequence[pa.RecordBatch]) -> dict[Key, NDArray[np.float64]]:
     if not parts:  # nothing was timed
         return {}
     table = pa.Table.from_batches(parts).unify_dictionaries()
+    # Bursts are few, and quantiles of them are in the records.
+    table = table.filter(pc.not_equal(table["regime"].cast(pa.string()), Regime.QUEUE.value))
     keys = {name: table[name].cast(pa.string()) for name in SAMPLE_COLUMNS[:2]}
     groups = pa.table({**keys, "time_ms": table["time_ms"]}).group_by(list(keys))
     lists = groups.aggregate([("time_ms", "list")])

@@ -112,7 +112,7 @@ def _samples(facts: Facts) -> list[list[int] | None]:
         if record.median_ms is None:
             found.append(None)
             continue
-        _, samples = facts.results.samples[record.key]
+        _, samples = facts.results.samples[*record.key, record.regime]
         steps = (np.quantile(samples.time_ms, shares) / record.median_ms - 1) / GRAIN
         found.append(np.rint(steps).astype(int).tolist())
     return found

@@ -26,7 +26,7 @@ PAGES = "pages"
 UP = "../../"  # from the page of a run to the site
 DATA = (
     *("plan.json", "log.jsonl", "environment.json", "records.parquet", "samples.parquet"),
-    *("bursts.parquet", "thresholds.yaml", "selection_report.md"),
+    *("thresholds.yaml", "selection_report.md"),
 )
 
 
