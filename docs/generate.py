@@ -19,7 +19,7 @@ import click
 from pydantic import BaseModel
 
 from nsabench import ops
-from nsabench.assessment.tables import ARROW, RECORDS, SAMPLES
+from nsabench.assessment.tables import ARROW, COMPARISONS, RECORDS, SAMPLES
 from nsabench.cli import group
 from nsabench.model.case import FixedCount, RatioCI, TimeBudget, Timing, Tolerances
 from nsabench.model.record import Column
@@ -196,6 +196,8 @@ def _columns() -> Iterator[str]:
         "`nsabench/model/record.py`.\n"
     )
     yield from _table("`records.parquet`: a row a case and implementation", RECORDS)
+    compared = "`comparisons.parquet`: a row a case, implementation, regime and reference"
+    yield from _table(compared, COMPARISONS)
     yield from _table("`samples.parquet`: a row a timed call", SAMPLES)
 
 

@@ -32,6 +32,7 @@ CSV_COLUMNS = 500
 TABLE = 512 * MIB  # a Parquet file
 COLUMNS = 1000
 RECORDS = 300_000  # rows
+COMPARISONS = 6 * RECORDS  # rows: of three regimes and two references
 SAMPLES = 50_000_000  # rows
 UNPACKED = 4 * GIB  # what the columns of a table unpack to
 STATED = 10_000  # different things that records state of where they are from

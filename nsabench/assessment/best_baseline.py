@@ -17,9 +17,8 @@ def best_baseline(
 ) -> Row | None:
     """The fastest baseline among the records of one case that is `ok` and within tolerance.
 
-    Only what was sampled to the end may be it: clocks may have moved since an early round. Given
-    `beside`, only what was interleaved with that record, since nothing else forms a ratio with it,
-    and what comes from another package than that record, if there is any such.
+    Given `beside`, only what was interleaved with that record, since nothing else forms a ratio
+    with it, and what comes from another package than that record, if there is any such.
     alongside: also what runs for the sake of a control alone, which a candidate is not held to.
     regime: in which it is the fastest. Who left the samples early may still be it in the queue.
     """
@@ -34,10 +33,18 @@ def best_baseline(
     ]
     if beside is not None:
         valid = [r for r in valid if r.source != beside.source] or valid
-    if regime is Regime.QUEUE:
-        return min(valid, key=lambda r: r.queued_ms or 0.0, default=None)
-    most: dict[int, int] = {}
-    for r in valid:
-        most[r.session] = max(most.get(r.session, 0), r.n_samples)
-    to_the_end = [r for r in valid if r.n_samples == most[r.session]]
-    return min(to_the_end, key=lambda r: r.median_ms or 0.0, default=None)
+    return fastest(valid, regime)
+
+
+def fastest(valid: Sequence[Row], regime: Regime) -> Row | None:
+    """The fastest of rows of one case that were timed in a regime.
+
+    Of samples only what was sampled to the end may be it: clocks may have moved since an early
+    round.
+    """
+    if regime is not Regime.QUEUE:
+        most: dict[int, int] = {}
+        for r in valid:
+            most[r.session] = max(most.get(r.session, 0), r.n_samples)
+        valid = [r for r in valid if r.n_samples == most[r.session]]
+    return min(valid, key=lambda r: r.time_ms(regime) or 0.0, default=None)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from nsabench.assessment.checks.row import Row
-from nsabench.assessment.verdict import NOT_JUDGED, Judgement
+from nsabench.assessment.verdict import Judgement
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import NO_SPECIALISED, Kind, Regime, Role
 
@@ -16,10 +16,9 @@ GREAT = 3.0  # a ratio above it is asked whom it is over
 BEHIND = 2.0
 
 
-def caution(row: Row, case: Sequence[Row], judgement: Judgement) -> str:
+def caution(row: Row, case: Sequence[Row], judged: Iterable[Judgement]) -> str:
     """Of a candidate whose ratio is great in some regime, if all that was timed beside it in its
     case is general, or specialised and far behind: `NO_SPECIALISED`. Empty otherwise."""
-    judged = (judgement, judgement.queue or NOT_JUDGED)
     if not any(j.speedup is not None and j.speedup > GREAT for j in judged):
         return ""
     return unspecialised(r for r in case if r.session == row.session)
@@ -28,8 +27,8 @@ def caution(row: Row, case: Sequence[Row], judgement: Judgement) -> str:
 def speedups(records: Iterable[Record], regime: Regime) -> list[float]:
     """The ratios that an average in a regime is made of. One over a slow loop alone says nothing of
     the kernel, and is left out."""
-    judged = [r.judged_in(regime) for r in records if not beside(r, regime)]
-    return [one[1] for one in judged if one is not None and one[1] is not None]
+    compared = [r.compared(regime) for r in records if not beside(r, regime)]
+    return [c.ratio for c in compared if c is not None and c.ratio is not None]
 
 
 def unspecialised(rows: Iterable[Row]) -> str:
@@ -53,8 +52,8 @@ def all_general(timed: Sequence[tuple[Kind | None, float]]) -> bool:
 def beside(record: Record, regime: Regime) -> str:
     """What is to be borne in mind beside the verdict in a regime: a record's caution stands beside
     the ratio that is great, and not beside one of another regime."""
-    judged = record.judged_in(regime)
-    great = judged is not None and judged[1] is not None and judged[1] > GREAT
+    compared = record.compared(regime)
+    great = compared is not None and compared.ratio is not None and compared.ratio > GREAT
     return record.caution if great else ""
 
 

@@ -41,11 +41,10 @@ def of_shard(run_id: str, part: Part, outlying: str) -> Results:
 
 def together(parts: Iterable[Results]) -> Results:
     """The results of all shards as those of one run."""
-    whole = Results([], {}, [], {})
+    whole = Results([], {}, [])
     for results in parts:
         whole.records.extend(results.records)
         whole.samples.update(results.samples)
-        whole.judgements.update(results.judgements)
         whole.findings.extend(results.findings)
     gravity = list(Effect)
     # Many shards say the same of a check that no control of theirs put to the proof.

@@ -34,8 +34,8 @@ def without_controls(records: Sequence[Record]) -> dict[str, str]:
 
 def _in_queue(record: Record) -> bool:
     """Whether something is asked of a candidate in that regime."""
-    return record.role is Role.CANDIDATE and bool(
-        record.queue_verdict or record.queue_best_alternative
+    return record.role is Role.CANDIDATE and any(
+        c.regime is Regime.QUEUE for c in record.comparisons
     )
 
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from nsabench.assessment.results import Results, Timed
-from nsabench.assessment.tables import SAMPLES, of_records, schema
+from nsabench.assessment.tables import SAMPLES, of_comparisons, of_records, schema
 from nsabench.files import replacing
 from nsabench.model.measurement import Bursts, Samples
 
@@ -23,8 +23,9 @@ _TICK = 2.0**-20
 
 
 def write(results: Results, run_id: str, folder: Path) -> None:
-    """Write records.parquet and samples.parquet into the run folder."""
+    """Write records.parquet, comparisons.parquet and samples.parquet into the run folder."""
     replace(folder / "records.parquet", of_records(results.records))
+    replace(folder / "comparisons.parquet", of_comparisons(results.records))
     replace(folder / "samples.parquet", of_samples(run_id, results.samples))
 
 

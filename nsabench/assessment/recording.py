@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 from nsabench.assessment.checks.finding import Finding
@@ -11,12 +12,12 @@ from nsabench.assessment.checks.row import Row
 from nsabench.assessment.pays.against import Against
 from nsabench.assessment.rows import held
 from nsabench.assessment.statistics import quantiles
-from nsabench.assessment.verdict import NOT_JUDGED, Judgement
+from nsabench.assessment.verdict import Judgement
 from nsabench.model.log import Session
 from nsabench.model.measurement import Ceilings, Outcome
 from nsabench.model.plan import Plan
-from nsabench.model.record import Record
-from nsabench.model.vocabulary import Catch, Mode, Regime, Status
+from nsabench.model.record import Comparison, Record
+from nsabench.model.vocabulary import Catch, Mode, Reference, Regime, Status
 
 
 class Run(Protocol):
@@ -36,8 +37,8 @@ def record(
     run: Run,
     row: Row,
     outcome: Outcome,
-    judgement: Judgement,
     *,
+    judged: Mapping[Regime, Judgement],
     noted: Sequence[Finding],
     doubt: str,
     unproven: Sequence[str],
@@ -45,10 +46,9 @@ def record(
     catch: Catch | None,
     against: Mapping[Regime, Against],
 ) -> Record:
-    """judgement: none of what is no candidate. noted: what was found of its case. doubt: why its
-    time decides nothing. unproven: checks behind its verdict that were not shown to work.
-    caution: what to bear in mind beside the verdict. against: the best alternative beside it, in
-    the regime of its samples and in the queue."""
+    """judged: of a candidate. noted: what was found of its case. doubt: why its time decides
+    nothing. unproven: checks behind its verdict that were not shown to work. caution: what to bear
+    in mind beside the verdict. against: the best alternative beside it."""
     timed = outcome.samples.time_ms if row.status is Status.OK else []
     floor = least(row, run.limits)
     p20, median, p80 = _quantiles(timed)
@@ -56,12 +56,11 @@ def record(
     queued = _quantiles(outcome.bursts.time_ms if timed else [])
     notes = [f.sentence for f in noted if f.concerns(row)]
     software, device = run.session.described.software, run.session.described.device
-    in_queue = judgement.queue or NOT_JUDGED
     origin = run.plan.info(row.op, row.implementation).origin
+    run_id = run.run_id or run.plan.run_id
     against = against if row.status is Status.OK else {}
-    own, queue = against.get(Regime.of_samples(row.mode)), against.get(Regime.QUEUE)
     return Record(
-        run_id=run.run_id or run.plan.run_id,
+        run_id=run_id,
         case_id=row.case_id,
         op=row.op,
         implementation=row.implementation,
@@ -76,7 +75,7 @@ def record(
         mode=row.mode,
         l2=row.l2,
         status=row.status,
-        reason=row.reason or judgement.why,
+        reason=row.reason,
         diagnosis=outcome.diagnosis if row.status is Status.WRONG else "",
         notes="; ".join([*outcome.notes, *notes]),
         mae=outcome.mae,
@@ -103,25 +102,6 @@ def record(
         bytes_min=row.bytes_min,
         flops=row.flops,
         roofline_fraction=floor.ms / median if floor and median else None,
-        best_baseline=judgement.best_baseline,
-        speedup=judgement.speedup,
-        speedup_lo=judgement.speedup_lo,
-        speedup_hi=judgement.speedup_hi,
-        verdict=judgement.verdict,
-        queue_best_baseline=in_queue.best_baseline,
-        queue_speedup=in_queue.speedup,
-        queue_speedup_lo=in_queue.speedup_lo,
-        queue_speedup_hi=in_queue.speedup_hi,
-        queue_verdict=in_queue.verdict,
-        queue_reason=in_queue.why if row.status is Status.OK else "",
-        best_alternative=own.alternative if own else "",
-        against_alternative=own.ratio.value if own else None,
-        against_alternative_lo=own.ratio.lo if own else None,
-        against_alternative_hi=own.ratio.hi if own else None,
-        queue_best_alternative=queue.alternative if queue else "",
-        queue_against_alternative=queue.ratio.value if queue else None,
-        queue_against_alternative_lo=queue.ratio.lo if queue else None,
-        queue_against_alternative_hi=queue.ratio.hi if queue else None,
         computes=row.computes,
         kind=row.kind,
         package=origin.package,
@@ -143,7 +123,36 @@ def record(
         torch=software.torch,
         triton=software.triton,
         cuda=software.torch_cuda,
+        comparisons=tuple(_comparisons(run_id, row, judged, against)),
     )
+
+
+def _comparisons(
+    run_id: str, row: Row, judged: Mapping[Regime, Judgement], against: Mapping[Regime, Against]
+) -> Iterator[Comparison]:
+    make = partial(
+        Comparison, run_id=run_id, case_id=row.case_id, implementation=row.implementation
+    )
+    for regime, judgement in judged.items():
+        yield make(
+            regime=regime,
+            reference=Reference.BASELINE,
+            against=judgement.best_baseline,
+            ratio=judgement.speedup,
+            lo=judgement.speedup_lo,
+            hi=judgement.speedup_hi,
+            verdict=judgement.verdict,
+            reason=judgement.why,
+        )
+    for regime, best in against.items():
+        yield make(
+            regime=regime,
+            reference=Reference.ALTERNATIVE,
+            against=best.alternative,
+            ratio=best.ratio.value,
+            lo=best.ratio.lo,
+            hi=best.ratio.hi,
+        )
 
 
 def _quantiles(times: Sequence[float]) -> tuple[float | None, float | None, float | None]:

@@ -17,12 +17,12 @@ from nsabench.assessment.checks.group import Group
 from nsabench.assessment.checks.limits import Limits
 from nsabench.assessment.checks.proofs import regime_of
 from nsabench.assessment.checks.row import Row
-from nsabench.assessment.pays.against import DeviceClock, QueueClock, against_alternatives
+from nsabench.assessment.pays.against import against_alternatives
 from nsabench.assessment.recording import record
 from nsabench.assessment.rows import of_case, of_states, with_findings, without_times
 from nsabench.assessment.verdict import (
-    NOT_JUDGED,
     Aside,
+    InRegime,
     Judgement,
     Key,
     judge,
@@ -50,14 +50,15 @@ class Results:
     records: list[Record]
     samples: dict[Timed, tuple[int, Samples | Bursts]]
     findings: list[Finding]
-    judgements: dict[Key, Judgement]
 
 
 @dataclass(frozen=True)
 class Assessed:
-    """What the checks made of a log. `first_look`: the verdicts before any second process;
-    `first_in_queue`: the same in the regime `queue`, of the cases that have it; `run_id`: of the
-    merged run whose records they are, if they are those of one."""
+    """What the checks made of a log.
+
+    first_look: the verdicts before any second process. run_id: of the merged run whose records they
+    are, if they are those of one.
+    """
 
     plan: Plan
     session: Session
@@ -66,37 +67,27 @@ class Assessed:
     rows: list[Row]
     findings: list[Finding]
     catches: dict[Key, Catch]
-    first_look: dict[Key, Judgement]
-    first_in_queue: dict[Key, Judgement]
+    first_look: InRegime
     run_id: str = ""
 
-    def judgements(self, log: Log) -> dict[Key, Judgement]:
+    def judgements(self, log: Log) -> InRegime:
         """The verdicts after what other processes saw of the same cases, by which later passes
         are chosen."""
-        second_looks = self._checked(states_of(self.plan, log, PassName.SECOND_LOOK))
-        return self._look_again(second_looks, log)
+        return self._look_again(self._checked(states_of(self.plan, log, PassName.SECOND_LOOK)), log)
 
-    def _look_again(self, second_looks: Mapping[str, CaseState], log: Log) -> dict[Key, Judgement]:
-        isolated = self._isolated(log)
-
-        def seen(first: Mapping[Key, Judgement], regime: Regime) -> dict[Key, Judgement]:
+    def _look_again(self, second_looks: Mapping[str, CaseState], log: Log) -> InRegime:
+        isolated = self._checked(states_of(self.plan, log, PassName.ISOLATED_BASELINES))
+        seen = {}
+        for regime, first in self.first_look.items():
             timings = {key: self.outcomes[key].timings(regime) for key in first}
             asides = {
-                key: self._aside(key, state, first[key])
-                for key, state in isolated.items()
-                if key in first
+                key: self._aside(key, isolated[key[0]], judgement)
+                for key, judgement in first.items()
+                if key[0] in isolated
             }
             judged = look_again(first, timings, second_looks, asides, self.plan.margin, regime)
-            return {key: self._with_own_alone(key, one) for key, one in judged.items()}
-
-        own = seen(self.first_look, Regime.DEVICE)  # of graphs, too: what was sampled
-        queue = seen(self.first_in_queue, Regime.QUEUE)
-        return {key: replace(one, queue=queue.get(key)) for key, one in own.items()}
-
-    def _isolated(self, log: Log) -> dict[Key, CaseState]:
-        """What was seen of the baselines where no candidate was imported, by candidate."""
-        checked = self._checked(states_of(self.plan, log, PassName.ISOLATED_BASELINES))
-        return {key: checked[key[0]] for key in self.first_look if key[0] in checked}
+            seen[regime] = {key: self._with_own_alone(key, one) for key, one in judged.items()}
+        return seen
 
     def _aside(self, key: Key, state: CaseState, judgement: Judgement) -> Aside:
         clean = self.plan.clean_baselines(self.plan.by_id[key[0]])
@@ -149,44 +140,36 @@ class Assessed:
         for lack in controls.unproven(self.rows, self.catches):
             if regime_of(lack.check) is None:
                 unproven.setdefault(lack.group, []).append(lack.check)
-        against = against_alternatives(
-            self.rows, DeviceClock({key: o.samples for key, o in self.outcomes.items()})
-        )
         cases = by_case(self.rows)
-        in_queue = against_alternatives(
-            self.rows, QueueClock({key: o.bursts for key, o in self.outcomes.items()})
-        )
-        records = [
-            record(
-                self,
-                _after(row, failed.get((row.case_id, row.implementation))),
-                outcomes[row.case_id, row.implementation],
-                judgements.get((row.case_id, row.implementation), NOT_JUDGED),
-                noted=notes.get(row.case_id, []),
-                doubt=doubts.about(row, of_times),
-                unproven=unproven.get(Group.of(row), []) if row.role is Role.CANDIDATE else [],
-                caution=caution(row, cases[row.case_id], judgements[key])
-                if (key := (row.case_id, row.implementation)) in judgements
-                else "",
-                catch=self.catches.get((row.case_id, row.implementation)),
-                against={
-                    regime: found[row.case_id, row.implementation]
-                    for regime, found in (
-                        (Regime.of_samples(row.mode), against),
-                        (Regime.QUEUE, in_queue),
-                    )
-                    if (row.case_id, row.implementation) in found
-                },
+        against = {r: against_alternatives(self.rows, self._timings(r), r) for r in Regime}
+        records = []
+        for row in self.rows:
+            key = row.case_id, row.implementation
+            judged = {regime: found[key] for regime, found in judgements.items() if key in found}
+            records.append(
+                record(
+                    self,
+                    _after(row, failed.get(key)),
+                    outcomes[key],
+                    judged=judged,
+                    noted=notes.get(row.case_id, []),
+                    doubt=doubts.about(row, of_times),
+                    unproven=unproven.get(Group.of(row), []) if row.role is Role.CANDIDATE else [],
+                    caution=caution(row, cases[row.case_id], judged.values()),
+                    catch=self.catches.get(key),
+                    against={r: found[key] for r, found in against.items() if key in found},
+                )
             )
-            for row in self.rows
-        ]
         samples = {
             (*key, regime): (self.outcomes[key].session, self.outcomes[key].timings(regime))
             for row in self.rows
             for key in [(row.case_id, row.implementation)]
             for regime in (Regime.of_samples(row.mode), Regime.QUEUE)
         }
-        return Results(records, samples, self.findings, judgements)
+        return Results(records, samples, self.findings)
+
+    def _timings(self, regime: Regime) -> dict[Key, Samples | Bursts]:
+        return _timings(self.outcomes, regime)
 
 
 @dataclass(frozen=True)
@@ -229,8 +212,7 @@ def assess_states(
     findings, catches = checks.judge_all(rows, limits)
     findings = [*findings, *known]
     rows = with_findings(rows, findings)
-    first_look = judge(rows, {key: o.samples for key, o in outcomes.items()}, findings)
-    in_queue = judge(rows, {key: o.bursts for key, o in outcomes.items()}, findings, Regime.QUEUE)
+    first_look = {r: judge(rows, _timings(outcomes, r), findings, r) for r in Regime}
     return Assessed(
         plan=plan,
         session=session,
@@ -240,8 +222,11 @@ def assess_states(
         findings=findings,
         catches=catches,
         first_look=first_look,
-        first_in_queue=in_queue,
     )
+
+
+def _timings(outcomes: Mapping[Key, Outcome], regime: Regime) -> dict[Key, Samples | Bursts]:
+    return {key: outcome.timings(regime) for key, outcome in outcomes.items()}
 
 
 def belongs(plan: Plan, log: Log) -> None:

@@ -1,4 +1,5 @@
-"""The tables of a run, records.parquet and samples.parquet: their schemas, and records read back.
+"""The tables of a run, records.parquet, comparisons.parquet and samples.parquet: their schemas, and
+records read back with their comparisons.
 
 Sizes of shapes (N, H, D, Dv, L, ...) are int64 and nullable, one for every size of every op.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
@@ -17,13 +19,25 @@ import pyarrow.parquet as pq
 
 from nsabench import limits, ops
 from nsabench.errors import UsageError
-from nsabench.model.record import SHAPE, Column, Record, Sample, columns, size_columns
+from nsabench.model.record import (
+    SHAPE,
+    Column,
+    Comparison,
+    Record,
+    Sample,
+    columns,
+    size_columns,
+    values_of,
+    vocabulary,
+)
 from nsabench.reading import OutOfBounds, opened
 
 # Those of the ops that ship; an op from outside adds its own to the table of its run.
 SIZES = {size for name in ops.shipped() for size in ops.get(name).shape_model.model_fields}
 RECORDS = columns(Record, SIZES)
+COMPARISONS = columns(Comparison)
 SAMPLES = columns(Sample)
+GIVE_AS_MADE = "give the folder as it was made."
 BATCH = 1 << 16  # rows that are read together
 ARROW = {str: pa.string(), float: pa.float64(), int: pa.int64(), bool: pa.bool_()}
 
@@ -64,13 +78,19 @@ def of_records(records: Sequence[Record], sizes: Iterable[str] | None = None) ->
     """
     found = {size for record in records for size in record.shape} if sizes is None else set(sizes)
     named = schema([*RECORDS, *size_columns(found - SIZES)])
-    fixed = [field.name for field in fields(Record) if field.name != SHAPE]
+    fixed = [name for name in vocabulary(Record) if name != SHAPE]
     values = zip(*map(attrgetter(*fixed), records), strict=True)
     cells: dict[str, Sequence[Any]] = dict(zip(fixed, values, strict=True)) if records else {}
     for name in named.names:
         if name not in cells:
             cells[name] = [record.shape.get(name) for record in records]
     return pa.Table.from_pydict(cells, schema=named)
+
+
+def of_comparisons(records: Iterable[Record]) -> pa.Table:
+    """The table that comparisons.parquet holds."""
+    rows = [comparison.row() for record in records for comparison in record.comparisons]
+    return pa.Table.from_pylist(rows, schema=schema(COMPARISONS))
 
 
 def refuse_sizes(op: ops.Op) -> None:
@@ -89,30 +109,51 @@ def refuse_sizes(op: ops.Op) -> None:
 
 def read_records(folder: Path) -> list[Record]:
     """The records of a finished run. Raises `UsageError` if the folder holds none."""
-    return records_in(folder / "records.parquet")
+    return records_in(folder / "records.parquet", folder / "comparisons.parquet")
 
 
-def records_in(path: Path) -> list[Record]:
-    """The same of a file of any name."""
-    folder = path.parent
+def records_in(path: Path, comparisons: Path) -> list[Record]:
+    """The same of files of any name."""
+    compared: dict[tuple[str, str], list[Comparison]] = {}
+    for row in _rows(comparisons, "comparison", COMPARISONS, limits.COMPARISONS):
+        with _named(comparisons, "comparison"):
+            comparison = Comparison(**values_of(Comparison, row))
+        compared.setdefault((comparison.case_id, comparison.implementation), []).append(comparison)
+    records = []
+    for row in _rows(path, "record", RECORDS, limits.RECORDS):
+        with _named(path, "record"):
+            key = row.get("case_id", ""), row.get("implementation", "")
+            records.append(Record.from_row(row, compared.get(key, ())))
+    return records
+
+
+def _rows(path: Path, what: str, columns: Sequence[Column], most: int) -> Iterator[dict[str, Any]]:
+    """Raises `UsageError` if the file is no table of these columns."""
     try:
-        check_table(path, limits.RECORDS)
-        wrong = misfit(pq.read_schema(path), RECORDS, ())
+        check_table(path, most)
+        wrong = misfit(pq.read_schema(path), columns, ())
         parts = list(batches(path)) if not wrong else []
     except (OSError, pa.ArrowException):
         raise UsageError(
-            f"{folder} holds no records", "give a finished run; `all --resume` finishes one."
+            f"{path.parent} holds no {what}s", "give a finished run; `all --resume` finishes one."
         ) from None
     except OutOfBounds as error:
+        wrong = str(error)
+    if wrong:
+        raise UsageError(f"{path.name} of {path.parent} {wrong}", GIVE_AS_MADE)
+    for part in parts:
+        yield from rows_of(part)
+
+
+@contextmanager
+def _named(path: Path, what: str) -> Iterator[None]:
+    """Raises `UsageError` for a row that is none."""
+    try:
+        yield
+    except ValueError as error:
         raise UsageError(
-            f"{path.name} of {folder} {error}", "give the folder as it was made."
+            f"{path.name} of {path.parent} holds a {what} that {error}", GIVE_AS_MADE
         ) from None
-    if not wrong:
-        try:
-            return [Record.from_row(row) for part in parts for row in rows_of(part)]
-        except ValueError as error:
-            wrong = f"holds a record that {error}"
-    raise UsageError(f"{path.name} of {folder} {wrong}", "give the folder as it was made.")
 
 
 def check_table(path: Path, most: int) -> int:

@@ -40,8 +40,7 @@ Key = tuple[str, str]  # case id, implementation
 class Judgement:
     """speedup = median of the best baseline / median of the candidate, with its 95 % interval.
 
-    conditions: those under which it was measured, which its interval knows of. queue: the same in
-    that regime, where a case has it; of whoever looks at both.
+    conditions: those under which it was measured, which its interval knows of.
     """
 
     verdict: Verdict | None = None
@@ -51,10 +50,9 @@ class Judgement:
     speedup_lo: float | None = None
     speedup_hi: float | None = None
     conditions: Conditions = field(default_factory=Conditions)
-    queue: Judgement | None = None
 
 
-NOT_JUDGED = Judgement()
+InRegime = Mapping[Regime, Mapping[Key, Judgement]]
 
 
 @dataclass(frozen=True)
@@ -77,12 +75,11 @@ def judge(
     rows: Sequence[Row],
     timings: Mapping[Key, Samples | Bursts],
     findings: Iterable[Finding],
-    regime: Regime | None = None,
+    regime: Regime,
 ) -> dict[Key, Judgement]:
-    """Judge every candidate in a regime; None: in that of the samples of each case.
+    """Judge every candidate in a regime, on the cases that have it.
 
-    `rows` already carry the statuses that the checks gave them. In the queue nobody is judged where
-    nobody's calls were made one behind the other, as in runs of before there were bursts.
+    `rows` already carry the statuses that the checks gave them.
     """
     cases = by_case(rows)
     heard: dict[str, list[Finding]] = {case_id: [] for case_id in cases}
@@ -90,23 +87,21 @@ def judge(
         for case_id in [finding.case_id] if finding.case_id else heard:
             if case_id in heard:
                 heard[case_id].append(finding)
-    if regime is Regime.QUEUE:
-        cases = {case_id: case for case_id, case in cases.items() if _queues(case)}
+    cases = {case_id: case for case_id, case in cases.items() if has(case, regime)}
     return {
         (row.case_id, row.implementation): _judge(
-            row,
-            cases[row.case_id],
-            timings,
-            heard[row.case_id],
-            regime or Regime.of_samples(row.mode),
+            row, cases[row.case_id], timings, heard[row.case_id], regime
         )
         for row in rows
         if row.role is Role.CANDIDATE and row.case_id in cases
     }
 
 
-def _queues(case: Sequence[Row]) -> bool:
-    """Whether a case has the regime: replays are no calls, and calls at once are another load."""
+def has(case: Sequence[Row], regime: Regime) -> bool:
+    """Whether a case is judged in a regime: in that of its samples, and in the queue if calls were
+    made one behind the other. Replays are no calls, and calls at once are another load."""
+    if regime is not Regime.QUEUE:
+        return Regime.of_samples(case[0].mode) is regime
     return any(
         row.queued_ms is not None and row.mode is Mode.STREAM and row.streams == 1 for row in case
     )

@@ -118,7 +118,7 @@ def verify(location: str, public: tuple[Path, ...], as_json: bool) -> int:
 @click.argument("sql")
 @_options.as_json
 def query(location: str, sql: str, as_json: bool) -> None:
-    """Query the verified runs in SQL: the views are runs, records, samples and pays.
+    """Query the verified runs in SQL: the views are runs, records, comparisons, samples and pays.
 
     pays: the break-even length of each op, by run, head layout, direction and regime.
 

@@ -8,11 +8,11 @@ shards of a plan measure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 from nsabench.assessment.attempts import CaseState, state_of
 from nsabench.assessment.results import assess
-from nsabench.assessment.verdict import Judgement, Key, hangs_on_little
+from nsabench.assessment.verdict import InRegime, hangs_on_little
 from nsabench.model.case import Case, RatioCI
 from nsabench.model.job import ALL_STAY, EarlyExit, Job
 from nsabench.model.log import Log
@@ -28,10 +28,10 @@ FEW = RatioCI(min_rounds=10, max_rounds=10, budget_s=0.5)
 FEW_SETS = 2
 BRIEF_WARMUP_S = 0.01  # the device is warm
 
-Judge = Callable[[Plan, Log], Mapping[Key, Judgement]]
+Judge = Callable[[Plan, Log], InRegime]
 
 
-def judge(plan: Plan, log: Log) -> Mapping[Key, Judgement]:
+def judge(plan: Plan, log: Log) -> InRegime:
     """Return the verdicts by what the log holds so far."""
     return assess(plan, log).judgements(log)
 
@@ -74,11 +74,11 @@ def _confirmation(plan: Plan, log: Log, judge: Judge) -> Iterator[Job]:
     """The best baselines and the candidates whose verdict is close to a limit."""
     judgements = judge(plan, log.only(PassName.FIRST_LOOK))
     close: dict[str, list[str]] = {}
-    for (case_id, name), judgement in judgements.items():
-        by_little = [one for one in _regimes(judgement) if hangs_on_little(one, plan.margin)]
-        if by_little:
-            best = [one.best_baseline for one in by_little]
-            close[case_id] = list(dict.fromkeys([*best, *close.get(case_id, []), name]))
+    for judged in judgements.values():
+        for (case_id, name), one in judged.items():
+            if hangs_on_little(one, plan.margin):
+                names = [one.best_baseline, *close.get(case_id, []), name]
+                close[case_id] = list(dict.fromkeys(names))
     for case_id, names in close.items():
         yield from _job(plan, log, PassName.SECOND_LOOK, plan.by_id[case_id], names)
 
@@ -88,8 +88,9 @@ def _isolated(plan: Plan, log: Log, judge: Judge) -> Iterator[Job]:
     judgements = judge(plan, log.only(PassName.FIRST_LOOK, PassName.SECOND_LOOK))
     won = {
         case_id
-        for (case_id, _), judgement in judgements.items()
-        if any(one.verdict is Verdict.FASTER for one in _regimes(judgement))
+        for judged in judgements.values()
+        for (case_id, _), one in judged.items()
+        if one.verdict is Verdict.FASTER
     }
     for planned in plan.cases:
         baselines = plan.clean_baselines(planned) if planned.id in won else []
@@ -104,10 +105,6 @@ def _isolated(plan: Plan, log: Log, judge: Judge) -> Iterator[Job]:
                 case=_briefly(planned.case),
                 early_exit=EarlyExit(baselines=tuple(baselines)),
             )
-
-
-def _regimes(judgement: Judgement) -> list[Judgement]:
-    return [judgement] if judgement.queue is None else [judgement, judgement.queue]
 
 
 def _briefly(case: Case) -> Case:

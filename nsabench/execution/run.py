@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,7 +16,7 @@ from nsabench import ops, registry
 from nsabench.assessment import labels, parquet, tables
 from nsabench.assessment.attempts import CaseState, state_of
 from nsabench.assessment.results import Results, assemble, assess, belongs
-from nsabench.assessment.verdict import Judgement, Key
+from nsabench.assessment.verdict import InRegime
 from nsabench.errors import EnvironmentRefused, NsabenchError, UsageError
 from nsabench.execution import compilation, vouch
 from nsabench.execution.attempt import attempt
@@ -418,9 +418,9 @@ class _RememberedJudge:
     """Judges a log once for each number of attempts that it holds."""
 
     def __init__(self) -> None:
-        self._judged: dict[int, Mapping[Key, Judgement]] = {}
+        self._judged: dict[int, InRegime] = {}
 
-    def __call__(self, plan: Plan, log: Log) -> Mapping[Key, Judgement]:
+    def __call__(self, plan: Plan, log: Log) -> InRegime:
         count = len(log.attempts)
         if count not in self._judged:
             self._judged[count] = judge(plan, log)

@@ -23,7 +23,7 @@ from nsabench.assessment import canary, merged, pays, threshold
 from nsabench.assessment.failures import failures
 from nsabench.assessment.parquet import of_samples
 from nsabench.assessment.results import Results
-from nsabench.assessment.tables import of_records
+from nsabench.assessment.tables import of_comparisons, of_records
 from nsabench.assessment.threshold import decide_all
 from nsabench.assessment.threshold.evidence import Evidence, together
 from nsabench.assessment.threshold.evidence import of_records as of_evidence
@@ -71,6 +71,7 @@ class _Derived:
 
     results: Results | None
     records: pa.Table
+    comparisons: pa.Table
     samples: pa.Table
     failed: list[str]
     evidence: Evidence
@@ -174,7 +175,7 @@ def _make(
     derive = partial(_derive, run_id=plan.run_id, sizes=sizes, shown=shown)
     with Tables(folder) as tables:
         for own in each(derive, given, worth_it=2):
-            tables.add(own.records, own.samples)
+            tables.add(own.records, own.comparisons, own.samples)
             found.failed += own.failed
             found.records += own.records.num_rows
             wall_s += own.wall_s
@@ -215,6 +216,7 @@ def _derive(
     return _Derived(
         results=results if shown else None,
         records=of_records(results.records, sizes),
+        comparisons=of_comparisons(results.records),
         samples=of_samples(run_id, results.samples),
         failed=failures(results),
         evidence=of_evidence(results.records, part.plan).without_rows(),

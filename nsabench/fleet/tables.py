@@ -48,15 +48,17 @@ class _Growing:
 
 
 class Tables:
-    """records.parquet and samples.parquet in a folder."""
+    """records.parquet, comparisons.parquet and samples.parquet in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._records = _Growing(folder / "records.parquet", RECORDS_A_GROUP)
+        self._comparisons = _Growing(folder / "comparisons.parquet", RECORDS_A_GROUP)
         self._samples = _Growing(folder / "samples.parquet", SAMPLES_A_GROUP)
 
-    def add(self, records: pa.Table, samples: pa.Table) -> None:
+    def add(self, records: pa.Table, comparisons: pa.Table, samples: pa.Table) -> None:
         """Append the rows of one shard."""
         self._records.add(records)
+        self._comparisons.add(comparisons)
         self._samples.add(samples)
 
     def __enter__(self) -> Tables:
@@ -69,4 +71,5 @@ class Tables:
         at: TracebackType | None,
     ) -> None:
         self._records.close()
+        self._comparisons.close()
         self._samples.close()

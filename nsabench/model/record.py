@@ -1,6 +1,6 @@
 """What a run knows at its end: records, and the samples that they are of. Columns are only added.
 
-A field of these classes is a column of records.parquet or samples.parquet, with its unit and its
+A field of these classes that has a `Column` is a column of the table of its name, with its unit and
 meaning; `assessment.tables` makes the schemas of them.
 """
 
@@ -22,6 +22,7 @@ from nsabench.model.vocabulary import (
     DType,
     Kind,
     Mode,
+    Reference,
     Regime,
     Role,
     Status,
@@ -45,14 +46,36 @@ class Column:
     type: type = str
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """An alternative, and its time over that of an implementation, with the 95 % interval."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One implementation on one case, in one regime, against one reference."""
 
-    alternative: str
-    ratio: float
-    lo: float
-    hi: float
+    run_id: Annotated[str, Column("", "the run")]
+    case_id: Annotated[str, Column("", "the case")]
+    implementation: Annotated[str, Column("", "the implementation")]
+    regime: Annotated[Regime, Column("", "how both are called: device, queue or graph")]
+    reference: Annotated[Reference, Column("", "what it is held against")]
+    against: Annotated[str, Column("", "which that is; empty: none was valid beside it")] = ""
+    ratio: Annotated[
+        float | None,
+        Column(
+            "1",
+            "median time of the reference / median time of the implementation; where the baselines "
+            "are over 3 % faster apart from the candidates, of the best one there",
+        ),
+    ] = None
+    lo: Annotated[float | None, Column("1", "lower end of the 95 % interval of ratio")] = None
+    hi: Annotated[float | None, Column("1", "upper end of the 95 % interval of ratio")] = None
+    verdict: Annotated[
+        Verdict | None,
+        Column("", "of a candidate against baselines: faster, slower, same, inconclusive, invalid"),
+    ] = None
+    reason: Annotated[str, Column("", "why the verdict is not clear, or what it rests on")] = ""
+
+    def row(self) -> dict[str, Any]:
+        """The row that comparisons.parquet holds, by column."""
+        cells = ((f.name, getattr(self, f.name)) for f in fields(self))
+        return {name: v.value if isinstance(v, Enum) else v for name, v in cells}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,76 +168,6 @@ class Record:
     roofline_fraction: Annotated[
         float | None, Column("1", "least possible time on this device / median_ms")
     ] = None
-    best_baseline: Annotated[
-        str, Column("", "the fastest valid baseline measured beside the candidate")
-    ] = ""
-    speedup: Annotated[
-        float | None,
-        Column(
-            "1",
-            "median of the best baseline / median of the candidate; where the baselines are over "
-            "3 % faster apart from the candidates, of the best one there",
-        ),
-    ] = None
-    speedup_lo: Annotated[
-        float | None, Column("1", "lower end of the 95 % interval of speedup")
-    ] = None
-    speedup_hi: Annotated[
-        float | None, Column("1", "upper end of the 95 % interval of speedup")
-    ] = None
-    verdict: Annotated[
-        Verdict | None, Column("", "faster, slower, same, inconclusive or invalid")
-    ] = None
-    queue_best_baseline: Annotated[
-        str, Column("", "the valid baseline beside the candidate with the least queued_ms")
-    ] = ""
-    queue_speedup: Annotated[
-        float | None,
-        Column("1", "its queued_ms over that of the candidate; otherwise as speedup"),
-    ] = None
-    queue_speedup_lo: Annotated[
-        float | None, Column("1", "lower end of the 95 % interval of queue_speedup")
-    ] = None
-    queue_speedup_hi: Annotated[
-        float | None, Column("1", "upper end of the 95 % interval of queue_speedup")
-    ] = None
-    queue_verdict: Annotated[
-        Verdict | None,
-        Column(
-            "",
-            "the verdict in the regime queue, which graphs and calls at once do not have; that of "
-            "verdict is device, or graph where that is the mode",
-        ),
-    ] = None
-    queue_reason: Annotated[str, Column("", "why queue_verdict is not clear")] = ""
-    best_alternative: Annotated[
-        str, Column("", "the fastest valid alternative that was measured beside it")
-    ] = ""
-    against_alternative: Annotated[
-        float | None,
-        Column("1", "median of the best alternative / median of the implementation, on the device"),
-    ] = None
-    against_alternative_lo: Annotated[
-        float | None, Column("1", "lower end of the 95 % interval of against_alternative")
-    ] = None
-    against_alternative_hi: Annotated[
-        float | None, Column("1", "upper end of the 95 % interval of against_alternative")
-    ] = None
-    queue_best_alternative: Annotated[
-        str, Column("", "the valid alternative beside it with the least queued_ms")
-    ] = ""
-    queue_against_alternative: Annotated[
-        float | None,
-        Column(
-            "1", "its queued_ms over that of the implementation; otherwise as against_alternative"
-        ),
-    ] = None
-    queue_against_alternative_lo: Annotated[
-        float | None, Column("1", "lower end of the 95 % interval of queue_against_alternative")
-    ] = None
-    queue_against_alternative_hi: Annotated[
-        float | None, Column("1", "upper end of the 95 % interval of queue_against_alternative")
-    ] = None
     computes: Annotated[
         str, Column("", "of an alternative: the op that it computes, and is held to")
     ] = ""
@@ -276,6 +229,7 @@ class Record:
     triton: Annotated[str | None, Column("", "version")] = None
     cuda: Annotated[str | None, Column("", "version of the CUDA that torch was built with")] = None
     schema_version: Annotated[int, Column("1", "of this table")] = SCHEMA_VERSION
+    comparisons: tuple[Comparison, ...] = ()  # each with another regime or reference
 
     @property
     def key(self) -> tuple[str, str]:
@@ -284,7 +238,7 @@ class Record:
 
     @property
     def regime(self) -> Regime:
-        """That of its samples, and so of `speedup` and `verdict`."""
+        """That of its samples, and so of `median_ms`, `speedup` and `verdict`."""
         return Regime.of_samples(self.mode)
 
     def timed_in(self, regime: Regime) -> float | None:
@@ -294,68 +248,68 @@ class Record:
         in_queue = regime is Regime.QUEUE and self.regime is Regime.DEVICE and self.streams == 1
         return self.queued_ms if in_queue else None
 
-    def against_in(self, regime: Regime) -> Beside | None:
-        """The ratio to the best alternative in a regime; None where there is none."""
-        if regime is self.regime and self.against_alternative is not None:
-            lo, hi = self.against_alternative_lo, self.against_alternative_hi
-            return Beside(self.best_alternative, self.against_alternative, lo or 0.0, hi or 0.0)
-        if regime is Regime.QUEUE and self.queue_against_alternative is not None:
-            lo, hi = self.queue_against_alternative_lo, self.queue_against_alternative_hi
-            name = self.queue_best_alternative
-            return Beside(name, self.queue_against_alternative, lo or 0.0, hi or 0.0)
-        return None
+    def compared(
+        self, regime: Regime, reference: Reference = Reference.BASELINE
+    ) -> Comparison | None:
+        """Its comparison with a reference in a regime; None where there is none."""
+        keys = (regime, reference)
+        return next((c for c in self.comparisons if (c.regime, c.reference) == keys), None)
 
-    def judged_in(self, regime: Regime) -> tuple[Verdict, float | None] | None:
-        """Verdict and speed-up of a candidate in a regime; None where it has no verdict there."""
-        if regime is self.regime:
-            return None if self.verdict is None else (self.verdict, self.speedup)
-        if regime is Regime.QUEUE and self.queue_verdict is not None:
-            return self.queue_verdict, self.queue_speedup
-        return None
+    @property
+    def verdict(self) -> Verdict | None:
+        """The verdict of a candidate in the regime of its samples."""
+        found = self.compared(self.regime)
+        return found.verdict if found else None
+
+    @property
+    def speedup(self) -> float | None:
+        """Against the best baseline, in the regime of its samples."""
+        found = self.compared(self.regime)
+        return found.ratio if found else None
+
+    @property
+    def speedup_lo(self) -> float | None:
+        found = self.compared(self.regime)
+        return found.lo if found else None
+
+    @property
+    def speedup_hi(self) -> float | None:
+        found = self.compared(self.regime)
+        return found.hi if found else None
+
+    @property
+    def best_baseline(self) -> str:
+        found = self.compared(self.regime)
+        return found.against if found else ""
+
+    @property
+    def why(self) -> str:
+        """Why its status is not ok, or its verdict not clear."""
+        found = self.compared(self.regime)
+        return self.reason or (found.reason if found else "")
 
     @property
     def unproven_verdict(self) -> bool:
         """Whether it has a verdict that says something, and a check behind it is unproven."""
         return bool(self.unproven) and self.verdict not in (None, Verdict.INVALID)
 
-    def row(self) -> dict[str, Any]:
-        """As records.parquet holds it: by column, with a column a size."""
-        cells: dict[str, Any] = {}
-        for name in vocabulary():
-            if name == SHAPE:
-                cells.update(self.shape)
-                continue
-            value = getattr(self, name)
-            cells[name] = value.value if isinstance(value, Enum) else value
-        return cells
-
     @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> Record:
+    def from_row(cls, row: Mapping[str, Any], comparisons: Iterable[Comparison] = ()) -> Record:
         """Make a record of a row of records.parquet. A column that is missing gets its default, and
         every further number is a size, whichever ops are installed. A caution that no version
         writes is left out, because pages show cautions as words of their own.
 
         Raises `ValueError` if a column without a default is missing, or a word is unknown.
         """
-        fixed, values = vocabulary(), {}
-        for name, (word, required) in fixed.items():
-            value = row.get(name) if name != SHAPE else None
-            if value is None:
-                if required:
-                    raise ValueError(f"has no {name}")
-            elif word is None:
-                values[name] = value
-            else:
-                try:
-                    values[name] = word(value)
-                except ValueError:
-                    raise ValueError(f"has the {name} {value!r}, which is none") from None
+        values = values_of(cls, row)
         if values.get("caution") != NO_SPECIALISED:
             values.pop("caution", None)
         values[SHAPE] = {
-            name: value for name, value in row.items() if name not in fixed and type(value) is int
+            name: value
+            for name, value in row.items()
+            if name not in vocabulary(cls) and type(value) is int
         }
-        return cls(**values)
+        return cls(**values, comparisons=tuple(comparisons))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -388,7 +342,7 @@ class Sample:
     ]
 
 
-Table = type[Record] | type[Sample]
+Table = type[Record] | type[Comparison] | type[Sample]
 
 
 def columns(table: Table, sizes: Iterable[str] = ()) -> list[Column]:
@@ -414,6 +368,8 @@ def _size_column() -> Column:
 
 def _columns(table: Table, sizes: Iterable[str]) -> Iterator[Column]:
     for name, hint in get_type_hints(table, include_extras=True).items():
+        if get_origin(hint) is not Annotated:
+            continue
         kind, column = get_args(hint)
         if name == SHAPE:
             yield from size_columns(sizes)
@@ -436,13 +392,45 @@ def _stored(kind: Any) -> type:
     return kind  # type: ignore[no-any-return]
 
 
-@cache
-def vocabulary() -> dict[str, tuple[type[Enum] | None, bool]]:
-    """The fields of a record by name: the vocabulary that its words are of, and whether every
-    record has it."""
-    hints = get_type_hints(Record)
+def values_of(table: type[Record] | type[Comparison], row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a row by field, without the shape.
+
+    Raises `ValueError` if a column without a default is missing, or a word is unknown.
+    """
+    values = {}
+    for name, (word, required) in vocabulary(table).items():
+        value = row.get(name) if name != SHAPE else None
+        if value is None:
+            if required:
+                raise ValueError(f"has no {name}")
+        elif word is None:
+            values[name] = value
+        else:
+            try:
+                values[name] = word(value)
+            except ValueError:
+                raise ValueError(f"has the {name} {value!r}, which is none") from None
+    return values
+
+
+def vocabulary(table: Table) -> dict[str, tuple[type[Enum] | None, bool]]:
+    """The columns of a table by name: the vocabulary that its words are of, and whether every row
+    has it."""
+    if table not in _VOCABULARIES:
+        _VOCABULARIES[table] = _vocabulary(table)
+    return _VOCABULARIES[table]
+
+
+_VOCABULARIES: dict[Table, dict[str, tuple[type[Enum] | None, bool]]] = {}
+
+
+def _vocabulary(table: Table) -> dict[str, tuple[type[Enum] | None, bool]]:
+    hints = get_type_hints(table)
+    named = {column.name for column in _columns(table, ())} | {SHAPE}
     fixed: dict[str, tuple[type[Enum] | None, bool]] = {}
-    for column in fields(Record):
+    for column in fields(table):
+        if column.name not in named:
+            continue
         kind = _value_type(hints[column.name])
         word = kind if isinstance(kind, type) and issubclass(kind, Enum) else None
         required = column.default is MISSING and column.default_factory is MISSING

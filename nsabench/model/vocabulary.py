@@ -170,6 +170,13 @@ class Regime(Word):
         return cls.GRAPH if mode is Mode.GRAPH else cls.DEVICE
 
 
+class Reference(Word):
+    """What the time of an implementation is held against."""
+
+    BASELINE = "baseline", "the fastest valid baseline that was measured beside it"
+    ALTERNATIVE = "alternative", "the fastest valid alternative that was measured beside it"
+
+
 class PassName(Word):
     """Which look at a case: a run is a list of passes."""
 

@@ -66,14 +66,13 @@ def _of_record(record: Record) -> Test:
 def _judged(record: Record) -> Iterator[str]:
     """`device: faster, 4.20 times as fast as masked_sdpa; no specialised baseline`, by regime."""
     for regime in Regime:
-        judged = record.judged_in(regime)
-        if judged is None:
+        found = record.compared(regime)
+        if found is None or found.verdict is None:
             continue
-        verdict, ratio = judged
-        best = record.best_baseline if regime is record.regime else record.queue_best_baseline
-        speed = f", {ratio:.2f} times as fast as {best}" if ratio is not None else ""
+        ratio = found.ratio
+        speed = f", {ratio:.2f} times as fast as {found.against}" if ratio is not None else ""
         bear = beside(record, regime)
-        yield f"{regime}: {verdict}{speed}{f'; {bear}' if bear else ''}"
+        yield f"{regime}: {found.verdict}{speed}{f'; {bear}' if bear else ''}"
 
 
 def of_comparison(comparison: Comparison, *, slower: bool) -> list[Test]:

@@ -13,7 +13,7 @@ from functools import cache, partial
 from nsabench import ops, registry
 from nsabench.assessment import checks
 from nsabench.assessment.checks import Effect
-from nsabench.assessment.tables import RECORDS, SAMPLES
+from nsabench.assessment.tables import COMPARISONS, RECORDS, SAMPLES
 from nsabench.errors import UsageError
 from nsabench.machine.doctor.codes import codes
 from nsabench.model import vocabulary
@@ -36,7 +36,7 @@ VOCABULARIES: dict[str, type[Word]] = {
     "difference between two runs": Difference,
     "change of a status between two runs": Change,
 }
-TABLES = {"records": RECORDS, "samples": SAMPLES}
+TABLES = {"records": RECORDS, "comparisons": COMPARISONS, "samples": SAMPLES}
 
 
 @dataclass(frozen=True)

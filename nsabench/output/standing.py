@@ -34,7 +34,7 @@ class Standing:
         """How often there was which verdict, in each regime with a verdict."""
         judged = [r for r in self.records if not _only_checked(r)]
         counts = {
-            regime: Counter(found[0] for r in judged if (found := r.judged_in(regime)))
+            regime: Counter(c.verdict for r in judged if (c := r.compared(regime)) and c.verdict)
             for regime in Regime
         }
         return {regime: count for regime, count in counts.items() if count}

@@ -1,6 +1,6 @@
 """From which length on does an op pay: is it faster than what a model could run in its place?"""
 
-from nsabench.assessment.pays.against import Against, Clock, against_alternatives
+from nsabench.assessment.pays.against import Against, against_alternatives
 from nsabench.assessment.pays.decide import Cell, Payment, decide
 from nsabench.assessment.pays.document import CALLED, as_data, as_markdown, said
 
@@ -8,7 +8,6 @@ __all__ = [
     "CALLED",
     "Against",
     "Cell",
-    "Clock",
     "Payment",
     "against_alternatives",
     "as_data",

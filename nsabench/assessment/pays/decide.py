@@ -21,7 +21,7 @@ from nsabench.assessment.objections import (
     without_queue_controls,
 )
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import BENIGN, Direction, Pays, Regime, Role, Status
+from nsabench.model.vocabulary import BENIGN, Direction, Pays, Reference, Regime, Role, Status
 
 # As they are told: what calls from Python first, since that is how most models run.
 REGIMES = (Regime.QUEUE, Regime.DEVICE, Regime.GRAPH)
@@ -105,7 +105,7 @@ def decide(records: Sequence[Record]) -> list[Payment]:
     alternative was recorded there."""
     with_alternatives = {(r.op, r.case_id) for r in records if r.role is Role.ALTERNATIVE}
     asked = [r for r in records if (r.op, r.case_id) in with_alternatives and r.streams == 1]
-    queue = {r.op for r in asked if r.against_in(Regime.QUEUE) is not None}
+    queue = {r.op for r in asked if r.compared(Regime.QUEUE, Reference.ALTERNATIVE)}
     groups: dict[tuple[str, Direction, str, Regime], list[Record]] = {}
     for r in asked:
         groups.setdefault((r.op, r.direction, heads(r), r.regime), []).append(r)
@@ -175,18 +175,18 @@ def _cell(case: Sequence[Record], regime: Regime) -> Cell:
     best = min(ours, key=lambda r: r.timed_in(regime) or 0.0, default=None)
     if best is None:
         return Cell(*place, why=f"no implementation is valid and timed at {place[1]}")
-    beside = best.against_in(regime)
+    beside = best.compared(regime, Reference.ALTERNATIVE)
     if beside is None:
         why = f"no alternative is valid and timed beside it at {place[1]}"
         return Cell(*place, implementation=best.implementation, why=why)
-    alternative = next(r for r in case if r.implementation == beside.alternative)
+    alternative = next(r for r in case if r.implementation == beside.against)
     doubt = best.time_doubt or alternative.time_doubt
     if doubt:
         return Cell(*place, implementation=best.implementation, why=doubt)
     return Cell(
         *place,
         implementation=best.implementation,
-        alternative=beside.alternative,
+        alternative=beside.against,
         ratio=beside.ratio,
         lo=beside.lo,
         hi=beside.hi,

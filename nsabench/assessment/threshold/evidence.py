@@ -151,7 +151,7 @@ def of_records(records: Sequence[Record], plan: Plan | None = None) -> Evidence:
     records = [r for r in records if r.direction is Direction.FORWARD]
     sources = {(i.op, i.name): _source(plan, i) for i in plan.implementations} if plan else {}
     margin = plan.margin if plan else MARGIN
-    queues = any(r.queue_verdict for r in records)
+    queues = any(r.compared(Regime.QUEUE) for r in records)
     return Evidence(
         [
             tested
@@ -229,29 +229,30 @@ def _of_record(
         candidate=record.implementation,
         length=record.length,
         status=record.status,
-        verdict=record.verdict,
-        speedup_lo=record.speedup_lo,
+        verdict=None,
+        speedup_lo=None,
         case=record.case_id,
         label=labels.named(record),
         axes=_axes(record.shape),
         run_id=record.run_id,
         axis=ops.get(record.op).length_axis,
         source=sources.get((record.op, record.implementation), ""),
-        why=record.reason if record.status is not Status.OK else "",
+        why=record.reason,
         margin=margin,
-        regime=record.regime,
-        caution=beside(record, record.regime),
         unpaired=belongs(record.torch, record.triton),
     )
-    yield own
+    regimes = [record.regime]
     if queues and record.regime is Regime.DEVICE and record.streams == 1:
+        regimes.append(Regime.QUEUE)
+    for regime in regimes:
+        found = record.compared(regime)
         yield replace(
             own,
-            regime=Regime.QUEUE,
-            verdict=record.queue_verdict,
-            speedup_lo=record.queue_speedup_lo,
-            why=own.why or record.queue_reason,
-            caution=beside(record, Regime.QUEUE),
+            regime=regime,
+            verdict=found.verdict if found else None,
+            speedup_lo=found.lo if found else None,
+            why=own.why or (found.reason if found and regime is Regime.QUEUE else ""),
+            caution=beside(record, regime),
         )
 
 

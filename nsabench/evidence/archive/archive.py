@@ -194,7 +194,8 @@ class Archive:
     def records(self, run: ArchivedRun) -> list[Record]:
         """Return the records of a verified run. Raises as `file` does."""
         with TemporaryDirectory() as scratch:
-            return records_in(self.file(run, "records", Path(scratch)))
+            tables = ("records", "comparisons")
+            return records_in(*(self.file(run, table, Path(scratch)) for table in tables))
 
 
 def _refuse_changed(path: Path, run: ArchivedRun, table: str) -> None:

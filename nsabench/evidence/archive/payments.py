@@ -38,20 +38,20 @@ SCHEMA = pa.schema(
 )
 
 
-def table(runs: Iterable[tuple[ArchivedRun, Path]]) -> pa.Table:
+def table(runs: Iterable[tuple[ArchivedRun, Path, Path]]) -> pa.Table:
     """Return a row for each run, op, head layout, direction and regime.
 
-    runs: each with the file of its records. Ops that are not installed here are left out, because
-    their lengths are not known. Raises `UsageError` if a file holds no records.
+    runs: each with the files of its records and comparisons. Ops that are not installed here are
+    left out, because their lengths are not known. Raises `UsageError` if a file holds no records.
     """
-    rows = [row for run, path in runs for row in _rows(run, path)]
+    rows = [row for run, *paths in runs for row in _rows(run, *paths)]
     return pa.Table.from_pylist(rows, schema=SCHEMA)
 
 
-def _rows(run: ArchivedRun, path: Path) -> Iterator[dict[str, Any]]:
+def _rows(run: ArchivedRun, records: Path, comparisons: Path) -> Iterator[dict[str, Any]]:
     predicate = run.statement.predicate
     e = predicate.environment
-    known = [r for r in records_in(path) if ops.find(r.op) is not None]
+    known = [r for r in records_in(records, comparisons) if ops.find(r.op) is not None]
     for payment in pays.decide(known):
         yield {
             "run_id": predicate.run_id,

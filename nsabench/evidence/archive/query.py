@@ -71,7 +71,7 @@ def query(
             sentence = " ".join(str(error).split())[:300]
             raise UsageError(
                 f"the query cannot be answered: {sentence}",
-                "it may select from runs, records, samples and pays, in DuckDB's SQL.",
+                "it may select from runs, records, comparisons, samples and pays, in DuckDB's SQL.",
             ) from None
         finally:
             interrupt.cancel()
@@ -95,8 +95,9 @@ def _register(
             dataset = pyarrow.dataset.dataset(paths, schema=schema, format="parquet")
             connection.register(table, dataset)
     if "pays" in named:
-        records = _files(archive, runs, "records", scratch)
-        connection.register("pays", payments.table(zip(runs, map(Path, records), strict=True)))
+        files = [_files(archive, runs, name, scratch) for name in ("records", "comparisons")]
+        found = [(run, Path(a), Path(b)) for run, a, b in zip(runs, *files, strict=True)]
+        connection.register("pays", payments.table(found))
 
 
 def _answer(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
@@ -138,6 +139,7 @@ def _runs(runs: Sequence[ArchivedRun]) -> pa.Table:
                 "matrices": ", ".join(sorted(p.plan.matrices)),
                 "cases": p.plan.cases,
                 "records": p.records,
+                "comparisons": p.comparisons,
                 "samples": p.samples,
                 "controls_caught": p.controls_caught,
                 **p.environment.model_dump(exclude={"commits"}),

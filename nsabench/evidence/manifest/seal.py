@@ -67,6 +67,7 @@ def describe(folder: Path, signer: Signer) -> Statement:
             plan=brief_plan(plan),
             environment=brief_environment(folder / "environment.json"),
             records=len(records),
+            comparisons=pq.read_metadata(folder / "comparisons.parquet").num_rows,
             samples=pq.read_metadata(folder / "samples.parquet").num_rows,
             controls_caught=controls_caught(records),
             results_schema=SCHEMA_VERSION,

@@ -108,6 +108,7 @@ class Predicate(Part):
     plan: PlanBrief
     environment: EnvironmentBrief
     records: Count  # rows of the tables
+    comparisons: Count
     samples: Count
     controls_caught: bool  # False: a control was missed, and the run decides nothing
     results_schema: Count

@@ -18,6 +18,7 @@ from nsabench import limits
 from nsabench.assessment.checks.group import Group
 from nsabench.assessment.checks.proofs import unproven
 from nsabench.assessment.tables import (
+    COMPARISONS,
     RECORDS,
     SAMPLES,
     batches,
@@ -32,11 +33,11 @@ from nsabench.evidence.manifest.same import same, same_members
 from nsabench.evidence.manifest.statement import Predicate
 from nsabench.machine.environment.model import Environment
 from nsabench.model.plan import Plan
-from nsabench.model.record import vocabulary
+from nsabench.model.record import Comparison, Record, vocabulary
 from nsabench.model.vocabulary import Catch, Direction, Mode, Regime, Status
 from nsabench.reading import OutOfBounds
 
-TABLES = ("records", "samples")
+TABLES = ("records", "comparisons", "samples")
 
 
 class Row(NamedTuple):
@@ -47,7 +48,6 @@ class Row(NamedTuple):
     status: str
     reason: str | None
     n_samples: int | None
-    speedup: float | None
     op: str
     direction: str
     mode: str
@@ -64,9 +64,10 @@ class Row(NamedTuple):
         return self.case_id, self.implementation
 
 
-_COLUMNS = {"records": RECORDS, "samples": SAMPLES}
+_COLUMNS = {"records": RECORDS, "comparisons": COMPARISONS, "samples": SAMPLES}
 _NEEDED = {
     "records": ("run_id", *Row._fields),
+    "comparisons": tuple(vocabulary(Comparison)),
     "samples": ("run_id", "case_id", "implementation", "regime", "calls", "time_ms"),
 }
 
@@ -95,6 +96,31 @@ def check_records(
     if predicate is not None:
         _check_summary(records, predicate)
     return records
+
+
+def check_comparisons(
+    folder: Path, plan: Plan, predicate: Predicate | None, records: Sequence[Row]
+) -> int:
+    """Return the number of comparisons, once each is of a record, there once, and of a record that
+    is `ok` if it has a ratio."""
+    path = folder / "comparisons.parquet"
+    rows = _count_rows(path, "comparisons", predicate)
+    statuses = {record.key: record.status for record in records}
+    keys: set[tuple[str, ...]] = set()
+    for part in _parts(path, "comparisons", plan.run_id):
+        _check_words("comparisons", part)
+        columns = ("case_id", "implementation", "regime", "reference", "ratio")
+        for *key, ratio in zip(*(values(part[name]) for name in columns), strict=True):
+            where = f"comparisons.parquet: {key[1]} on {key[0]}"
+            status = statuses.get((key[0], key[1]))
+            if status is None:
+                raise VerificationFailed(f"{where} is no record")
+            if ratio is not None and status != Status.OK:
+                raise VerificationFailed(f"{where} is {status} and yet has a ratio")
+            if tuple(key) in keys:
+                raise VerificationFailed(f"{where} is there twice for {key[2]} and {key[3]}")
+            keys.add(tuple(key))
+    return rows
 
 
 def check_samples(
@@ -200,7 +226,7 @@ def _is_device(named: str, measured: str | None) -> bool:
 
 
 def _count_rows(path: Path, table: str, predicate: Predicate | None) -> int:
-    name, most = f"{table}.parquet", limits.RECORDS if table == "records" else limits.SAMPLES
+    name, most = f"{table}.parquet", getattr(limits, table.upper())
     try:
         rows = check_table(path, most)
     except OutOfBounds as error:
@@ -216,20 +242,19 @@ def read_rows(path: Path, run_id: str) -> list[Row]:
     """Return what the checks need of each record, once all are whole records of that run."""
     rows = []
     for part in _parts(path, "records", run_id):
-        _check_words(part)
+        _check_words("records", part)
         for row in map(Row._make, zip(*(values(part[n]) for n in Row._fields), strict=True)):
             where = f"records.parquet: {row.implementation} on {row.case_id}"
             if row.status != Status.OK and not row.reason:
                 raise VerificationFailed(f"{where} is {row.status} without a reason")
-            if row.status != Status.OK and row.speedup is not None:
-                raise VerificationFailed(f"{where} is {row.status} and yet has a speed-up")
             rows.append(row)
     return rows
 
 
-def _check_words(part: pa.RecordBatch) -> None:
-    """Every record has what all records have, and its words are of their vocabularies."""
-    for name, (word, required) in vocabulary().items():
+def _check_words(table: str, part: pa.RecordBatch) -> None:
+    """Every row has what all rows have, and its words are of their vocabularies."""
+    kind = Record if table == "records" else Comparison
+    for name, (word, required) in vocabulary(kind).items():
         if name not in part.schema.names or not (word or required):
             continue
         for value in pc.unique(part[name]).to_pylist():
@@ -242,7 +267,7 @@ def _check_words(part: pa.RecordBatch) -> None:
             if said:
                 place = values(part[name]).index(value)
                 of = [values(part[column])[place] for column in ("implementation", "case_id")]
-                raise VerificationFailed(f"records.parquet: {of[0]} on {of[1]} {said}")
+                raise VerificationFailed(f"{table}.parquet: {of[0]} on {of[1]} {said}")
 
 
 def _parts(path: Path, table: str, run_id: str) -> Iterator[pa.RecordBatch]:

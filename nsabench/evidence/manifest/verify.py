@@ -24,7 +24,12 @@ from nsabench.evidence.manifest.statement import (
     read_envelope,
     signed,
 )
-from nsabench.evidence.manifest.tables import TABLES, check_records, check_samples
+from nsabench.evidence.manifest.tables import (
+    TABLES,
+    check_comparisons,
+    check_records,
+    check_samples,
+)
 from nsabench.execution.folder import SHARDS
 from nsabench.model.plan import Plan
 from nsabench.signing.signer import read_run_key
@@ -43,6 +48,7 @@ CHECKS = (
     "log",
     "origin",
     "records",
+    "comparisons",
     "samples",
     "trust",
 )
@@ -190,6 +196,8 @@ def _check_contents(report: Report, *, tables: bool) -> None:
         lambda: check_records(folder, plan, predicate, environment, logged),
         lambda r: f"{len(r)} rows",
     )
+    compared = partial(check_comparisons, folder, plan, predicate, records)
+    report.run("comparisons", compared, "{} rows".format)
     check = partial(check_samples, folder, plan, predicate, records, logged.samples)
     report.run("samples", check, "{} rows".format)
 

@@ -71,7 +71,7 @@ class Pair:
         for side, record in both:
             why = side.objects_to(Group.of(record))
             if record.verdict is Verdict.INVALID:
-                why = why or f"in {side.name} {record.reason}"
+                why = why or f"in {side.name} {record.why}"
             if why:
                 return Shift(Difference.INVALID, why, change=change)
         if key not in self.first.samples or key not in self.later.samples:

@@ -99,7 +99,7 @@ def _case(r: Record, baseline: Record | None) -> Sequence[str]:
         number(baseline.queued_ms if baseline else None, ".4g"),
         Ours(f"{r.speedup:.3f} [{r.speedup_lo:.3f}, {r.speedup_hi:.3f}]") if r.speedup else "–",
         # Without a verdict, the reason takes its place.
-        _verdict(r) or f"{r.status}: {r.reason}",
+        _verdict(r) or f"{r.status}: {r.why}",
         _in_queue(r),
     )
 
@@ -118,9 +118,11 @@ def _bear(record: Record, regime: Regime) -> str:
 
 def _in_queue(record: Record) -> str:
     """The verdict against its best baseline in the queue, which may be another."""
-    ratio = record.queue_speedup
-    if ratio is None:
-        return f"queue: {record.queue_verdict}" if record.queue_verdict else "–"
-    interval = f"{record.queue_speedup_lo:.3f} to {record.queue_speedup_hi:.3f}"
-    against = f"against {record.queue_best_baseline}{_bear(record, Regime.QUEUE)}"
-    return f"queue: {record.queue_verdict}, {ratio:.3f} ({interval}) {against}"
+    found = record.compared(Regime.QUEUE)
+    if found is None or not found.verdict:
+        return "–"
+    if found.ratio is None:
+        return f"queue: {found.verdict}"
+    interval = f"{found.lo:.3f} to {found.hi:.3f}"
+    against = f"against {found.against}{_bear(record, Regime.QUEUE)}"
+    return f"queue: {found.verdict}, {found.ratio:.3f} ({interval}) {against}"

@@ -9,7 +9,7 @@ import importlib
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from nsabench.assessment.failures import found_while_measuring
 from nsabench.assessment.pays import CALLED
 from nsabench.assessment.tables import RECORDS
 from nsabench.model.measurement import Ceilings
-from nsabench.model.record import SHAPE, Record
+from nsabench.model.record import SHAPE, Comparison, Record, vocabulary
 from nsabench.model.vocabulary import BENIGN, Catch, Regime, Status
 from nsabench.output import grouped
 from nsabench.output.report import environment, html, shards
@@ -38,7 +38,15 @@ MOST_WRONG = 20
 MOST_LOGS = 30  # excerpts; the run's folder has the whole logs
 MOST_REASONS = 20
 
-COLUMNS = tuple(field.name for field in fields(Record) if field.name != SHAPE)
+COLUMNS = tuple(name for name in vocabulary(Record) if name != SHAPE)
+# What the scripts call the fields of a comparison, by regime: the own one, and the queue.
+COMPARED = {
+    "verdict": "verdict",
+    "best_baseline": "against",
+    "speedup": "ratio",
+    "speedup_lo": "lo",
+    "speedup_hi": "hi",
+}
 # Quantiles of the samples that are kept for each record, by how many records have samples.
 FINE, COARSE = 40, 12
 MANY = 5000
@@ -79,6 +87,9 @@ def data_of(
         rows.append(
             {
                 **{name: getattr(record, name) for name in COLUMNS},
+                **_compared(record.compared(record.regime), ""),
+                **_compared(record.compared(Regime.QUEUE), "queue_"),
+                "reason": record.why,
                 "caution": beside(record, record.regime),
                 "queue_caution": beside(record, Regime.QUEUE),
                 "label": labels.case(record),
@@ -100,6 +111,10 @@ def data_of(
         "axes": {op: labels.axis(op) for op in ops},
         "usual": {op: labels.usual_distribution(op) for op in ops},
     }
+
+
+def _compared(found: Comparison | None, prefix: str) -> dict[str, Any]:
+    return {prefix + name: getattr(found, field, None) for name, field in COMPARED.items()}
 
 
 def _samples(facts: Facts) -> list[list[int] | None]:
@@ -141,7 +156,7 @@ def _faster(facts: Facts) -> dict[str, Any]:
         # Labels of cases leave out the words that all cases of an op share.
         "constant": {op: words for op, words in labels.constant(facts.records).items() if words},
         "several": several,
-        "why_not": sorted({r.reason for r in facts.candidates if r.speedup is None}),
+        "why_not": sorted({r.why for r in facts.candidates if r.speedup is None}),
     }
 
 

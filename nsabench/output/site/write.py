@@ -25,7 +25,14 @@ INDEX = "index.html"
 PAGES = "pages"
 UP = "../../"  # from the page of a run to the site
 DATA = (
-    *("plan.json", "log.jsonl", "environment.json", "records.parquet", "samples.parquet"),
+    *(
+        "plan.json",
+        "log.jsonl",
+        "environment.json",
+        "records.parquet",
+        "comparisons.parquet",
+        "samples.parquet",
+    ),
     *("thresholds.yaml", "selection_report.md"),
 )
 

@@ -108,8 +108,9 @@ def standing(record: Record) -> str:
 
     mark = "*" * record.unproven_verdict + dagger(record.regime)
     said = [f"{record.regime} {record.verdict}{mark}"] if record.verdict else []
-    if record.queue_verdict:
-        said.append(f"{Regime.QUEUE} {record.queue_verdict}{dagger(Regime.QUEUE)}")
+    queue = record.compared(Regime.QUEUE)
+    if queue is not None and queue.verdict:
+        said.append(f"{Regime.QUEUE} {queue.verdict}{dagger(Regime.QUEUE)}")
     return ", ".join(said) or "-"
 
 
