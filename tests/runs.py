@@ -32,7 +32,19 @@ from nsabench.model.log import Begun, Ended, Log, Observed, Session
 from nsabench.model.measurement import Bursts, Ceilings, Conditions, Outcome, Samples
 from nsabench.model.origin import Origin
 from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
-from nsabench.model.vocabulary import MARGIN, Direction, DType, Kind, PassName, Role, Runs, Status
+from nsabench.model.record import Comparison, Record
+from nsabench.model.vocabulary import (
+    MARGIN,
+    Direction,
+    DType,
+    Kind,
+    PassName,
+    Reference,
+    Regime,
+    Role,
+    Runs,
+    Status,
+)
 from nsabench.planning.shards import ALL, canary, share
 from nsabench.signing import Signer
 
@@ -373,6 +385,21 @@ def _environment(gpu: str, torch: str, triton: str) -> str:
     found = collect(described, None)
     card = Gpu(index=0, used=True, name=gpu, compute_capability="9.0")
     return found.model_copy(update={"gpus": [card]}).model_dump_json(indent=1)
+
+
+def with_comparison(
+    record: Record,
+    regime: Regime = Regime.DEVICE,
+    reference: Reference = Reference.BASELINE,
+    **known: Any,
+) -> Record:
+    """Return the record with these values in its comparison, which is made if there is none."""
+    old = record.compared(regime, reference)
+    others = tuple(c for c in record.comparisons if c is not old)
+    place = {"run_id": record.run_id, "case_id": record.case_id}
+    place["implementation"] = record.implementation
+    empty = Comparison(**place, regime=regime, reference=reference)
+    return replace(record, comparisons=(*others, replace(old or empty, **known)))
 
 
 def claim_rows(path: Path, rows: int) -> None:

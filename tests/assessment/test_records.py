@@ -10,7 +10,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from nsabench.assessment import labels
-from nsabench.assessment.tables import RECORDS, SAMPLES, of_records, read_records, schema
+from nsabench.assessment.tables import (
+    COMPARISONS,
+    RECORDS,
+    SAMPLES,
+    of_comparisons,
+    of_records,
+    read_records,
+    schema,
+)
 from nsabench.errors import UsageError
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import (
@@ -21,7 +29,6 @@ from nsabench.model.vocabulary import (
     Mode,
     Role,
     Status,
-    Verdict,
 )
 from tests.runs import make_run
 
@@ -50,11 +57,13 @@ LEAST: dict[str, Any] = {
 
 def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    assert of_records(read_records(run)).equals(pq.read_table(run / "records.parquet"))
+    records = read_records(run)
+    assert of_records(records).equals(pq.read_table(run / "records.parquet"))
+    assert of_comparisons(records).equals(pq.read_table(run / "comparisons.parquet"))
 
 
 def test_unit_and_meaning_stand_in_the_files() -> None:
-    for columns in (RECORDS, SAMPLES):
+    for columns in (RECORDS, COMPARISONS, SAMPLES):
         for field in schema(columns):
             assert set(field.metadata) == {b"unit", b"meaning"} and field.metadata[b"meaning"]
     fields = schema(RECORDS)
@@ -67,11 +76,11 @@ def test_unit_and_meaning_stand_in_the_files() -> None:
 
 
 def test_a_record_has_the_defaults_of_columns_that_are_missing() -> None:
-    record = Record.from_row({**LEAST, "verdict": "faster", "caught": None, "reason": None})
+    record = Record.from_row({**LEAST, "caught": None, "reason": None})
     assert record.key == ("c", "mine")
     assert (record.role, record.status) == (Role.CANDIDATE, Status.OK)
     assert (record.dtype, record.direction) == (DType.BFLOAT16, Direction.FORWARD)
-    assert (record.verdict, record.caught, record.mode) == (Verdict.FASTER, None, Mode.STREAM)
+    assert (record.verdict, record.caught, record.mode) == (None, None, Mode.STREAM)
     assert (record.reason, record.config, record.device_ms) == ("", "", None)
     assert record.shape == {"N": 64, "H": 8, "D": 128, "Dv": 128, "L": 512}
     assert labels.named(record) == "selection_rows N64 H8 D128 L512 bf16 [c]"
@@ -104,26 +113,34 @@ def test_a_newer_record_is_read_as_far_as_it_is_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("table", "change", "sentence"),
     [
-        ({"status": "splendid"}, "holds a record that has the status 'splendid', which is none"),
-        ({"op": None}, "holds a record that has no op"),
+        ("records", {"status": "splendid"}, "record that has the status 'splendid', which is none"),
+        ("records", {"op": None}, "record that has no op"),
+        ("comparisons", {"verdict": "great"}, "comparison that has the verdict 'great', which is"),
+        ("comparisons", {"reference": None}, "comparison that has no reference"),
     ],
 )
-def test_what_is_no_record_is_refused(
-    tmp_path: Path, change: dict[str, Any], sentence: str
+def test_what_is_no_row_is_refused(
+    tmp_path: Path, table: str, change: dict[str, Any], sentence: str
 ) -> None:
-    pq.write_table(pa.Table.from_pylist([{**LEAST, **change}]), tmp_path / "records.parquet")
-    with pytest.raises(UsageError, match=sentence):
-        read_records(tmp_path)
+    path = make_run(tmp_path / "run") / f"{table}.parquet"
+    written = pq.read_table(path)
+    pq.write_table(pa.Table.from_pylist([written.to_pylist()[0] | change], written.schema), path)
+    with pytest.raises(UsageError, match=f"{table}.parquet of .* holds a {sentence}"):
+        read_records(tmp_path / "run")
 
 
-@pytest.mark.parametrize("column", ["speedup", "median_ms", "op", "L"])
-def test_a_column_of_another_type_is_named(tmp_path: Path, column: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [("records", "median_ms"), ("records", "op"), ("records", "L"), ("comparisons", "ratio")],
+)
+def test_a_column_of_another_type_is_named(tmp_path: Path, name: str, column: str) -> None:
     """Also one that a reader could do without: what it holds would fail further on."""
-    table = pq.read_table(make_run(tmp_path / "run") / "records.parquet")
+    path = make_run(tmp_path / "run") / f"{name}.parquet"
+    table = pq.read_table(path)
     values = pa.array([b"x"] * table.num_rows)
     broken = table.set_column(table.schema.get_field_index(column), column, values)
-    pq.write_table(broken, tmp_path / "run" / "records.parquet")
+    pq.write_table(broken, path)
     with pytest.raises(UsageError, match=f"has binary in column {column} and not"):
         read_records(tmp_path / "run")

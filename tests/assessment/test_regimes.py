@@ -11,13 +11,12 @@ import pytest
 from nsabench.assessment.checks import Effect, Finding, Row
 from nsabench.assessment.tables import read_records
 from nsabench.assessment.verdict import Aside, Judgement, judge, look_again
-from nsabench.execution.policy import next_jobs
 from nsabench.model.case import Case
 from nsabench.model.measurement import Bursts, Outcome
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import DType, Mode, PassName, Regime, Role, Status, Verdict
-from tests.runs import Made, add_attempt, confirmation, isolated, log_of, make_plan, make_run
+from nsabench.model.vocabulary import DType, Mode, Regime, Role, Status, Verdict
+from tests.runs import Made, confirmation, isolated, make_run
 
 
 def row(name: str, role: Role, median_ms: float, queued_ms: float | None, **fields: object) -> Row:
@@ -72,7 +71,7 @@ def test_the_queue_has_a_best_baseline_of_its_own() -> None:
         [replace(r, queued_ms=None) for r in ROWS],
     ],
 )
-def test_graphs_calls_at_once_and_older_runs_have_no_queue(rows: list[Row]) -> None:
+def test_graphs_calls_at_once_and_cases_without_bursts_have_no_queue(rows: list[Row]) -> None:
     assert queue(rows) is None
 
 
@@ -122,62 +121,22 @@ def test_a_baseline_that_the_candidate_slows_in_the_queue_counts_as_it_is_alone(
     assert judged.speedup == pytest.approx(0.75)
 
 
-def test_passes_look_at_what_wins_or_hangs_on_little_in_either_regime() -> None:
-    made = Made(flex_ms=lambda _: 0.2, lengths=(64,), shapes=((256, 4, 64),))
-    plan = make_plan(made)
-    infos = [
-        i.model_copy(update={"source": "y"}) if i.role is Role.CANDIDATE else i
-        for i in plan.implementations
-    ]
-    plan = plan.model_copy(update={"implementations": infos, "sources": {"x": "1", "y": "2"}})
-    case_id = plan.cases[0].id
-    lost = Judgement(Verdict.SLOWER, "", "sdpa_gqa", 0.5, 0.49, 0.51)
-    won = Judgement(Verdict.FASTER, "", "flex_attention", 1.21, 1.19, 1.23)
-    log = log_of(plan)
-    for planned in plan.cases:
-        outcomes = [Outcome(implementation=n, status=Status.OK) for n in planned.implementations]
-        add_attempt(log, plan, PassName.FIRST_LOOK, planned.id, outcomes)
-
-    def jobs(judged: Judgement) -> list[tuple[PassName, str, tuple[str, ...]]]:
-        found = next_jobs(plan, log, lambda plan, log: {(case_id, "mine"): judged})
-        return [(job.purpose, job.case.id, job.implementations) for job in found]
-
-    assert jobs(lost) == []
-    close = ("flex_attention", "mine")
-    for judged in (won, replace(lost, queue=won)):
-        assert jobs(judged) == [(PassName.SECOND_LOOK, case_id, close)]
-    ok = [Outcome(implementation=name, status=Status.OK) for name in close]
-    add_attempt(log, plan, PassName.SECOND_LOOK, case_id, ok)
-    baselines = ("sdpa_gqa", "flex_attention")
-    for judged in (won, replace(lost, queue=won)):
-        [(purpose, _, names)] = jobs(judged)
-        assert (purpose, names) == (PassName.ISOLATED_BASELINES, baselines)
-    assert jobs(lost) == []
-
-
 def test_the_record_holds_both_verdicts(tmp_path: Path) -> None:
     made = Made(ratio=lambda _: 1.5, queue_ratio=lambda length: 0.35 if length < 256 else 1.4)
     run = make_run(tmp_path / "run", made)
     records = [r for r in read_records(run) if r.implementation == "mine"]
     assert {r.verdict for r in records} == {Verdict.FASTER}
-    seen = {r.length: r.queue_verdict for r in records}
-    assert seen == {
-        64: Verdict.SLOWER,
-        128: Verdict.SLOWER,
-        256: Verdict.FASTER,
-        512: Verdict.FASTER,
-    }
     for r in records:
-        assert r.queue_best_baseline == "sdpa_gqa" and r.regime is Regime.DEVICE
-        assert r.queue_speedup_lo is not None and r.queue_speedup_hi is not None
-        assert r.queue_speedup_lo <= r.queue_speedup <= r.queue_speedup_hi  # type: ignore[operator]
+        queue = r.compared(Regime.QUEUE)
+        assert queue is not None and r.regime is Regime.DEVICE
+        assert queue.verdict is (Verdict.SLOWER if r.length < 256 else Verdict.FASTER)
+        assert queue.against == "sdpa_gqa"
+        assert queue.lo <= queue.ratio <= queue.hi  # type: ignore[operator]
 
 
-def test_a_run_of_before_there_were_bursts_says_nothing_of_the_queue(tmp_path: Path) -> None:
+def test_without_bursts_nothing_is_compared_in_the_queue(tmp_path: Path) -> None:
     records = read_records(make_run(tmp_path / "run", Made()))
-    assert {(r.queue_verdict, r.queue_best_baseline, r.queue_reason) for r in records} == {
-        (None, "", "")
-    }
+    assert {r.compared(Regime.QUEUE) for r in records} == {None}
 
 
 def test_a_record_in_graph_mode_is_of_that_regime(tmp_path: Path) -> None:
@@ -194,7 +153,8 @@ def test_a_record_in_graph_mode_is_of_that_regime(tmp_path: Path) -> None:
     records: list[Record] = read_records(make_run(tmp_path / "run", made, change=in_graphs))
     mine = [r for r in records if r.implementation == "mine"]
     assert {r.regime for r in mine} == {Regime.GRAPH}
-    assert {r.queue_verdict for r in mine} == {None} and all(r.verdict for r in mine)
+    assert {c.regime for r in mine for c in r.comparisons} == {Regime.GRAPH}
+    assert all(r.verdict for r in mine)
 
 
 def test_equal_pairs_are_seldom_called_unequal_in_the_queue() -> None:

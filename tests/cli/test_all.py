@@ -16,9 +16,10 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from nsabench.assessment.tables import read_records
 from nsabench.execution import log
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import PassName, Status
+from nsabench.model.vocabulary import PassName, Regime, Status, Verdict
 from tests import forked
 from tests.cli.conftest import TINY, Nsabench, command, complete
 from tests.runs import Made, make_run
@@ -74,7 +75,8 @@ def test_samples_are_interleaved_in_changing_order(finished: Path) -> None:
     case_id = samples[0]["case_id"]
     rounds: dict[int, list[tuple[int, str]]] = {}
     for s in samples:
-        if s["case_id"] == case_id and s["implementation"] in ("sdpa_gqa", "bmm_softmax"):
+        names = ("sdpa_gqa", "bmm_softmax")
+        if (s["case_id"], s["regime"]) == (case_id, "device") and s["implementation"] in names:
             rounds.setdefault(s["round"], []).append((s["order"], s["implementation"]))
     assert len(rounds) == 12
     assert all(len(pair) == 2 for pair in rounds.values())
@@ -84,7 +86,9 @@ def test_samples_are_interleaved_in_changing_order(finished: Path) -> None:
 def test_an_interpreted_candidate_is_checked_and_not_timed(finished: Path) -> None:
     found = [r for r in records(finished) if r["implementation"] == "rows_group"]
     assert {r["status"] for r in found} == {"ok"}
-    assert {(r["median_ms"], r["speedup"]) for r in found} == {(None, None)}
+    assert {r["median_ms"] for r in found} == {None}
+    compared = pq.read_table(finished / "comparisons.parquet").to_pylist()
+    assert {c["ratio"] for c in compared if c["implementation"] == "rows_group"} == {None}
     assert all(r["reason"] for r in records(finished) if r["status"] != "ok")
     assert all("interpreter is not timed" in r["notes"] for r in found)
     assert all(r["config"] for r in found)
@@ -316,14 +320,14 @@ def test_a_candidate_that_slows_its_neighbours_wins_nothing_by_it(
     tiny.write_text(text.replace("[8, 16, 24]", "16"))
     run = tmp_path / "run"
     nsabench("all", tiny, "--device", "cpu", "--out", run, "--kernels", kernels)
-    by_name = {r["implementation"]: r for r in records(run)}
-    mine = by_name["mine"]
-    beside = by_name[mine["best_baseline"]]["median_ms"] / mine["median_ms"]
+    by_name = {r.implementation: r for r in read_records(run)}
+    mine = by_name["mine"].compared(Regime.DEVICE)
+    beside = by_name[mine.against].median_ms / by_name["mine"].median_ms
     assert beside > 3, "the neighbours were not slowed: the test shows nothing"
-    assert mine["speedup"] < 0.6 * beside, mine
-    assert mine["speedup_lo"] <= mine["speedup"] <= mine["speedup_hi"]
-    assert mine["verdict"] != "faster"
-    assert "never imported a candidate" in mine["reason"]
+    assert mine.ratio < 0.6 * beside, mine
+    assert mine.lo <= mine.ratio <= mine.hi
+    assert mine.verdict is not Verdict.FASTER
+    assert "never imported a candidate" in mine.reason
 
 
 def test_interrupt_exits_130_and_is_resumable(

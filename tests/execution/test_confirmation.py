@@ -15,7 +15,7 @@ from nsabench.assessment.failures import failures
 from nsabench.assessment.results import Part, Results, assemble
 from nsabench.assessment.verdict import Aside, Judgement, Key, hangs_on_little, judge, look_again
 from nsabench.model.measurement import Ceilings, Conditions, Outcome, Samples
-from nsabench.model.vocabulary import DType, PassName, Role, Status, Verdict
+from nsabench.model.vocabulary import DType, PassName, Regime, Role, Status, Verdict
 from tests.runs import (
     Made,
     add_attempt,
@@ -68,7 +68,7 @@ def verdict(
         ("c", "mine"): samples(1.0, spread, count=count),
         ("c", "best"): samples(ratio, spread, step=3, count=count),
     }
-    first = judge(rows, taken, findings)
+    first = judge(rows, taken, findings, Regime.DEVICE)
     seconds = {"c": second} if second else {}
     mine = ("c", "mine")
     asides = {mine: Aside(alone, "best")} if alone else {}
@@ -244,7 +244,7 @@ def test_a_baseline_that_was_dropped_early_cannot_become_the_best_by_drift() -> 
         ("c", "best"): Samples(round=list(range(200)), time_ms=late),
         ("c", "dropped"): Samples(round=list(range(20)), time_ms=[1.12] * 20),
     }
-    judgement = judge(rows, taken, ())["c", "mine"]
+    judgement = judge(rows, taken, (), Regime.DEVICE)["c", "mine"]
     assert (judgement.verdict, judgement.best_baseline) == (Verdict.SAME, "best")
 
 

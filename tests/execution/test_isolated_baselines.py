@@ -18,7 +18,7 @@ from nsabench.model.job import Death
 from nsabench.model.measurement import Bursts, Ceilings, Outcome, Samples
 from nsabench.model.plan import Plan
 from nsabench.model.source import Source
-from nsabench.model.vocabulary import PassName, Role, Status, Verdict
+from nsabench.model.vocabulary import PassName, Regime, Role, Status, Verdict
 from tests.execution.test_policy import ONE as SMALL
 from tests.execution.test_policy import with_baselines
 from tests.runs import add_attempt, log_of, make_plan, outcomes_of, spoilt, timed
@@ -34,7 +34,7 @@ def judged(
     death: Death | None = None,
     ceilings: Ceilings | None = None,
 ) -> Mapping[Key, Judgement]:
-    """The verdicts of a run. beside: more baselines in the main pass. apart: the isolated ones;
+    """The verdicts on the device. beside: more baselines in the main pass. apart: the isolated ones;
     death: how their worker ended."""
     log, rng = log_of(plan, ceilings=ceilings), np.random.default_rng(0)
     for planned in plan.cases:
@@ -43,7 +43,7 @@ def judged(
         if apart or death:
             isolated = PassName.ISOLATED_BASELINES
             add_attempt(log, plan, isolated, planned.id, apart, death=death)
-    return judge(plan, log)
+    return judge(plan, log)[Regime.DEVICE]
 
 
 def baseline(name: str, median_ms: float, **update: float) -> Outcome:

@@ -23,7 +23,7 @@ from nsabench.model.description import Described
 from nsabench.model.log import Begun, Ended, Entry
 from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import PassName
+from nsabench.model.vocabulary import PassName, Regime
 from nsabench.signing import Signer
 from nsabench.signing.signer import RUN_KEY, make_run_key, read_run_key
 from tests.runs import Made, log_of, make_plan, make_run, session_of
@@ -211,7 +211,8 @@ def test_samples_that_no_timer_takes_are_no_line(tmp_path: Path, nonsense: dict[
 
     write(samples)
     [attempt] = read(path).attempts
-    results = Results([], {("c", "mine"): (0, attempt.outcomes[0].samples)}, {}, [], {})
+    timed = {("c", "mine", Regime.DEVICE): (0, attempt.outcomes[0].samples)}
+    results = Results([], timed, [])
     parquet.write(results, "run", tmp_path)
     written = pq.read_table(tmp_path / "samples.parquet")
     assert written["time_ms"].to_pylist() == [0.2, 0.3]

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import pytest
 
 from nsabench.assessment.attempts import CaseState, states_of
-from nsabench.assessment.verdict import Judgement, Key
+from nsabench.assessment.verdict import InRegime, Judgement
 from nsabench.execution.policy import next_jobs
 from nsabench.model.case import FixedCount, RatioCI
 from nsabench.model.job import Death, EarlyExit, Job
 from nsabench.model.log import Begun, Ended, Log, Observed
 from nsabench.model.measurement import Conditions, Outcome
 from nsabench.model.plan import ImplementationInfo, Plan
-from nsabench.model.vocabulary import Mode, PassName, Role, Runs, Status, Verdict
+from nsabench.model.vocabulary import Mode, PassName, Regime, Role, Runs, Status, Verdict
 from tests.execution.supervisor.conftest import MakePlan
 from tests.execution.supervisor.conftest import make_plan as make_plan
 from tests.runs import OP, Made, log_of
@@ -37,7 +37,7 @@ def hang(suspect: str, phase: str = "parity") -> Death:
     return Death(status=Status.TIMEOUT, reason="too slow", suspect=suspect, phase=phase)
 
 
-def nothing_judged(plan: Plan, log: Log) -> Mapping[Key, Judgement]:
+def nothing_judged(plan: Plan, log: Log) -> InRegime:
     return {}
 
 
@@ -50,7 +50,7 @@ class Player:
         world: World = lambda job: Conditions(),
         *,
         sandbox: str = "",
-        judge: Callable[[Plan, Log], Mapping[Key, Judgement]] = nothing_judged,
+        judge: Callable[[Plan, Log], InRegime] = nothing_judged,
     ) -> None:
         self.plan, self.world, self.judge = plan, world, judge
         self.log = log_of(plan)
@@ -274,9 +274,11 @@ def with_baselines(plan: Plan, *more: str) -> Plan:
     return plan.model_copy(update={"implementations": infos, "cases": cases, "sources": sources})
 
 
-def judging(**verdicts: Judgement) -> Callable[[Plan, Log], Mapping[Key, Judgement]]:
-    """Judges the candidate on the first case so, by candidate."""
-    return lambda plan, log: {(plan.cases[0].id, name): j for name, j in verdicts.items()}
+def judging(**verdicts: Judgement) -> Callable[[Plan, Log], InRegime]:
+    """Judge the candidate on the first case like this, by regime."""
+    return lambda plan, log: {
+        Regime(regime): {(plan.cases[0].id, "mine"): j} for regime, j in verdicts.items()
+    }
 
 
 WON = Judgement(Verdict.FASTER, best_baseline="sdpa_gqa", speedup=2, speedup_lo=1.9, speedup_hi=2.1)
@@ -291,7 +293,7 @@ def later(player: Player, purpose: PassName) -> list[Job]:
 
 def test_isolated_baselines_come_from_clean_sources_and_are_timed_briefly() -> None:
     plan = with_baselines(made_plan(ONE), "other", "own")
-    player = Player(plan, judge=judging(mine=WON))
+    player = Player(plan, judge=judging(device=WON))
     [job] = later(player, PassName.ISOLATED_BASELINES)
     assert (job.implementations, job.sources) == (("sdpa_gqa", "other"), ("pkg",))
     assert job.case.timing.stopping == RatioCI(min_rounds=10, max_rounds=10, budget_s=0.5)
@@ -303,19 +305,19 @@ def test_isolated_baselines_come_from_clean_sources_and_are_timed_briefly() -> N
     "judgement", [Judgement(Verdict.SLOWER), Judgement(Verdict.INCONCLUSIVE), Judgement()]
 )
 def test_without_a_winner_nothing_is_isolated(judgement: Judgement) -> None:
-    player = Player(with_baselines(made_plan(ONE)), judge=judging(mine=judgement))
+    player = Player(with_baselines(made_plan(ONE)), judge=judging(device=judgement))
     assert {job.purpose for job in player.jobs} == {PassName.FIRST_LOOK}
 
 
 def test_a_winner_in_any_regime_counts() -> None:
-    judgement = Judgement(Verdict.SAME, queue=WON)
-    player = Player(with_baselines(made_plan(ONE)), judge=judging(mine=judgement))
+    judge = judging(device=Judgement(Verdict.SAME), queue=WON)
+    player = Player(with_baselines(made_plan(ONE)), judge=judge)
     assert len(later(player, PassName.ISOLATED_BASELINES)) == 1
 
 
 def test_where_all_baselines_come_with_a_candidate_nothing_is_isolated() -> None:
     plan = made_plan(ONE).model_copy(update={"sources": {"x": "a"}})
-    player = Player(plan, judge=judging(mine=WON))
+    player = Player(plan, judge=judging(device=WON))
     assert later(player, PassName.ISOLATED_BASELINES) == []
 
 
@@ -324,19 +326,11 @@ def test_a_verdict_that_is_close_to_a_limit_is_confirmed_first() -> None:
     queue = Judgement(
         Verdict.SLOWER, best_baseline="flex", speedup=0.99, speedup_lo=0.985, speedup_hi=0.995
     )
-    both = Judgement(
-        Verdict.FASTER,
-        best_baseline="sdpa_gqa",
-        speedup=1.2,
-        speedup_lo=1.19,
-        speedup_hi=1.21,
-        queue=queue,
-    )
-    player = Player(plan, judge=judging(mine=both))
+    player = Player(plan, judge=judging(device=CLOSE, queue=queue))
     purposes = list(dict.fromkeys(job.purpose for job in player.jobs))
     assert purposes[1:] == [PassName.SECOND_LOOK, PassName.ISOLATED_BASELINES]
     [job] = later(player, PassName.SECOND_LOOK)
-    assert job.implementations == ("sdpa_gqa", "flex", "mine")
+    assert job.implementations == ("flex", "sdpa_gqa", "mine")
     assert job.sources == ("mine.py", "pkg")
 
 
@@ -350,7 +344,7 @@ def test_an_isolated_baseline_that_ends_the_worker_is_left_out() -> None:
                     return death
         return Conditions()
 
-    player = Player(plan, world, judge=judging(mine=WON))
+    player = Player(plan, world, judge=judging(device=WON))
     state = player.state(PassName.ISOLATED_BASELINES)
     assert [o.status for o in state.outcomes] == [Status.OK, Status.TIMEOUT, Status.CRASHED]
     assert state.reason == ""
@@ -359,7 +353,7 @@ def test_an_isolated_baseline_that_ends_the_worker_is_left_out() -> None:
 @pytest.mark.parametrize("purpose", [PassName.SECOND_LOOK, PassName.ISOLATED_BASELINES])
 def test_a_later_pass_that_dies_without_a_suspect_gives_up(purpose: PassName) -> None:
     world: World = lambda job: crash() if job.purpose is purpose else Conditions()  # noqa: E731
-    player = Player(with_baselines(made_plan(ONE)), world, judge=judging(mine=CLOSE))
+    player = Player(with_baselines(made_plan(ONE)), world, judge=judging(device=CLOSE))
     assert len(later(player, purpose)) == 1
     state = player.state(purpose)
     assert (state.outcomes, state.reason) == ([], "SIGSEGV")
@@ -375,7 +369,7 @@ def test_which_baselines_may_leave_early() -> None:
     )
     promised = cases[1].case.model_copy(update={"timing": timing})
     cases[1] = cases[1].model_copy(update={"case": promised})
-    player = Player(plan.model_copy(update={"cases": cases}), judge=judging(mine=WON))
+    player = Player(plan.model_copy(update={"cases": cases}), judge=judging(device=WON))
     first, second = later(player, PassName.FIRST_LOOK)
     names = ("sdpa_gqa", "other")
     assert first.early_exit == EarlyExit(baselines=names, stay=2, least_ms=20.0)
@@ -396,7 +390,7 @@ def test_the_canary_comes_last() -> None:
 def test_a_run_that_stops_anywhere_goes_on_to_the_same_end(stop: int) -> None:
     """The jobs that are left are those that had not ended."""
     plan = with_baselines(made_plan(Made(lengths=(64, 128))))
-    whole = Player(plan, judge=judging(mine=CLOSE))
+    whole = Player(plan, judge=judging(device=CLOSE))
     log = log_of(plan)
     for job in whole.jobs[:stop]:
         log.add(Begun(job=job))
@@ -404,4 +398,4 @@ def test_a_run_that_stops_anywhere_goes_on_to_the_same_end(stop: int) -> None:
             outcome = Outcome(implementation=name, status=Status.OK, session=job.attempt)
             log.add(Observed(outcome=outcome))
         log.add(Ended())
-    assert next_jobs(plan, log, judging(mine=CLOSE))[0] == whole.jobs[stop]
+    assert next_jobs(plan, log, judging(device=CLOSE))[0] == whole.jobs[stop]

@@ -12,9 +12,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from nsabench.assessment.tables import read_records
 from nsabench.execution.supervisor.executor import WorkerExecutor
 from nsabench.model.case import Case
-from nsabench.model.vocabulary import Direction, DType, Status
+from nsabench.model.vocabulary import Direction, DType, Role, Status, Verdict
 
 torch = pytest.importorskip("torch")
 pytestmark = [
@@ -294,12 +295,11 @@ def test_work_on_a_stream_of_its_own_beside_the_others_wins_nothing(tmp_path: Pa
         timeout=280,
         check=False,
     )
-    found = pq.read_table(tmp_path / "run" / "records.parquet").to_pylist()
-    mine = [r for r in found if r["implementation"] == "mine"]
+    mine = [r for r in read_records(tmp_path / "run") if r.implementation == "mine"]
     for r in mine:
-        print(r["length"], r["status"], r["verdict"], r["speedup"], r["speedup_lo"], r["reason"])
+        print(r.length, r.status, r.verdict, r.speedup, r.speedup_lo, r.why)
     assert len(mine) == 2, done.stderr
-    assert all(r["verdict"] != "faster" for r in mine)
+    assert all(r.verdict is not Verdict.FASTER for r in mine)
 
 
 WAITS = """
@@ -452,10 +452,10 @@ def test_no_stream_of_the_workers_is_one_of_torchs() -> None:
 def test_an_implementation_does_not_beat_itself(tmp_path: Path) -> None:
     """A few of the 200 cells of `just gpu-self-check` (docs/explanation/measurement.md)."""
     matrix = (HERE / "self_check.yaml").read_text().replace("[128, 256, 512, 1024, 2048]", "1024")
-    records = run(tmp_path, matrix, "--kernels", HERE / "self_check.py")
-    verdicts = [r["verdict"] for r in records if r["role"] == "candidate"]
+    run(tmp_path, matrix, "--kernels", HERE / "self_check.py")
+    verdicts = [r.verdict for r in read_records(tmp_path / "run") if r.role is Role.CANDIDATE]
     assert len(verdicts) == 40
-    assert sum(v in ("faster", "slower") for v in verdicts) <= 1
+    assert sum(v in (Verdict.FASTER, Verdict.SLOWER) for v in verdicts) <= 1
 
 
 def test_a_worker_that_waits_holds_no_memory() -> None:

@@ -11,9 +11,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
+from nsabench.assessment.tables import read_records
+from nsabench.model.vocabulary import Regime, Role, Status, Verdict
 from tests.checking import arm_of, sets_of
 
 torch = pytest.importorskip("torch")
@@ -177,19 +178,20 @@ def test_the_controls_of_the_queue_are_caught_and_candidates_are_judged(tmp_path
         env={**os.environ, "CI": "1"},
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
-    records = pq.read_table(tmp_path / "run" / "records.parquet").to_pylist()
-    queue = {r["implementation"]: r for r in records if r["caught_by"] in ("host", "burst")}
-    assert {name: r["caught"] for name, r in queue.items()} == {
+    records = read_records(tmp_path / "run")
+    queue = {r.implementation: r for r in records if r.caught_by in ("host", "burst")}
+    assert {name: r.caught for name, r in queue.items()} == {
         "needless_python": "caught",
         "thousand_launches": "caught",
         "hidden_in_a_thread": "caught",
-    }, [(r["implementation"], r["status"], r["reason"]) for r in queue.values()]
-    assert queue["thousand_launches"]["launches"] >= 1000
+    }, [(r.implementation, r.status, r.reason) for r in queue.values()]
+    assert queue["thousand_launches"].launches >= 1000
     # Where that fills the device's queue, the finding rests on what its kernels take by themselves.
-    assert queue["thousand_launches"]["kernels_us"] < 1e3 * queue["thousand_launches"]["queued_ms"]
-    mine = [r for r in records if r["role"] == "candidate" and r["status"] == "ok"]
+    assert queue["thousand_launches"].kernels_us < 1e3 * queue["thousand_launches"].queued_ms
+    mine = [r for r in records if r.role is Role.CANDIDATE and r.status is Status.OK]
     assert mine
     for r in mine:
-        assert r["launches"] >= 1 and r["queue_verdict"] is not None
-        assert r["host_p20_us"] <= r["host_us"] <= r["host_p80_us"]
-        assert r["queue_verdict"] == "inconclusive" or r["queue_speedup_lo"] is not None
+        found = r.compared(Regime.QUEUE)
+        assert r.launches >= 1 and found is not None and found.verdict is not None
+        assert r.host_p20_us <= r.host_us <= r.host_p80_us
+        assert found.verdict is Verdict.INCONCLUSIVE or found.lo is not None

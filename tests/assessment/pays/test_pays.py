@@ -9,11 +9,22 @@ import pytest
 
 from nsabench.assessment import pays
 from nsabench.assessment.checks.row import Row
-from nsabench.assessment.pays.against import DeviceClock, QueueClock, against_alternatives
+from nsabench.assessment.pays.against import against_alternatives
 from nsabench.model.measurement import Bursts, Conditions, Samples
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Catch, Direction, DType, Mode, Pays, Regime, Role, Status
+from nsabench.model.vocabulary import (
+    Catch,
+    Direction,
+    DType,
+    Mode,
+    Pays,
+    Reference,
+    Regime,
+    Role,
+    Status,
+)
 from nsabench.output.terminal import outcome
+from tests.runs import with_comparison
 
 SHAPE = {"B": 1, "HQ": 64, "H": 4, "D": 128, "Dv": 128, "block": 32, "stride": 16}
 SHAPE |= {"block_size": 64, "n_selected": 16, "window": 512}
@@ -39,10 +50,14 @@ def record(
         "median_ms": 1.0,
         "gpu_name": "GPU",
     }
-    if ratio is not None:
-        known |= {"best_alternative": "dense", "against_alternative": ratio}
-        known |= {"against_alternative_lo": ratio * 0.99, "against_alternative_hi": ratio * 1.01}
-    return Record(**(known | more))  # type: ignore[arg-type]
+    made = Record(**(known | more))  # type: ignore[arg-type]
+    return made if ratio is None else paying(made, Regime.DEVICE, "dense", ratio, 0.01)
+
+
+def paying(record: Record, regime: Regime, against: str, ratio: float, width: float) -> Record:
+    """The record with a ratio to an alternative."""
+    found = {"ratio": ratio, "lo": ratio * (1 - width), "hi": ratio * (1 + width)}
+    return with_comparison(record, regime, Reference.ALTERNATIVE, against=against, **found)
 
 
 def ladder(ratios: dict[int, float | None], **more: object) -> list[Record]:
@@ -58,13 +73,11 @@ def queued(records: Sequence[Record], ratios: dict[int, float | None]) -> list[R
     """The same with what was seen of calls one behind the other, with the controls of that."""
     found = []
     for r in records:
-        more = {"queued_ms": 2.0}
         ratio = ratios.get(r.length)
+        own = replace(r, queued_ms=2.0)
         if r.role is Role.CANDIDATE and ratio is not None:
-            more |= {"queue_best_alternative": "lean", "queue_against_alternative": ratio}
-            more |= {"queue_against_alternative_lo": ratio * 0.98}
-            more |= {"queue_against_alternative_hi": ratio * 1.02}
-        found.append(replace(r, **more))
+            own = paying(own, Regime.QUEUE, "lean", ratio, 0.02)
+        found.append(own)
         if r.role is Role.ALTERNATIVE:
             found.append(replace(r, implementation="lean", queued_ms=1.0))
     length = records[0].length
@@ -174,7 +187,7 @@ def test_the_best_valid_implementation_stands_for_the_op() -> None:
     wrong = record(8192, "broken", Role.CANDIDATE, status=Status.WRONG, median_ms=None)
     assert only([*ladder({8192: 1.5}), slow, wrong]).length == 8192
     [nsa, *others] = ladder({8192: 1.5})
-    failed = replace(nsa, status=Status.WRONG, median_ms=None, against_alternative=None)
+    failed = replace(nsa, status=Status.WRONG, median_ms=None, comparisons=())
     assert only([failed, *others, slow]).cells[0].implementation == "torch_nsa"
 
 
@@ -224,7 +237,7 @@ def test_the_ratio_is_to_the_fastest_valid_alternative_of_the_same_session() -> 
         row("cheat", Role.CONTROL, 0.1),
     ]
     samples = {("c", r.implementation): timed(r.median_ms or 1.0) for r in rows}
-    found = against_alternatives(rows, DeviceClock(samples))
+    found = against_alternatives(rows, samples, Regime.DEVICE)
     assert {name: a.alternative for (_, name), a in found.items()} == {
         "nsa": "dense",
         "torch_nsa": "dense",
@@ -240,7 +253,7 @@ def test_under_the_power_cap_a_ratio_may_be_off_by_as_much_as_the_clock_moved() 
     rows = [row("nsa", Role.CANDIDATE, 1.0), row("dense", Role.ALTERNATIVE, 1.5)]
     rows = [replace(r, conditions=capped) for r in rows]
     samples = {("c", r.implementation): timed(r.median_ms or 1.0) for r in rows}
-    ratio = against_alternatives(rows, DeviceClock(samples))["c", "nsa"].ratio
+    ratio = against_alternatives(rows, samples, Regime.DEVICE)["c", "nsa"].ratio
     assert (ratio.value, ratio.lo, ratio.hi) == pytest.approx((1.5, 1.2, 1.875), rel=0.02)
 
 
@@ -272,7 +285,7 @@ def test_the_queue_is_a_decision_of_its_own() -> None:
 def test_who_is_quickest_in_the_queue_stands_for_the_op_there() -> None:
     rows = queued(ladder({8192: 2.0}), {8192: 0.5})
     lean = replace(rows[0], implementation="small", median_ms=9.0, queued_ms=0.5)
-    rows.append(replace(lean, queue_against_alternative=2.0, queue_against_alternative_lo=1.9))
+    rows.append(paying(lean, Regime.QUEUE, "lean", 2.0, 0.05))
     in_queue, on_device = pays.decide(rows)
     assert in_queue.cells[0].implementation == "small" and in_queue.answer is Pays.FROM
     assert on_device.cells[0].implementation == "nsa"
@@ -288,7 +301,7 @@ def test_a_control_of_the_queue_that_got_away_or_never_ran_decides_nothing_there
     assert in_queue.answer is Pays.NOT_DECIDED and "burst" in in_queue.why
 
 
-def test_runs_of_before_there_was_such_a_ratio_say_nothing_of_the_queue() -> None:
+def test_without_a_ratio_in_the_queue_nothing_is_decided_there() -> None:
     assert [p.regime for p in pays.decide(queued(ladder({8192: 2.0}), {}))] == [Regime.DEVICE]
 
 
@@ -303,8 +316,8 @@ def test_replays_and_calls_at_once_have_no_queue() -> None:
                 ("dense", Role.ALTERNATIVE, 2.0),
             )
         ]
-        clock = QueueClock({("c", r.implementation): bursts for r in rows})
-        assert len(against_alternatives(rows, clock)) == times
+        taken = {("c", r.implementation): bursts for r in rows}
+        assert len(against_alternatives(rows, taken, Regime.QUEUE)) == times
 
 
 def test_the_ratio_in_the_queue_is_of_bursts_and_of_its_own_best() -> None:
@@ -316,7 +329,7 @@ def test_the_ratio_in_the_queue_is_of_bursts_and_of_its_own_best() -> None:
     taken = {
         ("c", r.implementation): Bursts(calls=[2] * 8, time_ms=[r.queued_ms] * 8) for r in rows
     }
-    found = against_alternatives(rows, QueueClock(taken))["c", "nsa"]
+    found = against_alternatives(rows, taken, Regime.QUEUE)["c", "nsa"]
     assert (found.alternative, found.ratio.value) == ("lean", pytest.approx(0.5))
     few = {**taken, ("c", "lean"): Bursts(calls=[2] * 4, time_ms=[3.0] * 4)}
-    assert against_alternatives(rows, QueueClock(few)) == {}
+    assert against_alternatives(rows, few, Regime.QUEUE) == {}

@@ -26,7 +26,7 @@ from nsabench.cli.threshold import command
 from nsabench.errors import UsageError
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Direction, Status, Verdict
-from tests.runs import Made, make_run
+from tests.runs import Made, make_run, with_comparison
 
 
 def decide(tmp_path: Path, made: Made) -> Decision:
@@ -254,8 +254,6 @@ A_RECORD = {
     "length": 64,
     "distribution": "dense",
     "status": "ok",
-    "verdict": "faster",
-    "speedup_lo": 1.5,
     "caught": "caught",
     "gpu_name": "NVIDIA H200",
     "torch": "2.11.0",
@@ -266,23 +264,20 @@ A_RECORD = {
 }
 
 
-def rows_of(op: str, lengths: dict[int, float], distribution: str = "dense") -> list[Cell]:
+def rows_of(op: str, lengths: dict[int, float]) -> list[Cell]:
     """Through records, as a run gives them; `lengths` to the lower end of the speed-up."""
-    rows = [
-        {
-            **A_RECORD,
-            "case_id": f"{op} {distribution} {length}",
-            "op": op,
-            "role": role,
-            "length": length,
-            "distribution": distribution,
-            "verdict": "faster" if lo > 1 else "same",
-            "speedup_lo": lo,
-        }
+    records = [
+        with_comparison(
+            Record.from_row(
+                {**A_RECORD, "case_id": f"{op} {length}", "op": op, "role": role, "length": length}
+            ),
+            verdict=Verdict.FASTER,
+            lo=lo,
+        )
         for length, lo in lengths.items()
         for role in ("candidate", "control")
     ]
-    evidence = of_records([Record.from_row(row) for row in rows])
+    evidence = of_records(records)
     assert evidence.objections == []
     return evidence.tested
 
@@ -396,8 +391,8 @@ def test_what_cannot_be_patched_is_refused(tmp_path: Path) -> None:
 
 def test_a_backward_has_no_say(tmp_path: Path) -> None:
     records = read_records(make_run(tmp_path / "run"))
-    backward = {"direction": Direction.BACKWARD, "verdict": Verdict.SLOWER, "speedup_lo": 0.5}
-    slow = [replace(record, **backward) for record in records]
+    backward = [replace(record, direction=Direction.BACKWARD) for record in records]
+    slow = [with_comparison(record, verdict=Verdict.SLOWER, lo=0.5) for record in backward]
     [decision] = decide_all([of_records([*records, *slow])])
     assert decision.min_length == 256
 

@@ -88,7 +88,7 @@ def hash_again(run: Path, name: str) -> str:
     return digest
 
 
-@pytest.mark.parametrize("table", ["records", "samples"])
+@pytest.mark.parametrize("table", ["records", "comparisons", "samples"])
 def test_no_column_is_asked_for_by_the_name_of_another(
     archive: Archive, signed: MakeSigned, table: str
 ) -> None:

@@ -364,23 +364,26 @@ def test_columns_that_are_none(
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("name", "changed", "said"),
     [
-        ({"op": None}, "has no op"),
-        ({"verdict": "great"}, "has the verdict 'great', which is none"),
-        ({"status": "wrong", "reason": ""}, "is wrong without a reason"),
-        ({"status": "wrong", "reason": None}, "is wrong without a reason"),
-        ({"status": "wrong", "reason": "x", "speedup": 2.0}, "is wrong and yet has a speed-up"),
+        ("records", {"op": None}, "has no op"),
+        ("records", {"status": "wrong", "reason": ""}, "is wrong without a reason"),
+        ("records", {"status": "wrong", "reason": None}, "is wrong without a reason"),
+        ("comparisons", {"verdict": "great"}, "has the verdict 'great', which is none"),
+        ("comparisons", {"regime": None}, "has no regime"),
+        ("comparisons", {"implementation": "none"}, "is no record"),
+        ("comparisons", {"implementation": "zero_output"}, "is wrong and yet has a ratio"),
+        ("comparisons", {}, "is there twice for device and baseline"),
     ],
 )
-def test_the_one_record_that_is_none_is_named(
-    run: Path, changed: dict[str, Any], said: str
+def test_the_one_row_that_is_none_is_named(
+    run: Path, name: str, changed: dict[str, Any], said: str
 ) -> None:
-    path = run / "records.parquet"
+    path = run / f"{name}.parquet"
     table = pq.read_table(path)
     rows = table.to_pylist()
-    rows[-1].update(changed)
+    rows[-1].update(changed or rows[0])
     pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path)
-    where = f"records.parquet: {rows[-1]['implementation']} on {rows[-1]['case_id']}"
+    where = f"{name}.parquet: {rows[-1]['implementation']} on {rows[-1]['case_id']}"
     (run / MANIFEST).unlink()
-    assert verify(run, require=Trust.UNSIGNED).broken == f"records: {where} {said}"
+    assert verify(run, require=Trust.UNSIGNED).broken == f"{name}: {where} {said}"

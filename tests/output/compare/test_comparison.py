@@ -10,15 +10,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nsabench.assessment.tables import read_records
+from nsabench.assessment.tables import of_comparisons, read_records
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import seal
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.model.measurement import Ceilings, Conditions
-from nsabench.model.vocabulary import Role, Status
+from nsabench.model.vocabulary import Role, Status, Verdict
 from nsabench.output.compare import Change, Difference, compare, document, markdown, read
 from tests.output.compare.conftest import Compared, failures
-from tests.runs import LENGTHS, SIGNER, Made, make_run
+from tests.runs import LENGTHS, SIGNER, Made, make_run, with_comparison
 
 STEADY = Made(ratio=lambda _: 1.5)
 NEWER = replace(STEADY, run_id="20260201T000000Z-abc124", torch="2.13.0", triton="3.7.1", seed=1)
@@ -224,9 +224,11 @@ def test_a_time_that_does_not_grow_with_the_work_is_no_slower(compared: Compared
 
 def test_cells_that_are_invalid_have_no_ratio(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / "a", STEADY), make_run(tmp_path / "b", NEWER)]
-    records = read_records(folders[1])
-    verdicts = ["invalid" if r.verdict and r.length == 64 else r.verdict for r in records]
-    changed(folders[1], "verdict", verdicts)  # type: ignore[arg-type]
+    records = [
+        with_comparison(r, verdict=Verdict.INVALID) if r.verdict and r.length == 64 else r
+        for r in read_records(folders[1])
+    ]
+    pq.write_table(of_comparisons(records), folders[1] / "comparisons.parquet")
     for cell in compare(read(folders)).cells:
         invalid = cell.role is Role.CANDIDATE and cell.length == 64
         assert (cell.shifts[0].difference is Difference.INVALID) == invalid

@@ -11,7 +11,7 @@ import pytest
 from nsabench import ops, registry
 from nsabench.assessment import checks
 from nsabench.assessment.checks import Effect
-from nsabench.assessment.tables import RECORDS, SAMPLES
+from nsabench.assessment.tables import COMPARISONS, RECORDS, SAMPLES
 from nsabench.assessment.threshold import decide_run
 from nsabench.assessment.threshold.document import as_data
 from nsabench.errors import UsageError
@@ -28,7 +28,7 @@ DOCTOR = Path(__file__).parents[2] / "machine" / "doctor" / "test_checks.py"
 
 def test_every_word_has_a_meaning() -> None:
     words = [w.value for words in (Status, Verdict, Role, Effect, Catch) for w in words]
-    words += [c.name for c in (*RECORDS, *SAMPLES)]
+    words += [c.name for c in (*RECORDS, *COMPARISONS, *SAMPLES)]
     words += list(checks.all_checks())
     words += list(codes())
     for word in words:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from io import StringIO
 from typing import Any
 
@@ -9,14 +10,18 @@ import pytest
 from rich.console import Console
 
 from nsabench.model.record import Record
+from nsabench.model.vocabulary import Regime, Verdict
 from nsabench.output import terminal
 from nsabench.output.terminal import tables
+from tests.runs import with_comparison
 
+FASTER = Verdict.FASTER
 SIZES = ("B", "S", "G", "H", "D", "Dv", "S_kv", "n_spans", "L")
 OF_ROWS = {"op": "selection_rows", **dict.fromkeys(("B", "S", "G", "Dv", "S_kv", "n_spans"))}
 
 
-def record(**what: Any) -> Record:
+def record(queue: Mapping[str, Any] | None = None, **what: Any) -> Record:
+    """queue: what its comparison in that regime says; None: there is none."""
     usual = {
         "run_id": "20260101T000000Z-abc123",
         "case_id": "0123456789ab",
@@ -29,18 +34,23 @@ def record(**what: Any) -> Record:
         "streams": 4,
         "role": "candidate",
         "status": "out_of_memory",
-        "best_baseline": "sdpa_heads_as_queries_efficient",
         "implementation": "a_candidate_with_a_long_name",
-        "verdict": "inconclusive",
         "mae": 1.234e-5,
         "median_ms": 190.4321,
         "roofline_fraction": 0.98,
-        "speedup": 0.612,
-        "speedup_lo": 0.0031,
-        "speedup_hi": 171.7,
         **dict(zip(SIZES, range(1024, 1033), strict=True)),
     }
-    return Record.from_row({**usual, **what})
+    compared = {
+        "against": "sdpa_heads_as_queries_efficient",
+        "verdict": Verdict.INCONCLUSIVE,
+        "ratio": 0.612,
+        "lo": 0.0031,
+        "hi": 171.7,
+    }
+    compared |= {name: what.pop(name) for name in compared.keys() & what}
+    made = Record.from_row({**usual, **what})
+    made = with_comparison(made, made.regime, **compared)
+    return made if queue is None else with_comparison(made, Regime.QUEUE, **queue)
 
 
 def shown(*records: Record, width: int = 160) -> str:
@@ -65,11 +75,11 @@ def test_no_name_is_broken_into_pieces(width: int) -> None:
         **OF_ROWS,
         status="ok",
         implementation="mine_tail",
-        best_baseline="sdpa_gqa_flash",
+        against="sdpa_gqa_flash",
         queued_ms=0.1948,
         host_us=14.0,
         launches=13,
-        queue_verdict="slower",
+        queue={"verdict": Verdict.SLOWER},
     )
     text = shown(ours, width=width)
     assert "mine_tail" in text and "candidate" in text
@@ -86,14 +96,17 @@ def test_what_a_call_costs_its_caller_stands_beside_it(width: int, host: str | N
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ({"verdict": "faster"}, "device faster"),
-        ({"verdict": "faster", "queue_verdict": "slower"}, "device faster, queue slower"),
-        ({"verdict": "same", "mode": "graph"}, "graph same"),
+        ({"verdict": FASTER}, "device faster"),
+        ({"verdict": FASTER, "queue": {"verdict": Verdict.SLOWER}}, "device faster, queue slower"),
+        ({"verdict": Verdict.SAME, "mode": "graph"}, "graph same"),
         ({"verdict": None}, "-"),
-        ({"median_ms": None, "unproven": "timer", "queue_verdict": "inconclusive"}, "not timed"),
-        ({"verdict": "faster", "unproven": "timer, baseline"}, "device faster*"),
-        ({"status": "crashed", "verdict": "invalid", "unproven": "timer"}, "device invalid"),
-        ({"verdict": "faster", "speedup": 4.0}, "device faster"),
+        (
+            {"median_ms": None, "unproven": "timer", "queue": {"verdict": Verdict.FASTER}},
+            "not timed",
+        ),
+        ({"verdict": FASTER, "unproven": "timer, baseline"}, "device faster*"),
+        ({"status": "crashed", "verdict": Verdict.INVALID, "unproven": "timer"}, "device invalid"),
+        ({"verdict": FASTER, "ratio": 4.0}, "device faster"),
     ],
 )
 def test_no_verdict_stands_without_its_regime_and_its_mark(
@@ -105,10 +118,10 @@ def test_no_verdict_stands_without_its_regime_and_its_mark(
 
 
 def test_a_verdict_with_something_to_bear_in_mind_is_marked() -> None:
-    bear = {"status": "ok", "verdict": "faster", "caution": "no specialised baseline"}
-    general = shown(record(**bear, speedup=4.0))
+    bear = {"status": "ok", "verdict": FASTER, "caution": "no specialised baseline"}
+    general = shown(record(**bear, ratio=4.0))
     assert "faster†" in general and "† no specialised baseline" in general
-    queue = record(**bear, speedup=1.5, queue_verdict="faster", queue_speedup=4.0)
+    queue = record(**bear, ratio=1.5, queue={"verdict": FASTER, "ratio": 4.0})
     assert tables.standing(queue) == "device faster, queue faster†"
     assert "† no specialised baseline" in shown(queue)
 
