@@ -122,7 +122,7 @@ def query(location: str, sql: str, as_json: bool) -> None:
 
     pays: the break-even length of each op, by run, head layout, direction and regime.
 
-    Example: nsabench archive query archive "SELECT run_id, median(speedup) FROM records GROUP BY 1"
+    Example: nsabench archive query archive "SELECT run_id, max(ratio) FROM comparisons GROUP BY 1"
     """
     archive = _open(location)
     from nsabench.evidence.archive.query import query as ask

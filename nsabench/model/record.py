@@ -107,7 +107,7 @@ class Record:
         L2, Column("", "what the L2 held before a timed call: cold, or warm with its inputs")
     ] = L2.COLD
     status: Annotated[Status, Column("", "outcome; everything but ok has a reason")]
-    reason: Annotated[str, Column("", "why the status is not ok, or the verdict not clear")] = ""
+    reason: Annotated[str, Column("", "why the status is not ok")] = ""
     diagnosis: Annotated[str, Column("", "which known mistake reproduces a wrong output")] = ""
     notes: Annotated[str, Column("", "what else is worth knowing, separated by '; '")] = ""
     mae: Annotated[

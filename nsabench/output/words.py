@@ -28,6 +28,7 @@ WORDS = {
     "margin": "how many times as fast as the best valid baseline is worth it: 1.2, or `--margin`",
     "ratio": "the median time of the best valid baseline over that of the candidate: speed-up",
     "speed-up": "the median time of the best valid baseline over that of the candidate",
+    "speedup_lo": "the lower end of the 95 % interval of the speed-up",
     "its ms": "the median time of the best valid baseline",
     "baseline ms": "the median time of the best valid baseline",
     "best baseline": "the fastest baseline of a case that is right and was measured beside it",

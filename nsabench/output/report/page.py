@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +22,9 @@ from nsabench.assessment.checks.limits import Limits, least
 from nsabench.assessment.checks.row import Row
 from nsabench.assessment.failures import found_while_measuring
 from nsabench.assessment.pays import CALLED
-from nsabench.assessment.tables import RECORDS
+from nsabench.assessment.tables import COMPARISONS, RECORDS
 from nsabench.model.measurement import Ceilings
-from nsabench.model.record import SHAPE, Comparison, Record, vocabulary
+from nsabench.model.record import SHAPE, Column, Comparison, Record, vocabulary
 from nsabench.model.vocabulary import BENIGN, Catch, Regime, Status
 from nsabench.output import grouped
 from nsabench.output.report import environment, html, shards
@@ -105,12 +105,20 @@ def data_of(
         **html.rows(rows),
         "samples": [None] * len(rows),
         "grain": GRAIN,
-        "columns": {c.name: {"unit": c.unit, "meaning": c.meaning} for c in RECORDS},
+        "columns": {name: {"unit": c.unit, "meaning": c.meaning} for name, c in _described()},
         "ceilings": ceilings.model_dump(mode="json"),
         "margin": margin,
         "axes": {op: labels.axis(op) for op in ops},
         "usual": {op: labels.usual_distribution(op) for op in ops},
     }
+
+
+def _described() -> Iterator[tuple[str, Column]]:
+    """The columns of a row by the names that the scripts know."""
+    yield from ((column.name, column) for column in RECORDS)
+    fields = {column.name: column for column in COMPARISONS}
+    for prefix in ("", "queue_"):
+        yield from ((prefix + name, fields[field]) for name, field in COMPARED.items())
 
 
 def _compared(found: Comparison | None, prefix: str) -> dict[str, Any]:
