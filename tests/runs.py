@@ -393,7 +393,7 @@ def with_comparison(
     reference: Reference = Reference.BASELINE,
     **known: Any,
 ) -> Record:
-    """Return the record with these values in its comparison, which is made if there is none."""
+    """Return the record with these values in its comparison, which is added if it is missing."""
     old = record.compared(regime, reference)
     others = tuple(c for c in record.comparisons if c is not old)
     place = {"run_id": record.run_id, "case_id": record.case_id}

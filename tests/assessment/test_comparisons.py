@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,6 @@ import pytest
 from nsabench.assessment import parquet
 from nsabench.assessment.results import Results
 from nsabench.assessment.tables import COMPARISONS, RECORDS, read_records
-from nsabench.assessment.threshold import decide_all
-from nsabench.assessment.threshold.evidence import of_records
 from nsabench.model.vocabulary import Reference, Regime, Role, Verdict, Word
 from tests.runs import Made, make_run, with_comparison
 

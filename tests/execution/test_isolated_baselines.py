@@ -34,8 +34,10 @@ def judged(
     death: Death | None = None,
     ceilings: Ceilings | None = None,
 ) -> Mapping[Key, Judgement]:
-    """The verdicts on the device. beside: more baselines in the main pass. apart: the isolated ones;
-    death: how their worker ended."""
+    """The verdicts on the device.
+
+    beside: more baselines in the main pass. apart: the isolated ones; death: how their worker ended.
+    """
     log, rng = log_of(plan, ceilings=ceilings), np.random.default_rng(0)
     for planned in plan.cases:
         outcomes = [*outcomes_of(planned, ONE, rng), *beside]
