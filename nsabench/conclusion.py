@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from nsabench.assessment import pays, threshold
+from nsabench.assessment import parquet, pays, threshold
 from nsabench.errors import BegunElsewhere, EnvironmentRefused, UsageError, VerificationFailed
 from nsabench.evidence.manifest import MANIFEST, refuse_altered, seal, verify
 from nsabench.evidence.manifest.keys import refuse_revoked, revocations
@@ -83,6 +83,14 @@ def finish(finished: Finished) -> str:
     if finished.signer.ephemeral:
         (path / RUN_KEY).unlink(missing_ok=True)
     return sentence
+
+
+def derive(facts: pages.Facts, folder: Path) -> list[Path]:
+    """Write the tables and thresholds that follow from the log of a run. Return their paths."""
+    path = folder / "thresholds.yaml"
+    decisions = threshold.decide_run(facts.records, facts.plan)
+    threshold.write(decisions, path, pays.decide(facts.records))
+    return [*parquet.write(facts.results, facts.plan.run_id, folder), path]
 
 
 def _seal(finished: Finished, signer: Signer) -> str:

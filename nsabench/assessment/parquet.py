@@ -22,11 +22,17 @@ SPLIT = "at_s"
 _TICK = 2.0**-20
 
 
-def write(results: Results, run_id: str, folder: Path) -> None:
-    """Write records.parquet, comparisons.parquet and samples.parquet into the run folder."""
-    replace(folder / "records.parquet", of_records(results.records))
-    replace(folder / "comparisons.parquet", of_comparisons(results.records))
-    replace(folder / "samples.parquet", of_samples(run_id, results.samples))
+def write(results: Results, run_id: str, folder: Path) -> list[Path]:
+    """Write records.parquet, comparisons.parquet and samples.parquet. Return their paths."""
+    tables = {
+        "records": of_records(results.records),
+        "comparisons": of_comparisons(results.records),
+        "samples": of_samples(run_id, results.samples),
+    }
+    paths = [folder / f"{name}.parquet" for name in tables]
+    for path, table in zip(paths, tables.values(), strict=True):
+        replace(path, table)
+    return paths
 
 
 def of_samples(run_id: str, samples: Mapping[Timed, tuple[int, Samples | Bursts]]) -> pa.Table:

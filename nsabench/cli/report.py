@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from nsabench import conclusion
 from nsabench.cli import _options
 from nsabench.cli._say import say, say_json
 from nsabench.cli._trust import admit
@@ -23,16 +24,24 @@ from nsabench.planning.narrow import Narrowed
     metavar="DIR",
     help="Where to write them. Default: into the run's folder, unless it is signed.",
 )
+@click.option(
+    "--derive",
+    is_flag=True,
+    help="Write the tables and thresholds anew as well, from the plan and the log alone.",
+)
 @_options.where
 @_options.ops_of_the_run
 @_options.as_json
-def command(run: Path, out: Path | None, where: tuple[str, ...], as_json: bool) -> None:
+def command(
+    run: Path, out: Path | None, derive: bool, where: tuple[str, ...], as_json: bool
+) -> None:
     """Write report.html and selection_report.md of a run.
 
     Example: nsabench report results/20260101T120000Z-a1b2c3 --out again
     """
     admit(run)
-    facts = report.Facts.read(run).narrowed(Narrowed(where))
+    facts = report.Facts.read(run)
+    some = facts.narrowed(Narrowed(where))
     folder = out or run
     signed = signed_around(folder)
     if signed is not None:
@@ -46,7 +55,8 @@ def command(run: Path, out: Path | None, where: tuple[str, ...], as_json: bool) 
             "give --out another folder.",
         )
     folder.mkdir(parents=True, exist_ok=True)
-    written = [report.write_markdown(facts, folder), report.write_html(facts, folder)]
+    written = conclusion.derive(facts, folder) if derive else []
+    written += [report.write_markdown(some, folder), report.write_html(some, folder)]
     if as_json:
         say_json({"valid": facts.valid, "written": [str(path) for path in written]})
     else:

@@ -116,6 +116,15 @@ def test_every_control_that_ran_was_caught(
         assert not missed.keys() & again.keys() and "parity" not in again.values(), (missed, again)
 
 
+def test_tables_are_derived_from_the_log_to_the_byte(
+    tmp_path: Path, finished: Path, nsabench: Nsabench
+) -> None:
+    done = nsabench("report", finished, "--derive", "--out", "again")
+    assert done.returncode == 0, done.stderr
+    for name in ("records.parquet", "comparisons.parquet", "samples.parquet", "thresholds.yaml"):
+        assert (tmp_path / "again" / name).read_bytes() == (finished / name).read_bytes(), name
+
+
 def test_a_signed_run_is_left_as_it_is(finished: Path, nsabench: Nsabench) -> None:
     """Above all its signature: signing again would vouch for whatever the files hold by now."""
 

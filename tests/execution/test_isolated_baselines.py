@@ -36,7 +36,8 @@ def judged(
 ) -> Mapping[Key, Judgement]:
     """The verdicts on the device.
 
-    beside: more baselines in the main pass. apart: the isolated ones; death: how their worker ended.
+    beside: more baselines in the main pass. apart: the isolated ones. death: how their worker
+    ended.
     """
     log, rng = log_of(plan, ceilings=ceilings), np.random.default_rng(0)
     for planned in plan.cases:
