@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 from random import Random
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from nsabench import ops
+from nsabench import ops, registry
+from nsabench.assessment.checks import Row
+from nsabench.assessment.rows import of_case
 from nsabench.checker.checker import Checker, Findings
 from nsabench.checker.messages import Judged, Prepare, Prepared
 from nsabench.delivery import Delivery, Mailbox
@@ -21,10 +25,13 @@ from nsabench.execution.worker.arm import CaseArm
 from nsabench.execution.worker.inputs import InputSets
 from nsabench.execution.worker.measure import measure
 from nsabench.failure import Failure
-from nsabench.model.case import Case
+from nsabench.model.case import Case, FixedCount, Timing
 from nsabench.model.measurement import Outcome
-from nsabench.model.vocabulary import Status
+from nsabench.model.plan import Device, ImplementationInfo, Plan, PlannedCase
+from nsabench.model.source import Source
+from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
 from nsabench.registry import Implementation
+from tests.runs import Made, make_plan
 
 STRIDE = 7919  # between the seeds of two sets
 
@@ -122,3 +129,60 @@ def measured(case: Case, items: list[Implementation], **given: Any) -> Measured:
 
 def outcomes(case: Case, items: list[Implementation], **given: Any) -> list[Outcome]:
     return measured(case, items, **given).outcomes
+
+
+def a_case(op: str, shape: Mapping[str, int], **fields: Any) -> Case:
+    """Return a forward case of the first distribution of its op, in float16 where `fields` say
+    nothing else."""
+    defaults = {
+        "dtype": DType.FLOAT16,
+        "direction": Direction.FORWARD,
+        "distribution": ops.get(op).distributions[0],
+        "streams": 1,
+        "timeout_s": 60,
+        "seed": 1,
+    }
+    return Case(op=op, shape=dict(shape), **{**defaults, **fields})
+
+
+def rounds(count: int, *, warmup_s: float = 0.005, **fields: Any) -> Timing:
+    """Return a timing of that many rounds."""
+    stopping = FixedCount(kind="fixed_count", rounds=count)
+    return Timing(warmup_s=warmup_s, stopping=stopping, **fields)
+
+
+def rows_of(case: Case, items: Sequence[Implementation], found: Measured) -> list[Row]:
+    """Return what checks see of a case that was measured."""
+    infos = [ImplementationInfo.model_validate(item, from_attributes=True) for item in items]
+    names = tuple(item.name for item in items)
+    planned = PlannedCase(id=case.id, case=case, implementations=names)
+    update = {"cases": [planned], "implementations": infos}
+    plan = make_plan(Made()).model_copy(update=update)
+    return of_case(plan, case, found.outcomes, {1: found.conditions})
+
+
+def plan_of(kernels: Path, cases: Sequence[PlannedCase], device: Device = "cpu") -> Plan:
+    """Return a plan of candidates from a file, and of the baseline `sdpa_gqa`."""
+    sources = registry.sources(kernels)
+    own = Source.of_file(kernels, kernels.read_bytes())
+    names = dict.fromkeys(name for planned in cases for name in planned.implementations)
+    return Plan(
+        run_id="test",
+        created=datetime(2026, 1, 1, tzinfo=UTC),
+        device=device,
+        kernels=str(kernels),
+        kernels_sha256=sources[own],
+        sources=sources,
+        matrices=[],
+        implementations=[
+            ImplementationInfo(
+                op="selection_rows",
+                name=name,
+                role=Role.BASELINE if name == "sdpa_gqa" else Role.CANDIDATE,
+                devices=(Runs.CUDA, Runs.CPU),
+                source="nsabench" if name == "sdpa_gqa" else own,
+            )
+            for name in names
+        ],
+        cases=list(cases),
+    )

@@ -48,3 +48,12 @@ def _forked_templates() -> Iterator[None]:
         patch.setattr(timer, "last_level_bytes", forked.caches_bytes)
         patch.setattr(templates, "start", forked.template)
         yield
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """For tiny tensors: several threads only fight over the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

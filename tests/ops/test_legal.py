@@ -124,19 +124,6 @@ def test_the_control_that_makes_these_rows_up_is_seen() -> None:
     assert errors.worst_row > limit
 
 
-def test_pieces_are_compared_as_the_whole_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs, oracle = drawn(0)
-    out = attend(*inputs.tensors.values(), **inputs.options)
-    assert oracle[..., 0].isinf().any()
-    whole = measured(inputs, oracle, out)
-    for rows in (1, 3, 40):
-        monkeypatch.setattr(parity, "PIECE", rows * out.shape[-1])
-        pieces = measured(inputs, oracle, out)
-        for name in ("mae", "max_abs_err", "rel_l2", "worst_row"):
-            assert getattr(pieces, name) == pytest.approx(getattr(whole, name), rel=1e-9), name
-        assert (pieces.worst_row_at, pieces.rows) == (whole.worst_row_at, whole.rows)
-
-
 def test_of_rows_that_nobody_is_held_to_nothing_is_shown() -> None:
     oracle = torch.full((2, 3, 8), torch.inf, dtype=torch.float64)
     found = parity.measure("output", torch.zeros(2, 3, 8), oracle, 2e-3, leaves_out=True)

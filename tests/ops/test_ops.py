@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 import tracemalloc
 from typing import Any
 
@@ -20,6 +19,7 @@ from nsabench.model.vocabulary import Direction, DType
 from nsabench.ops import Inputs, Op, Shape, _block_draws, _draws
 from nsabench.ops._decode import LOUDNESS, draw_blocks
 from nsabench.ops._nsa import LOCAL
+from tests.checking import a_case
 
 CACHE = {"B": 2, "S": 75, "HQ": 4, "H": 2, "D": 16, "Dv": 8}
 SIZES = {
@@ -346,12 +346,19 @@ def test_dense_needs_room_and_packed_one_row() -> None:
         blocks("packed")
 
 
-def test_indices_of_a_long_case_are_drawn_quickly() -> None:
-    """64K tokens of four KV heads: 2 s is the bar; the test leaves room for a busy machine."""
-    start = time.perf_counter()
-    found = _block_draws.indices("random", 1, np.arange(1 << 16, dtype=np.int32), 4, 16, 64, 1)
-    assert found.shape == (1, 1 << 16, 4, 16)
-    assert time.perf_counter() - start < 10
+MANY = {"B": 1, "HQ": 4, "H": 4, "D": 16, "Dv": 16, "S": 16, "block_size": 64}
+
+
+def test_the_work_of_many_cases_is_counted_on_all_cores() -> None:
+    cases = [a_case("selection_blocks", MANY | {"T": t}) for t in (8192, 8200, 8300, 8400)]
+    ops.count(cases)
+    op = ops.get("selection_blocks")
+    for case in cases:
+        alone = op.work(ops.sizes(case), case.dtype, case.distribution, case.seed)
+        assert ops.work(case) == alone
+    wrong = [c.model_copy(update={"distribution": "dense", "seed": 2}) for c in cases]
+    with pytest.raises(UsageError, match=r"selects all \d+ blocks"):
+        ops.count(wrong)
 
 
 def test_packed_sequences_are_unequal_and_one_is_a_single_token() -> None:

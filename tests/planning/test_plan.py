@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsabench import limits
 from nsabench.assessment import labels
 from nsabench.errors import UsageError
 from nsabench.model.case import Case
@@ -19,6 +18,7 @@ from nsabench.model.vocabulary import Direction, Role, Runs
 from nsabench.planning import matrix, resolve
 from nsabench.planning.cost import by_work
 from nsabench.planning.shards import share
+from tests.checking import a_case
 
 OP = "sliding_window"
 ROWS = (
@@ -51,16 +51,8 @@ def resolved(tmp_path: Path, text: str = ROWS, wraps: str = "quick", **fields: A
 
 
 def planned_case(ladder: int, length: int) -> PlannedCase:
-    case = Case(
-        op="selection_rows",
-        shape={"N": 2, "H": 1 + ladder, "D": 8, "Dv": 8, "L": 8 * (1 + length)},
-        dtype="float16",
-        direction="forward",
-        distribution="dense",
-        streams=1,
-        timeout_s=60,
-        seed=1,
-    )
+    shape = {"N": 2, "H": 1 + ladder, "D": 8, "Dv": 8, "L": 8 * (1 + length)}
+    case = a_case("selection_rows", shape)
     return PlannedCase(id=case.id, case=case, implementations=("mine",))
 
 
@@ -118,7 +110,7 @@ def test_a_ladder_of_much_work_has_a_shard_of_its_own() -> None:
 def both_directions(sizes: int) -> list[PlannedCase]:
     forward = [planned_case(ladder, n) for ladder in range(sizes) for n in range(2)]
     fields = [c.case.model_dump(exclude={"id"}) for c in forward]
-    backward = [_case({**one, "direction": Direction.BACKWARD}) for one in fields]
+    backward = [Case.model_validate({**one, "direction": Direction.BACKWARD}) for one in fields]
     return [*forward, *(PlannedCase(id=c.id, case=c, implementations=("mine",)) for c in backward)]
 
 
@@ -139,7 +131,10 @@ def test_what_shares_kernels_stays_together_where_that_keeps_the_balance(
 def test_an_op_stays_together_as_far_as_it_fits() -> None:
     rows = [planned_case(ladder, 0) for ladder in range(4)]
     fields = [{**c.case.model_dump(exclude={"id"}), "op": "selection_ranges"} for c in rows]
-    spans = [PlannedCase(id=c.id, case=c, implementations=("mine",)) for c in map(_case, fields)]
+    spans = [
+        PlannedCase(id=c.id, case=c, implementations=("mine",))
+        for c in map(Case.model_validate, fields)
+    ]
     costs = {c.id: 1 for c in rows} | {c.id: 2 for c in spans}
     parts = [share([*spans, *rows], f"{i}/2", costs) for i in (1, 2)]
     assert [[c.case.op for c in part] for part in parts] == [
@@ -164,7 +159,7 @@ def test_shards_of_several_ops_are_a_partition_in_balance(
     for ladder, (op, cost_s) in enumerate(sizes):
         for n in range(2):
             fields = planned_case(ladder, n).case.model_dump(exclude={"id"})
-            case = _case({**fields, "op": OPS[op]})
+            case = Case.model_validate({**fields, "op": OPS[op]})
             costs[case.id] = cost_s
             cases.append(PlannedCase(id=case.id, case=case, implementations=("mine",)))
     count = min(count, len(sizes))
@@ -177,10 +172,6 @@ def test_shards_of_several_ops_are_a_partition_in_balance(
     # Dealt by the dearest first, no shard is over the mean by more than one ladder.
     at_most = sum(costs.values()) / count + 2 * max(cost_s for _, cost_s in sizes)
     assert longest <= 1.02 * at_most + 1e-4
-
-
-def _case(fields: dict[str, Any]) -> Case:
-    return Case(**fields)
 
 
 def test_controls_do_not_outweigh_the_work_of_a_case() -> None:
@@ -373,13 +364,3 @@ def test_only_what_no_candidate_comes_from_is_imported_apart(tmp_path: Path) -> 
     case = made.cases[1]
     assert made.clean_baselines(case) == ["quick", "slow"]
     assert made.model_copy(update={"sources": {}}).clean_sources == {}, "derived anew"
-
-
-def test_a_plan_that_nobody_could_read_is_not_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "PLAN", 1000)
-    with pytest.raises(UsageError, match=r"the plan of these 8 cases has more than") as no:
-        resolved(tmp_path).write(tmp_path / "plan.json")
-    assert "split the matrix" in str(no.value.remedy)
-    assert not (tmp_path / "plan.json").exists()
