@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,7 @@ from nsabench import registry
 from nsabench.execution.compilation import Ahead, processes
 from nsabench.execution.compilation.jobs import Job, in_turn, jobs_of
 from nsabench.execution.policy import next_jobs
-from nsabench.execution.protocol import Compiled, Measured
+from nsabench.execution.protocol import Measured
 from nsabench.execution.supervisor.executor import WorkerExecutor
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Direction, Status
@@ -59,9 +58,7 @@ def aside(ahead: Ahead, *, clean: bool) -> str:
     return ahead._aside[clean].name + "/scratch"
 
 
-def test_who_compiles_is_called_on_all_cases_and_who_does_not_on_one(
-    begun: Begin,
-) -> None:
+def test_who_compiles_is_called_on_all_cases_and_who_does_not_on_one(begun: Begin) -> None:
     plan, done = begun(["compiles", "ready_made", "sdpa_gqa"], lengths=LENGTHS, timeout_s=30)
     done.call(jobs_of(plan, cells(plan)), 2, ROOM, print)
 
@@ -105,14 +102,6 @@ def test_of_one_family_nobody_is_called_beside_the_first(begun: Begin) -> None:
     done.call({True: [], False: [jobs]}, 2, ROOM, print)
     assert [call[1] for call in calls(done)][:2] == ["16", "16"]  # and its second call
     assert {call[1] for call in calls(done)} == set(map(str, LENGTHS))
-
-
-def test_compiling_ahead_has_an_end(begun: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shards of one host wait for each other until all have compiled."""
-    monkeypatch.setattr(processes, "MOST_S", 0.0)
-    plan, done = begun(["compiles"], lengths=LENGTHS, timeout_s=30)
-    done.call(jobs_of(plan, cells(plan)), 2, ROOM, print)
-    assert done.implementations == set() and set(done.first_s.values()) == {0.0}
 
 
 def test_the_case_that_all_shards_measure_is_compiled_ahead_as_well(make_plan: MakePlan) -> None:
@@ -195,29 +184,6 @@ def test_who_imports_no_candidate_begins_with_what_such_workers_compiled(
         assert executor.scratch.path == ahead._scratch.path
 
 
-def test_the_others_begin_with_what_those_have_compiled(
-    begun: Begin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan, ahead = begun(["compiles"], timeout_s=30)
-    for_real, kinds = Ahead._call_all, []
-
-    def call_all(self: Ahead, *given: Any) -> None:
-        kernels = Path(self._scratch.path, "triton")
-        kinds.append(sorted(path.name for path in kernels.iterdir()) if kernels.exists() else [])
-        kernels.mkdir(exist_ok=True)
-        (kernels / "of_a_baseline").touch()
-        for_real(self, *given)
-
-    monkeypatch.setattr(Ahead, "_call_all", call_all)
-    ahead.call(jobs_of(plan, cells(plan)), 2, ROOM, print)
-    assert kinds == [[], ["of_a_baseline"]]
-    left = {
-        clean: {p.name for p in Path(aside(ahead, clean=clean), "triton").iterdir()}
-        for clean in (True, False)
-    }
-    assert left == {True: {"of_a_baseline"}, False: {"of_a_baseline", "of_16"}}
-
-
 @pytest.mark.parametrize("name", ["ends_its_process", "never_ends", "fails"])
 def test_who_fails_is_called_once_and_the_others_are_compiled(begun: Begin, name: str) -> None:
     plan, done = begun([name, "compiles"], lengths=LENGTHS)
@@ -227,38 +193,11 @@ def test_who_fails_is_called_once_and_the_others_are_compiled(begun: Begin, name
     assert leftovers() == []
 
 
-def test_whoever_waits_is_told_how_far_they_have_come(
-    begun: Begin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Twelve processes compiled for seven minutes without a word."""
-    monkeypatch.setattr("nsabench.execution.compilation.ahead.SAY_EVERY_S", 0.2)
-    plan, ahead = begun(["never_ends", "compiles"], lengths=LENGTHS)
-    notes: list[str] = []
-    ahead.call(jobs_of(plan, cells(plan)), 2, ROOM, notes.append)
-    said = re.compile(
-        r"compiling ahead, with the candidates: 4 calls are done; "
-        r"never_ends on selection_rows .+ fp16 goes on for \d+ s"
-    )
-    # The last note of a busy machine may come when that call has just been ended.
-    assert any(said.fullmatch(note) for note in notes), notes
-
-
 def test_who_refuses_the_smallest_case_is_called_on_the_next(begun: Begin) -> None:
     plan, done = begun(["picky"], lengths=LENGTHS, timeout_s=30)
     done.call(jobs_of(plan, cells(plan)), 2, ROOM, print)
     assert done.implementations == {"picky"}
     assert {call[1] for call in calls(done)} == set(map(str, LENGTHS))
-
-
-def test_what_a_worker_says_of_its_time_is_no_more_than_it_took(
-    begun: Begin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Foreign code runs where it is said."""
-    plan, done = begun(["compiles"], timeout_s=30)
-    said = Compiled(first_s=1e9)
-    monkeypatch.setattr(WorkerExecutor, "compile", lambda *_: said)
-    done.call(jobs_of(plan, cells(plan)), 1, ROOM, print)
-    assert max(done.first_s.values()) <= done.wall_s
 
 
 def test_an_interrupt_ends_all_processes(begun: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,30 +223,32 @@ def test_a_cpu_compiles_nothing_ahead(begun: Begin) -> None:
     assert (ahead.first_s, notes) == ({}, [])
 
 
-def test_processes_are_as_many_as_cores_and_memory_allow(monkeypatch: pytest.MonkeyPatch) -> None:
-    host = {"cores": 16, "bytes": 128 << 30}
-    monkeypatch.delenv(processes.SHARDS_ON_HOST, raising=False)
-    monkeypatch.setattr(processes.os, "sched_getaffinity", lambda _: set(range(host["cores"])))
-    monkeypatch.setattr(processes, "memory_of", lambda _: host["bytes"])
-    assert processes.most(80 << 30) == 15
-    assert processes.most(8 << 30) == 4
-    assert processes.most(0) == 0
-    host["cores"] = 64
-    assert processes.most(80 << 30) == processes.MOST_PROCESSES
-    host["bytes"] = 32 << 30  # as beside a GPU of a desktop
-    assert processes.most(80 << 30) == 10
-    host["bytes"] = None
-    assert processes.most(80 << 30) == processes.MOST_PROCESSES
-
-
-@pytest.mark.parametrize(("cores", "memory", "each"), [(16, 128 << 30, 2), (64, 32 << 30, 2)])
-def test_shards_on_one_host_share_its_cores_and_memory(
-    monkeypatch: pytest.MonkeyPatch, cores: int, memory: int, each: int
+@pytest.mark.parametrize(
+    ("shards", "cores", "memory_gib", "call_gib", "most"),
+    [
+        (1, 16, 128, 80, 15),
+        (1, 16, 128, 8, 4),
+        (1, 16, 128, 0, 0),
+        (1, 64, 128, 80, processes.MOST_PROCESSES),
+        (1, 64, 32, 80, 10),  # as beside a GPU of a desktop
+        (1, 64, None, 80, processes.MOST_PROCESSES),
+        (5, 16, 128, 80, 2),
+        (5, 64, 32, 80, 2),
+    ],
+)
+def test_processes_are_as_many_as_cores_and_memory_allow(
+    monkeypatch: pytest.MonkeyPatch,
+    shards: int,
+    cores: int,
+    memory_gib: int | None,
+    call_gib: int,
+    most: int,
 ) -> None:
-    monkeypatch.setenv(processes.SHARDS_ON_HOST, "5")
+    monkeypatch.setenv(processes.SHARDS_ON_HOST, str(shards))
     monkeypatch.setattr(processes.os, "sched_getaffinity", lambda _: set(range(cores)))
+    memory = None if memory_gib is None else memory_gib << 30
     monkeypatch.setattr(processes, "memory_of", lambda _: memory)
-    assert processes.most(80 << 30) == each
+    assert processes.most(call_gib << 30) == most
 
 
 def test_a_large_case_waits_for_the_others_and_these_for_it() -> None:

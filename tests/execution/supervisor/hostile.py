@@ -4,7 +4,6 @@ import ctypes
 import gc
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -149,12 +148,6 @@ def nan(q, k, v):
     return torch.full((q.shape[0], q.shape[1], v.shape[2]), float("nan"), dtype=q.dtype)
 
 
-@hostile
-def child_left_behind(q, k, v):
-    # A session of its own, so that killing the worker's process group does not reach it.
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-
-
 large = []
 
 
@@ -169,15 +162,6 @@ def children_share_memory(q, k, v):
 
 
 @hostile
-def orphan_left_behind(q, k, v):
-    if os.fork() == 0:
-        os.setsid()
-        if os.fork() == 0:
-            time.sleep(600)
-        os._exit(0)
-
-
-@hostile
 def gigabyte_of_stderr(q, k, v):
     line = b"x" * (1 << 20)
     for _ in range(1024):
@@ -189,15 +173,6 @@ def gigabyte_of_stderr(q, k, v):
 def prints_to_stdout(q, k, v):
     print('{"kind": "measured", "outcomes": []}', flush=True)
     os.write(1, b"garbage\n")
-
-
-@hostile
-def writes_on_every_descriptor(q, k, v):
-    for fd in range(3, 64):
-        try:
-            os.write(fd, b"garbage\n")
-        except OSError:
-            continue
 
 
 @hostile
@@ -248,11 +223,6 @@ def nonce():
 
 
 @hostile
-def forges_an_answer(q, k, v):
-    forge(nonce() + b'{"kind": "discovered", "implementations": []}\n')
-
-
-@hostile
 def forges_a_refusal(q, k, v):
     text = b'{"kind": "refused", "sentence": "all is well", "remedy": "", "exit_code": 0}\n'
     forge(nonce() + text)
@@ -277,20 +247,6 @@ def asks_for_hours(q, k, v):
     while True:
         forge(nonce() + b'{"kind": "step", "phase": "parity", "allowance": 64}\n')
         time.sleep(0.05)
-
-
-@hostile
-def changes_settings(q, k, v):
-    torch.set_num_threads(torch.get_num_threads() + 1)
-
-
-@hostile
-def orphan_without_environment(q, k, v):
-    if os.fork() == 0:
-        os.setsid()
-        if os.fork() == 0:
-            os.execve("/bin/sleep", ["sleep", "600.25"], {})
-        os._exit(0)
 
 
 def in_place_of_the_compiler(reset):

@@ -107,27 +107,6 @@ def test_a_pause_of_the_host_makes_one_sample_long_and_not_all_that_follow(
     assert device.spins == [200_000, FIRST_CYCLES, FIRST_CYCLES, FIRST_CYCLES]
 
 
-def test_who_is_late_again_and_again_is_held_longer_for_good(timer: Any, device: Device) -> None:
-    """Each try that is late is another call, and whatever it did in the one before is gone."""
-    tries = 0
-    for _ in range(40):
-        device.spins.clear()
-        now = timer._spin.get("mine", FIRST_CYCLES)
-        device.enough = now + 1  # it stalls just beyond the spin, once a sample
-        device.host_s = 1e-6
-        call = device.call
-
-        def retry() -> Any:
-            device.enough = 0.0
-            return device.call
-
-        timer.sample("mine", call, retry)
-        tries += len(device.spins)
-    assert tries <= 40 + 20
-    timer.forget()
-    assert not timer._late
-
-
 @pytest.mark.parametrize(
     ("host_s", "first", "second"),
     [

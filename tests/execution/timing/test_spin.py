@@ -25,12 +25,6 @@ def test_a_call_is_hidden_after_few_tries(host_s: float, count: int) -> None:
     assert host_s * CYCLES_PER_S <= spins[-1] <= 4 * host_s * CYCLES_PER_S
 
 
-def test_who_cannot_be_hidden_is_known_soon() -> None:
-    """A control that sleeps for a quarter of a second was called twelve times, at every spin."""
-    assert tries(0.25) == [100_000, 200_000, 0]
-    assert tries(0.1) == [100_000, 200_000, MOST_CYCLES, 0]
-
-
 def test_one_pause_of_the_host_makes_no_long_spin() -> None:
     """A sample of each later round would hold the device for as long."""
     assert longer(6_400_000, host_s=0.03, before_s=0.0) == 12_800_000

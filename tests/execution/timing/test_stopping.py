@@ -93,13 +93,6 @@ def test_only_contenders_go_on() -> None:
     assert rule().active(20, taken) == {"mine", "best", "near"}
 
 
-def test_an_arm_that_was_dropped_does_not_come_back() -> None:
-    """It has fewer samples than there were rounds, whatever its median is by now."""
-    taken = times(40, mine=1.0, best=1.0) | times(20, near=0.9)
-    assert rule().active(40, taken) == {"mine", "best"}
-    assert rule()._ranked({"best", "near"}, 40, taken) == ["best"]
-
-
 def test_without_a_baseline_all_go_on_and_no_ratio_is_waited_for() -> None:
     taken = times(20, noise=0.3, mine=1.0)
     assert rule().active(20, taken) == {"mine"}

@@ -5,43 +5,28 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from random import Random
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
-from nsabench.assessment.checks.burst import IN_A_BURST
 from nsabench.execution.timing.timer import Call, CpuTimer, Timed
-from nsabench.execution.worker import arm, state
-from nsabench.execution.worker.arm import CaseArm, rotated
+from nsabench.execution.worker.arm import CaseArm
 from nsabench.execution.worker.calls import Answer
 from nsabench.execution.worker.inputs import InputSets
 from nsabench.failure import Failure
 from nsabench.implementations.baselines.selection_rows import gqa
 from nsabench.model.case import Case, FixedCount, Timing
 from nsabench.model.measurement import Outcome
-from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
+from nsabench.model.vocabulary import DType, Role, Runs, Status
 from nsabench.registry import Implementation
-from tests.checking import arm_of, desk_of, sets_of
+from tests.checking import a_case, arm_of, sets_of
 from tests.checking import measured as measured_by_checker
 
-CASE = Case(
-    op="selection_rows",
-    shape={"N": 6, "H": 2, "D": 32, "Dv": 32, "L": 40},
-    dtype=DType.FLOAT16,
-    direction=Direction.FORWARD,
-    distribution="dense",
-    streams=1,
-    timeout_s=60,
-    seed=1,
-    timing=Timing(rotate=3),
-)
+SHAPE = {"N": 6, "H": 2, "D": 32, "Dv": 32, "L": 40}
+CASE = a_case("selection_rows", SHAPE, timing=Timing(rotate=3))
 
 
 def honest(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
@@ -55,11 +40,8 @@ def item(call: Callable[..., Tensor] = honest, name: str = "mine") -> Implementa
 def outcomes(
     *calls: Callable[..., Tensor], timer: CpuTimer | None = None, case: Case = CASE
 ) -> list[Outcome]:
-    return measured_by_checker(
-        case,
-        [item(call, f"arm{place}") for place, call in enumerate(calls)],
-        timer=timer or CpuTimer(),
-    ).outcomes
+    arms = [item(call, f"arm{place}") for place, call in enumerate(calls)]
+    return measured_by_checker(case, arms, timer=timer).outcomes
 
 
 def arm_on(sets: InputSets) -> CaseArm:
@@ -79,58 +61,6 @@ def test_an_ordered_call_is_not_blamed_for_what_others_changed_unseen() -> None:
     damage(sets, *range(1, len(sets)))
     arm.finish()
     assert sets.somebody_writes
-
-
-def test_a_burst_begins_with_inputs_that_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where nobody looks at it: others' calls must not run on what somebody has written."""
-    monkeypatch.setattr(arm, "BURST_CHECKS", 0.0)
-    sets, seen = sets_of(CASE), []
-
-    def looks(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
-        seen.append(bool((v == 5).all()))
-        return honest(q, k, v, sm_scale=sm_scale)
-
-    rival = arm_of(item(looks), CASE, sets, Random(0))
-    for _ in range(4):
-        rival.burst(CpuTimer(), 4)
-        for inputs in sets.sets:
-            inputs.tensors["v"].fill_(5)
-    assert seen and not any(seen)
-
-
-def test_a_call_that_is_watched_and_taken_anew_is_watched_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Or who is late whenever it is watched would never be looked at."""
-    mine = arm_on(sets_of(CASE))
-    monkeypatch.setattr(arm, "SPOT_CHECKS", 1.0)
-    mine.prepare(5)
-    monkeypatch.setattr(arm, "SPOT_CHECKS", 0.0)
-    mine.inspect(5, mine.prepare(5)())
-    assert desk_of(mine.sets).findings(mine.name).deliveries == 1
-    mine.prepare(6)
-    assert not mine._watched
-
-
-def test_memory_of_the_default_stream_is_poisoned_whoever_calls(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Seen on an H200: what worked there for 19 ms was read before it was done, and an earlier
-    output that lay in its memory was right."""
-    current: list[object] = [None]
-    poisoned: list[object] = []
-
-    @contextmanager
-    def on(stream: object) -> Iterator[None]:
-        current.append(stream)
-        yield
-        current.pop()
-
-    monkeypatch.setattr(arm, "_on", on)
-    monkeypatch.setattr(arm, "poison", lambda *_: poisoned.append(current[-1]))
-    caller: Any = object()
-    arm_on(sets_of(CASE))._poison(0, caller)
-    assert poisoned == [None, caller]
 
 
 def test_all_sets_are_repaired_when_one_is_found_changed() -> None:
@@ -244,76 +174,38 @@ def test_what_a_failed_implementation_held_is_free_for_the_others(first: bool) -
     assert not any(left)
 
 
+SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Any]] = {
+    "float32_matmul_precision": (
+        *(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        "medium",
+    ),
+    "default_dtype": (torch.get_default_dtype, torch.set_default_dtype, torch.float64),
+    "grad_enabled": (torch.is_grad_enabled, torch.set_grad_enabled, False),
+}
+
+
 @pytest.mark.parametrize("then", ["returns", "fails"])
-def test_settings_changed_in_a_timed_call_are_set_back(then: str) -> None:
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_settings_changed_in_a_timed_call_are_set_back(setting: str, then: str) -> None:
+    get, change, value = SETTINGS[setting]
     calls = 0
 
     def changes(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
         nonlocal calls
         calls += 1
+        out = honest(q, k, v, sm_scale=sm_scale)
         if calls >= 8:
-            torch.set_float32_matmul_precision("medium")
+            change(value)
             if then == "fails":
                 raise ValueError("not today")
-        return honest(q, k, v, sm_scale=sm_scale)
+        return out
 
-    before = torch.get_float32_matmul_precision()
-    assert before != "medium"
+    before = get()
+    assert before != value
     [found] = outcomes(changes)
-    assert torch.get_float32_matmul_precision() == before
+    assert get() == before
     assert found.status is (Status.WRONG if then == "returns" else Status.CRASHED)
-    assert then == "fails" or "float32_matmul_precision" in found.reason
-
-
-class TwiceTimer(CpuTimer):
-    """Takes each sample again, as that of a GPU does until the launch gap is hidden."""
-
-    def sample(self, arm: str, call: Call, retry: Callable[[], Call] | None = None) -> Timed:
-        if retry is not None:
-            call()
-            call = retry()
-        return super().sample(arm, call)
-
-
-def test_settings_changed_in_a_sample_that_is_taken_again_are_set_back() -> None:
-    calls = 0
-
-    def changes(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
-        nonlocal calls
-        calls += 1
-        if calls == 4:
-            torch.backends.cudnn.deterministic = True
-        return honest(q, k, v, sm_scale=sm_scale)
-
-    [found] = outcomes(changes, timer=TwiceTimer())
-    assert not torch.backends.cudnn.deterministic
-    assert found.status is Status.WRONG
-
-
-def test_a_setting_that_cannot_be_read_fails_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch 2.9 raises once its two ways to set TF32 are mixed."""
-
-    def mixed() -> str:
-        raise RuntimeError("mix of the legacy and new APIs")
-
-    monkeypatch.setitem(state._OF_TORCH, "float32_matmul_precision", (mixed, mixed))
-    assert [o.status for o in outcomes(honest)] == [Status.OK]
-
-
-def test_nobody_is_watched_for_what_a_failed_implementation_changed() -> None:
-    def fails(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
-        q.add_(1.0)
-        raise ValueError("not today")
-
-    gc.collect()
-    watched = []
-
-    def looks(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
-        watched.append(the_sets().somebody_writes)
-        return honest(q, k, v, sm_scale=sm_scale)
-
-    outcomes(fails, looks)
-    assert not any(watched)
+    assert then == "fails" or setting in found.reason
 
 
 def test_a_sparse_result_is_wrong() -> None:
@@ -404,63 +296,6 @@ def test_calls_one_behind_the_other_are_timed_too() -> None:
     assert 2 <= len(found.bursts.time_ms) <= 8 and len(set(found.bursts.calls)) == 1
 
 
-@given(st.data())
-def test_the_call_of_a_burst_that_is_looked_at_has_inputs_of_its_own(data: st.DataObject) -> None:
-    """Memory that was never written could hold what another call left for the same ones."""
-    count, sets = data.draw(st.integers(1, 20)), data.draw(st.integers(2, 5))
-    kept, alone = data.draw(st.integers(0, count - 1)), data.draw(st.integers(0, sets - 1))
-    indices = rotated(count, sets, kept, alone)
-    assert len(indices) == count and indices[kept] == alone and indices.count(alone) == 1
-
-
-def test_one_burst_that_was_right_by_chance_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory that was not written yet held the answer of the arm before, now and then."""
-    monkeypatch.setattr(arm, "BURST_CHECKS", 0.0)
-    bursts = 0
-
-    class Timer(CpuTimer):
-        def burst(self, calls: Sequence[Call], *how: Any) -> tuple[float, object]:
-            nonlocal bursts
-            bursts += 1
-            return super().burst(calls, *how)
-
-    def lucky(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
-        out = honest(q, k, v, sm_scale=sm_scale)
-        return torch.zeros_like(out) if bursts == 2 else out
-
-    [found] = outcomes(lucky, timer=Timer())
-    assert found.status is Status.WRONG and found.reason.startswith(IN_A_BURST), found.reason
-
-
-def test_the_second_look_at_a_burst_is_on_another_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was put off in the first is done by then, and its memory is free."""
-    alone: list[int] = []
-
-    def noted(count: int, sets: int, kept: int, own: int) -> list[int]:
-        alone.append(own)
-        return rotated(count, sets, kept, own)
-
-    monkeypatch.setattr(arm, "rotated", noted)
-    sets = sets_of(CASE)
-    for seed in range(8):
-        mine = arm_of(item(), CASE, sets, Random(seed))
-        alone.clear()
-        for _ in range(2):
-            mine.burst(CpuTimer(), 4)
-        assert alone[0] != alone[1]
-
-
-@pytest.mark.parametrize("results", ["output", "gradients", "step"])
-def test_what_a_burst_returned_is_copied_before_anything_else(results: str) -> None:
-    """Of a step the gradients were not: what a thread wrote meanwhile was there."""
-    out, *gradients = (torch.zeros(4) for _ in range(4))
-    returned = {"output": out, "gradients": tuple(gradients), "step": (out, tuple(gradients))}
-    kept = arm._all_copied(returned[results])
-    for late in (out, *gradients):
-        late.fill_(1)
-    assert not any(leaf.any() for leaf in tree_leaves(kept))
-
-
 @pytest.mark.parametrize("fault", ["wrong", "raises", "writes", "settings"])
 def test_what_a_call_does_only_among_others_is_seen(fault: str) -> None:
     """Two calls without a look in between are a burst, and a kernel can tell."""
@@ -493,28 +328,17 @@ def test_what_a_call_does_only_among_others_is_seen(fault: str) -> None:
     assert not found.samples.time_ms and not found.bursts.time_ms
 
 
-def test_an_output_lives_on() -> None:
-    """Who keeps a result must not find a later one in it."""
-    results = torch.empty(6, 2, 32, dtype=torch.float16)
-
-    def in_one_buffer(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
-        return results.copy_(honest(q, k, v, sm_scale=sm_scale))
-
-    [outcome] = outcomes(in_one_buffer)
-    assert outcome.status is Status.WRONG
-    assert outcome.reason == "a later call overwrote what an earlier one had returned"
-
-
-def test_an_output_lives_on_in_timed_calls() -> None:
-    """A ring of buffers that begins after the calls that everybody checks."""
-    ring = [torch.empty(6, 2, 32, dtype=torch.float16) for _ in range(2)]
+@pytest.mark.parametrize(("buffers", "from_call"), [(1, 1), (2, 6)])
+def test_an_output_lives_on(buffers: int, from_call: int) -> None:
+    """Also in a ring of buffers that begins after the calls that are always checked."""
+    ring = [torch.empty(6, 2, 32, dtype=torch.float16) for _ in range(buffers)]
     calls = 0
 
     def in_a_ring(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
         nonlocal calls
         calls += 1
         out = honest(q, k, v, sm_scale=sm_scale)
-        return ring[calls % 2].copy_(out) if calls > 5 else out
+        return ring[calls % buffers].copy_(out) if calls >= from_call else out
 
     many = FixedCount(kind="fixed_count", rounds=100)  # some of them are looked at, at random
     [outcome] = outcomes(in_a_ring, case=CASE.model_copy(update={"timing": Timing(stopping=many)}))

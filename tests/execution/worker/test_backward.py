@@ -16,34 +16,25 @@ from nsabench.execution.timing.timer import CpuTimer
 from nsabench.execution.worker.arm import CaseArm
 from nsabench.failure import Failure
 from nsabench.implementations.baselines.selection_ranges import masked_sdpa
-from nsabench.model.case import Case, FixedCount, Timing
-from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
+from nsabench.model.case import Case
+from nsabench.model.vocabulary import Direction, Role, Runs, Status
 from nsabench.registry import Implementation
-from tests.checking import arm_of, sets_of
-from tests.checking import measured as measured_by_checker
+from tests.checking import a_case, arm_of, outcomes, rounds, sets_of
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 OP = "selection_ranges"
 SHAPE = {"B": 2, "S": 4, "G": 2, "H": 4, "D": 32, "Dv": 16, "S_kv": 96, "n_spans": 3, "L": 40}
 FORWARD_S = 0.05
 
 
 def make_case(dtype: str = "float16", distribution: str = "disjoint", **timing) -> Case:
-    stopping = FixedCount(kind="fixed_count", rounds=timing.pop("rounds", 12))
-    return Case(
-        op=OP,
-        shape=SHAPE,
-        dtype=DType(dtype),
-        direction=Direction.BACKWARD,
-        distribution=distribution,
-        streams=1,
-        timeout_s=60,
-        seed=1,
-        timing=Timing(warmup_s=0.001, stopping=stopping, **timing),
-    )
+    fields = {"dtype": dtype, "direction": Direction.BACKWARD, "distribution": distribution}
+    count = timing.pop("rounds", 12)
+    return a_case(OP, SHAPE, **fields, timing=rounds(count, warmup_s=0.001, **timing))
 
 
-def item(call: Callable[..., Tensor], role: Role = Role.CANDIDATE) -> Implementation:
-    return Implementation(OP, "mine", role, (Runs.CPU,), "parity", "test", call)
+def item(call: Callable[..., Tensor]) -> Implementation:
+    return Implementation(OP, "mine", Role.CANDIDATE, (Runs.CPU,), "parity", "test", call)
 
 
 def my_arm(call: Callable[..., Tensor], case: Case | None = None, seed: int = 0) -> CaseArm:
@@ -52,20 +43,7 @@ def my_arm(call: Callable[..., Tensor], case: Case | None = None, seed: int = 0)
 
 
 def outcome_of(call: Callable[..., Tensor], case: Case | None = None):
-    return measured_by_checker(
-        case or make_case(),
-        [item(call)],
-        timer=CpuTimer(),
-    ).outcomes[0]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """The tensors are tiny: several threads only fight over the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    return outcomes(case or make_case(), [item(call)])[0]
 
 
 shipped = {i.name: i for i in registry.load() if i.op == OP}
@@ -107,12 +85,6 @@ def test_every_gradient_is_looked_at() -> None:
         found = outcome_of(scaled)
         assert f"of {name} against" in found.reason
         assert "0.9 times the right one" in found.diagnosis
-
-
-def test_controls_of_gradients_are_for_what_has_a_backward() -> None:
-    """A forward, in which they would be right, is not planned with them."""
-    for name in ("zero_gradients", "stale_gradients", "gradients_of_exp2", "detached_keys"):
-        assert shipped[name].directions == (Direction.BACKWARD, Direction.STEP)
 
 
 def test_an_implementation_without_a_backward_is_unsupported() -> None:
@@ -278,11 +250,7 @@ def test_an_output_of_a_backward_lives_on() -> None:
 @pytest.mark.parametrize("direction", list(Direction))
 def test_a_sample_can_be_taken_again(direction) -> None:
     case = make_case().model_copy(update={"direction": direction})
-    found = measured_by_checker(
-        case,
-        [item(masked_sdpa)],
-        timer=TwiceTimer(),
-    ).outcomes[0]
+    [found] = outcomes(case, [item(masked_sdpa)], timer=TwiceTimer())
     assert found.status is Status.OK, found.reason
 
 

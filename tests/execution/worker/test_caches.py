@@ -83,16 +83,3 @@ def test_a_cache_that_cannot_be_brought_whole_is_left_out(
     assert [path.name for path in own.iterdir()] == ["triton"] and not any(
         (own / "triton").iterdir()
     )
-
-
-def test_half_a_file_is_no_kernel(others: Path, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk was full: compilers take what is there for whole."""
-    monkeypatch.setattr(caches, "_CHUNK", 60)
-    monkeypatch.setattr(caches, "MOST_BYTES", 80)
-    assert not Caches(others, own).bring("triton")
-    assert not any((own / "triton").iterdir())
-
-
-def test_there_is_an_end_to_it(others: Path, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caches, "COPYING_S", -1.0)
-    assert not Caches(others, own).bring("triton")

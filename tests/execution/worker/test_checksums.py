@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -128,34 +126,9 @@ def test_sums_of_many_tensors_follow_one_that_moves() -> None:
     assert not torch.equal(sums.now(tensors), right)
 
 
-@pytest.mark.parametrize(
-    "on_gpu, nbytes, is_gathered",
-    [
-        (True, 8, True),
-        (True, 0, False),
-        (True, 8 << 20, True),
-        (True, (8 << 20) + 8, False),
-        (False, 8, False),
-    ],
-)
-def test_what_is_small_is_gathered_on_a_gpu(on_gpu: bool, nbytes: int, is_gathered: bool) -> None:
-    folded = SimpleNamespace(is_cuda=on_gpu, nbytes=nbytes)
-    cut = replace(Cut.of(torch.zeros(4)), folded=folded)  # type: ignore[arg-type]
-    assert cut.is_gathered is is_gathered
-
-
 @pytest.mark.parametrize("kind", ["every other", "one for all"])
 def test_a_checksum_is_of_values_that_lie_apart(kind: str) -> None:
     """A kernel may return a view, of any strides."""
     values = torch.arange(8 * FOLD, dtype=torch.float32)
     view = values[::2] if kind == "every other" else values[:1].expand(4 * FOLD)
     assert torch.equal(checksum({"it": view})["it"], checksum({"it": view.clone()})["it"])
-
-
-@pytest.mark.usefixtures("gathered")
-def test_sums_of_many_tensors_see_one_that_lies_otherwise_in_its_place() -> None:
-    tensors = several()
-    sums = Sums()
-    right = right_of(sums, tensors, sums_of(tensors))
-    tensors[4].transpose_(0, 1)
-    assert not torch.equal(sums.now(tensors), right)

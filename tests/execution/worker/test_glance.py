@@ -5,15 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from nsabench.execution.timing.timer import Call, CpuTimer, Timed
-from nsabench.execution.worker import arm, glance
-from nsabench.execution.worker.guard import guarded
+from nsabench.execution.timing.timer import CpuTimer
+from nsabench.execution.worker import glance
 from nsabench.model.case import Case
 from nsabench.model.job import ALL_STAY, EarlyExit
 from nsabench.model.measurement import Outcome
@@ -70,8 +68,7 @@ def found(
     measured = measured_by_checker(
         case,
         [item(call, call.__name__) for call in given],
-        device="cpu",
-        timer=timer or CpuTimer(),
+        timer=timer,
         early_exit=early_exit or EarlyExit(baselines=names),
     )
     assert [one.implementation for one in measured.outcomes] == list(names)
@@ -131,21 +128,6 @@ def test_who_is_behind_and_quick_all_the_same_is_measured() -> None:
     assert is_measured(seen["slow"]) and calls["slow"] > 2 * CALLS
 
 
-def test_the_first_call_is_that_of_parity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It compiles, and is what an implementation's compilation is said to take."""
-    made: list[str] = []
-    first_call = arm.CaseArm.first_call
-
-    def counted(self: arm.CaseArm) -> None:
-        made.append(self.name)
-        first_call(self)
-
-    monkeypatch.setattr(arm.CaseArm, "first_call", counted)
-    seen = found(quick, quicker, wrong)
-    assert sorted(made) == ["quick", "quicker", "wrong"]
-    assert all(one.compile_s is not None for one in (seen["quick"], seen["quicker"]))
-
-
 def _nan(out: Tensor, q: Tensor) -> Tensor:
     return out.fill_(float("nan"))
 
@@ -190,37 +172,6 @@ def test_what_fails_once_has_failed(does: Callable[[Tensor, Tensor], Tensor], at
     failed = Status.CRASHED if does is _raises else Status.WRONG
     assert seen["odd"].status is failed and is_measured(seen["slow"])
     assert torch.backends.cudnn.benchmark == before
-
-
-def test_nothing_waits_for_the_device_within_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The guard does, and on a GPU the events would then hold the host's time."""
-    inside = []
-
-    class Watched(CpuTimer):
-        def sample(self, arm: str, call: Call, retry: Callable[[], Call] | None = None) -> Timed:
-            inside.append(arm)
-            try:
-                return super().sample(arm, call, retry)
-            finally:
-                inside.pop()
-
-    def watched(*given: Any) -> Any:
-        assert not inside
-        return guarded(*given)
-
-    monkeypatch.setattr(arm, "guarded", watched)
-    assert found(slow, quick, timer=Watched())["quick"].status is Status.OK
-
-
-def test_what_an_arm_overwrote_is_healed_for_the_next() -> None:
-    def writes(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
-        out = quick(q, k, v, sm_scale=sm_scale)
-        q.fill_(float("nan"))
-        return out
-
-    seen = found(writes, quick)
-    assert seen["quick"].status is Status.OK, seen["quick"].reason
-    assert seen["writes"].status is Status.WRONG
 
 
 @pytest.mark.parametrize("other", [quick, slow])

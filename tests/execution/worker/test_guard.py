@@ -24,12 +24,17 @@ def test_out_of_memory_also_where_torch_names_it_under_cuda_only(
     assert classify(RuntimeError("x")).status is Status.CRASHED
 
 
-def test_a_crash_is_located_in_the_users_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's interpreter catches what a kernel raises, and raises an error of its own."""
+def user_module(monkeypatch: pytest.MonkeyPatch, source: str) -> ModuleType:
     module = ModuleType(USER_MODULE)
     module.__file__ = "/home/me/mine.py"
     monkeypatch.setitem(sys.modules, USER_MODULE, module)
-    exec(compile("def kernel():\n    return nope\n", module.__file__, "exec"), module.__dict__)
+    exec(compile(source, module.__file__, "exec"), module.__dict__)
+    return module
+
+
+def test_a_crash_is_located_in_the_users_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter catches what a kernel raises, and raises an error of its own."""
+    module = user_module(monkeypatch, "def kernel():\n    return nope\n")
 
     def interpreted() -> None:
         try:
@@ -49,37 +54,27 @@ def test_a_crash_is_located_in_the_users_file(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_kernels_line_comes_before_that_of_its_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both stand in the user's file; the launch is where Triton's own error passes."""
-    module = ModuleType(USER_MODULE)
-    module.__file__ = "/home/me/mine.py"
-    monkeypatch.setitem(sys.modules, USER_MODULE, module)
     source = (
         "def kernel():\n    return nope\n"
         "def launch():\n    try:\n        kernel()\n"
         "    except NameError as error:\n        raise RuntimeError('no line') from error\n"
     )
-    exec(compile(source, module.__file__, "exec"), module.__dict__)
+    module = user_module(monkeypatch, source)
     with pytest.raises(RuntimeError) as caught:
         module.launch()
     assert classify(caught.value).reason == "RuntimeError: no line (mine.py:2)"
 
 
-def test_a_compiler_error_names_the_line_of_the_users_file(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    module = ModuleType(USER_MODULE)
-    module.__file__ = "/home/me/mine.py"
-    monkeypatch.setitem(sys.modules, USER_MODULE, module)
+def test_a_compiler_error_names_the_users_line(monkeypatch: pytest.MonkeyPatch) -> None:
     source = (
         "class CompilationError(Exception): pass\ndef launch():\n    raise CompilationError('x')\n"
     )
-    exec(compile(source, module.__file__, "exec"), module.__dict__)
+    module = user_module(monkeypatch, source)
     with pytest.raises(module.CompilationError) as caught:
         module.launch()
     failure = classify(caught.value)
-    assert (failure.status, failure.reason) == (
-        Status.COMPILE_ERROR,
-        "CompilationError: x (mine.py:3)",
-    )
+    assert failure.status is Status.COMPILE_ERROR
+    assert failure.reason == "CompilationError: x (mine.py:3)"
 
 
 def test_a_traceback_begins_where_our_frames_end() -> None:

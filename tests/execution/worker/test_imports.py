@@ -10,15 +10,19 @@ import pytest
 ASIDE = ("pyarrow", "rich", "jinja2", "cryptography")
 
 
+def printed(code: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True
+    )
+    return done.stdout.split()
+
+
 @pytest.mark.parametrize(
     "module", ["nsabench.execution.worker.__main__", "nsabench.execution.worker.session"]
 )
 def test_a_worker_loads_nothing_of_results_and_reports(module: str) -> None:
     code = f"import sys, {module}; print(*(m for m in {ASIDE!r} if m in sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True
-    )
-    assert done.stdout.split() == []
+    assert printed(code) == []
 
 
 def test_a_case_imports_no_compiler_that_nobody_uses() -> None:
@@ -33,7 +37,4 @@ import torch._dynamo
 forget_earlier_cases("cuda")
 print(*(m for m in sys.modules if m.startswith("torch._inductor.cudagraph_trees")))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True
-    )
-    assert done.stdout.split() == []
+    assert printed(code) == []

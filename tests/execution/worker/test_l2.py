@@ -6,7 +6,6 @@ from pathlib import Path
 from random import Random
 
 import pytest
-import torch
 
 from nsabench.assessment import labels
 from nsabench.assessment.checks import Limits, Row
@@ -87,9 +86,3 @@ def test_warm_inputs_are_held_to_the_bandwidth_of_the_l2() -> None:
     cold, warm = least(row(L2.COLD), limits), least(row(L2.WARM), limits)
     assert cold is not None and cold.ms == pytest.approx(1.0)
     assert warm is not None and warm.ms == pytest.approx(0.4)
-
-
-def test_an_empty_input_is_nothing_to_read(cases) -> None:
-    sets = sets_of(cases[L2.WARM])
-    sets.sets[0].tensors["k"] = torch.empty(0)
-    sets.touch()

@@ -10,34 +10,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from nsabench.execution.protocol import Measured
 from nsabench.execution.timing.timer import CpuTimer
-from nsabench.execution.worker import state
 from nsabench.execution.worker.inputs import InputSets
 from nsabench.execution.worker.session import Session
 from nsabench.implementations.baselines.selection_rows import gqa
-from nsabench.model.case import Case, FixedCount, Timing
-from nsabench.model.measurement import Conditions
-from nsabench.model.vocabulary import L2, Direction, DType, Role, Runs, Status
+from nsabench.model.case import Case
+from nsabench.model.vocabulary import L2, DType, Role, Runs, Status
 from nsabench.registry import Implementation
-from tests.checking import Desk
+from tests.checking import Desk, a_case, rounds
 
 SHAPES = 10  # torch compiles 8 of one function and runs the next ones uncompiled
 
 
 def _case(length: int = 8, l2: L2 = L2.COLD) -> Case:
-    return Case(
-        op="selection_rows",
-        shape={"N": 4, "H": 2, "D": 16, "Dv": 16, "L": length},
-        dtype=DType.FLOAT32,
-        direction=Direction.FORWARD,
-        distribution="dense",
-        streams=1,
-        timeout_s=60,
-        seed=1,
-        l2=l2,
-        timing=Timing(warmup_s=0.001, stopping=FixedCount(kind="fixed_count", rounds=2)),
-    )
+    shape = {"N": 4, "H": 2, "D": 16, "Dv": 16, "L": length}
+    timing = rounds(2, warmup_s=0.001)
+    return a_case("selection_rows", shape, dtype=DType.FLOAT32, l2=l2, timing=timing)
 
 
 def test_the_tenth_shape_runs_compiled_too() -> None:
@@ -89,26 +77,3 @@ def test_nothing_of_a_case_outlives_it(l2: L2) -> None:
 
 def _rows(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     return gqa(q, k, v, sm_scale)
-
-
-def test_a_case_leaves_its_device_to_other_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that measured the baselines kept 78 of 80 GB, and the kernel of a file was called out of
-    memory."""
-    happened: list[str] = []
-
-    def measured(*_: object, **__: object) -> Measured:
-        happened.append("measured")
-        return Measured(outcomes=[], conditions=Conditions())
-
-    def given_back() -> None:
-        happened.append("gave back")
-        raise RuntimeError("the device is not lost, and what was measured counts")
-
-    monkeypatch.setattr("nsabench.execution.worker.session.measure", measured)
-    monkeypatch.setattr(state, "_empty_cache", given_back)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    desk = Desk(_case())
-    Session("cuda", CpuTimer(), None, {}).measure(
-        desk.request([], _case()), lambda step: None, desk.deliver
-    )
-    assert happened == ["measured", "gave back"]
