@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn.attention import flex_attention as module
 
 from nsabench import ops, registry
 from nsabench.implementations import torch_attention
 from nsabench.model.vocabulary import DType
 from nsabench.ops import Inputs
+from tests.implementations import libraries
 
 
 def drawn(
@@ -38,6 +40,34 @@ def assert_right(call: Callable[..., Any], op: str, inputs: Inputs, tolerance: f
         out.detach().double()[held], oracle[held], atol=tolerance, rtol=tolerance
     )
     return out
+
+
+def aten_flash(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu: tuple[Tensor, Tensor] | None,
+    longest: tuple[int, int],
+    sm_scale: float,
+    *,
+    causal: bool = True,
+) -> Tensor:
+    """FlashAttention in plain PyTorch; what it would leave unwritten is NaN."""
+    dtype = q.dtype
+    q, k, v = q.float(), k.float(), v.float()
+    if cu is None:
+        assert longest == (q.shape[1], k.shape[1])
+        rows = zip(q, k, v, strict=True)
+        out = [libraries.of_sequence(*row, sm_scale, causal) for row in rows]
+        return torch.stack(out).to(dtype)
+    assert all(x.dtype == torch.int32 and x.is_contiguous() for x in cu)
+    out = [q.new_zeros(0, *q.shape[1:])]
+    for i in range(len(cu[0]) - 1):
+        some, keys = (slice(int(x[i]), int(x[i + 1])) for x in cu)
+        assert some.stop - some.start <= longest[0] and keys.stop - keys.start <= longest[1]
+        out.append(libraries.of_sequence(q[some], k[keys], v[keys], sm_scale, causal))
+    unwritten = torch.full_like(q[int(cu[0][-1]) :], float("nan"))
+    return torch.cat([*out, unwritten]).to(dtype)
 
 
 def uncompiled_flex(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from nsabench.implementations.baselines import (
 from nsabench.model.vocabulary import DType, Kind, Role
 from nsabench.ops import Inputs
 from tests.implementations import stand_ins
-from tests.implementations.stand_ins import blind_the_host
+from tests.implementations.stand_ins import aten_flash, blind_the_host
 
 VARLEN = {"N": 5, "H": 2, "D": 16, "L": 40}
 RANGES = {"B": 2, "S": 3, "G": 2, "H": 2, "D": 16, "S_kv": 60, "n_spans": 3, "L": 24}
@@ -28,29 +28,6 @@ RANGES = {"B": 2, "S": 3, "G": 2, "H": 2, "D": 16, "S_kv": 60, "n_spans": 3, "L"
 
 def drawn(op: str, shape: dict[str, int], distribution: str) -> Inputs:
     return stand_ins.drawn(op, distribution, dtype=DType.BFLOAT16, seed=1, **shape)
-
-
-def attend_by_row(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu: tuple[Tensor, Tensor],
-    longest: tuple[int, int],
-    sm_scale: float,
-    **_: Any,
-) -> Tensor:
-    """FlashAttention's varlen forward, in plain PyTorch."""
-    out = torch.zeros_like(q)
-    for i in range(len(cu[0]) - 1):
-        rows = slice(int(cu[0][i]), int(cu[0][i + 1]))
-        keys = slice(int(cu[1][i]), int(cu[1][i + 1]))
-        assert rows.stop - rows.start <= longest[0] and keys.stop - keys.start <= longest[1]
-        if keys.stop > keys.start:
-            scores = q[rows].float().transpose(0, 1) @ k[keys].float().permute(1, 2, 0) * sm_scale
-            out[rows] = (
-                (scores.softmax(-1) @ v[keys].float().transpose(0, 1)).transpose(0, 1).bfloat16()
-            )
-    return out
 
 
 def assert_right(call: Callable[..., Tensor], op: str, inputs: Inputs) -> None:
@@ -68,7 +45,7 @@ def test_flash_attention_is_told_the_longest_row(
 
     def flash(*given: Any, **how: Any) -> Tensor:
         told.append(given[4])
-        return attend_by_row(*given[:6], **how)
+        return aten_flash(*given[:6], **how)
 
     monkeypatch.setattr(torch_attention, "aten_flash", flash)
     inputs = drawn("selection_varlen", VARLEN, distribution)
@@ -118,7 +95,7 @@ def test_selected_keys_are_packed_without_a_look_at_the_device(
     for attention in gathering:
         attention(*inputs.tensors.values(), **inputs.options)
     monkeypatch.undo()
-    monkeypatch.setattr(torch_attention, "aten_flash", attend_by_row)
+    monkeypatch.setattr(torch_attention, "aten_flash", aten_flash)
     for attention in gathering:
         assert_right(attention, "selection_ranges", inputs)
     assert [longest for _, _, _, _, longest, _ in calls] == [(2, 24), (1, 24)]
@@ -141,7 +118,7 @@ def test_places_that_hold_no_key_have_no_gradient(
     def flash(q: Tensor, k: Tensor, v: Tensor, cu: Any, *given: Any, causal: bool) -> Tensor:
         for x in (k, v):
             x.register_hook(lambda grad, end=int(cu[1][-1]): _unwritten(grad, end))
-        return attend_by_row(q, k, v, cu, *given)
+        return aten_flash(q, k, v, cu, *given, causal=causal)
 
     monkeypatch.setattr(torch_attention, "aten_flash", flash)
     inputs = drawn("selection_ranges", RANGES, distribution)

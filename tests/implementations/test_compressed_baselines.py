@@ -14,7 +14,7 @@ from nsabench.implementations.baselines import compressed as baselines
 from nsabench.implementations.libraries import _calls, flash_attn
 from nsabench.ops import Inputs
 from tests.implementations import stand_ins
-from tests.implementations.stand_ins import blind_the_host, looked, uncompiled_flex
+from tests.implementations.stand_ins import aten_flash, blind_the_host, looked, uncompiled_flex
 
 OP = ops.get("compressed")
 HEADS = {"HQ": 6, "H": 2, "D": 16}
@@ -47,40 +47,9 @@ def packed(lengths: list[int]) -> Inputs:
     return Inputs(tensors, options)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
-    """FlashAttention of one sequence: causal, aligned at the ends, 0 where no key is seen."""
-    rows, keys, group = q.shape[0], k.shape[0], q.shape[1] // k.shape[1]
-    k, v = (x.repeat_interleave(group, 1) for x in (k, v))
-    seen = torch.arange(keys) <= torch.arange(rows).unsqueeze(1) + keys - rows
-    scores = torch.einsum("rhd,nhd->hrn", q, k) * sm_scale
-    p = scores.masked_fill(~seen, -1e30).softmax(-1) * seen if keys else scores
-    return torch.einsum("hrn,nhd->rhd", p, v)
-
-
-def flash(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu: tuple[Tensor, Tensor] | None,
-    longest: tuple[int, int],
-    sm_scale: float,
-) -> Tensor:
-    """FlashAttention in plain PyTorch; what it would leave unwritten is NaN."""
-    if cu is None:
-        assert longest == (q.shape[1], k.shape[1])
-        return torch.stack([attend(*x, sm_scale) for x in zip(q, k, v, strict=True)])
-    assert all(x.dtype == torch.int32 and x.is_contiguous() for x in cu)
-    out = [q.new_zeros(0, *q.shape[1:])]
-    for i in range(len(cu[0]) - 1):
-        rows, keys = (slice(int(x[i]), int(x[i + 1])) for x in cu)
-        assert rows.stop - rows.start <= longest[0] and keys.stop - keys.start <= longest[1]
-        out.append(attend(q[rows], k[keys], v[keys], sm_scale))
-    return torch.cat([*out, torch.full_like(q[int(cu[0][-1]) :], float("nan"))])
-
-
 @pytest.fixture(autouse=True)
 def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_attention, "aten_flash", flash)
+    monkeypatch.setattr(torch_attention, "aten_flash", aten_flash)
     monkeypatch.setattr(torch_attention, "check_flash", lambda *_: None)
     uncompiled_flex(monkeypatch)
 
@@ -102,7 +71,7 @@ def of_the_package(
     q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float, causal: bool
 ) -> Tensor:
     assert causal
-    return flash(q, k, v, None, (q.shape[1], k.shape[1]), softmax_scale)
+    return aten_flash(q, k, v, None, (q.shape[1], k.shape[1]), softmax_scale)
 
 
 @pytest.mark.parametrize("name", ["flash", "flash_attn_compressed"])
@@ -139,16 +108,13 @@ def test_sequences_are_packed_without_a_look_at_the_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     inputs = packed(LENGTHS["edges"])
-    q, k, _, *cu = inputs.tensors.values()
+    q, _, _, *cu = inputs.tensors.values()
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(
         torch_attention, "aten_flash", lambda *given: calls.append(given) or given[0]
     )
     blind_the_host(monkeypatch)
     baselines.flash_varlen(*inputs.tensors.values(), **inputs.options)
-    for backward in (False, True):
-        bounds = baselines._bounds(cu, q.shape[1], 32, 16)
-        torch_attention.band_mask(*bounds, k.shape[1], backward=backward)
     monkeypatch.undo()
     (rows, keys), longest = calls[0][3:5]
     assert longest == (130 // 16 + 2, (130 - 32) // 16 + 1)
@@ -179,51 +145,3 @@ def test_what_cannot_be_folded(
 def test_flex_attention(distribution: str, block: int, stride: int) -> None:
     inputs = drawn(distribution, HQ=4, block=block, stride=stride)
     assert_right("flex_attention", inputs, gradients=False)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "some_full"),
-    [
-        ({"B": 5, "T": 90, "block": 32, "stride": 16}, False),
-        ({"B": 8, "T": 128, "block": 1, "stride": 1}, False),
-        ({"B": 5, "T": 300, "block": 4, "stride": 1}, True),
-        ({"B": 2, "T": 512, "block": 6, "stride": 3}, True),
-        ({"B": 1, "T": 1000, "block": 4, "stride": 2}, True),
-    ],
-)
-def test_tiles_hold_what_is_seen_and_full_ones_nothing_else(
-    sizes: dict[str, int], some_full: bool
-) -> None:
-    block, stride = sizes["block"], sizes["stride"]
-    fulls = 0
-    for seed in range(6):
-        inputs = stand_ins.drawn("compressed", "packed", seed=seed, **HEADS, **sizes)
-        q, k, _, *cu = inputs.tensors.values()
-        t, n = q.shape[1], k.shape[1]
-        bounds = baselines._bounds(cu, t, block, stride)
-        keep = baselines._packed_keep(cu, t, n, block, stride)
-        at = torch.arange(n)
-        assert torch.equal(keep, (at >= bounds[0].unsqueeze(1)) & (at < bounds[1].unsqueeze(1)))
-        partial, full = (x[0, 0] for x in torch_attention.band_tiles(*bounds, n))
-        assert not (partial & full).any()
-        counts = torch.nn.functional.pad(keep, (0, -n % 128, 0, -t % 128)).unflatten(0, (-1, 128))
-        counts = counts.unflatten(2, (-1, 128)).sum((1, 3))
-        assert counts.shape == full.shape
-        assert (counts[full] == 128 * 128).all()
-        assert not counts[~(partial | full)].any()
-        # Besides, no tile that is whole goes through the mask.
-        assert torch.equal(full, counts == 128 * 128)
-        fulls += int(full.sum())
-    assert bool(fulls) == some_full
-
-
-def test_only_a_backward_needs_the_tiles_of_each_key() -> None:
-    inputs = drawn("packed")
-    q, k, _, *cu = inputs.tensors.values()
-    bounds = baselines._bounds(cu, q.shape[1], 32, 16)
-    masks = [
-        torch_attention.band_mask(*bounds, k.shape[1], backward=backward)
-        for backward in (False, True)
-    ]
-    assert [mask.q_indices is not None for mask in masks] == [False, True]
-    assert masks[0].seq_lengths == (q.shape[1], k.shape[1])

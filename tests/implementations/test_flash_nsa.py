@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nsabench import Unsupported, ops
 from nsabench.implementations.libraries import _calls, flash_attn, flash_nsa
+from tests.implementations import libraries
 from tests.implementations.stand_ins import assert_right, drawn
 
 SIZES = {"HQ": 4, "H": 2, "D": 32, "block": 16, "stride": 8, "block_size": 16}
@@ -116,19 +117,9 @@ def slc_topk_indices(
 
 def select_attn(q: Tensor, k: Tensor, v: Tensor, topk: Tensor, sm_scale: float) -> Tensor:
     """A row is read up to the number of blocks up to its own, or of slots."""
-    assert topk.dtype == torch.int32 and topk.is_contiguous()
-    out, group, size = torch.zeros_like(q), q.shape[1] // k.shape[1], Helper.block_size
-    for tokens, _ in sequences():
-        for t in range(tokens.start, tokens.stop):
-            at = t - tokens.start
-            for h in range(k.shape[1]):
-                blocks = topk[h, t, : min(topk.shape[2], at // size + 1)].long()
-                keys = (blocks[:, None] * size + torch.arange(size)).flatten()
-                keys = keys[keys <= at] + tokens.start
-                heads = slice(h * group, (h + 1) * group)
-                logits = q[t, heads] @ k[keys, h].T * sm_scale
-                out[t, heads] = logits.softmax(-1) @ v[keys, h]
-    return out
+    assert Helper.x_cu_seqlens is not None
+    given = (q, k, v, topk, Helper.block_size, Helper.x_cu_seqlens)
+    return libraries.topk_sparse_attention(*given, sm_scale)
 
 
 def fused_sigmoid_combine(a: Tensor, b: Tensor, c: Tensor, w: Tensor) -> Tensor:
@@ -143,11 +134,8 @@ def near(
     """FlashAttention's `causal`, of packed sequences."""
     out = torch.zeros_like(q[0])
     for tokens, _ in sequences():
-        at = torch.arange(tokens.stop - tokens.start)
-        keep = (at <= at[:, None]) & (at > at[:, None] - window)
-        kh, vh = (spread(x[0, tokens], q.shape[2]) for x in (k, v))
-        p, _ = weights(q[0, tokens], kh, keep[None], sm_scale)
-        out[tokens] = torch.einsum("htn,nhd->thd", p, vh)
+        given = (x[0, tokens] for x in (q, k, v))
+        out[tokens] = libraries.of_sequence(*given, sm_scale, True, (window - 1, 0))
     return out.unsqueeze(0)
 
 
@@ -238,14 +226,6 @@ def test_chosen_blocks_are_handed_over(library: dict[str, Any], distribution: st
     for changed in ({}, {"T": 75}) if distribution == "packed" else ({}, {"B": 2, "T": 75}):
         inputs = drawn("selection_blocks", distribution, **{**sizes, **changed})
         assert_right(flash_nsa.flash_nsa_blocks, "selection_blocks", inputs)
-
-
-def test_gates_of_nought_and_one_have_gradients(library: dict[str, Any]) -> None:
-    gates = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float16, requires_grad=True)
-    again = flash_nsa._logits(gates).sigmoid()
-    torch.testing.assert_close(again, gates.float(), atol=2**-12, rtol=0)
-    (gradient,) = torch.autograd.grad(again.sum(), gates)
-    assert gradient.isfinite().all() and gradient[1] == 1
 
 
 def test_without_a_window_it_says_where_it_comes_from(library: dict[str, Any]) -> None:

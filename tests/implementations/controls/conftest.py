@@ -8,9 +8,8 @@ import pytest
 from nsabench import registry
 from nsabench.execution.worker.arm import CaseArm
 from nsabench.model.case import Case
-from nsabench.model.vocabulary import Direction, DType
 from nsabench.registry import Implementation
-from tests.checking import arm_of, sets_of
+from tests.checking import a_case, arm_of, sets_of
 
 MakeCase = Callable[..., Case]
 
@@ -25,17 +24,8 @@ def make_case() -> MakeCase:
     def make(
         N: int = 8, H: int = 4, D: int = 64, L: int = 256, *, dtype: str = "float16", **fields
     ) -> Case:
-        return Case(
-            op="selection_rows",
-            shape={"N": N, "H": H, "D": D, "Dv": fields.pop("Dv", D), "L": L},
-            dtype=DType(dtype),
-            direction=Direction.FORWARD,
-            distribution="dense",
-            streams=1,
-            timeout_s=60,
-            seed=20260101,
-            **fields,
-        )
+        shape = {"N": N, "H": H, "D": D, "Dv": fields.pop("Dv", D), "L": L}
+        return a_case("selection_rows", shape, dtype=dtype, seed=20260101, **fields)
 
     return make
 

@@ -11,27 +11,16 @@ import torch
 from torch import Tensor
 
 from nsabench import ops, registry
-from nsabench.assessment.checks import Finding, Row
 from nsabench.assessment.checks.controls import catch
-from nsabench.assessment.statistics import quantile
 from nsabench.execution.timing.timer import Call, CpuTimer, Sample, Timed, Timer
 from nsabench.implementations.controls import baseline, timer
-from nsabench.model.case import Case, FixedCount, Timing
 from nsabench.model.vocabulary import Catch, Direction, DType
-from nsabench.registry import Honest, Implementation
-from tests.checking import measured as measured_by_checker
+from nsabench.registry import Honest
+from tests.checking import a_case, measured, rounds, rows_of
 
-BACKWARD = Case(
-    op="selection_ranges",
-    shape={"B": 2, "S": 4, "G": 2, "H": 4, "D": 32, "Dv": 32, "S_kv": 96, "n_spans": 3, "L": 40},
-    dtype=DType.BFLOAT16,
-    direction=Direction.BACKWARD,
-    distribution="disjoint",
-    streams=1,
-    timeout_s=60,
-    seed=1,
-    timing=Timing(warmup_s=0.005, stopping=FixedCount(kind="fixed_count", rounds=15)),
-)
+SHAPE = {"B": 2, "S": 4, "G": 2, "H": 4, "D": 32, "Dv": 32, "S_kv": 96, "n_spans": 3, "L": 40}
+FIELDS = {"dtype": DType.BFLOAT16, "direction": Direction.BACKWARD, "timing": rounds(15)}
+BACKWARD = a_case("selection_ranges", SHAPE, **FIELDS)
 
 
 class GullibleTimer(CpuTimer):
@@ -46,35 +35,9 @@ class GullibleTimer(CpuTimer):
 def became(timer: Timer, name: str) -> Catch:
     """What becomes of a control of a backward under this timer."""
     items = {i.name: i for i in registry.load() if i.op == BACKWARD.op}
-    some: list[Implementation] = [items[items[name].wraps], items[name]]
-    outcomes = measured_by_checker(
-        BACKWARD,
-        some,
-        timer=timer,
-    ).outcomes
-    work = ops.work(BACKWARD)
-    rows = [
-        Row(
-            case_id=BACKWARD.id,
-            op=BACKWARD.op,
-            implementation=item.name,
-            role=item.role,
-            caught_by=item.caught_by,
-            wraps=item.wraps,
-            status=outcome.status,
-            reason=outcome.reason,
-            dtype=BACKWARD.dtype,
-            shape=BACKWARD.shape,
-            direction=BACKWARD.direction,
-            length=40,
-            bytes_min=work.bytes_min,
-            flops=work.flops,
-            median_ms=quantile(outcome.samples.time_ms, 0.5),
-        )
-        for item, outcome in zip(some, outcomes, strict=True)
-    ]
-    findings: list[Finding] = []
-    return catch(rows[1], rows, findings)
+    some = [items[items[name].wraps], items[name]]
+    rows = rows_of(BACKWARD, some, measured(BACKWARD, some, timer=timer))
+    return catch(rows[1], rows, [])
 
 
 def test_in_a_backward_a_stopped_clock_gains_where_the_timer_trusts_it() -> None:

@@ -5,14 +5,11 @@ from random import Random
 import pytest
 from torch import Tensor
 
-from nsabench.execution.timing.timer import CpuTimer
 from nsabench.failure import Failure
 from nsabench.implementations.baselines.selection_rows import heads_as_queries
-from nsabench.model.case import FixedCount, Timing
 from nsabench.model.vocabulary import Role, Runs, Status
 from nsabench.registry import Implementation
-from tests.checking import arm_of, sets_of
-from tests.checking import measured as measured_by_checker
+from tests.checking import arm_of, outcomes, rounds, sets_of
 
 HONEST_CALLS = 3  # as many as are made before anything is timed
 
@@ -48,7 +45,7 @@ def test_a_mutation_in_an_unwatched_call_is_not_blamed_on_another(shipped, make_
 
 
 def test_a_failure_in_a_timed_call_is_diagnosed_on_the_inputs_it_was_made_from(shipped, make_case):
-    timing = Timing(warmup_s=0.001, stopping=FixedCount(kind="fixed_count", rounds=40))
+    timing = rounds(40, warmup_s=0.001)
     calls = 0
 
     def truncate(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
@@ -59,24 +56,7 @@ def test_a_failure_in_a_timed_call_is_diagnosed_on_the_inputs_it_was_made_from(s
 
     for _ in range(3):
         calls = 0
-        outcome = measured_by_checker(
-            make_case(timing=timing),
-            [control(truncate), shipped["sdpa_gqa"], shipped["bmm_softmax"]],
-            timer=CpuTimer(),
-        ).outcomes[0]
+        some = [control(truncate), shipped["sdpa_gqa"], shipped["bmm_softmax"]]
+        outcome, *_ = outcomes(make_case(timing=timing), some)
         assert outcome.status is Status.WRONG
         assert "attends to the first 64 of 256 keys" in outcome.diagnosis
-
-
-def test_an_output_remembered_until_the_inputs_are_written_is_caught(make_case):
-    memory: dict[tuple[int, ...], Tensor] = {}
-
-    def remember(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
-        key = (q.data_ptr(), q._version, k._version, v._version)
-        if key not in memory:
-            memory[key] = heads_as_queries(q, k, v, sm_scale)
-        return memory[key]
-
-    case = make_case()
-    with pytest.raises(Failure, match="mean absolute error"):
-        arm_of(control(remember), case, sets_of(case), Random(0)).check()

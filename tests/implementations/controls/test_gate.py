@@ -1,15 +1,12 @@
 """Controls that the worker's own gate must catch, on the CPU, through the arm that runs them."""
 
 import time
-from random import Random
 
 import pytest
-import torch
 
 from nsabench.failure import Failure
-from nsabench.implementations.controls import roofline
-from nsabench.model.vocabulary import Role, Runs, Status
-from tests.checking import arm_of, desk_of, sets_of
+from nsabench.model.vocabulary import Role, Status
+from tests.checking import desk_of
 
 GATED = {
     "sdpa_causal_one_query": "mean absolute error",
@@ -20,6 +17,7 @@ GATED = {
     "wrong_but_close": "mean absolute error",
     "worker_thread_escape": "",
     "mutated_input": "changed its input q",
+    "reordered_input": "changed its input k",
     "returned_input_alias": "shares memory with its input q",
     "lazy_output": "LazyTensor, not a plain torch.Tensor",
 }
@@ -93,53 +91,9 @@ def test_a_lie_about_the_time_ends_with_the_output(shipped, make_arm, make_case)
     assert time.perf_counter_ns is true
 
 
-def test_reordered_inputs_are_caught(make_arm, make_case):
-    with pytest.raises(Failure, match="changed its input k"):
-        make_arm("reordered_input", make_case()).check()
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_a_mutated_set_is_restored_to_what_it_held(shipped, make_case, seed):
-    case, rng = make_case(), Random(seed)
-    sets = sets_of(case)
-    for _ in range(seed % 3):
-        sets.swap(0, rng)
-    before = sets.sets[0].clone()
-    with pytest.raises(Failure):
-        arm_of(shipped["mutated_input"], case, sets, rng).check()
-    assert torch.equal(before.tensors["q"], sets.sets[0].tensors["q"])
-
-
-def test_every_control_says_what_catches_it_and_most_run_without_a_gpu(shipped):
+def test_every_control_says_what_catches_it(shipped):
     controls = [i for i in shipped.values() if i.role is Role.CONTROL]
     assert {c.caught_by for c in controls} == {
         *("parity", "roofline", "baseline", "timer"),
         *("host", "burst"),
     }
-    on_cpu = {c.name for c in controls if Runs.CPU in c.devices}
-    assert len(controls) >= 16
-    assert {c.name for c in controls} - on_cpu == {
-        "side_stream_escape",
-        "side_stream_unjoined",
-        "default_stream",
-        "l2_warm_replay",
-        "remembered_by_content",
-        # Replays of graphs need a device.
-        "patched_replay",
-        "repeating_wrapper",
-        "recalled_in_a_graph",
-        "products_recalled_in_a_graph",
-        "recalled_output",
-        # No host is awaited where there is no device.
-        "needless_python",
-        "thousand_launches",
-    }
-
-
-def test_one_call_aside_is_a_look_and_two_are_calls_at_once(monkeypatch):
-    where = iter("ddsdstsds")
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: next(where))
-    monkeypatch.setattr(torch.cuda, "default_stream", lambda: "d")
-    monkeypatch.setattr(roofline, "_was_aside", False)
-    expected = [False, False, False, False, False, True, True, False, False]
-    assert [roofline.aside_again() for _ in range(9)] == expected

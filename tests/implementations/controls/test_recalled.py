@@ -3,7 +3,7 @@ though they compute but once for each set of inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -14,20 +14,18 @@ from torch import Tensor
 
 from nsabench import Unsupported, ops, registry
 from nsabench.assessment.checks import Limits, judge_all
-from nsabench.assessment.rows import of_case
 from nsabench.checker import errors as parity
 from nsabench.execution.timing import ceilings
 from nsabench.execution.timing.timer import CpuTimer
 from nsabench.execution.worker.arm import CaseArm
 from nsabench.implementations.controls import roofline
-from nsabench.model.case import Case, FixedCount, Timing
-from nsabench.model.plan import ImplementationInfo, PlannedCase
+from nsabench.model.case import Case
+from nsabench.model.plan import ImplementationInfo
 from nsabench.model.vocabulary import Catch, Direction, DType, Mode, Role, Runs, Status
 from nsabench.planning import matrix, resolve
 from nsabench.registry import Implementation
-from tests.checking import arm_of, sets_of
+from tests.checking import a_case, arm_of, outcomes, rounds, rows_of, sets_of
 from tests.checking import measured as measured_by_checker
-from tests.runs import Made, make_plan
 from tests.true_caches import true_caches
 
 SHAPES = {
@@ -42,13 +40,9 @@ DISTRIBUTION = {"selection_ranges": "disjoint", "sliding_window": "dense"}
 
 
 @pytest.fixture(autouse=True)
-def _forgetful(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _forgetful(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
     for memory in ("_recorded", "_gradients", "_steps", "_outputs", "_by_content"):
         monkeypatch.setattr(roofline, memory, {})
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -58,19 +52,8 @@ def of_this_cpu() -> Limits:
 
 
 def make_case(op: str, direction: Direction, dtype: DType, rotate: int = 3) -> Case:
-    return Case(
-        op=op,
-        shape=SHAPES[op],
-        dtype=dtype,
-        direction=direction,
-        distribution=DISTRIBUTION.get(op, "random"),
-        streams=1,
-        timeout_s=60,
-        seed=1,
-        timing=Timing(
-            warmup_s=0.005, stopping=FixedCount(kind="fixed_count", rounds=60), rotate=rotate
-        ),
-    )
+    fields = {"distribution": DISTRIBUTION.get(op, "random"), "timing": rounds(60, rotate=rotate)}
+    return a_case(op, SHAPES[op], direction=direction, dtype=dtype, **fields)
 
 
 def named(op: str, name: str) -> Implementation:
@@ -101,23 +84,14 @@ def test_what_answers_from_memory_is_caught_by_the_roofline(
     monkeypatch.setitem(SHAPES, "decode_dense", SHAPES["decode_dense"] | {"S": 8000, "B": 4})
     monkeypatch.setitem(DISTRIBUTION, "nsa_attention", "dense")
     case = make_case(op, direction, DType.FLOAT32, rotate=2)
-    stopping = FixedCount(kind="fixed_count", rounds=8)
-    case = case.model_copy(update={"timing": case.timing.model_copy(update={"stopping": stopping})})
+    case = case.model_copy(update={"timing": rounds(8, rotate=2)})
     item = replace(named(op, name), devices=(Runs.CPU,))
-    measured = measured_by_checker(
-        case,
-        [item],
-        timer=CpuTimer(),
-    )
+    measured = measured_by_checker(case, [item])
     assert [o.reason for o in measured.outcomes] == [""]
     for outcome in measured.outcomes:
         times = outcome.samples.time_ms
         times[:] = [min(times)] * len(times)
-    info = ImplementationInfo.model_validate(item, from_attributes=True)
-    planned = PlannedCase(id=case.id, case=case, implementations=(name,))
-    plan = make_plan(Made()).model_copy(update={"cases": [planned], "implementations": [info]})
-    rows = of_case(plan, case, measured.outcomes, {1: measured.conditions})
-    findings, caught = judge_all(rows, of_this_cpu)
+    findings, caught = judge_all(rows_of(case, [item], measured), of_this_cpu)
     assert caught == {(case.id, name): Catch.CAUGHT}, [f.sentence for f in findings]
 
 
@@ -127,15 +101,10 @@ def test_remembered_gradients_are_right_in_whatever_order_inputs_come(
     op: str, dtype: DType
 ) -> None:
     case = make_case(op, Direction.BACKWARD, dtype)
-    [outcome] = measured_by_checker(
-        case,
-        [replace(named(op, "recalled_gradients"), devices=(Runs.CPU,))],
-        timer=CpuTimer(),
-    ).outcomes
+    item = replace(named(op, "recalled_gradients"), devices=(Runs.CPU,))
+    [outcome] = outcomes(case, [item])
     assert outcome.status is Status.OK, outcome.reason
     assert len(outcome.samples.time_ms) == 60
-    ((_, made),) = roofline._gradients.values()
-    assert len(made) == case.timing.rotate
 
 
 def recording(
@@ -180,29 +149,6 @@ def test_a_graph_declines_what_it_has_not_seen(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(Unsupported, match="not all inputs were seen"):
         for index in range(6):
             replay(index)
-
-
-def test_a_graph_of_the_next_case_knows_nothing_of_the_one_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for seed in (1, 2):
-        monkeypatch.undo()
-        case = make_case("decode_dense", Direction.FORWARD, DType.BFLOAT16, rotate=2)
-        case = case.model_copy(update={"seed": seed})
-        _, replay = recording(monkeypatch, case)
-        for index in (0, 1):
-            parity.check_values("output", *replay(index), case)
-    (recorded,) = roofline._recorded.values()
-    assert len(recorded._answers.by_number) == 2
-
-
-def test_an_output_that_is_too_large_is_refused_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roofline, "aside_again", lambda: False)
-    monkeypatch.setattr(roofline, "MOST_BYTES", 8)
-    honest: Any = torch.neg
-    for _ in range(2):
-        with pytest.raises(Unsupported, match="remembers no outputs of over"):
-            roofline.recalled_output(honest, torch.ones(4))
 
 
 def test_they_are_planned_only_where_remembering_pays(tmp_path: Any) -> None:
