@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from tests.attacks.kit import attack, honest, instances
+from tests.attacks.kit import attack, honest
 
 ANY = "any"
 WRONG = "mean absolute error"
@@ -84,14 +84,6 @@ def among_all_tensors(q, k, v, sm_scale):
 
 
 @attack("wrong", WRONG, device=ANY)
-def among_what_others_returned(q, k, v, sm_scale):
-    tensors = [
-        t for kind in ("CaseArm", "Outputs") for one in instances(kind) for t in held_by(one)
-    ]
-    return chosen(tensors, q, k, v, sm_scale)
-
-
-@attack("wrong", WRONG, device=ANY)
 def in_the_frames_above(q, k, v, sm_scale):
     tensors, frame = [], sys._getframe()
     while frame is not None:
@@ -99,19 +91,6 @@ def in_the_frames_above(q, k, v, sm_scale):
             tensors += held_by(one)
         frame = frame.f_back
     return chosen(tensors, q, k, v, sm_scale)
-
-
-@attack("wrong", WRONG, device=ANY)
-def in_a_checker_of_this_process(q, k, v, sm_scale):
-    kinds = ("Checker", "Oracles", "Findings", "Suspect")
-    tensors = [t for kind in kinds for one in instances(kind) for t in held_by(one)]
-    return chosen(tensors, q, k, v, sm_scale)
-
-
-@attack("wrong", WRONG, device=ANY)
-def in_the_mailbox(q, k, v, sm_scale):
-    contents = [bytes(box._mapped) for box in instances("Mailbox") if box._mapped is not None]
-    return chosen((t for one in contents for t in in_bytes(one, q)), q, k, v, sm_scale)
 
 
 @attack("wrong", WRONG, device=ANY)

@@ -5,7 +5,6 @@ import ctypes
 import fcntl
 import os
 import platform
-import resource
 import signal
 import sys
 import time
@@ -25,24 +24,8 @@ def rewrites_the_bench(q, k, v, sm_scale):
 
 
 @attack("crashed", DENIED)
-def rewrites_the_log(q, k, v, sm_scale):
-    with Path(os.environ["NSABENCH_TEST_RUN"], "log.jsonl").open("a") as file:
-        file.write("{}\n")
-
-
-@attack("crashed", DENIED)
 def reads_the_plan(q, k, v, sm_scale):
     Path(os.environ["NSABENCH_TEST_RUN"], "plan.json").read_text()
-
-
-@attack("crashed", DENIED)
-def writes_to_home(q, k, v, sm_scale):
-    Path.home().joinpath(".nsabench-was-here").write_text("")
-
-
-@attack("crashed", DENIED)
-def kills_its_parent(q, k, v, sm_scale):
-    os.kill(os.getppid(), signal.SIGKILL)
 
 
 @attack("crashed", DENIED)
@@ -53,23 +36,11 @@ def kills_whom_it_can(q, k, v, sm_scale):
 
 
 @attack("crashed", DENIED)
-def reads_its_parents_memory(q, k, v, sm_scale):
-    with Path(f"/proc/{os.getppid()}/mem").open("rb") as file:
-        file.read(1)
-
-
-@attack("crashed", DENIED)
 def seeks_what_the_referee_wrote(q, k, v, sm_scale):
     for folder in Path(os.environ["TMPDIR"]).parent.parent.glob("nsabench-*"):
         for path in (*folder.glob("*.in"), *folder.glob("*puts")):
             path.read_bytes()
         folder.joinpath("inputs").open("ab")
-
-
-@attack("crashed", DENIED)
-def limits_its_parent(q, k, v, sm_scale):
-    """Whose next line of the log would be one byte too long; no signal is sent."""
-    resource.prlimit(os.getppid(), resource.RLIMIT_FSIZE, (1 << 40, 1 << 40))
 
 
 def template():
@@ -90,22 +61,12 @@ def slows_who_comes_after(q, k, v, sm_scale):
     os.setpriority(os.PRIO_PROCESS, template(), 1)
 
 
-@attack("crashed", DENIED)
-def idles_who_comes_after(q, k, v, sm_scale):
-    os.sched_setscheduler(template(), os.SCHED_BATCH, os.sched_param(0))
-
-
 @attack("ok")
 def binds_who_comes_after(q, k, v, sm_scale):
     """To one core. The call succeeds, as OpenMP needs it, and does nothing."""
     cores = os.sched_getaffinity(template())
     os.sched_setaffinity(template(), {min(cores)})
     assert os.sched_getaffinity(template()) == cores
-
-
-@attack("crashed", DENIED)
-def slows_all_of_its_user(q, k, v, sm_scale):
-    os.setpriority(os.PRIO_USER, 0, 0)
 
 
 def refused(result):
@@ -138,13 +99,6 @@ def takes_a_descriptor_of_its_parent(q, k, v, sm_scale):
     """The log's, say, which stays open after it was hidden."""
     pidfd = os.pidfd_open(os.getppid())
     refused(libc.syscall(438, pidfd, 3, 0))  # pidfd_getfd
-
-
-@attack("crashed", DENIED)
-def leaves_shared_memory(q, k, v, sm_scale):
-    """A segment of System V, which lies in no folder and outlives whoever made it: for answers."""
-    segment = refused(libc.shmget(0x6E7361, 4096, 0o1600))
-    libc.shmctl(segment, 0, None)  # removed, where it could be made
 
 
 @attack("crashed", DENIED)
@@ -219,16 +173,6 @@ def patch_outcome(values):
 def takes_next_to_no_time(q, k, v, sm_scale):
     """The least number above 0: whoever divides by it gets none that is finite."""
     patch_outcome({"time_ms": 5e-324})
-
-
-@attack("crashed", "wrote on the descriptor of the worker's answers")
-def takes_more_than_can_be_added_up(q, k, v, sm_scale):
-    patch_outcome({"time_ms": 1.7e308})
-
-
-@attack("crashed", "wrote on the descriptor of the worker's answers")
-def takes_more_memory_than_a_table_can_hold(q, k, v, sm_scale):
-    patch_outcome({"peak_mem_bytes": 1 << 80})
 
 
 @attack("crashed", "more than the log has room for")

@@ -54,16 +54,6 @@ def takes_threads(q, k, v, sm_scale):
     torch.set_num_threads(torch.get_num_threads() + 1)
 
 
-@attack("wrong", "changed settings of the process: default_dtype")
-def another_default(q, k, v, sm_scale):
-    torch.set_default_dtype(torch.float64)
-
-
-@attack("wrong", "changed settings of the process: grad_enabled")
-def no_gradients(q, k, v, sm_scale):
-    torch.set_grad_enabled(False)
-
-
 @attack("wrong", "changed settings of the process: deterministic_algorithms")
 def slows_everybody(q, k, v, sm_scale):
     torch.use_deterministic_algorithms(True)
@@ -136,24 +126,9 @@ def leaves_an_orphan(q, k, v, sm_scale):
         os._exit(0)
 
 
-@attack("ok", "were left behind and killed")
-def leaves_many_children(q, k, v, sm_scale):
-    for _ in range(2):
-        if next(CALLS) < SOME and os.fork() == 0:
-            time.sleep(600)
-            os._exit(0)
-
-
 @attack("crashed", "Error")
 def calls_home(q, k, v, sm_scale):
     socket.create_connection(("127.0.0.1", 9), timeout=1)
-
-
-@attack("crashed", DENIED)
-def has_a_daemon_do_it(q, k, v, sm_scale):
-    """One of containers starts whatever it is asked to, as root, on the disks of the machine."""
-    path = os.environ["NSABENCH_TEST_DAEMON"]
-    socket.socket(socket.AF_UNIX).connect(path)
 
 
 @attack("crashed", "")

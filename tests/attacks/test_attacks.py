@@ -6,31 +6,27 @@ The kernels are in the files beside this one, a family each; what becomes of eac
 from __future__ import annotations
 
 import ast
-import socket
-import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from nsabench import registry
 from nsabench.assessment import parquet
 from nsabench.assessment.results import Results, assemble
 from nsabench.execution.folder import RunFolder
 from nsabench.execution.supervisor import process, templates
 from nsabench.execution.supervisor.executor import WorkerExecutor
-from nsabench.model.case import Case, FixedCount, Timing
-from nsabench.model.plan import Device, ImplementationInfo, Plan, PlannedCase
+from nsabench.model.case import Case
+from nsabench.model.plan import Device, Plan, PlannedCase
 from nsabench.model.record import Record
-from nsabench.model.source import Source
-from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status, Verdict
+from nsabench.model.vocabulary import Status, Verdict
 from nsabench.output import report
 from tests import forked, main_pass
 from tests.attacks.kit import SLOW_S
+from tests.checking import a_case, plan_of, rounds
 from tests.execution.supervisor.test_hostile import leftovers
 from tests.execution.worker.test_sandbox import needs_landlock
 
@@ -90,34 +86,12 @@ def planned(
 ) -> Plan:
     """A case for each attack, or for each of those that are named `together`, with a baseline."""
     attacks = [one for one in marked(family) if one.device in (device, "any")]
-    kernels = file_of(family)
-    sources = registry.sources(kernels)
-    own = Source.of_file(kernels, kernels.read_bytes())
     cases = [
         PlannedCase(id=case.id, case=case, implementations=(*names, BASELINE))
         for number, names in enumerate(together or [(one.name,) for one in attacks])
         for case in [case_of(16 + 8 * number, max(timeout_s, *map(patience, names)))]
     ]
-    return Plan(
-        run_id="attacks",
-        created=datetime(2026, 1, 1, tzinfo=UTC),
-        device=device,
-        kernels=str(kernels),
-        kernels_sha256=sources[own],
-        sources=sources,
-        matrices=[],
-        implementations=[
-            ImplementationInfo(
-                op=OP,
-                name=name,
-                role=Role.BASELINE if name == BASELINE else Role.CANDIDATE,
-                devices=(Runs.CUDA, Runs.CPU),
-                source="nsabench" if name == BASELINE else own,
-            )
-            for name in (BASELINE, *(one.name for one in attacks))
-        ],
-        cases=cases,
-    )
+    return plan_of(file_of(family), cases, device)
 
 
 def patience(name: str) -> float:
@@ -127,17 +101,8 @@ def patience(name: str) -> float:
 
 
 def case_of(length: int, timeout_s: float = TIMEOUT_S) -> Case:
-    return Case(
-        op=OP,
-        shape={"N": 4, "H": 2, "D": 32, "Dv": 32, "L": length},
-        dtype=DType.FLOAT16,
-        direction=Direction.FORWARD,
-        distribution="dense",
-        streams=1,
-        timeout_s=timeout_s,
-        seed=1,
-        timing=Timing(warmup_s=0.005, stopping=FixedCount(kind="fixed_count", rounds=12)),
-    )
+    shape = {"N": 4, "H": 2, "D": 32, "Dv": 32, "L": length}
+    return a_case(OP, shape, timeout_s=timeout_s, timing=rounds(12))
 
 
 @dataclass(frozen=True)
@@ -157,27 +122,14 @@ class Attacked:
 
 
 @pytest.fixture(scope="module")
-def daemon() -> Iterator[str]:
-    """The address of a socket that everybody may connect to."""
-    with (
-        tempfile.TemporaryDirectory() as folder,  # a short name: that of a socket has 107 bytes
-        closing(socket.socket(socket.AF_UNIX)) as listening,
-    ):
-        listening.bind(f"{folder}/daemon")
-        listening.listen()
-        yield f"{folder}/daemon"
-
-
-@pytest.fixture(scope="module")
 def attacked(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, daemon: str
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[object]:
     """Measures the attacks of a family that are tested here, all or those that -k names."""
     tested = [one for one in ATTACKS if one in _asked(request.session)]
     with pytest.MonkeyPatch.context() as patch:
         # Threads of calls of microseconds only wait for each other where others want the cores.
         patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setenv("NSABENCH_TEST_DAEMON", daemon)
         patch.setattr(templates, "start", forked.started)  # it is found by its command line
         patch.setattr(templates, "PROGRAM", ("-c", forked.TEMPLATE))
         patch.setattr(process, "READ_TIMEOUT_S", 4.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -20,13 +19,3 @@ from tests.execution.worker.test_sandbox import needs_landlock
 def test_a_few_gain_nothing_as_a_user(capfd: pytest.CaptureFixture[str]) -> None:
     assert elsewhere.as_user(["tests/attacks/test_attacks.py", "-k", elsewhere.FEW]) == 0
     assert f"{len(elsewhere.FEW.split(' or '))} passed" in capfd.readouterr().out
-
-
-def test_a_folder_that_is_closed_is_found(tmp_path: Path) -> None:
-    (tmp_path / "mine" / "python").mkdir(parents=True)
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.is_relative_to("/tmp") and folder != Path("/tmp"):
-            folder.chmod(0o755)
-    assert list(elsewhere._closed(tmp_path / "mine" / "python")) == []
-    (tmp_path / "mine").chmod(0o700)
-    assert list(elsewhere._closed(tmp_path / "mine" / "python")) == [tmp_path / "mine"]
