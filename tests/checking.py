@@ -26,7 +26,7 @@ from nsabench.execution.worker.inputs import InputSets
 from nsabench.execution.worker.measure import measure
 from nsabench.failure import Failure
 from nsabench.model.case import Case, FixedCount, Timing
-from nsabench.model.measurement import Outcome
+from nsabench.model.measurement import Observation
 from nsabench.model.plan import Device, ImplementationInfo, Plan, PlannedCase
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
@@ -123,12 +123,14 @@ def measured(case: Case, items: list[Implementation], **given: Any) -> Measured:
         **given,
     )
     judged = desk.conclude()
-    found.outcomes = [with_judgement(o, judged.get(o.implementation)) for o in found.outcomes]
+    found.observations = [
+        with_judgement(o, judged.get(o.implementation)) for o in found.observations
+    ]
     return found
 
 
-def outcomes(case: Case, items: list[Implementation], **given: Any) -> list[Outcome]:
-    return measured(case, items, **given).outcomes
+def observations(case: Case, items: list[Implementation], **given: Any) -> list[Observation]:
+    return measured(case, items, **given).observations
 
 
 def a_case(op: str, shape: Mapping[str, int], **fields: Any) -> Case:
@@ -158,7 +160,7 @@ def rows_of(case: Case, items: Sequence[Implementation], found: Measured) -> lis
     planned = PlannedCase(id=case.id, case=case, implementations=names)
     update = {"cases": [planned], "implementations": infos}
     plan = make_plan(Made()).model_copy(update=update)
-    return of_case(plan, case, found.outcomes, {1: found.conditions})
+    return of_case(plan, case, found.observations, {1: found.conditions})
 
 
 def plan_of(kernels: Path, cases: Sequence[PlannedCase], device: Device = "cpu") -> Plan:

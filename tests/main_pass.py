@@ -15,7 +15,7 @@ from nsabench.execution.seals import Sealer
 from nsabench.execution.supervisor.executor import Executor
 from nsabench.model.description import Described
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import PassName
+from nsabench.model.vocabulary import Purpose
 from tests.runs import SIGNER, session_of
 
 Workers = Callable[[], AbstractContextManager[Executor]]
@@ -33,7 +33,7 @@ def measure(
         while jobs := next_jobs(plan, file.log, lambda plan, log: {}):
             with _executor(workers) as executor:
                 attempt(jobs[0], executor, file.append, RunFolder(folder).keep_printed)
-    return list(states_of(plan, file.log, PassName.FIRST_LOOK).values())
+    return list(states_of(plan, file.log, Purpose.MAIN).values())
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from nsabench.model.case import Case
 from nsabench.model.description import Described
 from nsabench.model.job import Death
 from nsabench.model.log import Begun, Ended, Log, Observed, Session
-from nsabench.model.measurement import Bursts, Ceilings, Conditions, Outcome, Samples
+from nsabench.model.measurement import Bursts, Ceilings, Conditions, Observation, Samples
 from nsabench.model.origin import Origin
 from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
 from nsabench.model.record import Comparison, Record
@@ -38,7 +38,7 @@ from nsabench.model.vocabulary import (
     Direction,
     DType,
     Kind,
-    PassName,
+    Purpose,
     Reference,
     Regime,
     Role,
@@ -51,14 +51,16 @@ from nsabench.signing import Signer
 OP = "selection_rows"
 
 
-def confirmation(case_id: str, outcomes: Sequence[Outcome] = (), reason: str = "") -> CaseState:
+def confirmation(
+    case_id: str, observations: Sequence[Observation] = (), reason: str = ""
+) -> CaseState:
     """What a confirmation pass measured of a case."""
-    return CaseState(PassName.SECOND_LOOK, case_id, list(outcomes), {}, reason=reason)
+    return CaseState(Purpose.CONFIRMATION, case_id, list(observations), {}, reason=reason)
 
 
-def isolated(case_id: str, outcomes: Sequence[Outcome] = (), reason: str = "") -> CaseState:
+def isolated(case_id: str, observations: Sequence[Observation] = (), reason: str = "") -> CaseState:
     """What the isolated pass measured of a case."""
-    return CaseState(PassName.ISOLATED_BASELINES, case_id, list(outcomes), {}, reason=reason)
+    return CaseState(Purpose.ISOLATED, case_id, list(observations), {}, reason=reason)
 
 
 QUEUE_CONTROLS = (("needless_python", "host"), ("hidden_in_a_thread", "burst"))
@@ -237,18 +239,20 @@ def make_run(
         log.append(session_of(plan, described, folder, made.ceilings))
         rng = np.random.default_rng(made.seed)
         for planned in plan.cases:
-            outcomes = list(outcomes_of(planned, made, rng))
+            observations = list(observations_of(planned, made, rng))
             conditions = made.conditions(planned.case.shape["L"])
-            add_attempt(log, plan, PassName.FIRST_LOOK, planned.id, outcomes, conditions)
+            add_attempt(log, plan, Purpose.MAIN, planned.id, observations, conditions)
         if plan.canary is not None:
             same = np.random.default_rng(0)
             times = [timed(n, made.canary_ms, made, same) for n in plan.canary.implementations]
             if made.canary_crashes:
                 name = times[-1].implementation
-                times[-1] = Outcome(implementation=name, status=Status.CRASHED, reason="SIGSEGV")
+                times[-1] = Observation(
+                    implementation=name, status=Status.CRASHED, reason="SIGSEGV"
+                )
             lost = made.canary_lost
             death = Death(status=Status.CRASHED, reason=lost) if lost else None
-            add_attempt(log, plan, PassName.CANARY, plan.canary.id, times, death=death)
+            add_attempt(log, plan, Purpose.CANARY, plan.canary.id, times, death=death)
     results = assemble(plan.run_id, RunFolder(folder).parts())
     parquet.write(results, plan.run_id, folder)
     return folder
@@ -272,20 +276,20 @@ def session_of(
 def add_attempt(
     log: LogFile | Log,
     plan: Plan,
-    purpose: PassName,
+    purpose: Purpose,
     case_id: str,
-    outcomes: Sequence[Outcome] = (),
+    observations: Sequence[Observation] = (),
     conditions: Conditions | None = None,
     death: Death | None = None,
 ) -> None:
     """Add the next attempt to measure a case, and how it ended. In a later pass the first attempt
-    is of the implementations of these outcomes, or of the whole case."""
+    is of the implementations of these observations, or of the whole case."""
     planned = plan.measured(case_id)
     held = log.log if isinstance(log, LogFile) else log
-    names = [o.implementation for o in outcomes] or planned.implementations
+    names = [o.implementation for o in observations] or planned.implementations
     job = next_job(planned.case, state_of(plan, held, purpose, planned, names), plan.sources)
-    own = {o.implementation: o.model_copy(update={"session": job.attempt}) for o in outcomes}
-    observed = [] if death else [Observed(outcome=own[name]) for name in job.implementations]
+    own = {o.implementation: o.model_copy(update={"attempt": job.attempt}) for o in observations}
+    observed = [] if death else [Observed(observation=own[name]) for name in job.implementations]
     add = log.append if isinstance(log, LogFile) else log.extend
     add(
         Begun(job=job),
@@ -300,7 +304,9 @@ def log_of(plan: Plan, **given: Any) -> Log:
     return Log([session_of(plan, described, **given)])
 
 
-def outcomes_of(planned: PlannedCase, made: Made, rng: np.random.Generator) -> Iterable[Outcome]:
+def observations_of(
+    planned: PlannedCase, made: Made, rng: np.random.Generator
+) -> Iterable[Observation]:
     length = planned.case.shape["L"]
     base = made.base_ms * length / 64
     status = made.status(length)
@@ -309,7 +315,7 @@ def outcomes_of(planned: PlannedCase, made: Made, rng: np.random.Generator) -> I
             queued = base / made.queue_ratio(length) if made.queue_ratio else None
             yield timed(name, base / made.ratio(length), made, rng, queued)
         else:
-            yield Outcome(implementation=name, status=status, reason="as the test wants it")
+            yield Observation(implementation=name, status=status, reason="as the test wants it")
     yield timed("sdpa_gqa", base, made, rng, base if made.queue_ratio else None)
     if made.flex_ms is not None:
         yield timed("flex_attention", made.flex_ms(length), made, rng)
@@ -322,12 +328,16 @@ def outcomes_of(planned: PlannedCase, made: Made, rng: np.random.Generator) -> I
         held = replace(made, host_us=5000.0 * base)
         yield timed("needless_python", base, held, rng, base * (5 if made.queue_caught else 1))
         reason = "called one behind the other, MAE 0.8"
-        hidden = Outcome(implementation="hidden_in_a_thread", status=Status.WRONG, reason=reason)
+        hidden = Observation(
+            implementation="hidden_in_a_thread", status=Status.WRONG, reason=reason
+        )
         yield hidden
     if made.control_crashed:
-        yield Outcome(implementation="zero_output", status=Status.CRASHED, reason="SIGSEGV")
+        yield Observation(implementation="zero_output", status=Status.CRASHED, reason="SIGSEGV")
     elif made.control_caught:
-        yield Outcome(implementation="zero_output", status=Status.WRONG, reason="MAE 0.8", mae=0.8)
+        yield Observation(
+            implementation="zero_output", status=Status.WRONG, reason="MAE 0.8", mae=0.8
+        )
     else:
         yield timed("zero_output", base, made, rng)
 
@@ -338,12 +348,12 @@ def timed(
     made: Made,
     rng: np.random.Generator,
     queued: float | None = None,
-) -> Outcome:
+) -> Observation:
     """queued: time of a call in its bursts, ms; None: it has none."""
     n = made.samples
     noise = np.linspace(-1, 1, 8) * made.noise
     times = median * (1 + made.noise * rng.standard_normal(n))
-    return Outcome(
+    return Observation(
         implementation=name,
         status=Status.OK,
         mae=1e-5,
@@ -366,13 +376,13 @@ def timed(
     )
 
 
-def spoilt(outcome: Outcome, update: Mapping[str, float]) -> Outcome:
-    """The outcome with other values; `escaped_ms`: of each of its samples."""
-    count = len(outcome.samples.time_ms)
+def spoilt(observation: Observation, update: Mapping[str, float]) -> Observation:
+    """The observation with other values; `escaped_ms`: of each of its samples."""
+    count = len(observation.samples.time_ms)
     samples = {name: [value] * count for name, value in update.items() if name == "escaped_ms"}
     errors = {name: value for name, value in update.items() if name not in samples}
-    return outcome.model_copy(
-        update={"samples": outcome.samples.model_copy(update=samples), **errors}
+    return observation.model_copy(
+        update={"samples": observation.samples.model_copy(update=samples), **errors}
     )
 
 

@@ -18,9 +18,9 @@ from nsabench.errors import UsageError
 from nsabench.machine.environment.nvml import POWER_CAP, THROTTLING
 from nsabench.model.job import Death
 from nsabench.model.log import Attempt, Log
-from nsabench.model.measurement import Conditions, Outcome
+from nsabench.model.measurement import Conditions, Observation
 from nsabench.model.plan import Plan, PlannedCase
-from nsabench.model.vocabulary import Mode, PassName, Runs, Status
+from nsabench.model.vocabulary import Mode, Purpose, Runs, Status
 
 # The worker had called no implementation when it was in this phase.
 BEFORE_ANY = "inputs"
@@ -49,14 +49,14 @@ class NextAttempt:
 class CaseState:
     """What is known of a case in one pass.
 
-    outcomes: of the implementations that are settled, in the order of the plan. conditions: the
+    observations: of the implementations that are settled, in the order of the plan. conditions: the
     state of the device in the attempts that these come from. attempts: made so far. wall_s: that
     they took. reason: why the pass gave the case up, if it did. next: None once all is settled.
     """
 
-    purpose: PassName
+    purpose: Purpose
     case_id: str
-    outcomes: list[Outcome]
+    observations: list[Observation]
     conditions: dict[int, Conditions]
     attempts: int = 0
     wall_s: float = 0.0
@@ -65,14 +65,14 @@ class CaseState:
 
 
 def state_of(
-    plan: Plan, log: Log, purpose: PassName, planned: PlannedCase, names: Sequence[str] = ()
+    plan: Plan, log: Log, purpose: Purpose, planned: PlannedCase, names: Sequence[str] = ()
 ) -> CaseState:
     """Return the state of a case in a pass.
 
     names: the implementations that the pass measures, where nothing was attempted yet.
     """
     attempts = log.of(purpose, planned.id)
-    if purpose is PassName.FIRST_LOOK:
+    if purpose is Purpose.MAIN:
         names = planned.implementations
     elif attempts:
         names = attempts[0].job.implementations
@@ -82,17 +82,17 @@ def state_of(
     for attempt in attempts:
         replay.take(attempt)
     settled = replay.settled | {
-        name: Outcome(implementation=name, status=Status.SKIPPED, reason=reason)
+        name: Observation(implementation=name, status=Status.SKIPPED, reason=reason)
         for name, reason in skipped.items()
     }
     # Numbered anew, so that an attempt that did not count leaves no trace in a table.
-    counted = sorted({outcome.session for outcome in settled.values()} - {NONE})
+    counted = sorted({observation.attempt for observation in settled.values()} - {NONE})
     numbers = {attempt: number for number, attempt in enumerate(counted, 1)} | {NONE: NONE}
     return CaseState(
         purpose=purpose,
         case_id=planned.id,
-        outcomes=[
-            settled[name].model_copy(update={"session": numbers[settled[name].session]})
+        observations=[
+            settled[name].model_copy(update={"attempt": numbers[settled[name].attempt]})
             for name in names
             if name in settled
         ],
@@ -104,13 +104,13 @@ def state_of(
     )
 
 
-def states_of(plan: Plan, log: Log, purpose: PassName) -> dict[str, CaseState]:
+def states_of(plan: Plan, log: Log, purpose: Purpose) -> dict[str, CaseState]:
     """Return the states of the cases that are settled in a pass, by case id."""
     canary = [plan.canary] if plan.canary is not None else []
     found = {}
-    for planned in canary if purpose is PassName.CANARY else plan.cases:
+    for planned in canary if purpose is Purpose.CANARY else plan.cases:
         # A case that nothing can run on this device is settled without an attempt.
-        if purpose is PassName.FIRST_LOOK or log.of(purpose, planned.id):
+        if purpose is Purpose.MAIN or log.of(purpose, planned.id):
             state = state_of(plan, log, purpose, planned)
             if state.next is None:
                 found[planned.id] = state
@@ -138,7 +138,7 @@ class _Trial:
 
     death: Death
     order: list[str]
-    survived: dict[str, Outcome] = field(default_factory=dict)
+    survived: dict[str, Observation] = field(default_factory=dict)
     has_had_full_time: bool = False
 
     @property
@@ -150,9 +150,9 @@ class _Replay:
     """Takes the attempts in order."""
 
     def __init__(
-        self, purpose: PassName, names: Sequence[str], timeout_s: float, sandbox: str
+        self, purpose: Purpose, names: Sequence[str], timeout_s: float, sandbox: str
     ) -> None:
-        self.settled: dict[str, Outcome] = {}
+        self.settled: dict[str, Observation] = {}
         self.conditions: dict[int, Conditions] = {}
         self.gave_up = ""
         self._purpose = purpose
@@ -213,11 +213,13 @@ class _Replay:
         if self._lost_early:
             notes.append(f"measured again, since before any call: {self._lost_early}")
         self._was_throttled, self._lost_early = False, ""
-        outcomes = [_noted(outcome, notes) for outcome in attempt.outcomes]
+        observations = [_noted(observation, notes) for observation in attempt.observations]
         if self._trial is None:
-            self._settle(outcomes)
+            self._settle(observations)
             return
-        self._trial.survived |= {outcome.implementation: outcome for outcome in outcomes}
+        self._trial.survived |= {
+            observation.implementation: observation for observation in observations
+        }
         self._end_trial_if_all_were_tried()
 
     def _die(self, attempt: Attempt, death: Death) -> None:
@@ -225,9 +227,9 @@ class _Replay:
             # What an earlier case left in a warm worker, a thread say, may have ended it.
             self._lost_early = death.reason
             return
-        if self._purpose is PassName.FIRST_LOOK:
+        if self._purpose is Purpose.MAIN:
             self._find_culprit(attempt, death)
-        elif self._purpose is PassName.ISOLATED_BASELINES and death.suspect in self._left:
+        elif self._purpose is Purpose.ISOLATED and death.suspect in self._left:
             self._blame(death.suspect, death)
         else:
             self.gave_up = death.reason
@@ -266,19 +268,23 @@ class _Replay:
         self._trial = None
         if len(trial.survived) == len(trial.order):
             note = f"measured alone, since together: {trial.death.reason}"
-            self._settle([_noted(outcome, [note]) for outcome in trial.survived.values()])
+            self._settle([_noted(observation, [note]) for observation in trial.survived.values()])
 
-    def _settle(self, outcomes: Iterable[Outcome]) -> None:
-        for outcome in outcomes:
-            self.settled[outcome.implementation] = outcome
-            self._left.remove(outcome.implementation)
+    def _settle(self, observations: Iterable[Observation]) -> None:
+        for observation in observations:
+            self.settled[observation.implementation] = observation
+            self._left.remove(observation.implementation)
 
     def _blame(self, name: str, death: Death) -> None:
-        self._settle([Outcome(implementation=name, status=death.status, reason=death.reason)])
+        self._settle([Observation(implementation=name, status=death.status, reason=death.reason)])
 
 
-def _noted(outcome: Outcome, notes: Sequence[str]) -> Outcome:
-    return outcome.model_copy(update={"notes": [*outcome.notes, *notes]}) if notes else outcome
+def _noted(observation: Observation, notes: Sequence[str]) -> Observation:
+    return (
+        observation.model_copy(update={"notes": [*observation.notes, *notes]})
+        if notes
+        else observation
+    )
 
 
 def _death_of_the_measuring_process(attempt: Attempt, times: int) -> Death:

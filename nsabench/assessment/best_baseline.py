@@ -29,7 +29,7 @@ def best_baseline(
         and (alongside or not r.alongside)
         and r.time_ms(regime) is not None
         and (r.mae is None or r.mae <= r.mae_tolerance)
-        and (beside is None or r.session == beside.session)
+        and (beside is None or r.attempt == beside.attempt)
     ]
     if beside is not None:
         valid = [r for r in valid if r.source != beside.source] or valid
@@ -45,6 +45,6 @@ def fastest(valid: Sequence[Row], regime: Regime) -> Row | None:
     if regime is not Regime.QUEUE:
         most: dict[int, int] = {}
         for r in valid:
-            most[r.session] = max(most.get(r.session, 0), r.n_samples)
-        valid = [r for r in valid if r.n_samples == most[r.session]]
+            most[r.attempt] = max(most.get(r.attempt, 0), r.n_samples)
+        valid = [r for r in valid if r.n_samples == most[r.attempt]]
     return min(valid, key=lambda r: r.time_ms(regime) or 0.0, default=None)

@@ -13,7 +13,7 @@ from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.statistics import quantile
 from nsabench.model.log import Log
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import BENIGN, PassName, Status
+from nsabench.model.vocabulary import BENIGN, Purpose, Status
 
 CHECK = "canary"
 # Medians of one implementation in two processes of one host differ by this much
@@ -39,16 +39,16 @@ def canary_of(plan: Plan, log: Log) -> Canary:
     medians: dict[str, float] = {}
     failed: dict[str, str] = {}
     disturbed = lost = ""
-    for state in states_of(plan, log, PassName.CANARY).values():
+    for state in states_of(plan, log, Purpose.CANARY).values():
         disturbed = next(disturbances(list(state.conditions.values())), "")
         medians = {
             o.implementation: quantile(o.samples.time_ms, 0.5)
-            for o in state.outcomes
+            for o in state.observations
             if o.status is Status.OK and o.samples.time_ms
         }
         failed = {
             o.implementation: f"{o.status}: {o.reason}" if o.reason else str(o.status)
-            for o in state.outcomes
+            for o in state.observations
             if o.status is not Status.OK and not (medians and o.status in BENIGN)
         }
         lost = state.reason

@@ -21,7 +21,7 @@ def caution(row: Row, case: Sequence[Row], judged: Iterable[Judgement]) -> str:
     case is general, or specialised and far behind: `NO_SPECIALISED`. Empty otherwise."""
     if not any(j.speedup is not None and j.speedup > GREAT for j in judged):
         return ""
-    return unspecialised(r for r in case if r.session == row.session)
+    return unspecialised(r for r in case if r.attempt == row.attempt)
 
 
 def speedups(records: Iterable[Record], regime: Regime) -> list[float]:

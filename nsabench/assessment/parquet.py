@@ -48,7 +48,7 @@ def of_samples(run_id: str, samples: Mapping[Timed, tuple[int, Samples | Bursts]
         "case_id": spread((case_id for case_id, _, _ in samples), pa.string()),
         "implementation": spread((name for _, name, _ in samples), pa.string()),
         "regime": spread((regime.value for _, _, regime in samples), pa.string()),
-        "session": spread((session for session, _ in samples.values()), pa.int64()),
+        "attempt": spread((attempt for attempt, _ in samples.values()), pa.int64()),
     }
     for name in {column.name for column in SAMPLES} - columns.keys():
         values: list[Any] = []

@@ -14,7 +14,7 @@ from nsabench.assessment.rows import held
 from nsabench.assessment.statistics import quantiles
 from nsabench.assessment.verdict import Judgement
 from nsabench.model.log import Session
-from nsabench.model.measurement import Ceilings, Outcome
+from nsabench.model.measurement import Ceilings, Observation
 from nsabench.model.plan import Plan
 from nsabench.model.record import Comparison, Record
 from nsabench.model.vocabulary import Catch, Mode, Reference, Regime, Status
@@ -36,7 +36,7 @@ class Run(Protocol):
 def record(
     run: Run,
     row: Row,
-    outcome: Outcome,
+    observation: Observation,
     *,
     judged: Mapping[Regime, Judgement],
     noted: Sequence[Finding],
@@ -49,11 +49,11 @@ def record(
     """judged: of a candidate. noted: what was found of its case. doubt: why its time decides
     nothing. unproven: checks behind its verdict that were not shown to work. caution: what to bear
     in mind beside the verdict. against: the best alternative beside it."""
-    timed = outcome.samples.time_ms if row.status is Status.OK else []
+    timed = observation.samples.time_ms if row.status is Status.OK else []
     floor = least(row, run.limits)
     p20, median, p80 = _quantiles(timed)
-    host = _quantiles(held(outcome.samples) if timed else [])
-    queued = _quantiles(outcome.bursts.time_ms if timed else [])
+    host = _quantiles(held(observation.samples) if timed else [])
+    queued = _quantiles(observation.bursts.time_ms if timed else [])
     notes = [f.sentence for f in noted if f.concerns(row)]
     software, device = run.session.described.software, run.session.described.device
     origin = run.plan.info(row.op, row.implementation).origin
@@ -76,15 +76,15 @@ def record(
         l2=row.l2,
         status=row.status,
         reason=row.reason,
-        diagnosis=outcome.diagnosis if row.status is Status.WRONG else "",
-        notes="; ".join([*outcome.notes, *notes]),
-        mae=outcome.mae,
-        max_abs_err=outcome.max_abs_err,
-        rel_l2=outcome.rel_l2,
-        worst_row=outcome.worst_row,
-        worst_row_at=outcome.worst_row_at,
-        rows_compared=outcome.rows_compared,
-        rows_left_out=outcome.rows_left_out,
+        diagnosis=observation.diagnosis if row.status is Status.WRONG else "",
+        notes="; ".join([*observation.notes, *notes]),
+        mae=observation.mae,
+        max_abs_err=observation.max_abs_err,
+        rel_l2=observation.rel_l2,
+        worst_row=observation.worst_row,
+        worst_row_at=observation.worst_row_at,
+        rows_compared=observation.rows_compared,
+        rows_left_out=observation.rows_left_out,
         median_ms=median,
         device_ms=_device_ms(run.session.ceilings, row, median),
         p20_ms=p20,
@@ -95,10 +95,10 @@ def record(
         queued_ms=queued[1],
         queued_p20_ms=queued[0],
         queued_p80_ms=queued[2],
-        launches=outcome.launches if timed else None,
-        kernels_us=outcome.kernels_us if timed else None,
+        launches=observation.launches if timed else None,
+        kernels_us=observation.kernels_us if timed else None,
         n_samples=len(timed),
-        session=row.session,
+        attempt=row.attempt,
         bytes_min=row.bytes_min,
         flops=row.flops,
         roofline_fraction=floor.ms / median if floor and median else None,
@@ -112,9 +112,9 @@ def record(
         time_doubt=doubt if timed else "",
         caught_by=row.caught_by,
         caught=catch,
-        compile_s=outcome.compile_s,
-        peak_mem_bytes=outcome.peak_mem_bytes,
-        config=outcome.config,
+        compile_s=observation.compile_s,
+        peak_mem_bytes=observation.peak_mem_bytes,
+        config=observation.config,
         sm_clock_mhz_min=row.conditions.sm_clock_mhz_min,
         sm_clock_mhz_max=row.conditions.sm_clock_mhz_max,
         clock_event_reasons=", ".join(row.conditions.clock_event_reasons),

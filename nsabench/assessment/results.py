@@ -26,15 +26,15 @@ from nsabench.assessment.verdict import (
     Judgement,
     Key,
     judge,
-    look_again,
+    revised,
 )
 from nsabench.errors import UsageError
 from nsabench.model.log import Log, Session
-from nsabench.model.measurement import Bursts, Outcome, Samples
+from nsabench.model.measurement import Bursts, Observation, Samples
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
 from nsabench.model.source import Source
-from nsabench.model.vocabulary import BENIGN, Catch, PassName, Regime, Role, Status, Verdict
+from nsabench.model.vocabulary import BENIGN, Catch, Purpose, Regime, Role, Status, Verdict
 
 Timed = tuple[str, str, Regime]  # case id, implementation, regime
 ALL_OWN = "all its baselines come from its own package: none was timed without it"
@@ -44,7 +44,7 @@ ALL_OWN = "all its baselines come from its own package: none was timed without i
 class Results:
     """What is known after a run: records and samples as Parquet will hold them, and findings.
 
-    samples: those of a case, implementation and regime, with their session.
+    samples: those of a case, implementation and regime, with their attempt.
     """
 
     records: list[Record]
@@ -56,36 +56,36 @@ class Results:
 class Assessed:
     """What the checks made of a log.
 
-    first_look: the verdicts before any second process. run_id: of the merged run whose records they
+    main: the verdicts before any second process. run_id: of the merged run whose records they
     are, if they are those of one.
     """
 
     plan: Plan
     session: Session
     limits: Limits
-    outcomes: dict[Key, Outcome]
+    observations: dict[Key, Observation]
     rows: list[Row]
     findings: list[Finding]
     catches: dict[Key, Catch]
-    first_look: InRegime
+    main: InRegime
     run_id: str = ""
 
     def judgements(self, log: Log) -> InRegime:
         """The verdicts after what other processes saw of the same cases, by which later passes
         are chosen."""
-        return self._look_again(self._checked(states_of(self.plan, log, PassName.SECOND_LOOK)), log)
+        return self._revised(self._checked(states_of(self.plan, log, Purpose.CONFIRMATION)), log)
 
-    def _look_again(self, second_looks: Mapping[str, CaseState], log: Log) -> InRegime:
-        isolated = self._checked(states_of(self.plan, log, PassName.ISOLATED_BASELINES))
+    def _revised(self, confirmations: Mapping[str, CaseState], log: Log) -> InRegime:
+        isolated = self._checked(states_of(self.plan, log, Purpose.ISOLATED))
         seen = {}
-        for regime, first in self.first_look.items():
-            timings = {key: self.outcomes[key].timings(regime) for key in first}
+        for regime, first in self.main.items():
+            timings = {key: self.observations[key].timings(regime) for key in first}
             asides = {
                 key: self._aside(key, isolated[key[0]], judgement)
                 for key, judgement in first.items()
                 if key[0] in isolated
             }
-            judged = look_again(first, timings, second_looks, asides, self.plan.margin, regime)
+            judged = revised(first, timings, confirmations, asides, self.plan.margin, regime)
             seen[regime] = {key: self._with_own_alone(key, one) for key, one in judged.items()}
         return seen
 
@@ -120,22 +120,24 @@ class Assessed:
 
     def _checked_state(self, state: CaseState) -> CaseState:
         case = self.plan.by_id[state.case_id].case
-        rows = of_case(self.plan, case, state.outcomes, state.conditions)
+        rows = of_case(self.plan, case, state.observations, state.conditions)
         findings = [f for c in (parity, ordering, roofline) for f in c.check(rows, self.limits)]
-        outcomes = [
-            outcome if row.status is outcome.status else without_times(outcome, row)
-            for row, outcome in zip(with_findings(rows, findings), state.outcomes, strict=True)
+        observations = [
+            observation if row.status is observation.status else without_times(observation, row)
+            for row, observation in zip(
+                with_findings(rows, findings), state.observations, strict=True
+            )
         ]
-        return replace(state, outcomes=outcomes)
+        return replace(state, observations=observations)
 
     def results(self, log: Log) -> Results:
         """Records and samples as Parquet will hold them."""
-        second_looks = self._checked(states_of(self.plan, log, PassName.SECOND_LOOK))
-        judgements = self._look_again(second_looks, log)
+        confirmations = self._checked(states_of(self.plan, log, Purpose.CONFIRMATION))
+        judgements = self._revised(confirmations, log)
         notes = by_case(f for f in self.findings if f.effect is Effect.NOTE)
         of_times = doubts.of_findings(self.findings)
-        failed = _failed_again(self.rows, second_looks)
-        outcomes = {**self.outcomes, **failed}
+        failed = _failed_again(self.rows, confirmations)
+        observations = {**self.observations, **failed}
         unproven: dict[Group, list[str]] = {}
         for lack in controls.unproven(self.rows, self.catches):
             if regime_of(lack.check) is None:
@@ -150,7 +152,7 @@ class Assessed:
                 record(
                     self,
                     _after(row, failed.get(key)),
-                    outcomes[key],
+                    observations[key],
                     judged=judged,
                     noted=notes.get(row.case_id, []),
                     doubt=doubts.about(row, of_times),
@@ -161,7 +163,7 @@ class Assessed:
                 )
             )
         samples = {
-            (*key, regime): (self.outcomes[key].session, self.outcomes[key].timings(regime))
+            (*key, regime): (self.observations[key].attempt, self.observations[key].timings(regime))
             for row in self.rows
             for key in [(row.case_id, row.implementation)]
             for regime in (Regime.of_samples(row.mode), Regime.QUEUE)
@@ -169,7 +171,7 @@ class Assessed:
         return Results(records, samples, self.findings)
 
     def _timings(self, regime: Regime) -> dict[Key, Samples | Bursts]:
-        return _timings(self.outcomes, regime)
+        return _timings(self.observations, regime)
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,7 @@ def assess(plan: Plan, log: Log, known: Sequence[Finding] = ()) -> Assessed:
     ops.refuse_other(plan)
     if not log.sessions:
         raise UsageError("the log is empty: nothing was measured", "resume with --resume RUN.")
-    states = states_of(plan, log, PassName.FIRST_LOOK).values()
+    states = states_of(plan, log, Purpose.MAIN).values()
     session = log.sessions[0].model_copy(update={"ceilings": log.ceilings})
     return assess_states(plan, session, list(states), known)
 
@@ -207,26 +209,28 @@ def assess_states(
 ) -> Assessed:
     """Apply the checks to what the main pass measured. session: with the ceilings that count."""
     limits = doubts.limits(session)
-    outcomes = {(s.case_id, o.implementation): o for s in states for o in s.outcomes}
+    observations = {(s.case_id, o.implementation): o for s in states for o in s.observations}
     rows = of_states(plan, states)
     findings, catches = checks.judge_all(rows, limits)
     findings = [*findings, *known]
     rows = with_findings(rows, findings)
-    first_look = {r: judge(rows, _timings(outcomes, r), findings, r) for r in Regime}
+    main = {r: judge(rows, _timings(observations, r), findings, r) for r in Regime}
     return Assessed(
         plan=plan,
         session=session,
         limits=limits,
-        outcomes=outcomes,
+        observations=observations,
         rows=rows,
         findings=findings,
         catches=catches,
-        first_look=first_look,
+        main=main,
     )
 
 
-def _timings(outcomes: Mapping[Key, Outcome], regime: Regime) -> dict[Key, Samples | Bursts]:
-    return {key: outcome.timings(regime) for key, outcome in outcomes.items()}
+def _timings(
+    observations: Mapping[Key, Observation], regime: Regime
+) -> dict[Key, Samples | Bursts]:
+    return {key: observation.timings(regime) for key, observation in observations.items()}
 
 
 def belongs(plan: Plan, log: Log) -> None:
@@ -243,7 +247,7 @@ def belongs(plan: Plan, log: Log) -> None:
         case_id = attempt.job.case.id
         if not set(attempt.job.implementations) <= names.get(case_id, set()):
             wrong = f"holds case {case_id}, which is not in the plan like that"
-        observed = tuple(outcome.implementation for outcome in attempt.outcomes)
+        observed = tuple(observation.implementation for observation in attempt.observations)
         if attempt.has_answer and observed != attempt.job.implementations:
             wrong = f"holds other implementations of case {case_id} than were measured"
     if wrong:
@@ -253,7 +257,9 @@ def belongs(plan: Plan, log: Log) -> None:
         )
 
 
-def _failed_again(rows: Sequence[Row], second_looks: Mapping[str, CaseState]) -> dict[Key, Outcome]:
+def _failed_again(
+    rows: Sequence[Row], confirmations: Mapping[str, CaseState]
+) -> dict[Key, Observation]:
     """What a second process found failing of the candidates that the first found ok."""
     ok = {
         (row.case_id, row.implementation)
@@ -261,14 +267,14 @@ def _failed_again(rows: Sequence[Row], second_looks: Mapping[str, CaseState]) ->
         if row.role is Role.CANDIDATE and row.status is Status.OK
     }
     return {
-        (case_id, outcome.implementation): outcome
-        for case_id, second in second_looks.items()
-        for outcome in second.outcomes
-        if outcome.status not in BENIGN and (case_id, outcome.implementation) in ok
+        (case_id, observation.implementation): observation
+        for case_id, second in confirmations.items()
+        for observation in second.observations
+        if observation.status not in BENIGN and (case_id, observation.implementation) in ok
     }
 
 
-def _after(row: Row, failed: Outcome | None) -> Row:
+def _after(row: Row, failed: Observation | None) -> Row:
     """The row, which is not ok where a second process found it failing."""
     if failed is None:
         return row

@@ -12,7 +12,7 @@ from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.checks.row import Row
 from nsabench.assessment.statistics import quantile
 from nsabench.model.case import Case
-from nsabench.model.measurement import Bursts, Conditions, Outcome, Samples
+from nsabench.model.measurement import Bursts, Conditions, Observation, Samples
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Role, Status
 from nsabench.ops import Work
@@ -24,21 +24,26 @@ def of_states(plan: Plan, states: Iterable[CaseState]) -> list[Row]:
     return [
         row
         for state in states
-        for row in of_case(plan, plan.by_id[state.case_id].case, state.outcomes, state.conditions)
+        for row in of_case(
+            plan, plan.by_id[state.case_id].case, state.observations, state.conditions
+        )
     ]
 
 
 def of_case(
-    plan: Plan, case: Case, outcomes: Sequence[Outcome], conditions: Mapping[int, Conditions]
+    plan: Plan,
+    case: Case,
+    observations: Sequence[Observation],
+    conditions: Mapping[int, Conditions],
 ) -> list[Row]:
-    """Rows of one case. `conditions`: by session."""
+    """Rows of one case. `conditions`: by attempt."""
     alongside = plan.by_id[case.id].alongside
     length = ops.get(case.op).length(ops.sizes(case))
     works: dict[str, Work] = {}  # by what is computed: nearly all compute the same
     rows = []
-    for outcome in outcomes:
-        info = plan.info(case.op, outcome.implementation)
-        samples = outcome.samples
+    for observation in observations:
+        info = plan.info(case.op, observation.implementation)
+        samples = observation.samples
         if info.computes not in works:
             works[info.computes] = ops.computed_work(case, info.computes)
         work = works[info.computes]
@@ -46,16 +51,16 @@ def of_case(
             Row(
                 case_id=case.id,
                 op=case.op,
-                implementation=outcome.implementation,
+                implementation=observation.implementation,
                 role=info.role,
                 caught_by=info.caught_by,
                 wraps=info.wraps,
                 source=info.source,
                 computes=info.computes,
                 kind=info.kind if info.role is Role.BASELINE else None,
-                alongside=outcome.implementation in alongside,
-                status=outcome.status,
-                reason=outcome.reason,
+                alongside=observation.implementation in alongside,
+                status=observation.status,
+                reason=observation.reason,
                 dtype=case.dtype,
                 shape=case.shape,
                 length=length,
@@ -66,31 +71,31 @@ def of_case(
                 l2=case.l2,
                 bytes_min=work.bytes_min,
                 flops=work.flops,
-                session=outcome.session,
-                mae=outcome.mae,
-                rel_l2=outcome.rel_l2,
-                worst_row=outcome.worst_row,
-                worst_row_at=outcome.worst_row_at,
+                attempt=observation.attempt,
+                mae=observation.mae,
+                rel_l2=observation.rel_l2,
+                worst_row=observation.worst_row,
+                worst_row_at=observation.worst_row_at,
                 mae_tolerance=case.tolerances.mae,
                 rel_l2_ratio=case.tolerances.rel_l2_ratio,
                 median_ms=_median(samples.time_ms),
                 host_us=_median(held(samples)),
-                queued_ms=_median(outcome.bursts.time_ms),
-                launches=outcome.launches,
-                kernels_us=outcome.kernels_us,
+                queued_ms=_median(observation.bursts.time_ms),
+                launches=observation.launches,
+                kernels_us=observation.kernels_us,
                 n_samples=len(samples.time_ms),
                 median_mcycles=_mcycles(samples),
                 escaped_share=_share([x > 0 for x in samples.escaped_ms], 0.0),
                 gap_hidden_share=_share(samples.gap_hidden, 1.0),
-                conditions=conditions.get(outcome.session) or Conditions(),
+                conditions=conditions.get(observation.attempt) or Conditions(),
             )
         )
     return rows
 
 
-def without_times(outcome: Outcome, row: Row) -> Outcome:
-    """The outcome that a check made a failure of: one has no times, and keeps its errors."""
-    return outcome.model_copy(
+def without_times(observation: Observation, row: Row) -> Observation:
+    """The observation that a check made a failure of: one has no times, and keeps its errors."""
+    return observation.model_copy(
         update={
             "status": row.status,
             "reason": row.reason,

@@ -107,27 +107,27 @@ def has(case: Sequence[Row], regime: Regime) -> bool:
     )
 
 
-def look_again(
+def revised(
     judgements: Mapping[Key, Judgement],
     timings: Mapping[Key, Samples | Bursts],
-    second_looks: Mapping[str, CaseState],
-    isolated_baselines: Mapping[Key, Aside] = NO_ASIDES,
+    confirmations: Mapping[str, CaseState],
+    asides: Mapping[Key, Aside] = NO_ASIDES,
     margin: float = MARGIN,
     regime: Regime = Regime.DEVICE,
 ) -> dict[Key, Judgement]:
     """The judgements of a regime after what other processes saw of the same cases.
 
-    second_looks: by case id. isolated_baselines: by candidate. margin: that of the plan, which the
-    second looks were chosen by.
+    confirmations: by case id. asides: by candidate. margin: that of the plan, which the
+    confirmations were chosen by.
     """
     judged = {}
     for (case_id, name), judgement in judgements.items():
-        second, isolated = second_looks.get(case_id), isolated_baselines.get((case_id, name))
+        second, isolated = confirmations.get(case_id), asides.get((case_id, name))
         if second is not None:
             failed = _failing(name, second)
             if failed is not None and judgement.verdict is not None:
                 judgement = failed
-            elif hangs_on_little(judgement, margin):
+            elif is_close(judgement, margin):
                 judgement = _confirmed(judgement, name, second, margin, regime)
         if isolated is not None and judgement.verdict is Verdict.FASTER:
             judgement = _beside_nobody(judgement, timings[case_id, name], isolated, regime)
@@ -208,7 +208,7 @@ def _ratio(baseline: Samples | Bursts, candidate: Samples | Bursts) -> Ratio:
     return ratio_of_medians(*times)
 
 
-def hangs_on_little(judgement: Judgement, margin: float = MARGIN) -> bool:
+def is_close(judgement: Judgement, margin: float = MARGIN) -> bool:
     """Whether a second process might well see the verdict, or the margin, the other way."""
     if judgement.speedup is None or judgement.speedup_lo is None or judgement.speedup_hi is None:
         return False
@@ -226,9 +226,9 @@ def hangs_on_little(judgement: Judgement, margin: float = MARGIN) -> bool:
 
 def _failing(name: str, second: CaseState) -> Judgement | None:
     """What is left of a verdict in any regime when the candidate fails in a second process."""
-    for outcome in second.outcomes:
-        if outcome.implementation == name and outcome.status not in BENIGN:
-            why = f"a second process found it {outcome.status}: {outcome.reason}"
+    for observation in second.observations:
+        if observation.implementation == name and observation.status not in BENIGN:
+            why = f"a second process found it {observation.status}: {observation.reason}"
             return Judgement(Verdict.INVALID, why)
     return None
 
@@ -237,7 +237,7 @@ def _confirmed(
     judgement: Judgement, name: str, second: CaseState, margin: float, regime: Regime
 ) -> Judgement:
     """The judgement, or `inconclusive` where the second process does not bear it out."""
-    taken = {o.implementation: o.timings(regime) for o in second.outcomes}
+    taken = {o.implementation: o.timings(regime) for o in second.observations}
     timed = {who: timings for who, timings in taken.items() if timings.time_ms}
     unconfirmed = "a second process could not confirm the verdict"
     disturbance = next(disturbances(list(second.conditions.values())), "")
@@ -283,18 +283,18 @@ def _beside_nobody(
     disturbance = next(disturbances(list(isolated.conditions.values())), "")
     if disturbance:
         return unknown(disturbance)
-    outcomes = {o.implementation: o for o in isolated.outcomes}
-    timed = {w: times for w, o in outcomes.items() if (times := o.timings(regime).time_ms)}
+    observations = {o.implementation: o for o in isolated.observations}
+    timed = {w: times for w, o in observations.items() if (times := o.timings(regime).time_ms)}
     if not leader:
         return unknown("no other was valid beside it")
-    if isolated.reason and not {leader, *aside.valid} <= outcomes.keys():
+    if isolated.reason and not {leader, *aside.valid} <= observations.keys():
         return unknown(isolated.reason)
-    if leader not in outcomes:
+    if leader not in observations:
         return unknown("it comes with another candidate: measure without that one", leader)
     for who in (leader, *aside.valid):
         # What others take does not show that it was not slowed until they led.
-        if who in outcomes and outcomes[who].status is not Status.OK:
-            return unknown(outcomes[who].reason, who)
+        if who in observations and observations[who].status is not Status.OK:
+            return unknown(observations[who].reason, who)
     if leader not in timed:
         return unknown("it was far behind there, and not called so", leader)
     best = min(timed, key=lambda who: quantile(timed[who], 0.5))

@@ -53,7 +53,7 @@ margin = click.option(
     default=MARGIN,
     show_default=True,
     metavar="RATIO",
-    help="How many times as fast is worth it: what is decided, and where a second look is taken.",
+    help="How many times as fast is worth it: what is decided, and which verdicts are confirmed.",
 )
 no_sandbox = click.option(
     "--no-sandbox",

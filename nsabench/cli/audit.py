@@ -18,7 +18,7 @@ from nsabench.cli._say import say
 from nsabench.cli._trust import admit
 from nsabench.execution.folder import RunFolder
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import PassName, Role
+from nsabench.model.vocabulary import Purpose, Role
 from nsabench.output import terminal
 
 
@@ -52,7 +52,7 @@ def command(path: Path, gpu: str | None, each: bool, as_json: bool) -> int:
             if f.effect is Effect.INVALID or f.implementation not in controls
         ]
         findings += found_while_measuring(results)
-        measured = [states_of(part.plan, part.log, PassName.FIRST_LOOK) for part in parts]
+        measured = [states_of(part.plan, part.log, Purpose.MAIN) for part in parts]
         missing = plan.by_id.keys() - {case_id for states in measured for case_id in states}
         if missing:
             sentence = f"{len(missing)} of {len(plan.cases)} cases were not measured"

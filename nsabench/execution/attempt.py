@@ -9,7 +9,7 @@ from typing import Protocol
 from nsabench.execution.supervisor.executor import Executor
 from nsabench.model.job import Death, Job
 from nsabench.model.log import Begun, Ended, Entry, Observed
-from nsabench.model.measurement import Outcome
+from nsabench.model.measurement import Observation
 
 
 class Append(Protocol):
@@ -22,7 +22,9 @@ def attempt(
     job: Job,
     executor: Executor,
     append: Append,
-    keep_printed: Callable[[Job, Sequence[Outcome], str], None] = lambda job, outcomes, log: None,
+    keep_printed: Callable[
+        [Job, Sequence[Observation], str], None
+    ] = lambda job, observations, log: None,
 ) -> None:
     """Run a job and append what came of it. keep_printed: takes what its worker printed.
 
@@ -42,11 +44,11 @@ def attempt(
         keep_printed(job, [], executor.log())
         append(Ended(death=answer, wall_s=wall_s))
         return
-    keep_printed(job, answer.outcomes, executor.log())
+    keep_printed(job, answer.observations, executor.log())
     ended = Ended(
         conditions=answer.conditions,
         wall_s=wall_s,
         measuring_s=answer.measuring_s,
         queue_s=answer.queue_s,
     )
-    append(*(Observed(outcome=outcome) for outcome in answer.outcomes), ended)
+    append(*(Observed(observation=observation) for observation in answer.observations), ended)

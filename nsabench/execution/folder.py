@@ -14,9 +14,9 @@ from nsabench.errors import Interrupted, UsageError, VerificationFailed
 from nsabench.execution import log
 from nsabench.files import writing
 from nsabench.model.job import Job
-from nsabench.model.measurement import Outcome
+from nsabench.model.measurement import Observation
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import PassName
+from nsabench.model.vocabulary import Purpose
 from nsabench.signing.signer import RUN_KEY
 
 LATEST = "latest"
@@ -133,20 +133,20 @@ class RunFolder:
             raise UsageError(f"{path} holds no run", "give the folder that nsabench made.")
         return folder
 
-    def printed(self, case_id: str, purpose: PassName) -> Path:
+    def printed(self, case_id: str, purpose: Purpose) -> Path:
         """What the implementations of a case printed and raised in a pass."""
-        later = "" if purpose is PassName.FIRST_LOOK else f".{purpose}"
+        later = "" if purpose is Purpose.MAIN else f".{purpose}"
         return self.logs / f"{case_id}{later}.log"
 
-    def keep_printed(self, job: Job, outcomes: Sequence[Outcome], printed: str) -> None:
+    def keep_printed(self, job: Job, observations: Sequence[Observation], printed: str) -> None:
         """Append what the implementations of a job printed and raised to a file of its case.
 
-        printed: by their worker. A traceback leaves its outcome for the file.
+        printed: by their worker. A traceback leaves its observation for the file.
         """
         parts = {printed: list(job.implementations)}
-        for outcome in outcomes:
-            parts.setdefault(outcome.traceback, []).append(outcome.implementation)
-            outcome.traceback = ""
+        for observation in observations:
+            parts.setdefault(observation.traceback, []).append(observation.implementation)
+            observation.traceback = ""
         sections = [
             f"{HEAD}{', '.join(names)}\n{text.rstrip()}\n"
             for text, names in parts.items()

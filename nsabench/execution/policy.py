@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator
 
 from nsabench.assessment.attempts import CaseState, state_of
 from nsabench.assessment.results import assess
-from nsabench.assessment.verdict import InRegime, hangs_on_little
+from nsabench.assessment.verdict import InRegime, is_close
 from nsabench.model.case import Case, RatioCI
 from nsabench.model.job import ALL_STAY, EarlyExit, Job
 from nsabench.model.log import Log
 from nsabench.model.plan import Plan, PlannedCase
-from nsabench.model.vocabulary import PassName, Verdict
+from nsabench.model.vocabulary import Purpose, Verdict
 
 # An implementation that takes less is measured sooner than it is known to be hopelessly behind.
 LEAST_MS = 20.0
@@ -54,7 +54,7 @@ def canary_jobs(plan: Plan, log: Log) -> list[Job]:
     if plan.canary is None:
         return []
     names = plan.canary.implementations
-    return list(_job(plan, log, PassName.CANARY, plan.canary, names))
+    return list(_job(plan, log, Purpose.CANARY, plan.canary, names))
 
 
 def _main(plan: Plan, log: Log) -> Iterator[Job]:
@@ -66,26 +66,26 @@ def _main(plan: Plan, log: Log) -> Iterator[Job]:
             baselines = tuple(plan.clean_baselines(planned))
             early_exit = EarlyExit(baselines=baselines, stay=STAY, least_ms=LEAST_MS)
         yield from _job(
-            plan, log, PassName.FIRST_LOOK, planned, planned.implementations, early_exit=early_exit
+            plan, log, Purpose.MAIN, planned, planned.implementations, early_exit=early_exit
         )
 
 
 def _confirmation(plan: Plan, log: Log, judge: Judge) -> Iterator[Job]:
     """The best baselines and the candidates whose verdict is close to a limit."""
-    judgements = judge(plan, log.only(PassName.FIRST_LOOK))
+    judgements = judge(plan, log.only(Purpose.MAIN))
     close: dict[str, list[str]] = {}
     for judged in judgements.values():
         for (case_id, name), one in judged.items():
-            if hangs_on_little(one, plan.margin):
+            if is_close(one, plan.margin):
                 names = [one.best_baseline, *close.get(case_id, []), name]
                 close[case_id] = list(dict.fromkeys(names))
     for case_id, names in close.items():
-        yield from _job(plan, log, PassName.SECOND_LOOK, plan.by_id[case_id], names)
+        yield from _job(plan, log, Purpose.CONFIRMATION, plan.by_id[case_id], names)
 
 
 def _isolated(plan: Plan, log: Log, judge: Judge) -> Iterator[Job]:
     """The baselines of clean sources, for each case with a verdict `faster`."""
-    judgements = judge(plan, log.only(PassName.FIRST_LOOK, PassName.SECOND_LOOK))
+    judgements = judge(plan, log.only(Purpose.MAIN, Purpose.CONFIRMATION))
     won = {
         case_id
         for judged in judgements.values()
@@ -98,7 +98,7 @@ def _isolated(plan: Plan, log: Log, judge: Judge) -> Iterator[Job]:
             yield from _job(
                 plan,
                 log,
-                PassName.ISOLATED_BASELINES,
+                Purpose.ISOLATED,
                 planned,
                 baselines,
                 sources=plan.clean_sources,
@@ -117,7 +117,7 @@ def _briefly(case: Case) -> Case:
 def _job(
     plan: Plan,
     log: Log,
-    purpose: PassName,
+    purpose: Purpose,
     planned: PlannedCase,
     names: Iterable[str],
     *,

@@ -14,7 +14,7 @@ from nsabench.delivery import Delivery
 from nsabench.model.case import Case, Seed
 from nsabench.model.description import Described
 from nsabench.model.job import ALL_STAY, EarlyExit
-from nsabench.model.measurement import Ceilings, Conditions, Message, Outcome, Time
+from nsabench.model.measurement import Ceilings, Conditions, Message, Observation, Time
 from nsabench.model.plan import ImplementationInfo
 
 # --- supervisor -> worker
@@ -118,7 +118,7 @@ class Compiled(Message):
 
 class Measured(Message):
     kind: Literal["measured"] = "measured"
-    outcomes: list[Outcome]
+    observations: list[Observation]
     conditions: Conditions = Conditions()
     measuring_s: float = 0.0  # spent inside kernels, compile and warm-up, as opposed to the harness
     queue_s: float = 0.0  # spent on what the queue shows alone: bursts, and counting launches

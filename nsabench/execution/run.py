@@ -40,7 +40,7 @@ from nsabench.model.log import Log, Session
 from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Device, ImplementationInfo, Plan, PlannedCase
 from nsabench.model.source import Source
-from nsabench.model.vocabulary import MARGIN, PassName
+from nsabench.model.vocabulary import MARGIN, Purpose
 from nsabench.planning import resolve
 from nsabench.planning.narrow import ALL, Narrowed
 from nsabench.signing import Signer
@@ -50,9 +50,9 @@ Infos = Sequence[ImplementationInfo]
 
 
 ANNOUNCEMENTS = {
-    PassName.SECOND_LOOK: "confirming {case}",
-    PassName.ISOLATED_BASELINES: "baselines of {case} without the candidates",
-    PassName.CANARY: "the case that all shards measure: {case}",
+    Purpose.CONFIRMATION: "confirming {case}",
+    Purpose.ISOLATED: "baselines of {case} without the candidates",
+    Purpose.CANARY: "the case that all shards measure: {case}",
 }
 
 
@@ -338,7 +338,7 @@ class _Run:
         """Return whether all that it measured is settled."""
         executor = self._executor_of(job, jobs)
         planned = self.plan.measured(job.case.id)
-        is_main = job.purpose is PassName.FIRST_LOOK
+        is_main = job.purpose is Purpose.MAIN
         if is_main:
             self.view.case_started(planned, self._number[planned.id], len(self.plan.cases))
         else:

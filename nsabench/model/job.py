@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 
 from nsabench.model.case import Case
 from nsabench.model.measurement import Message, Time
-from nsabench.model.vocabulary import PassName, Status
+from nsabench.model.vocabulary import Purpose, Status
 
 Attempt = Annotated[int, Field(ge=1, lt=1 << 31)]
 
@@ -40,7 +40,7 @@ class Job(Message):
 
     model_config = ConfigDict(frozen=True)
 
-    purpose: PassName
+    purpose: Purpose
     case: Case
     sources: tuple[str, ...]
     attempt: Attempt
@@ -49,7 +49,7 @@ class Job(Message):
     early_exit: EarlyExit = ALL_STAY
 
     @property
-    def key(self) -> tuple[PassName, str, tuple[str, ...], int]:
+    def key(self) -> tuple[Purpose, str, tuple[str, ...], int]:
         return self.purpose, self.case.id, self.sources, self.attempt
 
 

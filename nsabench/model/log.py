@@ -12,8 +12,8 @@ from pydantic import Field, TypeAdapter
 
 from nsabench.model.description import Described
 from nsabench.model.job import Death, Job
-from nsabench.model.measurement import Ceilings, Conditions, Message, Outcome
-from nsabench.model.vocabulary import PassName
+from nsabench.model.measurement import Ceilings, Conditions, Message, Observation
+from nsabench.model.vocabulary import Purpose
 
 
 class Session(Message):
@@ -45,7 +45,7 @@ class Observed(Message):
     """What the job that was begun last found out about one implementation."""
 
     kind: Literal["observed"] = "observed"
-    outcome: Outcome
+    observation: Observation
 
 
 class Ended(Message):
@@ -104,7 +104,7 @@ class Attempt:
     """A job, what came of it, and how it ended. ended: None if the measuring process was killed."""
 
     job: Job
-    outcomes: list[Outcome] = field(default_factory=list)
+    observations: list[Observation] = field(default_factory=list)
     ended: Ended | None = None
 
     @property
@@ -118,7 +118,7 @@ class Log:
     """What a log holds, in the order in which it was written."""
 
     sessions: list[Session] = field(default_factory=list)
-    _by_case: dict[tuple[PassName, str], list[Attempt]] = field(default_factory=dict)
+    _by_case: dict[tuple[Purpose, str], list[Attempt]] = field(default_factory=dict)
     _last: Attempt | None = None
 
     def add(self, entry: Entry) -> None:
@@ -135,7 +135,7 @@ class Log:
                 if self._last is None:
                     raise ValueError("no job was begun before it")
                 if isinstance(entry, Observed):
-                    self._last.outcomes.append(entry.outcome)
+                    self._last.observations.append(entry.observation)
                 else:
                     self._last.ended, self._last = entry, None
 
@@ -143,11 +143,11 @@ class Log:
         for entry in entries:
             self.add(entry)
 
-    def of(self, pass_name: PassName, case_id: str) -> list[Attempt]:
+    def of(self, pass_name: Purpose, case_id: str) -> list[Attempt]:
         """The attempts to measure a case in a pass."""
         return self._by_case.get((pass_name, case_id), [])
 
-    def only(self, *purposes: PassName) -> Log:
+    def only(self, *purposes: Purpose) -> Log:
         """The same without the attempts of other passes."""
         kept = {place: made for place, made in self._by_case.items() if place[0] in purposes}
         return Log(self.sessions, kept)

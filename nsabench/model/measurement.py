@@ -1,4 +1,4 @@
-"""What a worker finds out: samples, outcomes, and the state of the device meanwhile."""
+"""What a worker finds out: samples, observations, and the state of the device meanwhile."""
 
 from __future__ import annotations
 
@@ -71,13 +71,15 @@ class Bursts(Message):
         return self
 
 
-class Outcome(Message):
+class Observation(Message):
     """What a worker found out about one implementation on one case."""
 
     implementation: str
     status: Status
     reason: str = ""
-    diagnosis: str = ""  # of an ok outcome: what it looks like if the baselines show it to be wrong
+    diagnosis: str = (
+        ""  # of an ok observation: what it looks like if the baselines show it to be wrong
+    )
     mae: Number | None = None
     max_abs_err: Number | None = None
     rel_l2: Number | None = None
@@ -88,8 +90,8 @@ class Outcome(Message):
     compile_s: Number | None = None
     peak_mem_bytes: Whole | None = None
     config: str = ""
-    # Samples of outcomes with the same session were interleaved, so only they may form a ratio.
-    session: Whole = 0
+    # Samples of observations of the same attempt were interleaved, so only they may form a ratio.
+    attempt: Whole = 0
     samples: Samples = Samples()
     bursts: Bursts = Bursts()
     launches: Whole | None = None  # of a call; None: not counted
@@ -102,7 +104,7 @@ class Outcome(Message):
         return self.bursts if regime is Regime.QUEUE else self.samples
 
     @model_validator(mode="after")
-    def _status_decides(self) -> Outcome:
+    def _status_decides(self) -> Observation:
         if self.status is not Status.OK and not self.reason:
             raise ValueError(f"status {self.status} needs a reason")
         if self.status is not Status.OK and (self.samples.time_ms or self.bursts.time_ms):

@@ -101,7 +101,7 @@ class Plan(BaseModel):
     shard: str = "1/1"
     # What the seeds of inputs are made from, so that none is known before it is used.
     entropy: str = Field(default_factory=lambda: token_hex(16))
-    margin: float = Field(MARGIN, ge=1, allow_inf_nan=False)  # that second looks are taken at
+    margin: float = Field(MARGIN, ge=1, allow_inf_nan=False)  # that verdicts are confirmed at
     sandboxed: bool = True  # whether kernels are kept from what is not theirs, where the OS can
     where: tuple[str, ...] = ()  # the conditions that all its cases meet
     # Of a shard: the ids of all cases of the plan that it is a part of, with blanks between.

@@ -160,7 +160,7 @@ class Record:
         Column("µs", "what these take on the device, one after the other, by CUPTI's clock"),
     ] = None
     n_samples: Annotated[int, Column("1", "timed calls")] = 0
-    session: Annotated[
+    attempt: Annotated[
         int, Column("1", "implementations of a case with the same one were interleaved")
     ] = 0
     bytes_min: Annotated[int, Column("byte", "compulsory memory traffic of a call")] = 0
@@ -320,7 +320,7 @@ class Sample:
     case_id: Annotated[str, Column("", "the case")]
     implementation: Annotated[str, Column("", "the implementation")]
     regime: Annotated[Regime, Column("", "how the call was made: device, queue or graph")]
-    session: Annotated[int, Column("1", "samples of a session were interleaved")]
+    attempt: Annotated[int, Column("1", "samples of an attempt were interleaved")]
     round: Annotated[int, Column("1", "round of the sampling; rounds pair the implementations")]
     calls: Annotated[int, Column("1", "calls that were timed together: more than 1 in the queue")]
     time_ms: Annotated[float, Column("ms", "time of a call")]

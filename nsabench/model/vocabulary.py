@@ -177,13 +177,13 @@ class Reference(Word):
     ALTERNATIVE = "alternative", "the fastest valid alternative that was measured beside it"
 
 
-class PassName(Word):
-    """Which look at a case: a run is a list of passes."""
+class Purpose(Word):
+    """Why a case is measured: the stage of a run."""
 
-    FIRST_LOOK = "first_look", "all implementations of a case, interleaved in one process"
-    SECOND_LOOK = "second_look", "cells whose verdict hangs on little, in another process"
-    ISOLATED_BASELINES = (
-        "isolated_baselines",
+    MAIN = "main", "all implementations of a case, interleaved in one process"
+    CONFIRMATION = "confirmation", "verdicts that are close to a limit, in another process"
+    ISOLATED = (
+        "isolated",
         "the baselines of a case with a winner, in processes that never imported it",
     )
     CANARY = "canary", "the one case that all shards of a plan measure, to hold hosts to each other"

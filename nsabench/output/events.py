@@ -53,7 +53,7 @@ class Events:
 
     def case_finished(self, planned: PlannedCase, state: CaseState) -> None:
         names = ("implementation", "status", "reason", "diagnosis")
-        outcomes = [{name: getattr(o, name) for name in names} for o in state.outcomes]
+        outcomes = [{name: getattr(o, name) for name in names} for o in state.observations]
         _print("case_finished", **_case(planned), wall_s=state.wall_s, outcomes=outcomes)
 
     def note(self, text: str) -> None:

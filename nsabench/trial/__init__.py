@@ -23,11 +23,11 @@ from nsabench.machine import pressure
 from nsabench.model.case import Case
 from nsabench.model.job import Job
 from nsabench.model.log import Log, Session
-from nsabench.model.measurement import Ceilings, Outcome
+from nsabench.model.measurement import Ceilings, Observation
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import NO_SPECIALISED, PassName, Role, Status
-from nsabench.trial.known_baselines import SESSION, KnownBaselines
+from nsabench.model.vocabulary import NO_SPECIALISED, Purpose, Role, Status
+from nsabench.trial.known_baselines import ATTEMPT, KnownBaselines
 from nsabench.trial.question import UNTIMED, Question, plan
 
 __all__ = ["Answer", "Question", "answer"]
@@ -112,15 +112,15 @@ class Trial:
     def answers(self, planned: PlannedCase) -> Iterator[Answer]:
         known = self.known
         infos = [self.plan.info(planned.case.op, name) for name in planned.implementations]
-        cached = {i.name: o for i in infos if (o := known.outcome(planned.case, i)) is not None}
+        cached = {i.name: o for i in infos if (o := known.observation(planned.case, i)) is not None}
         installed = [i.name for i in infos if known.keeps(i) and i.name not in cached]
         beside = self.undisturbed(planned, installed)
         state = self.measured(self.own, planned, [i.name for i in infos if not known.keeps(i)])
         # Samples of another process form no ratio with the samples of the file.
-        others = [o.model_copy(update={"session": SESSION}) for o in beside.outcomes]
-        outcomes = [*state.outcomes, *cached.values(), *others]
+        others = [o.model_copy(update={"attempt": ATTEMPT}) for o in beside.observations]
+        observations = [*state.observations, *cached.values(), *others]
         alone = self.plan.model_copy(update={"cases": [planned]})
-        assessed = assess_states(alone, self.session, [replace(state, outcomes=outcomes)])
+        assessed = assess_states(alone, self.session, [replace(state, observations=observations)])
         results = assessed.results(Log())
         records = {r.implementation: r for r in results.records}
         timed = [
@@ -147,21 +147,21 @@ class Trial:
         was_busy = pressure.watch(self.apart.processes)
         beside = self.measured(self.apart, planned, installed)
         if not was_busy() and not any(disturbances(list(beside.conditions.values()))):
-            for outcome in beside.outcomes:
-                info = self.plan.info(planned.case.op, outcome.implementation)
-                self.known.keep(planned.case, info, outcome)
+            for observation in beside.observations:
+                info = self.plan.info(planned.case.op, observation.implementation)
+                self.known.keep(planned.case, info, observation)
         return beside
 
     def measured(self, by: WorkerExecutor, planned: PlannedCase, names: Sequence[str]) -> CaseState:
         """Measure implementations of a case as the main pass of a run does."""
         log, chosen = Log([self.session]), planned.model_copy(update={"implementations": names})
-        while (state := state_of(self.plan, log, PassName.FIRST_LOOK, chosen)).next is not None:
+        while (state := state_of(self.plan, log, Purpose.MAIN, chosen)).next is not None:
             job = next_job(planned.case, state, by.sources or ())
             attempt(job, by, log.extend, self.keep_printed)
         return state
 
-    def keep_printed(self, job: Job, outcomes: Sequence[Outcome], log: str) -> None:
-        traces = {outcome.implementation: outcome.traceback for outcome in outcomes}
+    def keep_printed(self, job: Job, observations: Sequence[Observation], log: str) -> None:
+        traces = {observation.implementation: observation.traceback for observation in observations}
         for name in job.implementations:
             self.printed[name] = "\n".join(filter(None, (log.rstrip(), traces.get(name, ""))))
 

@@ -14,12 +14,12 @@ from nsabench.machine.cpu_caches import last_level_bytes
 from nsabench.machine.environment.identity import machine_of
 from nsabench.model.case import Case
 from nsabench.model.description import Described
-from nsabench.model.measurement import Outcome
+from nsabench.model.measurement import Observation
 from nsabench.model.plan import ImplementationInfo
 from nsabench.model.version import __version__
 from nsabench.model.vocabulary import Role, Status
 
-SESSION = (1 << 31) - 1  # of no process: samples of two processes form no ratio
+ATTEMPT = (1 << 31) - 1  # of no process: samples of two processes form no ratio
 
 
 def folder() -> Path:
@@ -46,20 +46,20 @@ class KnownBaselines:
         """Whether it is an installed baseline: the user's own is another with each save."""
         return info.role is Role.BASELINE and info.source in self._sources
 
-    def outcome(self, case: Case, info: ImplementationInfo) -> Outcome | None:
+    def observation(self, case: Case, info: ImplementationInfo) -> Observation | None:
         """Return what was measured earlier of a baseline, if it was."""
         if self._fresh or not self.keeps(info):
             return None
         try:
-            outcome = Outcome.model_validate_json(self._file(case, info).read_bytes())
+            observation = Observation.model_validate_json(self._file(case, info).read_bytes())
         except (OSError, ValidationError):  # none, or torn
             return None
-        return outcome.model_copy(update={"session": SESSION})
+        return observation.model_copy(update={"attempt": ATTEMPT})
 
-    def keep(self, case: Case, info: ImplementationInfo, outcome: Outcome) -> None:
+    def keep(self, case: Case, info: ImplementationInfo, observation: Observation) -> None:
         """Keep what an undisturbed baseline did, if it says something of every other time."""
-        if self.keeps(info) and outcome.status in (Status.OK, Status.UNSUPPORTED):
-            content = outcome.model_dump_json()
+        if self.keeps(info) and observation.status in (Status.OK, Status.UNSUPPORTED):
+            content = observation.model_dump_json()
             with suppress(OSError):  # without a cache it takes longer, and is as right
                 folder().mkdir(mode=0o700, parents=True, exist_ok=True)
                 whole(self._file(case, info), content.encode())

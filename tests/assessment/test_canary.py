@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nsabench.assessment.canary import Canary, canary_of, outlying
-from nsabench.model.measurement import Outcome, Samples
-from nsabench.model.vocabulary import PassName, Status
+from nsabench.model.measurement import Observation, Samples
+from nsabench.model.vocabulary import Purpose, Status
 from tests.runs import Made, add_attempt, log_of, make_plan
 
 
@@ -84,12 +84,12 @@ def test_what_declines_the_case_has_not_failed(status: Status, failed: bool) -> 
     assert plan.canary is not None
     name, *others = plan.canary.implementations
     samples = Samples(round=[0], time_ms=[1.0])
-    fine = [Outcome(implementation=o, status=Status.OK, samples=samples) for o in others]
-    declined = Outcome(implementation=name, status=status, reason="said so")
+    fine = [Observation(implementation=o, status=Status.OK, samples=samples) for o in others]
+    declined = Observation(implementation=name, status=status, reason="said so")
 
-    def seen(outcomes: list[Outcome]) -> Canary:
+    def seen(outcomes: list[Observation]) -> Canary:
         log = log_of(plan)
-        add_attempt(log, plan, PassName.CANARY, plan.canary.id, outcomes)  # type: ignore[union-attr]
+        add_attempt(log, plan, Purpose.CANARY, plan.canary.id, outcomes)  # type: ignore[union-attr]
         return canary_of(plan, log)
 
     found = seen([declined, *fine])

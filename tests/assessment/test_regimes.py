@@ -10,9 +10,9 @@ import pytest
 
 from nsabench.assessment.checks import Effect, Finding, Row
 from nsabench.assessment.tables import read_records
-from nsabench.assessment.verdict import Aside, Judgement, judge, look_again
+from nsabench.assessment.verdict import Aside, Judgement, judge, revised
 from nsabench.model.case import Case
-from nsabench.model.measurement import Bursts, Outcome
+from nsabench.model.measurement import Bursts, Observation
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import DType, Mode, Regime, Role, Status, Verdict
@@ -33,7 +33,7 @@ def row(name: str, role: Role, median_ms: float, queued_ms: float | None, **fiel
         "flops": 1,
         "median_ms": median_ms,
         "queued_ms": queued_ms,
-        "session": 1,
+        "attempt": 1,
         "n_samples": 20,
     }
     return Row(**{**given, **fields})  # type: ignore[arg-type]
@@ -100,10 +100,10 @@ def test_a_finding_of_one_regime_has_no_say_in_another(
 
 
 def test_a_failure_in_a_second_process_ends_the_verdict_of_each_regime() -> None:
-    failing = Outcome(implementation="mine", status=Status.CRASHED, reason="SIGSEGV")
+    failing = Observation(implementation="mine", status=Status.CRASHED, reason="SIGSEGV")
     state = confirmation("c", [failing])
     first = judge(ROWS, TIMES, (), Regime.QUEUE)
-    judged = look_again(first, TIMES, {"c": state}, regime=Regime.QUEUE)["c", "mine"]
+    judged = revised(first, TIMES, {"c": state}, regime=Regime.QUEUE)["c", "mine"]
     assert judged.verdict is Verdict.INVALID and "SIGSEGV" in judged.why
 
 
@@ -113,10 +113,10 @@ def test_a_baseline_that_the_candidate_slows_in_the_queue_counts_as_it_is_alone(
     rows = [ROWS[0], replace(ROWS[1], queued_ms=0.09), replace(ROWS[2], queued_ms=0.06)]
     first = judge(rows, times, (), Regime.QUEUE)
     assert first["c", "mine"].verdict is Verdict.FASTER
-    alone = Outcome(implementation="lean", status=Status.OK, bursts=bursts(0.03))
+    alone = Observation(implementation="lean", status=Status.OK, bursts=bursts(0.03))
     mine = ("c", "mine")
     asides = {mine: Aside(isolated("c", [alone]), "lean")}
-    judged = look_again(first, times, {}, asides, regime=Regime.QUEUE)[mine]
+    judged = revised(first, times, {}, asides, regime=Regime.QUEUE)[mine]
     assert judged.verdict is Verdict.INCONCLUSIVE
     assert judged.speedup == pytest.approx(0.75)
 

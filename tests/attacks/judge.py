@@ -158,12 +158,12 @@ def patch_outcome(values):
     send = channel.send
 
     def forged(message):
-        for outcome in getattr(message, "outcomes", ()):
+        for observation in getattr(message, "observations", ()):
             for name, value in values.items():
                 if name == "time_ms":
-                    outcome.samples.time_ms[:] = [value] * len(outcome.samples.time_ms)
-                elif outcome.implementation != "sdpa_gqa":
-                    setattr(outcome, name, value)
+                    observation.samples.time_ms[:] = [value] * len(observation.samples.time_ms)
+                elif observation.implementation != "sdpa_gqa":
+                    setattr(observation, name, value)
         send(message)
 
     channel.send = forged

@@ -19,7 +19,7 @@ import pytest
 from nsabench.assessment.tables import read_records
 from nsabench.execution import log
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import PassName, Regime, Status, Verdict
+from nsabench.model.vocabulary import Purpose, Regime, Status, Verdict
 from tests import forked
 from tests.cli.conftest import TINY, Nsabench, command, complete
 from tests.runs import Made, make_run
@@ -177,7 +177,7 @@ STEADY = (
     "role",
     "status",
     "length",
-    "session",
+    "attempt",
     "n_samples",
     "config",
     "computes",
@@ -215,7 +215,7 @@ def test_kill_9_then_resume(
     assert (run / "log.jsonl").read_bytes().startswith(before[: before.rfind(b"\n") + 1])
     held = log.read(run / "log.jsonl")
     assert len(held.sessions) == 2
-    answered = [a.job.case.id for a in held.only(PassName.FIRST_LOOK).attempts if a.has_answer]
+    answered = [a.job.case.id for a in held.only(Purpose.MAIN).attempts if a.has_answer]
     assert len(answered) == len(set(answered)) == 3
     assert steady(run) == steady(finished)
     assert nsabench("verify", run).returncode == 0

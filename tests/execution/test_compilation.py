@@ -146,10 +146,10 @@ def test_the_worker_that_measures_finds_it_and_its_record_says_what_it_took(
             ahead.lend(executor, "files")
             answer = executor.run(job)
             assert isinstance(answer, Measured)
-            [outcome] = answer.outcomes
-            assert outcome.status is Status.OK, outcome.reason
-            assert outcome.compile_s is not None
-            assert compiling.COMPILES_S <= outcome.compile_s <= time.monotonic() - began + 5
+            [observation] = answer.observations
+            assert observation.status is Status.OK, observation.reason
+            assert observation.compile_s is not None
+            assert compiling.COMPILES_S <= observation.compile_s <= time.monotonic() - began + 5
             assert executor.scratch.path == ahead._scratch.path  # some caches hold paths
             caches = Path(executor.scratch.path, "triton")
             assert [kernel.name for kernel in caches.iterdir()] == ["of_16"], look

@@ -1,4 +1,4 @@
-"""Verdicts, and the second look at those that hang on little."""
+"""Verdicts, and the confirmation of those that are close to a limit."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from nsabench.assessment.attempts import CaseState
 from nsabench.assessment.checks import Effect, Finding, Row
 from nsabench.assessment.failures import failures
 from nsabench.assessment.results import Part, Results, assemble
-from nsabench.assessment.verdict import Aside, Judgement, Key, hangs_on_little, judge, look_again
-from nsabench.model.measurement import Ceilings, Conditions, Outcome, Samples
-from nsabench.model.vocabulary import DType, PassName, Regime, Role, Status, Verdict
+from nsabench.assessment.verdict import Aside, Judgement, Key, is_close, judge, revised
+from nsabench.model.measurement import Ceilings, Conditions, Observation, Samples
+from nsabench.model.vocabulary import DType, Purpose, Regime, Role, Status, Verdict
 from tests.runs import (
     Made,
     add_attempt,
@@ -23,7 +23,7 @@ from tests.runs import (
     isolated,
     log_of,
     make_plan,
-    outcomes_of,
+    observations_of,
     spoilt,
     timed,
 )
@@ -42,7 +42,7 @@ def row(name: str, role: Role, median_ms: float | None, **fields: Any) -> Row:
         "bytes_min": 1,
         "flops": 1,
         "median_ms": median_ms,
-        "session": 1,
+        "attempt": 1,
     }
     return Row(**{**given, **fields})
 
@@ -72,7 +72,7 @@ def verdict(
     seconds = {"c": second} if second else {}
     mine = ("c", "mine")
     asides = {mine: Aside(alone, "best")} if alone else {}
-    return look_again(first, taken, seconds, asides)[mine]
+    return revised(first, taken, seconds, asides)[mine]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_failure_never_has_a_speedup() -> None:
 
 
 def test_what_was_not_interleaved_forms_no_ratio() -> None:
-    judgement = verdict(1.5, session=2)
+    judgement = verdict(1.5, attempt=2)
     assert (judgement.verdict, judgement.speedup) == (Verdict.INCONCLUSIVE, None)
 
 
@@ -124,15 +124,15 @@ def test_throttling_makes_a_verdict_inconclusive() -> None:
     [(1.5, False), (0.5, False), (1.2, True), (1.205, True), (1.015, True), (1.0, False)],
 )
 def test_what_hangs_on_little(ratio: float, expected: bool) -> None:
-    assert hangs_on_little(verdict(ratio)) is expected
+    assert is_close(verdict(ratio)) is expected
 
 
 def again(ratio: float, count: int = 50) -> CaseState:
-    outcomes = [
-        Outcome(implementation="mine", status=Status.OK, samples=samples(1.0, count=count)),
-        Outcome(implementation="best", status=Status.OK, samples=samples(ratio, count=count)),
+    observations = [
+        Observation(implementation="mine", status=Status.OK, samples=samples(1.0, count=count)),
+        Observation(implementation="best", status=Status.OK, samples=samples(ratio, count=count)),
     ]
-    return confirmation(case_id="c", outcomes=outcomes)
+    return confirmation(case_id="c", observations=observations)
 
 
 def test_a_second_process_that_agrees_changes_nothing() -> None:
@@ -227,7 +227,7 @@ def test_baselines_apart_under_the_power_cap_count_for_less(apart: float, lo: fl
     assert judgement.speedup_lo == pytest.approx(lo, rel=0.01)
 
 
-def test_a_clear_verdict_is_not_touched_by_a_second_look() -> None:
+def test_a_clear_verdict_is_not_touched_by_a_confirmation() -> None:
     assert verdict(1.5, second=again(0.5)) == verdict(1.5)
 
 
@@ -249,20 +249,20 @@ def test_a_baseline_that_was_dropped_early_cannot_become_the_best_by_drift() -> 
 
 
 def test_a_candidate_that_a_second_process_finds_wrong_is_invalid() -> None:
-    wrong = Outcome(implementation="mine", status=Status.WRONG, reason="off")
-    judgement = verdict(1.015, second=confirmation(case_id="c", outcomes=[wrong]))
+    wrong = Observation(implementation="mine", status=Status.WRONG, reason="off")
+    judgement = verdict(1.015, second=confirmation(case_id="c", observations=[wrong]))
     assert (judgement.verdict, judgement.speedup) == (Verdict.INVALID, None)
     assert "off" in judgement.why
 
 
 def without_the_candidate(best: float, other: float | None = None) -> CaseState:
     times = {"best": best, "other": other}
-    outcomes = [
-        Outcome(implementation=name, status=Status.OK, samples=samples(ms))
+    observations = [
+        Observation(implementation=name, status=Status.OK, samples=samples(ms))
         for name, ms in times.items()
         if ms is not None
     ]
-    return isolated(case_id="c", outcomes=outcomes)
+    return isolated(case_id="c", observations=observations)
 
 
 @pytest.mark.parametrize("best", [1.5, 1.46, 2.0])
@@ -309,10 +309,10 @@ def test_baselines_that_were_disturbed_apart_prove_nothing(conditions: Condition
 
 def test_a_slow_baseline_does_not_stand_for_the_best_one() -> None:
     """The best one ran out of memory apart; one six times as slow shows nothing of it."""
-    lost = Outcome(implementation="best", status=Status.OUT_OF_MEMORY, reason="80 GB asked")
+    lost = Observation(implementation="best", status=Status.OUT_OF_MEMORY, reason="80 GB asked")
     alone = isolated(
         case_id="c",
-        outcomes=[lost, *without_the_candidate(1.5, 9.0).outcomes[1:]],
+        observations=[lost, *without_the_candidate(1.5, 9.0).observations[1:]],
     )
     judgement = verdict(1.5, alone=alone)
     assert judgement.verdict is Verdict.INCONCLUSIVE
@@ -332,21 +332,23 @@ def test_baselines_that_could_not_be_timed_apart_prove_nothing() -> None:
     assert "SIGSEGV" in judgement.why
 
 
-def confirmed(made: Made, outcomes: Sequence[Outcome]) -> Results:
+def confirmed(made: Made, observations: Sequence[Observation]) -> Results:
     """The results of a run whose first case was confirmed by these."""
     plan, rng = make_plan(made), np.random.default_rng(0)
     log = log_of(plan, ceilings=made.ceilings)
     for planned in plan.cases:
-        first = list(outcomes_of(planned, made, rng))
-        add_attempt(log, plan, PassName.FIRST_LOOK, planned.id, first)
-    add_attempt(log, plan, PassName.SECOND_LOOK, plan.cases[0].id, outcomes)
+        first = list(observations_of(planned, made, rng))
+        add_attempt(log, plan, Purpose.MAIN, planned.id, first)
+    add_attempt(log, plan, Purpose.CONFIRMATION, plan.cases[0].id, observations)
     return assemble(plan.run_id, [Part(plan, log)])
 
 
 def test_the_record_of_such_a_candidate_is_not_ok() -> None:
     """An exit code and a gate look at the status."""
     made = Made(lengths=(64,), shapes=((256, 4, 64),), ratio=lambda _: 1.2)
-    wrong = Outcome(implementation="mine", status=Status.WRONG, reason="mean absolute error 0.5")
+    wrong = Observation(
+        implementation="mine", status=Status.WRONG, reason="mean absolute error 0.5"
+    )
     results = confirmed(made, [wrong])
     mine, _ = (r for r in results.records if r.implementation == "mine")
     assert (mine.status, mine.verdict, mine.median_ms) == ("wrong", "invalid", None)
@@ -354,10 +356,10 @@ def test_the_record_of_such_a_candidate_is_not_ok() -> None:
     assert any("mean absolute error 0.5" in line for line in failures(results))
 
 
-def test_what_is_inconclusive_already_needs_no_second_look() -> None:
+def test_what_is_inconclusive_already_needs_no_confirmation() -> None:
     hot = Finding("clocks", Effect.INCONCLUSIVE, "throttled", case_id="c")
     judgement = verdict(1.2, findings=(hot,))
-    assert not hangs_on_little(judgement)
+    assert not is_close(judgement)
     assert verdict(1.2, findings=(hot,), second=again(1.2)).why == "throttled"
 
 
@@ -386,7 +388,7 @@ def test_what_a_second_process_computed_is_held_to_the_same_checks(
 
 @pytest.mark.parametrize("found_by", ["worker", "parity"])
 def test_the_record_says_what_the_second_process_saw(found_by: str) -> None:
-    """Its errors, and what it looked like: those of the first look say that all was well."""
+    """Its errors, and what it looked like: those of the main pass say that all was well."""
     made = Made(lengths=(64,), shapes=((256, 4, 64),), ratio=lambda _: 1.2)
     seen = {
         "mae": 2e-4,
@@ -399,7 +401,7 @@ def test_the_record_says_what_the_second_process_saw(found_by: str) -> None:
     rng = np.random.default_rng(1)
     again = timed("mine", 0.2 / 1.2, made, rng).model_copy(update=seen)
     if found_by == "worker":
-        again = Outcome(implementation="mine", status=Status.WRONG, reason="a NaN", **seen)
+        again = Observation(implementation="mine", status=Status.WRONG, reason="a NaN", **seen)
     records = confirmed(made, [timed("sdpa_gqa", 0.2, made, rng), again]).records
     mine, other = (r for r in records if r.implementation == "mine")
     assert {name: getattr(mine, name) for name in seen} == seen

@@ -15,21 +15,21 @@ from nsabench.assessment.verdict import Judgement, Key
 from nsabench.execution.policy import judge
 from nsabench.execution.supervisor.executor import WorkerExecutor
 from nsabench.model.job import Death
-from nsabench.model.measurement import Bursts, Ceilings, Outcome, Samples
+from nsabench.model.measurement import Bursts, Ceilings, Observation, Samples
 from nsabench.model.plan import Plan
 from nsabench.model.source import Source
-from nsabench.model.vocabulary import PassName, Regime, Role, Status, Verdict
+from nsabench.model.vocabulary import Purpose, Regime, Role, Status, Verdict
 from tests.execution.test_policy import ONE as SMALL
 from tests.execution.test_policy import with_baselines
-from tests.runs import add_attempt, log_of, make_plan, outcomes_of, spoilt, timed
+from tests.runs import add_attempt, log_of, make_plan, observations_of, spoilt, timed
 
 ONE = replace(SMALL, ratio=lambda _: 1.5)
 
 
 def judged(
     plan: Plan,
-    beside: Iterable[Outcome] = (),
-    apart: Sequence[Outcome] = (),
+    beside: Iterable[Observation] = (),
+    apart: Sequence[Observation] = (),
     *,
     death: Death | None = None,
     ceilings: Ceilings | None = None,
@@ -41,17 +41,17 @@ def judged(
     """
     log, rng = log_of(plan, ceilings=ceilings), np.random.default_rng(0)
     for planned in plan.cases:
-        outcomes = [*outcomes_of(planned, ONE, rng), *beside]
-        add_attempt(log, plan, PassName.FIRST_LOOK, planned.id, outcomes)
+        observations = [*observations_of(planned, ONE, rng), *beside]
+        add_attempt(log, plan, Purpose.MAIN, planned.id, observations)
         if apart or death:
-            isolated = PassName.ISOLATED_BASELINES
+            isolated = Purpose.ISOLATED
             add_attempt(log, plan, isolated, planned.id, apart, death=death)
     return judge(plan, log)[Regime.DEVICE]
 
 
-def baseline(name: str, median_ms: float, **update: float) -> Outcome:
-    outcome = timed(name, median_ms, ONE, np.random.default_rng(0))
-    return spoilt(outcome, update)
+def baseline(name: str, median_ms: float, **update: float) -> Observation:
+    observation = timed(name, median_ms, ONE, np.random.default_rng(0))
+    return spoilt(observation, update)
 
 
 def test_a_winner_whose_baselines_all_come_with_it_says_so() -> None:
@@ -88,10 +88,10 @@ def test_a_baseline_that_left_early_decides_nothing(few: str, verdict: Verdict, 
     plan = with_baselines(make_plan(ONE), "other")
     apart = []
     for name, median_ms in (("sdpa_gqa", 0.2), ("other", 2.0)):
-        outcome = baseline(name, median_ms)
-        samples = Samples(round=[0, 1], time_ms=outcome.samples.time_ms[:2])
+        observation = baseline(name, median_ms)
+        samples = Samples(round=[0, 1], time_ms=observation.samples.time_ms[:2])
         left = {"samples": samples, "bursts": Bursts(), "rel_l2": None, "mae": None}
-        apart.append(outcome.model_copy(update=left) if name == few else outcome)
+        apart.append(observation.model_copy(update=left) if name == few else observation)
     judgements = judged(plan, [baseline("other", 2.0)], apart)
     assert {j.verdict for j in judgements.values()} == {verdict}
     assert {j.why for j in judgements.values()} == {why}
@@ -126,7 +126,7 @@ def test_a_best_baseline_that_no_process_has_without_candidates(
     apart = [baseline(name, ms) for name, ms in alone.items()]
     if "sdpa_gqa" not in alone:
         reason = "it is out of memory"
-        apart.append(Outcome(implementation="sdpa_gqa", status=Status.CRASHED, reason=reason))
+        apart.append(Observation(implementation="sdpa_gqa", status=Status.CRASHED, reason=reason))
     judgements = judged(plan, [baseline("own", 0.19), baseline("slow", 0.4)], apart)
     for judgement in judgements.values():
         assert judgement.verdict is verdict

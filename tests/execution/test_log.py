@@ -23,7 +23,7 @@ from nsabench.model.description import Described
 from nsabench.model.log import Begun, Ended, Entry
 from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import PassName, Regime
+from nsabench.model.vocabulary import Purpose, Regime
 from nsabench.signing import Signer
 from nsabench.signing.signer import RUN_KEY, make_run_key, read_run_key
 from tests.runs import Made, log_of, make_plan, make_run, session_of
@@ -202,16 +202,16 @@ def test_samples_that_no_timer_takes_are_no_line(tmp_path: Path, nonsense: dict[
     path = tmp_path / "log.jsonl"
 
     def write(samples: dict[str, Any]) -> None:
-        outcome = {"implementation": "mine", "status": "ok", "samples": samples}
+        observation = {"implementation": "mine", "status": "ok", "samples": samples}
         lines = [
             {"entry": begun().model_dump(mode="json")},
-            {"entry": {"kind": "observed", "outcome": outcome}},
+            {"entry": {"kind": "observed", "observation": observation}},
         ]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     write(samples)
     [attempt] = read(path).attempts
-    timed = {("c", "mine", Regime.DEVICE): (0, attempt.outcomes[0].samples)}
+    timed = {("c", "mine", Regime.DEVICE): (0, attempt.observations[0].samples)}
     results = Results([], timed, [])
     parquet.write(results, "run", tmp_path)
     written = pq.read_table(tmp_path / "samples.parquet")
@@ -243,7 +243,7 @@ def test_a_log_of_another_order_is_refused(tmp_path: Path) -> None:
     """An attempt that does not follow from those before it was not made by a run."""
     folder = make_run(tmp_path / "run")
     plan, log = Plan.read(folder / "plan.json"), read(folder / "log.jsonl")
-    again = log.of(PassName.FIRST_LOOK, plan.cases[0].id)[0]
+    again = log.of(Purpose.MAIN, plan.cases[0].id)[0]
     log.extend(Begun(job=again.job), Ended())
     with pytest.raises(UsageError, match="log"):
         assemble(plan.run_id, [Part(plan, log)])

@@ -12,9 +12,9 @@ from nsabench.execution.policy import next_jobs
 from nsabench.model.case import FixedCount, RatioCI
 from nsabench.model.job import Death, EarlyExit, Job
 from nsabench.model.log import Begun, Ended, Log, Observed
-from nsabench.model.measurement import Conditions, Outcome
+from nsabench.model.measurement import Conditions, Observation
 from nsabench.model.plan import ImplementationInfo, Plan
-from nsabench.model.vocabulary import Mode, PassName, Regime, Role, Runs, Status, Verdict
+from nsabench.model.vocabulary import Mode, Purpose, Regime, Role, Runs, Status, Verdict
 from tests.execution.supervisor.conftest import MakePlan
 from tests.execution.supervisor.conftest import make_plan as make_plan
 from tests.runs import OP, Made, log_of
@@ -74,8 +74,10 @@ class Player:
             self.log.add(Ended(death=answer))
         elif isinstance(answer, Conditions):
             for name in job.implementations:
-                outcome = Outcome(implementation=name, status=Status.OK, session=job.attempt)
-                self.log.add(Observed(outcome=outcome))
+                observation = Observation(
+                    implementation=name, status=Status.OK, attempt=job.attempt
+                )
+                self.log.add(Observed(observation=observation))
             self.log.add(Ended(conditions=answer))
         return answer
 
@@ -83,15 +85,19 @@ class Player:
     def asked(self) -> list[str]:
         return [" ".join(job.implementations) for job in self.jobs]
 
-    def state(self, purpose: PassName = PassName.FIRST_LOOK) -> CaseState:
+    def state(self, purpose: Purpose = Purpose.MAIN) -> CaseState:
         [state] = states_of(self.plan, self.log, purpose).values()
         return state
 
-    def outcomes(self) -> dict[str, Outcome]:
-        return {outcome.implementation: outcome for outcome in self.state().outcomes}
+    def observations(self) -> dict[str, Observation]:
+        return {
+            observation.implementation: observation for observation in self.state().observations
+        }
 
     def statuses(self) -> str:
-        return " ".join(f"{name}:{outcome.status}" for name, outcome in self.outcomes().items())
+        return " ".join(
+            f"{name}:{observation.status}" for name, observation in self.observations().items()
+        )
 
 
 def dies_with(*names: str, suspect: str | None = None) -> World:
@@ -187,7 +193,7 @@ def test_a_killed_process_is_forgiven_where_kernels_cannot_kill(
     player = Player(make_plan(["a"]), world, sandbox="files, signals")
     assert player.asked == ["a"] * min(kills + 1, 3)
     assert player.statuses() == ("a:crashed" if guilty else "a:ok")
-    assert "killed" in player.outcomes()["a"].reason or not guilty
+    assert "killed" in player.observations()["a"].reason or not guilty
 
 
 def test_an_implementation_that_hung_gets_less_time_alone(make_plan: MakePlan) -> None:
@@ -214,10 +220,10 @@ def test_tables_do_not_show_attempts_that_did_not_count(make_plan: MakePlan) -> 
     resumed = Player(
         make_plan(["a", "b"]), lambda job: INTERRUPTED if job.attempt < 3 else Conditions()
     )
-    assert resumed.state().outcomes == undisturbed.state().outcomes
+    assert resumed.state().observations == undisturbed.state().observations
     alone = Player(make_plan(["a", "b"]), dies_with("a", "b"))
-    assert alone.outcomes()["a"].session != alone.outcomes()["b"].session
-    assert "measured alone" in alone.outcomes()["a"].notes[0]
+    assert alone.observations()["a"].attempt != alone.observations()["b"].attempt
+    assert "measured alone" in alone.observations()["a"].notes[0]
 
 
 def test_a_pause_comes_before_a_throttled_job_is_repeated(make_plan: MakePlan) -> None:
@@ -225,7 +231,7 @@ def test_a_pause_comes_before_a_throttled_job_is_repeated(make_plan: MakePlan) -
     first, second = player.jobs
     assert first.pause_s == 0 and second.pause_s > 0
     assert list(player.state().conditions.values()) == [Conditions()]
-    assert "throttled" in player.outcomes()["a"].notes[0]
+    assert "throttled" in player.observations()["a"].notes[0]
     hot = Player(make_plan(["a"]), lambda job: HOT)
     assert list(hot.state().conditions.values()) == [HOT]
 
@@ -243,7 +249,7 @@ def test_what_cannot_run_here_is_skipped_with_the_reason(make_plan: MakePlan, mo
         plan = plan.model_copy(update={"implementations": [only_cuda]})
     player = Player(plan)
     assert player.asked == [] and player.statuses() == "a:skipped"
-    assert "CUDA" in player.outcomes()["a"].reason.upper()
+    assert "CUDA" in player.observations()["a"].reason.upper()
 
 
 # --- Later passes
@@ -287,18 +293,18 @@ CLOSE = Judgement(
 )
 
 
-def later(player: Player, purpose: PassName) -> list[Job]:
+def later(player: Player, purpose: Purpose) -> list[Job]:
     return [job for job in player.jobs if job.purpose is purpose]
 
 
 def test_isolated_baselines_come_from_clean_sources_and_are_timed_briefly() -> None:
     plan = with_baselines(made_plan(ONE), "other", "own")
     player = Player(plan, judge=judging(device=WON))
-    [job] = later(player, PassName.ISOLATED_BASELINES)
+    [job] = later(player, Purpose.ISOLATED)
     assert (job.implementations, job.sources) == (("sdpa_gqa", "other"), ("pkg",))
     assert job.case.timing.stopping == RatioCI(min_rounds=10, max_rounds=10, budget_s=0.5)
     assert (job.case.timing.warmup_s, job.case.id) == (0.01, plan.cases[0].id)
-    assert later(player, PassName.SECOND_LOOK) == []
+    assert later(player, Purpose.CONFIRMATION) == []
 
 
 @pytest.mark.parametrize(
@@ -306,19 +312,19 @@ def test_isolated_baselines_come_from_clean_sources_and_are_timed_briefly() -> N
 )
 def test_without_a_winner_nothing_is_isolated(judgement: Judgement) -> None:
     player = Player(with_baselines(made_plan(ONE)), judge=judging(device=judgement))
-    assert {job.purpose for job in player.jobs} == {PassName.FIRST_LOOK}
+    assert {job.purpose for job in player.jobs} == {Purpose.MAIN}
 
 
 def test_a_winner_in_any_regime_counts() -> None:
     judge = judging(device=Judgement(Verdict.SAME), queue=WON)
     player = Player(with_baselines(made_plan(ONE)), judge=judge)
-    assert len(later(player, PassName.ISOLATED_BASELINES)) == 1
+    assert len(later(player, Purpose.ISOLATED)) == 1
 
 
 def test_where_all_baselines_come_with_a_candidate_nothing_is_isolated() -> None:
     plan = made_plan(ONE).model_copy(update={"sources": {"x": "a"}})
     player = Player(plan, judge=judging(device=WON))
-    assert later(player, PassName.ISOLATED_BASELINES) == []
+    assert later(player, Purpose.ISOLATED) == []
 
 
 def test_a_verdict_that_is_close_to_a_limit_is_confirmed_first() -> None:
@@ -328,8 +334,8 @@ def test_a_verdict_that_is_close_to_a_limit_is_confirmed_first() -> None:
     )
     player = Player(plan, judge=judging(device=CLOSE, queue=queue))
     purposes = list(dict.fromkeys(job.purpose for job in player.jobs))
-    assert purposes[1:] == [PassName.SECOND_LOOK, PassName.ISOLATED_BASELINES]
-    [job] = later(player, PassName.SECOND_LOOK)
+    assert purposes[1:] == [Purpose.CONFIRMATION, Purpose.ISOLATED]
+    [job] = later(player, Purpose.CONFIRMATION)
     assert job.implementations == ("flex", "sdpa_gqa", "mine")
     assert job.sources == ("mine.py", "pkg")
 
@@ -338,25 +344,25 @@ def test_an_isolated_baseline_that_ends_the_worker_is_left_out() -> None:
     plan = with_baselines(made_plan(ONE), "hangs", "fatal")
 
     def world(job: Job) -> Answer:
-        if job.purpose is PassName.ISOLATED_BASELINES:
+        if job.purpose is Purpose.ISOLATED:
             for name, death in (("hangs", hang("hangs")), ("fatal", crash("fatal"))):
                 if name in job.implementations:
                     return death
         return Conditions()
 
     player = Player(plan, world, judge=judging(device=WON))
-    state = player.state(PassName.ISOLATED_BASELINES)
-    assert [o.status for o in state.outcomes] == [Status.OK, Status.TIMEOUT, Status.CRASHED]
+    state = player.state(Purpose.ISOLATED)
+    assert [o.status for o in state.observations] == [Status.OK, Status.TIMEOUT, Status.CRASHED]
     assert state.reason == ""
 
 
-@pytest.mark.parametrize("purpose", [PassName.SECOND_LOOK, PassName.ISOLATED_BASELINES])
-def test_a_later_pass_that_dies_without_a_suspect_gives_up(purpose: PassName) -> None:
+@pytest.mark.parametrize("purpose", [Purpose.CONFIRMATION, Purpose.ISOLATED])
+def test_a_later_pass_that_dies_without_a_suspect_gives_up(purpose: Purpose) -> None:
     world: World = lambda job: crash() if job.purpose is purpose else Conditions()  # noqa: E731
     player = Player(with_baselines(made_plan(ONE)), world, judge=judging(device=CLOSE))
     assert len(later(player, purpose)) == 1
     state = player.state(purpose)
-    assert (state.outcomes, state.reason) == ([], "SIGSEGV")
+    assert (state.observations, state.reason) == ([], "SIGSEGV")
 
 
 def test_which_baselines_may_leave_early() -> None:
@@ -370,11 +376,11 @@ def test_which_baselines_may_leave_early() -> None:
     promised = cases[1].case.model_copy(update={"timing": timing})
     cases[1] = cases[1].model_copy(update={"case": promised})
     player = Player(plan.model_copy(update={"cases": cases}), judge=judging(device=WON))
-    first, second = later(player, PassName.FIRST_LOOK)
+    first, second = later(player, Purpose.MAIN)
     names = ("sdpa_gqa", "other")
     assert first.early_exit == EarlyExit(baselines=names, stay=2, least_ms=20.0)
     assert second.early_exit == EarlyExit()
-    [isolated] = later(player, PassName.ISOLATED_BASELINES)
+    [isolated] = later(player, Purpose.ISOLATED)
     assert isolated.early_exit == EarlyExit(baselines=names, stay=1)
 
 
@@ -382,7 +388,7 @@ def test_the_canary_comes_last() -> None:
     plan = made_plan(Made(shard="1/2"))
     player = Player(plan)
     assert plan.canary is not None
-    assert [job.purpose for job in player.jobs][-1] is PassName.CANARY
+    assert [job.purpose for job in player.jobs][-1] is Purpose.CANARY
     assert player.jobs[-1].case.id == plan.canary.id
 
 
@@ -395,7 +401,7 @@ def test_a_run_that_stops_anywhere_goes_on_to_the_same_end(stop: int) -> None:
     for job in whole.jobs[:stop]:
         log.add(Begun(job=job))
         for name in job.implementations:
-            outcome = Outcome(implementation=name, status=Status.OK, session=job.attempt)
-            log.add(Observed(outcome=outcome))
+            observation = Observation(implementation=name, status=Status.OK, attempt=job.attempt)
+            log.add(Observed(observation=observation))
         log.add(Ended())
     assert next_jobs(plan, log, judging(device=CLOSE))[0] == whole.jobs[stop]

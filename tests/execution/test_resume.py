@@ -21,7 +21,7 @@ from nsabench.model.description import Described
 from nsabench.model.job import Death, Job
 from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import PassName, Role, Status
+from nsabench.model.vocabulary import Purpose, Role, Status
 from nsabench.signing import Signer
 from tests.runs import Made, make_run, timed
 
@@ -54,7 +54,7 @@ class Elsewhere:
     def run(self, job: Job) -> Measured:
         self.asked.append(job.case.id)
         rng = np.random.default_rng(1)
-        return Measured(outcomes=[timed(n, 0.2, ONE, rng) for n in job.implementations])
+        return Measured(observations=[timed(n, 0.2, ONE, rng) for n in job.implementations])
 
     def log(self) -> str:
         return ""
@@ -90,7 +90,7 @@ def unfinished(folder: Path, ratio: float) -> Path:
     return make_run(folder, made, signer=ME, change=two_sources)
 
 
-@pytest.mark.parametrize(("ratio", "what"), [(1.2, "second look"), (1.5, "apart")])
+@pytest.mark.parametrize(("ratio", "what"), [(1.2, "confirmation"), (1.5, "apart")])
 def test_what_is_still_to_measure_is_not_measured_on_another_machine(
     tmp_path: Path, asked: list[str], ratio: float, what: str
 ) -> None:
@@ -99,7 +99,7 @@ def test_what_is_still_to_measure_is_not_measured_on_another_machine(
         run.resume(folder, Silent(), signer=ME)
     assert asked == [], what
     log = read(folder / "log.jsonl")
-    assert {attempt.job.purpose for attempt in log.attempts} == {PassName.FIRST_LOOK}
+    assert {attempt.job.purpose for attempt in log.attempts} == {Purpose.MAIN}
     assert len(log.sessions) == 1
 
 
@@ -112,9 +112,9 @@ def test_on_the_same_machine_it_goes_on(
     log = read(folder / "log.jsonl")
     made = {
         purpose: [a.job.case.id for a in log.attempts if a.job.purpose is purpose]
-        for purpose in PassName
+        for purpose in Purpose
     }
-    assert made[PassName.ISOLATED_BASELINES] == asked == made[PassName.FIRST_LOOK]
+    assert made[Purpose.ISOLATED] == asked == made[Purpose.MAIN]
     assert len(log.sessions) == 2
 
 

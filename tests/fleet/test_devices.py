@@ -15,7 +15,7 @@ from nsabench.execution.log import read
 from nsabench.fleet.devices import Place, measure, places
 from nsabench.machine.environment import nvml
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import PassName, Status
+from nsabench.model.vocabulary import Purpose, Status
 
 TINY = """
 op: selection_rows
@@ -52,7 +52,7 @@ def test_two_shards_at_once_make_one_run(
     assert abs((first.started - second.started).total_seconds()) < 20
     for log in logs:
         assert plan.canary is not None
-        [attempt] = log.of(PassName.CANARY, plan.canary.id)
+        [attempt] = log.of(Purpose.CANARY, plan.canary.id)
         assert {o.status for o in attempt.outcomes} == {Status.OK}
     shutil.rmtree(out)
     measure_at(asked(matrix, out), BOTH)

@@ -474,7 +474,7 @@ def test_a_worker_that_waits_holds_no_memory() -> None:
     with closing(WorkerExecutor("cuda")) as executor:
         executor.describe()
         before, _ = torch.cuda.mem_get_info()
-        [outcome] = executor.measure(case, ["sdpa_gqa_math"], 1).outcomes
+        [observation] = executor.measure(case, ["sdpa_gqa_math"], 1).observations
         after, _ = torch.cuda.mem_get_info()
-    assert outcome.status is Status.OK and outcome.peak_mem_bytes, outcome.reason
+    assert observation.status is Status.OK and observation.peak_mem_bytes, observation.reason
     assert before - after < 2 << 30  # its context, and what the timer keeps

@@ -89,11 +89,11 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 described["device"]["name"] = ALL
                 entry["distributions"] = {ALL: ALL}
             elif entry["kind"] == "observed":
-                outcome = entry["outcome"]
+                observation = entry["observation"]
                 for name in ("diagnosis", "config", "worst_row_at"):
-                    outcome[name] = ALL
-                outcome["notes"] = list(CORPUS)
-                outcome["reason"] = ALL if outcome["reason"] else ""
+                    observation[name] = ALL
+                observation["notes"] = list(CORPUS)
+                observation["reason"] = ALL if observation["reason"] else ""
             elif entry["kind"] == "ended":
                 entry["conditions"]["clock_event_reasons"] = list(CORPUS)
         content = "".join(json.dumps(line) + "\n" for line in lines)

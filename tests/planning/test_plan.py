@@ -349,7 +349,7 @@ def test_a_plan_is_the_bytes_it_was_written_with(tmp_path: Path) -> None:
         assert altered.sha256 != made.sha256
 
 
-def test_a_plan_holds_the_margin_that_its_second_looks_are_for(tmp_path: Path) -> None:
+def test_a_plan_holds_the_margin_that_its_verdicts_are_confirmed_at(tmp_path: Path) -> None:
     made, path = resolved(tmp_path, margin=1.05), tmp_path / "plan.json"
     made.write(path)
     assert Plan.read(path).margin == 1.05

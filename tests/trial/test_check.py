@@ -26,7 +26,7 @@ from nsabench.model.case import Case
 from nsabench.model.description import Described
 from nsabench.model.measurement import Conditions
 from nsabench.model.plan import ImplementationInfo
-from nsabench.model.vocabulary import Direction, DType, PassName, Role, Runs
+from nsabench.model.vocabulary import Direction, DType, Purpose, Role, Runs
 from nsabench.output.terminal.trial import found
 from nsabench.trial import known_baselines
 
@@ -330,7 +330,7 @@ def test_no_kernel_of_the_file_runs_on_while_baselines_are_timed(
 
     def measured(self: trial.Trial, by: Any, planned: Any, names: Any) -> CaseState:
         done.append("measure")
-        return CaseState(PassName.FIRST_LOOK, "a", [], {})
+        return CaseState(Purpose.MAIN, "a", [], {})
 
     monkeypatch.setattr(trial.Trial, "measured", measured)
     plan: Any = SimpleNamespace(device=device)

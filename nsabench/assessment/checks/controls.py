@@ -84,12 +84,12 @@ def judge(rows: Sequence[Row], catches: Mapping[tuple[str, str], Catch]) -> list
 
 def unproven(rows: Sequence[Row], catches: Mapping[tuple[str, str], Catch]) -> list[Unproven]:
     """The checks of which it is not known whether they work, and where."""
-    outcomes = [
+    observations = [
         (Group.of(row), row.caught_by, catches[row.case_id, row.implementation])
         for row in rows
         if row.role is Role.CONTROL
     ]
-    return proofs.unproven(outcomes, rows)
+    return proofs.unproven(observations, rows)
 
 
 def stuck(unproven: Unproven) -> str:
@@ -165,8 +165,8 @@ def _names(finding: Finding, row: Row) -> bool:
     return finding.check == row.caught_by and finding.names(row)
 
 
-def _judge(name: str, outcomes: Sequence[tuple[Row, Catch]]) -> Iterator[Finding]:
-    rows = {c: [row for row, caught in outcomes if caught is c] for c in Catch}
+def _judge(name: str, observations: Sequence[tuple[Row, Catch]]) -> Iterator[Finding]:
+    rows = {c: [row for row, caught in observations if caught is c] for c in Catch}
     ran = len(rows[Catch.CAUGHT]) + len(rows[Catch.MISSED])
     if rows[Catch.MISSED]:
         first = rows[Catch.MISSED][0]

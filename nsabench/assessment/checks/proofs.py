@@ -65,22 +65,22 @@ class Judged(Grouped, Protocol):
     def median_ms(self) -> float | None: ...
 
 
-Outcome = tuple[Group, str, Catch]  # of a control: where it ran, what was to catch it
+Observation = tuple[Group, str, Catch]  # of a control: where it ran, what was to catch it
 
 
 def of_records(records: Sequence[Controlled]) -> list[Unproven]:
     """What the records of one run leave unproven."""
-    outcomes = [
+    observations = [
         (Group.of(r), r.caught_by, r.caught) for r in records if r.role is Role.CONTROL and r.caught
     ]
-    return unproven(outcomes, records)
+    return unproven(observations, records)
 
 
-def unproven(outcomes: Iterable[Outcome], judged: Iterable[Judged]) -> list[Unproven]:
+def unproven(observations: Iterable[Observation], judged: Iterable[Judged]) -> list[Unproven]:
     """The checks that guard a verdict, or that a control was there for, and that none was caught
     by. `judged`: the records of the run."""
     catches: dict[tuple[Group, str], set[Catch]] = defaultdict(set)
-    for group, check, caught in outcomes:
+    for group, check, caught in observations:
         catches[group, check].add(caught)
     stuck = {key for key, all_ in catches.items() if Catch.UNPROVEN in all_}
     wanted = dict.fromkeys([*guarded(judged), *stuck])

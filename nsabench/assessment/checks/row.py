@@ -38,7 +38,7 @@ class Row:
     kind: Kind | None = None  # of a baseline: what it was made for
     alongside: bool = False  # of a baseline: it is there for a control that wraps it, and no more
     reason: str = ""
-    session: int = 0
+    attempt: int = 0
     mae: float | None = None
     rel_l2: float | None = None
     worst_row: float | None = None  # the largest relative error of a single row
@@ -77,7 +77,7 @@ class Row:
             streams=record.streams,
             mode=record.mode,
             l2=record.l2,
-            session=record.session,
+            attempt=record.attempt,
             median_ms=record.median_ms,
             n_samples=record.n_samples,
         )

@@ -33,7 +33,7 @@ def against_alternatives(
             [row for row in case if row.time_ms(regime) is not None] if has(case, regime) else []
         )
         for row in valid:
-            beside = [r for r in valid if r.role is Role.ALTERNATIVE and r.session == row.session]
+            beside = [r for r in valid if r.role is Role.ALTERNATIVE and r.attempt == row.attempt]
             best = fastest(beside, regime)
             if row.role not in (Role.CANDIDATE, Role.BASELINE) or best is None:
                 continue

@@ -243,8 +243,8 @@ def _is_unconfirmed(row: Tested, margin: float) -> bool:
 
 def _one_process(rows: Sequence[Tested], margin: float) -> str:
     looked_at = sorted({row.margin for row in rows if row.margin is not None})
-    second_looks = (
-        f"second looks were taken at {' and '.join(f'{m:g}' for m in looked_at)}"
+    confirmations = (
+        f"verdicts were confirmed at {' and '.join(f'{m:g}' for m in looked_at)}"
         if looked_at
         else "none of them is known to have been measured twice"
     )
@@ -252,7 +252,7 @@ def _one_process(rows: Sequence[Tested], margin: float) -> str:
     return (
         f"it rests on one process: {len(rows)} of the cases that pass do so by less than "
         f"{NEAR:.0%}, such as {weakest.label} with speedup_lo {weakest.speedup_lo:.3f}, and "
-        f"{second_looks}; `nsabench all --margin {margin:g}` measures such cases twice"
+        f"{confirmations}; `nsabench all --margin {margin:g}` measures such cases twice"
     )
 
 

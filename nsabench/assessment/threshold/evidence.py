@@ -53,7 +53,7 @@ class Tested:
     source: str = ""  # of the candidate, as NAME@DIGEST; empty where it is not known
     # Of a status; or of a verdict that these runs have together and none of them alone.
     why: str = ""
-    margin: float | None = None  # at which its run took second looks; None: none is known of
+    margin: float | None = None  # at which its run confirmed verdicts; None: none is known of
     regime: Regime = Regime.DEVICE
     caution: str = ""  # what to bear in mind beside the verdict
     unpaired: str = ""  # that its torch and its Triton are no pair

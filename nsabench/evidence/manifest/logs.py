@@ -23,7 +23,7 @@ from nsabench.execution.seals import Origin
 from nsabench.model.description import Described
 from nsabench.model.log import Log
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import PassName
+from nsabench.model.vocabulary import Purpose
 from nsabench.processes import each
 
 KEPT = ("plan.json", "log.jsonl", "environment.json", MANIFEST)  # of a shard in a merged run
@@ -55,16 +55,16 @@ class Logged:
 def check_log(folder: Path, plan: Plan) -> Logged:
     """Return what the log of a run holds, once it is of this plan and measured all of it."""
     found, origin = read_log(folder, plan)
-    states = states_of(plan, found, PassName.FIRST_LOOK)
+    states = states_of(plan, found, Purpose.MAIN)
     same_members("log.jsonl: case", Counter(list(states)), Counter(case.id for case in plan.cases))
-    outcomes = [outcome for state in states.values() for outcome in state.outcomes]
+    observations = [observation for state in states.values() for observation in state.observations]
     digest = files.sha256(folder, "environment.json")
     for session in found.sessions:
         stated = session.environment_sha256
         same("environment.json: its sha256, by the log,", digest, stated)
     return Logged(
         cases=len(states),
-        samples=sum(len(o.samples.time_ms) + len(o.bursts.time_ms) for o in outcomes),
+        samples=sum(len(o.samples.time_ms) + len(o.bursts.time_ms) for o in observations),
         described=found.sessions[0].described,
         origin=origin,
         canary=canary_of(plan, found),

@@ -40,7 +40,7 @@ from nsabench.execution.supervisor.scratch import Scratch
 from nsabench.model.case import Case
 from nsabench.model.description import Described
 from nsabench.model.job import Death, Job
-from nsabench.model.measurement import Bursts, Ceilings, Message, Outcome, Samples
+from nsabench.model.measurement import Bursts, Ceilings, Message, Observation, Samples
 from nsabench.model.plan import Device, ImplementationInfo, Plan
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Status
@@ -49,7 +49,7 @@ DISCOVER_LIMIT_S = 120.0
 CALIBRATE_LIMIT_S = 120.0
 # Of one implementation: 10,000 samples have less. A log with a longer line is not read at all.
 MOST_SAID_BYTES = limits.LOG_LINE // 16
-_ELSEWHERE = {"outcomes": {"__all__": {"log", "traceback"}}}  # in a file of their own
+_ELSEWHERE = {"observations": {"__all__": {"traceback"}}}  # in a file of their own
 
 M = TypeVar("M", bound=Message)
 
@@ -295,7 +295,7 @@ class WorkerExecutor:
             seeds=seeds,
             early_exit=job.early_exit,
         )
-        # Glances, parity, what came of it, diagnosis and warm-up of each, and a few of the case.
+        # Prechecks, parity, what came of it, diagnosis and warm-up of each, and a few of the case.
         max_steps = 8 * len(implementations) + 8
         with sensors.watching(self.device, process.own) as watch:
             measured = self._ask(request, Measured, case.timeout_s, max_steps, watch.at_step)
@@ -305,29 +305,29 @@ class WorkerExecutor:
         if said > min(len(implementations) * MOST_SAID_BYTES, limits.LOG_LINE // 2):
             how = f"its process answered with {said} bytes, more than the log has room for"
             raise self._broken(how)
-        if [outcome.implementation for outcome in measured.outcomes] != implementations:
+        if [observation.implementation for observation in measured.observations] != implementations:
             raise self._broken("its process answered for others than it was asked for")
         self._last_log = self._worker.log.text()
         try:
             judged = self._checker.conclude(len(implementations))
         except CheckerLost as lost:
             raise self._without_checker(lost) from lost
-        measured.outcomes = [
-            with_judgement(outcome, judged.get(outcome.implementation))
-            for outcome in measured.outcomes
+        measured.observations = [
+            with_judgement(observation, judged.get(observation.implementation))
+            for observation in measured.observations
         ]
-        for outcome in measured.outcomes:
-            outcome.session = job.attempt
-            if outcome.compile_s is not None:  # what was compiled ahead is only read by now
-                ahead_s = self._compiled_s.get((case.id, outcome.implementation), 0.0)
-                outcome.compile_s = max(outcome.compile_s, ahead_s)
+        for observation in measured.observations:
+            observation.attempt = job.attempt
+            if observation.compile_s is not None:  # what was compiled ahead is only read by now
+                ahead_s = self._compiled_s.get((case.id, observation.implementation), 0.0)
+                observation.compile_s = max(observation.compile_s, ahead_s)
         left = self._worker.children()
         if left:
             names = ", ".join(sorted({_name(p) for p in left}))
             self._retire()
-            for outcome in measured.outcomes:
+            for observation in measured.observations:
                 # Which of them is not known: they shared the process that these are children of.
-                outcome.notes.append(
+                observation.notes.append(
                     f"after it and those measured with it {len(left)} process(es) were left behind "
                     f"and killed: {names}"
                 )
@@ -393,20 +393,20 @@ class WorkerExecutor:
         self._scratch = None
 
 
-def with_judgement(outcome: Outcome, judged: Judged | None) -> Outcome:
+def with_judgement(observation: Observation, judged: Judged | None) -> Observation:
     """What a worker says of an implementation, with what the checker found: that counts more."""
     if judged is None:
-        if outcome.status is not Status.OK:
-            return outcome
+        if observation.status is not Status.OK:
+            return observation
         reason = "its process says that it is right, and delivered no output to be checked"
         update: dict[str, Any] = {"status": Status.CRASHED, "reason": reason}
     else:
         update = judged.model_dump(exclude={"deliveries", "reason"})
-        if judged.reason and outcome.status in (Status.OK, Status.WRONG):
+        if judged.reason and observation.status in (Status.OK, Status.WRONG):
             update |= {"status": Status.WRONG, "reason": judged.reason}
     if update.get("status", Status.OK) is not Status.OK:
         update |= {"samples": Samples(), "bursts": Bursts()}
-    return outcome.model_copy(update=update)
+    return observation.model_copy(update=update)
 
 
 def _name(process: object) -> str:

@@ -17,18 +17,18 @@ from nsabench.execution.timing.timer import Timer
 from nsabench.execution.worker import launches
 from nsabench.execution.worker.arm import CaseArm
 from nsabench.execution.worker.conditions import ConditionMonitor
-from nsabench.execution.worker.glance import LEFT_OUT, Glance, Report
 from nsabench.execution.worker.guard import guarded
 from nsabench.execution.worker.inputs import InputSets
 from nsabench.execution.worker.launches import Counted
 from nsabench.execution.worker.outputs import Deliver
+from nsabench.execution.worker.precheck import LEFT_OUT, Precheck, Report
 from nsabench.execution.worker.state import forget_earlier_cases
 from nsabench.failure import Failure
 from nsabench.machine.clock import now_s
 from nsabench.machine.environment import nvml
 from nsabench.model.case import Case
 from nsabench.model.job import ALL_STAY, EarlyExit
-from nsabench.model.measurement import Bursts, Conditions, Outcome, Samples
+from nsabench.model.measurement import Bursts, Conditions, Observation, Samples
 from nsabench.model.vocabulary import L2, Mode, Role, Runs, Status
 from nsabench.registry import Implementation
 
@@ -60,7 +60,7 @@ def measure(
     forget_earlier_cases(device)
     timer.forget()
     rng = SystemRandom()  # an implementation must not be able to guess which calls are looked at
-    outcomes: dict[str, Outcome] = {}
+    observations: dict[str, Observation] = {}
     tried: list[CaseArm] = []
     arms: list[CaseArm] = []  # those that are right, and are timed on this device
     drawn: dict[str, Drawn] = {}
@@ -69,7 +69,7 @@ def measure(
             drawn[item.computes] = _draw(case, item.computes, device, prepared, seeds)
         found = drawn[item.computes]
         if isinstance(found, NoOracle):
-            outcomes[item.name] = Outcome(
+            observations[item.name] = Observation(
                 implementation=item.name,
                 status=found.status,
                 reason=found.reason,
@@ -77,39 +77,39 @@ def measure(
         else:
             computed, sets = found
             tried.append(CaseArm(item, computed, device, sets, rng, deliver))
-    glance = Glance(early_exit)
+    precheck = Precheck(early_exit)
     # A replay may take a part of what the call takes that it was captured of.
     if case.timing.mode is Mode.STREAM and case.streams == 1:
         if case.l2 is L2.WARM:
             timer.touch = partial(_touch, tried)
-        glance.look([a for a in tried if Runs.timed(a.item.devices, device)], timer, report)
+        precheck.look([a for a in tried if Runs.timed(a.item.devices, device)], timer, report)
         timer.touch = None
-    for arm in glance.ordered(tried):
+    for arm in precheck.ordered(tried):
         item, sets = arm.item, arm.sets
-        few = glance.left_out(arm.name, [one.name for one in arms])
+        few = precheck.left_out(arm.name, [one.name for one in arms])
         if few is not None:
-            outcomes[arm.name] = _outcome(arm)
-            outcomes[arm.name].samples = few
-            outcomes[arm.name].notes.append(LEFT_OUT)
+            observations[arm.name] = _outcome(arm)
+            observations[arm.name].samples = few
+            observations[arm.name].notes.append(LEFT_OUT)
             continue
         report(Step(phase="parity", implementation=item.name))
         try:
-            glance.raise_failure(arm.name)
+            precheck.raise_failure(arm.name)
             arm.check()
             if case.timing.mode is Mode.GRAPH:
                 arm.capture()
         except Failure as failure:
             failure.alone()  # what the frames of its traceback hold is memory of the others
             report(Step(phase=failure.status.value, implementation=item.name))
-            outcomes[item.name] = _outcome(arm, failure)
+            observations[item.name] = _outcome(arm, failure)
             sets.repair()  # while it is its own time, and no other need be watched for it
         else:
             report(Step(phase=Status.OK.value, implementation=item.name))
-            outcomes[item.name] = _outcome(arm)
+            observations[item.name] = _outcome(arm)
             if Runs.timed(item.devices, device):
                 arms.append(arm)
             else:
-                outcomes[item.name].notes.append(PARITY_ONLY)
+                observations[item.name].notes.append(PARITY_ONLY)
             continue
         if device == "cuda":  # memory of it is held by cycles that foreign code made
             gc.collect()
@@ -118,10 +118,10 @@ def measure(
     if case.l2 is L2.WARM:
         timer.touch = partial(_touch, arms)
     if arms:
-        conditions, busy_s, queue_s = _time(case, arms, outcomes, timer, sensors, report)
+        conditions, busy_s, queue_s = _time(case, arms, observations, timer, sensors, report)
     timer.touch = None  # it has the arms, and they their inputs
     return Measured(
-        outcomes=[outcomes[item.name] for item in items],
+        observations=[observations[item.name] for item in items],
         conditions=conditions,
         measuring_s=busy_s + sum(arm.called_s for arm in tried),
         queue_s=queue_s,
@@ -150,12 +150,12 @@ def _draw(
 def _time(
     case: Case,
     arms: list[CaseArm],
-    outcomes: dict[str, Outcome],
+    observations: dict[str, Observation],
     timer: Timer,
     sensors: nvml.Device | None,
     report: Report,
 ) -> tuple[Conditions, float, float]:
-    """Sample the arms; put their samples, or why they left, into `outcomes`.
+    """Sample the arms; put their samples, or why they left, into `observations`.
 
     Returns what the sensors said, the seconds that went into warm-up and timed calls, and those
     that the queue was looked at for.
@@ -180,13 +180,13 @@ def _time(
     queue_s = now_s() - sampled
     for arm in arms:
         failure = out.failed.get(arm.name)
-        outcomes[arm.name] = _outcome(arm, failure)
+        observations[arm.name] = _outcome(arm, failure)
         if not failure:
-            outcomes[arm.name].samples = out.samples[arm.name]
-            outcomes[arm.name].bursts = by_arm.get(arm.name, Bursts())
+            observations[arm.name].samples = out.samples[arm.name]
+            observations[arm.name].bursts = by_arm.get(arm.name, Bursts())
             if arm.name in counted:
-                outcomes[arm.name].launches = counted[arm.name].launches
-                outcomes[arm.name].kernels_us = counted[arm.name].kernels_us
+                observations[arm.name].launches = counted[arm.name].launches
+                observations[arm.name].kernels_us = counted[arm.name].kernels_us
             monitor.annotate(out.samples[arm.name], start)
     return monitor.summary(), out.busy_s, queue_s
 
@@ -236,8 +236,8 @@ def _least_ms(samples: Samples) -> float:
     return max(quantile(samples.time_ms, 0.5), quantile(samples.host_us, 0.5) / 1e3)
 
 
-def _outcome(arm: CaseArm, failure: Failure | None = None) -> Outcome:
-    return Outcome(
+def _outcome(arm: CaseArm, failure: Failure | None = None) -> Observation:
+    return Observation(
         implementation=arm.name,
         status=failure.status if failure else Status.OK,
         reason=failure.reason if failure else "",

@@ -15,9 +15,9 @@ from nsabench.errors import EnvironmentRefused
 from nsabench.execution.protocol import Compile, Compiled, Measure, Measured
 from nsabench.execution.timing.timer import CpuTimer, Timer
 from nsabench.execution.worker.compilation import compile_case
-from nsabench.execution.worker.glance import Report
 from nsabench.execution.worker.measure import measure
 from nsabench.execution.worker.outputs import Deliver
+from nsabench.execution.worker.precheck import Report
 from nsabench.execution.worker.state import give_back
 from nsabench.machine.environment import nvml
 from nsabench.machine.environment.torch_probe import pci_bus_id

@@ -27,7 +27,7 @@ from nsabench.model.log import Log
 from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Direction, PassName, Role
+from nsabench.model.vocabulary import Direction, Purpose, Role
 from nsabench.output.standing import Standing, standings, versions
 from nsabench.planning.narrow import Narrowed
 from nsabench.signing import Signer
@@ -181,7 +181,7 @@ class Facts:
         return [
             state
             for part in self.parts
-            for state in states_of(part.plan, part.log, PassName.FIRST_LOOK).values()
+            for state in states_of(part.plan, part.log, Purpose.MAIN).values()
         ]
 
     @cached_property
@@ -219,13 +219,13 @@ class Facts:
         """Return the last lines of what an implementation printed and raised on a case, pass by
         pass."""
         parts = []
-        for purpose in PassName:
+        for purpose in Purpose:
             try:
                 text = reading.tail(self.folder.printed(case_id, purpose), limits.PRINTED)
             except (OSError, reading.OutOfBounds):
                 continue
             own = list(_lines_of(name, text))
-            heading = [f"--- {purpose}"] if own and purpose is not PassName.FIRST_LOOK else []
+            heading = [f"--- {purpose}"] if own and purpose is not Purpose.MAIN else []
             parts += [*heading, *own[-lines:]]
         return "\n".join(parts)
 

@@ -68,11 +68,11 @@ class Progress:
         op = planned.case.op
         # A control that is wrong has done its work; what became of each is judged at the end.
         judged = [
-            o for o in state.outcomes if self._roles[op, o.implementation] is not Role.CONTROL
+            o for o in state.observations if self._roles[op, o.implementation] is not Role.CONTROL
         ]
         counts = Counter(o.status for o in judged)
         parts = [f"{n} {status}" for status, n in sorted(counts.items())]
-        controls = len(state.outcomes) - len(judged)
+        controls = len(state.observations) - len(judged)
         parts += [f"controls: {controls}"] if controls else []
         case = labels.of_case(planned.case)
         self.note(

@@ -16,7 +16,7 @@ from nsabench.model.log import Log
 from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
 from nsabench.model.record import Record
 from nsabench.model.source import Source
-from nsabench.model.vocabulary import PassName, Role, Runs
+from nsabench.model.vocabulary import Purpose, Role, Runs
 from nsabench.registry import Implementation
 from tests.assessment.mutants.mutant import Kernel
 from tests.checking import measured as measured_by_checker
@@ -60,7 +60,7 @@ def judge(case: Case, items: list[Implementation]) -> Mapping[str, Record]:
             PlannedCase(id=case.id, case=case, implementations=tuple(item.name for item in items))
         ],
     )
-    state = CaseState(PassName.FIRST_LOOK, case.id, measured.outcomes, {})
+    state = CaseState(Purpose.MAIN, case.id, measured.observations, {})
     session = session_of(plan, Described(software={}, device={"type": "cpu"}))
     records = assess_states(plan, session, [state]).results(Log()).records
     return {record.implementation: record for record in records}

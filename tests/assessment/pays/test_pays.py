@@ -215,7 +215,7 @@ def test_a_case_beside_which_no_alternative_stands_is_no_length_of_the_ladder() 
 
 def row(name: str, role: Role, median: float | None, **more: object) -> Row:
     known = {"case_id": "c", "op": "nsa_attention", "implementation": name, "role": role}
-    known |= {"status": Status.OK, "dtype": DType.BFLOAT16, "shape": {}, "length": 1, "session": 1}
+    known |= {"status": Status.OK, "dtype": DType.BFLOAT16, "shape": {}, "length": 1, "attempt": 1}
     known |= {"bytes_min": 1, "flops": 1, "median_ms": median, "n_samples": 20}
     return Row(**(known | more))  # type: ignore[arg-type]
 
@@ -232,7 +232,7 @@ def test_the_ratio_is_to_the_fastest_valid_alternative_of_the_same_session() -> 
         row("slow", Role.ALTERNATIVE, 6.0),
         row("dense", Role.ALTERNATIVE, 3.0),
         row("wrong", Role.ALTERNATIVE, 1.0, status=Status.WRONG),
-        row("elsewhere", Role.ALTERNATIVE, 1.0, session=2),
+        row("elsewhere", Role.ALTERNATIVE, 1.0, attempt=2),
         row("left_early", Role.ALTERNATIVE, 1.0, n_samples=5),
         row("cheat", Role.CONTROL, 0.1),
     ]

@@ -22,7 +22,7 @@ from nsabench.execution.log import LogFile
 from nsabench.execution.policy import next_jobs
 from nsabench.execution.seals import Sealer
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import PassName
+from nsabench.model.vocabulary import Purpose
 from nsabench.text import markdown
 from tests.runs import SIGNER, Made, add_attempt, make_run, session_of, timed
 
@@ -59,7 +59,7 @@ def test_a_threshold_that_one_process_alone_saw_says_so(tmp_path: Path) -> None:
     assert (document["min_L"], document["one_process"]) == (256, 8)
     [note] = document["notes"]  # type: ignore[misc]
     assert "it rests on one process: 8 of the cases that pass do so by less than 1%" in note
-    assert "second looks were taken at 1.2" in note
+    assert "verdicts were confirmed at 1.2" in note
     assert "`nsabench all --margin 1.05`" in note
     decision = decision_of(folder, 1.05)
     assert markdown(note) in as_markdown([decision])
@@ -82,7 +82,7 @@ def test_a_run_for_a_margin_looks_twice_at_what_lies_near_it(tmp_path: Path) -> 
     for folder in (usual, asked):
         [part] = RunFolder(folder).parts()
         jobs = next_jobs(part.plan, part.log)
-        looked_at[folder] = [job for job in jobs if job.purpose is PassName.SECOND_LOOK]
+        looked_at[folder] = [job for job in jobs if job.purpose is Purpose.CONFIRMATION]
     assert looked_at[usual] == []
     assert len(looked_at[asked]) == 8
     assert {job.implementations for job in looked_at[asked]} == {("sdpa_gqa", "mine")}
@@ -103,7 +103,7 @@ def test_what_a_second_process_saw_below_the_margin_does_not_pass_it(tmp_path: P
                 timed("sdpa_gqa", base, NARROW, rng),
                 timed("mine", base / 1.04, NARROW, rng),
             ]
-            add_attempt(log, plan, PassName.SECOND_LOOK, planned.id, outcomes)
+            add_attempt(log, plan, Purpose.CONFIRMATION, planned.id, outcomes)
     decision = decision_of(folder, 1.05)
     assert decision.min_length is None
     assert decision.decided_by is not None and decision.decided_by.speedup_lo is not None

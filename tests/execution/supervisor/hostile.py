@@ -171,7 +171,7 @@ def gigabyte_of_stderr(q, k, v):
 
 @hostile
 def prints_to_stdout(q, k, v):
-    print('{"kind": "measured", "outcomes": []}', flush=True)
+    print('{"kind": "measured", "observations": []}', flush=True)
     os.write(1, b"garbage\n")
 
 

@@ -15,7 +15,7 @@ from nsabench.execution.supervisor import process, program, scratch, templates
 from nsabench.execution.supervisor.executor import WorkerExecutor
 from nsabench.execution.supervisor.log import LOG_HEAD_BYTES, LOG_TAIL_BYTES
 from nsabench.model.job import Death
-from nsabench.model.measurement import Outcome
+from nsabench.model.measurement import Observation
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Status
 from tests import main_pass
@@ -30,10 +30,10 @@ def measure(
     *,
     memory_limit_bytes: int | None = None,
     timeout_s: float = 3.0,
-) -> dict[str, Outcome]:
+) -> dict[str, Observation]:
     plan = make_plan([hostile, "sdpa_gqa"], timeout_s=timeout_s)
     [state] = run(plan, tmp_path, memory_limit_bytes)
-    return {outcome.implementation: outcome for outcome in state.outcomes}
+    return {observation.implementation: observation for observation in state.observations}
 
 
 def run(plan: Plan, folder: Path, memory_limit_bytes: int | None = None) -> list[CaseState]:
@@ -92,13 +92,13 @@ def leftovers() -> list[int]:
 def test_one_hostile_implementation(
     make_plan: MakePlan, tmp_path: Path, hostile: str, status: Status, reason: str
 ) -> None:
-    outcomes = measure(make_plan, tmp_path, hostile)
-    assert outcomes[hostile].status == status, outcomes[hostile].reason
-    assert reason in outcomes[hostile].reason
+    observations = measure(make_plan, tmp_path, hostile)
+    assert observations[hostile].status == status, observations[hostile].reason
+    assert reason in observations[hostile].reason
     if status is not Status.OK:
-        assert outcomes[hostile].samples.time_ms == []
-    assert outcomes["sdpa_gqa"].status == Status.OK
-    assert len(outcomes["sdpa_gqa"].samples.time_ms) >= 10
+        assert observations[hostile].samples.time_ms == []
+    assert observations["sdpa_gqa"].status == Status.OK
+    assert len(observations["sdpa_gqa"].samples.time_ms) >= 10
 
 
 @pytest.mark.parametrize("hostile", ["spoils_the_next_case", "holds_up_the_next_case"])
@@ -107,9 +107,9 @@ def test_what_a_case_leaves_behind_is_no_fault_of_the_next(
 ) -> None:
     plan = make_plan([hostile, "sdpa_gqa"], lengths=(16, 32, 48))
     first, *others = run(plan, tmp_path)
-    assert {o.status for e in (first, *others) for o in e.outcomes} == {Status.OK}
-    assert [o.notes for o in first.outcomes] == [[], []]
-    notes = [note for e in others for o in e.outcomes for note in o.notes]
+    assert {o.status for e in (first, *others) for o in e.observations} == {Status.OK}
+    assert [o.notes for o in first.observations] == [[], []]
+    notes = [note for e in others for o in e.observations for note in o.notes]
     assert len(notes) == 4
     assert all("measured again, since before any call" in note for note in notes)
 
@@ -122,30 +122,32 @@ def test_a_scratch_that_holds_too_much_ends_nobody_else(
     monkeypatch.setattr(scratch, "WALK_EVERY_S", 0.0)
     plan = make_plan(["buries_its_scratch", "sdpa_gqa"], lengths=(16, 32), timeout_s=30)
     for entry in run(plan, tmp_path):
-        outcomes = {outcome.implementation: outcome for outcome in entry.outcomes}
-        assert outcomes["buries_its_scratch"].status is Status.CRASHED
-        assert "to its scratch" in outcomes["buries_its_scratch"].reason
-        assert outcomes["sdpa_gqa"].status is Status.OK, outcomes["sdpa_gqa"].reason
+        observations = {
+            observation.implementation: observation for observation in entry.observations
+        }
+        assert observations["buries_its_scratch"].status is Status.CRASHED
+        assert "to its scratch" in observations["buries_its_scratch"].reason
+        assert observations["sdpa_gqa"].status is Status.OK, observations["sdpa_gqa"].reason
 
 
 def test_host_memory_is_bounded(make_plan: MakePlan, tmp_path: Path) -> None:
-    outcomes = measure(
+    observations = measure(
         make_plan, tmp_path, "out_of_memory", memory_limit_bytes=2 << 30, timeout_s=60
     )
-    assert outcomes["out_of_memory"].status == Status.OUT_OF_MEMORY
-    assert "2.0 GiB" in outcomes["out_of_memory"].reason
-    assert outcomes["sdpa_gqa"].status == Status.OK
+    assert observations["out_of_memory"].status == Status.OUT_OF_MEMORY
+    assert "2.0 GiB" in observations["out_of_memory"].reason
+    assert observations["sdpa_gqa"].status == Status.OK
 
 
 def test_memory_that_processes_share_counts_once(make_plan: MakePlan, tmp_path: Path) -> None:
-    outcomes = measure(make_plan, tmp_path, "children_share_memory", memory_limit_bytes=2 << 30)
-    assert outcomes["children_share_memory"].status == Status.OK
-    assert any("6 process(es) were left" in n for n in outcomes["children_share_memory"].notes)
+    observations = measure(make_plan, tmp_path, "children_share_memory", memory_limit_bytes=2 << 30)
+    assert observations["children_share_memory"].status == Status.OK
+    assert any("6 process(es) were left" in n for n in observations["children_share_memory"].notes)
 
 
 def test_a_gigabyte_of_stderr_is_bounded(make_plan: MakePlan, tmp_path: Path) -> None:
-    outcomes = measure(make_plan, tmp_path, "gigabyte_of_stderr", timeout_s=60)
-    assert outcomes["gigabyte_of_stderr"].status == Status.CRASHED
+    observations = measure(make_plan, tmp_path, "gigabyte_of_stderr", timeout_s=60)
+    assert observations["gigabyte_of_stderr"].status == Status.CRASHED
     [log] = (tmp_path / "logs").iterdir()
     attempts = 2  # beside the baseline, then alone
     limit = attempts * (LOG_HEAD_BYTES + 2 * LOG_TAIL_BYTES + (1 << 16))

@@ -58,7 +58,7 @@ def test_the_supervisor_reads_the_sensors_itself(device: Fake) -> None:
     assert (both.temperature_c_max or 0) > 50 and both.power_w_max == 300.0
 
 
-@pytest.mark.parametrize("phase", ["parity", "glance"])
+@pytest.mark.parametrize("phase", ["parity", "precheck"])
 def test_what_was_before_it_was_timed_does_not_count(device: Fake, phase: str) -> None:
     """A device that compiles has other clocks."""
     with sensors.watching("cuda", lambda: ()) as watch:

@@ -19,7 +19,7 @@ from nsabench.execution.worker.inputs import InputSets
 from nsabench.failure import Failure
 from nsabench.implementations.baselines.selection_rows import gqa
 from nsabench.model.case import Case, FixedCount, Timing
-from nsabench.model.measurement import Outcome
+from nsabench.model.measurement import Observation
 from nsabench.model.vocabulary import DType, Role, Runs, Status
 from nsabench.registry import Implementation
 from tests.checking import a_case, arm_of, sets_of
@@ -37,11 +37,11 @@ def item(call: Callable[..., Tensor] = honest, name: str = "mine") -> Implementa
     return Implementation("selection_rows", name, Role.CANDIDATE, (Runs.CPU,), "", "test", call)
 
 
-def outcomes(
+def observations(
     *calls: Callable[..., Tensor], timer: CpuTimer | None = None, case: Case = CASE
-) -> list[Outcome]:
+) -> list[Observation]:
     arms = [item(call, f"arm{place}") for place, call in enumerate(calls)]
-    return measured_by_checker(case, arms, timer=timer).outcomes
+    return measured_by_checker(case, arms, timer=timer).observations
 
 
 def arm_on(sets: InputSets) -> CaseArm:
@@ -99,7 +99,7 @@ def test_a_case_finds_nothing_of_those_before_it() -> None:
 
     timer = ForgetfulTimer()
     for call in (fails, honest):
-        outcomes(call, timer=timer)
+        observations(call, timer=timer)
     assert timer.forgot == 2
     assert not [thing for thing in gc.get_objects() if type(thing) in (CaseArm, InputSets)]
 
@@ -114,7 +114,7 @@ def test_who_changes_inputs_and_fails_leaves_them_right_for_the_next() -> None:
         q.add_(1.0)
         raise ValueError("not today")
 
-    found = outcomes(fails, honest)
+    found = observations(fails, honest)
     assert [o.status for o in found] == [Status.CRASHED, Status.OK], found[1].reason
 
 
@@ -135,7 +135,7 @@ def test_writes_past_ones_own_inputs_are_ones_own_fault(from_call: int) -> None:
                     held.add_(1.0)
         return honest(q, k, v, sm_scale=sm_scale)
 
-    found = outcomes(stray, honest)
+    found = observations(stray, honest)
     assert [o.status for o in found] == [Status.WRONG, Status.OK], found[1].reason
     assert "it changed its input q" in found[0].reason
 
@@ -151,7 +151,7 @@ def test_what_is_done_to_a_tensor_itself_stays_with_the_call() -> None:
         assert not k.requires_grad
         return honest(q, k, v, sm_scale=sm_scale)
 
-    assert [(o.status, o.reason) for o in outcomes(marks, strict)] == [(Status.OK, "")] * 2
+    assert [(o.status, o.reason) for o in observations(marks, strict)] == [(Status.OK, "")] * 2
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -169,7 +169,7 @@ def test_what_a_failed_implementation_held_is_free_for_the_others(first: bool) -
         left.extend(tensor() is not None for tensor in held)
         return honest(q, k, v, sm_scale=sm_scale)
 
-    found = outcomes(*([fails, looks] if first else [looks, fails]))
+    found = observations(*([fails, looks] if first else [looks, fails]))
     assert {o.status for o in found} == {Status.OK, Status.CRASHED}
     assert not any(left)
 
@@ -202,7 +202,7 @@ def test_settings_changed_in_a_timed_call_are_set_back(setting: str, then: str) 
 
     before = get()
     assert before != value
-    [found] = outcomes(changes)
+    [found] = observations(changes)
     assert get() == before
     assert found.status is (Status.WRONG if then == "returns" else Status.CRASHED)
     assert then == "fails" or setting in found.reason
@@ -212,7 +212,7 @@ def test_a_sparse_result_is_wrong() -> None:
     def sparse(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
         return honest(q, k, v, sm_scale=sm_scale).to_sparse()
 
-    [found] = outcomes(sparse)
+    [found] = observations(sparse)
     assert found.status is Status.WRONG
     assert "its output has layout torch.sparse_coo" in found.reason
 
@@ -230,7 +230,7 @@ def test_who_answers_a_timed_call_with_the_one_before_is_told_so() -> None:
         late.append(honest(q, k, v, sm_scale=sm_scale))
         return late[-1 if calls <= 3 else -2].clone()
 
-    [found] = outcomes(lagging, case=case)
+    [found] = observations(lagging, case=case)
     assert found.status is Status.WRONG
     assert "is the output of an earlier call" in found.diagnosis
 
@@ -265,7 +265,7 @@ def test_the_errors_of_every_call_that_is_looked_at_count(when: str) -> None:
         rough = honest(q.bfloat16(), k.bfloat16(), v.bfloat16(), sm_scale=sm_scale)
         return rough.to(q.dtype)
 
-    exact, tired = outcomes(honest, tires, timer=Timer(), case=case)
+    exact, tired = observations(honest, tires, timer=Timer(), case=case)
     assert calls > 5 and tired.status is Status.OK  # the mean error is within the gate's
     assert exact.rel_l2 is not None and tired.rel_l2 is not None
     assert exact.rel_l2 < 1e-6 and tired.rel_l2 > 1e-3
@@ -280,7 +280,7 @@ def test_what_may_be_found_wrong_beside_the_baselines_is_diagnosed_meanwhile() -
         out[-1, -1] = 0
         return out
 
-    right, wrong = outcomes(honest, loses_a_row, case=case)
+    right, wrong = observations(honest, loses_a_row, case=case)
     assert (right.status, right.diagnosis) == (Status.OK, "")
     assert right.worst_row is not None and right.worst_row < 1e-3
     assert wrong.status is Status.OK and wrong.mae is not None and wrong.mae < 1e-4
@@ -290,7 +290,7 @@ def test_what_may_be_found_wrong_beside_the_baselines_is_diagnosed_meanwhile() -
 
 
 def test_calls_one_behind_the_other_are_timed_too() -> None:
-    [found] = outcomes(honest)
+    [found] = observations(honest)
     assert found.status is Status.OK, found.reason
     # Eight, or fewer where a busy host has spent the time of an arm.
     assert 2 <= len(found.bursts.time_ms) <= 8 and len(set(found.bursts.calls)) == 1
@@ -323,7 +323,7 @@ def test_what_a_call_does_only_among_others_is_seen(fault: str) -> None:
             torch.backends.cudnn.deterministic = True
         return torch.zeros_like(q) if fault == "wrong" else honest(q, k, v, sm_scale=sm_scale)
 
-    [found] = outcomes(sprints, timer=Timer())
+    [found] = observations(sprints, timer=Timer())
     assert found.status is (Status.CRASHED if fault == "raises" else Status.WRONG), found.reason
     assert not found.samples.time_ms and not found.bursts.time_ms
 
@@ -341,9 +341,11 @@ def test_an_output_lives_on(buffers: int, from_call: int) -> None:
         return ring[calls % buffers].copy_(out) if calls >= from_call else out
 
     many = FixedCount(kind="fixed_count", rounds=100)  # some of them are looked at, at random
-    [outcome] = outcomes(in_a_ring, case=CASE.model_copy(update={"timing": Timing(stopping=many)}))
-    assert outcome.status is Status.WRONG
-    assert outcome.reason == "a later call overwrote what an earlier one had returned"
+    [observation] = observations(
+        in_a_ring, case=CASE.model_copy(update={"timing": Timing(stopping=many)})
+    )
+    assert observation.status is Status.WRONG
+    assert observation.reason == "a later call overwrote what an earlier one had returned"
 
 
 def test_an_output_lives_on_to_the_end() -> None:
@@ -364,10 +366,10 @@ def test_an_output_lives_on_to_the_end() -> None:
 
     many = FixedCount(kind="fixed_count", rounds=60)
     case = CASE.model_copy(update={"timing": Timing(stopping=many)})
-    [outcome] = outcomes(in_a_ring, case=case)
+    [observation] = observations(in_a_ring, case=case)
     assert calls > 40
-    assert outcome.status is Status.WRONG
-    assert outcome.reason == "a later call overwrote what an earlier one had returned"
+    assert observation.status is Status.WRONG
+    assert observation.reason == "a later call overwrote what an earlier one had returned"
 
 
 def test_a_result_may_lie_apart_in_memory() -> None:
@@ -377,4 +379,4 @@ def test_a_result_may_lie_apart_in_memory() -> None:
         out = honest(q, k, v, sm_scale=sm_scale)
         return torch.stack([out, out], -1)[..., 0]
 
-    assert [one.status for one in outcomes(apart, honest)] == [Status.OK, Status.OK]
+    assert [one.status for one in observations(apart, honest)] == [Status.OK, Status.OK]

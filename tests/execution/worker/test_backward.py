@@ -19,7 +19,7 @@ from nsabench.implementations.baselines.selection_ranges import masked_sdpa
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Direction, Role, Runs, Status
 from nsabench.registry import Implementation
-from tests.checking import a_case, arm_of, outcomes, rounds, sets_of
+from tests.checking import a_case, arm_of, observations, rounds, sets_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 OP = "selection_ranges"
@@ -43,7 +43,7 @@ def my_arm(call: Callable[..., Tensor], case: Case | None = None, seed: int = 0)
 
 
 def outcome_of(call: Callable[..., Tensor], case: Case | None = None):
-    return outcomes(case or make_case(), [item(call)])[0]
+    return observations(case or make_case(), [item(call)])[0]
 
 
 shipped = {i.name: i for i in registry.load() if i.op == OP}
@@ -250,7 +250,7 @@ def test_an_output_of_a_backward_lives_on() -> None:
 @pytest.mark.parametrize("direction", list(Direction))
 def test_a_sample_can_be_taken_again(direction) -> None:
     case = make_case().model_copy(update={"direction": direction})
-    [found] = outcomes(case, [item(masked_sdpa)], timer=TwiceTimer())
+    [found] = observations(case, [item(masked_sdpa)], timer=TwiceTimer())
     assert found.status is Status.OK, found.reason
 
 

@@ -55,8 +55,8 @@ def test_the_tenth_shape_runs_compiled_too() -> None:
         case = _case(8 + number)
         desk = Desk(case)
         request = desk.request([item.name], case)
-        [outcome] = session.measure(request, lambda step: None, desk.deliver).outcomes
-        assert outcome.status is Status.OK, outcome.reason
+        [observation] = session.measure(request, lambda step: None, desk.deliver).observations
+        assert observation.status is Status.OK, observation.reason
     assert compiled_calls > SHAPES
     assert uncompiled == []
 
@@ -69,8 +69,8 @@ def test_nothing_of_a_case_outlives_it(l2: L2) -> None:
     case = _case(l2=l2)
     desk = Desk(case)
     request = desk.request([item.name], case)
-    [outcome] = session.measure(request, lambda step: None, desk.deliver).outcomes
-    assert outcome.status is Status.OK and outcome.samples.time_ms, outcome.reason
+    [observation] = session.measure(request, lambda step: None, desk.deliver).observations
+    assert observation.status is Status.OK and observation.samples.time_ms, observation.reason
     gc.collect()
     assert [one for one in gc.get_objects() if isinstance(one, InputSets)] == []
 

@@ -9,7 +9,7 @@ from nsabench.failure import Failure
 from nsabench.implementations.baselines.selection_rows import heads_as_queries
 from nsabench.model.vocabulary import Role, Runs, Status
 from nsabench.registry import Implementation
-from tests.checking import arm_of, outcomes, rounds, sets_of
+from tests.checking import arm_of, observations, rounds, sets_of
 
 HONEST_CALLS = 3  # as many as are made before anything is timed
 
@@ -57,6 +57,6 @@ def test_a_failure_in_a_timed_call_is_diagnosed_on_the_inputs_it_was_made_from(s
     for _ in range(3):
         calls = 0
         some = [control(truncate), shipped["sdpa_gqa"], shipped["bmm_softmax"]]
-        outcome, *_ = outcomes(make_case(timing=timing), some)
-        assert outcome.status is Status.WRONG
-        assert "attends to the first 64 of 256 keys" in outcome.diagnosis
+        observation, *_ = observations(make_case(timing=timing), some)
+        assert observation.status is Status.WRONG
+        assert "attends to the first 64 of 256 keys" in observation.diagnosis

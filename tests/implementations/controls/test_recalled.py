@@ -24,7 +24,7 @@ from nsabench.model.plan import ImplementationInfo
 from nsabench.model.vocabulary import Catch, Direction, DType, Mode, Role, Runs, Status
 from nsabench.planning import matrix, resolve
 from nsabench.registry import Implementation
-from tests.checking import a_case, arm_of, outcomes, rounds, rows_of, sets_of
+from tests.checking import a_case, arm_of, observations, rounds, rows_of, sets_of
 from tests.checking import measured as measured_by_checker
 from tests.true_caches import true_caches
 
@@ -87,9 +87,9 @@ def test_what_answers_from_memory_is_caught_by_the_roofline(
     case = case.model_copy(update={"timing": rounds(8, rotate=2)})
     item = replace(named(op, name), devices=(Runs.CPU,))
     measured = measured_by_checker(case, [item])
-    assert [o.reason for o in measured.outcomes] == [""]
-    for outcome in measured.outcomes:
-        times = outcome.samples.time_ms
+    assert [o.reason for o in measured.observations] == [""]
+    for observation in measured.observations:
+        times = observation.samples.time_ms
         times[:] = [min(times)] * len(times)
     findings, caught = judge_all(rows_of(case, [item], measured), of_this_cpu)
     assert caught == {(case.id, name): Catch.CAUGHT}, [f.sentence for f in findings]
@@ -102,9 +102,9 @@ def test_remembered_gradients_are_right_in_whatever_order_inputs_come(
 ) -> None:
     case = make_case(op, Direction.BACKWARD, dtype)
     item = replace(named(op, "recalled_gradients"), devices=(Runs.CPU,))
-    [outcome] = outcomes(case, [item])
-    assert outcome.status is Status.OK, outcome.reason
-    assert len(outcome.samples.time_ms) == 60
+    [observation] = observations(case, [item])
+    assert observation.status is Status.OK, observation.reason
+    assert len(observation.samples.time_ms) == 60
 
 
 def recording(

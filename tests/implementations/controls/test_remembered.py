@@ -13,7 +13,7 @@ from nsabench.implementations.controls import roofline
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Role, Runs, Status
 from nsabench.registry import Honest, Implementation
-from tests.checking import a_case, outcomes, rounds
+from tests.checking import a_case, observations, rounds
 
 CASE = a_case("selection_rows", {"N": 6, "H": 2, "D": 32, "Dv": 32, "L": 40})
 
@@ -48,8 +48,8 @@ def test_it_is_right_in_whatever_order_its_inputs_come(
         called,
     )
     timing = rounds(count, warmup_s=0.02, rotate=rotate)
-    [outcome] = outcomes(CASE.model_copy(update={"timing": timing}), [item])
-    assert outcome.status is Status.OK, outcome.reason
-    assert len(outcome.samples.time_ms) == count
+    [observation] = observations(CASE.model_copy(update={"timing": timing}), [item])
+    assert observation.status is Status.OK, observation.reason
+    assert len(observation.samples.time_ms) == count
     # All timed calls but those of the first time around, unless a set shows itself late.
     assert len(calls) - len(computed) >= count - 2 * rotate

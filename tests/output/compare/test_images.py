@@ -12,18 +12,18 @@ from tests.runs import make_run
 
 def test_only_finished_combos_are_compared(tmp_path: Path) -> None:
     newer = replace(NEWER, implementations=("mine", "needs_a_newer_torch"))
-    outcomes = [
+    observations = [
         ComboResult("broken", tmp_path / "broken", 137),
         ComboResult("torch2.11.0", make_run(tmp_path / "torch2.11.0", STEADY), 0),
         ComboResult("torch2.13.0", make_run(tmp_path / "torch2.13.0", newer), 1),
     ]
-    comparison = compared(outcomes)
+    comparison = compared(observations)
     assert comparison is not None
     assert [side.name for side in comparison.sides] == ["torch2.11.0", "torch2.13.0"]
     assert comparison.disagreements == (
         "needs_a_newer_torch is measured only in torch2.13.0 (16 cases)",
     )
-    assert compared(outcomes[:2]) is None
+    assert compared(observations[:2]) is None
 
 
 def test_what_lies_there_from_before_is_not_compared(tmp_path: Path) -> None:

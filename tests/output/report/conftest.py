@@ -15,9 +15,9 @@ from nsabench.execution.log import LogFile
 from nsabench.execution.seals import Sealer
 from nsabench.model.case import Case
 from nsabench.model.description import Described
-from nsabench.model.measurement import Ceilings, Outcome, Samples
+from nsabench.model.measurement import Ceilings, Observation, Samples
 from nsabench.model.plan import ImplementationInfo, MatrixInfo, Plan, PlannedCase
-from nsabench.model.vocabulary import Direction, DType, PassName, Role, Runs, Status
+from nsabench.model.vocabulary import Direction, DType, Purpose, Role, Runs, Status
 from tests.output.report.browser import CHROMIUM, DRIVER, Browser, chromium
 from tests.runs import SIGNER, add_attempt, session_of
 
@@ -79,14 +79,14 @@ def make_run(folder: Path, *, caught: bool = True, lengths: tuple[int, ...] = LE
         cases=[PlannedCase(id=c.id, case=c, implementations=names) for c in cases],
     )
     plan.write(folder / "plan.json")
-    write_log(folder, plan, {case.id: outcomes_of(case, caught=caught) for case in cases})
+    write_log(folder, plan, {case.id: observations_of(case, caught=caught) for case in cases})
     for case in cases:
         (folder / "logs" / f"{case.id}.log").write_text(f"first\n{HOSTILE}\n")
     return folder
 
 
-def write_log(folder: Path, plan: Plan, outcomes: Mapping[str, Sequence[Outcome]]) -> None:
-    """outcomes: of the main pass, by case."""
+def write_log(folder: Path, plan: Plan, observations: Mapping[str, Sequence[Observation]]) -> None:
+    """observations: of the main pass, by case."""
     described = Described(
         software={"torch": "2.13.0", "triton": "3.7.1", "torch.cuda": "13.0"},
         device={"name": "NVIDIA Imaginary", "compute_capability": "9.0"},
@@ -100,8 +100,8 @@ def write_log(folder: Path, plan: Plan, outcomes: Mapping[str, Sequence[Outcome]
     with closing(LogFile(folder / "log.jsonl")) as log:
         log.seal_with(Sealer(SIGNER))
         log.append(session_of(plan, described, ceilings=ceilings))
-        for case_id, found in outcomes.items():
-            add_attempt(log, plan, PassName.FIRST_LOOK, case_id, found)
+        for case_id, found in observations.items():
+            add_attempt(log, plan, Purpose.MAIN, case_id, found)
 
 
 def info(name: str, role: Role, caught_by: str = "") -> ImplementationInfo:
@@ -115,16 +115,18 @@ def info(name: str, role: Role, caught_by: str = "") -> ImplementationInfo:
     )
 
 
-def outcomes_of(case: Case, *, caught: bool) -> list[Outcome]:
+def observations_of(case: Case, *, caught: bool) -> list[Observation]:
     length = case.shape["L"]
     floor = ops.work(case).bytes_min / 4000e6
     nasty = (
         timed("nasty_one", 4 * floor + 0.02)
         if length == LENGTHS[0]
-        else Outcome(implementation="nasty_one", status=Status.CRASHED, reason=f"died {HOSTILE}")
+        else Observation(
+            implementation="nasty_one", status=Status.CRASHED, reason=f"died {HOSTILE}"
+        )
     )
     control = (
-        Outcome(
+        Observation(
             implementation="zero_output",
             status=Status.WRONG,
             reason="mean absolute error 0.1",
@@ -143,9 +145,9 @@ def outcomes_of(case: Case, *, caught: bool) -> list[Outcome]:
     ]
 
 
-def timed(name: str, ms: float) -> Outcome:
+def timed(name: str, ms: float) -> Observation:
     rounds = list(range(40))
-    return Outcome(
+    return Observation(
         implementation=name,
         status=Status.OK,
         mae=3e-5,

@@ -14,7 +14,7 @@ from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
 from nsabench.ops import Op, Shape, Work, _outside
 from nsabench.output.report import Facts, write_html, write_markdown
 from tests.output.report.browser import Browser
-from tests.output.report.conftest import make_run, outcomes_of, timed, write_log
+from tests.output.report.conftest import make_run, observations_of, timed, write_log
 from tests.output.report.test_page import CHARTS, SHOTS
 
 NAME = "block_thing"
@@ -101,15 +101,17 @@ def run_with(folder: Path, cases: Sequence[Case]) -> Path:
     )
     changed.write(folder / "plan.json")
     (folder / "log.jsonl").unlink()
-    outcomes = {planned.id: outcomes_of(planned.case, caught=True) for planned in plan.cases}
+    observations = {
+        planned.id: observations_of(planned.case, caught=True) for planned in plan.cases
+    }
     for case in cases:
         ms = 0.5 + ops.get(case.op).length(ops.sizes(case)) / 1000
         fused = timed("fused", ms / 2)
         if case.direction is Direction.BACKWARD and case.distribution == "local":
             crashed = {"implementation": "fused", "status": Status.CRASHED, "reason": "signal 11"}
             fused = type(fused).model_validate(crashed)
-        outcomes[case.id] = [fused, timed("gather", ms)]
-    write_log(folder, changed, outcomes)
+        observations[case.id] = [fused, timed("gather", ms)]
+    write_log(folder, changed, observations)
     return folder
 
 

@@ -150,7 +150,7 @@ def test_what_an_implementation_printed_is_its_own_pass_by_pass(tmp_path: Path) 
     case_id = facts.plan.cases[0].id
     text = "=== mine, other\nboth\n=== mine\nTraceback\n=== other\nnothing of mine\n"
     (folder / "logs" / f"{case_id}.log").write_text(text)
-    (folder / "logs" / f"{case_id}.second_look.log").write_text("a last word\n")
-    later = ["--- second_look", "a last word"]
+    (folder / "logs" / f"{case_id}.confirmation.log").write_text("a last word\n")
+    later = ["--- confirmation", "a last word"]
     assert facts.log(case_id, "mine").splitlines() == ["both", "Traceback", *later]
     assert facts.log(case_id, "other").splitlines() == ["both", "nothing of mine", *later]

@@ -11,7 +11,7 @@ from nsabench.assessment.attempts import states_of
 from nsabench.assessment.results import Part
 from nsabench.execution.folder import RunFolder
 from nsabench.execution.protocol import Step
-from nsabench.model.vocabulary import PassName
+from nsabench.model.vocabulary import Purpose
 from nsabench.output import terminal
 from tests.output.report.conftest import make_run
 
@@ -30,7 +30,7 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def play(run: Part, *, on_terminal: bool) -> str:
     plan, session = run.plan, run.log.sessions[0]
-    states = states_of(plan, run.log, PassName.FIRST_LOOK)
+    states = states_of(plan, run.log, Purpose.MAIN)
     file = io.StringIO()
     console = Console(file=file, force_terminal=on_terminal, width=120, height=50)
     with terminal.Progress(console) as progress:

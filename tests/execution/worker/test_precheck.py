@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from nsabench.execution.timing.timer import CpuTimer
-from nsabench.execution.worker import glance
+from nsabench.execution.worker import precheck
 from nsabench.model.case import Case
 from nsabench.model.job import ALL_STAY, EarlyExit
-from nsabench.model.measurement import Outcome
+from nsabench.model.measurement import Observation
 from nsabench.model.vocabulary import L2, Role, Status
 from nsabench.registry import Implementation
 from tests.checking import measured as measured_by_checker
@@ -24,7 +24,7 @@ from tests.execution.worker.test_arm import item as candidate
 # So long that a machine that others use makes nobody else hopeless.
 QUICK_S, SLOW_S = 0.005, 0.1
 WARM = CASE.model_copy(update={"l2": L2.WARM})
-CALLS = 1 + glance.ROUNDS  # held to the oracle, and by the timer
+CALLS = 1 + precheck.ROUNDS  # held to the oracle, and by the timer
 LEAST_MS = 20.0
 calls = {"slow": 0}
 
@@ -61,7 +61,7 @@ def found(
     early_exit: EarlyExit | None = None,
     case: Case = CASE,
     timer: CpuTimer | None = None,
-) -> dict[str, Outcome]:
+) -> dict[str, Observation]:
     """early_exit: where it is not given, all are, and one of them stays."""
     calls["slow"] = 0
     names = tuple(call.__name__ for call in given)
@@ -71,12 +71,16 @@ def found(
         timer=timer,
         early_exit=early_exit or EarlyExit(baselines=names),
     )
-    assert [one.implementation for one in measured.outcomes] == list(names)
-    return {one.implementation: one for one in measured.outcomes}
+    assert [one.implementation for one in measured.observations] == list(names)
+    return {one.implementation: one for one in measured.observations}
 
 
-def is_measured(outcome: Outcome) -> bool:
-    return bool(outcome.bursts.time_ms) and not outcome.notes and outcome.status is Status.OK
+def is_measured(observation: Observation) -> bool:
+    return (
+        bool(observation.bursts.time_ms)
+        and not observation.notes
+        and observation.status is Status.OK
+    )
 
 
 @pytest.mark.parametrize("case", [CASE, WARM], ids=["cold", "warm"])
@@ -85,12 +89,12 @@ def test_who_is_far_behind_is_not_looked_at_any_further(case: Case) -> None:
     assert calls["slow"] == CALLS
     left = seen["slow"]
     assert left.status is Status.OK
-    # Others are held to what it is off by, and that is measured here: in the first look the process
+    # Others are held to what it is off by, and that is measured here: in the main pass the process
     # was the candidate's.
     assert left.rel_l2 == seen["quick"].rel_l2 and left.worst_row_at
-    assert len(left.samples.time_ms) == glance.ROUNDS and left.bursts.time_ms == []
+    assert len(left.samples.time_ms) == precheck.ROUNDS and left.bursts.time_ms == []
     assert "over 5 times as long as those of a faster one" in left.notes[0]
-    assert len(seen["quick"].samples.time_ms) > glance.ROUNDS and seen["quick"].bursts.time_ms
+    assert len(seen["quick"].samples.time_ms) > precheck.ROUNDS and seen["quick"].bursts.time_ms
     assert [seen[one].status for one in ("wrong", "broken")] == [Status.WRONG, Status.CRASHED]
 
 

@@ -1,4 +1,4 @@
-"""A glance at baselines: who is hopelessly behind another is called a few times, and no more.
+"""A precheck at baselines: who is hopelessly behind another is called a few times, and no more.
 
 A few calls show that a baseline is ten times slower; measuring it as the others are takes twenty,
 and who takes a quarter of a second a call would take most of a run.
@@ -25,7 +25,7 @@ BEHIND = 5.0  # times as long, in each round; few calls say less than `stopping.
 LEFT_OUT = f"left out: {ROUNDS} calls took over {BEHIND:g} times as long as those of a faster one"
 
 
-class Glance:
+class Precheck:
     """What a few calls of each baseline took that may leave early, and who failed in them."""
 
     def __init__(self, early_exit: EarlyExit) -> None:
@@ -55,7 +55,7 @@ class Glance:
         """Those that did not fail."""
         left = list(arms)
         for arm in arms:
-            report(Step(phase="glance", implementation=arm.name))
+            report(Step(phase="precheck", implementation=arm.name))
             try:
                 look(arm)
             except Failure as failure:
