@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from nsabench.assessment import parquet
 from nsabench.assessment.attempts import CaseState, state_of
-from nsabench.assessment.results import assemble
+from nsabench.assessment.merged import assemble
 from nsabench.execution.folder import RunFolder
 from nsabench.execution.log import LogFile
 from nsabench.execution.policy import next_job

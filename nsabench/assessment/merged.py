@@ -1,4 +1,4 @@
-"""The results of a run that was merged of shards: each shard by itself, then all together.
+"""The results of a run; of a merged run each shard by itself, then all together.
 
 A shard is judged by the ceilings and the controls of its own host. What the shards have in common
 is the canary: the times of a host that is not as the others decide nothing.
@@ -16,7 +16,13 @@ from nsabench.model.plan import Plan
 
 
 def assemble(run_id: str, parts: Sequence[Part]) -> Results:
-    """Return the results of a merged run of its shards."""
+    """Apply the checks to what was measured, and judge the candidates.
+
+    run_id: of the whole run. A merged run is judged shard by shard, each by its own ceilings and
+    its own controls.
+    """
+    if len(parts) == 1 and parts[0].plan.run_id == run_id:
+        return assess(parts[0].plan, parts[0].log).results(parts[0].log)
     canaries = {name_of(part.plan): canary.canary_of(part.plan, part.log) for part in parts}
     outlying = canary.outlying(canaries)
     return together(of_shard(run_id, part, outlying.get(name_of(part.plan), "")) for part in parts)

@@ -182,16 +182,6 @@ class Part:
     log: Log
 
 
-def assemble(run_id: str, parts: Sequence[Part]) -> Results:
-    """Apply the checks to what the workers measured, then judge the candidates: of a merged run
-    shard by shard, each by its own ceilings and held to its own controls."""
-    if len(parts) > 1 or parts[0].plan.run_id != run_id:
-        from nsabench.assessment import merged
-
-        return merged.assemble(run_id, parts)
-    return assess(parts[0].plan, parts[0].log).results(parts[0].log)
-
-
 def assess(plan: Plan, log: Log, known: Sequence[Finding] = ()) -> Assessed:
     """Apply the checks. known: what speaks against the run beside them. Raises `UsageError` when
     the log is not one of this plan."""

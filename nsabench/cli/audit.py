@@ -12,7 +12,7 @@ from nsabench.assessment import audit, labels
 from nsabench.assessment.attempts import states_of
 from nsabench.assessment.checks import HARMLESS, Effect, Finding
 from nsabench.assessment.failures import found_while_measuring
-from nsabench.assessment.results import assemble
+from nsabench.assessment.merged import assemble
 from nsabench.cli import _options
 from nsabench.cli._say import say
 from nsabench.cli._trust import admit

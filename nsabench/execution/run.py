@@ -15,7 +15,8 @@ from typing import Protocol
 from nsabench import ops, registry
 from nsabench.assessment import labels, parquet, tables
 from nsabench.assessment.attempts import CaseState, state_of
-from nsabench.assessment.results import Results, assemble, assess, belongs
+from nsabench.assessment.merged import assemble
+from nsabench.assessment.results import Results, assess, belongs
 from nsabench.assessment.verdict import InRegime
 from nsabench.errors import EnvironmentRefused, NsabenchError, UsageError
 from nsabench.execution import compilation, vouch

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from nsabench.assessment.results import assemble
+from nsabench.assessment.merged import assemble
 from nsabench.assessment.tables import read_records
 from nsabench.cli.plan import command
 from nsabench.execution.folder import RunFolder

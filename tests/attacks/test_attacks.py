@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from nsabench.assessment import parquet
-from nsabench.assessment.results import Results, assemble
+from nsabench.assessment.merged import assemble
+from nsabench.assessment.results import Results
 from nsabench.execution.folder import RunFolder
 from nsabench.execution.supervisor import process, templates
 from nsabench.execution.supervisor.executor import WorkerExecutor

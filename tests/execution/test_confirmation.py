@@ -12,7 +12,8 @@ import pytest
 from nsabench.assessment.attempts import CaseState
 from nsabench.assessment.checks import Effect, Finding, Row
 from nsabench.assessment.failures import failures
-from nsabench.assessment.results import Part, Results, assemble
+from nsabench.assessment.merged import assemble
+from nsabench.assessment.results import Part, Results
 from nsabench.assessment.verdict import Aside, Judgement, Key, is_close, judge, revised
 from nsabench.model.measurement import Ceilings, Conditions, Observation, Samples
 from nsabench.model.vocabulary import DType, Purpose, Regime, Role, Status, Verdict

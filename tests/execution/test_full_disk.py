@@ -9,7 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from nsabench import files
-from nsabench.assessment.results import assemble
+from nsabench.assessment.merged import assemble
 from nsabench.conclusion import finish
 from nsabench.errors import EnvironmentRefused
 from nsabench.evidence.manifest import verify

@@ -14,7 +14,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from nsabench.assessment import parquet
-from nsabench.assessment.results import Part, Results, assemble
+from nsabench.assessment.merged import assemble
+from nsabench.assessment.results import Part, Results
 from nsabench.errors import NsabenchError, UsageError, VerificationFailed
 from nsabench.execution.log import LogFile, examine, read
 from nsabench.execution.policy import next_jobs

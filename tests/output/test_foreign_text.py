@@ -15,7 +15,7 @@ import pytest
 from pydantic import ValidationError
 
 from nsabench.assessment import parquet, threshold
-from nsabench.assessment.results import assemble
+from nsabench.assessment.merged import assemble
 from nsabench.execution.folder import RunFolder
 from nsabench.execution.run import Finished
 from nsabench.machine.environment.model import Environment

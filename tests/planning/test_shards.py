@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nsabench.assessment.results import Results, assemble
+from nsabench.assessment.merged import assemble
+from nsabench.assessment.results import Results
 from nsabench.execution.folder import RunFolder
 from nsabench.model.vocabulary import Verdict
 from tests.runs import Made, make_run

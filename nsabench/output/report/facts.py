@@ -13,8 +13,9 @@ from nsabench.assessment import pays, threshold
 from nsabench.assessment.attempts import CaseState, states_of
 from nsabench.assessment.checks import Effect, Finding
 from nsabench.assessment.failures import failures, unproven
+from nsabench.assessment.merged import assemble
 from nsabench.assessment.pays import Payment
-from nsabench.assessment.results import Part, Results, assemble
+from nsabench.assessment.results import Part, Results
 from nsabench.assessment.threshold import Decision
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import MANIFEST, verify

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from nsabench.assessment.results import Results, assemble
+from nsabench.assessment.merged import assemble
+from nsabench.assessment.results import Results
 from nsabench.assessment.threshold import Decision, as_markdown, as_yaml, decide_all, of_tables
 from nsabench.assessment.threshold.evidence import of_records
 from nsabench.cli.threshold import command
