@@ -9,6 +9,8 @@ import pytest
 from nsabench.assessment import parquet
 from nsabench.assessment.results import Results
 from nsabench.assessment.tables import COMPARISONS, RECORDS, read_records
+from nsabench.assessment.threshold import decide_all
+from nsabench.assessment.threshold.evidence import of_records
 from nsabench.model.vocabulary import Reference, Regime, Role, Verdict, Word
 from tests.runs import Made, make_run, with_comparison
 
@@ -46,6 +48,9 @@ def test_another_regime_or_reference_is_only_a_value(
             assert to_goal is not None and to_goal.ratio == 0.9
         else:
             assert in_loop is to_goal is None
+    monkeypatch.setattr(Regime, "of_samples", lambda mode: loop)
+    [decision] = decide_all([of_records(read)])
+    assert (decision.regime, decision.min_length) == (loop, 64)
 
 
 def test_no_column_of_comparisons_is_of_one_regime_or_reference() -> None:
