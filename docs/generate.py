@@ -19,13 +19,13 @@ import click
 from pydantic import BaseModel
 
 from nsabench import ops
-from nsabench.assessment.tables import ARROW, COMPARISONS, RECORDS, SAMPLES
 from nsabench.cli import group
 from nsabench.model.case import FixedCount, RatioCI, TimeBudget, Timing, Tolerances
 from nsabench.model.record import Column
 from nsabench.model.vocabulary import Direction, DType
 from nsabench.planning.matrix import COMMON_AXES, Matrix, Selection
 from nsabench.planning.resolve import shipped_matrices
+from nsabench.verdicts.tables import ARROW, COMPARISONS, RECORDS, SAMPLES
 
 MADE = "<!-- Made by docs/generate.py from the code: do not edit. -->\n"
 HERE = Path(__file__).parent

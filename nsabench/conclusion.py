@@ -5,18 +5,18 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from nsabench.assessment import parquet, pays, threshold
 from nsabench.errors import BegunElsewhere, EnvironmentRefused, UsageError, VerificationFailed
 from nsabench.evidence.manifest import MANIFEST, refuse_altered, seal, verify
 from nsabench.evidence.manifest.keys import refuse_revoked, revocations
 from nsabench.evidence.manifest.statement import Trust
-from nsabench.execution import run
-from nsabench.execution.folder import RunFolder
-from nsabench.execution.run import Finished, View
 from nsabench.model.plan import Plan
 from nsabench.output import report as pages
+from nsabench.running import run
+from nsabench.running.folder import RunFolder
+from nsabench.running.run import Finished, View
 from nsabench.signing import Signer, named_signer
 from nsabench.signing.signer import RUN_KEY
+from nsabench.verdicts import parquet, pays, threshold
 
 
 def prepare() -> Signer | None:

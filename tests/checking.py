@@ -13,17 +13,10 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from nsabench import ops, registry
-from nsabench.assessment.checks import Row
-from nsabench.assessment.rows import of_case
 from nsabench.checker.checker import Checker, Findings
 from nsabench.checker.messages import Judged, Prepare, Prepared
+from nsabench.checks import Row
 from nsabench.delivery import Delivery, Mailbox
-from nsabench.execution.protocol import Measure, Measured
-from nsabench.execution.supervisor.executor import with_judgement
-from nsabench.execution.timing.timer import CpuTimer
-from nsabench.execution.worker.arm import CaseArm
-from nsabench.execution.worker.inputs import InputSets
-from nsabench.execution.worker.measure import measure
 from nsabench.failure import Failure
 from nsabench.model.case import Case, FixedCount, Timing
 from nsabench.model.measurement import Observation
@@ -31,6 +24,13 @@ from nsabench.model.plan import Device, ImplementationInfo, Plan, PlannedCase
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
 from nsabench.registry import Implementation
+from nsabench.running.supervisor.executor import with_judgement
+from nsabench.verdicts.rows import of_case
+from nsabench.worker.arm import CaseArm
+from nsabench.worker.inputs import InputSets
+from nsabench.worker.measure import measure
+from nsabench.worker.protocol import Measure, Measured
+from nsabench.worker.timing.timer import CpuTimer
 from tests.runs import Made, make_plan
 
 STRIDE = 7919  # between the seeds of two sets

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from nsabench.execution.supervisor import templates
-from nsabench.execution.timing import timer
+from nsabench.running.supervisor import templates
+from nsabench.worker.timing import timer
 from tests import forked, origin
 
 if not torch.cuda.is_available():

@@ -23,9 +23,9 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from nsabench.execution.supervisor import process, program, templates
-from nsabench.execution.supervisor.templates import ForkedProcess, NoTemplate
 from nsabench.machine import cpu_caches
+from nsabench.running.supervisor import process, program, templates
+from nsabench.running.supervisor.templates import ForkedProcess, NoTemplate
 from nsabench.signing.secrecy import is_secret
 
 MOST_BYTES = 1 << 17  # of a request
@@ -61,9 +61,9 @@ started = templates.start
 # For `templates.PROGRAM`: a template that is started pushes out as few bytes as one that is forked.
 TEMPLATE = f"""
 import runpy
-from nsabench.execution.timing import timer
+from nsabench.worker.timing import timer
 timer.last_level_bytes = lambda: {cpu_caches.LEAST_BYTES}
-runpy.run_module("nsabench.execution.worker.template", run_name="__main__", alter_sys=True)
+runpy.run_module("nsabench.worker.template", run_name="__main__", alter_sys=True)
 """
 begun_with = dict(os.environ)
 # As a template of workers on the CPU has it, but for the mark: what they come from is none of them.

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
-from nsabench.assessment.attempts import CaseState, states_of
-from nsabench.execution.attempt import attempt
-from nsabench.execution.folder import RunFolder
-from nsabench.execution.log import LogFile
-from nsabench.execution.policy import next_jobs
-from nsabench.execution.seals import Sealer
-from nsabench.execution.supervisor.executor import Executor
 from nsabench.model.description import Described
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Purpose
+from nsabench.running.attempt import attempt
+from nsabench.running.folder import RunFolder
+from nsabench.running.log import LogFile
+from nsabench.running.policy import next_jobs
+from nsabench.running.seals import Sealer
+from nsabench.running.supervisor.executor import Executor
+from nsabench.verdicts.attempts import CaseState, states_of
 from tests.runs import SIGNER, session_of
 
 Workers = Callable[[], AbstractContextManager[Executor]]

@@ -44,7 +44,7 @@ def main() -> None:
     importlib.import_module("nsabench.cli")
     of_commands = set(sys.modules)
     assert "torch" not in of_commands
-    template = importlib.import_module("nsabench.execution.worker.template")
+    template = importlib.import_module("nsabench.worker.template")
     template.import_all()
     quicken_interpreter()
     template.timer.last_level_bytes = forked.caches_bytes

@@ -14,14 +14,6 @@ import numpy as np
 import pyarrow.parquet as pq
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from nsabench.assessment import parquet
-from nsabench.assessment.attempts import CaseState, state_of
-from nsabench.assessment.merged import assemble
-from nsabench.execution.folder import RunFolder
-from nsabench.execution.log import LogFile
-from nsabench.execution.policy import next_job
-from nsabench.execution.seals import Sealer
-from nsabench.execution.vouch import digest
 from nsabench.machine.environment.collect import collect
 from nsabench.machine.environment.identity import machine_of
 from nsabench.machine.environment.model import Gpu
@@ -46,7 +38,15 @@ from nsabench.model.vocabulary import (
     Status,
 )
 from nsabench.planning.shards import ALL, canary, share
+from nsabench.running.folder import RunFolder
+from nsabench.running.log import LogFile
+from nsabench.running.policy import next_job
+from nsabench.running.seals import Sealer
+from nsabench.running.vouch import digest
 from nsabench.signing import Signer
+from nsabench.verdicts import parquet
+from nsabench.verdicts.attempts import CaseState, state_of
+from nsabench.verdicts.merged import assemble
 
 OP = "selection_rows"
 

@@ -13,14 +13,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from nsabench import limits, reading
-from nsabench.assessment.audit import table as csv_table
-from nsabench.assessment.tables import batches, check_table
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest.dsse import Envelope
 from nsabench.evidence.manifest.statement import Statement
-from nsabench.execution import log
 from nsabench.planning import matrix, yaml_document
 from nsabench.reading import OutOfBounds
+from nsabench.running import log
+from nsabench.verdicts.audit import table as csv_table
+from nsabench.verdicts.tables import batches, check_table
 
 many = settings(
     max_examples=500, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from nsabench import registry
-from nsabench.execution.run import make_plan
-from nsabench.execution.supervisor import process, program, templates
+from nsabench.running.run import make_plan
+from nsabench.running.supervisor import process, program, templates
 from nsabench.sources import digest_packages
 
 MINE = """

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from nsabench.execution.timing import timer
 from nsabench.machine import cpu_caches
+from nsabench.worker.timing import timer
 
 
 @contextmanager

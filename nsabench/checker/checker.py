@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from nsabench import ops
-from nsabench.assessment.diagnosis import diagnose, diagnose_gradient
 from nsabench.checker import errors
+from nsabench.checker.diagnosis import diagnose, diagnose_gradient
 from nsabench.checker.errors import Errors, WrongValues
 from nsabench.checker.messages import Checked, Concluded, Judged, NoOracle, Prepare, Prepared
 from nsabench.checker.oracle import Oracles

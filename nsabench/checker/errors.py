@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nsabench import ops
-from nsabench.assessment.checks import parity as checks
+from nsabench.checks import parity as checks
 from nsabench.delivery import OUTPUT
 from nsabench.model.case import Case
 from nsabench.ops import Legal, rows_left_out

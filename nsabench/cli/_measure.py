@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from nsabench import conclusion
-from nsabench.assessment.failures import failures
 from nsabench.cli._ci import outside_the_run, tell
 from nsabench.cli._options import Measuring
 from nsabench.cli._say import say
 from nsabench.errors import Interrupted, UsageError
-from nsabench.execution import estimate, run
-from nsabench.execution.run import Finished
 from nsabench.machine.memory import memory_of
 from nsabench.model.plan import Plan
 from nsabench.output import ci, events, terminal
 from nsabench.planning.narrow import Narrowed
+from nsabench.running import estimate, run
+from nsabench.running.run import Finished
+from nsabench.verdicts.failures import failures
 
 
 def measure(asked: Measuring, *, fit: bool) -> Finished:

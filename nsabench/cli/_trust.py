@@ -8,7 +8,7 @@ from nsabench.cli._say import say
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import refuse_altered, signed_around
 from nsabench.evidence.manifest.statement import Trust
-from nsabench.execution.folder import RunFolder
+from nsabench.running.folder import RunFolder
 
 
 def admit(run: Path) -> None:

@@ -8,18 +8,19 @@ from pathlib import Path
 
 import click
 
-from nsabench.assessment import audit, labels
-from nsabench.assessment.attempts import states_of
-from nsabench.assessment.checks import HARMLESS, Effect, Finding
-from nsabench.assessment.failures import found_while_measuring
-from nsabench.assessment.merged import assemble
+from nsabench import labels
+from nsabench.checks import HARMLESS, Effect, Finding
 from nsabench.cli import _options
 from nsabench.cli._say import say
 from nsabench.cli._trust import admit
-from nsabench.execution.folder import RunFolder
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Purpose, Role
 from nsabench.output import terminal
+from nsabench.running.folder import RunFolder
+from nsabench.verdicts import audit
+from nsabench.verdicts.attempts import states_of
+from nsabench.verdicts.failures import found_while_measuring
+from nsabench.verdicts.merged import assemble
 
 
 @click.command("audit")

@@ -13,9 +13,9 @@ from nsabench import ops
 from nsabench.cli import _options
 from nsabench.cli._say import say, say_json
 from nsabench.errors import NsabenchError
-from nsabench.execution import run
 from nsabench.model.vocabulary import Direction, DType
 from nsabench.output.terminal import trial as shown
+from nsabench.running import run
 from nsabench.trial import Question, answer
 
 LOOK_S = 0.3

@@ -10,11 +10,11 @@ import click
 from nsabench.cli import _options
 from nsabench.cli._say import say, say_json
 from nsabench.errors import EnvironmentRefused
-from nsabench.execution import run
-from nsabench.execution.supervisor.executor import JobLost, WorkerExecutor
 from nsabench.machine import doctor
 from nsabench.machine.environment.collect import collect
 from nsabench.output import terminal
+from nsabench.running import run
+from nsabench.running.supervisor.executor import JobLost, WorkerExecutor
 
 
 @click.command("doctor")

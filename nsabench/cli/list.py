@@ -11,10 +11,10 @@ import click
 from nsabench import ops
 from nsabench.cli import _options
 from nsabench.cli._say import say, say_json
-from nsabench.execution import run
 from nsabench.model.plan import ImplementationInfo
 from nsabench.output import explain, grouped
 from nsabench.planning import matrix, resolve
+from nsabench.running import run
 
 Row = dict[str, Any]
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
-from nsabench.assessment import labels
+from nsabench import labels
 from nsabench.cli import _options
 from nsabench.cli._say import say, say_json
-from nsabench.execution import estimate, run
 from nsabench.machine.memory import memory_of
 from nsabench.planning.narrow import Narrowed
+from nsabench.running import estimate, run
 
 
 @click.command("plan")

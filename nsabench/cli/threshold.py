@@ -8,13 +8,6 @@ from pathlib import Path
 
 import click
 
-from nsabench.assessment import pays, threshold
-from nsabench.assessment.pays import Payment
-from nsabench.assessment.threshold import Decision
-from nsabench.assessment.threshold.document import as_data, notes
-from nsabench.assessment.threshold.evidence import Evidence
-from nsabench.assessment.threshold.gate import SELECTED, per_gpu
-from nsabench.assessment.threshold.patch import patch as make_patch
 from nsabench.cli import _options
 from nsabench.cli._say import say, say_json
 from nsabench.cli._trust import admit
@@ -22,6 +15,13 @@ from nsabench.errors import UsageError
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Direction, Regime
 from nsabench.planning.narrow import Narrowed
+from nsabench.verdicts import pays, threshold
+from nsabench.verdicts.pays import Payment
+from nsabench.verdicts.threshold import Decision
+from nsabench.verdicts.threshold.document import as_data, notes
+from nsabench.verdicts.threshold.evidence import Evidence
+from nsabench.verdicts.threshold.gate import SELECTED, per_gpu
+from nsabench.verdicts.threshold.patch import patch as make_patch
 
 
 @click.command("threshold")

@@ -19,27 +19,27 @@ from secrets import token_hex
 import pyarrow as pa
 
 from nsabench import conclusion, ops
-from nsabench.assessment import canary, merged, pays, threshold
-from nsabench.assessment.failures import failures
-from nsabench.assessment.parquet import of_samples
-from nsabench.assessment.results import Results
-from nsabench.assessment.tables import of_comparisons, of_records
-from nsabench.assessment.threshold import decide_all
-from nsabench.assessment.threshold.evidence import Evidence, together
-from nsabench.assessment.threshold.evidence import of_records as of_evidence
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import signed_around
 from nsabench.evidence.manifest.logs import KEPT
 from nsabench.evidence.manifest.statement import Trust
-from nsabench.execution.folder import RunFolder
-from nsabench.execution.run import Finished
 from nsabench.files import writing
 from nsabench.fleet.shard import Shard, admit, refuse_gaps, refuse_others
 from nsabench.fleet.tables import Tables
 from nsabench.model.plan import Plan
 from nsabench.output.report import Facts
 from nsabench.processes import each
+from nsabench.running.folder import RunFolder
+from nsabench.running.run import Finished
 from nsabench.signing import Signer
+from nsabench.verdicts import canary, merged, pays, threshold
+from nsabench.verdicts.failures import failures
+from nsabench.verdicts.parquet import of_samples
+from nsabench.verdicts.results import Results
+from nsabench.verdicts.tables import of_comparisons, of_records
+from nsabench.verdicts.threshold import decide_all
+from nsabench.verdicts.threshold.evidence import Evidence, together
+from nsabench.verdicts.threshold.evidence import of_records as of_evidence
 
 MOST_ON_A_PAGE = 20_000  # records; a longer page is of no use
 

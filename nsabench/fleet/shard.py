@@ -14,10 +14,10 @@ from nsabench.errors import UsageError
 from nsabench.evidence.manifest import MANIFEST, files, verify
 from nsabench.evidence.manifest.logs import Logged
 from nsabench.evidence.manifest.statement import Trust
-from nsabench.execution.folder import RunFolder
 from nsabench.machine.environment.model import Environment
 from nsabench.model.description import Described
 from nsabench.model.plan import Plan, PlannedCase
+from nsabench.running.folder import RunFolder
 
 NAMED = 5  # cases in a sentence
 OF_A_PLAN = (

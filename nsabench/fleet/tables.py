@@ -8,7 +8,7 @@ from types import TracebackType
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nsabench.assessment.parquet import packing
+from nsabench.verdicts.parquet import packing
 
 # A group has pages of its own for each column, and a reader bounds their number.
 RECORDS_A_GROUP = 20_000

@@ -73,7 +73,7 @@ class Certificate(Message):
 
     key: the public half of a key that only the measuring process has, and that ends with it.
     public_key: that of the signer; both in base64 of the DER form. signature: over what
-    `execution.seals.certified` says, in base64.
+    `running.seals.certified` says, in base64.
     """
 
     key: str

@@ -1,7 +1,7 @@
 """What a run knows at its end: records, and the samples that they are of. Columns are only added.
 
 A field of these classes that has a `Column` is a column of the table of its name, with its unit and
-meaning; `assessment.tables` makes the schemas of them.
+meaning; `verdicts.tables` makes the schemas of them.
 """
 
 from __future__ import annotations

@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree as Xml
 
-from nsabench.assessment import labels
-from nsabench.assessment.caution import beside
-from nsabench.assessment.failures import failures
-from nsabench.assessment.results import Results
+from nsabench import labels
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Catch, Regime, Role
 from nsabench.output.compare import Change, ComparedCell, Comparison, Difference
@@ -18,6 +15,9 @@ from nsabench.output.compare.shift import Shift
 from nsabench.output.compare.view import standing
 from nsabench.output.report.files import replace
 from nsabench.text import shown
+from nsabench.verdicts.caution import beside
+from nsabench.verdicts.failures import failures
+from nsabench.verdicts.results import Results
 
 MOST = 10  # annotations: GitHub shows no more of a step
 

@@ -10,16 +10,17 @@ import sys
 from collections import Counter
 from typing import Any
 
-from nsabench.assessment import labels, threshold
-from nsabench.assessment.attempts import CaseState
-from nsabench.assessment.failures import failures
-from nsabench.assessment.threshold.document import as_data
-from nsabench.execution.protocol import Step
-from nsabench.execution.run import Finished
+from nsabench import labels
 from nsabench.model.description import Described
 from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.vocabulary import Role
+from nsabench.running.run import Finished
+from nsabench.verdicts import threshold
+from nsabench.verdicts.attempts import CaseState
+from nsabench.verdicts.failures import failures
+from nsabench.verdicts.threshold.document import as_data
+from nsabench.worker.protocol import Step
 
 OF_A_CANDIDATE = (
     *("case_id", "op", "implementation", "dtype", "direction", "distribution", "streams", "mode"),

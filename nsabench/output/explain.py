@@ -10,10 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 
-from nsabench import ops, registry
-from nsabench.assessment import checks
-from nsabench.assessment.checks import Effect
-from nsabench.assessment.tables import COMPARISONS, RECORDS, SAMPLES
+from nsabench import checks, ops, registry
+from nsabench.checks import Effect
 from nsabench.errors import UsageError
 from nsabench.machine.doctor.codes import codes
 from nsabench.model import vocabulary
@@ -21,6 +19,7 @@ from nsabench.model.vocabulary import Word
 from nsabench.output import grouped
 from nsabench.output.compare.vocabulary import Change, Difference
 from nsabench.output.words import TRUST, WORDS
+from nsabench.verdicts.tables import COMPARISONS, RECORDS, SAMPLES
 
 VOCABULARIES: dict[str, type[Word]] = {
     "status": vocabulary.Status,
@@ -59,7 +58,7 @@ def _meanings() -> Iterator[Meaning]:
         text = "\n".join([inspect.getdoc(words) or "", *members])
         yield Meaning(words.__name__.lower(), "vocabulary", text)
     for name in (*checks.all_checks(), "controls"):
-        yield Meaning(name, "check", _docstring(f"nsabench.assessment.checks.{name}"))
+        yield Meaning(name, "check", _docstring(f"nsabench.checks.{name}"))
     for name in ops.shipped():
         yield Meaning(name, "op", _docstring(f"nsabench.ops.{name}"))
     yield from (Meaning(word, "word of the output", text) for word, text in WORDS.items())

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from nsabench.assessment import caution
-from nsabench.assessment.statistics import geometric_mean
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Catch, Regime, Role, Status, Verdict
 from nsabench.output import grouped
+from nsabench.verdicts import caution
+from nsabench.verdicts.statistics import geometric_mean
 
 
 @dataclass(frozen=True)

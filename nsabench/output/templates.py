@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from nsabench.assessment import labels
+from nsabench import labels
 from nsabench.errors import UsageError
 from nsabench.model.case import Case
 from nsabench.model.plan import ImplementationInfo, Plan

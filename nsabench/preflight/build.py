@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from triton.compiler.errors import CompilationError
 
-from nsabench.execution.worker.guard import guarded, one_line
 from nsabench.failure import Failure
 from nsabench.model.vocabulary import Status
 from nsabench.preflight.architectures import KIB, Architecture
@@ -16,6 +15,7 @@ from nsabench.preflight.compiled import Compiled
 from nsabench.preflight.messages import Built
 from nsabench.preflight.record import Call
 from nsabench.registry import Implementation, KernelVariant
+from nsabench.worker.guard import guarded, one_line
 
 REASON_LENGTH = 400
 THREADS_PER_WARP = 32

@@ -6,7 +6,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from nsabench import ops
-from nsabench.execution.worker.guard import guarded
 from nsabench.failure import Failure
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Direction, Status
@@ -15,6 +14,7 @@ from nsabench.preflight import pretend, record
 from nsabench.preflight.architectures import Architecture
 from nsabench.preflight.record import Call
 from nsabench.registry import Implementation
+from nsabench.worker.guard import guarded
 
 SMALL_BYTES = 256 << 20  # the largest inputs that are made with values
 

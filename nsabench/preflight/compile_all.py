@@ -8,11 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nsabench.execution.protocol import Step
-from nsabench.execution.supervisor.classify import SIGNATURES, classify
-from nsabench.execution.supervisor.loss import WorkerLost
-from nsabench.execution.supervisor.process import WorkerProcess
-from nsabench.execution.supervisor.program import Program, worker_environment
 from nsabench.model.case import Case
 from nsabench.model.measurement import Message
 from nsabench.model.vocabulary import Status
@@ -28,6 +23,11 @@ from nsabench.preflight.messages import (
     RecordLaunches,
     Trouble,
 )
+from nsabench.running.supervisor.classify import SIGNATURES, classify
+from nsabench.running.supervisor.loss import WorkerLost
+from nsabench.running.supervisor.process import WorkerProcess
+from nsabench.running.supervisor.program import Program, worker_environment
+from nsabench.worker.protocol import Step
 
 # So many lost processes are enough if the Triton is not meant to work.
 ENOUGH_LOST = 3

@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from nsabench.assessment.parquet import replace
 from nsabench.model.vocabulary import BENIGN, Status
 from nsabench.preflight.messages import Kernel, Result
+from nsabench.verdicts.parquet import replace
 
 
 class CompiledLaunch(Kernel, Result):

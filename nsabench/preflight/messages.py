@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from nsabench.execution.protocol import Refused, Step
 from nsabench.model.case import Case
 from nsabench.model.measurement import Message
 from nsabench.model.vocabulary import Status
+from nsabench.worker.protocol import Refused, Step
 
 
 @dataclass(frozen=True)

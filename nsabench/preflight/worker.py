@@ -12,11 +12,8 @@ from typing import Any
 import torch
 import triton
 
-from nsabench import registry
-from nsabench.assessment import labels
+from nsabench import labels, registry
 from nsabench.errors import NsabenchError
-from nsabench.execution.protocol import Refused, Step
-from nsabench.execution.worker.channel import Channel, die_with
 from nsabench.failure import Failure
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Role, Status
@@ -35,6 +32,8 @@ from nsabench.preflight.messages import (
 )
 from nsabench.preflight.record import Call
 from nsabench.registry import Implementation
+from nsabench.worker.channel import Channel, die_with
+from nsabench.worker.protocol import Refused, Step
 
 
 def main() -> None:

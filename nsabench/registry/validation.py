@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from nsabench import ops
-from nsabench.assessment.checks import all_checks
+from nsabench.checks import all_checks
 from nsabench.errors import UsageError
 from nsabench.model.vocabulary import Role, Runs
 from nsabench.ops import Op

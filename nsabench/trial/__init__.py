@@ -9,16 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nsabench import registry
-from nsabench.assessment.attempts import CaseState, state_of
-from nsabench.assessment.caution import GREAT, all_general
-from nsabench.assessment.checks.clocks import disturbances
-from nsabench.assessment.results import assess_states
+from nsabench.checks.clocks import disturbances
 from nsabench.errors import EnvironmentRefused
-from nsabench.execution import discovery
-from nsabench.execution.attempt import attempt
-from nsabench.execution.policy import next_job
-from nsabench.execution.protocol import Step
-from nsabench.execution.supervisor.executor import JobLost, WorkerExecutor
 from nsabench.machine import pressure
 from nsabench.model.case import Case
 from nsabench.model.job import Job
@@ -27,8 +19,16 @@ from nsabench.model.measurement import Ceilings, Observation
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import NO_SPECIALISED, Purpose, Role, Status
+from nsabench.running import discovery
+from nsabench.running.attempt import attempt
+from nsabench.running.policy import next_job
+from nsabench.running.supervisor.executor import JobLost, WorkerExecutor
 from nsabench.trial.known_baselines import ATTEMPT, KnownBaselines
 from nsabench.trial.question import UNTIMED, Question, plan
+from nsabench.verdicts.attempts import CaseState, state_of
+from nsabench.verdicts.caution import GREAT, all_general
+from nsabench.verdicts.results import assess_states
+from nsabench.worker.protocol import Step
 
 __all__ = ["Answer", "Question", "answer"]
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.evidence.manifest import MANIFEST
-from nsabench.execution.folder import RunFolder
 from nsabench.files import whole
 from nsabench.output.compare import Comparison, compare, read
+from nsabench.running.folder import RunFolder
 from nsabench.signing import secrecy
 from nsabench.versions.tritons import Triton
 

@@ -50,7 +50,7 @@ def template():
         if folder.name.isdigit():
             line = folder.joinpath("cmdline").read_bytes()
             # A test starts it with -c, and the module is in what follows.
-            if b"nsabench.execution.worker.template" in line and line.split(b"\0")[3:6] == ours:
+            if b"nsabench.worker.template" in line and line.split(b"\0")[3:6] == ours:
                 return int(folder.name)
     raise LookupError("there is no template")
 
@@ -137,7 +137,7 @@ def writes_on_every_descriptor(q, k, v, sm_scale):
 
 @attack("crashed", "answered with a")
 def answers_before_it_is_done(q, k, v, sm_scale):
-    from nsabench.execution.protocol import Compiled
+    from nsabench.worker.protocol import Compiled
 
     [channel] = instances("Channel")
     channel.send(Compiled())

@@ -14,22 +14,22 @@ from pathlib import Path
 
 import pytest
 
-from nsabench.assessment import parquet
-from nsabench.assessment.merged import assemble
-from nsabench.assessment.results import Results
-from nsabench.execution.folder import RunFolder
-from nsabench.execution.supervisor import process, templates
-from nsabench.execution.supervisor.executor import WorkerExecutor
 from nsabench.model.case import Case
 from nsabench.model.plan import Device, Plan, PlannedCase
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Status, Verdict
 from nsabench.output import report
+from nsabench.running.folder import RunFolder
+from nsabench.running.supervisor import process, templates
+from nsabench.running.supervisor.executor import WorkerExecutor
+from nsabench.verdicts import parquet
+from nsabench.verdicts.merged import assemble
+from nsabench.verdicts.results import Results
 from tests import forked, main_pass
 from tests.attacks.kit import SLOW_S
 from tests.checking import a_case, plan_of, rounds
-from tests.execution.supervisor.test_hostile import leftovers
-from tests.execution.worker.test_sandbox import needs_landlock
+from tests.running.supervisor.test_hostile import leftovers
+from tests.worker.test_sandbox import needs_landlock
 
 FAMILIES = ("answers", "memory", "time_", "judge", "neighbours")
 OP = "selection_rows"

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from tests.attacks import elsewhere
-from tests.execution.worker.test_sandbox import needs_landlock
+from tests.worker.test_sandbox import needs_landlock
 
 
 @needs_landlock

@@ -16,10 +16,10 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from nsabench.assessment.tables import read_records
-from nsabench.execution import log
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Purpose, Regime, Status, Verdict
+from nsabench.running import log
+from nsabench.verdicts.tables import read_records
 from tests import forked
 from tests.cli.conftest import TINY, Nsabench, command, complete
 from tests.runs import Made, make_run

@@ -13,7 +13,7 @@ from nsabench.errors import EnvironmentRefused
 from nsabench.evidence.manifest import seal
 from nsabench.files import writing
 from tests.cli.conftest import Nsabench
-from tests.execution.test_full_disk import full
+from tests.running.test_full_disk import full
 from tests.runs import SIGNER, make_run
 
 

@@ -78,7 +78,7 @@ def test_the_log_of_a_case_and_the_page_hold_the_whole_traceback(done: tuple[Pat
         assert crashes.startswith("Traceback (most recent call last):\n")
         for frame in ("in crashes", "in helper", "in inner"):
             assert frame in crashes and frame in page
-        assert "nsabench/execution" not in crashes
+        assert "nsabench/running" not in crashes
         interpreted = log.partition("=== interpreted\n")[2].partition("=== ")[0]
         assert "in kernel" in interpreted and "in interpreted" in interpreted
 

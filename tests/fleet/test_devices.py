@@ -11,11 +11,11 @@ from nsabench.cli._devices import measure_at
 from nsabench.cli._options import Measuring
 from nsabench.errors import EnvironmentRefused
 from nsabench.evidence.manifest import verify
-from nsabench.execution.log import read
 from nsabench.fleet.devices import Place, measure, places
 from nsabench.machine.environment import nvml
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Purpose, Status
+from nsabench.running.log import read
 
 TINY = """
 op: selection_rows

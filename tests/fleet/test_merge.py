@@ -17,22 +17,22 @@ from click.testing import CliRunner
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from nsabench import conclusion
-from nsabench.assessment.tables import read_records
-from nsabench.assessment.threshold import decide_run, of_run
 from nsabench.cli.merge import command
 from nsabench.errors import EnvironmentRefused, UsageError, VerificationFailed
 from nsabench.evidence.manifest import MANIFEST, dsse, seal, verify
 from nsabench.evidence.manifest.logs import KEPT
 from nsabench.evidence.manifest.statement import Trust, encode_key, read_envelope, signed
-from nsabench.execution.folder import RunFolder
 from nsabench.fleet.merge import Merged, merge
 from nsabench.model.case import Case
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import L2, Verdict
 from nsabench.output.report import Facts, write_html, write_markdown
 from nsabench.output.report import shards as report_shards
+from nsabench.running.folder import RunFolder
 from nsabench.signing import Signer
 from nsabench.signing.keys import public_der
+from nsabench.verdicts.tables import read_records
+from nsabench.verdicts.threshold import decide_run, of_run
 from tests.runs import Made, make_run
 
 COUNT = 3

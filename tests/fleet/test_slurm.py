@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from nsabench.assessment.tables import read_records
 from nsabench.cli.fleet import command
 from nsabench.evidence.manifest import verify
-from nsabench.execution.log import read
 from nsabench.model.plan import Plan
+from nsabench.running.log import read
+from nsabench.verdicts.tables import read_records
 from tests.fleet.cluster import Cluster, lacking, wait
 
 pytestmark = [

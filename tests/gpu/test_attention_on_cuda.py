@@ -16,13 +16,13 @@ pytestmark = [
 ]
 
 from nsabench import ops, registry  # noqa: E402
-from nsabench.assessment.checks import parity as checks  # noqa: E402
 from nsabench.checker.errors import Errors  # noqa: E402
-from nsabench.execution.worker.inputs import InputSets  # noqa: E402
+from nsabench.checks import parity as checks  # noqa: E402
 from nsabench.failure import Failure  # noqa: E402
 from nsabench.model.case import Case, Timing  # noqa: E402
 from nsabench.model.vocabulary import Direction, DType, Role, Status  # noqa: E402
 from nsabench.registry import Implementation  # noqa: E402
+from nsabench.worker.inputs import InputSets  # noqa: E402
 from tests.checking import arm_of, desk_of, sets_of  # noqa: E402
 
 DEVICE = "cuda"

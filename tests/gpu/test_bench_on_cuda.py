@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from nsabench.assessment.tables import read_records
-from nsabench.execution.supervisor.executor import WorkerExecutor
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Direction, DType, Role, Status, Verdict
+from nsabench.running.supervisor.executor import WorkerExecutor
+from nsabench.verdicts.tables import read_records
 
 torch = pytest.importorskip("torch")
 pytestmark = [
@@ -442,7 +442,7 @@ def test_calls_at_once_have_data_of_their_own(tmp_path: Path) -> None:
 
 def test_no_stream_of_the_workers_is_one_of_torchs() -> None:
     """A side stream that is one which a call is made on would be in order by accident."""
-    from nsabench.execution.worker.streams import own_streams
+    from nsabench.worker.streams import own_streams
 
     own = {stream.cuda_stream for stream in own_streams(5)}
     assert len(own) == 5

@@ -40,7 +40,7 @@ CASES = (
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nsabench.assessment.diagnosis import gradients, search
+    from nsabench.checker.diagnosis import gradients, search
 
     for module in (search, gradients):
         monkeypatch.setattr(module, "TIME_LIMIT_S", 30.0)
@@ -49,7 +49,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("name", "distribution", "shape"), CASES)
 def test_a_mistake_is_named_and_noise_is_not(name, distribution, shape) -> None:
     from nsabench import ops
-    from nsabench.assessment.diagnosis import diagnose
+    from nsabench.checker.diagnosis import diagnose
 
     op = ops.get(name)
     sizes = op.shape_model.model_validate(shape)
@@ -67,7 +67,7 @@ def test_a_mistake_is_named_and_noise_is_not(name, distribution, shape) -> None:
 )
 def test_a_mistake_in_a_gradient_is_named(name, distribution, shape) -> None:
     from nsabench import ops
-    from nsabench.assessment.diagnosis import diagnose_gradient
+    from nsabench.checker.diagnosis import diagnose_gradient
 
     op = ops.get(name)
     sizes = op.shape_model.model_validate(shape)

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from nsabench.assessment.tables import read_records
 from nsabench.model.vocabulary import Regime, Role, Status, Verdict
+from nsabench.verdicts.tables import read_records
 from tests.checking import arm_of, sets_of
 
 torch = pytest.importorskip("torch")
@@ -54,9 +54,9 @@ def plain_ms(item: Any, sets: Any) -> float:
 def test_a_burst_reads_what_a_plain_loop_takes(op: str, name: str, shape: dict[str, int]) -> None:
     """Within 5 %, medians of bursts and loops in turn."""
     from nsabench import registry
-    from nsabench.execution.timing.cuda import CudaTimer
     from nsabench.model.case import Case, Timing
     from nsabench.model.vocabulary import Direction, DType
+    from nsabench.worker.timing.cuda import CudaTimer
 
     items = {i.name: i for i in registry.load() if i.op == op}
     chosen = name if name in items else next(n for n in items if n.startswith(name))
@@ -92,7 +92,7 @@ def loop_us(call: Any, calls: int = 2000) -> float:
 
 def test_launches_are_counted_and_leave_the_host_as_it_was() -> None:
     """Work of a loop costs what it did before CUPTI looked on: medians within 10 %."""
-    from nsabench.execution.worker import launches
+    from nsabench.worker import launches
 
     x, y = (torch.ones(1000, device="cuda") for _ in range(2))
 
@@ -128,12 +128,12 @@ def test_launches_are_counted_and_leave_the_host_as_it_was() -> None:
 def test_equal_arms_are_equal_in_the_queue() -> None:
     """Of 200 verdicts on one implementation against itself at most 2 % say otherwise."""
     from nsabench import registry
-    from nsabench.assessment.statistics import ratio_of_medians
-    from nsabench.assessment.verdict import from_interval
-    from nsabench.execution.timing import bursts
-    from nsabench.execution.timing.cuda import CudaTimer
     from nsabench.model.case import Case, Timing
     from nsabench.model.vocabulary import Direction, DType, Regime, Verdict
+    from nsabench.verdicts.statistics import ratio_of_medians
+    from nsabench.verdicts.verdict import from_interval
+    from nsabench.worker.timing import bursts
+    from nsabench.worker.timing.cuda import CudaTimer
 
     case = Case(
         op="selection_rows",

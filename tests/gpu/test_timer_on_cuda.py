@@ -26,8 +26,8 @@ SAMPLES = 60
 @pytest.fixture(scope="module")
 def clock() -> tuple[Any, float]:
     """The timer, and by the run's own calibration what it adds to a call (ms)."""
-    from nsabench.execution.timing import ceilings
-    from nsabench.execution.timing.cuda import CudaTimer
+    from nsabench.worker.timing import ceilings
+    from nsabench.worker.timing.cuda import CudaTimer
 
     timer = CudaTimer()
     return timer, ceilings._offset(timer)
@@ -43,7 +43,7 @@ def calls(attention: Any, dtypes: tuple[str, ...]) -> Iterator[tuple[str, Callab
 
 
 def test_what_the_timer_adds_is_small_and_constant(clock: tuple[Any, float]) -> None:
-    from nsabench.execution.timing import ceilings
+    from nsabench.worker.timing import ceilings
 
     timer, offset = clock
     floor = ceilings._floor(timer)

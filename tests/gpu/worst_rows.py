@@ -1,6 +1,6 @@
 """How far off is the worst row of every honest implementation, on the shipped matrices?
 
-The bound on a row (`assessment/checks/parity.py`) stands on what this prints: for each op,
+The bound on a row (`checks/parity.py`) stands on what this prints: for each op,
 result and format, the worst row over what the format resolves, and over the worst row of the
 best baseline of its case. Nothing is timed. `just gpu-worst-rows` runs it.
 """
@@ -20,7 +20,7 @@ from random import Random
 from typing import Any
 
 from nsabench import ops
-from nsabench.assessment.checks.parity import (
+from nsabench.checks.parity import (
     MOST_EXCUSED,
     ROW_RATIO,
     noise,
@@ -68,7 +68,7 @@ def measure(case: Case, device: str, kernels: list[Any]) -> list[dict[str, Any]]
     """The rows of a case; tried again where others on the same GPU left too little memory."""
     import torch
 
-    from nsabench.execution.worker.state import forget_earlier_cases
+    from nsabench.worker.state import forget_earlier_cases
 
     reason = ""
     for _ in range(ATTEMPTS):
@@ -90,10 +90,10 @@ def _rows(case: Case, device: str, kernels: list[Any]) -> Iterator[dict[str, Any
 
     from nsabench.checker import errors as errors_of
     from nsabench.checker.oracle import Oracles
-    from nsabench.execution.worker import calls
-    from nsabench.execution.worker.guard import guarded
-    from nsabench.execution.worker.inputs import InputSets
     from nsabench.failure import DeviceLost, Failure
+    from nsabench.worker import calls
+    from nsabench.worker.guard import guarded
+    from nsabench.worker.inputs import InputSets
 
     case = case.model_copy(update={"timing": case.timing.model_copy(update={"rotate": 2})})
     about = _about(case)

@@ -243,7 +243,7 @@ def test_the_same_lock_without_a_container(
 def test_a_worker_finds_bytecode(image: str) -> None:
     """An image can keep none as it runs: each worker spent 9 s compiling torch."""
     source = (
-        "import pathlib, sys, nsa_kernels, nsabench.execution.worker, torch._dynamo\n"
+        "import pathlib, sys, nsa_kernels, nsabench.worker, torch._dynamo\n"
         "made = {m.__name__: m.__cached__ for m in list(sys.modules.values())"
         " if isinstance(getattr(m, '__cached__', None), str)}\n"
         "print(len(made), *(m for m, path in made.items() if not pathlib.Path(path).is_file()))"

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from nsabench import ops
-from nsabench.assessment.checks import parity as checks
 from nsabench.checker import errors as parity
+from nsabench.checks import parity as checks
 from nsabench.implementations.baselines.nsa_attention import attend
 from nsabench.implementations.controls.parity_keys import rows_left_out_made_up
 from nsabench.model.vocabulary import DType

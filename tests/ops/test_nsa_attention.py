@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nsabench import ops
-from nsabench.assessment.checks.parity import EPSILON
+from nsabench.checks.parity import EPSILON
 from nsabench.model.vocabulary import DType
 from nsabench.ops import Inputs, Shape, _nsa, _sampled, rows_left_out
 from nsabench.ops._sequences import spans

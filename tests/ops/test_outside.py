@@ -11,13 +11,13 @@ from types import SimpleNamespace
 import pytest
 
 from nsabench import ops, registry, sources
-from nsabench.assessment import tables
 from nsabench.errors import UsageError
-from nsabench.execution import run
 from nsabench.model.case import Case
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Direction, DType
 from nsabench.ops import Inputs, Shape, Size, _outside
+from nsabench.running import run
+from nsabench.verdicts import tables
 from tests import distributions
 from tests.runs import Made, make_plan, make_run
 
@@ -183,7 +183,7 @@ def with_package(folder: Path, points: str, name: str = "some-ops") -> str:
     return (
         f"import sys; sys.path.insert(0, {str(folder / name)!r})\n"
         "from pathlib import Path\nfrom nsabench import ops, sources\n"
-        "from nsabench.assessment import tables\nfrom nsabench.errors import UsageError\n"
+        "from nsabench.verdicts import tables\nfrom nsabench.errors import UsageError\n"
         "def refused(call, *given):\n"
         "    try:\n        call(*given)\n"
         "    except UsageError as error:\n        print(error)\n"

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as Xml
 
-from nsabench.assessment.failures import failures
 from nsabench.model.vocabulary import Status
 from nsabench.output import ci, compare
 from nsabench.output.report import Facts
+from nsabench.verdicts.failures import failures
 from tests.output.compare.test_comparison import NEWER, STEADY
 from tests.output.report.conftest import HOSTILE
 from tests.output.report.conftest import make_run as make_nasty_run

@@ -14,10 +14,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from nsabench.assessment import parquet, threshold
-from nsabench.assessment.merged import assemble
-from nsabench.execution.folder import RunFolder
-from nsabench.execution.run import Finished
 from nsabench.machine.environment.model import Environment
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Status
@@ -28,7 +24,11 @@ from nsabench.output.compare import tables as compare_tables
 from nsabench.output.report import page
 from nsabench.output.report.markdown import render as markdown_of
 from nsabench.output.terminal.screen import _Console
+from nsabench.running.folder import RunFolder
+from nsabench.running.run import Finished
 from nsabench.text import code, markdown, shown
+from nsabench.verdicts import parquet, threshold
+from nsabench.verdicts.merged import assemble
 from tests.runs import Made, make_run
 
 CORPUS = (

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from nsabench.assessment import threshold
-from nsabench.execution.folder import RunFolder
-from nsabench.execution.run import Finished
 from nsabench.output import report, terminal
 from nsabench.output.report import Facts
+from nsabench.running.folder import RunFolder
+from nsabench.running.run import Finished
+from nsabench.verdicts import threshold
 from tests.runs import Made, make_run
 
 OTHERWISE = "it says for the margin 1.05, mine (selection_rows) from 256 on"

@@ -12,13 +12,13 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from nsabench.assessment import pays
-from nsabench.assessment.tables import read_records
 from nsabench.cli.all import command as measure
 from nsabench.cli.threshold import command as ask
 from nsabench.model.vocabulary import Direction, Regime, Role
 from nsabench.output.report import payment_chart
-from tests.assessment.pays.test_pays import SHAPE, ladder, queued, record
+from nsabench.verdicts import pays
+from nsabench.verdicts.tables import read_records
+from tests.verdicts.pays.test_pays import SHAPE, ladder, queued, record
 
 MATRIX = """
 op: nsa_attention

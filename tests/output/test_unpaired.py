@@ -9,7 +9,6 @@ import yaml
 from click.testing import CliRunner
 from rich.console import Console
 
-from nsabench.assessment import threshold
 from nsabench.cli.archive import command as archive_command
 from nsabench.evidence.archive import Archive
 from nsabench.evidence.archive.query import query
@@ -19,6 +18,7 @@ from nsabench.output import site
 from nsabench.output.report import Facts
 from nsabench.preflight import report
 from nsabench.preflight.compiled_launch import CompiledLaunch
+from nsabench.verdicts import threshold
 from tests.runs import SIGNER, Made, make_run
 
 SAID = "unpaired: this torch belongs with triton 3.7.1"

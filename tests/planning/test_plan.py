@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsabench.assessment import labels
+from nsabench import labels
 from nsabench.errors import UsageError
 from nsabench.model.case import Case
 from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from nsabench.assessment.merged import assemble
-from nsabench.assessment.results import Results
-from nsabench.execution.folder import RunFolder
 from nsabench.model.vocabulary import Verdict
+from nsabench.running.folder import RunFolder
+from nsabench.verdicts.merged import assemble
+from nsabench.verdicts.results import Results
 from tests.runs import Made, make_run
 
 # As seen on an H200: from the third shape on torch no longer compiled it.

@@ -15,9 +15,6 @@ from click.testing import CliRunner
 
 from nsabench.cli import group
 from nsabench.errors import EnvironmentRefused, UsageError
-from nsabench.execution.protocol import Step
-from nsabench.execution.supervisor.log import Log
-from nsabench.execution.supervisor.loss import WorkerTimedOut
 from nsabench.model.measurement import Message
 from nsabench.model.vocabulary import Status
 from nsabench.preflight import architectures, compile_all, tritons
@@ -32,6 +29,9 @@ from nsabench.preflight.messages import (
     RecordLaunches,
 )
 from nsabench.preflight.run import installed_triton
+from nsabench.running.supervisor.log import Log
+from nsabench.running.supervisor.loss import WorkerTimedOut
+from nsabench.worker.protocol import Step
 from tests import forked
 
 pytest.importorskip("triton")

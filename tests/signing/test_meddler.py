@@ -13,8 +13,8 @@ from nsabench.evidence.manifest import MANIFEST, verify
 from nsabench.signing.signer import RUN_KEY
 from tests.cli.conftest import Nsabench
 from tests.cli.conftest import nsabench as nsabench
-from tests.execution.worker.test_sandbox import needs_landlock
 from tests.signing.test_secrecy import ONE
+from tests.worker.test_sandbox import needs_landlock
 
 MEDDLER = """
 import os

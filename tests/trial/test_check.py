@@ -14,12 +14,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from nsabench import ops, trial
-from nsabench.assessment.attempts import CaseState
 from nsabench.cli import check as check_command
 from nsabench.cli import group
 from nsabench.errors import UsageError
-from nsabench.execution import run
-from nsabench.execution.supervisor.executor import WorkerExecutor
 from nsabench.machine import pressure
 from nsabench.machine.environment import identity
 from nsabench.model.case import Case
@@ -28,7 +25,10 @@ from nsabench.model.measurement import Conditions
 from nsabench.model.plan import ImplementationInfo
 from nsabench.model.vocabulary import Direction, DType, Purpose, Role, Runs
 from nsabench.output.terminal.trial import found
+from nsabench.running import run
+from nsabench.running.supervisor.executor import WorkerExecutor
 from nsabench.trial import known_baselines
+from nsabench.verdicts.attempts import CaseState
 
 TWO = """
 from nsabench import implementation
@@ -213,7 +213,7 @@ def test_what_fails_shows_what_it_printed(tmp_path: Path) -> None:
     assert "raises (selection_rows): CRASHED 2 of 2" in done.output
     assert "Traceback (most recent call last):" in done.output
     assert "in raises\n" in done.output and "in deep\n" in done.output, "all frames of the user's"
-    assert "nsabench/execution" not in done.output, "and none of ours"
+    assert "nsabench/running" not in done.output, "and none of ours"
     assert "crashed: AttributeError" in done.output and "raises.py:5" in done.output
     assert "about to fail" in done.output
 

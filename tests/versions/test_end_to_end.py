@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from nsabench.assessment.tables import read_records
 from nsabench.evidence.manifest import verify
 from nsabench.model.vocabulary import Status
+from nsabench.verdicts.tables import read_records
 from tests import forked
 
 triton = pytest.importorskip("triton")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nsabench.execution.run import make_plan
 from nsabench.model.vocabulary import Direction
+from nsabench.running.run import make_plan
 
 FORWARD_ONLY = {"ranges_cuda", "blocks_query_major"}
 

@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from nsabench import limits, reading
-from nsabench.assessment.tables import records_in
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.archive.seen import Seen, key_of
 from nsabench.evidence.archive.store import Store
@@ -24,6 +23,7 @@ from nsabench.evidence.manifest.keys import Revocation, refuse_revoked, revocati
 from nsabench.evidence.manifest.statement import Predicate, Statement, Trust, signed
 from nsabench.evidence.manifest.tables import TABLES, check_archived
 from nsabench.model.record import Record
+from nsabench.verdicts.tables import records_in
 
 READERS = 16  # requests that are under way at once
 

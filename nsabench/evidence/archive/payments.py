@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 
 from nsabench import ops
-from nsabench.assessment import pays
-from nsabench.assessment.pays import Payment
-from nsabench.assessment.tables import records_in
 from nsabench.evidence.archive.archive import ArchivedRun
+from nsabench.verdicts import pays
+from nsabench.verdicts.pays import Payment
+from nsabench.verdicts.tables import records_in
 
 SCHEMA = pa.schema(
     [

@@ -10,21 +10,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nsabench.assessment.attempts import states_of
-from nsabench.assessment.canary import Canary, canary_of
-from nsabench.assessment.results import belongs
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import files
 from nsabench.evidence.manifest.same import same, same_members
 from nsabench.evidence.manifest.statement import MANIFEST, read_envelope, signed
-from nsabench.execution import log
-from nsabench.execution.folder import RunFolder
-from nsabench.execution.seals import Origin
 from nsabench.model.description import Described
 from nsabench.model.log import Log
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Purpose
 from nsabench.processes import each
+from nsabench.running import log
+from nsabench.running.folder import RunFolder
+from nsabench.running.seals import Origin
+from nsabench.verdicts.attempts import states_of
+from nsabench.verdicts.canary import Canary, canary_of
+from nsabench.verdicts.results import belongs
 
 KEPT = ("plan.json", "log.jsonl", "environment.json", MANIFEST)  # of a shard in a merged run
 # Fields of a plan that are the same in a shard and in the merged run.

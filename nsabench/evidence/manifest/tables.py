@@ -15,18 +15,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from nsabench import limits
-from nsabench.assessment.checks.group import Group
-from nsabench.assessment.checks.proofs import unproven
-from nsabench.assessment.tables import (
-    COMPARISONS,
-    RECORDS,
-    SAMPLES,
-    batches,
-    check_table,
-    misfit,
-    values,
-)
-from nsabench.assessment.verdict import Key
+from nsabench.checks.group import Group
+from nsabench.checks.proofs import unproven
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest.logs import Logged
 from nsabench.evidence.manifest.same import same, same_members
@@ -36,6 +26,16 @@ from nsabench.model.plan import Plan
 from nsabench.model.record import Comparison, Record, vocabulary
 from nsabench.model.vocabulary import Catch, Direction, Mode, Regime, Status
 from nsabench.reading import OutOfBounds
+from nsabench.verdicts.tables import (
+    COMPARISONS,
+    RECORDS,
+    SAMPLES,
+    batches,
+    check_table,
+    misfit,
+    values,
+)
+from nsabench.verdicts.verdict import Key
 
 TABLES = ("records", "comparisons", "samples")
 

@@ -30,8 +30,8 @@ from nsabench.evidence.manifest.tables import (
     check_records,
     check_samples,
 )
-from nsabench.execution.folder import SHARDS
 from nsabench.model.plan import Plan
+from nsabench.running.folder import SHARDS
 from nsabench.signing.signer import read_run_key
 
 T = TypeVar("T")

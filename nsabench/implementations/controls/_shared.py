@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nsabench import Unsupported
-from nsabench.assessment.checks.parity import noise
+from nsabench.checks.parity import noise
 from nsabench.model.vocabulary import DType
 from nsabench.ops import Inputs
 from nsabench.registry import Honest

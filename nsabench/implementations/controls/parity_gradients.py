@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nsabench import Unsupported
-from nsabench.assessment.checks.parity import is_seen
+from nsabench.checks.parity import is_seen
 from nsabench.implementations.controls._shared import (
     Change,
     Options,

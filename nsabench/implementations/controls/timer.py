@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from nsabench import Unsupported
-from nsabench.execution.timing.l2_flush import l2_bytes
 from nsabench.implementations.controls._shared import captured, decline_in_a_graph, side_stream
 from nsabench.registry import Honest, control
+from nsabench.worker.timing.l2_flush import l2_bytes
 
 
 class _Clocks:

@@ -8,9 +8,7 @@ from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from functools import cached_property
 
-from nsabench.assessment import labels
-from nsabench.assessment.caution import beside
-from nsabench.assessment.statistics import geometric_mean
+from nsabench import labels
 from nsabench.errors import UsageError
 from nsabench.model.case import Case
 from nsabench.model.plan import PlannedCase
@@ -23,6 +21,8 @@ from nsabench.output.compare.payments import ComparedPayment
 from nsabench.output.compare.shift import MISSING, Pair, Shift
 from nsabench.output.compare.side import Side, compared
 from nsabench.output.compare.vocabulary import Change, Difference
+from nsabench.verdicts.caution import beside
+from nsabench.verdicts.statistics import geometric_mean
 
 
 @dataclass(frozen=True)

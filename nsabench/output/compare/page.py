@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nsabench.assessment import labels
+from nsabench import labels
 from nsabench.model.vocabulary import Role
 from nsabench.output.compare import over_many, view
 from nsabench.output.compare.comparison import Comparison

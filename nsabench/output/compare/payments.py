@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nsabench.assessment import pays
-from nsabench.assessment.pays import Cell, Payment
 from nsabench.model.vocabulary import Direction, Pays, Regime
 from nsabench.output.compare.side import Side
 from nsabench.output.compare.vocabulary import Change
+from nsabench.verdicts import pays
+from nsabench.verdicts.pays import Cell, Payment
 
 
 @dataclass(frozen=True)

@@ -7,20 +7,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from nsabench.assessment.checks.group import Group
-from nsabench.assessment.statistics import (
-    MIN_ROUNDS_EVER,
-    Arm,
-    Ratio,
-    ratio_of_independent_arms,
-)
-from nsabench.assessment.verdict import Key
+from nsabench.checks.group import Group
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Mode, Role, Status, Verdict
 from nsabench.output import grouped
 from nsabench.output.compare import band as bands
 from nsabench.output.compare.side import Side
 from nsabench.output.compare.vocabulary import Change, Difference
+from nsabench.verdicts.statistics import (
+    MIN_ROUNDS_EVER,
+    Arm,
+    Ratio,
+    ratio_of_independent_arms,
+)
+from nsabench.verdicts.verdict import Key
 
 NOTHING_LEFT = "less is left of its time than the timer's share is known to"
 MISSING = "missing"  # instead of a status: planned, and not measured

@@ -15,17 +15,14 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from nsabench import limits
-from nsabench.assessment.checks import proofs
-from nsabench.assessment.checks.group import Group
-from nsabench.assessment.checks.proofs import Lack
-from nsabench.assessment.tables import SAMPLES, batches, check_table, misfit, read_records
-from nsabench.assessment.verdict import Key
+from nsabench.checks import proofs
+from nsabench.checks.group import Group
+from nsabench.checks.proofs import Lack
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import refuse_altered
 from nsabench.evidence.manifest.keys import trusted_keyids
 from nsabench.evidence.manifest.seal import brief_environment
 from nsabench.evidence.manifest.statement import EnvironmentBrief, Trust
-from nsabench.execution.folder import RunFolder
 from nsabench.machine.environment.nvml import THROTTLING
 from nsabench.machine.environment.pairs import belongs, unpaired
 from nsabench.model.plan import Plan
@@ -33,6 +30,9 @@ from nsabench.model.record import Record
 from nsabench.model.vocabulary import Catch, Regime, Role
 from nsabench.planning.narrow import Narrowed
 from nsabench.reading import OutOfBounds
+from nsabench.running.folder import RunFolder
+from nsabench.verdicts.tables import SAMPLES, batches, check_table, misfit, read_records
+from nsabench.verdicts.verdict import Key
 
 SAMPLE_COLUMNS = ("case_id", "implementation", "regime", "time_ms")
 

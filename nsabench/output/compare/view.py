@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nsabench.assessment.caution import tally
-from nsabench.assessment.statistics import geometric_mean
 from nsabench.model.vocabulary import Status, Verdict
 from nsabench.output import grouped
 from nsabench.output.compare import over_many
@@ -15,6 +13,8 @@ from nsabench.output.compare.payments import PaymentShift
 from nsabench.output.compare.shift import Shift
 from nsabench.output.compare.vocabulary import Difference
 from nsabench.output.table import Name, Ours, Table, Tag, number
+from nsabench.verdicts.caution import tally
+from nsabench.verdicts.statistics import geometric_mean
 
 BY_SAMPLES = "on the device, or in graphs where that is the mode"
 

@@ -9,18 +9,10 @@ from functools import cached_property
 from pathlib import Path
 
 from nsabench import limits, reading
-from nsabench.assessment import pays, threshold
-from nsabench.assessment.attempts import CaseState, states_of
-from nsabench.assessment.checks import Effect, Finding
-from nsabench.assessment.failures import failures, unproven
-from nsabench.assessment.merged import assemble
-from nsabench.assessment.pays import Payment
-from nsabench.assessment.results import Part, Results
-from nsabench.assessment.threshold import Decision
+from nsabench.checks import Effect, Finding
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import MANIFEST, verify
 from nsabench.evidence.manifest.statement import Trust
-from nsabench.execution.folder import HEAD, RunFolder
 from nsabench.machine import doctor
 from nsabench.machine.doctor import Problem
 from nsabench.machine.environment.model import Environment
@@ -31,7 +23,15 @@ from nsabench.model.record import Record
 from nsabench.model.vocabulary import Direction, Purpose, Role
 from nsabench.output.standing import Standing, standings, versions
 from nsabench.planning.narrow import Narrowed
+from nsabench.running.folder import HEAD, RunFolder
 from nsabench.signing import Signer
+from nsabench.verdicts import pays, threshold
+from nsabench.verdicts.attempts import CaseState, states_of
+from nsabench.verdicts.failures import failures, unproven
+from nsabench.verdicts.merged import assemble
+from nsabench.verdicts.pays import Payment
+from nsabench.verdicts.results import Part, Results
+from nsabench.verdicts.threshold import Decision
 
 MOST_OPS = 3  # that a title names
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from nsabench.assessment import labels, pays
-from nsabench.assessment.caution import beside
+from nsabench import labels
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Regime, Status
 from nsabench.output import grouped
@@ -17,6 +16,8 @@ from nsabench.output.standing import tally_of_controls
 from nsabench.output.table import Name, Ours, Table, as_markdown, number
 from nsabench.output.templates import environment
 from nsabench.text import code, markdown
+from nsabench.verdicts import pays
+from nsabench.verdicts.caution import beside
 
 MOST = 40  # lines of a list of problems; records.parquet holds all
 

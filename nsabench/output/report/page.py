@@ -14,15 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from nsabench.assessment import checks, labels
-from nsabench.assessment.caution import beside
-from nsabench.assessment.checks import Effect
-from nsabench.assessment.checks.controls import CHECK
-from nsabench.assessment.checks.limits import Limits, least
-from nsabench.assessment.checks.row import Row
-from nsabench.assessment.failures import found_while_measuring
-from nsabench.assessment.pays import CALLED
-from nsabench.assessment.tables import COMPARISONS, RECORDS
+from nsabench import checks, labels
+from nsabench.checks import Effect
+from nsabench.checks.controls import CHECK
+from nsabench.checks.limits import Limits, least
+from nsabench.checks.row import Row
 from nsabench.model.measurement import Ceilings
 from nsabench.model.record import SHAPE, Column, Comparison, Record, vocabulary
 from nsabench.model.vocabulary import BENIGN, Catch, Regime, Status
@@ -32,6 +28,10 @@ from nsabench.output.report.facts import Facts
 from nsabench.output.report.payment_chart import charts
 from nsabench.output.report.statistics import by_length
 from nsabench.output.standing import tally_of_controls
+from nsabench.verdicts.caution import beside
+from nsabench.verdicts.failures import found_while_measuring
+from nsabench.verdicts.pays import CALLED
+from nsabench.verdicts.tables import COMPARISONS, RECORDS
 
 SCRIPTS = ("series.js", "charts.js", "main.js")
 MOST_WRONG = 20
@@ -204,7 +204,7 @@ def _trust(facts: Facts) -> list[dict[str, Any]]:
         own = [f for f in findings if f.check == name]
         others = [f for f in own if (f.case_id, f.implementation) not in controls]
         counts = Counter(f.effect for f in others)
-        module = importlib.import_module(f"nsabench.assessment.checks.{name}")
+        module = importlib.import_module(f"nsabench.checks.{name}")
         first_line = " ".join((inspect.getdoc(module) or "").partition("\n\n")[0].split())
         lines.append(
             {

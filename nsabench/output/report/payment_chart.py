@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, floor, log2, log10
 
-from nsabench.assessment.pays import CALLED, Payment
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Regime, Role, Status
 from nsabench.output import grouped
+from nsabench.verdicts.pays import CALLED, Payment
 
 PARTS = {
     "nsa_attention": {

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from math import inf, log
 from statistics import median
 
-from nsabench.assessment import canary, labels
-from nsabench.assessment.canary import Canary
+from nsabench import labels
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Role
 from nsabench.output.report.facts import Facts
 from nsabench.output.table import Name, Table, number
+from nsabench.verdicts import canary
+from nsabench.verdicts.canary import Canary
 
 SHOWN = 40  # a fleet has a thousand: those that are furthest from the others
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from nsabench.assessment.caution import beside, tally
-from nsabench.assessment.statistics import geometric_mean
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Mode
 from nsabench.output import grouped
 from nsabench.output.report.facts import Facts
 from nsabench.output.table import Name, Table, number
+from nsabench.verdicts.caution import beside, tally
+from nsabench.verdicts.statistics import geometric_mean
 
 MOST_LENGTHS = 16
 

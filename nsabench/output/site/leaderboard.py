@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from nsabench.assessment.caution import beside, tally
-from nsabench.assessment.statistics import geometric_mean
 from nsabench.machine.environment.pairs import belongs
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Direction, Regime, Role, Status
 from nsabench.output import grouped
 from nsabench.output.standing import versions
 from nsabench.packages.catalogue import CATALOGUE
+from nsabench.verdicts.caution import beside, tally
+from nsabench.verdicts.statistics import geometric_mean
 
 IN = {
     Regime.DEVICE: "on the device",

@@ -9,21 +9,21 @@ from pathlib import Path
 from urllib.parse import quote
 
 from nsabench import limits
-from nsabench.assessment import pays, threshold
-from nsabench.assessment.pays import Payment
-from nsabench.assessment.threshold import Decision
 from nsabench.errors import UsageError
 from nsabench.evidence.archive import Archive
 from nsabench.evidence.archive.archive import ArchivedRun
 from nsabench.evidence.manifest import MANIFEST, verify
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.evidence.manifest.tables import TABLES
-from nsabench.execution.folder import RunFolder
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Catch
 from nsabench.output import grouped
 from nsabench.output.report import Facts
 from nsabench.output.site.leaderboard import at_least_half, is_paired, software
+from nsabench.running.folder import RunFolder
+from nsabench.verdicts import pays, threshold
+from nsabench.verdicts.pays import Payment
+from nsabench.verdicts.threshold import Decision
 
 ARCHIVE, RUNS = "archive", "runs"  # folders of a site
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import signed_around
 from nsabench.evidence.manifest.statement import Trust
-from nsabench.execution.folder import RunFolder
 from nsabench.model.measurement import Ceilings
 from nsabench.model.vocabulary import BENIGN, MARGIN, Role
 from nsabench.output.report import HTML, html, payment_chart, write_html
@@ -20,6 +19,7 @@ from nsabench.output.site.leaderboard import leaderboards
 from nsabench.output.site.runs import ARCHIVE, RUNS, SiteRun, gather, payments
 from nsabench.output.standing import tally_of_controls
 from nsabench.output.words import TRUST
+from nsabench.running.folder import RunFolder
 
 INDEX = "index.html"
 PAGES = "pages"

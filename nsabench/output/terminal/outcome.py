@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from nsabench.assessment import threshold
-from nsabench.assessment.checks.proofs import regime_of
-from nsabench.assessment.failures import unproven
-from nsabench.assessment.pays import CALLED, Payment
-from nsabench.assessment.threshold import Decision
-from nsabench.execution.run import Finished
+from nsabench.checks.proofs import regime_of
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Answer, Catch, Pays, Regime, Status, Verdict
 from nsabench.output import grouped
 from nsabench.output.standing import Standing, standings, tally_of_controls
+from nsabench.running.run import Finished
+from nsabench.verdicts import threshold
+from nsabench.verdicts.failures import unproven
+from nsabench.verdicts.pays import CALLED, Payment
+from nsabench.verdicts.threshold import Decision
 
 LEAST = 3  # lines of the candidates, however much pays
 PAYS = 6  # lines of what pays, an op and regime each; they come before all others

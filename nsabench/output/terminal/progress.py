@@ -9,14 +9,14 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from nsabench.assessment import labels
-from nsabench.assessment.attempts import CaseState
-from nsabench.execution.protocol import Step
+from nsabench import labels
 from nsabench.model.description import Described
 from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.vocabulary import Role
 from nsabench.output.terminal.screen import interactive
+from nsabench.verdicts.attempts import CaseState
+from nsabench.worker.protocol import Step
 
 
 class Progress:

@@ -9,16 +9,17 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from nsabench.assessment import labels, pays
-from nsabench.assessment.checks.finding import Effect, Finding
-from nsabench.assessment.failures import failures
-from nsabench.execution.run import Finished
+from nsabench import labels
+from nsabench.checks.finding import Effect, Finding
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Catch, Role, Status
 from nsabench.output import grouped
 from nsabench.output.terminal import outcome
 from nsabench.output.terminal.tables import baselines_table, candidates_table
+from nsabench.running.run import Finished
 from nsabench.text import shown
+from nsabench.verdicts import pays
+from nsabench.verdicts.failures import failures
 
 EFFECT_STYLES = {
     Effect.INVALID: "bold red",

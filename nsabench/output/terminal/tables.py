@@ -9,13 +9,13 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from nsabench.assessment import labels
-from nsabench.assessment.caution import beside
+from nsabench import labels
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import NO_SPECIALISED, Regime, Role, Status, Verdict
 from nsabench.output import grouped
 from nsabench.output.table import number
 from nsabench.text import shown
+from nsabench.verdicts.caution import beside
 
 STYLES: dict[str, str] = {
     Status.OK: "green",

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nsabench.assessment import labels
+from nsabench import labels
 from nsabench.errors import NsabenchError
-from nsabench.execution.protocol import Step
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Status
 from nsabench.output import grouped
 from nsabench.trial import Answer
+from nsabench.worker.protocol import Step
 
 LOG_LINES = 40
 FORM = 1  # of what programs read; another one where a field means something else

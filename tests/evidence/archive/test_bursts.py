@@ -9,13 +9,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from nsabench.assessment.statistics import paired, ratio_of_medians
-from nsabench.assessment.tables import read_records
 from nsabench.evidence.archive import Archive
 from nsabench.evidence.archive.query import query
 from nsabench.evidence.manifest import seal, verify
 from nsabench.model.vocabulary import Regime, Role
 from nsabench.signing import Signer
+from nsabench.verdicts.statistics import paired, ratio_of_medians
+from nsabench.verdicts.tables import read_records
 from tests.runs import SIGNER, Made, make_run
 
 QUEUE = Made(ratio=lambda _: 1.5, queue_ratio=lambda length: 0.8 if length < 256 else 1.3)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from nsabench.assessment.tables import read_records
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest import MANIFEST, seal, verify
 from nsabench.evidence.manifest.contents import read_plan
@@ -19,6 +18,7 @@ from nsabench.model.plan import Plan
 from nsabench.model.source import Source
 from nsabench.signing import Signer, keys, load_signer
 from nsabench.signing.signer import KEY_FILE, PASSPHRASE_FILE
+from nsabench.verdicts.tables import read_records
 from tests.cli.conftest import Nsabench
 from tests.cli.conftest import nsabench as nsabench
 from tests.runs import Made, make_run

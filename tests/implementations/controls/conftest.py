@@ -6,9 +6,9 @@ from random import Random
 import pytest
 
 from nsabench import registry
-from nsabench.execution.worker.arm import CaseArm
 from nsabench.model.case import Case
 from nsabench.registry import Implementation
+from nsabench.worker.arm import CaseArm
 from tests.checking import a_case, arm_of, sets_of
 
 MakeCase = Callable[..., Case]

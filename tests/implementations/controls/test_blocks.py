@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nsabench import ops, registry
-from nsabench.assessment.diagnosis import diagnose
+from nsabench.checker.diagnosis import diagnose
 from nsabench.model.case import Case
 from nsabench.model.plan import ImplementationInfo
 from nsabench.model.vocabulary import Direction, Runs

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from nsabench import ops, registry
-from nsabench.assessment.checks.controls import catch
-from nsabench.execution.timing.timer import Call, CpuTimer, Sample, Timed, Timer
+from nsabench.checks.controls import catch
 from nsabench.implementations.controls import baseline, timer
 from nsabench.model.vocabulary import Catch, Direction, DType
 from nsabench.registry import Honest
+from nsabench.worker.timing.timer import Call, CpuTimer, Sample, Timed, Timer
 from tests.checking import a_case, measured, rounds, rows_of
 
 SHAPE = {"B": 2, "S": 4, "G": 2, "H": 4, "D": 32, "Dv": 32, "S_kv": 96, "n_spans": 3, "L": 40}

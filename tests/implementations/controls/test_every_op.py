@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from nsabench import ops, registry
-from nsabench.assessment.checks import Effect, Limits, run_all
-from nsabench.assessment.checks.controls import catch
+from nsabench.checks import Effect, Limits, run_all
+from nsabench.checks.controls import catch
 from nsabench.delivery import draw
 from nsabench.failure import Failure
 from nsabench.model.case import Case, Timing

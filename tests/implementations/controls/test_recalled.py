@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 
 from nsabench import Unsupported, ops, registry
-from nsabench.assessment.checks import Limits, judge_all
 from nsabench.checker import errors as parity
-from nsabench.execution.timing import ceilings
-from nsabench.execution.timing.timer import CpuTimer
-from nsabench.execution.worker.arm import CaseArm
+from nsabench.checks import Limits, judge_all
 from nsabench.implementations.controls import roofline
 from nsabench.model.case import Case
 from nsabench.model.plan import ImplementationInfo
 from nsabench.model.vocabulary import Catch, Direction, DType, Mode, Role, Runs, Status
 from nsabench.planning import matrix, resolve
 from nsabench.registry import Implementation
+from nsabench.worker.arm import CaseArm
+from nsabench.worker.timing import ceilings
+from nsabench.worker.timing.timer import CpuTimer
 from tests.checking import a_case, arm_of, observations, rounds, rows_of, sets_of
 from tests.checking import measured as measured_by_checker
 from tests.true_caches import true_caches

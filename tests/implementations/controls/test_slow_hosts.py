@@ -10,19 +10,19 @@ import pytest
 import torch
 
 from nsabench import registry
-from nsabench.assessment import verdict
-from nsabench.assessment.checks import Effect, Limits, burst, host, judge_all
-from nsabench.assessment.checks.burst import IN_A_BURST
-from nsabench.assessment.checks.controls import catch, catches, judge
-from nsabench.execution.timing.timer import CpuTimer
-from nsabench.execution.worker.arm import CaseArm
+from nsabench.checks import Effect, Limits, burst, host, judge_all
+from nsabench.checks.burst import IN_A_BURST
+from nsabench.checks.controls import catch, catches, judge
 from nsabench.failure import Failure
 from nsabench.implementations.controls import host as controls_of_the_host
 from nsabench.model.measurement import Bursts, Samples
 from nsabench.model.vocabulary import Catch, DType, Regime, Status, Verdict
 from nsabench.registry import Implementation
-from tests.assessment.checks.conftest import make_row  # noqa: F401 - a fixture
+from nsabench.verdicts import verdict
+from nsabench.worker.arm import CaseArm
+from nsabench.worker.timing.timer import CpuTimer
 from tests.checking import a_case, arm_of, sets_of
+from tests.checks.conftest import make_row  # noqa: F401 - a fixture
 
 SHAPE = {"N": 8, "H": 4, "D": 32, "Dv": 32, "L": 96}
 CASE = a_case("selection_rows", SHAPE, dtype=DType.BFLOAT16)

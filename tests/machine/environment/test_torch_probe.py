@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from nsabench.execution.protocol import REPLY
 from nsabench.machine.environment import loaded, torch_probe
 from nsabench.model.description import DescribedDevice
+from nsabench.worker.protocol import REPLY
 
 
 def test_this_installation() -> None:

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nsabench.assessment.tables import of_comparisons, read_records
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import seal
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.model.measurement import Ceilings, Conditions
 from nsabench.model.vocabulary import Role, Status, Verdict
 from nsabench.output.compare import Change, Difference, compare, document, markdown, read
+from nsabench.verdicts.tables import of_comparisons, read_records
 from tests.output.compare.conftest import Compared, failures
 from tests.runs import LENGTHS, SIGNER, Made, make_run, with_comparison
 

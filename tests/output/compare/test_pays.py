@@ -15,9 +15,9 @@ from nsabench.output.compare import BAND, Change, compare, document, markdown, p
 from nsabench.output.compare.comparison import BAND_IN_QUEUE, Comparison
 from nsabench.output.compare.payments import ComparedPayment, compared
 from nsabench.output.terminal import console
-from tests.assessment.pays.test_pays import ladder, queued
 from tests.output.compare.conftest import failures
 from tests.runs import Made, make_run
+from tests.verdicts.pays.test_pays import ladder, queued
 
 
 class Told:

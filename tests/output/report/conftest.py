@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from nsabench import ops
-from nsabench.execution.log import LogFile
-from nsabench.execution.seals import Sealer
 from nsabench.model.case import Case
 from nsabench.model.description import Described
 from nsabench.model.measurement import Ceilings, Observation, Samples
 from nsabench.model.plan import ImplementationInfo, MatrixInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import Direction, DType, Purpose, Role, Runs, Status
+from nsabench.running.log import LogFile
+from nsabench.running.seals import Sealer
 from tests.output.report.browser import CHROMIUM, DRIVER, Browser, chromium
 from tests.runs import SIGNER, add_attempt, session_of
 

@@ -15,10 +15,10 @@ from rich.color import ColorSystem
 from rich.console import Console
 from rich.text import Text
 
-from nsabench.execution.run import Finished
 from nsabench.model.plan import Plan
 from nsabench.output import terminal
 from nsabench.output.report import Facts
+from nsabench.running.run import Finished
 from tests.output.report.browser import Browser, chromium
 
 WIDE, HIGH = 100, 34  # columns and lines of the terminal

@@ -8,18 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from nsabench import ops, registry
-from nsabench.assessment import checks
-from nsabench.assessment.checks import Effect
-from nsabench.assessment.tables import COMPARISONS, RECORDS, SAMPLES
-from nsabench.assessment.threshold import decide_run
-from nsabench.assessment.threshold.document import as_data
+from nsabench import checks, ops, registry
+from nsabench.checks import Effect
 from nsabench.errors import UsageError
 from nsabench.machine.doctor.codes import codes
 from nsabench.model.vocabulary import Catch, Role, Status, Verdict
 from nsabench.output.explain import _sentence, explain, meanings
 from nsabench.output.report import Facts
 from nsabench.output.terminal import tables
+from nsabench.verdicts.tables import COMPARISONS, RECORDS, SAMPLES
+from nsabench.verdicts.threshold import decide_run
+from nsabench.verdicts.threshold.document import as_data
 from tests.runs import make_run
 
 GPUS = {"NVIDIA H200"}

@@ -17,11 +17,11 @@ from nsabench.model.vocabulary import Catch, Role, Status
 from nsabench.output import site, templates
 from nsabench.output.site.runs import SiteRun
 from nsabench.output.site.write import archived_page, index
-from tests.assessment.pays.test_pays import record
 from tests.output.report.browser import Browser
 from tests.output.report.conftest import HOSTILE
 from tests.output.report.conftest import browser as browser
 from tests.runs import SIGNER, Made, make_run
+from tests.verdicts.pays.test_pays import record
 
 
 @pytest.fixture

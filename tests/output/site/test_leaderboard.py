@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from nsabench.assessment.tables import read_records
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.model.origin import Origin
 from nsabench.model.record import Record
@@ -15,6 +14,7 @@ from nsabench.model.vocabulary import NO_SPECIALISED, Kind, Mode, Regime, Role, 
 from nsabench.output.site.leaderboard import leaderboards
 from nsabench.output.site.runs import SiteRun
 from nsabench.output.site.write import index
+from nsabench.verdicts.tables import read_records
 from tests.runs import Made, make_run
 
 CALLED = Made(

@@ -19,10 +19,10 @@ from nsabench.output import site
 from nsabench.output.site.runs import SiteRun, payments
 from nsabench.output.site.write import archived_page
 from nsabench.output.site.write import index as index_of
-from tests.assessment.pays.test_pays import ladder
 from tests.output.report.browser import Browser
 from tests.output.report.conftest import browser as browser
 from tests.runs import SIGNER, Made, make_run
+from tests.verdicts.pays.test_pays import ladder
 
 SIGNED = Made(run_id="20260101T000000Z-aaaaaa")
 WRONG = Made(

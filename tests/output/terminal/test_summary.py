@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from nsabench.assessment import threshold
-from nsabench.execution.run import Finished
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Kind, Regime, Status
 from nsabench.output import terminal
 from nsabench.output.report import Facts
-from tests.assessment.pays.test_pays import ladder
+from nsabench.running.run import Finished
+from nsabench.verdicts import threshold
 from tests.runs import Made, make_run
+from tests.verdicts.pays.test_pays import ladder
 
 MINE = "mine.py@aaaaaaaaaaaa"
 

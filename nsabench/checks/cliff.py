@@ -1,0 +1,80 @@
+"""Cliff: a time that leaps far beyond the growth of its work looks like another program's.
+
+Libraries fall back in silence: to uncompiled code once too many shapes were compiled, to a backend
+that takes anything. On a ladder such a record is off by tens of times, which no honest kernel is:
+even one that compares every token with every other grows by no more than the square of the work.
+What no foot shows is not seen: a ladder of one rung, or one that begins up there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from nsabench.checks.best_baseline import best_baseline
+from nsabench.checks.cases import by_case
+from nsabench.checks.finding import Effect, Finding
+from nsabench.checks.ladder import ladders
+from nsabench.checks.limits import Limits
+from nsabench.checks.roofline import impossible
+from nsabench.checks.row import Row
+from nsabench.model.vocabulary import Role
+
+# Beyond the square of the work's growth. Seen in three runs on an H200: FlexAttention that torch no
+# longer compiled 15 to 44 times, everything else at most twice.
+LEAP = 8.0
+IN_THE_RUNNING = 2.0  # times the best baseline at the foot: what may be the best further on
+
+
+def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
+    """Every record at the top of a cliff: from the leap on, until one is faster than its edge."""
+    possible = [
+        r
+        for r in rows
+        if r.role is not Role.CONTROL and r.median_ms and not any(impossible(r, limits))
+    ]
+    cases = by_case(possible)
+    return [finding for ladder in ladders(possible) for finding in _tops(ladder, cases)]
+
+
+def _tops(ladder: list[Row], cases: dict[str, list[Row]]) -> Iterator[Finding]:
+    foot, edge = ladder[0], None
+    for row in ladder[1:]:
+        if _leaps(foot, row):
+            edge = edge or row
+        elif edge is None or _ms(row) < _ms(edge):
+            foot, edge = row, None
+        if edge is None:
+            continue
+        # Of a baseline that counts, it is the case that is in doubt, not only this record.
+        best = best_baseline(cases[foot.case_id])
+        if row.role is Role.BASELINE and best and _ms(foot) <= IN_THE_RUNNING * _ms(best):
+            sentence = f"{_say(foot, edge)}; without that it may be the best baseline here"
+            yield Finding("cliff", Effect.INCONCLUSIVE, sentence, row.case_id)
+        else:
+            yield Finding("cliff", Effect.NOTE, _say(foot, edge), row.case_id, row.implementation)
+
+
+def _leaps(foot: Row, row: Row) -> bool:
+    return _ms(row) > LEAP * _growth(foot, row) ** 2 * _ms(foot)
+
+
+def _growth(foot: Row, row: Row) -> float:
+    return max(
+        row.length / foot.length,
+        row.bytes_min / foot.bytes_min,
+        row.flops / max(foot.flops, 1),
+    )
+
+
+def _say(foot: Row, edge: Row) -> str:
+    return (
+        f"{edge.implementation} takes {_ms(foot):.3g} ms at {foot.length_text} but "
+        f"{_ms(edge):.3g} ms at {edge.length_text}: {_ms(edge) / _ms(foot):.0f} times as long for "
+        f"{_growth(foot, edge):.1f} times the work looks like another program (uncompiled, or "
+        f"another backend)"
+    )
+
+
+def _ms(row: Row) -> float:
+    assert row.median_ms is not None
+    return row.median_ms

@@ -1,0 +1,106 @@
+"""Clocks and neighbours: was the device its normal self, and alone, while a case was measured?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from nsabench.checks.best_baseline import best_baseline
+from nsabench.checks.cases import by_case
+from nsabench.checks.finding import Effect, Finding
+from nsabench.checks.limits import Limits
+from nsabench.checks.row import Row
+from nsabench.machine.environment.nvml import POWER_CAP, THROTTLING
+from nsabench.model.measurement import Conditions
+from nsabench.model.vocabulary import Role
+
+# A ratio in time and the same ratio in cycles differ only if the arms ran at different clocks.
+RATIO_TOLERANCE = 0.02
+
+
+def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
+    """Cases that were throttled, shared, or that time and cycles tell differently."""
+    cases = by_case(r for r in rows if r.timed_ms is not None)
+    return [f for case in cases.values() for f in [*_conditions(case), *_cycles(case)]]
+
+
+def _conditions(rows: list[Row]) -> Iterator[Finding]:
+    conditions = [row.conditions for row in rows]
+    for sentence in disturbances(conditions):
+        yield Finding("clocks", Effect.INCONCLUSIVE, sentence, rows[0].case_id)
+    spread = clock_spread(conditions)
+    if spread > 1:
+        low, high = _range(conditions) or (0, 0)
+        sentence = (
+            f"the power cap moved the SM clock between {low} and {high} MHz while the case was "
+            f"measured: the interval of each ratio reaches {spread:.3f} times as far"
+        )
+        yield Finding("clocks", Effect.NOTE, sentence, rows[0].case_id)
+
+
+def disturbances(conditions: Sequence[Conditions]) -> Iterator[str]:
+    """Why what was timed on one case under these conditions is not to be relied on. The power cap
+    alone is no reason, as long as it is known how far it moved the clock: see `clock_spread`."""
+    reasons = {x for c in conditions for x in c.clock_event_reasons} & THROTTLING
+    clocks = _range(conditions)
+    if reasons - {POWER_CAP} or (reasons and clocks is None):
+        named = ", ".join(sorted(reasons))
+        sentence = f"the device was throttled while the case was measured: {named}"
+        if clocks is not None:
+            sentence += f" (SM clock {clocks[0]} to {clocks[1]} MHz)"
+        yield sentence
+    others = max((c.competing_processes for c in conditions), default=0)
+    if others:
+        noun = "process" if others == 1 else "processes"
+        yield f"{others} other {noun} computed on the device while the case was measured"
+
+
+def clock_spread(conditions: Sequence[Conditions]) -> float:
+    """How many times as far an interval of a ratio must reach, since the power cap held the clock
+    down: 1 where it did not, else the highest SM clock over the lowest.
+
+    A call takes a/f + b at the clock f, where a is what the clock speeds up and b what it does not.
+    So between two clocks its time changes by no more than they do, and if one arm ran at f1 and the
+    other at f2, their ratio at any one clock between is within f1/f2 of the measured one.
+    """
+    clocks = _range(conditions)
+    if clocks is None or not any(map(_capped, conditions)):
+        return 1.0
+    return clocks[1] / clocks[0]
+
+
+def _capped(conditions: Conditions) -> bool:
+    return POWER_CAP in conditions.clock_event_reasons
+
+
+def _range(conditions: Sequence[Conditions]) -> tuple[int, int] | None:
+    """The lowest and the highest SM clock, in MHz; None where none was read, or not where the power
+    cap held it down. A worker says them, so they may be no clocks: such are not read."""
+    ranges = []
+    for c in conditions:
+        low, high = c.sm_clock_mhz_min or 0, c.sm_clock_mhz_max or 0
+        if 0 < low <= high:
+            ranges.append((low, high))
+        elif _capped(c):
+            return None
+    if not ranges:
+        return None
+    return min(low for low, _ in ranges), max(high for _, high in ranges)
+
+
+def _cycles(rows: list[Row]) -> Iterator[Finding]:
+    for row in rows:
+        if row.role is not Role.CANDIDATE or not row.median_mcycles:
+            continue
+        if clock_spread([row.conditions]) > 1:
+            continue  # its interval says so
+        best = best_baseline(rows, beside=row)
+        if best is None or not best.median_ms or not best.median_mcycles or not row.median_ms:
+            continue
+        in_time = best.median_ms / row.median_ms
+        in_cycles = best.median_mcycles / row.median_mcycles
+        if abs(in_time / in_cycles - 1) > RATIO_TOLERANCE:
+            sentence = (
+                f"the ratio to {best.implementation} is {in_time:.3f} in time and "
+                f"{in_cycles:.3f} in cycles: the two ran at different clocks"
+            )
+            yield Finding("clocks", Effect.INCONCLUSIVE, sentence, row.case_id, row.implementation)

@@ -1,0 +1,68 @@
+"""What a check found: one sentence with the numbers in it, and what it does to a record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from nsabench.checks.group import Group, Grouped
+from nsabench.model.vocabulary import Regime, Word
+
+
+class Effect(Word):
+    """What a finding changes. The order is the order of gravity."""
+
+    INVALID = "invalid", "nothing may be decided: on the case, or on the run if no case is named"
+    WRONG = "wrong", "the record is not ok: its output is not the op's"
+    IMPLAUSIBLE = "implausible", "the record is not ok: its time cannot be"
+    INCONCLUSIVE = "inconclusive", "the verdict, if there is one, is not to be relied on"
+    UNPROVEN = "unproven", "the verdict stands, but a check behind it was not shown to work there"
+    NOTE = "note", "worth saying, changes nothing"
+
+
+# What says something about a run and objects to nothing in it.
+HARMLESS = frozenset({Effect.UNPROVEN, Effect.NOTE})
+
+
+class Recorded(Grouped, Protocol):
+    """What a finding may bear on: an implementation on a case."""
+
+    @property
+    def case_id(self) -> str: ...
+    @property
+    def implementation(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An empty `case_id` speaks of the whole run, or of all cases of `groups` where there are some;
+    an empty `implementation` of all of a case."""
+
+    check: str
+    effect: Effect
+    sentence: str
+    case_id: str = ""
+    implementation: str = ""
+    groups: tuple[Group, ...] = ()
+    regime: Regime | None = None  # the only one in which it speaks; None: it speaks in all
+
+    def concerns(self, record: Recorded) -> bool:
+        """Whether the finding bears on this record."""
+        return (
+            self.case_id in ("", record.case_id)
+            and self.implementation in ("", record.implementation)
+            and (not self.groups or Group.of(record) in self.groups)
+        )
+
+    def names(self, record: Recorded) -> bool:
+        """Whether it is about this record and no other."""
+        return (self.case_id, self.implementation) == (record.case_id, record.implementation)
+
+    def speaks_in(self, regime: Regime) -> bool:
+        """Whether it has a say in the verdicts of this regime."""
+        return self.regime in (None, regime)
+
+    @property
+    def of_run(self) -> bool:
+        """Whether it speaks of the whole run, in one regime or in all."""
+        return not self.case_id and not self.groups

@@ -1,0 +1,68 @@
+"""Scaling: time must grow when compulsory work grows beyond the launch floor.
+
+An honest time is at least a fixed cost plus the work, in part overlapped: it may stay flat only
+while the work takes less than the fixed cost. Where the work alone would fill half of a time, a
+fourfold of it cannot come for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nsabench.checks.finding import Effect, Finding
+from nsabench.checks.ladder import ladders
+from nsabench.checks.limits import Limits, beaten, least
+from nsabench.checks.row import Row
+
+GROWTH_OF_WORK = 4.0
+FLAT = 1.1  # a time that grows less than this over such growth of work is flat
+FILLED = 0.5  # share of a time that its work alone would take, above which flat is suspicious
+# Work below this can hide behind launches and the latency of the first loads.
+LAUNCH_FLOOR_MS = 0.02
+
+
+def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
+    """The longest flat stretch of each ladder that physics does not explain."""
+    flats = (_flat(ladder, limits) for ladder in ladders(rows))
+    return [finding for finding in flats if finding is not None]
+
+
+def _flat(ladder: list[Row], limits: Limits) -> Finding | None:
+    for top in reversed(ladder):
+        for bottom in ladder:
+            grown = top.bytes_min / bottom.bytes_min
+            if grown < GROWTH_OF_WORK:
+                break
+            assert top.median_ms is not None
+            assert bottom.median_ms is not None
+            if top.median_ms < FLAT * bottom.median_ms:
+                effect = _effect(top, limits)
+                if effect is not None:
+                    return _say(bottom, top, effect, limits)
+    return None
+
+
+def _effect(top: Row, limits: Limits) -> Effect | None:
+    assert top.median_ms is not None
+    cold = least(top, limits, l2_bytes=0)
+    if cold is None:
+        return Effect.NOTE
+    if cold.ms < LAUNCH_FLOOR_MS or cold.ms < FILLED * top.median_ms:
+        return None
+    return Effect.IMPLAUSIBLE if beaten(top, limits) else Effect.INCONCLUSIVE
+
+
+def _say(bottom: Row, top: Row, effect: Effect, limits: Limits) -> Finding:
+    cold = least(top, limits, l2_bytes=0)
+    if cold is None:
+        why = "without known ceilings it cannot be told from launch cost"
+    else:
+        why = f"from memory {cold.why} take {cold.ms:.3g} ms"
+        if effect is Effect.INCONCLUSIVE and limits.l2_bytes:
+            why += "; only a warm L2 could explain it"
+    sentence = (
+        f"time is flat while work grows: {bottom.median_ms:.3g} ms at {bottom.length_text} and "
+        f"{top.median_ms:.3g} ms at {top.length_text} ({top.label}), for "
+        f"{top.bytes_min / bottom.bytes_min:.1f} times the bytes; {why}"
+    )
+    return Finding("scaling", effect, sentence, top.case_id, top.implementation)

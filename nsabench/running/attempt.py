@@ -1,0 +1,54 @@
+"""One attempt at a job: run it, and log how it ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from nsabench.model.job import Death, Job
+from nsabench.model.log import Begun, Ended, Entry, Observed
+from nsabench.model.measurement import Observation
+from nsabench.running.supervisor.executor import Executor
+
+
+class Append(Protocol):
+    """Adds entries to a log."""
+
+    def __call__(self, *entries: Entry) -> None: ...
+
+
+def attempt(
+    job: Job,
+    executor: Executor,
+    append: Append,
+    keep_printed: Callable[
+        [Job, Sequence[Observation], str], None
+    ] = lambda job, observations, log: None,
+) -> None:
+    """Run a job and append what came of it. keep_printed: takes what its worker printed.
+
+    An interrupt, or an error that a user must mend, says nothing of the job.
+    """
+    if job.pause_s:
+        time.sleep(job.pause_s)
+    append(Begun(job=job))
+    start = time.monotonic()
+    try:
+        answer = executor.run(job)
+    except BaseException:
+        append(Ended(interrupted=True, wall_s=time.monotonic() - start))
+        raise
+    wall_s = time.monotonic() - start
+    if isinstance(answer, Death):
+        keep_printed(job, [], executor.log())
+        append(Ended(death=answer, wall_s=wall_s))
+        return
+    keep_printed(job, answer.observations, executor.log())
+    ended = Ended(
+        conditions=answer.conditions,
+        wall_s=wall_s,
+        measuring_s=answer.measuring_s,
+        queue_s=answer.queue_s,
+    )
+    append(*(Observed(observation=observation) for observation in answer.observations), ended)

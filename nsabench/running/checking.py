@@ -1,0 +1,41 @@
+"""The checker process: reads requests on stdin, answers on the descriptor that stdout was."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from nsabench import ops
+from nsabench.checker.checker import Checker
+from nsabench.checker.messages import REQUEST, Conclude, Prepare
+from nsabench.delivery import Delivery, Mailbox
+from nsabench.worker.channel import Channel, die_with
+from nsabench.worker.protocol import Step
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="nsabench.running.checking")
+    parser.add_argument("--device", choices=["cuda", "cpu"], required=True)
+    parser.add_argument("--ops", type=Path)
+    parser.add_argument("--mailbox", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    options = parser.parse_args()
+    channel = Channel.claim_stdout()
+    die_with(options.parent)
+    if options.ops is not None:
+        ops.load_file(options.ops)
+    checker = Checker(options.device, Mailbox(options.mailbox, options.device))
+    channel.send(Step(phase="start"))
+    for line in sys.stdin.buffer:
+        match REQUEST.validate_json(line):
+            case Prepare() as request:
+                channel.send(checker.prepare(request))
+            case Delivery() as delivery:
+                channel.send(checker.check(delivery))
+            case Conclude():
+                channel.send(checker.conclude())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""Draws the inputs of a case of a run into a file that torch loads. A process of its own, since
+the supervisor imports no torch: `python -m nsabench.running.draw RUN CASE FILE.pt`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from nsabench import ops
+from nsabench.model.plan import Plan
+
+
+def main(run: Path, case_id: str, file: Path) -> None:
+    """What is drawn is what the run drew first, if this machine has the device of the run."""
+    import torch
+
+    plan = Plan.read(run / "plan.json")
+    if plan.ops:
+        ops.load_file(Path(plan.ops), plan.ops_sha256)
+    case = plan.by_id[case_id].case
+    device = "cuda" if plan.device == "cuda" and torch.cuda.is_available() else "cpu"
+    op = ops.get(case.op)
+    inputs = op.draw(ops.sizes(case), case.dtype, case.distribution, case.seed, device)
+    tensors = {name: tensor.cpu() for name, tensor in inputs.tensors.items()}
+    saved = {"tensors": tensors, "options": dict(inputs.options), "by": list(op.differentiable)}
+    torch.save(saved, file)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))

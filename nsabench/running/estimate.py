@@ -1,0 +1,100 @@
+"""What a plan will take: time and memory of each case, before anything is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from nsabench import labels, ops
+from nsabench.errors import UsageError
+from nsabench.model.case import FixedCount, Stopping
+from nsabench.model.plan import Device, Plan, PlannedCase
+
+# Seconds that an implementation takes of a case beside its samples: building, parity, warming up.
+# About what one run on an H200 and one on two cores took. The first compilation of a kernel comes
+# on top, and a busy host takes several times as long.
+BESIDE_S = {"cuda": 0.3, "cpu": 0.8}
+ROUND_S = 0.02  # of a rule that counts rounds
+# Calls of an implementation beside its samples: looked at, in order, warming up, in bursts. Those
+# of half a second are most of what their case takes. An H200 does so much of a dense attention.
+CALLS, FLOP_S = 20, 4e14
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """seconds: about. bytes: at least, since every input set lies in memory at once."""
+
+    seconds: float
+    bytes: int
+
+
+def of_plan(plan: Plan) -> dict[str, Estimate]:
+    """What each case takes, by its id."""
+    computes = {(i.op, i.name): i.computes for i in plan.implementations if i.computes}
+    return {
+        planned.id: of_case(
+            planned,
+            plan.device,
+            {name: of for (op, name), of in computes.items() if op == planned.case.op},
+        )
+        for planned in plan.cases
+    }
+
+
+def of_case(
+    planned: PlannedCase, device: Device, computes: Mapping[str, str] = MappingProxyType({})
+) -> Estimate:
+    """What a case takes. Two sets of inputs and outputs are the fewest that it is measured on; the
+    compulsory bytes of a call are no more than those of one set. computes: by alternative, the op
+    whose work it does."""
+    case = planned.case
+    seconds = _sampling_s(case.timing.stopping) + BESIDE_S[device] * len(planned.implementations)
+    if device == "cuda":
+        works = [
+            ops.computed_work(case, computes.get(name, "")) for name in planned.implementations
+        ]
+        seconds += CALLS * sum(work.flops for work in works) / FLOP_S
+    return Estimate(
+        min(seconds, case.timeout_s * len(planned.implementations)),
+        max(2, case.streams) * ops.work(case).bytes_min,
+    )
+
+
+def _sampling_s(stopping: Stopping) -> float:
+    if isinstance(stopping, FixedCount):
+        return stopping.rounds * ROUND_S
+    return stopping.budget_s
+
+
+def refuse_unfitting(plan: Plan, memory: int | None) -> None:
+    """Raises `UsageError` for cases that cannot be held in `memory` bytes; None: unknown."""
+    if memory is None:
+        return
+    needs = {case_id: one.bytes for case_id, one in of_plan(plan).items()}
+    over = [planned for planned in plan.cases if needs[planned.id] > memory]
+    if over:
+        worst = max(over, key=lambda planned: needs[planned.id])
+        more = {1: "", 2: ", and so does another"}.get(
+            len(over), f", and so do {len(over) - 1} others"
+        )
+        raise UsageError(
+            f"{labels.named_case(worst.case)} takes at least {gigabytes(needs[worst.id])}{more}, "
+            f"and there are {gigabytes(memory)}",
+            "leave them out with --where, or make them smaller.",
+        )
+
+
+def gigabytes(count: int) -> str:
+    """A size for a person: 3.4 TB, 12 GB, 0.5 MB."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count / 1e3:.3g} kB"
+
+
+def duration(seconds: float) -> str:
+    """A time for a person: 40 s, 12 min, 3.5 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,158 @@
+"""The files of a run, by name."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from nsabench.errors import Interrupted, UsageError, VerificationFailed
+from nsabench.files import writing
+from nsabench.model.job import Job
+from nsabench.model.measurement import Observation
+from nsabench.model.plan import Plan
+from nsabench.model.vocabulary import Purpose
+from nsabench.running import log
+from nsabench.signing.signer import RUN_KEY
+from nsabench.verdicts.results import Part
+
+LATEST = "latest"
+SHARDS = "shards"  # the folder of a merged run that holds the shards
+HEAD = "=== "  # before the names of those whom a part of a log is of
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    path: Path
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log.jsonl"
+
+    @property
+    def environment(self) -> Path:
+        return self.path / "environment.json"
+
+    @property
+    def records(self) -> Path:
+        return self.path / "records.parquet"
+
+    @property
+    def thresholds(self) -> Path:
+        return self.path / "thresholds.yaml"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    def shard(self, run_id: str) -> RunFolder:
+        """What a merged run keeps of a shard: its plan, log, environment and manifest."""
+        return RunFolder(self.path / SHARDS / run_id)
+
+    def parts(self) -> list[Part]:
+        """What the run was measured by: itself, or the shards that it was merged of."""
+        plan = Plan.read(self.plan)
+        if not plan.shards:
+            return [Part(plan, log.read(self.log))]
+        return [part for run_id in plan.shards for part in self.shard(run_id).parts()]
+
+    def create(self) -> None:
+        """Raises `UsageError` when it cannot be made or already holds a run."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if any(self.path.iterdir()):
+                raise UsageError(
+                    f"{self.path} is not empty",
+                    "give --out another folder, or continue a run with --resume.",
+                )
+            self.logs.mkdir()
+        except OSError as error:
+            raise UsageError(
+                f"{self.path} cannot be made: {error.strerror}", "give --out a writable folder."
+            ) from None
+
+    def refuse_links(self) -> None:
+        """Raises `VerificationFailed` when a file or folder of it leads, or may lead, elsewhere:
+        what is written there would be written where it leads."""
+        for where, folders, files in os.walk(self.path):
+            for path in (Path(where, name) for name in sorted(folders + files)):
+                mode = path.lstat().st_mode
+                if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                    what = "a link" if stat.S_ISLNK(mode) else "a pipe or a device"
+                    raise VerificationFailed(
+                        f"{path.relative_to(self.path)} is {what}, and a run holds none",
+                        "look where it is from; remove it, or start a new run.",
+                    )
+
+    def is_latest(self) -> None:
+        """`latest` beside it names this folder. A file of that name is left as it is."""
+        link = self.path.parent / LATEST
+        if link.is_symlink() or not link.exists():
+            new = link.with_name(f"{LATEST}.{self.path.name}")
+            new.symlink_to(self.path.name)
+            new.replace(link)
+
+    def discard(self) -> None:
+        """Take away what a run leaves before it has measured anything."""
+        known = (self.plan, self.log, self.environment, self.path / RUN_KEY)
+        for path in known:
+            path.unlink(missing_ok=True)
+        link = self.path.parent / LATEST
+        if link.is_symlink() and link.readlink() == Path(self.path.name):
+            link.unlink()
+        for folder in (self.logs, self.path):
+            if folder.is_dir() and not any(folder.iterdir()) and not folder.is_mount():
+                folder.rmdir()
+
+    @contextmanager
+    def resumable(self) -> Iterator[None]:
+        """Raises `Interrupted` for a `KeyboardInterrupt`: it says where the run lies."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise Interrupted(str(self.path)) from None
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Raises `EnvironmentRefused` when the disk is full or the folder may not be written."""
+        return writing(self.path, f"go on with --resume {self.path}")
+
+    @classmethod
+    def existing(cls, path: Path) -> RunFolder:
+        """Raises `UsageError` when there is no run in `path`."""
+        folder = cls(path)
+        if not path.exists():
+            raise UsageError(f"there is no folder {path}", "give the folder that nsabench made.")
+        if not folder.plan.is_file():
+            raise UsageError(f"{path} holds no run", "give the folder that nsabench made.")
+        return folder
+
+    def printed(self, case_id: str, purpose: Purpose) -> Path:
+        """What the implementations of a case printed and raised in a pass."""
+        later = "" if purpose is Purpose.MAIN else f".{purpose}"
+        return self.logs / f"{case_id}{later}.log"
+
+    def keep_printed(self, job: Job, observations: Sequence[Observation], printed: str) -> None:
+        """Append what the implementations of a job printed and raised to a file of its case.
+
+        printed: by their worker. A traceback leaves its observation for the file.
+        """
+        parts = {printed: list(job.implementations)}
+        for observation in observations:
+            parts.setdefault(observation.traceback, []).append(observation.implementation)
+            observation.traceback = ""
+        sections = [
+            f"{HEAD}{', '.join(names)}\n{text.rstrip()}\n"
+            for text, names in parts.items()
+            if text.strip()
+        ]
+        if sections:
+            path = self.printed(job.case.id, job.purpose)
+            with path.open("a", encoding="utf-8") as file:
+                file.writelines(sections)

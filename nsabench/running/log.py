@@ -1,0 +1,189 @@
+"""Read and write `log.jsonl`: one JSON object a line, synced before the next step."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from pydantic import ValidationError
+
+from nsabench import limits, reading
+from nsabench.errors import UsageError, VerificationFailed
+from nsabench.model.log import LINE, Entry, Line, Log
+from nsabench.running import seals
+from nsabench.running.seals import Origin, Sealer
+
+_NO_FILE = {errno.ELOOP: "a link", errno.ENXIO: "a pipe or a device"}
+_REMEDY = "give the folder that nsabench made."
+
+
+class LogFile:
+    """A log that is open for appending. Opening it removes a torn last line.
+
+    log: what it holds. origin: who signed what it held when it was opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises `UsageError` if a line is broken or another process writes the log, and
+        `VerificationFailed` if a line is not what was measured."""
+        self.path = path
+        self._file = _open_for_append(path)
+        self._sealer: Sealer | None = None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.log = Log()
+            self.origin, self._size, self._end = _examine(path, self.log.add)
+        except BlockingIOError:
+            self._file.close()
+            raise UsageError(
+                f"{path.parent} is being written by another nsabench",
+                "wait for it, or give --out another folder.",
+            ) from None
+        except (UsageError, VerificationFailed):
+            self._file.close()
+            raise
+        self._file.truncate(self._size)
+
+    @property
+    def end(self) -> str:
+        """The digest of the last line."""
+        return self._end
+
+    def seal_with(self, sealer: Sealer) -> None:
+        """Seal with it what is appended from here on."""
+        self._sealer = sealer
+
+    def append(self, *entries: Entry) -> None:
+        """Write entries and sync them to the disk.
+
+        Raises `OSError` if the disk is full; a torn line is removed when the run is resumed. Raises
+        `VerificationFailed` if something else wrote to the file.
+        """
+        assert self._sealer is not None
+        if os.fstat(self._file.fileno()).st_size != self._size:
+            self._refuse_foreign()
+        for entry in entries:
+            content = self._sealer.seal(entry, self._end)
+            self._file.write(content + b"\n")
+            self._end = seals.digest(content)
+            self._size += len(content) + 1
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        for entry in entries:
+            self.log.add(entry)
+
+    def _refuse_foreign(self) -> None:
+        """Say what something else did to the file, and where. The file is left as it is."""
+        try:
+            _examine(self.path, lambda entry: None)
+        except (UsageError, VerificationFailed) as error:
+            error.args = (f"something else wrote to {self.path}: {error}",)
+            raise
+        raise VerificationFailed(
+            f"something else wrote to {self.path}: its length is not what was written",
+            f"find out what it was, then resume with --resume {self.path.parent}.",
+        )
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _open_for_append(path: Path) -> BinaryIO:
+    """Raises `UsageError` unless it is a file: a link could lead to a file outside the run."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        file = os.fdopen(os.open(path, flags, 0o666), "ab")
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
+        raise UsageError(f"{path} is {_NO_FILE[error.errno]} and not a file", _REMEDY) from None
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise UsageError(f"{path} is a pipe or a device and not a file", _REMEDY)
+    return file
+
+
+def read(path: Path) -> Log:
+    """Return what a log holds. Raises `UsageError` if a line other than a torn last one is
+    broken."""
+    log = Log()
+    for _, line in lines(path):
+        log.add(line.entry)
+    return log
+
+
+def examine(path: Path, take: Callable[[Entry], None] = lambda entry: None) -> tuple[Log, Origin]:
+    """Return what a log holds, and who signed it. take: called with each entry first.
+
+    Raises `UsageError` as `read` does, `VerificationFailed` if a line is not what was measured or
+    the log is empty, and what `take` raises.
+    """
+    log = Log()
+
+    def add(entry: Entry) -> None:
+        take(entry)
+        log.add(entry)
+
+    origin, _, _ = _examine(path, add)
+    if origin is None:
+        raise VerificationFailed("it is empty")
+    return log, origin
+
+
+def _examine(path: Path, take: Callable[[Entry], None]) -> tuple[Origin | None, int, str]:
+    """Return also the length of the whole lines, and the digest of the last one."""
+    size, last = 0, b""
+
+    def taken() -> Iterator[tuple[bytes, Line]]:
+        nonlocal size, last
+        for content, line in lines(path):
+            yield content, line
+            try:
+                take(line.entry)
+            except ValueError as error:
+                raise VerificationFailed(f"{line.entry.kind}: {error}") from None
+            size, last = size + len(content) + 1, content
+
+    try:
+        origin = seals.origin(taken())
+    except VerificationFailed as error:
+        error.remedy = "find out what else wrote there, and start a new run."
+        raise
+    return origin, size, seals.digest(last) if last else ""
+
+
+def lines(path: Path) -> Iterator[tuple[bytes, Line]]:
+    """Yield each whole line: its bytes without its end, and what it says."""
+    try:
+        with reading.opened(path) as file:
+            yield from _lines_of(file, path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", _REMEDY) from None
+    except reading.OutOfBounds as error:
+        raise UsageError(f"{path} {error}", _REMEDY) from None
+
+
+def _lines_of(file: BinaryIO, path: Path) -> Iterator[tuple[bytes, Line]]:
+    number = size = 0
+    while text := file.readline(limits.LOG_LINE + 1):
+        number, size = number + 1, size + len(text)
+        if len(text) > limits.LOG_LINE:
+            raise reading.OutOfBounds(f"has a line of more than {limits.LOG_LINE} bytes")
+        if size > limits.LOG:
+            raise reading.OutOfBounds(f"has more than {limits.LOG} bytes")
+        if number > limits.LOG_LINES:
+            raise reading.OutOfBounds(f"has more than {limits.LOG_LINES} lines")
+        if not text.endswith(b"\n"):
+            return  # torn: it was being written when the process was killed
+        try:
+            yield text[:-1], LINE.validate_json(text)
+        except ValidationError:
+            raise UsageError(
+                f"{path}:{number}: not a line of a run's log",
+                "the file was altered or the disk is bad: start a new run.",
+            ) from None

@@ -1,0 +1,148 @@
+"""What to measure next: all policy of a run, as functions of its plan and its log.
+
+A run has four stages. The main stage measures every case with all its implementations. Confirmation
+measures a verdict that is close to a limit in a second process. The isolated stage times the
+baselines of a case with a winner where no candidate is imported. The canary is a case that all
+shards of a plan measure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from nsabench.model.case import Case, RatioCI
+from nsabench.model.job import ALL_STAY, EarlyExit, Job
+from nsabench.model.log import Log
+from nsabench.model.plan import Plan, PlannedCase
+from nsabench.model.vocabulary import Purpose, Verdict
+from nsabench.verdicts.attempts import CaseState, state_of
+from nsabench.verdicts.results import assess
+from nsabench.verdicts.verdict import InRegime, is_close
+
+# An implementation that takes less is measured sooner than it is known to be hopelessly behind.
+LEAST_MS = 20.0
+# A check may reject the best baseline later; then the second best decides.
+STAY = 2
+# Isolated timings only show whether medians moved by more than `verdict.DRIFT`.
+FEW = RatioCI(min_rounds=10, max_rounds=10, budget_s=0.5)
+FEW_SETS = 2
+BRIEF_WARMUP_S = 0.01  # the device is warm
+
+Judge = Callable[[Plan, Log], InRegime]
+
+
+def judge(plan: Plan, log: Log) -> InRegime:
+    """Return the verdicts by what the log holds so far."""
+    return assess(plan, log).judgements(log)
+
+
+def next_jobs(plan: Plan, log: Log, judge: Judge = judge) -> list[Job]:
+    """Return the jobs of the first stage that is not complete; none if the run is.
+
+    They hold until one of them dies or is disturbed. Then ask again.
+    """
+    return (
+        list(_main(plan, log))
+        or list(_confirmation(plan, log, judge))
+        or list(_isolated(plan, log, judge))
+        or canary_jobs(plan, log)
+    )
+
+
+def canary_jobs(plan: Plan, log: Log) -> list[Job]:
+    """Return what is left of the case that all shards measure."""
+    if plan.canary is None:
+        return []
+    names = plan.canary.implementations
+    return list(_job(plan, log, Purpose.CANARY, plan.canary, names))
+
+
+def _main(plan: Plan, log: Log) -> Iterator[Job]:
+    for planned in plan.cases:
+        early_exit = ALL_STAY
+        # A rule that promises so many rounds, or so much time, lets none leave. A baseline that
+        # shares a source with a candidate stays: if it wins, none shows whether it was slowed.
+        if isinstance(planned.case.timing.stopping, RatioCI):
+            baselines = tuple(plan.clean_baselines(planned))
+            early_exit = EarlyExit(baselines=baselines, stay=STAY, least_ms=LEAST_MS)
+        yield from _job(
+            plan, log, Purpose.MAIN, planned, planned.implementations, early_exit=early_exit
+        )
+
+
+def _confirmation(plan: Plan, log: Log, judge: Judge) -> Iterator[Job]:
+    """The best baselines and the candidates whose verdict is close to a limit."""
+    judgements = judge(plan, log.only(Purpose.MAIN))
+    close: dict[str, list[str]] = {}
+    for judged in judgements.values():
+        for (case_id, name), one in judged.items():
+            if is_close(one, plan.margin):
+                names = [one.best_baseline, *close.get(case_id, []), name]
+                close[case_id] = list(dict.fromkeys(names))
+    for case_id, names in close.items():
+        yield from _job(plan, log, Purpose.CONFIRMATION, plan.by_id[case_id], names)
+
+
+def _isolated(plan: Plan, log: Log, judge: Judge) -> Iterator[Job]:
+    """The baselines of clean sources, for each case with a verdict `faster`."""
+    judgements = judge(plan, log.only(Purpose.MAIN, Purpose.CONFIRMATION))
+    won = {
+        case_id
+        for judged in judgements.values()
+        for (case_id, _), one in judged.items()
+        if one.verdict is Verdict.FASTER
+    }
+    for planned in plan.cases:
+        baselines = plan.clean_baselines(planned) if planned.id in won else []
+        if baselines:
+            yield from _job(
+                plan,
+                log,
+                Purpose.ISOLATED,
+                planned,
+                baselines,
+                sources=plan.clean_sources,
+                case=_briefly(planned.case),
+                early_exit=EarlyExit(baselines=tuple(baselines)),
+            )
+
+
+def _briefly(case: Case) -> Case:
+    """Return the case with fewer inputs, calls to warm up and samples."""
+    warmup_s = min(case.timing.warmup_s, BRIEF_WARMUP_S)
+    few = {"rotate": FEW_SETS, "stopping": FEW, "warmup_s": warmup_s}
+    return case.model_copy(update={"timing": case.timing.model_copy(update=few)})
+
+
+def _job(
+    plan: Plan,
+    log: Log,
+    purpose: Purpose,
+    planned: PlannedCase,
+    names: Iterable[str],
+    *,
+    sources: Iterable[str] | None = None,
+    case: Case | None = None,
+    early_exit: EarlyExit = ALL_STAY,
+) -> Iterator[Job]:
+    """The next job of a case, unless all is settled. sources: those of the plan if not given."""
+    state = state_of(plan, log, purpose, planned, tuple(names))
+    if state.next is not None:
+        imported = plan.sources if sources is None else sources
+        yield next_job(case or planned.case, state, imported, early_exit)
+
+
+def next_job(
+    case: Case, state: CaseState, sources: Iterable[str], early_exit: EarlyExit = ALL_STAY
+) -> Job:
+    """Return the job that a case is to be attempted with next. `state` is not settled."""
+    assert state.next is not None
+    return Job(
+        purpose=state.purpose,
+        case=case.model_copy(update={"timeout_s": state.next.patience * case.timeout_s}),
+        sources=tuple(sorted(sources)),
+        attempt=state.attempts + 1,
+        implementations=state.next.implementations,
+        pause_s=state.next.pause_s,
+        early_exit=early_exit,
+    )

@@ -1,0 +1,428 @@
+"""A run from end to end: discover, plan, run jobs until none is left, derive the results."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Protocol
+
+from nsabench import labels, ops, registry
+from nsabench.errors import EnvironmentRefused, NsabenchError, UsageError
+from nsabench.files import whole, writing
+from nsabench.machine import doctor
+from nsabench.machine.environment.collect import collect
+from nsabench.machine.environment.identity import machine_of
+from nsabench.model.description import Described
+from nsabench.model.job import Job
+from nsabench.model.log import Log, Session
+from nsabench.model.measurement import Ceilings
+from nsabench.model.plan import Device, ImplementationInfo, Plan, PlannedCase
+from nsabench.model.source import Source
+from nsabench.model.vocabulary import MARGIN, Purpose
+from nsabench.planning import resolve
+from nsabench.planning.narrow import ALL, Narrowed
+from nsabench.running import compilation, vouch
+from nsabench.running.attempt import attempt
+from nsabench.running.discovery import discover
+from nsabench.running.folder import RunFolder
+from nsabench.running.log import LogFile
+from nsabench.running.log import read as read_log
+from nsabench.running.policy import canary_jobs, judge, next_jobs
+from nsabench.running.same_machine import described_as_before
+from nsabench.running.seals import Sealer
+from nsabench.running.supervisor.checker import CheckerProcess
+from nsabench.running.supervisor.executor import JobLost, WorkerExecutor
+from nsabench.signing import Signer
+from nsabench.signing.signer import make_run_key
+from nsabench.verdicts import parquet, tables
+from nsabench.verdicts.attempts import CaseState, state_of
+from nsabench.verdicts.merged import assemble
+from nsabench.verdicts.results import Results, assess, belongs
+from nsabench.verdicts.verdict import InRegime
+from nsabench.worker.protocol import Step
+
+Infos = Sequence[ImplementationInfo]
+
+
+ANNOUNCEMENTS = {
+    Purpose.CONFIRMATION: "confirming {case}",
+    Purpose.ISOLATED: "baselines of {case} without the candidates",
+    Purpose.CANARY: "the case that all shards measure: {case}",
+}
+
+
+class View(Protocol):
+    """Where a run shows what it does."""
+
+    def case_started(self, planned: PlannedCase, number: int, total: int) -> None: ...
+
+    def case_finished(self, planned: PlannedCase, state: CaseState) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def run_started(self, plan: Plan, described: Described, ceilings: Ceilings) -> None: ...
+
+    def step(self, step: Step) -> None: ...
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A complete run. wall_s, measuring_s and queue_s: of this time, if it was resumed.
+
+    signer: in whose name it was measured; None of a run that was only read. log_end: the digest of
+    the last line of its log, as it was written.
+    """
+
+    folder: RunFolder
+    plan: Plan
+    results: Results
+    wall_s: float
+    measuring_s: float
+    signer: Signer | None = None
+    log_end: str = ""
+    queue_s: float = 0.0
+
+
+def choose_device(requested: str) -> Device:
+    """`auto` is cuda where the driver shows a device. The supervisor does not import torch."""
+    if requested == "cuda" or requested == "cpu":
+        return requested  # type: ignore[return-value]
+    try:
+        listing = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, timeout=30, check=True, text=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return "cpu"
+    return "cuda" if "GPU" in listing else "cpu"
+
+
+def make_plan(
+    matrices: Sequence[str],
+    device: Device,
+    kernels: Path | None,
+    shard: str = "1/1",
+    ops_file: Path | None = None,
+    margin: float = MARGIN,
+    *,
+    sandboxed: bool = True,
+    narrowed: Narrowed = ALL,
+    tag: str = "",
+) -> Plan:
+    """Load the matrices and resolve them against what is installed; by the options of
+    `resolve.resolve`.
+
+    Raises `UsageError` for a bad matrix, a broken implementation or a broken op, before anything is
+    measured.
+    """
+    # A run may be resumed from another folder.
+    kernels = kernels.absolute() if kernels is not None else None
+    ops_file = ops_file.absolute() if ops_file is not None else None
+    if ops_file is not None:
+        ops.load_file(ops_file)
+    loaded = resolve.load_matrices(matrices or resolve.default_matrices(device))
+    for name in {case.op for one in loaded for case in one.cases}:
+        tables.refuse_sizes(ops.get(name))
+    sources = registry.sources(kernels, ops_file)
+    implementations = discover(device, kernels, ops_file, sources, sandboxed=sandboxed)
+    plan = resolve.resolve(
+        loaded,
+        implementations,
+        device=device,
+        kernels=kernels,
+        ops_file=ops_file,
+        sources=sources,
+        shard=shard,
+        margin=margin,
+        sandboxed=sandboxed,
+        narrowed=narrowed,
+        tag=tag,
+    )
+    ops.refuse_other(plan)  # the file may have changed since its op was loaded
+    return plan
+
+
+def installed(kernels: Path | None = None, ops_file: Path | None = None) -> Infos:
+    """All implementations that a run could take from what is installed and the user's files.
+
+    Raises `UsageError` for one that cannot be imported.
+    """
+    kernels = kernels.absolute() if kernels is not None else None
+    ops_file = ops_file.absolute() if ops_file is not None else None
+    sources = registry.sources(kernels, ops_file)
+    return discover("cpu", kernels, ops_file, sources, sandboxed=True)
+
+
+def version_of(source: Source) -> str:
+    """Of the distribution that implementations come from; of a file, the start of its sha256."""
+    if source.is_file:
+        return source.digest
+    try:
+        return metadata.version(source)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def start(
+    plan: Plan,
+    out: Path | None,
+    view: View,
+    *,
+    signer: Signer | None = None,
+    fit: bool = False,
+) -> Finished:
+    """Run a plan into a new folder.
+
+    signer: in whose name; None: a key that is made for the run. fit: look at the machine first;
+    raises `EnvironmentRefused` when measuring on it is pointless.
+    """
+    folder = RunFolder(out or Path("results") / plan.run_id)
+    folder.create()
+    try:
+        with writing(folder.path, f"remove {folder.path} and start again"):
+            plan.write(folder.plan)
+            if out is None:
+                folder.is_latest()
+        with folder.resumable():
+            return _Run(folder, plan, view, signer, fit).measure()
+    except NsabenchError as refused:
+        # A disk that is full has a remedy that goes on with the run.
+        if not isinstance(refused.__cause__, OSError):
+            if not is_begun(folder.path):
+                folder.discard()
+            # A worker's refusal comes as its exit code: of kernels that were edited, say.
+            elif refused.exit_code == UsageError.exit_code:
+                refused.folder = str(folder.path)
+        raise
+
+
+def is_begun(path: Path) -> bool:
+    """Return whether a run in this folder has measured anything, if only the ceilings."""
+    folder = RunFolder(path)
+    return folder.log.exists() and bool(read_log(folder.log).sessions)
+
+
+def discard_unbegun(path: Path) -> None:
+    """Remove what a run left that was killed before it measured anything.
+
+    Raises `UsageError` when another process is writing that run.
+    """
+    folder = RunFolder(path)
+    if not folder.plan.is_file():
+        return
+    with closing(LogFile(folder.log)):  # it holds the lock
+        folder.discard()
+
+
+def resume(
+    path: Path,
+    view: View,
+    *,
+    signer: Signer | None = None,
+    fit: bool = False,
+) -> Finished:
+    """Resume a run that was interrupted; jobs that the log holds are not run again.
+
+    Raises `VerificationFailed` if the log was not measured in the name of `signer`.
+    """
+    folder = RunFolder.existing(path)
+    folder.refuse_links()
+    plan = Plan.read(folder.plan)
+    with folder.writing():
+        folder.logs.mkdir(exist_ok=True)
+    with folder.resumable():
+        return _Run(folder, plan, view, signer, fit, resumed=True).measure()
+
+
+def read(path: Path) -> Finished:
+    """A run as it lies there; nothing is measured, and no file of the user's is executed.
+
+    Raises `UsageError` when what it shows cannot be derived without the file of its op.
+    """
+    folder = RunFolder.existing(path)
+    plan = Plan.read(folder.plan)
+    if not ops.has_op_of(plan):
+        raise UsageError(
+            f"{path} is finished and left as it is; what it shows is derived with the op of "
+            f"{Path(plan.ops).name}, a file that is not executed for that",
+            f"look at its reports, or make new ones: `nsabench report {path} "
+            f"--ops {Path(plan.ops).name} --out DIR`.",
+        )
+    results = assemble(plan.run_id, folder.parts())
+    return Finished(folder, plan, results, wall_s=0, measuring_s=0)
+
+
+class _Run:
+    """A run in its folder; its methods in order are the procedure."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        plan: Plan,
+        view: View,
+        signer: Signer | None,
+        fit: bool,
+        *,
+        resumed: bool = False,
+    ) -> None:
+        self.folder = folder
+        self.plan = plan
+        self.view = view
+        self.signer = signer
+        self.fit = fit
+        self.resumed = resumed
+        self._judge = _RememberedJudge()
+        self._number = {planned.id: number for number, planned in enumerate(plan.cases, 1)}
+        self._is_open = False  # whether the session of this process has begun
+        self._shows_steps = False
+        self._executor: WorkerExecutor | None = None
+
+    def measure(self) -> Finished:
+        """Measure what the log does not hold yet, and derive the results."""
+        began = time.monotonic()
+        self.view.note(f"results go to {self.folder.path}")
+        with (
+            self.folder.writing(),
+            closing(LogFile(self.folder.log)) as self._file,
+            closing(compilation.Ahead(self.plan, self.folder.path)) as self._ahead,
+            closing(self._make_checker()) as self._checker,
+        ):
+            log = self._file.log
+            belongs(self.plan, log)
+            self.signer = self._find_signer()
+            if self.plan.ops and not ops.has_op_of(self.plan):
+                # Not before: a plan that is not signed may name any file.
+                ops.load_file(Path(self.plan.ops), self.plan.ops_sha256)
+            before_s, queue_before_s = log.measuring_s, log.queue_s
+            try:
+                self._run_jobs()
+            finally:
+                if self._executor is not None:
+                    self._executor.close()
+            results = assess(self.plan, log).results(log)
+            parquet.write(results, self.plan.run_id, self.folder.path)
+        return Finished(
+            self.folder,
+            self.plan,
+            results,
+            time.monotonic() - began,
+            log.measuring_s - before_s + self._ahead.wall_s,
+            self.signer,
+            self._file.end,
+            log.queue_s - queue_before_s,
+        )
+
+    def _make_checker(self) -> CheckerProcess:
+        return CheckerProcess(self.plan.device, Path(self.plan.ops) if self.plan.ops else None)
+
+    def _find_signer(self) -> Signer:
+        """In whose name the run is measured. Raises `VerificationFailed` if the log, or the
+        description of the machine beside it, is by another signer."""
+        if not self.resumed:
+            return self.signer or make_run_key(self.folder.path)
+        signer = vouch.same_signer(self.folder, self._file.origin, self.signer)
+        vouch.same_environment(self.folder, self._file.log)
+        return signer
+
+    def _run_jobs(self) -> None:
+        while jobs := next_jobs(self.plan, self._file.log, self._judge):
+            for job in jobs:
+                if not self._run_job(job, jobs):
+                    break  # what to do about it is for `next_jobs`
+
+    def _run_job(self, job: Job, jobs: Sequence[Job]) -> bool:
+        """Return whether all that it measured is settled."""
+        executor = self._executor_of(job, jobs)
+        planned = self.plan.measured(job.case.id)
+        is_main = job.purpose is Purpose.MAIN
+        if is_main:
+            self.view.case_started(planned, self._number[planned.id], len(self.plan.cases))
+        else:
+            case = labels.of_case(planned.case)
+            self.view.note(ANNOUNCEMENTS[job.purpose].format(case=case))
+        self._shows_steps = is_main
+        attempt(job, executor, self._file.append, self.folder.keep_printed)
+        state = state_of(self.plan, self._file.log, job.purpose, planned)
+        if state.next is not None:
+            return False
+        if is_main:
+            self.view.case_finished(planned, state)
+        return True
+
+    def _step(self, step: Step) -> None:
+        if self._shows_steps:
+            self.view.step(step)
+
+    def _executor_of(self, job: Job, jobs: Sequence[Job]) -> WorkerExecutor:
+        """Workers that import the sources of a job. The first ones of a session describe and
+        calibrate the machine."""
+        if self._executor is not None:
+            if self._executor.imports(job.sources):
+                return self._executor
+            self._executor.close()
+        executor = self._executor = WorkerExecutor.of_plan(
+            self.plan, self.folder.path, job.sources, self._checker, self._step
+        )
+        if not self._is_open:
+            self._open(executor)
+        session = self._file.log.sessions[-1]
+        left = [*jobs, *canary_jobs(self.plan, self._file.log)]
+        self._ahead.compile(left, session.described.device.memory_bytes, self.view.note)
+        self._ahead.lend(executor, session.described.sandbox or "")
+        return executor
+
+    def _open(self, executor: WorkerExecutor) -> None:
+        """Describe and calibrate the machine, and begin the session of this process with it."""
+        log = self._file.log
+        described = described_as_before(executor, log.sessions)
+        machine = machine_of(self.plan.run_id, described)
+        vouch.same_machine(machine, log)
+        if self.fit or not log.sessions:
+            # As the machine is before we load it ourselves: clocks, temperature, other processes.
+            environment = collect(described, self.plan)
+            if not log.sessions:
+                content = f"{environment.model_dump_json(indent=1)}\n".encode()
+                whole(self.folder.environment, content)
+            if self.fit:
+                for problem in doctor.refuse_unfit(environment, results=self.folder.path):
+                    self.view.note(f"{problem.severity}: {problem.what} {problem.remedy}")
+        try:
+            ceilings = executor.calibrate()
+        except JobLost as lost:
+            raise EnvironmentRefused(
+                f"the device could not be calibrated: {lost.reason}", "run `nsabench doctor`."
+            ) from lost
+        assert self.signer is not None
+        self._file.seal_with(Sealer(self.signer))
+        self._file.append(
+            Session(
+                run_id=self.plan.run_id,
+                plan_sha256=self.plan.sha256,
+                environment_sha256=vouch.digest(self.folder.environment),
+                started=datetime.now(UTC),
+                machine=machine,
+                distributions=registry.distributions(),
+                described=described,
+                ceilings=ceilings,
+            )
+        )
+        self._is_open = True
+        self.view.run_started(self.plan, described, ceilings)
+
+
+class _RememberedJudge:
+    """Judges a log once for each number of attempts that it holds."""
+
+    def __init__(self) -> None:
+        self._judged: dict[int, InRegime] = {}
+
+    def __call__(self, plan: Plan, log: Log) -> InRegime:
+        count = len(log.attempts)
+        if count not in self._judged:
+            self._judged[count] = judge(plan, log)
+        return self._judged[count]

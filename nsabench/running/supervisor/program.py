@@ -1,0 +1,76 @@
+"""What a worker runs: a module that answers requests, its options and its environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from nsabench.model.plan import Device
+from nsabench.signing.secrecy import is_secret
+from nsabench.worker.protocol import REPLY, Sandbox
+
+# Inherited by everything a worker starts, so that its orphans can be told from other children.
+MARK = "NSABENCH_WORKER_OF"
+mark = f"{os.getpid()}-{time.monotonic_ns()}"
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a worker runs: a module that answers requests, its options, and how it answers."""
+
+    module: str
+    options: Sequence[str]
+    environment: Mapping[str, str]
+    replies: TypeAdapter[Any] = REPLY
+    scratch: str = ""  # which it may fill up to a limit
+    mailbox: int | None = None  # the descriptor of the memory that outputs are handed over in
+
+
+def measuring(
+    device: Device,
+    kernels: Path | None,
+    sources: Mapping[str, str] | None = None,
+    ops_file: Path | None = None,
+    sandbox: Sandbox | None = None,
+    mailbox: int | None = None,
+) -> Program:
+    """The worker that measures. sources: what it imports, and refuses if it was changed."""
+    options = ["--device", device]
+    if kernels is not None:
+        options += ["--kernels", str(kernels)]
+    if ops_file is not None:
+        options += ["--ops", str(ops_file)]
+    if sources is not None:
+        options += ["--sources", json.dumps(sources)]
+    if sandbox is not None:
+        options += ["--sandbox", sandbox.model_dump_json()]
+    return Program(
+        "nsabench.worker",
+        options,
+        worker_environment(device),
+        scratch=sandbox.scratch if sandbox is not None else "",
+        mailbox=mailbox,
+    )
+
+
+def worker_environment(device: Device) -> dict[str, str]:
+    env = dict(os.environ)
+    env.pop("PYTEST_CURRENT_TEST", None)  # workers of many tests come from one template
+    env["PYTHONUNBUFFERED"] = "1"
+    env.setdefault("OPENBLAS_NUM_THREADS", "1")  # its pool of threads would survive no fork
+    env[MARK] = mark
+    # A pool of compile processes would compete with the calls that are timed.
+    env.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    if device == "cpu":
+        env["CUDA_VISIBLE_DEVICES"] = ""
+        env["TRITON_INTERPRET"] = "1"
+    else:
+        env.pop("TRITON_INTERPRET", None)  # what is interpreted must never be timed
+    return {name: value for name, value in env.items() if not is_secret(name)}

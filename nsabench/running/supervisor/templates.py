@@ -1,0 +1,185 @@
+"""Workers by fork: the supervisor's side of `worker/template.py`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+START_TIMEOUT_S = 180.0  # importing torch on a slow disk
+FORK_TIMEOUT_S = 20.0
+PROGRAM = ("-m", "nsabench.worker.template")
+MOST_TEMPLATES = 2  # of environments that differ; each holds some 300 MB
+WAIT_S = 0.01
+
+
+class NoTemplate(Exception):
+    """A worker cannot be forked here, and has to be started the long way."""
+
+
+class ForkedProcess:
+    """What `subprocess.Popen` is of a process that it started, of one that was forked elsewhere and
+    is this process's child by adoption."""
+
+    def __init__(self, pid: int, stdin: IO[bytes], stdout: IO[bytes], stderr: IO[bytes]) -> None:
+        self.pid = pid
+        self.stdin = stdin
+        self.stdout = stdout
+        self.stderr = stderr
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        if self.returncode is None:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # somebody else has waited for it
+                self.returncode = 0
+            else:
+                if pid:
+                    self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """Raises `subprocess.TimeoutExpired`."""
+        end = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() >= end:
+                raise subprocess.TimeoutExpired(f"worker {self.pid}", timeout)
+            time.sleep(WAIT_S)
+        return code
+
+
+def start(environment: Mapping[str, str], ask: socket.socket) -> subprocess.Popen[bytes]:
+    """The process of a template, which is asked through the other end of this socket."""
+    command = [sys.executable, *PROGRAM]
+    command += ["--parent", str(os.getpid()), "--socket", str(ask.fileno())]
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env=dict(environment),
+        pass_fds=[ask.fileno()],
+    )
+
+
+class Template:
+    """A process that forks workers. Its environment is theirs."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """Raises `NoTemplate` when it does not come up."""
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = start(environment, theirs)
+        self._answer(START_TIMEOUT_S)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def fork(self, module: str, arguments: Sequence[str], mailbox: int | None) -> ForkedProcess:
+        """Raises `NoTemplate` when it is gone, or not what it was.
+
+        mailbox: a descriptor that the worker is to have under the number `MAILBOX`.
+        """
+        request = {"module": module, "arguments": list(arguments), "directory": str(Path.cwd())}
+        ours, theirs = zip(_pipe(write=True), _pipe(), _pipe(), strict=True)
+        try:
+            handed = [*theirs, *([] if mailbox is None else [mailbox])]
+            socket.send_fds(self._socket, [json.dumps(request).encode()], handed)
+            pid = self._answer(FORK_TIMEOUT_S).get("pid")
+            if not isinstance(pid, int):
+                raise NoTemplate("it is not what it was")
+        except (OSError, NoTemplate) as error:
+            for descriptor in ours:
+                os.close(descriptor)
+            self.stop()
+            raise NoTemplate(str(error)) from error
+        finally:
+            for descriptor in theirs:
+                os.close(descriptor)
+        stdin, stdout, stderr = (
+            os.fdopen(d, mode, buffering=0)
+            for d, mode in zip(ours, ("wb", "rb", "rb"), strict=True)
+        )
+        return ForkedProcess(pid, stdin, stdout, stderr)
+
+    def _answer(self, limit_s: float) -> dict[str, Any]:
+        if not select.select([self._socket], [], [], limit_s)[0]:
+            self.stop()
+            raise NoTemplate("it does not answer")
+        try:
+            answer: dict[str, Any] = json.loads(self._socket.recv(1 << 12) or b"null") or {}
+        except (OSError, ValueError) as error:
+            self.stop()
+            raise NoTemplate(str(error)) from error
+        if self._process.poll() is not None:
+            raise NoTemplate("it ended")
+        return answer
+
+    def stop(self) -> None:
+        self._socket.close()
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(FORK_TIMEOUT_S)
+
+
+_templates: dict[frozenset[tuple[str, str]], Template] = {}
+# Environments whose templates end whenever they are asked, or never come up: to find that out takes
+# seconds, which each worker would pay.
+_hopeless: set[frozenset[tuple[str, str]]] = set()
+
+
+def fork(
+    module: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    mailbox: int | None = None,
+) -> ForkedProcess:
+    """A worker that runs a module. A template that is gone is started anew, once.
+
+    Raises `NoTemplate` where no worker can be forked, from then on at once.
+    """
+    key = frozenset(environment.items())
+    if key in _hopeless:
+        raise NoTemplate("it ended whenever it was asked")
+    template = _templates.pop(key, None)
+    for _ in range(2):
+        if template is None:
+            try:
+                template = Template(environment)
+            except NoTemplate:
+                _hopeless.add(key)
+                raise
+        try:
+            forked = template.fork(module, arguments, mailbox)
+        except NoTemplate:
+            template = None
+            continue
+        _templates[key] = template  # the last one used is the last one stopped
+        while len(_templates) > MOST_TEMPLATES:
+            _templates.pop(next(iter(_templates))).stop()
+        return forked
+    _hopeless.add(key)
+    raise NoTemplate("it ends whenever it is asked")
+
+
+def pids() -> set[int]:
+    """The processes of this module's own."""
+    return {template.pid for template in _templates.values()}
+
+
+def _pipe(*, write: bool = False) -> tuple[int, int]:
+    """Our end of a pipe, and the worker's."""
+    read_end, write_end = os.pipe()
+    return (write_end, read_end) if write else (read_end, write_end)

@@ -1,0 +1,71 @@
+"""May this process go on with a run? Only with what its signer and its machine have measured."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from nsabench import reading
+from nsabench.errors import BegunElsewhere, UsageError, VerificationFailed
+from nsabench.model.log import Log
+from nsabench.running.folder import RunFolder
+from nsabench.running.seals import Origin
+from nsabench.signing import Signer
+from nsabench.signing.signer import RUN_KEY, read_run_key
+
+START_ANEW = "start a new run here; what others measured is theirs to sign."
+
+
+def same_signer(folder: RunFolder, origin: Origin | None, named: Signer | None) -> Signer:
+    """Return the signer in whose name all lines of the log were measured.
+
+    named: the user's key, if one is named; else the key in the run folder counts. Raises
+    `VerificationFailed` if another key, or none, vouches for the lines, and `UsageError` if nothing
+    was measured yet.
+    """
+    if origin is None:
+        raise UsageError(f"{folder.log} is empty, and no key signed the plan", "start a new run.")
+    signer = named or read_run_key(folder.path)
+    if signer is not None and (signer.keyid, signer.ephemeral) == (origin.keyid, origin.ephemeral):
+        return signer
+    if origin.ephemeral:
+        remedy = (
+            f"resume it with {RUN_KEY} in its folder, and with NSABENCH_SIGNING_KEY and "
+            f"NSABENCH_SIGNING_KEY_FILE unset; or {START_ANEW}"
+        )
+    else:
+        remedy = f"name that key as for the run's start; or {START_ANEW}"
+    raise VerificationFailed(
+        f"{folder.log} was measured in the name of the key {origin.keyid}, which is not "
+        f"{'the one named now' if named else f'in {folder.path / RUN_KEY}'}",
+        remedy,
+    )
+
+
+def same_machine(machine: str, log: Log) -> None:
+    """Raises `BegunElsewhere` when an earlier session was on another machine."""
+    for session in log.sessions:
+        if session.machine != machine:
+            raise BegunElsewhere(
+                "this run was begun on another machine, or on another device of this one",
+                "go on where it was begun, with the same CUDA_VISIBLE_DEVICES; or start a new run.",
+            )
+
+
+def same_environment(folder: RunFolder, log: Log) -> None:
+    """Raises `VerificationFailed` when environment.json is not what the log says it was."""
+    now = digest(folder.environment)
+    if any(session.environment_sha256 != now for session in log.sessions):
+        raise VerificationFailed(
+            f"{folder.environment} was changed since the run was begun",
+            "restore it, or start a new run.",
+        )
+
+
+def digest(path: Path) -> str:
+    """The sha256 of a file, empty where there is none."""
+    try:
+        with reading.opened(path) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except (OSError, reading.OutOfBounds):
+        return ""

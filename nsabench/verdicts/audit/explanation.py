@@ -1,0 +1,149 @@
+"""What explains a curve of errors over the length? A simulation of known mistakes.
+
+Attention over N(0,1) inputs is computed once as it should be and once with a mistake; the mean
+absolute difference of the two is a curve over L that depends on little but the mistake, so the
+curve in a table tells which it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nsabench.checks import Effect, Finding, Row
+from nsabench.model.vocabulary import Direction, Role
+
+CHECK = "explanation"
+ELEMENTS = 1 << 22  # of K in a simulation: a mean over some thousand outputs, in well under 1 s
+MOST_ELEMENTS = 1 << 25  # of K of one row; longer ones are not simulated
+LEAST_POINTS = 3
+EXPLAINS = 0.1  # mean relative deviation of a simulated from a stated curve
+SEED = 0
+
+Array = NDArray[np.float32]
+
+
+def check(rows: Sequence[Row], findings: Sequence[Finding]) -> list[Finding]:
+    """The mistake that reproduces the table's errors, all its curves taken together."""
+    curves: dict[tuple[int, int], dict[int, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        elements = row.length * max(row.shape["D"], row.shape["Dv"])
+        forward = row.direction is Direction.FORWARD  # what is simulated
+        if row.mae is None or not forward or elements > MOST_ELEMENTS:
+            continue
+        if math.isfinite(row.mae):
+            curves[row.shape["D"], row.shape["Dv"]][row.length].append(row)
+    stated = {
+        dims: {
+            length: float(np.mean([r.mae or 0.0 for r in points]))
+            for length, points in curve.items()
+        }
+        for dims, curve in curves.items()
+        if len(curve) >= LEAST_POINTS
+    }
+    tolerance = max((r.mae_tolerance for r in rows), default=0.0)
+    if not any(mae > tolerance for curve in stated.values() for mae in curve.values()):
+        return []
+    best, deviation, simulated = _nearest(stated, tolerance)
+    if deviation > EXPLAINS:
+        sentence = (
+            f"no simulated mistake explains how the errors depend on the length; the nearest, "
+            f"{best}, is off by {deviation:.0%}"
+        )
+        return [Finding(CHECK, Effect.NOTE, sentence)]
+    dims = max(stated, key=lambda d: len(stated[d]))
+    lengths = sorted(stated[dims])
+    sentence = (
+        f"{_culprit(rows, findings)} {best}: that explains the errors over L, simulated "
+        f"{_curve(simulated[dims], lengths)}, stated {_curve(stated[dims], lengths)} at "
+        f"L={', '.join(map(str, lengths))} (off by {deviation:.1%} on average)"
+    )
+    return [Finding(CHECK, Effect.WRONG, sentence)]
+
+
+def _curve(curve: Mapping[int, float], lengths: Sequence[int]) -> str:
+    return " ".join(f"{curve[length]:.3f}" for length in lengths)
+
+
+def _culprit(rows: Sequence[Row], findings: Sequence[Finding]) -> str:
+    """An error says only that two outputs differ; a time that does not grow says which reads too
+    little."""
+    roles = {row.implementation: row.role for row in rows}
+    flat = {roles.get(f.implementation) for f in findings if f.check in ("roofline", "scaling")}
+    if flat == {Role.BASELINE}:
+        return "the baseline"
+    return "the candidate" if flat == {Role.CANDIDATE} else "one side"
+
+
+def _nearest(
+    stated: Mapping[tuple[int, int], Mapping[int, float]], tolerance: float
+) -> tuple[str, float, dict[tuple[int, int], dict[int, float]]]:
+    simulated: dict[str, dict[tuple[int, int], dict[int, float]]] = defaultdict(dict)
+    for (d, dv), curve in stated.items():
+        for length in curve:
+            for mistake, mae in _simulate(d, dv, length, max(curve)):
+                simulated[mistake].setdefault((d, dv), {})[length] = mae
+    deviations = {
+        mistake: _deviation(stated, curves, tolerance)
+        for mistake, curves in simulated.items()
+        if all(curves.get(dims, {}).keys() == curve.keys() for dims, curve in stated.items())
+    }
+    best = min(deviations, key=lambda m: deviations[m])
+    return best, deviations[best], simulated[best]
+
+
+def _deviation(
+    stated: Mapping[tuple[int, int], Mapping[int, float]],
+    simulated: Mapping[tuple[int, int], Mapping[int, float]],
+    tolerance: float,
+) -> float:
+    """Mean relative deviation; two values within tolerance agree."""
+    off = []
+    for dims, curve in stated.items():
+        for length, mae in curve.items():
+            guess = simulated[dims][length]
+            agree = max(mae, guess) <= tolerance
+            off.append(0.0 if agree else min(1.0, abs(mae - guess) / max(mae, guess)))
+    return float(np.mean(off))
+
+
+def _simulate(d: int, dv: int, length: int, longest: int) -> Iterator[tuple[str, float]]:
+    """Each mistake in words with the mean absolute error that it makes at this size."""
+    rows = max(1, min(256, ELEMENTS // (longest * max(d, dv))))
+    rng = np.random.default_rng(SEED)
+    q = rng.standard_normal((rows, 1, d), dtype=np.float32)
+    k = rng.standard_normal((rows, length, d), dtype=np.float32)
+    v = rng.standard_normal((rows, length, dv), dtype=np.float32)
+    right = _attend(q, k, v, d**-0.5)
+
+    def error(wrong: Array) -> float:
+        return float(np.abs(wrong - right).mean())
+
+    for count in 2 ** np.arange(int(math.log2(longest)) + 1):
+        text = "read key 0 only" if count == 1 else f"read the first {count} keys"
+        yield text, error(_attend(q, k[:, :count], v[:, :count], d**-0.5))
+        left = max(length - int(count), 0)
+        if left:
+            part = _attend(q, k[:, :left], v[:, :left], d**-0.5)
+            yield f"left out the last {count} keys", error(part)
+    for text, scale in (
+        ("used no softmax scale", 1.0),
+        ("used 1/D as softmax scale", 1 / d),
+        ("left out the factor log2(e) that exp2 needs", math.log(2) / math.sqrt(d)),
+    ):
+        yield text, error(_attend(q, k, v, scale))
+    yield "returned zeros", error(np.zeros_like(right))
+    yield "took V of another row", error(_attend(q, k, np.roll(v, 1, 0), d**-0.5))
+    if d == dv:
+        yield "swapped K and V", error(_attend(q, v, k, d**-0.5))
+
+
+def _attend(q: Array, k: Array, v: Array, scale: float) -> Array:
+    scores = q @ k.swapaxes(1, 2) * np.float32(scale)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    out: Array = (weights / weights.sum(-1, keepdims=True)) @ v
+    return out

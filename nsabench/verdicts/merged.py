@@ -1,0 +1,72 @@
+"""The results of a run; of a merged run each shard by itself, then all together.
+
+A shard is judged by the ceilings and the controls of its own host. What the shards have in common
+is the canary: the times of a host that is not as the others decide nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from nsabench.checks.finding import Effect, Finding
+from nsabench.model.plan import Plan
+from nsabench.verdicts import canary
+from nsabench.verdicts.results import Part, Results, assess
+
+
+def assemble(run_id: str, parts: Sequence[Part]) -> Results:
+    """Apply the checks to what was measured, and judge the candidates.
+
+    run_id: of the whole run. A merged run is judged shard by shard, each by its own ceilings and
+    its own controls.
+    """
+    if len(parts) == 1 and parts[0].plan.run_id == run_id:
+        return assess(parts[0].plan, parts[0].log).results(parts[0].log)
+    canaries = {name_of(part.plan): canary.canary_of(part.plan, part.log) for part in parts}
+    outlying = canary.outlying(canaries)
+    return together(of_shard(run_id, part, outlying.get(name_of(part.plan), "")) for part in parts)
+
+
+def name_of(plan: Plan) -> str:
+    """Return how a shard is called in a merged run."""
+    return f"shard {plan.shard} (run {plan.run_id})"
+
+
+def of_shard(run_id: str, part: Part, outlying: str) -> Results:
+    """Return the results of a shard, as records of the merged run.
+
+    run_id: of the merged run. outlying: why its host is not like the others, if it is not.
+    """
+    name = name_of(part.plan)
+    known = [canary.finding(f"{name}: {outlying}")] if outlying else []
+    results = replace(assess(part.plan, part.log, known), run_id=run_id).results(part.log)
+    findings = [told for f in results.findings for told in _told(f, name, part.plan)]
+    return replace(results, findings=findings)
+
+
+def together(parts: Iterable[Results]) -> Results:
+    """The results of all shards as those of one run."""
+    whole = Results([], {}, [])
+    for results in parts:
+        whole.records.extend(results.records)
+        whole.samples.update(results.samples)
+        whole.findings.extend(results.findings)
+    gravity = list(Effect)
+    # Many shards say the same of a check that no control of theirs put to the proof.
+    findings = sorted(dict.fromkeys(whole.findings), key=lambda f: gravity.index(f.effect))
+    return replace(whole, findings=findings)
+
+
+def _told(finding: Finding, shard: str, part: Plan) -> Iterator[Finding]:
+    """What was found of a shard, said of the merged run: of its cases and not of all."""
+    if finding.case_id or finding.effect in (Effect.UNPROVEN, Effect.NOTE):
+        yield finding
+    elif finding.check == canary.CHECK:
+        yield finding  # its sentence names the shard
+    elif finding.groups:
+        yield replace(finding, sentence=f"{shard}: {finding.sentence}")
+    else:
+        sentence = f"{shard}: {finding.sentence}"
+        for planned in part.cases:
+            yield replace(finding, sentence=sentence, case_id=planned.id)

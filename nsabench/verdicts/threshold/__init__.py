@@ -1,0 +1,24 @@
+"""From which selected length on is a candidate worth switching on?"""
+
+from nsabench.model.vocabulary import MARGIN
+from nsabench.verdicts.threshold.decide import Decision, decide_all
+from nsabench.verdicts.threshold.document import as_markdown, as_yaml, read, write
+from nsabench.verdicts.threshold.evidence import of_records, of_run, of_tables, records_of
+from nsabench.verdicts.threshold.of_a_run import decide_records, decide_run, said_otherwise
+
+__all__ = [
+    "MARGIN",
+    "Decision",
+    "as_markdown",
+    "as_yaml",
+    "decide_all",
+    "decide_records",
+    "decide_run",
+    "of_records",
+    "of_run",
+    "of_tables",
+    "read",
+    "records_of",
+    "said_otherwise",
+    "write",
+]

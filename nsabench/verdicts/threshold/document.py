@@ -1,0 +1,153 @@
+"""Decisions as thresholds.yaml, which a gate loads, and as Markdown, which people read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from nsabench import limits, reading
+from nsabench.files import whole
+from nsabench.model.version import __version__
+from nsabench.model.vocabulary import Regime
+from nsabench.planning.yaml_document import LOADER, refuse_nested
+from nsabench.sources import digest_packages
+from nsabench.text import code, markdown
+from nsabench.verdicts import pays
+from nsabench.verdicts.pays import Payment
+from nsabench.verdicts.threshold.decide import Decision
+from nsabench.verdicts.threshold.gate import gates, per_gpu
+
+SCHEMA_VERSION = 1
+HEAD = """\
+# From which selected length on a kernel is worth using, as `nsabench threshold` decided it.
+# runtime.sel_triton_min_L: keys, by GPU name; null: never. A GPU that is not listed: never. It is
+# that of the regime `device`; runtime.sel_triton_min_L_by_regime holds those that were measured:
+# a gate takes `queue` for calls from Python, and `graph`, or else `device`, for all others.
+# It goes by the decisions with `gate`: of each op the user's own kernel, or else the best. That is
+# one kernel for all combos of a GPU; `notes` say where that matters.
+# pays: from which length on an op is faster than what a model could run in its place (dense
+# attention), a direction, head layout and regime at a time.
+"""
+
+
+@cache
+def decided_with() -> str:
+    """The version of nsabench that decides, and the first digits of the sha256 of its files."""
+    return f"nsabench {__version__} ({digest_packages({'nsabench'})[:12]})"
+
+
+def as_data(decisions: Sequence[Decision], payments: Sequence[Payment] = ()) -> dict[str, Any]:
+    of_gate = [d for gate in gates(decisions) for d in gate.decisions]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "decided_with": decided_with(),
+        "runtime": {"sel_triton_min_L": per_gpu(decisions) or None} | _by_regime(decisions),
+        "notes": notes(decisions),
+        "pays": pays.as_data(payments),
+        "decisions": [_decision(d, gate=d in of_gate) for d in decisions],
+    }
+
+
+def _by_regime(decisions: Sequence[Decision]) -> dict[str, Any]:
+    """Nothing where no length is decided by, as for ops that have no selected length."""
+    held = {regime.value: per_gpu(decisions, regime) for regime in Regime}
+    lengths = {regime: lengths for regime, lengths in held.items() if lengths}
+    return {"sel_triton_min_L_by_regime": lengths} if lengths else {}
+
+
+def notes(decisions: Sequence[Decision]) -> list[str]:
+    """What is worth saying of the kernels that a gate goes by."""
+    return [note for gate in gates(decisions) for note in gate.notes]
+
+
+def _decision(d: Decision, *, gate: bool) -> dict[str, Any]:
+    by = d.decided_by
+    return {
+        "gpu": d.gpu,
+        "combo": d.combo,
+        "unpaired": d.unpaired,  # empty: its torch and its triton belong together
+        "op": d.op,
+        "regime": str(d.regime),
+        "candidate": d.candidate,
+        "own": d.own,  # of the user's own file
+        "gate": gate,  # runtime.sel_triton_min_L goes by it
+        "where": list(d.where),  # the only cases that it is for
+        "margin": d.margin,
+        "axis": d.axis,  # the size that min_L and the lengths are of
+        "answer": str(d.answer),
+        "min_L": d.min_length,
+        "reasons": list(d.reasons),
+        "notes": list(d.notes),
+        "one_process": d.one_process,  # cases that pass by little, and only one process saw
+        "caveats": list(d.caveats),
+        "caution": d.caution,  # what to bear in mind beside min_L, and in how many of its cases
+        "cases": d.tested,
+        "decided_by": by
+        and {
+            "case": by.case,
+            "length": by.length,
+            "status": str(by.status),
+            "verdict": by.verdict and str(by.verdict),
+            "speedup_lo": by.speedup_lo,
+            "why": by.why,
+        },
+        "lengths": [
+            {"length": r.length, "cases": r.cases, "passed": r.passed, "speedup_lo": r.weakest}
+            for r in d.rungs
+        ],
+        "runs": d.runs,
+    }
+
+
+def as_yaml(decisions: Sequence[Decision], payments: Sequence[Payment] = ()) -> str:
+    return HEAD + yaml.safe_dump(as_data(decisions, payments), sort_keys=False, width=100)
+
+
+def write(decisions: Sequence[Decision], path: Path, payments: Sequence[Payment] = ()) -> None:
+    whole(path, as_yaml(decisions, payments).encode())
+
+
+def read(path: Path) -> Any:
+    """What a thresholds.yaml holds. Raises `OSError`, and `ValueError` when it is none."""
+    text = reading.read(path, limits.MATRIX).decode()
+    try:
+        refuse_nested(text)
+        return yaml.load(text, Loader=LOADER)
+    except (yaml.YAMLError, LookupError, AttributeError, OverflowError) as error:
+        raise ValueError(str(error).partition("\n")[0]) from None
+
+
+def as_markdown(decisions: Sequence[Decision]) -> str:
+    """A section a decision, with the lengths that decide it, and what to know of the gate."""
+    of_gate = [f"- {markdown(note)}" for note in notes(decisions)]
+    lines = [line for d in decisions for line in _section(d)]
+    return "\n".join([*lines, *(["## The gate", "", *of_gate, ""] if of_gate else [])])
+
+
+def _section(d: Decision) -> list[str]:
+    lines = [
+        f"## {code(d.candidate)} ({markdown(d.op)}) on {markdown(d.gpu or 'a CPU')}, {d.said}",
+        "",
+        f"{markdown(d.on)}, margin {d.margin:g}, {d.tested} cases",
+        "",
+        *(f"- {markdown(sentence)}" for sentence in [*d.reasons, *d.caveats, *d.notes]),
+        *([""] if d.reasons or d.caveats or d.notes else []),
+        "| length | cases | passed | smallest speedup_lo |",
+        "|---:|---:|---:|---:|",
+    ]
+    for r in d.rungs:
+        weakest = "-" if r.weakest is None else f"{r.weakest:.3f}"
+        lines.append(f"| {r.length} | {r.cases} | {r.passed} | {weakest} |")
+    if d.decided_by is not None:
+        by = d.decided_by
+        value = "no speed-up" if by.speedup_lo is None else f"speedup_lo {by.speedup_lo:.3f}"
+        lines += [
+            "",
+            f"decided by {markdown(by.label)} at {d.axis} = {by.length}: "
+            f"{by.verdict or by.status}, {value}{f' ({markdown(by.why)})' if by.why else ''}",
+        ]
+    return [*lines, ""]

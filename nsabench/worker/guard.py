@@ -1,0 +1,132 @@
+"""Calling foreign code: whatever it raises becomes a status with a reason."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+import nsabench
+from nsabench.failure import DeviceLost, Failure
+from nsabench.model.vocabulary import Status
+from nsabench.registry import USER_MODULE, Unsupported
+from nsabench.worker import sandbox
+
+T = TypeVar("T")
+
+_COMPILER_ERRORS = (
+    "CompilationError",
+    "CompileTimeAssertionFailure",
+    "UnsupportedLanguageConstruct",
+)
+_RESOURCE_ERRORS = ("OutOfResources", "PTXASError")
+
+
+LINKS = 10  # of a chain of causes that are looked at
+_OURS = str(Path(nsabench.__file__).parent)
+_MOST_REASON = 1000  # characters; a person wrote it
+_MOST_TRACE = 16_000  # characters; the beginning and the end are kept
+
+
+def guarded(call: Callable[[], T], device: str, implementation: str = "") -> T:
+    """Run foreign code of `implementation`.
+
+    Raises `Failure`, or `DeviceLost` when the device is lost with it.
+    """
+    try:
+        result = call()
+        if device == "cuda":
+            torch.cuda.synchronize()
+    except BaseException as error:
+        failure = classify(error)
+        if device == "cuda":
+            _probe(failure, implementation)
+        raise failure from error
+    return result
+
+
+def _probe(failure: Failure, implementation: str) -> None:
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        raise DeviceLost(implementation, f"{failure.reason}; {one_line(error)}") from error
+
+
+def classify(error: BaseException) -> Failure:
+    """The status that an exception means."""
+    name = type(error).__name__
+    text = f"{name}: {one_line(error)}"
+    if isinstance(error, Failure):
+        return error
+    if isinstance(error, Unsupported):
+        return Failure(Status.UNSUPPORTED, one_line(error, _MOST_REASON) or "no reason given")
+    trace = traceback_of(error)
+    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
+        return Failure(Status.OUT_OF_MEMORY, text, trace)
+    if name in _COMPILER_ERRORS or name in _RESOURCE_ERRORS:
+        return Failure(Status.COMPILE_ERROR, text + _location(error, of_the_user=True), trace)
+    if isinstance(error, SystemExit):
+        return Failure(Status.CRASHED, f"it called sys.exit({error.code!r})", trace)
+    if isinstance(error, KeyboardInterrupt):
+        return Failure(Status.CRASHED, "it raised KeyboardInterrupt", trace)
+    text += _location(error)
+    if isinstance(error, PermissionError) and sandbox.is_entered():
+        text += f": {sandbox.DENIED}"
+    return Failure(Status.CRASHED, text, trace)
+
+
+def traceback_of(error: BaseException) -> str:
+    """The whole traceback, with that of what it came from, without the frames that are ours."""
+    try:
+        whole = traceback.TracebackException.from_exception(error)
+        link: traceback.TracebackException | None = whole
+        while link is not None:
+            foreign = [at for at, f in enumerate(link.stack) if not f.filename.startswith(_OURS)]
+            del link.stack[: foreign[0] if foreign else len(link.stack)]
+            link = link.__cause__ or link.__context__
+        text = "".join(whole.format())
+    except Exception as inner:  # noqa: BLE001 - a hostile exception
+        return f"its traceback cannot be read ({type(inner).__name__})\n"
+    if len(text) <= _MOST_TRACE:
+        return text
+    half = _MOST_TRACE // 2
+    return f"{text[:half]}\n[... {len(text) - _MOST_TRACE} characters left out ...]\n{text[-half:]}"
+
+
+def one_line(error: BaseException, limit: int = 300) -> str:
+    """The text of an error on one line. Reading it is itself a call into foreign code."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception as inner:  # noqa: BLE001 - a hostile __str__
+        return f"its text cannot be read ({type(inner).__name__})"
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _location(error: BaseException, *, of_the_user: bool = False) -> str:
+    """The innermost line of the user's file, of what the error came from first (Triton's
+    interpreter raises its own); where there is none, the innermost line, unless it is to be
+    `of_the_user`."""
+    lines = list(_lines(error))
+    own = getattr(sys.modules.get(USER_MODULE), "__file__", None)
+    innermost = ("", 0) if of_the_user else next(iter(lines), ("", 0))
+    path, number = next((line for line in lines if line[0] == own), innermost)
+    return f" ({path.rsplit('/', 1)[-1]}:{number})" if path else ""
+
+
+def _lines(error: BaseException) -> Iterator[tuple[str, int]]:
+    """Files and lines of an error, from the innermost out; of what it came from first."""
+    links: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and len(links) < LINKS:  # they may form a ring
+        links.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    for link in reversed(links):
+        trace, inward = link.__traceback__, []
+        while trace is not None:
+            inward.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
+            trace = trace.tb_next
+        yield from reversed(inward)

@@ -1,0 +1,248 @@
+"""One case in the worker: inputs, checks of the outputs of each arm, then interleaved samples."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping, Sequence
+from functools import partial
+from random import Random, SystemRandom
+
+from nsabench import ops
+from nsabench.checker.messages import NoOracle, Prepared
+from nsabench.failure import Failure
+from nsabench.machine.clock import now_s
+from nsabench.machine.environment import nvml
+from nsabench.model.case import Case
+from nsabench.model.job import ALL_STAY, EarlyExit
+from nsabench.model.measurement import Bursts, Conditions, Observation, Samples
+from nsabench.model.vocabulary import L2, Mode, Role, Runs, Status
+from nsabench.registry import Implementation
+from nsabench.verdicts.statistics import quantile
+from nsabench.worker import launches
+from nsabench.worker.arm import CaseArm
+from nsabench.worker.conditions import ConditionMonitor
+from nsabench.worker.guard import guarded
+from nsabench.worker.inputs import InputSets
+from nsabench.worker.launches import Counted
+from nsabench.worker.outputs import Deliver
+from nsabench.worker.precheck import LEFT_OUT, Precheck, Report
+from nsabench.worker.protocol import Measured, Step
+from nsabench.worker.state import forget_earlier_cases
+from nsabench.worker.timing import bursts, sampling, stopping
+from nsabench.worker.timing.sampling import Collected
+from nsabench.worker.timing.timer import Timer
+
+PARITY_ONLY = "parity only: Triton's interpreter is not timed"
+
+Drawn = tuple[Case, InputSets] | NoOracle  # what items that compute the same share
+
+
+def measure(
+    case: Case,
+    items: list[Implementation],
+    *,
+    device: str,
+    timer: Timer,
+    sensors: nvml.Device | None,
+    report: Report,
+    prepared: Prepared,
+    seeds: Sequence[int],
+    deliver: Deliver,
+    early_exit: EarlyExit = ALL_STAY,
+) -> Measured:
+    """Measure `items` on `case`, interleaved. Raises `DeviceLost` when the device is lost.
+
+    prepared: what the checker has oracles for. seeds: of the sets of inputs. deliver: hands an
+    output to the checker. early_exit: baselines that are called a few times only if they are
+    hopelessly behind.
+    """
+    report(Step(phase="inputs"))
+    forget_earlier_cases(device)
+    timer.forget()
+    rng = SystemRandom()  # an implementation must not be able to guess which calls are looked at
+    observations: dict[str, Observation] = {}
+    tried: list[CaseArm] = []
+    arms: list[CaseArm] = []  # those that are right, and are timed on this device
+    drawn: dict[str, Drawn] = {}
+    for item in items:
+        if item.computes not in drawn:
+            drawn[item.computes] = _draw(case, item.computes, device, prepared, seeds)
+        found = drawn[item.computes]
+        if isinstance(found, NoOracle):
+            observations[item.name] = Observation(
+                implementation=item.name,
+                status=found.status,
+                reason=found.reason,
+            )
+        else:
+            computed, sets = found
+            tried.append(CaseArm(item, computed, device, sets, rng, deliver))
+    precheck = Precheck(early_exit)
+    # A replay may take a part of what the call takes that it was captured of.
+    if case.timing.mode is Mode.STREAM and case.streams == 1:
+        if case.l2 is L2.WARM:
+            timer.touch = partial(_touch, tried)
+        precheck.look([a for a in tried if Runs.timed(a.item.devices, device)], timer, report)
+        timer.touch = None
+    for arm in precheck.ordered(tried):
+        item, sets = arm.item, arm.sets
+        few = precheck.left_out(arm.name, [one.name for one in arms])
+        if few is not None:
+            observations[arm.name] = _outcome(arm)
+            observations[arm.name].samples = few
+            observations[arm.name].notes.append(LEFT_OUT)
+            continue
+        report(Step(phase="parity", implementation=item.name))
+        try:
+            precheck.raise_failure(arm.name)
+            arm.check()
+            if case.timing.mode is Mode.GRAPH:
+                arm.capture()
+        except Failure as failure:
+            failure.alone()  # what the frames of its traceback hold is memory of the others
+            report(Step(phase=failure.status.value, implementation=item.name))
+            observations[item.name] = _outcome(arm, failure)
+            sets.repair()  # while it is its own time, and no other need be watched for it
+        else:
+            report(Step(phase=Status.OK.value, implementation=item.name))
+            observations[item.name] = _outcome(arm)
+            if Runs.timed(item.devices, device):
+                arms.append(arm)
+            else:
+                observations[item.name].notes.append(PARITY_ONLY)
+            continue
+        if device == "cuda":  # memory of it is held by cycles that foreign code made
+            gc.collect()
+    gc.collect()
+    conditions, busy_s, queue_s = Conditions(), 0.0, 0.0
+    if case.l2 is L2.WARM:
+        timer.touch = partial(_touch, arms)
+    if arms:
+        conditions, busy_s, queue_s = _time(case, arms, observations, timer, sensors, report)
+    timer.touch = None  # it has the arms, and they their inputs
+    return Measured(
+        observations=[observations[item.name] for item in items],
+        conditions=conditions,
+        measuring_s=busy_s + sum(arm.called_s for arm in tried),
+        queue_s=queue_s,
+    )
+
+
+def _touch(arms: Sequence[CaseArm]) -> None:
+    """Read the inputs of the arm that was made ready last: each op draws its own."""
+    max(arms, key=lambda arm: arm.sets.ready_s).sets.touch()
+
+
+def _draw(
+    case: Case, computes: str, device: str, prepared: Prepared, seeds: Sequence[int]
+) -> Drawn:
+    """The case of the op that is computed, with its inputs, or why there are none."""
+    if computes in prepared.failures:
+        return prepared.failures[computes]
+    computed, form = ops.computed(case, computes), prepared.forms[computes]
+    try:
+        sets = guarded(partial(InputSets, computed, seeds, form, device), device)
+    except Failure as failure:
+        return NoOracle(status=failure.status, reason=f"its inputs: {failure.reason}")
+    return computed, sets
+
+
+def _time(
+    case: Case,
+    arms: list[CaseArm],
+    observations: dict[str, Observation],
+    timer: Timer,
+    sensors: nvml.Device | None,
+    report: Report,
+) -> tuple[Conditions, float, float]:
+    """Sample the arms; put their samples, or why they left, into `observations`.
+
+    Returns what the sensors said, the seconds that went into warm-up and timed calls, and those
+    that the queue was looked at for.
+    """
+    rule = stopping.build(
+        case.timing.stopping,
+        {a.name for a in arms if a.item.role is Role.CANDIDATE},
+        {a.name for a in arms if a.item.role is Role.BASELINE},
+        {a.name for a in arms if a.item.role is Role.ALTERNATIVE},
+    )
+    out = Collected()
+    with ConditionMonitor(sensors) as monitor:
+        for arm in arms:
+            report(Step(phase="warm-up", implementation=arm.name))
+            sampling.warm_up(arm, timer, case.timing.warmup_s, out)
+        report(Step(phase="timing", allowance=len(arms) + 1))
+        start = now_s()
+        sampling.collect(arms, timer, rule, Random(case.seed), out)
+        sampled = now_s()
+        by_arm = _burst(case, [a for a in arms if a.name in out.samples], timer, report, out)
+    counted = _launches([a for a in arms if a.name in out.samples.keys() - out.failed], report)
+    queue_s = now_s() - sampled
+    for arm in arms:
+        failure = out.failed.get(arm.name)
+        observations[arm.name] = _outcome(arm, failure)
+        if not failure:
+            observations[arm.name].samples = out.samples[arm.name]
+            observations[arm.name].bursts = by_arm.get(arm.name, Bursts())
+            if arm.name in counted:
+                observations[arm.name].launches = counted[arm.name].launches
+                observations[arm.name].kernels_us = counted[arm.name].kernels_us
+            monitor.annotate(out.samples[arm.name], start)
+    return monitor.summary(), out.busy_s, queue_s
+
+
+def _burst(
+    case: Case, arms: list[CaseArm], timer: Timer, report: Report, out: Collected
+) -> dict[str, Bursts]:
+    """Bursts of the arms that were timed; who fails in one has no samples either."""
+    if case.streams > 1 or not arms:  # calls at once are another load than one behind the other
+        return {}
+    report(Step(phase="bursts", allowance=len(arms) + 1))
+    call_ms = {arm.name: _least_ms(out.samples[arm.name]) for arm in arms}
+    held = arms[0].sets.nbytes if case.direction.differentiates else 0
+    judged = _contenders(arms, call_ms)
+    with out.busy(*arms):
+        return bursts.collect(arms, timer, call_ms, held, Random(case.seed), out.failed, judged)
+
+
+def _launches(arms: list[CaseArm], report: Report) -> dict[str, Counted]:
+    """Of those whose cost to their host is asked, and of controls that are there for it."""
+    asked = [
+        arm
+        for arm in arms
+        if arm.device == "cuda"
+        and (arm.item.role is not Role.CONTROL or arm.item.caught_by == "host")
+    ]
+    if not asked:
+        return {}
+    report(Step(phase="launches", allowance=len(asked) + 1))
+    return launches.count({arm.name: arm.one_call for arm in asked})
+
+
+def _contenders(arms: list[CaseArm], call_ms: Mapping[str, float]) -> set[str]:
+    """The candidates, and the baselines and alternatives that are not hopelessly behind the best
+    of their kind. Where a call is so slow that its host cannot matter, who is behind at all is."""
+    near = {a.name for a in arms if a.item.role is Role.CANDIDATE}
+    for role in (Role.BASELINE, Role.ALTERNATIVE):
+        of_kind = {a.name: call_ms[a.name] for a in arms if a.item.role is role}
+        best = min(of_kind.values(), default=0.0)
+        factor = stopping.CONTENDER_MARGIN if best > bursts.SLOW_MS else stopping.HOPELESS
+        near |= {name for name, ms in of_kind.items() if ms <= factor * best}
+    return near
+
+
+def _least_ms(samples: Samples) -> float:
+    """How long a call takes its device or its host, whichever is longer."""
+    return max(quantile(samples.time_ms, 0.5), quantile(samples.host_us, 0.5) / 1e3)
+
+
+def _outcome(arm: CaseArm, failure: Failure | None = None) -> Observation:
+    return Observation(
+        implementation=arm.name,
+        status=failure.status if failure else Status.OK,
+        reason=failure.reason if failure else "",
+        traceback=failure.trace if failure else "",
+        compile_s=arm.compile_s,
+        peak_mem_bytes=arm.peak_mem_bytes,
+        config=arm.config,
+    )

@@ -1,0 +1,144 @@
+"""What a worker may touch: entered before anything foreign is imported, and never left."""
+
+from __future__ import annotations
+
+import os
+import resource
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from nsabench.machine import capabilities, landlock, seccomp
+from nsabench.packages import repository
+from nsabench.worker.caches import Caches
+from nsabench.worker.protocol import Sandbox
+
+DENIED = (
+    "the sandbox denies it: a kernel writes only below $TMPDIR and sees no run; --no-sandbox is "
+    "for kernels that are trusted"
+)
+# Devices that a kernel works with; all others could be anything, and root may write to them.
+_DEVICES = (
+    *("null", "zero", "full", "random", "urandom", "tty"),
+    *("nvidia*", "dri", "kfd", "dxg"),
+)
+# Caches of compilers, by the variable that places each.
+_CACHES = {
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TORCH_EXTENSIONS_DIR": "extensions",
+    "CUDA_CACHE_PATH": "cuda",
+    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+    "CUTE_DSL_CACHE_DIR": "cute",
+    "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": "flash_attn",
+    "XDG_CACHE_HOME": "cache",
+    "TMPDIR": "tmp",
+}
+# FlashAttention-4 keeps what it compiled only where it is told to.
+_KEPT = {"FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1"}
+# Where the CUDA of a GPU that several processes share finds the daemon through which they do.
+_MPS, _MPS_FOLDER = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"
+_MAX_FILE_BYTES = 16 << 30
+_MAX_OPEN_FILES = 1 << 14  # a machine has a few hundred thousand for all
+
+_held = ""
+
+
+def enter(sandbox: Sandbox) -> None:
+    """Restrict this process, which has one thread, and what it starts. What held says `held`."""
+    global _held
+    scratch = Path(sandbox.scratch)
+    os.environ[repository.FOLDER] = str(repository.folder())  # which a cache of its own would hide
+    for variable, name in _CACHES.items():
+        (scratch / name).mkdir(exist_ok=True)
+        os.environ[variable] = str(scratch / name)
+    os.environ.update(_KEPT)
+    tempfile.tempdir = None  # whatever was imported may have asked for it already
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for what, most in (
+        (resource.RLIMIT_FSIZE, _MAX_FILE_BYTES),
+        (resource.RLIMIT_NOFILE, _MAX_OPEN_FILES),
+    ):
+        hard = resource.getrlimit(what)[1]
+        limit = most if hard == resource.RLIM_INFINITY else min(hard, most)
+        resource.setrlimit(what, (limit, limit))
+    # Root reads other files as any user does; CAP_PERFMON alone shows the memory of others, and
+    # CAP_DAC_READ_SEARCH opens files without a path.
+    capabilities.keep(
+        capabilities.CAP_DAC_OVERRIDE, capabilities.CAP_IPC_LOCK, capabilities.CAP_SYS_NICE
+    )
+    scoped = landlock.abi() >= landlock.SCOPE_ABI
+    _held = ", ".join([*_files(scratch, sandbox.hidden), *_calls(signals=not scoped)])
+    if sandbox.begins_as:
+        caches = Caches(Path(sandbox.begins_as), scratch)
+        for name in _CACHES.values():
+            if name != _CACHES["TMPDIR"]:
+                caches.bring(name)
+
+
+def held() -> str:
+    """What is kept from foreign code here, such as "files, TCP, signals, sockets (Landlock 7)"."""
+    return _held or "none: it was not asked for"
+
+
+def is_entered() -> bool:
+    return bool(_held)
+
+
+def _files(scratch: Path, hidden: Iterable[str]) -> Iterator[str]:
+    version = landlock.abi()
+    if not version:
+        yield "none: this kernel has no Landlock"
+        return
+    forbidden = {*map(Path.resolve, map(Path, hidden)), *_disks()}
+    own = [scratch, Path("/proc/self").resolve(), *_devices()]
+    try:
+        # Names may be read everywhere: Python lists the folders that it seeks a module in.
+        landlock.restrict(around(forbidden), [Path("/")], own)
+    except OSError as error:
+        yield f"none: Landlock {version} refused it ({error.strerror})"
+        return
+    network = ", TCP" if version >= landlock.NETWORK_ABI else ""
+    signals = ", signals" if version >= landlock.SCOPE_ABI else ""
+    yield f"files{network}{signals} (Landlock {version})"
+
+
+def _calls(*, signals: bool) -> Iterator[str]:
+    """signals: whether Landlock does not keep them."""
+    connects = Path(os.environ.get(_MPS, _MPS_FOLDER), "control").exists()
+    try:
+        seccomp.restrict(signals=signals, connects=connects)
+    except OSError as error:
+        yield f"all sockets open ({error.strerror})"
+    else:
+        sockets = "sockets but local ones" if connects else "sockets"
+        yield f"{sockets}, signals (seccomp)" if signals else f"{sockets} (seccomp)"
+
+
+def _devices() -> Iterator[Path]:
+    for pattern in _DEVICES:
+        yield from Path("/dev").glob(pattern)
+
+
+def _disks() -> Iterator[Path]:
+    """What root reads any file through."""
+    for path in Path("/dev").iterdir():
+        with suppress(OSError):
+            if path.is_block_device() or path.name in ("mem", "kmem", "port"):
+                yield path
+
+
+def around(hidden: Iterable[Path], root: Path = Path("/")) -> Iterator[Path]:
+    """Files and folders that make up everything beneath `root` but what is hidden."""
+    beneath = [path for path in hidden if path.is_relative_to(root)]
+    if not beneath:
+        yield root
+    elif root not in beneath and root.is_dir():
+        try:
+            children = list(root.iterdir())
+        except PermissionError:  # it is as good as hidden
+            return
+        for child in children:
+            if not child.is_symlink():  # what it leads to is granted, or not, where it lies
+                yield from around(beneath, child)

@@ -1,0 +1,184 @@
+"""What one implementation could leave in the process, under the others' feet."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import torch
+
+from nsabench.failure import DeviceLost, Failure
+from nsabench.worker import l2
+from nsabench.worker.guard import guarded
+
+Settings = dict[str, Any]
+UNREADABLE = "unreadable"
+
+
+def _of(owner: object, name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
+    return partial(getattr, owner, name), partial(setattr, owner, name)
+
+
+# How each is read and written; bound before foreign code is imported.
+_backends, _cuda = torch.backends, torch.cuda
+_OF_TORCH: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "num_threads": (torch.get_num_threads, torch.set_num_threads),
+    "grad_enabled": (torch.is_grad_enabled, torch.set_grad_enabled),
+    "default_dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "float32_matmul_precision": (
+        torch.get_float32_matmul_precision,
+        torch.set_float32_matmul_precision,
+    ),
+    "deterministic_algorithms": (
+        torch.get_deterministic_debug_mode,
+        torch.set_deterministic_debug_mode,
+    ),
+    **{
+        f"cudnn.{name}": _of(_backends.cudnn, name)
+        for name in ("enabled", "benchmark", "deterministic", "allow_tf32")
+    },
+    **{
+        f"matmul.{name}": _of(_backends.cuda.matmul, name)
+        for name in (
+            "allow_fp16_reduced_precision_reduction",
+            "allow_bf16_reduced_precision_reduction",
+        )
+    },
+    "sdp.flash": (_backends.cuda.flash_sdp_enabled, _backends.cuda.enable_flash_sdp),
+    "sdp.mem_efficient": (
+        _backends.cuda.mem_efficient_sdp_enabled,
+        _backends.cuda.enable_mem_efficient_sdp,
+    ),
+    "sdp.math": (_backends.cuda.math_sdp_enabled, _backends.cuda.enable_math_sdp),
+}
+
+
+def _popped(length: Callable[[], int], pop: Callable[[], object], before: int) -> None:
+    while length() > before:
+        pop()
+
+
+def _timers() -> tuple[int, ...]:
+    return tuple(one for one in _TIMERS if _getitimer(one)[0])
+
+
+def _stop_timers(going: tuple[int, ...]) -> None:
+    for one in _TIMERS:
+        if one not in going:
+            _setitimer(one, 0)
+
+
+_collect, _freeze, _unfreeze = gc.collect, gc.freeze, gc.unfreeze
+_empty_cache = torch.cuda.empty_cache
+_getitimer, _setitimer = signal.getitimer, signal.setitimer
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+_functions, _dispatches = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
+# Who leaves one of these alters or slows what others call, torch's or Python's.
+_HOOKS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "autocast": (torch.is_autocast_enabled, torch.set_autocast_enabled),
+    "modes of torch functions": (
+        _functions,
+        partial(_popped, _functions, torch._C._pop_torch_function_stack),
+    ),
+    "modes of torch dispatch": (
+        _dispatches,
+        partial(_popped, _dispatches, partial(torch._C._pop_torch_dispatch_stack, None)),
+    ),
+    "timers": (_timers, _stop_timers),
+    "trace function": (sys.gettrace, sys.settrace),
+    "profile function": (sys.getprofile, sys.setprofile),
+    "switch interval": (sys.getswitchinterval, sys.setswitchinterval),
+}
+if hasattr(torch, "get_autocast_dtype"):  # torch 2.4
+    for _device in ("cuda", "cpu"):
+        _HOOKS["autocast" if _device == "cuda" else "autocast on the CPU"] = (
+            partial(torch.is_autocast_enabled, _device),
+            partial(torch.set_autocast_enabled, _device),
+        )
+_OF_TORCH |= _HOOKS
+if hasattr(_backends.cuda, "enable_cudnn_sdp"):  # torch 2.5
+    _OF_TORCH["sdp.cudnn"] = (_backends.cuda.cudnn_sdp_enabled, _backends.cuda.enable_cudnn_sdp)
+_OF_CUDA = {
+    "current_device": (_cuda.current_device, _cuda.set_device),
+    "current_stream": (_cuda.current_stream, _cuda.set_stream),
+    "L2 set aside": (partial(l2.limit, l2.SET_ASIDE), partial(l2.set_limit, l2.SET_ASIDE)),
+    "bytes fetched into L2": (
+        partial(l2.limit, l2.FETCH_GRANULARITY),
+        partial(l2.set_limit, l2.FETCH_GRANULARITY),
+    ),
+}
+
+
+def settings() -> Settings:
+    """Switches that change how fast, how exactly, or where torch computes."""
+    readable = _OF_TORCH | (_OF_CUDA if torch.cuda.is_initialized() else {})
+    return {name: _read(read) for name, (read, _) in readable.items()}
+
+
+def _read(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    # torch 2.9's two ways to set TF32, once they were mixed; a lost device; a share of one (MIG)
+    except RuntimeError:
+        return UNREADABLE
+
+
+def restore(before: Settings) -> str:
+    """Set what is no longer as it was; what that is, in words, or ''."""
+    changes, now = [], settings()
+    for name, value in before.items():
+        if now[name] != value:
+            changes.append(f"{name} from {value} to {now[name]}")
+            if value != UNREADABLE:
+                with suppress(RuntimeError):  # as in `_read`
+                    (_OF_TORCH | _OF_CUDA)[name][1](value)
+    return "; ".join(changes)
+
+
+def forget_earlier_cases(device: str) -> None:
+    """Drop what is left of them: inputs and graphs that a failure's traceback holds, and what
+    torch.compile keeps.
+
+    Of one function torch compiles a few shapes (8, by default) and silently runs all later ones
+    uncompiled: a FlexAttention that should take 0.01 ms then takes 3 ms, and its rival wins.
+    """
+    frames = sys.modules.get("torch._dynamo.convert_frame")
+    # Importing what `reset` needs takes seconds, so it is for those who have compiled something.
+    if frames is not None and frames.FRAME_COUNTER:
+        sys.modules["torch._dynamo"].reset()
+        _unfreeze()  # of what it let go of, too
+    _collect()
+    if device == "cuda":
+        # Left out by the collections within the case, one an implementation: with the libraries
+        # that a first call imports each took 30 ms.
+        _freeze()
+
+
+def give_back(device: str) -> None:
+    """Give the device the memory that a case took: what torch keeps for later is taken for another
+    worker that measures on it next. What was measured counts even if this fails: whether the device
+    is lost, the next request finds."""
+    if device == "cuda":
+        with suppress(Failure, DeviceLost):
+            # All that is there: who keeps something of a case may have dropped it in the next.
+            for step in (_unfreeze, _collect, _freeze, _empty_cache):
+                guarded(step, device)
+
+
+@contextmanager
+def no_garbage() -> Iterator[None]:
+    """Nothing is collected while a CUDA graph is captured: a graph that dies meanwhile, whosever
+    it was, would end the capture."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

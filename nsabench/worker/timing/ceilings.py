@@ -1,0 +1,161 @@
+"""What this device can do at best, measured in the run: the roofline that records are held to."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from nsabench.machine.clock import now_s
+from nsabench.model.measurement import Ceilings
+from nsabench.verdicts.statistics import quantile
+from nsabench.worker.timing.l2_flush import l2_bytes
+from nsabench.worker.timing.timer import Call, Timer, flush
+
+COPY_BYTES = 2 << 30
+MATMUL_SIZE = 8192
+CPU_MATMUL_SIZES = (512, 1024, 2048)
+CPU_MATMUL_MS = 5.0  # of one, after which none larger is tried
+CPU_REPEATS, CPU_MOVES = 9, 4  # of moves twice, apart: another process may take a core for a while
+REPEATS, FLOOR_REPEATS, CPU_FLOOR_REPEATS = 7, 50, 15
+KNOWN_SPIN_CYCLES = (200_000, 2_000_000)
+OFFSET_SPIN_CYCLES = (5_000, 50_000)  # about 3 and 25 us
+# The medians of 50 lay up to 0.15 us apart on one GPU, which is 4 % of what a short kernel takes.
+OFFSET_PAIRS = 400
+
+
+def measure(device: str, timer: Timer) -> Ceilings:
+    """Copy bandwidth (bytes read plus written), matmul rate a dtype, and the timer's own floor.
+
+    The best of several repeats: a ceiling is what the device can do, not what it usually does.
+    """
+    return _cuda(timer) if device == "cuda" else _cpu(timer)
+
+
+def _cuda(timer: Timer) -> Ceilings:
+    free, _ = torch.cuda.mem_get_info()
+    size = min(COPY_BYTES, free // 8)
+    source = torch.randint(1 << 30, (size // 4,), dtype=torch.int32, device="cuda")
+    target = torch.empty_like(source)
+    copy_ms = _best(timer, "copy", lambda: target.copy_(source))
+    l2 = l2_bytes(torch.cuda.get_device_properties(torch.cuda.current_device()))
+    resident = source[: max(l2, 8 << 20) // 4 // 4]
+    part = target[: resident.numel()]
+
+    def many() -> None:
+        for _ in range(32):
+            part.copy_(resident)
+
+    l2_ms = _best(timer, "l2", many)
+    rates = {}
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        n = MATMUL_SIZE if dtype.itemsize == 2 else MATMUL_SIZE // 2
+        a = torch.randn(n, n, dtype=dtype, device="cuda")
+        b = torch.randn(n, n, dtype=dtype, device="cuda")
+        best = _best(timer, f"matmul {dtype}", lambda a=a, b=b: a @ b)
+        rates[str(dtype).removeprefix("torch.")] = 2 * n**3 / best / 1e9
+    return Ceilings(
+        copy_gb_s=2 * size / copy_ms / 1e6,
+        l2_gb_s=32 * 2 * resident.numel() * 4 / l2_ms / 1e6,
+        tflop_s=rates,
+        timer_floor_ms=_floor(timer),
+        timer_offset_ms=_offset(timer),
+        known_duration_error=_known_duration_error(timer),
+    )
+
+
+def _cpu(timer: Timer) -> Ceilings:
+    # Twice what is taken for the last-level cache. Where that holds more, the ceiling is too high,
+    # which accuses nobody.
+    source = flush()
+    target = np.empty_like(source)
+    moved = _cpu_gb_s(timer, source, target)
+    return Ceilings(
+        tflop_s={"float32": _cpu_tflop_s(timer)},
+        timer_floor_ms=_floor(timer, CPU_FLOOR_REPEATS),
+        copy_gb_s=max(moved, _cpu_gb_s(timer, source, target)),
+        cpu_flush_bytes=source.nbytes,
+    )
+
+
+def _cpu_gb_s(timer: Timer, source: NDArray[np.float64], target: NDArray[np.float64]) -> float:
+    """The best rate of copies by one core, and of reads by all: what is written is read before
+    where a copy is not large enough to go past the caches."""
+    copy_ms = _best_warm(timer, partial(np.copyto, target, source), CPU_MOVES)
+    read_ms = _best_warm(timer, partial(torch.sum, torch.from_numpy(target)), CPU_MOVES)
+    return max(2 * source.nbytes / copy_ms, source.nbytes / read_ms) / 1e6
+
+
+def _cpu_tflop_s(timer: Timer) -> float:
+    """The best rate of matrices up to the first that keep the cores for a while."""
+    rate = 0.0
+    for size in CPU_MATMUL_SIZES:
+        a = torch.randn(size, size)
+        best = _best_warm(timer, partial(torch.matmul, a, a), CPU_REPEATS)
+        rate = max(rate, 2 * size**3 / best / 1e9)
+        if best >= CPU_MATMUL_MS:
+            break
+    return rate
+
+
+def _best_warm(timer: Timer, call: Call, repeats: int) -> float:
+    """Time of the fastest of some calls (ms) between which no cache is pushed out."""
+    return min(timer.burst([call], 0)[0] for _ in range(repeats))
+
+
+def _best(timer: Timer, name: str, call: object) -> float:
+    assert callable(call)
+    for _ in range(2):
+        timer.sample(name, call)
+    return min(timer.sample(name, call)[0].time_ms for _ in range(REPEATS))
+
+
+def _floor(timer: Timer, repeats: int = FLOOR_REPEATS) -> float:
+    """Median time of an empty call: no sample is shorter."""
+    return quantile([timer.sample("null", lambda: None)[0].time_ms for _ in range(repeats)], 0.5)
+
+
+def _offset(timer: Timer) -> float:
+    """What the events read beyond the time that a kernel takes by a clock inside it (ms).
+
+    A spin ends when the SM has counted its cycles. Two lengths of it give the time of a cycle, and
+    with that the time of a spin of none: the way from one event to the kernel and on to the other.
+    One of each length at a time, since a clock that rises meanwhile gives a cycle another length.
+    """
+    offsets = []
+    for _ in range(OFFSET_PAIRS):
+        short_ms, long_ms = (_spin_ms(timer, cycles) for cycles in OFFSET_SPIN_CYCLES)
+        short, long = OFFSET_SPIN_CYCLES
+        offsets.append(short_ms - short * (long_ms - short_ms) / (long - short))
+    return quantile(offsets, 0.5)
+
+
+def _spin_ms(timer: Timer, cycles: int) -> float:
+    return timer.sample(f"spin of {cycles}", partial(_spin, cycles))[0].time_ms
+
+
+def _spin(cycles: int) -> None:
+    torch.cuda._sleep(cycles)
+
+
+def _known_duration_error(timer: Timer) -> float:
+    """Relative error on a duration the event timer has no part in.
+
+    A spin of n and of 10 n cycles, each also timed by the host clock around a synchronise; both
+    fixed overheads cancel in the difference, which must be the same for host and events.
+    """
+    by_events, by_host = [], []
+    for cycles in KNOWN_SPIN_CYCLES:
+        event_times, host_times = [], []
+        for _ in range(9):
+            event_times.append(timer.sample("spin", partial(_spin, cycles))[0].time_ms)
+            timer.synchronize()
+            start = now_s()
+            _spin(cycles)
+            timer.synchronize()
+            host_times.append((now_s() - start) * 1e3)
+        by_events.append(quantile(event_times, 0.5))
+        by_host.append(quantile(host_times, 0.5))
+    return (by_events[1] - by_events[0]) / (by_host[1] - by_host[0]) - 1

@@ -1,0 +1,149 @@
+"""The timer of a CUDA device: events around one call on a flushed L2, the launch gap hidden.
+
+A spin kernel holds the stream while the host queues start event, call and end event. Whether the
+gap was really hidden is read back per sample (the start event must not have passed when the call
+returns), so the spin need not be guessed: it grows until it suffices, and shrinks again. A call
+that waits for the device itself can never be hidden; its samples say so and include its launch
+gaps, as its user would see them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from nsabench.failure import DeviceLost
+from nsabench.machine.clock import now_s
+from nsabench.worker.timing.l2_flush import L2Flush
+from nsabench.worker.timing.spin import FIRST_CYCLES, longer, shorter
+from nsabench.worker.timing.timer import Call, Sample, Timed, one_behind_the_other
+
+# A device synchronise after an event synchronise now and then takes 0.1 ms with nothing to wait
+# for (H200). Shorter escapes than this are found by the stream-ordered call of the parity checks.
+MIN_ESCAPE_S = 200e-6
+FLUSHES = 5  # of which the shortest counts
+MOST_LATE = 5  # tries of an arm in a case, after which its spin does not shrink any more
+
+# Bound here, before foreign code is imported. The base class is a C type: it cannot be patched.
+_Event = torch._C._CudaEventBase
+_sleep = torch.cuda._sleep
+_synchronize = torch._C._cuda_synchronize
+_current_stream = torch.cuda.current_stream
+
+
+class _Once(NamedTuple):
+    """One call: whether its gap was hidden, what came back, how long the device was busy after the
+    end event, how long the host was in the call, and in all from the spin to its end (s)."""
+
+    hidden: bool
+    result: Any
+    waited_s: float
+    host_s: float
+    queued_s: float
+
+
+class CudaTimer:
+    """Times calls on the current stream of the current device."""
+
+    def __init__(self) -> None:
+        self._flush_l2 = L2Flush()
+        self.touch: Callable[[], None] | None = None
+        self._start = _Event(enable_timing=True)
+        self._end = _Event(enable_timing=True)
+        self._spin: dict[str, int] = {}
+        self._late: Counter[str] = Counter()  # tries of an arm that were not hidden
+        self._exposed: Counter[str] = Counter()  # samples of an arm that no spin hid
+        self._escape_s = max(MIN_ESCAPE_S, 4 * self._measure_sync_noise())
+        self._flush_s = self._measure_flush()  # now that the device is warm
+
+    def _measure_sync_noise(self) -> float:
+        """How long the device synchronise takes after a sample that leaves nothing running."""
+        waits = sorted(self._once(FIRST_CYCLES, lambda: None).waited_s for _ in range(100))
+        return waits[-3]
+
+    def sample(self, arm: str, call: Call, retry: Callable[[], Call] | None = None) -> Timed:
+        spin, before_s = self._spin.get(arm, FIRST_CYCLES), 0.0
+        while True:
+            try:
+                sample, once = self._sampled(spin, call)
+            except RuntimeError as error:  # asynchronous: raised by an event or a synchronise
+                raise DeviceLost(arm, " ".join(str(error).split())[:300]) from error
+            # Who is late again and again may wish to be: each try that is late is a call more.
+            if sample.gap_hidden and self._late[arm] <= MOST_LATE:
+                self._spin[arm] = shorter(spin, once.queued_s - self._flush_s)
+            if sample.gap_hidden or spin == 0:
+                return sample, once.result
+            self._late[arm] += 1
+            # Who outlasts the longest spin synchronises: it is not hidden, and says so. In two
+            # samples, and no spin is tried any more: one may have met a busy machine.
+            spin = longer(spin, once.host_s, before_s)
+            self._exposed[arm] += spin == 0
+            if spin or self._exposed[arm] > 1:
+                self._spin[arm] = spin
+            before_s = once.host_s
+            if retry is not None:
+                call = retry()
+
+    def _sampled(self, spin: int, call: Call) -> tuple[Sample, _Once]:
+        once = self._once(spin, call)
+        # Work that was put on other streams and not joined keeps the device busy after the event.
+        escaped_ms = once.waited_s * 1e3 if once.waited_s > self._escape_s else 0.0
+        time_ms = self._start.elapsed_time(self._end) + escaped_ms
+        host_us = once.host_s * 1e6 if once.hidden else 0.0
+        return Sample(time_ms, escaped_ms, once.hidden, host_us), once
+
+    def burst(
+        self, calls: Sequence[Call], kept: int, keep: Callable[[Any], Any] = lambda result: result
+    ) -> tuple[float, Any]:
+        _synchronize()
+        start = now_s()
+        result = one_behind_the_other(calls, kept)
+        _synchronize()
+        time_ms = (now_s() - start) * 1e3 / len(calls)
+        return time_ms, keep(result)
+
+    def _once(self, spin: int, call: Call) -> _Once:
+        """Queue and finish one call."""
+        stream = _current_stream()
+        # The flush comes behind the spin, so that nothing which the call queues on another stream
+        # can warm the L2 while the device is held.
+        if spin:
+            _sleep(spin)
+        queued = now_s()
+        self._flush_l2()
+        if self.touch is not None:
+            self.touch()
+        self._start.record(stream)
+        called = now_s()
+        result = call()
+        returned = now_s()
+        self._end.record(stream)
+        hidden = bool(spin) and not self._start.query()
+        self._end.synchronize()
+        before = now_s()
+        _synchronize()
+        return _Once(hidden, result, now_s() - before, returned - called, returned - queued)
+
+    def _measure_flush(self) -> float:
+        """How long the device flushes the L2 (s), the least of a few times."""
+        stream = _current_stream()
+        took_ms: list[float] = []
+        for _ in range(FLUSHES):
+            self._start.record(stream)
+            self._flush_l2()
+            self._end.record(stream)
+            self._end.synchronize()
+            took_ms.append(self._start.elapsed_time(self._end))
+        return min(took_ms) / 1e3
+
+    def synchronize(self) -> None:
+        _synchronize()
+
+    def forget(self) -> None:
+        self._spin.clear()
+        self._late.clear()
+        self._exposed.clear()
+        self.touch = None

@@ -1,0 +1,125 @@
+"""Rounds of interleaved samples: every arm once a round, in a new order each time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+from typing import Any, Protocol
+
+from nsabench.failure import Failure
+from nsabench.machine.clock import now_s
+from nsabench.model.measurement import Samples
+from nsabench.worker.timing.stopping import Rule
+from nsabench.worker.timing.timer import Timer
+
+MIN_WARMUP_CALLS = 3
+SETTLED = 0.03  # medians of two successive warm-up thirds agree this well
+MAX_WARMUP = 4  # times the asked time
+
+
+class Arm(Protocol):
+    """One implementation, ready to be called on a set of inputs.
+
+    called_s: seconds inside calls that it has counted itself.
+    """
+
+    name: str
+    called_s: float
+
+    def prepare(self, round_: int) -> Callable[[], Any]:
+        """Ready the inputs of this round, outside the timed region; return the call to time.
+
+        That call raises `Failure` when the implementation does.
+        """
+        ...
+
+    def inspect(self, round_: int, result: Any) -> None:
+        """Look at what a timed call returned. Raises `Failure` when it is wrong."""
+        ...
+
+    def finish(self) -> None:
+        """One more look when the last sample is taken. Raises `Failure` when it shows a fault."""
+        ...
+
+
+@dataclass
+class Collected:
+    """Samples an arm, why arms left, and the time that went into warm-up and timed calls, without
+    what arms have counted themselves."""
+
+    samples: dict[str, Samples] = field(default_factory=dict)
+    failed: dict[str, Failure] = field(default_factory=dict)
+    busy_s: float = 0.0
+
+    @contextmanager
+    def busy(self, *arms: Arm) -> Iterator[None]:
+        """Time that goes into calls of these, none of it twice."""
+        begun, called_s = now_s(), sum(arm.called_s for arm in arms)
+        try:
+            yield
+        finally:
+            counted_s = sum(arm.called_s for arm in arms) - called_s
+            self.busy_s += now_s() - begun - counted_s
+
+
+def warm_up(arm: Arm, timer: Timer, seconds: float, out: Collected) -> None:
+    """Call an arm for `seconds`, and on until its times settle (at most four times as long)."""
+    times: list[float] = []
+    start = now_s()
+    try:
+        with out.busy(arm):
+            while not _warm(times, now_s() - start, seconds):
+                prepare = partial(arm.prepare, 0)
+                sample, result = timer.sample(arm.name, prepare(), prepare)
+                arm.inspect(0, result)
+                times.append(sample.time_ms)
+    except Failure as failure:
+        out.failed[arm.name] = failure.alone()
+
+
+def _warm(times: list[float], elapsed: float, seconds: float) -> bool:
+    if len(times) < MIN_WARMUP_CALLS or elapsed < seconds:
+        return elapsed > MAX_WARMUP * seconds and len(times) >= 1
+    third = max(1, len(times) // 3)
+    last, before = sorted(times[-third:])[third // 2], sorted(times[-2 * third : -third] or times)
+    return abs(last / before[len(before) // 2] - 1) < SETTLED or elapsed > MAX_WARMUP * seconds
+
+
+def collect(arms: Sequence[Arm], timer: Timer, rule: Rule, rng: Random, out: Collected) -> None:
+    """Sample the arms in rounds until `rule` has enough, into `out`."""
+    by_name = {arm.name: arm for arm in arms if arm.name not in out.failed}
+    out.samples = {name: Samples() for name in by_name}
+    times = {name: s.time_ms for name, s in out.samples.items()}
+    start, round_ = now_s(), 0
+    while times and not rule.enough(round_, now_s() - start, times):
+        order = sorted(rule.active(round_, times))
+        rng.shuffle(order)
+        for position, name in enumerate(order):
+            try:
+                prepare = partial(by_name[name].prepare, round_)
+                call = prepare()  # may fail too: it makes checked calls
+                with out.busy(by_name[name]):
+                    sample, result = timer.sample(name, call, prepare)
+                by_name[name].inspect(round_, result)
+            except Failure as failure:
+                out.failed[name] = failure.alone()
+                del out.samples[name], times[name]
+                continue
+            samples = out.samples[name]
+            samples.round.append(round_)
+            samples.order.append(position)
+            samples.at_s.append(round(now_s() - start, 6))
+            samples.time_ms.append(sample.time_ms)
+            samples.escaped_ms.append(sample.escaped_ms)
+            samples.gap_hidden.append(sample.gap_hidden)
+            samples.host_us.append(round(sample.host_us, 2))
+        round_ += 1
+    for name in list(times):
+        try:
+            by_name[name].finish()
+        except Failure as failure:
+            out.failed[name] = failure.alone()
+            del out.samples[name]

@@ -1,0 +1,140 @@
+"""When enough samples were taken. One class a rule, each built from its model in the matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from nsabench.model.case import FixedCount, RatioCI, Stopping, TimeBudget
+from nsabench.verdicts.statistics import MIN_ROUNDS_EVER, quantile, ratio_of_medians
+
+STOP_RESAMPLES = 200  # a decision to go on sampling needs less resolution than a verdict
+CONTENDER_MARGIN = 1.1  # a baseline further behind than this cannot become the best one
+HOPELESS = 3.0  # times the best baseline, in all of the first MIN_ROUNDS_EVER
+
+
+class Rule(Protocol):
+    """Asked after each round with the times so far, all of the same length for active arms."""
+
+    def enough(self, rounds: int, elapsed_s: float, times: Mapping[str, Sequence[float]]) -> bool:
+        """Whether to stop sampling the case."""
+        ...
+
+    def active(self, rounds: int, times: Mapping[str, Sequence[float]]) -> set[str]:
+        """Which arms still need samples."""
+        ...
+
+
+class StopAtRatioCI:
+    """Stops when every candidate's ratio to the best baseline is known well enough.
+
+    After `MIN_ROUNDS_EVER` whoever is hopelessly behind the best baseline leaves, candidates
+    excepted, and the budget begins: a baseline of half a second a call must not leave five samples
+    to a candidate of half a millisecond. After `min_rounds` only candidates and the baselines near
+    the best one stay active: the time of the others is known, and they cannot decide anything.
+    The second best baseline stays all the while, unless it takes half of the budget: a check may
+    yet reject the best one, and then it is what the candidate is compared with. Alternatives are
+    what the op as a whole is compared with: of them the same holds, among themselves.
+    """
+
+    def __init__(
+        self,
+        model: RatioCI,
+        candidates: set[str],
+        baselines: set[str],
+        alternatives: set[str] | None = None,
+    ) -> None:
+        self.model = model
+        self.candidates = candidates
+        self.rivals = [kind for kind in (baselines, alternatives or set()) if kind]
+        self._next_look = model.min_rounds
+        self._began_s = 0.0
+
+    def enough(self, rounds: int, elapsed_s: float, times: Mapping[str, Sequence[float]]) -> bool:
+        if rounds == MIN_ROUNDS_EVER:
+            self._began_s = elapsed_s
+        spent_s = elapsed_s - self._began_s
+        if rounds < self.model.min_rounds:
+            # A slow candidate must not eat the time of all later cases either.
+            return rounds > MIN_ROUNDS_EVER and spent_s >= 2 * self.model.budget_s
+        if rounds >= self.model.max_rounds or spent_s >= self.model.budget_s:
+            return True
+        if rounds < self._next_look:
+            return False
+        self._next_look = rounds + max(10, rounds // 4)
+        best = [ranked[0] for kind in self.rivals if (ranked := self._ranked(kind, rounds, times))]
+        return all(
+            ratio_of_medians(times[b], times[c], resamples=STOP_RESAMPLES).width < self.model.width
+            for b in best
+            for c in self.candidates & set(times)
+        )
+
+    def active(self, rounds: int, times: Mapping[str, Sequence[float]]) -> set[str]:
+        ranked = [r for kind in self.rivals if (r := self._ranked(kind, rounds, times))]
+        if rounds < MIN_ROUNDS_EVER or not ranked:
+            return set(times)
+        kinds = set().union(*self.rivals)
+        needed = {arm for one in ranked for arm in self._needed(one, rounds, times, kinds)}
+        return self.candidates & set(times) | needed
+
+    def _needed(
+        self, ranked: list[str], rounds: int, times: Mapping[str, Sequence[float]], kinds: set[str]
+    ) -> set[str]:
+        """Rivals of one kind that still need samples, and early on whoever is of none."""
+        early = rounds < self.model.min_rounds
+        limit = (HOPELESS if early else CONTENDER_MARGIN) * quantile(times[ranked[0]], 0.5)
+        spare = {arm for arm in ranked[1:2] if sum(times[arm]) / 1e3 < self.model.budget_s / 2}
+        own = set(ranked) | (set(times) - kinds if early else set())
+        return spare | {
+            arm
+            for arm, samples in times.items()
+            if arm in own
+            and len(samples) == rounds
+            # A few samples may all be disturbed, but who is slow is slow in each of them.
+            and (min(samples) if early else quantile(samples, 0.5)) <= limit
+        }
+
+    @staticmethod
+    def _ranked(kind: set[str], rounds: int, times: Mapping[str, Sequence[float]]) -> list[str]:
+        """The rivals of a kind that were in every round, the fastest first."""
+        medians = {
+            arm: quantile(times[arm], 0.5)
+            for arm in kind & set(times)
+            if len(times[arm]) == rounds > 0
+        }
+        return sorted(medians, key=lambda arm: (medians[arm], arm))
+
+
+class StopAtCount:
+    def __init__(self, model: FixedCount) -> None:
+        self.model = model
+
+    def enough(self, rounds: int, elapsed_s: float, times: Mapping[str, Sequence[float]]) -> bool:
+        return rounds >= self.model.rounds
+
+    def active(self, rounds: int, times: Mapping[str, Sequence[float]]) -> set[str]:
+        return set(times)
+
+
+class StopAtBudget:
+    def __init__(self, model: TimeBudget) -> None:
+        self.model = model
+
+    def enough(self, rounds: int, elapsed_s: float, times: Mapping[str, Sequence[float]]) -> bool:
+        return rounds >= MIN_ROUNDS_EVER and elapsed_s >= self.model.budget_s
+
+    def active(self, rounds: int, times: Mapping[str, Sequence[float]]) -> set[str]:
+        return set(times)
+
+
+def build(
+    model: Stopping, candidates: set[str], baselines: set[str], alternatives: set[str] | None = None
+) -> Rule:
+    """The rule that the matrix asks for."""
+    match model:
+        case RatioCI():
+            return StopAtRatioCI(model, candidates, baselines, alternatives)
+        case FixedCount():
+            return StopAtCount(model)
+        case TimeBudget():
+            return StopAtBudget(model)

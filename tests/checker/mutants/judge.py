@@ -1,0 +1,80 @@
+"""The judge that mutants come before is the product's own: a worker measures, the checks decide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import cache
+
+from nsabench import registry
+from nsabench.model.case import Case
+from nsabench.model.description import Described
+from nsabench.model.log import Log
+from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
+from nsabench.model.record import Record
+from nsabench.model.source import Source
+from nsabench.model.vocabulary import Purpose, Role, Runs
+from nsabench.registry import Implementation
+from nsabench.verdicts.attempts import CaseState
+from nsabench.verdicts.results import assess_states
+from nsabench.worker.timing.timer import CpuTimer
+from tests.checker.mutants.mutant import Kernel
+from tests.checking import measured as measured_by_checker
+from tests.runs import session_of
+
+WHEN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@cache
+def shipped() -> tuple[Implementation, ...]:
+    """All that ships, and the kernels that are installed beside it."""
+    return tuple(registry.load())
+
+
+def baselines(case: Case) -> list[Implementation]:
+    """Those that a CPU can do, and that are the op's function in this case."""
+    return [
+        item
+        for item in shipped()
+        if item.op == case.op
+        and item.role is Role.BASELINE
+        and Runs.CPU in item.devices
+        and _info(item).concerns(case)
+    ]
+
+
+def as_candidate(op: str, name: str, kernel: Kernel) -> Implementation:
+    return Implementation(op, name, Role.CANDIDATE, (Runs.CPU,), "", Source("test"), kernel)
+
+
+def judge(case: Case, items: list[Implementation]) -> Mapping[str, Record]:
+    """What becomes of each of the items, measured together."""
+    measured = measured_by_checker(case, items, timer=CpuTimer())
+    plan = Plan(
+        run_id="mutants",
+        created=WHEN,
+        device="cpu",
+        matrices=[],
+        implementations=[_info(item) for item in items],
+        cases=[
+            PlannedCase(id=case.id, case=case, implementations=tuple(item.name for item in items))
+        ],
+    )
+    state = CaseState(Purpose.MAIN, case.id, measured.observations, {})
+    session = session_of(plan, Described(software={}, device={"type": "cpu"}))
+    records = assess_states(plan, session, [state]).results(Log()).records
+    return {record.implementation: record for record in records}
+
+
+def _info(item: Implementation) -> ImplementationInfo:
+    return ImplementationInfo(
+        op=item.op,
+        name=item.name,
+        role=item.role,
+        devices=item.devices,
+        caught_by=item.caught_by,
+        wraps=item.wraps,
+        source=item.source,
+        distributions=item.distributions,
+        directions=item.directions,
+    )

@@ -1,0 +1,146 @@
+"""selection_varlen: rows of unequal length, packed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tests.checker.mutants import softmax
+from tests.checker.mutants.mutant import Kernel, case, mutant, mutant_that_remembers, right
+from tests.checker.mutants.softmax import RIGHT, Steps, attend
+
+OP = "selection_varlen"
+SPREAD = case(OP, "float16", "spread", N=256, H=4, D=64, Dv=64, L=64)
+MIXED = case(OP, "bfloat16", "mixed", N=256, H=4, D=64, Dv=64, L=256)
+EMPTY = case(OP, "float16", "empty_rows", N=8, H=4, D=64, Dv=64, L=90)
+
+
+def over(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    start: Tensor,
+    end: Tensor,
+    sm_scale: float,
+    steps: Steps = RIGHT,
+) -> Tensor:
+    """Row i over the packed keys start[i] up to end[i]."""
+    start, end = start.long(), end.long().clamp(max=k.shape[0])
+    place = torch.arange(max(int((end - start).max()), 1))
+    index = (start.unsqueeze(1) + place).clamp(0, k.shape[0] - 1)
+    seen = (place < (end - start).unsqueeze(1)).unsqueeze(1)
+    return attend(q, k[index], v[index], seen, sm_scale, steps).to(q.dtype)
+
+
+@right(OP)
+def naive(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    *,
+    sm_scale: float,
+    max_seqlen: int,
+    steps: Steps = RIGHT,
+) -> Tensor:
+    return over(q, k, v, cu_seqlens[:-1], cu_seqlens[1:], sm_scale, steps)
+
+
+@mutant(SPREAD, "the end of a row is one early", "leaves out the last key of each row")
+def last_key_lost(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
+    return over(q, k, v, cu_seqlens[:-1], cu_seqlens[1:] - 1, sm_scale)
+
+
+@mutant(SPREAD, "the begin of a row is one late", "leaves out the first key of each row")
+def first_key_lost(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
+    return over(q, k, v, cu_seqlens[:-1] + 1, cu_seqlens[1:], sm_scale)
+
+
+@mutant(SPREAD, "<= for < at the end of a row", "the first key of the next row")
+def one_key_beyond(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
+    return over(q, k, v, cu_seqlens[:-1], cu_seqlens[1:] + 1, sm_scale)
+
+
+@mutant(SPREAD, "the begin of a row is one early", "the last key of the row before")
+def one_key_before(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
+    return over(q, k, v, (cu_seqlens[:-1] - 1).clamp(min=0), cu_seqlens[1:], sm_scale)
+
+
+@mutant(SPREAD, "rows have the keys of the next", "attends to the keys of the next row")
+def keys_of_the_next_row(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
+    return over(q, k, v, cu_seqlens[:-1].roll(-1), cu_seqlens[1:].roll(-1), sm_scale)
+
+
+@mutant(SPREAD, "rows end where max_seqlen does", "as many keys as the longest row has")
+def all_rows_as_long(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
+    return over(q, k, v, cu_seqlens[:-1], cu_seqlens[:-1] + max_seqlen, sm_scale)
+
+
+@mutant(SPREAD, "a tile that is not full is left out", "fill no tile of 16")
+def tail_lost(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
+    full = cu_seqlens.diff() // 16 * 16
+    return over(q, k, v, cu_seqlens[:-1], cu_seqlens[:-1] + full, sm_scale)
+
+
+@mutant(SPREAD, "keys beyond a row are zero, not masked", "up to the next multiple of 16")
+def tail_not_masked(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
+    count = cu_seqlens.diff().long()
+    place = torch.arange(max_seqlen)
+    index = (cu_seqlens[:-1].long().unsqueeze(1) + place).clamp(max=k.shape[0] - 1)
+    present = place < count.unsqueeze(1)
+    seen = place < ((count + 15) // 16 * 16).unsqueeze(1)
+    keys, values = (x[index] * present.unsqueeze(2) for x in (k, v))
+    return attend(q, keys, values, seen.unsqueeze(1), sm_scale).to(q.dtype)
+
+
+@mutant(MIXED, "a row has 128 keys at most", "attends to the first 128 of 256 keys")
+def long_rows_cut(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
+    end = torch.minimum(cu_seqlens[1:], cu_seqlens[:-1] + 128)
+    return over(q, k, v, cu_seqlens[:-1], end, sm_scale)
+
+
+@mutant(EMPTY, "0 / 0 in a row without keys", "NaN or infinite: axis 0 (of 8)")
+def empty_rows_divided(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
+    out = naive(q, k, v, cu_seqlens, sm_scale=sm_scale, max_seqlen=max_seqlen)
+    out[cu_seqlens.diff() == 0] /= 0
+    return out
+
+
+@mutant(EMPTY, "a row without keys reads one", "the first key of the next row")
+def empty_rows_read_a_key(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
+    end = torch.maximum(cu_seqlens[1:], cu_seqlens[:-1] + 1)
+    return over(q, k, v, cu_seqlens[:-1], end, sm_scale)
+
+
+@mutant_that_remembers(EMPTY, "rows without keys are not written", "an earlier call, not of this")
+def empty_rows_stale() -> Kernel:
+    buffer: list[Tensor] = []
+
+    def kernel(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
+        out = naive(q, k, v, cu_seqlens, sm_scale=sm_scale, max_seqlen=max_seqlen)
+        empty = cu_seqlens.diff() == 0
+        if buffer:
+            out[empty] = buffer[-1][empty]
+        buffer.append(out.clone())
+        return out
+
+    return kernel
+
+
+@mutant(MIXED, "the maximum of the first tile is kept", "does not rescale")
+def sum_not_rescaled(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
+    options = {"sm_scale": sm_scale, "max_seqlen": max_seqlen}
+    return naive(q, k, v, cu_seqlens, **options, steps=softmax.SumNotRescaled())
+
+
+@mutant(SPREAD, "q is scaled, and the scores once more", "applied twice")
+def scaled_twice(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
+    options = {"sm_scale": sm_scale, "max_seqlen": max_seqlen}
+    return naive(q, k, v, cu_seqlens, **options, steps=softmax.ScaledTwice())
+
+
+@mutant(SPREAD, "heads are those of [N, D, H]", "reads Q as if its axes 1 and 2")
+def q_strides_swapped(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
+    n, h, d = q.shape
+    swapped = q.reshape(n, d, h).mT
+    return naive(swapped, k, v, cu_seqlens, sm_scale=sm_scale, max_seqlen=max_seqlen)

@@ -1,0 +1,258 @@
+from dataclasses import replace
+
+import pytest
+
+from nsabench.checks import Effect, Finding, Limits, all_checks, controls, run_all
+from nsabench.checks.proofs import GUARDS
+from nsabench.model.vocabulary import Catch, Direction, Mode, Role, Status
+
+
+def judge(rows, findings):
+    return controls.judge(rows, controls.catches(rows, findings))
+
+
+def effects(findings):
+    return [f.effect for f in findings]
+
+
+def control(make_row, **fields):
+    return make_row("cheat", "control", **{"caught_by": "parity", **fields})
+
+
+def wrong(make_row, **fields):
+    return control(make_row, status=Status.WRONG, reason="mae 0.148", median_ms=None, **fields)
+
+
+def test_a_caught_control_is_silent(make_row):
+    assert judge([wrong(make_row), wrong(make_row, L=64)], []) == []
+
+
+def test_a_wrong_output_that_only_the_samples_show_is_caught(make_row):
+    """Seen on an H200: the output of work nobody joined was there when a busy host asked for it."""
+    row = control(make_row)
+    unjoined = Finding("ordering", Effect.WRONG, "x", row.case_id, row.implementation)
+    fast = Finding("roofline", Effect.IMPLAUSIBLE, "x", row.case_id, row.implementation)
+    assert judge([row], [unjoined]) == []
+    assert effects(judge([row], [fast])) == [Effect.INVALID]
+
+
+@pytest.mark.parametrize("status", [Status.OK, Status.IMPLAUSIBLE])
+def test_a_control_that_passes_for_right_once_invalidates_the_run(make_row, status):
+    (finding,) = judge([wrong(make_row), control(make_row, L=64, status=status)], [])
+    assert (finding.effect, finding.case_id) == (Effect.INVALID, "")
+    assert "did not catch the control in 1 of 2 cases" in finding.sentence
+    assert "N1024 H8 D128 L64 fp16" in finding.sentence
+
+
+def test_it_must_be_caught_by_the_check_that_is_meant_for_it(make_row):
+    row = control(make_row, caught_by="roofline")
+    other = Finding("clocks", Effect.NOTE, "x", row.case_id, row.implementation)
+    meant = Finding("roofline", Effect.NOTE, "x", row.case_id, row.implementation)
+    elsewhere = Finding("roofline", Effect.NOTE, "x", "another case", row.implementation)
+    assert judge([row], [other, elsewhere])
+    assert judge([row], [other, meant]) == []
+    findings = judge([wrong(make_row, caught_by="roofline")], [])
+    assert effects(findings) == [Effect.NOTE, Effect.INVALID]
+
+
+def test_where_a_control_declines_it_need_not_be_caught(make_row):
+    declined = control(make_row, L=64, status=Status.UNSUPPORTED, reason="64 keys are all")
+    assert judge([declined, wrong(make_row)], []) == []
+    assert judge([declined], []) == []
+
+
+def test_too_fast_to_be_true_is_not_what_a_slow_host_held_up(make_row):
+    """On a busy machine its look-up took longer than an honest baseline: 0.137 and 0.129 ms."""
+    baseline = make_row("b", "baseline", 0.129)
+
+    def judged(median_ms, *others, findings=()):
+        row = control(make_row, caught_by="roofline", median_ms=median_ms)
+        return effects(judge([row, baseline, *others], findings))
+
+    quick = control(make_row, caught_by="roofline", L=64)
+    meant = Finding("roofline", Effect.NOTE, "x", quick.case_id, quick.implementation)
+    # Somewhere else it was quick and was caught: the check works, and this case is said.
+    for median_ms in (0.137, 0.105):
+        assert judged(median_ms, quick, findings=[meant]) == [Effect.NOTE]
+    # Nowhere: it is not known whether the check works.
+    assert judged(0.137) == [Effect.NOTE, Effect.INVALID]
+    # It was quick, and nobody said so.
+    assert judged(0.1, quick, findings=[meant]) == [Effect.INVALID]
+    alone = control(make_row, caught_by="roofline", median_ms=0.137)
+    assert effects(judge([alone], [])) == [Effect.INVALID]
+
+
+def test_a_control_that_crashes_proves_nothing_and_is_said(make_row):
+    crashed = control(make_row, status=Status.CRASHED, reason="signal 11", median_ms=None)
+    (finding,) = judge([crashed, wrong(make_row, L=64)], [])
+    assert finding.effect is Effect.NOTE
+    assert "signal 11" in finding.sentence
+
+
+def test_a_trick_on_the_clock_is_defeated_if_it_gained_nothing(make_row):
+    baseline = make_row("b", "baseline", 1.0)
+
+    def judged(median_ms, median_mcycles):
+        row = control(
+            make_row, caught_by="timer", median_ms=median_ms, median_mcycles=median_mcycles
+        )
+        return judge([row, baseline], [])
+
+    assert judged(1.02, 1.9) == []
+    (finding,) = judged(0.5, 0.9)
+    assert finding.effect is Effect.INVALID
+    assert "0.5 ms" in finding.sentence
+    # By the host's clock: noise is no trick, a stopped clock is.
+    assert judged(0.5, None) == []
+    (finding,) = judged(1e-5, None)
+    assert finding.effect is Effect.INVALID
+
+
+@pytest.mark.parametrize("check", ["timer", "baseline"])
+def test_without_a_valid_baseline_nothing_is_proven(make_row, check):
+    broken = make_row("b", "baseline", 1.0, status=Status.WRONG)
+    findings = judge([control(make_row, caught_by=check), broken], [])
+    assert effects(findings) == [Effect.NOTE, Effect.INVALID]
+
+
+def test_a_check_that_no_control_reached_decides_nothing(make_row):
+    """All controls of an op fail before they are caught: not one check of it is known to work."""
+    crashed = [
+        control(make_row, L=length, status=Status.CRASHED, reason="signal 11", median_ms=None)
+        for length in (64, 128)
+    ]
+    note, invalid = judge(crashed, [])
+    assert (note.effect, invalid.effect) == (Effect.NOTE, Effect.INVALID)
+    assert "no control of selection_rows showed that the check 'parity' works" in invalid.sentence
+    # Another control of the same check, on another case, is proof enough; of another op, none.
+    other = wrong(make_row, L=256)
+    assert effects(judge([*crashed, replace(other, implementation="other")], [])) == [Effect.NOTE]
+    elsewhere = replace(other, implementation="other", op="selection_varlen")
+    assert Effect.INVALID in effects(judge([*crashed, elsewhere], []))
+
+
+@pytest.mark.parametrize("check", ["timer", "baseline"])
+def test_a_trick_is_held_to_what_it_wraps(make_row, check):
+    """A matrix that leaves the wrapped baseline out must not make the trick look like a gain."""
+    trick = control(make_row, caught_by=check, wraps="quick", median_ms=0.2, median_mcycles=0.4)
+    slow = make_row("slow", "baseline", 1.0)
+    assert effects(judge([trick, slow], [])) == [Effect.NOTE, Effect.INVALID]
+    quick = make_row("quick", "baseline", 0.2)
+    meant = Finding("baseline", Effect.NOTE, "x", trick.case_id, trick.implementation)
+    assert judge([trick, slow, quick], [meant]) == []
+
+
+def test_candidates_are_never_judged_as_controls(make_row):
+    findings = judge([make_row(), make_row("b", "baseline", status=Status.WRONG)], [])
+    assert effects(findings) == [Effect.UNPROVEN]  # nobody was there to be judged
+
+
+def caught(make_row, check, **fields):
+    """A control that this check caught, and what it found."""
+    row = control(make_row, caught_by=check, median_ms=1.0, **fields)
+    row = replace(row, implementation=f"{check}_{row.mode}_{row.direction}_{row.streams}")
+    if check == "parity":
+        return replace(row, status=Status.WRONG, reason="mae 0.1", median_ms=None), None
+    return row, Finding(check, Effect.NOTE, "x", row.case_id, row.implementation)
+
+
+def all_caught(make_row, **fields):
+    pairs = [caught(make_row, check, **fields) for check in GUARDS]
+    rows = [row for row, _ in pairs]
+    beside = [
+        replace(row, implementation=n, role=r, caught_by="", status=Status.OK, median_ms=1.0)
+        for row in rows[:1]
+        for n, r in (("mine", Role.CANDIDATE), ("b", Role.BASELINE))
+    ]
+    return [*rows, *beside], [finding for _, finding in pairs if finding]
+
+
+WAYS = [
+    ({"mode": Mode.GRAPH}, "selection_rows in graph mode"),
+    ({"direction": Direction.BACKWARD}, "selection_rows backward"),
+    ({"op": "selection_varlen"}, "selection_varlen"),
+    ({"streams": 2}, "selection_rows on several streams"),
+]
+
+
+@pytest.mark.parametrize(("way", "words"), WAYS)
+def test_a_catch_vouches_only_for_what_is_measured_in_its_own_way(make_row, way, words):
+    rows, found = all_caught(make_row)
+    assert judge(rows, found) == []
+    elsewhere = [replace(make_row(), case_id="other", **way)]
+    (finding,) = judge([*rows, *elsewhere], found)
+    assert finding.effect is Effect.UNPROVEN
+    assert finding.sentence == (
+        "no control showed that the checks parity, timer, baseline and roofline (none was there) "
+        f"work for {words}"
+    )
+    assert finding.concerns(elsewhere[0]) and not finding.concerns(rows[-1])
+    # Once it was caught there, too, nothing is to be said.
+    here, found_here = all_caught(make_row, **way)
+    assert judge([*rows, *here], [*found, *found_here]) == []
+
+
+def test_a_check_whose_controls_all_declined_is_unproven(make_row):
+    """As in the decode run of docs/results, where the clock's controls decline what is captured."""
+    rows, found = all_caught(make_row, mode=Mode.GRAPH)
+    declining = [
+        replace(r, status=Status.UNSUPPORTED, reason="a replayed graph calls no host code")
+        if r.caught_by in ("timer", "baseline")
+        else r
+        for r in rows
+    ]
+    (finding,) = judge(declining, found)
+    assert (finding.effect, finding.case_id, finding.implementation) == (Effect.UNPROVEN, "", "")
+    assert finding.sentence == (
+        "no control showed that the checks timer and baseline (all declined) work for "
+        "selection_rows in graph mode"
+    )
+    without = [r for r in declining if r.caught_by != "roofline"]
+    (finding,) = judge(without, found)
+    assert "timer and baseline (all declined) and roofline (none was there)" in finding.sentence
+
+
+def test_what_was_never_timed_needs_no_proof_of_its_time(make_row):
+    """A Triton kernel without a GPU: its output is compared, and nothing else."""
+    rows, found = all_caught(make_row)
+    parity = [r for r in rows if r.caught_by in ("parity", "")]
+    untimed = [replace(r, median_ms=None) for r in parity if r.role is not Role.BASELINE]
+    assert judge(untimed, found) == []
+
+
+def test_where_a_control_got_stuck_its_own_group_alone_is_not_decided(make_row):
+    rows, found = all_caught(make_row)
+    crash = {"status": Status.CRASHED, "reason": "signal 11", "median_ms": None}
+    stuck = control(make_row, caught_by="timer", mode=Mode.GRAPH, **crash)
+    captured = make_row(mode=Mode.GRAPH)
+    findings = judge([*rows, stuck, captured], found)
+    (invalid,) = [f for f in findings if f.effect is Effect.INVALID]
+    assert "selection_rows in graph mode" in invalid.sentence and "'timer'" in invalid.sentence
+    assert invalid.concerns(captured) and not invalid.concerns(rows[-1]) and not invalid.of_run
+
+
+def test_ops_that_lack_the_same_share_a_sentence(make_row):
+    rows = [replace(make_row(mode=Mode.GRAPH), op=op) for op in ("decode_dense", "decode_step")]
+    (finding,) = judge(rows, [])
+    assert finding.sentence.endswith("work for decode_dense, decode_step in graph mode")
+    assert {group.op for group in finding.groups} == {"decode_dense", "decode_step"}
+
+
+def test_run_all_finds_the_modules_and_judges_controls_last(make_row):
+    assert {"parity", "roofline", "scaling", "clocks", "baseline"} <= set(all_checks())
+    rows = [
+        control(make_row, mae=0.1),
+        control(make_row, D=64),
+        make_row("slow", "baseline", 5.0, L=128),
+        make_row("b", "baseline", 1.0, L=128),
+    ]
+    assert effects(run_all(rows, Limits())) == [Effect.INVALID, Effect.WRONG, Effect.NOTE]
+
+
+def test_a_control_is_held_to_what_it_wraps_though_nothing_else_is(make_row):
+    wrapped = make_row("wrapped", "baseline", 1.0, alongside=True)
+    tricks = {"wraps": "wrapped", "caught_by": "timer"}
+    gained = make_row("stopped_clock", "control", 0.01, **tricks)
+    gained_nothing = make_row("stopped_clock", "control", 1.0, **tricks)
+    assert controls.catch(gained, [wrapped, gained], []) is Catch.MISSED
+    assert controls.catch(gained_nothing, [wrapped, gained_nothing], []) is Catch.CAUGHT

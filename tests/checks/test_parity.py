@@ -1,0 +1,199 @@
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from nsabench.checks import Effect, Limits
+from nsabench.checks.parity import check, noise
+from nsabench.model.vocabulary import Direction, DType, Status
+
+NONE = Limits()
+
+
+@pytest.mark.parametrize("role", ["candidate", "baseline", "control"])
+def test_mae_over_the_tolerance_is_wrong_for_every_role(make_row, role):
+    (finding,) = check([make_row("bad", role, mae=0.148), make_row("good", "baseline")], NONE)
+    assert (finding.effect, finding.implementation) == (Effect.WRONG, "bad")
+    assert "0.148" in finding.sentence
+    assert "0.001" in finding.sentence
+
+
+def test_nan_is_wrong(make_row):
+    assert check([make_row(mae=math.nan)], NONE)
+    assert check([make_row(rel_l2=math.nan), make_row("b", "baseline")], NONE)
+
+
+def test_relative_error_is_measured_against_the_best_valid_baseline(make_row):
+    rows = [
+        make_row("mine", rel_l2=5e-3),
+        make_row("b", "baseline", rel_l2=2e-3),
+        make_row("invalid", "baseline", mae=0.1, rel_l2=4e-3),
+    ]
+    assert [f.implementation for f in check(rows, NONE)] == ["mine", "invalid"]
+    rows[1] = make_row("b", "baseline", rel_l2=2.6e-3)
+    assert [f.implementation for f in check(rows, NONE)] == ["invalid"]
+
+
+def test_baselines_are_held_to_the_best_of_them(make_row):
+    rows = [make_row("a", "baseline", rel_l2=3e-4), make_row("b", "baseline", rel_l2=4e-3)]
+    assert [f.implementation for f in check(rows, NONE)] == ["b"]
+
+
+def test_one_row_is_measured_against_the_worst_of_the_best_baseline(make_row):
+    rows = [
+        make_row("mine", worst_row=1.1e-2, worst_row_at="output[4095, 7]"),
+        make_row("near", worst_row=1.0e-2),
+        make_row("b", "baseline", worst_row=3.5e-3),
+        make_row("worse", "baseline", worst_row=1e-2),
+    ]
+    (finding,) = check(rows, NONE)
+    assert (finding.effect, finding.implementation) == (Effect.WRONG, "mine")
+    assert "the row output[4095, 7] is off by 0.011 of its norm, over 0.0105" in finding.sentence
+    assert check([make_row(worst_row=math.nan)], NONE)
+
+
+@pytest.mark.parametrize(("dtype", "flagged"), [("float16", True), ("bfloat16", False)])
+def test_a_row_is_not_held_to_less_than_its_format_resolves(make_row, dtype, flagged):
+    rows = [
+        make_row("mine", dtype=dtype, worst_row=1e-2),
+        make_row("b", "baseline", dtype=dtype, worst_row=1e-4),
+    ]
+    assert bool(check(rows, NONE)) is flagged
+    assert bool(check(rows[:1], NONE)) is flagged
+
+
+# How many times the noise of its sums an honest row may be off by.
+OF_NOISE = {"output[3, 1]": 2.0, "dq[0, 5, 1]": 16.0, "dk[0, 5, 1]": 8.0, "dv[0, 5, 1]": 4.0}
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+@pytest.mark.parametrize("at", OF_NOISE)
+def test_each_result_has_a_bound_of_its_own(make_row, dtype, at):
+    direction = Direction.FORWARD if at.startswith("output") else Direction.BACKWARD
+    limit = OF_NOISE[at] * noise(dtype, 128 + 1024)
+
+    def found(times):
+        fields = {"dtype": dtype, "direction": direction, "rel_l2": None, "worst_row_at": at}
+        row = make_row(worst_row=times * limit, **fields)
+        return check([row, make_row("b", "baseline", worst_row=0.1 * limit, **fields)], NONE)
+
+    assert found(0.99) == []
+    (finding,) = found(1.01)
+    assert f"the row {at} is off by" in finding.sentence
+
+
+@pytest.mark.parametrize("at", ["output[3, 1]", "dq[0, 5, 1]"])
+def test_a_baseline_that_lost_a_row_excuses_nobody(make_row, at):
+    lost = {"direction": Direction.FORWARD, "worst_row": 1.0, "worst_row_at": at}
+    if at.startswith("dq"):
+        lost["direction"] = Direction.BACKWARD
+    rows = [make_row("mine", **lost), make_row("b", "baseline", **lost)]
+    assert [f.implementation for f in check(rows, NONE)] == ["mine", "b"]
+    fine = make_row("fine", "baseline", **{**lost, "worst_row": 1e-4})
+    assert [f.implementation for f in check([*rows, fine], NONE)] == ["mine", "b"]
+
+
+@pytest.mark.parametrize(("times", "flagged"), [(18.7, False), (31.9, False), (32.1, True)])
+def test_a_baseline_excuses_no_more_than_large_scores_need(make_row, times, flagged):
+    """Scores of 1e4 in float32: every implementation was off by 18.7 times the noise of a sum."""
+    epsilon = noise(DType.FLOAT32, 128 + 1024)
+    rows = [
+        make_row("mine", dtype="float32", rel_l2=None, worst_row=times * epsilon),
+        make_row("b", "baseline", dtype="float32", rel_l2=None, worst_row=18.7 * epsilon),
+    ]
+    assert bool(check(rows, NONE)) is flagged
+    as_a_whole = [replace(r, rel_l2=r.worst_row, worst_row=None) for r in rows]
+    as_a_whole = [replace(r, rel_l2_ratio=3.0) for r in as_a_whole]
+    assert bool(check(as_a_whole, NONE)) is flagged
+
+
+def test_without_a_baseline_a_row_is_held_to_its_format_and_told_so(make_row):
+    (finding,) = check([make_row(worst_row=0.5, worst_row_at="output[1, 2]")], NONE)
+    assert finding.sentence == (
+        "the row output[1, 2] is off by 0.5 of its norm, over 0.00195: float16 explains 0.00195"
+    )
+    (finding,) = check([make_row(rel_l2=0.5)], NONE)
+    assert "over 0.00195: there is no valid baseline, sums in float16 resolve" in finding.sentence
+
+
+@pytest.mark.parametrize(("dtype", "flagged"), [("float16", True), ("bfloat16", False)])
+def test_errors_below_the_resolution_of_the_format_are_not_compared(make_row, dtype, flagged):
+    rows = [
+        make_row("mine", dtype=dtype, rel_l2=4e-3),
+        make_row("b", "baseline", dtype=dtype, rel_l2=1e-4),
+    ]
+    assert bool(check(rows, NONE)) is flagged
+
+
+def test_failed_records_and_other_cases_play_no_part(make_row):
+    rows = [
+        make_row("mine", rel_l2=1.5e-3),
+        make_row("b", "baseline", rel_l2=1e-5, status=Status.WRONG),
+        make_row("b", "baseline", rel_l2=1e-5, L=64),
+    ]
+    assert check(rows, NONE) == []
+
+
+def test_without_a_baseline_the_resolution_of_the_format_is_the_yardstick(make_row):
+    assert check([make_row(rel_l2=1.5e-3)], NONE) == []
+    assert check([make_row(rel_l2=3e-3)], NONE)
+
+
+def test_float32_is_held_to_what_honest_sums_differ_by(make_row):
+    """Values of an H200: the best of seven honest baselines had 1.33e-7, the worst 6.14e-7."""
+    sizes = {"N": 4, "H": 4, "D": 32, "L": 129, "dtype": "float32"}
+    rows = [
+        make_row("best", "baseline", rel_l2=1.33e-7, **sizes),
+        make_row("mine", rel_l2=6.14e-7, **sizes),
+        make_row("tf32", rel_l2=3e-4, **sizes),
+    ]
+    assert [f.implementation for f in check(rows, NONE)] == ["tf32"]
+
+
+def tf32(x):
+    return ((x.view(np.int32) + 0x1000) & ~0x1FFF).view(np.float32)
+
+
+def truncated(x):
+    """float64 to float32, toward zero."""
+    near = x.astype(np.float32)
+    return np.where(np.abs(near) > np.abs(x), np.nextafter(near, np.float32(0)), near)
+
+
+def on_tensor_cores(a, b):
+    """A float32 product as three of TF32, the sum of every 8 terms truncated."""
+    (high_a, high_b) = (tf32(a), tf32(b))
+    (low_a, low_b) = (tf32(a - high_a), tf32(b - high_b))
+    total = np.zeros((len(a), b.shape[1]), np.float32)
+    for k in range(0, len(b), 8):
+        for left, right in ((low_a, high_b), (high_a, low_b), (high_a, high_b)):
+            part = left[:, k : k + 8].astype(np.float64) @ right[k : k + 8]
+            total = truncated(total + part)
+    return total
+
+
+def attention(q, k, v, multiply):
+    weights = np.exp(multiply(q, k.T) * q.dtype.type(0.25))
+    return multiply(weights, v) / weights.sum()
+
+
+def test_float32_on_tensor_cores_is_honest():
+    """What SDPA does on an H200 with 32 keys of head dim 16, whose 8.8e-7 used to be wrong."""
+    generator = np.random.default_rng(0)
+    worst = 0.0
+    for _ in range(500):
+        q, k, v = (generator.standard_normal((n, 16), np.float32) for n in (1, 32, 32))
+        expected = attention(*(x.astype(np.float64) for x in (q, k, v)), np.matmul)
+        off = attention(q, k, v, on_tensor_cores) - expected
+        worst = max(worst, np.linalg.norm(off) / np.linalg.norm(expected))
+    few = math.sqrt(16 + 32) * 2**-23
+    assert few < worst < noise(DType.FLOAT32, 16 + 32) < 3 * few
+
+
+def test_a_baseline_without_an_error_is_a_yardstick(make_row):
+    rows = [make_row("best", "baseline", rel_l2=0.0, dtype="float32")]
+    limit = noise(DType.FLOAT32, 128 + 1024)
+    mine = make_row(rel_l2=1.5 * limit, dtype="float32")
+    [finding] = check([*rows, mine], NONE)
+    assert "the best valid baseline has 0" in finding.sentence

@@ -1,0 +1,180 @@
+"""Real workers, really hostile implementations: none may take the run or a neighbour down."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nsabench.model.job import Death
+from nsabench.model.measurement import Observation
+from nsabench.model.plan import Plan
+from nsabench.model.vocabulary import Status
+from nsabench.running.policy import next_jobs
+from nsabench.running.supervisor import process, program, scratch, templates
+from nsabench.running.supervisor.executor import WorkerExecutor
+from nsabench.running.supervisor.log import LOG_HEAD_BYTES, LOG_TAIL_BYTES
+from nsabench.verdicts.attempts import CaseState
+from tests import main_pass
+from tests.running.supervisor.conftest import HOSTILE, MakePlan
+from tests.runs import log_of
+
+
+def measure(
+    make_plan: MakePlan,
+    tmp_path: Path,
+    hostile: str,
+    *,
+    memory_limit_bytes: int | None = None,
+    timeout_s: float = 3.0,
+) -> dict[str, Observation]:
+    plan = make_plan([hostile, "sdpa_gqa"], timeout_s=timeout_s)
+    [state] = run(plan, tmp_path, memory_limit_bytes)
+    return {observation.implementation: observation for observation in state.observations}
+
+
+def run(plan: Plan, folder: Path, memory_limit_bytes: int | None = None) -> list[CaseState]:
+    executor = WorkerExecutor("cpu", HOSTILE, memory_limit_bytes=memory_limit_bytes)
+    with closing(executor):
+        states = main_pass.measure(plan, folder, executor)
+    assert leftovers() == []
+    return states
+
+
+def leftovers() -> list[int]:
+    """Processes with our mark that are still alive."""
+    found = []
+    for candidate in psutil.process_iter():
+        try:
+            marked = candidate.environ().get(program.MARK) == program.mark
+            ours = candidate.pid in templates.pids()
+            if marked and not ours and candidate.status() != psutil.STATUS_ZOMBIE:
+                found.append(candidate.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.mark.parametrize(
+    ("hostile", "status", "reason"),
+    [
+        ("well_behaved", Status.OK, ""),
+        ("loop_in_python", Status.TIMEOUT, "no answer within 3 s during parity"),
+        ("loop_in_c_that_ignores_term", Status.TIMEOUT, "no answer within 3 s"),
+        ("abort", Status.CRASHED, "SIGABRT"),
+        ("segfault", Status.CRASHED, "SIGSEGV"),
+        ("sys_exit", Status.CRASHED, "sys.exit(0)"),
+        ("hard_exit", Status.CRASHED, "exit code 0"),
+        ("memory_error", Status.OUT_OF_MEMORY, "MemoryError: no more"),
+        ("raises", Status.CRASHED, "ValueError: not today (hostile.py:"),
+        ("raises_with_hostile_text", Status.CRASHED, "its text cannot be read"),
+        ("keyboard_interrupt", Status.CRASHED, "KeyboardInterrupt"),
+        ("unsupported", Status.UNSUPPORTED, "head dimensions over 8"),
+        ("wrong_shape", Status.WRONG, "shape (4, 2, 33)"),
+        ("wrong_dtype", Status.WRONG, "dtype torch.float64"),
+        ("wrong_device", Status.WRONG, "device meta"),
+        ("returns_no_tensor", Status.WRONG, "a list, not a plain torch.Tensor"),
+        ("nan", Status.WRONG, "are NaN"),
+        ("prints_to_stdout", Status.OK, ""),
+        ("mlir_assertion", Status.CRASHED, "only integers and floats have a bitwidth"),
+        ("fails_only_when_timed", Status.CRASHED, "ValueError: tired"),
+        ("dies_only_when_timed", Status.CRASHED, "SIGABRT"),
+        ("forges_blindly", Status.CRASHED, "wrote on the descriptor of the worker's answers"),
+        ("blames_the_baseline", Status.CRASHED, "not me"),
+        ("forges_a_refusal", Status.CRASHED, "a refusal in the middle of measuring"),
+        ("reports_steps_for_ever", Status.CRASHED, "reported more than"),
+        ("asks_for_hours", Status.CRASHED, "asked for more time than its work can take"),
+    ],
+)
+def test_one_hostile_implementation(
+    make_plan: MakePlan, tmp_path: Path, hostile: str, status: Status, reason: str
+) -> None:
+    observations = measure(make_plan, tmp_path, hostile)
+    assert observations[hostile].status == status, observations[hostile].reason
+    assert reason in observations[hostile].reason
+    if status is not Status.OK:
+        assert observations[hostile].samples.time_ms == []
+    assert observations["sdpa_gqa"].status == Status.OK
+    assert len(observations["sdpa_gqa"].samples.time_ms) >= 10
+
+
+@pytest.mark.parametrize("hostile", ["spoils_the_next_case", "holds_up_the_next_case"])
+def test_what_a_case_leaves_behind_is_no_fault_of_the_next(
+    make_plan: MakePlan, tmp_path: Path, hostile: str
+) -> None:
+    plan = make_plan([hostile, "sdpa_gqa"], lengths=(16, 32, 48))
+    first, *others = run(plan, tmp_path)
+    assert {o.status for e in (first, *others) for o in e.observations} == {Status.OK}
+    assert [o.notes for o in first.observations] == [[], []]
+    notes = [note for e in others for o in e.observations for note in o.notes]
+    assert len(notes) == 4
+    assert all("measured again, since before any call" in note for note in notes)
+
+
+def test_a_scratch_that_holds_too_much_ends_nobody_else(
+    make_plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither beside it nor in the next case."""
+    monkeypatch.setattr(process, "POLL_S", 0.01)
+    monkeypatch.setattr(scratch, "WALK_EVERY_S", 0.0)
+    plan = make_plan(["buries_its_scratch", "sdpa_gqa"], lengths=(16, 32), timeout_s=30)
+    for entry in run(plan, tmp_path):
+        observations = {
+            observation.implementation: observation for observation in entry.observations
+        }
+        assert observations["buries_its_scratch"].status is Status.CRASHED
+        assert "to its scratch" in observations["buries_its_scratch"].reason
+        assert observations["sdpa_gqa"].status is Status.OK, observations["sdpa_gqa"].reason
+
+
+def test_host_memory_is_bounded(make_plan: MakePlan, tmp_path: Path) -> None:
+    observations = measure(
+        make_plan, tmp_path, "out_of_memory", memory_limit_bytes=2 << 30, timeout_s=60
+    )
+    assert observations["out_of_memory"].status == Status.OUT_OF_MEMORY
+    assert "2.0 GiB" in observations["out_of_memory"].reason
+    assert observations["sdpa_gqa"].status == Status.OK
+
+
+def test_memory_that_processes_share_counts_once(make_plan: MakePlan, tmp_path: Path) -> None:
+    observations = measure(make_plan, tmp_path, "children_share_memory", memory_limit_bytes=2 << 30)
+    assert observations["children_share_memory"].status == Status.OK
+    assert any("6 process(es) were left" in n for n in observations["children_share_memory"].notes)
+
+
+def test_a_gigabyte_of_stderr_is_bounded(make_plan: MakePlan, tmp_path: Path) -> None:
+    observations = measure(make_plan, tmp_path, "gigabyte_of_stderr", timeout_s=60)
+    assert observations["gigabyte_of_stderr"].status == Status.CRASHED
+    [log] = (tmp_path / "logs").iterdir()
+    attempts = 2  # beside the baseline, then alone
+    limit = attempts * (LOG_HEAD_BYTES + 2 * LOG_TAIL_BYTES + (1 << 16))
+    assert "bytes left out" in log.read_text()
+    assert log.stat().st_size < limit
+
+
+def test_other_children_of_this_process_are_left_alone(make_plan: MakePlan, tmp_path: Path) -> None:
+    """The supervisor adopts orphans; it must not mistake its host's children for them."""
+    with psutil.Popen(["sleep", "60"]) as ours:
+        measure(make_plan, tmp_path, "abort")
+        alive = ours.is_running() and ours.status() != psutil.STATUS_ZOMBIE
+        ours.kill()
+    assert alive
+
+
+def test_a_timeout_is_not_much_longer_than_asked(make_plan: MakePlan) -> None:
+    """From the step that hangs to the end of the worker: the limit, and the grace before KILL."""
+    steps: list[tuple[str, float]] = []
+    executor = WorkerExecutor(
+        "cpu", HOSTILE, on_step=lambda step: steps.append((step.phase, time.monotonic()))
+    )
+    plan = make_plan(["loop_in_python"])
+    [job] = next_jobs(plan, log_of(plan))
+    with closing(executor):
+        death = executor.run(job)
+    assert isinstance(death, Death) and death.reason.startswith("no answer within 3 s")
+    taken = time.monotonic() - steps[-1][1]
+    assert steps[-1][0] == "parity"
+    assert 3 <= taken < 3 + 2 * process.TERM_GRACE_S + 5

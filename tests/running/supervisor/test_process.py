@@ -1,0 +1,139 @@
+"""What a worker leaves behind is found, however it hides."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nsabench.running.supervisor import process, program, scratch
+
+UNREADABLE = """
+import ctypes, os, sys, time
+import psutil
+from nsabench.running.supervisor import process
+
+PR_SET_DUMPABLE = 4
+if os.getuid() == 0:  # root reads everybody's environment; a run seldom is root
+    os.setuid(65534)
+process._adopt_orphans()
+born = time.time()
+said, says = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)
+        os.write(says, b"%d" % os.getpid())
+        time.sleep(60)
+    os._exit(0)
+os.wait()
+orphan = psutil.Process(int(os.read(said, 20)))
+try:
+    orphan.environ()
+    print("readable")
+except psutil.AccessDenied:
+    process.reap_orphans(set(), born)
+    print("left" if orphan.is_running() else "killed")
+orphan.kill() if orphan.is_running() else None
+"""
+
+FORKING = """
+import os, time
+import psutil
+from nsabench.running.supervisor import process
+
+process._adopt_orphans()
+born = time.time()
+said, says = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    os.write(says, b"%d" % os.getpid())
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        if os.fork():
+            os._exit(0)
+        time.sleep(0.002)
+    os._exit(0)
+group = int(os.read(said, 20))
+os.close(says)
+process.reap_orphans(set(), born)
+try:
+    os.killpg(group, 9)
+    print("left")
+except ProcessLookupError:
+    print("killed")
+"""
+
+
+def end_of(script: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True
+    )
+    return done.stdout.strip()
+
+
+def test_an_orphan_whose_environment_may_not_be_read_is_killed() -> None:
+    end = end_of(UNREADABLE)
+    if end == "readable":
+        pytest.skip("this user may read every environment")
+    assert end == "killed"
+
+
+def test_orphans_that_fork_all_the_time_are_killed() -> None:
+    assert end_of(FORKING) == "killed"
+
+
+def test_a_worker_that_times_kernels_never_interprets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert "TRITON_INTERPRET" not in program.worker_environment("cuda")
+    assert program.worker_environment("cpu")["TRITON_INTERPRET"] == "1"
+
+
+def test_folders_and_links_count_however_deep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them than Python calls itself; the paths are short enough to be read."""
+    made = scratch.Scratch()
+    folder = nested = Path(made.path)
+    for _ in range(1500):
+        nested = nested / "d"
+        nested.mkdir()
+    nested.joinpath("link").symlink_to(folder)
+    assert not scratch.holds_more(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(scratch, "MOST_BYTES", 1501 * scratch.ENTRY_BYTES - 1)
+        assert scratch.holds_more(folder)
+    monkeypatch.setattr(scratch, "MOST_FILES", 1500)
+    assert scratch.holds_more(folder)
+    made.remove()
+    assert not folder.exists()
+
+
+def test_what_cannot_be_read_is_too_much(tmp_path: Path) -> None:
+    """Folders in folders, to a path that is too long."""
+    before = os.open(".", os.O_RDONLY)
+    try:
+        os.chdir(tmp_path)
+        for _ in range(20):
+            Path("d" * 250).mkdir()
+            os.chdir("d" * 250)
+    finally:
+        os.fchdir(before)
+        os.close(before)
+    assert scratch.holds_more(tmp_path)
+
+
+def test_what_a_worker_starts_competes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A helper that a candidate starts may be on the device."""
+    script = "import subprocess; print(subprocess.Popen(['sleep', '60']).pid, flush=True); input()"
+    command = [sys.executable, "-S", "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        helper = psutil.Process(int(worker.stdout.readline()))
+        monkeypatch.setattr(process, "_workers", {worker.pid})
+        owned = process.own()
+        helper.kill()
+        worker.communicate(b"\n")
+    assert worker.pid in owned and helper.pid not in owned

@@ -1,0 +1,120 @@
+"""What the sensors say is read where no worker can forge it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pynvml
+import pytest
+
+from nsabench.machine.environment import nvml
+from nsabench.machine.environment.nvml import Reading
+from nsabench.model.measurement import Conditions
+from nsabench.running.supervisor import sensors
+from nsabench.worker import conditions
+from nsabench.worker.protocol import Step
+
+
+class Fake:
+    """A device that is throttled once it is read for the third time."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def read(self) -> Reading:
+        self.times += 1
+        reasons = ("hw_slowdown",) if self.times > 2 else ()
+        return Reading(1000 * self.times, 2000, 50 + self.times, 300.0, reasons)
+
+    def process_ids(self) -> set[int]:
+        return {11, 12, 13}
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
+    fake = Fake()
+    monkeypatch.setattr(nvml.Device, "visible", classmethod(lambda cls: fake))
+    monkeypatch.setattr(conditions, "INTERVAL_S", 1e-3)
+    yield fake
+
+
+def reads(device: Fake, count: int) -> None:
+    wanted = device.times + count
+    while device.times < wanted:
+        pass
+
+
+def test_the_supervisor_reads_the_sensors_itself(device: Fake) -> None:
+    """Throttling and neighbours that a worker keeps to itself."""
+    with sensors.watching("cuda", lambda: {11, 12}) as watch:
+        reads(device, 5)
+    seen = watch.seen
+    assert seen is not None and seen.clock_event_reasons == ["hw_slowdown"]
+    assert seen.competing_processes == 1, "13: the others are our own workers"
+    forged = Conditions(sm_clock_mhz_min=1900, sm_clock_mhz_max=1900, temperature_c_max=20)
+    both = sensors.joined(forged, seen)
+    assert both.clock_event_reasons == ["hw_slowdown"] and both.competing_processes == 1
+    assert both.sm_clock_mhz_min == 1000 and (both.sm_clock_mhz_max or 0) >= 5000
+    assert (both.temperature_c_max or 0) > 50 and both.power_w_max == 300.0
+
+
+@pytest.mark.parametrize("phase", ["parity", "precheck"])
+def test_what_was_before_it_was_timed_does_not_count(device: Fake, phase: str) -> None:
+    """A device that compiles has other clocks."""
+    with sensors.watching("cuda", lambda: ()) as watch:
+        reads(device, 3)
+        watch.at_step(Step(phase=phase))
+        before = device.times
+        watch.at_step(Step(phase="timing"))
+        reads(device, 3)
+        watch.at_step(Step(phase="timing"))  # once more, to have it forgotten
+    assert watch.seen is not None and watch.seen.sm_clock_mhz_min is not None
+    assert 1000 * (before - 1) <= watch.seen.sm_clock_mhz_min <= 1000 * (before + 2)
+
+
+def test_without_sensors_what_a_worker_says_is_what_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = Conditions(sm_clock_mhz_min=1, competing_processes=2)
+    monkeypatch.setattr(nvml.Device, "visible", classmethod(lambda cls: None))
+    for kind in ("cuda", "cpu"):
+        with sensors.watching(kind, lambda: ()) as watch:
+            pass
+        assert watch.seen is None and sensors.joined(said, watch.seen) == said
+
+
+@pytest.mark.parametrize(
+    ("visible", "order", "names", "found"),
+    [
+        (None, None, ["H200", "H200"], 0),
+        ("1,0", None, ["H200", "H200"], 1),
+        ("GPU-of-1", None, ["H200", "H100"], 1),
+        ("1", None, ["H200", "H100"], None),  # by speed, or by place?
+        ("1", "PCI_BUS_ID", ["H200", "H100"], 1),
+        ("", None, ["H200"], None),
+        ("MIG-1", None, ["H200"], None),
+    ],
+)
+def test_the_device_that_a_process_sees_first(
+    monkeypatch: pytest.MonkeyPatch,
+    visible: str | None,
+    order: str | None,
+    names: list[str],
+    found: int | None,
+) -> None:
+    def by_uuid(uuid: str) -> int:
+        if not uuid.startswith("GPU-of-"):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return int(uuid[-1])
+
+    for name, value in (("CUDA_VISIBLE_DEVICES", visible), ("CUDA_DEVICE_ORDER", order)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: len(names))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", by_uuid)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda handle: names[handle])
+    device = nvml.Device.visible()
+    assert (device.handle if device else None) == found

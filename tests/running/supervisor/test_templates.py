@@ -1,0 +1,93 @@
+"""Workers by fork: whose children they are, and what happens where none can be forked."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nsabench.running.supervisor import templates
+from nsabench.running.supervisor.process import WorkerProcess
+from nsabench.running.supervisor.program import Program, measuring
+from nsabench.running.supervisor.templates import ForkedProcess, NoTemplate
+from nsabench.worker.protocol import Describe
+from tests import forked
+
+
+@pytest.fixture
+def begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Templates are started, and not forked from what has imported torch for all tests."""
+    monkeypatch.setattr(templates, "start", forked.started)
+    monkeypatch.setenv("BEGUN", "anew")
+
+
+@pytest.fixture
+def program(request: pytest.FixtureRequest) -> Program:
+    if "begun_anew" in request.fixturenames:
+        request.getfixturevalue("begun_anew")
+    return measuring("cpu", None)
+
+
+@pytest.fixture
+def worker(program: Program) -> Iterator[WorkerProcess]:
+    process = WorkerProcess(program)
+    yield process
+    process.stop()
+
+
+@pytest.mark.usefixtures("begun_anew")
+def test_a_worker_is_forked_and_is_a_child_of_this_process(
+    worker: WorkerProcess, program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    template = templates.pids()
+    monkeypatch.chdir(tmp_path)
+    other = WorkerProcess(program)
+    assert templates.pids() == template  # both came from one
+    for process, folder in ((worker, None), (other, tmp_path)):
+        assert isinstance(process._process, ForkedProcess)
+        [*_, answer] = process.ask(Describe(), 60)
+        assert answer.model_dump()["software"]["torch"]
+        seen = psutil.Process(process.pid)
+        assert seen.ppid() == os.getpid()
+        assert os.getsid(process.pid) == process.pid
+        assert seen.environ()["TRITON_INTERPRET"] == "1"
+        assert folder is None or seen.cwd() == str(folder)
+    other.stop()
+
+
+@pytest.mark.usefixtures("begun_anew")
+def test_a_template_that_was_killed_is_replaced(worker: WorkerProcess, program: Program) -> None:
+    gone = templates.pids()
+    for pid in gone:
+        os.kill(pid, signal.SIGKILL)
+    other = WorkerProcess(program)
+    assert isinstance(other._process, ForkedProcess)
+    assert templates.pids() - gone
+    other.stop()
+
+
+def test_without_a_template_a_worker_is_started_the_long_way(
+    program: Program, tmp_path: Path
+) -> None:
+    (tmp_path / "triton.py").write_text("raise ImportError('not here')")
+    environment = {**program.environment, "PYTHONPATH": str(tmp_path)}
+    with pytest.raises(NoTemplate):
+        templates.fork("nsabench.worker", [], environment)
+    process = WorkerProcess(replace(program, environment=environment))
+    assert isinstance(process._process, subprocess.Popen)
+    process.stop()
+
+
+def test_templates_of_many_environments_are_not_all_kept(program: Program) -> None:
+    before = templates.pids()
+    for number in range(templates.MOST_TEMPLATES + 1):
+        environment = {**program.environment, "NUMBER": str(number)}
+        WorkerProcess(replace(program, environment=environment)).stop()
+    assert len(templates.pids()) == templates.MOST_TEMPLATES
+    assert not any(psutil.pid_exists(pid) for pid in before)

@@ -1,0 +1,272 @@
+"""Kernels are compiled ahead where workers find them, and nothing else comes of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsabench import registry
+from nsabench.model.plan import Plan
+from nsabench.model.vocabulary import Direction, Status
+from nsabench.running.compilation import Ahead, processes
+from nsabench.running.compilation.jobs import Job, in_turn, jobs_of
+from nsabench.running.policy import next_jobs
+from nsabench.running.supervisor.executor import WorkerExecutor
+from nsabench.worker.protocol import Measured
+from tests.running.supervisor import compiling
+from tests.running.supervisor.conftest import MakePlan, make_plan
+from tests.running.supervisor.test_hostile import leftovers
+from tests.runs import log_of
+
+__all__ = ["make_plan"]
+Begin = Callable[..., tuple[Plan, Ahead]]
+KERNELS = Path(compiling.__file__)
+LENGTHS = (16, 32, 64, 128)
+ROOM = 80 << 30
+
+
+@pytest.fixture
+def begun(make_plan: MakePlan, tmp_path: Path) -> Iterator[Begin]:
+    with ExitStack() as stack:
+
+        def begin(names: Sequence[str], **sizes: Any) -> tuple[Plan, Ahead]:
+            plan = make_plan(names, kernels=KERNELS, **sizes)
+            ahead = stack.enter_context(closing(Ahead(plan, tmp_path / "run")))
+            return plan, ahead
+
+        yield begin
+
+
+def cells(plan: Plan) -> dict[str, list[str]]:
+    return {planned.id: list(planned.implementations) for planned in plan.cases}
+
+
+def calls(ahead: Ahead, *, clean: bool = False) -> list[list[str]]:
+    [kept] = Path(aside(ahead, clean=clean)).glob("tmp/calls")
+    return [line.split() for line in kept.read_text().splitlines()]
+
+
+def aside(ahead: Ahead, *, clean: bool) -> str:
+    """Where lies what was compiled."""
+    return ahead._aside[clean].name + "/scratch"
+
+
+def test_who_compiles_is_called_on_all_cases_and_who_does_not_on_one(begun: Begin) -> None:
+    plan, done = begun(["compiles", "ready_made", "sdpa_gqa"], lengths=LENGTHS, timeout_s=30)
+    done.call(jobs_of(plan, cells(plan)), 2, ROOM, print)
+
+    assert done.implementations == {"compiles"}
+    made = calls(done)
+    lengths_of = {name: {call[1] for call in made if call[0] == name} for name, *_ in made}
+    assert lengths_of == {"compiles": set(map(str, LENGTHS)), "ready_made": {"16"}}
+    assert len({call[2] for call in made}) == 2  # processes
+    took = [s for (_, name), s in done.first_s.items() if name == "compiles"]
+    assert len(took) == len(LENGTHS)
+    assert min(took) >= compiling.COMPILES_S
+    assert done.wall_s > 0
+    assert leftovers() == []
+
+
+def test_who_is_declared_to_compile_need_not_show_it_first(begun: Begin) -> None:
+    """Of twelve processes most waited while the smallest case of each was compiled."""
+    plan, done = begun(["waits_for_the_other"], lengths=(16, 32), timeout_s=120)
+    small, large = plan.cases
+    case = large.case.model_copy(update={"shape": {**large.case.shape, "N": 8}})
+    [info] = plan.implementations
+    plan = plan.model_copy(
+        update={
+            "implementations": [info.model_copy(update={"compiled_by": "triton"})],
+            "cases": [small, large.model_copy(update={"id": case.id, "case": case})],
+        }
+    )
+    done.call(jobs_of(plan, cells(plan)), 2, ROOM, print)
+    assert {case_id for case_id, _ in done.first_s} == {small.id, case.id}
+    assert min(done.first_s.values()) > 0  # it was ended in neither
+
+
+def test_of_one_family_nobody_is_called_beside_the_first(begun: Begin) -> None:
+    """They would compile the same kernels, both."""
+    plan, done = begun(["compiles"], lengths=LENGTHS, timeout_s=30)
+    [info] = plan.implementations
+    declared = info.model_copy(update={"compiled_by": "triton"})
+    plan = plan.model_copy(update={"implementations": [declared]})
+    [jobs] = jobs_of(plan, cells(plan))[False]
+    assert ([job.case.shape["L"] for job in jobs.own], jobs.families) == ([32, 64, 128], [])
+    done.call({True: [], False: [jobs]}, 2, ROOM, print)
+    assert [call[1] for call in calls(done)][:2] == ["16", "16"]  # and its second call
+    assert {call[1] for call in calls(done)} == set(map(str, LENGTHS))
+
+
+def test_the_case_that_all_shards_measure_is_compiled_ahead_as_well(make_plan: MakePlan) -> None:
+    """It need not be one of the shard's own."""
+    whole = make_plan(["compiles"], lengths=(16, 32))
+    canary, own = whole.cases
+    shard = whole.model_copy(update={"cases": [own], "canary": canary})
+    jobs = jobs_of(shard, {planned.id: list(planned.implementations) for planned in (canary, own)})
+    [one] = [of_one for both in jobs.values() for of_one in both]
+    assert [job.case for job in (one.first, *one.own)] == [canary.case, own.case]
+
+
+def test_one_of_those_that_share_kernels_goes_ahead(make_plan: MakePlan) -> None:
+    """All at once, each of 31 lengths compiled the same kernels of FlashAttention-4."""
+    plan = make_plan(["compiles"], lengths=LENGTHS)
+
+    def job(length: int, heads: int, direction: Direction = Direction.FORWARD) -> Job:
+        shape = {"B": 1, "S": 1, "G": heads, "H": 2, "D": 32, "Dv": 32}
+        shape |= {"S_kv": 256, "n_spans": 1, "L": length}
+        update = {"op": "selection_ranges", "shape": shape, "distribution": "disjoint"}
+        case = plan.cases[0].case.model_copy(update={**update, "direction": direction})
+        return Job(case, plan.implementations[0])
+
+    least, own, others = job(16, 2), [job(64, 2), job(32, 2)], [job(16, 4), job(32, 4)]
+    backward = job(64, 4, Direction.BACKWARD)
+    turn = in_turn([*own, *others, backward, least])
+    assert turn.first is least
+    assert (turn.own, turn.families) == ([own[1], own[0]], [[backward, *others]])
+
+
+def test_the_worker_that_measures_finds_it_and_its_record_says_what_it_took(
+    begun: Begin, tmp_path: Path
+) -> None:
+    """And so does that of each later pass, whatever those before it have left."""
+    plan, ahead = begun(["compiles"], timeout_s=30)
+    ahead.call(jobs_of(plan, cells(plan)), 2, ROOM, print)
+    [job] = next_jobs(plan, log_of(plan))
+    began = time.monotonic()
+    for look in range(2):
+        with closing(WorkerExecutor.of_plan(plan, tmp_path / "run")) as executor:
+            executor.describe()  # a worker that began with nothing
+            ahead.lend(executor, "files")
+            answer = executor.run(job)
+            assert isinstance(answer, Measured)
+            [observation] = answer.observations
+            assert observation.status is Status.OK, observation.reason
+            assert observation.compile_s is not None
+            assert compiling.COMPILES_S <= observation.compile_s <= time.monotonic() - began + 5
+            assert executor.scratch.path == ahead._scratch.path  # some caches hold paths
+            caches = Path(executor.scratch.path, "triton")
+            assert [kernel.name for kernel in caches.iterdir()] == ["of_16"], look
+            (caches / "left").touch()
+
+
+def test_who_imports_no_candidate_begins_with_what_such_workers_compiled(
+    begun: Begin, tmp_path: Path
+) -> None:
+    plan, ahead = begun(["compiles", "sdpa_gqa"], lengths=LENGTHS, timeout_s=30)
+    sources = registry.sources(KERNELS)
+    [own] = [source for source in sources if source.startswith(KERNELS.name)]
+    infos = [
+        info.model_copy(update={"compiled_by": "triton", "source": source})
+        for info, source in zip(plan.implementations, (own, "nsabench"), strict=True)
+    ]
+    plan = plan.model_copy(update={"implementations": infos, "sources": sources})
+    ahead = Ahead(plan, tmp_path / "run")
+    with (
+        closing(ahead),
+        closing(WorkerExecutor.of_plan(plan, tmp_path, plan.clean_sources)) as executor,
+    ):
+        ahead.call(jobs_of(plan, cells(plan)), 2, ROOM, print)
+        assert {name for _, name in ahead.first_s} == {"compiles", "sdpa_gqa"}
+        of_all, of_clean = (Path(aside(ahead, clean=clean), "triton") for clean in (False, True))
+        assert len(list(of_all.glob("of_*"))) == len(LENGTHS)
+        assert of_clean.is_dir() and not list(of_clean.iterdir())
+        # Where the sandbox does not keep files, a candidate could have written there since.
+        ahead.lend(executor, "none: this kernel has no Landlock, sockets (seccomp)")
+        assert executor.scratch.path != ahead._scratch.path
+        ahead.lend(executor, "files (Landlock 3)")
+        assert executor.scratch.path == ahead._scratch.path
+
+
+@pytest.mark.parametrize("name", ["ends_its_process", "never_ends", "fails"])
+def test_who_fails_is_called_once_and_the_others_are_compiled(begun: Begin, name: str) -> None:
+    plan, done = begun([name, "compiles"], lengths=LENGTHS)
+    done.call(jobs_of(plan, cells(plan)), 2, ROOM, print)
+    assert done.implementations == {"compiles"}
+    assert len([call for call in calls(done) if call[0] == name]) == 1
+    assert leftovers() == []
+
+
+def test_who_refuses_the_smallest_case_is_called_on_the_next(begun: Begin) -> None:
+    plan, done = begun(["picky"], lengths=LENGTHS, timeout_s=30)
+    done.call(jobs_of(plan, cells(plan)), 2, ROOM, print)
+    assert done.implementations == {"picky"}
+    assert {call[1] for call in calls(done)} == set(map(str, LENGTHS))
+
+
+def test_an_interrupt_ends_all_processes(begun: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(pending: set[Any], **_: object) -> None:
+        monkeypatch.undo()
+        while not any(one.running() for one in pending):
+            time.sleep(0.05)
+        raise KeyboardInterrupt  # while a process is about to be started
+
+    monkeypatch.setattr("nsabench.running.compilation.ahead.wait", interrupted)
+    plan, ahead = begun(["never_ends", "compiles"], lengths=LENGTHS, timeout_s=600)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        ahead.call(jobs_of(plan, cells(plan)), 1, ROOM, print)
+    assert time.monotonic() - began < 60  # 600 without
+    assert leftovers() == []
+
+
+def test_a_cpu_compiles_nothing_ahead(begun: Begin) -> None:
+    plan, ahead = begun(["compiles"], lengths=(*LENGTHS, 256))
+    notes: list[str] = []
+    ahead.compile(next_jobs(plan, log_of(plan)), 80 << 30, notes.append)
+    assert (ahead.first_s, notes) == ({}, [])
+
+
+@pytest.mark.parametrize(
+    ("shards", "cores", "memory_gib", "call_gib", "most"),
+    [
+        (1, 16, 128, 80, 15),
+        (1, 16, 128, 8, 4),
+        (1, 16, 128, 0, 0),
+        (1, 64, 128, 80, processes.MOST_PROCESSES),
+        (1, 64, 32, 80, 10),  # as beside a GPU of a desktop
+        (1, 64, None, 80, processes.MOST_PROCESSES),
+        (5, 16, 128, 80, 2),
+        (5, 64, 32, 80, 2),
+    ],
+)
+def test_processes_are_as_many_as_cores_and_memory_allow(
+    monkeypatch: pytest.MonkeyPatch,
+    shards: int,
+    cores: int,
+    memory_gib: int | None,
+    call_gib: int,
+    most: int,
+) -> None:
+    monkeypatch.setenv(processes.SHARDS_ON_HOST, str(shards))
+    monkeypatch.setattr(processes.os, "sched_getaffinity", lambda _: set(range(cores)))
+    memory = None if memory_gib is None else memory_gib << 30
+    monkeypatch.setattr(processes, "memory_of", lambda _: memory)
+    assert processes.most(call_gib << 30) == most
+
+
+def test_a_large_case_waits_for_the_others_and_these_for_it() -> None:
+    """Three processes compiled what twelve could, since the largest case was taken for all."""
+    room, together, most = processes.Room(10), 0, {1: 0, 4: 0, 99: 0}
+    lock = threading.Lock()
+
+    def take(size: int) -> None:
+        nonlocal together
+        with room.for_(size):
+            with lock:
+                together += 1
+                most[size] = max(most[size], together)
+            time.sleep(0.05)
+            with lock:
+                together -= 1
+
+    for size, count in ((1, 8), (4, 4), (99, 3)):
+        with ThreadPoolExecutor(count) as threads:
+            list(threads.map(take, [size] * count))
+    assert most == {1: 8, 4: 2, 99: 1}

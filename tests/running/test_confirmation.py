@@ -1,0 +1,410 @@
+"""Verdicts, and the confirmation of those that are close to a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nsabench.checks import Effect, Finding, Row
+from nsabench.model.measurement import Ceilings, Conditions, Observation, Samples
+from nsabench.model.vocabulary import DType, Purpose, Regime, Role, Status, Verdict
+from nsabench.verdicts.attempts import CaseState
+from nsabench.verdicts.failures import failures
+from nsabench.verdicts.merged import assemble
+from nsabench.verdicts.results import Part, Results
+from nsabench.verdicts.verdict import Aside, Judgement, Key, is_close, judge, revised
+from tests.runs import (
+    Made,
+    add_attempt,
+    confirmation,
+    isolated,
+    log_of,
+    make_plan,
+    observations_of,
+    spoilt,
+    timed,
+)
+
+
+def row(name: str, role: Role, median_ms: float | None, **fields: Any) -> Row:
+    given: dict[str, Any] = {
+        "case_id": "c",
+        "op": "selection_rows",
+        "implementation": name,
+        "role": role,
+        "status": Status.OK,
+        "dtype": DType.FLOAT16,
+        "shape": {},
+        "length": 64,
+        "bytes_min": 1,
+        "flops": 1,
+        "median_ms": median_ms,
+        "attempt": 1,
+    }
+    return Row(**{**given, **fields})
+
+
+def samples(ms: float, spread: float = 1e-4, step: int = 7, count: int = 50) -> Samples:
+    times = [ms * (1 + spread * ((step * i) % 11 - 5)) for i in range(count)]
+    return Samples(round=list(range(count)), time_ms=times)
+
+
+def verdict(
+    ratio: float,
+    *,
+    spread: float = 1e-4,
+    count: int = 50,
+    findings: tuple[Finding, ...] = (),
+    second: CaseState | None = None,
+    alone: CaseState | None = None,
+    **fields: Any,
+) -> Judgement:
+    rows = [row("mine", Role.CANDIDATE, 1.0, **fields), row("best", Role.BASELINE, ratio)]
+    rows.append(row("wrong", Role.BASELINE, ratio / 10, status=Status.WRONG, reason="r"))
+    taken: dict[Key, Samples] = {
+        ("c", "mine"): samples(1.0, spread, count=count),
+        ("c", "best"): samples(ratio, spread, step=3, count=count),
+    }
+    first = judge(rows, taken, findings, Regime.DEVICE)
+    seconds = {"c": second} if second else {}
+    mine = ("c", "mine")
+    asides = {mine: Aside(alone, "best")} if alone else {}
+    return revised(first, taken, seconds, asides)[mine]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "expected"),
+    [
+        (1.5, Verdict.FASTER),
+        (0.5, Verdict.SLOWER),
+        (1.0, Verdict.SAME),
+        (1.005, Verdict.SAME),
+        (1.02, Verdict.FASTER),
+    ],
+)
+def test_a_clear_ratio_gives_a_clear_verdict(ratio: float, expected: Verdict) -> None:
+    judgement = verdict(ratio)
+    assert judgement.verdict is expected
+    assert judgement.best_baseline == "best"
+    assert judgement.speedup == pytest.approx(ratio)
+
+
+def test_a_wide_interval_is_inconclusive() -> None:
+    assert verdict(1.0, spread=0.05).verdict is Verdict.INCONCLUSIVE
+
+
+def test_a_failure_never_has_a_speedup() -> None:
+    judgement = verdict(1.5, status=Status.WRONG, reason="off")
+    assert (judgement.verdict, judgement.speedup) == (Verdict.INVALID, None)
+    judgement = verdict(1.5, status=Status.UNSUPPORTED, reason="cannot")
+    assert (judgement.verdict, judgement.speedup) == (None, None)
+
+
+def test_what_was_not_interleaved_forms_no_ratio() -> None:
+    judgement = verdict(1.5, attempt=2)
+    assert (judgement.verdict, judgement.speedup) == (Verdict.INCONCLUSIVE, None)
+
+
+def test_an_uncaught_control_invalidates_every_verdict() -> None:
+    missed = Finding("controls", Effect.INVALID, "not caught", implementation="cheat")
+    assert verdict(1.5, findings=(missed,)).verdict is Verdict.INVALID
+
+
+def test_throttling_makes_a_verdict_inconclusive() -> None:
+    hot = Finding("clocks", Effect.INCONCLUSIVE, "throttled", case_id="c")
+    judgement = verdict(1.5, findings=(hot,))
+    assert (judgement.verdict, judgement.why) == (Verdict.INCONCLUSIVE, "throttled")
+
+
+@pytest.mark.parametrize(
+    ("ratio", "expected"),
+    [(1.5, False), (0.5, False), (1.2, True), (1.205, True), (1.015, True), (1.0, False)],
+)
+def test_what_hangs_on_little(ratio: float, expected: bool) -> None:
+    assert is_close(verdict(ratio)) is expected
+
+
+def again(ratio: float, count: int = 50) -> CaseState:
+    observations = [
+        Observation(implementation="mine", status=Status.OK, samples=samples(1.0, count=count)),
+        Observation(implementation="best", status=Status.OK, samples=samples(ratio, count=count)),
+    ]
+    return confirmation(case_id="c", observations=observations)
+
+
+def test_a_second_process_that_agrees_changes_nothing() -> None:
+    assert verdict(1.015, second=again(1.016)) == verdict(1.015)
+
+
+def test_a_second_process_that_disagrees_makes_it_inconclusive() -> None:
+    judgement = verdict(1.015, second=again(0.98))
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert "0.980" in judgement.why
+
+
+def test_a_margin_that_only_one_process_reached_is_not_reached() -> None:
+    judgement = verdict(1.205, second=again(1.19))
+    assert judgement.verdict is Verdict.FASTER
+    assert judgement.speedup_lo is not None and judgement.speedup_lo < 1.2
+
+
+def test_a_second_process_that_died_confirms_nothing() -> None:
+    judgement = verdict(1.015, second=confirmation(case_id="c", reason="killed"))
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert "killed" in judgement.why
+
+
+HOT = Conditions(clock_event_reasons=["hw_thermal_slowdown"])
+SHARED = Conditions(competing_processes=1)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "why"), [(HOT, "hw_thermal_slowdown"), (SHARED, "1 other process")]
+)
+def test_a_second_process_that_was_disturbed_confirms_nothing(
+    conditions: Conditions, why: str
+) -> None:
+    second = replace(again(1.016), conditions={0: conditions})
+    judgement = verdict(1.015, second=second)
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert why in judgement.why
+
+
+@pytest.mark.parametrize(("count", "known"), [(1, False), (4, False), (5, True)])
+def test_few_rounds_are_no_interval(count: int, known: bool) -> None:
+    """Of one round, both ends of the bootstrap's interval are its ratio."""
+    assert (verdict(1.5, count=count).verdict is Verdict.FASTER) is known
+    if not known:
+        judgement = verdict(1.5, count=count)
+        assert (judgement.verdict, judgement.speedup) == (Verdict.INCONCLUSIVE, None)
+        assert f"only {count} rounds have both" in judgement.why
+
+
+def test_few_rounds_confirm_nothing() -> None:
+    judgement = verdict(1.015, second=again(1.016, count=4))
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert "only 4 rounds have both" in judgement.why
+
+
+CAPPED = Conditions(
+    clock_event_reasons=["sw_power_cap"], sm_clock_mhz_min=1584, sm_clock_mhz_max=1980
+)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "expected"),
+    [(1.5, Verdict.FASTER), (1.2, Verdict.INCONCLUSIVE), (0.7, Verdict.SLOWER), (0.9, None)],
+)
+def test_under_the_power_cap_an_interval_reaches_as_far_as_the_clock_moved(
+    ratio: float, expected: Verdict | None
+) -> None:
+    """1.25 times: of 1.5 it is 1.2 to 1.875, and two arms at two clocks are within it."""
+    judgement = verdict(ratio, conditions=CAPPED)
+    assert judgement.verdict is (expected or Verdict.INCONCLUSIVE)
+    assert judgement.speedup == pytest.approx(ratio)
+    assert judgement.speedup_lo == pytest.approx(ratio / 1.25, rel=1e-3)
+    assert judgement.speedup_hi == pytest.approx(ratio * 1.25, rel=1e-3)
+
+
+def test_a_second_process_under_the_power_cap_confirms_what_is_clear_in_it() -> None:
+    capped = replace(again(1.5), conditions={0: CAPPED})
+    assert verdict(1.52, second=capped, conditions=CAPPED).verdict is Verdict.FASTER
+    near = replace(again(1.016), conditions={0: CAPPED})
+    judgement = verdict(1.015, second=near)
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert "(0.813 to 1.270)" in judgement.why
+
+
+@pytest.mark.parametrize(("apart", "lo"), [(1.5, 1.5 / 1.25 / 1.03), (1.9, 1.5)])
+def test_baselines_apart_under_the_power_cap_count_for_less(apart: float, lo: float) -> None:
+    """Only what is 1.25 times slower there was surely not slowed beside the candidate."""
+    alone = replace(without_the_candidate(apart), conditions={0: CAPPED})
+    judgement = verdict(1.5, alone=alone)
+    assert judgement.verdict is Verdict.FASTER
+    assert judgement.speedup_lo == pytest.approx(lo, rel=0.01)
+
+
+def test_a_clear_verdict_is_not_touched_by_a_confirmation() -> None:
+    assert verdict(1.5, second=again(0.5)) == verdict(1.5)
+
+
+def test_a_baseline_that_was_dropped_early_cannot_become_the_best_by_drift() -> None:
+    """Clocks fall by a fifth after round 20: early medians flatter whoever was dropped there."""
+    rows = [
+        row("mine", Role.CANDIDATE, 1.2),
+        row("best", Role.BASELINE, 1.2, n_samples=200),
+        row("dropped", Role.BASELINE, 1.12, n_samples=20),
+    ]
+    late = [1.0] * 20 + [1.2] * 180
+    taken: dict[Key, Samples] = {
+        ("c", "mine"): Samples(round=list(range(200)), time_ms=late),
+        ("c", "best"): Samples(round=list(range(200)), time_ms=late),
+        ("c", "dropped"): Samples(round=list(range(20)), time_ms=[1.12] * 20),
+    }
+    judgement = judge(rows, taken, (), Regime.DEVICE)["c", "mine"]
+    assert (judgement.verdict, judgement.best_baseline) == (Verdict.SAME, "best")
+
+
+def test_a_candidate_that_a_second_process_finds_wrong_is_invalid() -> None:
+    wrong = Observation(implementation="mine", status=Status.WRONG, reason="off")
+    judgement = verdict(1.015, second=confirmation(case_id="c", observations=[wrong]))
+    assert (judgement.verdict, judgement.speedup) == (Verdict.INVALID, None)
+    assert "off" in judgement.why
+
+
+def without_the_candidate(best: float, other: float | None = None) -> CaseState:
+    times = {"best": best, "other": other}
+    observations = [
+        Observation(implementation=name, status=Status.OK, samples=samples(ms))
+        for name, ms in times.items()
+        if ms is not None
+    ]
+    return isolated(case_id="c", observations=observations)
+
+
+@pytest.mark.parametrize("best", [1.5, 1.46, 2.0])
+def test_baselines_that_are_no_faster_apart_change_nothing(best: float) -> None:
+    assert verdict(1.5, alone=without_the_candidate(best)) == verdict(1.5)
+
+
+def test_a_candidate_that_slowed_its_neighbours_is_not_faster() -> None:
+    judgement = verdict(1.5, alone=without_the_candidate(1.0))
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert judgement.speedup_lo == pytest.approx(1.0 / 1.03, abs=0.01)
+    assert "a process that never imported a candidate" in judgement.why
+
+
+def test_what_is_left_of_an_advantage_still_counts() -> None:
+    judgement = verdict(3.0, alone=without_the_candidate(2.0))
+    assert judgement.verdict is Verdict.FASTER
+    assert judgement.speedup_lo == pytest.approx(2.0 / 1.03, rel=0.01)
+    assert judgement.speedup == pytest.approx(2.0, rel=0.01)
+    assert judgement.speedup_hi == pytest.approx(2.0, rel=0.01)
+    assert "to the latter would be 3.000" in judgement.why
+
+
+def test_what_two_processes_differ_by_is_no_advantage() -> None:
+    """Seen on an H200: the same code under two names, the neighbours slowed 1.74-fold."""
+    judgement = verdict(1.74, alone=without_the_candidate(1.015))
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+
+
+def test_any_baseline_may_be_the_best_one_apart() -> None:
+    """The candidate slowed all of them, and that one most."""
+    judgement = verdict(1.5, alone=without_the_candidate(1.5, other=0.9))
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert "other takes 0.9 ms" in judgement.why
+
+
+@pytest.mark.parametrize("conditions", [HOT, SHARED])
+def test_baselines_that_were_disturbed_apart_prove_nothing(conditions: Conditions) -> None:
+    alone = replace(without_the_candidate(1.5), conditions={0: conditions})
+    judgement = verdict(1.5, alone=alone)
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert "while the case was measured" in judgement.why
+
+
+def test_a_slow_baseline_does_not_stand_for_the_best_one() -> None:
+    """The best one ran out of memory apart; one six times as slow shows nothing of it."""
+    lost = Observation(implementation="best", status=Status.OUT_OF_MEMORY, reason="80 GB asked")
+    alone = isolated(
+        case_id="c",
+        observations=[lost, *without_the_candidate(1.5, 9.0).observations[1:]],
+    )
+    judgement = verdict(1.5, alone=alone)
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert judgement.why == "best could not be timed apart from the candidates: 80 GB asked"
+
+
+def test_a_verdict_that_is_not_faster_needs_no_baseline_apart() -> None:
+    assert verdict(0.5, alone=without_the_candidate(0.1)) == verdict(0.5)
+
+
+def test_baselines_that_could_not_be_timed_apart_prove_nothing() -> None:
+    judgement = verdict(
+        1.5,
+        alone=isolated(case_id="c", reason="killed by SIGSEGV"),
+    )
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert "SIGSEGV" in judgement.why
+
+
+def confirmed(made: Made, observations: Sequence[Observation]) -> Results:
+    """The results of a run whose first case was confirmed by these."""
+    plan, rng = make_plan(made), np.random.default_rng(0)
+    log = log_of(plan, ceilings=made.ceilings)
+    for planned in plan.cases:
+        first = list(observations_of(planned, made, rng))
+        add_attempt(log, plan, Purpose.MAIN, planned.id, first)
+    add_attempt(log, plan, Purpose.CONFIRMATION, plan.cases[0].id, observations)
+    return assemble(plan.run_id, [Part(plan, log)])
+
+
+def test_the_record_of_such_a_candidate_is_not_ok() -> None:
+    """An exit code and a gate look at the status."""
+    made = Made(lengths=(64,), shapes=((256, 4, 64),), ratio=lambda _: 1.2)
+    wrong = Observation(
+        implementation="mine", status=Status.WRONG, reason="mean absolute error 0.5"
+    )
+    results = confirmed(made, [wrong])
+    mine, _ = (r for r in results.records if r.implementation == "mine")
+    assert (mine.status, mine.verdict, mine.median_ms) == ("wrong", "invalid", None)
+    assert mine.reason == "in a second process: mean absolute error 0.5"
+    assert any("mean absolute error 0.5" in line for line in failures(results))
+
+
+def test_what_is_inconclusive_already_needs_no_confirmation() -> None:
+    hot = Finding("clocks", Effect.INCONCLUSIVE, "throttled", case_id="c")
+    judgement = verdict(1.2, findings=(hot,))
+    assert not is_close(judgement)
+    assert verdict(1.2, findings=(hot,), second=again(1.2)).why == "throttled"
+
+
+@pytest.mark.parametrize(
+    ("update", "median_ms", "status", "reason"),
+    [
+        ({"rel_l2": 0.9}, 0.2 / 1.2, Status.WRONG, "relative L2 error 0.9"),
+        ({"mae": 0.5}, 0.2 / 1.2, Status.WRONG, "mean absolute error 0.5"),
+        ({"escaped_ms": 0.05}, 0.2 / 1.2, Status.WRONG, "in 100% of the samples work went on"),
+        ({}, 0.0005, Status.IMPLAUSIBLE, "times faster than possible"),
+    ],
+)
+def test_what_a_second_process_computed_is_held_to_the_same_checks(
+    update: dict[str, float], median_ms: float, status: Status, reason: str
+) -> None:
+    """Its worker looks at the mean error only; the checks come when the run is assessed."""
+    ceilings = Ceilings(copy_gb_s=4250)
+    made = Made(lengths=(64,), shapes=((256, 4, 64),), ratio=lambda _: 1.2, ceilings=ceilings)
+    rng = np.random.default_rng(1)
+    rough = spoilt(timed("mine", median_ms, made, rng), update)
+    results = confirmed(made, [timed("sdpa_gqa", 0.2, made, rng), rough])
+    mine, _ = (r for r in results.records if r.implementation == "mine")
+    assert (mine.status, mine.verdict, mine.speedup) == (status, Verdict.INVALID, None)
+    assert reason in mine.reason
+
+
+@pytest.mark.parametrize("found_by", ["worker", "parity"])
+def test_the_record_says_what_the_second_process_saw(found_by: str) -> None:
+    """Its errors, and what it looked like: those of the main pass say that all was well."""
+    made = Made(lengths=(64,), shapes=((256, 4, 64),), ratio=lambda _: 1.2)
+    seen = {
+        "mae": 2e-4,
+        "max_abs_err": 0.8,
+        "rel_l2": 0.9,
+        "worst_row": 1.0,
+        "worst_row_at": "output[255, 3]",
+        "diagnosis": "the last row is lost",
+    }
+    rng = np.random.default_rng(1)
+    again = timed("mine", 0.2 / 1.2, made, rng).model_copy(update=seen)
+    if found_by == "worker":
+        again = Observation(implementation="mine", status=Status.WRONG, reason="a NaN", **seen)
+    records = confirmed(made, [timed("sdpa_gqa", 0.2, made, rng), again]).records
+    mine, other = (r for r in records if r.implementation == "mine")
+    assert {name: getattr(mine, name) for name in seen} == seen
+    assert (mine.status, mine.median_ms, mine.n_samples) == (Status.WRONG, None, 0)
+    assert (other.status, other.rel_l2, other.diagnosis) == (Status.OK, 1e-5, "")

@@ -1,0 +1,92 @@
+"""What a plan will take, and what can never fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nsabench.errors import UsageError
+from nsabench.model.plan import ImplementationInfo
+from nsabench.model.vocabulary import Role, Runs
+from nsabench.planning import matrix, resolve
+from nsabench.running import estimate
+from tests.cli.conftest import Nsabench
+from tests.cli.conftest import nsabench as nsabench
+from tests.runs import Made, make_plan
+
+HUGE = """
+op: selection_rows
+axes: {N: 200000, H: 8, D: 128, L: [16384, 32768]}
+implementations: {only: ["sdpa_*"]}
+"""
+
+
+def test_memory_holds_two_sets_and_grows_with_the_case() -> None:
+    plan = make_plan(Made())
+    small, large = (
+        next(p for p in plan.cases if p.case.shape["L"] == n and p.case.dtype == "float16")
+        for n in (64, 512)
+    )
+    shape = small.case.shape
+    one = 2 * shape["N"] * shape["D"] * (2 * shape["H"] + 2 * 64)
+    assert estimate.of_case(small, "cuda").bytes == 2 * one
+    assert estimate.of_case(large, "cuda").bytes > 3 * estimate.of_case(small, "cuda").bytes
+
+
+def test_the_worst_case_that_cannot_fit_is_named() -> None:
+    plan = make_plan(Made())
+    most = max(estimate.of_case(p, "cuda").bytes for p in plan.cases)
+    estimate.refuse_unfitting(plan, most)
+    estimate.refuse_unfitting(plan, None)
+    with pytest.raises(UsageError, match=r"selection_rows .* takes at least .*, and there"):
+        estimate.refuse_unfitting(plan, most // 4)
+
+
+@pytest.mark.parametrize(
+    ("count", "said"), [(3_400_000_000_000, "3.4 TB"), (12_000_000_000, "12 GB"), (500, "0.5 kB")]
+)
+def test_sizes_for_people(count: int, said: str) -> None:
+    assert estimate.gigabytes(count) == said
+
+
+def test_a_plan_of_terabytes_is_refused_and_a_small_one_has_its_cost(
+    tmp_path: Path, nsabench: Nsabench
+) -> None:
+    matrix = tmp_path / "m.yaml"
+    matrix.write_text(HUGE)
+    for command in (("plan",), ("run", "--out", "never")):
+        done = nsabench(command[0], matrix, "--device", "cpu", *command[1:])
+        assert done.returncode == 2, done.stdout
+        assert "L32768 fp16" in done.stderr and "takes at least 6.7" in done.stderr
+        assert "TB, and so does another" in done.stderr and "--where" in done.stderr
+    assert not (tmp_path / "never").exists()
+    matrix.write_text(HUGE.replace("200000", "8").replace("[16384, 32768]", "64"))
+    done = nsabench("plan", matrix, "--device", "cpu")
+    assert done.returncode == 0 and "about" in done.stdout.splitlines()[-1]
+    assert " MB  selection_rows" in done.stdout or " kB  selection_rows" in done.stdout
+
+
+def test_calls_that_take_long_take_most_of_their_case(tmp_path: Path) -> None:
+    """What a dense alternative does beside a sparse op grows with the square of the length."""
+    infos = [
+        ImplementationInfo(
+            op="nsa_attention",
+            name=name,
+            role=role,
+            devices=(Runs.CUDA,),
+            source="x",
+            computes=computes,
+        )
+        for name, role, computes in (
+            ("nsa", Role.CANDIDATE, ""),
+            ("dense", Role.ALTERNATIVE, "causal_attention"),
+        )
+    ]
+    path = tmp_path / "m.yaml"
+    path.write_text("op: nsa_attention\naxes: {T: [16384, 131072], B: 1, HQ: 64, H: 4, D: 128}\n")
+    plan = resolve.resolve(matrix.load(path), infos, device="cuda")
+    short, long = (one.seconds for one in estimate.of_plan(plan).values())
+    assert 2 < short < 4 and 10 * short > long > 5 * short
+    on_cpu = plan.model_copy(update={"device": "cpu"})
+    assert len({one.seconds for one in estimate.of_plan(on_cpu).values()}) == 1

@@ -1,0 +1,193 @@
+"""Baselines timed where no candidate was imported: what a winner's verdict is held to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nsabench import sources
+from nsabench.model.job import Death
+from nsabench.model.measurement import Bursts, Ceilings, Observation, Samples
+from nsabench.model.plan import Plan
+from nsabench.model.source import Source
+from nsabench.model.vocabulary import Purpose, Regime, Role, Status, Verdict
+from nsabench.running.policy import judge
+from nsabench.running.supervisor.executor import WorkerExecutor
+from nsabench.verdicts.results import ALL_OWN
+from nsabench.verdicts.verdict import Judgement, Key
+from tests.running.test_policy import ONE as SMALL
+from tests.running.test_policy import with_baselines
+from tests.runs import add_attempt, log_of, make_plan, observations_of, spoilt, timed
+
+ONE = replace(SMALL, ratio=lambda _: 1.5)
+
+
+def judged(
+    plan: Plan,
+    beside: Iterable[Observation] = (),
+    apart: Sequence[Observation] = (),
+    *,
+    death: Death | None = None,
+    ceilings: Ceilings | None = None,
+) -> Mapping[Key, Judgement]:
+    """The verdicts on the device.
+
+    beside: more baselines in the main pass. apart: the isolated ones. death: how their worker
+    ended.
+    """
+    log, rng = log_of(plan, ceilings=ceilings), np.random.default_rng(0)
+    for planned in plan.cases:
+        observations = [*observations_of(planned, ONE, rng), *beside]
+        add_attempt(log, plan, Purpose.MAIN, planned.id, observations)
+        if apart or death:
+            isolated = Purpose.ISOLATED
+            add_attempt(log, plan, isolated, planned.id, apart, death=death)
+    return judge(plan, log)[Regime.DEVICE]
+
+
+def baseline(name: str, median_ms: float, **update: float) -> Observation:
+    observation = timed(name, median_ms, ONE, np.random.default_rng(0))
+    return spoilt(observation, update)
+
+
+def test_a_winner_whose_baselines_all_come_with_it_says_so() -> None:
+    plan = make_plan(ONE)
+    plan = plan.model_copy(update={"sources": {plan.implementations[0].source: "a"}})
+    judgements = judged(plan).values()
+    assert {j.verdict for j in judgements} == {Verdict.FASTER}
+    assert {j.why for j in judgements} == {ALL_OWN}
+
+
+@pytest.mark.parametrize("rel_l2", [1e-5, 0.05])
+def test_a_wrong_output_is_no_best_baseline_apart(rel_l2: float) -> None:
+    """A cheap approximation passes the MAE tolerance and takes half the time."""
+    plan = with_baselines(make_plan(ONE), "sloppy")
+    apart = [baseline("sdpa_gqa", 0.2), baseline("sloppy", 0.1, rel_l2=rel_l2)]
+    judgements = judged(plan, [baseline("sloppy", 0.1, rel_l2=0.05)], apart)
+    expected = Verdict.FASTER if rel_l2 == 0.05 else Verdict.INCONCLUSIVE
+    assert {j.verdict for j in judgements.values()} == {expected}
+
+
+@pytest.mark.parametrize(
+    ("few", "verdict", "why"),
+    [
+        ("other", Verdict.FASTER, ""),
+        (
+            "sdpa_gqa",
+            Verdict.INCONCLUSIVE,
+            "sdpa_gqa could not be timed apart from the candidates: it was called a few times only",
+        ),
+    ],
+)
+def test_a_baseline_that_left_early_decides_nothing(few: str, verdict: Verdict, why: str) -> None:
+    """Nor can it be the best if the one that made it look hopeless failed."""
+    plan = with_baselines(make_plan(ONE), "other")
+    apart = []
+    for name, median_ms in (("sdpa_gqa", 0.2), ("other", 2.0)):
+        observation = baseline(name, median_ms)
+        samples = Samples(round=[0, 1], time_ms=observation.samples.time_ms[:2])
+        left = {"samples": samples, "bursts": Bursts(), "rel_l2": None, "mae": None}
+        apart.append(observation.model_copy(update=left) if name == few else observation)
+    judgements = judged(plan, [baseline("other", 2.0)], apart)
+    assert {j.verdict for j in judgements.values()} == {verdict}
+    assert {j.why for j in judgements.values()} == {why}
+
+
+OWN = "own, a baseline from its own package, takes 0.19 ms and does not decide; sdpa_gqa takes 0.2 "
+OTHERS = "own could not be timed apart from the candidates: it comes with another candidate"
+FAILED = "sdpa_gqa could not be timed apart from the candidates: it is out of memory"
+
+
+@pytest.mark.parametrize(
+    ("source", "alone", "verdict", "why"),
+    [
+        ("mine.py", {"sdpa_gqa": 0.2}, Verdict.FASTER, OWN),
+        # It was slowed: the baseline takes less without the candidate.
+        ("mine.py", {"sdpa_gqa": 0.1}, Verdict.INCONCLUSIVE, "sdpa_gqa takes 0.09"),
+        ("mine.py", {"slow": 0.4}, Verdict.INCONCLUSIVE, FAILED),
+        # Another baseline may be slowed by the candidate, and no process shows it.
+        ("theirs", {"sdpa_gqa": 0.2}, Verdict.INCONCLUSIVE, OTHERS),
+    ],
+)
+def test_a_best_baseline_that_no_process_has_without_candidates(
+    source: Source, alone: dict[str, float], verdict: Verdict, why: str
+) -> None:
+    """If it comes with the candidate, the best of the others decides, and the reason says so."""
+    plan = with_baselines(make_plan(ONE), "own", "slow")
+    infos = [
+        i.model_copy(update={"source": source}) if i.name == "own" else i
+        for i in plan.implementations
+    ]
+    plan = plan.model_copy(update={"implementations": infos})
+    apart = [baseline(name, ms) for name, ms in alone.items()]
+    if "sdpa_gqa" not in alone:
+        reason = "it is out of memory"
+        apart.append(Observation(implementation="sdpa_gqa", status=Status.CRASHED, reason=reason))
+    judgements = judged(plan, [baseline("own", 0.19), baseline("slow", 0.4)], apart)
+    for judgement in judgements.values():
+        assert judgement.verdict is verdict
+        assert judgement.best_baseline == ("sdpa_gqa" if source == "mine.py" else "own")
+        assert judgement.why.startswith(why)
+
+
+def test_a_wrong_baseline_stands_for_no_other() -> None:
+    plan = with_baselines(make_plan(ONE), "own", "sloppy")
+    sloppy = baseline("sloppy", 0.12, mae=0.5)
+    apart = [baseline("sdpa_gqa", 0.2), sloppy]
+    judgements = judged(plan, [baseline("own", 0.19), sloppy], apart).values()
+    assert {(j.verdict, j.best_baseline) for j in judgements} == {(Verdict.FASTER, "sdpa_gqa")}
+
+
+def test_a_process_that_was_lost_says_why_and_accuses_no_implementation() -> None:
+    plan = with_baselines(make_plan(ONE))
+    death = Death(status=Status.CRASHED, reason="it was killed")
+    judgements = judged(plan, death=death).values()
+    assert {j.why for j in judgements} == {
+        "the baselines could not be timed apart from the candidates: it was killed"
+    }
+
+
+@pytest.mark.parametrize(
+    ("update", "median_ms", "reason"),
+    [
+        ({"mae": 0.5}, 0.2, "mean absolute error 0.5"),
+        ({"escaped_ms": 0.05}, 0.2, "in 100% of the samples work went on"),
+        ({}, 0.0005, "0.0005 ms is 2.10 times faster than possible"),
+    ],
+)
+def test_a_best_baseline_that_a_check_rejects_apart_leaves_the_question_open(
+    update: dict[str, float], median_ms: float, reason: str
+) -> None:
+    plan = with_baselines(make_plan(ONE))
+    apart = [baseline("sdpa_gqa", median_ms, **update)]
+    for judgement in judged(plan, apart=apart, ceilings=Ceilings(copy_gb_s=4250)).values():
+        assert judgement.verdict is Verdict.INCONCLUSIVE
+        assert f"sdpa_gqa could not be timed apart from the candidates: {reason}" in judgement.why
+
+
+def test_the_file_of_an_op_does_not_let_in_that_of_the_candidate(tmp_path: Path) -> None:
+    """Both are called mine.py; the op's is clean."""
+    files = [tmp_path / "a" / "mine.py", tmp_path / "b" / "mine.py"]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text(f"# {file}\n")
+    kernels, op = (Source.of_file(file, file.read_bytes()) for file in files)
+    plan = with_baselines(make_plan(ONE))
+    infos = [
+        i.model_copy(update={"source": kernels}) if i.role is Role.CANDIDATE else i
+        for i in plan.implementations
+    ]
+    digests = sources.digests(*files)
+    names = {"kernels": str(files[0]), "ops": str(files[1]), "implementations": infos}
+    names |= {"kernels_sha256": digests[kernels], "ops_sha256": digests[op]}
+    plan = plan.model_copy(update=names | {"sources": digests})
+    executor = WorkerExecutor.of_plan(plan, tmp_path, plan.clean_sources)
+    assert (executor.kernels, executor.ops_file) == (None, files[1])
+    assert executor.imports(plan.clean_sources) and executor.is_clean
+    assert op in plan.clean_sources and kernels not in plan.clean_sources
+    whole = WorkerExecutor.of_plan(plan, tmp_path)
+    assert whole.kernels == files[0] and not whole.is_clean

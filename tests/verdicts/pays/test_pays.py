@@ -1,0 +1,335 @@
+"""From which length on an op pays: the ratio to the best alternative, and what is decided of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from nsabench.checks.row import Row
+from nsabench.model.measurement import Bursts, Conditions, Samples
+from nsabench.model.record import Record
+from nsabench.model.vocabulary import (
+    Catch,
+    Direction,
+    DType,
+    Mode,
+    Pays,
+    Reference,
+    Regime,
+    Role,
+    Status,
+)
+from nsabench.output.terminal import outcome
+from nsabench.verdicts import pays
+from nsabench.verdicts.pays.against import against_alternatives
+from tests.runs import with_comparison
+
+SHAPE = {"B": 1, "HQ": 64, "H": 4, "D": 128, "Dv": 128, "block": 32, "stride": 16}
+SHAPE |= {"block_size": 64, "n_selected": 16, "window": 512}
+
+
+def record(
+    length: int, name: str, role: Role, ratio: float | None = None, **more: object
+) -> Record:
+    known = {
+        "run_id": "r",
+        "case_id": f"{length}-{more.get('direction', 'forward')}-{more.get('dtype', 'bf16')}",
+        "op": "nsa_attention",
+        "implementation": name,
+        "role": role,
+        "direction": Direction.FORWARD,
+        "dtype": DType.BFLOAT16,
+        "device": "cuda",
+        "shape": {**SHAPE, "T": length},
+        "length": length,
+        "distribution": "dense",
+        "streams": 1,
+        "status": Status.OK,
+        "median_ms": 1.0,
+        "gpu_name": "GPU",
+    }
+    made = Record(**(known | more))  # type: ignore[arg-type]
+    return made if ratio is None else paying(made, Regime.DEVICE, "dense", ratio, 0.01)
+
+
+def paying(record: Record, regime: Regime, against: str, ratio: float, width: float) -> Record:
+    """The record with a ratio to an alternative."""
+    found = {"ratio": ratio, "lo": ratio * (1 - width), "hi": ratio * (1 + width)}
+    return with_comparison(record, regime, Reference.ALTERNATIVE, against=against, **found)
+
+
+def ladder(ratios: dict[int, float | None], **more: object) -> list[Record]:
+    rows = []
+    for length, ratio in ratios.items():
+        rows.append(record(length, "nsa", Role.CANDIDATE, ratio, **more))
+        rows.append(record(length, "dense", Role.ALTERNATIVE, **more))
+        rows.append(record(length, "zeros", Role.CONTROL, caught=Catch.CAUGHT, **more))
+    return rows
+
+
+def queued(records: Sequence[Record], ratios: dict[int, float | None]) -> list[Record]:
+    """The same with what was seen of calls one behind the other, with the controls of that."""
+    found = []
+    for r in records:
+        ratio = ratios.get(r.length)
+        own = replace(r, queued_ms=2.0)
+        if r.role is Role.CANDIDATE and ratio is not None:
+            own = paying(own, Regime.QUEUE, "lean", ratio, 0.02)
+        found.append(own)
+        if r.role is Role.ALTERNATIVE:
+            found.append(replace(r, implementation="lean", queued_ms=1.0))
+    length = records[0].length
+    for name, check in (("slow", "host"), ("hidden", "burst")):
+        found.append(record(length, name, Role.CONTROL, caught=Catch.CAUGHT, caught_by=check))
+    return found
+
+
+def only(records: Sequence[Record]) -> pays.Payment:
+    [decided] = pays.decide(records)
+    return decided
+
+
+def test_it_pays_from_the_length_on_from_which_every_case_does() -> None:
+    decided = only(ladder({4096: 0.3, 8192: 1.2, 16384: 0.9, 32768: 1.3, 65536: 2.0}))
+    assert (decided.answer, decided.length) == (Pays.FROM, 32768)
+    assert decided.sentence == "pays from T = 32768 on"
+    assert decided.used == (["nsa"], ["dense"])
+    assert [round(x) for x in decided.crossings] == [7478, 19983]
+
+
+def test_without_a_control_that_was_caught_nothing_is_decided() -> None:
+    rows = [r for r in ladder({8192: 2.0}) if r.role is not Role.CONTROL]
+    assert only(rows).answer is Pays.NOT_DECIDED
+    assert "none ran" in only(rows).why
+    stuck = record(8192, "zeros", Role.CONTROL, caught=Catch.UNPROVEN)
+    assert only([*rows, stuck]).answer is Pays.NOT_DECIDED
+
+
+def test_a_cpu_decides_nothing() -> None:
+    decided = only([replace(r, device="cpu") for r in ladder({8192: 2.0})])
+    assert decided.answer is Pays.NOT_DECIDED and "on a CPU" in decided.why
+
+
+def test_a_doubtful_time_of_the_alternative_says_nothing() -> None:
+    doubt = "its time does not grow with the work"
+    rows = [
+        replace(r, time_doubt=doubt) if r.role is Role.ALTERNATIVE else r
+        for r in ladder({8192: 2.0})
+    ]
+    assert (only(rows).answer, only(rows).why) == (Pays.NOT_DECIDED, doubt)
+
+
+def test_alternatives_that_failed_are_named() -> None:
+    rows = ladder({8192: 2.0})
+    for name, status in (("fast", Status.WRONG), ("absent", Status.UNSUPPORTED)):
+        rows.append(record(8192, name, Role.ALTERNATIVE, status=status, reason="it failed"))
+    assert only(rows).sentence == "pays from T = 8192 on (without fast, which failed)"
+
+
+def test_a_missed_control_of_the_queue_leaves_the_device_as_it_is() -> None:
+    missed = record(8192, "slow", Role.CONTROL, caught=Catch.MISSED, caught_by="host")
+    assert only([*ladder({8192: 2.0}), missed]).answer is Pays.FROM
+
+
+def test_an_interval_that_reaches_one_does_not_pay() -> None:
+    assert only(ladder({4096: 1.005, 8192: 1.2})).length == 8192
+
+
+def test_one_case_that_does_not_pay_is_enough() -> None:
+    rows = ladder({4096: 1.5, 8192: 1.6}) + ladder({4096: 0.7, 8192: 1.1}, dtype=DType.FLOAT16)
+    assert only(rows).length == 8192
+    rows = ladder({4096: 1.5, 8192: 1.6}) + ladder({4096: 0.7, 8192: 0.9}, dtype=DType.FLOAT16)
+    assert only(rows).answer is Pays.NOT_FAR_ENOUGH
+
+
+@pytest.mark.parametrize(
+    ("ratios", "answer"),
+    [
+        ({4096: 0.2, 8192: 0.5}, Pays.NOT_FAR_ENOUGH),
+        ({8192: 0.5}, Pays.NOT_FAR_ENOUGH),
+        ({4096: 0.5, 8192: 0.5}, Pays.NO),
+        ({4096: 0.5, 8192: 0.4}, Pays.NO),
+        ({4096: 1.5, 8192: 0.9}, Pays.NO),
+        ({4096: 1.5, 8192: None}, Pays.NOT_DECIDED),
+        ({4096: None, 8192: 1.5}, Pays.FROM),
+    ],
+)
+def test_no_length_and_not_tested_far_enough_are_different_answers(
+    ratios: dict[int, float | None], answer: Pays
+) -> None:
+    decided = only(ladder(ratios))
+    assert decided.answer is answer
+    assert (decided.length is not None) == (answer is Pays.FROM)
+
+
+def test_a_direction_and_a_head_layout_are_decided_each_by_itself() -> None:
+    rows = ladder({8192: 0.5, 16384: 1.5})
+    rows += ladder({8192: 1.5, 16384: 2.5}, direction=Direction.BACKWARD)
+    few = {**SHAPE, "HQ": 16, "H": 1}
+    rows += [replace(r, shape={**few, "T": r.length}) for r in ladder({8192: 0.5, 16384: 0.8})]
+    found = {(p.heads, p.direction): p.length for p in pays.decide(rows)}
+    assert found == {
+        ("64/4", Direction.FORWARD): 16384,
+        ("64/4", Direction.BACKWARD): 8192,
+        ("16/1", Direction.FORWARD): None,
+    }
+    [line] = outcome.of_payments(pays.decide(rows))
+    assert line == (
+        "nsa_attention pays by its kernels alone (device): 64/4 forward from T = 16384, "
+        "backward from T = 8192; 16/1 forward not tested far enough (up to T = 16384)"
+    )
+
+
+def test_the_best_valid_implementation_stands_for_the_op() -> None:
+    slow = record(8192, "torch_nsa", Role.BASELINE, 0.1, median_ms=9.0)
+    wrong = record(8192, "broken", Role.CANDIDATE, status=Status.WRONG, median_ms=None)
+    assert only([*ladder({8192: 1.5}), slow, wrong]).length == 8192
+    [nsa, *others] = ladder({8192: 1.5})
+    failed = replace(nsa, status=Status.WRONG, median_ms=None, comparisons=())
+    assert only([failed, *others, slow]).cells[0].implementation == "torch_nsa"
+
+
+def test_a_time_in_doubt_and_a_run_with_a_missed_control_decide_nothing() -> None:
+    rows = ladder({8192: 1.5})
+    assert only([replace(rows[0], time_doubt="it throttled"), *rows[1:]]).why == "it throttled"
+    missed = record(8192, "cheat", Role.CONTROL, caught=Catch.MISSED)
+    decided = only([*rows, missed])
+    assert decided.answer is Pays.NOT_DECIDED and "cheat" in decided.why
+
+
+def test_an_op_without_alternatives_is_not_asked() -> None:
+    assert pays.decide([record(8192, "nsa", Role.CANDIDATE)]) == []
+
+
+def test_a_case_beside_which_no_alternative_stands_is_no_length_of_the_ladder() -> None:
+    """Where the controls of the whole op stand there are none, and a direction or a mode that has
+    such a case alone is not asked: it said that nothing was decided."""
+    control = record(512, "nsa", Role.CANDIDATE, direction=Direction.STEP)
+    rows = ladder({8192: 0.6, 16384: 1.2})
+    decided = only([*rows, control, record(32768, "nsa", Role.CANDIDATE)])
+    assert (decided.direction, decided.length) == (Direction.FORWARD, 16384)
+    assert [cell.length for cell in decided.cells] == [8192, 16384]
+
+
+def row(name: str, role: Role, median: float | None, **more: object) -> Row:
+    known = {"case_id": "c", "op": "nsa_attention", "implementation": name, "role": role}
+    known |= {"status": Status.OK, "dtype": DType.BFLOAT16, "shape": {}, "length": 1, "attempt": 1}
+    known |= {"bytes_min": 1, "flops": 1, "median_ms": median, "n_samples": 20}
+    return Row(**(known | more))  # type: ignore[arg-type]
+
+
+def timed(median: float) -> Samples:
+    times = [median * (1 + i / 1e4) for i in range(20)]
+    return Samples(round=list(range(20)), time_ms=times)
+
+
+def test_the_ratio_is_to_the_fastest_valid_alternative_of_the_same_session() -> None:
+    rows = [
+        row("nsa", Role.CANDIDATE, 2.0),
+        row("torch_nsa", Role.BASELINE, 8.0),
+        row("slow", Role.ALTERNATIVE, 6.0),
+        row("dense", Role.ALTERNATIVE, 3.0),
+        row("wrong", Role.ALTERNATIVE, 1.0, status=Status.WRONG),
+        row("elsewhere", Role.ALTERNATIVE, 1.0, attempt=2),
+        row("left_early", Role.ALTERNATIVE, 1.0, n_samples=5),
+        row("cheat", Role.CONTROL, 0.1),
+    ]
+    samples = {("c", r.implementation): timed(r.median_ms or 1.0) for r in rows}
+    found = against_alternatives(rows, samples, Regime.DEVICE)
+    assert {name: a.alternative for (_, name), a in found.items()} == {
+        "nsa": "dense",
+        "torch_nsa": "dense",
+    }
+    assert found["c", "nsa"].ratio.value == pytest.approx(1.5)
+    assert found["c", "torch_nsa"].ratio.value == pytest.approx(3 / 8)
+
+
+def test_under_the_power_cap_a_ratio_may_be_off_by_as_much_as_the_clock_moved() -> None:
+    capped = Conditions(
+        clock_event_reasons=["sw_power_cap"], sm_clock_mhz_min=1584, sm_clock_mhz_max=1980
+    )
+    rows = [row("nsa", Role.CANDIDATE, 1.0), row("dense", Role.ALTERNATIVE, 1.5)]
+    rows = [replace(r, conditions=capped) for r in rows]
+    samples = {("c", r.implementation): timed(r.median_ms or 1.0) for r in rows}
+    ratio = against_alternatives(rows, samples, Regime.DEVICE)["c", "nsa"].ratio
+    assert (ratio.value, ratio.lo, ratio.hi) == pytest.approx((1.5, 1.2, 1.875), rel=0.02)
+
+
+def test_what_is_written_says_the_same() -> None:
+    decided = [only(ladder({4096: 0.3, 8192: 1.2}))]
+    [data] = pays.as_data(decided)
+    assert (data["answer"], data["from"], data["heads"]) == ("from", 8192, "64/4")
+    assert [c["ratio"] for c in data["cases"]] == [0.3, 1.2]
+    text = pays.as_markdown(decided)
+    assert "pays from T = 8192 on" in text and "| 4096 | 1 | 0 | 0.30 [0.30, 0.30] |" in text
+    assert pays.said(decided[0]) == (
+        "nsa_attention 64/4 forward (device): pays from T = 8192 on, against dense"
+    )
+
+
+def test_the_queue_is_a_decision_of_its_own() -> None:
+    rows = queued(ladder({8192: 1.5, 16384: 2.0}), {8192: 0.6, 16384: 1.4})
+    in_queue, on_device = pays.decide(rows)
+    assert (in_queue.regime, in_queue.length) == (Regime.QUEUE, 16384)
+    assert in_queue.used == (["nsa"], ["lean"])
+    assert (on_device.regime, on_device.length) == (Regime.DEVICE, 8192)
+    assert [data["regime"] for data in pays.as_data([in_queue, on_device])] == ["queue", "device"]
+    assert list(outcome.of_payments([in_queue, on_device])) == [
+        "nsa_attention pays from Python (queue): 64/4 forward from T = 16384",
+        "nsa_attention pays by its kernels alone (device): 64/4 forward from T = 8192",
+    ]
+
+
+def test_who_is_quickest_in_the_queue_stands_for_the_op_there() -> None:
+    rows = queued(ladder({8192: 2.0}), {8192: 0.5})
+    lean = replace(rows[0], implementation="small", median_ms=9.0, queued_ms=0.5)
+    rows.append(paying(lean, Regime.QUEUE, "lean", 2.0, 0.05))
+    in_queue, on_device = pays.decide(rows)
+    assert in_queue.cells[0].implementation == "small" and in_queue.answer is Pays.FROM
+    assert on_device.cells[0].implementation == "nsa"
+
+
+def test_a_control_of_the_queue_that_got_away_or_never_ran_decides_nothing_there() -> None:
+    rows = queued(ladder({8192: 2.0}), {8192: 2.0})
+    assert [p.answer for p in pays.decide(rows)] == [Pays.FROM, Pays.FROM]
+    missed = [replace(r, caught=Catch.MISSED) if r.caught_by == "host" else r for r in rows]
+    assert [p.answer for p in pays.decide(missed)] == [Pays.NOT_DECIDED, Pays.FROM]
+    without = [r for r in rows if r.caught_by != "burst"]
+    in_queue, _ = pays.decide(without)
+    assert in_queue.answer is Pays.NOT_DECIDED and "burst" in in_queue.why
+
+
+def test_without_a_ratio_in_the_queue_nothing_is_decided_there() -> None:
+    assert [p.regime for p in pays.decide(queued(ladder({8192: 2.0}), {}))] == [Regime.DEVICE]
+
+
+def test_replays_and_calls_at_once_have_no_queue() -> None:
+    bursts = Bursts(calls=[9] * 8, time_ms=[1.0] * 8)
+    for more, times in (({}, 2), ({"mode": Mode.GRAPH}, 0), ({"streams": 2}, 0)):
+        rows = [
+            row(name, role, 1.0, queued_ms=queued_ms, **more)
+            for name, role, queued_ms in (
+                ("nsa", Role.CANDIDATE, 1.0),
+                ("torch_nsa", Role.BASELINE, 5.0),
+                ("dense", Role.ALTERNATIVE, 2.0),
+            )
+        ]
+        taken = {("c", r.implementation): bursts for r in rows}
+        assert len(against_alternatives(rows, taken, Regime.QUEUE)) == times
+
+
+def test_the_ratio_in_the_queue_is_of_bursts_and_of_its_own_best() -> None:
+    rows = [
+        row("nsa", Role.CANDIDATE, 2.0, queued_ms=6.0),
+        row("dense", Role.ALTERNATIVE, 3.0, queued_ms=9.0),
+        row("lean", Role.ALTERNATIVE, 8.0, queued_ms=3.0, n_samples=5),
+    ]
+    taken = {
+        ("c", r.implementation): Bursts(calls=[2] * 8, time_ms=[r.queued_ms] * 8) for r in rows
+    }
+    found = against_alternatives(rows, taken, Regime.QUEUE)["c", "nsa"]
+    assert (found.alternative, found.ratio.value) == ("lean", pytest.approx(0.5))
+    few = {**taken, ("c", "lean"): Bursts(calls=[2] * 4, time_ms=[3.0] * 4)}
+    assert against_alternatives(rows, few, Regime.QUEUE) == {}

@@ -1,0 +1,61 @@
+"""A comparison is a row: another regime or reference adds rows, and no column."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nsabench.model.vocabulary import Reference, Regime, Role, Verdict, Word
+from nsabench.verdicts import parquet
+from nsabench.verdicts.results import Results
+from nsabench.verdicts.tables import COMPARISONS, RECORDS, read_records
+from nsabench.verdicts.threshold import decide_all
+from nsabench.verdicts.threshold.evidence import of_records
+from tests.runs import Made, make_run, with_comparison
+
+
+def add_word(vocabulary: type[Word], value: str, monkeypatch: pytest.MonkeyPatch) -> Word:
+    """Make a vocabulary read one word more."""
+    word = str.__new__(vocabulary, value)
+    word._value_, word._name_ = value, value.upper()
+    monkeypatch.setattr(vocabulary, "_missing_", lambda read: word if read == value else None)
+    return word
+
+
+def test_another_regime_or_reference_is_only_a_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "run", Made(ratio=lambda _: 0.5))
+    before = read_records(run)
+    loop = add_word(Regime, "loop", monkeypatch)
+    goal = add_word(Reference, "goal", monkeypatch)
+    faster = {"verdict": Verdict.FASTER, "lo": 1.5}
+    grown = [
+        with_comparison(with_comparison(r, loop, **faster), r.regime, goal, ratio=0.9)
+        if r.role is Role.CANDIDATE
+        else r
+        for r in before
+    ]
+    parquet.write(Results(grown, {}, []), grown[0].run_id, run)
+    read = read_records(run)
+    assert read == grown
+    for record, old in zip(read, before, strict=True):
+        in_loop, to_goal = record.compared(loop), record.compared(record.regime, goal)
+        assert record.compared(record.regime) == old.compared(old.regime)
+        if record.role is Role.CANDIDATE:
+            assert in_loop is not None and (in_loop.verdict, in_loop.lo) == (Verdict.FASTER, 1.5)
+            assert to_goal is not None and to_goal.ratio == 0.9
+        else:
+            assert in_loop is to_goal is None
+    monkeypatch.setattr(Regime, "of_samples", lambda mode: loop)
+    [decision] = decide_all([of_records(read)])
+    assert (decision.regime, decision.min_length) == (loop, 64)
+
+
+def test_no_column_of_comparisons_is_of_one_regime_or_reference() -> None:
+    words = {word.value for word in (*Regime, *Reference)}
+    names = {part for column in COMPARISONS for part in column.name.split("_")}
+    assert not words & names
+    records = {column.name for column in RECORDS}
+    assert not records & {"verdict", "speedup", "best_baseline"}

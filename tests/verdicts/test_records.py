@@ -1,0 +1,146 @@
+"""Records as records.parquet holds them, written by this version and by versions to come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from nsabench import labels
+from nsabench.errors import UsageError
+from nsabench.model.record import Record
+from nsabench.model.vocabulary import (
+    NO_SPECIALISED,
+    Catch,
+    Direction,
+    DType,
+    Mode,
+    Role,
+    Status,
+)
+from nsabench.verdicts.tables import (
+    COMPARISONS,
+    RECORDS,
+    SAMPLES,
+    of_comparisons,
+    of_records,
+    read_records,
+    schema,
+)
+from tests.runs import make_run
+
+# What every record has.
+LEAST: dict[str, Any] = {
+    "run_id": "r",
+    "case_id": "c",
+    "op": "selection_rows",
+    "implementation": "mine",
+    "role": "candidate",
+    "direction": "forward",
+    "dtype": "bfloat16",
+    "device": "cuda",
+    "N": 64,
+    "H": 8,
+    "D": 128,
+    "Dv": 128,
+    "L": 512,
+    "T": None,
+    "length": 512,
+    "distribution": "dense",
+    "streams": 1,
+    "status": "ok",
+}
+
+
+def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    records = read_records(run)
+    assert of_records(records).equals(pq.read_table(run / "records.parquet"))
+    assert of_comparisons(records).equals(pq.read_table(run / "comparisons.parquet"))
+
+
+def test_unit_and_meaning_stand_in_the_files() -> None:
+    for columns in (RECORDS, COMPARISONS, SAMPLES):
+        for field in schema(columns):
+            assert set(field.metadata) == {b"unit", b"meaning"} and field.metadata[b"meaning"]
+    fields = schema(RECORDS)
+    assert (fields.field("median_ms").type, fields.field("median_ms").metadata[b"unit"]) == (
+        pa.float64(),
+        b"ms",
+    )
+    assert fields.field("L").metadata[b"meaning"] == b"size L of the op's shape"
+    assert fields.names.index("device") < fields.names.index("L") < fields.names.index("length")
+
+
+def test_a_record_has_the_defaults_of_columns_that_are_missing() -> None:
+    record = Record.from_row({**LEAST, "caught": None, "reason": None})
+    assert record.key == ("c", "mine")
+    assert (record.role, record.status) == (Role.CANDIDATE, Status.OK)
+    assert (record.dtype, record.direction) == (DType.BFLOAT16, Direction.FORWARD)
+    assert (record.verdict, record.caught, record.mode) == (None, None, Mode.STREAM)
+    assert (record.reason, record.config, record.device_ms) == ("", "", None)
+    assert record.shape == {"N": 64, "H": 8, "D": 128, "Dv": 128, "L": 512}
+    assert labels.named(record) == "selection_rows N64 H8 D128 L512 bf16 [c]"
+
+
+@pytest.mark.parametrize("text", ["[news](https://evil.example)", "no specialised baseline\n# x"])
+def test_a_caution_that_no_version_writes_is_none(text: str) -> None:
+    """Pages and Markdown show it as words of their own."""
+    assert Record.from_row({**LEAST, "caution": text}).caution == ""
+    assert Record.from_row({**LEAST, "caution": NO_SPECIALISED}).caution == NO_SPECIALISED
+
+
+def test_a_newer_record_is_read_as_far_as_it_is_known() -> None:
+    """Of an op, and with sizes and columns, that this version has never heard of."""
+    newer = {
+        **dict.fromkeys(("N", "H", "D", "Dv", "L")),
+        "op": "later",
+        "n_pages": 64,
+        "graph": "replayed",
+        "energy_j": 0.5,
+        "caught": "missed",
+    }
+    record = Record.from_row({**LEAST, **newer})
+    assert record.shape == {"n_pages": 64}
+    assert record.caught is Catch.MISSED
+    assert labels.named(record) == "later n_pages=64 bf16 dense [c]"
+    table = of_records([record])
+    assert table.column_names[-1] == "n_pages"
+    assert Record.from_row(table.to_pylist()[0]) == record
+
+
+@pytest.mark.parametrize(
+    ("table", "change", "sentence"),
+    [
+        ("records", {"status": "splendid"}, "record that has the status 'splendid', which is none"),
+        ("records", {"op": None}, "record that has no op"),
+        ("comparisons", {"verdict": "great"}, "comparison that has the verdict 'great', which is"),
+        ("comparisons", {"reference": None}, "comparison that has no reference"),
+    ],
+)
+def test_what_is_no_row_is_refused(
+    tmp_path: Path, table: str, change: dict[str, Any], sentence: str
+) -> None:
+    path = make_run(tmp_path / "run") / f"{table}.parquet"
+    written = pq.read_table(path)
+    pq.write_table(pa.Table.from_pylist([written.to_pylist()[0] | change], written.schema), path)
+    with pytest.raises(UsageError, match=f"{table}.parquet of .* holds a {sentence}"):
+        read_records(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [("records", "median_ms"), ("records", "op"), ("records", "L"), ("comparisons", "ratio")],
+)
+def test_a_column_of_another_type_is_named(tmp_path: Path, name: str, column: str) -> None:
+    """Also one that a reader could do without: what it holds would fail further on."""
+    path = make_run(tmp_path / "run") / f"{name}.parquet"
+    table = pq.read_table(path)
+    values = pa.array([b"x"] * table.num_rows)
+    broken = table.set_column(table.schema.get_field_index(column), column, values)
+    pq.write_table(broken, path)
+    with pytest.raises(UsageError, match=f"has binary in column {column} and not"):
+        read_records(tmp_path / "run")

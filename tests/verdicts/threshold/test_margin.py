@@ -1,0 +1,138 @@
+"""Another margin than the usual one: what lies near it is measured twice, or it is said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from nsabench.cli.threshold import command
+from nsabench.errors import UsageError
+from nsabench.model.plan import Plan
+from nsabench.model.vocabulary import Purpose
+from nsabench.running.folder import RunFolder
+from nsabench.running.log import LogFile
+from nsabench.running.policy import next_jobs
+from nsabench.running.seals import Sealer
+from nsabench.text import markdown
+from nsabench.verdicts.merged import assemble
+from nsabench.verdicts.results import Results
+from nsabench.verdicts.threshold import Decision, as_markdown, as_yaml, decide_all, of_tables
+from nsabench.verdicts.threshold.evidence import of_records
+from tests.runs import SIGNER, Made, add_attempt, make_run, session_of, timed
+
+
+def at_the_top(ratio: float) -> Callable[[int], float]:
+    return lambda length: 0.5 if length < 256 else ratio
+
+
+NARROW = Made(ratio=at_the_top(1.055), noise=0.002)  # passes 1.05 by less than 1 %
+
+
+def decided(folder: Path, *options: str) -> dict[str, object]:
+    done = CliRunner().invoke(command, [str(folder), "--json", *options])
+    assert done.exit_code == 0, done.output
+    [decision] = json.loads(done.stdout)["decisions"]
+    assert isinstance(decision, dict)
+    return decision
+
+
+def results_of(folder: Path) -> Results:
+    [part] = RunFolder(folder).parts()
+    return assemble(part.plan.run_id, [part])
+
+
+def decision_of(folder: Path, margin: float) -> Decision:
+    evidence = of_records(results_of(folder).records, Plan.read(folder / "plan.json"))
+    [decision] = decide_all([evidence], margin)
+    return decision
+
+
+def test_a_threshold_that_one_process_alone_saw_says_so(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", NARROW)
+    document = decided(folder, "--margin", "1.05")
+    assert (document["min_L"], document["one_process"]) == (256, 8)
+    [note] = document["notes"]  # type: ignore[misc]
+    assert "it rests on one process: 8 of the cases that pass do so by less than 1%" in note
+    assert "verdicts were confirmed at 1.2" in note
+    assert "`nsabench all --margin 1.05`" in note
+    decision = decision_of(folder, 1.05)
+    assert markdown(note) in as_markdown([decision])
+    assert "one_process: 8" in as_yaml([decision])
+
+
+@pytest.mark.parametrize(("ratio", "margin"), [(1.09, 1.05), (1.205, 1.2), (1.055, 1.2)])
+def test_what_is_clear_or_was_looked_at_or_decides_nothing_is_not_flagged(
+    tmp_path: Path, ratio: float, margin: float
+) -> None:
+    folder = make_run(tmp_path / "run", replace(NARROW, ratio=at_the_top(ratio)))
+    document = decided(folder, "--margin", str(margin))
+    assert (document["one_process"], document["notes"]) == (0, [])
+
+
+def test_a_run_for_a_margin_looks_twice_at_what_lies_near_it(tmp_path: Path) -> None:
+    usual = make_run(tmp_path / "usual", NARROW)
+    asked = make_run(tmp_path / "asked", replace(NARROW, margin=1.05))
+    looked_at = {}
+    for folder in (usual, asked):
+        [part] = RunFolder(folder).parts()
+        jobs = next_jobs(part.plan, part.log)
+        looked_at[folder] = [job for job in jobs if job.purpose is Purpose.CONFIRMATION]
+    assert looked_at[usual] == []
+    assert len(looked_at[asked]) == 8
+    assert {job.implementations for job in looked_at[asked]} == {("sdpa_gqa", "mine")}
+    document = decided(asked)
+    assert (document["margin"], document["min_L"], document["one_process"]) == (1.05, 256, 0)
+
+
+def test_what_a_second_process_saw_below_the_margin_does_not_pass_it(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", replace(NARROW, margin=1.05))
+    rng = np.random.default_rng(1)
+    plan = Plan.read(folder / "plan.json")
+    with closing(LogFile(folder / "log.jsonl")) as log:
+        log.seal_with(Sealer(SIGNER))
+        log.append(session_of(plan, log.log.sessions[0].described, folder))
+        for planned in plan.cases:
+            base = 0.2 * planned.case.shape["L"] / 64
+            outcomes = [
+                timed("sdpa_gqa", base, NARROW, rng),
+                timed("mine", base / 1.04, NARROW, rng),
+            ]
+            add_attempt(log, plan, Purpose.CONFIRMATION, planned.id, outcomes)
+    decision = decision_of(folder, 1.05)
+    assert decision.min_length is None
+    assert decision.decided_by is not None and decision.decided_by.speedup_lo is not None
+    assert decision.decided_by.speedup_lo < 1.045
+
+
+def test_runs_for_two_margins_do_not_say_for_which_to_decide(tmp_path: Path) -> None:
+    folders = [
+        str(make_run(tmp_path / run, replace(NARROW, run_id=run, margin=margin)))
+        for run, margin in (("one", 1.05), ("other", 1.2))
+    ]
+    done = CliRunner().invoke(command, folders)
+    assert isinstance(done.exception, UsageError), done.output
+    assert "the margins 1.05 and 1.2" in str(done.exception)
+    assert "--margin 1.2" in done.exception.remedy
+    flagged = CliRunner().invoke(command, [*folders, "--margin", "1.05", "--json"])
+    assert json.loads(flagged.stdout)["decisions"][0]["one_process"] == 8  # those of the other
+
+
+def test_a_table_that_passes_by_little_is_of_one_process(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    lines = [
+        f"1024,{h},{d},{n},{n * h * d * 1e-6},{1.205 * n * h * d * 1e-6}"
+        for h in (4, 8)
+        for d in (64, 128)
+        for n in (64, 256, 1024)
+    ]
+    path.write_text("N,H,D,L,triton_ms,sdpa_ms\n" + "\n".join(lines))
+    [decision] = decide_all([of_tables([path], "RTX 4090")])
+    assert (decision.min_length, decision.one_process) == (64, 12)
+    assert "none of them is known to have been measured twice" in decision.notes[0]

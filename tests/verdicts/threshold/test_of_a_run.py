@@ -1,0 +1,107 @@
+"""What one run decides is the same wherever it is shown, or it is said what was decided before."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+from click.testing import CliRunner
+from rich.console import Console
+
+from nsabench.cli.threshold import command
+from nsabench.model.vocabulary import Answer, Status, Verdict
+from nsabench.output import report, terminal
+from nsabench.output.report import Facts
+from nsabench.running.folder import RunFolder
+from nsabench.running.run import Finished
+from nsabench.verdicts import threshold
+from tests.runs import Made, make_run
+
+TWO = Made(implementations=("rows_cuda", "rows_group"))
+
+
+def before(folder: Path, decisions: list[threshold.Decision]) -> None:
+    """Write what another version decided: of an op one candidate alone."""
+    content = yaml.safe_load(threshold.as_yaml([replace(decisions[0], min_length=512)]))
+    content["decided_with"] = "nsabench 9 (abc)"
+    (folder / "thresholds.yaml").write_text(yaml.safe_dump(content))
+
+
+def shown(folder: Path) -> dict[str, str]:
+    facts = Facts.read(folder)
+    console = Console(file=io.StringIO(), width=1000)
+    finished = Finished(RunFolder(folder), facts.plan, facts.results, 1.0, 1.0)
+    terminal.print_summary(finished, console)
+    out = folder.parent / "out"
+    out.mkdir(exist_ok=True)
+    done = CliRunner().invoke(command, [str(folder)])
+    return {
+        "page": report.write_html(facts, out).read_text().replace("&#39;", "'"),
+        "text": report.write_markdown(facts, out).read_text().replace("\\_", "_"),
+        "panel": console.file.getvalue(),  # type: ignore[attr-defined]
+        "threshold": done.output,
+    }
+
+
+def test_all_say_the_same_and_that_another_version_did_not(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", TWO)
+    before(folder, threshold.decide_all([threshold.of_run(folder)]))
+    for where, text in shown(folder).items():
+        for name in TWO.implementations:
+            assert name in text, where
+        least = 1 if where == "panel" else 2  # which says of both together what is so of both
+        assert text.count("worth using from L = 256 on") >= least, where
+        assert "was decided by nsabench 9 (abc)" in text, where
+        assert "it says rows_cuda (selection_rows) from 512 on" in text, where
+        assert "it says nothing of rows_group (selection_rows)" in text, where
+
+
+def test_what_this_version_wrote_is_not_remarked_on(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", TWO)
+    decisions = threshold.decide_all([threshold.of_run(folder)])
+    threshold.write(decisions, folder / "thresholds.yaml")
+    assert all("was decided by" not in text for text in shown(folder).values())
+
+
+def test_no_not_decided_and_not_tested_are_three_answers(tmp_path: Path) -> None:
+    made = {
+        Answer.FROM: Made(),
+        Answer.NO: Made(ratio=lambda _: 0.5),
+        # Two lengths of one shape are too few to decide on.
+        Answer.NOT_DECIDED: Made(shapes=((256, 8, 128),)),
+        Answer.NOT_TESTED: Made(status=lambda _: Status.UNSUPPORTED),
+    }
+    for answer, one in made.items():
+        folder = make_run(tmp_path / answer, one)
+        [decision] = threshold.decide_all([threshold.of_run(folder)])
+        assert decision.answer is answer
+        assert yaml.safe_load(threshold.as_yaml([decision]))["decisions"][0]["answer"] == answer
+        threshold.write([decision], folder / "thresholds.yaml")
+        for where, text in shown(folder).items():
+            assert decision.sentence in text, (answer, where)
+    sentences = {"not decided", "not tested", "not worth using at any length"}
+    assert len(sentences) == 3
+    assert "as the test wants it" in decision.reasons[0]
+
+
+def test_an_open_case_at_the_top_is_no_no(tmp_path: Path) -> None:
+    """What is not known to be too slow is not known to be no good."""
+    evidence = threshold.of_run(make_run(tmp_path / "run"))
+    for slower, answer in ((0, Answer.NOT_DECIDED), (1, Answer.NO)):
+        tops = [t for t in evidence.tested if t.length == 512]
+        cells = [
+            *(replace(t, verdict=Verdict.INCONCLUSIVE, speedup_lo=0.5) for t in tops[slower:]),
+            *(replace(t, verdict=Verdict.SLOWER, speedup_lo=0.9) for t in tops[:slower]),
+        ]
+        [decision] = threshold.decide_all([replace(evidence, tested=cells)])
+        assert decision.answer is answer
+
+
+def test_a_card_begins_with_how_much_faster_and_from_where(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", Made(ratio=lambda n: 1.5 if n < 256 else 6.0))
+    page = report.write_html(Facts.read(folder), tmp_path).read_text()
+    card = " ".join(page[page.index('<article class="card">') :].split("</article>")[0].split())
+    assert card.index("3.0") < card.index("worth using from L = 64 on") < card.index("</b> faster")
+    assert "geometric mean of 16" in card

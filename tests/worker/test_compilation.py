@@ -1,0 +1,44 @@
+"""What is called ahead has seen nothing that is judged."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from nsabench.implementations.baselines.selection_ranges import masked_sdpa
+from nsabench.model.vocabulary import Direction
+from nsabench.worker.compilation import compile_case
+from tests.checking import sets_of
+from tests.worker.test_backward import item, make_case
+
+
+@pytest.mark.parametrize("direction", [Direction.FORWARD, Direction.BACKWARD, Direction.STEP])
+def test_it_is_called_twice_on_inputs_that_no_set_has(direction: Direction) -> None:
+    case = make_case(rotate=3).model_copy(update={"direction": direction})
+    seen: list[tuple[Tensor, ...]] = []
+
+    def call(*tensors: Tensor, **options: object) -> Tensor:
+        seen.append(tuple(t.detach().clone() for t in tensors))
+        return masked_sdpa(*tensors, **options)
+
+    compiled = compile_case(case, item(call), "cpu")
+    assert compiled.reason == ""
+    assert compiled.first_s > 0 and compiled.second_s > 0
+    assert len(seen) == 2
+    sets = sets_of(case)
+    for given in seen:
+        for inputs in sets.sets:
+            assert not any(
+                torch.equal(mine, theirs)
+                for mine, theirs in zip(given[:3], inputs.tensors.values(), strict=False)
+            )
+
+
+def test_what_fails_has_a_reason_and_no_time() -> None:
+    def call(*_: Tensor, **options: object) -> Tensor:
+        raise ValueError("not today")
+
+    compiled = compile_case(make_case(), item(call), "cpu")
+    assert "not today" in compiled.reason
+    assert compiled.first_s == compiled.second_s == 0

@@ -1,0 +1,72 @@
+"""Sets of inputs: what is exchanged, how many there are, and how little memory it takes."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from nsabench import ops
+from nsabench.delivery import draw
+from nsabench.model.case import Case, Timing
+from nsabench.worker import inputs
+from nsabench.worker.inputs import InputSets
+from tests.checking import a_case, desk_of, sets_of
+
+
+def case(streams: int = 1, rotate: int = 3) -> Case:
+    shape = {"N": 6, "H": 2, "D": 32, "Dv": 32, "L": 40}
+    return a_case("selection_rows", shape, streams=streams, timing=Timing(rotate=rotate))
+
+
+@pytest.mark.parametrize("chunk", [64, 1 << 28])
+def test_values_move_and_addresses_stay(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    sets = sets_of(case())
+    drawn = [draw(case(), seed, "cpu")[0] for seed in desk_of(sets).seeds]
+    addresses = [t.data_ptr() for s in sets.sets for t in s.tensors.values()]
+    monkeypatch.setattr(inputs, "CHUNK_BYTES", chunk)
+    for _ in range(5):
+        sets.swap(0, Random())
+    assert [t.data_ptr() for s in sets.sets for t in s.tensors.values()] == addresses
+    assert sorted(sets.ids) == [0, 1, 2]
+    for held, id_ in zip(sets.sets, sets.ids, strict=True):
+        for name, tensor in held.tensors.items():
+            assert torch.equal(tensor, drawn[id_].tensors[name])
+
+
+def test_there_are_as_many_sets_as_streams() -> None:
+    """Calls at once on the same data read it once, and the work of a case counts it each time."""
+    assert len(sets_of(case(streams=5))) == 5
+    assert len(sets_of(case(rotate=1))) == 2
+
+
+@pytest.mark.parametrize("kind", ["as it lies", "transposed", "begins between words"])
+def test_a_change_is_seen_however_a_tensor_lies(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """What is summed is the tensor each time, and never a copy that was made of it once."""
+    drawn = inputs.draw
+
+    def laid(tensor: torch.Tensor) -> torch.Tensor:
+        if kind == "transposed":
+            return tensor.mT.contiguous().mT
+        if kind == "begins between words":
+            narrow = torch.zeros(tensor.numel() + 1, dtype=tensor.dtype)[1:].view(tensor.shape)
+            return narrow.copy_(tensor)
+        return tensor
+
+    def draw_laid(*given: Any) -> tuple[ops.Inputs, torch.Tensor | None]:
+        found, grad_out = drawn(*given)
+        found.tensors["v"] = laid(found.tensors["v"])
+        return found, grad_out
+
+    of = case() if kind == "as it lies" else case(rotate=1)
+    sets = sets_of(of)
+    monkeypatch.setattr(inputs, "draw", draw_laid)
+    sets = InputSets(of, desk_of(sets).seeds, sets.form, "cpu")
+    assert sets.any_changed() == ""  # whoever keeps a copy has it from here
+    sets.sets[1].tensors["v"][3, 1, 2] += 1
+    assert sets.any_changed() == "its input v"
+    assert sets.repair() and sets.any_changed() == ""
+    sets.sets[0].tensors["k"].data = torch.zeros_like(sets.sets[0].tensors["k"])
+    assert sets.any_changed() == "its input k"  # and not what its memory was before

@@ -1,0 +1,79 @@
+"""What one case leaves behind for the next in the same worker."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nsabench.implementations.baselines.selection_rows import gqa
+from nsabench.model.case import Case
+from nsabench.model.vocabulary import L2, DType, Role, Runs, Status
+from nsabench.registry import Implementation
+from nsabench.worker.inputs import InputSets
+from nsabench.worker.session import Session
+from nsabench.worker.timing.timer import CpuTimer
+from tests.checking import Desk, a_case, rounds
+
+SHAPES = 10  # torch compiles 8 of one function and runs the next ones uncompiled
+
+
+def _case(length: int = 8, l2: L2 = L2.COLD) -> Case:
+    shape = {"N": 4, "H": 2, "D": 16, "Dv": 16, "L": length}
+    timing = rounds(2, warmup_s=0.001)
+    return a_case("selection_rows", shape, dtype=DType.FLOAT32, l2=l2, timing=timing)
+
+
+def test_the_tenth_shape_runs_compiled_too() -> None:
+    compiled_calls = 0
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        def call(*tensors: Tensor) -> Any:
+            nonlocal compiled_calls
+            compiled_calls += 1
+            return graph(*tensors)
+
+        return call
+
+    attend = torch.compile(gqa, backend=backend, dynamic=False)
+    uncompiled: list[tuple[int, ...]] = []
+
+    def mine(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        before = compiled_calls
+        out: Tensor = attend(q, k, v, sm_scale)
+        if compiled_calls == before:
+            uncompiled.append(tuple(k.shape))
+        return out
+
+    item = Implementation("selection_rows", "mine", Role.CANDIDATE, (Runs.CPU,), "", "test", mine)
+    session = Session("cpu", CpuTimer(), None, {(item.op, item.name): item})
+    for number in range(SHAPES):
+        case = _case(8 + number)
+        desk = Desk(case)
+        request = desk.request([item.name], case)
+        [observation] = session.measure(request, lambda step: None, desk.deliver).observations
+        assert observation.status is Status.OK, observation.reason
+    assert compiled_calls > SHAPES
+    assert uncompiled == []
+
+
+@pytest.mark.parametrize("l2", L2)
+def test_nothing_of_a_case_outlives_it(l2: L2) -> None:
+    """With a warm L2 the timer kept the inputs of all arms until the next case."""
+    item = Implementation("selection_rows", "mine", Role.CANDIDATE, (Runs.CPU,), "", "test", _rows)
+    session = Session("cpu", CpuTimer(), None, {(item.op, item.name): item})
+    case = _case(l2=l2)
+    desk = Desk(case)
+    request = desk.request([item.name], case)
+    [observation] = session.measure(request, lambda step: None, desk.deliver).observations
+    assert observation.status is Status.OK and observation.samples.time_ms, observation.reason
+    gc.collect()
+    assert [one for one in gc.get_objects() if isinstance(one, InputSets)] == []
+
+
+def _rows(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+    return gqa(q, k, v, sm_scale)

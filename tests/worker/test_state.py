@@ -1,0 +1,67 @@
+"""What is collected between cases, and what collections pass over."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+BEGIN = """
+import gc, weakref
+import torch
+torch.cuda.synchronize = lambda: None  # there is none
+from nsabench.worker.state import forget_earlier_cases, give_back
+
+class Node: pass
+
+def kept():
+    node = Node()
+    node.itself = node
+    return node
+
+forget_earlier_cases("cuda")
+"""
+LIBRARY = """
+before = gc.get_freeze_count()
+library = [kept() for _ in range(1000)]
+give_back("cuda")
+forget_earlier_cases("cuda")
+print(gc.get_freeze_count() - before > 900)
+"""
+# What a kernel keeps of its last failure, say, holds inputs of the case that it was in.
+DROPPED = """
+last = kept()
+left = weakref.ref(last)
+give_back("cuda")
+forget_earlier_cases("cuda")
+print(left() is not None)
+last = None
+give_back("cuda")
+print(left() is None)
+"""
+COMPILED = """
+def doubled(x):
+    return x * 2
+
+compiled = torch.compile(doubled, backend="eager", dynamic=False)
+compiled(torch.ones(3))
+[guarded, *_] = [weakref.ref(o) for o in gc.get_objects() if type(o).__name__ == "GraphModule"]
+compiled = None
+gc.freeze()
+forget_earlier_cases("cuda")
+print(guarded() is None)
+"""
+
+
+@pytest.mark.parametrize("then", [LIBRARY, DROPPED, COMPILED], ids=["library", "dropped", "torch"])
+def test_what_stays_is_passed_over_and_what_is_dropped_is_found(then: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BEGIN + then],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+    )
+    said = done.stdout.split()
+    assert said and set(said) == {"True"}

@@ -1,0 +1,192 @@
+"""Warm-up and rounds, with a timer whose readings are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+import pytest
+
+from nsabench.failure import Failure
+from nsabench.model.case import FixedCount
+from nsabench.model.vocabulary import Status
+from nsabench.worker.timing import sampling, stopping
+from nsabench.worker.timing.sampling import Collected, collect, warm_up
+from nsabench.worker.timing.timer import Sample
+
+
+class Clock:
+    """Host time that only a call moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+
+class KnownTimer:
+    """Reads what the call says it took, in ms, and lets the clock run on by that."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.order: list[str] = []
+
+    def sample(
+        self, arm: str, call: Callable[[], Any], again: Callable[[], Any] | None = None
+    ) -> tuple[Sample, Any]:
+        self.order.append(arm)
+        taken = call()
+        self.clock.now_s += taken / 1e3
+        return Sample(taken, escaped_ms=0.25, gap_hidden=arm != "waits"), taken
+
+    def burst(self, calls: Sequence[Callable[[], Any]], kept: int, keep: Any) -> tuple[float, Any]:
+        taken = [call() for call in calls]
+        self.clock.now_s += sum(taken) / 1e3
+        return sum(taken) / len(taken), taken[kept]
+
+    def synchronize(self) -> None: ...
+
+    def forget(self) -> None: ...
+
+
+class KnownArm:
+    def __init__(self, name: str, *times: float, fails_at: int = -1, where: str = "call") -> None:
+        self.name = name
+        self.times = list(times)
+        self.calls = 0
+        self.called_s = 0.0
+        self.fails_at, self.where = fails_at, where
+        self.finished = False
+
+    def _fail(self, where: str) -> None:
+        if self.where == where and self.calls == self.fails_at:
+            raise Failure(Status.WRONG, f"in {where}")
+
+    def prepare(self, round_: int) -> Callable[[], float]:
+        self._fail("prepare")
+
+        def call() -> float:
+            self._fail("call")
+            self.calls += 1
+            return self.times[min(self.calls, len(self.times)) - 1]
+
+        return call
+
+    def inspect(self, round_: int, result: Any) -> None:
+        self._fail("inspect")
+
+    def finish(self) -> None:
+        self.finished = True
+        self._fail("finish")
+
+
+class CountingArm(KnownArm):
+    """Counts the half of each call itself, as one that checks its calls."""
+
+    def prepare(self, round_: int) -> Callable[[], float]:
+        call = super().prepare(round_)
+
+        def counted() -> float:
+            taken = call()
+            self.called_s += taken / 2e3
+            return taken
+
+        return counted
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(sampling, "now_s", lambda: made.now_s)
+    return made
+
+
+def rounds(
+    clock: Clock, count: int, *arms: KnownArm, seed: int = 0
+) -> tuple[Collected, KnownTimer]:
+    rule = stopping.build(FixedCount(kind="fixed_count", rounds=count), set(), set())
+    out, timer = Collected(), KnownTimer(clock)
+    collect(arms, timer, rule, Random(seed), out)
+    return out, timer
+
+
+def test_what_an_arm_has_counted_itself_is_not_counted_twice(clock: Clock) -> None:
+    """More than a run took was said to be measured: its harness had taken less than nothing."""
+    arms = CountingArm("a", 10.0), CountingArm("b", 20.0)
+    out, _ = rounds(clock, 6, *arms)
+    assert out.busy_s + sum(arm.called_s for arm in arms) == pytest.approx(0.18)
+    warm = CountingArm("c", 10.0)
+    warm_up(warm, KnownTimer(clock), 0.025, out)
+    assert out.busy_s == pytest.approx(0.09 + 0.015)
+
+
+@pytest.mark.parametrize(
+    ("times", "calls"),
+    [
+        ([10.0], 3),  # 25 ms are over, and the last third agrees with the one before
+        ([1.0], 25),
+        ([60.0], 2),  # not three calls, but four times the asked time is over
+        ([200.0], 1),
+        ([30.0, 20.0, 10.0, 5.0], 5),  # settles at the second 5
+        ([30.0, 60.0, 20.0], 3),  # does not, until four times the asked time is over
+    ],
+)
+def test_warm_up_ends_when_times_settle(clock: Clock, times: list[float], calls: int) -> None:
+    arm, out = KnownArm("a", *times), Collected()
+    warm_up(arm, KnownTimer(clock), 0.025, out)
+    assert out.failed == {}
+    assert out.busy_s == pytest.approx(clock.now_s)
+    assert arm.calls == calls
+
+
+def test_a_failure_in_warm_up_leaves_no_samples(clock: Clock) -> None:
+    good, bad, out = KnownArm("good", 1.0), KnownArm("bad", 1.0, fails_at=2), Collected()
+    for arm in (good, bad):
+        warm_up(arm, KnownTimer(clock), 0.025, out)
+    rule = stopping.build(FixedCount(kind="fixed_count", rounds=4), set(), set())
+    collect([good, bad], KnownTimer(clock), rule, Random(0), out)
+    assert set(out.samples) == {"good"}
+    assert out.failed["bad"].reason == "in call"
+
+
+def test_every_arm_is_called_once_a_round_and_nobody_always_leads(clock: Clock) -> None:
+    out, timer = rounds(clock, 40, *(KnownArm(name, 1.0) for name in "abc"))
+    by_round = [timer.order[i : i + 3] for i in range(0, 120, 3)]
+    assert all(sorted(one) == ["a", "b", "c"] for one in by_round)
+    leads = [sum(one[0] == name for one in by_round) for name in "abc"]
+    assert min(leads) >= 5
+    for name in "abc":
+        taken = out.samples[name]
+        assert taken.round == list(range(40))
+        assert taken.order == [one.index(name) for one in by_round]
+        assert taken.at_s == sorted(taken.at_s)
+
+
+def test_a_sample_is_what_the_timer_read(clock: Clock) -> None:
+    out, _ = rounds(clock, 3, KnownArm("a", 1.5, 2.5, 3.5), KnownArm("waits", 4.0))
+    assert out.samples["a"].time_ms == [1.5, 2.5, 3.5]
+    assert out.samples["a"].escaped_ms == [0.25] * 3
+    assert out.samples["a"].gap_hidden == [True] * 3
+    assert out.samples["waits"].gap_hidden == [False] * 3
+    assert out.busy_s == pytest.approx(0.0195)
+
+
+@pytest.mark.parametrize("where", ["prepare", "call", "inspect", "finish"])
+def test_an_arm_that_fails_leaves_with_its_samples_and_the_others_go_on(
+    clock: Clock, where: str
+) -> None:
+    at = 6 if where == "finish" else 3
+    bad, good = KnownArm("bad", 1.0, fails_at=at, where=where), KnownArm("good", 1.0)
+    out, _ = rounds(clock, 6, bad, good)
+    assert set(out.samples) == {"good"}
+    assert len(out.samples["good"].time_ms) == 6
+    assert out.failed["bad"].reason == f"in {where}"
+    assert good.finished
+
+
+def test_when_all_arms_have_left_it_ends(clock: Clock) -> None:
+    out, timer = rounds(
+        clock, 10**9, KnownArm("a", 1.0, fails_at=2), KnownArm("b", 1.0, fails_at=1)
+    )
+    assert out.samples == {}
+    assert set(out.failed) == {"a", "b"}
+    assert len(timer.order) == 5
