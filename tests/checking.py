@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -50,8 +51,9 @@ class Desk:
         self.seeds = [case.seed + number * STRIDE for number in range(count)]
         self.tells = tells
         descriptor = os.memfd_create("test")
+        weakref.finalize(self, os.close, descriptor)
         self._mailbox = Mailbox(descriptor, device)
-        self.checker = Checker(device, Mailbox(os.dup(descriptor), device))
+        self.checker = Checker(device, Mailbox(descriptor, device))
         request = Prepare(case=case, computes=list(computes), seeds=self.seeds)
         self.prepared: Prepared = self.checker.prepare(request)
         forms = self.prepared.forms.values()

@@ -53,7 +53,7 @@ def test_two_shards_at_once_make_one_run(
     for log in logs:
         assert plan.canary is not None
         [attempt] = log.of(Purpose.CANARY, plan.canary.id)
-        assert {o.status for o in attempt.outcomes} == {Status.OK}
+        assert {o.status for o in attempt.observations} == {Status.OK}
     shutil.rmtree(out)
     measure_at(asked(matrix, out), BOTH)
     again = [read(shards / f"{number}/log.jsonl") for number in (1, 2)]

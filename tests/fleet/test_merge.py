@@ -192,7 +192,7 @@ def test_the_verdicts_of_an_outlying_host_are_inconclusive(
         if record.verdict is not None:
             expected = Verdict.INCONCLUSIVE if record.case_id in own else Verdict.FASTER
             assert record.verdict is expected
-            assert ("shard 2/3" in record.reason) == (record.case_id in own)
+            assert ("shard 2/3" in record.why) == (record.case_id in own)
     assert "shard 2/3" in (out / "selection_report.md").read_text()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -44,6 +45,7 @@ class CheckerProcess:
 
     def __init__(self, device: Device, ops_file: Path | None) -> None:
         self.mailbox = os.memfd_create("nsabench-outputs")
+        self._close_mailbox = weakref.finalize(self, os.close, self.mailbox)
         options = ["--device", device]
         if ops_file is not None:
             options += ["--ops", str(ops_file)]
@@ -88,7 +90,7 @@ class CheckerProcess:
 
     def close(self) -> None:
         self._stop()
-        os.close(self.mailbox)
+        self._close_mailbox()
 
     def _stop(self) -> None:
         process, self._process = self._process, None
