@@ -48,7 +48,7 @@ def resume(
     Raises `UsageError` when the run has another plan, and `VerificationFailed` when a signed run
     was altered.
     """
-    if plan is not None and not run.is_begun(path):
+    if plan is not None and not (path / MANIFEST).exists() and not run.is_begun(path):
         run.discard_unbegun(path)
         return run.start(plan, path, view, signer=signer, fit=fit)
     folder = RunFolder.existing(path)

@@ -30,7 +30,7 @@ from nsabench.planning.narrow import ALL, Narrowed
 from nsabench.running import compilation, vouch
 from nsabench.running.attempt import attempt
 from nsabench.running.discovery import discover
-from nsabench.running.folder import RunFolder
+from nsabench.running.folder import SHARDS, RunFolder
 from nsabench.running.log import LogFile
 from nsabench.running.log import read as read_log
 from nsabench.running.policy import canary_jobs, judge, next_jobs
@@ -204,7 +204,8 @@ def start(
 def is_begun(path: Path) -> bool:
     """Return whether a run in this folder has measured anything, if only the ceilings."""
     folder = RunFolder(path)
-    return folder.log.exists() and bool(read_log(folder.log).sessions)
+    is_merged = (path / SHARDS).exists()
+    return is_merged or (folder.log.exists() and bool(read_log(folder.log).sessions))
 
 
 def discard_unbegun(path: Path) -> None:

@@ -113,6 +113,20 @@ def test_what_is_derived_again_is_what_was_written(_merged: Path, tmp_path: Path
     }
 
 
+@pytest.mark.parametrize("is_signed", [True, False])
+def test_a_merged_run_is_not_begun_anew(_merged: Path, tmp_path: Path, is_signed: bool) -> None:
+    """It has no log of its own, and holds all that was measured."""
+    out = shutil.copytree(_merged, tmp_path / "whole")
+    if not is_signed:
+        (out / MANIFEST).unlink()
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    other = Plan.read(out / "plan.json").model_copy(update={"margin": 9.0})
+    nobody: Any = None  # looks on, and would see nothing
+    with pytest.raises(UsageError, match="margin differ"):
+        conclusion.resume(out, nobody, plan=other)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
 def test_a_merged_run_decides_as_the_whole_would(
     tmp_path: Path, shards: list[Path], signer: Signer
 ) -> None:
