@@ -101,9 +101,14 @@ LINE: TypeAdapter[Line] = TypeAdapter(Line)
 
 @dataclass
 class Attempt:
-    """A job, what came of it, and how it ended. ended: None if the measuring process was killed."""
+    """A job, what came of it, and how it ended.
+
+    sandbox: what kept its worker from what is not its own. ended: None if the measuring process was
+    killed.
+    """
 
     job: Job
+    sandbox: str = ""
     observations: list[Observation] = field(default_factory=list)
     ended: Ended | None = None
 
@@ -128,7 +133,7 @@ class Log:
                 self.sessions.append(entry)
                 self._last = None
             case Begun():
-                self._last = Attempt(entry.job)
+                self._last = Attempt(entry.job, self._sandbox)
                 place = entry.job.purpose, entry.job.case.id
                 self._by_case.setdefault(place, []).append(self._last)
             case Observed() | Ended():
@@ -143,9 +148,9 @@ class Log:
         for entry in entries:
             self.add(entry)
 
-    def of(self, pass_name: Purpose, case_id: str) -> list[Attempt]:
+    def of(self, purpose: Purpose, case_id: str) -> list[Attempt]:
         """The attempts to measure a case in a pass."""
-        return self._by_case.get((pass_name, case_id), [])
+        return self._by_case.get((purpose, case_id), [])
 
     def only(self, *purposes: Purpose) -> Log:
         """The same without the attempts of other passes."""
@@ -153,7 +158,7 @@ class Log:
         return Log(self.sessions, kept)
 
     @property
-    def sandbox(self) -> str:
+    def _sandbox(self) -> str:
         """What keeps workers from what is not theirs, as a worker said it last."""
         return (self.sessions[-1].described.sandbox or "") if self.sessions else ""
 

@@ -24,6 +24,7 @@ from nsabench.model.vocabulary import Mode, Purpose, Runs, Status
 
 # The worker had called no implementation when it was in this phase.
 BEFORE_ANY = "inputs"
+EARLY = (BEFORE_ANY, "request", "start")  # and before its inputs were drawn
 # Of the timeout of a case: an implementation that hung has had all of it, and what it compiled
 # meanwhile is in the caches.
 LESS_PATIENCE = 0.15
@@ -78,7 +79,7 @@ def state_of(
         names = attempts[0].job.implementations
     skipped = {name: reason for name in names if (reason := cannot_run(plan, planned, name))}
     left = [name for name in names if name not in skipped]
-    replay = _Replay(purpose, left, planned.case.timeout_s, log.sandbox)
+    replay = _Replay(purpose, left, planned.case.timeout_s)
     for attempt in attempts:
         replay.take(attempt)
     settled = replay.settled | {
@@ -149,16 +150,13 @@ class _Trial:
 class _Replay:
     """Takes the attempts in order."""
 
-    def __init__(
-        self, purpose: Purpose, names: Sequence[str], timeout_s: float, sandbox: str
-    ) -> None:
+    def __init__(self, purpose: Purpose, names: Sequence[str], timeout_s: float) -> None:
         self.settled: dict[str, Observation] = {}
         self.conditions: dict[int, Conditions] = {}
         self.gave_up = ""
         self._purpose = purpose
         self._left = list(names)
         self._timeout_s = timeout_s
-        self._forgiven = FORGIVEN if SIGNALS in sandbox else 0
         self._killed = 0  # times in a row that the measuring process was killed
         self._lost_early = ""  # why the last worker was lost before any call
         self._was_throttled = False
@@ -193,8 +191,10 @@ class _Replay:
             )
         if ended is None:
             self._killed += 1
-            if self._killed > self._forgiven:
-                self._die(attempt, _death_of_the_measuring_process(attempt, self._killed))
+            if self._killed > (FORGIVEN if SIGNALS in attempt.sandbox else 0):
+                death = _death_of_the_measuring_process(attempt, self._killed)
+                self._killed = 0
+                self._die(attempt, death)
         elif ended.death is not None:
             self._killed = 0
             self._die(attempt, ended.death)
@@ -223,7 +223,7 @@ class _Replay:
         self._end_trial_if_all_were_tried()
 
     def _die(self, attempt: Attempt, death: Death) -> None:
-        if death.phase == BEFORE_ANY and not self._lost_early:
+        if death.phase in EARLY and not self._lost_early:
             # What an earlier case left in a warm worker, a thread say, may have ended it.
             self._lost_early = death.reason
             return
@@ -237,7 +237,7 @@ class _Replay:
     def _find_culprit(self, attempt: Attempt, death: Death) -> None:
         if self._trial is not None:
             self._die_alone(self._trial, attempt, death)
-        elif death.phase == BEFORE_ANY:
+        elif death.phase in EARLY:
             # Twice no implementation was called: the case itself, or the machine, is the fault.
             for name in list(self._left):
                 self._blame(name, death)

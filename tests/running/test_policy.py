@@ -196,6 +196,34 @@ def test_a_killed_process_is_forgiven_where_kernels_cannot_kill(
     assert "killed" in player.observations()["a"].reason or not guilty
 
 
+def test_after_a_blame_kills_are_forgiven_anew(make_plan: MakePlan) -> None:
+    """Three kills together, then one more of each alone, which the scheduler is to blame for."""
+    kills = (1, 2, 3, 4, 6)
+    world: World = lambda job: KILLED if job.attempt in kills else Conditions()  # noqa: E731
+    player = Player(make_plan(["a", "b"]), world, sandbox="files, signals")
+    assert player.asked == ["a b"] * 3 + ["a", "a", "b", "b"]
+    assert player.statuses() == "a:ok b:ok"
+
+
+def test_a_kill_counts_by_the_sandbox_of_its_own_session(make_plan: MakePlan) -> None:
+    player = Player(make_plan(["a"]), lambda job: Conditions(), sandbox="files, signals")
+    log = Log()
+    log.add(player.log.sessions[0])
+    log.add(Begun(job=player.jobs[0]))
+    described = player.log.sessions[0].described.model_copy(update={"sandbox": "files"})
+    log.add(player.log.sessions[0].model_copy(update={"described": described}))
+    [job] = next_jobs(player.plan, log, nothing_judged)
+    assert (job.attempt, job.implementations) == (2, ("a",))
+
+
+@pytest.mark.parametrize("phase", ["request", "start", "inputs"])
+def test_who_dies_between_two_cases_is_of_the_earlier_one(make_plan: MakePlan, phase: str) -> None:
+    """A thread of it goes on in the warm worker."""
+    world: World = lambda job: crash("", phase) if job.attempt == 1 else Conditions()  # noqa: E731
+    player = Player(make_plan(["a", "b"]), world)
+    assert player.asked == ["a b", "a b"] and player.statuses() == "a:ok b:ok"
+
+
 def test_an_implementation_that_hung_gets_less_time_alone(make_plan: MakePlan) -> None:
     world: World = lambda job: hang("b") if "b" in job.implementations else Conditions()  # noqa: E731
     player = Player(make_plan(["a", "b"]), world)
