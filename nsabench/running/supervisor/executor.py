@@ -188,12 +188,14 @@ class WorkerExecutor:
             )
         worker = self._worker
         worker.log.clear()
+        delivered = ""
         try:
             for reply in worker.ask(request, limit_s, max_steps=max_steps):
                 if isinstance(reply, Step):
                     at_step(reply)
                     self.on_step(reply)
                 elif isinstance(reply, Delivery):
+                    delivered = reply.implementation
                     worker.tell(self._checker.check(reply))
                 elif isinstance(reply, LostDevice):
                     death = Death(
@@ -205,7 +207,7 @@ class WorkerExecutor:
                 else:
                     raise self._broken(f"its process answered with a {type(reply).__name__}")
         except CheckerLost as lost_checker:
-            raise self._without_checker(lost_checker) from lost_checker
+            raise self._without_checker(lost_checker, "delivery", delivered) from lost_checker
         except WorkerLost as lost:
             status, reason = classify(lost)
             log = self._retire()
@@ -287,7 +289,7 @@ class WorkerExecutor:
         try:
             prepared = self._checker.prepare(case, sorted(computes), seeds)
         except CheckerLost as lost:
-            raise self._without_checker(lost) from lost
+            raise self._without_checker(lost, BEFORE_ANY) from lost
         request = Measure(
             case=case.model_copy(update={"seed": 0}),
             implementations=implementations,
@@ -301,7 +303,7 @@ class WorkerExecutor:
             measured = self._ask(request, Measured, case.timeout_s, max_steps, watch.at_step)
         measured.conditions = sensors.joined(measured.conditions, watch.seen)
         assert self._worker is not None
-        said = len(measured.model_dump_json(exclude=_ELSEWHERE))
+        said = len(measured.model_dump_json(exclude=_ELSEWHERE).encode())
         if said > min(len(implementations) * MOST_SAID_BYTES, limits.LOG_LINE // 2):
             how = f"its process answered with {said} bytes, more than the log has room for"
             raise self._broken(how)
@@ -311,7 +313,7 @@ class WorkerExecutor:
         try:
             judged = self._checker.conclude(len(implementations))
         except CheckerLost as lost:
-            raise self._without_checker(lost) from lost
+            raise self._without_checker(lost, "diagnosis") from lost
         measured.observations = [
             with_judgement(observation, judged.get(observation.implementation))
             for observation in measured.observations
@@ -346,9 +348,9 @@ class WorkerExecutor:
         """The worker did what only the bench may, and nothing that it says counts."""
         return JobLost(Death(status=Status.CRASHED, reason=f"{how}; killed"), self._retire())
 
-    def _without_checker(self, lost: CheckerLost) -> JobLost:
-        """The case, or the machine, is the fault: no implementation reaches the checker."""
-        death = Death(status=lost.status, reason=lost.reason, phase=BEFORE_ANY)
+    def _without_checker(self, lost: CheckerLost, phase: str, suspect: str = "") -> JobLost:
+        """suspect: whose delivery the checker was lost at."""
+        death = Death(status=lost.status, reason=lost.reason, suspect=suspect, phase=phase)
         return JobLost(death, self._retire())
 
     @property
