@@ -44,6 +44,8 @@ def attempt(
         keep_printed(job, [], executor.log())
         append(Ended(death=answer, wall_s=wall_s))
         return
+    for observation in answer.observations:
+        observation.attempt = job.attempt
     keep_printed(job, answer.observations, executor.log())
     ended = Ended(
         conditions=answer.conditions,

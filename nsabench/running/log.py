@@ -112,8 +112,11 @@ def read(path: Path) -> Log:
     """Return what a log holds. Raises `UsageError` if a line other than a torn last one is
     broken."""
     log = Log()
-    for _, line in lines(path):
-        log.add(line.entry)
+    for number, (_, line) in enumerate(lines(path), 1):
+        try:
+            log.add(line.entry)
+        except ValueError as error:
+            raise UsageError(f"{path}:{number}: {error}", _REMEDY) from None
     return log
 
 

@@ -240,6 +240,8 @@ def belongs(plan: Plan, log: Log) -> None:
         observed = tuple(observation.implementation for observation in attempt.observations)
         if attempt.has_answer and observed != attempt.job.implementations:
             wrong = f"holds other implementations of case {case_id} than were measured"
+        if any(one.attempt != attempt.job.attempt for one in attempt.observations):
+            wrong = f"holds observations of case {case_id} that are of another attempt"
     if wrong:
         raise UsageError(
             f"the log {wrong}: plan.json and log.jsonl do not belong together",

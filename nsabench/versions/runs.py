@@ -96,8 +96,7 @@ def _measure_one(arguments: Sequence[str], folder: Path, triton: Triton, show: S
     own = folder / f"triton-{triton.version}"
     if RunFolder(own).records.is_file() and (own / MANIFEST).is_file():
         return Measured(triton, own, None)
-    is_begun = RunFolder(own).log.is_file()
-    words = ["--resume", str(own)] if is_begun else [*arguments, "--out", str(own)]
+    words = [*arguments, "--resume", str(own)]
     process = subprocess.Popen(
         [sys.executable, "-m", "nsabench", "all", *words],
         stdin=subprocess.DEVNULL,

@@ -55,7 +55,10 @@ class Logged:
 def check_log(folder: Path, plan: Plan) -> Logged:
     """Return what the log of a run holds, once it is of this plan and measured all of it."""
     found, origin = read_log(folder, plan)
-    states = states_of(plan, found, Purpose.MAIN)
+    try:
+        states, canary = states_of(plan, found, Purpose.MAIN), canary_of(plan, found)
+    except UsageError as error:
+        raise VerificationFailed(f"log.jsonl: {error}") from None
     same_members("log.jsonl: case", Counter(list(states)), Counter(case.id for case in plan.cases))
     observations = [observation for state in states.values() for observation in state.observations]
     digest = files.sha256(folder, "environment.json")
@@ -67,7 +70,7 @@ def check_log(folder: Path, plan: Plan) -> Logged:
         samples=sum(len(o.samples.time_ms) + len(o.bursts.time_ms) for o in observations),
         described=found.sessions[0].described,
         origin=origin,
-        canary=canary_of(plan, found),
+        canary=canary,
     )
 
 

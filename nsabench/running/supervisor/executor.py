@@ -319,7 +319,6 @@ class WorkerExecutor:
             for observation in measured.observations
         ]
         for observation in measured.observations:
-            observation.attempt = job.attempt
             if observation.compile_s is not None:  # what was compiled ahead is only read by now
                 ahead_s = self._compiled_s.get((case.id, observation.implementation), 0.0)
                 observation.compile_s = max(observation.compile_s, ahead_s)
