@@ -60,9 +60,8 @@ def run(
         return compiled
 
     with ExitStack() as stack:
-        if order.cache:
-            cache = tritons.cache_folder() / "preflight"
-        else:
+        cache = _kept() if order.cache else None
+        if cache is None:
             # A killed compiler may still write to the folder while it is removed.
             temporary = tempfile.TemporaryDirectory(
                 prefix="nsabench-preflight-", ignore_cleanup_errors=True
@@ -85,6 +84,17 @@ def run(
             "name matrices of the candidates' ops; `nsabench plan MATRIX` shows who runs.",
         )
     return compiled
+
+
+def _kept() -> Path | None:
+    """Return where what is compiled is kept; None if nothing can be written there."""
+    folder = tritons.cache_folder() / "preflight"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        return None
+    return folder
 
 
 def _tasks(order: Order) -> list[Task]:

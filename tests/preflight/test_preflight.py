@@ -213,7 +213,10 @@ def test_only_what_changed_is_compiled_again(
         return {path: path.stat().st_mtime_ns for path in paths}
 
     source = CALLER.read_text()
-    first = compile_kernels(source, "--no-cache")
+    (tmp_path / "cache").write_text("no folder, so that nothing can be kept in it")
+    first = compile_kernels(source)
+    (tmp_path / "cache").unlink()
+    assert compile_kernels(source, "--no-cache") == first
     assert not cubins()
     assert compile_kernels(source) == first
     kept = cubins()
