@@ -134,6 +134,9 @@ def test_what_is_said_of_a_machine(tmp_path: Path) -> None:
     assert identity.machine_of("another", described, tmp_path) != one
     (tmp_path / "etc" / "machine-id").write_text("")  # as in images of containers
     assert identity.machine_of("run", described, tmp_path) == ""
+    (tmp_path / "var" / "lib" / "dbus").mkdir(parents=True)
+    (tmp_path / "var/lib/dbus/machine-id").write_text("0123456789abcdef0123456789abcdef\n")
+    assert identity.machine_of("run", described, tmp_path) == one
 
 
 def test_a_log_that_was_changed_while_it_was_measured_is_not_signed(tmp_path: Path) -> None:

@@ -26,8 +26,10 @@ def machine_of(run_id: str, described: Described, root: Path = Path("/")) -> str
 
 def _machine_id(root: Path) -> str:
     """Return "" if there is none; images of containers have an empty file."""
-    with suppress(OSError, UnicodeDecodeError):
-        return (root / "etc/machine-id").read_text().strip()
+    for name in ("etc/machine-id", "var/lib/dbus/machine-id"):  # some have only the second
+        with suppress(OSError, UnicodeDecodeError):
+            if found := (root / name).read_text().strip():
+                return found
     return ""
 
 
