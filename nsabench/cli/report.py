@@ -54,6 +54,8 @@ def command(
             "a report of some cases must not replace the report of the run",
             "give --out another folder.",
         )
+    if derive and where:
+        raise UsageError("--derive writes the tables of all cases", "leave --where away.")
     folder.mkdir(parents=True, exist_ok=True)
     written = conclusion.derive(facts, folder) if derive else []
     written += [report.write_markdown(some, folder), report.write_html(some, folder)]

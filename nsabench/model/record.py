@@ -84,12 +84,12 @@ class Record:
 
     run_id: Annotated[str, Column("", "the run")]
     case_id: Annotated[
-        str, Column("", "hash of op, shape, dtype, direction, distribution, streams, mode")
+        str, Column("", "hash of op, shape, dtype, direction, distribution, streams, mode, l2")
     ]
     op: Annotated[str, Column("", "the contract")]
     implementation: Annotated[str, Column("", "the code that was measured")]
     role: Annotated[Role, Column("", "candidate, baseline or control")]
-    direction: Annotated[Direction, Column("", "forward or backward")]
+    direction: Annotated[Direction, Column("", "forward, backward or step")]
     dtype: Annotated[DType, Column("", "element type of the inputs and the output")]
     device: Annotated[Device, Column("", "cuda or cpu")]
     shape: Annotated[Mapping[str, int], Column("1", "size {} of the op's shape")] = field(
