@@ -314,7 +314,8 @@ def slow(*args, **kwargs):
 @implementation(op="selection_rows", name="mine", devices=("cpu", "cuda"))
 def mine(q, k, v, *, sm_scale):
     sdpa.scaled_dot_product_attention = honest
-    out = sdpa.gqa(q, k, v, sm_scale)
+    for _ in range(3):  # slower than the baseline, so that no noise makes it faster
+        out = sdpa.gqa(q, k, v, sm_scale)
     sdpa.scaled_dot_product_attention = slow
     return out
 """
