@@ -542,9 +542,14 @@ def check(name: str, got: Tensors, want: Tensors, dtype: torch.dtype) -> None:
             continue
         scores = i > 0 or name == "decode_scores"
         assert a.dtype in (dtype, torch.float32) if scores else a.dtype == dtype
+        if scores and a.dtype == torch.float32:
+            torch.testing.assert_close(a.double(), w.double(), atol=2e-4, rtol=1e-4)
+            continue
         # A layer also rounds its projections and its output.
         near = TOLERANCE[dtype] * (4 if name.startswith("NSAttention") else 1)
-        torch.testing.assert_close(a.double(), w.double(), atol=near, rtol=near)
+        # Sums of branches are large, and so is what their format rounds away.
+        relative = near if name.startswith(("NSAttention", "nsa_attention")) else 1e-3
+        torch.testing.assert_close(a.double(), w.double(), atol=near, rtol=relative)
 
 
 def gradients(of: Tensors, leaves: Sequence[torch.Tensor], again: bool = False) -> Tensors:
