@@ -36,21 +36,21 @@ def attempt(
     start = time.monotonic()
     try:
         answer = executor.run(job)
+        observations = [] if isinstance(answer, Death) else answer.observations
+        for observation in observations:
+            observation.attempt = job.attempt
+        wall_s = time.monotonic() - start
+        keep_printed(job, observations, executor.log())
     except BaseException:
         append(Ended(interrupted=True, wall_s=time.monotonic() - start))
         raise
-    wall_s = time.monotonic() - start
     if isinstance(answer, Death):
-        keep_printed(job, [], executor.log())
         append(Ended(death=answer, wall_s=wall_s))
         return
-    for observation in answer.observations:
-        observation.attempt = job.attempt
-    keep_printed(job, answer.observations, executor.log())
     ended = Ended(
         conditions=answer.conditions,
         wall_s=wall_s,
         measuring_s=answer.measuring_s,
         queue_s=answer.queue_s,
     )
-    append(*(Observed(observation=observation) for observation in answer.observations), ended)
+    append(*(Observed(observation=observation) for observation in observations), ended)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from nsabench.model.log import Begun, Ended, Log, Observed
 from nsabench.model.measurement import Conditions, Observation
 from nsabench.model.plan import ImplementationInfo, Plan
 from nsabench.model.vocabulary import Mode, Purpose, Regime, Role, Runs, Status, Verdict
+from nsabench.running.attempt import attempt
 from nsabench.running.policy import next_jobs
 from nsabench.verdicts.attempts import CaseState, states_of
 from nsabench.verdicts.verdict import InRegime, Judgement
@@ -222,6 +224,26 @@ def test_who_dies_between_two_cases_is_of_the_earlier_one(make_plan: MakePlan, p
     world: World = lambda job: crash("", phase) if job.attempt == 1 else Conditions()  # noqa: E731
     player = Player(make_plan(["a", "b"]), world)
     assert player.asked == ["a b", "a b"] and player.statuses() == "a:ok b:ok"
+
+
+def test_an_interrupt_while_its_words_are_kept_is_no_kill(make_plan: MakePlan) -> None:
+    plan = make_plan(["a"])
+    log = log_of(plan)
+    [job] = next_jobs(plan, log, nothing_judged)
+
+    class Ends:
+        run = staticmethod(lambda job: crash("a"))
+        log = staticmethod(lambda: "words")
+
+    def interrupted(job: Job, observations: object, printed: str) -> None:
+        raise KeyboardInterrupt
+
+    executor: Any = Ends()
+    with pytest.raises(KeyboardInterrupt):
+        attempt(job, executor, log.extend, interrupted)
+    [made] = log.attempts
+    assert made.ended is not None and made.ended.interrupted
+    assert next_jobs(plan, log, nothing_judged)[0].implementations == ("a",)
 
 
 def test_an_implementation_that_hung_gets_less_time_alone(make_plan: MakePlan) -> None:
