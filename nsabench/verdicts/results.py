@@ -143,7 +143,9 @@ class Assessed:
             if regime_of(lack.check) is None:
                 unproven.setdefault(lack.group, []).append(lack.check)
         cases = by_case(self.rows)
-        against = {r: against_alternatives(self.rows, self._timings(r), r) for r in Regime}
+        against = {
+            r: against_alternatives(self.rows, _timings(self.observations, r), r) for r in Regime
+        }
         records = []
         for row in self.rows:
             key = row.case_id, row.implementation
@@ -169,9 +171,6 @@ class Assessed:
             for regime in (Regime.of_samples(row.mode), Regime.QUEUE)
         }
         return Results(records, samples, self.findings)
-
-    def _timings(self, regime: Regime) -> dict[Key, Samples | Bursts]:
-        return _timings(self.observations, regime)
 
 
 @dataclass(frozen=True)

@@ -159,7 +159,7 @@ def _judge(
     if best is None:
         return Judgement(Verdict.INCONCLUSIVE, "no valid baseline was timed beside it")
     try:
-        ratio = _ratio(
+        ratio = paired_ratio(
             timings[best.case_id, best.implementation], timings[row.case_id, row.implementation]
         ).widened(clock_spread([row.conditions]))
     except TooFewRounds as few:
@@ -199,7 +199,8 @@ class TooFewRounds(Exception):
     """Both were sampled together too seldom for an interval that means anything."""
 
 
-def _ratio(baseline: Samples | Bursts, candidate: Samples | Bursts) -> Ratio:
+def paired_ratio(baseline: Samples | Bursts, candidate: Samples | Bursts) -> Ratio:
+    """Return the ratio of medians over common rounds. Raises `TooFewRounds`."""
     times = paired(baseline.round, baseline.time_ms, candidate.round, candidate.time_ms)
     if len(times[0]) < MIN_ROUNDS_EVER:
         raise TooFewRounds(
@@ -246,7 +247,7 @@ def _confirmed(
     if name not in timed or judgement.best_baseline not in timed:
         return _unknown(judgement, unconfirmed, second.reason or "it was not timed again")
     try:
-        seen = _ratio(timed[judgement.best_baseline], timed[name]).widened(
+        seen = paired_ratio(timed[judgement.best_baseline], timed[name]).widened(
             clock_spread(list(second.conditions.values()))
         )
     except TooFewRounds as few:

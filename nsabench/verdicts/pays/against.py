@@ -11,8 +11,8 @@ from nsabench.checks.clocks import clock_spread
 from nsabench.checks.row import Row
 from nsabench.model.measurement import Bursts, Samples
 from nsabench.model.vocabulary import Regime, Role
-from nsabench.verdicts.statistics import MIN_ROUNDS_EVER, Ratio, paired, ratio_of_medians
-from nsabench.verdicts.verdict import Key, has
+from nsabench.verdicts.statistics import Ratio
+from nsabench.verdicts.verdict import Key, TooFewRounds, has, paired_ratio
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,9 @@ def against_alternatives(
             if row.role not in (Role.CANDIDATE, Role.BASELINE) or best is None:
                 continue
             key = row.case_id, row.implementation
-            ratio = _paired(timings[best.case_id, best.implementation], timings[key])
-            if ratio is not None:
-                widened = ratio.widened(clock_spread([row.conditions]))
-                found[key] = Against(best.implementation, widened)
+            try:
+                ratio = paired_ratio(timings[best.case_id, best.implementation], timings[key])
+            except TooFewRounds:
+                continue
+            found[key] = Against(best.implementation, ratio.widened(clock_spread([row.conditions])))
     return found
-
-
-def _paired(a: Samples | Bursts, b: Samples | Bursts) -> Ratio | None:
-    times = paired(a.round, a.time_ms, b.round, b.time_ms)
-    return ratio_of_medians(*times) if len(times[0]) >= MIN_ROUNDS_EVER else None
