@@ -16,7 +16,7 @@ from nsabench.running.folder import RunFolder
 from nsabench.running.run import Finished, View
 from nsabench.signing import Signer, named_signer
 from nsabench.signing.signer import RUN_KEY
-from nsabench.verdicts import parquet, pays, threshold
+from nsabench.verdicts import parquet, threshold
 
 
 def prepare() -> Signer | None:
@@ -87,17 +87,15 @@ def finish(finished: Finished) -> str:
 
 def derive(facts: pages.Facts, folder: Path) -> list[Path]:
     """Write the tables and thresholds that follow from the log of a run. Return their paths."""
-    path = folder / "thresholds.yaml"
-    decisions = threshold.decide_run(facts.records, facts.plan)
-    threshold.write(decisions, path, pays.decide(facts.records))
+    path = RunFolder(folder).thresholds
+    threshold.write(facts.decisions, path, facts.payments)
     return [*parquet.write(facts.results, facts.plan.run_id, folder), path]
 
 
 def _seal(finished: Finished, signer: Signer) -> str:
-    decisions = threshold.decide_run(finished.results.records, finished.plan)
-    payments = pays.decide(finished.results.records)
-    threshold.write(decisions, finished.folder.thresholds, payments)
-    lacking = report(pages.Facts.read(finished.folder.path, finished.results, finished.signer))
+    facts = pages.Facts.read(finished.folder.path, finished.results, finished.signer)
+    threshold.write(facts.decisions, finished.folder.thresholds, facts.payments)
+    lacking = report(facts)
     signed = sign(finished.folder, signer, finished.log_end)
     return f"{signed}\n{lacking}" if lacking else signed
 
