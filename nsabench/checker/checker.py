@@ -41,7 +41,6 @@ class Findings:
     """What was found of one implementation so far: the largest errors of all its calls."""
 
     computes: str
-    deliveries: int = 0
     reason: str = ""
     errors: Errors | None = None
     suspect: Suspect | None = None
@@ -80,7 +79,6 @@ class Checker:
         """Compare the results that lie in the mailbox with the oracle of their set."""
         oracles = self._oracles[delivery.computes]
         findings = self.findings.setdefault(delivery.implementation, Findings(delivery.computes))
-        findings.deliveries += 1
         results = self.mailbox.take(oracles.form, self.device)
         found = []
         try:
@@ -125,7 +123,6 @@ class Checker:
 
     def _judged(self, findings: Findings) -> Judged:
         judged = Judged(
-            deliveries=findings.deliveries,
             reason=findings.reason,
             diagnosis=self._diagnosis(findings),
         )

@@ -62,11 +62,9 @@ class Judged(Message):
     """What was found of one implementation.
 
     reason: what is wrong; empty if nothing is. diagnosis: what a wrong result looks like, or one
-    that the baselines may show to be wrong. deliveries: how many calls were checked. The errors are
-    the largest of all of them.
+    that the baselines may show to be wrong. The errors are the largest of all calls.
     """
 
-    deliveries: Whole
     reason: str = ""
     diagnosis: str = ""
     mae: Number | None = None

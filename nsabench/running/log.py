@@ -120,19 +120,14 @@ def read(path: Path) -> Log:
     return log
 
 
-def examine(path: Path, take: Callable[[Entry], None] = lambda entry: None) -> tuple[Log, Origin]:
-    """Return what a log holds, and who signed it. take: called with each entry first.
+def examine(path: Path) -> tuple[Log, Origin]:
+    """Return what a log holds, and who signed it.
 
-    Raises `UsageError` as `read` does, `VerificationFailed` if a line is not what was measured or
-    the log is empty, and what `take` raises.
+    Raises `UsageError` as `read` does, and `VerificationFailed` if a line is not what was measured
+    or the log is empty.
     """
     log = Log()
-
-    def add(entry: Entry) -> None:
-        take(entry)
-        log.add(entry)
-
-    origin, _, _ = _examine(path, add)
+    origin, _, _ = _examine(path, log.add)
     if origin is None:
         raise VerificationFailed("it is empty")
     return log, origin

@@ -402,7 +402,7 @@ def with_judgement(observation: Observation, judged: Judged | None) -> Observati
         reason = "its process says that it is right, and delivered no output to be checked"
         update: dict[str, Any] = {"status": Status.CRASHED, "reason": reason}
     else:
-        update = judged.model_dump(exclude={"deliveries", "reason"})
+        update = judged.model_dump(exclude={"reason"})
         if judged.reason and observation.status in (Status.OK, Status.WRONG):
             update |= {"status": Status.WRONG, "reason": judged.reason}
     if update.get("status", Status.OK) is not Status.OK:
