@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from nsabench.errors import EnvironmentRefused
+from nsabench.errors import EnvironmentRefused, UsageError
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 REFUSED = _FULL | {errno.EROFS, errno.EACCES}
@@ -70,3 +70,21 @@ def whole(path: Path, data: bytes) -> None:
     """Write a file atomically."""
     with replacing(path) as temporary:
         temporary.write_bytes(data)
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write a file atomically, with the folders above it, and return its path.
+
+    Raises `UsageError` for a path that cannot be, and an `OSError` in `REFUSED` for a full disk.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        whole(path, text.encode())
+    except OSError as error:
+        if error.errno in REFUSED:
+            error.filename = str(path)  # a write does not say it
+            raise
+        raise UsageError(
+            f"{path} cannot be written: {error.strerror}", "name a place that can."
+        ) from None
+    return path

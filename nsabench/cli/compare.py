@@ -13,7 +13,7 @@ from nsabench.cli._say import say, say_json
 from nsabench.cli._trust import refuse_signed, say_unsigned
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.output import ci, compare, terminal
-from nsabench.output.compare import document, markdown, tables
+from nsabench.output.compare import document
 from nsabench.planning.narrow import Narrowed
 
 
@@ -87,15 +87,13 @@ def command(
             say_unsigned(side.folder)
     comparison = compare.compare(sides, intersection=intersection, only=only, band=band)
     if html is not None:
-        from nsabench.output.compare import page
-
-        page.write(comparison, html)
+        document.write_page(comparison, html)
     if as_json:
         say_json(document.as_data(comparison))
     elif as_markdown:
-        say(markdown.render(comparison), nl=False)
+        say(document.to_markdown(comparison), nl=False)
     else:
-        terminal.console().print(tables.render(comparison))
+        terminal.console().print(document.render(comparison))
     for later, side in enumerate(comparison.later):
         doubtful = comparison.doubtful(later)
         if doubtful:

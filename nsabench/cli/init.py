@@ -11,8 +11,8 @@ from nsabench import ops
 from nsabench.cli import _options
 from nsabench.cli._say import say
 from nsabench.errors import UsageError
+from nsabench.files import write_text
 from nsabench.output import templates
-from nsabench.output.report.files import replace
 
 
 @click.command("init")
@@ -37,5 +37,5 @@ def command(op: str, file: Path, ops_file: Path | None) -> None:
         if path.exists():
             raise UsageError(f"{path} is there already", "give another name, or remove it.")
     for path, text in texts.items():
-        say(replace(path, text))
+        say(write_text(path, text))
     say(f"next: nsabench check {file}" + (f" --ops {ops_file}" if ops_file else ""))

@@ -15,9 +15,9 @@ from nsabench.cli import _options
 from nsabench.cli._say import say
 from nsabench.cli._trust import admit, refuse_signed
 from nsabench.errors import EnvironmentRefused, UsageError
+from nsabench.files import write_text
 from nsabench.model.plan import Plan
 from nsabench.output import templates
-from nsabench.output.report.files import replace
 from nsabench.planning.yaml_document import nearest
 from nsabench.sources import digest_of
 
@@ -95,7 +95,7 @@ def _write(run: Path, case: str, name: str, script: Path) -> None:
     info = plan.info(planned.case.op, name)
     if info.source.is_file:
         digest_of(Path(plan.kernels), plan.sources)  # refuses one that is another by now
-    replace(script, templates.reproduction(plan, planned.case, info))
+    write_text(script, templates.reproduction(plan, planned.case, info))
     drawing = [sys.executable, "-m", "nsabench.running.draw", str(run), planned.id]
     inputs = str(script.with_suffix(".pt"))
     done = subprocess.run([*drawing, inputs], capture_output=True, text=True)

@@ -12,9 +12,9 @@ from nsabench.cli import _options
 from nsabench.cli._options import Measuring, absolute, asked_again
 from nsabench.cli._say import say
 from nsabench.errors import UsageError
+from nsabench.files import write_text
 from nsabench.output import terminal
-from nsabench.output.compare import Comparison, document, markdown, page, tables
-from nsabench.output.report.files import replace as write
+from nsabench.output.compare import Comparison, document
 from nsabench.planning.shards import ALL
 from nsabench.versions import runs, tritons
 
@@ -66,7 +66,7 @@ def command(asked: Measuring, triton: str, folder: Path | None) -> int:
         )
     comparison = runs.compare_finished(measured)
     if comparison is not None:
-        terminal.console().print(tables.render(comparison))
+        terminal.console().print(document.render(comparison))
         for path in _write(comparison, out):
             say(str(path))
     if any(not one.finished for one in measured):
@@ -77,7 +77,7 @@ def command(asked: Measuring, triton: str, folder: Path | None) -> int:
 def _write(comparison: Comparison, out: Path) -> list[Path]:
     data = json.dumps(document.as_data(comparison), indent=1) + "\n"
     return [
-        write(out / "comparison.md", markdown.render(comparison)),
-        write(out / "comparison.json", data),
-        page.write(comparison, out / "comparison.html"),
+        write_text(out / "comparison.md", document.to_markdown(comparison)),
+        write_text(out / "comparison.json", data),
+        document.write_page(comparison, out / "comparison.html"),
     ]

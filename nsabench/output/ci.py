@@ -8,12 +8,12 @@ from pathlib import Path
 from xml.etree import ElementTree as Xml
 
 from nsabench import labels
+from nsabench.files import write_text
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import BENIGN, Catch, Regime, Role
-from nsabench.output.compare import Change, ComparedCell, Comparison, Difference
+from nsabench.model.vocabulary import BENIGN, Catch, Change, Difference, Regime, Role
+from nsabench.output.compare import ComparedCell, Comparison
 from nsabench.output.compare.shift import Shift
-from nsabench.output.compare.view import standing
-from nsabench.output.report.files import replace
+from nsabench.output.compare.tables import standing
 from nsabench.text import shown
 from nsabench.verdicts.caution import beside
 from nsabench.verdicts.failures import failures
@@ -104,11 +104,11 @@ def _of_cell(
 ) -> Iterator[Test]:
     name = f"{cell.label} in {comparison.later[later].name}"
     first = comparison.first.name
-    before, after = cell.measurements[0], cell.measurements[later + 1]
-    said = standing(after) if after.speedup is not None else ""
+    after = cell.records[later + 1]
+    said = standing(after) if after and after.speedup is not None else ""
     shift, queued = cell.shifts[later], cell.in_queue[later] if cell.in_queue else None
     if shift.change is Change.BROKE:
-        why = f"{before.status} became {after.status}"
+        why = f"{cell.status(0)} became {cell.status(later + 1)}"
         yield Test(cell.implementation, name, why, kind="broke", said=said)
     else:
         yield _of_shift(cell.implementation, name, shift, first, slower, said)
@@ -149,7 +149,7 @@ def write_junit(tests: Sequence[Test], path: Path, name: str) -> Path:
     root = Xml.Element("testsuites")
     root.append(suite)
     Xml.indent(root)
-    return replace(path, Xml.tostring(root, encoding="unicode", xml_declaration=True) + "\n")
+    return write_text(path, Xml.tostring(root, encoding="unicode", xml_declaration=True) + "\n")
 
 
 def remarks(tests: Iterable[Test], kernels: str = "") -> Iterator[str]:

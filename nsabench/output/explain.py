@@ -17,7 +17,6 @@ from nsabench.machine.doctor.codes import codes
 from nsabench.model import vocabulary
 from nsabench.model.vocabulary import Word
 from nsabench.output import grouped
-from nsabench.output.compare.vocabulary import Change, Difference
 from nsabench.output.words import TRUST, WORDS
 from nsabench.verdicts.tables import COMPARISONS, RECORDS, SAMPLES
 
@@ -32,8 +31,8 @@ VOCABULARIES: dict[str, type[Word]] = {
     "kind of a baseline": vocabulary.Kind,
     "effect of a finding": Effect,
     "what became of a control": vocabulary.Catch,
-    "difference between two runs": Difference,
-    "change of a status between two runs": Change,
+    "difference between two runs": vocabulary.Difference,
+    "change of a status between two runs": vocabulary.Change,
 }
 TABLES = {"records": RECORDS, "comparisons": COMPARISONS, "samples": SAMPLES}
 

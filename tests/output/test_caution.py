@@ -10,7 +10,7 @@ from rich.console import Console
 
 from nsabench.model.vocabulary import NO_SPECIALISED, Kind
 from nsabench.output import ci, site
-from nsabench.output.compare import compare, document, markdown, page, read, tables
+from nsabench.output.compare import compare, document, read
 from nsabench.output.report import Facts
 from nsabench.output.report.page import render as page_of
 from tests.runs import Made, make_run
@@ -28,14 +28,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def test_a_comparison(runs: list[Path]) -> None:
     comparison = compare(read(runs))
-    lines = [line for line in markdown.render(comparison).splitlines() if "x faster (" in line]
+    lines = [line for line in document.to_markdown(comparison).splitlines() if "x faster (" in line]
     shown = [line for line in lines if "L256" in line or "L512" in line]
     assert (len(lines), len(shown)) == (16, 8)
     assert all(line.count(f"x faster (device), {NO_SPECIALISED}") == 2 for line in shown)
     console = Console(width=200, record=True)
-    console.print(tables.render(comparison))
+    console.print(document.render(comparison))
     assert console.export_text().count(IN_HALF) == 2
-    assert f"† {NO_SPECIALISED}" in page.render(comparison)
+    assert f"† {NO_SPECIALISED}" in document.page(comparison)
     [cell] = [c for c in document.as_data(comparison)["cells"] if c["role"] == "candidate"][-1:]
     assert [m["caution"] for m in cell["runs"]] == [NO_SPECIALISED] * 2
     tests = ci.of_comparison(comparison, slower=True)

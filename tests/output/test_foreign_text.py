@@ -18,9 +18,7 @@ from nsabench.machine.environment.model import Environment
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Status
 from nsabench.output import compare, report, terminal
-from nsabench.output.compare import markdown as compare_markdown
-from nsabench.output.compare import page as compare_page
-from nsabench.output.compare import tables as compare_tables
+from nsabench.output.compare import document
 from nsabench.output.report import page
 from nsabench.output.report.markdown import render as markdown_of
 from nsabench.output.terminal.screen import _Console
@@ -135,7 +133,7 @@ def on_terminal(folder: Path) -> str:
 
 
 def compared_on_terminal(folder: Path) -> str:
-    return printed(lambda console: console.print(compare_tables.render(comparison(folder))))
+    return printed(lambda console: console.print(document.render(comparison(folder))))
 
 
 def as_markdown(folder: Path) -> str:
@@ -143,14 +141,14 @@ def as_markdown(folder: Path) -> str:
     return "\n".join(
         (
             markdown_of(report.Facts.read(folder)),
-            compare_markdown.render(comparison(folder)),
+            document.to_markdown(comparison(folder)),
             threshold.as_markdown(decisions),
         )
     )
 
 
 def pages(folder: Path) -> str:
-    return page.render(report.Facts.read(folder)) + compare_page.render(comparison(folder))
+    return page.render(report.Facts.read(folder)) + document.page(comparison(folder))
 
 
 @pytest.mark.parametrize("render", [on_terminal, compared_on_terminal, as_markdown])

@@ -10,7 +10,7 @@ import pytest
 
 from nsabench.errors import UsageError
 from nsabench.model.vocabulary import Status
-from nsabench.output.compare import compare, markdown, over_many, read, view
+from nsabench.output.compare import compare, document, read, tables
 from nsabench.versions import runs
 from tests.runs import Made, make_run
 
@@ -39,14 +39,14 @@ def test_a_folder_of_other_arguments_is_refused(tmp_path: Path) -> None:
 def test_all_versions_in_one_table(tmp_path: Path) -> None:
     made = [replace(BROKEN if v >= "3.4.0" else GOOD, triton=v) for v in VERSIONS]
     comparison = compare(read(make_runs(tmp_path, made)))
-    [one] = over_many.breakages(comparison)
+    [one] = comparison.breakages
     assert (one.run, one.implementation, len(one.cells)) == ("run4", "mine", 4)
     assert one.sentence == "mine of selection_rows broke in run4: 4 cells (compile_error)"
-    rows = view.over_all(comparison).rows
+    rows = tables.over_all(comparison).rows
     assert [row[-1].startswith("=") for row in rows] == [False] * 4 + [True] * 12
     assert rows[0][5:] == ("compile_error",) * 4
     assert all(text.startswith("= ") for text in rows[-1][3:])
-    text = markdown.render(comparison)
+    text = document.to_markdown(comparison)
     assert one.sentence.replace("_", r"\_") in text or one.sentence in text
     # torch 2.11 pins Triton 3.6, and the columns of other Tritons say so.
     assert "run7 (unpaired)" in text and "run6 (unpaired)" not in text

@@ -9,14 +9,11 @@ ratio is divided by the ratio of that baseline, so that the hosts cancel.
 from nsabench.output.compare.band import BAND
 from nsabench.output.compare.comparison import ComparedCell, Comparison, Mean, compare
 from nsabench.output.compare.side import Side, read
-from nsabench.output.compare.vocabulary import Change, Difference
 
 __all__ = [
     "BAND",
-    "Change",
     "ComparedCell",
     "Comparison",
-    "Difference",
     "Mean",
     "Side",
     "compare",

@@ -34,7 +34,7 @@ SHIPPED = "nsabench"
 
 
 @dataclass(frozen=True)
-class Difference:
+class Known:
     """Two times of the same code: the time in the first run (ms), and how far apart, as |ln|."""
 
     time_ms: float
@@ -45,7 +45,7 @@ class Difference:
 class Learned:
     """The bands of the cells of two runs that are measured in one way. least: of all bands."""
 
-    def __init__(self, differences: Iterable[Difference], least: float) -> None:
+    def __init__(self, differences: Iterable[Known], least: float) -> None:
         self._ordered = sorted(differences, key=lambda d: d.time_ms)
         self._times = [d.time_ms for d in self._ordered]
         self._least = least

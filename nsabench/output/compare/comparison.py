@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 
@@ -13,44 +13,27 @@ from nsabench.errors import UsageError
 from nsabench.model.case import Case
 from nsabench.model.plan import PlannedCase
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Role
+from nsabench.model.vocabulary import Change, Difference, Role
 from nsabench.output import grouped
 from nsabench.output.compare import payments
 from nsabench.output.compare.band import BAND, BAND_IN_QUEUE
 from nsabench.output.compare.payments import ComparedPayment
 from nsabench.output.compare.shift import MISSING, Pair, Shift
 from nsabench.output.compare.side import Side, compared
-from nsabench.output.compare.vocabulary import Change, Difference
-from nsabench.verdicts.caution import beside
 from nsabench.verdicts.statistics import geometric_mean
 
 
 @dataclass(frozen=True)
-class Measurement:
-    """An implementation on a case in one run: what its record says."""
-
-    status: str
-    reason: str = ""
-    median_ms: float | None = None
-    best_baseline: str = ""
-    speedup: float | None = None
-    speedup_lo: float | None = None
-    speedup_hi: float | None = None
-    verdict: str | None = None
-    regime: str = ""
-    caution: str = ""
-
-
-@dataclass(frozen=True)
 class ComparedCell:
-    """An implementation on a case. measurements: one for each run; shifts: one for each later run;
-    in_queue: the same for queued calls, None if one of the two runs has no such time."""
+    """An implementation on a case. records: one for each run, None where it was not measured;
+    shifts: one for each later run; in_queue: the same for queued calls, None if one of the two runs
+    has no such time."""
 
     planned: PlannedCase
     implementation: str
     role: Role
     length: int | None
-    measurements: tuple[Measurement, ...]
+    records: tuple[Record | None, ...]
     shifts: tuple[Shift, ...]
     in_queue: tuple[Shift | None, ...] = ()
 
@@ -66,6 +49,22 @@ class ComparedCell:
     def name(self) -> str:
         return f"{self.implementation} on {self.label}"
 
+    def status(self, run: int) -> str:
+        record = self.records[run]
+        return record.status if record else MISSING
+
+    def worsened(self) -> Iterator[tuple[int, Change | None]]:
+        """Yield the first run in which it broke with `BROKE`, and the first in which it was slower
+        with None."""
+        for run, shift in enumerate(self.shifts, 1):
+            if shift.change is Change.BROKE and self.status(run) != MISSING:
+                yield run, Change.BROKE
+                break
+        for run, shift in enumerate(self.shifts, 1):
+            if shift.difference is Difference.SLOWER:
+                yield run, None
+                break
+
 
 @dataclass(frozen=True)
 class Mean:
@@ -78,6 +77,25 @@ class Mean:
     valid: int
     invalid: int
     differences: dict[Difference, int]
+
+
+@dataclass(frozen=True)
+class Breakage:
+    """Cells of an implementation that first broke in a run, or first got slower there."""
+
+    op: str
+    implementation: str
+    run: str
+    change: Change | None
+    statuses: tuple[str, ...]
+    cells: tuple[ComparedCell, ...]
+
+    @property
+    def sentence(self) -> str:
+        what = f"broke in {self.run}" if self.change else f"got slower in {self.run}"
+        why = f" ({', '.join(self.statuses)})" if self.statuses else ""
+        number = f"{len(self.cells)} cell{'s' if len(self.cells) > 1 else ''}"
+        return f"{self.implementation} of {self.op} {what}: {number}{why}"
 
 
 @dataclass(frozen=True)
@@ -141,6 +159,20 @@ class Comparison:
     def has_queue(self, later: int) -> bool:
         """Whether queued calls were timed in both runs."""
         return any(cell.in_queue[later] for cell in self.cells)
+
+    @cached_property
+    def breakages(self) -> list[Breakage]:
+        """By implementation, the first run in which cells got worse; broken ones come first."""
+        worse = [(cell, *first) for cell in self.judged for first in cell.worsened()]
+        worse.sort(key=lambda item: item[2] is None)
+        groups = grouped(worse, lambda item: (item[0].case.op, item[0].implementation, *item[1:]))
+        found = []
+        for (op, name, run, change), members in groups.items():
+            cells = tuple(member[0] for member in members)
+            statuses = sorted({cell.status(run) for cell in cells}) if change else ()
+            where = self.sides[run].name
+            found.append(Breakage(op, name, where, change, tuple(statuses), cells))
+        return found
 
     def doubtful(self, later: int) -> list[tuple[ComparedCell, Shift]]:
         pairs = [(cell, cell.shifts[later]) for cell in self.judged]
@@ -222,23 +254,16 @@ def _cells(sides: Sequence[Side], only: Sequence[str], band: float) -> Iterator[
             continue
         if not any(fnmatchcase(name, pattern) for pattern in only):
             continue
-        records = [side.records.get(key) for side in sides]
+        records = tuple(side.records.get(key) for side in sides)
         yield ComparedCell(
             planned[0],
             name,
             role,
             length=next((r.length for r in records if r), None),
-            measurements=tuple(map(_measurement, records)),
+            records=records,
             shifts=tuple(pair.shift(key) for pair in pairs),
             in_queue=tuple(pair.shift_in_queue(key) for pair in pairs),
         )
-
-
-def _measurement(record: Record | None) -> Measurement:
-    if record is None:
-        return Measurement(MISSING, "it was planned and not measured")
-    values = {field.name: getattr(record, field.name) for field in fields(Measurement)}
-    return Measurement(**values | {"caution": beside(record, record.regime)})
 
 
 def _mean(op: str, name: str, cells: Sequence[ComparedCell], later: int) -> Mean:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nsabench.model.vocabulary import Direction, Pays, Regime
+from nsabench.model.vocabulary import Change, Direction, Pays, Regime
 from nsabench.output.compare.side import Side
-from nsabench.output.compare.vocabulary import Change
 from nsabench.verdicts import pays
 from nsabench.verdicts.pays import Cell, Payment
 

@@ -9,11 +9,10 @@ from functools import cached_property
 
 from nsabench.checks.group import Group
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import BENIGN, Mode, Role, Status, Verdict
+from nsabench.model.vocabulary import BENIGN, Change, Difference, Mode, Role, Status, Verdict
 from nsabench.output import grouped
 from nsabench.output.compare import band as bands
 from nsabench.output.compare.side import Side
-from nsabench.output.compare.vocabulary import Change, Difference
 from nsabench.verdicts.statistics import (
     MIN_ROUNDS_EVER,
     Arm,
@@ -189,7 +188,7 @@ class Pair:
             self._bands[op, mode, beside] = learned
         return self._bands[op, mode, beside]
 
-    def _differences(self, mode: Mode, beside: bool) -> Iterator[bands.Difference]:
+    def _differences(self, mode: Mode, beside: bool) -> Iterator[bands.Known]:
         for key, (_, before, after) in self._steady.items():
             if self.first.records[key].mode is not mode:
                 continue
@@ -200,13 +199,13 @@ class Pair:
                     continue
                 _, anchor_before, anchor_after = self._steady[anchor]
                 apart -= math.log(anchor_before / anchor_after)
-            yield bands.Difference(before, abs(apart), key)
+            yield bands.Known(before, abs(apart), key)
 
-    def _in_queue(self) -> Iterator[bands.Difference]:
+    def _in_queue(self) -> Iterator[bands.Known]:
         for key in self._steady:
             before, after = self.first.records[key].queued_ms, self.later.records[key].queued_ms
             if before and after:
-                yield bands.Difference(before, abs(math.log(before / after)), key)
+                yield bands.Known(before, abs(math.log(before / after)), key)
 
     def _ratio(self, key: Key, beside: Key | None = None) -> Ratio:
         """Return the ratio of medians, divided by the ratio of the baseline beside it if given."""

@@ -1,52 +1,206 @@
-"""A comparison in a terminal: what changed first, then how much faster or slower."""
+"""The tables of a comparison."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from rich.console import Group, RenderableType
-from rich.text import Text
+from nsabench.model.record import Record
+from nsabench.model.vocabulary import Difference, Status, Verdict
+from nsabench.output import grouped
+from nsabench.output.compare.band import BAND_IN_QUEUE
+from nsabench.output.compare.comparison import ComparedCell, Comparison, Mean
+from nsabench.output.compare.payments import PaymentShift
+from nsabench.output.compare.shift import MISSING, Shift
+from nsabench.output.document import Name, Ours, Table, Tag, number
+from nsabench.verdicts.caution import beside, tally
+from nsabench.verdicts.statistics import geometric_mean
 
-from nsabench.output.compare import over_many, view
-from nsabench.output.compare.comparison import Comparison
-from nsabench.output.compare.vocabulary import Change
-from nsabench.output.table import Table, on_terminal
-from nsabench.text import shown
-
-STYLES: dict[str, str] = {
-    Change.BROKE: "bold red",
-    Change.MENDED: "green",
-    Change.OTHER: "yellow",
+BY_SAMPLES = "on the device, or in graphs where that is the mode"
+STANDINGS = "Candidates against the best baseline of each run"
+SIGNS = {
+    Difference.FASTER: "▲",
+    Difference.SLOWER: "▼",
+    Difference.SAME: "=",
+    Difference.INCONCLUSIVE: "?",
+    Difference.INVALID: "✕",
 }
 
 
-def render(comparison: Comparison) -> Group:
-    return Group(*_parts(comparison))
+def _headings(comparison: Comparison) -> list[str]:
+    return [side.heading for side in comparison.sides]
 
 
-def _parts(comparison: Comparison) -> Iterator[RenderableType]:
-    for side in comparison.sides:
-        if side.objection:
-            yield Text(shown(side.objection), "bold red")
-    for line in comparison.disagreements:
-        yield Text(shown(f"left out: {line}"), "yellow")
-    if len(comparison.later) > 1:
-        for breakage in over_many.breakages(comparison):
-            yield Text(shown(breakage.sentence), "bold red")
-    for table in _tables(comparison):
-        yield from on_terminal(table, STYLES)
+def runs(comparison: Comparison) -> Table:
+    differing = comparison.differing
+    rows = [
+        (
+            side.name,
+            Name(side.plan.run_id),
+            f"{side.plan.created:%Y-%m-%d %H:%M}",
+            side.trust.value,
+            *(values[place] or "–" for values in differing.values()),
+        )
+        for place, side in enumerate(comparison.sides)
+    ]
+    return Table("Runs", ("run", "id", "made", "trust", *differing), rows)
 
 
-def _tables(comparison: Comparison) -> Iterator[Table]:
-    later = range(len(comparison.later))
-    for number in later:
-        yield view.changes(comparison, number)
-        yield view.slower(comparison, number)
-    if len(later) > 1:
-        yield view.over_all(comparison, differing=True)
-    if comparison.payments:
-        yield view.pays(comparison)
-    if comparison.candidates:
-        yield view.matrix(comparison)
-    for number in later:
-        yield view.means(comparison, number)
+def pays(comparison: Comparison) -> Table:
+    places = range(len(comparison.sides))
+    rows = [
+        (
+            paid.what,
+            paid.regime.value,
+            *(paid.said(place) for place in places),
+            _changes(paid.shifts),
+        )
+        for paid in comparison.payments
+    ]
+    columns = ("op", "regime", *_headings(comparison), "change")
+    return Table("From which length on it pays", columns, rows)
+
+
+def _changes(shifts: Sequence[PaymentShift]) -> str:
+    """Say what changed in each later run; a dash where nothing did."""
+    return "; ".join(": ".join(filter(None, (s.change or "", s.why))) or "–" for s in shifts)
+
+
+def changes(comparison: Comparison, later: int) -> Table:
+    rows = []
+    for cell, shift in comparison.changes(later):
+        before, after = cell.records[0], cell.records[later + 1]
+        statuses = Tag(cell.status(0)), Tag(cell.status(later + 1))
+        why = next((r.reason for r in (after, before) if r and r.reason), "")
+        change = Tag(shift.change)
+        rows.append((change, cell.label, Name(cell.implementation), *statuses, why))
+    columns = ("change", "case", "implementation", "before", "after", "reason")
+    title = f"Statuses that changed in {comparison.later[later].name}"
+    return Table(title, columns, rows, nothing="None.", is_long=True)
+
+
+def means(comparison: Comparison, later: int) -> Table:
+    rows = [
+        (
+            mean.op,
+            Name(mean.implementation),
+            mean.role.value,
+            number(mean.value, ".3f"),
+            str(mean.valid),
+            str(mean.invalid),
+            _counts(mean),
+        )
+        for mean in comparison.means(later)
+    ]
+    numbers = ("geometric mean", "of cells", "invalid")
+    columns = ("op", "implementation", "role", *numbers, "cells")
+    title = f"{comparison.later[later].name} against {comparison.first.name}"
+    return Table(title, columns, rows, numbers)
+
+
+def _counts(mean: Mean) -> str:
+    words = [f"{mean.differences[d]} {d}" for d in Difference if mean.differences[d]]
+    return ", ".join(words) or "declined by both"
+
+
+def slower(comparison: Comparison, later: int) -> Table:
+    rows = []
+    for cell, shift in comparison.slower(later):
+        records = cell.records[0], cell.records[later + 1]
+        times = [number(record.median_ms if record else None, ".4g") for record in records]
+        rows.append((cell.label, Name(cell.implementation), *times, _ratio(shift)))
+    numbers = ("ms before", "ms after", Ours("ratio [95 %]"))
+    columns = ("case", "implementation", *numbers)
+    title = f"Slower in {comparison.later[later].name}, {BY_SAMPLES}"
+    return Table(title, columns, rows, numbers, nothing="No candidate.", is_long=True)
+
+
+def slower_in_queue(comparison: Comparison, later: int) -> Table:
+    rows = [
+        (cell.label, Name(cell.implementation), _ratio(shift))
+        for cell, shift in comparison.slower_in_queue(later)
+    ]
+    numbers = (Ours("ratio [20 and 80 % quantiles]"),)
+    columns = ("case", "implementation", *numbers)
+    title = f"Slower in {comparison.later[later].name}, called from Python back to back"
+    nothing = f"No candidate, by more than {BAND_IN_QUEUE:.0%}."
+    return Table(title, columns, rows, numbers, nothing, is_long=True)
+
+
+def _ratio(shift: Shift) -> str:
+    return Ours(f"{shift.ratio:.3f} [{shift.lo:.3f}, {shift.hi:.3f}]")
+
+
+def over_all(comparison: Comparison) -> Table:
+    """Return every case in every run. Cases that are not alike in all runs come first."""
+    rows = [
+        (cell.label, Name(cell.implementation), *_in_each_run(cell))
+        for cell in sorted(comparison.judged, key=_differs, reverse=True)
+    ]
+    columns = ("case", "candidate", *_headings(comparison))
+    return Table("Every case in every run", columns, rows, is_long=True)
+
+
+def _in_each_run(cell: ComparedCell) -> Iterator[str]:
+    """Yield the status or time of the first run, and the difference of each later one."""
+    first = cell.records[0]
+    timed = first is not None and first.status is Status.OK and first.median_ms is not None
+    yield f"{first.median_ms:.4g} ms" if first and timed else cell.status(0)
+    for run, shift in enumerate(cell.shifts, 1):
+        if cell.status(run) != Status.OK or shift.difference is None:
+            yield cell.status(run)
+        else:
+            sign = SIGNS[shift.difference]
+            yield sign if shift.ratio is None else f"{sign} {shift.ratio:.3f}"
+
+
+def _differs(cell: ComparedCell) -> bool:
+    """Return whether a later run shows anything except noise."""
+    real = (Difference.FASTER, Difference.SLOWER)
+    return any(s.change is not None or s.difference in real for s in cell.shifts)
+
+
+def standings(comparison: Comparison) -> Table:
+    rows = [
+        (cell.label, Name(cell.implementation), *map(standing, cell.records))
+        for cell in comparison.candidates
+    ]
+    columns = ("case", "candidate", *_headings(comparison))
+    nothing = "No candidate takes part."
+    return Table(f"{STANDINGS}, case by case", columns, rows, nothing=nothing, is_long=True)
+
+
+def standing(record: Record | None) -> str:
+    """`1.23x faster (device)`, or the status that keeps it from having a ratio."""
+    if record is None:
+        return MISSING
+    if record.status is not Status.OK or record.speedup is None:
+        return record.status
+    said = f"{record.speedup:.2f}x {record.verdict} ({record.regime})"
+    caution = beside(record, record.regime)
+    return f"{said}, {caution}" if caution else said
+
+
+def matrix(comparison: Comparison) -> Table:
+    """Return for each candidate and run how many cases are ok, the mean speed-up, and verdicts."""
+    groups = grouped(comparison.candidates, lambda cell: (cell.case.op, cell.implementation))
+    runs = range(len(comparison.sides))
+    rows = [
+        (op, Name(name), *(_tally([cell.records[run] for cell in cells]) for run in runs))
+        for (op, name), cells in groups.items()
+    ]
+    return Table(STANDINGS, ("op", "candidate", *_headings(comparison)), rows)
+
+
+def _tally(records: Sequence[Record | None]) -> str:
+    if len(records) == 1:
+        return standing(records[0])
+    measured = [record for record in records if record is not None]
+    right = sum(record.status is Status.OK for record in measured)
+    mean = geometric_mean(r.speedup for r in measured if r.speedup is not None)
+    said = [f"{right}/{len(records)} ok"]
+    if mean is not None:
+        faster = sum(record.verdict is Verdict.FASTER for record in measured)
+        regimes = "/".join(dict.fromkeys(record.regime for record in measured))
+        said += [f"{mean:.2f}x", f"{faster} faster ({regimes})"]
+        said += filter(None, [tally(beside(r, r.regime) for r in measured)])
+    return ", ".join(said)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from nsabench.files import write_text
 from nsabench.output.report.facts import Facts
-from nsabench.output.report.files import replace
 
 HTML = "report.html"
 MARKDOWN = "selection_report.md"
@@ -17,11 +17,11 @@ def write_html(facts: Facts, folder: Path) -> Path:
     """Raises `EnvironmentRefused` where the extra `report` is not installed."""
     from nsabench.output.report.page import render
 
-    return replace(folder / HTML, render(facts))
+    return write_text(folder / HTML, render(facts))
 
 
 def write_markdown(facts: Facts, folder: Path) -> Path:
     """Needs nothing but the core install."""
     from nsabench.output.report.markdown import render
 
-    return replace(folder / MARKDOWN, render(facts))
+    return write_text(folder / MARKDOWN, render(facts))

@@ -16,7 +16,7 @@ from typing import Any
 from nsabench.errors import EnvironmentRefused
 from nsabench.files import user_cache, whole
 from nsabench.model.version import __version__
-from nsabench.output.table import number
+from nsabench.output.document import number
 from nsabench.output.templates import environment
 from nsabench.text import shown
 

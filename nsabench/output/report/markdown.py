@@ -9,11 +9,11 @@ from nsabench import labels
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Regime, Status
 from nsabench.output import grouped
+from nsabench.output.document import Name, Ours, Table, number, table_as_markdown
 from nsabench.output.report import shards, statistics
 from nsabench.output.report.environment import commands, machine
 from nsabench.output.report.facts import Facts
 from nsabench.output.standing import tally_of_controls
-from nsabench.output.table import Name, Ours, Table, as_markdown, number
 from nsabench.output.templates import environment
 from nsabench.text import code, markdown
 from nsabench.verdicts import pays
@@ -55,8 +55,8 @@ def template(name: str, **context: object) -> str:
     templates.filters.update(
         code=lambda text: Ours(code(text)),
         form=number,
-        table=lambda table: Ours(as_markdown(table)),
-        section=lambda table: Ours(f"## {markdown(table.title)}\n\n{as_markdown(table)}"),
+        table=lambda table: Ours(table_as_markdown(table)),
+        section=lambda table: Ours(f"## {markdown(table.title)}\n\n{table_as_markdown(table)}"),
     )
     return templates.get_template(name).render(context)
 

@@ -10,8 +10,8 @@ from statistics import median
 from nsabench import labels
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Role
+from nsabench.output.document import Name, Table, number
 from nsabench.output.report.facts import Facts
-from nsabench.output.table import Name, Table, number
 from nsabench.verdicts import canary
 from nsabench.verdicts.canary import Canary
 

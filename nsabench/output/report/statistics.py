@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Mode
 from nsabench.output import grouped
+from nsabench.output.document import Name, Table, number
 from nsabench.output.report.facts import Facts
-from nsabench.output.table import Name, Table, number
 from nsabench.verdicts.caution import beside, tally
 from nsabench.verdicts.statistics import geometric_mean
 

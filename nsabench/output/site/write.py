@@ -10,10 +10,10 @@ from pathlib import Path
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import signed_around
 from nsabench.evidence.manifest.statement import Trust
+from nsabench.files import write_text
 from nsabench.model.measurement import Ceilings
 from nsabench.model.vocabulary import BENIGN, MARGIN, Role
 from nsabench.output.report import HTML, html, payment_chart, write_html
-from nsabench.output.report.files import replace
 from nsabench.output.report.page import SCRIPTS, data_of
 from nsabench.output.site.leaderboard import leaderboards
 from nsabench.output.site.runs import ARCHIVE, RUNS, SiteRun, gather, payments
@@ -52,8 +52,8 @@ def write(places: Sequence[str], folder: Path) -> Path:
             _keep(run, run.facts.folder, folder / RUNS / run.run_id)
             write_html(run.facts, folder / PAGES / run.run_id)
         else:
-            replace(folder / PAGES / run.run_id / HTML, archived_page(run))
-    return replace(folder / INDEX, index(runs))
+            write_text(folder / PAGES / run.run_id / HTML, archived_page(run))
+    return write_text(folder / INDEX, index(runs))
 
 
 def _refuse_inside(places: Sequence[str], folder: Path) -> None:

@@ -13,7 +13,7 @@ from nsabench import labels
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import NO_SPECIALISED, Regime, Role, Status, Verdict
 from nsabench.output import grouped
-from nsabench.output.table import number
+from nsabench.output.document import number
 from nsabench.text import shown
 from nsabench.verdicts.caution import beside
 

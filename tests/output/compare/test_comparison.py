@@ -14,8 +14,8 @@ from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import seal
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.model.measurement import Ceilings, Conditions
-from nsabench.model.vocabulary import Role, Status, Verdict
-from nsabench.output.compare import Change, Difference, compare, document, markdown, read
+from nsabench.model.vocabulary import Change, Difference, Role, Status, Verdict
+from nsabench.output.compare import compare, document, read
 from nsabench.verdicts.tables import of_comparisons, read_records
 from tests.output.compare.conftest import Compared, failures
 from tests.runs import LENGTHS, SIGNER, Made, make_run, with_comparison
@@ -65,7 +65,7 @@ def test_a_candidate_that_got_slower_from_python_alone(compared: Compared) -> No
     shut = failures(comparison, slower=True)
     assert len(shut) == 4 and all(", in the queue: 0.667 of" in line for line in shut)
     assert failures(comparison, slower=False) == []
-    assert "called from Python back to back" in markdown.render(comparison)
+    assert "called from Python back to back" in document.to_markdown(comparison)
 
 
 def test_what_decides_nothing_in_the_queue_is_no_regression_there(compared: Compared) -> None:
@@ -95,7 +95,7 @@ def test_what_crashed_comes_first_and_has_no_ratio(compared: Compared) -> None:
     assert (mine.valid, mine.invalid) == (8, 8)
     assert mine.value == pytest.approx(1, abs=0.01), "of what there is, and not 0 for the rest"
     assert len(failures(comparison, slower=False)) == 8
-    text = markdown.render(comparison)
+    text = document.to_markdown(comparison)
     assert text.index("## Statuses that changed") < text.index("geometric mean")
     assert "| broke | selection_rows N256 H4 D64 L256 fp16 | `mine` | ok | crashed |" in text
     for cell in comparison.cells:
@@ -141,7 +141,7 @@ def test_a_run_that_decides_nothing_shuts_the_gate(
     objection = comparison.sides[1].objection
     assert why in objection
     assert failures(comparison, slower=True) == [f"runs: run1: {objection}"]
-    assert "**the run run1 decides nothing" in markdown.render(comparison)
+    assert "**the run run1 decides nothing" in document.to_markdown(comparison)
     if "control_caught" in made:
         differences = {s.difference for cell in comparison.cells for s in cell.shifts}
         assert differences == {Difference.INVALID}
@@ -262,7 +262,7 @@ def test_the_intersection_of_different_plans(compared: Compared, tmp_path: Path)
     assert {cell.length for cell in comparison.cells} == {64, 128}
     assert {cell.implementation for cell in comparison.cells} == {"mine", "sdpa_gqa"}
     assert len(comparison.disagreements) == 3
-    assert "only in run0" in markdown.render(comparison)
+    assert "only in run0" in document.to_markdown(comparison)
     with pytest.raises(UsageError, match="nothing in common"):
         sides = [tmp_path / "run0", make_run(tmp_path / "run9", replace(NEWER, lengths=(96,)))]
         compare(read(sides), intersection=True)
@@ -308,7 +308,7 @@ def test_a_run_without_records(tmp_path: Path) -> None:
 def test_the_json_holds_every_cell(compared: Compared) -> None:
     comparison = compared(STEADY, replace(NEWER, queue_ratio=lambda _: 1.5))
     assert {cell.in_queue for cell in comparison.cells} == {(None,)}, "only one has a queue"
-    assert "from Python" not in markdown.render(comparison)
+    assert "from Python" not in document.to_markdown(comparison)
     data = json.loads(json.dumps(document.as_data(comparison), allow_nan=False))
     assert len(data["cells"]) == len(comparison.cells) == 2 * 2 * 2 * len(LENGTHS)
     assert [run["versions"]["torch"] for run in data["runs"]] == ["2.11.0", "2.13.0"]

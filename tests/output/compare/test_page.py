@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nsabench.model.vocabulary import Status
-from nsabench.output.compare import compare, page, read
+from nsabench.output.compare import compare, document, read
 from tests.output.compare.test_comparison import NEWER, STEADY
 from tests.output.report.browser import Browser
 from tests.output.report.conftest import browser as browser
@@ -39,7 +39,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         make_run(folder / name, made)
         for name, made in (("torch2.11", first), ("torch2.12", crashes), ("torch2.13", slow))
     ]
-    return page.write(compare(read(runs)), folder / "compare.html")
+    return document.write_page(compare(read(runs)), folder / "compare.html")
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Catch, DType, Regime, Role
+from nsabench.model.vocabulary import Catch, Change, DType, Regime, Role
 from nsabench.output import ci
-from nsabench.output.compare import BAND, Change, compare, document, markdown, page, read, tables
+from nsabench.output.compare import BAND, compare, document, read
 from nsabench.output.compare.comparison import BAND_IN_QUEUE, Comparison
 from nsabench.output.compare.payments import ComparedPayment, compared
 from nsabench.output.terminal import console
@@ -106,14 +106,14 @@ def test_it_is_a_regression_and_every_output_says_so(
     [data] = document.as_data(comparison)["pays"]
     assert [one["from"] for one in data["runs"]] == [8192, 16384]
     assert data["later"][0]["change"] == "broke"
-    text = markdown.render(comparison)
+    text = document.to_markdown(comparison)
     assert "## From which length on it pays" in text and "pays from T = 16384 on" in text
     shown = console()
     with shown.capture() as capture:
-        shown.print(tables.render(comparison))
+        shown.print(document.render(comparison))
     assert "pays from T = 16384 on" in capture.get()
-    assert "pays from T = 16384 on" in page.render(comparison)
+    assert "pays from T = 16384 on" in document.page(comparison)
     failed = [t for t in ci.of_comparison(comparison, slower=True) if t.failed]
     assert [t.kind for t in failed] == ["pays less"]
     none = replace(comparison, payments=())
-    assert "it pays" not in markdown.render(none) and document.as_data(none)["pays"] == []
+    assert "it pays" not in document.to_markdown(none) and document.as_data(none)["pays"] == []

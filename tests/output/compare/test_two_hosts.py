@@ -16,8 +16,8 @@ from statistics import median
 
 import pytest
 
-from nsabench.model.vocabulary import Role
-from nsabench.output.compare import BAND, ComparedCell, Difference, Side, compare, read
+from nsabench.model.vocabulary import Difference, Role
+from nsabench.output.compare import BAND, ComparedCell, Side, compare, read
 
 PACKED = Path(__file__).parents[2] / "data" / "rows-on-two-hosts.tar.xz"
 MOST_GHOSTS = 0.02
@@ -70,7 +70,7 @@ def test_baselines_get_no_verdict_by_the_bands_that_the_others_teach(
     assert ghosts(cells) <= MOST_GHOSTS
     by_rule = [c for c in compare(sides, intersection=True).cells if c.role is Role.BASELINE]
     assert ghosts(by_rule) > MOST_GHOSTS  # a fixed band is not enough
-    widths = [(c.measurements[0].median_ms or 0, c.shifts[0].band or 0) for c in cells]
+    widths = [(c.records[0].median_ms or 0, c.shifts[0].band or 0) for c in cells]
     short = median(band for ms, band in widths if 0 < ms < 0.02)
     assert short > median(band for ms, band in widths if ms > 0.1) >= BAND
 
@@ -88,7 +88,7 @@ def test_who_was_left_out_in_one_run_is_compared_with_nothing_and_teaches_nothin
         samples={k: t[:2] * 1.2 if k in few else t for k, t in second.samples.items()},
     )
     after = compare([first, called], intersection=True)
-    cells = [c for c in after.cells if c.implementation == name and c.measurements[0].median_ms]
+    cells = [c for c in after.cells if c.implementation == name and c.records[0].median_ms]
     assert name and {c.shifts[0].difference for c in cells} == {Difference.INCONCLUSIVE}
     assert {c.shifts[0].why for c in cells} == {"it was called a few times only"}
     assert not [c for c in after.cells if c.shifts[0].beside == name]

@@ -1,0 +1,152 @@
+"""The blocks of every output: the terminal, Markdown and pages (`templates/table.html.j2`) show the
+same tables and sentences.
+
+A cell is foreign text, unless `Name`, `Tag` or `Ours` says what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rich import table as rich_table
+from rich.box import SIMPLE_HEAD
+from rich.console import RenderableType
+from rich.text import Text
+
+from nsabench.text import code, markdown, shown
+
+# Rows of a long table; the JSON holds all.
+MOST = 60
+MOST_ON_TERMINAL = 20
+# Words of vocabularies on a terminal. All others are failures.
+STYLES = {
+    "ok": "green",
+    "skipped": "dim",
+    "unsupported": "dim",
+    "faster": "bold green",
+    "slower": "red",
+    "same": "cyan",
+    "inconclusive": "yellow",
+    "unproven": "yellow",
+    "note": "dim",
+    "mended": "green",
+    "other": "yellow",
+}
+FAILED = "bold red"
+
+
+class Name(str):
+    kind = "name"
+
+
+class Tag(str):
+    """A word of a vocabulary, which is shown in its colour."""
+
+    kind = "tag"
+
+    @property
+    def style(self) -> str:
+        return STYLES.get(self, FAILED)
+
+
+class Ours(str):
+    """A text without any word of the run, such as a number."""
+
+    kind = "ours"
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """style: as rich names it; bold sentences are also bold in Markdown."""
+
+    text: str
+    style: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """numbers: the columns to align at the right. nothing: the text for a table without rows.
+    is_long: whether the terminal, Markdown and pages show the first rows alone."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numbers: Collection[str] = ()
+    nothing: str = ""
+    is_long: bool = False
+
+
+Block = Sentence | Table
+
+
+def number(value: float | None, form: str, nothing: str = "–") -> str:
+    return Ours(nothing if value is None else format(value, form))
+
+
+def as_markdown(block: Block) -> str:
+    if isinstance(block, Sentence):
+        text = markdown(block.text)
+        return f"**{text}**" if "bold" in block.style else text
+    return f"## {markdown(block.title)}\n\n{table_as_markdown(block)}"
+
+
+def table_as_markdown(table: Table) -> str:
+    """Return a table without its title."""
+    if not table.rows and table.nothing:
+        return table.nothing
+    rows = table.rows[:MOST] if table.is_long else table.rows
+    lines = [_line(table.columns), "|" + "---|" * len(table.columns), *map(_line, rows)]
+    if len(rows) < len(table.rows):
+        left = len(table.rows) - MOST
+        lines.append(f"\nand {left} more: `nsabench compare --json` has them all.")
+    return "\n".join(lines)
+
+
+def _line(row: Sequence[str]) -> str:
+    return f"| {' | '.join(map(_in_markdown, row))} |"
+
+
+def _in_markdown(cell: str) -> str:
+    if isinstance(cell, Ours):
+        return cell
+    return code(cell) if isinstance(cell, Name) else markdown(cell)
+
+
+def on_terminal(blocks: Iterable[Block]) -> Iterator[RenderableType]:
+    for block in blocks:
+        if isinstance(block, Sentence):
+            yield Text(shown(block.text), block.style)
+        elif block.rows:
+            yield from _table_on_terminal(block)
+        elif block.nothing:
+            yield Text(shown(f"{block.title}: {block.nothing}"))
+
+
+def _table_on_terminal(table: Table) -> Iterator[RenderableType]:
+    made = rich_table.Table(
+        title=Text(shown(table.title)) if table.title else None,
+        title_justify="left",
+        header_style="bold",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for name in table.columns:
+        is_number = name in table.numbers
+        # Words may take a second line; a number that is cut off is none.
+        made.add_column(
+            Text(shown(name, lines=True)),
+            justify="right" if is_number else "left",
+            no_wrap=is_number,
+            overflow="fold",
+        )
+    rows = table.rows[:MOST_ON_TERMINAL] if table.is_long else table.rows
+    for row in rows:
+        made.add_row(*map(_on_terminal, row))
+    yield made
+    if len(rows) < len(table.rows):
+        yield Text(f"... and {len(table.rows) - len(rows)} more", "dim")
+
+
+def _on_terminal(cell: str) -> Text:
+    return Text(shown(cell), cell.style if isinstance(cell, Tag) else "")
