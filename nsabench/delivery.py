@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 OUTPUT = "output"
 ALIGNMENT = 64  # bytes
+ERASED_AT_ONCE = 1 << 24  # bytes
 # A gradient of the output is drawn from another seed than the inputs of any set.
 GRADIENT_SEED = 104729
 
@@ -114,8 +115,17 @@ class Mailbox:
         next implementation could read it."""
         places = [place.to(device, copy=True) for place in self._places(form)]
         if self._bytes is not None:
-            self._bytes[: form.nbytes].zero_()
+            self._erase(self._bytes[: form.nbytes])
         return dict(zip(form.results, places, strict=True))
+
+    def _erase(self, used: Tensor) -> None:
+        if not self._is_cuda:
+            used.zero_()
+            return
+        # The GPU writes host memory ten times as fast as one core does.
+        zeros = used.new_zeros(min(used.numel(), ERASED_AT_ONCE), device="cuda")
+        for part in used.split(ERASED_AT_ONCE):
+            part.copy_(zeros[: part.numel()])
 
     def _places(self, form: Form) -> list[Tensor]:
         import torch

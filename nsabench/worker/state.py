@@ -151,23 +151,40 @@ def forget_earlier_cases(device: str) -> None:
     # Importing what `reset` needs takes seconds, so it is for those who have compiled something.
     if frames is not None and frames.FRAME_COUNTER:
         sys.modules["torch._dynamo"].reset()
-        _unfreeze()  # of what it let go of, too
-    _collect()
-    if device == "cuda":
-        # Left out by the collections within the case, one an implementation: with the libraries
-        # that a first call imports each took 30 ms.
-        _freeze()
+        _collect_all()
+    else:
+        _collect_garbage()
 
 
 def give_back(device: str) -> None:
-    """Give the device the memory that a case took: what torch keeps for later is taken for another
-    worker that measures on it next. What was measured counts even if this fails: whether the device
-    is lost, the next request finds."""
+    """Give the device's memory back, since another worker may measure on it next.
+
+    What was measured counts even if this fails. The next request finds out if the device is lost.
+    """
     if device == "cuda":
         with suppress(Failure, DeviceLost):
-            # All that is there: who keeps something of a case may have dropped it in the next.
-            for step in (_unfreeze, _collect, _freeze, _empty_cache):
+            for step in (_collect_garbage, _empty_cache):
                 guarded(step, device)
+
+
+_modules_frozen = 0
+
+
+def _collect_garbage() -> None:
+    """Collect what cases left. Modules are frozen, because a collection of torch and the libraries
+    takes 0.2 s. Other objects are not, because a later case may drop one that holds memory."""
+    if len(sys.modules) == _modules_frozen:
+        _collect()
+    else:
+        _collect_all()
+
+
+def _collect_all() -> None:
+    global _modules_frozen
+    _unfreeze()
+    _collect()
+    _freeze()
+    _modules_frozen = len(sys.modules)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 BEGIN = """
-import gc, weakref
+import gc, sys, types, weakref
 import torch
 torch.cuda.synchronize = lambda: None  # there is none
 from nsabench.worker.state import forget_earlier_cases, give_back
@@ -25,6 +25,7 @@ forget_earlier_cases("cuda")
 LIBRARY = """
 before = gc.get_freeze_count()
 library = [kept() for _ in range(1000)]
+sys.modules["library"] = types.ModuleType("library")
 give_back("cuda")
 forget_earlier_cases("cuda")
 print(gc.get_freeze_count() - before > 900)
