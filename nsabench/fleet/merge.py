@@ -25,7 +25,6 @@ from nsabench.evidence.manifest.logs import KEPT
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.files import writing
 from nsabench.fleet.shard import Shard, admit, refuse_gaps, refuse_others
-from nsabench.fleet.tables import Tables
 from nsabench.model.plan import Plan
 from nsabench.output.report import Facts
 from nsabench.processes import each
@@ -34,9 +33,8 @@ from nsabench.running.run import Finished
 from nsabench.signing import Signer
 from nsabench.verdicts import canary, merged, pays, threshold
 from nsabench.verdicts.failures import failures
-from nsabench.verdicts.parquet import of_samples
+from nsabench.verdicts.parquet import Tables, tables_of
 from nsabench.verdicts.results import Results
-from nsabench.verdicts.tables import of_comparisons, of_records
 from nsabench.verdicts.threshold import decide_all
 from nsabench.verdicts.threshold.evidence import Evidence, together
 from nsabench.verdicts.threshold.evidence import of_records as of_evidence
@@ -70,9 +68,7 @@ class _Derived:
     """
 
     results: Results | None
-    records: pa.Table
-    comparisons: pa.Table
-    samples: pa.Table
+    tables: tuple[pa.Table, pa.Table, pa.Table]
     failed: list[str]
     evidence: Evidence
     wall_s: float
@@ -175,9 +171,9 @@ def _make(
     derive = partial(_derive, run_id=plan.run_id, sizes=sizes, shown=shown)
     with Tables(folder) as tables:
         for own in each(derive, given, worth_it=2):
-            tables.add(own.records, own.comparisons, own.samples)
+            tables.add(own.tables)
             found.failed += own.failed
-            found.records += own.records.num_rows
+            found.records += own.tables[0].num_rows
             wall_s += own.wall_s
             measuring_s += own.measuring_s
             evidence.append(own.evidence)
@@ -215,9 +211,7 @@ def _derive(
     results = merged.of_shard(run_id, part, outlying)
     return _Derived(
         results=results if shown else None,
-        records=of_records(results.records, sizes),
-        comparisons=of_comparisons(results.records),
-        samples=of_samples(run_id, results.samples),
+        tables=tables_of(results, run_id, sizes),
         failed=failures(results),
         evidence=of_evidence(results.records, part.plan).without_rows(),
         wall_s=part.log.wall_s,
