@@ -41,13 +41,15 @@ class Name(str):
 
 
 class Tag(str):
-    """A word of a vocabulary, which is shown in its colour."""
+    """A text in the colour of a word of a vocabulary; by default the text is the word."""
 
     kind = "tag"
+    word: str
 
-    @property
-    def style(self) -> str:
-        return STYLES.get(self, FAILED)
+    def __new__(cls, text: str, word: str = "") -> Tag:
+        tag = super().__new__(cls, text)
+        tag.word = word or text
+        return tag
 
 
 class Ours(str):
@@ -98,8 +100,7 @@ def table_as_markdown(table: Table) -> str:
     rows = table.rows[:MOST] if table.is_long else table.rows
     lines = [_line(table.columns), "|" + "---|" * len(table.columns), *map(_line, rows)]
     if len(rows) < len(table.rows):
-        left = len(table.rows) - MOST
-        lines.append(f"\nand {left} more: `nsabench compare --json` has them all.")
+        lines.append(f"\nand {len(table.rows) - MOST} more.")
     return "\n".join(lines)
 
 
@@ -131,13 +132,13 @@ def _table_on_terminal(table: Table) -> Iterator[RenderableType]:
         box=SIMPLE_HEAD,
         pad_edge=False,
     )
-    for name in table.columns:
+    for place, name in enumerate(table.columns):
         is_number = name in table.numbers
-        # Words may take a second line; a number that is cut off is none.
+        # Words may take a second line; a number or a verdict that is cut off is none.
         made.add_column(
-            Text(shown(name, lines=True)),
+            Text(shown(name).replace(" ", "\n", 1) if is_number else shown(name)),
             justify="right" if is_number else "left",
-            no_wrap=is_number,
+            no_wrap=is_number or all(isinstance(row[place], Tag) for row in table.rows),
             overflow="fold",
         )
     rows = table.rows[:MOST_ON_TERMINAL] if table.is_long else table.rows
@@ -149,4 +150,6 @@ def _table_on_terminal(table: Table) -> Iterator[RenderableType]:
 
 
 def _on_terminal(cell: str) -> Text:
-    return Text(shown(cell), cell.style if isinstance(cell, Tag) else "")
+    if isinstance(cell, Tag):
+        return Text(shown(cell, lines=True), STYLES.get(cell.word, FAILED))
+    return Text(shown(cell))

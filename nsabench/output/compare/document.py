@@ -86,7 +86,7 @@ def to_markdown(comparison: Comparison) -> str:
         "regime device, or graph where that is the mode. Where a baseline of the case is known to "
         "be the same code in both runs, the ratio is to that one, so that the hosts cancel. Within "
         f"{number(comparison.band, '.0%')} of 1, or further where such baselines of like duration "
-        "differ by more, they are the same."
+        "differ by more, they are the same. `nsabench compare --json` has what tables leave out."
     )
     title = f"# Comparison with {markdown(comparison.first.name)}"
     parts = [title, introduction, *map(as_markdown, blocks(comparison))]

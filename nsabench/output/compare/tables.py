@@ -71,7 +71,7 @@ def changes(comparison: Comparison, later: int) -> Table:
         before, after = cell.records[0], cell.records[later + 1]
         statuses = Tag(cell.status(0)), Tag(cell.status(later + 1))
         why = next((r.reason for r in (after, before) if r and r.reason), "")
-        change = Tag(shift.change)
+        change = Tag(shift.change or "")
         rows.append((change, cell.label, Name(cell.implementation), *statuses, why))
     columns = ("change", "case", "implementation", "before", "after", "reason")
     title = f"Statuses that changed in {comparison.later[later].name}"

@@ -23,10 +23,10 @@ from nsabench.model.measurement import Ceilings
 from nsabench.model.record import SHAPE, Column, Comparison, Record, vocabulary
 from nsabench.model.vocabulary import BENIGN, Catch, Regime, Status
 from nsabench.output import grouped
-from nsabench.output.report import environment, html, shards
+from nsabench.output.report import environment, html
 from nsabench.output.report.facts import Facts
 from nsabench.output.report.payment_chart import charts
-from nsabench.output.report.statistics import by_length
+from nsabench.output.report.tables import by_length, shards
 from nsabench.output.standing import tally_of_controls
 from nsabench.verdicts.caution import beside
 from nsabench.verdicts.failures import found_while_measuring
@@ -262,7 +262,7 @@ SECTIONS = (
         "shards",
         "Shards",
         "Which shard measured what, and did their devices agree?",
-        shards.of_run,
+        lambda facts: list(shards(facts)),
         lambda facts: bool(facts.plan.shards),
     ),
     Section(

@@ -13,9 +13,9 @@ from nsabench import labels
 from nsabench.checks.finding import Effect, Finding
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Catch, Role, Status
-from nsabench.output import grouped
+from nsabench.output import grouped, tables
+from nsabench.output.document import on_terminal
 from nsabench.output.terminal import outcome
-from nsabench.output.terminal.tables import baselines_table, candidates_table
 from nsabench.running.run import Finished
 from nsabench.text import shown
 from nsabench.verdicts import pays
@@ -36,7 +36,7 @@ def print_summary(finished: Finished, console: Console, *, verbose: bool = False
     records = finished.results.records
     missed = any(r.caught is Catch.MISSED for r in records)
     if verbose or missed:
-        console.print(baselines_table(records))
+        console.print(*on_terminal([tables.others(records)]))
     else:
         for line in (_baselines(records), outcome.controls(records)):
             if line:
@@ -47,7 +47,8 @@ def print_summary(finished: Finished, console: Console, *, verbose: bool = False
         console.print(Text(shown(line)), soft_wrap=True)
     own = outcome.of_the_user(finished)
     own_last = sorted(records, key=lambda r: (r.op, r.implementation) in own)
-    console.print(candidates_table(own_last, console.width))
+    for block in on_terminal(tables.candidates_on_terminal(own_last, console.width)):
+        console.print(block)
     console.print(_panel(finished, console.width))
 
 

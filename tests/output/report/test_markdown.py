@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from nsabench.cli.report import command
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import seal, verify
-from nsabench.output.report import Facts, statistics, write_html, write_markdown
+from nsabench.output.report import Facts, tables, write_html, write_markdown
 from nsabench.output.report.environment import command as command_of
 from nsabench.text import markdown
 from tests.output.report.conftest import make_run
@@ -101,8 +101,8 @@ def test_an_interrupted_run_says_so(tmp_path: Path) -> None:
 def test_lengths_count_what_exists_and_many_are_told_by_ranges(
     run: Path, monkeypatch: pytest.MonkeyPatch, most: int, name: str
 ) -> None:
-    monkeypatch.setattr(statistics, "MOST_LENGTHS", most)
-    rows = {row[:2]: row[2:] for row in statistics.by_length(Facts.read(run)).rows}
+    monkeypatch.setattr(tables, "MOST_LENGTHS", most)
+    rows = {row[:2]: row[2:] for row in tables.by_length(Facts.read(run)).rows}
     assert rows["quick_one", name][0] == "2 of 2"
     other = "128" if most == 16 else "128–255"
     assert rows["nasty_one", other][:3] == ("0 of 2", "0", "–")

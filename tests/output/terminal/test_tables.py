@@ -11,8 +11,8 @@ from rich.console import Console
 
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Regime, Verdict
-from nsabench.output import terminal
-from nsabench.output.terminal import tables
+from nsabench.output import tables, terminal
+from nsabench.output.document import on_terminal
 from tests.runs import with_comparison
 
 FASTER = Verdict.FASTER
@@ -55,7 +55,8 @@ def record(queue: Mapping[str, Any] | None = None, **what: Any) -> Record:
 
 def shown(*records: Record, width: int = 160) -> str:
     file = StringIO()
-    Console(file=file, width=width).print(tables.candidates_table(records, width))
+    for block in on_terminal(tables.candidates_on_terminal(records, width)):
+        Console(file=file, width=width).print(block)
     return file.getvalue()
 
 
@@ -132,7 +133,7 @@ def test_what_others_wrote_is_no_markup_and_what_is_cut_off_says_so() -> None:
     console.file, console.width = StringIO(), 240
     crashed = record(role="baseline", status="crashed", reason=reason)
     long = record(role="control", status="wrong", reason="x" * 101, caught="caught")
-    console.print(tables.baselines_table([crashed, long]))
+    console.print(*on_terminal([tables.others([crashed, long])]))
     assert reason in console.file.getvalue() and "x" * 99 + "…" in console.file.getvalue()
 
 
