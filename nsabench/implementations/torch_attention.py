@@ -22,6 +22,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from nsabench import Unsupported
 
 T = TypeVar("T")
+FlashAttention = Callable[..., Tensor]  # called as `aten_flash` is
 
 # Above this many elements a dense mask is no longer a serious way to do the work.
 MAX_MASK_ELEMENTS = 1 << 31
@@ -158,7 +159,9 @@ def aten_flash(
     """Call FlashAttention as torch bundles it: [B,T,H,D] with `cu` None, else packed [total,H,D].
 
     window: keys a query sees, 0 for all. causal: aligned at the ends. Without any key it gives 0.
+    Raises `Unsupported` for dtypes and sizes that it does not take.
     """
+    check_flash(q, v)
     if k.numel() == 0:
         return torch.zeros_like(q)
     extra: dict[str, Any] = {}
@@ -169,27 +172,6 @@ def aten_flash(
     return torch.ops.aten._flash_attention_forward(
         q, k, v, *(cu or (None, None)), *longest, 0.0, causal, False, scale=sm_scale, **extra
     )[0]
-
-
-def packed_flash(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, **options: Any
-) -> Tensor:
-    """Call `aten_flash` [B,T,HQ,D] on packed sequences, also if they are equally long."""
-    check_flash(q, v)
-    cu, longest = packed(q, cu_seqlens), (options["max_seqlen"],) * 2
-    fq, fk, fv = (x.flatten(0, 1) for x in (q, k, v))
-    window = options.get("window", 0)
-    return aten_flash(fq, fk, fv, (cu, cu), longest, options["sm_scale"], window).view_as(q)
-
-
-@cache
-def varlen_attention() -> Any:
-    """Return the public varlen attention. Raises `Unsupported` before torch 2.10."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        raise Unsupported(f"torch {torch.__version__} has no torch.nn.attention.varlen") from None
-    return varlen_attn
 
 
 def kept_sdpa(q: Tensor, k: Tensor, v: Tensor, keep: Tensor, sm_scale: float) -> Tensor:
@@ -246,12 +228,6 @@ def flex_attend(q: Tensor, k: Tensor, v: Tensor, block_mask: Any, sm_scale: floa
     return out.transpose(1, 2)
 
 
-def create_mask(mask_mod: Any, queries: int, keys: int, device: torch.device) -> Any:
-    """Return the BlockMask of `mask_mod`, the same for all batches and heads."""
-    make = flex()[1].create_block_mask
-    return make(mask_mod, None, None, queries, keys, device=str(device))
-
-
 def block_mask(
     partial: Tensor,
     full: Tensor | None,
@@ -270,8 +246,8 @@ def block_mask(
         raise Unsupported(f"torch {torch.__version__}: a BlockMask is not told how long it is")
     halves = not backward and accepts(make, "compute_q_blocks")
     return make(
-        *_counted(partial),
-        *(_counted(full) if full is not None else ()),
+        *counted(partial),
+        *(counted(full) if full is not None else ()),
         BLOCK_SIZE=TILE,
         mask_mod=mask_mod,
         seq_lengths=seq_lengths,
@@ -279,8 +255,11 @@ def block_mask(
     )
 
 
-def _counted(tiles: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many tiles of keys a tile of queries has, and the tiles, those first; int32."""
+def counted(tiles: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how many tiles of keys a tile of queries has, and the tiles, those first; int32.
+
+    They are in rising order.
+    """
     order = tiles.to(torch.int32).argsort(dim=-1, descending=True, stable=True)
     return tiles.sum(-1, dtype=torch.int32), order.to(torch.int32)
 

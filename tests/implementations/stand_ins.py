@@ -49,10 +49,12 @@ def aten_flash(
     cu: tuple[Tensor, Tensor] | None,
     longest: tuple[int, int],
     sm_scale: float,
+    window: int = 0,
     *,
     causal: bool = True,
 ) -> Tensor:
     """FlashAttention in plain PyTorch; what it would leave unwritten is NaN."""
+    assert not window
     dtype = q.dtype
     q, k, v = q.float(), k.float(), v.float()
     if cu is None:

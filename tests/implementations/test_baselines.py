@@ -11,12 +11,7 @@ from torch import Tensor
 
 from nsabench import Unsupported, ops, registry
 from nsabench.implementations import torch_attention
-from nsabench.implementations.baselines import (
-    decode,
-    selection_ranges,
-    selection_varlen,
-    sliding_window,
-)
+from nsabench.implementations.baselines import bands, decode, selection_ranges, selection_varlen
 from nsabench.model.vocabulary import DType, Kind, Role
 from nsabench.ops import Inputs
 from tests.implementations import stand_ins
@@ -54,9 +49,8 @@ def test_flash_attention_is_told_the_longest_row(
 
 
 @pytest.mark.parametrize("distribution", ["dense", "packed"])
-@pytest.mark.parametrize("name", ["flash_varlen", "varlen_attn"])
 def test_windows_are_told_how_long_the_longest_sequence_is(
-    monkeypatch: pytest.MonkeyPatch, name: str, distribution: str
+    monkeypatch: pytest.MonkeyPatch, distribution: str
 ) -> None:
     told: list[tuple[int, int]] = []
 
@@ -64,15 +58,10 @@ def test_windows_are_told_how_long_the_longest_sequence_is(
         told.append(longest)
         return q
 
-    def public(q, k, v, cu_q, cu_k, max_q, max_k, *, scale, window_size, enable_gqa):
-        told.append((max_q, max_k))
-        return q
-
     monkeypatch.setattr(torch_attention, "aten_flash", aten)
-    monkeypatch.setattr(torch_attention, "varlen_attention", lambda: public)
     sizes = {"B": 3, "T": 40, "HQ": 2, "H": 1, "D": 16, "window": 8}
     inputs = drawn("sliding_window", sizes, distribution)
-    getattr(sliding_window, name)(*inputs.tensors.values(), **inputs.options)
+    bands.flash_varlen(*inputs.tensors.values(), **inputs.options)
     ends = inputs.tensors.get("cu_seqlens", torch.tensor([0, 40]))
     assert set(told) == {(int(ends.diff().max()),) * 2}
 

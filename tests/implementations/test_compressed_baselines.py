@@ -11,10 +11,16 @@ from torch import Tensor
 from nsabench import Unsupported, ops
 from nsabench.implementations import torch_attention
 from nsabench.implementations.baselines import compressed as baselines
-from nsabench.implementations.libraries import _calls, flash_attn
+from nsabench.implementations.libraries import _calls
 from nsabench.ops import Inputs
 from tests.implementations import stand_ins
-from tests.implementations.stand_ins import aten_flash, blind_the_host, looked, uncompiled_flex
+from tests.implementations.stand_ins import (
+    aten_flash,
+    blind_the_host,
+    looked,
+    registered,
+    uncompiled_flex,
+)
 
 OP = ops.get("compressed")
 HEADS = {"HQ": 6, "H": 2, "D": 16}
@@ -56,8 +62,9 @@ def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def assert_right(name: str, inputs: Inputs, *, gradients: bool = True) -> None:
     leaves = [inputs.tensors[x].clone().requires_grad_(gradients) for x in ("q", "k", "v")]
-    call = getattr(flash_attn if name.startswith("flash_attn") else baselines, name)
-    out = call(*leaves, *list(inputs.tensors.values())[3:], **inputs.options)
+    out = registered("compressed", name)(
+        *leaves, *list(inputs.tensors.values())[3:], **inputs.options
+    )
     torch.testing.assert_close(out.double(), OP.oracle(inputs), atol=1e-5, rtol=1e-5)
     if gradients:
         grad_out = torch.randn_like(out)
@@ -74,7 +81,7 @@ def of_the_package(
     return aten_flash(q, k, v, None, (q.shape[1], k.shape[1]), softmax_scale)
 
 
-@pytest.mark.parametrize("name", ["flash", "flash_attn_compressed"])
+@pytest.mark.parametrize("name", ["flash", "flash_attn"])
 @pytest.mark.parametrize("T", [32, 95, 96, 100])
 @pytest.mark.parametrize(("block", "stride"), [(32, 16), (16, 16), (8, 1)])
 def test_queries_of_a_stride_are_heads(

@@ -129,14 +129,14 @@ def fused_sigmoid_combine(a: Tensor, b: Tensor, c: Tensor, w: Tensor) -> Tensor:
 
 
 def near(
-    q: Tensor, k: Tensor, v: Tensor, cu: Tensor, *, sm_scale: float, max_seqlen: int, window: int
+    q: Tensor, k: Tensor, v: Tensor, cu: object, longest: object, scale: float, window: int
 ) -> Tensor:
-    """FlashAttention's `causal`, of packed sequences."""
-    out = torch.zeros_like(q[0])
+    """FlashAttention of packed sequences."""
+    out = torch.zeros_like(q)
     for tokens, _ in sequences():
-        given = (x[0, tokens] for x in (q, k, v))
-        out[tokens] = libraries.of_sequence(*given, sm_scale, True, (window - 1, 0))
-    return out.unsqueeze(0)
+        given = (x[tokens] for x in (q, k, v))
+        out[tokens] = libraries.of_sequence(*given, scale, True, (window - 1, 0))
+    return out
 
 
 class Core(torch.nn.Module):
@@ -162,8 +162,7 @@ class Core(torch.nn.Module):
         means, scale = (mean_pooling(k), mean_pooling(v)), self.sm_scale
         out, lse = compress_attn(q, *means, scale)
         chosen, _ = slc_topk_indices(q, means[0], lse, scale, True)
-        sizes = {"sm_scale": scale, "max_seqlen": 0, "window": self.window + 1}
-        window = near(q[None], k[None], v[None], cu_seqlens, **sizes)[0]
+        window = near(q, k, v, None, None, scale, self.window + 1)
         return fused_sigmoid_combine(out, select_attn(q, k, v, chosen, scale), window, w)
 
 
@@ -186,7 +185,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     monkeypatch.setattr(flash_nsa, "_function", function)
     monkeypatch.setattr(_calls, "refuse_float32", lambda *_: None)
-    monkeypatch.setattr(flash_attn.Flash, "causal", lambda self, *given, **how: near(*given, **how))
+    monkeypatch.setattr(flash_attn.Flash, "__call__", lambda self, *given: near(*given))
     flash_nsa._core.cache_clear()
     return held
 

@@ -9,6 +9,7 @@ from nsabench.implementations.torch_attention import memoised
 from tests.implementations.stand_ins import assert_right, drawn, registered, uncompiled_flex
 
 SLIDING = {"B": 5, "T": 90, "HQ": 4, "H": 2, "D": 16}
+COMPRESSED = {**SLIDING, "block": 32, "stride": 16}
 RANGES = {"B": 2, "S": 40, "G": 2, "H": 4, "D": 16, "S_kv": 256, "n_spans": 3, "L": 60}
 BLOCKS = {"B": 1, "T": 256, "HQ": 4, "H": 2, "D": 16, "S": 2, "block_size": 32}
 
@@ -46,13 +47,17 @@ def test_what_a_graph_holds_is_not_kept_and_all_else_is_waited_for(
         ("sliding_window", {**SLIDING, "window": 300}, "packed"),
         ("sliding_window", {**SLIDING, "B": 2, "T": 400, "window": 300}, "packed"),
         ("sliding_window", {**SLIDING, "B": 2, "window": 40}, "dense"),
+        ("compressed", COMPRESSED, "packed"),
+        ("compressed", COMPRESSED, "dense"),
         ("selection_ranges", RANGES, "mixed"),
         ("selection_blocks", BLOCKS, "random"),
         ("selection_blocks", {**BLOCKS, "T": 384}, "packed"),
     ],
 )
-def test_block_masks_of_flex_attention_are_right(
+def test_masks_and_block_masks_are_right(
     monkeypatch: pytest.MonkeyPatch, op: str, sizes: dict[str, int], distribution: str
 ) -> None:
     uncompiled_flex(monkeypatch)
-    assert_right(registered(op, "flex_attention"), op, drawn(op, distribution, **sizes))
+    inputs = drawn(op, distribution, **sizes)
+    for name in ("masked_sdpa", "flex_attention"):
+        assert_right(registered(op, name), op, inputs)

@@ -1,7 +1,7 @@
-"""Dense causal attention: each way that torch has.
+"""Dense causal attention by SDPA.
 
-These are the baselines of `causal_attention`, and what a model could run instead of `nsa_attention`
-and of its variant without a window.
+Each is a baseline of `causal_attention`, and what a model could run instead of `nsa_attention` and
+of its variant without a window.
 """
 
 from __future__ import annotations
@@ -15,17 +15,15 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from nsabench import Unsupported
 from nsabench.implementations import torch_attention as _torch
-from nsabench.implementations._register import Packing, alternative, baseline
+from nsabench.implementations._register import F, Packing, alternative, baseline
 
-Attention = Callable[..., Tensor]
-# The scores of all heads that torch's own formula may hold.
-MOST_SCORES = 1 << 31
+MOST_SCORES = 1 << 31  # that torch's own formula may hold, of all heads
 
 
-def dense(name: str, **declared: Any) -> Callable[[Attention], Attention]:
+def dense(name: str, **declared: Any) -> Callable[[F], F]:
     """Register dense attention as a baseline of its own op, and as an alternative to NSA."""
 
-    def register(call: Attention) -> Attention:
+    def register(call: F) -> F:
         baseline("causal_attention", name, **declared)(call)
         for op in ("nsa_attention", "nsa_without_window"):
             alternative(op, f"dense_{name}", "causal_attention", **declared)(call)
@@ -42,77 +40,37 @@ def causal_sdpa(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
     return out.transpose(1, 2)
 
 
-def _sdpa(
-    backend: str, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Packing, sm_scale: float
-) -> Tensor:
-    if cu_seqlens is not None:
-        raise Unsupported("sequences are packed, which SDPA does not know")
-    with _torch.only(backend):
-        try:
-            return causal_sdpa(q, k, v, sm_scale)
-        except RuntimeError as error:
-            if "No available kernel" in str(error):
-                raise Unsupported(f"torch has no {backend} attention for this") from error
-            raise
-
-
 @dense("sdpa_math", on_cpu=True)
 def sdpa_math(q: Tensor, k: Tensor, v: Tensor, cu: Packing = None, **options: Any) -> Tensor:
     """SDPA by its formula, packed sequences one after the other."""
     scores = q.shape[0] * q.shape[2] * options["max_seqlen"] ** 2
     if scores > MOST_SCORES:
         raise Unsupported(f"it would hold {scores:.1e} scores")
-    if cu is None:
-        return _sdpa("math", q, k, v, None, options["sm_scale"])
-    lengths = cu.diff().tolist()
+    lengths = [q.shape[1]] if cu is None else cu.diff().tolist()
     parts = zip(q.split(lengths, 1), k.split(lengths, 1), v.split(lengths, 1), strict=True)
-    return torch.cat([_sdpa("math", a, b, c, None, options["sm_scale"]) for a, b, c in parts], 1)
+    with _torch.only("math"):
+        outs = [causal_sdpa(*part, options["sm_scale"]) for part in parts]
+    return outs[0] if cu is None else torch.cat(outs, 1)
 
 
-@dense("sdpa_flash")
-def sdpa_flash(q: Tensor, k: Tensor, v: Tensor, cu: Packing = None, **options: Any) -> Tensor:
-    """SDPA by the FlashAttention-2 that torch bundles."""
-    _torch.check_flash(q, v)
-    return _sdpa("flash", q, k, v, cu, options["sm_scale"])
+def _register(backend: str) -> None:
+    @dense(f"sdpa_{backend}")
+    def call(q: Tensor, k: Tensor, v: Tensor, cu: Packing = None, **options: Any) -> Tensor:
+        if cu is not None:
+            raise Unsupported("sequences are packed, which SDPA does not know")
+        if backend == "flash":
+            _torch.check_flash(q, v)
+        group = q.shape[2] // k.shape[2]
+        if backend == "efficient" and group > 1:  # it shares no heads
+            k, v = (x.transpose(1, 2).repeat_interleave(group, 1).transpose(1, 2) for x in (k, v))
+        with _torch.only(backend):
+            try:
+                return causal_sdpa(q, k, v, options["sm_scale"])
+            except RuntimeError as error:
+                if "No available kernel" not in str(error):
+                    raise
+                raise Unsupported(f"torch has no {backend} attention for this") from error
 
 
-@dense("sdpa_cudnn")
-def sdpa_cudnn(q: Tensor, k: Tensor, v: Tensor, cu: Packing = None, **options: Any) -> Tensor:
-    """SDPA by cuDNN."""
-    return _sdpa("cudnn", q, k, v, cu, options["sm_scale"])
-
-
-@dense("sdpa_efficient")
-def sdpa_efficient(q: Tensor, k: Tensor, v: Tensor, cu: Packing = None, **options: Any) -> Tensor:
-    """SDPA by the memory-efficient kernel, K and V copied for each head of a group."""
-    group = q.shape[2] // k.shape[2]
-    if cu is None and group > 1:
-        k, v = (x.transpose(1, 2).repeat_interleave(group, 1).transpose(1, 2) for x in (k, v))
-    return _sdpa("efficient", q, k, v, cu, options["sm_scale"])
-
-
-@dense("flash_varlen")
-def flash_varlen(q: Tensor, k: Tensor, v: Tensor, cu: Packing = None, **options: Any) -> Tensor:
-    """The FlashAttention-2 that torch bundles, packed."""
-    return _torch.packed_flash(q, k, v, cu, **options)
-
-
-@_torch.memoised(2)
-def _block_mask(t: int, device: torch.device) -> Any:
-    def seen(b: Tensor, h: Tensor, qi: Tensor, ki: Tensor) -> Tensor:
-        return ki <= qi
-
-    return _torch.create_mask(seen, t, t, device)
-
-
-@dense("flex_attention", kind="general", compiled_by="triton")
-def flex_attention(q: Tensor, k: Tensor, v: Tensor, cu: Packing = None, **options: Any) -> Tensor:
-    """FlexAttention with a causal block mask."""
-    t = q.shape[1]
-    _torch.refuse_mask(t, t)
-    if cu is None:
-        return _torch.flex_attend(q, k, v, _block_mask(t, q.device), options["sm_scale"])
-    position = torch.arange(t, dtype=torch.int32, device=q.device)
-    first = cu[_torch.sequence_of(cu, position)]
-    mask = _torch.band_mask(first, position + 1, t, backward=_torch.wants_grad(q, k, v))
-    return _torch.flex_attend(q, k, v, mask, options["sm_scale"])
+for _backend in ("flash", "cudnn", "efficient"):
+    _register(_backend)

@@ -30,12 +30,12 @@ MAX_SAVED_BYTES = 32 << 30  # of gathered K and V that a backward needs
 _baseline = partial(baseline, "selection_blocks")
 
 
-def _table(block_indices: Tensor, blocks: int) -> Tensor:
-    """Return which blocks each row chose: bool [B,H,T,blocks]."""
+def chosen_table(block_indices: Tensor, blocks: int, dtype: torch.dtype = torch.bool) -> Tensor:
+    """Return which blocks each row chose: [B,H,T,blocks]."""
     chosen = block_indices.transpose(1, 2).long()
     chosen = chosen.where((chosen >= 0) & (chosen < blocks), blocks)
-    table = torch.zeros(*chosen.shape[:3], blocks + 1, dtype=torch.bool, device=chosen.device)
-    return table.scatter_(-1, chosen, True)[..., :blocks]
+    table = torch.zeros(*chosen.shape[:3], blocks + 1, dtype=dtype, device=chosen.device)
+    return table.scatter_(-1, chosen, 1)[..., :blocks]
 
 
 @_baseline("masked_sdpa", on_cpu=True, kind="general")
@@ -52,7 +52,7 @@ def masked_sdpa(
         raise Unsupported(f"the mask would take {b * h * t * t} elements")
     token = torch.arange(t, device=q.device)
     start = begins(t, packing, q.device)
-    table = _table(blocks, -(-t // block_size))
+    table = chosen_table(blocks, -(-t // block_size))
     keep = table.index_select(-1, (token - start) // block_size)
     keep &= start == start[:, None]
     if options.get("causal", True):
@@ -118,7 +118,7 @@ def flex_attention(
     _torch.check_head_dims(q, v)
     if t % TILE or TILE % block_size:
         raise Unsupported(f"T must be a multiple of {TILE}, and that one of block_size")
-    table = _table(blocks, t // block_size)
+    table = chosen_table(blocks, t // block_size)
     if not packing:
         per = TILE // block_size
         tiles = table.view(b, h, t // TILE, TILE, t // TILE, per).any(5).any(3)

@@ -1,8 +1,7 @@
 """PyTorch's own attention on packed rows of unequal length.
 
 FlashAttention's varlen forward takes the packing as it is, without synchronisation or copies, and
-is the baseline to beat. It is called through the aten operator, which every supported torch has,
-and through the public `varlen_attn` where there is one.
+is the baseline to beat. It is called through the aten operator, which every supported torch has.
 """
 
 from __future__ import annotations
@@ -14,31 +13,32 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from nsabench import Unsupported
 from nsabench.implementations import torch_attention as _torch
 from nsabench.implementations._register import baseline
 
 _baseline = partial(baseline, "selection_varlen")
 
 
-def heads_as_queries(
-    q: Tensor, k: Tensor, v: Tensor
-) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
-    """Return rows with their H heads as H queries of one head: q [N*H,1,D], k, v [total,1,D]; and
-    cu_seqlens of the queries."""
+def attend_rows(
+    attend: _torch.FlashAttention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    **options: Any,
+) -> Tensor:
+    """Compute the op by a FlashAttention, the H heads of a row as H queries of one head."""
     rows, heads, width = q.shape
-    cu = _torch.every(heads, rows, q.device)
-    return (q.reshape(rows * heads, 1, width), k.unsqueeze(1), v.unsqueeze(1)), cu
+    packed = (q.reshape(rows * heads, 1, width), k.unsqueeze(1), v.unsqueeze(1))
+    cu = (_torch.every(heads, rows, q.device), cu_seqlens)
+    longest = (heads, options["max_seqlen"])
+    return attend(*packed, cu, longest, options["sm_scale"], causal=False).view(q.shape)
 
 
 @_baseline("flash_varlen")
-def flash_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, **options: Any) -> Tensor:
-    """The H heads as H queries of one head."""
-    _torch.check_flash(q, v)
-    packed, cu = heads_as_queries(q, k, v)
-    longest = (q.shape[1], options["max_seqlen"])
-    out = _torch.aten_flash(*packed, (cu, cu_seqlens), longest, options["sm_scale"], causal=False)
-    return out.view(q.shape)
+def flash_varlen(*tensors: Tensor, **options: Any) -> Tensor:
+    """The FlashAttention-2 that torch bundles, the H heads of a row as H queries of one head."""
+    return attend_rows(_torch.aten_flash, *tensors, **options)
 
 
 @_baseline("flash_varlen_gqa")
@@ -47,28 +47,9 @@ def flash_varlen_gqa(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, **opti
 
     If `max_seqlen` names more keys than a row has, this form splits no row over the device.
     """
-    _torch.check_flash(q, v)
     cu = (_torch.every(1, q.shape[0], q.device), cu_seqlens)
-    kv = (k.unsqueeze(1), v.unsqueeze(1))
-    return _torch.aten_flash(
-        q, *kv, cu, (1, options["max_seqlen"]), options["sm_scale"], causal=False
-    )
-
-
-@_baseline("varlen_attn")
-def varlen_attn(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, **options: Any) -> Tensor:
-    """The public API, the H heads as H queries of one head."""
-    _torch.check_flash(q, v)
-    attend = _torch.varlen_attention()
-    takes_scale = _torch.accepts(attend, "scale")
-    if k.shape[0] == 0:
-        return torch.zeros_like(q)
-    scaled = {"scale": options["sm_scale"]} if takes_scale else {}
-    if not takes_scale and abs(options["sm_scale"] * q.shape[2] ** 0.5 - 1) > 1e-6:
-        raise Unsupported("this torch's varlen_attn has the scale 1/sqrt(D) built in")
-    packed, cu = heads_as_queries(q, k, v)
-    out = attend(*packed, cu, cu_seqlens, q.shape[1], options["max_seqlen"], **scaled)
-    return out.view(q.shape)
+    packed, longest = (q, k.unsqueeze(1), v.unsqueeze(1)), (1, options["max_seqlen"])
+    return _torch.aten_flash(*packed, cu, longest, options["sm_scale"], causal=False)
 
 
 @_baseline("masked_sdpa", on_cpu=True, kind="general")

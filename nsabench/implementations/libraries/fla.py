@@ -92,7 +92,7 @@ def fla_whole_with_window(
             f"fla-core compresses blocks of {size} without overlap (op nsa_without_window), "
             f"and here a key is of {block} tokens, one every {stride}"
         )
-    flash_attn.FLASH.find(flash_attn.PLAIN, *flash_attn.TENSORS, "window_size")
+    flash_attn.FLASH.find(flash_attn.PLAIN, "q", "k", "v", "softmax_scale", "causal", "window_size")
     scale = options["sm_scale"]
     if abs(scale - q.shape[3] ** -0.5) > 1e-6 * scale:
         raise Unsupported("the window of fla-core scales by 1/sqrt(D), whatever it is told")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,46 +18,18 @@ from torch import Tensor
 from nsabench import Unsupported
 from nsabench.implementations import torch_attention as _torch
 from nsabench.implementations._register import Packing, baseline
-from nsabench.implementations.baselines.causal_attention import dense
 from nsabench.implementations.baselines.decode import of_a_stretch
+from nsabench.implementations.baselines.selection_blocks import chosen_table
 from nsabench.implementations.libraries import _calls
-from nsabench.implementations.libraries.flash_attn import PLAIN, TENSORS, VARLEN, Flash, alone
+from nsabench.implementations.libraries.flash_attn import PLAIN, VARLEN, Flash, alone
+from nsabench.implementations.torch_attention import TILE
 from nsabench.packages.catalogue import FLASH_ATTN_4
 
 FLASH = Flash(FLASH_ATTN_4, "flash_attn.cute.interface")
 SPARSITY = "flash_attn.cute.block_sparsity:BlockSparseTensorsTorch"
-TILE = 128  # queries and keys of a tile of the block-sparse form
 MAX_TABLE = 1 << 29  # elements that say which query chose which block
 _declared: dict[str, Any] = {"package": FLASH_ATTN_4, "compiled_by": "cutlass"}
-_baseline = partial(baseline, package=FLASH_ATTN_4, compiled_by="cutlass")
-
-
-@dense("flash_attn_4", **_declared)
-def flash_attn_4(q: Tensor, k: Tensor, v: Tensor, cu: Packing = None, **options: Any) -> Tensor:
-    """`flash_attn_func`, and `flash_attn_varlen_func` where sequences are packed."""
-    return FLASH.causal(q, k, v, cu, **options)
-
-
-@_baseline("sliding_window", "flash_attn_4")
-def flash_attn_4_window(
-    q: Tensor, k: Tensor, v: Tensor, cu: Packing = None, **options: Any
-) -> Tensor:
-    """`flash_attn_func` and `flash_attn_varlen_func` with their window."""
-    return FLASH.causal(q, k, v, cu, **options)
-
-
-@_baseline("compressed", "flash_attn_4")
-def flash_attn_4_compressed(
-    q: Tensor, k: Tensor, v: Tensor, *packing: Tensor, **options: Any
-) -> Tensor:
-    """`flash_attn_func`, the queries of a stride folded into its heads."""
-    return FLASH.compressed(q, k, v, packing, options)
-
-
-@_baseline("selection_varlen", "flash_attn_4")
-def flash_attn_4_rows(q: Tensor, k: Tensor, v: Tensor, cu: Tensor, **options: Any) -> Tensor:
-    """`flash_attn_varlen_func`, the H heads of a row as H queries of one head."""
-    return FLASH.rows(q, k, v, cu, **options)
+FLASH.register("flash_attn_4", **_declared)
 
 
 @of_a_stretch("flash_attn_4", **_declared)
@@ -80,7 +52,7 @@ def _all_long(rows: int, keys: int, device: torch.device) -> Tensor:
     return torch.full((rows,), keys, dtype=torch.int32, device=device)
 
 
-@_baseline("decode_selected", "flash_attn_4_pages")
+@baseline("decode_selected", "flash_attn_4_pages", **_declared)
 def flash_attn_4_pages(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, block_size: int, sm_scale: float
 ) -> Tensor:
@@ -123,32 +95,28 @@ def _chosen_mask(group: int, block_size: int) -> Callable[..., Any]:
 def chosen_tiles(
     block_indices: Tensor, t: int, block_size: int, group: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the blocks that queries chose, and tiles of keys that a tile of queries chose.
-
-    block_indices: [B,T,H,S]. The first result is int32 [B,H,T,T/block_size]: whether a query chose
-    a block. The second is [B,HQ,T/TILE]: how many tiles of keys any query of a tile chose. The
-    third is [B,HQ,T/TILE,T/TILE]: which ones, first in the last axis, and rising.
-    """
-    b, _, h, _ = block_indices.shape
-    blocks = t // block_size
-    chosen = block_indices.transpose(1, 2).long()
-    table = torch.zeros(b, h, t, blocks + 1, dtype=torch.int32, device=block_indices.device)
-    table.scatter_(-1, chosen.where(chosen >= 0, blocks), 1)
-    table = table[..., :blocks].contiguous()
+    """Return whether queries chose blocks, int32 [B,H,T,T/block_size], and for each tile of queries
+    the tiles of keys that any of them chose: how many, int32 [B,HQ,T/TILE], and which."""
+    table = chosen_table(block_indices, t // block_size, torch.int32).contiguous()
     per = TILE // block_size
-    tiles = table.view(b, h, t // TILE, TILE, t // TILE, per).amax((3, 5)).tril()
-    tiles = tiles.repeat_interleave(group, 1)
-    order = tiles.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
-    return table, tiles.sum(-1, dtype=torch.int32), order
+    tiles = table.unflatten(2, (-1, TILE)).unflatten(4, (-1, per)).amax((3, 5)).tril()
+    return table, *_torch.counted(tiles.repeat_interleave(group, 1))
 
 
-@_baseline("selection_blocks", "flash_attn_4_mask", directions=("forward",), kind="general")
+@baseline(
+    "selection_blocks",
+    "flash_attn_4_mask",
+    directions=("forward",),
+    kind="general",
+    **_declared,
+)
 def flash_attn_4_mask(
     q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, cu: Packing = None, **options: Any
 ) -> Tensor:
     """`block_sparse_tensors`: tiles of 128 keys that none of 128 queries chose are free; in the
     others a mask reads what was chosen."""
-    attend = FLASH.find(PLAIN, *TENSORS, "mask_mod", "aux_tensors", "block_sparse_tensors")
+    masked = ("mask_mod", "aux_tensors", "block_sparse_tensors")
+    attend = FLASH.find(PLAIN, "q", "k", "v", "softmax_scale", "causal", *masked)
     takes = ("mask_block_cnt", "mask_block_idx", "full_block_cnt", "full_block_idx", "block_size")
     sparsity = _calls.function(FLASH_ATTN_4, SPARSITY, *takes)
     _torch.check_flash(q, v)

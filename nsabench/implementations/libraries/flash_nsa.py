@@ -115,14 +115,9 @@ def flash_nsa_fa4(
     compressed, lse = attend(queries, k_cmp, v_cmp, sm_scale=scale)
     chosen, _ = choose(queries, k_cmp, lse, sm_scale=scale, maybe_efficient_version=True)
     selected = select(queries, keys, values, chosen, sm_scale=scale)
-    near = flash_attn_4.FLASH.causal(
-        *(queries[None], keys[None], values[None]),
-        packed,
-        sm_scale=scale,
-        max_seqlen=options["max_seqlen"],
-        window=options["window"],
-    )
-    out = add(compressed, selected, near[0], logits)
+    longest, window = (options["max_seqlen"],) * 2, options["window"]
+    near = flash_attn_4.FLASH(queries, keys, values, (packed, packed), longest, scale, window)
+    out = add(compressed, selected, near, logits)
     return out.view(*q.shape[:3], v.shape[3])
 
 
