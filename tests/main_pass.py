@@ -9,12 +9,11 @@ from pathlib import Path
 from nsabench.model.description import Described
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Purpose
-from nsabench.running.attempt import attempt
+from nsabench.running.attempt import Executor, attempt
 from nsabench.running.folder import RunFolder
 from nsabench.running.log import LogFile
 from nsabench.running.policy import next_jobs
 from nsabench.running.seals import Sealer
-from nsabench.running.supervisor.executor import Executor
 from nsabench.verdicts.attempts import CaseState, states_of
 from tests.runs import SIGNER, session_of
 

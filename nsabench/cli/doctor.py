@@ -14,7 +14,8 @@ from nsabench.machine import doctor
 from nsabench.machine.environment.collect import collect
 from nsabench.output import terminal
 from nsabench.running import run
-from nsabench.running.supervisor.executor import JobLost, WorkerExecutor
+from nsabench.running.supervisor.death import WorkerLost
+from nsabench.running.supervisor.executor import WorkerExecutor
 
 
 @click.command("doctor")
@@ -37,7 +38,7 @@ def command(device: str, results: Path, as_json: bool) -> int:
     try:
         with closing(WorkerExecutor(chosen)) as executor:
             described = executor.describe()
-    except JobLost as lost:
+    except WorkerLost as lost:
         # A worker that cannot tell its versions is a finding, not a reason to stop.
         described = None
         say(f"nsabench: torch could not be asked: {lost.reason}", err=True)

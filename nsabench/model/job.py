@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Annotated
 
 from pydantic import ConfigDict, Field
@@ -53,11 +54,22 @@ class Job(Message):
         return self.purpose, self.case.id, self.sources, self.attempt
 
 
-class Death(Message):
-    """How a job ended without an answer, and whom its worker was busy with.
+def input_seeds(entropy: str, purpose: Purpose, case: Case) -> list[int]:
+    """Return the seeds of a case's sets of inputs: others for each pass, the same in each attempt.
 
-    suspect: the implementation that the worker named, empty if it named none. phase: what the
-    worker was busy with, as `parity`.
+    entropy: a secret of the plan, so that no worker knows a seed before it is used.
+    """
+    count = max(2, case.streams, case.timing.rotate)
+    prefix = f"{entropy}/{case.seed}/{case.id}/{purpose}"
+    digests = (sha256(f"{prefix}/{number}".encode()) for number in range(count))
+    return [int.from_bytes(digest.digest()[:7]) for digest in digests]
+
+
+class Death(Message):
+    """How a job ended without an answer.
+
+    suspect: the implementation that the worker was busy with, as it said; empty for none. phase:
+    what it did then, such as `parity`.
     """
 
     status: Status

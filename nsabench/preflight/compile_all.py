@@ -23,8 +23,7 @@ from nsabench.preflight.messages import (
     RecordLaunches,
     Trouble,
 )
-from nsabench.running.supervisor.classify import SIGNATURES, classify
-from nsabench.running.supervisor.loss import WorkerLost
+from nsabench.running.supervisor.death import SIGNATURES, WorkerLost
 from nsabench.running.supervisor.process import WorkerProcess
 from nsabench.running.supervisor.program import Program, worker_environment
 from nsabench.worker.protocol import Step
@@ -120,12 +119,11 @@ class Compiler:
 
     def _not_started(self, lost: WorkerLost) -> CompiledLaunch:
         """Return the one row of a Triton that cannot be imported."""
-        _, reason = classify(lost)
         trouble = Trouble(
             op="",
             implementation="(all)",
             status=Status.CRASHED if self._declared else Status.UNSUPPORTED,
-            reason=reason,
+            reason=lost.reason,
         )
         nothing = RecordedLaunches(triton=self._task.triton, torch="", launches=[], troubles=[])
         row = self._trouble(nothing, trouble)
@@ -140,11 +138,14 @@ class Compiler:
                 request = RecordLaunches(cases=cases, skip=skip, ahead=self._task.ahead)
                 return self._ask(request, RecordedLaunches)
             except WorkerLost as lost:
-                status, reason = classify(lost)
-                if self.stopped or not lost.step.implementation:
+                death = lost.death
+                if self.stopped or not death.suspect:
                     raise
-                op, _, name = lost.step.implementation.partition("/")
-                self._lost.append(Trouble(op=op, implementation=name, status=status, reason=reason))
+                op, _, name = death.suspect.partition("/")
+                trouble = Trouble(
+                    op=op, implementation=name, status=death.status, reason=death.reason
+                )
+                self._lost.append(trouble)
 
     def _build(self, launch: Launch, cases: list[Case]) -> Built:
         try:
@@ -152,8 +153,7 @@ class Compiler:
                 self._record(cases)
             built = self._ask(Build(key=launch.key), Built)
         except WorkerLost as lost:
-            status, reason = classify(lost)
-            return Built(status=status, reason=reason)
+            return Built(status=lost.death.status, reason=lost.reason)
         if built.status is Status.COMPILE_ERROR and self._worker is not None:
             built.reason += _diagnostic(self._worker.log.text())
         return built

@@ -9,12 +9,20 @@ from typing import Protocol
 from nsabench.model.job import Death, Job
 from nsabench.model.log import Begun, Ended, Entry, Observed
 from nsabench.model.measurement import Observation
-from nsabench.running.supervisor.executor import Executor
+from nsabench.worker.protocol import Measured
+
+
+class Executor(Protocol):
+    """Runs jobs: `WorkerExecutor`, or its twin in a test."""
+
+    def run(self, job: Job) -> Measured | Death: ...
+
+    def log(self) -> str: ...
+
+    def close(self) -> None: ...
 
 
 class Append(Protocol):
-    """Adds entries to a log."""
-
     def __call__(self, *entries: Entry) -> None: ...
 
 

@@ -11,7 +11,8 @@ from nsabench.errors import UsageError
 from nsabench.model.plan import Device, ImplementationInfo
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Role
-from nsabench.running.supervisor.executor import JobLost, WorkerExecutor
+from nsabench.running.supervisor.death import WorkerLost
+from nsabench.running.supervisor.executor import WorkerExecutor
 from nsabench.sources import digest_of
 
 
@@ -45,7 +46,7 @@ def of(executor: WorkerExecutor) -> list[ImplementationInfo]:
     """What an executor's workers import. Raises `UsageError` when they cannot."""
     try:
         return executor.discover()
-    except JobLost as lost:
+    except WorkerLost as lost:
         what = executor.kernels or "the implementations"
         raise UsageError(
             f"{what} could not be imported: {lost.reason}",

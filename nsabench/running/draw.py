@@ -1,5 +1,8 @@
-"""Draws the inputs of a case of a run into a file that torch loads. A process of its own, since
-the supervisor imports no torch: `python -m nsabench.running.draw RUN CASE FILE.pt`."""
+"""Draws the inputs of a case of a run into a file that torch loads.
+
+It is a process of its own, since the supervisor imports no torch: `python -m nsabench.running.draw
+RUN CASE FILE.pt`.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,13 @@ import sys
 from pathlib import Path
 
 from nsabench import ops
+from nsabench.model.job import input_seeds
 from nsabench.model.plan import Plan
+from nsabench.model.vocabulary import Purpose
 
 
 def main(run: Path, case_id: str, file: Path) -> None:
-    """What is drawn is what the run drew first, if this machine has the device of the run."""
+    """Draw the first set of the main pass; the same bits if this is the device of the run."""
     import torch
 
     plan = Plan.read(run / "plan.json")
@@ -20,7 +25,8 @@ def main(run: Path, case_id: str, file: Path) -> None:
     case = plan.by_id[case_id].case
     device = "cuda" if plan.device == "cuda" and torch.cuda.is_available() else "cpu"
     op = ops.get(case.op)
-    inputs = op.draw(ops.sizes(case), case.dtype, case.distribution, case.seed, device)
+    seed = input_seeds(plan.entropy, Purpose.MAIN, case)[0]
+    inputs = op.draw(ops.sizes(case), case.dtype, case.distribution, seed, device)
     tensors = {name: tensor.cpu() for name, tensor in inputs.tensors.items()}
     saved = {"tensors": tensors, "options": dict(inputs.options), "by": list(op.differentiable)}
     torch.save(saved, file)

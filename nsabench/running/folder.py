@@ -21,7 +21,7 @@ from nsabench.verdicts.results import Part
 
 LATEST = "latest"
 SHARDS = "shards"  # the folder of a merged run that holds the shards
-HEAD = "=== "  # before the names of those whom a part of a log is of
+HEAD = "=== "  # begins the line that names the implementations of a part of the printed output
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class RunFolder:
             parts.setdefault(observation.traceback, []).append(observation.implementation)
             observation.traceback = ""
         sections = [
-            f"{HEAD}{', '.join(names)}\n{text.rstrip()}\n"
+            f"{HEAD}{', '.join(names)}\n{_without_headings(text)}\n"
             for text, names in parts.items()
             if text.strip()
         ]
@@ -156,3 +156,9 @@ class RunFolder:
             path = self.printed(job.case.id, job.purpose)
             with path.open("a", encoding="utf-8") as file:
                 file.writelines(sections)
+
+
+def _without_headings(text: str) -> str:
+    """Indent lines that look like a heading: a kernel must not print in the name of another."""
+    lines = text.rstrip().splitlines()
+    return "\n".join(f" {line}" if line.startswith(HEAD) else line for line in lines)

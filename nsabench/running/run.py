@@ -37,7 +37,8 @@ from nsabench.running.policy import canary_jobs, judge, next_jobs
 from nsabench.running.same_machine import described_as_before
 from nsabench.running.seals import Sealer
 from nsabench.running.supervisor.checker import CheckerProcess
-from nsabench.running.supervisor.executor import JobLost, WorkerExecutor
+from nsabench.running.supervisor.death import WorkerLost
+from nsabench.running.supervisor.executor import WorkerExecutor
 from nsabench.signing import Signer
 from nsabench.signing.signer import make_run_key
 from nsabench.verdicts import parquet, tables
@@ -394,7 +395,7 @@ class _Run:
                     self.view.note(f"{problem.severity}: {problem.what} {problem.remedy}")
         try:
             ceilings = executor.calibrate()
-        except JobLost as lost:
+        except WorkerLost as lost:
             raise EnvironmentRefused(
                 f"the device could not be calibrated: {lost.reason}", "run `nsabench doctor`."
             ) from lost

@@ -8,7 +8,8 @@ from nsabench import registry
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.model.description import Described
 from nsabench.model.log import Session
-from nsabench.running.supervisor.executor import JobLost, WorkerExecutor
+from nsabench.running.supervisor.death import WorkerLost
+from nsabench.running.supervisor.executor import WorkerExecutor
 
 
 def described_as_before(executor: WorkerExecutor, earlier: Sequence[Session]) -> Described:
@@ -19,7 +20,7 @@ def described_as_before(executor: WorkerExecutor, earlier: Sequence[Session]) ->
     """
     try:
         described = executor.describe()
-    except JobLost as lost:
+    except WorkerLost as lost:
         raise EnvironmentRefused(
             f"the device could not be described: {lost.reason}", "run `nsabench doctor`."
         ) from lost

@@ -22,7 +22,8 @@ from nsabench.model.vocabulary import NO_SPECIALISED, Purpose, Role, Status
 from nsabench.running import discovery
 from nsabench.running.attempt import attempt
 from nsabench.running.policy import next_job
-from nsabench.running.supervisor.executor import JobLost, WorkerExecutor
+from nsabench.running.supervisor.death import WorkerLost
+from nsabench.running.supervisor.executor import WorkerExecutor
 from nsabench.trial.known_baselines import ATTEMPT, KnownBaselines
 from nsabench.trial.question import UNTIMED, Question, plan
 from nsabench.verdicts.attempts import CaseState, state_of
@@ -92,7 +93,7 @@ def answer(
         infos = discovery.joined(question.file, sources, discovery.of(apart), discovery.of(own))
         try:
             described = apart.describe()
-        except JobLost as lost:
+        except WorkerLost as lost:
             raise EnvironmentRefused(
                 f"the device could not be described: {lost.reason}", "run `nsabench doctor`."
             ) from None

@@ -11,7 +11,9 @@ import torch
 import yaml
 
 from nsabench import ops
+from nsabench.model.job import input_seeds
 from nsabench.model.plan import Plan
+from nsabench.model.vocabulary import Purpose
 from tests.cli.conftest import TINY, Nsabench, complete
 from tests.cli.conftest import nsabench as nsabench
 
@@ -44,7 +46,9 @@ def test_a_script_calls_it_on_the_inputs_of_the_run(tmp_path: Path, nsabench: Ns
     script = tmp_path / "alone.py"
     assert len(script.read_text().splitlines()) <= 60
     case = planned.case
-    inputs = ops.get(case.op).draw(ops.sizes(case), case.dtype, "dense", case.seed, "cpu")
+    plan = Plan.read(tmp_path / "run" / "plan.json")
+    seed = input_seeds(plan.entropy, Purpose.MAIN, case)[0]  # as the run has drawn
+    inputs = ops.get(case.op).draw(ops.sizes(case), case.dtype, "dense", seed, "cpu")
     saved = torch.load(tmp_path / "alone.pt", weights_only=True)
     assert all(torch.equal(saved["tensors"][name], t) for name, t in inputs.tensors.items())
     ran = subprocess.run(

@@ -29,8 +29,8 @@ from nsabench.preflight.messages import (
     RecordLaunches,
 )
 from nsabench.preflight.run import installed_triton
-from nsabench.running.supervisor.log import Log
-from nsabench.running.supervisor.loss import WorkerTimedOut
+from nsabench.running.supervisor.death import WorkerLost, timed_out
+from nsabench.running.supervisor.printed import Printed
 from nsabench.worker.protocol import Step
 from tests import forked
 
@@ -328,11 +328,11 @@ class LostTwice:
 
     def __init__(self, program: object) -> None:
         LostTwice.made += 1
-        self.number, self.log = LostTwice.made, Log()
+        self.number, self.log = LostTwice.made, Printed()
 
     def ask(self, request: Message, limit_s: float) -> Iterator[Message]:
         if self.number == 2:
-            raise WorkerTimedOut(Step(phase="start"), limit_s)
+            raise WorkerLost(timed_out(Step(phase="start"), limit_s))
         if isinstance(request, RecordLaunches):
             launches = [
                 Launch(
@@ -350,7 +350,7 @@ class LostTwice:
             ]
             yield RecordedLaunches(triton="3.7.1", torch="2.13.0", launches=launches, troubles=[])
         elif isinstance(request, Build) and request.key == "b":
-            raise WorkerTimedOut(Step(phase="build"), limit_s)
+            raise WorkerLost(timed_out(Step(phase="build"), limit_s))
         else:
             yield Built(status=Status.OK)
 

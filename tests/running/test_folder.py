@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nsabench.running.folder import RunFolder
+from nsabench.running.folder import HEAD, RunFolder
+from nsabench.running.policy import next_jobs
+from tests.runs import Made, log_of, make_plan
 
 
 def made(path: Path) -> RunFolder:
@@ -32,3 +34,14 @@ def test_a_folder_of_ones_own_called_latest_is_left_alone(tmp_path: Path) -> Non
     (tmp_path / "latest").mkdir()
     made(tmp_path / "one")
     assert (tmp_path / "latest").is_dir() and not (tmp_path / "latest").is_symlink()
+
+
+def test_what_a_kernel_prints_is_no_heading(tmp_path: Path) -> None:
+    """Else the page would show it as printed by another implementation."""
+    plan = make_plan(Made())
+    job = next_jobs(plan, log_of(plan))[0]
+    folder = made(tmp_path / "one")
+    folder.keep_printed(job, [], f"begun\n{HEAD}sdpa_gqa\r{HEAD}sdpa_gqa\nI am slow\n")
+    text = folder.printed(job.case.id, job.purpose).read_text()
+    headings = [line for line in text.splitlines() if line.startswith(HEAD)]
+    assert headings == [HEAD + ", ".join(job.implementations)]

@@ -20,7 +20,8 @@ from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Purpose, Role, Status
 from nsabench.running import run
 from nsabench.running.log import read
-from nsabench.running.supervisor.executor import JobLost, WorkerExecutor
+from nsabench.running.supervisor.death import WorkerLost
+from nsabench.running.supervisor.executor import WorkerExecutor
 from nsabench.signing import Signer
 from nsabench.worker.protocol import Measured
 from tests.runs import Made, make_run, timed
@@ -133,7 +134,7 @@ def test_the_environment_is_what_the_machine_was_before_it_was_calibrated(
 
     def calibrate(executor: Elsewhere) -> None:
         seen.append((folder / "environment.json").exists())
-        raise JobLost(Death(status=Status.CRASHED, reason="enough was seen"))
+        raise WorkerLost(Death(status=Status.CRASHED, reason="enough was seen"))
 
     monkeypatch.setattr(Elsewhere, "calibrate", calibrate, raising=False)
     with pytest.raises(EnvironmentRefused, match="enough was seen"):

@@ -12,7 +12,8 @@ from nsabench.model.plan import Plan
 from nsabench.running.compilation import processes
 from nsabench.running.compilation.jobs import Job, Jobs, jobs_of
 from nsabench.running.compilation.processes import Called, Processes
-from nsabench.running.supervisor.executor import JobLost, WorkerExecutor
+from nsabench.running.supervisor.death import WorkerLost
+from nsabench.running.supervisor.executor import WorkerExecutor
 from nsabench.running.supervisor.scratch import Scratch
 from nsabench.running.supervisor.temporary import TemporaryFolder
 
@@ -111,7 +112,7 @@ class Ahead:
         self._scratch.begin_afresh(aside)
         try:
             executor.describe()
-        except JobLost:
+        except WorkerLost:
             pass  # what it did not copy is compiled again
         finally:
             executor.retire()

@@ -16,7 +16,8 @@ from nsabench import labels, ops
 from nsabench.errors import NsabenchError
 from nsabench.machine.memory import memory_of
 from nsabench.running.compilation.jobs import Job
-from nsabench.running.supervisor.executor import JobLost, WorkerExecutor
+from nsabench.running.supervisor.death import WorkerLost
+from nsabench.running.supervisor.executor import WorkerExecutor
 
 MOST_PROCESSES = 16
 CONTEXT_BYTES = 1 << 30  # of a process on the device, before it holds anything
@@ -128,7 +129,7 @@ class Processes:
             self._in_flight[executor] = began, job
             try:
                 compiled = executor.compile(job.case, job.info.name, job.limit_s)
-            except (JobLost, NsabenchError):  # it is measured, and fails again
+            except (WorkerLost, NsabenchError):  # it is measured, and fails again
                 self._ended_by.add(job.info.name)
                 return Called(job, wall_s=time.monotonic() - began)
             finally:

@@ -1,1 +1,1 @@
-"""Runs a plan in worker processes. Imports no torch and no foreign code."""
+"""Worker processes, from the side of the supervisor. It imports no torch and no foreign code."""

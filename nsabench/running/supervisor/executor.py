@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
+
+import psutil
 
 from nsabench import limits
 from nsabench.checker.messages import Judged
 from nsabench.delivery import Delivery
-from nsabench.model.case import Case
+from nsabench.model.case import Case, FixedCount, RatioCI
 from nsabench.model.description import Described
-from nsabench.model.job import Death, Job
+from nsabench.model.job import Death, Job, input_seeds
 from nsabench.model.measurement import Bursts, Ceilings, Message, Observation, Samples
 from nsabench.model.plan import Device, ImplementationInfo, Plan
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Status
 from nsabench.running.supervisor import process, sensors
-from nsabench.running.supervisor.checker import CheckerLost, CheckerProcess
-from nsabench.running.supervisor.classify import classify
-from nsabench.running.supervisor.loss import (
-    WorkerFilledScratch,
+from nsabench.running.supervisor.checker import CheckerProcess
+from nsabench.running.supervisor.death import (
+    CheckerLost,
+    ScratchFilled,
     WorkerLost,
     WorkerRefused,
 )
-from nsabench.running.supervisor.process import MAX_STEPS, WorkerProcess
+from nsabench.running.supervisor.process import WorkerProcess
 from nsabench.running.supervisor.program import measuring
 from nsabench.running.supervisor.scratch import Scratch
+from nsabench.running.supervisor.timeouts import MAX_STEPS
 from nsabench.verdicts.attempts import BEFORE_ANY
 from nsabench.worker.protocol import (
     Calibrate,
@@ -47,42 +49,17 @@ from nsabench.worker.protocol import (
 
 DISCOVER_LIMIT_S = 120.0
 CALIBRATE_LIMIT_S = 120.0
-# Of one implementation: 10,000 samples have less. A log with a longer line is not read at all.
-MOST_SAID_BYTES = limits.LOG_LINE // 16
+# For each implementation; 10,000 samples take less. A log with a longer line is not read at all.
+MOST_ANSWER_BYTES = limits.LOG_LINE // 16
 _ELSEWHERE = {"observations": {"__all__": {"traceback"}}}  # in a file of their own
+# To check an output takes longer than 0.1 ms; parity and bursts check fewer than 1,000.
+MOST_DELIVERIES_PER_S, MOST_UNTIMED_DELIVERIES = 10_000, 1000
 
 M = TypeVar("M", bound=Message)
 
 
-class JobLost(Exception):
-    """A worker was lost before it answered. log: what it printed."""
-
-    def __init__(self, death: Death, log: str = "") -> None:
-        super().__init__(death.reason)
-        self.death = death
-        self.log = log
-
-    @property
-    def reason(self) -> str:
-        return self.death.reason
-
-
-class Executor(Protocol):
-    """Runs jobs; has a mock twin in the tests."""
-
-    def run(self, job: Job) -> Measured | Death:
-        """Measure the implementations of a job together, or say how its worker ended."""
-        ...
-
-    def log(self) -> str:
-        """What the worker printed since the last call of `run` began."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class WorkerExecutor:
-    """The executor that runs real workers, one at a time."""
+    """Runs jobs in real workers, one at a time."""
 
     def __init__(
         self,
@@ -100,7 +77,7 @@ class WorkerExecutor:
         on_step: Callable[[Step], None] = lambda step: None,
         memory_limit_bytes: int | None = None,
     ) -> None:
-        """run: the folder of the run, which no worker sees unless it is not sandboxed.
+        """run: the folder of the run, which a sandboxed worker does not see.
 
         computes: by op and name, the op that an implementation computes, if it is another. entropy:
         what the seeds of inputs are made from, which no worker knows; drawn if not given.
@@ -111,12 +88,12 @@ class WorkerExecutor:
         self.sources = sources
         self.ops_file = ops_file
         self.on_step = on_step
+        self.is_clean = is_clean
         self._memory_limit = memory_limit_bytes
         self._run = run
         self._sandboxed = sandboxed
         self._computes = computes
         self._entropy = entropy or token_hex(16)
-        self.is_clean = is_clean
         self._scratch: Scratch | None = None
         self._scratch_is_lent = False
         self._is_sibling = False  # others write to its scratch at the same time
@@ -135,7 +112,7 @@ class WorkerExecutor:
         checker: CheckerProcess | None = None,
         on_step: Callable[[Step], None] = lambda step: None,
     ) -> WorkerExecutor:
-        """Workers that import these sources of a plan, and refuse them if they were changed.
+        """Make workers that import sources of a plan, and refuse them if they were changed.
 
         sources: all if not given.
         """
@@ -162,7 +139,7 @@ class WorkerExecutor:
         )
 
     def imports(self, sources: Iterable[str]) -> bool:
-        """Whether its workers import these sources and no others."""
+        """Return whether its workers import these sources and no others."""
         return set(sources) == set(self.sources or ())
 
     def _ask(
@@ -171,62 +148,53 @@ class WorkerExecutor:
         expected: type[M],
         limit_s: float,
         max_steps: int = MAX_STEPS,
+        max_deliveries: int = 0,
         at_step: Callable[[Step], None] = lambda step: None,
     ) -> M:
+        """Return the answer of the worker. Raises `WorkerLost`, or `WorkerRefused`."""
         if self._worker is None:
-            sandbox = self.scratch.next_sandbox() if self._sandboxed else None
-            self._worker = WorkerProcess(
-                measuring(
-                    self.device,
-                    self.kernels,
-                    self.sources,
-                    self.ops_file,
-                    sandbox,
-                    self._checker.mailbox,
-                ),
-                memory_limit_bytes=self._memory_limit,
-            )
+            self._worker = self._start_worker()
         worker = self._worker
         worker.log.clear()
-        delivered = ""
+        deliveries, delivered = 0, ""
         try:
             for reply in worker.ask(request, limit_s, max_steps=max_steps):
                 if isinstance(reply, Step):
                     at_step(reply)
                     self.on_step(reply)
                 elif isinstance(reply, Delivery):
-                    delivered = reply.implementation
+                    deliveries, delivered = deliveries + 1, reply.implementation
+                    if deliveries > max_deliveries:
+                        raise _broken(f"delivered more than {max_deliveries} outputs")
                     worker.tell(self._checker.check(reply))
                 elif isinstance(reply, LostDevice):
-                    death = Death(
-                        status=Status.CRASHED, reason=reply.reason, suspect=reply.implementation
+                    suspect = reply.implementation
+                    raise WorkerLost(
+                        Death(status=Status.CRASHED, reason=reply.reason, suspect=suspect)
                     )
-                    raise JobLost(death, self._retire())
                 elif isinstance(reply, expected):
                     return reply
                 else:
-                    raise self._broken(f"its process answered with a {type(reply).__name__}")
-        except CheckerLost as lost_checker:
-            raise self._without_checker(lost_checker, "delivery", delivered) from lost_checker
-        except WorkerLost as lost:
-            status, reason = classify(lost)
-            log = self._retire()
-            if isinstance(lost, WorkerFilledScratch) and not self._is_sibling:
+                    raise _broken(f"answered with a {type(reply).__name__}")
+        except CheckerLost as lost:
+            self.retire()
+            raise _without_checker(lost, "delivery", delivered) from lost
+        except BaseException as error:
+            self.retire()
+            if isinstance(error, ScratchFilled) and not self._is_sibling:
                 self.scratch.empty()  # else the next worker would be ended for it
-            death = Death(
-                status=status,
-                reason=reason,
-                suspect=lost.step.implementation,
-                phase=lost.step.phase,
-            )
-            raise JobLost(death, log) from lost
-        except BaseException:
-            self._retire()
             raise
         raise AssertionError("a worker's replies end with an answer or an exception")
 
+    def _start_worker(self) -> WorkerProcess:
+        sandbox = self.scratch.next_sandbox() if self._sandboxed else None
+        runs = measuring(
+            self.device, self.kernels, self.sources, self.ops_file, sandbox, self._checker.mailbox
+        )
+        return WorkerProcess(runs, memory_limit_bytes=self._memory_limit)
+
     def discover(self) -> list[ImplementationInfo]:
-        """What is installed and in the user's file. Raises `UsageError`s of the worker."""
+        """Return what is installed and in the user's file."""
         return self._ask(Discover(), Discovered, DISCOVER_LIMIT_S).implementations
 
     def describe(self) -> Described:
@@ -237,7 +205,7 @@ class WorkerExecutor:
 
     def borrow(self, scratch: Scratch) -> None:
         """Have its next workers write to the scratch of others, which it does not remove."""
-        self._retire()
+        self.retire()
         if self._scratch is not None and not self._scratch_is_lent:
             self._scratch.remove()
         self._scratch, self._scratch_is_lent = scratch, True
@@ -247,7 +215,7 @@ class WorkerExecutor:
         self._compiled_s = compiled_s
 
     def sibling(self) -> WorkerExecutor:
-        """Another, whose worker imports the same and has the same caches of compilers."""
+        """Return another, whose worker imports the same and shares the caches of compilers."""
         made = WorkerExecutor(
             self.device,
             self.kernels,
@@ -262,19 +230,19 @@ class WorkerExecutor:
         return made
 
     def compile(self, case: Case, implementation: str, limit_s: float) -> Compiled:
-        """Have it called, for what that leaves in the caches. Raises `JobLost`."""
+        """Call an implementation, for what that leaves in the caches. Raises `WorkerLost`."""
         request = Compile(case=case, implementation=implementation)
         return self._ask(request, Compiled, limit_s, max_steps=2)
 
     def run(self, job: Job) -> Measured | Death:
         """Measure the implementations of a job together, or say how its worker ended.
 
-        Raises `WorkerRefused` when a source cannot be imported any more.
+        Raises `WorkerRefused` if a source cannot be imported any more.
         """
         self._last_log = ""
         try:
             return self._measure(job)
-        except JobLost as lost:
+        except WorkerLost as lost:
             return lost.death
         except WorkerRefused as refused:
             if not self.is_clean:
@@ -283,37 +251,39 @@ class WorkerExecutor:
             return Death(status=Status.CRASHED, reason=str(refused))
 
     def _measure(self, job: Job) -> Measured:
-        case, implementations = job.case, list(job.implementations)
-        computes = {self._computes.get((case.op, name), "") for name in implementations}
-        seeds = self._seeds(job)
+        case, names = job.case, list(job.implementations)
+        seeds = input_seeds(self._entropy, job.purpose, case)
+        computes = {self._computes.get((case.op, name), "") for name in names}
         try:
             prepared = self._checker.prepare(case, sorted(computes), seeds)
         except CheckerLost as lost:
-            raise self._without_checker(lost, BEFORE_ANY) from lost
+            self.retire()
+            raise _without_checker(lost, BEFORE_ANY) from lost
         request = Measure(
             case=case.model_copy(update={"seed": 0}),
-            implementations=implementations,
+            implementations=names,
             prepared=prepared,
             seeds=seeds,
             early_exit=job.early_exit,
         )
         # Prechecks, parity, what came of it, diagnosis and warm-up of each, and a few of the case.
-        max_steps = 8 * len(implementations) + 8
+        max_steps = 8 * len(names) + 8
+        max_deliveries = len(names) * most_deliveries(case)
         with sensors.watching(self.device, process.own) as watch:
-            measured = self._ask(request, Measured, case.timeout_s, max_steps, watch.at_step)
-        measured.conditions = sensors.joined(measured.conditions, watch.seen)
-        assert self._worker is not None
-        said = len(measured.model_dump_json(exclude=_ELSEWHERE).encode())
-        if said > min(len(implementations) * MOST_SAID_BYTES, limits.LOG_LINE // 2):
-            how = f"its process answered with {said} bytes, more than the log has room for"
-            raise self._broken(how)
-        if [observation.implementation for observation in measured.observations] != implementations:
-            raise self._broken("its process answered for others than it was asked for")
-        self._last_log = self._worker.log.text()
+            measured = self._ask(
+                request, Measured, case.timeout_s, max_steps, max_deliveries, watch.at_step
+            )
+        if watch.seen is not None:
+            measured.conditions = watch.seen
+        self._refuse_answer(measured, names)
+        worker = self._worker
+        assert worker is not None
+        self._last_log = worker.log.text()
         try:
-            judged = self._checker.conclude(len(implementations))
+            judged = self._checker.conclude(len(names))
         except CheckerLost as lost:
-            raise self._without_checker(lost, "diagnosis") from lost
+            self.retire()
+            raise _without_checker(lost, "diagnosis") from lost
         measured.observations = [
             with_judgement(observation, judged.get(observation.implementation))
             for observation in measured.observations
@@ -322,35 +292,33 @@ class WorkerExecutor:
             if observation.compile_s is not None:  # what was compiled ahead is only read by now
                 ahead_s = self._compiled_s.get((case.id, observation.implementation), 0.0)
                 observation.compile_s = max(observation.compile_s, ahead_s)
-        left = self._worker.children()
-        if left:
-            names = ", ".join(sorted({_name(p) for p in left}))
-            self._retire()
-            for observation in measured.observations:
-                # Which of them is not known: they shared the process that these are children of.
-                observation.notes.append(
-                    f"after it and those measured with it {len(left)} process(es) were left behind "
-                    f"and killed: {names}"
-                )
+        self._end_children(worker, measured.observations)
         return measured
 
-    def _seeds(self, job: Job) -> list[int]:
-        """The seeds of the sets of inputs: others for each pass, unknown until they are used. They
-        are the same in each attempt, so that a run that was resumed has the same errors."""
-        case = job.case
-        count = max(2, case.streams, case.timing.rotate)
-        of_job = f"{self._entropy}/{case.seed}/{case.id}/{job.purpose}"
-        digests = (sha256(f"{of_job}/{number}".encode()) for number in range(count))
-        return [int.from_bytes(digest.digest()[:7]) for digest in digests]
+    def _refuse_answer(self, measured: Measured, names: list[str]) -> None:
+        """Raises `WorkerLost` for an answer that only foreign code can have sent."""
+        broken = None
+        size = len(measured.model_dump_json(exclude=_ELSEWHERE).encode())
+        if size > min(len(names) * MOST_ANSWER_BYTES, limits.LOG_LINE // 2):
+            broken = _broken(f"answered with {size} bytes, more than the log has room for")
+        elif [observation.implementation for observation in measured.observations] != names:
+            broken = _broken("answered for others than it was asked for")
+        if broken is not None:
+            self.retire()
+            raise broken
 
-    def _broken(self, how: str) -> JobLost:
-        """The worker did what only the bench may, and nothing that it says counts."""
-        return JobLost(Death(status=Status.CRASHED, reason=f"{how}; killed"), self._retire())
-
-    def _without_checker(self, lost: CheckerLost, phase: str, suspect: str = "") -> JobLost:
-        """suspect: whose delivery the checker was lost at."""
-        death = Death(status=lost.status, reason=lost.reason, suspect=suspect, phase=phase)
-        return JobLost(death, self._retire())
+    def _end_children(self, worker: WorkerProcess, observations: list[Observation]) -> None:
+        """End what implementations have started, and note it for all: which did is not known."""
+        left = worker.children()
+        if not left:
+            return
+        names = ", ".join(sorted({_name_of(child) for child in left}))
+        self.retire()
+        for observation in observations:
+            observation.notes.append(
+                f"after it and those measured with it {len(left)} process(es) were left behind "
+                f"and killed: {names}"
+            )
 
     @property
     def scratch(self) -> Scratch:
@@ -360,33 +328,29 @@ class WorkerExecutor:
         return self._scratch
 
     def processes(self) -> list[int]:
-        """Its worker and what that started, by their numbers."""
+        """Return the numbers of its worker and of what that has started."""
         if self._worker is None:
             return []
         return [self._worker.pid, *(child.pid for child in self._worker.children())]
 
     def log(self) -> str:
+        """Return what the worker printed since the last call of `run` began."""
         return self._last_log
 
     def kill(self) -> None:
-        """End its worker at once: whoever waits for it finds it lost. Any thread."""
+        """End its worker at once; the thread that waits for it finds it lost."""
         if self._worker is not None:
             self._worker.kill()
 
     def retire(self) -> None:
         """End its worker, with what it left on the device. The next request starts another."""
-        self._retire()
-
-    def _retire(self) -> str:
         worker, self._worker = self._worker, None
-        if worker is None:
-            return ""
-        worker.stop()
-        self._last_log = worker.log.text()
-        return self._last_log
+        if worker is not None:
+            worker.stop()
+            self._last_log = worker.log.text()
 
     def close(self) -> None:
-        self._retire()
+        self.retire()
         if self._own_checker:
             self._checker.close()
         if self._scratch is not None and not self._scratch_is_lent:
@@ -394,8 +358,22 @@ class WorkerExecutor:
         self._scratch = None
 
 
+def most_deliveries(case: Case) -> int:
+    """Return more than an honest worker delivers of one implementation, if it checks every call."""
+    stopping, timed_s = case.timing.stopping, 4 * case.timing.warmup_s
+    rounds = 0
+    if isinstance(stopping, FixedCount):
+        rounds = stopping.rounds
+    elif isinstance(stopping, RatioCI):
+        rounds = stopping.max_rounds
+    else:
+        timed_s += stopping.budget_s
+    calls = rounds + timed_s * MOST_DELIVERIES_PER_S + MOST_UNTIMED_DELIVERIES
+    return case.streams * int(calls)
+
+
 def with_judgement(observation: Observation, judged: Judged | None) -> Observation:
-    """What a worker says of an implementation, with what the checker found: that counts more."""
+    """Return what a worker says, corrected by what the checker found."""
     if judged is None:
         if observation.status is not Status.OK:
             return observation
@@ -410,10 +388,17 @@ def with_judgement(observation: Observation, judged: Judged | None) -> Observati
     return observation.model_copy(update=update)
 
 
-def _name(process: object) -> str:
-    import psutil
+def _broken(how: str) -> WorkerLost:
+    """The worker did what only the bench may, so nothing that it says counts."""
+    return WorkerLost(Death(status=Status.CRASHED, reason=f"its process {how}; killed"))
 
-    assert isinstance(process, psutil.Process)
+
+def _without_checker(lost: CheckerLost, phase: str, suspect: str = "") -> WorkerLost:
+    """suspect: the implementation whose output was delivered."""
+    return WorkerLost(lost.death.model_copy(update={"phase": phase, "suspect": suspect}))
+
+
+def _name_of(process: psutil.Process) -> str:
     try:
         return process.name()
     except psutil.Error:

@@ -1,92 +1,83 @@
-"""A process and all that it started."""
+"""A process and all its descendants."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 
+# The kernel's own list, where it has one. To look at all processes of a machine takes milliseconds.
 _LISTED = Path("/proc/thread-self/children").exists()
 
 
-def family(pid: int) -> list[psutil.Process]:
-    """It first, then its descendants. Of one that is gone, nobody."""
-    found = []
-    for one in (pid, *descendants(pid)):
+def processes_of(pids: Iterable[int]) -> list[psutil.Process]:
+    """Return those that still exist."""
+    existing = []
+    for pid in pids:
         with contextlib.suppress(psutil.Error):
-            found.append(psutil.Process(one))
-    return found
+            existing.append(psutil.Process(pid))
+    return existing
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """Return the process first, then its descendants."""
+    return processes_of((pid, *descendants(pid)))
 
 
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
-    found = []
+    living = []
     for process in processes:
         with contextlib.suppress(psutil.Error):
             if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+                living.append(process)
+    return living
 
 
 def children(pid: int) -> set[int]:
-    """Of all its threads. The kernel's own list, where it has one: to look at all processes of a
-    machine takes milliseconds."""
-    found: set[int] = set()
+    """Return the children of all threads of a process."""
     if not _LISTED:
-        with contextlib.suppress(psutil.Error):
-            found.update(child.pid for child in psutil.Process(pid).children())
-        return found
-    for thread in _threads(pid):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
-            found.update(map(int, (thread / "children").read_bytes().split()))
-    return found
+        return _list_by_psutil(pid, recursive=False)
+    pids: set[int] = set()
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process has ended
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                pids.update(map(int, (thread / "children").read_bytes().split()))
+    return pids
 
 
 def descendants(pid: int) -> set[int]:
-    """Processes that it started, and those that they did."""
-    found: set[int] = set()
-    if not _LISTED:  # all of them in one look
-        with contextlib.suppress(psutil.Error):
-            found.update(child.pid for child in psutil.Process(pid).children(recursive=True))
-        return found
+    if not _LISTED:
+        return _list_by_psutil(pid, recursive=True)
+    pids: set[int] = set()
     new = children(pid)
     while new:
-        found |= new
-        new = set().union(*map(children, new)) - found
-    return found
+        pids |= new
+        new = set().union(*map(children, new)) - pids
+    return pids
+
+
+def _list_by_psutil(pid: int, *, recursive: bool) -> set[int]:
+    with contextlib.suppress(psutil.Error):
+        return {child.pid for child in psutil.Process(pid).children(recursive=recursive)}
+    return set()
 
 
 def takes_more(pid: int, limit_bytes: int) -> bool:
-    """Whether all of a family that still live hold more memory than that."""
-    found = family(pid)
-    # Forked processes share pages, and each counts them all; to count a page once takes longer.
-    return all(_memory_of(found, of) > limit_bytes for of in (_resident, _shared_once))
-
-
-def _memory_of(processes: list[psutil.Process], of_one: Callable[[psutil.Process], int]) -> int:
-    """Bytes of all that still live."""
-    total = 0
-    for process in processes:
+    """Return whether a process and its descendants hold more memory than that."""
+    members = family(pid)
+    # Forked processes share pages, and each counts them all. To count a page once takes longer.
+    resident = shared_once = 0
+    for process in members:
         with contextlib.suppress(psutil.NoSuchProcess):
-            total += of_one(process)
-    return total
-
-
-def _resident(process: psutil.Process) -> int:
-    return int(process.memory_info().rss)
-
-
-def _shared_once(process: psutil.Process) -> int:
-    """A page that n processes share counts as 1/n in each."""
-    try:
-        return int(process.memory_full_info().pss)
-    except psutil.AccessDenied:
-        return _resident(process)  # a process can forbid that its pages are counted
-
-
-def _threads(pid: int) -> list[Path]:
-    """Of a process that is gone, none."""
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        return list(Path(f"/proc/{pid}/task").iterdir())
-    return []
+            resident += process.memory_info().rss
+    if resident <= limit_bytes:
+        return False
+    for process in members:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            try:
+                shared_once += process.memory_full_info().pss
+            except psutil.AccessDenied:  # a process can forbid that its pages are counted
+                shared_once += process.memory_info().rss
+    return shared_once > limit_bytes

@@ -1,7 +1,7 @@
-"""Ends what workers started when the supervisor itself was killed and could not do it any more.
+"""Ends what workers started if the supervisor is killed.
 
-A program of its own, of the standard library only. Its input ends when the supervisor does, however
-it does. Until then a line a worker says `+PID` at its birth and `-PID` when nothing of it is left.
+A program of its own that uses the standard library only. Its input ends when the supervisor does.
+Until then the line `+PID` says that a worker was born, and `-PID` that nothing of it is left.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ PAUSE_S = 0.05
 
 
 def main(mark: bytes) -> None:
-    """Wait for the end of the input; kill the workers' groups and whatever carries the mark."""
+    """Wait for the end of the input; kill the workers' groups and all that carry the mark."""
     groups: set[int] = set()
     for line in sys.stdin.buffer:
         (groups.add if line[:1] == b"+" else groups.discard)(int(line[1:]))
@@ -24,7 +24,8 @@ def main(mark: bytes) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
     for _ in range(ROUNDS):
-        marked = [pid for pid in _processes() if _carries(pid, mark)]
+        pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+        marked = [pid for pid in pids if _carries(pid, mark)]
         for pid in marked:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -33,14 +34,10 @@ def main(mark: bytes) -> None:
         time.sleep(PAUSE_S)
 
 
-def _processes() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-
-
 def _carries(pid: int, mark: bytes) -> bool:
     try:
         return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:  # it is gone, or not ours
+    except OSError:  # the process has ended, or is not ours
         return False
 
 

@@ -18,44 +18,31 @@ from secrets import token_hex
 import psutil
 
 from nsabench.delivery import Delivery
+from nsabench.model.job import Death
 from nsabench.model.measurement import Message
-from nsabench.running.supervisor import family, orphan_reaper, program, scratch, templates
-from nsabench.running.supervisor.log import Log
-from nsabench.running.supervisor.loss import (
-    WorkerBrokeProtocol,
-    WorkerDied,
-    WorkerFilledScratch,
-    WorkerLost,
-    WorkerRefused,
-    WorkerTimedOut,
-    WorkerTooLarge,
-)
+from nsabench.running.supervisor import death, family, orphan_reaper, program, scratch, templates
+from nsabench.running.supervisor.death import ScratchFilled, WorkerLost, WorkerRefused
+from nsabench.running.supervisor.printed import Printed
 from nsabench.running.supervisor.program import Program
-from nsabench.worker.protocol import GO, Refused, Step
+from nsabench.running.supervisor.timeouts import MAX_STEPS, Deadline
+from nsabench.worker.protocol import GO, Calibrate, Describe, Refused, Step
 from nsabench.worker.template import MAILBOX
 
-START_TIMEOUT_S = 180.0  # importing torch and creating a CUDA context on a slow disk
 TERM_GRACE_S = 2.0
 REAP_S = 10.0
-READ_TIMEOUT_S = 20.0  # of a worker that has answered and has nothing to do but to read
+READ_TIMEOUT_S = 20.0  # for a worker that has answered and has nothing to do but to read
 POLL_S = 0.25
 # RLIMIT_NPROC does not hold root. A compiler starts one for each core, now and then.
 MOST_PROCESSES = 64 + 4 * (os.cpu_count() or 1)
 MAX_REPLY_BYTES = 64 << 20
 READ_BYTES = 1 << 16
 MOST_PRINTED_BYTES = 1 << 20  # that lie in a pipe, unless root has made it larger
-MAX_STEPS = 1000
-MAX_ALLOWANCE = 64.0
-# On average; three steps are of all implementations of a case together, the others of one.
-ALLOWANCE_EACH = 2.0
 REFUSALS = (1, 2, 3)  # exit codes a worker may ask for
 PR_SET_CHILD_SUBREAPER = 36
 
 _workers: set[int] = set()
 # Workers may be started by several threads: one that is born must not be taken for an orphan.
 _births = threading.Lock()
-
-
 _reaper: subprocess.Popen[bytes] | None = None
 
 
@@ -72,15 +59,20 @@ class WorkerProcess:
             self._process = _start(runs)
             _workers.add(self.pid)
         _tell_reaper(f"+{self.pid}")
-        # What answers without it is not the worker: foreign code wrote on the worker's descriptor.
+        stdin, stdout, stderr = self._process.stdin, self._process.stdout, self._process.stderr
+        assert stdin is not None and stdout is not None and stderr is not None
+        self._stdin, self._stdout, self._stderr = stdin, stdout, stderr
+        # An answer without it is not the worker's: foreign code wrote on the worker's descriptor.
         self._nonce = token_hex(16).encode()
-        assert self._process.stdin is not None
-        # A pipe that nobody reads fills up, and whoever waits for room in it waits for ever.
-        os.set_blocking(self._process.stdin.fileno(), False)
+        # A pipe that is not read fills up, and a write that waits for room in it never ends.
+        os.set_blocking(self._stdin.fileno(), False)
+        os.set_blocking(self._stderr.fileno(), False)
         with contextlib.suppress(BrokenPipeError):  # it died; the first request will say so
-            self._process.stdin.write(self._nonce + b"\n")
-        self._answered = False
-        self.log = Log()
+            self._stdin.write(self._nonce + b"\n")
+        self._has_answered = False
+        self._may_refuse = True  # until it has imported foreign code
+        self._is_stopped = False
+        self.log = Printed()
         self._step = Step(phase="start")
         self._memory_limit = memory_limit_bytes or int(psutil.virtual_memory().available * 0.85)
         self._weighed_at = time.monotonic()
@@ -89,8 +81,6 @@ class WorkerProcess:
         # The kernel's out-of-memory killer, if it comes to that, must not pick the supervisor.
         with contextlib.suppress(OSError):
             Path(f"/proc/{self.pid}/oom_score_adj").write_text("1000")
-        assert self._process.stderr is not None
-        os.set_blocking(self._process.stderr.fileno(), False)  # of this end alone
         self._printed = threading.Lock()
         self._drain = threading.Thread(target=self._drain_stderr, daemon=True)
         self._drain.start()
@@ -102,56 +92,44 @@ class WorkerProcess:
     def ask(
         self, request: Message, limit_s: float, *, max_steps: int = MAX_STEPS
     ) -> Iterator[Message]:
-        """Send a request and yield the replies up to and including the one that answers it.
+        """Send a request and yield the replies up to the one that answers it.
 
-        `limit_s` bounds each step, times the step's own allowance; `max_steps` bounds their number,
-        or a loop that reports steps would never time out, and so, times `ALLOWANCE_EACH`, the sum
-        of their allowances. Raises a `WorkerLost` when the worker
-        goes, or `WorkerRefused` before foreign code was called.
+        limit_s, max_steps: as of a `Deadline`. Raises `WorkerLost` if the worker ends or is killed,
+        and `WorkerRefused` if it refuses before it has imported foreign code.
         """
-        step_limit = max(START_TIMEOUT_S, limit_s)
-        if self._answered:  # it has nothing to do but to read
-            self._step = Step(
-                phase="request", implementation=getattr(request, "implementation", "")
-            )
+        deadline = Deadline(limit_s, max_steps)
+        if self._has_answered:  # it has nothing to do but to read
+            name = getattr(request, "implementation", "")
+            self._step = Step(phase="request", implementation=name)
         try:
-            line = request.model_dump_json().encode() + b"\n"
-            self._write(line, READ_TIMEOUT_S if self._answered else step_limit)
+            reads_within_s = READ_TIMEOUT_S if self._has_answered else deadline.step_s
+            self._write(request.model_dump_json().encode() + b"\n", reads_within_s)
         except BrokenPipeError:
             raise self._died() from None
         self._step = Step(phase="start")
-        steps, allowances = 0, ALLOWANCE_EACH * max_steps
-        left_s = step_limit
         while True:
-            asked = time.monotonic()
-            reply = self._receive(left_s)
-            left_s -= time.monotonic() - asked  # deliveries do not begin a step's time anew
+            reply = self._receive(deadline)
             if isinstance(reply, Step):
-                steps += 1
-                if steps > max_steps:
-                    raise self._broke(f"reported more than {max_steps} steps")
                 self._step = reply
-                if reply.phase != "start":
-                    allowances -= reply.allowance
-                    if not allowances >= 0:
-                        raise self._broke("asked for more time than its work can take")
-                    step_limit = limit_s * min(reply.allowance, MAX_ALLOWANCE)
-                left_s = step_limit
+                if broken := deadline.renew(reply):
+                    raise self._broke(broken)
             elif isinstance(reply, Refused):
-                if self._step.phase != "start" or reply.exit_code not in REFUSALS:
+                is_early = self._may_refuse and self._step.phase == "start"
+                if not is_early or reply.exit_code not in REFUSALS:
                     raise self._broke("sent a refusal in the middle of measuring")
                 self.stop()
                 raise WorkerRefused(reply.sentence, reply.remedy, reply.exit_code)
             # Before the caller stops listening.
-            self._answered = not isinstance(reply, Step | Delivery)
-            if self._answered:
+            self._has_answered = not isinstance(reply, Step | Delivery)
+            if self._has_answered:
+                self._may_refuse &= isinstance(request, Describe | Calibrate)
                 self._take_printed()
             yield reply
-            if self._answered:
+            if self._has_answered:
                 return
             if isinstance(reply, Step) and reply.awaits:
                 with contextlib.suppress(BrokenPipeError):  # it died; what comes next says how
-                    self._write(GO, step_limit)
+                    self._write(GO, deadline.step_s)
 
     def tell(self, message: Message) -> None:
         """Answer a delivery, before the next reply is asked for."""
@@ -159,40 +137,38 @@ class WorkerProcess:
             self._write(message.model_dump_json().encode() + b"\n", READ_TIMEOUT_S)
 
     def _write(self, data: bytes, limit_s: float) -> None:
-        """Raises `WorkerTimedOut` when the worker does not read it, or `BrokenPipeError`."""
-        assert self._process.stdin is not None
-        deadline = time.monotonic() + limit_s
+        """Raises `WorkerLost` if the worker does not read it in time, or `BrokenPipeError`."""
+        ends = time.monotonic() + limit_s
         with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdin, selectors.EVENT_WRITE)
+            selector.register(self._stdin, selectors.EVENT_WRITE)
             while data:
-                data = data[self._process.stdin.write(data) or 0 :]
-                if data and time.monotonic() >= deadline:
-                    self.stop()
-                    raise WorkerTimedOut(self._step, limit_s)
+                data = data[self._stdin.write(data) or 0 :]
+                if data and time.monotonic() >= ends:
+                    raise self._lost(death.timed_out(self._step, limit_s))
                 selector.select(POLL_S if data else 0)
 
-    def _receive(self, limit_s: float) -> Message:
-        assert self._process.stdout is not None
-        deadline = time.monotonic() + limit_s
+    def _receive(self, deadline: Deadline) -> Message:
+        """Return the next reply. Only the time that it is waited for counts."""
+        began = time.monotonic()
         with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
+            selector.register(self._stdout, selectors.EVENT_READ)
             while b"\n" not in self._buffer:
                 now = time.monotonic()
-                left = deadline - now
-                if left <= 0:
-                    self.stop()
-                    raise WorkerTimedOut(self._step, limit_s)
+                left_s = began + deadline.left_s - now
+                if left_s <= 0:
+                    raise self._lost(death.timed_out(self._step, deadline.step_s))
                 if now - self._weighed_at >= POLL_S:  # it takes milliseconds
                     self._weighed_at = now
                     self._refuse_excess()
-                if not selector.select(min(left, POLL_S)):
+                if not selector.select(min(left_s, POLL_S)):
                     continue
-                data = os.read(self._process.stdout.fileno(), 1 << 20)
+                data = os.read(self._stdout.fileno(), 1 << 20)
                 if not data:
                     raise self._died()
                 if len(self._buffer) > MAX_REPLY_BYTES:
                     raise self._broke(f"sent more than {MAX_REPLY_BYTES >> 20} MiB in one answer")
                 self._buffer += data
+        deadline.left_s -= time.monotonic() - began
         line, _, rest = self._buffer.partition(b"\n")
         self._buffer = bytearray(rest)
         nonce, _, content = bytes(line).partition(b" ")
@@ -202,16 +178,15 @@ class WorkerProcess:
             reply: Message = self._replies.validate_json(content)
             return reply
         except ValueError:
-            # Foreign code wrote on our descriptor: nothing this process says counts any more.
             self.log.write(b"\n[nsabench] the worker sent: " + bytes(line[:500]) + b"\n")
             raise self._broke("wrote on the descriptor of the worker's answers") from None
 
-    def _broke(
-        self, how: str, lost: type[WorkerBrokeProtocol] = WorkerBrokeProtocol
-    ) -> WorkerBrokeProtocol:
+    def _lost(self, how: Death, kind: type[WorkerLost] = WorkerLost) -> WorkerLost:
         self.stop()
-        self._drain.join(TERM_GRACE_S)
-        return lost(self._step, how, self.log.text())
+        return kind(how)
+
+    def _broke(self, how: str) -> WorkerLost:
+        return self._lost(death.broke_protocol(self._step, how))
 
     def _died(self) -> WorkerLost:
         try:
@@ -219,44 +194,40 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             return self._broke("closed the descriptor of the worker's answers and went on")
         self.stop()
-        self._drain.join(TERM_GRACE_S)
-        return WorkerDied(self._step, returncode, self.log.text())
+        return WorkerLost(death.died(self._step, returncode, self.log.text()))
 
     def _refuse_excess(self) -> None:
-        """Raises a `WorkerLost` when it takes more of the machine than it may."""
-        if len(self._started()) > MOST_PROCESSES:
+        """Raises `WorkerLost` if the worker takes more of the machine than it may."""
+        orphans = {orphan.pid for orphan in _orphans(self._siblings, self._born)}
+        started = orphans.union(*map(family.descendants, (self.pid, *orphans)))
+        if len(started) > MOST_PROCESSES:
             raise self._broke(f"started more than {MOST_PROCESSES} processes")
         if family.takes_more(self.pid, self._memory_limit):
-            self.stop()
-            raise WorkerTooLarge(self._step, self._memory_limit)
+            raise self._lost(death.took_too_much_memory(self._step, self._memory_limit))
         walks = self._scratch and scratch.begins_walk(self._scratch)
         if walks and scratch.holds_more(Path(self._scratch)):
             how = f"wrote more than {scratch.LIMIT} to its scratch"
-            raise self._broke(how, WorkerFilledScratch)
+            raise self._lost(death.broke_protocol(self._step, how), ScratchFilled)
 
     def children(self) -> list[psutil.Process]:
-        """Processes the worker started and left."""
+        """Return the processes that the worker started and left."""
         return [p for p in family.family(self.pid) if p.pid != self.pid]
 
-    def _started(self) -> set[int]:
-        orphans = {orphan.pid for orphan in _orphans(self._siblings, self._born)}
-        return orphans.union(*map(family.descendants, (self.pid, *orphans)))
-
     def _drain_stderr(self) -> None:
-        assert self._process.stderr is not None
         with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stderr, selectors.EVENT_READ)
+            selector.register(self._stderr, selectors.EVENT_READ)
             while self._take_printed():
                 selector.select()
 
     def _take_printed(self) -> bool:
-        """Take into the log what lies in the pipe by now; whether more may come. What was printed
-        before an answer is in the log once the answer is there, and not in that of the next."""
-        assert self._process.stderr is not None
+        """Move what is in the pipe into the log. Return whether more may come.
+
+        What was printed before an answer must be in the log before the next request.
+        """
         with self._printed:
             for _ in range(MOST_PRINTED_BYTES // READ_BYTES):
                 try:
-                    data = os.read(self._process.stderr.fileno(), READ_BYTES)
+                    data = os.read(self._stderr.fileno(), READ_BYTES)
                 except BlockingIOError:
                     break
                 if not data:
@@ -265,15 +236,16 @@ class WorkerProcess:
         return True
 
     def kill(self) -> None:
-        """End its process group at once: whoever waits for its answer finds it lost, and stops it.
-        Any thread."""
+        """End the process group at once; the thread that waits for an answer stops the worker."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def stop(self) -> None:
         """End the worker, its process group and all its descendants: TERM, then KILL."""
+        if self._is_stopped:
+            return
         left = family.family(self.pid)
-        for signum, grace in ((signal.SIGTERM, TERM_GRACE_S), (signal.SIGKILL, TERM_GRACE_S)):
+        for signum in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signum)
             for process in left:
@@ -282,18 +254,21 @@ class WorkerProcess:
             if self._process.poll() is not None and not family.alive(left):
                 break
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(grace)
-            left = psutil.wait_procs(family.alive(left), grace)[1]
+                self._process.wait(TERM_GRACE_S)
+            left = psutil.wait_procs(family.alive(left), TERM_GRACE_S)[1]
         _workers.discard(self.pid)
-        for stream in (self._process.stdin, self._process.stdout):
-            assert stream is not None
-            stream.close()
+        self._stdin.close()
+        self._stdout.close()
         reap_orphans(self._siblings, self._born)
+        self._drain.join(TERM_GRACE_S)
+        if not self._drain.is_alive():  # else a process that escaped still holds the other end
+            self._stderr.close()
         _tell_reaper(f"-{self.pid}")
+        self._is_stopped = True
 
 
 def _start(runs: Program) -> templates.ForkedProcess | subprocess.Popen[bytes]:
-    """Fork a worker, or start one the long way where that cannot be done."""
+    """Fork a worker, or start one the long way if that is impossible."""
     arguments = [*runs.options, "--parent", str(os.getpid())]
 
     def with_mailbox(number: int | None) -> list[str]:
@@ -316,22 +291,18 @@ def _start(runs: Program) -> templates.ForkedProcess | subprocess.Popen[bytes]:
 
 
 def _adopt_orphans() -> None:
-    """Have descendants that lose their parent given to this process, so that none gets away."""
+    """Become the parent of descendants that lose theirs, so that none gets away."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _start_reaper() -> None:
-    """Have somebody who ends the workers' children if this process is killed."""
+    """Start the program that ends the workers' children if this process is killed."""
     global _reaper
+    command = [sys.executable, "-S", str(orphan_reaper.__file__), f"{program.MARK}={program.mark}"]
     with _births:
         if _reaper is None or _reaper.poll() is not None:
             _reaper = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-S",
-                    str(orphan_reaper.__file__),
-                    f"{program.MARK}={program.mark}",
-                ],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -349,8 +320,7 @@ def _tell_reaper(line: str) -> None:
 
 
 def own() -> set[int]:
-    """The workers that are there now, and what they are forked from. What a worker starts is none
-    of ours: on the device it takes from who is timed there."""
+    """Return the workers and what they are forked from, not what a worker has started."""
     with _births:
         return _workers | templates.pids()
 
@@ -358,10 +328,10 @@ def own() -> set[int]:
 def reap_orphans(siblings: set[int], born: float) -> None:
     """Kill what a worker left behind: children given to us since it was born, by whole groups.
 
-    More than once, since they may fork meanwhile; bounded, since the kernel may hold one.
+    They may fork meanwhile, so it is done again and again, for a limited time.
     """
-    deadline = time.monotonic() + REAP_S
-    while (orphans := _orphans(siblings, born)) and time.monotonic() < deadline:
+    ends = time.monotonic() + REAP_S
+    while (orphans := _orphans(siblings, born)) and time.monotonic() < ends:
         for orphan in orphans:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 group = os.getpgid(orphan.pid)
@@ -376,21 +346,17 @@ def reap_orphans(siblings: set[int], born: float) -> None:
 def _orphans(siblings: set[int], born: float) -> list[psutil.Process]:
     with _births:
         ours = _workers | templates.pids() | siblings | ({_reaper.pid} if _reaper else set())
-        children = [c for pid in family.children(os.getpid()) - ours for c in _of(pid)]
-    return [child for child in children if _left_behind(child, born)]
+        children = family.processes_of(family.children(os.getpid()) - ours)
+    return [child for child in children if _was_left_behind(child, born)]
 
 
-def _of(pid: int) -> Iterator[psutil.Process]:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        yield psutil.Process(pid)
+def _was_left_behind(child: psutil.Process, born: float) -> bool:
+    """Return whether a child carries the mark, or is in a session that is not ours.
 
-
-def _left_behind(child: psutil.Process, born: float) -> bool:
-    """Whether it carries the mark, or none that can be read (an environment of its own, or one
-    it hides) in a session that is not ours, which what this program starts itself is not.
+    A worker's child may hide its environment. What this program starts itself is in its session.
     """
     try:
         foreign = child.create_time() >= born - 1 and os.getsid(child.pid) != os.getsid(0)
         return foreign or child.environ().get(program.MARK) == program.mark
-    except (psutil.Error, ProcessLookupError):  # it is gone, or made itself unreadable
+    except (psutil.Error, ProcessLookupError):  # it has ended, or made itself unreadable
         return False

@@ -23,14 +23,14 @@ mark = f"{os.getpid()}-{time.monotonic_ns()}"
 
 @dataclass(frozen=True)
 class Program:
-    """What a worker runs: a module that answers requests, its options, and how it answers."""
+    """scratch: the folder that it may fill up to a limit. mailbox: memory for outputs."""
 
     module: str
     options: Sequence[str]
     environment: Mapping[str, str]
     replies: TypeAdapter[Any] = REPLY
-    scratch: str = ""  # which it may fill up to a limit
-    mailbox: int | None = None  # the descriptor of the memory that outputs are handed over in
+    scratch: str = ""
+    mailbox: int | None = None
 
 
 def measuring(
@@ -41,7 +41,7 @@ def measuring(
     sandbox: Sandbox | None = None,
     mailbox: int | None = None,
 ) -> Program:
-    """The worker that measures. sources: what it imports, and refuses if it was changed."""
+    """Return the worker that measures. sources: what it imports, and refuses if it was changed."""
     options = ["--device", device]
     if kernels is not None:
         options += ["--kernels", str(kernels)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from functools import cache
 from math import inf
 from pathlib import Path
 from threading import Lock
@@ -17,20 +16,17 @@ from nsabench.worker.protocol import Sandbox
 MOST_BYTES = 16 << 30
 MOST_FILES = 1 << 18
 ENTRY_BYTES = 4096  # of a name, whatever it is of: a folder, a link, or an empty file
-# Of a processor, and not of the clock: a machine that is busy shows nothing.
-WALKING_S = 20.0
+WALKING_S = 20.0  # of a processor: a busy machine says nothing
 WALK_EVERY_S = 2.0
 _ASIDE = "scratch"
 LIMIT = f"{MOST_BYTES >> 30} GiB, or {MOST_FILES} files,"
 
-
 _walks = Lock()
-_walked_at: dict[str, float] = {}  # by folder; workers that compile at once have one together
+_walked_at: dict[str, float] = {}  # by folder; workers that compile at once share one
 
 
 def begins_walk(folder: str) -> bool:
-    """Whether whoever asks is to walk through a folder now, since nobody has begun to for a
-    while."""
+    """Return whether a folder is due to be walked through; if so, it is taken for done."""
     now = time.monotonic()
     with _walks:
         if now - _walked_at.get(folder, -inf) < WALK_EVERY_S:
@@ -40,8 +36,7 @@ def begins_walk(folder: str) -> bool:
 
 
 def holds_more(folder: Path) -> bool:
-    """Whether a folder takes more of its disk than a scratch may, or cannot be walked through:
-    what is nested too deep, or may not be read, hides what it holds."""
+    """Return whether a folder holds more than a scratch may, or cannot be walked through."""
     taken = files = 0
     end = time.thread_time() + WALKING_S
     left = [str(folder)]
@@ -55,7 +50,7 @@ def holds_more(folder: Path) -> bool:
                         return True
                     if entry.is_dir(follow_symlinks=False):
                         left.append(entry.path)
-        except (FileNotFoundError, NotADirectoryError):  # it is gone again, or another
+        except (FileNotFoundError, NotADirectoryError):  # it changed meanwhile
             continue
         except OSError:
             return True
@@ -65,58 +60,57 @@ def holds_more(folder: Path) -> bool:
 def _bytes_of(entry: os.DirEntry[str]) -> int:
     try:
         return entry.stat(follow_symlinks=False).st_blocks * 512
-    except FileNotFoundError:  # it is gone again
+    except FileNotFoundError:
         return 0
 
 
 class Scratch:
-    """A folder of its own for the workers of one executor, with the caches of their compilers: what
-    one run's kernels leave there reaches no other run.
+    """A folder for the workers of one executor, with the caches of their compilers.
 
-    run: the folder of the run; it, and the runs beside it, are hidden.
+    What the kernels of one run leave there reaches no other run. run: the folder of the run; it is
+    hidden, and so are the runs beside it.
     """
 
+    _has_swept = False
+
     def __init__(self, run: Path | None = None) -> None:
-        _sweep_once()
+        if not Scratch._has_swept:
+            Scratch._has_swept = True
+            sweep()
         self._folder = TemporaryFolder()
         self._begins_as = ""
         self._sandbox = Sandbox(scratch=self.path, hidden=[str(path) for path in _hidden(run)])
 
     @property
     def path(self) -> str:
-        """What workers write to."""
         return self._folder.name
 
     def next_sandbox(self) -> Sandbox:
-        """What the worker enters that is started next."""
+        """Return what the next worker enters."""
         begins_as, self._begins_as = self._begins_as, ""
         return self._sandbox.model_copy(update={"begins_as": begins_as})
 
     def put_aside(self) -> TemporaryFolder:
-        """Keep what workers have left here, for those that `begin_afresh`. None runs meanwhile."""
+        """Empty the folder, and return what it held. No worker may run meanwhile."""
         aside = TemporaryFolder()
         Path(self.path).rename(Path(aside.name, _ASIDE))
         Path(self.path).mkdir(0o700)
         return aside
 
     def empty(self) -> None:
-        """Forget what workers have left here. None runs meanwhile."""
+        """Remove what workers have left. No worker may run meanwhile."""
         self.put_aside().remove()
 
     def begin_afresh(self, aside: TemporaryFolder) -> None:
-        """Forget what workers have left here. The next one begins with what was put aside: caches
-        of compilers, at the path where they were written, since some hold paths."""
+        """Have the next worker begin with what was put aside, and nothing else.
+
+        It is copied to the path where it was written, since some caches of compilers hold paths.
+        """
         self.empty()
         self._begins_as = str(Path(aside.name, _ASIDE))
 
     def remove(self) -> None:
         self._folder.remove()
-
-
-@cache
-def _sweep_once() -> None:
-    """Remove what killed runs have left."""
-    sweep()
 
 
 def _hidden(run: Path | None) -> Iterator[Path]:

@@ -26,8 +26,7 @@ class NoTemplate(Exception):
 
 
 class ForkedProcess:
-    """What `subprocess.Popen` is of a process that it started, of one that was forked elsewhere and
-    is this process's child by adoption."""
+    """What `subprocess.Popen` is, of a process that was forked elsewhere and adopted."""
 
     def __init__(self, pid: int, stdin: IO[bytes], stdout: IO[bytes], stderr: IO[bytes]) -> None:
         self.pid = pid
@@ -37,11 +36,10 @@ class ForkedProcess:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """The exit code, negative for a signal; None while it runs."""
         if self.returncode is None:
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:  # somebody else has waited for it
+            except ChildProcessError:  # something else has waited for it
                 self.returncode = 0
             else:
                 if pid:
@@ -49,7 +47,6 @@ class ForkedProcess:
         return self.returncode
 
     def wait(self, timeout: float) -> int:
-        """Raises `subprocess.TimeoutExpired`."""
         end = time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() >= end:
@@ -59,7 +56,7 @@ class ForkedProcess:
 
 
 def start(environment: Mapping[str, str], ask: socket.socket) -> subprocess.Popen[bytes]:
-    """The process of a template, which is asked through the other end of this socket."""
+    """Start a template, which is asked through the other end of this socket."""
     command = [sys.executable, *PROGRAM]
     command += ["--parent", str(os.getpid()), "--socket", str(ask.fileno())]
     return subprocess.Popen(
@@ -74,10 +71,9 @@ def start(environment: Mapping[str, str], ask: socket.socket) -> subprocess.Pope
 
 
 class Template:
-    """A process that forks workers. Its environment is theirs."""
+    """A process that forks workers, which have its environment. All may raise `NoTemplate`."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        """Raises `NoTemplate` when it does not come up."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = start(environment, theirs)
@@ -88,12 +84,12 @@ class Template:
         return self._process.pid
 
     def fork(self, module: str, arguments: Sequence[str], mailbox: int | None) -> ForkedProcess:
-        """Raises `NoTemplate` when it is gone, or not what it was.
-
-        mailbox: a descriptor that the worker is to have under the number `MAILBOX`.
-        """
+        """mailbox: a descriptor that the worker is to have under the number `MAILBOX`."""
         request = {"module": module, "arguments": list(arguments), "directory": str(Path.cwd())}
-        ours, theirs = zip(_pipe(write=True), _pipe(), _pipe(), strict=True)
+        (in_theirs, in_ours), (out_ours, out_theirs), (err_ours, err_theirs) = (
+            os.pipe() for _ in range(3)
+        )
+        ours, theirs = (in_ours, out_ours, err_ours), (in_theirs, out_theirs, err_theirs)
         try:
             handed = [*theirs, *([] if mailbox is None else [mailbox])]
             socket.send_fds(self._socket, [json.dumps(request).encode()], handed)
@@ -108,10 +104,8 @@ class Template:
         finally:
             for descriptor in theirs:
                 os.close(descriptor)
-        stdin, stdout, stderr = (
-            os.fdopen(d, mode, buffering=0)
-            for d, mode in zip(ours, ("wb", "rb", "rb"), strict=True)
-        )
+        stdin = os.fdopen(in_ours, "wb", buffering=0)
+        stdout, stderr = (os.fdopen(ours, "rb", buffering=0) for ours in (out_ours, err_ours))
         return ForkedProcess(pid, stdin, stdout, stderr)
 
     def _answer(self, limit_s: float) -> dict[str, Any]:
@@ -135,8 +129,7 @@ class Template:
 
 
 _templates: dict[frozenset[tuple[str, str]], Template] = {}
-# Environments whose templates end whenever they are asked, or never come up: to find that out takes
-# seconds, which each worker would pay.
+# Environments whose templates end, or never come up. Each worker would wait seconds for it.
 _hopeless: set[frozenset[tuple[str, str]]] = set()
 
 
@@ -146,21 +139,19 @@ def fork(
     environment: Mapping[str, str],
     mailbox: int | None = None,
 ) -> ForkedProcess:
-    """A worker that runs a module. A template that is gone is started anew, once.
+    """Fork a worker that runs a module. A template that is gone is started anew, once.
 
-    Raises `NoTemplate` where no worker can be forked, from then on at once.
+    Raises `NoTemplate` if no worker can be forked, from then on at once.
     """
     key = frozenset(environment.items())
     if key in _hopeless:
         raise NoTemplate("it ended whenever it was asked")
     template = _templates.pop(key, None)
     for _ in range(2):
-        if template is None:
-            try:
-                template = Template(environment)
-            except NoTemplate:
-                _hopeless.add(key)
-                raise
+        try:
+            template = template or Template(environment)
+        except NoTemplate:
+            break
         try:
             forked = template.fork(module, arguments, mailbox)
         except NoTemplate:
@@ -171,15 +162,8 @@ def fork(
             _templates.pop(next(iter(_templates))).stop()
         return forked
     _hopeless.add(key)
-    raise NoTemplate("it ends whenever it is asked")
+    raise NoTemplate("it does not come up, or ends whenever it is asked")
 
 
 def pids() -> set[int]:
-    """The processes of this module's own."""
     return {template.pid for template in _templates.values()}
-
-
-def _pipe(*, write: bool = False) -> tuple[int, int]:
-    """Our end of a pipe, and the worker's."""
-    read_end, write_end = os.pipe()
-    return (write_end, read_end) if write else (read_end, write_end)

@@ -19,16 +19,12 @@ _PID_NAMESPACE = Path("/proc/self/ns/pid")
 
 
 class TemporaryFolder(tempfile.TemporaryDirectory[str]):
-    """A folder of this user alone, in the system's folder for temporary files.
-
-    It exists until `remove`, or until `sweep` runs after this process has ended.
-    """
+    """A folder of this user alone. A `sweep` removes it if this process did not."""
 
     def __init__(self) -> None:
         super().__init__(prefix=f"{_owner_prefix(os.getpid())}-", ignore_cleanup_errors=True)
 
     def remove(self) -> None:
-        """Remove it, whatever foreign code has written there."""
         try:
             self.cleanup()
         except RecursionError:  # Python calls itself for each folder in another
@@ -36,10 +32,7 @@ class TemporaryFolder(tempfile.TemporaryDirectory[str]):
 
 
 def sweep() -> None:
-    """Remove the folders of processes of this machine that have ended.
-
-    Raises nothing: a folder that cannot be removed stays.
-    """
+    """Remove the folders of processes of this machine that have ended, as far as possible."""
     if not _host():
         return
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}{_host()}-*-*-*"):
@@ -52,7 +45,7 @@ def sweep() -> None:
 
 
 def _owner_prefix(pid: int) -> str:
-    """How the names of a process's folders begin: a later process of the same number differs."""
+    """Return how the names of a process's folders begin; a later process of its number differs."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
         started = status.rpartition(")")[2].split()[19]  # in ticks since boot
@@ -63,10 +56,7 @@ def _owner_prefix(pid: int) -> str:
 
 @cache
 def _host() -> str:
-    """What tells the processes of this boot and namespace from others.
-
-    It is empty where the system does not say; nothing is swept there.
-    """
+    """Return what is the same for all processes of this boot and namespace, or ''."""
     with suppress(OSError):
         boot = _BOOT_ID.read_text().strip().replace("-", "")[:12]
         namespace = str(_PID_NAMESPACE.readlink()).strip("pid:[]")
@@ -75,7 +65,7 @@ def _host() -> str:
 
 
 def _remove(folder: str) -> None:
-    if Path(folder).is_symlink():  # `chmod` would follow it to what somebody else owns
+    if Path(folder).is_symlink():  # `chmod` would follow it
         Path(folder).unlink()
         return
     # A kernel may have made folders that their owner can neither read nor write.

@@ -236,6 +236,31 @@ def blames_the_baseline(q, k, v):
 
 
 @hostile
+def delivers_for_ever(q, k, v):
+    text = b'{"kind": "delivery", "implementation": "mine", "computes": "", "set": 0}\n'
+    delivery = nonce() + text
+    while True:
+        forge(delivery)
+        os.read(0, 1 << 16)
+
+
+@hostile
+def refuses_the_next_case(q, k, v):
+    """Behind the answer to this one."""
+    gc.unfreeze()
+    [channel] = [o for o in gc.get_objects() if type(o).__name__ == "Channel"]
+    send = type(channel).send
+
+    def send_both(message):
+        send(channel, message)
+        if message.kind == "measured":
+            text = b'{"kind": "refused", "sentence": "no", "remedy": "", "exit_code": 2}\n'
+            forge(nonce() + text)
+
+    channel.send = send_both
+
+
+@hostile
 def reports_steps_for_ever(q, k, v):
     while True:
         forge(nonce() + b'{"kind": "step", "phase": "parity", "implementation": "somebody"}\n')

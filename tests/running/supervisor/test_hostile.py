@@ -16,7 +16,7 @@ from nsabench.model.vocabulary import Status
 from nsabench.running.policy import next_jobs
 from nsabench.running.supervisor import process, program, scratch, templates
 from nsabench.running.supervisor.executor import WorkerExecutor
-from nsabench.running.supervisor.log import LOG_HEAD_BYTES, LOG_TAIL_BYTES
+from nsabench.running.supervisor.printed import HEAD_BYTES, TAIL_BYTES
 from nsabench.verdicts.attempts import CaseState
 from tests import main_pass
 from tests.running.supervisor.conftest import HOSTILE, MakePlan
@@ -85,6 +85,7 @@ def leftovers() -> list[int]:
         ("forges_blindly", Status.CRASHED, "wrote on the descriptor of the worker's answers"),
         ("blames_the_baseline", Status.CRASHED, "not me"),
         ("forges_a_refusal", Status.CRASHED, "a refusal in the middle of measuring"),
+        ("delivers_for_ever", Status.CRASHED, "delivered more than"),
         ("reports_steps_for_ever", Status.CRASHED, "reported more than"),
         ("asks_for_hours", Status.CRASHED, "asked for more time than its work can take"),
     ],
@@ -101,7 +102,9 @@ def test_one_hostile_implementation(
     assert len(observations["sdpa_gqa"].samples.time_ms) >= 10
 
 
-@pytest.mark.parametrize("hostile", ["spoils_the_next_case", "holds_up_the_next_case"])
+@pytest.mark.parametrize(
+    "hostile", ["spoils_the_next_case", "holds_up_the_next_case", "refuses_the_next_case"]
+)
 def test_what_a_case_leaves_behind_is_no_fault_of_the_next(
     make_plan: MakePlan, tmp_path: Path, hostile: str
 ) -> None:
@@ -150,7 +153,7 @@ def test_a_gigabyte_of_stderr_is_bounded(make_plan: MakePlan, tmp_path: Path) ->
     assert observations["gigabyte_of_stderr"].status == Status.CRASHED
     [log] = (tmp_path / "logs").iterdir()
     attempts = 2  # beside the baseline, then alone
-    limit = attempts * (LOG_HEAD_BYTES + 2 * LOG_TAIL_BYTES + (1 << 16))
+    limit = attempts * (HEAD_BYTES + TAIL_BYTES + (1 << 16))
     assert "bytes left out" in log.read_text()
     assert log.stat().st_size < limit
 

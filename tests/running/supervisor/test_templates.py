@@ -59,6 +59,11 @@ def test_a_worker_is_forked_and_is_a_child_of_this_process(
         assert seen.environ()["TRITON_INTERPRET"] == "1"
         assert folder is None or seen.cwd() == str(folder)
     other.stop()
+    streams = other._process.stdin, other._process.stdout, other._process.stderr
+    assert all(stream is not None and stream.closed for stream in streams)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "killpg", None)
+        other.stop()  # its number may be that of another process by now
 
 
 @pytest.mark.usefixtures("begun_anew")
