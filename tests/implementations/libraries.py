@@ -239,43 +239,6 @@ class PagedPrefill(PagedDecode):
         return super().run(q, paged_kv_cache)
 
 
-class BlockSparse:
-    """FlashInfer's `BlockSparseAttentionWrapper` with a mask."""
-
-    def __init__(self, float_workspace_buffer: Tensor, backend: str = "auto") -> None:
-        assert backend == "fa2"
-
-    def plan(
-        self,
-        indptr: Tensor,
-        indices: Tensor,
-        M: int,
-        N: int,
-        R: int,
-        C: int,
-        num_qo_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        mask: Tensor,
-        q_data_type: torch.dtype,
-        o_data_type: torch.dtype,
-        sm_scale: float,
-    ) -> None:
-        assert R == 1 and num_kv_heads == 1 and len(indptr) == M + 1 and N % C == 0
-        assert mask.shape == (len(indices), R, C) and mask.dtype == torch.bool
-        self.read, self.size, self.scale = (indptr, indices, mask), C, sm_scale
-
-    def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        indptr, indices, mask = self.read
-        out = torch.empty(q.shape, dtype=q.dtype)
-        for row in range(len(q)):
-            some = slice(int(indptr[row]), int(indptr[row + 1]))
-            keys = indices[some].long()[:, None] * self.size + torch.arange(self.size)
-            keys = keys[mask[some, 0]]
-            out[row] = attend(q[row], k[keys, 0], v[keys, 0], self.scale)
-        return out
-
-
 def of_sequence(
     q: Tensor,
     k: Tensor,
@@ -368,7 +331,6 @@ STAND_INS: dict[str, Any] = {
     "selection_attention_wrapper": selection_attention_wrapper,
     "BatchDecodeWithPagedKVCacheWrapper": PagedDecode,
     "BatchPrefillWithPagedKVCacheWrapper": PagedPrefill,
-    "BlockSparseAttentionWrapper": BlockSparse,
     "flash_attn_func": flash_attn_func,
     "flash_attn_with_kvcache": flash_attn_with_kvcache,
     "flash_attn_varlen_func": flash_attn_varlen_func,

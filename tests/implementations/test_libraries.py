@@ -58,7 +58,6 @@ OF_FLA = {"T": 70, "HQ": 16, "H": 1, "D": 16, "S": 2, "block_size": 16}
         ("nsa_pytorch", "local", {}),  # its own block is given to no kernel that adds it
         ("nsa_pytorch", "local", {"B": 2, "T": 75}),
         ("flashinfer_prefill", "packed", {"T": 75}),
-        ("flashinfer_block_sparse", "random", {}),
         ("fla", "random", OF_FLA),
         ("fla", "packed", OF_FLA),
     ],
@@ -350,9 +349,8 @@ def test_every_library_has_an_implementation_and_a_licence() -> None:
 def test_masks_gathers_and_flex_attention_are_general() -> None:
     for item in registry.load():
         if item.role is Role.BASELINE and item.source == "nsabench":
-            general = any(
-                word in item.name for word in ("mask", "gather", "flex", "packed_sdpa", "_sparse")
-            )
+            words = ("mask", "gather", "flex", "packed_sdpa")
+            general = any(word in item.name for word in words)
             assert not general or item.kind is Kind.GENERAL, item
 
 

@@ -14,7 +14,7 @@ to look, so neither is for graphs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,16 +22,22 @@ from torch.nn.functional import pad
 
 from nsabench import Unsupported
 from nsabench.implementations import torch_attention as _torch
-from nsabench.implementations._register import Packing, baseline
+from nsabench.implementations._register import baseline
 from nsabench.implementations.baselines.decode import of_a_stretch
 from nsabench.implementations.baselines.selection_ranges import disjoint, first_keys
 from nsabench.implementations.libraries import _calls
 from nsabench.packages.catalogue import FLASHINFER
 
+WORKSPACE_BYTES = 128 << 20
+MOST_PLANS = 16  # that are kept
+PAGE = 64  # keys of a page of a cache that is read whole
+PAGES_OF_SPANS = (64, 32, 16)
+_declared: dict[str, Any] = {"package": FLASHINFER, "compiled_by": "nvcc"}
+
 
 @dataclass(frozen=True)
-class _Wrapper:
-    """A class of FlashInfer's, what it is made with, and what its `plan` takes."""
+class _Form:
+    """A class of FlashInfer, what it is made with, and what its `plan` takes."""
 
     where: str
     makes: tuple[str, ...]
@@ -42,48 +48,28 @@ class _Wrapper:
         _calls.function(FLASHINFER, f"{self.where}.plan", "self", *self.plans)
         return _calls.function(FLASHINFER, self.where, *self.makes)
 
-    def make(self, device: torch.device, *layout: str, **options: Any) -> Any:
+    def make(self, device: torch.device, **options: Any) -> Any:
         workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        return self.find()(workspace, *layout, **options)
-
-    def plan(self, wrapper: Any, *values: Any) -> None:
-        wrapper.plan(**dict(zip(self.plans, values, strict=True)))
+        return self.find()(workspace, "NHD", **options)
 
 
-_OF_HEADS = ("num_qo_heads", "num_kv_heads")
-_OF_PAGES = ("page_size", "q_data_type", "sm_scale")
+_HEADS = ("num_qo_heads", "num_kv_heads")
+_TYPES = ("page_size", "q_data_type", "sm_scale")
 _BUFFERS = ("paged_kv_indptr_buffer", "paged_kv_indices_buffer", "paged_kv_last_page_len_buffer")
-DECODE = _Wrapper(
+_PAGES = ("paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len")
+DECODE = _Form(
     "flashinfer.decode:BatchDecodeWithPagedKVCacheWrapper",
     ("float_workspace_buffer", "kv_layout", "use_cuda_graph", "use_tensor_cores", *_BUFFERS),
-    ("indptr", "indices", "last_page_len", *_OF_HEADS, "head_dim", *_OF_PAGES),
+    ("indptr", "indices", "last_page_len", *_HEADS, "head_dim", *_TYPES),
 )
-PREFILL = _Wrapper(
+PREFILL = _Form(
     "flashinfer.prefill:BatchPrefillWithPagedKVCacheWrapper",
     ("float_workspace_buffer", "kv_layout", "backend"),
-    (
-        *("qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len"),
-        *(*_OF_HEADS, "head_dim_qk", *_OF_PAGES),
-    ),
+    ("qo_indptr", *_PAGES, *_HEADS, "head_dim_qk", *_TYPES),
 )
-SPARSE = _Wrapper(
-    "flashinfer.sparse:BlockSparseAttentionWrapper",
-    ("float_workspace_buffer", "backend"),
-    (
-        *("indptr", "indices", "M", "N", "R", "C", *_OF_HEADS, "head_dim", "mask"),
-        *("q_data_type", "o_data_type", "sm_scale"),
-    ),
-)
-WORKSPACE_BYTES = 128 << 20
-MOST_PLANS = 16  # that are kept
-PAGE = 64  # keys of a page of a cache that is read whole
-PAGES_OF_SPANS = (64, 32, 16)
-MOST_ROWS = 1 << 15  # that the block-sparse form has buffers for
-_declared: dict[str, Any] = {"package": FLASHINFER, "compiled_by": "nvcc"}
 
 
-@dataclass(frozen=True)
-class Pages:
+class Pages(NamedTuple):
     """The pages of requests of one query.
 
     indptr: int32 [rows + 1]. indices: int32. last: keys of each one's last page, int32 [rows].
@@ -95,29 +81,9 @@ class Pages:
     size: int
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """The sizes of `rows` requests of one query of `group` heads on one KV head.
-
-    Each has `pages` pages of `page` keys, the last of them `last` keys. step: tokens from the cache
-    of one row to the next one, of which it reads all; 0: the table is written in each call.
-    """
-
-    rows: int
-    pages: int
-    page: int
-    last: int
-    group: int
-    width: int
-    step: int
-    dtype: torch.dtype
-    device: torch.device
-    sm_scale: float
-
-
-# A wrapper that was planned for sizes, and the pages that it reads.
-Plan = tuple[Any, Pages]
-plans: dict[Sizes, dict[int, Plan]] = {}  # each by the stream
+# A wrapper that is planned, and the pages that it reads; for each stream.
+Plans = dict[int, tuple[Any, Pages]]
+plans: dict[tuple[object, ...], Plans] = {}
 
 
 def _refuse_capture() -> None:
@@ -125,13 +91,35 @@ def _refuse_capture() -> None:
         raise Unsupported("FlashInfer plans on the host, which a graph cannot capture")
 
 
-def _plan_of(sizes: Sizes) -> Plan:
-    """Return the plan that is kept for these sizes, made in the first call.
+def _plan(form: _Form, wrapper: Any, q: Tensor, pages: Pages, sm_scale: float) -> None:
+    """Plan for q [rows,group,D], each row a request of one query on one KV head."""
+    rows, group, width = q.shape
+    of_heads = (group, 1, width, pages.size, q.dtype, sm_scale)
+    values = [pages.indptr, pages.indices, pages.last, *of_heads]
+    if form is PREFILL:
+        values.insert(0, torch.arange(rows + 1, dtype=torch.int32, device=q.device))
+    wrapper.plan(**dict(zip(form.plans, values, strict=True)))
 
+
+def _make_decode(device: torch.device, group: int, **buffers: Any) -> Any:
+    """Return the wrapper for one query a request, with buffers if a plan is to be kept."""
+    # On tensor cores the heads of a group are rows of one tile.
+    options = {"use_cuda_graph": bool(buffers), "use_tensor_cores": group > 1}
+    return DECODE.make(device, **options, **buffers)
+
+
+def _kept_plan(
+    q: Tensor, count: int, size: int, last: int, sm_scale: float, step: int = 0
+) -> tuple[Any, Pages]:
+    """Return the plan that is kept for rows q [rows,group,D], made in the first call.
+
+    Each row has `count` pages of `size` keys, the last of them `last` keys. step: tokens from the
+    cache of one row to the next one, of which it reads all; 0: the table is written in each call.
     Calls on several streams must not share a workspace. A capture takes the plan of the call before
     it, since nothing can be planned in a capture.
     """
-    by_stream = plans.setdefault(sizes, {})
+    key = (q.shape, q.dtype, q.device, count, size, last, sm_scale, step)
+    by_stream = plans.setdefault(key, {})
     if by_stream and _calls.is_capturing():
         return next(reversed(by_stream.values()))
     stream = _calls.current_stream()
@@ -139,70 +127,39 @@ def _plan_of(sizes: Sizes) -> Plan:
         _refuse_capture()
         if len(plans) > MOST_PLANS:
             del plans[next(iter(plans))]
-        by_stream[stream] = _make(sizes)
+        rows, device = q.shape[0], q.device
+        int32: dict[str, Any] = {"dtype": torch.int32, "device": device}
+        table = _calls.first_of_heads(rows, max(step, 1), device).unsqueeze(1)
+        table = (table + torch.arange(count, **int32) * size).flatten()
+        indptr = torch.arange(0, (rows + 1) * count, count, **int32)
+        pages = Pages(indptr, table, torch.full((rows,), last, **int32), size)
+        kept = Pages(indptr.clone(), table.clone(), pages.last.clone(), size)
+        wrapper = _make_decode(device, q.shape[1], **dict(zip(_BUFFERS, kept[:3], strict=True)))
+        _plan(DECODE, wrapper, q, pages, sm_scale)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # a capture on another stream may use it
+        by_stream[stream] = wrapper, kept
     return by_stream[stream]
 
 
-def _decoding(device: torch.device, group: int, **buffers: Any) -> Any:
-    """Return the wrapper for one query a request, with buffers if a plan is to be kept."""
-    # On tensor cores the heads of a group are rows of one tile.
-    options = {"use_cuda_graph": bool(buffers), "use_tensor_cores": group > 1}
-    return DECODE.make(device, "NHD", **options, **buffers)
-
-
-def _make(sizes: Sizes) -> Plan:
-    rows, pages, device = sizes.rows, sizes.pages, sizes.device
-    indptr = torch.arange(0, (rows + 1) * pages, pages, dtype=torch.int32, device=device)
-    table = _calls.first_of_heads(rows, max(sizes.step, 1), device).unsqueeze(1)
-    table = table + torch.arange(pages, dtype=torch.int32, device=device) * sizes.page
-    table = table.flatten().contiguous()
-    last = torch.full((rows,), sizes.last, dtype=torch.int32, device=device)
-    buffers = dict(zip(_BUFFERS, (indptr.clone(), table, last), strict=True))
-    wrapper = _decoding(device, sizes.group, **buffers)
-    of_heads = (sizes.group, 1, sizes.width, sizes.page, sizes.dtype, sizes.sm_scale)
-    DECODE.plan(wrapper, indptr, table.clone(), last.clone(), *of_heads)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)  # a capture on another stream may use it
-    return wrapper, Pages(indptr, table, last, sizes.page)
-
-
-@_torch.memoised(4)
-def _decode(stream: int, group: int, device: torch.device) -> Any:
-    return _decoding(device, group)
-
-
-@_torch.memoised(4)
-def _prefill(stream: int, backend: str, device: torch.device) -> Any:
-    return PREFILL.make(device, "NHD", backend=backend)
-
-
-@_torch.memoised(4)
-def _sparse(stream: int, device: torch.device) -> Any:
-    return SPARSE.make(device, backend="fa2")  # the one that takes a mask
+@_torch.memoised(8)
+def _wrapper(stream: int, prefill: str, group: int, device: torch.device) -> Any:
+    return PREFILL.make(device, backend=prefill) if prefill else _make_decode(device, group)
 
 
 def _planned(q: Tensor, pages: Pages, sm_scale: float, prefill: str) -> Any:
-    """Return a wrapper that is planned for q [rows,group,D] and one KV head.
+    """Return a wrapper that is planned for q [rows,group,D].
 
     prefill: the backend of that for prefill, with one query a request; or empty for decode.
     """
-    rows, group, width = q.shape
-    of_heads = (group, 1, width, pages.size, q.dtype, sm_scale)
-    values = (pages.indptr, pages.indices, pages.last, *of_heads)
-    stream = _calls.current_stream()
-    if not prefill:
-        wrapper = _decode(stream, group, q.device)
-        DECODE.plan(wrapper, *values)
-        return wrapper
-    wrapper = _prefill(stream, prefill, q.device)
-    queries = torch.arange(rows + 1, dtype=torch.int32, device=q.device)
-    PREFILL.plan(wrapper, queries, *values)
+    wrapper = _wrapper(_calls.current_stream(), prefill, q.shape[1], q.device)
+    _plan(PREFILL if prefill else DECODE, wrapper, q, pages, sm_scale)
     return wrapper
 
 
-def _check(wrapper: _Wrapper, q: Tensor, k: Tensor, v: Tensor) -> None:
+def _check(form: _Form, q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise `Unsupported` if it is not installed, and for what FlashInfer does not take."""
-    wrapper.find()
+    form.find()
     _calls.refuse_float32(q, "FlashInfer")
     if q.shape[-1] != v.shape[-1] or q.shape[-1] not in (64, 128, 256):
         raise Unsupported("FlashInfer needs D = Dv of 64, 128 or 256")
@@ -215,7 +172,7 @@ def _refuse_layout(fits: bool) -> None:
         raise Unsupported("FlashInfer needs caches of heads that lie one behind the other")
 
 
-def paged(x: Tensor, page: int, token: int) -> Tensor:
+def _paged(x: Tensor, page: int, token: int) -> Tensor:
     """Return pages that begin at every D elements of x, from its first: [pages,page,1,D].
 
     Their tokens lie `token` elements apart.
@@ -228,6 +185,11 @@ def paged(x: Tensor, page: int, token: int) -> Tensor:
     return x.as_strided((pages, page, 1, width), (width, token, width, 1), first)
 
 
+def _run(wrapper: Any, q: Tensor, k: Tensor, v: Tensor, page: int, token: int) -> Tensor:
+    out: Tensor = wrapper.run(q, (_paged(k, page, token), _paged(v, page, token)))
+    return out
+
+
 @of_a_stretch("flashinfer", **_declared)
 def flashinfer(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
     """`BatchDecodeWithPagedKVCacheWrapper` over a cache that is contiguous for each head."""
@@ -236,12 +198,10 @@ def flashinfer(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
     step = k.stride(1)  # a window is a slice of each head's cache
     _refuse_layout((k.stride(0), k.stride(2), step % d) == (h * step, d, 0))
     page = PAGE if s >= PAGE else 1
-    pages, group = -(-s // page), q.shape[1] // h
-    last = s - (pages - 1) * page
-    of_rows = (b * h, pages, page, last, group, d, step // d)
-    wrapper, _ = _plan_of(Sizes(*of_rows, q.dtype, q.device, sm_scale))
-    rows = q.reshape(b * h, group, d)
-    return wrapper.run(rows, (paged(k, page, d), paged(v, page, d))).view(q.shape)
+    pages = -(-s // page)
+    rows = q.reshape(b * h, -1, d)
+    wrapper, _ = _kept_plan(rows, pages, page, s - (pages - 1) * page, sm_scale, step // d)
+    return _run(wrapper, rows, k, v, page, d).view(q.shape)
 
 
 @baseline("decode_selected", "flashinfer_pages", **_declared)
@@ -254,8 +214,8 @@ def flashinfer_pages(
     b, h, s, d = k.shape
     n = ranges.shape[2]
     pages = min(n, -(-s // block_size))  # all that hold a token, since no block is chosen twice
-    of_rows = (b * h, pages, block_size, block_size, q.shape[1] // h, d, 0)
-    wrapper, planned = _plan_of(Sizes(*of_rows, q.dtype, q.device, sm_scale))
+    rows = q.reshape(b * h, -1, d)
+    wrapper, planned = _kept_plan(rows, pages, block_size, block_size, sm_scale)
     table = planned.indices.view(-1, pages)
     first = _calls.first_of_heads(b * h, s, q.device).view(-1, 1)
     if _calls.every_block_is_whole(s, block_size, n):
@@ -265,10 +225,8 @@ def flashinfer_pages(
         start, end = ranges.flatten(0, 1).unbind(-1)
         start, order = start.where(end > start, s).sort(-1)
         torch.add(start[:, :pages], first, out=table)
-        held = (end.gather(1, order) - start)[:, pages - 1]
-        planned.last.copy_(held)
-    rows = q.reshape(b * h, -1, d)
-    return wrapper.run(rows, (paged(k, block_size, d), paged(v, block_size, d))).view(q.shape)
+        planned.last.copy_((end.gather(1, order) - start)[:, pages - 1])
+    return _run(wrapper, rows, k, v, block_size, d).view(q.shape)
 
 
 def _of_blocks(
@@ -299,12 +257,10 @@ def _attend_blocks(
     _check(PREFILL if prefill else DECODE, q, k, v)
     _refuse_capture()
     h, d = k.shape[2:]
-    size = options["block_size"]
-    pages = _of_blocks(q, k, blocks, packing, size)
+    pages = _of_blocks(q, k, blocks, packing, options["block_size"])
     rows = q.reshape(-1, q.shape[2] // h, d)
-    keys, values = (paged(x.contiguous(), size, h * d) for x in (k, v))
     wrapper = _planned(rows, pages, options["sm_scale"], prefill)
-    return wrapper.run(rows, (keys, values)).view(q.shape)
+    return _run(wrapper, rows, k.contiguous(), v.contiguous(), pages.size, h * d).view(q.shape)
 
 
 @_calls.chosen_blocks("flashinfer_pages", directions=("forward",), **_declared)
@@ -319,42 +275,6 @@ def flashinfer_prefill_blocks(*tensors: Any, **options: Any) -> Tensor:
     """Its prefill by FlashAttention-2, blocks as in `flashinfer_pages`. FlashAttention-3 takes only
     pages whose tokens are nearer than pages are."""
     return _attend_blocks("fa2", *tensors, **options)
-
-
-@_calls.chosen_blocks(
-    "flashinfer_block_sparse", directions=("forward",), kind="general", **_declared
-)
-def flashinfer_block_sparse(
-    q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, cu: Packing = None, **options: Any
-) -> Tensor:
-    """`BlockSparseAttentionWrapper`: rows of one query, one KV head after the other, and a mask
-    for what is causal within a block."""
-    _check(SPARSE, q, k, v)
-    _refuse_capture()
-    b, t, h, d = k.shape
-    size = options["block_size"]
-    if cu is not None or b > 1:
-        raise Unsupported("FlashInfer's block-sparse form takes one sequence")
-    if t > MOST_ROWS or t % size:
-        raise Unsupported(f"T must be a multiple of block_size and at most {MOST_ROWS} here")
-    group = q.shape[2] // h
-    position = torch.arange(t, device=q.device).view(t, 1)
-    within = torch.arange(size, device=q.device)
-    wrapper = _sparse(_calls.current_stream(), q.device)
-    outs = []
-    for head in range(h):
-        chosen = blocks[0, :, head]
-        chosen = _calls.blocks_first(chosen.where(chosen <= position // size, -1))
-        held = chosen >= 0
-        indptr = pad(held.sum(-1).cumsum(0, dtype=torch.int32), (1, 0))
-        seen = (chosen.unsqueeze(-1) * size + within) <= position.unsqueeze(-1)
-        mask = seen[held].view(-1, 1, size)
-        of_heads = (group, 1, d, mask, q.dtype, q.dtype, options["sm_scale"])
-        SPARSE.plan(wrapper, indptr, chosen[held], t, t, 1, size, *of_heads)
-        some = slice(head * group, (head + 1) * group)
-        one = slice(head, head + 1)
-        outs.append(wrapper.run(q[0, :, some], k[0, :, one], v[0, :, one]))
-    return torch.cat(outs, 1).unsqueeze(0)
 
 
 def _of_spans(q: Tensor, k: Tensor, ranges: Tensor) -> tuple[Pages, int]:
@@ -388,14 +308,12 @@ def _attend_spans(
     sm_scale = options["sm_scale"]
     group, d = q.shape[3:]
     rows = q.reshape(-1, group, d)
-    keys, values = (paged(x, pages.size, d) for x in (k, v))
     if each and q.shape[1] == 1 and not prefill:
-        of_rows = (rows.shape[0], each, pages.size, pages.size, group, d, 0)
-        wrapper, planned = _plan_of(Sizes(*of_rows, q.dtype, q.device, sm_scale))
+        wrapper, planned = _kept_plan(rows, each, pages.size, pages.size, sm_scale)
         planned.indices.copy_(pages.indices)
     else:
         wrapper = _planned(rows, pages, sm_scale, prefill)
-    return wrapper.run(rows, (keys, values)).view(q.shape)
+    return _run(wrapper, rows, k, v, pages.size, d).view(q.shape)
 
 
 @baseline("selection_ranges", "flashinfer_pages", directions=("forward",), **_declared)
