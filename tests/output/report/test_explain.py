@@ -13,9 +13,9 @@ from nsabench.checks import Effect
 from nsabench.errors import UsageError
 from nsabench.machine.doctor.codes import codes
 from nsabench.model.vocabulary import Catch, Role, Status, Verdict
+from nsabench.output import tables
 from nsabench.output.explain import _sentence, explain, meanings
 from nsabench.output.report import Facts
-from nsabench.output.terminal import tables
 from nsabench.verdicts.tables import COMPARISONS, RECORDS, SAMPLES
 from nsabench.verdicts.threshold import decide_run
 from nsabench.verdicts.threshold.document import as_data
@@ -60,12 +60,8 @@ def test_what_the_terminal_and_the_thresholds_show_can_be_looked_up(tmp_path: Pa
     """Heads of tables, and every key of the YAML; a head may hold a unit or an interval."""
     folder = make_run(tmp_path / "run")
     records = Facts.read(folder).records
-    heads = [
-        " ".join(str(column.header).split())  # one may take two lines
-        for table in (tables.candidates_table(records), tables.baselines_table(records))
-        for column in table.columns
-    ]
-    words = {word for head in heads for word in re.sub(r" \[.*", "", head).split(", ")}
+    heads = [*tables.NARROW, *tables.WIDEST, *tables.COMPLETE, *tables.others(records).columns]
+    words = {word for head in heads for word in re.sub(r" \[.*| in full", "", head).split(", ")}
     document = as_data(decide_run(records, Facts.read(folder).plan))
 
     def keys(value: object) -> Iterator[str]:
