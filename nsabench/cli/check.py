@@ -10,13 +10,13 @@ from pathlib import Path
 import click
 
 from nsabench import ops
+from nsabench.check import Question, answer
 from nsabench.cli import _options
 from nsabench.cli._say import say, say_json
 from nsabench.errors import NsabenchError
 from nsabench.model.vocabulary import Direction, DType
-from nsabench.output.terminal import trial as shown
+from nsabench.output import check as shown
 from nsabench.running import run
-from nsabench.trial import Question, answer
 
 LOOK_S = 0.3
 
@@ -106,7 +106,7 @@ def command(
 def _check(question: Question, as_json: bool) -> int:
     # A person need not wait for its times to know that it is wrong.
     waits = not as_json and sys.stderr.isatty()
-    answers = answer(question, lambda step: say(shown.found(step), err=True) if waits else None)
+    answers = answer(question, lambda step: say(shown.of_step(step), err=True) if waits else None)
     if as_json:
         say_json(shown.as_json(answers))
     else:

@@ -14,6 +14,22 @@ from nsabench.verdicts import caution
 from nsabench.verdicts.statistics import geometric_mean
 
 
+def head(records: Sequence[Record]) -> str:
+    """`RIGHT 3 of 3, declined 1`, or the most frequent failure in its place."""
+    ran = [r for r in records if r.status not in (Status.UNSUPPORTED, Status.SKIPPED)]
+    if not ran:
+        return f"NOT RUN in {len(records)} of {len(records)}: {records[0].reason}"
+    declined = f", declined {len(records) - len(ran)}" if len(ran) < len(records) else ""
+    statuses = Counter(r.status for r in ran)
+    right = statuses.pop(Status.OK, 0)
+    [(status, count)] = statuses.most_common(1) or [(Status.OK, right)]
+    return f"{loud(status)} {count} of {len(ran)}{declined}"
+
+
+def loud(status: Status) -> str:
+    return "RIGHT" if status is Status.OK else status.value.replace("_", " ").upper()
+
+
 @dataclass(frozen=True)
 class Standing:
     op: str
@@ -58,25 +74,46 @@ class Standing:
         )
 
     @cached_property
-    def cautions(self) -> Counter[str]:
-        return Counter(r.caution for r in self.records if r.caution)
+    def _cautions(self) -> list[str]:
+        counts = Counter(r.caution for r in self.records if r.caution)
+        return [f"{text} in {n}" for text, n in counts.items()]
 
     @property
     def proviso(self) -> str:
         """How many verdicts rest on a check that was not shown to work, and the cautions."""
         unproven = sum(r.unproven_verdict and not _only_checked(r) for r in self.records)
-        said = f"; {unproven} rest on an unproven check" if unproven else ""
-        return said + "".join(f"; {text} in {n}" for text, n in self.cautions.items())
+        rest = [f"{unproven} rest on an unproven check"] if unproven else []
+        return "".join(f"; {text}" for text in [*rest, *self._cautions])
+
+    @property
+    def correctness(self) -> str:
+        """The head, with the reason of the most frequent failure."""
+        failed = [r for r in self.ran if r.status is not Status.OK]
+        if not failed:
+            return head(self.records)
+        [(status, _)] = Counter(r.status for r in failed).most_common(1)
+        first = next(r for r in failed if r.status is status)
+        return f"{head(self.records)}: {first.diagnosis or first.reason}"
+
+    @property
+    def speed(self) -> list[str]:
+        """By regime, the average ratio of what is right, and the verdicts; then the cautions."""
+        if not self.right:
+            return []
+        if all(r.median_ms is None for r in self.right):
+            return ["not timed (CPU)" if self.right[0].device == "cpu" else "not timed"]
+        said = []
+        for regime, verdicts in self.verdicts.items():
+            average, ratios = self.averages.get(regime), self.speedups.get(regime, ())
+            span = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""
+            speed = "no ratio" if average is None else f"{average:.2f}x as fast{span}"
+            counts = [f"{verdicts[v]} {v}" for v in Verdict if verdicts[v]]
+            said.append(f"{regime}: {', '.join([speed, *counts])}")
+        return [*said, *self._cautions] if said else ["no verdict"]
 
     @property
     def sentence(self) -> str:
-        parts = [
-            f"{regime}: {', '.join(f'{count[v]} {v}' for v in Verdict if count[v])}"
-            for regime, count in self.verdicts.items()
-        ]
-        unjudged = [f"{n} {status}" for status, n in sorted(self.unjudged.items())]
-        parts += [", ".join(unjudged)] if unjudged else []
-        return f"{'; '.join(parts)} of {len(self.records)} cases{self.proviso}"
+        return f"{', '.join([self.correctness, *self.speed])}{self.proviso}"
 
 
 def standings(records: Iterable[Record]) -> list[Standing]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from nsabench.checks.proofs import regime_of
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import BENIGN, Answer, Catch, Pays, Regime, Status, Verdict
+from nsabench.model.vocabulary import Answer, Catch, Pays, Regime, Status, Verdict
 from nsabench.output import grouped
 from nsabench.output.standing import Standing, standings, tally_of_controls
 from nsabench.running.run import Finished
@@ -62,40 +61,11 @@ def of_the_user(finished: Finished) -> set[tuple[str, str]]:
     return {(i.op, i.name) for i in finished.plan.implementations if i.source.is_file}
 
 
-def _candidate(standing: Standing) -> Iterator[str]:
-    name, rows, ran = standing.implementation, standing.records, standing.ran
-    if not ran:
-        yield f"{name}: NOT RUN in {len(rows)} of {len(rows)}: {rows[0].reason}"
-        return
-    declined = f", declined {len(rows) - len(ran)}" if len(ran) < len(rows) else ""
-    speed = list(_speed(Standing(standing.op, name, standing.right))) if standing.right else []
-    bad = [r for r in ran if r.status not in BENIGN]
-    if not bad:
-        yield ", ".join([f"{name}: RIGHT {len(ran)} of {len(ran)}{declined}", *speed])
-        return
-    [(status, count)] = Counter(r.status for r in bad).most_common(1)
-    first = next(r for r in bad if r.status is status)
-    word = status.value.replace("_", " ").upper()
-    yield f"{name}: {word} {count} of {len(ran)}{declined}: {first.diagnosis or first.reason}"
-    yield from (f"  {line}" for line in speed)
-
-
-def _speed(right: Standing) -> Iterator[str]:
-    timed = [r for r in right.records if r.median_ms is not None]
-    if not timed:
-        yield "not timed (CPU)" if right.records[0].device == "cpu" else "not timed"
-        return
-    for regime, verdicts in right.verdicts.items():
-        average, ratios = right.averages.get(regime), right.speedups.get(regime, ())
-        said = "no ratio"
-        if average is not None:
-            span = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""
-            said = f"{average:.2f}x as fast{span}"
-        counts = [f"{verdicts[v]} {v}" for v in Verdict if verdicts[v]]
-        yield f"{regime}: {', '.join([said, *counts])}"
-    yield from (f"{text} in {n} of {len(timed)}" for text, n in right.cautions.items())
-    if not any(r.verdict for r in timed):
-        yield "no verdict"
+def _candidate(standing: Standing) -> list[str]:
+    correct = f"{standing.implementation}: {standing.correctness}"
+    if standing.right == standing.ran:
+        return [", ".join([correct, *standing.speed])]
+    return [correct, *(f"  {line}" for line in standing.speed)]
 
 
 def _decisions(finished: Finished, names: set[str]) -> Iterator[str]:

@@ -1,28 +1,27 @@
-"""What a trial says: right or wrong first, then why, then how fast."""
+"""What `nsabench check` says: right or wrong first, then why, then how fast."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from nsabench import labels
+from nsabench.check import Answer
 from nsabench.errors import NsabenchError
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Status
 from nsabench.output import grouped
-from nsabench.trial import Answer
+from nsabench.output.standing import head, loud
 from nsabench.worker.protocol import Step
 
 LOG_LINES = 40
 FORM = 1  # of what programs read; another one where a field means something else
-RIGHT = "RIGHT"
 
 
 def lines(answers: Sequence[Answer]) -> Iterator[str]:
     groups = grouped(answers, lambda answer: (answer.record.implementation, answer.case.op))
     for (name, op), cases in sorted(groups.items()):
-        yield f"{name} ({op}): {_head(cases)}"
+        yield f"{name} ({op}): {head([answer.record for answer in cases])}"
         for answer in cases:
             yield f"  {labels.of_case(answer.case)}: {_outcome(answer)}"
         log = next((a.log for a in cases if has_failed(a) and a.log.strip()), "")
@@ -42,7 +41,7 @@ def as_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
             "case": labels.of_case(answer.case),
             "case_id": answer.case.id,
             "status": answer.record.status,
-            "right": answer.is_right,
+            "right": answer.record.status is Status.OK,
             "reason": answer.record.reason if has_failed(answer) else "",
             "diagnosis": answer.record.diagnosis,
             "rel_l2": answer.record.rel_l2,
@@ -52,7 +51,7 @@ def as_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
             "baseline": answer.baseline.implementation if answer.baseline else None,
             "baseline_device_ms": answer.baseline.median_ms if answer.baseline else None,
             "baseline_queued_ms": answer.baseline.queued_ms if answer.baseline else None,
-            "baseline_is_cached": answer.known,
+            "baseline_is_cached": answer.is_cached,
             "speedup": answer.speedup,
             "caution": answer.caution,
             "log": answer.log if has_failed(answer) else "",
@@ -66,54 +65,38 @@ def refusal(error: NsabenchError) -> list[dict[str, Any]]:
     return [told | {"exit_code": error.exit_code}]
 
 
-def found(step: Step) -> str:
+def of_step(step: Step) -> str:
     """What became of an implementation in its first calls, before any is timed."""
-    return f"{step.implementation}: {_word(Status(step.phase))} in its first calls"
+    return f"{step.implementation}: {loud(Status(step.phase))} in its first calls"
 
 
 def has_failed(answer: Answer) -> bool:
     return answer.record.status not in BENIGN
 
 
-def _head(answers: Sequence[Answer]) -> str:
-    ran = [a.record.status for a in answers if a.is_right or has_failed(a)]
-    wrong = Counter(status for status in ran if status is not Status.OK)
-    if not ran:
-        return "NOT TRIED"
-    if not wrong:
-        return f"{RIGHT} {len(ran)} of {len(ran)}"
-    [(status, count)] = wrong.most_common(1)
-    return f"{_word(status)} {count} of {len(ran)}"
-
-
-def _word(status: Status) -> str:
-    return RIGHT if status is Status.OK else status.value.replace("_", " ").upper()
-
-
 def _outcome(answer: Answer) -> str:
-    record = answer.record
+    record, best = answer.record, answer.baseline
     if record.status is not Status.OK:
         why = record.diagnosis or record.reason
         return why if record.status is Status.WRONG else f"{record.status}: {why}"
     if record.median_ms is None:
         return "right, not timed"
     times = f"right, {_times(record)}"
-    best = answer.baseline
     if best is None:
         return f"{times}; no baseline was timed"
-    cached = ", cached" if answer.known else ""
+    cached = ", cached" if answer.is_cached else ""
     against = f"{best.implementation} ({_times(best)}{cached})"
     if answer.speedup is None:
         return f"{times}; beside {against}, no speed-up: {answer.caution}"
-    bear = f" ({answer.caution})" if answer.caution else ""
-    return f"{times}; {answer.speedup:.2f} x as fast as {against}{bear}"
+    caution = f" ({answer.caution})" if answer.caution else ""
+    return f"{times}; {answer.speedup:.2f} x as fast as {against}{caution}"
 
 
 def _times(record: Record) -> str:
     host_ms = record.host_us and record.host_us / 1e3
     parts = {"device": record.median_ms, "queue": record.queued_ms, "host": host_ms}
-    return ", ".join(f"{name} {_duration(ms)}" for name, ms in parts.items() if ms)
-
-
-def _duration(ms: float) -> str:
-    return f"{ms:.3g} ms" if ms >= 1 else f"{ms * 1e3:.3g} µs"
+    return ", ".join(
+        f"{name} {ms:.3g} ms" if ms >= 1 else f"{name} {ms * 1e3:.3g} µs"
+        for name, ms in parts.items()
+        if ms
+    )

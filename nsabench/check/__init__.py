@@ -1,5 +1,5 @@
-"""A trial: the kernels of one file on a few shapes, judged and timed at once, without a run. No
-control runs along and nothing is signed, so it decides nothing; `nsabench all` does."""
+"""`nsabench check`: tries the kernels of one file on a few shapes, and judges and times them at
+once. There is no run: no control is tried and nothing is signed, so it decides nothing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nsabench import registry
+from nsabench.check.baselines import ATTEMPT, KnownBaselines
+from nsabench.check.question import UNTIMED, Question, plan
 from nsabench.checks.clocks import disturbances
 from nsabench.errors import EnvironmentRefused
 from nsabench.machine import pressure
@@ -24,8 +26,6 @@ from nsabench.running.attempt import attempt
 from nsabench.running.policy import next_job
 from nsabench.running.supervisor.death import WorkerLost
 from nsabench.running.supervisor.executor import WorkerExecutor
-from nsabench.trial.known_baselines import ATTEMPT, KnownBaselines
-from nsabench.trial.question import UNTIMED, Question, plan
 from nsabench.verdicts.attempts import CaseState, state_of
 from nsabench.verdicts.caution import GREAT, all_general
 from nsabench.verdicts.results import assess_states
@@ -36,33 +36,20 @@ __all__ = ["Answer", "Question", "answer"]
 
 @dataclass(frozen=True)
 class Answer:
-    """How one implementation of the file did on one case."""
+    """How one implementation of the file did on one case.
+
+    baseline: the fastest that is right; is_cached: whether it was measured earlier; log: what was
+    printed, and the traceback. speedup: the ratio of device medians, None if a time is missing or
+    in doubt; caution: what stands beside it, or why it is missing.
+    """
 
     case: Case
     record: Record
-    baseline: Record | None  # the fastest that is right
-    known: bool  # the baseline was measured earlier
-    log: str  # what was printed while the case was measured, and the traceback
-    general: bool = False  # all baselines that count are masks, gathers or FlexAttention
-    doubt: str = ""  # why its time, or that of the baseline, says nothing
-
-    @property
-    def is_right(self) -> bool:
-        return self.record.status is Status.OK
-
-    @property
-    def speedup(self) -> float | None:
-        """The ratio of device medians; None if a time is missing or in doubt."""
-        best_ms = self.baseline.median_ms if self.baseline else None
-        if self.doubt or not best_ms or not self.record.median_ms:
-            return None
-        return best_ms / self.record.median_ms
-
-    @property
-    def caution(self) -> str:
-        """A warning beside the speed-up, or why it is missing."""
-        great = self.general and (self.speedup or 0) > GREAT
-        return self.doubt or (NO_SPECIALISED if great else "")
+    baseline: Record | None
+    is_cached: bool
+    log: str
+    speedup: float | None
+    caution: str
 
 
 def answer(
@@ -71,7 +58,8 @@ def answer(
     """Measure the file; what is installed is measured in a process that never imports it.
 
     on_found: told whether an implementation is right, by the name of the step, before any is timed.
-    Raises `UsageError` for a bad shape or file."""
+    Raises `UsageError` for a bad shape or file.
+    """
     sources = registry.sources(question.file, question.ops_file)
     clean = discovery.without(question.file, sources)
 
@@ -97,33 +85,35 @@ def answer(
             raise EnvironmentRefused(
                 f"the device could not be described: {lost.reason}", "run `nsabench doctor`."
             ) from None
-        planned = plan(question, infos, sources)
-        trial = Trial(planned, own, apart, KnownBaselines(described, clean, fresh=question.fresh))
-        return [answer for case in planned.cases for answer in trial.answers(case)]
+        known = KnownBaselines(described, clean, fresh=question.fresh)
+        check = Check(plan(question, infos, sources), own, apart, known)
+        return [answer for case in check.plan.cases for answer in check.answers(case)]
 
 
 @dataclass(frozen=True)
-class Trial:
+class Check:
+    """own: the worker that imports the file; apart: one that does not, and measures what is
+    installed; printed: what was printed in a case, by implementation."""
+
     plan: Plan
-    own: WorkerExecutor  # imports the file
-    apart: WorkerExecutor  # does not, and measures what is installed
+    own: WorkerExecutor
+    apart: WorkerExecutor
     known: KnownBaselines
-    printed: dict[str, str] = field(default_factory=dict)  # by implementation of the case
+    printed: dict[str, str] = field(default_factory=dict)
 
     def answers(self, planned: PlannedCase) -> Iterator[Answer]:
         known = self.known
         infos = [self.plan.info(planned.case.op, name) for name in planned.implementations]
         cached = {i.name: o for i in infos if (o := known.observation(planned.case, i)) is not None}
         installed = [i.name for i in infos if known.keeps(i) and i.name not in cached]
-        beside = self.undisturbed(planned, installed)
-        state = self.measured(self.own, planned, [i.name for i in infos if not known.keeps(i)])
+        beside = self.measure_installed(planned, installed)
+        state = self.measure(self.own, planned, [i.name for i in infos if not known.keeps(i)])
         # Samples of another process form no ratio with the samples of the file.
         others = [o.model_copy(update={"attempt": ATTEMPT}) for o in beside.observations]
         observations = [*state.observations, *cached.values(), *others]
         alone = self.plan.model_copy(update={"cases": [planned]})
         assessed = assess_states(alone, self.session, [replace(state, observations=observations)])
-        results = assessed.results(Log())
-        records = {r.implementation: r for r in results.records}
+        records = {r.implementation: r for r in assessed.results(Log()).records}
         timed = [
             record
             for i in infos
@@ -133,27 +123,31 @@ class Trial:
             and record.median_ms
         ]
         best = min(timed, key=lambda record: record.median_ms or 0, default=None)
-        general = all_general([(record.kind, record.median_ms or 0.0) for record in timed])
-        is_known = best is not None and best.implementation in cached
+        is_general = all_general([(record.kind, record.median_ms or 0.0) for record in timed])
+        is_cached = best is not None and best.implementation in cached
         for record in (records[i.name] for i in infos):
             if record.role is Role.CANDIDATE:
                 log = self.printed.get(record.implementation, "")
-                doubt = record.time_doubt or (best.time_doubt if best else "")
-                yield Answer(planned.case, record, best, is_known, log, general, doubt)
+                caution = record.time_doubt or (best.time_doubt if best else "")
+                speedup = None
+                if best and best.median_ms and record.median_ms and not caution:
+                    speedup = best.median_ms / record.median_ms
+                    caution = NO_SPECIALISED if is_general and speedup > GREAT else ""
+                yield Answer(planned.case, record, best, is_cached, log, speedup, caution)
 
-    def undisturbed(self, planned: PlannedCase, installed: Sequence[str]) -> CaseState:
+    def measure_installed(self, planned: PlannedCase, installed: Sequence[str]) -> CaseState:
         """Measure what is installed while nothing of the file runs. Keep it if nothing else did."""
         if installed:
             self.own.retire()
         was_busy = pressure.watch(self.apart.processes)
-        beside = self.measured(self.apart, planned, installed)
+        beside = self.measure(self.apart, planned, installed)
         if not was_busy() and not any(disturbances(list(beside.conditions.values()))):
             for observation in beside.observations:
                 info = self.plan.info(planned.case.op, observation.implementation)
                 self.known.keep(planned.case, info, observation)
         return beside
 
-    def measured(self, by: WorkerExecutor, planned: PlannedCase, names: Sequence[str]) -> CaseState:
+    def measure(self, by: WorkerExecutor, planned: PlannedCase, names: Sequence[str]) -> CaseState:
         """Measure implementations of a case as the main pass of a run does."""
         log, chosen = Log([self.session]), planned.model_copy(update={"implementations": names})
         while (state := state_of(self.plan, log, Purpose.MAIN, chosen)).next is not None:

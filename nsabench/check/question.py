@@ -1,4 +1,4 @@
-"""The question of a trial: the kernels of one file, on given shapes or those of their ops."""
+"""Plans what `nsabench check` tries: the kernels of one file, on given shapes or the op's own."""
 
 from __future__ import annotations
 

@@ -13,7 +13,9 @@ from unittest import mock
 import pytest
 from click.testing import CliRunner, Result
 
-from nsabench import ops, trial
+from nsabench import check as checking
+from nsabench import ops
+from nsabench.check import baselines
 from nsabench.cli import check as check_command
 from nsabench.cli import group
 from nsabench.errors import UsageError
@@ -24,10 +26,9 @@ from nsabench.model.description import Described
 from nsabench.model.measurement import Conditions
 from nsabench.model.plan import ImplementationInfo
 from nsabench.model.vocabulary import Direction, DType, Purpose, Role, Runs
-from nsabench.output.terminal.trial import found
+from nsabench.output.check import of_step
 from nsabench.running import run
 from nsabench.running.supervisor.executor import WorkerExecutor
-from nsabench.trial import known_baselines
 from nsabench.verdicts.attempts import CaseState
 
 TWO = """
@@ -150,7 +151,7 @@ def test_baselines_of_what_is_not_timed_are_hardly_timed(two: Path) -> None:
         (None, None, None)
     }
     assert check(two, *SMALL).output.splitlines()[-1].endswith(": right, not timed")
-    kept = [json.loads(path.read_bytes()) for path in known_baselines.folder().glob("*.json")]
+    kept = [json.loads(path.read_bytes()) for path in baselines.folder().glob("*.json")]
     timed = [one["samples"]["time_ms"] for one in kept if one["status"] == "ok"]
     assert timed and all(len(samples) == 1 for samples in timed)
 
@@ -200,8 +201,8 @@ def test_it_is_checked_again_whenever_it_is_saved(
 def test_a_person_learns_at_once_whether_it_is_right(two: Path) -> None:
     """Before anything is timed: the steps of both come before the answer."""
     told = []
-    question = trial.Question(file=two, device="cpu", shapes=SMALL[-1:])
-    trial.answer(question, on_found=lambda step: told.append(found(step)))
+    question = checking.Question(file=two, device="cpu", shapes=SMALL[-1:])
+    checking.answer(question, on_found=lambda step: told.append(of_step(step)))
     assert told == ["right: RIGHT in its first calls", "first_half: WRONG in its first calls"]
 
 
@@ -302,9 +303,9 @@ def test_nothing_of_the_file_runs_while_baselines_are_timed(
 ) -> None:
     """A thread that spins for ever slows who computes beside it, and a cache would keep that."""
     two.write_text(TWO + BEATS)
-    measured, seen = trial.Trial.measured, []
+    measured, seen = checking.Check.measure, []
 
-    def watched(self: trial.Trial, by: WorkerExecutor, planned: Any, names: Any) -> Any:
+    def watched(self: checking.Check, by: WorkerExecutor, planned: Any, names: Any) -> Any:
         if by.kernels is not None:
             return measured(self, by, planned, names)
         [beats] = Path(tempfile.gettempdir()).glob("nsabench-*/tmp/beats")
@@ -313,7 +314,7 @@ def test_nothing_of_the_file_runs_while_baselines_are_timed(
         seen.append((before, beats.stat().st_size))
         return entry
 
-    monkeypatch.setattr(trial.Trial, "measured", watched)
+    monkeypatch.setattr(checking.Check, "measure", watched)
     assert check(two, *SMALL).return_value == 1
     [(before, after)] = seen
     assert 0 < before == after
@@ -328,15 +329,15 @@ def test_no_kernel_of_the_file_runs_on_while_baselines_are_timed(
     own, apart = (mock.MagicMock(spec=WorkerExecutor) for _ in range(2))
     own.retire.side_effect = lambda: done.append("retire")
 
-    def measured(self: trial.Trial, by: Any, planned: Any, names: Any) -> CaseState:
+    def measured(self: checking.Check, by: Any, planned: Any, names: Any) -> CaseState:
         done.append("measure")
         return CaseState(Purpose.MAIN, "a", [], {})
 
-    monkeypatch.setattr(trial.Trial, "measured", measured)
+    monkeypatch.setattr(checking.Check, "measure", measured)
     plan: Any = SimpleNamespace(device=device)
     nothing: Any = None
-    tried = trial.Trial(plan, own, apart, nothing)
-    tried.undisturbed(nothing, list(filter(None, [installed])))
+    tried = checking.Check(plan, own, apart, nothing)
+    tried.measure_installed(nothing, list(filter(None, [installed])))
     assert done == (["retire", "measure"] if installed else ["measure"])
 
 
@@ -349,14 +350,14 @@ def test_a_baseline_that_was_disturbed_is_not_kept(
         monkeypatch.setattr(pressure, "watch", lambda processes: lambda: True)
     else:
         throttled = Conditions(clock_event_reasons=["hw_slowdown"])
-        measured = trial.Trial.measured
+        measured = checking.Check.measure
 
         def hot(*arguments: Any) -> CaseState:
             return replace(measured(*arguments), conditions={1: throttled})
 
-        monkeypatch.setattr(trial.Trial, "measured", hot)
+        monkeypatch.setattr(checking.Check, "measure", hot)
     check(two, *SMALL)
-    assert not list(known_baselines.folder().glob("*"))
+    assert not list(baselines.folder().glob("*"))
 
 
 def test_each_device_of_a_kind_has_its_own_baselines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,10 +375,10 @@ def test_each_device_of_a_kind_has_its_own_baselines(monkeypatch: pytest.MonkeyP
         streams=1,
         timeout_s=1,
         seed=1,
-        timing=trial.question.TIMING,
+        timing=checking.question.TIMING,
     )
     for uuid in ("GPU-1", "GPU-2"):
         monkeypatch.setattr(identity, "_device_uuid", lambda described, uuid=uuid: uuid)
-        known = known_baselines.KnownBaselines(described, {"x": "0"}, fresh=False)
+        known = baselines.KnownBaselines(described, {"x": "0"}, fresh=False)
         keys.add(known._file(case, info))
     assert len(keys) == 2
