@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 OUTPUT = "output"
 ALIGNMENT = 64  # bytes
+# A gradient of the output is multiplied by one of these before a call. They are exact in every
+# format, and gradients are linear in it.
+FACTORS = (-2.0, -1.0, -0.5, 0.5, 1.0, 2.0)
 # A gradient of the output is drawn from another seed than the inputs of any set.
 GRADIENT_SEED = 104729
 

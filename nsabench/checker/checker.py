@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import gc
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import torch
 from torch import Tensor
 
 from nsabench import ops
-from nsabench.checker import errors
+from nsabench.checker import compare
+from nsabench.checker.compare import Errors, WrongValues
 from nsabench.checker.diagnosis import diagnose, diagnose_gradient
-from nsabench.checker.errors import Errors, WrongValues
 from nsabench.checker.messages import Checked, Concluded, Judged, NoOracle, Prepare, Prepared
 from nsabench.checker.oracle import Oracles
-from nsabench.delivery import OUTPUT, Delivery, Mailbox, draw
+from nsabench.delivery import FACTORS, OUTPUT, Delivery, Mailbox, draw
 from nsabench.errors import UsageError
 from nsabench.failure import Failure
 from nsabench.model.vocabulary import Status
@@ -23,17 +23,11 @@ from nsabench.model.vocabulary import Status
 
 @dataclass(frozen=True)
 class Suspect:
-    """A result that is wrong, or that the baselines may show to be wrong.
-
-    result, right, previous: what it is, what it should be, and what the call before was to return,
-    if there was one.
-    """
+    """A result that is wrong, or that the baselines may show to be wrong."""
 
     name: str
     result: Tensor
-    right: Tensor
-    previous: Tensor | None
-    set: int
+    delivery: Delivery
 
 
 @dataclass
@@ -41,6 +35,7 @@ class Findings:
     """What was found of one implementation so far: the largest errors of all its calls."""
 
     computes: str
+    status: Status = Status.WRONG  # if there is a reason
     reason: str = ""
     errors: Errors | None = None
     suspect: Suspect | None = None
@@ -72,106 +67,108 @@ class Checker:
                 failures[computes] = NoOracle(status=Status.OUT_OF_MEMORY, reason=reason)
         forms = {computes: oracles.form for computes, oracles in self._oracles.items()}
         self.mailbox.map(max((form.nbytes for form in forms.values()), default=0))
-        self._give_back()
+        self._free_memory()
         return Prepared(forms=forms, failures=failures)
 
     def check(self, delivery: Delivery) -> Checked:
         """Compare the results that lie in the mailbox with the oracle of their set."""
-        oracles = self._oracles[delivery.computes]
         findings = self.findings.setdefault(delivery.implementation, Findings(delivery.computes))
-        results = self.mailbox.take(oracles.form, self.device)
-        found = []
+        if flaw := self._find_flaw(delivery, findings):
+            if not findings.reason:
+                findings.status = Status.CRASHED
+                findings.reason = f"its process delivered a result that cannot be checked: {flaw}"
+            return Checked(right=False)
+        results = self.mailbox.take(self._oracles[delivery.computes].form, self.device)
+        errors = [] if findings.errors is None else [findings.errors]
         try:
             for name, result in results.items():
-                found.append(self._compare(oracles, findings, delivery, name, result))
+                errors.append(self._compare(findings, Suspect(name, result, delivery)))
         except WrongValues as wrong:
             findings.reason = findings.reason or delivery.when + str(wrong)
             findings.errors = wrong.errors
             return Checked(right=False)
-        findings.errors = Errors.worst([*found, *([findings.errors] if findings.errors else [])])
+        findings.errors = Errors.worst(errors)
         return Checked(right=True)
 
-    def _compare(
-        self, oracles: Oracles, findings: Findings, delivery: Delivery, name: str, result: Tensor
-    ) -> Errors:
-        """Raises `WrongValues`."""
-        factor = 1.0 if name == OUTPUT else delivery.factor
-        expected = oracles.expected[delivery.set][name]
-        legal = oracles.legal[delivery.set] if name == OUTPUT else None
+    def _find_flaw(self, delivery: Delivery, findings: Findings) -> str:
+        """Return why a delivery cannot be checked, or an empty text.
 
-        def suspect() -> Suspect:
-            before = delivery.previous
-            previous = None if before is None else oracles.expected[before][name]
-            return Suspect(name, result, expected * factor, previous, delivery.set)
+        A worker sends deliveries, and foreign code in it may forge them.
+        """
+        oracles = self._oracles.get(delivery.computes)
+        if oracles is None or delivery.computes != findings.computes:
+            return f"there is no oracle of {delivery.computes[:40]!r} for it"
+        for number in (delivery.set, delivery.previous or 0):
+            if not 0 <= number < len(oracles.expected):
+                return f"there is no set {number} of inputs"
+        if delivery.factor not in FACTORS:
+            return f"no gradient is multiplied by {delivery.factor:g}"
+        return ""
 
+    def _compare(self, findings: Findings, result: Suspect) -> Errors:
+        """Return the errors of a result. Raises `WrongValues`."""
+        oracles, delivery = self._oracles[findings.computes], result.delivery
+        expected = oracles.expected[delivery.set][result.name]
+        is_output = result.name == OUTPUT
         try:
-            found = errors.check_values(name, result, expected, oracles.case, factor, legal)
+            errors = compare.check_values(
+                result.name,
+                result.result,
+                expected,
+                oracles.case,
+                1.0 if is_output else delivery.factor,
+                oracles.legal[delivery.set] if is_output else None,
+            )
         except WrongValues:
-            findings.suspect = suspect()
+            findings.suspect = result
             raise
-        # Whether such a result is wrong is known beside the baselines only: then it is too late.
-        if findings.suspect is None and not errors.is_explained(found, oracles.case):
-            findings.suspect = suspect()
-        return found
+        # Only the baselines will show whether such a result is wrong, and then it will be gone.
+        if findings.suspect is None and not compare.is_explained(errors, oracles.case):
+            findings.suspect = result
+        return errors
 
     def conclude(self) -> Concluded:
         """Say what was found of each implementation of the case, and forget the case."""
-        judged = {name: self._judged(findings) for name, findings in self.findings.items()}
+        judged = {name: self._judge(findings) for name, findings in self.findings.items()}
         self._forget()
         self.mailbox.close()
         return Concluded(judged=judged)
 
-    def _judged(self, findings: Findings) -> Judged:
-        judged = Judged(
+    def _judge(self, findings: Findings) -> Judged:
+        errors = {} if findings.errors is None else asdict(findings.errors)
+        return Judged(
+            status=findings.status if findings.reason else Status.OK,
             reason=findings.reason,
-            diagnosis=self._diagnosis(findings),
-        )
-        worst = findings.errors
-        if worst is None:
-            return judged
-        compared, left_out = worst.rows or (None, None)
-        return judged.model_copy(
-            update={
-                "mae": _finite(worst.mae),
-                "max_abs_err": _finite(worst.max_abs_err),
-                "rel_l2": _finite(worst.rel_l2),
-                "worst_row": _finite(worst.worst_row),
-                "worst_row_at": worst.worst_row_at,
-                "rows_compared": compared,
-                "rows_left_out": left_out,
-            }
+            diagnosis=self._diagnose(findings),
+            **{
+                name: value
+                for name, value in errors.items()
+                if not isinstance(value, float) or math.isfinite(value)
+            },
         )
 
-    def _diagnosis(self, findings: Findings) -> str:
+    def _diagnose(self, findings: Findings) -> str:
         suspect, findings.suspect = findings.suspect, None
         if suspect is None:
             return ""
-        oracles = self._oracles[findings.computes]
-        inputs, grad_out = draw(oracles.case, oracles.seeds[suspect.set], self.device)
-        if suspect.name == OUTPUT:
-            return diagnose(oracles.op, inputs, suspect.result, suspect.previous)
+        oracles, delivery = self._oracles[findings.computes], suspect.delivery
+        name, result = suspect.name, suspect.result
+        before = delivery.previous
+        previous = None if before is None else oracles.expected[before][name]
+        inputs, grad_out = draw(oracles.case, oracles.seeds[delivery.set], self.device)
+        if name == OUTPUT:
+            return diagnose(oracles.op, inputs, result, previous)
         assert grad_out is not None
-        return diagnose_gradient(
-            oracles.op,
-            inputs,
-            grad_out,
-            suspect.name,
-            suspect.result,
-            suspect.right,
-            suspect.previous,
-        )
+        right = oracles.expected[delivery.set][name] * delivery.factor
+        return diagnose_gradient(oracles.op, inputs, grad_out, name, result, right, previous)
 
     def _forget(self) -> None:
         self._oracles.clear()
         self.findings.clear()
-        self._give_back()
+        self._free_memory()
 
-    def _give_back(self) -> None:
+    def _free_memory(self) -> None:
         """Leave the device's memory to the worker."""
         gc.collect()
         if self.device == "cuda":
             torch.cuda.empty_cache()
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -13,10 +13,10 @@ from nsabench.model.vocabulary import Status
 
 
 class Prepare(Message):
-    """Compute what is right for a case.
+    """Compute the oracles of a case.
 
-    computes: the ops that the implementations compute; "" is the op of the case. seeds: of as many
-    sets of inputs as there may be.
+    computes: the ops that the implementations compute; "" is the op of the case. seeds: one for
+    each set of inputs; there are fewer sets if memory is short.
     """
 
     kind: Literal["prepare"] = "prepare"
@@ -37,7 +37,7 @@ REQUEST: TypeAdapter[Prepare | Delivery | Conclude] = TypeAdapter(
 
 
 class NoOracle(Message):
-    """Why it is not known what is right."""
+    """Why an op has no oracle in this case."""
 
     status: Status
     reason: str
@@ -65,6 +65,7 @@ class Judged(Message):
     that the baselines may show to be wrong. The errors are the largest of all calls.
     """
 
+    status: Status = Status.OK
     reason: str = ""
     diagnosis: str = ""
     mae: Number | None = None

@@ -10,21 +10,27 @@ from nsabench import ops
 from nsabench.checker.checker import Checker
 from nsabench.checker.messages import REQUEST, Conclude, Prepare
 from nsabench.delivery import Delivery, Mailbox
+from nsabench.errors import NsabenchError
 from nsabench.worker.channel import Channel, die_with
-from nsabench.worker.protocol import Step
+from nsabench.worker.protocol import Refused, Step
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="nsabench.running.checking")
     parser.add_argument("--device", choices=["cuda", "cpu"], required=True)
     parser.add_argument("--ops", type=Path)
+    parser.add_argument("--ops-sha256")
     parser.add_argument("--mailbox", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     options = parser.parse_args()
     channel = Channel.claim_stdout()
     die_with(options.parent)
     if options.ops is not None:
-        ops.load_file(options.ops)
+        try:
+            ops.load_file(options.ops, options.ops_sha256)
+        except NsabenchError as error:
+            channel.send(Refused.of(error))
+            return
     checker = Checker(options.device, Mailbox(options.mailbox, options.device))
     channel.send(Step(phase="start"))
     for line in sys.stdin.buffer:

@@ -320,7 +320,8 @@ class _Run:
         )
 
     def _make_checker(self) -> CheckerProcess:
-        return CheckerProcess(self.plan.device, Path(self.plan.ops) if self.plan.ops else None)
+        ops_file = Path(self.plan.ops) if self.plan.ops else None
+        return CheckerProcess(self.plan.device, ops_file, self.plan.ops_sha256)
 
     def _find_signer(self) -> Signer:
         """In whose name the run is measured. Raises `VerificationFailed` if the log, or the

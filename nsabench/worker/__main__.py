@@ -60,9 +60,7 @@ def main() -> None:
             options.device, options.kernels, options.ops, options.sources, channel, mailbox
         ).serve()
     except NsabenchError as error:
-        channel.send(
-            Refused(sentence=str(error), remedy=error.remedy, exit_code=error.exit_code),
-        )
+        channel.send(Refused.of(error))
 
 
 class Worker:

@@ -18,14 +18,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from nsabench.delivery import OUTPUT
+from nsabench.delivery import FACTORS, OUTPUT
 from nsabench.failure import Failure
 from nsabench.model.vocabulary import Direction, Status
 from nsabench.ops import Inputs
 from nsabench.registry import Implementation
-
-# Exact in every format, and so is the gradient's answer to them: it is linear.
-FACTORS = (-2.0, -1.0, -0.5, 0.5, 1.0, 2.0)
 
 
 class Sets(Protocol):

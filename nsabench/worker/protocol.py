@@ -11,6 +11,7 @@ from pydantic import Field, TypeAdapter
 
 from nsabench.checker.messages import Prepared
 from nsabench.delivery import Delivery
+from nsabench.errors import NsabenchError
 from nsabench.model.case import Case, Seed
 from nsabench.model.description import Described
 from nsabench.model.job import ALL_STAY, EarlyExit
@@ -139,6 +140,10 @@ class Refused(Message):
     sentence: str
     remedy: str
     exit_code: int
+
+    @classmethod
+    def of(cls, error: NsabenchError) -> Refused:
+        return cls(sentence=str(error), remedy=error.remedy, exit_code=error.exit_code)
 
 
 Reply = Annotated[

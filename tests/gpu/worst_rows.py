@@ -88,7 +88,7 @@ def measure(case: Case, device: str, kernels: list[Any]) -> list[dict[str, Any]]
 def _rows(case: Case, device: str, kernels: list[Any]) -> Iterator[dict[str, Any]]:
     import torch
 
-    from nsabench.checker import errors as errors_of
+    from nsabench.checker import compare as errors_of
     from nsabench.checker.oracle import Oracles
     from nsabench.failure import DeviceLost, Failure
     from nsabench.worker import calls

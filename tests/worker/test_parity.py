@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from nsabench.checker import errors as parity
-from nsabench.checker.errors import Errors
+from nsabench.checker import compare as parity
+from nsabench.checker.compare import Errors
 
 RESOLVED = 2.0**-10
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from nsabench.checker import errors as parity
+from nsabench.checker import compare as parity
 
 
 @pytest.mark.parametrize("said", [math.nan, math.inf])

@@ -20,28 +20,34 @@ from nsabench.model.vocabulary import Status
 from nsabench.running.supervisor.death import CheckerLost, WorkerLost
 from nsabench.running.supervisor.process import WorkerProcess
 from nsabench.running.supervisor.program import Program, worker_environment
-from nsabench.worker.protocol import Step
+from nsabench.worker.protocol import Refused, Step
 
 DIAGNOSIS_LIMIT_S = 60.0  # for each implementation; its own search ends after two seconds
 REPLY: TypeAdapter[Any] = TypeAdapter(
-    Annotated[Step | Prepared | Checked | Concluded, Field(discriminator="kind")]
+    Annotated[Step | Prepared | Checked | Concluded | Refused, Field(discriminator="kind")]
 )
 
 R = TypeVar("R", bound=Message)
 
 
 class CheckerProcess:
-    """Starts the checker when it is first asked. Every request may raise `CheckerLost`.
+    """Starts the checker when it is first asked. Every request may raise `CheckerLost`,
+    and the first one `WorkerRefused` if the file of the op has changed.
 
     mailbox: the descriptor of the memory that outputs are read from.
     """
 
-    def __init__(self, device: Device, ops_file: Path | None) -> None:
+    def __init__(
+        self, device: Device, ops_file: Path | None, ops_sha256: str | None = None
+    ) -> None:
+        """ops_sha256: of the file of the op, which the checker refuses if it is another by now."""
         self.mailbox = os.memfd_create("nsabench-outputs")
         self._close_mailbox = weakref.finalize(self, os.close, self.mailbox)
         options = ["--device", device]
         if ops_file is not None:
             options += ["--ops", str(ops_file)]
+            if ops_sha256 is not None:
+                options += ["--ops-sha256", ops_sha256]
         environment = worker_environment(device)
         self._program = Program(
             "nsabench.running.checking", options, environment, REPLY, mailbox=self.mailbox

@@ -380,9 +380,9 @@ def with_judgement(observation: Observation, judged: Judged | None) -> Observati
         reason = "its process says that it is right, and delivered no output to be checked"
         update: dict[str, Any] = {"status": Status.CRASHED, "reason": reason}
     else:
-        update = judged.model_dump(exclude={"reason"})
+        update = judged.model_dump(exclude={"status", "reason"})
         if judged.reason and observation.status in (Status.OK, Status.WRONG):
-            update |= {"status": Status.WRONG, "reason": judged.reason}
+            update |= {"status": judged.status, "reason": judged.reason}
     if update.get("status", Status.OK) is not Status.OK:
         update |= {"samples": Samples(), "bursts": Bursts()}
     return observation.model_copy(update=update)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nsabench import Unsupported, ops, registry
-from nsabench.checker import errors as parity
+from nsabench.checker import compare as parity
 from nsabench.checks import Limits, judge_all
 from nsabench.implementations.controls import roofline
 from nsabench.model.case import Case

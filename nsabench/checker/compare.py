@@ -1,0 +1,213 @@
+"""Compare a result with the float64 oracle: how far off it is, and whether that is too far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nsabench import ops
+from nsabench.checks import parity as checks
+from nsabench.delivery import OUTPUT
+from nsabench.model.case import Case
+from nsabench.ops import Legal, rows_left_out
+
+LOST = 1 / 8  # a row is lost if at most this share of its norm is left
+# Rounding cannot cancel this many elements of a row by accident. A narrower row, such as the three
+# elements of dgates, is lost only if its norm is more than rounding explains.
+MANY = 16
+PIECE = 1 << 26  # elements compared at a time: half a GiB in float64
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Distances of a result from the float64 oracle.
+
+    worst_row: the error of a row (of the last axis), relative to the row's norm: of the row that
+    exceeds most what a row of its result may be off by. worst_row_at: "output[4095, 7]".
+    rows_compared, rows_left_out: None if all rows are compared.
+    """
+
+    mae: float
+    max_abs_err: float
+    rel_l2: float
+    worst_row: float
+    worst_row_at: str
+    rows_compared: int | None = None
+    rows_left_out: int | None = None
+
+    @classmethod
+    def worst(cls, errors: Sequence[Errors]) -> Errors:
+        """Return the largest error of each kind, and the fewest rows that a call was held to."""
+        worst = max(errors, key=lambda e: e.worst_row / checks.row_ratio(e.result))
+        counted = [
+            (e.rows_compared, e.rows_left_out)
+            for e in errors
+            if e.rows_compared is not None and e.rows_left_out is not None
+        ]
+        return cls(
+            max(e.mae for e in errors),
+            max(e.max_abs_err for e in errors),
+            max(e.rel_l2 for e in errors),
+            worst.worst_row,
+            worst.worst_row_at,
+            *min(counted, default=(None, None)),
+        )
+
+    @property
+    def result(self) -> str:
+        """The name of the result that the worst row belongs to."""
+        return checks.result_of(self.worst_row_at)
+
+
+def measure(
+    name: str,
+    output: Tensor,
+    oracle: Tensor,
+    resolved: float,
+    factor: float = 1.0,
+    *,
+    leaves_out: bool = False,
+    legal: Legal | None = None,
+) -> Errors:
+    """Measure the errors of a result [..., w] as a whole, and of its worst row [w], in float64.
+
+    A mean hides one row among thousands, so each row counts by itself. Its error is relative to its
+    own norm or to that of a typical row (the root of the mean square), whichever is larger: a row
+    that cancels to nearly nothing has no meaningful relative error. A row that is lost has one. It
+    is nearly zero, and the right row is too large to be the rounding of a typical row.
+
+    name: what the result is called in `worst_row_at`.
+    resolved: the relative error that sums in this format may have (`checks.noise`).
+    factor: the output is that of an input `factor` times as large; its errors are divided by it.
+    leaves_out: the oracle marks rows that are not compared (`ops.rows_left_out`).
+    legal: bounds of some of these rows, whose error is the distance to the bounds.
+    """
+    width = max(output.shape[-1] if output.dim() else 1, 1)
+    result, expected = output.reshape(-1, width), oracle.reshape(-1, width)
+    counted = rows_left_out.counts(oracle) if leaves_out and name == OUTPUT else (None, None)
+    if not len(expected):
+        return Errors(0.0, 0.0, 0.0, 0.0, "", *counted)
+    pieces = list(_measure_pieces(result, expected, factor, leaves_out, legal))
+    norms, right, off = torch.cat([of_rows for of_rows, _ in pieces], 1)
+    sums, largest, counts = torch.stack([of_piece for _, of_piece in pieces], 1)
+    of_all = sums.sum(), largest.max(), *map(torch.linalg.vector_norm, (off, right)), counts.sum()
+    # The host of a GPU waits for these numbers at once, and then for the worst row.
+    total, max_abs_err, l2, size, kept = torch.stack(of_all).tolist()
+    typical = size / math.sqrt(max(kept, 1)) or 1.0
+    held_to = right.clamp_min(checks.least_row(name) * typical)
+    rounding = resolved * (checks.row_ratio(name) if width < MANY else 1.0)
+    least = max(rounding * typical, math.sqrt(width) * _underflow(output.dtype))
+    scale = abs(factor)
+    lost = (norms <= right * (LOST * scale)) & (right >= least)
+    worst, row = (off / torch.where(lost, right, held_to)).max(0)
+    index = np.unravel_index(int(row), output.shape[:-1])
+    return Errors(
+        # A result of which no row is compared is not shown to be right.
+        total / (kept * width) / scale if kept else math.nan,
+        max_abs_err / scale,
+        l2 / scale / (size or 1.0),
+        float(worst) / scale,
+        f"{name}[{', '.join(map(str, index))}]" if index else name,
+        *counted,
+    )
+
+
+def _measure_pieces(
+    result: Tensor, expected: Tensor, factor: float, leaves_out: bool, legal: Legal | None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield measures of a few rows [rows, width] at a time, to bound the memory, in float64.
+
+    First the norms of each row of the result, the oracle and the difference: [3, rows]. Then the
+    sum and the largest of the differences, and the number of rows that are compared: [3].
+    """
+    at_once = max(PIECE // result.shape[1], 1)
+    nearest = legal.nearest(result) if legal is not None else None
+    bounded = legal.rows.to(result.device) if legal is not None else None
+    begin = 0
+    for part, truth in zip(result.split(at_once), expected.split(at_once), strict=True):
+        truth, kept = truth.double(), torch.tensor(len(truth), device=truth.device)
+        if leaves_out:
+            out = ~rows_left_out.compared(truth).unsqueeze(1)
+            if nearest is not None and bounded is not None:
+                here = (bounded >= begin) & (bounded < begin + len(part))
+                local = bounded[here] - begin
+                truth = truth.index_copy(0, local, nearest[here])
+                out[local] = False
+            kept = (~out).sum()
+            # A row that is not compared must be finite all the same, or it was never written.
+            number = part.isfinite().all(1, keepdim=True)
+            part, truth = part.masked_fill(out & number, 0.0), truth.masked_fill(out, 0.0)
+        begin += len(part)
+        difference = torch.sub(part, truth, alpha=factor)  # in the wider format
+        norms = [
+            torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+            for rows in (part, truth, difference)
+        ]
+        total = difference.abs_().sum()
+        yield torch.stack(norms), torch.stack([total, difference.max(), kept.double()])
+
+
+def _underflow(dtype: torch.dtype) -> float:
+    """Return the value below which an honest result may be zero: a few of its least steps."""
+    format_ = torch.finfo(dtype)
+    return 8 * float(format_.smallest_normal) * float(format_.eps)
+
+
+def unit(oracle: Tensor, case: Case) -> float:
+    """Return what the mean absolute error of a gradient is divided by: 1, or more if it is large.
+
+    An output is a mean of values of about 1, so its error is held to the tolerance. A gradient is a
+    sum over keys or queries of any size, so a large one is held to what its format resolves.
+    """
+    kept = oracle.numel()
+    if ops.get(case.op).leaves_rows_out:
+        kept = rows_left_out.counts(oracle)[0] * oracle.shape[-1]
+        oracle = rows_left_out.without(oracle)
+    size = float(oracle.norm()) / math.sqrt(max(kept, 1))
+    return max(1.0, size * checks.EPSILON[case.dtype] / case.tolerances.mae)
+
+
+def is_explained(errors: Errors, case: Case) -> bool:
+    """Return whether the format explains the worst row, so that it needs no diagnosis."""
+    return errors.worst_row <= checks.row_noise(errors.result, case.dtype, ops.terms(case))
+
+
+def check_values(
+    name: str,
+    output: Tensor,
+    oracle: Tensor,
+    case: Case,
+    factor: float = 1.0,
+    legal: Legal | None = None,
+) -> Errors:
+    """Return the errors of a result. Raises `WrongValues` if they exceed the case's tolerance."""
+    resolved = checks.noise(case.dtype, ops.terms(case))
+    leaves_out = ops.get(case.op).leaves_rows_out
+    errors = measure(name, output, oracle, resolved, factor, leaves_out=leaves_out, legal=legal)
+    # If the output has NaN or infinity, so has the mean; only then they are counted.
+    if not math.isfinite(errors.mae) and (bad := int((~torch.isfinite(output)).sum())):
+        raise WrongValues(f"{bad} of {output.numel()} {name} elements are NaN or infinite", None)
+    what = f" of {name}" if case.direction.differentiates else ""
+    if name != OUTPUT:
+        errors = replace(errors, mae=errors.mae / unit(oracle, case))
+    # Written so that a NaN could never pass.
+    if not errors.mae <= case.tolerances.mae:
+        raise WrongValues(
+            f"mean absolute error {errors.mae:.3g}{what} against the float64 oracle is over "
+            f"{case.tolerances.mae:.3g}",
+            errors,
+        )
+    return errors
+
+
+class WrongValues(Exception):
+    """Values beyond tolerance; `errors` is None if they cannot be measured."""
+
+    def __init__(self, reason: str, errors: Errors | None) -> None:
+        super().__init__(reason)
+        self.errors = errors
