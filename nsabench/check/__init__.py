@@ -12,7 +12,6 @@ from nsabench import registry
 from nsabench.check.baselines import ATTEMPT, KnownBaselines
 from nsabench.check.question import UNTIMED, Question, plan
 from nsabench.checks.clocks import disturbances
-from nsabench.errors import EnvironmentRefused
 from nsabench.machine import pressure
 from nsabench.model.case import Case
 from nsabench.model.job import Job
@@ -24,7 +23,6 @@ from nsabench.model.vocabulary import NO_SPECIALISED, Purpose, Role, Status
 from nsabench.running import discovery
 from nsabench.running.attempt import attempt
 from nsabench.running.policy import next_job
-from nsabench.running.supervisor.death import WorkerLost
 from nsabench.running.supervisor.executor import WorkerExecutor
 from nsabench.verdicts.attempts import CaseState, state_of
 from nsabench.verdicts.caution import GREAT, all_general
@@ -78,14 +76,8 @@ def answer(
         )
 
     with closing(workers(None, clean)) as apart, closing(workers(question.file, sources)) as own:
-        infos = discovery.joined(question.file, sources, discovery.of(apart), discovery.of(own))
-        try:
-            described = apart.describe()
-        except WorkerLost as lost:
-            raise EnvironmentRefused(
-                f"the device could not be described: {lost.reason}", "run `nsabench doctor`."
-            ) from None
-        known = KnownBaselines(described, clean, fresh=question.fresh)
+        infos = discovery.joined(question.file, sources, apart.discover(), own.discover())
+        known = KnownBaselines(apart.describe(), clean, fresh=question.fresh)
         check = Check(plan(question, infos, sources), own, apart, known)
         return [answer for case in check.plan.cases for answer in check.answers(case)]
 

@@ -14,7 +14,6 @@ from nsabench.machine import doctor
 from nsabench.machine.environment.collect import collect
 from nsabench.output import terminal
 from nsabench.running import run
-from nsabench.running.supervisor.death import WorkerLost
 from nsabench.running.supervisor.executor import WorkerExecutor
 
 
@@ -38,10 +37,10 @@ def command(device: str, results: Path, as_json: bool) -> int:
     try:
         with closing(WorkerExecutor(chosen)) as executor:
             described = executor.describe()
-    except WorkerLost as lost:
+    except EnvironmentRefused as refused:
         # A worker that cannot tell its versions is a finding, not a reason to stop.
         described = None
-        say(f"nsabench: torch could not be asked: {lost.reason}", err=True)
+        say(f"nsabench: {refused}", err=True)
     environment = collect(described, None)
     problems = doctor.examine(environment, results=results)
     if as_json:

@@ -13,7 +13,7 @@ from threading import Thread
 
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.machine.environment import nvml
-from nsabench.running.compilation.processes import SHARDS_ON_HOST
+from nsabench.running.compilation import SHARDS_ON_HOST
 from nsabench.signing import secrecy
 
 GOOD = (0, 1)  # exit codes of a complete run

@@ -1,5 +1,7 @@
-"""What there is to measure: what is installed, told by a process that never imports the user's
-file, and what the file adds to it."""
+"""Which implementations there are: those installed, and those that the user's file adds.
+
+A process that never imports the file lists what is installed.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,6 @@ from nsabench.errors import UsageError
 from nsabench.model.plan import Device, ImplementationInfo
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Role
-from nsabench.running.supervisor.death import WorkerLost
 from nsabench.running.supervisor.executor import WorkerExecutor
 from nsabench.sources import digest_of
 
@@ -24,38 +25,26 @@ def discover(
     *,
     sandboxed: bool,
 ) -> list[ImplementationInfo]:
-    """What is installed and what the user's file adds.
+    """Return what is installed and what the user's file adds.
 
-    kernels, ops_file: absolute. Raises `UsageError` when something cannot be imported, or the file
-    alters what is installed.
+    Raises `UsageError` if something cannot be imported, or the file alters what is installed.
     """
-    clean = without(kernels, sources)
-    worker = WorkerExecutor(device, None, sources=clean, ops_file=ops_file, sandboxed=sandboxed)
-    with closing(worker) as executor:
-        installed = of(executor)
+
+    def listed(file: Path | None, imported: Mapping[str, str]) -> list[ImplementationInfo]:
+        worker = WorkerExecutor(
+            device, file, sources=imported, ops_file=ops_file, sandboxed=sandboxed
+        )
+        with closing(worker) as executor:
+            return executor.discover()
+
+    installed = listed(None, without(kernels, sources))
     if kernels is None:
         return installed
-    worker = WorkerExecutor(
-        device, kernels, sources=sources, ops_file=ops_file, sandboxed=sandboxed
-    )
-    with closing(worker) as executor:
-        return joined(kernels, sources, installed, of(executor))
-
-
-def of(executor: WorkerExecutor) -> list[ImplementationInfo]:
-    """What an executor's workers import. Raises `UsageError` when they cannot."""
-    try:
-        return executor.discover()
-    except WorkerLost as lost:
-        what = executor.kernels or "the implementations"
-        raise UsageError(
-            f"{what} could not be imported: {lost.reason}",
-            "import it in a Python of its own to see why.",
-        ) from None
+    return joined(kernels, sources, installed, listed(kernels, sources))
 
 
 def without(kernels: Path | None, sources: Mapping[str, str]) -> dict[str, str]:
-    """The sources but for the user's file."""
+    """Return the sources except the user's file."""
     own = _of_file(kernels, sources) if kernels is not None else None
     return {source: digest for source, digest in sources.items() if source != own}
 
@@ -66,10 +55,9 @@ def joined(
     installed: Sequence[ImplementationInfo],
     beside: Iterable[ImplementationInfo],
 ) -> list[ImplementationInfo]:
-    """What is there with the user's file, in the order that it has `beside` the file.
+    """Return what is there `beside` the user's file, in that order.
 
-    Raises `UsageError` when something that is installed is there no more, or is another, or when
-    something is there that is neither installed nor the file's.
+    Raises `UsageError` if the file removes or alters what is installed, or adds to another source.
     """
     known = {(info.op, info.name): info for info in installed}
     found = {(info.op, info.name): info for info in beside}

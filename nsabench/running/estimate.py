@@ -11,26 +11,22 @@ from nsabench.errors import UsageError
 from nsabench.model.case import FixedCount, Stopping
 from nsabench.model.plan import Device, Plan, PlannedCase
 
-# Seconds that an implementation takes of a case beside its samples: building, parity, warming up.
-# About what one run on an H200 and one on two cores took. The first compilation of a kernel comes
-# on top, and a busy host takes several times as long.
+# Seconds for each implementation of a case beside its samples, as runs on an H200 and on two cores
+# took. The first compilation of a kernel comes on top.
 BESIDE_S = {"cuda": 0.3, "cpu": 0.8}
 ROUND_S = 0.02  # of a rule that counts rounds
-# Calls of an implementation beside its samples: looked at, in order, warming up, in bursts. Those
-# of half a second are most of what their case takes. An H200 does so much of a dense attention.
+# Calls of an implementation beside its samples, and the rate of a dense attention on an H200.
 CALLS, FLOP_S = 20, 4e14
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """seconds: about. bytes: at least, since every input set lies in memory at once."""
-
-    seconds: float
-    bytes: int
+    seconds: float  # about
+    bytes: int  # at least, since all sets of inputs are in memory at once
 
 
 def of_plan(plan: Plan) -> dict[str, Estimate]:
-    """What each case takes, by its id."""
+    """Return what each case takes, by its id."""
     computes = {(i.op, i.name): i.computes for i in plan.implementations if i.computes}
     return {
         planned.id: of_case(
@@ -45,9 +41,7 @@ def of_plan(plan: Plan) -> dict[str, Estimate]:
 def of_case(
     planned: PlannedCase, device: Device, computes: Mapping[str, str] = MappingProxyType({})
 ) -> Estimate:
-    """What a case takes. Two sets of inputs and outputs are the fewest that it is measured on; the
-    compulsory bytes of a call are no more than those of one set. computes: by alternative, the op
-    whose work it does."""
+    """computes: by alternative, the op whose work it does."""
     case = planned.case
     seconds = _sampling_s(case.timing.stopping) + BESIDE_S[device] * len(planned.implementations)
     if device == "cuda":
@@ -68,7 +62,7 @@ def _sampling_s(stopping: Stopping) -> float:
 
 
 def refuse_unfitting(plan: Plan, memory: int | None) -> None:
-    """Raises `UsageError` for cases that cannot be held in `memory` bytes; None: unknown."""
+    """Raises `UsageError` for cases that do not fit into so many bytes; None: unknown."""
     if memory is None:
         return
     needs = {case_id: one.bytes for case_id, one in of_plan(plan).items()}
@@ -86,7 +80,7 @@ def refuse_unfitting(plan: Plan, memory: int | None) -> None:
 
 
 def gigabytes(count: int) -> str:
-    """A size for a person: 3.4 TB, 12 GB, 0.5 MB."""
+    """Return a size as a person reads it: 3.4 TB, 12 GB, 0.5 MB."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if count >= size:
             return f"{count / size:.3g} {unit}"
@@ -94,7 +88,7 @@ def gigabytes(count: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time for a person: 40 s, 12 min, 3.5 h."""
+    """Return a time as a person reads it: 40 s, 12 min, 3.5 h."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

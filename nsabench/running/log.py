@@ -23,21 +23,24 @@ _REMEDY = "give the folder that nsabench made."
 
 
 class LogFile:
-    """A log that is open for appending. Opening it removes a torn last line.
+    """A log that is open for appending. To open it removes a torn last line.
 
-    log: what it holds. origin: who signed what it held when it was opened.
+    log: what it holds. origin: the signer of what it held when it was opened. end: the digest of
+    the last line.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises `UsageError` if a line is broken or another process writes the log, and
-        `VerificationFailed` if a line is not what was measured."""
+        """Raises `UsageError` if a line is broken or another process writes the log.
+
+        Raises `VerificationFailed` if a line is not what was measured.
+        """
         self.path = path
         self._file = _open_for_append(path)
         self._sealer: Sealer | None = None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.log = Log()
-            self.origin, self._size, self._end = _examine(path, self.log.add)
+            self.origin, self._size, self.end = _examine(path, self.log.add)
         except BlockingIOError:
             self._file.close()
             raise UsageError(
@@ -49,28 +52,21 @@ class LogFile:
             raise
         self._file.truncate(self._size)
 
-    @property
-    def end(self) -> str:
-        """The digest of the last line."""
-        return self._end
-
     def seal_with(self, sealer: Sealer) -> None:
-        """Seal with it what is appended from here on."""
         self._sealer = sealer
 
     def append(self, *entries: Entry) -> None:
         """Write entries and sync them to the disk.
 
-        Raises `OSError` if the disk is full; a torn line is removed when the run is resumed. Raises
-        `VerificationFailed` if something else wrote to the file.
+        Raises `OSError` if the disk is full, `VerificationFailed` if something else wrote there.
         """
         assert self._sealer is not None
         if os.fstat(self._file.fileno()).st_size != self._size:
             self._refuse_foreign()
         for entry in entries:
-            content = self._sealer.seal(entry, self._end)
+            content = self._sealer.seal(entry, self.end)
             self._file.write(content + b"\n")
-            self._end = seals.digest(content)
+            self.end = seals.digest(content)
             self._size += len(content) + 1
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -78,7 +74,6 @@ class LogFile:
             self.log.add(entry)
 
     def _refuse_foreign(self) -> None:
-        """Say what something else did to the file, and where. The file is left as it is."""
         try:
             _examine(self.path, lambda entry: None)
         except (UsageError, VerificationFailed) as error:
@@ -94,7 +89,7 @@ class LogFile:
 
 
 def _open_for_append(path: Path) -> BinaryIO:
-    """Raises `UsageError` unless it is a file: a link could lead to a file outside the run."""
+    """Raises `UsageError` unless it is a file: a link could lead out of the run."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         file = os.fdopen(os.open(path, flags, 0o666), "ab")
@@ -109,8 +104,7 @@ def _open_for_append(path: Path) -> BinaryIO:
 
 
 def read(path: Path) -> Log:
-    """Return what a log holds. Raises `UsageError` if a line other than a torn last one is
-    broken."""
+    """Return what a log holds. Raises `UsageError` if a line is broken, not torn."""
     log = Log()
     for number, (_, line) in enumerate(lines(path), 1):
         try:
@@ -123,8 +117,7 @@ def read(path: Path) -> Log:
 def examine(path: Path) -> tuple[Log, Origin]:
     """Return what a log holds, and who signed it.
 
-    Raises `UsageError` as `read` does, and `VerificationFailed` if a line is not what was measured
-    or the log is empty.
+    Raises also `VerificationFailed` if a line is not what was measured, or there is none.
     """
     log = Log()
     origin, _, _ = _examine(path, log.add)
@@ -134,7 +127,7 @@ def examine(path: Path) -> tuple[Log, Origin]:
 
 
 def _examine(path: Path, take: Callable[[Entry], None]) -> tuple[Origin | None, int, str]:
-    """Return also the length of the whole lines, and the digest of the last one."""
+    """Return the signer, the length of the whole lines, and the digest of the last one."""
     size, last = 0, b""
 
     def taken() -> Iterator[tuple[bytes, Line]]:
@@ -156,7 +149,7 @@ def _examine(path: Path, take: Callable[[Entry], None]) -> tuple[Origin | None, 
 
 
 def lines(path: Path) -> Iterator[tuple[bytes, Line]]:
-    """Yield each whole line: its bytes without its end, and what it says."""
+    """Yield each whole line: its bytes without the line feed, and what it says."""
     try:
         with reading.opened(path) as file:
             yield from _lines_of(file, path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -13,9 +12,10 @@ from pathlib import Path
 from typing import Protocol
 
 from nsabench import labels, ops, registry
-from nsabench.errors import EnvironmentRefused, NsabenchError, UsageError
+from nsabench.errors import NsabenchError, UsageError
 from nsabench.files import whole, writing
 from nsabench.machine import doctor
+from nsabench.machine.environment import nvml
 from nsabench.machine.environment.collect import collect
 from nsabench.machine.environment.identity import machine_of
 from nsabench.model.description import Described
@@ -27,17 +27,16 @@ from nsabench.model.source import Source
 from nsabench.model.vocabulary import MARGIN, Purpose
 from nsabench.planning import resolve
 from nsabench.planning.narrow import ALL, Narrowed
-from nsabench.running import compilation, vouch
+from nsabench.running import resume as resuming
 from nsabench.running.attempt import attempt
+from nsabench.running.compilation import Ahead
 from nsabench.running.discovery import discover
 from nsabench.running.folder import SHARDS, RunFolder
 from nsabench.running.log import LogFile
 from nsabench.running.log import read as read_log
 from nsabench.running.policy import canary_jobs, judge, next_jobs
-from nsabench.running.same_machine import described_as_before
 from nsabench.running.seals import Sealer
 from nsabench.running.supervisor.checker import CheckerProcess
-from nsabench.running.supervisor.death import WorkerLost
 from nsabench.running.supervisor.executor import WorkerExecutor
 from nsabench.signing import Signer
 from nsabench.signing.signer import make_run_key
@@ -47,9 +46,6 @@ from nsabench.verdicts.merged import assemble
 from nsabench.verdicts.results import Results, assess, belongs
 from nsabench.verdicts.verdict import InRegime
 from nsabench.worker.protocol import Step
-
-Infos = Sequence[ImplementationInfo]
-
 
 ANNOUNCEMENTS = {
     Purpose.CONFIRMATION: "confirming {case}",
@@ -74,10 +70,9 @@ class View(Protocol):
 
 @dataclass(frozen=True)
 class Finished:
-    """A complete run. wall_s, measuring_s and queue_s: of this time, if it was resumed.
+    """A complete run. wall_s, measuring_s, queue_s: seconds since it was started or resumed.
 
-    signer: in whose name it was measured; None of a run that was only read. log_end: the digest of
-    the last line of its log, as it was written.
+    signer: None if the run was only read. log_end: the digest of the last line of its log.
     """
 
     folder: RunFolder
@@ -91,16 +86,10 @@ class Finished:
 
 
 def choose_device(requested: str) -> Device:
-    """`auto` is cuda where the driver shows a device. The supervisor does not import torch."""
+    """Return the device; `auto` is cuda if the driver shows one."""
     if requested == "cuda" or requested == "cpu":
         return requested  # type: ignore[return-value]
-    try:
-        listing = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, timeout=30, check=True, text=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return "cpu"
-    return "cuda" if "GPU" in listing else "cpu"
+    return "cuda" if nvml.initialised() and nvml.Device.all() else "cpu"
 
 
 def make_plan(
@@ -115,15 +104,11 @@ def make_plan(
     narrowed: Narrowed = ALL,
     tag: str = "",
 ) -> Plan:
-    """Load the matrices and resolve them against what is installed; by the options of
-    `resolve.resolve`.
+    """Load the matrices and resolve them against what is installed, as `resolve.resolve` does.
 
-    Raises `UsageError` for a bad matrix, a broken implementation or a broken op, before anything is
-    measured.
+    Raises `UsageError` for a bad matrix, a broken implementation or a broken op.
     """
-    # A run may be resumed from another folder.
-    kernels = kernels.absolute() if kernels is not None else None
-    ops_file = ops_file.absolute() if ops_file is not None else None
+    kernels, ops_file = _absolute(kernels), _absolute(ops_file)
     if ops_file is not None:
         ops.load_file(ops_file)
     loaded = resolve.load_matrices(matrices or resolve.default_matrices(device))
@@ -148,19 +133,22 @@ def make_plan(
     return plan
 
 
-def installed(kernels: Path | None = None, ops_file: Path | None = None) -> Infos:
-    """All implementations that a run could take from what is installed and the user's files.
-
-    Raises `UsageError` for one that cannot be imported.
-    """
-    kernels = kernels.absolute() if kernels is not None else None
-    ops_file = ops_file.absolute() if ops_file is not None else None
+def installed(
+    kernels: Path | None = None, ops_file: Path | None = None
+) -> list[ImplementationInfo]:
+    """Return all implementations. Raises `UsageError` if one cannot be imported."""
+    kernels, ops_file = _absolute(kernels), _absolute(ops_file)
     sources = registry.sources(kernels, ops_file)
     return discover("cpu", kernels, ops_file, sources, sandboxed=True)
 
 
+def _absolute(file: Path | None) -> Path | None:
+    """A run may be resumed from another folder."""
+    return file.absolute() if file is not None else None
+
+
 def version_of(source: Source) -> str:
-    """Of the distribution that implementations come from; of a file, the start of its sha256."""
+    """Return the version of a distribution, or the start of a file's sha256."""
     if source.is_file:
         return source.digest
     try:
@@ -179,8 +167,8 @@ def start(
 ) -> Finished:
     """Run a plan into a new folder.
 
-    signer: in whose name; None: a key that is made for the run. fit: look at the machine first;
-    raises `EnvironmentRefused` when measuring on it is pointless.
+    signer: None makes a key for the run. fit: refuse a machine on which measuring is pointless,
+    with `EnvironmentRefused`.
     """
     folder = RunFolder(out or Path("results") / plan.run_id)
     folder.create()
@@ -203,7 +191,7 @@ def start(
 
 
 def is_begun(path: Path) -> bool:
-    """Return whether a run in this folder has measured anything, if only the ceilings."""
+    """Return whether a run has measured anything, if only the ceilings."""
     folder = RunFolder(path)
     is_merged = (path / SHARDS).exists()
     return is_merged or (folder.log.exists() and bool(read_log(folder.log).sessions))
@@ -212,7 +200,7 @@ def is_begun(path: Path) -> bool:
 def discard_unbegun(path: Path) -> None:
     """Remove what a run left that was killed before it measured anything.
 
-    Raises `UsageError` when another process is writing that run.
+    Raises `UsageError` if another process is writing that run.
     """
     folder = RunFolder(path)
     if not folder.plan.is_file():
@@ -228,10 +216,7 @@ def resume(
     signer: Signer | None = None,
     fit: bool = False,
 ) -> Finished:
-    """Resume a run that was interrupted; jobs that the log holds are not run again.
-
-    Raises `VerificationFailed` if the log was not measured in the name of `signer`.
-    """
+    """Resume a run. `running.resume` says when that is refused, `next_jobs` what is left."""
     folder = RunFolder.existing(path)
     folder.refuse_links()
     plan = Plan.read(folder.plan)
@@ -242,9 +227,9 @@ def resume(
 
 
 def read(path: Path) -> Finished:
-    """A run as it lies there; nothing is measured, and no file of the user's is executed.
+    """Return a run without measuring anything or executing a file of the user's.
 
-    Raises `UsageError` when what it shows cannot be derived without the file of its op.
+    Raises `UsageError` if its results cannot be derived without the file of its op.
     """
     folder = RunFolder.existing(path)
     plan = Plan.read(folder.plan)
@@ -285,21 +270,23 @@ class _Run:
         self._executor: WorkerExecutor | None = None
 
     def measure(self) -> Finished:
-        """Measure what the log does not hold yet, and derive the results."""
         began = time.monotonic()
+        ops_file = Path(self.plan.ops) if self.plan.ops else None
         self.view.note(f"results go to {self.folder.path}")
         with (
             self.folder.writing(),
             closing(LogFile(self.folder.log)) as self._file,
-            closing(compilation.Ahead(self.plan, self.folder.path)) as self._ahead,
-            closing(self._make_checker()) as self._checker,
+            closing(Ahead(self.plan, self.folder.path)) as self._ahead,
+            closing(
+                CheckerProcess(self.plan.device, ops_file, self.plan.ops_sha256)
+            ) as self._checker,
         ):
             log = self._file.log
             belongs(self.plan, log)
             self.signer = self._find_signer()
-            if self.plan.ops and not ops.has_op_of(self.plan):
+            if ops_file is not None and not ops.has_op_of(self.plan):
                 # Not before: a plan that is not signed may name any file.
-                ops.load_file(Path(self.plan.ops), self.plan.ops_sha256)
+                ops.load_file(ops_file, self.plan.ops_sha256)
             before_s, queue_before_s = log.measuring_s, log.queue_s
             try:
                 self._run_jobs()
@@ -319,17 +306,11 @@ class _Run:
             log.queue_s - queue_before_s,
         )
 
-    def _make_checker(self) -> CheckerProcess:
-        ops_file = Path(self.plan.ops) if self.plan.ops else None
-        return CheckerProcess(self.plan.device, ops_file, self.plan.ops_sha256)
-
     def _find_signer(self) -> Signer:
-        """In whose name the run is measured. Raises `VerificationFailed` if the log, or the
-        description of the machine beside it, is by another signer."""
         if not self.resumed:
             return self.signer or make_run_key(self.folder.path)
-        signer = vouch.same_signer(self.folder, self._file.origin, self.signer)
-        vouch.same_environment(self.folder, self._file.log)
+        signer = resuming.find_signer(self.folder, self._file.origin, self.signer)
+        resuming.refuse_changed_environment(self.folder, self._file.log)
         return signer
 
     def _run_jobs(self) -> None:
@@ -339,7 +320,7 @@ class _Run:
                     break  # what to do about it is for `next_jobs`
 
     def _run_job(self, job: Job, jobs: Sequence[Job]) -> bool:
-        """Return whether all that it measured is settled."""
+        """Return whether all that the job measured is settled."""
         executor = self._executor_of(job, jobs)
         planned = self.plan.measured(job.case.id)
         is_main = job.purpose is Purpose.MAIN
@@ -362,8 +343,7 @@ class _Run:
             self.view.step(step)
 
     def _executor_of(self, job: Job, jobs: Sequence[Job]) -> WorkerExecutor:
-        """Workers that import the sources of a job. The first ones of a session describe and
-        calibrate the machine."""
+        """Return workers that import the sources of a job. The first ones open the session."""
         if self._executor is not None:
             if self._executor.imports(job.sources):
                 return self._executor
@@ -380,11 +360,12 @@ class _Run:
         return executor
 
     def _open(self, executor: WorkerExecutor) -> None:
-        """Describe and calibrate the machine, and begin the session of this process with it."""
+        """Describe and calibrate the machine, and log the session of this process."""
         log = self._file.log
-        described = described_as_before(executor, log.sessions)
+        described = executor.describe()
+        resuming.refuse_other_software(described, log)
         machine = machine_of(self.plan.run_id, described)
-        vouch.same_machine(machine, log)
+        resuming.refuse_other_machine(machine, log)
         if self.fit or not log.sessions:
             # As the machine is before we load it ourselves: clocks, temperature, other processes.
             environment = collect(described, self.plan)
@@ -394,19 +375,14 @@ class _Run:
             if self.fit:
                 for problem in doctor.refuse_unfit(environment, results=self.folder.path):
                     self.view.note(f"{problem.severity}: {problem.what} {problem.remedy}")
-        try:
-            ceilings = executor.calibrate()
-        except WorkerLost as lost:
-            raise EnvironmentRefused(
-                f"the device could not be calibrated: {lost.reason}", "run `nsabench doctor`."
-            ) from lost
+        ceilings = executor.calibrate()
         assert self.signer is not None
         self._file.seal_with(Sealer(self.signer))
         self._file.append(
             Session(
                 run_id=self.plan.run_id,
                 plan_sha256=self.plan.sha256,
-                environment_sha256=vouch.digest(self.folder.environment),
+                environment_sha256=resuming.digest(self.folder.environment),
                 started=datetime.now(UTC),
                 machine=machine,
                 distributions=registry.distributions(),
@@ -419,7 +395,7 @@ class _Run:
 
 
 class _RememberedJudge:
-    """Judges a log once for each number of attempts that it holds."""
+    """Judges a log once for each number of attempts in it, since that takes a while."""
 
     def __init__(self) -> None:
         self._judged: dict[int, InRegime] = {}

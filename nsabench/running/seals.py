@@ -1,11 +1,8 @@
 """The seals of a log: each line is signed by the process that measured it, with the line before.
 
 A session (one process) makes a key that it never writes to a file. The signer of the run certifies
-the public half of that key in the first line of the session. From there the key seals every line.
-So a line can be added, changed or moved only with the signer's key, also after the process was
-killed. Lines can be cut off at the end.
-
-The format is in docs/reference/log.md.
+that key in the first line of the session, and the key seals every line. So only the signer can add,
+change or move a line. Lines can be cut off at the end. The format: docs/reference/log.md.
 """
 
 from __future__ import annotations
@@ -48,7 +45,7 @@ class Origin:
 
 
 class Sealer:
-    """Seals the lines of a session with a key that is not kept and that no other process has."""
+    """Seals the lines of a session with a key that only this process has."""
 
     def __init__(self, signer: Signer) -> None:
         self._signer = signer

@@ -15,9 +15,9 @@ import pytest
 from nsabench import registry
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Direction, Status
-from nsabench.running.compilation import Ahead, processes
-from nsabench.running.compilation.jobs import Job, in_turn, jobs_of
-from nsabench.running.policy import next_jobs
+from nsabench.running import compilation
+from nsabench.running.compilation import Ahead, Call, Family, calls_of, in_turn
+from nsabench.running.policy import canary_jobs, next_jobs
 from nsabench.running.supervisor.executor import WorkerExecutor
 from nsabench.worker.protocol import Measured
 from tests.running.supervisor import compiling
@@ -44,8 +44,8 @@ def begun(make_plan: MakePlan, tmp_path: Path) -> Iterator[Begin]:
         yield begin
 
 
-def cells(plan: Plan) -> dict[str, list[str]]:
-    return {planned.id: list(planned.implementations) for planned in plan.cases}
+def cells(plan: Plan) -> dict[bool, list[list[Family]]]:
+    return calls_of(plan, next_jobs(plan, log_of(plan)))
 
 
 def calls(ahead: Ahead, *, clean: bool = False) -> list[list[str]]:
@@ -60,7 +60,7 @@ def aside(ahead: Ahead, *, clean: bool) -> str:
 
 def test_who_compiles_is_called_on_all_cases_and_who_does_not_on_one(begun: Begin) -> None:
     plan, done = begun(["compiles", "ready_made", "sdpa_gqa"], lengths=LENGTHS, timeout_s=30)
-    done.call(jobs_of(plan, cells(plan)), 2, ROOM, print)
+    done.call(cells(plan), 2, ROOM, print)
 
     assert done.implementations == {"compiles"}
     made = calls(done)
@@ -86,7 +86,7 @@ def test_who_is_declared_to_compile_need_not_show_it_first(begun: Begin) -> None
             "cases": [small, large.model_copy(update={"id": case.id, "case": case})],
         }
     )
-    done.call(jobs_of(plan, cells(plan)), 2, ROOM, print)
+    done.call(cells(plan), 2, ROOM, print)
     assert {case_id for case_id, _ in done.first_s} == {small.id, case.id}
     assert min(done.first_s.values()) > 0  # it was ended in neither
 
@@ -97,9 +97,9 @@ def test_of_one_family_nobody_is_called_beside_the_first(begun: Begin) -> None:
     [info] = plan.implementations
     declared = info.model_copy(update={"compiled_by": "triton"})
     plan = plan.model_copy(update={"implementations": [declared]})
-    [jobs] = jobs_of(plan, cells(plan))[False]
-    assert ([job.case.shape["L"] for job in jobs.own], jobs.families) == ([32, 64, 128], [])
-    done.call({True: [], False: [jobs]}, 2, ROOM, print)
+    [[family]] = cells(plan)[False]
+    assert [call.case.shape["L"] for call in family] == [*LENGTHS]
+    done.call({True: [], False: [[family]]}, 2, ROOM, print)
     assert [call[1] for call in calls(done)][:2] == ["16", "16"]  # and its second call
     assert {call[1] for call in calls(done)} == set(map(str, LENGTHS))
 
@@ -109,27 +109,27 @@ def test_the_case_that_all_shards_measure_is_compiled_ahead_as_well(make_plan: M
     whole = make_plan(["compiles"], lengths=(16, 32))
     canary, own = whole.cases
     shard = whole.model_copy(update={"cases": [own], "canary": canary})
-    jobs = jobs_of(shard, {planned.id: list(planned.implementations) for planned in (canary, own)})
-    [one] = [of_one for both in jobs.values() for of_one in both]
-    assert [job.case for job in (one.first, *one.own)] == [canary.case, own.case]
+    log = log_of(shard)
+    calls = calls_of(shard, [*next_jobs(shard, log), *canary_jobs(shard, log)])
+    [[family]] = [families for both in calls.values() for families in both]
+    assert [call.case for call in family] == [canary.case, own.case]
 
 
 def test_one_of_those_that_share_kernels_goes_ahead(make_plan: MakePlan) -> None:
     """All at once, each of 31 lengths compiled the same kernels of FlashAttention-4."""
     plan = make_plan(["compiles"], lengths=LENGTHS)
 
-    def job(length: int, heads: int, direction: Direction = Direction.FORWARD) -> Job:
+    def job(length: int, heads: int, direction: Direction = Direction.FORWARD) -> Call:
         shape = {"B": 1, "S": 1, "G": heads, "H": 2, "D": 32, "Dv": 32}
         shape |= {"S_kv": 256, "n_spans": 1, "L": length}
         update = {"op": "selection_ranges", "shape": shape, "distribution": "disjoint"}
         case = plan.cases[0].case.model_copy(update={**update, "direction": direction})
-        return Job(case, plan.implementations[0])
+        return Call(case, plan.implementations[0])
 
     least, own, others = job(16, 2), [job(64, 2), job(32, 2)], [job(16, 4), job(32, 4)]
     backward = job(64, 4, Direction.BACKWARD)
     turn = in_turn([*own, *others, backward, least])
-    assert turn.first is least
-    assert (turn.own, turn.families) == ([own[1], own[0]], [[backward, *others]])
+    assert turn == [[least, own[1], own[0]], [backward, *others]]
 
 
 def test_the_worker_that_measures_finds_it_and_its_record_says_what_it_took(
@@ -137,7 +137,7 @@ def test_the_worker_that_measures_finds_it_and_its_record_says_what_it_took(
 ) -> None:
     """And so does that of each later pass, whatever those before it have left."""
     plan, ahead = begun(["compiles"], timeout_s=30)
-    ahead.call(jobs_of(plan, cells(plan)), 2, ROOM, print)
+    ahead.call(cells(plan), 2, ROOM, print)
     [job] = next_jobs(plan, log_of(plan))
     began = time.monotonic()
     for look in range(2):
@@ -172,7 +172,7 @@ def test_who_imports_no_candidate_begins_with_what_such_workers_compiled(
         closing(ahead),
         closing(WorkerExecutor.of_plan(plan, tmp_path, plan.clean_sources)) as executor,
     ):
-        ahead.call(jobs_of(plan, cells(plan)), 2, ROOM, print)
+        ahead.call(cells(plan), 2, ROOM, print)
         assert {name for _, name in ahead.first_s} == {"compiles", "sdpa_gqa"}
         of_all, of_clean = (Path(aside(ahead, clean=clean), "triton") for clean in (False, True))
         assert len(list(of_all.glob("of_*"))) == len(LENGTHS)
@@ -187,7 +187,7 @@ def test_who_imports_no_candidate_begins_with_what_such_workers_compiled(
 @pytest.mark.parametrize("name", ["ends_its_process", "never_ends", "fails"])
 def test_who_fails_is_called_once_and_the_others_are_compiled(begun: Begin, name: str) -> None:
     plan, done = begun([name, "compiles"], lengths=LENGTHS)
-    done.call(jobs_of(plan, cells(plan)), 2, ROOM, print)
+    done.call(cells(plan), 2, ROOM, print)
     assert done.implementations == {"compiles"}
     assert len([call for call in calls(done) if call[0] == name]) == 1
     assert leftovers() == []
@@ -195,7 +195,7 @@ def test_who_fails_is_called_once_and_the_others_are_compiled(begun: Begin, name
 
 def test_who_refuses_the_smallest_case_is_called_on_the_next(begun: Begin) -> None:
     plan, done = begun(["picky"], lengths=LENGTHS, timeout_s=30)
-    done.call(jobs_of(plan, cells(plan)), 2, ROOM, print)
+    done.call(cells(plan), 2, ROOM, print)
     assert done.implementations == {"picky"}
     assert {call[1] for call in calls(done)} == set(map(str, LENGTHS))
 
@@ -207,11 +207,11 @@ def test_an_interrupt_ends_all_processes(begun: Begin, monkeypatch: pytest.Monke
             time.sleep(0.05)
         raise KeyboardInterrupt  # while a process is about to be started
 
-    monkeypatch.setattr("nsabench.running.compilation.ahead.wait", interrupted)
+    monkeypatch.setattr("nsabench.running.compilation.wait", interrupted)
     plan, ahead = begun(["never_ends", "compiles"], lengths=LENGTHS, timeout_s=600)
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        ahead.call(jobs_of(plan, cells(plan)), 1, ROOM, print)
+        ahead.call(cells(plan), 1, ROOM, print)
     assert time.monotonic() - began < 60  # 600 without
     assert leftovers() == []
 
@@ -229,9 +229,9 @@ def test_a_cpu_compiles_nothing_ahead(begun: Begin) -> None:
         (1, 16, 128, 80, 15),
         (1, 16, 128, 8, 4),
         (1, 16, 128, 0, 0),
-        (1, 64, 128, 80, processes.MOST_PROCESSES),
+        (1, 64, 128, 80, compilation.MOST_PROCESSES),
         (1, 64, 32, 80, 10),  # as beside a GPU of a desktop
-        (1, 64, None, 80, processes.MOST_PROCESSES),
+        (1, 64, None, 80, compilation.MOST_PROCESSES),
         (5, 16, 128, 80, 2),
         (5, 64, 32, 80, 2),
     ],
@@ -244,21 +244,21 @@ def test_processes_are_as_many_as_cores_and_memory_allow(
     call_gib: int,
     most: int,
 ) -> None:
-    monkeypatch.setenv(processes.SHARDS_ON_HOST, str(shards))
-    monkeypatch.setattr(processes.os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setenv(compilation.SHARDS_ON_HOST, str(shards))
+    monkeypatch.setattr(compilation.os, "sched_getaffinity", lambda _: set(range(cores)))
     memory = None if memory_gib is None else memory_gib << 30
-    monkeypatch.setattr(processes, "memory_of", lambda _: memory)
-    assert processes.most(call_gib << 30) == most
+    monkeypatch.setattr(compilation, "memory_of", lambda _: memory)
+    assert compilation.most_processes(call_gib << 30) == most
 
 
 def test_a_large_case_waits_for_the_others_and_these_for_it() -> None:
     """Three processes compiled what twelve could, since the largest case was taken for all."""
-    room, together, most = processes.Room(10), 0, {1: 0, 4: 0, 99: 0}
+    room, together, most = compilation.Room(10), 0, {1: 0, 4: 0, 99: 0}
     lock = threading.Lock()
 
     def take(size: int) -> None:
         nonlocal together
-        with room.for_(size):
+        with room.take(size):
             with lock:
                 together += 1
                 most[size] = max(most[size], together)

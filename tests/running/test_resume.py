@@ -14,13 +14,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from nsabench.cli import group
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.model.description import Described
-from nsabench.model.job import Death, Job
+from nsabench.model.job import Job
 from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import Purpose, Role, Status
+from nsabench.model.vocabulary import Purpose, Role
 from nsabench.running import run
 from nsabench.running.log import read
-from nsabench.running.supervisor.death import WorkerLost
 from nsabench.running.supervisor.executor import WorkerExecutor
 from nsabench.signing import Signer
 from nsabench.worker.protocol import Measured
@@ -134,7 +133,7 @@ def test_the_environment_is_what_the_machine_was_before_it_was_calibrated(
 
     def calibrate(executor: Elsewhere) -> None:
         seen.append((folder / "environment.json").exists())
-        raise WorkerLost(Death(status=Status.CRASHED, reason="enough was seen"))
+        raise EnvironmentRefused("enough was seen")
 
     monkeypatch.setattr(Elsewhere, "calibrate", calibrate, raising=False)
     with pytest.raises(EnvironmentRefused, match="enough was seen"):

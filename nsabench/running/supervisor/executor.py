@@ -13,6 +13,7 @@ import psutil
 from nsabench import limits
 from nsabench.checker.messages import Judged
 from nsabench.delivery import Delivery
+from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.model.case import Case, FixedCount, RatioCI
 from nsabench.model.description import Described
 from nsabench.model.job import Death, Job, input_seeds
@@ -47,8 +48,7 @@ from nsabench.worker.protocol import (
     Step,
 )
 
-DISCOVER_LIMIT_S = 120.0
-CALIBRATE_LIMIT_S = 120.0
+START_LIMIT_S = 120.0  # to import everything, or to calibrate
 # For each implementation; 10,000 samples take less. A log with a longer line is not read at all.
 MOST_ANSWER_BYTES = limits.LOG_LINE // 16
 _ELSEWHERE = {"observations": {"__all__": {"traceback"}}}  # in a file of their own
@@ -194,14 +194,33 @@ class WorkerExecutor:
         return WorkerProcess(runs, memory_limit_bytes=self._memory_limit)
 
     def discover(self) -> list[ImplementationInfo]:
-        """Return what is installed and in the user's file."""
-        return self._ask(Discover(), Discovered, DISCOVER_LIMIT_S).implementations
+        """Return what is installed and in the user's file.
+
+        Raises `UsageError` if that cannot be imported.
+        """
+        try:
+            return self._ask(Discover(), Discovered, START_LIMIT_S).implementations
+        except WorkerLost as lost:
+            raise UsageError(
+                f"{self.kernels or 'the implementations'} could not be imported: {lost.reason}",
+                "import it in a Python of its own to see why.",
+            ) from lost
 
     def describe(self) -> Described:
-        return self._ask(Describe(), Described, DISCOVER_LIMIT_S)
+        """Return what the device and the software are. Raises `EnvironmentRefused`."""
+        return self._ask_device(Describe(), Described, "described")
 
     def calibrate(self) -> Ceilings:
-        return self._ask(Calibrate(), Calibrated, CALIBRATE_LIMIT_S).ceilings
+        """Return what the device can do at best. Raises `EnvironmentRefused`."""
+        return self._ask_device(Calibrate(), Calibrated, "calibrated").ceilings
+
+    def _ask_device(self, request: Message, expected: type[M], done: str) -> M:
+        try:
+            return self._ask(request, expected, START_LIMIT_S)
+        except WorkerLost as lost:
+            raise EnvironmentRefused(
+                f"the device could not be {done}: {lost.reason}", "run `nsabench doctor`."
+            ) from lost
 
     def borrow(self, scratch: Scratch) -> None:
         """Have its next workers write to the scratch of others, which it does not remove."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from nsabench import reading
+from nsabench import reading, registry
 from nsabench.errors import BegunElsewhere, UsageError, VerificationFailed
+from nsabench.model.description import Described
 from nsabench.model.log import Log
 from nsabench.running.folder import RunFolder
 from nsabench.running.seals import Origin
@@ -16,12 +17,12 @@ from nsabench.signing.signer import RUN_KEY, read_run_key
 START_ANEW = "start a new run here; what others measured is theirs to sign."
 
 
-def same_signer(folder: RunFolder, origin: Origin | None, named: Signer | None) -> Signer:
+def find_signer(folder: RunFolder, origin: Origin | None, named: Signer | None) -> Signer:
     """Return the signer in whose name all lines of the log were measured.
 
     named: the user's key, if one is named; else the key in the run folder counts. Raises
-    `VerificationFailed` if another key, or none, vouches for the lines, and `UsageError` if nothing
-    was measured yet.
+    `VerificationFailed` if another key, or none, signed the lines, and `UsageError` if nothing was
+    measured yet.
     """
     if origin is None:
         raise UsageError(f"{folder.log} is empty, and no key signed the plan", "start a new run.")
@@ -42,18 +43,39 @@ def same_signer(folder: RunFolder, origin: Origin | None, named: Signer | None) 
     )
 
 
-def same_machine(machine: str, log: Log) -> None:
-    """Raises `BegunElsewhere` when an earlier session was on another machine."""
-    for session in log.sessions:
-        if session.machine != machine:
-            raise BegunElsewhere(
-                "this run was begun on another machine, or on another device of this one",
-                "go on where it was begun, with the same CUDA_VISIBLE_DEVICES; or start a new run.",
+def refuse_other_machine(machine: str, log: Log) -> None:
+    """Raises `BegunElsewhere` if an earlier session was on another machine."""
+    if any(session.machine != machine for session in log.sessions):
+        raise BegunElsewhere(
+            "this run was begun on another machine, or on another device of this one",
+            "go on where it was begun, with the same CUDA_VISIBLE_DEVICES; or start a new run.",
+        )
+
+
+def refuse_other_software(now: Described, log: Log) -> None:
+    """Raises `UsageError` if the run was begun on another device or with other versions."""
+    if not log.sessions:
+        return
+    first, distributions = log.sessions[0], registry.distributions()
+    before, versions = first.described, first.distributions or distributions
+    compared = [
+        *((name, versions.get(name), distributions.get(name)) for name in versions | distributions),
+        ("device", before.device.name, now.device.name),
+        ("CPU", before.device.capability, now.device.capability),
+        ("torch", before.software.torch, now.software.torch),
+        ("triton", before.software.triton, now.software.triton),
+        ("the driver's CUDA", before.software.cuda_driver, now.software.cuda_driver),
+    ]
+    for what, then, today in compared:
+        if then != today:
+            raise UsageError(
+                f"this run was begun on {what} {then} and cannot go on with {today}",
+                "start a new run here.",
             )
 
 
-def same_environment(folder: RunFolder, log: Log) -> None:
-    """Raises `VerificationFailed` when environment.json is not what the log says it was."""
+def refuse_changed_environment(folder: RunFolder, log: Log) -> None:
+    """Raises `VerificationFailed` if environment.json is not what the log says it was."""
     now = digest(folder.environment)
     if any(session.environment_sha256 != now for session in log.sessions):
         raise VerificationFailed(
@@ -63,7 +85,7 @@ def same_environment(folder: RunFolder, log: Log) -> None:
 
 
 def digest(path: Path) -> str:
-    """The sha256 of a file, empty where there is none."""
+    """Return the sha256 of a file, empty if there is none."""
     try:
         with reading.opened(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

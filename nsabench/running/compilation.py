@@ -1,0 +1,345 @@
+"""Kernels compiled ahead, by several workers at once, before anything is timed.
+
+A compiler keeps one core busy, and a pass that meets each kernel when it times it waits for one
+compiler after the other. So every implementation that compiles is first called on each of its
+cases. Workers of every pass begin with what that leaves in the caches of compilers. A call that
+fails here fails again where it is measured, and is recorded there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Condition
+
+from nsabench import ops
+from nsabench.errors import EnvironmentRefused, NsabenchError
+from nsabench.machine.memory import memory_of
+from nsabench.model.case import Case
+from nsabench.model.job import Job
+from nsabench.model.plan import ImplementationInfo, Plan
+from nsabench.model.vocabulary import Role, Runs
+from nsabench.running.supervisor.death import WorkerLost
+from nsabench.running.supervisor.executor import WorkerExecutor
+from nsabench.running.supervisor.scratch import Scratch
+from nsabench.running.supervisor.temporary import TemporaryFolder
+from nsabench.worker.protocol import Compiled
+
+SHARE = 0.7  # of the device's memory that all of them may take
+WORTH_IT = 4  # cases; fewer are compiled as they come
+MOST_PROCESSES = 16
+CONTEXT_BYTES = 1 << 30  # of a process on the device, before it holds anything
+HOST_BYTES = 3 << 30  # that a process may take of the host, with torch and a compiler
+SETS = 6  # times what a case's inputs and outputs take, for what is saved and set aside
+# FlashInfer compiled for 144 s beside eleven others. A candidate has the time of its case at most.
+CALL_LIMIT_S = 300.0
+MOST_S = 450.0  # after which workers of one kind begin no call
+SAY_EVERY_S = 30.0
+KILL_EVERY_S = 0.2  # once interrupted
+# A first call that took so much longer than the second compiled something, or chose a variant.
+COMPILES_S = 0.15
+# Names how many shards are measured at once on this host and share its cores (`fleet.devices`).
+SHARDS_ON_HOST = "NSABENCH_SHARDS_ON_HOST"
+SKIPPED = Compiled(reason="it is compiled when it is measured")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of an implementation on a case, for what it leaves in the caches."""
+
+    case: Case
+    info: ImplementationInfo
+
+    @property
+    def limit_s(self) -> float:
+        is_candidate = self.info.role is Role.CANDIDATE
+        return min(self.case.timeout_s, CALL_LIMIT_S) if is_candidate else CALL_LIMIT_S
+
+
+# The calls of one implementation on cases that differ in length and direction only. They share most
+# kernels, so the first goes ahead: at once with it, each other call would compile them as well.
+Family = list[Call]
+
+
+def calls_of(plan: Plan, left: Sequence[Job]) -> dict[bool, list[list[Family]]]:
+    """Return what to call, an item for each implementation except controls.
+
+    The keys say whether a worker calls it that imports no candidate.
+    """
+    calls: dict[ImplementationInfo, dict[str, Call]] = {}
+    for job in left:
+        case = plan.measured(job.case.id).case
+        for name in job.implementations:
+            info = plan.info(case.op, name)
+            if _may_compile(info):
+                launched = json.dumps(case.content)  # however it is timed
+                calls.setdefault(info, {}).setdefault(launched, Call(case, info))
+    by_kind: dict[bool, list[list[Family]]] = {True: [], False: []}
+    for info, by_content in calls.items():
+        is_clean = info.role is Role.BASELINE and info.source in plan.clean_sources
+        by_kind[is_clean].append(in_turn([*by_content.values()]))
+    return by_kind
+
+
+def _may_compile(info: ImplementationInfo) -> bool:
+    """Controls share their kernels with others. What candidates do is not known before."""
+    if info.role is Role.CONTROL or Runs.CUDA not in info.devices:
+        return False
+    return info.role is Role.CANDIDATE or bool(info.compiled_by)
+
+
+def in_turn(calls: Sequence[Call]) -> list[Family]:
+    """Return families of calls. The first one begins with the smallest case of all.
+
+    The others begin with a backward if they have one, which has its forward's kernels as well.
+    """
+
+    def bytes_of(call: Call) -> int:
+        return ops.work(call.case).bytes_min
+
+    smallest = min(calls, key=bytes_of)
+    families: dict[Hashable, Family] = {_family_of(smallest.case): []}
+    for call in calls:
+        families.setdefault(_family_of(call.case), []).append(call)
+    for family in families.values():
+        family.sort(
+            key=lambda call: (
+                call is not smallest,
+                not call.case.direction.differentiates,
+                bytes_of(call),
+            )
+        )
+    return list(families.values())
+
+
+def _family_of(case: Case) -> Hashable:
+    return case.op, ops.sizes_but_length(case), case.dtype, case.distribution, case.streams
+
+
+class Ahead:
+    """What was compiled ahead of the passes of a run, and which of it a pass begins with.
+
+    Baselines of clean sources come first, called by workers that import no candidate. What these
+    leave is put aside, since a candidate could alter a cache that it shares. The others are called
+    where everything is imported, and begin with it.
+
+    first_s: seconds of first calls, by case id and implementation. implementations: the names of
+    those that compile. wall_s: seconds of the whole.
+    """
+
+    def __init__(self, plan: Plan, run: Path) -> None:
+        self._plan = plan
+        self._executors = {  # by whether they import no candidate
+            True: WorkerExecutor.of_plan(plan, run, plan.clean_sources),
+            False: WorkerExecutor.of_plan(plan, run),
+        }
+        self._aside: dict[bool, TemporaryFolder] = {}
+        self._is_done = False
+        self.first_s: dict[tuple[str, str], float] = {}
+        self.implementations: set[str] = set()
+        self.wall_s = 0.0
+
+    @property
+    def _scratch(self) -> Scratch:
+        """One for both kinds and all passes, one after another: some caches hold its path."""
+        return self._executors[True].scratch
+
+    def compile(
+        self, left: Sequence[Job], memory_bytes: int | None, note: Callable[[str], None]
+    ) -> None:
+        """Compile what the jobs that are left need, once, if that is worth the processes.
+
+        memory_bytes: of the device.
+        """
+        room_bytes = int(SHARE * (memory_bytes or 0))
+        count = most_processes(room_bytes)
+        few = len({job.case.id for job in left}) < WORTH_IT or count < 2
+        if self._plan.device != "cuda" or few or self._is_done:
+            return
+        calls = calls_of(self._plan, left)
+        if any(calls.values()):
+            note(f"compiling ahead in {count} processes")
+            self.call(calls, count, room_bytes, note)
+            note(
+                f"kernels of {len(self.implementations)} implementations were compiled ahead in "
+                f"{self.wall_s:.0f} s"
+            )
+
+    def call(
+        self,
+        calls: Mapping[bool, Sequence[list[Family]]],
+        count: int,
+        room_bytes: int,
+        note: Callable[[str], None],
+    ) -> None:
+        """Make the calls in `count` processes, and put aside what that leaves in caches.
+
+        Together the processes take no more of the device than there is room.
+        """
+        began = time.monotonic()
+        self._executors[False].borrow(self._scratch)
+        for is_clean, executor in self._executors.items():
+            if not is_clean and self._plan.sandboxed:  # else all share the user's own caches
+                self._begin_with(self._aside[True], executor)
+            with _Callers(executor, count, room_bytes) as callers:
+                callers.call_all(calls[is_clean], note)
+            self.first_s |= callers.first_s
+            self.implementations |= callers.compiling
+            self._aside[is_clean] = self._scratch.put_aside()
+        self._is_done = True
+        self.wall_s = time.monotonic() - began
+
+    def _begin_with(self, aside: TemporaryFolder, executor: WorkerExecutor) -> None:
+        """Have one worker copy it before several write there."""
+        self._scratch.begin_afresh(aside)
+        try:
+            executor.describe()
+        except EnvironmentRefused:
+            pass  # what it did not copy is compiled again
+        finally:
+            executor.retire()
+
+    def lend(self, executor: WorkerExecutor, sandbox: str) -> None:
+        """Have the next worker of a pass begin with what was compiled for its kind.
+
+        sandbox: what holds the workers. If it does not keep files, a candidate could have altered
+        what the clean workers would begin with.
+        """
+        if not self._is_done:
+            return
+        executor.credit(self.first_s)
+        if not self._plan.sandboxed or (executor.is_clean and not sandbox.startswith("files")):
+            return
+        executor.borrow(self._scratch)
+        self._scratch.begin_afresh(self._aside[executor.is_clean])
+
+    def close(self) -> None:
+        for executor in self._executors.values():
+            executor.close()
+        for aside in self._aside.values():
+            aside.remove()
+
+
+def most_processes(room_bytes: int) -> int:
+    """Return how many processes cores, host memory and twice their contexts on the device allow."""
+    shards = int(os.environ.get(SHARDS_ON_HOST, "1"))
+    cores = len(os.sched_getaffinity(0)) // shards
+    on_device = room_bytes // (2 * CONTEXT_BYTES)
+    host_bytes = memory_of("cpu")
+    on_host = host_bytes // shards // HOST_BYTES if host_bytes is not None else MOST_PROCESSES
+    return max(0, min(cores - 1, on_device, on_host, MOST_PROCESSES))
+
+
+class Room:
+    """Bytes of the device to wait for. A request for more than there is gets all of it."""
+
+    def __init__(self, size: int) -> None:
+        self._size = self._left = max(size, 1)
+        self._changed = Condition()
+
+    @contextmanager
+    def take(self, size: int) -> Iterator[None]:
+        size = min(size, self._size)
+        with self._changed:
+            self._changed.wait_for(lambda: self._left >= size)
+            self._left -= size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._left += size
+                self._changed.notify_all()
+
+
+class _Callers:
+    """Workers of one kind; each call takes one that is free, when there is room for its case."""
+
+    def __init__(self, executor: WorkerExecutor, count: int, room_bytes: int) -> None:
+        self.first_s: dict[tuple[str, str], float] = {}
+        self.compiling: set[str] = set()
+        self._room = Room(room_bytes - count * CONTEXT_BYTES)
+        self._workers = [executor.sibling() for _ in range(count)]
+        self._free: SimpleQueue[WorkerExecutor] = SimpleQueue()
+        for worker in self._workers:
+            self._free.put(worker)
+        self._threads = ThreadPoolExecutor(count)
+        self._futures: list[Future[object]] = []
+        self._fatal: set[str] = set()  # implementations that end their worker
+        self._ends_at = time.monotonic() + MOST_S
+
+    def __enter__(self) -> _Callers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        # If this was interrupted, some workers are only about to be started.
+        while left := [future for future in self._futures if not future.done()]:
+            for worker in self._workers:
+                worker.kill()
+            wait(left, timeout=KILL_EVERY_S)
+        for worker in self._workers:
+            worker.close()
+
+    def call_all(
+        self, implementations: Sequence[list[Family]], note: Callable[[str], None]
+    ) -> None:
+        for families in implementations:
+            self._submit(self._call_implementation, families)
+            if families[0][0].info.compiled_by:  # its first call need not show that it compiles
+                for family in families[1:]:
+                    self._submit(self._call_family, family)
+        while left := [future for future in self._futures if not future.done()]:
+            if wait(left, timeout=SAY_EVERY_S).not_done:
+                note(f"compiling ahead: {len(self.first_s)} calls are done")
+        for future in self._futures:
+            future.result()
+
+    def _submit(self, do: Callable[..., object], *given: object) -> None:
+        self._futures.append(self._threads.submit(do, *given))
+
+    def _call_implementation(self, families: list[Family]) -> None:
+        """Call the smallest case, and the others only if that call compiles something."""
+        [first, *own], *others = families
+        compiled = self._call(first)
+        if first.info.compiled_by or first.info.name in self.compiling:
+            for call in own:
+                self._submit(self._call, call)
+            for family in [] if first.info.compiled_by else others:
+                self._submit(self._call_family, family)
+        elif compiled.is_unsupported and (left := [*own, *chain.from_iterable(others)]):
+            self._call_implementation(in_turn(left))
+
+    def _call_family(self, family: Family) -> None:
+        first, *others = family
+        self._call(first)
+        for call in others:
+            self._submit(self._call, call)
+
+    def _call(self, call: Call) -> Compiled:
+        name = call.info.name
+        if name in self._fatal or time.monotonic() >= self._ends_at:
+            return SKIPPED
+        with self._room.take(SETS * ops.work(call.case).bytes_min):
+            worker = self._free.get()
+            began = time.monotonic()
+            try:
+                compiled = worker.compile(call.case, name, call.limit_s)
+            except (WorkerLost, NsabenchError):
+                self._fatal.add(name)
+                compiled = SKIPPED
+            finally:
+                self._free.put(worker)
+        # Foreign code may have said it.
+        first_s = min(max(compiled.first_s, 0.0), time.monotonic() - began)
+        self.first_s[call.case.id, name] = first_s
+        if first_s - compiled.second_s >= COMPILES_S:
+            self.compiling.add(name)
+        return compiled
