@@ -9,17 +9,17 @@ from pathlib import Path
 
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import signed_around
+from nsabench.evidence.manifest.logs import KEPT
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.files import write_text
 from nsabench.model.measurement import Ceilings
 from nsabench.model.vocabulary import BENIGN, MARGIN, Role
-from nsabench.output.report import HTML, html, payment_chart, write_html
+from nsabench.output.report import HTML, Facts, html, payment_chart, write_html
 from nsabench.output.report.page import SCRIPTS, data_of
 from nsabench.output.site.leaderboard import leaderboards
 from nsabench.output.site.runs import ARCHIVE, RUNS, SiteRun, gather, payments
 from nsabench.output.standing import tally_of_controls
 from nsabench.output.words import TRUST
-from nsabench.running.folder import RunFolder
 
 INDEX = "index.html"
 PAGES = "pages"
@@ -49,7 +49,7 @@ def write(places: Sequence[str], folder: Path) -> Path:
     runs = gather(places, folder / ARCHIVE)
     for run in runs:
         if run.facts is not None:
-            _keep(run, run.facts.folder, folder / RUNS / run.run_id)
+            _keep(run.facts, run.trust, folder / RUNS / run.run_id)
             write_html(run.facts, folder / PAGES / run.run_id)
         else:
             write_text(folder / PAGES / run.run_id / HTML, archived_page(run))
@@ -69,12 +69,15 @@ def _refuse_inside(places: Sequence[str], folder: Path) -> None:
         )
 
 
-def _keep(run: SiteRun, of: RunFolder, to: Path) -> None:
+def _keep(facts: Facts, trust: Trust, to: Path) -> None:
     """Copy a run's folder. If it is unsigned, copy only the data that nsabench writes: other files
     would appear as the publisher's, and nothing shows who made them."""
+    of = facts.folder
     paths = [path for path in sorted(of.path.rglob("*")) if path.is_file()]
-    if run.trust is Trust.UNSIGNED:
+    if trust is Trust.UNSIGNED:
+        shards = [of.shard(run_id).path for run_id in facts.plan.shards]
         known = {of.path / name for name in DATA}
+        known |= {shard / name for shard in shards for name in KEPT}
         paths = [p for p in paths if p in known or (p.parent == of.logs and p.suffix == ".log")]
     for path in paths:
         copy = to / path.relative_to(of.path)
