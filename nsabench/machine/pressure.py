@@ -1,11 +1,14 @@
-"""Reads how long processes waited for a core (schedstat)."""
+"""Notices that processes waited for a core: by schedstat, or else by what other processes used."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 BUSY = 0.1  # share of the time that a thread waited; timings may have waited too
 
@@ -25,16 +28,34 @@ def waits_of(pids: Iterable[int], root: Path = Path("/")) -> dict[int, float]:
     return waits
 
 
+def idle_and_others(pids: Iterable[int]) -> tuple[float, float]:
+    """Return the core-seconds since boot that were idle, and that other processes used.
+
+    Only cores that this process may use count, and all of what these processes used.
+    """
+    cores = psutil.cpu_times(percpu=True)
+    usable = [cores[core] for core in os.sched_getaffinity(0)]
+    used = sum(c.user + c.nice + c.system + c.steal for c in usable)
+    for pid in pids:
+        with suppress(psutil.Error):
+            own = psutil.Process(pid).cpu_times()
+            used -= own.user + own.system
+    return sum(core.idle for core in usable), used
+
+
 def watch(processes: Callable[[], Iterable[int]]) -> Callable[[], bool]:
     """Return a function that says whether one of the processes has waited since this call.
 
     processes: returns their current numbers; they may be replaced.
     """
     begun, before = time.monotonic(), waits_of(processes())
+    idle_before, others_before = idle_and_others(processes())
 
     def was_busy() -> bool:
-        now = waits_of(processes())
-        most = max((waited - before.get(who, 0.0) for who, waited in now.items()), default=0.0)
-        return most > BUSY * (time.monotonic() - begun)
+        now, limit_s = waits_of(processes()), BUSY * (time.monotonic() - begun)
+        if now:
+            return max(waited - before.get(who, 0.0) for who, waited in now.items()) > limit_s
+        idle, others = idle_and_others(processes())
+        return others - others_before > limit_s and idle - idle_before < limit_s
 
     return was_busy

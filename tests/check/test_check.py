@@ -61,7 +61,8 @@ SMALL = ("--device", "cpu", "--shape", "N=4,H=2,D=32,L=16")
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(pressure, "waits_of", lambda pids: {})  # others may use this machine
+    # Others may use this machine.
+    monkeypatch.setattr(pressure, "watch", lambda processes: lambda: False)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from nsabench.machine import pressure
@@ -26,7 +27,6 @@ def test_the_wait_of_each_thread_is_read(tmp_path: Path) -> None:
         ({7: 5.0}, {7: 5.0}, False),
         ({7: 5.0}, {7: 9.0}, True),
         ({7: 5.0}, {7: 5.0, 8: 1.0}, True),  # a thread, or a process, that is new
-        ({7: 5.0}, {}, False),
     ],
 )
 def test_busy_is_where_one_of_them_waited(
@@ -38,6 +38,26 @@ def test_busy_is_where_one_of_them_waited(
     readings = iter((before, now))
     monkeypatch.setattr(pressure, "waits_of", lambda pids: next(readings))
     assert pressure.watch(lambda: [7])() is busy
+
+
+@pytest.mark.parametrize(
+    ("idle", "others", "busy"),
+    [(0.0, 0.0, False), (0.0, 9.0, True), (9.0, 9.0, False)],
+)
+def test_without_schedstat_others_that_left_no_core_idle_are_noticed(
+    monkeypatch: pytest.MonkeyPatch, idle: float, others: float, busy: bool
+) -> None:
+    readings = iter(((5.0, 5.0), (5.0 + idle, 5.0 + others)))
+    monkeypatch.setattr(pressure, "waits_of", lambda pids: {})
+    monkeypatch.setattr(pressure, "idle_and_others", lambda pids: next(readings))
+    assert pressure.watch(lambda: [7])() is busy
+
+
+def test_what_these_processes_use_is_not_of_others() -> None:
+    idle, others = pressure.idle_and_others([])
+    assert idle > 0
+    used = psutil.Process().cpu_times()
+    assert others - pressure.idle_and_others([os.getpid()])[1] >= 0.9 * used.user
 
 
 def test_who_shares_a_core_waits_and_who_sleeps_does_not() -> None:
