@@ -231,7 +231,7 @@ def make_run(
     (folder / "logs").mkdir(exist_ok=True)
     (folder / "logs" / f"{plan.cases[0].id}.log").write_text("a line\n")
     described = Described(
-        software={"torch": made.torch, "triton": made.triton, "torch.cuda": "13.0"},
+        software={"torch": made.torch, "triton": made.triton, "torch_cuda": "13.0"},
         device={"type": "cuda", "name": made.gpu, "compute_capability": "9.0"},
     )
     with closing(LogFile(folder / "log.jsonl")) as log:

@@ -18,7 +18,6 @@ from nsabench.images.build import SOURCES
 from nsabench.images.combos import Checkout
 from nsabench.images.lock import PYTHON, existing, sha256
 from nsabench.machine.environment.container import COMBO_FILE
-from nsabench.machine.environment.software import LOCK_NAME
 
 LIMIT_S = 3600.0
 
@@ -70,7 +69,6 @@ def make(
                 shutil.copyfile(origin, target)
         built = ["--no-index", "--no-build-isolation", copied, f"{copied}/kernels"]
         programs.run([*install, *built], "installing nsabench", LIMIT_S)
-    shutil.copyfile(lock, folder / LOCK_NAME)
     said = {
         "runtime": "venv",
         "combo": name,

@@ -13,7 +13,6 @@ import torch
 from nsabench import registry
 from nsabench.errors import EnvironmentRefused
 from nsabench.machine.environment import nvml
-from nsabench.machine.environment.torch_probe import pci_bus_id
 from nsabench.registry import Implementation
 from nsabench.worker.compilation import compile_case
 from nsabench.worker.measure import measure
@@ -88,5 +87,5 @@ def _cuda() -> tuple[Timer, nvml.Device | None]:
         )
     from nsabench.worker.timing.cuda import CudaTimer
 
-    bus_id = pci_bus_id(torch, torch.cuda.current_device())
-    return CudaTimer(), nvml.Device.by_bus_id(bus_id) if bus_id else None
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return CudaTimer(), nvml.Device.by_torch(properties)

@@ -101,21 +101,16 @@ def brief_environment(path: Path) -> EnvironmentBrief:
 
 def brief_of(environment: Environment) -> EnvironmentBrief:
     software, gpu = environment.software, environment.gpu
-    torch = software.torch
     return EnvironmentBrief(
         complete=environment.complete,
         gpu=gpu.name if gpu else None,
         sm=environment.sm,
         driver=environment.driver.version,
         python=software.python,
-        torch=torch.version if torch else None,
+        torch=software.torch,
         triton=software.triton,
-        cuda=torch.cuda if torch else None,
+        cuda=software.torch_cuda,
         combo=environment.container.combo,
         image_digest=environment.container.image_digest,
-        commits={
-            c.of: c.commit + ("-dirty" if c.dirty else "")
-            for c in environment.run.checkouts
-            if c.commit
-        },
+        commits=environment.run.commits,
     )

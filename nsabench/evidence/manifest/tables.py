@@ -202,7 +202,7 @@ def _check_machine(
             same(f"records.parquet: {name}, by the log,", getattr(record, name), value)
     torch, gpu = environment.software.torch, environment.gpu
     if torch is not None:
-        same("environment.json: torch, by the log,", torch.version, software.torch)
+        same("environment.json: torch, by the log,", torch, software.torch)
     if plan.device == "cuda" and gpu is not None and not _is_device(gpu.name or "", device.name):
         same("environment.json: the GPU, by the log,", gpu.name or "", device.name or "")
 

@@ -14,14 +14,15 @@ def examine(environment: Environment) -> Iterator[Problem]:
         yield _without_gpu(environment)
     too_old = list(_too_old(environment))
     yield from too_old
-    torch = environment.software.torch
+    software = environment.software
     hidden = environment.run.variables.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles")
     # Without a GPU, or with one of the problems above, another sentence says why.
     explained = not environment.gpus or too_old or hidden
-    if torch and torch.cuda and torch.cuda_usable is False and not explained:
+    if software.torch_cuda and software.cuda_usable is False and not explained:
+        why = environment.absent.get("software.cuda_usable", "it gives no reason")
         yield error(
             "cuda_unusable",
-            f"torch cannot use the GPU: {torch.cuda_failure or 'it gives no reason'}.",
+            f"torch cannot use the GPU: {why}.",
             "Run `nvidia-smi`; in a container check that it was started with `--gpus all`.",
         )
     if "gpus.nvml" in environment.absent:
@@ -76,19 +77,18 @@ def _without_gpu(environment: Environment) -> Problem:
 
 def _too_old(environment: Environment) -> Iterator[Problem]:
     """CUDA runs on every driver from the first of its major version."""
-    torch = environment.software.torch
-    installed = environment.driver.version
-    if torch is None or torch.cuda is None or torch.cuda_usable or installed is None:
+    software = environment.software
+    installed, cuda = environment.driver.version, software.torch_cuda
+    if installed is None or cuda is None or software.cuda_usable:
         return  # with a forward-compatibility package, CUDA works on an older driver
     major = numbers(installed)[0] if numbers(installed) else None
-    needed = OLDEST_DRIVER.get(numbers(torch.cuda)[0])
+    needed = OLDEST_DRIVER.get(numbers(cuda)[0])
     if needed is None or major is None or major >= needed:
         return
     fitting = [cuda_major for cuda_major, oldest in OLDEST_DRIVER.items() if major >= oldest]
     instead = f", or install a torch built for CUDA {max(fitting)}" if fitting else ""
     yield error(
         "driver_too_old",
-        f"The driver {installed} is too old for the CUDA {torch.cuda} that this torch was built "
-        "for.",
+        f"The driver {installed} is too old for the CUDA {cuda} that this torch was built for.",
         f"Update the driver to {needed} or newer{instead}.",
     )

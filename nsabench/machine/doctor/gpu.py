@@ -162,10 +162,3 @@ def _set_otherwise(gpu: Gpu, name: str) -> Iterator[Problem]:
             f"Run `nvidia-smi -i {gpu.index} -e {int(gpu.ecc_default)}` as root and reboot, or "
             "compare only with numbers taken the same way.",
         )
-    width, most = gpu.pcie_width, gpu.pcie_width_max
-    if width and most and width < most:
-        yield note(
-            "gpu_narrow_link",
-            f"{name} runs {width} of its {most} PCIe lanes.",
-            "Reseat the card; kernel times do not depend on it, copies from the host do.",
-        )

@@ -76,10 +76,6 @@ def _power(environment: Environment) -> Iterator[Problem]:
             "The CPU governor is `powersave`: CPU times are not those of the full clock.",
             "Run `cpupower frequency-set -g performance` as root.",
         )
-    if host.on_battery:
-        yield warning(
-            "on_battery", "This machine runs on its battery, which lowers clocks.", "Plug it in."
-        )
 
 
 def _user(environment: Environment) -> Iterator[Problem]:

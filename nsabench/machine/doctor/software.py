@@ -79,8 +79,8 @@ def _unpaired(environment: Environment, torch: str) -> Iterator[Problem]:
 
 
 def _torch_for_other_devices(environment: Environment, version: str) -> Iterator[Problem]:
-    torch = environment.software.torch
-    has_cuda = (torch.cuda or torch.hip) if torch is not None else not version.endswith("+cpu")
+    software = environment.software
+    has_cuda = software.torch_cuda if software.torch else not version.endswith("+cpu")
     if environment.gpus and not has_cuda:
         yield error(
             "torch_without_cuda",
@@ -90,7 +90,7 @@ def _torch_for_other_devices(environment: Environment, version: str) -> Iterator
         )
     for gpu in watched(environment):
         capability = numbers(gpu.compute_capability or "")
-        codes = torch.architectures if torch is not None else []
+        codes = software.torch_architectures
         if codes and len(capability) == 2 and not any(_runs_on(c, capability) for c in codes):
             sm = f"sm_{capability[0]}{capability[1]}"
             yield error(
@@ -122,8 +122,7 @@ def _numpy(environment: Environment) -> Iterator[Problem]:
 
 
 def _torch_version(environment: Environment) -> str | None:
-    torch = environment.software.torch
-    return torch.version if torch is not None else environment.software.distributions.get("torch")
+    return environment.software.torch or environment.software.distributions.get("torch")
 
 
 def _triton_version(environment: Environment) -> str | None:
@@ -137,11 +136,8 @@ def _triton_version(environment: Environment) -> str | None:
 
 def _wanted_triton(environment: Environment) -> str | None:
     """Return the triton that this torch pins itself, or the one of our table."""
-    torch = environment.software.torch
-    if torch is not None and torch.requires_triton:
-        return torch.requires_triton
     pair = pair_of(_torch_version(environment) or "")
-    return pair.triton if pair is not None else None
+    return environment.software.pinned_triton or (pair.triton if pair is not None else None)
 
 
 def _runs_on(code: str, capability: tuple[int, ...]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from nsabench.machine.environment.model import Cgroup
@@ -13,62 +12,44 @@ _NO_MEMORY_LIMIT = 1 << 60
 
 def read_cgroup(root: Path = Path("/")) -> Cgroup:
     """Return the lowest limits from this process's group up to the root of the hierarchy."""
-    paths = _read_paths(root / "proc/self/cgroup")
-    mount = root / "sys/fs/cgroup"
-    if (mount / "cgroup.controllers").exists():
-        groups = list(_ancestors(mount, paths.get("", "/")))
-        cpus = [_read_cpus_v2(group / "cpu.max") for group in groups]
-        limits = [_read_number(group / "memory.max") for group in groups]
-    else:
-        cpus = [_read_cpus_v1(group) for group in _ancestors(mount / "cpu", paths.get("cpu", "/"))]
-        groups = list(_ancestors(mount / "memory", paths.get("memory", "/")))
-        limits = [_read_number(group / "memory.limit_in_bytes") for group in groups]
-    memory = _lowest(limit for limit in limits if limit is None or limit < _NO_MEMORY_LIMIT)
-    return Cgroup(cpus=_lowest(cpus), memory_bytes=int(memory) if memory is not None else None)
-
-
-def _read_paths(file: Path) -> dict[str, str]:
-    """Return the path of the group by controller; "" is the hierarchy of version 2."""
-    try:
-        lines = file.read_text().splitlines()
-    except OSError:
-        return {}
     paths = {}
-    for line in lines:
+    for line in _read_words(root / "proc/self/cgroup", "\n"):
         _, controllers, path = line.split(":", 2)
         paths.update(dict.fromkeys(controllers.split(","), path))
-    return paths
+    mount = root / "sys/fs/cgroup"
+    if (mount / "cgroup.controllers").exists():
+        for_cpus = for_memory = _list_groups(mount, paths.get("", "/"))
+    else:
+        for_cpus = _list_groups(mount / "cpu", paths.get("cpu", "/"))
+        for_memory = _list_groups(mount / "memory", paths.get("memory", "/"))
+    cpus = [limit for group in for_cpus if (limit := _read_cpus(group)) is not None]
+    memory = [limit for group in for_memory if (limit := _read_memory(group)) is not None]
+    return Cgroup(cpus=min(cpus, default=None), memory_bytes=min(memory, default=None))
 
 
-def _ancestors(mount: Path, path: str) -> Iterator[Path]:
-    """Yield the group and its parents. In a container the path may be the host's."""
+def _list_groups(mount: Path, path: str) -> list[Path]:
+    """Return the group and its parents. In a container the path may be the host's."""
     group = mount / path.strip("/")
-    while group != mount and mount in group.parents:
-        yield group
-        group = group.parent
-    yield mount
+    return [mount, *(g for g in (group, *group.parents) if mount in g.parents)]
 
 
-def _read_cpus_v2(file: Path) -> float | None:
+def _read_cpus(group: Path) -> float | None:
+    words = _read_words(group / "cpu.max")
+    words = words or _read_words(group / "cpu.cfs_quota_us") + _read_words(
+        group / "cpu.cfs_period_us"
+    )
+    limited = len(words) == 2 and words[0] not in ("max", "-1")
+    return int(words[0]) / int(words[1]) if limited else None
+
+
+def _read_memory(group: Path) -> int | None:
+    words = _read_words(group / "memory.max") or _read_words(group / "memory.limit_in_bytes")
+    limit = int(words[0]) if words and words[0] != "max" else _NO_MEMORY_LIMIT
+    return limit if limit < _NO_MEMORY_LIMIT else None
+
+
+def _read_words(file: Path, separator: str | None = None) -> list[str]:
     try:
-        quota, period = file.read_text().split()
-    except (OSError, ValueError):
-        return None
-    return None if quota == "max" else int(quota) / int(period)
-
-
-def _read_cpus_v1(group: Path) -> float | None:
-    quota = _read_number(group / "cpu.cfs_quota_us")
-    period = _read_number(group / "cpu.cfs_period_us")
-    return quota / period if quota is not None and period and quota > 0 else None
-
-
-def _read_number(file: Path) -> int | None:
-    try:
-        return int(file.read_text())
-    except (OSError, ValueError):  # "max"
-        return None
-
-
-def _lowest(values: Iterable[float | None]) -> float | None:
-    return min((value for value in values if value is not None), default=None)
+        return file.read_text().strip().split(separator)
+    except OSError:
+        return []

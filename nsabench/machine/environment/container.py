@@ -31,7 +31,6 @@ def read_container(
     root: Path = Path("/"),
     prefix: Path = Path(sys.prefix),
 ) -> Container:
-    """Return the container. `absent` receives the reason of what is unknown."""
     runtime = _runtime(variables, root)
     made = combo_file(prefix)
     if made.get("runtime") == "venv" and made.get("combo"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pynvml
 
 from nsabench.machine.environment.model import Driver, Gpu
 from nsabench.machine.environment.nvml import Device, attempt, failure
-from nsabench.model.description import Described, DescribedDevice
+from nsabench.model.description import DescribedDevice
 
 _COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
 _VIRTUALISATIONS = {0: "none", 1: "passthrough", 2: "vgpu", 3: "host_vgpu", 4: "host_vsga"}
@@ -58,8 +57,6 @@ _FIELDS: tuple[tuple[str, str, tuple[int, ...], Callable[[Any], Any]], ...] = (
     ("mig", "MigMode", (), lambda modes: bool(modes[0])),
     ("compute_mode", "ComputeMode", (), _COMPUTE_MODES.get),
     ("virtualisation", "VirtualizationMode", (), _VIRTUALISATIONS.get),
-    ("pcie_width", "CurrPcieLinkWidth", (), int),
-    ("pcie_width_max", "MaxPcieLinkWidth", (), int),
 )
 
 
@@ -76,26 +73,19 @@ def read_driver(root: Path = Path("/")) -> Driver:
     )
 
 
-def read_gpus(described: Described | None, absent: dict[str, str]) -> list[Gpu]:
+def read_gpus(described: DescribedDevice, absent: dict[str, str]) -> list[Gpu]:
     """Return all visible devices. The one that the worker described is marked as used."""
-    facts = described.device if described is not None else DescribedDevice()
-    gpus = [_read_gpu(index, d, facts, absent) for index, d in enumerate(Device.all())]
-    if facts.name and not any(gpu.used for gpu in gpus):
+    gpus = [_read_gpu(index, d, described, absent) for index, d in enumerate(Device.all())]
+    if described.name and not any(gpu.used for gpu in gpus):
         # Some hypervisors hide a device from NVML that torch sees.
         absent["gpus.nvml"] = "NVML does not show the device that torch uses"
-        gpus.append(
-            Gpu(
-                index=len(gpus),
-                name=facts.name,
-                compute_capability=facts.compute_capability,
-                memory_bytes=facts.memory_bytes,
-                **_torch_fields(facts),
-            )
-        )
+        gpus.append(Gpu(index=len(gpus), used=True, **_fields_from_torch(described)))
     return gpus
 
 
-def _read_gpu(index: int, device: Device, facts: DescribedDevice, absent: dict[str, str]) -> Gpu:
+def _read_gpu(
+    index: int, device: Device, described: DescribedDevice, absent: dict[str, str]
+) -> Gpu:
     fields: dict[str, Any] = {}
     for field, function, arguments, convert in _FIELDS:
         try:
@@ -110,19 +100,21 @@ def _read_gpu(index: int, device: Device, facts: DescribedDevice, absent: dict[s
         others = [p for p in processes if p.pid not in ours]
         fields["competing_processes"] = len(others)
         fields["competing_memory_bytes"] = sum(p.usedGpuMemory or 0 for p in others)
-    if facts.nvml_index == index:
-        fields |= _torch_fields(facts)
-    return Gpu(index=index, **fields, **asdict(device.read()))
+    if described.nvml_index == index:
+        fields |= {**_fields_from_torch(described), **fields, "used": True}
+    reading = device.read()
+    return Gpu(
+        index=index,
+        **fields,
+        sm_clock_mhz=reading.sm_clock_mhz,
+        temperature_c=reading.temperature_c,
+        clock_event_reasons=list(reading.clock_event_reasons),
+    )
 
 
-def _torch_fields(facts: DescribedDevice) -> dict[str, Any]:
-    """Return what only torch knows of the device in use."""
-    return {
-        "used": True,
-        "multiprocessors": facts.multiprocessors,
-        "l2_bytes": facts.l2_bytes,
-        "shared_memory_bytes": facts.shared_memory_bytes,
-    }
+def _fields_from_torch(described: DescribedDevice) -> dict[str, Any]:
+    names = {"name", "compute_capability", "memory_bytes", "multiprocessors", "l2_bytes"}
+    return described.model_dump(include=names)
 
 
 def _kernel_module(root: Path) -> str | None:

@@ -26,7 +26,6 @@ def read_host(absent: dict[str, str], root: Path = Path("/")) -> Host:
     return Host(
         cpu=_read_processor(root, absent),
         architecture=platform.machine() or None,
-        cores=psutil.cpu_count(logical=False),
         threads=psutil.cpu_count(logical=True),
         affinity_threads=len(affinity),
         governor=governor,
@@ -35,7 +34,6 @@ def read_host(absent: dict[str, str], root: Path = Path("/")) -> Host:
         load_1m=os.getloadavg()[0],
         ram_bytes=memory.total,
         ram_available_bytes=memory.available,
-        on_battery=_is_on_battery(root),
         os=_os_name(),
         kernel=f"{platform.uname().system} {release}",
         wsl="microsoft" in release.lower(),
@@ -55,18 +53,6 @@ def _read_processor(root: Path, absent: dict[str, str]) -> str | None:
     if not name:
         absent["host.cpu"] = "neither the kernel nor py-cpuinfo names the processor"
     return name or None
-
-
-def _is_on_battery(root: Path) -> bool | None:
-    """Return None if no battery powers the machine; a mouse may have one."""
-    batteries = [
-        supply
-        for supply in (root / "sys/class/power_supply").glob("*")
-        if _read(supply / "type") == "Battery" and _read(supply / "scope") != "Device"
-    ]
-    if not batteries:
-        return None
-    return any(_read(battery / "status") == "Discharging" for battery in batteries)
 
 
 def _os_name() -> str | None:

@@ -7,11 +7,11 @@ Names end in their unit (`_bytes`, `_mhz`, `_w`, `_c`). A field that could not b
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from nsabench import limits, reading
+from nsabench.model.description import DescribedSoftware
 from nsabench.model.moment import Moment
 
 SCHEMA_VERSION = 1
@@ -36,9 +36,7 @@ class Gpu(Part):
     # From the worker, for the device in use. In a MIG slice they are those of the slice.
     multiprocessors: int | None = None
     l2_bytes: int | None = None
-    shared_memory_bytes: int | None = None  # the most one block may ask for
 
-    power_w: float | None = None
     power_limit_w: float | None = None
     power_default_w: float | None = None
 
@@ -46,7 +44,6 @@ class Gpu(Part):
     sm_clock_max_mhz: int | None = None
     sm_clock_application_mhz: int | None = None
     sm_clock_application_default_mhz: int | None = None
-    mem_clock_mhz: int | None = None
     clock_event_reasons: list[str] = []
 
     temperature_c: int | None = None
@@ -63,9 +60,6 @@ class Gpu(Part):
     mig: bool | None = None
     compute_mode: str | None = None
     virtualisation: str | None = None
-
-    pcie_width: int | None = None
-    pcie_width_max: int | None = None
 
 
 class Driver(Part):
@@ -86,7 +80,6 @@ class Cgroup(Part):
 class Host(Part):
     cpu: str | None = None
     architecture: str | None = None
-    cores: int | None = None
     threads: int | None = None
     affinity_threads: int | None = None
     governor: str | None = None
@@ -95,7 +88,6 @@ class Host(Part):
     load_1m: float | None = None
     ram_bytes: int | None = None
     ram_available_bytes: int | None = None
-    on_battery: bool | None = None
     os: str | None = None
     kernel: str | None = None
     wsl: bool = False
@@ -103,30 +95,16 @@ class Host(Part):
     cgroup: Cgroup = Cgroup()
 
 
-class Torch(Part):
-    """The torch that the worker imported."""
+class Software(DescribedSoftware):
+    """What a worker said, and what is installed."""
 
-    version: str
-    git: str | None = None
-    cuda: str | None = None  # that it was built for, "13.0"
-    hip: str | None = None
-    build: str | None = None  # torch.__config__.show()
-    architectures: list[str] = []  # "sm_90", "compute_90"
-    cuda_usable: bool | None = None  # None: not asked of it
-    cuda_failure: str | None = None
-    requires_triton: str | None = None  # as its own metadata pins it, "3.6.0"
-    settings: dict[str, str] = {}  # switches that change numbers, such as TF32
+    model_config = ConfigDict(extra="ignore")
 
-
-class Software(Part):
     nsabench: str
     python: str
-    torch: Torch | None = None
-    triton: str | None = None
-    numpy: str | None = None
-    libraries: dict[str, str] = {}  # name in `nsabench.model.description.LIBRARIES` -> version
-    distributions: dict[str, str] = {}  # installed Python distribution -> version
-    lock_sha256: str | None = None
+    pinned_triton: str | None = None  # by the installed torch, "3.6.0"
+    # Installed Python distribution -> version.
+    distributions: dict[str, str] = Field(default_factory=dict)
 
 
 class Container(Part):
@@ -141,21 +119,17 @@ class Container(Part):
         return self.runtime not in (None, "venv")
 
 
-class Checkout(Part):
-    """The state of a git checkout that code of this run came from."""
-
-    of: Literal["nsabench", "kernels"]
-    commit: str | None = None
-    dirty: bool | None = None  # tracked files differ from the commit
-
-
 class Run(Part):
-    """What the plan does not hold of a run."""
+    """What the plan does not hold of a run.
+
+    commits: of the checkouts of `nsabench` and `kernels`, with `-dirty` if tracked files differ.
+    variables: environment variables, from an allow-list.
+    """
 
     device: str | None = None
     command: list[str] = []
-    checkouts: list[Checkout] = []
-    variables: dict[str, str] = {}  # environment variables, from an allow-list
+    commits: dict[str, str] = {}
+    variables: dict[str, str] = {}
 
 
 class Environment(Part):
@@ -175,7 +149,7 @@ class Environment(Part):
 
     @classmethod
     def read(cls, path: Path) -> Environment:
-        """What the file says. Raises `OSError`, and `OutOfBounds` when it is no environment."""
+        """Read the file. Raises `OSError`, and `OutOfBounds` if it holds no environment."""
         return reading.parse_json(reading.read(path, limits.ENVIRONMENT), limits.ENVIRONMENT, cls)
 
     @property
@@ -189,7 +163,5 @@ class Environment(Part):
     @property
     def sm(self) -> str | None:
         """The architecture of that device, such as "sm_90"."""
-        gpu = self.gpu
-        if gpu is None or gpu.compute_capability is None:
-            return None
-        return "sm_" + gpu.compute_capability.replace(".", "")
+        capability = self.gpu.compute_capability if self.gpu else None
+        return f"sm_{capability.replace('.', '')}" if capability else None

@@ -58,10 +58,6 @@ def failure() -> str | None:
     return None
 
 
-def initialised() -> bool:
-    return failure() is None
-
-
 def attempt(read: Callable[..., T], *arguments: Any) -> T | None:
     """Return the result of an NVML call; None if the device or driver does not offer it."""
     try:
@@ -77,14 +73,23 @@ class Device:
         self.handle = handle
 
     @classmethod
-    def by_bus_id(cls, bus_id: str) -> Device | None:
-        handle = attempt(pynvml.nvmlDeviceGetHandleByPciBusId, bus_id) if initialised() else None
+    def by_torch(cls, properties: Any) -> Device | None:
+        """Return the device that `torch.cuda.get_device_properties` describes."""
+        if failure() is not None:
+            return None
+        if hasattr(properties, "pci_bus_id"):
+            p = properties
+            bus_id = f"{p.pci_domain_id:04x}:{p.pci_bus_id:02x}:{p.pci_device_id:02x}.0"
+            handle = attempt(pynvml.nvmlDeviceGetHandleByPciBusId, bus_id)
+        else:  # an older torch
+            uuid = f"GPU-{getattr(properties, 'uuid', '')}"
+            handle = attempt(pynvml.nvmlDeviceGetHandleByUUID, uuid)
         return cls(handle) if handle is not None else None
 
     @classmethod
     def all(cls) -> list[Device]:
         """Every device this process may see, in NVML's order."""
-        count = (attempt(pynvml.nvmlDeviceGetCount) or 0) if initialised() else 0
+        count = (attempt(pynvml.nvmlDeviceGetCount) or 0) if failure() is None else 0
         handles = [attempt(pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
         return [cls(handle) for handle in handles if handle is not None]
 
@@ -95,7 +100,7 @@ class Device:
         It is unknown for a slice of a device, and if CUDA may number devices by their speed.
         """
         first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-        if not initialised():
+        if failure() is not None:
             return None
         if first.isdecimal():
             kinds = {attempt(pynvml.nvmlDeviceGetName, one.handle) for one in cls.all()}

@@ -1,4 +1,4 @@
-"""Reads the command, the plan, the sources and the environment variables of this run."""
+"""Reads the command, the commits of the sources and the environment variables of this run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 from nsabench import errors
 from nsabench.machine.environment.container import combo_file
-from nsabench.machine.environment.model import Checkout, Run
+from nsabench.machine.environment.model import Run
 from nsabench.machine.environment.redaction import redact
 from nsabench.model.plan import Plan
 
@@ -28,16 +27,26 @@ _SECRET = re.compile(r"KEY|PASS|SECRET|TOKEN|CREDENTIAL|SALT", re.IGNORECASE)
 
 
 def read_run(plan: Plan | None, variables: Mapping[str, str], absent: dict[str, str]) -> Run:
-    """Return the command, the state of its sources, and the variables."""
+    """Return the command, the commits of its sources, and the variables."""
     started = Path(sys.argv[0]).name
     program = ["python", "-m", "nsabench"] if started == "__main__.py" else [started]
-    checkouts = [_read_nsabench_checkout(variables, absent)]
+    folders = {"nsabench": Path(errors.__file__).parent}
     if plan is not None and plan.kernels:
-        checkouts.append(_read_checkout("kernels", Path(plan.kernels).resolve().parent, absent))
+        folders["kernels"] = Path(plan.kernels).resolve().parent
+    built_from = variables.get(COMMIT_VARIABLE) or combo_file().get("revision")
+    commits = {}
+    for name, folder in folders.items():
+        try:
+            commits[name] = read_commit(folder)
+        except OSError as error:
+            if name == "nsabench" and built_from:
+                commits[name] = built_from
+            else:
+                absent[f"run.commits.{name}"] = str(error)
     return Run(
         device=plan.device if plan is not None else None,
         command=[*program, *map(redact, sys.argv[1:])],
-        checkouts=checkouts,
+        commits=commits,
         variables={
             name: redact(value)
             for name, value in sorted(variables.items())
@@ -46,62 +55,39 @@ def read_run(plan: Plan | None, variables: Mapping[str, str], absent: dict[str, 
     )
 
 
-def _read_nsabench_checkout(variables: Mapping[str, str], absent: dict[str, str]) -> Checkout:
-    checkout = _read_checkout("nsabench", Path(errors.__file__).parent, absent)
-    built_from = variables.get(COMMIT_VARIABLE) or combo_file().get("revision")
-    if checkout.commit is None and built_from:
-        del absent["run.checkouts.nsabench"]
-        return Checkout(of="nsabench", commit=built_from)
-    return checkout
+def read_commit(folder: Path) -> str:
+    """Return the commit of the checkout around a folder, with `-dirty` if tracked files differ.
+
+    Raises `OSError`, whose text names no path, if there is no checkout or no git.
+    """
+    commit = _run_git(folder, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
+    # An installation inside someone else's checkout (a .venv, say) is not from that commit.
+    if not _run_git(folder, "ls-files", "--", "."):
+        raise OSError("its folder is not part of a git checkout")
+    return commit
 
 
-def _read_checkout(
-    of: Literal["nsabench", "kernels"], folder: Path, absent: dict[str, str]
-) -> Checkout:
-    """Return the state of the checkout around `folder`; all None without one, or without git."""
-    try:
-        found = _git(folder, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
-        # An installation inside someone else's checkout (a .venv, say) is not from that commit.
-        if not _git(folder, "ls-files", "--", ".").strip():
-            absent[f"run.checkouts.{of}"] = "its folder is not part of a git checkout"
-            return Checkout(of=of)
-    except _GitError as error:
-        absent[f"run.checkouts.{of}"] = str(error)
-        return Checkout(of=of)
-    commit, _, dirty = found.strip().partition("-")
-    return Checkout(of=of, commit=commit, dirty=bool(dirty))
-
-
-class _GitError(Exception):
-    """`str()` says why the state of a checkout is unknown."""
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    # fsmonitor would start a program that the checkout names; optional locks disturb other users.
-    command = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", *arguments]
+def _run_git(folder: Path, *arguments: str) -> str:
+    # Set in hooks, these point git at a repository other than the folder's.
+    elsewhere = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"}
+    variables = {name: value for name, value in os.environ.items() if name not in elsewhere}
     try:
         done = subprocess.run(
-            command,
+            # fsmonitor would start a program that the checkout names.
+            ["git", "-C", str(folder), "-c", "core.fsmonitor=false", *arguments],
             capture_output=True,
             encoding="utf-8",
             errors="surrogateescape",
             timeout=_GIT_TIMEOUT_S,
             stdin=subprocess.DEVNULL,
-            env=_git_variables(),
+            # Optional locks would disturb other users.
+            env={**variables, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
         )
     except FileNotFoundError:
-        raise _GitError("git is not installed") from None
+        raise OSError("git is not installed") from None
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise _GitError(f"git could not be run: {type(error).__name__}") from None
+        raise OSError(f"git could not be run: {type(error).__name__}") from None
     if done.returncode != 0:
         message = done.stderr.strip().splitlines() or [f"git ended with {done.returncode}"]
-        # The message goes into a file that others read: no paths in it.
-        raise _GitError(re.sub(r"'?/\S+", "…", message[0]))
-    return done.stdout
-
-
-def _git_variables() -> dict[str, str]:
-    # Set in hooks, these point git at a repository other than the folder's.
-    elsewhere = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"}
-    variables = {name: value for name, value in os.environ.items() if name not in elsewhere}
-    return {**variables, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+        raise OSError(re.sub(r"'?/\S+", "…", message[0]))
+    return done.stdout.strip()

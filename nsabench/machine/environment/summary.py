@@ -20,20 +20,20 @@ def summarise(environment: Environment, gpus: Sequence[Gpu]) -> Iterator[tuple[s
     if driver.version or driver.kernel_module:
         cuda = driver.cuda and f"CUDA up to {driver.cuda}"
         yield "driver", _join(driver.version or driver.kernel_module, cuda)
-    torch = software.torch
     installed = software.distributions
-    torch_version = torch.version if torch else installed.get("torch", "missing")
+    torch = software.torch or installed.get("torch", "missing")
     yield (
         "software",
         _join(
-            f"torch {torch_version}" + (f" for CUDA {torch.cuda}" if torch and torch.cuda else ""),
+            f"torch {torch}" + (f" for CUDA {software.torch_cuda}" if software.torch_cuda else ""),
             f"triton {software.triton or installed.get('triton', 'missing')}",
             software.numpy and f"numpy {software.numpy}",
             f"Python {software.python}",
         ),
     )
-    if software.libraries:
-        yield "libraries", _join(*(f"{name} {v}" for name, v in software.libraries.items()))
+    cudnn, ptxas = software.cudnn, software.ptxas
+    if cudnn or ptxas:
+        yield "libraries", _join(cudnn and f"cudnn {cudnn}", ptxas and f"ptxas {ptxas}")
     yield (
         "host",
         _join(
@@ -49,9 +49,8 @@ def summarise(environment: Environment, gpus: Sequence[Gpu]) -> Iterator[tuple[s
         yield "container", _join(container.runtime, container.combo, container.image_digest)
     if environment.sandbox:
         yield "sandbox", environment.sandbox
-    for checkout in environment.run.checkouts:
-        if checkout.commit:
-            yield f"{checkout.of} source", _join(checkout.commit, checkout.dirty and "changed")
+    for name, commit in environment.run.commits.items():
+        yield f"{name} source", commit
     yield "nsabench", software.nsabench
 
 

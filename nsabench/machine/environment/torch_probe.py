@@ -1,143 +1,121 @@
-"""Reads what only a process with torch can tell. Runs in the worker and never fails.
-
-A value that cannot be read is None, and `NAME.why` says why. Versions are those that the loaded
-libraries return. Nothing identifies the machine: a device is named by its place in NVML's order.
-"""
+"""Reads what only a process with torch can tell. Runs in the worker and never fails."""
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from nsabench.machine.environment import nvml
-from nsabench.machine.environment.loaded import (
-    CALL_FAILURES,
-    Software,
-    attempt,
-    describe_libraries,
-    describe_ptxas,
-    runtime_bus_id,
-    sentence,
-)
 from nsabench.machine.environment.redaction import redact
 from nsabench.model.description import Described, DescribedDevice, DescribedSoftware
 
-# What an import of torch or triton ends in when the installation is broken.
-_IMPORT_FAILURES = (ImportError, OSError, RuntimeError, AttributeError, TypeError, ValueError)
-DeviceFacts = dict[str, str | int | float | None]
+# What an import or a call of a library ends in that is missing, too old or built otherwise.
+_FAILURES = (
+    *(ImportError, AttributeError, RuntimeError, OSError),
+    *(AssertionError, TypeError, ValueError, subprocess.TimeoutExpired),
+)
+_PTXAS_TIMEOUT_S = 10.0
 
 
 def describe(device: str) -> Described:
     """Describe torch, triton, their libraries, and the device ("cpu" or "cuda")."""
-    software: Software = {}
-    torch = _import("torch", software)
-    triton = _import("triton", software)
-    _import("numpy", software)
-    if torch is not None:
-        _describe_torch(torch, software)
-    if triton is not None:
-        describe_ptxas(Path(triton.__file__).parent, software)
-    facts: DeviceFacts = {"type": device.partition(":")[0]}
-    if torch is not None and device.startswith("cuda"):
-        _describe_cuda_device(torch, device, facts, software)
-    elif torch is not None:
-        _describe_cpu(torch, facts)
-    # Libraries that load lazily are loaded once the device was used.
-    describe_libraries(torch, software)
+    absent: dict[str, str] = {}
+
+    def attempt(name: str, read: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return read(*arguments)
+        except _FAILURES as error:
+            lines = str(error).strip().splitlines()
+            reason = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+            absent[f"software.{name}"] = redact(reason[:300])
+            return None
+
+    modules = {name: attempt(name, import_module, name) for name in ("torch", "triton", "numpy")}
+    software = {name: getattr(module, "__version__", None) for name, module in modules.items()}
+    facts: dict[str, Any] = {"type": device.partition(":")[0]}
+    if (triton := modules["triton"]) is not None:
+        for name in ("ptxas", "ptxas_blackwell"):
+            software[name] = attempt(name, _ptxas_version, name, Path(triton.__file__).parent)
+    if (torch := modules["torch"]) is not None:
+        software["torch_cuda"] = getattr(torch.version, "cuda", None)
+        codes = attempt("torch_architectures", _architectures, torch)
+        software["torch_architectures"] = codes or ()
+        software["cudnn"] = attempt("cudnn", _cudnn_version, torch)
+        if device.startswith("cuda"):
+            described = attempt("cuda_usable", describe_cuda_device, torch, device)
+            facts |= described or {}
+            software["cuda_usable"] = described is not None
+            software["cuda_driver"] = attempt("cuda_driver", _driver_version, torch)
+        else:
+            facts["capability"] = attempt("capability", torch.backends.cpu.get_cpu_capability)
     return Described(
-        software=DescribedSoftware.model_validate(_without_names(software)),
+        software=DescribedSoftware.model_validate(software),
         device=DescribedDevice.model_validate(facts),
+        absent=absent,
     )
 
 
-def _without_names(software: Software) -> Software:
-    """Remove the user's home folder and the host's name from messages."""
-    return {
-        key: redact(value) if value and key.endswith(".why") else value
-        for key, value in software.items()
-    }
-
-
-def pci_bus_id(torch: Any, index: int) -> str | None:
-    """Return the PCI bus id of torch's device, such as "0000:19:00.0"; NVML finds it by that."""
-    try:
-        p = torch.cuda.get_device_properties(index)
-        return f"{p.pci_domain_id:04x}:{p.pci_bus_id:02x}:{p.pci_device_id:02x}.0"
-    except (RuntimeError, AssertionError):
-        return None
-    except AttributeError:  # an older torch does not say, but the CUDA runtime does
-        return runtime_bus_id(index)
-
-
-def _import(name: str, software: Software) -> Any:
-    try:
-        module = import_module(name)
-    except _IMPORT_FAILURES as error:
-        software[name] = None
-        software[f"{name}.why"] = sentence(error)
-        return None
-    software[name] = str(getattr(module, "__version__", "")) or None
-    return module
-
-
-def _describe_torch(torch: Any, software: Software) -> None:
-    software["torch.git"] = getattr(torch.version, "git_version", None)
-    software["torch.cuda"] = getattr(torch.version, "cuda", None)
-    software["torch.hip"] = getattr(torch.version, "hip", None)
-    attempt(software, "torch.build", lambda: torch.__config__.show().strip())
-    attempt(software, "torch.architectures", lambda: _architectures(torch))
-    settings: dict[str, Callable[[], Any]] = {
-        "float32_matmul_precision": torch.get_float32_matmul_precision,
-        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
-        "matmul_tf32": lambda: torch.backends.cuda.matmul.allow_tf32,
-        "matmul_fp16_reduced": lambda: (
-            torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
-        ),
-        "cudnn_tf32": lambda: torch.backends.cudnn.allow_tf32,
-        "cudnn_benchmark": lambda: torch.backends.cudnn.benchmark,
-        "threads": torch.get_num_threads,
-    }
-    for name, read in settings.items():
-        attempt(software, f"setting.{name}", read)
-
-
-def _architectures(torch: Any) -> str:
-    # get_arch_list() answers [] where CUDA cannot be used; the flags are in the binary regardless.
-    flags = torch._C._cuda_getArchFlags() if hasattr(torch._C, "_cuda_getArchFlags") else None
-    return str(flags or "")
-
-
-def _describe_cpu(torch: Any, facts: DeviceFacts) -> None:
-    facts["threads"] = torch.get_num_threads()
-    try:
-        facts["capability"] = str(torch.backends.cpu.get_cpu_capability())
-    except CALL_FAILURES:
-        facts["capability"] = None
-
-
-def _describe_cuda_device(torch: Any, device: str, facts: DeviceFacts, software: Software) -> None:
+def describe_cuda_device(torch: Any, device: str) -> dict[str, Any]:
+    """Return what torch says about a device. Raises `RuntimeError` if CUDA cannot be used."""
     try:
         if not torch.cuda.is_available():
             torch.cuda.init()  # raises with the reason that is_available() keeps to itself
         index = int(device.partition(":")[2] or torch.cuda.current_device())
         properties = torch.cuda.get_device_properties(index)
-    except (*CALL_FAILURES, torch.cuda.DeferredCudaCallError) as error:
-        software["torch.cuda_usable"] = "false"
-        software["torch.cuda_usable.why"] = sentence(error)
-        return
-    software["torch.cuda_usable"] = "true"
-    facts["index"] = index
-    facts["count"] = torch.cuda.device_count()
-    facts["name"] = properties.name
-    facts["compute_capability"] = f"{properties.major}.{properties.minor}"
-    facts["memory_bytes"] = properties.total_memory
-    facts["multiprocessors"] = properties.multi_processor_count
-    facts["l2_bytes"] = getattr(properties, "L2_cache_size", None)
-    facts["shared_memory_bytes"] = getattr(properties, "shared_memory_per_block_optin", None)
-    facts["warp_size"] = getattr(properties, "warp_size", None)
-    bus_id = pci_bus_id(torch, index)
-    watched = nvml.Device.by_bus_id(bus_id) if bus_id is not None else None
+    except torch.cuda.DeferredCudaCallError as error:
+        raise RuntimeError(str(error)) from error
     # A MIG slice has its parent's bus id, and NVML's sensors are the parent's too.
-    facts["nvml_index"] = watched.index() if watched is not None else None
+    watched = nvml.Device.by_torch(properties)
+    return {
+        "name": properties.name,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "memory_bytes": properties.total_memory,
+        "multiprocessors": properties.multi_processor_count,
+        "l2_bytes": getattr(properties, "L2_cache_size", None),
+        "nvml_index": watched.index() if watched is not None else None,
+    }
+
+
+def _architectures(torch: Any) -> list[str]:
+    # get_arch_list() answers [] where CUDA cannot be used; the flags are in the binary regardless.
+    return str(torch._C._cuda_getArchFlags() or "").split()
+
+
+def _driver_version(torch: Any) -> str:
+    """Return the CUDA of the loaded driver, which torch packs as 1000 * major + 10 * minor."""
+    packed = torch._C._cuda_getDriverVersion()
+    return f"{packed // 1000}.{packed % 1000 // 10}"
+
+
+def _cudnn_version(torch: Any) -> str:
+    """cuDNN 9 packs as 10000 * major + 100 * minor + patch, earlier ones as 1000 * major + …"""
+    packed = torch.backends.cudnn.version()
+    if packed is None:
+        raise RuntimeError("this torch has none")
+    major, rest = divmod(packed, 10000 if packed >= 90000 else 1000)
+    return f"{major}.{rest // 100}.{rest % 100}"
+
+
+def _ptxas_version(name: str, triton: Path) -> str:
+    """Return the version of this triton's assembler, or of the one that the environment names."""
+    named = os.environ.get(f"TRITON_{name.upper()}_PATH")
+    own = triton / "backends/nvidia/bin" / name.replace("_", "-")
+    program = Path(named) if named and Path(named).is_file() else own
+    if not program.is_file():
+        raise RuntimeError("this triton has none")
+    done = subprocess.run(
+        [program, "--version"],
+        capture_output=True,
+        text=True,
+        timeout=_PTXAS_TIMEOUT_S,
+        stdin=subprocess.DEVNULL,
+    )
+    match = re.search(r"\bV(\d+\.\d+\.\d+)", done.stdout)
+    if match is None:
+        raise ValueError("ptxas names no version")
+    return match[1]

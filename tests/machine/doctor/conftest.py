@@ -16,7 +16,6 @@ from nsabench.machine.environment.model import (
     Gpu,
     Host,
     Software,
-    Torch,
 )
 
 GIB = 1 << 30
@@ -46,7 +45,6 @@ def healthy() -> Environment:
                 memory_bytes=140 * GIB,
                 memory_used_bytes=GIB // 2,
                 multiprocessors=132,
-                power_w=76,
                 power_limit_w=700,
                 power_default_w=700,
                 sm_clock_mhz=345,
@@ -65,8 +63,6 @@ def healthy() -> Environment:
                 mig=False,
                 compute_mode="default",
                 virtualisation="none",
-                pcie_width=16,
-                pcie_width_max=16,
             )
         ],
         driver=Driver(version="580.159.03", cuda="13.0", kernel_module="580.159.03", pci_devices=1),
@@ -82,16 +78,15 @@ def healthy() -> Environment:
         software=Software(
             nsabench="0.1.0",
             python="3.11.9",
-            torch=Torch(
-                version="2.11.0+cu130",
-                cuda="13.0",
-                architectures=["sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"],
-                cuda_usable=True,
-                requires_triton="3.6.0",
-            ),
+            torch="2.11.0+cu130",
+            torch_cuda="13.0",
+            torch_architectures=["sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"],
+            cuda_usable=True,
+            pinned_triton="3.6.0",
             triton="3.6.0",
             numpy="2.3.5",
-            libraries={"cublas": "13.0.2", "ptxas": "12.8.93"},
+            cudnn="9.13.0",
+            ptxas="12.8.93",
             distributions={
                 "numpy": "2.3.5",
                 "torch": "2.11.0+cu130",
@@ -111,12 +106,6 @@ def but(healthy: Environment) -> Change:
         for part, fields in parts.items():
             if part == "gpu":
                 changed["gpus"] = [base.gpus[0].model_copy(update=fields)]
-            elif part == "torch":
-                torch = base.software.torch
-                assert torch is not None
-                software = changed.get("software", base.software)
-                torch = torch.model_copy(update=fields)
-                changed["software"] = software.model_copy(update={"torch": torch})
             elif isinstance(fields, dict) and part != "absent":
                 changed[part] = getattr(base, part).model_copy(update=fields)
             else:
@@ -137,12 +126,13 @@ def cpu_only(but: Change) -> Environment:
     return but(
         gpus=[],
         driver=Driver(nvml_failure="NVML Shared Library Not Found"),
-        software={"triton": "3.7.1", "distributions": distributions},
-        torch={
-            "version": "2.13.0+cpu",
-            "cuda": None,
-            "architectures": [],
+        software={
+            "torch": "2.13.0+cpu",
+            "torch_cuda": None,
+            "torch_architectures": [],
             "cuda_usable": None,
-            "requires_triton": None,
+            "pinned_triton": None,
+            "triton": "3.7.1",
+            "distributions": distributions,
         },
     )

@@ -32,7 +32,7 @@ def test_silent_on_a_healthy_machine(healthy: Environment, tmp_path: Path) -> No
     assert "NVIDIA H200 · sm_90 · 132 SMs · 140 GiB" in text
     assert "power limit 700 W · SM clock 345 of 1980 MHz · 28 °C · 0 other processes" in text
     assert "torch 2.11.0+cu130 for CUDA 13.0 · triton 3.6.0 · numpy 2.3.5 · Python 3.11.9" in text
-    assert "cublas 13.0.2 · ptxas 12.8.93" in text
+    assert "cudnn 9.13.0 · ptxas 12.8.93" in text
     assert text.rstrip().endswith("Nothing wrong was found.")
 
 

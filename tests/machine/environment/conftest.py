@@ -66,8 +66,6 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         "DeviceGetMigMode": [0, 0],
         "DeviceGetComputeMode": 0,
         "DeviceGetVirtualizationMode": not_supported,
-        "DeviceGetCurrPcieLinkWidth": 16,
-        "DeviceGetMaxPcieLinkWidth": 16,
     }
 
     def install(**changed: object) -> None:

@@ -26,7 +26,8 @@ def test_a_run_on_the_cpu_is_complete(quick: Plan) -> None:
 
 
 def test_missing_torch_makes_it_incomplete(quick: Plan) -> None:
-    told = Described(software={"torch": None, "torch.why": "broken"}, device={"type": "cpu"})
+    absent = {"software.torch": "broken"}
+    told = Described(software={}, device={"type": "cpu"}, absent=absent)
     environment = collect(told, quick)
     assert not environment.complete
     assert environment.absent["software.torch"] == "broken"
@@ -43,8 +44,8 @@ def test_an_empty_machine_is_no_failure(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv("PATH", str(tmp_path))  # no git
     monkeypatch.setattr(os, "environ", {"PATH": str(tmp_path)})
     environment = collect(None, None)
-    assert environment.run.checkouts[0].commit is None
-    assert environment.absent["run.checkouts.nsabench"] == "git is not installed"
+    assert environment.run.commits == {}
+    assert environment.absent["run.commits.nsabench"] == "git is not installed"
 
 
 def test_collecting_imports_no_torch() -> None:

@@ -11,34 +11,28 @@ import pynvml
 import pytest
 
 from nsabench.machine.environment.gpu import read_driver, read_gpus
-from nsabench.model.description import Described
+from nsabench.model.description import DescribedDevice
 
-FACTS: dict[str, str | int | float | None] = {
-    "type": "cuda",
-    "name": "NVIDIA H200",
-    "compute_capability": "9.0",
-    "multiprocessors": 132,
-    "l2_bytes": 60 << 20,
-    "shared_memory_bytes": 232_448,
-    "nvml_index": 0,
-}
-
-
-def described(**facts: str | int | float | None) -> Described:
-    return Described(software={}, device={**FACTS, **facts})
+H200 = DescribedDevice(
+    type="cuda",
+    name="NVIDIA H200",
+    compute_capability="9.0",
+    multiprocessors=132,
+    l2_bytes=60 << 20,
+    nvml_index=0,
+)
 
 
 def test_reads_the_whole_device(h200: Callable[..., None]) -> None:
     h200()
     absent: dict[str, str] = {}
-    [gpu] = read_gpus(described(), absent)
+    [gpu] = read_gpus(H200, absent)
     assert gpu.used
     assert (gpu.name, gpu.compute_capability) == ("NVIDIA H200", "9.0")
-    assert (gpu.power_w, gpu.power_limit_w, gpu.power_default_w) == (76, 700, 700)
-    assert (gpu.sm_clock_mhz, gpu.sm_clock_max_mhz, gpu.mem_clock_mhz) == (345, 1980, 3201)
+    assert (gpu.power_limit_w, gpu.power_default_w) == (700, 700)
+    assert (gpu.sm_clock_mhz, gpu.sm_clock_max_mhz) == (345, 1980)
     assert gpu.clock_event_reasons == ["gpu_idle"]
     assert (gpu.ecc, gpu.persistence, gpu.mig, gpu.compute_mode) == (True, True, False, "default")
-    assert (gpu.pcie_width, gpu.pcie_width_max) == (16, 16)
     assert (gpu.multiprocessors, gpu.l2_bytes) == (132, 60 << 20)
     # NVML refuses two fields.
     assert (gpu.virtualisation, gpu.sm_clock_application_default_mhz) == (None, None)
@@ -51,7 +45,7 @@ def test_reads_the_whole_device(h200: Callable[..., None]) -> None:
 @pytest.mark.parametrize(("index", "used"), [(0, [True, False]), (1, [False, True])])
 def test_which_device_is_used(h200: Callable[..., None], index: int, used: list[bool]) -> None:
     h200(DeviceGetCount=2)
-    gpus = read_gpus(described(nvml_index=index), {})
+    gpus = read_gpus(H200.model_copy(update={"nvml_index": index}), {})
     assert [gpu.used for gpu in gpus] == used
     assert gpus[index].multiprocessors == 132
     assert gpus[1 - index].multiprocessors is None
@@ -62,14 +56,14 @@ def test_our_own_processes_do_not_compete(h200: Callable[..., None]) -> None:
     theirs = SimpleNamespace(pid=1, usedGpuMemory=2 << 30)
     hidden = SimpleNamespace(pid=2, usedGpuMemory=None)
     h200(DeviceGetComputeRunningProcesses=[ours, theirs, hidden])
-    [gpu] = read_gpus(None, {})
+    [gpu] = read_gpus(DescribedDevice(), {})
     assert (gpu.competing_processes, gpu.competing_memory_bytes) == (2, 2 << 30)
 
 
 def test_a_device_that_only_torch_sees(h200: Callable[..., None]) -> None:
     h200(Init=pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))
     absent: dict[str, str] = {}
-    [gpu] = read_gpus(described(nvml_index=None), absent)
+    [gpu] = read_gpus(H200.model_copy(update={"nvml_index": None}), absent)
     assert (gpu.used, gpu.name, gpu.multiprocessors) == (True, "NVIDIA H200", 132)
     assert "gpus.nvml" in absent
 

@@ -83,24 +83,11 @@ def test_frequency_scaling_and_processor(tmp_path: Path, monkeypatch: pytest.Mon
         f"{cpu}/cpu2/cpufreq/scaling_governor": "powersave",
         f"{cpu}/cpu2/cpufreq/scaling_driver": "intel_pstate",
         f"{cpu}/cpu2/cpufreq/energy_performance_preference": "balance_performance",
-        "sys/class/power_supply/BAT0/type": "Battery",
-        "sys/class/power_supply/BAT0/status": "Discharging",
     }
     host = read_host({}, tree(tmp_path, files))
     assert host.cpu == "A processor"
     assert (host.governor, host.frequency_driver) == ("powersave", "intel_pstate")
-    assert host.on_battery is True
     assert host.affinity_threads == 2
-
-
-def test_a_mouse_is_no_battery(tmp_path: Path) -> None:
-    files = {
-        "proc/cpuinfo": "model name\t: A processor",
-        "sys/class/power_supply/hid/type": "Battery",
-        "sys/class/power_supply/hid/scope": "Device",
-        "sys/class/power_supply/hid/status": "Discharging",
-    }
-    assert read_host({}, tree(tmp_path, files)).on_battery is None
 
 
 def test_a_processor_without_a_name_is_asked_of_py_cpuinfo(

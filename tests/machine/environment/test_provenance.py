@@ -1,17 +1,15 @@
-"""Command, checkouts and environment variables."""
+"""Command, commits and environment variables."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from nsabench.machine.environment import provenance
-from nsabench.machine.environment.model import Checkout
 from nsabench.machine.environment.provenance import read_run
 from nsabench.model.plan import Plan
 
@@ -24,18 +22,9 @@ def git(folder: Path, *arguments: str) -> None:
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
 
-Read = Callable[..., Checkout]
-
-
-@pytest.fixture
-def read_checkout(quick: Plan) -> Read:
-    """Read the checkout of a file of kernels."""
-
-    def read(kernels: Path, absent: dict[str, str] | None = None) -> Checkout:
-        plan = quick.model_copy(update={"kernels": str(kernels)})
-        return read_run(plan, {}, {} if absent is None else absent).checkouts[1]
-
-    return read
+def read_commit(kernels: Path, plan: Plan, absent: dict[str, str]) -> str | None:
+    plan = plan.model_copy(update={"kernels": str(kernels)})
+    return read_run(plan, {}, absent).commits.get("kernels")
 
 
 @pytest.fixture
@@ -52,47 +41,39 @@ def kernels(tmp_path: Path) -> Path:
 
 @needs_git
 def test_a_clean_checkout_then_a_dirty_one(
-    kernels: Path, read_checkout: Read, monkeypatch: pytest.MonkeyPatch
+    kernels: Path, quick: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GIT_DIR", "/nowhere")  # as in a hook
-    clean = read_checkout(kernels)
-    assert clean.commit and len(clean.commit) == 40 and clean.dirty is False
+    clean = read_commit(kernels, quick, {})
+    assert clean is not None and len(clean) == 40
     kernels.write_text("two\n")
-    assert read_checkout(kernels) == clean.model_copy(update={"dirty": True})
+    assert read_commit(kernels, quick, {}) == f"{clean}-dirty"
 
 
 @needs_git
-def test_an_untracked_folder_is_not_from_the_commit_around_it(
-    kernels: Path, read_checkout: Read
+def test_a_folder_without_a_commit(
+    kernels: Path, quick: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = kernels.parent / ".venv" / "mine.py"
-    other.parent.mkdir()
-    other.write_text("")
     absent: dict[str, str] = {}
-    assert read_checkout(other, absent).commit is None
-    assert "not part of" in absent["run.checkouts.kernels"]
-
-
-@needs_git
-def test_no_checkout_and_no_git(
-    tmp_path: Path, read_checkout: Read, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kernels, absent = tmp_path / "mine.py", dict[str, str]()
-    kernels.write_text("")
+    untracked = kernels.parent / ".venv" / "mine.py"
+    untracked.parent.mkdir()
+    assert read_commit(untracked, quick, absent) is None
+    assert "not part of" in absent["run.commits.kernels"]
+    alone = tmp_path / "mine.py"
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert read_checkout(kernels, absent).commit is None
-    assert "not a git repository" in absent["run.checkouts.kernels"]
-    assert str(tmp_path) not in absent["run.checkouts.kernels"]
+    assert read_commit(alone, quick, absent) is None
+    assert "not a git repository" in absent["run.commits.kernels"]
+    assert str(tmp_path) not in absent["run.commits.kernels"]
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert read_checkout(kernels, absent).commit is None
-    assert absent["run.checkouts.kernels"] == "git is not installed"
+    assert read_commit(alone, quick, absent) is None
+    assert absent["run.commits.kernels"] == "git is not installed"
 
 
 def test_an_image_names_its_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     absent: dict[str, str] = {}
     run = read_run(None, {provenance.COMMIT_VARIABLE: "abc"}, absent)
-    assert ([c.commit for c in run.checkouts], absent) == (["abc"], {})
+    assert (run.commits, absent) == ({"nsabench": "abc"}, {})
 
 
 def test_only_allowed_variables() -> None:

@@ -88,7 +88,7 @@ def make_run(folder: Path, *, caught: bool = True, lengths: tuple[int, ...] = LE
 def write_log(folder: Path, plan: Plan, observations: Mapping[str, Sequence[Observation]]) -> None:
     """observations: of the main pass, by case."""
     described = Described(
-        software={"torch": "2.13.0", "triton": "3.7.1", "torch.cuda": "13.0"},
+        software={"torch": "2.13.0", "triton": "3.7.1", "torch_cuda": "13.0"},
         device={"name": "NVIDIA Imaginary", "compute_capability": "9.0"},
     )
     ceilings = Ceilings(
