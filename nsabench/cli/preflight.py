@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import click
 
 from nsabench.cli import _options
 from nsabench.cli._say import say
-from nsabench.errors import EnvironmentRefused
+from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.output import terminal
-from nsabench.preflight import architectures, compiled_launch, report, run, tritons
+from nsabench.preflight import architectures, report, run, tritons
+from nsabench.preflight.launch import CompiledLaunch
 
 
 @click.command("preflight")
@@ -88,26 +89,34 @@ def command(
         kernels=kernels,
         ops_file=ops_file,
         timeout_s=timeout,
-        jobs=jobs or 0,
+        jobs=jobs,
         cache=not no_cache,
     )
     with _refusing(out), tempfile.TemporaryFile(dir=_made(out.parent)):
         pass  # known before hours of compiling, not after
     console = terminal.console()
-    complete: list[compiled_launch.CompiledLaunch] = []
+    compiled: list[CompiledLaunch] = []
 
-    def finished(compiled: Sequence[compiled_launch.CompiledLaunch]) -> None:
-        complete.extend(compiled)
-        progress.finished(compiled)
+    def show(row: CompiledLaunch) -> None:
+        kernel = row.kernel or row.implementation
+        status.update(f"compiled {kernel} under Triton {row.triton} for {row.architecture}")
 
-    with report.Progress(console, lambda line: say(line, err=True)) as progress:
+    with console.status("compiling") as status, closing(run.run(order, show)) as running:
         try:
-            compiled = run.run(order, progress.done, finished)
-        except BaseException:  # whatever ends it, what is complete is kept
-            if complete:
-                _write(complete, out)
-            raise
-    _write(compiled, out)
+            for rows in filter(None, running):
+                compiled += rows
+                counts = f"{len(rows)} launches, {sum(row.failed for row in rows)} failed"
+                say(f"Triton {rows[0].triton} {rows[0].architecture}: {counts}", err=True)
+        finally:  # whatever ends it, what is complete is kept
+            compiled.sort(key=report.order_of)
+            if compiled:
+                with _refusing(out):
+                    report.write(compiled, out)
+    if not compiled:
+        raise UsageError(
+            "no candidate has a case in these matrices, so that nothing was compiled",
+            "name matrices of the candidates' ops; `nsabench plan MATRIX` shows who runs.",
+        )
     failed = sum(c.failed for c in compiled)
     if as_json:
         say(json.dumps([c.model_dump() for c in compiled], indent=1))
@@ -115,11 +124,6 @@ def command(
         console.print(report.render(compiled))
         console.print(f"{len(compiled)} launches, {failed} failed; all in {out}")
     return 1 if failed else 0
-
-
-def _write(compiled: list[compiled_launch.CompiledLaunch], out: Path) -> None:
-    with _refusing(out):
-        compiled_launch.write(compiled, out)
 
 
 def _made(folder: Path) -> Path:

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from nsabench import programs
 from nsabench.errors import UsageError
 from nsabench.files import replacing
-from nsabench.images import programs
 from nsabench.images.combos import Checkout, Combo
 
 PYTHON = "3.11"
@@ -55,7 +55,7 @@ def _project(folder: Path) -> dict[str, Any]:
 
 
 def write(checkout: Checkout, name: str, exclude_newer: str, links: str = "") -> Path:
-    """Resolve a combo and write its lock. Raises `NsabenchError` if uv cannot.
+    """Resolve a combo and write its lock. Raises `EnvironmentRefused` if uv cannot.
 
     exclude_newer: a date; the same date gives the same lock. links: a folder of wheels, which
     replaces the index of the combo.

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from nsabench.errors import UsageError
-from nsabench.images import programs
+from nsabench import programs
+from nsabench.files import refuse_filled
 from nsabench.images.build import SOURCES
 from nsabench.images.combos import Checkout
 from nsabench.images.lock import PYTHON, existing, sha256
@@ -33,12 +33,11 @@ def make(
     """Make the environment of a combo in `folder`; return its `nsabench`.
 
     With a wheelhouse nothing is downloaded. Raises `UsageError` if `folder` is not empty or the
-    combo has no lock, `EnvironmentRefused` without uv, and `NsabenchError` if uv fails.
+    combo has no lock, and `EnvironmentRefused` without uv or if uv fails.
     """
     combo = checkout.combos().get(name)
     lock = existing(checkout, name)
-    if folder.exists() and any(folder.iterdir()):
-        raise UsageError(f"{folder} is not empty", "name another folder, or remove it.")
+    refuse_filled(folder, "name another folder, or remove it.")
     uv = programs.find_uv()
     python = folder.absolute() / "bin/python"
     programs.run([*uv, "venv", "--quiet", "--python", PYTHON, folder], f"making {folder}", LIMIT_S)

@@ -2,72 +2,31 @@
 
 from __future__ import annotations
 
-import hashlib
+import re
+import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 
+import triton
 from triton.compiler.errors import CompilationError
 
 from nsabench.failure import Failure
 from nsabench.model.vocabulary import Status
-from nsabench.preflight.architectures import KIB, Architecture
-from nsabench.preflight.compiled import Compiled
-from nsabench.preflight.messages import Built
+from nsabench.preflight.architectures import KIB, RESERVED_SHARED, Architecture, occupancy
+from nsabench.preflight.launch import CompiledLaunch
+from nsabench.preflight.machine_code import Unwritten, unwritten
 from nsabench.preflight.record import Call
-from nsabench.registry import Implementation, KernelVariant
 from nsabench.worker.guard import guarded, one_line
 
 REASON_LENGTH = 400
-THREADS_PER_WARP = 32
+_FUNCTION = re.compile(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
+_TOOL_LIMIT_S = 60
 
 
-@dataclass(frozen=True)
-class AheadCall:
-    """A kernel that an implementation compiles itself, with the interface of a recorded `Call`."""
-
-    variant: KernelVariant
-    source: str
-
-    @property
-    def kernel(self) -> str:
-        return self.variant.kernel
-
-    @property
-    def compiler(self) -> str:
-        return self.variant.compiler
-
-    def signature(self) -> str:
-        return ""
-
-    def constants(self) -> str:
-        return self.variant.constants
-
-    def options(self) -> str:
-        return f"threads={self.variant.threads} dynamic_shared={self.variant.shared_bytes}"
-
-    def key(self) -> str:
-        text = "|".join([self.source, self.kernel, self.constants(), self.options()])
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-    def compile(self) -> Compiled:
-        """Raises what the implementation's compiler raises."""
-        cubin = self.variant.compile()
-        if not isinstance(cubin, bytes) or not cubin.startswith(b"\x7fELF"):
-            raise TypeError("its compile() returned no cubin (bytes of an ELF file)")
-        warps = -(-self.variant.threads // THREADS_PER_WARP)
-        return Compiled(cubin, self.kernel, warps, self.variant.shared_bytes)
-
-
-def variants(item: Implementation, architecture: Architecture) -> list[AheadCall]:
-    """Return what is launched on the architecture. Raises `Failure` if the call fails."""
-    compile_ahead = item.compile_ahead
-    assert compile_ahead is not None
-    return guarded(
-        lambda: [AheadCall(v, item.source) for v in compile_ahead(architecture.capability)], "cpu"
-    )
-
-
-def build(call: Call | AheadCall, architecture: Architecture) -> Built:
+def build(launch: CompiledLaunch, call: Call, architecture: Architecture) -> CompiledLaunch:
     """Compile a launch. An error of the compiler is an answer; its abort ends this process."""
     began = time.monotonic()
     try:
@@ -75,43 +34,117 @@ def build(call: Call | AheadCall, architecture: Architecture) -> Built:
     except Failure as failure:
         # Every exception here comes from compiling.
         status = Status.COMPILE_ERROR if failure.status is Status.CRASHED else failure.status
-        return Built(status=status, reason=_root(failure), compile_s=time.monotonic() - began)
+        changed = {"status": status, "reason": _explain(failure)}
+        return launch.model_copy(update={**changed, "compile_s": time.monotonic() - began})
     compile_s = time.monotonic() - began
-    registers, spill_bytes = compiled.usage()
-    shared = compiled.shared_bytes()
-    built = Built(
-        status=Status.OK,
-        registers=registers,
-        spill_bytes=spill_bytes,
-        shared_bytes=shared,
-        warps=compiled.warps,
-        code_bytes=compiled.code_bytes(),
-        compile_s=compile_s,
-    )
-    if wrong := compiled.unwritten():
-        built.status = Status.COMPILE_ERROR
-        built.reason = (
+    cubin = Cubin(compiled.cubin, compiled.kernel)
+    registers, spill_bytes = cubin.read_usage()
+    shared = compiled.dynamic_shared_bytes + cubin.static_shared_bytes()
+    status, reason = Status.OK, ""
+    # Wrong machine code reads a register that nothing wrote.
+    if wrong := cubin.list_unwritten() if compiled.uses_wgmma else []:
+        status = Status.COMPILE_ERROR
+        reason = (
             f"its machine code is wrong: {wrong[0]}, which nothing wrote. The compiler made it so; "
             "it must not run"
         )
     elif shared > architecture.shared_per_block:
-        built.status = Status.OUT_OF_MEMORY
-        built.reason = (
+        status = Status.OUT_OF_MEMORY
+        reason = (
             f"it needs {shared / KIB:.1f} KiB of shared memory and {architecture.name} gives a "
             f"block {architecture.shared_per_block // KIB} KiB"
         )
-    return built
+    warps = compiled.warps
+    return launch.model_copy(
+        update={
+            "status": status,
+            "reason": reason,
+            "registers": registers,
+            "spill_bytes": spill_bytes,
+            "shared_bytes": shared,
+            "shared_limit_bytes": architecture.shared_per_block,
+            "warps": warps,
+            "occupancy": occupancy(architecture, warps, registers, shared)
+            if registers is not None
+            else None,
+            "code_bytes": cubin.code_bytes(),
+            "compile_s": compile_s,
+        }
+    )
 
 
-def _root(failure: Failure) -> str:
+def _explain(failure: Failure) -> str:
     """Return the innermost error. Each level of nested kernels quotes its own source first."""
     error: BaseException = failure
     while error.__cause__ is not None:
         error = error.__cause__
     text = one_line(error, limit=10_000)
-    if not isinstance(error, CompilationError):
-        return f"{type(error).__name__}: {text[:REASON_LENGTH]}"
-    # The message comes last, after the line of source and a caret.
-    _, caret, message = text.rpartition("^ ")
-    where = text[: text.find(":")] if caret else ""
-    return f"{type(error).__name__}: {(message + f' ({where})' if caret else text)[:REASON_LENGTH]}"
+    if isinstance(error, CompilationError):
+        # The message comes last, after the line of source and a caret.
+        _, caret, message = text.rpartition("^ ")
+        text = f"{message} ({text[: text.find(':')]})" if caret else text
+    return f"{type(error).__name__}: {text[:REASON_LENGTH]}"
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """kernel: its name in the cubin, or a part of the name, since C++ mangles names."""
+
+    content: bytes
+    kernel: str
+
+    def read_usage(self) -> tuple[int | None, int | None]:
+        """Return registers and spilled bytes of a thread; None if this Triton has no cuobjdump."""
+        listing = self._shown_by("cuobjdump", "-res-usage")
+        functions = [m for m in _FUNCTION.findall(listing) if self.kernel in m[0]]
+        if not functions:
+            return None, None
+        return (
+            max(int(registers) for _, registers, _, _ in functions),
+            max(max(int(stack), int(local)) for *_, stack, local in functions),
+        )
+
+    def list_unwritten(self) -> list[Unwritten]:
+        """Return the reads of registers that nothing wrote; empty without a disassembler."""
+        return unwritten(self._shown_by("nvdisasm", "-c"))
+
+    def _shown_by(self, program: str, *options: str) -> str:
+        """Return what a tool of Triton prints about the cubin; empty if it cannot be run."""
+        tool = Path(triton.__file__).parent / "backends/nvidia/bin" / program
+        with NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(self.content)
+            file.flush()
+            try:
+                return subprocess.run(
+                    [tool, *options, file.name],
+                    capture_output=True,
+                    text=True,
+                    timeout=_TOOL_LIMIT_S,
+                    check=True,
+                ).stdout
+            except (OSError, subprocess.SubprocessError):
+                return ""
+
+    def static_shared_bytes(self) -> int:
+        sizes = {name: size for name, size in self._sections() if name.startswith(".nv.shared.")}
+        own = max((size for name, size in sizes.items() if self.kernel in name), default=0)
+        # From sm_90, the section includes the driver's share, which the limits do not count.
+        return max(own - RESERVED_SHARED, 0) if ".nv.shared.reserved.0" in sizes else own
+
+    def code_bytes(self) -> int:
+        sections = self._sections()
+        return sum(size for n, size in sections if n.startswith(".text.") and self.kernel in n)
+
+    def _sections(self) -> Iterator[tuple[str, int]]:
+        """Yield name and size of each section of the ELF file (64 bit, little-endian)."""
+
+        def number(offset: int, length: int) -> int:
+            return int.from_bytes(self.content[offset : offset + length], "little")
+
+        begin = number(0x28, 8)
+        size, count, names = (number(offset, 2) for offset in (0x3A, 0x3C, 0x3E))
+        strings = number(begin + names * size + 0x18, 8)
+        for offset in range(begin, begin + count * size, size):
+            start = strings + number(offset, 4)
+            name = self.content[start : self.content.index(b"\0", start)]
+            yield name.decode("utf-8", "replace"), number(offset + 0x20, 8)

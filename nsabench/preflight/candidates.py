@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -12,11 +14,37 @@ from nsabench.model.vocabulary import Direction, Status
 from nsabench.ops import Inputs
 from nsabench.preflight import pretend, record
 from nsabench.preflight.architectures import Architecture
-from nsabench.preflight.record import Call
-from nsabench.registry import Implementation
+from nsabench.preflight.record import Call, Compiled
+from nsabench.registry import Implementation, KernelVariant
 from nsabench.worker.guard import guarded
 
 SMALL_BYTES = 256 << 20  # the largest inputs that are made with values
+THREADS_PER_WARP = 32
+
+
+def variants(item: Implementation, architecture: Architecture) -> list[Call]:
+    """Return what an implementation compiles itself for the architecture. Raises `Failure`."""
+    compile_ahead = item.compile_ahead
+    assert compile_ahead is not None
+    return [
+        Call(
+            kernel=variant.kernel,
+            origin=f"{item.source}|{variant.kernel}",
+            constants=variant.constants,
+            options=f"threads={variant.threads} dynamic_shared={variant.shared_bytes}",
+            compile=partial(_compile, variant),
+            compiler=variant.compiler,
+        )
+        for variant in guarded(lambda: compile_ahead(architecture.capability), "cpu")
+    ]
+
+
+def _compile(variant: KernelVariant) -> Compiled:
+    cubin = variant.compile()
+    if not isinstance(cubin, bytes) or not cubin.startswith(b"\x7fELF"):
+        raise TypeError("its compile() returned no cubin (bytes of an ELF file)")
+    warps = -(-variant.threads // THREADS_PER_WARP)
+    return Compiled(cubin, variant.kernel, warps, variant.shared_bytes)
 
 
 def launches(item: Implementation, case: Case, architecture: Architecture) -> list[Call]:
@@ -38,6 +66,7 @@ def launches(item: Implementation, case: Case, architecture: Architecture) -> li
 
 
 def _attempt(item: Implementation, case: Case, architecture: Architecture, real: str) -> list[Call]:
+    """real: the device of the tensors, "meta" or "cpu"."""
     calls: list[Call] = []
     inputs = _inputs(case, real)
 
@@ -45,7 +74,7 @@ def _attempt(item: Implementation, case: Case, architecture: Architecture, real:
         with (
             record.recording(calls.append),
             pretend.operators_run(real),
-            pretend.tensors_on_cuda(real),
+            pretend.TensorsOnCuda(real),
         ):
             _run(item, case, inputs)
 

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from nsabench.model.case import Case
 from nsabench.model.measurement import Message
 from nsabench.model.vocabulary import Status
-from nsabench.preflight.architectures import Architecture, declared, occupancy
-from nsabench.preflight.compiled_launch import CompiledLaunch
-from nsabench.preflight.messages import (
-    REPLY,
-    Build,
-    Built,
-    Foreign,
-    Launch,
-    RecordedLaunches,
-    RecordLaunches,
-    Trouble,
-)
+from nsabench.preflight.architectures import Architecture, declared
+from nsabench.preflight.launch import REPLY, Build, Built, CompiledLaunch, Record, Recorded
 from nsabench.running.supervisor.death import SIGNATURES, WorkerLost
 from nsabench.running.supervisor.process import WorkerProcess
 from nsabench.running.supervisor.program import Program, worker_environment
@@ -51,20 +42,18 @@ class Compiler:
     def __init__(
         self,
         task: Task,
-        foreign: Foreign,
+        options: Sequence[str],
         timeout_s: float,
         done: Callable[[CompiledLaunch], None],
-        cache: Path,
     ) -> None:
-        """done: called with each row. cache: where Triton keeps what it compiles."""
+        """options: of the worker. done: called with each row."""
         self._task = task
-        self._foreign = foreign
+        self._options = options
         self._timeout_s = timeout_s
         self._done = done
-        self._cache = cache
         self._worker: WorkerProcess | None = None
-        self._lost: list[Trouble] = []
-        self._declared = declared(task.triton, task.architecture.name)
+        self._lost: list[CompiledLaunch] = []  # while they were recorded
+        self._crashes = 0  # of the compiler
         self.stopped = False
 
     def stop(self) -> None:
@@ -79,84 +68,79 @@ class Compiler:
 
     def run(self, cases: list[Case]) -> list[CompiledLaunch]:
         """Record and compile. A lost worker costs the launch that it was compiling."""
+        rows: list[CompiledLaunch] = []
         try:
-            return self._run(cases)
+            built: dict[str, CompiledLaunch] = {}
+            for launch in self._rows_to_build(cases):
+                known = not launch.key or self.stopped
+                row = launch if known else self._build(launch, cases, built)
+                if self.stopped:
+                    break
+                rows.append(row)
+                self._done(row)
         finally:
             self._retire()
-
-    def _run(self, cases: list[Case]) -> list[CompiledLaunch]:
-        try:
-            recorded = self._record(cases)
-        except WorkerLost as lost:
-            return [] if self.stopped else [self._not_started(lost)]
-        rows = [self._trouble(recorded, t) for t in [*recorded.troubles, *self._lost]]
-        for row in rows:
-            self._done(row)
-        crashes = 0
-        built: dict[str, Built] = {}
-        for launch in recorded.launches:
-            if self.stopped:
-                break
-            # Two implementations may share a kernel.
-            if launch.key not in built:
-                if not self._counts(launch) and crashes == ENOUGH_LOST:
-                    built[launch.key] = Built(
-                        status=Status.UNSUPPORTED,
-                        reason=f"not tried: {crashes} others took this Triton down before",
-                    )
-                else:
-                    built[launch.key] = self._build(launch, cases)
-                    if self.stopped:
-                        break
-                    crashes += self._worker is None
-            rows.append(self._built(recorded, launch, built[launch.key]))
-            self._done(rows[-1])
         return rows
 
-    def _counts(self, launch: Launch) -> bool:
-        """Return whether a failure counts: the Triton is meant to work, or is not used."""
-        return self._declared or launch.compiler != ""
+    def _rows_to_build(self, cases: list[Case]) -> list[CompiledLaunch]:
+        try:
+            recorded = self._record(cases)
+        except WorkerLost as lost:  # the Triton cannot be imported
+            row = self._lost_row("", "(all)", lost)
+            return [row if row.declared else row.model_copy(update={"status": Status.UNSUPPORTED})]
+        return [*self._lost, *recorded]
 
-    def _not_started(self, lost: WorkerLost) -> CompiledLaunch:
-        """Return the one row of a Triton that cannot be imported."""
-        trouble = Trouble(
-            op="",
-            implementation="(all)",
-            status=Status.CRASHED if self._declared else Status.UNSUPPORTED,
-            reason=lost.reason,
-        )
-        nothing = RecordedLaunches(triton=self._task.triton, torch="", launches=[], troubles=[])
-        row = self._trouble(nothing, trouble)
-        self._done(row)
-        return row
-
-    def _record(self, cases: list[Case]) -> RecordedLaunches:
+    def _record(self, cases: list[Case]) -> list[CompiledLaunch]:
         """Raises `WorkerLost` if the worker is lost while it runs no implementation."""
         while True:
-            skip = [f"{t.op}/{t.implementation}" for t in self._lost]
+            skip = [f"{row.op}/{row.implementation}" for row in self._lost]
             try:
-                request = RecordLaunches(cases=cases, skip=skip, ahead=self._task.ahead)
-                return self._ask(request, RecordedLaunches)
+                request = Record(cases=cases, skip=skip, ahead=self._task.ahead)
+                return self._ask(request, Recorded).launches
             except WorkerLost as lost:
-                death = lost.death
-                if self.stopped or not death.suspect:
+                if self.stopped or not lost.death.suspect:
                     raise
-                op, _, name = death.suspect.partition("/")
-                trouble = Trouble(
-                    op=op, implementation=name, status=death.status, reason=death.reason
-                )
-                self._lost.append(trouble)
+                op, _, name = lost.death.suspect.partition("/")
+                self._lost.append(self._lost_row(op, name, lost))
 
-    def _build(self, launch: Launch, cases: list[Case]) -> Built:
+    def _lost_row(self, op: str, implementation: str, lost: WorkerLost) -> CompiledLaunch:
+        return CompiledLaunch(
+            op=op,
+            implementation=implementation,
+            status=lost.death.status,
+            reason=lost.death.reason,
+            triton=self._task.triton,
+            torch=metadata.version("torch"),
+            architecture=self._task.architecture.name,
+            declared=declared(self._task.triton, self._task.architecture.name),
+        )
+
+    def _build(
+        self, launch: CompiledLaunch, cases: list[Case], built: dict[str, CompiledLaunch]
+    ) -> CompiledLaunch:
+        """Compile a launch, unless another implementation has the same kernel.
+
+        built: what was compiled so far, by key; it is extended.
+        """
+        if (same := built.get(launch.key)) is not None:
+            own = {"op", "implementation", "example", "cases"}
+            return same.model_copy(update=launch.model_dump(include=own))
+        if not launch.declared and self._crashes >= ENOUGH_LOST:
+            reason = f"not tried: {self._crashes} others took this Triton down before"
+            changed = {"status": Status.UNSUPPORTED, "reason": reason}
+            return launch.model_copy(update=changed)
         try:
             if self._worker is None:
                 self._record(cases)
-            built = self._ask(Build(key=launch.key), Built)
+            row = self._ask(Build(launch=launch), Built).launch
         except WorkerLost as lost:
-            return Built(status=lost.death.status, reason=lost.reason)
-        if built.status is Status.COMPILE_ERROR and self._worker is not None:
-            built.reason += _diagnostic(self._worker.log.text())
-        return built
+            self._crashes += 1
+            changed = {"status": lost.death.status, "reason": lost.death.reason}
+            row = launch.model_copy(update=changed)
+        if row.status is Status.COMPILE_ERROR and self._worker is not None:
+            row.reason += _diagnostic(self._worker.log.text())
+        built[launch.key] = row
+        return row
 
     def _ask(self, request: Message, expected: type[M]) -> M:
         if self._worker is None:
@@ -180,42 +164,13 @@ class Compiler:
             worker.stop()
 
     def _program(self) -> Program:
-        # The cache is an option, since environments that differ have templates that differ.
-        options = ["--arch", self._task.architecture.name, "--cache", str(self._cache)]
-        options += self._foreign.options
         environment = worker_environment("cuda")
         environment["CUDA_VISIBLE_DEVICES"] = ""
         if self._task.folder is not None:
             path = [str(self._task.folder), environment.get("PYTHONPATH", "")]
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+        options = ["--arch", self._task.architecture.name, *self._options]
         return Program("nsabench.preflight.worker", options, environment, REPLY)
-
-    def _trouble(self, recorded: RecordedLaunches, trouble: Trouble) -> CompiledLaunch:
-        return self._row(recorded, self._declared, trouble.model_dump())
-
-    def _built(self, recorded: RecordedLaunches, launch: Launch, built: Built) -> CompiledLaunch:
-        architecture = self._task.architecture
-        fields = {
-            **launch.model_dump(exclude={"key"}),
-            **built.model_dump(exclude={"kind"}),
-            "shared_limit_bytes": architecture.shared_per_block,
-        }
-        if built.registers is not None and built.warps is not None:
-            fields["occupancy"] = occupancy(
-                architecture, built.warps, built.registers, built.shared_bytes or 0
-            )
-        return self._row(recorded, self._counts(launch), fields)
-
-    def _row(
-        self, recorded: RecordedLaunches, declared: bool, fields: dict[str, Any]
-    ) -> CompiledLaunch:
-        return CompiledLaunch(
-            triton=recorded.triton,
-            torch=recorded.torch,
-            architecture=self._task.architecture.name,
-            declared=declared,
-            **fields,
-        )
 
 
 def _diagnostic(log: str) -> str:

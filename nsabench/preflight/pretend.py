@@ -24,8 +24,9 @@ GPU = torch.device("cuda", 0)
 CLOCK_KHZ = 1_500_000  # kernels model their time by it; any constant will do
 
 
-class _OnCuda(TorchFunctionMode):  # type: ignore[misc]
-    """Tensors on `real` answer as if they were on the GPU; a request for the GPU gets `real`."""
+class TensorsOnCuda(TorchFunctionMode):  # type: ignore[misc]
+    """Tensors on `real` ("meta" or "cpu") say that they are on the GPU, and a request for the GPU
+    gets `real`."""
 
     def __init__(self, real: str) -> None:
         super().__init__()
@@ -62,9 +63,10 @@ class _OnCuda(TorchFunctionMode):  # type: ignore[misc]
         return value
 
 
-def properties(architecture: Architecture) -> SimpleNamespace:
-    """Return what `torch.cuda.get_device_properties` says about the GPU of the architecture."""
-    return SimpleNamespace(
+@contextmanager
+def cuda(architecture: Architecture) -> Iterator[None]:
+    """Let torch.cuda describe one GPU of the architecture; nothing can run on it."""
+    gpu = SimpleNamespace(
         name=architecture.gpu,
         major=architecture.capability // 10,
         minor=architecture.capability % 10,
@@ -80,12 +82,6 @@ def properties(architecture: Architecture) -> SimpleNamespace:
         is_integrated=0,
         is_multi_gpu_board=0,
     )
-
-
-@contextmanager
-def cuda(architecture: Architecture) -> Iterator[None]:
-    """Let torch.cuda describe one GPU of the architecture; nothing can run on it."""
-    gpu = properties(architecture)
     stream = SimpleNamespace(
         cuda_stream=0, synchronize=lambda: None, wait_stream=lambda other: None
     )
@@ -108,11 +104,6 @@ def cuda(architecture: Architecture) -> Iterator[None]:
         yield
 
 
-def tensors_on_cuda(real: str) -> TorchFunctionMode:
-    """Let tensors on `real` ("meta" or "cpu") say that they are on the GPU."""
-    return _OnCuda(real)
-
-
 @contextmanager
 def operators_run(real: str) -> Iterator[None]:
     """Let operators made by `torch.library.custom_op` run their code on tensors on `real`.
@@ -122,7 +113,7 @@ def operators_run(real: str) -> Iterator[None]:
 
     def pretending(code: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
-            with tensors_on_cuda(real):
+            with TensorsOnCuda(real):
                 return code(*args, **kwargs)
 
         return run

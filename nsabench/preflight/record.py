@@ -9,16 +9,54 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch
 from triton.runtime import autotuner, jit
 
-from nsabench.preflight.compiled import Compiled
-
 ALIGNMENT = 16  # bytes or units: what Triton specialises pointers and integers on
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel that was compiled.
+
+    kernel: its name in the cubin, or a part of the name. uses_wgmma: whether it has the
+    instructions of sm_90 that multiply tiles in shared memory.
+    """
+
+    cubin: bytes
+    kernel: str
+    warps: int
+    dynamic_shared_bytes: int
+    uses_wgmma: bool = False
+
+
+@dataclass(frozen=True)
+class Call:
+    """A launch that can be compiled.
+
+    origin: tells the kernel from others of its name. compile: raises what the compiler raises.
+    compiler: empty for Triton. arguments: by name, with `Pointer`s instead of tensors.
+    """
+
+    kernel: str
+    origin: str
+    constants: str
+    options: str
+    compile: Callable[[], Compiled]
+    signature: str = ""
+    compiler: str = ""
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """A hash that is equal for launches that compile to the same code."""
+        text = "|".join([self.origin, self.signature, self.constants, self.options])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class Pointer:
@@ -37,72 +75,46 @@ class Pointer:
         return self._strides
 
 
-@dataclass(frozen=True)
-class Call:
-    """A launch of a kernel, with `Pointer`s instead of tensors."""
-
-    function: Any
-    arguments: tuple[Any, ...]
-    keywords: dict[str, Any]
-
-    @property
-    def kernel(self) -> str:
-        return str(getattr(self.function, "__name__", self.function))
-
-    @property
-    def compiler(self) -> str:
-        return ""
-
-    def named(self) -> dict[str, Any]:
-        """Return the arguments and the options of the compiler by name."""
-        return {**dict(zip(self.function.arg_names, self.arguments, strict=False)), **self.keywords}
-
-    def signature(self) -> str:
-        constants = self._constant_names()
-        params = self.function.params
-        plain = {p.name for p in params if p.do_not_specialize}
-        # Not every Triton has this attribute.
-        anyhow = {p.name for p in params if getattr(p, "do_not_specialize_on_alignment", False)}
-        return " ".join(
-            f"{name}:{_kind(value, name not in plain, name not in plain | anyhow)}"
-            for name, value in self.named().items()
-            if name not in constants and name in self.function.arg_names
-        )
-
-    def constants(self) -> str:
-        constants = self._constant_names()
-        return " ".join(
-            f"{name}={_shown(value)}" for name, value in self.named().items() if name in constants
-        )
-
-    def options(self) -> str:
-        given = {k: v for k, v in self.keywords.items() if k not in self.function.arg_names}
-        return " ".join(f"{name}={value}" for name, value in sorted(given.items()))
-
-    def _constant_names(self) -> set[str]:
-        return {p.name for p in self.function.params if p.is_constexpr}
-
-    def key(self) -> str:
-        """Return a hash that is equal for launches that compile to the same code."""
-        where = f"{self.function.fn.__module__}.{self.function.fn.__qualname__}"
-        text = "|".join([where, self.signature(), self.constants(), self.options()])
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-    def compile(self) -> Compiled:
-        """Compile as a launch would. Raises what the compiler raises."""
-        made = _original_run(
-            self.function, *self.arguments, grid=(1,), warmup=True, **self.keywords
-        )
-        return Compiled(
-            made.asm["cubin"],
-            str(made.metadata.name),
-            int(made.metadata.num_warps),
-            int(made.metadata.shared),
-            "wgmma" in made.asm["ptx"],
-        )
-
-
 _original_run = jit.JITFunction.run
+
+
+def _call_of(function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Call:
+    """Return the launch of a Triton kernel. keywords: also options of the compiler."""
+    given = {**dict(zip(function.arg_names, arguments, strict=False)), **keywords}
+    named = {name: value for name, value in given.items() if name in function.arg_names}
+    constant = {p.name for p in function.params if p.is_constexpr}
+    plain = {p.name for p in function.params if p.do_not_specialize}
+    # Not every Triton has this attribute.
+    at_any_address = plain | {
+        p.name for p in function.params if getattr(p, "do_not_specialize_on_alignment", False)
+    }
+    signature = [
+        f"{name}:{_kind(value, name not in plain, name not in at_any_address)}"
+        for name, value in named.items()
+        if name not in constant
+    ]
+    constants = [f"{name}={_shown(given[name])}" for name in given if name in constant]
+    options = [f"{name}={given[name]}" for name in sorted(given) if name not in named]
+    return Call(
+        kernel=str(getattr(function, "__name__", function)),
+        origin=f"{function.fn.__module__}.{function.fn.__qualname__}",
+        constants=" ".join(constants),
+        options=" ".join(options),
+        compile=partial(_compile, function, arguments, keywords),
+        signature=" ".join(signature),
+        arguments=named,
+    )
+
+
+def _compile(function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Compiled:
+    made = _original_run(function, *arguments, grid=(1,), warmup=True, **keywords)
+    return Compiled(
+        made.asm["cubin"],
+        str(made.metadata.name),
+        int(made.metadata.num_warps),
+        int(made.metadata.shared),
+        "wgmma" in made.asm["ptx"],
+    )
 
 
 def _is_descriptor(value: Any) -> bool:
@@ -151,9 +163,8 @@ def recording(note: Callable[[Call], None]) -> Iterator[None]:
     """Let no kernel run. note: receives each launch, with every autotune configuration."""
 
     def launch(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
-        arguments = tuple(map(_pointers, args))
         keywords = {name: _pointers(value) for name, value in kwargs.items()}
-        note(Call(self, arguments, keywords))
+        note(_call_of(self, tuple(map(_pointers, args)), keywords))
 
     def every_configuration(self: Any, *args: Any, **kwargs: Any) -> None:
         self.nargs = dict(zip(self.arg_names, args, strict=False))

@@ -1,31 +1,25 @@
-"""Renders the results: a grid of kernels by Triton and architecture, failures, and resources."""
+"""Shows the results and writes them: a grid of kernels, failures, resources, and a table."""
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+import pyarrow as pa
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from nsabench.machine.environment.pairs import belongs, numbers
 from nsabench.model.vocabulary import Status
 from nsabench.preflight.architectures import KIB
-from nsabench.preflight.compiled_launch import CompiledLaunch
+from nsabench.preflight.launch import CompiledLaunch
+from nsabench.verdicts.parquet import replace
 
 SHOWN_FAILURES = 20
 MOST_COLUMNS = 8
-SEVERITY = (
-    Status.CRASHED,
-    Status.TIMEOUT,
-    Status.COMPILE_ERROR,
-    Status.OUT_OF_MEMORY,
-    Status.UNSUPPORTED,
-    Status.SKIPPED,
-)
 
 
 def render(compiled: Sequence[CompiledLaunch]) -> RenderableType:
@@ -37,6 +31,16 @@ def render(compiled: Sequence[CompiledLaunch]) -> RenderableType:
 
 def _row(launch: CompiledLaunch) -> tuple[str, str, str]:
     return launch.implementation, launch.op, launch.kernel or "(not recorded)"
+
+
+def _column(launch: CompiledLaunch) -> tuple[str, str, str]:
+    return launch.torch, launch.triton, launch.architecture
+
+
+def order_of(launch: CompiledLaunch) -> tuple[Any, ...]:
+    """Return what columns are sorted by: Triton, then architecture, then torch."""
+    number = int(launch.architecture.removeprefix("sm_"))
+    return numbers(launch.triton), number, launch.triton, numbers(launch.torch), launch.torch
 
 
 def _grids(compiled: Sequence[CompiledLaunch]) -> list[Table]:
@@ -54,7 +58,7 @@ def _grid(compiled: Sequence[CompiledLaunch], title: str) -> Table:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column("implementation", no_wrap=True)
     table.add_column("kernel", no_wrap=True)
-    columns = sorted({_column(c) for c in compiled}, key=_order)
+    columns = list(dict.fromkeys(_column(c) for c in sorted(compiled, key=order_of)))
     torches = Counter(triton for _, triton in {column[:2] for column in columns})
     for torch, triton, architecture in columns:
         mark = "*" if belongs(torch, triton) else ""
@@ -72,6 +76,19 @@ def _grid(compiled: Sequence[CompiledLaunch], title: str) -> Table:
     return table
 
 
+def _count(compiled: Sequence[CompiledLaunch]) -> Text:
+    if not compiled:
+        return Text("-", "dim")
+    good = sum(c.status == Status.OK for c in compiled)
+    if good == len(compiled):
+        return Text(f"{good} ok", "green")
+    failed = [c for c in compiled if c.failed]
+    [(status, _)] = Counter(
+        c.status for c in failed or compiled if c.status != Status.OK
+    ).most_common(1)
+    return Text(f"{good}/{len(compiled)}\n{status}", "bold red" if failed else "dim")
+
+
 def _unpaired(compiled: Sequence[CompiledLaunch]) -> list[Text]:
     """Explain the stars beside Tritons."""
     pairs = dict.fromkeys((c.torch, c.triton) for c in compiled)
@@ -80,26 +97,6 @@ def _unpaired(compiled: Sequence[CompiledLaunch]) -> list[Text]:
         for torch, triton in pairs
         if (other := belongs(torch, triton))
     ]
-
-
-def _column(launch: CompiledLaunch) -> tuple[str, str, str]:
-    return launch.torch, launch.triton, launch.architecture
-
-
-def _order(column: tuple[str, str, str]) -> tuple[Any, ...]:
-    torch, triton, architecture = column
-    return numbers(triton), int(architecture.removeprefix("sm_")), triton, numbers(torch), torch
-
-
-def _count(compiled: Sequence[CompiledLaunch]) -> Text:
-    if not compiled:
-        return Text("-", "dim")
-    good = sum(c.status == Status.OK for c in compiled)
-    if good == len(compiled):
-        return Text(f"{good} ok", "green")
-    worst = next(s for s in SEVERITY if any(c.status == s for c in compiled))
-    bad = any(c.failed for c in compiled)
-    return Text(f"{good}/{len(compiled)}\n{worst}", "bold red" if bad else "dim")
 
 
 def _resources(compiled: Sequence[CompiledLaunch]) -> Table:
@@ -112,13 +109,11 @@ def _resources(compiled: Sequence[CompiledLaunch]) -> Table:
     heads = ("registers", "spill B", "shared KiB", "limit", "occupancy", "code KiB", "compile s")
     for name in heads:
         table.add_column(name, justify="right")
-    built = [c for c in compiled if c.registers is not None]
     groups: dict[tuple[Any, ...], list[CompiledLaunch]] = {}
-    for launch in built:
-        key = (launch.kernel, numbers(launch.triton), int(launch.architecture.removeprefix("sm_")))
-        groups.setdefault(key, []).append(launch)
-    for key in sorted(groups):
-        group = groups[key]
+    for launch in compiled:
+        if launch.registers is not None:
+            groups.setdefault((launch.kernel, *order_of(launch)[:2]), []).append(launch)
+    for _, group in sorted(groups.items()):
         first = group[0]
         spilled = max(c.spill_bytes or 0 for c in group)
         table.add_row(
@@ -138,64 +133,38 @@ def _resources(compiled: Sequence[CompiledLaunch]) -> Table:
 
 def _problems(compiled: Sequence[CompiledLaunch]) -> list[Text]:
     """Return a line for each way in which a kernel did not compile, failures first."""
-    seen: dict[tuple[bool, str, str, str, str, str], list[CompiledLaunch]] = {}
-    for launch in compiled:
-        if launch.status != Status.OK:
-            who = launch.kernel or launch.implementation
-            key = (
-                not launch.failed,
-                who,
-                launch.triton,
-                launch.architecture,
-                launch.status,
-                launch.reason,
-            )
-            seen.setdefault(key, []).append(launch)
+    seen: Counter[tuple[bool, str]] = Counter()
+    for c in compiled:
+        if c.status != Status.OK:
+            where = f"{c.kernel or c.implementation} under Triton {c.triton} for {c.architecture}"
+            seen[not c.failed, f"{where}: {c.status}: {c.reason}"] += 1
     lines = []
-    for (benign, who, triton, architecture, status, reason), group in sorted(seen.items()):
-        word = "" if benign else "FAILED "
-        text = f"{word}{who} under Triton {triton} for {architecture}: {status}: {reason}"
-        if len(group) > 1:
-            text += f" ({len(group)} launches)"
-        lines.append(Text(text, "dim" if benign else "red"))
+    for (benign, text), count in sorted(seen.items()):
+        more = f" ({count} launches)" if count > 1 else ""
+        lines.append(Text(f"{'' if benign else 'FAILED '}{text}{more}", "dim" if benign else "red"))
     if len(lines) > SHOWN_FAILURES:
         left = len(lines) - SHOWN_FAILURES
         lines = [*lines[:SHOWN_FAILURES], Text(f"... and {left} more; the Parquet file has all")]
     return lines
 
 
-class Progress:
-    """Shows a count on a terminal, and elsewhere a line for each architecture under a Triton."""
+_TYPES: dict[Any, pa.DataType] = {
+    str: pa.string(),
+    Status: pa.string(),
+    bool: pa.bool_(),
+    int: pa.int64(),
+    int | None: pa.int64(),
+    float | None: pa.float64(),
+}
 
-    def __init__(self, console: Console, say: Callable[[str], None]) -> None:
-        self._status = console.status("starting") if console.is_terminal else None
-        self._say = say
-        self._began = time.monotonic()
-        self._done = self._failed = 0
 
-    def __enter__(self) -> Progress:
-        if self._status is not None:
-            self._status.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def done(self, launch: CompiledLaunch) -> None:
-        self._done += 1
-        self._failed += launch.failed
-        if self._status is not None:
-            self._status.update(
-                f"{self._done} compiled, {self._failed} failed; "
-                f"Triton {launch.triton}, {launch.architecture}, "
-                f"{launch.kernel or launch.implementation}"
-            )
-
-    def finished(self, compiled: Sequence[CompiledLaunch]) -> None:
-        if self._status is None and compiled:
-            failed = sum(launch.failed for launch in compiled)
-            self._say(
-                f"{time.monotonic() - self._began:5.0f} s  Triton {compiled[0].triton} "
-                f"{compiled[0].architecture}: {len(compiled)} launches, {failed} failed"
-            )
+def write(compiled: Sequence[CompiledLaunch], path: Path) -> None:
+    """Write all rows as Parquet. A reader sees the whole file or none."""
+    schema = pa.schema(
+        [
+            pa.field(name, _TYPES[field.annotation], metadata={"meaning": field.description or ""})
+            for name, field in CompiledLaunch.model_fields.items()
+        ]
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace(path, pa.Table.from_pylist([launch.model_dump() for launch in compiled], schema=schema))

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 from nsabench import ops
-from nsabench.errors import EnvironmentRefused, UsageError
+from nsabench.errors import EnvironmentRefused
 from nsabench.machine.environment.pairs import numbers
 from nsabench.model.case import Case
 from nsabench.planning import resolve
 from nsabench.preflight import tritons
 from nsabench.preflight.architectures import Architecture
 from nsabench.preflight.compile_all import Compiler, Task
-from nsabench.preflight.compiled_launch import CompiledLaunch
-from nsabench.preflight.messages import Foreign
+from nsabench.preflight.launch import CompiledLaunch
 
 
 @dataclass(frozen=True)
@@ -28,37 +27,25 @@ class Order:
     """versions: empty: the installed Triton. cache: keep what Triton compiles."""
 
     architectures: Sequence[Architecture]
-    versions: Sequence[str] = ()
-    matrices: Sequence[str] = ()
-    kernels: Path | None = None
-    ops_file: Path | None = None
-    timeout_s: float = 120.0
-    jobs: int = 0
-    cache: bool = False
+    versions: Sequence[str]
+    matrices: Sequence[str]
+    kernels: Path | None
+    ops_file: Path | None
+    timeout_s: float
+    jobs: int | None
+    cache: bool
 
 
 def run(
-    order: Order,
-    done: Callable[[CompiledLaunch], None] = lambda launch: None,
-    finished: Callable[[Sequence[CompiledLaunch]], None] = lambda compiled: None,
-) -> list[CompiledLaunch]:
-    """Compile everything. Several threads call `done` and `finished`.
+    order: Order, done: Callable[[CompiledLaunch], None]
+) -> Generator[list[CompiledLaunch], None, None]:
+    """Compile everything. Yield all rows of an architecture under a Triton once they are complete.
 
-    done: receives each row. finished: receives all rows of an architecture under a Triton.
-    Raises `EnvironmentRefused` if a Triton cannot be had, `UsageError` if there is no candidate.
+    done: receives each row, in several threads. Raises `EnvironmentRefused` if a Triton cannot be
+    had.
     """
     tasks = _tasks(order)
     cases = _cases(order)
-    jobs = order.jobs or len(os.sched_getaffinity(0))
-
-    foreign = Foreign(order.kernels, order.ops_file)
-
-    def compile_one(compiler: Compiler) -> list[CompiledLaunch]:
-        compiled = compiler.run(cases)
-        if not compiler.stopped:
-            finished(compiled)
-        return compiled
-
     with ExitStack() as stack:
         cache = _kept() if order.cache else None
         if cache is None:
@@ -67,23 +54,22 @@ def run(
                 prefix="nsabench-preflight-", ignore_cleanup_errors=True
             )
             cache = Path(stack.enter_context(temporary))
-        compilers = [Compiler(task, foreign, order.timeout_s, done, cache) for task in tasks]
+        # The cache is an option, since environments that differ have templates that differ.
+        given = {"--cache": cache, "--kernels": order.kernels, "--ops": order.ops_file}
+        options = [word for name, file in given.items() if file for word in (name, str(file))]
+        compilers = [Compiler(task, options, order.timeout_s, done) for task in tasks]
+        jobs = order.jobs or len(os.sched_getaffinity(0))
         pool = stack.enter_context(ThreadPoolExecutor(min(jobs, len(tasks))))
-        futures = [pool.submit(compile_one, compiler) for compiler in compilers]
+        futures = [pool.submit(compiler.run, cases) for compiler in compilers]
         try:
-            compiled = [launch for future in futures for launch in future.result()]
+            for future in as_completed(futures):
+                yield future.result()
         except BaseException:
             for future in futures:
                 future.cancel()
             for compiler in compilers:
                 compiler.stop()
             raise
-    if not compiled:
-        raise UsageError(
-            "no candidate has a case in these matrices, so that nothing was compiled",
-            "name matrices of the candidates' ops; `nsabench plan MATRIX` shows who runs.",
-        )
-    return compiled
 
 
 def _kept() -> Path | None:

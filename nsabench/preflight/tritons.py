@@ -6,14 +6,13 @@ import hashlib
 import importlib.util
 import os
 import re
-import shutil
-import subprocess
 import sys
 import tempfile
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
+from nsabench import programs
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.files import user_cache
 from nsabench.machine.environment.pairs import numbers
@@ -61,7 +60,7 @@ def install(version: str) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         # Beside its final place, so that the last step is a rename.
         with tempfile.TemporaryDirectory(prefix=f".{version}-", dir=folder.parent) as temporary:
-            _pip(version, requirement, Path(temporary))
+            _install(version, requirement, Path(temporary))
             (Path(temporary) / "triton.tree").rename(folder)
     except OSError as error:
         if folder.is_dir():  # another process was faster
@@ -73,31 +72,14 @@ def install(version: str) -> Path:
     return folder
 
 
-def _pip(version: str, requirement: str, temporary: Path) -> None:
+def _install(version: str, requirement: str, temporary: Path) -> None:
     lock = temporary / "lock.txt"
     lock.write_text(requirement)
     if importlib.util.find_spec("pip") is not None:
-        program = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install"]
-    elif uv := shutil.which("uv"):
-        program = [uv, "pip", "install", "--python", sys.executable]
+        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install"]
     else:
-        raise EnvironmentRefused(
-            f"neither pip nor uv is here to install Triton {version}", "install one of them."
-        )
-    options = ["--quiet", "--only-binary", ":all:", "--no-deps", "--require-hashes"]
-    options += ["--target", str(temporary / "triton.tree"), "--requirement", str(lock)]
-    try:
-        done = subprocess.run(
-            [*program, *options], capture_output=True, text=True, timeout=INSTALL_LIMIT_S
-        )
-    except subprocess.TimeoutExpired:
-        raise EnvironmentRefused(
-            f"Triton {version} was not installed within {INSTALL_LIMIT_S} s",
-            "look at the connection to the package index.",
-        ) from None
-    if done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        raise EnvironmentRefused(
-            f"Triton {version} could not be installed: {lines[-1][:300] if lines else 'no reason'}",
-            "look at the connection to the package index, or leave this version out of --triton.",
-        )
+        command = [*programs.find_uv(), "pip", "install", "--python", sys.executable]
+    command += ["--quiet", "--only-binary", ":all:", "--no-deps", "--require-hashes"]
+    command += ["--target", str(temporary / "triton.tree"), "--requirement", str(lock)]
+    remedy = "look at the connection to the package index, or leave this version out of --triton."
+    programs.run(command, f"installing Triton {version}", INSTALL_LIMIT_S, remedy)

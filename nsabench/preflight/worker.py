@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 import triton
@@ -18,18 +16,10 @@ from nsabench.failure import Failure
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Role, Status
 from nsabench.preflight import pretend
-from nsabench.preflight.architectures import ARCHITECTURES, Architecture
-from nsabench.preflight.build import AheadCall, build, variants
-from nsabench.preflight.candidates import launches
-from nsabench.preflight.messages import (
-    REQUEST,
-    Build,
-    Foreign,
-    Launch,
-    RecordedLaunches,
-    RecordLaunches,
-    Trouble,
-)
+from nsabench.preflight.architectures import ARCHITECTURES, Architecture, declared
+from nsabench.preflight.build import build
+from nsabench.preflight.candidates import launches, variants
+from nsabench.preflight.launch import REQUEST, Build, Built, CompiledLaunch, Record, Recorded
 from nsabench.preflight.record import Call
 from nsabench.registry import Implementation
 from nsabench.worker.channel import Channel, die_with
@@ -47,38 +37,47 @@ def main() -> None:
     channel = Channel.claim_stdout()
     die_with(options.parent)
     os.environ["TRITON_CACHE_DIR"] = options.cache
+    channel.send(Step(phase="start"))
+    architecture = ARCHITECTURES[options.arch]
+    pretend.install_driver(architecture)
     try:
-        foreign = Foreign(options.kernels, options.ops)
-        Worker(ARCHITECTURES[options.arch], foreign, channel).serve()
+        candidates = _load_candidates(options.kernels, options.ops)
+        Worker(architecture, candidates, channel).serve()
     except NsabenchError as error:
         channel.send(
             Refused(sentence=str(error), remedy=error.remedy, exit_code=error.exit_code),
         )
 
 
+def _load_candidates(kernels: Path | None, ops_file: Path | None) -> list[Implementation]:
+    """Return the candidates of the user's file, or all installed ones without a file."""
+    loaded = registry.load(kernels, ops_file=ops_file)
+    candidates = [i for i in loaded if i.role is Role.CANDIDATE]
+    return [i for i in candidates if kernels is None or i.source.is_of(kernels)]
+
+
 class Worker:
-    def __init__(self, architecture: Architecture, foreign: Foreign, channel: Channel) -> None:
+    def __init__(
+        self, architecture: Architecture, candidates: list[Implementation], channel: Channel
+    ) -> None:
         self.architecture = architecture
-        self.foreign = foreign
+        self.candidates = candidates
         self.channel = channel
-        self._calls: dict[str, Call | AheadCall] = {}
+        self._calls: dict[str, Call] = {}
 
     def serve(self) -> None:
-        self.channel.send(Step(phase="start"))
-        pretend.install_driver(self.architecture)
         for line in sys.stdin.buffer:
             match REQUEST.validate_json(line):
-                case RecordLaunches() as request:
+                case Record() as request:
                     self.channel.send(self.record(request))
-                case Build(key=key):
-                    call = self._calls[key]
-                    self.channel.send(Step(phase=f"compiling {call.kernel}"))
-                    self.channel.send(build(call, self.architecture))
+                case Build(launch=launch):
+                    self.channel.send(Step(phase=f"compiling {launch.kernel}"))
+                    call = self._calls[launch.key]
+                    self.channel.send(Built(launch=build(launch, call, self.architecture)))
 
-    def record(self, request: RecordLaunches) -> RecordedLaunches:
-        launches: dict[tuple[str, str, str], Launch] = {}
-        troubles: dict[tuple[str, str, str], Trouble] = {}
-        for item in self._candidates():
+    def record(self, request: Record) -> Recorded:
+        rows: dict[tuple[str, str, str], CompiledLaunch] = {}
+        for item in self.candidates:
             if f"{item.op}/{item.name}" in request.skip:
                 continue
             cases = [case for case in request.cases if case.op == item.op]
@@ -90,53 +89,52 @@ class Worker:
                 step = Step(phase="recording", implementation=f"{item.op}/{item.name}")
                 self.channel.send(step)
             for group in groups:
-                common: dict[str, Any] = {"op": item.op, "implementation": item.name, "cases": 0}
-                common["example"] = labels.of_case(group[0])
-                try:
-                    calls = self._calls_of(item, group[0])
-                except Failure as failure:
-                    trouble = Trouble(status=failure.status, reason=str(failure), **common)
-                    found = (item.op, item.name, trouble.reason)
-                    troubles.setdefault(found, trouble).cases += len(group)
-                    continue
-                for key, call in calls.items():
-                    self._calls.setdefault(key, call)
-                    launch = Launch(
-                        key=key,
-                        kernel=call.kernel,
-                        signature=call.signature(),
-                        constants=call.constants(),
-                        options=call.options(),
-                        compiler=call.compiler,
-                        **common,
-                    )
-                    launches.setdefault((item.op, item.name, key), launch).cases += len(group)
-        return RecordedLaunches(
-            triton=str(triton.__version__),
+                for row in self._rows_of(item, group[0]):
+                    same = row.key or row.reason
+                    rows.setdefault((item.op, item.name, same), row).cases += len(group)
+        # What could not be recorded comes first.
+        return Recorded(launches=sorted(rows.values(), key=lambda row: bool(row.key)))
+
+    def _rows_of(self, item: Implementation, case: Case) -> list[CompiledLaunch]:
+        """Return a row for each distinct launch of a case, or one that says why there is none."""
+        version = str(triton.__version__)
+        common = CompiledLaunch(
+            op=item.op,
+            implementation=item.name,
+            example=labels.of_case(case),
+            cases=0,
+            triton=version,
             torch=str(torch.__version__),
-            launches=list(launches.values()),
-            troubles=list(troubles.values()),
+            architecture=self.architecture.name,
+            declared=declared(version, self.architecture.name),
         )
-
-    def _calls_of(self, item: Implementation, case: Case) -> dict[str, Call | AheadCall]:
-        """Return the distinct launches of a case. Raises `Failure` if there is none."""
-        calls: Sequence[Call | AheadCall]
-        if item.compile_ahead is None:
-            calls = launches(item, case, self.architecture)
-        else:
-            calls = variants(item, self.architecture)
-        if not calls:
-            raise Failure(Status.SKIPPED, "it launches no kernel that can be compiled ahead")
-        return {call.key(): call for call in calls}
-
-    def _candidates(self) -> list[Implementation]:
-        """Return the candidates of the user's file, or all installed ones without a file."""
-        kernels = self.foreign.kernels
-        loaded = registry.load(kernels, ops_file=self.foreign.ops)
-        candidates = [i for i in loaded if i.role is Role.CANDIDATE]
-        if kernels is None:
-            return candidates
-        return [i for i in candidates if i.source.is_of(kernels)]
+        try:
+            if item.compile_ahead is None:
+                calls = launches(item, case, self.architecture)
+            else:
+                calls = variants(item, self.architecture)
+            if not calls:
+                raise Failure(Status.SKIPPED, "it launches no kernel that can be compiled ahead")
+        except Failure as failure:
+            changed = {"status": failure.status, "reason": str(failure)}
+            return [common.model_copy(update=changed)]
+        distinct = {call.key: call for call in calls}
+        self._calls = distinct | self._calls
+        return [
+            common.model_copy(
+                update={
+                    "key": key,
+                    "kernel": call.kernel,
+                    "signature": call.signature,
+                    "constants": call.constants,
+                    "options": call.options,
+                    "compiler": call.compiler,
+                    # Where no Triton is used, a failure counts.
+                    "declared": common.declared or call.compiler != "",
+                }
+            )
+            for key, call in distinct.items()
+        ]
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from nsabench import programs
 from nsabench.errors import EnvironmentRefused, UsageError
-from nsabench.images import combos, launch, lock, matrix, programs
+from nsabench.images import combos, launch, lock, matrix
 from nsabench.machine.environment.pairs import OLDEST_DRIVER, PAIRS
 from nsabench.preflight.architectures import declared
 
@@ -154,7 +155,7 @@ def test_a_matrix_goes_on_after_a_combo_that_failed(
     outcomes = matrix.run_all(["a", "b"], ["quick"], make, said.append)
     assert [(o.combo, o.exit_code) for o in outcomes] == [("a", 3), ("b", 0)]
     assert "there is no daemon; start it." in said
-    assert matrix.compared(outcomes) is None, "neither has records"
+    assert not any(o.finished for o in outcomes), "neither has records"
 
 
 def test_a_lock_that_cannot_be_resolved_leaves_the_one_before(
@@ -166,7 +167,7 @@ def test_a_lock_that_cannot_be_resolved_leaves_the_one_before(
     def fails(*_: object) -> None:
         raise EnvironmentRefused("the index cannot be reached")
 
-    monkeypatch.setattr("nsabench.images.programs.run", fails)
+    monkeypatch.setattr("nsabench.programs.run", fails)
     with pytest.raises(EnvironmentRefused):
         lock.write(copied, "cpu", "2026-11-01")
     assert copied.lock("cpu").read_bytes() == before

@@ -17,7 +17,7 @@ from nsabench.machine.environment.pairs import belongs
 from nsabench.output import site
 from nsabench.output.report import Facts
 from nsabench.preflight import report
-from nsabench.preflight.compiled_launch import CompiledLaunch
+from nsabench.preflight.launch import CompiledLaunch
 from nsabench.verdicts import threshold
 from tests.runs import SIGNER, Made, make_run
 

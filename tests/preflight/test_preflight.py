@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,7 @@ from nsabench.model.measurement import Message
 from nsabench.model.vocabulary import Status
 from nsabench.preflight import architectures, compile_all, tritons
 from nsabench.preflight.architectures import ARCHITECTURES, occupancy
-from nsabench.preflight.compiled_launch import CompiledLaunch
-from nsabench.preflight.messages import (
-    Build,
-    Built,
-    Foreign,
-    Launch,
-    RecordedLaunches,
-    RecordLaunches,
-)
+from nsabench.preflight.launch import Build, Built, CompiledLaunch, Record, Recorded
 from nsabench.preflight.run import installed_triton
 from nsabench.running.supervisor.death import WorkerLost, timed_out
 from nsabench.running.supervisor.printed import Printed
@@ -101,7 +93,7 @@ def test_what_each_way_of_failing_is_called(tmp_path: Path, matrix: Path, versio
     code, rows, said = preflight(
         tmp_path / "p.parquet", matrix, "--arch", "sm_89", "--kernels", HOSTILE, *options
     )
-    if version and code == 3 and "could not be installed" in said:
+    if version and code == 3 and "installing Triton" in said:
         pytest.skip(f"no package index to take Triton {version} from")
     assert code == 1
     assert {r["triton"] for r in rows} == {version or installed_triton()}
@@ -293,7 +285,7 @@ def test_a_wheel_with_another_hash_is_not_installed(
     wrong = f"six==1.17.0 \\\n    --hash=sha256:{'0' * 64}\n"
     monkeypatch.setattr(tritons, "locked", lambda: {"1.17.0": wrong})
     monkeypatch.setenv(tritons.CACHE_VARIABLE, str(tmp_path))
-    with pytest.raises(Exception, match="could not be installed"):
+    with pytest.raises(Exception, match="installing Triton"):
         tritons.install("1.17.0")
     assert not list((tmp_path / "triton").glob("[0-9]*"))
 
@@ -321,6 +313,12 @@ def test_which_failures_count() -> None:
         architectures.parse("sm_1")
 
 
+def launch(key: str) -> CompiledLaunch:
+    names = {"op": "selection_rows", "implementation": "mine", "kernel": "k"}
+    versions = {"triton": "3.7.1", "torch": "2.13.0", "architecture": "sm_90"}
+    return CompiledLaunch(key=key, declared=True, **names, **versions)
+
+
 class LostTwice:
     """A worker that dies of its second build, and whose successor dies before it has begun."""
 
@@ -333,26 +331,13 @@ class LostTwice:
     def ask(self, request: Message, limit_s: float) -> Iterator[Message]:
         if self.number == 2:
             raise WorkerLost(timed_out(Step(phase="start"), limit_s))
-        if isinstance(request, RecordLaunches):
-            launches = [
-                Launch(
-                    key=key,
-                    op="selection_rows",
-                    implementation="mine",
-                    kernel="k",
-                    signature="",
-                    constants="",
-                    options="",
-                    example="",
-                    cases=1,
-                )
-                for key in "abcd"
-            ]
-            yield RecordedLaunches(triton="3.7.1", torch="2.13.0", launches=launches, troubles=[])
-        elif isinstance(request, Build) and request.key == "b":
+        if isinstance(request, Record):
+            yield Recorded(launches=[launch(key) for key in "abcd"])
+            return
+        assert isinstance(request, Build)
+        if request.launch.key == "b":
             raise WorkerLost(timed_out(Step(phase="build"), limit_s))
-        else:
-            yield Built(status=Status.OK)
+        yield Built(launch=request.launch)
 
     def kill(self) -> None: ...
 
@@ -367,7 +352,7 @@ def lost_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def compiler(done: Callable[[CompiledLaunch], None] = lambda row: None) -> compile_all.Compiler:
     task = compile_all.Task(ARCHITECTURES["sm_90"], "3.7.1", None, ahead=False)
-    return compile_all.Compiler(task, Foreign(), 1.0, done, Path("unused"))
+    return compile_all.Compiler(task, [], 1.0, done)
 
 
 @pytest.mark.usefixtures("lost_twice")
@@ -388,10 +373,10 @@ def test_whatever_ends_it_keeps_what_is_complete(
 ) -> None:
     out = tmp_path / "p.parquet"
 
-    def ends(order: object, done: object, finished: Callable[[list[CompiledLaunch]], None]) -> None:
+    def ends(order: object, done: object) -> Generator[list[CompiledLaunch], None, None]:
         if out.exists():
             raise EnvironmentRefused("there is no Triton")
-        finished(compiler().run([]))
+        yield compiler().run([])
         raise RuntimeError("a fault")
 
     monkeypatch.setattr("nsabench.preflight.run.run", ends)

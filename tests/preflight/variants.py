@@ -34,9 +34,8 @@ def main() -> None:
         )
         for call in candidates.launches(item, case, architectures.ARCHITECTURES["sm_90"]):
             if call.kernel in LISTED:
-                variants[call.kernel].add(call.key())
-                named = dict(zip(call.function.arg_names, call.arguments, strict=False))
-                alignments.add(named["first_ptr"].data_ptr() % 16)
+                variants[call.kernel].add(call.key)
+                alignments.add(call.arguments["first_ptr"].data_ptr() % 16)
     print(json.dumps([{name: len(keys) for name, keys in variants.items()}, sorted(alignments)]))
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nsabench.errors import EnvironmentRefused, NsabenchError
+from nsabench.errors import EnvironmentRefused
 
 
 def find_uv() -> list[str]:
@@ -28,19 +28,23 @@ def find_uv() -> list[str]:
     return [program]
 
 
-def run(command: Sequence[str | Path], purpose: str, timeout_s: float) -> None:
-    """Raises `NsabenchError` with its last lines if the command fails."""
+def run(
+    command: Sequence[str | Path],
+    purpose: str,
+    timeout_s: float,
+    remedy: str = "check the network and the versions in combos.yaml.",
+) -> None:
+    """Raises `EnvironmentRefused` with the last lines of the command if it fails."""
     try:
         done = subprocess.run(
             list(map(str, command)), capture_output=True, text=True, timeout=timeout_s
         )
     except subprocess.TimeoutExpired:
-        raise NsabenchError(
+        raise EnvironmentRefused(
             f"{purpose} took longer than {timeout_s:g} s", "check the network, and try again."
         ) from None
     if done.returncode != 0:
         messages = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        raise NsabenchError(
-            f"{purpose} failed: {' '.join(messages[-3:])[:500] or 'no reason was given'}",
-            "check the network and the versions in combos.yaml.",
+        raise EnvironmentRefused(
+            f"{purpose} failed: {' '.join(messages[-3:])[:500] or 'no reason was given'}", remedy
         )

@@ -1,0 +1,101 @@
+"""One row of the result, and the messages between preflight and its workers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from nsabench.model.case import Case
+from nsabench.model.measurement import Message
+from nsabench.model.vocabulary import BENIGN, Status
+from nsabench.worker.protocol import Refused, Step
+
+
+class CompiledLaunch(Message):
+    """A launch, compiled for one architecture under one Triton.
+
+    The numbers are those of the cubin; None if there is none.
+    """
+
+    key: str = Field("", description="equal for launches that compile to the same code")
+    op: str
+    implementation: str
+    kernel: str = Field("", description="empty if no launch could be recorded")
+    signature: str = ""
+    constants: str = ""
+    options: str = ""
+    compiler: str = Field(
+        "",
+        description="of a kernel that Triton does not compile; such are compiled once, not per "
+        "Triton",
+    )
+    example: str = Field("", description="the first of those cases")
+    cases: int = Field(1, description="1; cases of the matrices that launch it")
+    status: Status = Status.OK
+    reason: str = ""
+    registers: int | None = Field(None, description="1; registers a thread")
+    spill_bytes: int | None = Field(
+        None, description="byte; stack a thread, where spilled registers live"
+    )
+    shared_bytes: int | None = Field(None, description="byte; shared memory a block")
+    warps: int | None = Field(None, description="1; warps a block")
+    code_bytes: int | None = Field(None, description="byte; machine code of the cubin")
+    compile_s: float | None = Field(
+        None, description="s; wall time of compilation, short for a kernel in Triton's cache"
+    )
+    triton: str
+    torch: str
+    architecture: str
+    declared: bool = Field(
+        description="this Triton is meant to compile for the architecture, so that a failure counts"
+    )
+    shared_limit_bytes: int | None = Field(
+        None, description="byte; shared memory the architecture gives a block"
+    )
+    occupancy: float | None = Field(
+        None, description="1; resident warps over those a multiprocessor can hold"
+    )
+    schema_version: int = 1
+
+    @property
+    def failed(self) -> bool:
+        """Whether it was meant to work and does not."""
+        return self.declared and self.status not in BENIGN
+
+
+class Record(Message):
+    """Ask for the launches of the candidates on these cases, called on a pretended GPU.
+
+    ahead: also those that compile kernels without Triton.
+    """
+
+    kind: Literal["record"] = "record"
+    cases: list[Case]
+    skip: list[str]  # OP/IMPLEMENTATION that ended an earlier worker
+    ahead: bool
+
+
+class Recorded(Message):
+    """The rows of what was launched, to be compiled, and of what could not be recorded."""
+
+    kind: Literal["recorded"] = "recorded"
+    launches: list[CompiledLaunch]
+
+
+class Build(Message):
+    """Ask to compile a recorded launch."""
+
+    kind: Literal["build"] = "build"
+    launch: CompiledLaunch
+
+
+class Built(Message):
+    kind: Literal["built"] = "built"
+    launch: CompiledLaunch
+
+
+Request = Annotated[Record | Build, Field(discriminator="kind")]
+REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
+Reply = Annotated[Step | Recorded | Built | Refused, Field(discriminator="kind")]
+REPLY: TypeAdapter[Reply] = TypeAdapter(Reply)
