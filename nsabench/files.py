@@ -20,6 +20,12 @@ def user_cache() -> Path:
     return Path(base) / "nsabench"
 
 
+def refuse_filled(folder: Path, remedy: str = "give --out another folder.") -> None:
+    """Raise `UsageError` for a folder that is not empty, and for a file."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} is not empty", remedy)
+
+
 @contextmanager
 def writing(where: Path | None = None, remedy: str = "try again") -> Iterator[None]:
     """Raise `EnvironmentRefused` for an `OSError` in `REFUSED`; others pass.

@@ -15,6 +15,7 @@ from nsabench.cli._options import Measuring, asked_again
 from nsabench.cli._say import say
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest.keys import trusted_keyids
+from nsabench.files import refuse_filled
 from nsabench.fleet import devices
 from nsabench.fleet.devices import Place
 from nsabench.fleet.merge import merge
@@ -48,8 +49,7 @@ def measure_at(asked: Measuring, places: list[Place]) -> int:
     signer = conclusion.prepare() or load_signer()
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{token_hex(3)}"
     out = asked.out or Path("results") / name
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} is not empty", "give --out another folder.")
+    refuse_filled(out)
     shards = out.with_name(f"{out.name}.shards")
     say(f"{len(places)} shards at once, in {shards}")
     try:

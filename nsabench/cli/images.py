@@ -20,7 +20,7 @@ from nsabench.images import lock as locking
 from nsabench.images import matrix as matrices_in_images
 from nsabench.images import venv as venvs
 from nsabench.output import terminal
-from nsabench.output.compare import document
+from nsabench.output.compare import compare_common, document
 
 COMBO = click.argument("combo")
 FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -236,7 +236,7 @@ def matrix(combos: str, matrices: tuple[str, ...], **given: Any) -> int:
     )
     for one in ran:
         say(f"{one.combo}: exit {one.exit_code}{'' if one.finished else ', not finished'}")
-    comparison = matrices_in_images.compared(ran)
+    comparison = compare_common([one.folder for one in ran if one.finished])
     if comparison is not None:
         terminal.console().print(document.render(comparison))
     return max((one.exit_code for one in ran), default=0)

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import click
 
+from nsabench import versions
 from nsabench.cli import _options
 from nsabench.cli._options import Measuring, absolute, asked_again
 from nsabench.cli._say import say
 from nsabench.errors import UsageError
 from nsabench.files import write_text
 from nsabench.output import terminal
-from nsabench.output.compare import Comparison, document
+from nsabench.output.compare import Comparison, compare_common, document
 from nsabench.planning.shards import ALL
-from nsabench.versions import runs, tritons
 
 
 @click.command("versions")
@@ -52,10 +52,10 @@ def command(asked: Measuring, triton: str, folder: Path | None) -> int:
             "versions takes no --resume, --shard, --json or --junit",
             "leave them out; the same --out goes on with what was begun.",
         )
-    chosen = tritons.asked(triton, folder)
+    chosen = versions.asked(triton, folder)
     out = asked.out or Path("results") / f"versions-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     arguments = asked_again(absolute(asked))
-    measured = runs.measure(arguments, out, chosen, lambda v, line: say(f"[{v}] {line}"))
+    measured = versions.measure(arguments, out, chosen, lambda v, line: say(f"[{v}] {line}"))
     click.echo()
     for one in measured:
         belongs = f" (unpaired: this torch belongs with {one.triton.unpaired})"
@@ -64,7 +64,7 @@ def command(asked: Measuring, triton: str, folder: Path | None) -> int:
             f"Triton {one.triton.version}{belongs if one.triton.unpaired else ''}: {ended}, "
             f"{one.folder if one.finished else 'no run'}"
         )
-    comparison = runs.compare_finished(measured)
+    comparison = compare_common([one.folder for one in measured if one.finished])
     if comparison is not None:
         terminal.console().print(document.render(comparison))
         for path in _write(comparison, out):

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Thread
 
@@ -21,7 +21,7 @@ GOOD = (0, 1)  # exit codes of a complete run
 
 @dataclass(frozen=True)
 class Place:
-    """Where a shard is measured. variables: environment variables that choose the device."""
+    """Where a run is measured. variables: environment variables, such as those of the device."""
 
     name: str
     variables: Mapping[str, str]
@@ -68,33 +68,17 @@ def measure(
     arguments: of `nsabench all`, the same for all shards. show: receives the name of the place and
     each line that its shard prints.
 
-    Raises `EnvironmentRefused` when a shard does not complete. An interrupt is passed on to all.
+    Raises `EnvironmentRefused` when a shard does not complete.
     """
     count = len(places)
     folders = [folder / str(number) for number in range(1, count + 1)]
-    processes = [
-        _start([*arguments, "--shard", f"{number}/{count}", "--resume", str(own)], place, count)
-        for number, (place, own) in enumerate(zip(places, folders, strict=True), 1)
+    shards = [
+        [*arguments, "--shard", f"{number}/{count}", "--resume", str(own)]
+        for number, own in enumerate(folders, 1)
     ]
-    readers = [
-        Thread(target=_read, args=(process, place.name, show), daemon=True)
-        for process, place in zip(processes, places, strict=True)
-    ]
-    for reader in readers:
-        reader.start()
-    try:
-        codes = [process.wait() for process in processes]
-    except KeyboardInterrupt:
-        for process in processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGINT)
-        for process in processes:
-            process.wait()
-        raise
-    finally:
-        for reader in readers:
-            reader.join()
-    for place, code in zip(places, codes, strict=True):
+    on_host = {SHARDS_ON_HOST: str(count)}
+    places = [replace(place, variables={**place.variables, **on_host}) for place in places]
+    for place, code in zip(places, run_at(places, shards, show), strict=True):
         if code not in GOOD:
             raise EnvironmentRefused(
                 f"the shard on {place.name} ended with exit code {code}",
@@ -104,22 +88,43 @@ def measure(
     return folders
 
 
-def _start(arguments: Sequence[str], place: Place, count: int) -> subprocess.Popen[str]:
-    """count: shards that are measured at the same time."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "nsabench", "all", *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={
-            **os.environ,
-            **secrecy.variables(),
-            **place.variables,
-            SHARDS_ON_HOST: str(count),
-        },
-        start_new_session=True,  # an interrupt of the terminal reaches it once, from here
-    )
+def run_at(
+    places: Sequence[Place], arguments: Sequence[Sequence[str]], show: Callable[[str, str], None]
+) -> list[int]:
+    """Run `nsabench all` at each place, with arguments of its own, all at the same time.
+
+    Returns their exit codes. show: receives the name of the place and each line that is printed.
+    An interrupt is passed on to all.
+    """
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "nsabench", "all", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **secrecy.variables(), **place.variables},
+            start_new_session=True,  # an interrupt of the terminal reaches it once, from here
+        )
+        for place, words in zip(places, arguments, strict=True)
+    ]
+    readers = [
+        Thread(target=_read, args=(process, place.name, show), daemon=True)
+        for process, place in zip(processes, places, strict=True)
+    ]
+    for reader in readers:
+        reader.start()
+    try:
+        return [process.wait() for process in processes]
+    except BaseException:
+        for process in processes:
+            process.send_signal(signal.SIGINT)  # nothing, if it has ended
+        for process in processes:
+            process.wait()
+        raise
+    finally:
+        for reader in readers:
+            reader.join()
 
 
 def _read(process: subprocess.Popen[str], name: str, show: Callable[[str, str], None]) -> None:

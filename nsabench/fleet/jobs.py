@@ -19,7 +19,7 @@ from textwrap import indent
 import yaml
 
 from nsabench.errors import UsageError
-from nsabench.files import whole, writing
+from nsabench.files import refuse_filled, whole, writing
 
 INPUT = "/input"  # where pods, and containers of Modal, have the user's files
 
@@ -126,8 +126,7 @@ def _render(out: Path, values: Mapping[str, object], *names: str) -> None:
 
     Raises `UsageError` when the folder is not empty.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} is not empty", "give --out another folder.")
+    refuse_filled(out)
     with writing(out, "try again"):
         out.mkdir(parents=True, exist_ok=True)
         for name in names:

@@ -23,7 +23,7 @@ from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import signed_around
 from nsabench.evidence.manifest.logs import KEPT
 from nsabench.evidence.manifest.statement import Trust
-from nsabench.files import writing
+from nsabench.files import refuse_filled, writing
 from nsabench.fleet.shard import Shard, admit, refuse_gaps, refuse_others
 from nsabench.model.plan import Plan
 from nsabench.output.report import Facts
@@ -89,8 +89,7 @@ def merge(
     Raises `UsageError` when the shards are not those of one plan, measured alike, each case once.
     Raises `VerificationFailed` when a shard was altered, or is trusted less than required.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} is not empty", "give --out another folder.")
+    refuse_filled(out)
     signed = signed_around(out)
     if signed is not None:
         raise UsageError(f"{out} is inside {signed}, which is signed", "give --out another folder.")

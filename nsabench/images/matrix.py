@@ -8,7 +8,6 @@ from pathlib import Path
 
 from nsabench.errors import NsabenchError
 from nsabench.images.launch import INPUT, RESULTS, Launch, run
-from nsabench.output.compare import Comparison, compare, read
 
 
 @dataclass(frozen=True)
@@ -49,12 +48,3 @@ def run_all(
         folder = settings.results / combo
         combo_results.append(ComboResult(combo, folder, code))
     return combo_results
-
-
-def compared(combo_results: Sequence[ComboResult]) -> Comparison | None:
-    """Compare the finished runs with the first of them, in what they have in common.
-
-    None if fewer than two are finished. An implementation may not exist under every torch.
-    """
-    folders = [result.folder for result in combo_results if result.finished]
-    return compare(read(folders), intersection=True) if len(folders) > 1 else None

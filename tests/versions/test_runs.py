@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from nsabench import versions
 from nsabench.errors import UsageError
 from nsabench.model.vocabulary import Status
 from nsabench.output.compare import compare, document, read, tables
-from nsabench.versions import runs
 from tests.runs import Made, make_run
 
 VERSIONS = ("3.1.0", "3.2.0", "3.3.1", "3.4.0", "3.5.1", "3.6.0", "3.9.0")
@@ -29,11 +29,11 @@ def make_runs(folder: Path, made: Sequence[Made]) -> list[Path]:
 
 def test_a_folder_of_other_arguments_is_refused(tmp_path: Path) -> None:
     for _ in range(2):  # the same arguments go on
-        assert runs.measure(["selection_rows"], tmp_path / "v", [], print) == []
+        assert versions.measure(["selection_rows"], tmp_path / "v", [], print) == []
     with pytest.raises(UsageError, match="made with other arguments"):
-        runs.measure(["decode_step"], tmp_path / "v", [], print)
+        versions.measure(["decode_step"], tmp_path / "v", [], print)
     with pytest.raises(UsageError, match="is not empty"):
-        runs.measure(["decode_step"], tmp_path, [], print)
+        versions.measure(["decode_step"], tmp_path, [], print)
 
 
 def test_all_versions_in_one_table(tmp_path: Path) -> None:

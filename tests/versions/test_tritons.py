@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib import metadata
@@ -11,8 +12,7 @@ import pytest
 
 from nsabench.errors import UsageError
 from nsabench.machine.environment.pairs import unpaired
-from nsabench.versions.runs import environment
-from nsabench.versions.tritons import Triton, asked, in_folder
+from nsabench.versions import Triton, asked, in_folder
 
 INSTALLED = metadata.version("triton")
 
@@ -66,7 +66,7 @@ def test_a_process_finds_the_one_it_is_started_with(tmp_path: Path) -> None:
     for asked_for, version in ((triton, "3.1.0"), (Triton(INSTALLED), INSTALLED)):
         answer = subprocess.run(
             [sys.executable, "-c", ask],
-            env=environment(asked_for),
+            env={**os.environ, **asked_for.variables},
             capture_output=True,
             text=True,
             check=True,

@@ -1,17 +1,29 @@
-"""The Tritons that a host can measure with: the installed one, those of a folder, and the cache."""
+"""Measures matrices under several Tritons on this host, without containers.
+
+The Tritons are the installed one, those of a folder, and those of the cache. Each has a run of its
+own, below one folder.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 from nsabench.errors import UsageError
+from nsabench.evidence.manifest import MANIFEST
+from nsabench.files import refuse_filled, whole, writing
+from nsabench.fleet.devices import GOOD, Place, run_at
 from nsabench.machine.environment.pairs import numbers, unpaired
 from nsabench.preflight import tritons as cached
 from nsabench.preflight.run import installed_triton
+from nsabench.running.folder import RunFolder
 
+ARGUMENTS = "arguments.json"  # what all runs of a folder were started with
 _VERSION = re.compile(r"\d+(\.\d+)+([a-z+.-][\w.]*)?")
 
 
@@ -21,6 +33,14 @@ class Triton:
 
     version: str
     folder: Path | None = None
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables of a process that imports it."""
+        if self.folder is None:
+            return {}
+        path = [str(self.folder), os.environ.get("PYTHONPATH", "")]
+        return {"PYTHONPATH": os.pathsep.join(filter(None, path))}
 
     @property
     def unpaired(self) -> str:
@@ -75,3 +95,62 @@ def asked(given: str, folder: Path | None = None) -> list[Triton]:
                 f"give --triton some of {', '.join(sorted(known, key=numbers))}.",
             )
     return [Triton(name, folders.get(name)) for name in sorted(names, key=numbers)]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A Triton and its run. exit_code: of `nsabench all`; None if the run was there before."""
+
+    triton: Triton
+    folder: Path
+    exit_code: int | None
+
+    @property
+    def finished(self) -> bool:
+        return self.exit_code in (None, *GOOD)
+
+
+def measure(
+    arguments: Sequence[str],
+    folder: Path,
+    tritons: Sequence[Triton],
+    show: Callable[[str, str], None],
+) -> list[Measured]:
+    """Measure under one Triton after another; one that fails does not end the others.
+
+    arguments: of `nsabench all`. A finished run is kept, and an unfinished one is resumed. show:
+    receives the version and each line that is printed. Raises `UsageError` if the folder holds
+    runs with other arguments.
+    """
+    _keep_arguments(list(arguments), folder)
+    return [_measure_one(arguments, folder, triton, show) for triton in tritons]
+
+
+def _keep_arguments(arguments: list[str], folder: Path) -> None:
+    file = folder / ARGUMENTS
+    if file.is_file():
+        try:
+            same = json.loads(file.read_bytes()) == arguments
+        except ValueError:
+            same = False
+        if not same:
+            raise UsageError(
+                f"{folder} holds runs that were made with other arguments",
+                f"give --out another folder; {file} has the arguments of those runs.",
+            )
+        return
+    refuse_filled(folder)
+    with writing(folder, "give --out a writable folder"):
+        folder.mkdir(parents=True, exist_ok=True)
+        whole(file, json.dumps(arguments).encode() + b"\n")
+
+
+def _measure_one(
+    arguments: Sequence[str], folder: Path, triton: Triton, show: Callable[[str, str], None]
+) -> Measured:
+    own = folder / f"triton-{triton.version}"
+    if RunFolder(own).records.is_file() and (own / MANIFEST).is_file():
+        return Measured(triton, own, None)
+    place = Place(triton.version, triton.variables)
+    [code] = run_at([place], [[*arguments, "--resume", str(own)]], show)
+    return Measured(triton, own, code)

@@ -1,1 +1,0 @@
-"""Measures matrices under several Tritons on this host, without containers."""
