@@ -47,5 +47,5 @@ def command(device: str, results: Path, as_json: bool) -> int:
         say_json(doctor.as_json(environment, problems))
     else:
         terminal.console().print(doctor.render(environment, problems))
-    bad = doctor.worst(problems) is doctor.Severity.ERROR
+    bad = any(problem.severity is doctor.Severity.ERROR for problem in problems)
     return EnvironmentRefused.exit_code if bad else 0

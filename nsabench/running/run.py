@@ -89,7 +89,7 @@ def choose_device(requested: str) -> Device:
     """Return the device; `auto` is cuda if the driver shows one."""
     if requested == "cuda" or requested == "cpu":
         return requested  # type: ignore[return-value]
-    return "cuda" if nvml.failure() is None and nvml.Device.all() else "cpu"
+    return "cuda" if nvml.Device.all() else "cpu"
 
 
 def make_plan(

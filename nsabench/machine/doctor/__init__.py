@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
 from nsabench.errors import EnvironmentRefused
-from nsabench.machine.doctor import driver, gpu, host, software, variables
+from nsabench.machine.doctor import driver, gpu, host, software
 from nsabench.machine.doctor.problem import Problem, Severity
-from nsabench.machine.doctor.render import as_json, render
 from nsabench.machine.environment.model import Environment
+from nsabench.machine.environment.summary import summarise
 
 # Codes of problems of the results folder.
 OF_THE_FOLDER = frozenset({"low_disk", "unwritable"})
+_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
 
-__all__ = [
-    "OF_THE_FOLDER",
-    "Problem",
-    "Severity",
-    "as_json",
-    "examine",
-    "refuse_unfit",
-    "render",
-    "worst",
-]
+__all__ = ["OF_THE_FOLDER", "Problem", "Severity", "as_json", "examine", "refuse_unfit", "render"]
 
 
 def examine(environment: Environment, *, results: Path) -> list[Problem]:
@@ -31,12 +30,10 @@ def examine(environment: Environment, *, results: Path) -> list[Problem]:
         *driver.examine(environment),
         *software.examine(environment),
         *host.examine(environment),
-        *variables.examine(environment),
         *gpu.examine(environment),
         *host.examine_folder(results),
     ]
-    order = list(Severity)
-    return sorted(problems, key=lambda problem: order.index(problem.severity))
+    return sorted(problems, key=lambda problem: list(Severity).index(problem.severity))
 
 
 def refuse_unfit(environment: Environment, *, results: Path) -> list[Problem]:
@@ -53,6 +50,26 @@ def refuse_unfit(environment: Environment, *, results: Path) -> list[Problem]:
     return problems
 
 
-def worst(problems: list[Problem]) -> Severity | None:
-    """Return the severity of the worst problem; None if there is no problem."""
-    return min((p.severity for p in problems), key=list(Severity).index, default=None)
+def as_json(environment: Environment, problems: list[Problem]) -> dict[str, Any]:
+    """Return plain data for `json.dumps`."""
+    return {
+        "problems": [asdict(problem) for problem in problems],
+        "environment": environment.model_dump(mode="json"),
+    }
+
+
+def render(environment: Environment, problems: list[Problem]) -> RenderableType:
+    """Show what the machine is, then what is wrong with it."""
+    machine = Table.grid(padding=(0, 2))
+    machine.add_column(style="dim", no_wrap=True)
+    for label, line in summarise(environment, environment.gpus):
+        if line:
+            machine.add_row(label, Text(line))
+    if not problems:
+        return Group(machine, "", Text("Nothing wrong was found.", style="green"))
+    findings = Table.grid(padding=(0, 2))
+    findings.add_column(no_wrap=True)
+    for problem in problems:
+        advice = Group(Text(problem.what), Text(f"→ {problem.remedy}", style="dim"))
+        findings.add_row(Text(problem.severity, style=_STYLES[problem.severity]), advice)
+    return Group(machine, Padding(findings, (1, 0, 0, 0)))

@@ -9,7 +9,7 @@ import pkgutil
 from functools import cache
 
 from nsabench.machine import doctor
-from nsabench.machine.doctor.variables import SWITCHES
+from nsabench.machine.doctor.host import SWITCHES
 
 
 @cache

@@ -28,7 +28,7 @@ def examine(environment: Environment) -> Iterator[Problem]:
     if "gpus.nvml" in environment.absent:
         yield warning(
             "gpu_unwatched",
-            "torch uses a GPU that NVML does not show, so clocks and throttling cannot be watched.",
+            "NVML does not show the GPU that torch uses: its clocks cannot be watched.",
             "Give this process access to NVML (`nvidia-smi` must list the device).",
         )
 
@@ -39,8 +39,7 @@ def _without_gpu(environment: Environment) -> Problem:
     if "mismatch" in failed.lower():
         return error(
             "driver_mismatch",
-            "The driver's kernel module and its libraries have different versions: the driver was "
-            "updated under a running kernel.",
+            "The driver's kernel module and its libraries have different versions.",
             "Reboot the host.",
         )
     if driver.kernel_module is None and not driver.pci_devices:
@@ -52,8 +51,7 @@ def _without_gpu(environment: Environment) -> Problem:
             )
         return note(
             "no_gpu",
-            "There is no NVIDIA GPU: Triton kernels are checked through the interpreter and not "
-            "timed.",
+            "There is no NVIDIA GPU: Triton kernels are interpreted, and not timed.",
             "Run on a GPU host to time them.",
         )
     if environment.container.shut_in:

@@ -1,14 +1,15 @@
-"""Problems of the machine around the device: memory, CPUs, power, and the folder for results."""
+"""Problems of the machine around the device: memory, CPUs, variables, the folder for results."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from nsabench.machine.doctor.problem import Problem, error, note, warning
+from nsabench.machine.doctor.problem import Problem, Severity, error, note, warning
 from nsabench.machine.environment.model import Environment
 
 _GIB = 1 << 30
@@ -20,55 +21,96 @@ _FEWEST_CPUS = 2.0
 _SELF_SCALING = frozenset({"intel_pstate", "amd-pstate-epp"})
 
 
+def _any(value: str) -> bool:
+    return bool(value)
+
+
+def _on(value: str) -> bool:
+    return value.strip().lower() not in ("", "0", "false", "off", "no")
+
+
+def _hides_all(value: str) -> bool:
+    return value.strip() in ("", "-1", "NoDevFiles")
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A variable, the values that matter, and the consequence as the end of a sentence."""
+
+    name: str
+    matters: Callable[[str], bool]
+    severity: Severity
+    consequence: str
+
+
+SWITCHES = (
+    Switch("CUDA_LAUNCH_BLOCKING", _on, Severity.ERROR, "every launch waits for the device"),
+    Switch("CUDA_VISIBLE_DEVICES", _hides_all, Severity.ERROR, "every GPU is hidden"),
+    Switch("CUDA_INJECTION64_PATH", _any, Severity.WARNING, "a profiler slows the device down"),
+    Switch(
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+        _any,
+        Severity.WARNING,
+        "only a part of the multiprocessors is used",
+    ),
+    Switch(
+        "PYTORCH_NO_CUDA_MEMORY_CACHING", _on, Severity.WARNING, "every allocation is timed too"
+    ),
+    Switch(
+        "NVIDIA_TF32_OVERRIDE", _any, Severity.WARNING, "float32 products change their precision"
+    ),
+    Switch("TRITON_PTXAS_PATH", _any, Severity.NOTE, "kernels are not assembled by triton's ptxas"),
+    Switch("LD_PRELOAD", _any, Severity.NOTE, "libraries may not be the ones installed"),
+)
+
+
 def examine(environment: Environment) -> Iterator[Problem]:
-    yield from _resources(environment)
-    yield from _power(environment)
-    yield from _user(environment)
+    yield from _examine_resources(environment)
+    yield from _examine_user(environment)
+    # Without a GPU, no variable matters.
+    values = environment.run.variables if environment.gpus else {}
+    for switch in SWITCHES:
+        if switch.name in values and switch.matters(values[switch.name]):
+            yield Problem(
+                severity=switch.severity,
+                code=f"variable_{switch.name.lower()}",
+                what=f"{switch.name} is {values[switch.name]!r}: {switch.consequence}.",
+                remedy=f"Run `unset {switch.name}`.",
+            )
 
 
-def _resources(environment: Environment) -> Iterator[Problem]:
+def _examine_resources(environment: Environment) -> Iterator[Problem]:
     host = environment.host
     memory = [b for b in (host.ram_available_bytes, host.cgroup.memory_bytes) if b is not None]
     if memory and min(memory) < _LEAST_MEMORY_BYTES:
         yield warning(
             "low_memory",
-            f"Only {min(memory) / _GIB:.1f} GiB of memory are to be had: the kernel may kill "
-            "workers.",
-            f"Free some, or raise the container's limit to {_LEAST_MEMORY_BYTES // _GIB} GiB or "
-            "more.",
+            f"Only {min(memory) / _GIB:.1f} GiB of memory are free: the kernel may kill workers.",
+            f"Free some, or raise the container's limit to {_LEAST_MEMORY_BYTES // _GIB} GiB.",
         )
     cpus = [n for n in (host.affinity_threads, host.cgroup.cpus) if n is not None]
     if cpus and min(cpus) < _FEWEST_CPUS:
         yield warning(
             "few_cpus",
-            f"This process may use {min(cpus):g} CPU: the worker has to share it, and launches are "
-            "delayed.",
+            f"This process may use {min(cpus):g} CPU, which the worker shares: launches are late.",
             "Give it two or more (`docker run --cpus`, `taskset`, the job's request).",
         )
     load, threads = host.load_1m, host.threads
     if load is not None and threads is not None and load > threads:
         yield warning(
             "busy_host",
-            f"The host is busy: load {load:.1f} on {threads} threads; launches and CPU times "
-            "suffer.",
+            f"The load is {load:.1f} on {threads} threads: launches and CPU times suffer.",
             "Wait until other work is done.",
         )
-    held = environment.sandbox
-    if held is not None and not held.startswith("files"):
+    sandbox = environment.sandbox
+    if sandbox is not None and not sandbox.startswith("files"):
         yield warning(
             "no_sandbox",
-            f"Kernels are not kept from this user's files, runs and keys: {held}.",
-            "Measure kernels of people you trust, or on Linux 5.13 or newer with Landlock among "
-            "the modules of /sys/kernel/security/lsm.",
+            f"Kernels are not kept from this user's files, runs and keys: {sandbox}.",
+            "Measure only kernels that you trust, or use Linux 5.13 or newer with Landlock.",
         )
-
-
-def _power(environment: Environment) -> Iterator[Problem]:
-    host = environment.host
-    follows_demand = host.frequency_driver in _SELF_SCALING and host.energy_preference not in (
-        "power",
-        "balance_power",
-    )
+    saves_energy = host.energy_preference in ("power", "balance_power")
+    follows_demand = host.frequency_driver in _SELF_SCALING and not saves_energy
     if host.governor == "powersave" and not follows_demand:
         make = note if environment.gpus else warning
         yield make(
@@ -78,12 +120,11 @@ def _power(environment: Environment) -> Iterator[Problem]:
         )
 
 
-def _user(environment: Environment) -> Iterator[Problem]:
+def _examine_user(environment: Environment) -> Iterator[Problem]:
     if environment.host.wsl:
         yield note(
             "wsl",
-            "This is WSL: the GPU is shared with the Windows desktop, and clock events are not "
-            "told.",
+            "This is WSL: Windows uses the GPU too, and NVML does not report clock events.",
             "Measure under Linux itself for numbers to be published.",
         )
     if environment.host.root_user:

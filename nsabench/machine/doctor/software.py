@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from nsabench.machine.doctor.gpu import watched
+from nsabench.machine.doctor.gpu import list_watched
 from nsabench.machine.doctor.problem import Problem, error, note, warning
 from nsabench.machine.environment.model import NO_WORKER, Environment
 from nsabench.machine.environment.pairs import OLDEST_DRIVER, PAIRS, numbers, pair_of
@@ -13,7 +13,7 @@ from nsabench.machine.environment.pairs import OLDEST_DRIVER, PAIRS, numbers, pa
 
 def examine(environment: Environment) -> Iterator[Problem]:
     yield from _missing_torch(environment)
-    torch = _torch_version(environment)
+    torch = environment.software.known_torch
     if torch is None:
         return
     yield from _missing_triton(environment)
@@ -45,10 +45,9 @@ def _missing_triton(environment: Environment) -> Iterator[Problem]:
     if software.triton is not None:
         return
     why = environment.absent.get("software.triton", NO_WORKER)
-    installed = software.distributions.get("triton") or software.distributions.get("pytorch-triton")
     wanted = _wanted_triton(environment)
     pinned = f"triton=={wanted}" if wanted else "triton"
-    if installed is None:
+    if software.known_triton is None:
         yield warning(
             "triton_missing",
             "triton is not installed: Triton kernels cannot run.",
@@ -57,14 +56,14 @@ def _missing_triton(environment: Environment) -> Iterator[Problem]:
     elif why != NO_WORKER and software.torch is not None:
         yield error(
             "triton_broken",
-            f"triton {installed} is installed but cannot be imported: {why}.",
+            f"triton {software.known_triton} is installed but cannot be imported: {why}.",
             f"Reinstall it: `pip install --force-reinstall {pinned}`.",
         )
 
 
 def _unpaired(environment: Environment, torch: str) -> Iterator[Problem]:
     """Every torch pins one triton. Others often import, and then miscompile or fail late."""
-    triton, wanted = _triton_version(environment), _wanted_triton(environment)
+    triton, wanted = environment.software.known_triton, _wanted_triton(environment)
     if triton is None or wanted is None or numbers(triton)[:2] == numbers(wanted)[:2]:
         return
     matching = next((p.torch for p in PAIRS if numbers(p.triton)[:2] == numbers(triton)[:2]), None)
@@ -88,7 +87,7 @@ def _torch_for_other_devices(environment: Environment, version: str) -> Iterator
             f"Run `pip install --force-reinstall torch=={version.partition('+')[0]}"
             f"{_wheel_index(environment)}`.",
         )
-    for gpu in watched(environment):
+    for gpu in list_watched(environment):
         capability = numbers(gpu.compute_capability or "")
         codes = software.torch_architectures
         if codes and len(capability) == 2 and not any(_runs_on(c, capability) for c in codes):
@@ -103,7 +102,7 @@ def _torch_for_other_devices(environment: Environment, version: str) -> Iterator
 
 def _numpy(environment: Environment) -> Iterator[Problem]:
     numpy = environment.software.numpy or environment.software.distributions.get("numpy")
-    triton = _triton_version(environment)
+    triton = environment.software.known_triton
     if numpy is None or triton is None or environment.gpus:
         return  # only the interpreter needs numpy
     if numbers(triton)[:2] <= (3, 1) and numbers(numpy) >= (2,):
@@ -115,28 +114,14 @@ def _numpy(environment: Environment) -> Iterator[Problem]:
     elif numbers(numpy)[:2] >= (2, 4):
         yield warning(
             "numpy_too_new",
-            f"numpy {numpy} breaks dynamic `range` in Triton's interpreter, which stands in for "
-            "the GPU here.",
+            f"numpy {numpy} breaks dynamic `range` in Triton's interpreter, used without a GPU.",
             "Run `pip install 'numpy<2.4'`.",
         )
 
 
-def _torch_version(environment: Environment) -> str | None:
-    return environment.software.torch or environment.software.distributions.get("torch")
-
-
-def _triton_version(environment: Environment) -> str | None:
-    software = environment.software
-    return (
-        software.triton
-        or software.distributions.get("triton")
-        or software.distributions.get("pytorch-triton")
-    )
-
-
 def _wanted_triton(environment: Environment) -> str | None:
     """Return the triton that this torch pins itself, or the one of our table."""
-    pair = pair_of(_torch_version(environment) or "")
+    pair = pair_of(environment.software.known_torch or "")
     return environment.software.pinned_triton or (pair.triton if pair is not None else None)
 
 
@@ -155,7 +140,7 @@ def _runs_on(code: str, capability: tuple[int, ...]) -> bool:
 
 def _wheel_index(environment: Environment) -> str:
     driver = numbers(environment.driver.version or "")
-    pair = pair_of(_torch_version(environment) or "")
+    pair = pair_of(environment.software.known_torch or "")
     if pair is None or driver < (OLDEST_DRIVER[numbers(pair.cuda)[0]],):
         return ""
     return f" --index-url https://download.pytorch.org/whl/cu{pair.cuda.replace('.', '')}"

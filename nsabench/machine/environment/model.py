@@ -106,6 +106,17 @@ class Software(DescribedSoftware):
     # Installed Python distribution -> version.
     distributions: dict[str, str] = Field(default_factory=dict)
 
+    @property
+    def known_torch(self) -> str | None:
+        """The torch that was imported, or else the installed one."""
+        return self.torch or self.distributions.get("torch")
+
+    @property
+    def known_triton(self) -> str | None:
+        """The triton that was imported, or else the installed one."""
+        installed = self.distributions
+        return self.triton or installed.get("triton") or installed.get("pytorch-triton")
+
 
 class Container(Part):
     # docker, podman, apptainer, kubernetes, …; venv: `images venv`; None: none, as far as is known

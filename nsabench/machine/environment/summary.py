@@ -20,13 +20,12 @@ def summarise(environment: Environment, gpus: Sequence[Gpu]) -> Iterator[tuple[s
     if driver.version or driver.kernel_module:
         cuda = driver.cuda and f"CUDA up to {driver.cuda}"
         yield "driver", _join(driver.version or driver.kernel_module, cuda)
-    installed = software.distributions
-    torch = software.torch or installed.get("torch", "missing")
     yield (
         "software",
         _join(
-            f"torch {torch}" + (f" for CUDA {software.torch_cuda}" if software.torch_cuda else ""),
-            f"triton {software.triton or installed.get('triton', 'missing')}",
+            f"torch {software.known_torch or 'missing'}"
+            + (f" for CUDA {software.torch_cuda}" if software.torch_cuda else ""),
+            f"triton {software.known_triton or 'missing'}",
             software.numpy and f"numpy {software.numpy}",
             f"Python {software.python}",
         ),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from nsabench.machine.doctor import Severity, as_json, examine, render, worst
+from nsabench.machine.doctor import Severity, as_json, examine, render
 from nsabench.machine.environment.collect import collect
 from nsabench.machine.environment.model import Environment
 
@@ -27,7 +27,6 @@ def text_of(environment: Environment, results: Path) -> str:
 
 def test_silent_on_a_healthy_machine(healthy: Environment, tmp_path: Path) -> None:
     assert examine(healthy, results=tmp_path / "not/made/yet") == []
-    assert worst([]) is None
     text = text_of(healthy, tmp_path)
     assert "NVIDIA H200 · sm_90 · 132 SMs · 140 GiB" in text
     assert "power limit 700 W · SM clock 345 of 1980 MHz · 28 °C · 0 other processes" in text
@@ -45,7 +44,6 @@ def test_worst_first(but: Change, tmp_path: Path) -> None:
     ill = but(host={"root_user": True}, gpu={"persistence": False, "ecc_uncorrected": 2})
     problems = examine(ill, results=tmp_path)
     assert [p.severity for p in problems] == list(Severity)
-    assert worst(problems) is Severity.ERROR
     text = text_of(ill, tmp_path)
     assert text.index("error") < text.index("warning") < text.index("note")
     assert "→ Run `nvidia-smi -i 0 -pm 1` as root on the host." in text
