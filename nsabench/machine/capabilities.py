@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 
+LIBC = ctypes.CDLL(None, use_errno=True)
 _VERSION = 0x20080522
 _PR_SET_NO_NEW_PRIVS = 38
 CAP_DAC_OVERRIDE, CAP_IPC_LOCK, CAP_SYS_NICE = 1, 14, 23
@@ -22,10 +23,17 @@ class _Set(ctypes.Structure):
     )
 
 
+def require_success(result: int, what: str) -> int:
+    """Return what a function of `LIBC` returned. Raises `OSError` if it is negative."""
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error), what)
+    return result
+
+
 def no_new_privileges() -> None:
     """Let no program give this thread new rights. Raises `OSError`."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "no_new_privs cannot be set")
+    require_success(LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
 
 
 def keep(*numbers: int) -> None:
@@ -33,12 +41,8 @@ def keep(*numbers: int) -> None:
 
     With no_new_privs, the programs that it starts get no others.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
     header, sets = _Header(_VERSION, 0), (_Set * 2)()
-    if libc.capget(ctypes.byref(header), sets):
-        raise OSError(ctypes.get_errno(), "capabilities cannot be read")
+    require_success(LIBC.capget(ctypes.byref(header), sets), "capabilities")
     kept = sum(1 << number for number in numbers) & sets[0].permitted
     sets[0], sets[1] = _Set(kept, kept, 0), _Set(0, 0, 0)
-    if libc.capset(ctypes.byref(header), sets):
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
+    require_success(LIBC.capset(ctypes.byref(header), sets), "capabilities")

@@ -10,10 +10,9 @@ import os
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 
-from nsabench.machine.capabilities import no_new_privileges
+from nsabench.machine.capabilities import LIBC, no_new_privileges, require_success
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _CREATE_RULESET_VERSION = 1
@@ -45,8 +44,8 @@ class _PathBeneath(ctypes.Structure):
 
 def abi() -> int:
     """Return the version of the running kernel; 0 if it has none or it is switched off."""
-    found = _libc().syscall(_CREATE_RULESET, None, 0, _CREATE_RULESET_VERSION)
-    return max(int(found), 0)
+    version = LIBC.syscall(_CREATE_RULESET, None, 0, _CREATE_RULESET_VERSION)
+    return max(int(version), 0)
 
 
 def handled(version: int) -> int:
@@ -68,14 +67,15 @@ def restrict(readable: Iterable[Path], listable: Iterable[Path], writable: Itera
     everything = handled(version)
     attributes = _Ruleset(everything, _TCP, _ABSTRACT_SOCKETS_AND_SIGNALS)
     size = 24 if version >= SCOPE_ABI else 16 if version >= NETWORK_ABI else 8
-    ruleset = _checked("landlock", _CREATE_RULESET, ctypes.byref(attributes), size, 0)
+    made = LIBC.syscall(_CREATE_RULESET, ctypes.byref(attributes), size, 0)
+    ruleset = require_success(made, "landlock")
     try:
         own = everything & ~_MAKE_DEVICES
         for paths, rights in ((readable, READ), (listable, READ_DIR), (writable, own)):
             for path in paths:
                 _allow(ruleset, path, rights)
         no_new_privileges()
-        _checked("landlock", _RESTRICT_SELF, ruleset, 0)
+        require_success(LIBC.syscall(_RESTRICT_SELF, ruleset, 0), "landlock")
     finally:
         os.close(ruleset)
     return version
@@ -90,19 +90,6 @@ def _allow(ruleset: int, path: Path, rights: int) -> None:
             if rights:
                 rule = _PathBeneath(rights, descriptor)
                 asked = ruleset, _RULE_PATH_BENEATH, ctypes.byref(rule), 0
-                _checked(str(path), _ADD_RULE, *asked)
+                require_success(LIBC.syscall(_ADD_RULE, *asked), str(path))
         finally:
             os.close(descriptor)
-
-
-def _checked(what: str, number: int, *arguments: object) -> int:
-    result = int(_libc().syscall(number, *arguments))
-    if result < 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error), what)
-    return result
-
-
-@cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)

@@ -9,11 +9,14 @@ import platform
 import socket
 from dataclasses import dataclass
 
-from nsabench.machine.capabilities import no_new_privileges
+from nsabench.machine.capabilities import LIBC, no_new_privileges, require_success
 
 _PR_SET_SECCOMP, _FILTER = 22, 2
 _LOAD, _EQUALS, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06  # BPF: ld [k]; jeq; jge; ret
-_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
+# What a filter answers: allow the call, or let it fail with an error, or succeed without effect.
+_ERRNO = 0x00050000
+_ALLOW, _IGNORE = (_RETURN, 0, 0, 0x7FFF0000), (_RETURN, 0, 0, _ERRNO)
+_DENY, _DENY_ACCESS = (_RETURN, 0, 0, _ERRNO | errno.EPERM), (_RETURN, 0, 0, _ERRNO | errno.EACCES)
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data
 _X32 = 0x40000000  # x86-64 has a second set of numbers from here on
 # CUDA and libudev open these.
@@ -24,61 +27,56 @@ Line = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class _Calls:
-    """The numbers of system calls on an architecture.
-
-    lasting: io_uring_setup(2), which opens sockets that no filter sees, and the calls of svipc(7),
-      mq_overview(7) and keyrings(7), whose objects outlive a process.
-    of_a_process, of_several: set limits, priority, scheduling or memory of a process. The first
-      argument names it, or the second if the first says of how many.
-    affinity: sched_setaffinity(2). modes: chmod(2), chown(2). attributes: setxattr(2).
-    signals: kill(2), tkill(2), tgkill(2), rt_sigqueueinfo(2) and rt_tgsigqueueinfo(2), which name a
-      process first. by_descriptor: pidfd_send_signal(2), which names none.
-    fcntl, ioctl: can send SIGIO to another process.
-    """
+    """The numbers of system calls on an architecture."""
 
     audit: int  # AUDIT_ARCH
-    socket: int
-    connect: int
+    socket: tuple[int, ...]
+    connect: tuple[int, ...]
+    # io_uring_setup(2), which opens sockets that no filter sees, and the calls of svipc(7),
+    # mq_overview(7) and keyrings(7), whose objects outlive a process.
     lasting: tuple[int, ...]
+    # These set limits, priority, scheduling or memory of the process that their first argument
+    # names. In the second group, the first argument says of how many, and the second names it.
     of_a_process: tuple[int, ...]
     of_several: tuple[int, ...]
-    affinity: int
-    modes: tuple[int, ...]
-    attributes: tuple[int, ...]
+    affinity: tuple[int, ...]  # sched_setaffinity(2)
+    modes: tuple[int, ...]  # chmod(2), chown(2)
+    attributes: tuple[int, ...]  # setxattr(2)
+    # kill(2), tkill(2), tgkill(2), rt_sigqueueinfo(2) and rt_tgsigqueueinfo(2).
     signals: tuple[int, ...]
-    fcntl: int
-    ioctl: int
-    by_descriptor: int = 424
+    fcntl: tuple[int, ...]  # it can send SIGIO to another process, as ioctl can
+    ioctl: tuple[int, ...]
+    by_descriptor: tuple[int, ...] = (424,)  # pidfd_send_signal(2), which names no process
 
 
 _CALLS = {
     "x86_64": _Calls(
         0xC000003E,
-        socket=41,
-        connect=42,
+        socket=(41,),
+        connect=(42,),
         lasting=(425, *range(29, 32), *range(64, 72), 220, 240, 241, *range(248, 251)),
         of_a_process=(142, 144, 256, 279, 302, 314),
         of_several=(141, 251),
-        affinity=203,
+        affinity=(203,),
         modes=(*range(90, 95), 260, 268, 452),
         attributes=(*range(188, 191), *range(197, 200), 463, 466),
         signals=(62, 200, 234, 129, 297),
-        fcntl=72,
-        ioctl=16,
+        fcntl=(72,),
+        ioctl=(16,),
     ),
     "aarch64": _Calls(
         0xC00000B7,
-        socket=198,
-        connect=203,
+        socket=(198,),
+        connect=(203,),
         lasting=(425, 180, 181, *range(186, 198), *range(217, 220)),
         of_a_process=(118, 119, 238, 239, 261, 274),
         of_several=(140, 30),
-        affinity=122,
+        affinity=(122,),
         modes=(52, 53, 54, 55, 452),
         attributes=(5, 6, 7, 14, 15, 16, 463, 466),
         signals=(129, 130, 131, 138, 240),
-        fcntl=25,
-        ioctl=29,
+        fcntl=(25,),
+        ioctl=(29,),
     ),
 }
 # "All of this user", in setpriority(2) and ioprio_set(2).
@@ -127,98 +125,73 @@ def restrict(*, signals: bool = False, connects: bool = False) -> None:
     """
     if platform.machine() not in _CALLS:
         raise OSError(errno.ENOSYS, f"no filter is known for {platform.machine()}")
-    calls = _CALLS[platform.machine()]
-    held = (*_LEASE, *_OWNERS) if signals else _LEASE
-    more = _where(calls.fcntl, _but(1, held, _ERRNO | errno.EPERM))
-    more += _own_signals(calls) if signals else []
-    if not connects:
-        more += _where(calls.connect, [(_RETURN, 0, 0, _ERRNO | errno.EACCES)])
-    lines = _lines(calls, more, datagrams=connects)
+    lines = _filter(_CALLS[platform.machine()], signals=signals, connects=connects)
     instructions = (_Instruction * len(lines))(*(_Instruction(*line) for line in lines))
     program = _Program(len(lines), instructions)
     no_new_privileges()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_SECCOMP, _FILTER, ctypes.byref(program), 0, 0):
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
+    result = LIBC.prctl(_PR_SET_SECCOMP, _FILTER, ctypes.byref(program), 0, 0)
+    require_success(result, "seccomp")
 
 
-def _own_signals(calls: _Calls) -> list[Line]:
-    """Allow signals to this process, and to its group by 0 or by number."""
-    pid, denied = os.getpid(), _ERRNO | errno.EPERM
-    # The number of a group that it does not lead is left out.
-    own = (0, pid, -pid & 0xFFFFFFFF) if os.getpgid(0) == pid else (pid,)
-    lines: list[Line] = []
-    for number in calls.signals:
-        lines += _where(number, _only(0, own, denied))
-    lines += _where(calls.by_descriptor, [(_RETURN, 0, 0, denied)])
-    return lines + _where(calls.ioctl, _but(1, _OWNERS_BY_IOCTL, denied))
-
-
-def _lines(calls: _Calls, more: list[Line], *, datagrams: bool) -> list[Line]:
-    denied = _ERRNO | errno.EACCES
+def _filter(calls: _Calls, *, signals: bool, connects: bool) -> list[Line]:
     lines: list[Line] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         # Jumps count the instructions that they pass over.
         (_EQUALS, 1, 0, calls.audit),
-        (_RETURN, 0, 0, denied),
+        _DENY_ACCESS,
         (_LOAD, 0, 0, _NUMBER),
         (_AT_LEAST, 0, 1, _X32),
-        (_RETURN, 0, 0, denied),
+        _DENY_ACCESS,
     ]
-    for number in calls.lasting:
-        lines += _where(number, [(_RETURN, 0, 0, denied)])
+    lines += _where(calls.lasting, [_DENY_ACCESS])
     # A datagram socket reaches others without a connection; socketpair(2) is another call.
-    local = _only(0, _LOCAL, denied) if datagrams else _connected(denied)
+    local = _choose(0, _LOCAL, _ALLOW, _DENY_ACCESS) if connects else _connected()
     lines += _where(calls.socket, local)
-    itself, foreign = (0, os.getpid()), _ERRNO | errno.EPERM
-    for number in calls.of_a_process:
-        lines += _where(number, _only(0, itself, foreign))
+    itself = (0, os.getpid())
+    lines += _where(calls.of_a_process, _choose(0, itself, _ALLOW, _DENY))
     for number in calls.of_several:
-        of_a_user: list[Line] = [
-            _argument(0),
-            (_EQUALS, 0, 1, _OF_A_USER[number]),
-            (_RETURN, 0, 0, foreign),
-        ]
-        lines += _where(number, [*of_a_user, *_only(1, itself, foreign)])
-    lines += _where(calls.affinity, _only(0, itself, _ERRNO))
-    for number in calls.modes:
-        lines += _where(number, [(_RETURN, 0, 0, _ERRNO)])
-    for number in calls.attributes:
-        lines += _where(number, [(_RETURN, 0, 0, foreign)])
-    return [*lines, *more, (_RETURN, 0, 0, _ALLOW)]
+        of_a_user = [_load(0), (_EQUALS, 0, 1, _OF_A_USER[number]), _DENY]
+        lines += _where((number,), [*of_a_user, *_choose(1, itself, _ALLOW, _DENY)])
+    lines += _where(calls.affinity, _choose(0, itself, _ALLOW, _IGNORE))
+    lines += _where(calls.modes, [_IGNORE])
+    lines += _where(calls.attributes, [_DENY])
+    commands = (*_LEASE, *_OWNERS) if signals else _LEASE
+    lines += _where(calls.fcntl, _choose(1, commands, _DENY, _ALLOW))
+    if signals:  # to this process, and to its group by 0 or by number, if it leads the group
+        pid = os.getpid()
+        own = (0, pid, -pid & 0xFFFFFFFF) if os.getpgid(0) == pid else (pid,)
+        lines += _where(calls.signals, _choose(0, own, _ALLOW, _DENY))
+        lines += _where(calls.by_descriptor, [_DENY])
+        lines += _where(calls.ioctl, _choose(1, _OWNERS_BY_IOCTL, _DENY, _ALLOW))
+    if not connects:
+        lines += _where(calls.connect, [_DENY_ACCESS])
+    return [*lines, _ALLOW]
 
 
-def _where(number: int, block: list[Line]) -> list[Line]:
-    """Run a block that ends the filter, for one system call."""
-    return [(_EQUALS, 0, len(block), number), *block]
+def _where(numbers: tuple[int, ...], block: list[Line]) -> list[Line]:
+    """Run a block that ends the filter, for each of these system calls."""
+    return [line for n in numbers for line in [(_EQUALS, 0, len(block), n), *block]]
 
 
-def _only(argument: int, values: tuple[int, ...], otherwise: int) -> list[Line]:
-    """Allow a call whose argument is one of these."""
+def _choose(argument: int, values: tuple[int, ...], matched: Line, otherwise: Line) -> list[Line]:
+    """End the filter by whether an argument is one of these values."""
     jumps = [(_EQUALS, len(values) - place, 0, value) for place, value in enumerate(values)]
-    return [_argument(argument), *jumps, (_RETURN, 0, 0, otherwise), (_RETURN, 0, 0, _ALLOW)]
+    return [_load(argument), *jumps, otherwise, matched]
 
 
-def _but(argument: int, values: tuple[int, ...], otherwise: int) -> list[Line]:
-    """Allow a call whose argument is none of these."""
-    jumps = [(_EQUALS, len(values) - place, 0, value) for place, value in enumerate(values)]
-    return [_argument(argument), *jumps, (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, otherwise)]
-
-
-def _connected(otherwise: int) -> list[Line]:
+def _connected() -> list[Line]:
     """Allow netlink sockets, and local ones that need connect(2) to reach a process."""
     local, kernel = _LOCAL
     return [
-        _argument(0),
+        _load(0),
         (_EQUALS, 0, 1, kernel),
-        (_RETURN, 0, 0, _ALLOW),
+        _ALLOW,
         (_EQUALS, 1, 0, local),
-        (_RETURN, 0, 0, otherwise),
-        *_but(1, _DATAGRAMS, otherwise),
+        _DENY_ACCESS,
+        *_choose(1, _DATAGRAMS, _DENY_ACCESS, _ALLOW),
     ]
 
 
-def _argument(place: int) -> Line:
+def _load(argument: int) -> Line:
     """Load the lower half of an argument, which is all that the kernel reads of an int."""
-    return (_LOAD, 0, 0, _FIRST_ARGUMENT + 8 * place)
+    return (_LOAD, 0, 0, _FIRST_ARGUMENT + 8 * argument)
