@@ -17,7 +17,6 @@ from nsabench.images import build as building
 from nsabench.images import combos as known
 from nsabench.images import launch as launching
 from nsabench.images import lock as locking
-from nsabench.images import matrix as matrices_in_images
 from nsabench.images import venv as venvs
 from nsabench.output import terminal
 from nsabench.output.compare import compare_common, document
@@ -228,7 +227,7 @@ def matrix(combos: str, matrices: tuple[str, ...], **given: Any) -> int:
     pinned = known.checkout().combos()
     for name in names:
         pinned.get(name)
-    ran = matrices_in_images.run_all(
+    ran = launching.run_all(
         names,
         matrices,
         lambda combo, words, inputs: _launch(combo, words, inputs, given),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 import nsabench
 from nsabench.errors import UsageError
+from nsabench.machine.environment.provenance import read_commit
 from nsabench.planning.yaml_document import nearest
 
 
@@ -67,13 +67,10 @@ class Checkout:
 
     def revision(self) -> str:
         """Return the commit, with `-dirty` if the files differ from it; `unknown` without git."""
-        command = ["git", "-C", str(self.root), "describe", "--always", "--abbrev=40"]
-        command += ["--exclude=*", "--dirty"]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-        except (OSError, subprocess.SubprocessError):
+            return read_commit(self.root)
+        except OSError:
             return "unknown"
-        return done.stdout.strip()
 
 
 def checkout() -> Checkout:

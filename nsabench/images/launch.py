@@ -1,17 +1,16 @@
-"""Runs nsabench in the image of a combo. The container sees its results, its inputs and the GPU."""
+"""Runs nsabench in the images of combos. A container sees its results, its inputs and the GPU."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nsabench.errors import EnvironmentRefused, UsageError
+from nsabench.errors import EnvironmentRefused, NsabenchError, UsageError
 from nsabench.images import daemon
 from nsabench.images.combos import tag
 from nsabench.machine.environment.container import COMBO_VARIABLE, DIGEST_VARIABLE
@@ -116,14 +115,13 @@ def _check_gpus(container: Any, launch: Launch) -> None:
 
 def _attend(container: Any, launch: Launch, say: Callable[[str], None]) -> int:
     container.start()
-    deadline = time.monotonic() + launch.time_limit_s
     expired = threading.Event()
 
     def expire() -> None:
         expired.set()
         container.stop(timeout=STOP_GRACE_S)
 
-    timer = threading.Timer(max(deadline - time.monotonic(), 0), expire)
+    timer = threading.Timer(launch.time_limit_s, expire)
     timer.daemon = True
     timer.start()
     try:
@@ -144,7 +142,7 @@ def _attend(container: Any, launch: Launch, say: Callable[[str], None]) -> int:
     return code
 
 
-def _lines(chunks: Any) -> Any:
+def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
     rest = b""
     for chunk in chunks:
         *whole, rest = (rest + chunk).split(b"\n")
@@ -152,3 +150,43 @@ def _lines(chunks: Any) -> Any:
             yield line.decode("utf-8", "replace")
     if rest:
         yield rest.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True)
+class ComboResult:
+    """A combo's run: its folder and the exit code of the container."""
+
+    combo: str
+    folder: Path
+    exit_code: int
+
+    @property
+    def finished(self) -> bool:
+        # With any other exit code, the files may be those of an earlier run.
+        return self.exit_code in (0, 1) and (self.folder / "records.parquet").is_file()
+
+
+def run_all(
+    combos: Sequence[str],
+    matrices: Sequence[str],
+    launch: Callable[[str, Sequence[str], Sequence[Path]], Launch],
+    say: Callable[[str], None],
+) -> list[ComboResult]:
+    """Run each combo; one that fails does not end the others.
+
+    launch: makes the settings from a combo, the arguments of nsabench and the input files.
+    """
+    shown = [Path(name) for name in matrices if Path(name).is_file()]
+    given = [f"{INPUT}/{Path(n).name}" if Path(n).is_file() else n for n in matrices]
+    combo_results = []
+    for combo in combos:
+        say(f"== {combo}")
+        settings = launch(combo, ["all", *given, "--out", f"{RESULTS}/{combo}"], shown)
+        try:
+            code = run(settings, say)
+        except NsabenchError as error:
+            say(f"{error}; {error.remedy}")
+            code = error.exit_code
+        folder = settings.results / combo
+        combo_results.append(ComboResult(combo, folder, code))
+    return combo_results

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 
 from nsabench import programs
 from nsabench.errors import EnvironmentRefused, UsageError
-from nsabench.images import combos, launch, lock, matrix
+from nsabench.images import combos, launch, lock
 from nsabench.machine.environment.pairs import OLDEST_DRIVER, PAIRS
 from nsabench.preflight.architectures import declared
 
@@ -147,12 +147,12 @@ def test_a_matrix_goes_on_after_a_combo_that_failed(
             raise EnvironmentRefused("there is no daemon", "start it.")
         return 0
 
-    monkeypatch.setattr(matrix, "run", run)
+    monkeypatch.setattr(launch, "run", run)
 
     def make(combo: str, arguments: object, inputs: object) -> launch.Launch:
         return launch.Launch(combo, [], tmp_path)
 
-    outcomes = matrix.run_all(["a", "b"], ["quick"], make, said.append)
+    outcomes = launch.run_all(["a", "b"], ["quick"], make, said.append)
     assert [(o.combo, o.exit_code) for o in outcomes] == [("a", 3), ("b", 0)]
     assert "there is no daemon; start it." in said
     assert not any(o.finished for o in outcomes), "neither has records"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from nsabench.images.matrix import ComboResult
+from nsabench.images.launch import ComboResult
 from nsabench.output.compare import compare_common
 from tests.output.compare.test_comparison import NEWER, STEADY
 from tests.runs import make_run
