@@ -11,7 +11,8 @@ from nsabench.registry.declaration import (
     control,
     implementation,
 )
-from nsabench.registry.loading import USER_MODULE, distributions, load, sources
+from nsabench.registry.loading import USER_MODULE, load, sources
+from nsabench.sources import versions as distributions
 
 __all__ = [
     "USER_MODULE",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 E = TypeVar("E", bound=Enum)
+
+ANY_WORK = LeastWork()
 
 
 class Unsupported(Exception):
@@ -60,7 +62,7 @@ class Implementation:
     distributions: tuple[str, ...] = ()
     directions: tuple[Direction, ...] = ()
     modes: tuple[Mode, ...] = ()
-    least: LeastWork = field(default_factory=LeastWork)
+    least: LeastWork = ANY_WORK
     computes: str = ""
     kind: Kind = Kind.SPECIALISED
     package: Package | None = None
@@ -75,6 +77,20 @@ class Implementation:
 
 collected: list[Implementation] = []
 _source = Source("interactive")
+
+
+@contextmanager
+def collecting_from(source: Source) -> Iterator[None]:
+    global _source
+    before, _source = _source, source
+    try:
+        yield
+    finally:
+        _source = before
+
+
+def _each(kind: type[E], names: Sequence[str]) -> tuple[E, ...]:
+    return tuple(kind(name) for name in names)
 
 
 def implementation(
@@ -97,26 +113,20 @@ def implementation(
     """Register the decorated function as an implementation of `op`.
 
     devices: where it runs: any of `cuda`, `cpu` (timed there), `interpreter` (a Triton kernel: on a
-      machine without a GPU its parity is checked and its time is not taken).
-    caught_by: for a control, the check that must catch it.
-    wraps: for a control, the baseline that it would be without its trick; measured beside it.
+      machine without a GPU it is checked and not timed).
+    caught_by, wraps: of a control, the check that must catch it, and the baseline that it is
+      without its trick, which is measured beside it.
     config: called as the implementation is. It returns what is recorded, such as the chosen tiles.
-    compile_ahead: for kernels that are not Triton's. Called with a compute capability (89) on a
-      machine that may have no GPU. It gives every variant that the implementation launches there,
-      and raises `Unsupported` if there is none, or if its compiler is not installed.
-    distributions: the only ones on which it computes the op, if not on all.
-    directions: the only ones that it is for (`forward`, `backward`, `step`), if not for all.
-    computes: for an alternative, the op that it computes. It is called as one of that op, on the
-      sizes that both ops have, and compared with that op's oracle.
-    kind: of a baseline or an alternative: `general` for a mask, a gather or FlexAttention, which
-      take any selection of keys; else `specialised`.
+    compile_ahead: for kernels that are not Triton's. Called with a compute capability (89), it
+      gives every variant that is launched there, or raises `Unsupported`.
+    distributions, directions: the only ones that it is for, if not for all.
+    computes: of an alternative, the op that it computes on the sizes that both ops have.
+    kind: `general` for a mask, a gather or FlexAttention, which take any selection of keys.
     package: the library that it calls, if that is not the one that registers it.
-    compiled_by: who compiles its kernels when they are called, into a cache that the next process
-      finds. `triton`: it or `torch.compile`; under another Triton the baseline is another one.
-      `nvcc`: C++. `cutlass`: CuTe DSL.
+    compiled_by: who compiles its kernels when they are called: `triton` (or `torch.compile`),
+      `nvcc`, `cutlass`. The next process finds them in a cache.
     Raises `UsageError` for an unknown role, device, direction or kind.
     """
-
     lists = {"devices": devices, "distributions": distributions, "directions": directions}
     for parameter, given in lists.items():
         if isinstance(given, str):
@@ -151,35 +161,10 @@ def implementation(
                 f"role is one of {', '.join(Role)}; devices are among {', '.join(Runs)}; "
                 f"directions are among {', '.join(Direction)}; kind is one of {', '.join(Kind)}.",
             ) from None
-        if item.role is Role.CONTROL and not caught_by:
-            raise UsageError(
-                f"control {name!r} does not say which check must catch it",
-                'give it caught_by="parity" (or another check).',
-            )
-        if (item.role is Role.ALTERNATIVE) != bool(computes):
-            raise UsageError(
-                f"implementation {name!r} has the role {item.role} and computes {computes!r}",
-                'an alternative, and nothing else, says which op it computes: role="alternative", '
-                'computes="causal_attention".',
-            )
         collected.append(item)
         return call
 
     return register
-
-
-def _each(kind: type[E], names: Sequence[str]) -> tuple[E, ...]:
-    return tuple(kind(name) for name in names)
-
-
-@contextmanager
-def collecting_from(source: Source) -> Iterator[None]:
-    global _source
-    before, _source = _source, source
-    try:
-        yield
-    finally:
-        _source = before
 
 
 @dataclass(frozen=True)
@@ -194,16 +179,9 @@ class Honest:
         return self.call(*tensors, **options)
 
 
-@dataclass(frozen=True)
-class Trick:
-    """A control of no op yet, as its author declared it. ops: every op if none is named."""
-
-    control: Implementation
-    wraps: bool
-    ops: tuple[str, ...]
-
-
-tricks: list[Trick] = []
+# Controls of no op yet, each with the ops that it is for: all if none is named. What such a control
+# `wraps`, if anything, is the baseline that it will be wrapped around.
+tricks: list[tuple[Implementation, tuple[str, ...]]] = []
 
 
 def control(
@@ -215,21 +193,20 @@ def control(
     distributions: Sequence[str] = (),
     directions: Sequence[str] = ("forward",),
     modes: Sequence[str] = (),
-    least: LeastWork | None = None,
+    least: LeastWork = ANY_WORK,
 ) -> Callable[[F], F]:
     """Register the decorated function as a control of these ops, or of every op if none is named.
 
     It is called with an `Honest` implementation of the op, and then as one. Its name is the
     function's, unless one is given.
-    caught_by: the check that must catch it. wraps: whether that check compares it with what it is
-      wrapped around, which is then measured beside it.
-    directions: those that it is for; none: all that the op has.
+    wraps: whether its check compares it with what it is wrapped around, which is measured beside
+      it. directions: those that it is for; none: all that the op has.
     modes: the only ones in which it can play its trick (`stream`, `graph`), if not both.
     least: the least compulsory work of the cases that it is for.
     """
 
     def register(call: F) -> F:
-        declared = Implementation(
+        item = Implementation(
             "",
             name or call.__name__,
             Role.CONTROL,
@@ -237,12 +214,13 @@ def control(
             caught_by,
             _source,
             call,
+            wraps="baseline" if wraps else "",
             distributions=tuple(distributions),
             directions=_each(Direction, directions),
             modes=_each(Mode, modes),
-            least=least or LeastWork(),
+            least=least,
         )
-        tricks.append(Trick(declared, wraps, ops))
+        tricks.append((item, ops))
         return call
 
     return register

@@ -22,11 +22,6 @@ def sources(kernels: Path | None = None, ops_file: Path | None = None) -> dict[s
     return _sources.digests(kernels, ops_file)
 
 
-def distributions() -> dict[str, str]:
-    """Return the version of every distribution that brings implementations or ops."""
-    return _sources.versions()
-
-
 def load(
     kernels: Path | None = None,
     expected: Mapping[str, str] | None = None,

@@ -18,7 +18,6 @@ from nsabench.ops import Op
 from nsabench.registry.declaration import Honest, Implementation, tricks
 
 SHIPPED = "nsabench"  # the source whose baselines come first
-TIMED = (Runs.CUDA, Runs.CPU)
 
 
 def controls(items: Sequence[Implementation]) -> Iterator[Implementation]:
@@ -27,18 +26,18 @@ def controls(items: Sequence[Implementation]) -> Iterator[Implementation]:
         op, baseline = ops.find(name), first_baseline(items, name)
         if op is None or baseline is None:
             continue
-        for trick in tricks:
-            control, devices = trick.control, _devices(baseline)
-            devices = [device for device in devices if device in control.devices]
-            shared = set(control.directions or op.directions) & set(op.directions)
-            fits = set(control.distributions) <= set(op.distributions)
-            if devices and shared and fits and (not trick.ops or name in trick.ops):
+        honest = Honest(op, baseline.name, baseline.call)
+        for trick, of_ops in tricks:
+            devices = tuple(d for d in _timed_devices(baseline) if d in trick.devices)
+            shared = set(trick.directions or op.directions) & set(op.directions)
+            fits = set(trick.distributions) <= set(op.distributions)
+            if devices and shared and fits and (not of_ops or name in of_ops):
                 yield replace(
-                    control,
+                    trick,
                     op=name,
-                    devices=tuple(devices),
-                    call=partial(control.call, Honest(op, baseline.name, baseline.call)),
-                    wraps=baseline.name if trick.wraps else "",
+                    devices=devices,
+                    call=partial(trick.call, honest),
+                    wraps=trick.wraps and baseline.name,
                     computes_by=baseline.name,
                 )
 
@@ -48,24 +47,20 @@ def first_baseline(items: Sequence[Implementation], op: str) -> Implementation |
 
     Of its baselines that run on most devices it is the first registered; shipped ones come first.
     """
-    baselines = [i for i in items if i.op == op and i.role is Role.BASELINE]
+    baselines = [i for i in items if i.op == op and i.role is Role.BASELINE and _timed_devices(i)]
     return min(
-        (b for b in baselines if _devices(b)),
-        key=lambda b: (-len(_devices(b)), b.source != SHIPPED),
-        default=None,
+        baselines, key=lambda b: (-len(_timed_devices(b)), b.source != SHIPPED), default=None
     )
 
 
-def _devices(item: Implementation) -> list[Runs]:
-    """Return where it runs at its own speed."""
-    return [device for device in TIMED if device in item.devices]
+def _timed_devices(item: Implementation) -> list[Runs]:
+    return [device for device in (Runs.CUDA, Runs.CPU) if device in item.devices]
 
 
 def validate(items: Sequence[Implementation]) -> None:
     """Raise `UsageError` if an implementation names an unknown op, has the wrong signature, takes a
-    name that another one has, or says what only a control says."""
+    name that another one has, or says what only another role says."""
     seen: dict[tuple[str, str], Implementation] = {}
-    signatures: dict[tuple[object, ...], inspect.Signature] = {}
     for item in items:
         who = f"implementation {item.name!r} ({item.source})"
         if not isinstance(item.name, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", item.name):
@@ -75,10 +70,8 @@ def validate(items: Sequence[Implementation]) -> None:
             )
         if not item.devices:
             raise UsageError(f"{who} runs on no device", f"devices are among {', '.join(Runs)}.")
-        _validate_control(item, who)
-        op = ops.to_measure(item.op, who)
-        if item.computes:
-            op = _computed(item, op, who)
+        _validate_role(item, who)
+        op = _op_to_compute(item, who)
         unknown = [d for d in item.distributions if d not in op.distributions]
         if unknown:
             raise UsageError(
@@ -92,18 +85,7 @@ def validate(items: Sequence[Implementation]) -> None:
                 f"one from {twin.source}, one from {item.source}",
                 "rename one of them.",
             )
-        try:
-            function = _function(item.call)
-            if function not in signatures:
-                signatures[function] = _signature(item.call)
-            signature, options = signatures[function], dict.fromkeys(op.options)
-            signature.bind(*op.arguments, **options)
-            signature.bind(*op.arguments, *op.optional, **options)
-        except TypeError as error:
-            raise UsageError(
-                f"{who} cannot be called as {op.call_form(item.name)}: {error}",
-                "give the function that signature.",
-            ) from None
+    _validate_calls(items)
     for item in items:
         wrapped = seen.get((item.op, item.wraps))
         if item.wraps and (wrapped is None or wrapped.role is not Role.BASELINE):
@@ -114,12 +96,38 @@ def validate(items: Sequence[Implementation]) -> None:
             )
 
 
-def _computed(item: Implementation, op: Op, who: str) -> Op:
-    """Return the op that an alternative computes on the cases of another one."""
+def _validate_role(item: Implementation, who: str) -> None:
+    is_control = item.role is Role.CONTROL
+    if is_control and item.caught_by not in all_checks():
+        raise UsageError(
+            f"control {item.name!r} ({item.source}) is to be caught by {item.caught_by!r}, which "
+            f"is no check",
+            f"give it caught_by, one of {', '.join(sorted(all_checks()))}.",
+        )
+    if not is_control and (item.caught_by or item.wraps):
+        raise UsageError(
+            f"{who} is a {item.role} and yet says what it is caught by or wraps",
+            'only a control does: leave that away, or give it role="control".',
+        )
+    if (item.role is Role.ALTERNATIVE) != bool(item.computes):
+        raise UsageError(
+            f"{who} has the role {item.role} and computes {item.computes!r}",
+            'an alternative, and nothing else, says which op it computes: role="alternative", '
+            'computes="causal_attention".',
+        )
+
+
+def _op_to_compute(item: Implementation, who: str) -> Op:
+    """Return its op, or the one that an alternative computes on the cases of its op."""
+    op = ops.to_measure(item.op, who)
+    if not item.computes:
+        return op
     computed = ops.to_measure(item.computes, who)
-    fields = computed.shape_model.model_fields
-    missing = [name for name, f in fields.items() if f.is_required()]
-    missing = [name for name in missing if name not in op.shape_model.model_fields]
+    missing = [
+        name
+        for name, field in computed.shape_model.model_fields.items()
+        if field.is_required() and name not in op.shape_model.model_fields
+    ]
     if computed is op or missing:
         raise UsageError(
             f"{who} cannot be an alternative to {op.name}: {computed.name} "
@@ -129,11 +137,26 @@ def _computed(item: Implementation, op: Op, who: str) -> Op:
     return computed
 
 
-def _function(call: Callable[..., Any]) -> tuple[object, ...]:
-    """Return what decides the signature: a control is one function, around many baselines."""
-    if type(call) is partial and not vars(call):  # else it may have another signature
-        return id(call.func), len(call.args), *call.keywords
-    return (id(call),)
+def _validate_calls(items: Sequence[Implementation]) -> None:
+    """Raise `UsageError` for the first that cannot be called as its op is."""
+    signatures: dict[tuple[object, ...], inspect.Signature] = {}
+    for item in items:
+        op, call = ops.get(item.computes or item.op), item.call
+        key: tuple[object, ...] = (id(call),)
+        if type(call) is partial and not vars(call):  # a control, around many baselines
+            key = (id(call.func), len(call.args), *call.keywords)
+        try:
+            if key not in signatures:
+                signatures[key] = _signature(call)
+            signature, options = signatures[key], dict.fromkeys(op.options)
+            signature.bind(*op.arguments, **options)
+            signature.bind(*op.arguments, *op.optional, **options)
+        except TypeError as error:
+            raise UsageError(
+                f"implementation {item.name!r} ({item.source}) cannot be called as "
+                f"{op.call_form(item.name)}: {error}",
+                "give the function that signature.",
+            ) from None
 
 
 def _signature(call: Callable[..., Any]) -> inspect.Signature:
@@ -141,18 +164,3 @@ def _signature(call: Callable[..., Any]) -> inspect.Signature:
         return inspect.signature(call)
     except ValueError:  # of a builtin: its first call will tell
         return inspect.signature(lambda *args, **options: None)
-
-
-def _validate_control(item: Implementation, who: str) -> None:
-    is_control = item.role is Role.CONTROL
-    if is_control and item.caught_by not in all_checks():
-        raise UsageError(
-            f"control {item.name!r} ({item.source}) is to be caught by {item.caught_by!r}, which "
-            f"is no check",
-            f"the checks are {', '.join(sorted(all_checks()))}.",
-        )
-    if not is_control and (item.caught_by or item.wraps):
-        raise UsageError(
-            f"{who} is a {item.role} and yet says what it is caught by or wraps",
-            'only a control does: leave that away, or give it role="control".',
-        )
