@@ -181,8 +181,14 @@ def kept_sdpa(q: Tensor, k: Tensor, v: Tensor, keep: Tensor, sm_scale: float) ->
     return out.masked_fill(empty, 0)
 
 
+def grouped_sdpa(q: Tensor, k: Tensor, v: Tensor, keep: Tensor, sm_scale: float) -> Tensor:
+    """Do so for q [R,G,T,D], and k, v [R,N,...] and keep [R,T,N] that all G heads share."""
+    k, v = (x.unsqueeze(1).expand(-1, q.shape[1], -1, -1) for x in (k, v))
+    return kept_sdpa(q, k, v, keep.unsqueeze(1), sm_scale)
+
+
 def masked_sdpa(q: Tensor, k: Tensor, v: Tensor, keep: Tensor, sm_scale: float) -> Tensor:
-    """Call SDPA [B,T,HQ,D] under a mask [T,N] in the same way.
+    """Do so for q [B,T,HQ,D], k, v [B,N,H,...] and keep [T,N].
 
     K and V are copied for each head of a group, since kernels that take a mask know no groups.
     """
@@ -267,24 +273,18 @@ def counted(tiles: Tensor) -> tuple[Tensor, Tensor]:
 def band_mask(lo: Tensor, hi: Tensor, keys: int, *, backward: bool) -> Any:
     """Return the BlockMask of queries that see the keys lo up to hi, int32 [T]; neither ever falls.
 
-    `create_block_mask` would write T x keys elements.
+    `create_block_mask` would write T x keys elements. Here the bounds of a tile's first and last
+    query tell whether some or all of it is seen.
     """
 
     def seen(b: Tensor, h: Tensor, qi: Tensor, ki: Tensor) -> Tensor:
         return (ki >= lo[qi]) & (ki < hi[qi])
 
-    return block_mask(*band_tiles(lo, hi, keys), seen, (lo.numel(), keys), backward=backward)
-
-
-def band_tiles(lo: Tensor, hi: Tensor, keys: int) -> tuple[Tensor, Tensor]:
-    """Return in which tiles some but not all is seen, and in which all is.
-
-    bool [1,1,tiles of queries,tiles of keys]. The bounds of a tile's first and last query tell it.
-    """
     ragged = (0, -(-lo.numel() // TILE) - lo.numel() // TILE)
     # Beyond the last query, `keys`: what a tile that is cut off may see, and makes it never full.
     lo_last, hi_last = (pad(x[TILE - 1 :: TILE], ragged, value=keys).unsqueeze(1) for x in (lo, hi))
     key = torch.arange(0, keys, TILE, dtype=torch.int32, device=lo.device)
     some = (key < hi_last) & (key + TILE > lo[::TILE].unsqueeze(1))
     full = (key >= lo_last) & (key + TILE <= hi[::TILE].unsqueeze(1))
-    return (some ^ full)[None, None], full[None, None]
+    partial, full = (some ^ full)[None, None], full[None, None]
+    return block_mask(partial, full, seen, (lo.numel(), keys), backward=backward)

@@ -15,11 +15,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from nsabench.implementations import torch_attention as _torch
 from nsabench.implementations._register import alternative, baseline
+from nsabench.implementations.baselines.nsa_attention import LOCAL, block_scores
 from nsabench.ops import DecodeSizes
 
 # q [B,HQ,D], k [B,H,L,D], v [B,H,L,Dv], the scale -> [B,HQ,Dv]
 Attention = Callable[[Tensor, Tensor, Tensor, float], Tensor]
-LOCAL = 2  # blocks with the token and before it that are always selected
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, sm_scale: float, keep: Tensor | None = None) -> Tensor:
@@ -103,17 +103,11 @@ def selected_ranges(
 ) -> Tensor:
     """Return the first block, the local ones and the best scored ones: int32 [B,H,n,2]."""
     b, hq, d = q.shape
-    h, n = k_cmp.shape[1:3]
+    h = k_cmp.shape[1]
     logits = (q.view(b, h, hq // h, d) @ k_cmp.mT).float() * sm_scale
     weights = torch.softmax(logits, -1).sum(2)
     blocks = -(-tokens // sizes.block_size)
-    scores = weights.new_zeros(b, h, blocks + 1)
-    key = torch.arange(n, device=q.device)
-    for place in range(sizes.block // sizes.stride):
-        # Keys that reach behind the last block add to one more block, which is dropped.
-        touched = (key + place) * sizes.stride // sizes.block_size
-        scores.index_add_(2, touched.clamp(max=blocks), weights)
-    scores = scores[..., :blocks]
+    scores = block_scores(weights, blocks, sizes.block, sizes.stride, sizes.block_size)
     scores[..., 0] = float("inf")
     scores[..., max(blocks - LOCAL, 0) :] = float("inf")
     order = torch.sort(scores, dim=-1, descending=True, stable=True).indices

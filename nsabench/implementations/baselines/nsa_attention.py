@@ -6,7 +6,7 @@ everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +17,7 @@ from nsabench import Unsupported
 from nsabench.implementations._register import Packing, baseline
 from nsabench.implementations.torch_attention import wants_grad
 
-LOCAL = 2
+LOCAL = 2  # blocks, with the query's own and before it, that are always selected
 QUERIES = 128
 # Elements that are gathered, together; beyond, it is not a serious way to do the work. A backward
 # keeps them.
@@ -38,17 +38,23 @@ def _softmax(logits: Tensor, keep: Tensor) -> Tensor:
     return torch.softmax(masked, -1) * keep
 
 
+def block_scores(weights: Tensor, blocks: int, block: int, stride: int, size: int) -> Tensor:
+    """Return the scores of blocks of `size` tokens: weights of compressed keys [A,B,Nc] ->
+    [A,B,blocks]."""
+    scores = weights.new_zeros(*weights.shape[:2], blocks + 1)
+    key = torch.arange(weights.shape[2], device=weights.device)
+    for place in range(block // stride):
+        # Keys that reach behind the last block add to one more block, which is dropped.
+        scores.index_add_(2, ((key + place) * stride // size).clamp(max=blocks), weights)
+    return scores[..., :blocks]
+
+
 def _choose(weights: Tensor, position: Tensor, blocks: int, sizes: dict[str, int]) -> Tensor:
     """Return the selected blocks, int64 [H,n,S], -1 where there are fewer; weights [H,n,Nc] are
     of a group."""
-    stride, size = sizes["stride"], sizes["block_size"]
-    scores = weights.new_zeros(*weights.shape[:2], blocks + 1)
-    key = torch.arange(weights.shape[2], device=weights.device)
-    for place in range(sizes["block"] // stride):
-        # Keys that reach behind the last block add to one more block, which is dropped.
-        scores.index_add_(2, ((key + place) * stride // size).clamp(max=blocks), weights)
-    scores, index = scores[..., :blocks], torch.arange(blocks, device=weights.device)
-    own = (position // size).unsqueeze(1)
+    size = sizes["block_size"]
+    scores = block_scores(weights, blocks, sizes["block"], sizes["stride"], size)
+    index, own = torch.arange(blocks, device=weights.device), (position // size).unsqueeze(1)
     scores = scores.masked_fill((index == 0) | (index > own - LOCAL), float("inf"))
     scores = scores.masked_fill(index > own, float("-inf"))
     best, order = torch.sort(scores, dim=-1, descending=True, stable=True)
@@ -139,27 +145,23 @@ def attend_without_window(*tensors: Any, block_size: int, **options: Any) -> Ten
     return attend(*tensors, **options)
 
 
-def _refuse_gathers(tensors: Sequence[Tensor], selected: int) -> None:
+def _attend_or_refuse(attend: Callable[..., Tensor], *tensors: Tensor, **options: Any) -> Tensor:
     """Raise `Unsupported` if gathering so many keys a query is not a serious way to do it."""
     q, k, v, gates = tensors[:4]
-    keys = q.shape[0] * q.shape[1] * k.shape[2] * selected
+    keys = q.shape[0] * q.shape[1] * k.shape[2] * options["n_selected"] * options["block_size"]
     gathered = keys * (k.shape[3] + v.shape[3])
-    most = MOST_KEPT if wants_grad(q, k, v, gates) else MOST_GATHERED
-    if gathered > most:
+    if gathered > (MOST_KEPT if wants_grad(q, k, v, gates) else MOST_GATHERED):
         raise Unsupported(f"it would gather {gathered:.1e} elements")
+    return attend(*tensors, **options)
 
 
 @baseline("nsa_attention", "torch_nsa", on_cpu=True, kind="general")
 def torch_nsa(*tensors: Tensor, **options: Any) -> Tensor:
     """Matrix products and gathers of torch in float32, 128 queries at a time."""
-    _refuse_gathers(tensors, options["n_selected"] * options["block_size"])
-    return attend(*tensors, **options)
+    return _attend_or_refuse(attend, *tensors, **options)
 
 
 @baseline("nsa_without_window", "torch_nsa", on_cpu=True, kind="general")
-def torch_nsa_without_window(
-    *tensors: Tensor, block_size: int, n_selected: int, **options: Any
-) -> Tensor:
+def torch_nsa_without_window(*tensors: Tensor, **options: Any) -> Tensor:
     """Matrix products and gathers of torch in float32, 128 queries at a time."""
-    _refuse_gathers(tensors, n_selected * block_size)
-    return attend_without_window(*tensors, block_size=block_size, n_selected=n_selected, **options)
+    return _attend_or_refuse(attend_without_window, *tensors, **options)

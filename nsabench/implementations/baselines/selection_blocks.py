@@ -57,13 +57,9 @@ def masked_sdpa(
     keep &= start == start[:, None]
     if options.get("causal", True):
         keep &= token <= token[:, None]
-    out = _torch.kept_sdpa(
-        q.transpose(1, 2).reshape(b * h, hq // h, t, d),
-        k.transpose(1, 2).reshape(b * h, 1, t, d).expand(-1, hq // h, -1, -1),
-        v.transpose(1, 2).reshape(b * h, 1, t, -1).expand(-1, hq // h, -1, -1),
-        keep.view(b * h, 1, t, t),
-        options["sm_scale"],
-    )
+    queries = q.transpose(1, 2).reshape(b * h, hq // h, t, d)
+    keys, values = (x.transpose(1, 2).flatten(0, 1) for x in (k, v))
+    out = _torch.grouped_sdpa(queries, keys, values, keep.flatten(0, 1), options["sm_scale"])
     return out.view(b, h, hq // h, t, -1).permute(0, 3, 1, 2, 4).reshape(b, t, hq, -1)
 
 

@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import pad
 
 from nsabench import Unsupported
 from nsabench.implementations import torch_attention as _torch
 from nsabench.implementations._register import baseline
+from nsabench.implementations.baselines.selection_rows import heads_as_queries
 from nsabench.implementations.torch_attention import MAX_MASK_ELEMENTS, TILE, wants_grad
 
 MAX_GATHERED_BYTES = 32 << 30
@@ -104,13 +105,9 @@ def masked_sdpa(
     b, s, g, h, d = q.shape
     s_kv = k.shape[2]
     _refuse(b * s * g * s_kv, MAX_MASK_ELEMENTS, "the mask")
-    out = _torch.kept_sdpa(
-        q.permute(0, 2, 3, 1, 4).reshape(b * g, h, s, d),
-        k.reshape(b * g, 1, s_kv, d).expand(-1, h, -1, -1),
-        v.reshape(b * g, 1, s_kv, -1).expand(-1, h, -1, -1),
-        union_mask(ranges, s_kv).transpose(1, 2).reshape(b * g, 1, s, s_kv),
-        sm_scale,
-    )
+    queries = q.permute(0, 2, 3, 1, 4).reshape(b * g, h, s, d)
+    keep = union_mask(ranges, s_kv).transpose(1, 2).reshape(b * g, s, s_kv)
+    out = _torch.grouped_sdpa(queries, k.flatten(0, 1), v.flatten(0, 1), keep, sm_scale)
     return out.view(b, g, h, s, -1).permute(0, 3, 1, 2, 4)
 
 
@@ -148,14 +145,10 @@ def _packed(
     span.clamp_(max=start.shape[1] - 1)
     key = start.gather(1, span) + step - before.gather(1, span)
     index = (key.clamp_(0, s_kv - 1) + first_keys(q, s_kv).unsqueeze(1)).flatten()
-    mask = (step < counts.clamp(min=1).unsqueeze(1))[:, None, None] if masked else None
-    out = scaled_dot_product_attention(
-        q.reshape(rows, 1, h, d),
-        take(k.reshape(-1, d), index).view(rows, 1, width, d),
-        take(v.reshape(-1, dv), index).view(rows, 1, width, dv),
-        attn_mask=mask,
-        scale=sm_scale,
-    )
+    keep = step < counts.clamp(min=1).unsqueeze(1) if masked else None
+    keys = take(k.reshape(-1, d), index).view(rows, width, d)
+    values = take(v.reshape(-1, dv), index).view(rows, width, dv)
+    out = heads_as_queries(q.reshape(rows, h, d), keys, values, sm_scale, keep)
     out = out.reshape(b, s, g, h, dv)
     return out.masked_fill(counts.view(b, s, g, 1, 1) == 0, 0) if masked else out
 
@@ -202,25 +195,24 @@ def flex_attention(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int
 ) -> Tensor:
     """FlexAttention, heads as queries; blocks of keys that no query of a block selects are free."""
-    attend, _ = _torch.flex()
     b, s, g, h, d = q.shape
     s_kv, dv = k.shape[2], v.shape[3]
+    _torch.flex()
     _torch.check_head_dims(q, v)
     if TILE % h or s_kv % TILE:
         raise Unsupported(f"h must divide {TILE} and {TILE} divide S_kv")
     _refuse(b * s * g * s_kv, MAX_MASK_ELEMENTS, "the mask")
     keep = union_mask(ranges, s_kv).transpose(1, 2).contiguous()
-    per_block = TILE // h
-    q_blocks = -(-s // per_block)
-    any_key = keep.view(b, g, s, s_kv // TILE, TILE).any(-1)
-    any_key = pad(any_key, (0, 0, 0, q_blocks * per_block - s))
-    blocks = any_key.view(b, g, q_blocks, per_block, -1).any(3)
+    of_queries = keep.unflatten(3, (-1, TILE)).any(-1)
+    ragged = -s % (TILE // h)
+    tiles = pad(of_queries, (0, 0, 0, ragged)).unflatten(2, (-1, TILE // h)).any(3)
 
     def selected(bi: Tensor, gi: Tensor, qi: Tensor, ki: Tensor) -> Tensor:
         return keep[bi, gi, qi // h, ki]
 
-    lengths, backward = (s * h, s_kv), wants_grad(q, k, v)
-    mask = _torch.block_mask(blocks, None, selected, lengths, backward=backward)
+    backward = wants_grad(q, k, v)
+    mask = _torch.block_mask(tiles, None, selected, (s * h, s_kv), backward=backward)
     queries = q.transpose(1, 2).reshape(b, g, s * h, d)
-    out = attend(queries, k, v, block_mask=mask, scale=sm_scale)
+    queries, k, v = (x.transpose(1, 2) for x in (queries, k, v))
+    out = _torch.flex_attend(queries, k, v, mask, sm_scale).transpose(1, 2)
     return out.view(b, g, s, h, dv).transpose(1, 2)

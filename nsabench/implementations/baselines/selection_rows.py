@@ -29,12 +29,13 @@ def gqa(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
     return out.squeeze(2)
 
 
-def heads_as_queries(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
-    """The H heads as H queries of one head: q [N,1,H,D]."""
-    out = scaled_dot_product_attention(
-        q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), scale=sm_scale
-    )
-    return out.squeeze(1)
+def heads_as_queries(
+    q: Tensor, k: Tensor, v: Tensor, sm_scale: float, keep: Tensor | None = None
+) -> Tensor:
+    """The H heads as H queries of one head: q [N,1,H,D]. keep: keys that are not masked, [N,L]."""
+    mask = None if keep is None else keep[:, None, None]
+    q, k, v = (x.unsqueeze(1) for x in (q, k, v))
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=sm_scale).squeeze(1)
 
 
 def expand(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:

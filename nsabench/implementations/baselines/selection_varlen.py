@@ -15,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from nsabench.implementations import torch_attention as _torch
 from nsabench.implementations._register import baseline
+from nsabench.implementations.baselines.selection_rows import heads_as_queries
 
 _baseline = partial(baseline, "selection_varlen")
 
@@ -83,11 +84,6 @@ def packed_sdpa(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, **options: 
     valid = step < lengths.unsqueeze(1)
     index = (cu_seqlens[:-1].unsqueeze(1) + step).clamp_(max=k.shape[0] - 1)
     empty = lengths == 0
-    out = scaled_dot_product_attention(
-        q.unsqueeze(1),
-        k[index].unsqueeze(1),
-        v[index].unsqueeze(1),
-        attn_mask=(valid | empty.unsqueeze(1))[:, None, None],
-        scale=options["sm_scale"],
-    )
-    return out.squeeze(1).masked_fill_(empty[:, None, None], 0)
+    keep = valid | empty.unsqueeze(1)
+    out = heads_as_queries(q, k[index], v[index], options["sm_scale"], keep)
+    return out.masked_fill_(empty[:, None, None], 0)

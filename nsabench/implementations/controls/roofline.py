@@ -8,6 +8,7 @@ there is much to compute, the host can wait for these values.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -38,12 +39,23 @@ LEARNING_CALLS = 64  # whose first values have not reached the host yet
 NOT_YET = -1  # the bits of no number that is drawn
 SMALL_OUTPUT = 8  # times less than what is read at least: an answer from memory must be copied
 
-Case = tuple[object, ...]
 M = TypeVar("M")
+Number = int  # of a set of inputs: the first values of its first tensor
 
 _control = partial(control, caught_by="roofline", devices=("cuda",))
 _in_calls = partial(_control, modes=("stream",))
 _in_graphs = partial(_control, modes=("graph",))
+
+_memories: dict[str, tuple[object, Any]] = {}  # by control: a case, and what is remembered of it
+
+
+def _remembered(control: str, honest: Honest, tensors: Tensors, make: Callable[[], M]) -> M:
+    """Return what a control remembers of this case, and forget what it did of another one."""
+    case = (honest, *(t.shape for t in tensors), tensors[0].dtype)
+    if control not in _memories or _memories[control][0] != case:
+        _memories[control] = case, make()
+    memory: M = _memories[control][1]
+    return memory
 
 
 def _content(tensor: Tensor) -> Tensor:
@@ -52,64 +64,56 @@ def _content(tensor: Tensor) -> Tensor:
     return tensor.detach().reshape(-1)[:few].view(torch.int64)
 
 
-def _of_this_case(
-    memory: dict[Case, M], honest: Honest, tensors: Tensors, make: Callable[[], M]
-) -> M:
-    """Return what is remembered of this case, and forget what was remembered of another one."""
-    case = (honest, *(t.shape for t in tensors), tensors[0].dtype)
-    if case not in memory:
-        memory.clear()
-        memory[case] = make()
-    return memory[case]
+def _refuse_slow_copy(out: Tensor, most_bytes: int) -> None:
+    if out.nbytes > most_bytes:
+        raise Unsupported("its output alone takes as long to copy as others take")
 
 
 class _Answers:
-    """Outputs by the first values of their inputs, which the device looks up."""
+    """Outputs by the number of their inputs, which the device looks up."""
 
     def __init__(self) -> None:
-        self.by_number: dict[int, Tensor] = {}
+        self.by_number: dict[Number, Tensor] = {}
         self._sorted: tuple[Tensor, Tensor] | None = None
 
-    def prepare(self, device: torch.device) -> None:
+    def prepare(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Put what is known on the device, which waits for the host."""
         numbers = sorted(self.by_number)
         # The last one twice, so that what is greater than all finds a place.
         outputs = [self.by_number[n] for n in [*numbers, numbers[-1]]]
         self._sorted = torch.tensor(numbers, device=device), torch.stack(outputs)
+        return self._sorted
 
     def look_up(self, number: Tensor) -> Tensor:
         """number: int64 [1]."""
-        if self._sorted is None:
-            self.prepare(number.device)
-        assert self._sorted is not None
-        numbers, outputs = self._sorted
+        numbers, outputs = self._sorted or self.prepare(number.device)
         return outputs.index_select(0, torch.searchsorted(numbers, number))[0]
 
 
-class _Memory:
-    """Outputs by the first values of their inputs, looked up by the device.
+class _Sets(_Answers):
+    """Outputs for inputs that come in sets, one after the other. The host never waits: the timer
+    hides the launches of a call only as long as it does not.
 
-    The host never waits: the timer hides the launches of a call only as long as it does not. Inputs
-    come in sets, one after the other. Before that, and in between, the first set may come again
-    with the values of any other, also of one that is yet to come. When it comes after the last set,
-    and the second follows, all sets were seen. Once as many values are known, nothing is computed.
+    The first set may come again before the last one and in between, with the values of any other,
+    also of one that is yet to come. When it comes after the last set, and the second follows, all
+    sets were seen. Once as many values are known, nothing is computed.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._sets: list[Tensor] = []  # kept, so that no other tensor gets their addresses
         self._before = 0  # the address of the inputs of the last call
         self._first_again = self._around = False
-        self._arrived: Tensor | None = None  # first values, once they have reached the host
+        self._arrived: Tensor | None = None  # numbers, once they have reached the host
         self._asked: dict[int, Tensor] = {}  # outputs by the place in `_arrived`
-        self._answers = _Answers()
 
     def answer(self, first: Tensor, compute: Callable[[], Tensor]) -> Tensor:
         """Return what `compute` returns, or returned for these inputs before."""
         self._walk(first)
         self._hear()
         number = _content(first)
-        if self._around and len(self._answers.by_number) >= len(self._sets):
-            return self._answers.look_up(number)
+        if self._around and len(self.by_number) >= len(self._sets):
+            return self.look_up(number)
         output = compute()
         self._ask(number, output)
         return output
@@ -144,7 +148,7 @@ class _Memory:
             assert self._arrived is not None
             number = int(self._arrived[place])
             if number != NOT_YET:
-                self._answers.by_number.setdefault(number, output)
+                self.by_number.setdefault(number, output)
                 self._arrived[place] = NOT_YET
                 del self._asked[place]
 
@@ -162,123 +166,103 @@ def aside_again() -> bool:
     return before and _was_aside
 
 
-_by_content: dict[Case, _Memory] = {}
+def _refuse_streams() -> None:
+    if aside_again():
+        raise Unsupported("calls at once share one memory: it is tried with one call at a time")
 
 
 @_in_calls(least=MUCH)
 def remembered_by_content(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Knows inputs that it has seen by their first values, which change with the others, and reads
     nothing else again."""
-    if aside_again():
-        raise Unsupported("calls at once share one memory: it is tried with one call at a time")
+    _refuse_streams()
 
     def compute() -> Tensor:
         out = honest(*tensors, **options)
-        if out.nbytes * SMALL_OUTPUT > MUCH.bytes_min:
-            raise Unsupported("its output alone takes as long to copy as others take")
+        _refuse_slow_copy(out, MUCH.bytes_min // SMALL_OUTPUT)
         return out
 
-    return _of_this_case(_by_content, honest, tensors, _Memory).answer(tensors[0], compute)
+    sets = _remembered("remembered_by_content", honest, tensors, _Sets)
+    return sets.answer(tensors[0], compute)
 
 
-class _Recorded:
-    """Outputs of calls before a graph was captured, which the device looks up."""
+class _Recorded(_Answers):
+    """Outputs of calls before a graph was captured."""
 
     def __init__(self) -> None:
-        self._answers = _Answers()
+        super().__init__()
         self._addresses: set[int] = set()  # of the inputs that were captured with
 
     def learn(self, number: Tensor, output: Tensor) -> None:
         if self._addresses:  # a case makes no calls after its captures: this is another one
             self.__init__()  # type: ignore[misc]
-        known = self._answers.by_number
-        if int(number) not in known:  # waits for the device: nothing is timed before a capture
-            known[int(number)] = output.clone()
-            self._answers.prepare(number.device)
+        if int(number) not in self.by_number:  # waits: nothing is timed before a capture
+            self.by_number[int(number)] = output.clone()
+            self.prepare(number.device)
 
     def recall(self, number: Tensor) -> Tensor:
         """Raise `Unsupported` if not every set of inputs was seen before."""
         self._addresses.add(number.data_ptr())
-        known = self._answers.by_number
-        if not known or len(self._addresses) > len(known):
+        if not self.by_number or len(self._addresses) > len(self.by_number):
             raise Unsupported("not all inputs were seen before the first was captured")
-        return self._answers.look_up(number)
+        return self.look_up(number)
 
 
 def _recall(
-    memory: dict[Case, _Recorded],
-    most_bytes: int,
-    honest: Honest,
-    tensors: Tensors,
-    options: Options,
+    control: str, most_bytes: int, honest: Honest, tensors: Tensors, options: Options
 ) -> Tensor:
-    recorded = _of_this_case(memory, honest, tensors, _Recorded)
+    recorded = _remembered(control, honest, tensors, _Recorded)
     if captured(tensors[0]):
         return recorded.recall(_content(tensors[0]))
     out = honest(*tensors, **options)
-    if out.nbytes > most_bytes:
-        raise Unsupported("its output alone takes as long to copy as others take")
+    _refuse_slow_copy(out, most_bytes)
     recorded.learn(_content(tensors[0]), out)
     return out
-
-
-_recorded: dict[Case, _Recorded] = {}
-_products_recorded: dict[Case, _Recorded] = {}
 
 
 @_in_graphs(least=READ)
 def recalled_in_a_graph(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Records a look-up by the first values of its inputs, and never reads the others again."""
-    return _recall(_recorded, READ.bytes_min // SMALL_OUTPUT, honest, tensors, options)
+    most = READ.bytes_min // SMALL_OUTPUT
+    return _recall("recalled_in_a_graph", most, honest, tensors, options)
 
 
 @_in_graphs(least=PRODUCTS)
 def products_recalled_in_a_graph(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Records a look-up like `recalled_in_a_graph`, of an output as large as the inputs into which
-    many products go."""
-    return _recall(_products_recorded, MOST_BYTES, honest, tensors, options)
-
-
-_outputs: dict[Case, dict[int, Tensor]] = {}
+    """Records a look-up of an output as large as the inputs, into which many products go."""
+    return _recall("products_recalled_in_a_graph", MOST_BYTES, honest, tensors, options)
 
 
 @_in_calls(least=PRODUCTS_AWAITED)
 def recalled_output(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Waits for the first values of its inputs, and copies what it made of them before."""
-    if aside_again():
-        raise Unsupported("calls at once have several inputs: it is tried with one call at a time")
-    known: dict[int, Tensor] = _of_this_case(_outputs, honest, tensors, dict)
+    _refuse_streams()
+    outputs: dict[Number, Tensor] = _remembered("recalled_output", honest, tensors, dict)
     number = int(_content(tensors[0]))
-    if number not in known:
+    if number not in outputs:
         out = honest(*tensors, **options)
-        if out.nbytes > MOST_BYTES:
-            raise Unsupported(f"it remembers no outputs of over {MOST_BYTES >> 20} MiB")
-        known[number] = out
-    return known[number].clone()
-
-
-# Outputs, if they are remembered, and gradients.
-_Remembered = tuple[dict[int, Tensor] | None, dict[int, Tensor]]
+        _refuse_slow_copy(out, MOST_BYTES)
+        outputs[number] = out
+    return outputs[number].clone()
 
 
 class _Recall(torch.autograd.Function):  # type: ignore[misc]
-    """An honest forward, or the output of an earlier one if such are remembered.
+    """An honest forward, or in a step the output of an earlier one.
 
     Its backward returns what an earlier one made of the same inputs, by as much larger as the
     gradient of the output is: it is linear.
     """
 
     @staticmethod
-    def forward(ctx: Any, remembered: _Remembered, call: Any, *tensors: Tensor) -> Tensor:
-        outputs, ctx.known = remembered
-        ctx.call = call
+    def forward(ctx: Any, memory: _Training, call: Any, *tensors: Tensor) -> Tensor:
+        ctx.gradients, ctx.call = memory.gradients, call
         ctx.number = int(_content(tensors[0]))  # waits for the device: a forward is not timed
         ctx.save_for_backward(*tensors)
-        if outputs is not None and ctx.number in outputs:
-            return outputs[ctx.number].clone()
-        out = call(*(t.detach() for t in tensors))
-        if outputs is not None:
-            outputs[ctx.number] = out.detach().clone()
+        if ctx.number in memory.outputs:
+            return memory.outputs[ctx.number].clone()
+        out: Tensor = call(*(t.detach() for t in tensors))
+        if memory.keeps_outputs:
+            memory.outputs[ctx.number] = out.detach().clone()
         return out
 
     @staticmethod
@@ -286,48 +270,47 @@ class _Recall(torch.autograd.Function):  # type: ignore[misc]
         saved, unit = ctx.saved_tensors, grads[0].reshape(-1)[:1]
         before = len(ctx.needs_input_grad) - len(saved)  # arguments that are not tensors
         wanted = [i for i in range(len(saved)) if ctx.needs_input_grad[before + i]]
-        known = ctx.known.get(ctx.number)
+        known = ctx.gradients.get(ctx.number)
         if known is None:
             leaves = [t.detach().requires_grad_(i in wanted) for i, t in enumerate(saved)]
             with torch.enable_grad():
                 out = ctx.call(*leaves)
             made = torch.autograd.grad(out, [leaves[i] for i in wanted], grads[0])
-            ctx.known[ctx.number] = torch.cat([unit, *(g.reshape(-1) for g in made)])
+            ctx.gradients[ctx.number] = torch.cat([unit, *(g.reshape(-1) for g in made)])
         else:
             parts = (known * (unit / known[:1]))[1:].split([saved[i].numel() for i in wanted])
             made = [x.view(saved[i].shape) for i, x in zip(wanted, parts, strict=True)]
-        answers: list[Tensor | None] = [None] * (before + len(saved))
-        for i, gradient in zip(wanted, made, strict=True):
-            answers[before + i] = gradient
-        return tuple(answers)
+        gradients = dict(zip(wanted, made, strict=True))
+        return (*[None] * before, *(gradients.get(i) for i in range(len(saved))))
 
 
-_gradients: dict[Case, _Remembered] = {}
-_steps: dict[Case, _Remembered] = {}
+@dataclass
+class _Training:
+    """What is remembered by the number of the inputs."""
+
+    keeps_outputs: bool
+    outputs: dict[Number, Tensor] = field(default_factory=dict)
+    gradients: dict[Number, Tensor] = field(default_factory=dict)
+
+
+def _recall_gradients(
+    control: str, keeps_outputs: bool, honest: Honest, tensors: Tensors, options: Options
+) -> Tensor:
+    wanted = [tensors[honest.op.arguments.index(name)] for name in honest.op.differentiable]
+    if sum(t.nbytes for t in wanted) > MOST_BYTES:
+        raise Unsupported(f"it remembers no gradients of over {MOST_BYTES >> 20} MiB")
+    memory = _remembered(control, honest, tensors, partial(_Training, keeps_outputs))
+    return _Recall.apply(memory, partial(honest, **options), *tensors)
 
 
 @_in_calls(directions=("backward",), least=PRODUCTS)
 def recalled_gradients(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Knows by its forward which inputs it has, and has their gradients from an earlier backward:
     a multiplication is left to do."""
-    return _differentiable(_gradients, lambda: (None, {}), honest, tensors, options)
+    return _recall_gradients("recalled_gradients", False, honest, tensors, options)
 
 
 @_in_calls(directions=("step",), least=PRODUCTS_OF_A_STEP)
 def recalled_step(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Also has the output from an earlier step: a copy and a multiplication are left to do."""
-    return _differentiable(_steps, lambda: ({}, {}), honest, tensors, options)
-
-
-def _differentiable(
-    memory: dict[Case, _Remembered],
-    make: Callable[[], _Remembered],
-    honest: Honest,
-    tensors: Tensors,
-    options: Options,
-) -> Tensor:
-    wanted = [tensors[honest.op.arguments.index(name)] for name in honest.op.differentiable]
-    if sum(t.nbytes for t in wanted) > MOST_BYTES:
-        raise Unsupported(f"it remembers no gradients of over {MOST_BYTES >> 20} MiB")
-    remembered = _of_this_case(memory, honest, tensors, make)
-    return _Recall.apply(remembered, partial(honest, **options), *tensors)
+    return _recall_gradients("recalled_step", True, honest, tensors, options)

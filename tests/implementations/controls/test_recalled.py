@@ -41,8 +41,7 @@ DISTRIBUTION = {"selection_ranges": "disjoint", "sliding_window": "dense"}
 
 @pytest.fixture(autouse=True)
 def _forgetful(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
-    for memory in ("_recorded", "_gradients", "_steps", "_outputs", "_by_content"):
-        monkeypatch.setattr(roofline, memory, {})
+    monkeypatch.setattr(roofline, "_memories", {})
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ def test_it_is_right_in_whatever_order_its_inputs_come(
 ) -> None:
     """Which calls are looked at, and what is exchanged before them, is drawn at random. In the
     least number of rounds that a matrix has, most calls are look-ups."""
-    monkeypatch.setattr(roofline, "_by_content", {})
+    monkeypatch.setattr(roofline, "_memories", {})
     monkeypatch.setattr(roofline, "aside_again", lambda: False)
     calls, computed = [], []
 
