@@ -52,7 +52,7 @@ def resume(
         run.discard_unbegun(path)
         return run.start(plan, path, view, signer=signer, fit=fit)
     folder = RunFolder.existing(path)
-    trust = refuse_altered(path)
+    trust = refuse_altered(path, tables=False)
     before = Plan.read(folder.plan)
     if plan is not None and (differences := plan.differences(before)):
         raise UsageError(

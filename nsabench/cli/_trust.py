@@ -11,11 +11,11 @@ from nsabench.evidence.manifest.statement import Trust
 from nsabench.running.folder import RunFolder
 
 
-def admit(run: Path) -> None:
+def admit(run: Path, *, tables: bool = True) -> None:
     """Say so if the run is unsigned. Raises `UsageError` without a run, and `VerificationFailed` if
-    it was altered or holds a link."""
+    it was altered or holds a link. tables: whether the command reads the tables."""
     RunFolder.existing(run).refuse_links()
-    if refuse_altered(run) is Trust.UNSIGNED:
+    if refuse_altered(run, tables=tables) is Trust.UNSIGNED:
         say_unsigned(run)
 
 

@@ -41,6 +41,7 @@ def command() -> None:
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--to", "location", required=True, metavar="ARCHIVE", help="Folder or s3:// address.")
 @_options.trusted
+@_options.ops_of_the_run
 def add(runs: tuple[Path, ...], location: str, public: tuple[Path, ...]) -> int:
     """Verify runs and add them; adding one again changes nothing.
 

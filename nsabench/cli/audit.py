@@ -42,7 +42,7 @@ def command(path: Path, gpu: str | None, each: bool, as_json: bool) -> int:
     cases: dict[str, str] = {}
     if path.is_dir():
         folder = RunFolder.existing(path)
-        admit(path)
+        admit(path, tables=False)
         plan, parts = Plan.read(folder.plan), folder.parts()
         cases = {planned.id: labels.named_case(planned.case) for planned in plan.cases}
         controls = {i.name for i in plan.implementations if i.role is Role.CONTROL}

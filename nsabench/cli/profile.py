@@ -49,7 +49,7 @@ def command(
 
     Example: nsabench profile results/rows 25b3bbb3bf1c mine --script alone.py
     """
-    admit(run)
+    admit(run, tables=False)
     if script is not None:
         _refuse_standing(script)
         _write(run, case, implementation, script)

@@ -39,7 +39,7 @@ def command(
 
     Example: nsabench report results/20260101T120000Z-a1b2c3 --out again
     """
-    admit(run)
+    admit(run, tables=False)
     facts = report.Facts.read(run)
     some = facts.narrowed(Narrowed(where))
     folder = out or run

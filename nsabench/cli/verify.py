@@ -31,6 +31,7 @@ from nsabench.text import shown
     metavar="FILE",
     help="A list of keys that no longer count. See also NSABENCH_REVOKED_KEYS.",
 )
+@_options.ops_of_the_run
 @_options.as_json
 def command(
     run: Path,
@@ -41,8 +42,8 @@ def command(
 ) -> int:
     """Check that a run is whole and unaltered, and show the key that signed it.
 
-    Checks the signature, every hash, that no file is missing or extra, and that the files agree
-    with each other. Exits with 4 and names the first broken check.
+    Checks the signature and every hash, derives the tables from the log again, and compares them.
+    Exits with 4 and names the first broken check.
 
     Example: nsabench verify results/20260101T120000Z-a1b2c3 --key signing.key.pub
     """

@@ -21,14 +21,14 @@ import pyarrow as pa
 from nsabench import conclusion, ops
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import signed_around
-from nsabench.evidence.manifest.logs import KEPT
+from nsabench.evidence.manifest.logs import plan_together
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.files import refuse_filled, writing
 from nsabench.fleet.shard import Shard, admit, refuse_gaps, refuse_others
 from nsabench.model.plan import Plan
 from nsabench.output.report import Facts
 from nsabench.processes import each
-from nsabench.running.folder import RunFolder
+from nsabench.running.folder import KEPT, RunFolder
 from nsabench.running.run import Finished
 from nsabench.signing import Signer
 from nsabench.verdicts import canary, merged, pays, threshold
@@ -93,9 +93,11 @@ def merge(
     signed = signed_around(out)
     if signed is not None:
         raise UsageError(f"{out} is inside {signed}, which is signed", "give --out another folder.")
-    shards, plan = _admit(folders, frozenset(trusted), require, note)
+    shards = _admit(folders, frozenset(trusted), require, note)
     refuse_gaps(shards)
-    plan = _plan(shards, plan)
+    now = datetime.now(UTC).replace(microsecond=0)
+    run_id = f"{now:%Y%m%dT%H%M%SZ}-{token_hex(3)}"
+    plan = plan_together([shard.plan for shard in shards], run_id, now)
     making = out.with_name(f".{out.name}.{plan.run_id}")
     with writing(out.parent, "merge again"):
         making.mkdir(parents=True)
@@ -112,10 +114,9 @@ def merge(
 
 def _admit(
     folders: Sequence[Path], trusted: frozenset[str], require: Trust, note: Callable[[str], None]
-) -> tuple[list[Shard], Plan]:
-    """Return the shards in their order, and the plan of the first."""
-    first = Plan.read(RunFolder.existing(folders[0]).plan)
-    ops.refuse_other(first)
+) -> list[Shard]:
+    """Return the shards in their order."""
+    ops.refuse_other(Plan.read(RunFolder.existing(folders[0]).plan))
     shards: list[Shard] = []
     for shard in each(partial(admit, trusted=trusted, require=require), folders):
         if shards:
@@ -124,27 +125,7 @@ def _admit(
         shards.append(shard)
         if len(shards) % 100 == 0:
             note(f"verified {len(shards)} of {len(folders)} shards")
-    return sorted(shards, key=lambda shard: shard.index), first
-
-
-def _plan(shards: Sequence[Shard], first: Plan) -> Plan:
-    """Return the plan of the merged run."""
-    by_id = {
-        planned.id: planned.model_copy(update={"shard": number})
-        for number, shard in enumerate(shards, 1)
-        for planned in shard.cases
-    }
-    implementations = {(i.op, i.name): i for s in shards for i in s.plan.implementations}
-    now = datetime.now(UTC).replace(microsecond=0)
-    changed = {
-        "run_id": f"{now:%Y%m%dT%H%M%SZ}-{token_hex(3)}",
-        "created": now,
-        "shard": "1/1",
-        "shards": tuple(shard.plan.run_id for shard in shards),
-        "implementations": list(implementations.values()),
-        "cases": [by_id[case_id] for case_id in first.whole.split()],
-    }
-    return Plan.model_construct(**{**dict(first), **changed})
+    return sorted(shards, key=lambda shard: shard.index)
 
 
 def _make(

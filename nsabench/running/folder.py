@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nsabench.errors import Interrupted, UsageError, VerificationFailed
-from nsabench.files import writing
+from nsabench.files import unfinished, writing
 from nsabench.model.job import Job
 from nsabench.model.measurement import Observation
 from nsabench.model.plan import Plan
@@ -21,7 +22,25 @@ from nsabench.verdicts.results import Part
 
 LATEST = "latest"
 SHARDS = "shards"  # the folder of a merged run that holds the shards
+MANIFEST = "manifest.dsse.json"
+KEPT = ("plan.json", "log.jsonl", "environment.json", MANIFEST)  # of a shard in a merged run
+NAMES = (
+    *KEPT,
+    RUN_KEY,
+    *("records.parquet", "comparisons.parquet", "samples.parquet"),
+    *("thresholds.yaml", "selection_report.md", "report.html"),
+)
+# What implementations printed on a case in a pass, and what is kept of a shard.
+_NAME = re.compile(
+    rf"logs/[0-9a-f]{{12}}(\.[a-z]+)?\.log|"
+    rf"{SHARDS}/[A-Za-z0-9][A-Za-z0-9-]{{0,99}}/({'|'.join(map(re.escape, KEPT))})"
+)
 HEAD = "=== "  # begins the line that names the implementations of a part of the printed output
+
+
+def is_run_file(name: str) -> bool:
+    """Return whether a run has a file of this name, which is a path in its folder."""
+    return name in NAMES or _NAME.fullmatch(name) is not None
 
 
 @dataclass(frozen=True)
@@ -77,6 +96,20 @@ class RunFolder:
             raise UsageError(
                 f"{self.path} cannot be made: {error.strerror}", "give --out a writable folder."
             ) from None
+
+    def refuse_foreign(self) -> None:
+        """Raise `VerificationFailed` for a link, and for a file that no run has: it would be signed
+        with the run. Remove the temporary files that a killed process left."""
+        self.refuse_links()
+        for name in NAMES:
+            unfinished(self.path / name).unlink(missing_ok=True)
+        for path in sorted(self.path.rglob("*")):
+            name = path.relative_to(self.path).as_posix()
+            if path.is_file() and not is_run_file(name):
+                raise VerificationFailed(
+                    f"{name[:200]!r} is not a file of a run",
+                    "look where it is from; move it elsewhere, or start a new run.",
+                )
 
     def refuse_links(self) -> None:
         """Raises `VerificationFailed` when a file or folder of it leads, or may lead, elsewhere:

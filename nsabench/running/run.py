@@ -218,7 +218,7 @@ def resume(
 ) -> Finished:
     """Resume a run. `running.resume` says when that is refused, `next_jobs` what is left."""
     folder = RunFolder.existing(path)
-    folder.refuse_links()
+    folder.refuse_foreign()
     plan = Plan.read(folder.plan)
     with folder.writing():
         folder.logs.mkdir(exist_ok=True)

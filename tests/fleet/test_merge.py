@@ -20,7 +20,7 @@ from nsabench import conclusion
 from nsabench.cli.merge import command
 from nsabench.errors import EnvironmentRefused, UsageError, VerificationFailed
 from nsabench.evidence.manifest import MANIFEST, dsse, seal, verify
-from nsabench.evidence.manifest.logs import KEPT
+from nsabench.evidence.manifest.logs import plan_together
 from nsabench.evidence.manifest.statement import Trust, encode_key, read_envelope, signed
 from nsabench.fleet.merge import Merged, merge
 from nsabench.model.case import Case
@@ -28,7 +28,7 @@ from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import L2, Verdict
 from nsabench.output import site
 from nsabench.output.report import Facts, write_html, write_markdown
-from nsabench.running.folder import RunFolder
+from nsabench.running.folder import KEPT, RunFolder
 from nsabench.signing import Signer
 from nsabench.signing.keys import public_der
 from nsabench.verdicts.tables import read_records
@@ -389,16 +389,16 @@ CHANGED_BY_THE_MERGER: dict[str, tuple[Callable[[Path], object], str]] = {
         "log: plan.json names a shard twice",
     ),
     "one shard less": (without_the_last, "log: the shards: case "),
-    "a case of no shard": (lambda out: replan(out, one_more), "log: plan.json: case "),
+    "a case of no shard": (lambda out: replan(out, one_more), "log: plan.json: its cases are"),
     "a case of another shard": (
         lambda out: replan(
             out, lambda plan: {"cases": [c.model_copy(update={"shard": 2}) for c in plan.cases]}
         ),
-        "log: the shard shard-1: its cases are not those of plan.json",
+        "log: plan.json: its cases are not its shards'",
     ),
     "margin and conditions": (
         lambda out: replan(out, lambda plan: {"margin": 1.0, "where": ("L=64",)}),
-        "log: the shard shard-1: its margin and where are not those of plan.json",
+        "log: plan.json: its margin and where are not its shards'",
     ),
     "environment": (
         lambda out: (out / "environment.json").write_text(
@@ -420,6 +420,26 @@ def test_whoever_merges_cannot_change_what_was_measured(
     seal(out, signer)
     broken = verify(out).broken or ""
     assert broken.startswith(said), broken
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"kernels_sha256": "a" * 64}, "shard-2 does not fit those before it: kernels_sha256"),
+        ({"implementations": []}, None),
+        ({"cases": []}, "is missing"),
+    ],
+)
+def test_shards_of_several_plans_make_none(
+    _made: Path, change: dict[str, Any], said: str | None
+) -> None:
+    plans = [Plan.read(own / "plan.json") for own in sorted(_made.iterdir())]
+    plans[1] = plans[1].model_copy(update=change)
+    if said is None:
+        assert len(plan_together(plans, "run", plans[0].created).cases) == 16
+        return
+    with pytest.raises(UsageError, match=said):
+        plan_together(plans, "run", plans[0].created)
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core merges in this process")

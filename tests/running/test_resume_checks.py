@@ -19,7 +19,7 @@ from nsabench.running import run
 from nsabench.running.log import LogFile
 from nsabench.running.seals import Sealer
 from nsabench.signing import Signer
-from nsabench.signing.keys import generate
+from nsabench.signing.keys import create, generate, private_pem
 from nsabench.signing.signer import KEY_FILE, PASSPHRASE_FILE, RUN_KEY, make_run_key
 from tests.cli.conftest import Nsabench
 from tests.cli.conftest import nsabench as nsabench
@@ -48,8 +48,8 @@ def test_my_key_does_not_sign_what_a_stranger_measured(tmp_path: Path, nsabench:
 def test_what_was_begun_in_my_name_is_signed_in_my_name(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", DONE, signer=ME)
     report = verify(folder)
-    assert report.resumable is False, "nothing here says that the key is the reader's"
-    assert verify(folder, trusted=[ME.keyid]).resumable
+    assert "--resume" not in report.remedy, "nothing here says that the key is the reader's"
+    assert "--resume" in verify(folder, trusted=[ME.keyid]).remedy
     conclusion.finish(run.resume(folder, Silent(), signer=ME))
     report = verify(folder, trusted=[ME.keyid], require=Trust.PINNED)
     assert report.broken is None
@@ -61,13 +61,14 @@ def test_a_lasting_key_signs_nothing_that_was_begun_without_it(tmp_path: Path) -
     signer = make_run_key(tmp_path)
     folder = make_run(tmp_path / "run", DONE, signer=signer)
     (tmp_path / RUN_KEY).rename(folder / RUN_KEY)
-    assert verify(folder).resumable
+    assert "--resume" in verify(folder).remedy
     with pytest.raises(VerificationFailed, match="which is not the one named now"):
         run.resume(folder, Silent(), signer=ME)
     conclusion.finish(run.resume(folder, Silent()))
     assert verify(folder).trust is Trust.EPHEMERAL
     assert not (folder / RUN_KEY).exists()
-    make_run_key(folder)  # as a process leaves it that is killed right after it has signed
+    # As a process leaves it that is killed right after it has signed.
+    create((folder / RUN_KEY, private_pem(signer.key), 0o600))
     assert verify(folder).broken is None
     (folder / RUN_KEY).unlink()
     (folder / MANIFEST).unlink()

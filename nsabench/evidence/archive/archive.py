@@ -13,17 +13,27 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
 
+import pyarrow.compute as pc
+
 from nsabench import limits, reading
-from nsabench.errors import VerificationFailed
+from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.archive.seen import Seen, key_of
 from nsabench.evidence.archive.store import Store
-from nsabench.evidence.manifest import MANIFEST, files, verify
+from nsabench.evidence.manifest import MANIFEST, Report, files, verify
 from nsabench.evidence.manifest.dsse import Envelope
 from nsabench.evidence.manifest.keys import Revocation, refuse_revoked, revocations
-from nsabench.evidence.manifest.statement import Predicate, Statement, Trust, signed
-from nsabench.evidence.manifest.tables import TABLES, check_archived
+from nsabench.evidence.manifest.statement import (
+    Predicate,
+    Statement,
+    Trust,
+    is_device,
+    require_same,
+    signed,
+)
+from nsabench.evidence.manifest.tables import check_summary, readable, refuse_misfit
 from nsabench.model.record import Record
-from nsabench.verdicts.tables import records_in
+from nsabench.verdicts.parquet import TABLES
+from nsabench.verdicts.tables import batches, records_in
 
 READERS = 16  # requests that are under way at once
 
@@ -82,9 +92,13 @@ class Archive:
         """
         report = verify(run, trusted=trusted, require=require)
         report.raise_if_broken()
-        if report.predicate is None:
+        return self.add_verified(report)
+
+    def add_verified(self, report: Report) -> tuple[Added, str]:
+        """Copy a run that was verified; else as `add`."""
+        run, predicate = report.folder, report.predicate
+        if predicate is None:
             raise VerificationFailed(f"{run} is unsigned", "an archive keeps signed runs only.")
-        predicate = report.predicate
         prefix = _prefix(predicate)
         manifest = reading.read(run / MANIFEST, limits.MANIFEST)
         for name in self.store.names():
@@ -169,18 +183,20 @@ class Archive:
         refuse_revoked(keyid, predicate.signed, revoked)
         if not trust.reaches(require):
             raise VerificationFailed(f"it is {trust} and {require} is required")
-        for table in TABLES:
-            stored = run.object(table)
-            if stored not in stamps:
-                raise VerificationFailed(f"{stored} is missing")
-            digest = hashlib.sha256(manifest).hexdigest()
-            key = key_of(digest, self.store.location, stored, stamps[stored])
-            if key not in seen:
-                with TemporaryDirectory() as scratch:
-                    path = self.store.as_file(stored, Path(scratch), limits.TABLE)
+        stored = [run.object(table) for table in TABLES]
+        for name in stored:
+            if name not in stamps:
+                raise VerificationFailed(f"{name} is missing")
+        digest = hashlib.sha256(manifest).hexdigest()
+        key = key_of(digest, self.store.location, *(f"{n} {stamps[n]}" for n in stored))
+        if key not in seen:
+            with TemporaryDirectory() as scratch:
+                for table in TABLES:
+                    path = self.store.as_file(run.object(table), Path(scratch), limits.TABLE)
                     _refuse_changed(path, run, table)  # before it is opened
-                    check_archived(path, table, predicate)
-                seen.add(key)
+                    Path(scratch, f"{table}.parquet").symlink_to(path)
+                _check_tables(Path(scratch), predicate)
+            seen.add(key)
         return run
 
     def file(self, run: ArchivedRun, table: str, scratch: Path) -> Path:
@@ -196,6 +212,31 @@ class Archive:
         with TemporaryDirectory() as scratch:
             tables = ("records", "comparisons")
             return records_in(*(self.file(run, table, Path(scratch)) for table in tables))
+
+
+def _check_tables(folder: Path, predicate: Predicate) -> None:
+    """Check tables of which neither the plan nor the log is there: they are what the manifest says
+    in brief."""
+    check_summary(folder, predicate)
+    for path in (folder / f"{table}.parquet" for table in TABLES):
+        with readable(path):
+            refuse_misfit(path)
+            for part in batches(path):  # all columns, so that a broken page anywhere is found
+                part.validate(full=True)  # texts are UTF-8
+                if set(pc.unique(part["run_id"]).to_pylist()) - {predicate.run_id}:
+                    raise VerificationFailed(f"{path.name} has rows of another run")
+    try:
+        records = records_in(folder / "records.parquet", folder / "comparisons.parquet")
+    except UsageError as error:
+        raise VerificationFailed(str(error)) from None
+    stated = predicate.environment
+    versions = {name: getattr(stated, name) for name in ("torch", "triton", "cuda")}
+    for record in records:
+        if stated.gpu and record.gpu_name and not is_device(stated.gpu, record.gpu_name):
+            require_same("what was signed: gpu", stated.gpu, record.gpu_name)
+        for name, version in versions.items():
+            if version is not None:
+                require_same(f"what was signed: {name}", version, getattr(record, name))
 
 
 def _refuse_changed(path: Path, run: ArchivedRun, table: str) -> None:

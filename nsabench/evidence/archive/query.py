@@ -21,9 +21,9 @@ from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.evidence.archive import payments
 from nsabench.evidence.archive.archive import READERS, Archive, ArchivedRun
 from nsabench.evidence.archive.store import _INSTALL
-from nsabench.evidence.manifest.tables import TABLES
 from nsabench.machine.environment.pairs import belongs
 from nsabench.reading import size
+from nsabench.verdicts.parquet import TABLES
 
 try:
     import duckdb

@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import stat
 from pathlib import Path
 
 from nsabench import limits
 from nsabench.errors import VerificationFailed
 from nsabench.reading import OutOfBounds, opened, size
-
-# Quotes, blanks and control characters would make lists that people check by hand ambiguous, and
-# `..` must not leave the folder.
-_PART = re.compile(r"[A-Za-z0-9_+=@][A-Za-z0-9_.+=@-]*")
-
-
-def is_safe(name: str) -> bool:
-    """Whether `name` is a plain relative path with `/` between its parts."""
-    return len(name) < 1024 and all(_PART.fullmatch(part) for part in name.split("/"))
+from nsabench.running.folder import is_run_file
 
 
 def listing(folder: Path) -> list[str]:
     """Return the names of all files below `folder`, sorted.
 
-    Raises `VerificationFailed` for a link, a device, a pipe, a name that `is_safe` refuses, and
-    more files than a run has.
+    Raises `VerificationFailed` for a link, a device, a pipe, a file that no run has, and more files
+    than a run has.
     """
     names, taken = [], 0
     for where, folders, files in os.walk(folder, onerror=_unreadable):
@@ -37,9 +28,9 @@ def listing(folder: Path) -> list[str]:
             mode = found.st_mode
             if stat.S_ISLNK(mode):
                 raise VerificationFailed(f"{name[:200]} is a link, and a run holds none")
-            if not is_safe(name):
-                raise VerificationFailed(f"a file has a name that no run has: {name[:200]!r}")
             if stat.S_ISREG(mode):
+                if not is_run_file(name):
+                    raise VerificationFailed(f"{name[:200]!r} is not a file of a run")
                 names.append(name)
                 taken += found.st_size
                 if found.st_size > limits.FILE:

@@ -5,73 +5,63 @@ A merged run keeps each shard as its host measured and signed it, without the ta
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import files
-from nsabench.evidence.manifest.same import same, same_members
-from nsabench.evidence.manifest.statement import MANIFEST, read_envelope, signed
+from nsabench.evidence.manifest.statement import read_envelope, require_same, signed
 from nsabench.model.description import Described
 from nsabench.model.log import Log
-from nsabench.model.plan import Plan
+from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import Purpose
 from nsabench.processes import each
 from nsabench.running import log
-from nsabench.running.folder import RunFolder
+from nsabench.running.folder import KEPT, MANIFEST, RunFolder
 from nsabench.running.seals import Origin
+from nsabench.verdicts import canary
 from nsabench.verdicts.attempts import states_of
-from nsabench.verdicts.canary import Canary, canary_of
+from nsabench.verdicts.canary import Canary
+from nsabench.verdicts.merged import name_of
 from nsabench.verdicts.results import belongs
 
-KEPT = ("plan.json", "log.jsonl", "environment.json", MANIFEST)  # of a shard in a merged run
-# Fields of a plan that are the same in a shard and in the merged run.
-_SHARED = (
-    *("device", "margin", "sources", "kernels_sha256", "ops_sha256", "where", "nsabench"),
-    *("sandboxed", "whole", "canary"),
-)
+# Fields of a plan in which shards may differ: the folders of the user's files, for example.
+_OWN = {"shard", "cases", "implementations", "kernels", "ops"}
 
 
 @dataclass(frozen=True)
 class Logged:
-    """What the logs of a run hold.
+    """What the logs of a run hold; of a merged run all but `cases` and `outlying` is its first
+    shard's.
 
-    cases: their number. samples: how many the main pass took. described: the machine, by the first
-    session. origin: the signer of the log; the first shard's in a merged run.
+    cases: their number. described: the machine, by the first session. origin: the signer of the
+    log. outlying: why the times of a shard decide nothing, by its name.
     """
 
     cases: int
-    samples: int
     described: Described
     origin: Origin
     canary: Canary
-
-    def __str__(self) -> str:
-        return f"{self.cases} cases"
+    outlying: Mapping[str, str] = field(default_factory=dict)
 
 
 def check_log(folder: Path, plan: Plan) -> Logged:
     """Return what the log of a run holds, once it is of this plan and measured all of it."""
     found, origin = read_log(folder, plan)
     try:
-        states, canary = states_of(plan, found, Purpose.MAIN), canary_of(plan, found)
+        states = states_of(plan, found, Purpose.MAIN)
+        measured = canary.canary_of(plan, found)
     except UsageError as error:
         raise VerificationFailed(f"log.jsonl: {error}") from None
-    same_members("log.jsonl: case", Counter(list(states)), Counter(case.id for case in plan.cases))
-    observations = [observation for state in states.values() for observation in state.observations]
+    for case_id in plan.by_id.keys() - states.keys():
+        raise VerificationFailed(f"log.jsonl: case {case_id} is missing")
     digest = files.sha256(folder, "environment.json")
     for session in found.sessions:
         stated = session.environment_sha256
-        same("environment.json: its sha256, by the log,", digest, stated)
-    return Logged(
-        cases=len(states),
-        samples=sum(len(o.samples.time_ms) + len(o.bursts.time_ms) for o in observations),
-        described=found.sessions[0].described,
-        origin=origin,
-        canary=canary,
-    )
+        require_same("environment.json: its sha256, by the log,", digest, stated)
+    return Logged(len(states), found.sessions[0].described, origin, measured)
 
 
 def read_log(folder: Path, plan: Plan) -> tuple[Log, Origin]:
@@ -92,18 +82,12 @@ def check_shards(folder: Path, plan: Plan) -> Logged:
     if len(set(plan.shards)) != len(plan.shards):
         raise VerificationFailed("plan.json names a shard twice")
     shards = list(each(lambda run_id: _check_shard(folder, run_id), plan.shards))
-    _check_plans(plan, [own for own, _ in shards])
-    _check_cases(plan, [own for own, _ in shards])
-    logged = [found for _, found in shards]
+    _check_plan(plan, [own for own, _ in shards])
     first = files.sha256(RunFolder(folder).shard(plan.shards[0]).path, "environment.json")
-    same("environment.json: its sha256", files.sha256(folder, "environment.json"), first)
-    return Logged(
-        cases=sum(found.cases for found in logged),
-        samples=sum(found.samples for found in logged),
-        described=logged[0].described,
-        origin=logged[0].origin,
-        canary=logged[0].canary,
-    )
+    require_same("environment.json: its sha256", files.sha256(folder, "environment.json"), first)
+    canaries = {name_of(own): found.canary for own, found in shards}
+    cases = sum(found.cases for _, found in shards)
+    return replace(shards[0][1], cases=cases, outlying=canary.outlying(canaries))
 
 
 def _check_shard(folder: Path, run_id: str) -> tuple[Plan, Logged]:
@@ -125,28 +109,45 @@ def _check_shard(folder: Path, run_id: str) -> tuple[Plan, Logged]:
     return own.without_content(), found
 
 
-def _check_plans(plan: Plan, shards: Sequence[Plan]) -> None:
+def _check_plan(plan: Plan, shards: Sequence[Plan]) -> None:
     """Check that the plan of a merged run is that of its shards together."""
-    implementations = {(i.op, i.name): i for i in plan.implementations}
+    try:
+        differing = plan.differences(plan_together(shards, plan.run_id, plan.created))
+    except UsageError as error:
+        raise VerificationFailed(f"the shards: {error}") from None
+    if differing:
+        raise VerificationFailed(f"plan.json: its {' and '.join(differing)} are not its shards'")
+
+
+def plan_together(shards: Sequence[Plan], run_id: str, created: datetime) -> Plan:
+    """Return the plan of the run that shards are merged into.
+
+    Raises `UsageError` if they are not of one plan, or do not have each of its cases once.
+    """
+    first = shards[0]
+    cases: dict[str, PlannedCase] = {}
+    implementations: dict[tuple[str, str], ImplementationInfo] = {}
     for number, own in enumerate(shards, 1):
-        cases = [p.model_copy(update={"shard": 0}) for p in plan.cases if p.shard == number]
-        wrong = [name for name in _SHARED if getattr(plan, name) != getattr(own, name)]
-        if cases != own.cases:
-            wrong.append("cases")
-        if any(implementations.get((i.op, i.name)) != i for i in own.implementations):
-            wrong.append("implementations")
-        if {(m.name, m.sha256) for m in plan.matrices} != {
-            (m.name, m.sha256) for m in own.matrices
-        }:
-            wrong.append("matrices")
-        if wrong:
-            raise VerificationFailed(
-                f"the shard {own.run_id}: its {' and '.join(wrong)} are not those of plan.json"
-            )
-
-
-def _check_cases(plan: Plan, shards: Sequence[Plan]) -> None:
-    """Check that the shards are all of the plan that they are of, and that none else is planned."""
-    measured = Counter[object](planned.id for own in shards for planned in own.cases)
-    same_members("the shards: case", measured, Counter(plan.whole.split()))
-    same_members("plan.json: case", Counter(planned.id for planned in plan.cases), measured)
+        other = set(own.differences(first)) - _OWN
+        other |= {
+            f"implementation {i.name}"
+            for i in own.implementations
+            if implementations.setdefault((i.op, i.name), i) != i
+        }
+        other |= {f"case {planned.id}" for planned in own.cases if planned.id in cases}
+        if other:
+            names = ", ".join(sorted(other)[:5])
+            raise UsageError(f"{own.run_id} does not fit those before it: {names}")
+        cases |= {p.id: p.model_copy(update={"shard": number}) for p in own.cases}
+    ids = first.whole.split()
+    if cases.keys() != set(ids):
+        raise UsageError(f"case {sorted(cases.keys() ^ set(ids))[0]} is missing")
+    changed = {
+        "run_id": run_id,
+        "created": created,
+        "shard": "1/1",
+        "shards": tuple(own.run_id for own in shards),
+        "implementations": list(implementations.values()),
+        "cases": [cases[case_id] for case_id in ids],
+    }
+    return Plan.model_construct(**{**dict(first), **changed})

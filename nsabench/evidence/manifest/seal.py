@@ -5,11 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-import pyarrow.parquet as pq
-
 from nsabench.evidence.manifest import dsse, files
 from nsabench.evidence.manifest.statement import (
-    MANIFEST,
     NOT_SIGNED,
     Digest,
     EnvironmentBrief,
@@ -22,11 +19,12 @@ from nsabench.evidence.manifest.statement import (
     Trust,
     encode_key,
 )
-from nsabench.evidence.manifest.tables import controls_caught, read_rows
-from nsabench.files import replacing, unfinished
+from nsabench.evidence.manifest.tables import summarize_tables
+from nsabench.files import whole
 from nsabench.machine.environment.model import Environment
 from nsabench.model.plan import Plan
 from nsabench.model.record import SCHEMA_VERSION
+from nsabench.running.folder import MANIFEST, RunFolder
 from nsabench.signing import Signer
 from nsabench.signing.keys import public_der
 
@@ -36,20 +34,17 @@ def seal(folder: Path, signer: Signer) -> Statement:
 
     An earlier manifest stays until the new one takes its place.
 
-    Raises `VerificationFailed` when the folder holds a link or a name that no run has, and
+    Raises `VerificationFailed` when the folder holds a link or a file that no run has, and
     `UsageError` when it holds no run.
     """
-    path = folder / MANIFEST
-    unfinished(path).unlink(missing_ok=True)  # of a seal that was killed: no file of the run's
+    RunFolder(folder).refuse_foreign()
     statement = describe(folder, signer)
-    with replacing(path) as temporary:
-        temporary.write_bytes(dsse.sign(statement.to_json(), signer.key).to_json())
+    whole(folder / MANIFEST, dsse.sign(statement.to_json(), signer.key).to_json())
     return statement
 
 
 def describe(folder: Path, signer: Signer) -> Statement:
     plan = Plan.read(folder / "plan.json")
-    records = read_rows(folder / "records.parquet", plan.run_id)
     return Statement(
         subject=[
             Subject(name=name, digest=Digest(sha256=files.sha256(folder, name)))
@@ -66,11 +61,8 @@ def describe(folder: Path, signer: Signer) -> Statement:
             ),
             plan=brief_plan(plan),
             environment=brief_environment(folder / "environment.json"),
-            records=len(records),
-            comparisons=pq.read_metadata(folder / "comparisons.parquet").num_rows,
-            samples=pq.read_metadata(folder / "samples.parquet").num_rows,
-            controls_caught=controls_caught(records),
             results_schema=SCHEMA_VERSION,
+            **summarize_tables(folder),
         ),
     )
 

@@ -21,10 +21,10 @@ from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest.dsse import Envelope, parse_part
 from nsabench.model.moment import Moment
 from nsabench.model.run_id import RunId
+from nsabench.running.folder import MANIFEST
 from nsabench.signing.keys import public_key_of_der
 from nsabench.signing.signer import RUN_KEY
 
-MANIFEST = "manifest.dsse.json"
 # Files of a run that a manifest does not speak of.
 NOT_SIGNED = frozenset({MANIFEST, RUN_KEY})
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -161,6 +161,17 @@ def signed(envelope: Envelope) -> tuple[Statement, str]:
     except (binascii.Error, ValueError) as error:
         raise VerificationFailed(f"the manifest's public key cannot be read: {error}") from None
     return statement, envelope.check(key)
+
+
+def require_same(what: str, value: object, expected: object) -> None:
+    """Raise `VerificationFailed` if a value is not as expected."""
+    if value != expected:
+        raise VerificationFailed(f"{what} is {value!r} and should be {expected!r}")
+
+
+def is_device(named: str, measured: str) -> bool:
+    """Return whether the measured device is the named one: torch adds its MIG slice to the name."""
+    return measured == named or measured.startswith(f"{named} MIG ")
 
 
 def encode_key(der: bytes) -> str:

@@ -1,302 +1,224 @@
-"""Check that the tables of a run hold what was planned, logged and signed.
+"""Check that the tables of a run are what follows from its plan and log.
 
-Every function raises `VerificationFailed` and names the table.
+The tables are derived again and compared: first their bytes, then every value. A table that another
+version of pyarrow wrote has other bytes. docs/reference/manifest.md says what depends on versions.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from nsabench import limits
+from nsabench import limits, ops
 from nsabench.checks.group import Group
 from nsabench.checks.proofs import unproven
-from nsabench.errors import VerificationFailed
+from nsabench.errors import UsageError, VerificationFailed
+from nsabench.evidence.manifest import files
 from nsabench.evidence.manifest.logs import Logged
-from nsabench.evidence.manifest.same import same, same_members
-from nsabench.evidence.manifest.statement import Predicate
-from nsabench.machine.environment.model import Environment
+from nsabench.evidence.manifest.statement import Predicate, require_same
 from nsabench.model.plan import Plan
-from nsabench.model.record import Comparison, Record, vocabulary
-from nsabench.model.vocabulary import Catch, Direction, Mode, Regime, Status
+from nsabench.model.version import __version__
+from nsabench.model.vocabulary import Catch, Direction, Mode
+from nsabench.processes import each
 from nsabench.reading import OutOfBounds
+from nsabench.running.folder import RunFolder
+from nsabench.verdicts import merged
+from nsabench.verdicts.parquet import TABLES, Tables, tables_of
 from nsabench.verdicts.tables import (
+    BATCH,
     COMPARISONS,
     RECORDS,
     SAMPLES,
-    batches,
     check_table,
     misfit,
-    values,
 )
-from nsabench.verdicts.verdict import Key
 
-TABLES = ("records", "comparisons", "samples")
-
-
-class Row(NamedTuple):
-    """The columns of a record that the checks need."""
-
-    case_id: str
-    implementation: str
-    status: str
-    reason: str | None
-    n_samples: int | None
-    op: str
-    direction: str
-    mode: str
-    streams: int
-    caught_by: str | None
-    caught: str | None
-    gpu_name: str | None
-    torch: str | None
-    triton: str | None
-    cuda: str | None
-
-    @property
-    def key(self) -> Key:
-        return self.case_id, self.implementation
+COLUMNS = {"records": RECORDS, "comparisons": COMPARISONS, "samples": SAMPLES}
 
 
-_COLUMNS = {"records": RECORDS, "comparisons": COMPARISONS, "samples": SAMPLES}
-_NEEDED = {
-    "records": ("run_id", *Row._fields),
-    "comparisons": tuple(vocabulary(Comparison)),
-    "samples": ("run_id", "case_id", "implementation", "regime", "calls", "time_ms"),
-}
+def derive_tables(folder: Path, plan: Plan, outlying: Mapping[str, str], into: Path) -> None:
+    """Write the tables that follow from the log of a run, or from those of its shards.
+
+    outlying: why the times of a shard decide nothing, by its name. Raises `VerificationFailed` if
+    nothing follows, and with a remedy if the op of the run is not known here.
+    """
+    run = RunFolder(folder)
+    parts = [run.shard(run_id) for run_id in plan.shards] or [run]
+    sizes = {size for planned in plan.cases for size in planned.case.shape}
+    derive = partial(_derive_part, plan.run_id, sizes, outlying)
+    try:
+        ops.refuse_other(plan)
+        ops.count(planned.case for planned in plan.cases)
+        with Tables(into) as tables:
+            for part in each(derive, parts, worth_it=2):
+                tables.add(part)
+    except UsageError as error:
+        raise VerificationFailed(f"they cannot be derived: {error}", error.remedy) from None
+    except (ArithmeticError, AssertionError, LookupError, ValueError) as error:
+        # Anybody can seal a log of numbers that nothing measures.
+        raise VerificationFailed(f"they do not follow from the log: {error!r}") from None
 
 
-def check_records(
-    folder: Path,
-    plan: Plan,
-    predicate: Predicate | None,
-    environment: Environment,
-    logged: Logged,
-) -> list[Row]:
-    """Return the records, once there is one for each implementation of each case, all of the device
-    and the versions that were logged and signed."""
-    path = folder / "records.parquet"
-    planned: Counter[object] = Counter(
-        (case.id, name) for case in plan.cases for name in case.implementations
-    )
-    rows = _count_rows(path, "records", predicate)
-    if rows > 2 * planned.total():  # of fewer, the one that is too many is named
-        raise VerificationFailed(
-            f"records.parquet has {rows} rows, and {planned.total()} records were planned"
-        )
-    records = read_rows(path, plan.run_id)
-    same_members("records.parquet: record", Counter(r.key for r in records), planned)
-    _check_machine(records, plan, environment, logged)
-    if predicate is not None:
-        _check_summary(records, predicate)
-    return records
+def _derive_part(
+    run_id: str, sizes: Iterable[str], outlying: Mapping[str, str], folder: RunFolder
+) -> tuple[pa.Table, pa.Table, pa.Table]:
+    [part] = folder.parts()
+    why = outlying.get(merged.name_of(part.plan), "")
+    return tables_of(merged.of_shard(run_id, part, why), run_id, sizes)
 
 
-def check_comparisons(
-    folder: Path, plan: Plan, predicate: Predicate | None, records: Sequence[Row]
-) -> int:
-    """Return the number of comparisons, once each is of a record, there once, and of a record that
-    is `ok` if it has a ratio."""
-    path = folder / "comparisons.parquet"
-    rows = _count_rows(path, "comparisons", predicate)
-    statuses = {record.key: record.status for record in records}
-    keys: set[tuple[str, ...]] = set()
-    for part in _parts(path, "comparisons", plan.run_id):
-        _check_words("comparisons", part)
-        columns = ("case_id", "implementation", "regime", "reference", "ratio")
-        for *key, ratio in zip(*(values(part[name]) for name in columns), strict=True):
-            where = f"comparisons.parquet: {key[1]} on {key[0]}"
-            status = statuses.get((key[0], key[1]))
-            if status is None:
-                raise VerificationFailed(f"{where} is no record")
-            if ratio is not None and status != Status.OK:
-                raise VerificationFailed(f"{where} is {status} and yet has a ratio")
-            if tuple(key) in keys:
-                raise VerificationFailed(f"{where} is there twice for {key[2]} and {key[3]}")
-            keys.add(tuple(key))
-    return rows
+def check_tables(folder: Path, derived: Path, plan: Plan, logged: Logged) -> str:
+    """Return a sentence about how the tables agree with those in `derived`.
 
-
-def check_samples(
-    folder: Path, plan: Plan, predicate: Predicate | None, records: Sequence[Row], logged: int
-) -> int:
-    """Return the number of samples, once all are finite and of records, and as many as the log
-    holds. A record that is `ok` says how many it has in its own regime."""
-    path = folder / "samples.parquet"
-    rows = _count_rows(path, "samples", predicate)
-    if rows > logged:  # before they are read, which would take long
-        same("samples.parquet: rows", rows, logged)
-    keys = {record.key for record in records}
-    counts = Counter[tuple[str, str, str]]()
-    for part in _parts(path, "samples", plan.run_id):
-        times = part["time_ms"]
-        if times.null_count or not pc.all(pc.is_finite(times), min_count=0).as_py():
-            raise VerificationFailed("samples.parquet holds a time that is not finite")
-        for case_id, name, regime, count in _count_keys(part):
-            if (case_id, name) not in keys:
-                raise VerificationFailed(
-                    f"samples.parquet has samples of {name} on {case_id}, which is no record"
-                )
-            counts[case_id, name, regime] += count
-    for record in records:
-        # A record that a check found implausible states no count of its samples.
-        if record.status == Status.OK:
-            what = f"samples.parquet: samples of {record.implementation} on {record.case_id}"
-            regime = Regime.of_samples(Mode(record.mode))
-            same(what, counts[(*record.key, regime.value)], record.n_samples or 0)
-    same("samples.parquet: rows", counts.total(), logged)
-    return counts.total()
-
-
-def check_archived(path: Path, table: str, predicate: Predicate) -> None:
-    """Check a table of which no plan and no log are there: it is what the manifest says."""
-    _count_rows(path, table, predicate)
-    if table != "records":
-        for _ in _parts(path, table, predicate.run_id):
-            pass
-        return
-    records = read_rows(path, predicate.run_id)
-    signed = predicate.environment.gpu
-    gpus = sorted({r.gpu_name for r in records if r.gpu_name})
-    if signed and not all(_is_device(signed, gpu) for gpu in gpus):
-        raise VerificationFailed(f"records.parquet is of {', '.join(gpus)}, signed is {signed}")
-    _check_summary(records, predicate)
-
-
-def controls_caught(records: Sequence[Row]) -> bool:
-    """Whether no control was missed, and none was the only one to prove a check and failed before
-    that."""
-    outcomes = [
-        (
-            Group(r.op, Direction(r.direction), Mode(r.mode), r.streams > 1),
-            r.caught_by or "",
-            Catch(r.caught),
-        )
-        for r in records
-        if r.caught
+    Raises `VerificationFailed` and names the first value that differs.
+    """
+    other = [
+        name
+        for name in (f"{table}.parquet" for table in TABLES)
+        if files.sha256(folder, name) != files.sha256(derived, name)
     ]
-    missed = any(caught is Catch.MISSED for _, _, caught in outcomes)
-    return not missed and not unproven(outcomes, ())
-
-
-def _check_machine(
-    records: Sequence[Row], plan: Plan, environment: Environment, logged: Logged
-) -> None:
-    """Records and environment state the device and the versions that the worker described."""
-    described = logged.described
-    software, device = described.software, described.device
-    expected = {
-        "gpu_name": device.name or "",
-        "torch": software.torch,
-        "triton": software.triton,
-        "cuda": software.torch_cuda,
-    }
-    for record in records:
-        for name, value in expected.items():
-            same(f"records.parquet: {name}, by the log,", getattr(record, name), value)
-    torch, gpu = environment.software.torch, environment.gpu
-    if torch is not None:
-        same("environment.json: torch, by the log,", torch, software.torch)
-    if plan.device == "cuda" and gpu is not None and not _is_device(gpu.name or "", device.name):
-        same("environment.json: the GPU, by the log,", gpu.name or "", device.name or "")
-
-
-def _check_summary(records: Sequence[Row], predicate: Predicate) -> None:
-    """The manifest says in brief what the records say."""
-    signed = predicate.environment
-    for record in records:
-        if predicate.plan.device == "cuda" and not _is_device(signed.gpu or "", record.gpu_name):
-            same("what was signed: gpu", signed.gpu or "", record.gpu_name or "")
-        for name in ("torch", "triton", "cuda"):
-            if getattr(signed, name) is not None:
-                same(f"what was signed: {name}", getattr(signed, name), getattr(record, name))
-    what = "what was signed: controls_caught"
-    same(what, predicate.controls_caught, controls_caught(records))
-
-
-def _is_device(named: str, measured: str | None) -> bool:
-    """Whether the measured device is the named one: torch adds its MIG slice to the name."""
-    return (measured or "") == named or (measured or "").startswith(f"{named} MIG ")
-
-
-def _count_rows(path: Path, table: str, predicate: Predicate | None) -> int:
-    name, most = f"{table}.parquet", getattr(limits, table.upper())
+    made = f"nsabench {plan.nsabench} and numpy {logged.described.software.numpy}"
     try:
-        rows = check_table(path, most)
-    except OutOfBounds as error:
-        raise VerificationFailed(f"{name} {error}") from None
-    except (OSError, pa.ArrowException) as error:
-        raise VerificationFailed(f"{name} cannot be read: {str(error).splitlines()[0]}") from None
-    if predicate is not None:
-        same(f"{name}: rows", rows, getattr(predicate, table))
-    return rows
+        for name in other:
+            _check_values(folder / name, derived / name, plan.nsabench == __version__)
+    except VerificationFailed as error:
+        error.remedy = error.remedy or (
+            f"do not rely on it. The run was made with {made}, and this is nsabench {__version__}: "
+            "where these differ, verify it with those versions."
+        )
+        raise
+    if not other:
+        return "they follow from the log, byte for byte"
+    writers = {pq.read_metadata(path / other[0]).created_by for path in (folder, derived)}
+    return (
+        f"every value follows from the log; the bytes of {', '.join(other)} are not compared "
+        f"({' and '.join(sorted(writers))})"
+    )
 
 
-def read_rows(path: Path, run_id: str) -> list[Row]:
-    """Return what the checks need of each record, once all are whole records of that run."""
-    rows = []
-    for part in _parts(path, "records", run_id):
-        _check_words("records", part)
-        for row in map(Row._make, zip(*(values(part[n]) for n in Row._fields), strict=True)):
-            where = f"records.parquet: {row.implementation} on {row.case_id}"
-            if row.status != Status.OK and not row.reason:
-                raise VerificationFailed(f"{where} is {row.status} without a reason")
-            rows.append(row)
-    return rows
+def _check_values(path: Path, derived: Path, is_same_version: bool) -> None:
+    """Raise `VerificationFailed` if two tables do not have the same values.
+
+    is_same_version: of nsabench; if not, only the columns that both have are compared.
+    """
+    rows, expected = count_rows(path), pq.read_metadata(derived).num_rows
+    if rows != expected:
+        raise VerificationFailed(f"{path.name} has {rows} rows, and {expected} follow from the log")
+    with readable(path):
+        names, derived_names = pq.read_schema(path).names, pq.read_schema(derived).names
+        refuse_misfit(path)
+        if names != derived_names and is_same_version:
+            other = ", ".join(sorted(set(names) ^ set(derived_names))) or "in another order"
+            raise VerificationFailed(f"{path.name} has other columns: {other[:200]}")
+        for name in derived_names:
+            if name in names:
+                _check_column(path, derived, name)
+        _check_statistics(path, derived)
 
 
-def _check_words(table: str, part: pa.RecordBatch) -> None:
-    """Every row has what all rows have, and its words are of their vocabularies."""
-    kind = Record if table == "records" else Comparison
-    for name, (word, required) in vocabulary(kind).items():
-        if name not in part.schema.names or not (word or required):
+def _check_column(path: Path, derived: Path, name: str) -> None:
+    found, expected = (pq.read_table(p, columns=[name])[name] for p in (path, derived))
+    for start in range(0, len(expected), BATCH):
+        pair = found.slice(start, BATCH), expected.slice(start, BATCH)
+        if pair[0].equals(pair[1]):
             continue
-        for value in pc.unique(part[name]).to_pylist():
-            said = f"has no {name}" if required and value is None else ""
-            try:
-                if word is not None and value is not None:
-                    word(value)
-            except ValueError:
-                said = f"has the {name} {value!r}, which is none"
-            if said:
-                place = values(part[name]).index(value)
-                of = [values(part[column])[place] for column in ("implementation", "case_id")]
-                raise VerificationFailed(f"{table}.parquet: {of[0]} on {of[1]} {said}")
+        for row, (value, follows) in enumerate(zip(*(p.to_pylist() for p in pair), strict=True)):
+            is_nan = value != value and follows != follows
+            if value != follows and not is_nan:
+                keys = pq.read_table(derived, columns=["case_id", "implementation"])
+                [key] = keys.slice(start + row, 1).to_pylist()
+                raise VerificationFailed(
+                    f"{path.name}: {name} of {key['implementation']} on {key['case_id']} is "
+                    f"{value!r}, and {follows!r} follows from the log"
+                )
 
 
-def _parts(path: Path, table: str, run_id: str) -> Iterator[pa.RecordBatch]:
-    """Read a table that `_count_rows` has passed, batch by batch."""
-    name = f"{table}.parquet"
+def _check_statistics(path: Path, derived: Path) -> None:
+    """Raise `VerificationFailed` for bounds that are not of the values: a reader that trusts them
+    leaves rows out."""
+    found, expected = pq.read_metadata(path), pq.read_metadata(derived)
+    groups = [[m.row_group(i) for i in range(m.num_row_groups)] for m in (found, expected)]
+    if [group.num_rows for group in groups[0]] != [group.num_rows for group in groups[1]]:
+        raise VerificationFailed(f"{path.name} has other groups of rows than nsabench writes")
+    for group, derived_group in zip(*groups, strict=True):
+        bounds, derived_bounds = _bounds(group), _bounds(derived_group)
+        for key in bounds.keys() & derived_bounds.keys():
+            if bounds[key] != derived_bounds[key]:
+                raise VerificationFailed(
+                    f"{path.name}: {key[0]} has a {key[1]} that is not its own"
+                )
+
+
+def _bounds(group: Any) -> dict[tuple[str, str], Any]:
+    """Return what a group of rows states of the values of its columns."""
+    bounds = {}
+    for column in map(group.column, range(group.num_columns)):
+        statistics = column.statistics
+        if statistics is not None and statistics.has_null_count:
+            bounds[column.path_in_schema, "number of nulls"] = statistics.null_count
+        if statistics is not None and statistics.has_min_max:
+            bounds[column.path_in_schema, "least value"] = statistics.min
+            bounds[column.path_in_schema, "greatest value"] = statistics.max
+    return bounds
+
+
+def check_summary(folder: Path, predicate: Predicate) -> None:
+    """Check what the manifest says of the tables in a folder."""
+    for name, value in summarize_tables(folder).items():
+        require_same(f"what was signed: {name}", getattr(predicate, name), value)
+
+
+def summarize_tables(folder: Path) -> dict[str, int | bool]:
+    """Return what a manifest says of tables: their rows, and whether no control was missed."""
+    rows = {table: count_rows(folder / f"{table}.parquet") for table in TABLES}
+    columns = ["op", "direction", "mode", "streams", "caught_by", "caught"]
+    path = folder / "records.parquet"
+    with readable(path):
+        found = pq.read_table(path, columns=columns).to_pylist()
+        outcomes = [
+            (_group_of(row), row["caught_by"], Catch(row["caught"]))
+            for row in found
+            if row["caught"]
+        ]
+    missed = any(caught is Catch.MISSED for _, _, caught in outcomes)
+    return {**rows, "controls_caught": not missed and not unproven(outcomes, ())}
+
+
+def _group_of(row: Mapping[str, Any]) -> Group:
+    direction, mode = Direction(row["direction"]), Mode(row["mode"])
+    return Group(row["op"], direction, mode, row["streams"] > 1)
+
+
+def count_rows(path: Path) -> int:
+    """Return how many rows a table of a run has, by its metadata.
+
+    Raises `VerificationFailed` if it is too large, or cannot be read.
+    """
+    with readable(path):
+        return check_table(path, getattr(limits, path.stem.upper()))
+
+
+def refuse_misfit(path: Path) -> None:
+    """Raise `VerificationFailed` for a table that does not have the columns of its name."""
+    wrong = misfit(pq.read_schema(path), COLUMNS[path.stem], ("run_id",))
+    if wrong:
+        raise VerificationFailed(f"{path.name} {wrong}")
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Raise `VerificationFailed` for what pyarrow raises of a broken file."""
     try:
-        wrong = misfit(pq.read_schema(path), _COLUMNS[table], _NEEDED[table])
-        if wrong:
-            raise VerificationFailed(f"{name} {wrong}")
-        # All columns, so that a broken page anywhere is found.
-        for part in batches(path):
-            part.validate(full=True)  # texts are UTF-8
-            column = part["run_id"]
-            texts = column.dictionary.to_pylist()
-            for i in pc.unique(column.indices).to_pylist():
-                same(f"{name}: run_id", None if i is None else texts[i], run_id)
-            yield part
-    except (OSError, pa.ArrowException) as error:
-        raise VerificationFailed(f"{name} cannot be read: {str(error).splitlines()[0]}") from None
-
-
-def _count_keys(part: pa.RecordBatch) -> Iterator[tuple[str, str, str, int]]:
-    """How many rows of a batch each case, implementation and regime has."""
-    keys = ("case_id", "implementation", "regime")
-    table = pa.table({key: part[key].indices for key in keys} | {"row": part["time_ms"]})
-    counted = table.group_by(list(keys)).aggregate([("row", "count")])
-    texts = [part[key].dictionary.to_pylist() for key in keys]
-    for *found, count in zip(*(c.to_pylist() for c in counted.columns), strict=True):
-        if None in found:
-            raise VerificationFailed("samples.parquet holds a time of nothing")
-        case_id, name, regime = (t[i] for t, i in zip(texts, found, strict=True))
-        yield case_id, name, regime, count
+        yield
+    except OutOfBounds as error:
+        raise VerificationFailed(f"{path.name} {error}") from None
+    except (OSError, pa.ArrowException, ValueError) as error:
+        raise VerificationFailed(
+            f"{path.name} cannot be read: {str(error).splitlines()[0]}"
+        ) from None

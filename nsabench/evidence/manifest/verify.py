@@ -6,33 +6,34 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TypeVar
 
-from nsabench.errors import VerificationFailed
-from nsabench.evidence.manifest import contents, files
+from nsabench.errors import UsageError, VerificationFailed
+from nsabench.evidence.manifest import files
 from nsabench.evidence.manifest.dsse import Envelope
 from nsabench.evidence.manifest.keys import Revocation, refuse_revoked, revocations
-from nsabench.evidence.manifest.logs import KEPT, Logged, check_log, check_shards, read_log
+from nsabench.evidence.manifest.logs import Logged, check_log, check_shards, read_log
+from nsabench.evidence.manifest.seal import brief_of, brief_plan
 from nsabench.evidence.manifest.statement import (
-    MANIFEST,
     NOT_SIGNED,
     Predicate,
     Statement,
     Trust,
+    is_device,
     read_envelope,
+    require_same,
     signed,
 )
-from nsabench.evidence.manifest.tables import (
-    TABLES,
-    check_comparisons,
-    check_records,
-    check_samples,
-)
+from nsabench.evidence.manifest.tables import check_summary, check_tables, derive_tables
+from nsabench.machine.environment.model import Environment
+from nsabench.machine.environment.pairs import belongs
 from nsabench.model.plan import Plan
-from nsabench.running.folder import SHARDS
-from nsabench.signing.signer import read_run_key
+from nsabench.reading import OutOfBounds
+from nsabench.running.folder import KEPT, MANIFEST, SHARDS, is_run_file
+from nsabench.signing.signer import RUN_KEY, read_run_key
+from nsabench.verdicts.parquet import TABLES
 
 T = TypeVar("T")
 
@@ -47,10 +48,8 @@ CHECKS = (
     "environment",
     "log",
     "origin",
-    "records",
-    "comparisons",
-    "samples",
     "trust",
+    "tables",
 )
 
 
@@ -58,20 +57,19 @@ CHECKS = (
 class Report:
     """What became of each check: `ok`, `broken`, or `not run` because one before it broke.
 
-    logged: what the log holds, once it is checked. resumable: whether an
-    unsigned run was measured in the name of a key that is trusted or kept.
+    remedy: of the broken check. logged: what the log holds, once it is checked.
     """
 
     folder: Path
     outcomes: dict[str, str] = field(default_factory=lambda: dict.fromkeys(CHECKS, "not run"))
     details: dict[str, str] = field(default_factory=dict)
+    remedy: str = "do not rely on it; get the run again from where it was made."
     trust: Trust = Trust.UNSIGNED
     keyid: str = ""
     predicate: Predicate | None = None
     digests: dict[str, str] = field(default_factory=dict)
     plan: Plan | None = None
     logged: Logged | None = None
-    resumable: bool = False
 
     def run(self, check: str, action: Callable[[], T], say: Callable[[T], str] = str) -> T:
         """Run a check. say: what is told of its result. Raises `_Stopped` if it breaks."""
@@ -79,6 +77,7 @@ class Report:
             result = action()
         except VerificationFailed as error:
             self.outcomes[check], self.details[check] = "broken", str(error)
+            self.remedy = error.remedy or self.remedy
             raise _Stopped from None
         self.outcomes[check], self.details[check] = "ok", say(result)
         return result
@@ -93,17 +92,10 @@ class Report:
 
     def raise_if_broken(self) -> None:
         """Raise `VerificationFailed` with the first broken check."""
-        if not self.broken:
-            return
-        remedy = "do not rely on it; get the run again from where it was made."
-        if self.resumable:
-            remedy = (
-                "`nsabench all` signs a run at its end, `run` does not: `nsabench all --resume "
-                f"{self.folder}`, where it was begun, goes on with it and signs it."
+        if self.broken:
+            raise VerificationFailed(
+                f"{self.folder} is not what it claims to be: {self.broken}", self.remedy
             )
-        raise VerificationFailed(
-            f"{self.folder} is not what it claims to be: {self.broken}", remedy
-        )
 
 
 def verify(
@@ -120,7 +112,7 @@ def verify(
     require: the least trust that passes. With `unsigned`, a run without a manifest passes if its
         files agree with each other.
     revoked: keys that no longer count. None: those that NSABENCH_REVOKED_KEYS lists.
-    tables: whether the Parquet files are read.
+    tables: whether the tables are derived from the log and compared.
     """
     report = Report(folder)
     keyids = frozenset(trusted)
@@ -131,19 +123,25 @@ def verify(
             _check_manifest(report, names)
         else:
             report.details["manifest"] = "there is none"
-        _check_contents(report, tables=tables)
+        plan, logged = _check_contents(report)
+        # Before much is computed of what a stranger made.
         report.run("trust", lambda: _trust(report, keyids, require, revoked))
-    if report.outcomes["manifest"] == "broken" and not os.path.lexists(folder / MANIFEST):
-        report.resumable = _is_resumable(folder, keyids)
+        if tables:
+            report.run("tables", lambda: _check_tables(folder, plan, logged, report.predicate))
+    if report.outcomes["manifest"] == "broken" and _is_resumable(folder, keyids):
+        report.remedy = (
+            "`nsabench all` signs a run at its end, `run` does not: `nsabench all --resume "
+            f"{folder}`, where it was begun, goes on with it and signs it."
+        )
     return report
 
 
-def refuse_altered(folder: Path, trusted: Iterable[str] = ()) -> Trust:
+def refuse_altered(folder: Path, trusted: Iterable[str] = (), *, tables: bool = True) -> Trust:
     """Return how far the run can be trusted, `unsigned` without a manifest. Raises
-    `VerificationFailed` if it is signed and was altered."""
+    `VerificationFailed` if it is signed and was altered. tables: as of `verify`."""
     if not os.path.lexists(folder / MANIFEST):
         return Trust.UNSIGNED
-    report = verify(folder, trusted=trusted)
+    report = verify(folder, trusted=trusted, tables=tables)
     report.raise_if_broken()
     return report.trust
 
@@ -168,44 +166,22 @@ def _check_manifest(report: Report, names: list[str]) -> None:
     report.predicate = statement.predicate
     digests = report.run("statement", lambda: _subjects(statement, report.keyid), lambda _: "")
     report.digests = digests
-    report.run("files", lambda: _compare_names(digests, names))
+    report.run("files", lambda: _compare_names(report, names))
     report.run("hashes", lambda: _compare_hashes(report.folder, digests))
 
 
-def _check_contents(report: Report, *, tables: bool) -> None:
-    """Check that the files agree with each other and with the manifest."""
+def _check_contents(report: Report) -> tuple[Plan, Logged]:
+    """Check that plan, environment and log agree with each other and with the manifest."""
     folder, predicate = report.folder, report.predicate
-    plan = report.run("plan", lambda: contents.read_plan(folder, predicate), lambda p: p.run_id)
+    plan = report.run("plan", lambda: read_plan(folder, predicate), lambda p: p.run_id)
     environment = report.run(
-        "environment",
-        lambda: contents.check_environment(folder, predicate),
-        contents.describe_environment,
+        "environment", lambda: _check_environment(folder, predicate), _describe_environment
     )
     check_logs = check_shards if plan.shards else check_log
-    logged = report.run("log", lambda: check_logs(folder, plan))
+    logged = report.run("log", lambda: check_logs(folder, plan), lambda log: f"{log.cases} cases")
     report.plan, report.logged = plan, logged
-    report.run(
-        "origin",
-        lambda: contents.check_origin(plan, logged, predicate),
-        lambda _: _measured_by(logged, plan),
-    )
-    if not tables:
-        return
-    records = report.run(
-        "records",
-        lambda: check_records(folder, plan, predicate, environment, logged),
-        lambda r: f"{len(r)} rows",
-    )
-    compared = partial(check_comparisons, folder, plan, predicate, records)
-    report.run("comparisons", compared, "{} rows".format)
-    check = partial(check_samples, folder, plan, predicate, records, logged.samples)
-    report.run("samples", check, "{} rows".format)
-
-
-def _measured_by(logged: Logged, plan: Plan) -> str:
-    if plan.shards:
-        return f"{len(plan.shards)} shards, each measured with the key that signed it"
-    return str(logged.origin)
+    report.run("origin", lambda: _check_origin(plan, environment, logged, predicate))
+    return plan, logged
 
 
 def _list(folder: Path) -> list[str]:
@@ -227,7 +203,7 @@ def _subjects(statement: Statement, keyid: str) -> dict[str, str]:
     if len(digests) != len(statement.subject):
         raise VerificationFailed("the statement names a file twice")
     for name in digests:
-        if not files.is_safe(name):
+        if not is_run_file(name):
             raise VerificationFailed(f"the statement names {name[:200]!r}, which no run holds")
     merged = statement.predicate.plan.shards
     logs = [f"{SHARDS}/{run_id}/{name}" for run_id in merged for name in KEPT] or ["log.jsonl"]
@@ -237,12 +213,19 @@ def _subjects(statement: Statement, keyid: str) -> dict[str, str]:
     return digests
 
 
-def _compare_names(digests: dict[str, str], names: list[str]) -> str:
+def _compare_names(report: Report, names: list[str]) -> str:
     there = set(names) - NOT_SIGNED
-    for name in sorted(digests.keys() - there):
+    for name in sorted(report.digests.keys() - there):
         raise VerificationFailed(f"{name} is missing")
-    for name in sorted(there - digests.keys()):
+    for name in sorted(there - report.digests.keys()):
         raise VerificationFailed(f"{name} was added after the signature")
+    if RUN_KEY in names:  # it is there while a run is signed
+        try:
+            kept = read_run_key(report.folder)
+        except UsageError as error:
+            raise VerificationFailed(str(error)) from None
+        if kept is None or kept.keyid != report.keyid:
+            raise VerificationFailed(f"{RUN_KEY} is not the key that signed")
     return "none missing, none extra"
 
 
@@ -253,15 +236,77 @@ def _compare_hashes(folder: Path, digests: dict[str, str]) -> str:
     return f"{len(digests)} files"
 
 
-def _is_resumable(folder: Path, trusted: frozenset[str]) -> bool:
+def read_plan(folder: Path, predicate: Predicate | None) -> Plan:
+    """Return the plan, once its cases hash to their ids and it is the plan that was signed."""
     try:
-        plan = contents.read_plan(folder, None)
-        _, origin = read_log(folder, plan)
-    except VerificationFailed:
+        plan = Plan.read(folder / "plan.json")
+    except UsageError as error:
+        raise VerificationFailed(f"plan.json: {error}") from None
+    if predicate is not None:
+        require_same("plan.json: run_id", plan.run_id, predicate.run_id)
+        require_same("plan.json", brief_plan(plan), predicate.plan)
+    return plan
+
+
+def _check_environment(folder: Path, predicate: Predicate | None) -> Environment:
+    try:
+        environment = Environment.read(folder / "environment.json")
+    except OSError as error:
+        raise VerificationFailed(f"environment.json cannot be read: {error.strerror}") from None
+    except OutOfBounds as error:
+        raise VerificationFailed(f"environment.json {error}") from None
+    if predicate is not None:
+        there = brief_of(environment)
+        for name, stated in predicate.environment:
+            require_same(f"environment.json: {name}", getattr(there, name), stated)
+    return environment
+
+
+def _describe_environment(environment: Environment) -> str:
+    """Return for example `complete; unpaired: this torch belongs with triton 3.7.1`."""
+    brief = brief_of(environment)
+    complete = "complete" if environment.complete else "not complete"
+    return "; ".join(filter(None, (complete, belongs(brief.torch, brief.triton))))
+
+
+def _check_origin(
+    plan: Plan, environment: Environment, logged: Logged, predicate: Predicate | None
+) -> str:
+    """Check that the key that signed is the one that measured, and that the environment is that of
+    the log. Of a merged run the key is checked for each shard."""
+    software, device = logged.described.software, logged.described.device
+    torch, gpu, measured = environment.software.torch, environment.gpu, device.name or ""
+    if torch is not None:
+        require_same("environment.json: torch, by the log,", torch, software.torch)
+    if plan.device == "cuda" and gpu is not None and not is_device(gpu.name or "", measured):
+        require_same("environment.json: the GPU, by the log,", gpu.name or "", measured)
+    if plan.shards:
+        return f"{len(plan.shards)} shards, each measured with the key that signed it"
+    if predicate is not None:
+        signer, key = predicate.signer.keyid, logged.origin.keyid
+        require_same("log.jsonl: the key that it is signed with", key, signer)
+    return str(logged.origin)
+
+
+def _check_tables(folder: Path, plan: Plan, logged: Logged, predicate: Predicate | None) -> str:
+    with TemporaryDirectory() as scratch:
+        derived = Path(scratch)
+        derive_tables(folder, plan, logged.outlying, derived)
+        if predicate is not None:
+            check_summary(derived, predicate)
+        return check_tables(folder, derived, plan, logged)
+
+
+def _is_resumable(folder: Path, trusted: frozenset[str]) -> bool:
+    """Return whether an unsigned run was measured in the name of a key that is trusted or kept."""
+    if os.path.lexists(folder / MANIFEST):
         return False
-    kept = read_run_key(folder)
-    known = trusted | ({kept.keyid} if kept is not None else set())
-    return origin.keyid in known
+    try:
+        _, origin = read_log(folder, read_plan(folder, None))
+        kept = read_run_key(folder)
+    except (UsageError, VerificationFailed):
+        return False
+    return origin.keyid in trusted | ({kept.keyid} if kept is not None else set())
 
 
 def _trust(

@@ -149,7 +149,7 @@ class Facts:
             return f"Made to be signed with {_key(self.signer.keyid, self.signer.ephemeral)}"
         if not os.path.lexists(self.folder.path / MANIFEST):
             return "Unsigned: nothing shows that it was not altered"
-        report = verify(self.folder.path)
+        report = verify(self.folder.path, tables=False)
         if report.broken:
             return f"Not to be trusted: {report.broken}"
         return f"Signed with {_key(report.keyid, report.trust is Trust.EPHEMERAL)}, and unaltered"

@@ -14,7 +14,6 @@ from nsabench.evidence.archive import Archive
 from nsabench.evidence.archive.archive import ArchivedRun
 from nsabench.evidence.manifest import MANIFEST, verify
 from nsabench.evidence.manifest.statement import Trust
-from nsabench.evidence.manifest.tables import TABLES
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Catch
 from nsabench.output import grouped
@@ -22,6 +21,7 @@ from nsabench.output.report import Facts
 from nsabench.output.site.leaderboard import at_least_half, is_paired, software
 from nsabench.running.folder import RunFolder
 from nsabench.verdicts import pays, threshold
+from nsabench.verdicts.parquet import TABLES
 from nsabench.verdicts.pays import Payment
 from nsabench.verdicts.threshold import Decision
 
@@ -132,7 +132,7 @@ def _of_folder(folder: Path, copied: Path) -> SiteRun:
         report = verify(folder)
         report.raise_if_broken()
         trust, keyid = report.trust, report.keyid
-        Archive(str(copied), create=True).add(folder)
+        Archive(str(copied), create=True).add_verified(report)
     facts = Facts.read(folder)
     names = [f"{table}.parquet" for table in TABLES if (folder / f"{table}.parquet").exists()]
     return SiteRun(

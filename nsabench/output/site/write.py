@@ -9,7 +9,6 @@ from pathlib import Path
 
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import signed_around
-from nsabench.evidence.manifest.logs import KEPT
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.files import write_text
 from nsabench.model.measurement import Ceilings
@@ -20,6 +19,7 @@ from nsabench.output.site.leaderboard import leaderboards
 from nsabench.output.site.runs import ARCHIVE, RUNS, SiteRun, gather, payments
 from nsabench.output.standing import tally_of_controls
 from nsabench.output.words import TRUST
+from nsabench.running.folder import KEPT
 
 INDEX = "index.html"
 PAGES = "pages"

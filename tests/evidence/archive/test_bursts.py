@@ -56,6 +56,5 @@ def test_bursts_that_are_not_those_of_the_log(tmp_path: Path, signer: Signer) ->
     pq.write_table(pa.concat_tables([table.slice(0, burst), table.slice(burst + 1)]), path)
     seal(run, signer)
     rows = table.num_rows
-    assert (
-        verify(run).broken == f"samples: samples.parquet: rows is {rows - 1} and should be {rows}"
-    )
+    broken = verify(run).broken
+    assert broken == f"tables: what was signed: samples is {rows - 1} and should be {rows}"

@@ -6,9 +6,7 @@ import hashlib
 import os
 import shutil
 import time
-from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,7 +22,7 @@ pytest.importorskip("duckdb")
 from nsabench.evidence.archive import Archive
 from tests.evidence.archive.test_verified import archive as archive
 from tests.evidence.archive.test_verified import folder
-from tests.evidence.manifest.test_tamper import resign
+from tests.evidence.manifest.test_tamper import seal_whatever
 
 NAMES = ["a\nb", "x%2Fy", "\x1b[31m", "~", "*?", "é", "..x", os.fsdecode(b"\xff\xfe")]
 
@@ -76,18 +74,6 @@ def renamed(table: pa.Table, of: str) -> pa.Table:
     return table.add_column(0, of, column)
 
 
-def hash_again(run: Path, name: str) -> str:
-    """Sign an altered file, as nsabench would not, and return its sha256."""
-    digest = hashlib.sha256((run / name).read_bytes()).hexdigest()
-
-    def change(statement: dict[str, Any]) -> None:
-        [subject] = [s for s in statement["subject"] if s["name"] == name]
-        subject["digest"]["sha256"] = digest
-
-    resign(run, change, SIGNER)
-    return digest
-
-
 @pytest.mark.parametrize("table", ["records", "comparisons", "samples"])
 def test_no_column_is_asked_for_by_the_name_of_another(
     archive: Archive, signed: MakeSigned, table: str
@@ -96,7 +82,7 @@ def test_no_column_is_asked_for_by_the_name_of_another(
     run = signed(0)
     path = run / f"{table}.parquet"
     pq.write_table(renamed(pq.read_table(path), "RUN_ID"), path)
-    hash_again(run, path.name)
+    seal_whatever(run, SIGNER)
     sentence = "a column 'RUN_ID' that is called run_id"
     with pytest.raises(VerificationFailed, match=sentence):
         archive.add(run)
@@ -105,7 +91,8 @@ def test_no_column_is_asked_for_by_the_name_of_another(
     _, prefix = archive.add(other)
     path = other / f"{table}.parquet"
     pq.write_table(renamed(pq.read_table(path), "RUN_ID"), path)
-    digest = hash_again(other, path.name)
+    seal_whatever(other, SIGNER)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
     there = folder(archive) / prefix
     shutil.copy(path, there / f"{table}-{digest[:16]}.parquet")
     shutil.copy(other / MANIFEST, there)

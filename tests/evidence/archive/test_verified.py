@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from nsabench.evidence.manifest.statement import Predicate, Trust
 from tests.cli.conftest import Nsabench
 from tests.cli.conftest import nsabench as nsabench
 from tests.evidence.archive.conftest import MakeSigned
+from tests.evidence.manifest.test_tamper import seal_whatever
 from tests.runs import SIGNER, claim_rows
 
 pytest.importorskip("obstore")
@@ -79,7 +81,7 @@ def resign(archive: Archive, prefix: str, run: Path, change: Callable[..., objec
     [
         ("environment", {"gpu": "NVIDIA B200"}, "it belongs under schema=1/gpu=NVIDIA_B200"),
         ("environment", {"torch": "9.9.9"}, "what was signed: torch is '9.9.9' and should be"),
-        ("", {"samples": 641}, "samples.parquet: rows is 640 and should be 641"),
+        ("", {"samples": 641}, "what was signed: samples is 641 and should be 640"),
         ("", {"controls_caught": False}, "what was signed: controls_caught is False"),
     ],
 )
@@ -100,7 +102,7 @@ def test_a_summary_that_lies(
         moved.parent.mkdir()
         (folder(archive) / prefix).rename(moved)
         [sentence] = archive.survey().broken
-        assert "records.parquet is of NVIDIA H200, signed is NVIDIA B200" in sentence
+        assert "what was signed: gpu is 'NVIDIA B200' and should be 'NVIDIA H200'" in sentence
 
 
 def test_what_was_altered_is_in_no_answer(
@@ -218,10 +220,10 @@ def test_a_table_of_endless_rows_is_not_opened(archive: Archive, signed: MakeSig
     run = signed(0)
     _, prefix = archive.add(run)
     claim_rows(run / "samples.parquet", 51_000_000)
-    resign(archive, prefix, run, lambda predicate: {})
-    digest = describe(run, SIGNER).digests["samples.parquet"]
-    shutil.copy(
-        run / "samples.parquet", folder(archive) / prefix / f"samples-{digest[:16]}.parquet"
-    )
+    seal_whatever(run, SIGNER)
+    digest = hashlib.sha256((run / "samples.parquet").read_bytes()).hexdigest()
+    stored = folder(archive) / prefix
+    shutil.copy(run / "samples.parquet", stored / f"samples-{digest[:16]}.parquet")
+    shutil.copy(run / MANIFEST, stored)
     [sentence] = archive.survey().broken
     assert "rows, more than 50000000" in sentence

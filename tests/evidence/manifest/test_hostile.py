@@ -21,6 +21,7 @@ from nsabench.model.plan import Plan
 from nsabench.signing import Signer
 from tests.runs import make_run
 
+LOG = "0123456789ab.log"
 ME = Signer(Ed25519PrivateKey.generate(), ephemeral=False)
 
 
@@ -68,20 +69,20 @@ def test_a_file_of_a_terabyte_is_not_hashed(
     sealed: Path, monkeypatch: pytest.MonkeyPatch, named: bool
 ) -> None:
     """It takes no room on the disk, nor in an archive of tar."""
-    (sealed / "logs" / "x.log").write_bytes(b"")
+    (sealed / "logs" / LOG).write_bytes(b"")
     if named:
         sign(sealed, lambda _: None)
-    os.truncate(sealed / "logs" / "x.log", 1 << 40)
+    os.truncate(sealed / "logs" / LOG, 1 << 40)
     hashed: list[str] = []
     monkeypatch.setattr(files, "sha256", lambda folder, name: hashed.append(name))
-    assert verify(sealed).broken == "folder: logs/x.log has more than 1 GiB"
+    assert verify(sealed).broken == "folder: logs/0123456789ab.log has more than 1 GiB"
     assert hashed == []
 
 
 def test_many_large_files(sealed: Path) -> None:
     for i in range(5):
-        (sealed / "logs" / f"{i}.log").write_bytes(b"")
-        os.truncate(sealed / "logs" / f"{i}.log", limits.FILE)
+        (sealed / "logs" / f"{i:012}.log").write_bytes(b"")
+        os.truncate(sealed / "logs" / f"{i:012}.log", limits.FILE)
     broken = str(verify(sealed).broken)
     assert broken == "folder: the folder has more than 100000 files or 4 GiB"
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import errno
+import hashlib
 import json
 import os
 import re
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from nsabench.evidence.manifest import MANIFEST, dsse, seal, verify
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.files import unfinished
 from nsabench.signing import Signer
+from nsabench.signing.signer import make_run_key
 
 
 def test_an_unharmed_run_passes_every_check(run: Path, signer: Signer) -> None:
@@ -62,7 +65,7 @@ def test_every_byte_of_the_manifest(run: Path) -> None:
         changed = bytearray(original)
         changed[offset] ^= 1
         path.write_bytes(changed)
-        broken = verify(run).broken
+        broken = verify(run, tables=False).broken
         try:
             same = json.loads(changed) == envelope
         except ValueError:
@@ -93,17 +96,20 @@ def replace_table(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
     pq.write_table(change(pq.read_table(path)), path)
 
 
-def first_time_set_to(value: float) -> Callable[[pa.Table], pa.Table]:
-    def change(table: pa.Table) -> pa.Table:
-        times = pa.array([value, *table["time_ms"].to_pylist()[1:]])
-        return table.set_column(table.schema.get_field_index("time_ms"), "time_ms", times)
-
-    return change
-
-
+PRINTED = "logs/0123456789ab.log"
 TAMPERED: dict[str, tuple[Change, str]] = {
-    "added file": (lambda r: (r / "extra.txt").write_text("x"), "files: extra.txt was added"),
-    "added log": (lambda r: (r / "logs" / "x.log").write_text("x"), "files: logs/x.log was added"),
+    "added file": (
+        lambda r: (r / "manifest.sigstore.json").write_text("x"),
+        "folder: 'manifest.sigstore.json' is not a file of a run",
+    ),
+    "left file": (lambda r: (r / "manifest.sigstore.tmp").write_text("x"), "folder: 'manifest.sig"),
+    "added page": (
+        lambda r: (r / "report.html").write_text("x"),
+        "files: report.html was added after the signature",
+    ),
+    "added log": (lambda r: (r / PRINTED).write_text("x"), f"files: {PRINTED} was added"),
+    "added key": (lambda r: (r / "run.key").write_text("x"), "files: the key in"),
+    "key of another": (lambda r: make_run_key(r), "files: run.key is not the key that signed"),
     "removed file": (lambda r: (r / "environment.json").unlink(), "files: environment.json is mis"),
     "removed manifest": (lambda r: (r / MANIFEST).unlink(), "manifest: there is no manifest"),
     "empty manifest": (lambda r: (r / MANIFEST).write_bytes(b""), "manifest: the manifest is not"),
@@ -134,7 +140,7 @@ TAMPERED: dict[str, tuple[Change, str]] = {
     "pipe": (lambda r: os.mkfifo(r / "pipe"), "folder: pipe is neither"),
     "odd name": (
         lambda r: (r / "a\nb").write_text(""),
-        "folder: a file has a name that no run has",
+        "folder: 'a\\nb' is not a file of a run",
     ),
     "keyid": (
         lambda r: rewrite(r, lambda e: e["signatures"][0].update(keyid="0" * 64)),
@@ -190,7 +196,7 @@ SIGNED_NONSENSE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda s: s["predicate"].update(run_id="../x"),
         "signature: the statement",
     ),
-    "counts": (lambda s: s["predicate"].update(samples=1), "samples: samples.parquet: rows is"),
+    "counts": (lambda s: s["predicate"].update(samples=1), "tables: what was signed: samples is"),
     "huge count": (lambda s: s["predicate"].update(samples=10**30), "signature: the statement is"),
     "short hash": (
         lambda s: s["subject"][0].update(digest={"sha256": "0"}),
@@ -216,42 +222,124 @@ def test_a_swapped_key(run: Path, signer: Signer) -> None:
     assert broken.startswith("origin: log.jsonl: the key that it is signed with is")
 
 
-def unit(run: Path, name: str, change: Callable[[pa.Table], pa.Table], signer: Signer) -> str:
-    replace_table(run / name, change)
-    seal(run, signer)
-    return verify(run).broken or ""
+def set_column(name: str, value: Any) -> Callable[[pa.Table], pa.Table]:
+    """Set a column to a value or, if it is a function, to what it makes of the values."""
 
-
-def test_a_signed_run_that_is_not_whole(run: Path, signer: Signer) -> None:
-    original = pq.read_table(run / "records.parquet")
-    cut = unit(run, "records.parquet", lambda t: t.slice(1), signer)
-    assert cut.startswith("records: records.parquet: record ") and "is missing" in cut
-    pq.write_table(original, run / "records.parquet")
-    cut = unit(run, "samples.parquet", lambda t: t.slice(1), signer)
-    assert cut.startswith("samples: samples.parquet: samples of mine on ")
-    assert cut.endswith("is 19 and should be 20")
-
-
-def test_a_sample_that_is_no_number(run: Path, signer: Signer) -> None:
-    broken = unit(run, "samples.parquet", first_time_set_to(float("nan")), signer)
-    assert broken == "samples: samples.parquet holds a time that is not finite"
-
-
-def test_records_of_another_run(run: Path) -> None:
     def change(table: pa.Table) -> pa.Table:
-        ids = pc.replace_substring(table["run_id"], "abc123", "abc124")
-        return table.set_column(table.schema.get_field_index("run_id"), "run_id", ids)
+        column = value(table[name]) if callable(value) else pa.array([value] * table.num_rows)
+        return table.set_column(table.schema.get_field_index(name), name, column)
 
-    replace_table(run / "records.parquet", change)
+    return change
+
+
+def first_set_to(name: str, value: Any) -> Callable[[pa.Table], pa.Table]:
+    return set_column(name, lambda c: pa.array([value, *c.to_pylist()[1:]], c.type))
+
+
+# By table: what a dishonest owner of the key makes of it, and how the first difference is named.
+FORGED: dict[str, tuple[str, Callable[[pa.Table], pa.Table], str]] = {
+    "a median": (
+        "records",
+        set_column("median_ms", lambda column: pc.divide(column, 40)),
+        "median_ms of mine on ",
+    ),
+    "a ratio": ("comparisons", first_set_to("ratio", 9.0), "ratio of mine on "),
+    "a verdict": ("comparisons", first_set_to("verdict", "faster"), "is 'faster', and 'slower'"),
+    "no verdict": ("comparisons", first_set_to("verdict", None), "is None, and 'slower'"),
+    "a word": ("comparisons", first_set_to("verdict", "great"), "is 'great', and 'slower'"),
+    "a GPU": ("records", set_column("gpu_name", "NVIDIA B300"), "gpu_name of mine on "),
+    "a run": ("records", set_column("run_id", "another"), "run_id of mine on "),
+    "no number": ("samples", first_set_to("time_ms", float("nan")), "time_ms of mine on "),
+    "a row less": ("samples", lambda t: t.slice(1), "has 639 rows, and 640 follow from the log"),
+    "a row twice": ("records", lambda t: pa.concat_tables([t, t[:1]]), "has 49 rows, and 48 "),
+    "a column more": ("records", lambda t: t.append_column("x", t["op"]), "has other columns: x"),
+    "a column less": ("records", lambda t: t.drop_columns(["mae"]), "has other columns: mae"),
+    "a column twice": ("records", lambda t: t.append_column("op", t["op"]), "has 2 columns op"),
+    "two names": ("records", lambda t: t.append_column("OP", t["op"]), "'OP' that is called op"),
+    "no column": ("records", lambda t: t.drop_columns(["run_id"]), "has no column run_id"),
+    "text": ("samples", set_column("time_ms", "x"), "has string in column time_ms and not double"),
+    "no text": (
+        "records",
+        set_column("status", lambda c: pa.array([b"\xff"] * len(c)).view(pa.string())),
+        "cannot be read",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", FORGED)
+def test_a_table_that_does_not_follow_from_the_log(run: Path, signer: Signer, how: str) -> None:
+    """Signed again with the key of the run, which the reader trusts."""
+    table, change, expected = FORGED[how]
+    replace_table(run / f"{table}.parquet", change)
+    seal_whatever(run, signer)
+    broken = verify(run, trusted=[signer.keyid]).broken or "it passes"
+    assert broken.startswith(f"tables: {table}.parquet") and expected in broken, broken
     (run / MANIFEST).unlink()
-    broken = verify(run, require=Trust.UNSIGNED).broken or ""
-    assert "records.parquet: run_id is '20260101T000000Z-abc124'" in broken
+    assert verify(run, require=Trust.UNSIGNED).broken == broken
+
+
+def seal_whatever(run: Path, signer: Signer) -> None:
+    """Sign what `seal` would refuse to describe."""
+
+    def change(statement: dict[str, Any]) -> None:
+        for subject in statement["subject"]:
+            content = (run / subject["name"]).read_bytes()
+            subject["digest"]["sha256"] = hashlib.sha256(content).hexdigest()
+
+    resign(run, change, signer)
+
+
+def test_a_table_that_another_pyarrow_wrote(run: Path, signer: Signer) -> None:
+    """Its bytes differ and its values do not."""
+    path = run / "samples.parquet"
+    assert "byte for byte" in verify(run).details["tables"]
+    replace_table(path, lambda table: table)
+    seal(run, signer)
+    report = verify(run)
+    assert report.broken is None
+    assert "the bytes of samples.parquet are not compared (parquet-cpp" in report.details["tables"]
+    table = pq.read_table(path)
+    pq.write_table(table, path, row_group_size=100)
+    seal(run, signer)
+    assert (
+        verify(run).broken
+        == "tables: samples.parquet has other groups of rows than nsabench writes"
+    )
+
+
+def test_bounds_that_are_not_of_the_values(run: Path, signer: Signer) -> None:
+    """A reader that trusts them leaves rows out, as DuckDB does for `WHERE lo > 1`."""
+    path = run / "comparisons.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table, path)
+    content, greatest = path.read_bytes(), struct.pack("<d", pc.max(table["lo"]).as_py())
+    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    path.write_bytes(content[:footer] + content[footer:].replace(greatest, struct.pack("<d", 0.25)))
+    assert pq.read_table(path).equals(table)
+    seal(run, signer)
+    broken = verify(run).broken
+    assert broken == "tables: comparisons.parquet: lo has a greatest value that is not its own"
+
+
+def test_tables_of_another_version(
+    run: Path, signer: Signer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the columns of both are compared, and the remedy names the versions."""
+    monkeypatch.setattr("nsabench.evidence.manifest.tables.__version__", "9.9.9")
+    replace_table(run / "records.parquet", lambda t: t.drop_columns(["mae"]))
+    seal(run, signer)
+    assert verify(run).broken is None
+    replace_table(run / "records.parquet", set_column("median_ms", 1.0))
+    seal(run, signer)
+    report = verify(run)
+    assert (report.broken or "").startswith("tables: records.parquet: median_ms of mine on ")
+    assert "this is nsabench 9.9.9" in report.remedy
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda lines: lines[:-1], " is missing (1 of 1)"),
+        (lambda lines: lines[:-1], " is missing"),
         (lambda lines: [], "it is empty"),
         (lambda lines: lines[1:], "line 1 does not say who measured"),
         (lambda lines: [lines[0], *lines[2:]], "line 2 does not follow the line before it"),
@@ -282,10 +370,10 @@ def test_an_unsigned_run_passes_only_where_that_is_enough(run: Path) -> None:
     assert verify(run).broken == f"manifest: there is no {MANIFEST}: the run is unsigned"
     report = verify(run, require=Trust.UNSIGNED)
     assert report.broken is None and report.trust is Trust.UNSIGNED
-    # Without hashes a flipped value may pass; a file that is no Parquet any more may not.
     table = run / "records.parquet"
     table.write_bytes(table.read_bytes()[:-100])
-    assert (verify(run, require=Trust.UNSIGNED).broken or "").startswith("records: ")
+    broken = verify(run, require=Trust.UNSIGNED).broken or ""
+    assert broken.startswith("tables: records.parquet cannot be read")
 
 
 def test_what_a_killed_seal_left_is_none_of_the_run(run: Path, signer: Signer) -> None:
@@ -299,7 +387,7 @@ def test_a_seal_that_fails_leaves_the_earlier_signature(
 ) -> None:
     notes = run / "my notes.txt"
     notes.write_text("x")
-    with pytest.raises(VerificationFailed, match="a name that no run has"):
+    with pytest.raises(VerificationFailed, match=r"notes\.txt' is not a file"):
         seal(run, signer)
     notes.unlink()
     assert verify(run).broken is None
@@ -311,79 +399,3 @@ def test_a_seal_that_fails_leaves_the_earlier_signature(
     with pytest.raises(OSError, match="No space left"):
         seal(run, signer)
     assert verify(run).broken is None
-
-
-def put(column: str, values: Callable[[int], pa.Array]) -> Callable[[pa.Table], pa.Table]:
-    def change(t: pa.Table) -> pa.Table:
-        return t.set_column(t.schema.get_field_index(column), column, values(t.num_rows))
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("table", "change", "said"),
-    [
-        (
-            "samples",
-            put("time_ms", lambda n: pa.array(["x"] * n)),
-            "has string in column time_ms and not double",
-        ),
-        (
-            "records",
-            put("case_id", lambda n: pa.array([1] * n)),
-            "has int64 in column case_id and not string",
-        ),
-        (
-            "records",
-            put("case_id", lambda n: pa.array([["x"]] * n)),
-            "has list<element: string> in column case_id and not string",
-        ),
-        ("records", lambda t: t.append_column("status", t["status"]), "has 2 columns status"),
-        ("records", lambda t: t.drop_columns(["reason"]), "has no column reason"),
-        (
-            "records",
-            lambda t: pa.concat_tables(
-                [t, put("case_id", lambda n: pa.nulls(n, pa.string()))(t.slice(0, 1))]
-            ),
-            "mine on None has no case_id",
-        ),
-        (
-            "records",
-            put("status", lambda n: pa.array([b"\xff"] * n).view(pa.string())),
-            "cannot be read",
-        ),
-    ],
-)
-def test_columns_that_are_none(
-    run: Path, table: str, change: Callable[[pa.Table], pa.Table], said: str
-) -> None:
-    replace_table(run / f"{table}.parquet", change)
-    (run / MANIFEST).unlink()
-    broken = verify(run, require=Trust.UNSIGNED).broken or ""
-    assert broken.startswith(f"{table}: {table}.parquet") and said in broken, broken
-
-
-@pytest.mark.parametrize(
-    ("name", "changed", "said"),
-    [
-        ("records", {"op": None}, "has no op"),
-        ("records", {"status": "wrong", "reason": ""}, "is wrong without a reason"),
-        ("records", {"status": "wrong", "reason": None}, "is wrong without a reason"),
-        ("comparisons", {"verdict": "great"}, "has the verdict 'great', which is none"),
-        ("comparisons", {"regime": None}, "has no regime"),
-        ("comparisons", {"implementation": "none"}, "is no record"),
-        ("comparisons", {"implementation": "zero_output"}, "is wrong and yet has a ratio"),
-        ("comparisons", {}, "is there twice for device and baseline"),
-    ],
-)
-def test_the_one_row_that_is_none_is_named(
-    run: Path, name: str, changed: dict[str, Any], said: str
-) -> None:
-    path = run / f"{name}.parquet"
-    table = pq.read_table(path)
-    rows = table.to_pylist()
-    rows[-1].update(changed or rows[0])
-    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path)
-    where = f"{name}.parquet: {rows[-1]['implementation']} on {rows[-1]['case_id']}"
-    (run / MANIFEST).unlink()
-    assert verify(run, require=Trust.UNSIGNED).broken == f"{name}: {where} {said}"

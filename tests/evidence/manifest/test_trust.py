@@ -10,9 +10,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest import MANIFEST, seal, verify
-from nsabench.evidence.manifest.contents import read_plan
 from nsabench.evidence.manifest.seal import describe
 from nsabench.evidence.manifest.statement import Library, Trust
+from nsabench.evidence.manifest.verify import read_plan
 from nsabench.model.origin import Origin
 from nsabench.model.plan import Plan
 from nsabench.model.source import Source
