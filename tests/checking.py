@@ -16,23 +16,24 @@ from torch import Tensor
 from nsabench import ops, registry
 from nsabench.checker.checker import Checker, Findings
 from nsabench.checker.messages import Judged, Prepare, Prepared
-from nsabench.checks import Row
 from nsabench.delivery import Delivery, Mailbox
 from nsabench.failure import Failure
 from nsabench.model.case import Case, FixedCount, Timing
 from nsabench.model.measurement import Observation
 from nsabench.model.plan import Device, ImplementationInfo, Plan, PlannedCase
+from nsabench.model.record import Record
 from nsabench.model.source import Source
-from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
+from nsabench.model.vocabulary import Direction, DType, Purpose, Role, Runs, Status
 from nsabench.registry import Implementation
 from nsabench.running.supervisor.executor import with_judgement
-from nsabench.verdicts.rows import of_case
+from nsabench.verdicts.attempts import CaseState
+from nsabench.verdicts.records import of_state
 from nsabench.worker.arm import CaseArm
 from nsabench.worker.inputs import InputSets
 from nsabench.worker.measure import measure
 from nsabench.worker.protocol import Measure, Measured
 from nsabench.worker.timing.timer import CpuTimer
-from tests.runs import Made, make_plan
+from tests.runs import Made, log_of, make_plan
 
 STRIDE = 7919  # between the seeds of two sets
 
@@ -155,14 +156,15 @@ def rounds(count: int, *, warmup_s: float = 0.005, **fields: Any) -> Timing:
     return Timing(warmup_s=warmup_s, stopping=stopping, **fields)
 
 
-def rows_of(case: Case, items: Sequence[Implementation], found: Measured) -> list[Row]:
+def rows_of(case: Case, items: Sequence[Implementation], found: Measured) -> list[Record]:
     """Return what checks see of a case that was measured."""
     infos = [ImplementationInfo.model_validate(item, from_attributes=True) for item in items]
     names = tuple(item.name for item in items)
     planned = PlannedCase(id=case.id, case=case, implementations=names)
     update = {"cases": [planned], "implementations": infos}
     plan = make_plan(Made()).model_copy(update=update)
-    return of_case(plan, case, found.observations, {1: found.conditions})
+    state = CaseState(Purpose.MAIN, case.id, found.observations, {1: found.conditions})
+    return of_state(plan, log_of(plan).sessions[0], state)
 
 
 def plan_of(kernels: Path, cases: Sequence[PlannedCase], device: Device = "cpu") -> Plan:

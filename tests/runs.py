@@ -25,6 +25,7 @@ from nsabench.model.measurement import Bursts, Ceilings, Conditions, Observation
 from nsabench.model.origin import Origin
 from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
 from nsabench.model.record import Comparison, Record
+from nsabench.model.source import Source
 from nsabench.model.vocabulary import (
     MARGIN,
     Direction,
@@ -395,6 +396,46 @@ def _environment(gpu: str, torch: str, triton: str) -> str:
     found = collect(described, None)
     card = Gpu(index=0, used=True, name=gpu, compute_capability="9.0")
     return found.model_copy(update={"gpus": [card]}).model_dump_json(indent=1)
+
+
+def record(
+    name: str,
+    role: Role,
+    median_ms: float | None = None,
+    queued_ms: float | None = None,
+    *,
+    samples: Samples | None = None,
+    bursts: Bursts | None = None,
+    n_samples: int = 20,
+    **fields: Any,
+) -> Record:
+    """Return a record with times. samples, bursts: those that the times are of, if it matters."""
+    known: dict[str, Any] = {"run_id": "r", "case_id": "c", "op": OP, "device": "cuda"}
+    known |= {"implementation": name, "role": role, "direction": Direction.FORWARD}
+    known |= {"dtype": DType.FLOAT16, "length": 64, "distribution": "dense", "streams": 1}
+    known |= {"status": Status.OK, "attempt": 1, "bytes_min": 1, "flops": 1}
+    known |= {"source": Source("own" if role is Role.CANDIDATE else "others")}
+    made = Record(**{**known, **fields})
+    if made.status is not Status.OK:
+        reason = made.reason or "as the test wants it"
+        failed = Observation(implementation=name, status=made.status, reason=reason)
+        return replace(made, observation=failed)
+    if samples is None:
+        count = 0 if median_ms is None else n_samples
+        samples = Samples(round=list(range(count)), time_ms=[median_ms or 1.0] * count)
+    if bursts is None:
+        count = 0 if queued_ms is None else 8
+        bursts = Bursts(calls=[9] * count, time_ms=[queued_ms or 1.0] * count)
+    observed = Observation(implementation=name, status=made.status, samples=samples, bursts=bursts)
+    made = replace(made, observation=observed)
+    for regime, timings in ((made.regime, samples), (Regime.QUEUE, bursts)):
+        if timings.time_ms:
+            times = {
+                "median_ms": float(np.median(timings.time_ms)),
+                "n_samples": len(timings.round),
+            }
+            made = with_comparison(made, regime, **times)
+    return made
 
 
 def with_comparison(

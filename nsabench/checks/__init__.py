@@ -1,9 +1,9 @@
 """The checks. Each module of this folder with a function `check` is one; adding a file adds one.
 
-    check(rows: Sequence[Row], limits: Limits) -> list[Finding]
+    check(records: Sequence[Record], limits: Limits) -> list[Finding]
 
-It is pure: rows in, findings out, no device, no torch. `controls` comes last, since it judges the
-other checks.
+It is pure: records in, findings out, no device, no torch. `controls` comes last, since it judges
+the other checks.
 """
 
 from __future__ import annotations
@@ -12,18 +12,14 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING
 
 from nsabench.checks.finding import HARMLESS, Effect, Finding
 from nsabench.checks.limits import Limits
-from nsabench.checks.row import Row
+from nsabench.model.record import Record
 
-if TYPE_CHECKING:
-    from nsabench.model.vocabulary import Catch
+__all__ = ["HARMLESS", "Effect", "Finding", "Limits", "all_checks", "judge_all", "run_all"]
 
-__all__ = ["HARMLESS", "Effect", "Finding", "Limits", "Row", "all_checks", "judge_all", "run_all"]
-
-Check = Callable[[Sequence[Row], Limits], list[Finding]]
+Check = Callable[[Sequence[Record], Limits], list[Finding]]
 
 
 @cache
@@ -36,19 +32,17 @@ def all_checks() -> dict[str, Check]:
     return {m.__name__.rpartition(".")[2]: m.check for m in modules if hasattr(m, "check")}
 
 
-def run_all(rows: Sequence[Row], limits: Limits) -> list[Finding]:
-    """What every check finds in the rows of one run, the gravest first."""
-    return judge_all(rows, limits)[0]
+def run_all(records: Sequence[Record], limits: Limits) -> list[Finding]:
+    """What every check finds in the records of one run, the gravest first."""
+    return judge_all(records, limits)[0]
 
 
-def judge_all(
-    rows: Sequence[Row], limits: Limits
-) -> tuple[list[Finding], dict[tuple[str, str], Catch]]:
-    """As `run_all`, and what became of each control, by case and name."""
+def judge_all(records: Sequence[Record], limits: Limits) -> tuple[list[Finding], list[Record]]:
+    """As `run_all`, and the records, of which each control says what became of it."""
     from nsabench.checks import controls
 
-    findings = [finding for check in all_checks().values() for finding in check(rows, limits)]
-    catches = controls.catches(rows, findings)
-    findings += controls.judge(rows, catches)
+    findings = [finding for check in all_checks().values() for finding in check(records, limits)]
+    records = controls.with_catches(records, findings)
+    findings += controls.judge(records)
     gravity = list(Effect)
-    return sorted(findings, key=lambda f: gravity.index(f.effect)), catches
+    return sorted(findings, key=lambda f: gravity.index(f.effect)), records

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nsabench.checks.best_baseline import best_baseline
-from nsabench.checks.cases import by_case
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.limits import Limits, least
-from nsabench.checks.row import Row
+from nsabench.checks.series import by_case
+from nsabench.model.record import Record
 from nsabench.model.vocabulary import Role
 
 SLOW = 3.0  # times the best valid baseline; K and V expanded over heads are honest at 3.5
@@ -22,13 +22,13 @@ FAR_FROM_ROOFLINE = 30.0
 HIDDEN = 0.5  # share of samples whose launch gap the timer could hide
 
 
-def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
+def check(rows: Sequence[Record], limits: Limits) -> list[Finding]:
     """Baselines (and controls that pose as one) that no speed-up may be quoted against."""
-    cases = by_case(r for r in rows if r.timed_ms is not None)
+    cases = by_case(r for r in rows if r.median_ms is not None)
     return [f for case in cases.values() for f in _check_case(case, limits)]
 
 
-def _check_case(rows: list[Row], limits: Limits) -> Iterator[Finding]:
+def _check_case(rows: list[Record], limits: Limits) -> Iterator[Finding]:
     yield from _slow(rows)
     best = best_baseline(rows)
     if best is None or not best.median_ms:
@@ -44,12 +44,20 @@ def _check_case(rows: list[Row], limits: Limits) -> Iterator[Finding]:
         )
         # A baseline that waits for the device within the call (`.item()` in a loop, say) is slow by
         # how it is written; one that does not may just be the best there is for this op.
-        synchronises = best.gap_hidden_share < HIDDEN
-        effect = Effect.INCONCLUSIVE if synchronises else Effect.NOTE
+        effect = Effect.INCONCLUSIVE if _synchronises(best) else Effect.NOTE
         yield Finding("baseline", effect, sentence, best.case_id)
 
 
-def _slow(rows: list[Row]) -> Iterator[Finding]:
+def _synchronises(record: Record) -> bool:
+    """Whether most calls could not be queued before the device was let go. Nothing is known of a
+    timer that is not ours."""
+    if record.observation is None:
+        return True
+    hidden = record.observation.samples.gap_hidden
+    return bool(hidden) and sum(hidden) / len(hidden) < HIDDEN
+
+
+def _slow(rows: list[Record]) -> Iterator[Finding]:
     """Those that are slow beside the best, which may itself be there for a control alone."""
     best = best_baseline(rows, alongside=True)
     if best is None or not best.median_ms:
@@ -65,4 +73,4 @@ def _slow(rows: list[Row]) -> Iterator[Finding]:
                 f"{best.implementation}, the best valid baseline: no speed-up may be quoted "
                 f"against it"
             )
-            yield Finding("baseline", Effect.NOTE, sentence, row.case_id, row.implementation)
+            yield Finding("baseline", Effect.NOTE, sentence, *row.key)

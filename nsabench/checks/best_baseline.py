@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nsabench.checks.row import Row
+from nsabench.model.record import Record
 from nsabench.model.vocabulary import Regime, Role
 
 
 def best_baseline(
-    rows: Sequence[Row],
-    beside: Row | None = None,
+    records: Sequence[Record],
+    beside: Record | None = None,
     *,
     alongside: bool = False,
-    regime: Regime = Regime.DEVICE,
-) -> Row | None:
+    regime: Regime | None = None,
+) -> Record | None:
     """The fastest baseline among the records of one case that is `ok` and within tolerance.
 
-    Given `beside`, only what was interleaved with that record, since nothing else forms a ratio
-    with it, and what comes from another package than that record, if there is any such.
-    alongside: also what runs for the sake of a control alone, which a candidate is not held to.
-    regime: in which it is the fastest. Who left the samples early may still be it in the queue.
+    beside: only what was interleaved with this record, since nothing else forms a ratio with it,
+    and what comes from another package than it, if there is any.
+    alongside: also what runs for a control alone.
+    regime: in which it is the fastest; None: that of the samples.
     """
     valid = [
         r
-        for r in rows
+        for r in records
         if r.role is Role.BASELINE
         and (alongside or not r.alongside)
-        and r.time_ms(regime) is not None
-        and (r.mae is None or r.mae <= r.mae_tolerance)
+        and _time_ms(r, regime) is not None
+        and (r.mae is None or r.mae <= r.tolerances.mae)
         and (beside is None or r.attempt == beside.attempt)
     ]
     if beside is not None:
@@ -36,8 +36,8 @@ def best_baseline(
     return fastest(valid, regime)
 
 
-def fastest(valid: Sequence[Row], regime: Regime) -> Row | None:
-    """The fastest of rows of one case that were timed in a regime.
+def fastest(valid: Sequence[Record], regime: Regime | None = None) -> Record | None:
+    """The fastest of records of one case that were timed in a regime.
 
     Of samples only what was sampled to the end may be it: clocks may have moved since an early
     round.
@@ -47,4 +47,8 @@ def fastest(valid: Sequence[Row], regime: Regime) -> Row | None:
         for r in valid:
             most[r.attempt] = max(most.get(r.attempt, 0), r.n_samples)
         valid = [r for r in valid if r.n_samples == most[r.attempt]]
-    return min(valid, key=lambda r: r.time_ms(regime) or 0.0, default=None)
+    return min(valid, key=lambda r: _time_ms(r, regime) or 0.0, default=None)
+
+
+def _time_ms(record: Record, regime: Regime | None) -> float | None:
+    return record.median_in(regime or record.regime)

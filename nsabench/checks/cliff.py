@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nsabench.checks.best_baseline import best_baseline
-from nsabench.checks.cases import by_case
 from nsabench.checks.finding import Effect, Finding
-from nsabench.checks.ladder import ladders
 from nsabench.checks.limits import Limits
 from nsabench.checks.roofline import impossible
-from nsabench.checks.row import Row
+from nsabench.checks.series import by_case, length_series, length_text
+from nsabench.model.record import Record
 from nsabench.model.vocabulary import Role
 
 # Beyond the square of the work's growth. Seen in three runs on an H200: FlexAttention that torch no
@@ -25,7 +24,7 @@ LEAP = 8.0
 IN_THE_RUNNING = 2.0  # times the best baseline at the foot: what may be the best further on
 
 
-def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
+def check(rows: Sequence[Record], limits: Limits) -> list[Finding]:
     """Every record at the top of a cliff: from the leap on, until one is faster than its edge."""
     possible = [
         r
@@ -33,10 +32,10 @@ def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
         if r.role is not Role.CONTROL and r.median_ms and not any(impossible(r, limits))
     ]
     cases = by_case(possible)
-    return [finding for ladder in ladders(possible) for finding in _tops(ladder, cases)]
+    return [finding for ladder in length_series(possible) for finding in _tops(ladder, cases)]
 
 
-def _tops(ladder: list[Row], cases: dict[str, list[Row]]) -> Iterator[Finding]:
+def _tops(ladder: list[Record], cases: dict[str, list[Record]]) -> Iterator[Finding]:
     foot, edge = ladder[0], None
     for row in ladder[1:]:
         if _leaps(foot, row):
@@ -51,14 +50,14 @@ def _tops(ladder: list[Row], cases: dict[str, list[Row]]) -> Iterator[Finding]:
             sentence = f"{_say(foot, edge)}; without that it may be the best baseline here"
             yield Finding("cliff", Effect.INCONCLUSIVE, sentence, row.case_id)
         else:
-            yield Finding("cliff", Effect.NOTE, _say(foot, edge), row.case_id, row.implementation)
+            yield Finding("cliff", Effect.NOTE, _say(foot, edge), *row.key)
 
 
-def _leaps(foot: Row, row: Row) -> bool:
+def _leaps(foot: Record, row: Record) -> bool:
     return _ms(row) > LEAP * _growth(foot, row) ** 2 * _ms(foot)
 
 
-def _growth(foot: Row, row: Row) -> float:
+def _growth(foot: Record, row: Record) -> float:
     return max(
         row.length / foot.length,
         row.bytes_min / foot.bytes_min,
@@ -66,15 +65,15 @@ def _growth(foot: Row, row: Row) -> float:
     )
 
 
-def _say(foot: Row, edge: Row) -> str:
+def _say(foot: Record, edge: Record) -> str:
     return (
-        f"{edge.implementation} takes {_ms(foot):.3g} ms at {foot.length_text} but "
-        f"{_ms(edge):.3g} ms at {edge.length_text}: {_ms(edge) / _ms(foot):.0f} times as long for "
+        f"{edge.implementation} takes {_ms(foot):.3g} ms at {length_text(foot)} but "
+        f"{_ms(edge):.3g} ms at {length_text(edge)}: {_ms(edge) / _ms(foot):.0f} times as long for "
         f"{_growth(foot, edge):.1f} times the work looks like another program (uncompiled, or "
         f"another backend)"
     )
 
 
-def _ms(row: Row) -> float:
+def _ms(row: Record) -> float:
     assert row.median_ms is not None
     return row.median_ms

@@ -27,17 +27,19 @@ for it: verdicts stand, and the decision says what is behind them.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+from nsabench import labels
 from nsabench.checks import proofs
 from nsabench.checks.best_baseline import best_baseline
-from nsabench.checks.cases import by_case
+from nsabench.checks.clocks import median_mcycles
 from nsabench.checks.finding import Effect, Finding
-from nsabench.checks.group import Group
 from nsabench.checks.host import MORE, worked_ms
-from nsabench.checks.proofs import QUEUE, Lack, Unproven, regime_of
-from nsabench.checks.row import Row
-from nsabench.model.vocabulary import Catch, Role, Status
+from nsabench.checks.proofs import QUEUE, Lack, regime_of
+from nsabench.checks.series import by_case
+from nsabench.model.record import Record
+from nsabench.model.vocabulary import Catch, Regime, Role, Status
 
 CHECK = "controls"
 AGAINST_BASELINES = ("timer", "baseline")  # checks that hold a control to what it wraps
@@ -51,58 +53,43 @@ COLD = 2.5
 A_BURST_MS = 1.9  # a call that takes as long as that has a burst for itself
 
 
-def catches(rows: Sequence[Row], findings: Sequence[Finding]) -> dict[tuple[str, str], Catch]:
-    """What became of each control, by case and name, given what the other checks found."""
-    cases, by_row = by_case(rows), by_case(findings)
-    return {
-        (row.case_id, row.implementation): catch(
-            row, cases[row.case_id], by_row.get(row.case_id, [])
-        )
-        for row in rows
-        if row.role is Role.CONTROL
-    }
-
-
-def judge(rows: Sequence[Row], catches: Mapping[tuple[str, str], Catch]) -> list[Finding]:
-    """Speak about each control once, and about each check that no control has put to the proof."""
-    by_control: dict[str, list[tuple[Row, Catch]]] = defaultdict(list)
-    for row in rows:
-        if row.role is Role.CONTROL:
-            by_control[row.implementation].append((row, catches[row.case_id, row.implementation]))
-    findings = [f for name, own in by_control.items() for f in _judge(name, own)]
-    lacking = unproven(rows, catches)
-    findings += [
-        Finding(CHECK, Effect.INVALID, stuck(u), groups=(u.group,), regime=regime_of(u.check))
-        for u in lacking
-        if u.lack is Lack.STUCK
+def with_catches(records: Sequence[Record], findings: Sequence[Finding]) -> list[Record]:
+    """The records, of which each control says what became of it, given what the checks found."""
+    cases, of_case = by_case(records), by_case(findings)
+    return [
+        replace(r, caught=catch(r, cases[r.case_id], of_case.get(r.case_id, [])))
+        if r.role is Role.CONTROL
+        else r
+        for r in records
     ]
+
+
+def judge(records: Sequence[Record]) -> list[Finding]:
+    """Speak about each control once, and about each check that no control has put to the proof."""
+    by_control: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        if record.role is Role.CONTROL:
+            by_control[record.implementation].append(record)
+    findings = [f for name, own in by_control.items() for f in _judge(name, own)]
+    lacking = proofs.unproven(records)
+    for lack in lacking:
+        if lack.lack is Lack.STUCK:
+            regime = regime_of(lack.check)
+            where = f" in the regime {regime}" if regime else ""
+            sentence = (
+                f"no control of {lack.group} showed that the check {lack.check!r} works: "
+                f"{lack.lack.meaning}, so nothing is decided of it{where}"
+            )
+            findings.append(
+                Finding(CHECK, Effect.INVALID, sentence, groups=(lack.group,), regime=regime)
+            )
     return findings + [
         Finding(CHECK, Effect.UNPROVEN, sentence, groups=groups)
         for groups, sentence in proofs.by_way(lacking)
     ]
 
 
-def unproven(rows: Sequence[Row], catches: Mapping[tuple[str, str], Catch]) -> list[Unproven]:
-    """The checks of which it is not known whether they work, and where."""
-    observations = [
-        (Group.of(row), row.caught_by, catches[row.case_id, row.implementation])
-        for row in rows
-        if row.role is Role.CONTROL
-    ]
-    return proofs.unproven(observations, rows)
-
-
-def stuck(unproven: Unproven) -> str:
-    """Why nothing is decided of a group."""
-    regime = regime_of(unproven.check)
-    where = f" in the regime {regime}" if regime else ""
-    return (
-        f"no control of {unproven.group} showed that the check {unproven.check!r} works: "
-        f"{unproven.lack.meaning}, so nothing is decided of it{where}"
-    )
-
-
-def catch(row: Row, case: Sequence[Row], findings: Sequence[Finding]) -> Catch:
+def catch(row: Record, case: Sequence[Record], findings: Sequence[Finding]) -> Catch:
     """What became of this control, given all rows of its case and what the checks found."""
     if row.status in (Status.UNSUPPORTED, Status.SKIPPED):
         return Catch.DECLINED
@@ -134,57 +121,57 @@ def catch(row: Row, case: Sequence[Row], findings: Sequence[Finding]) -> Catch:
     return Catch.MISSED
 
 
-def _in_a_burst(row: Row) -> Catch:
-    """Of one that was not found wrong in a burst: whether it played its trick there."""
-    if row.status is not Status.OK or row.queued_ms is None:
+def _in_a_burst(record: Record) -> Catch:
+    """What became of a control that was not found wrong in a burst: did it play its trick there?"""
+    if record.status is not Status.OK or record.median_in(Regime.QUEUE) is None:
         return Catch.UNPROVEN
-    alone = max(row.median_ms or 0.0, (row.host_us or 0.0) / 1e3) >= A_BURST_MS
+    alone = max(record.median_ms or 0.0, (record.host_us or 0.0) / 1e3) >= A_BURST_MS
     return Catch.DECLINED if alone else Catch.MISSED
 
 
-def _bound(row: Row) -> Catch:
-    """Of one that was not found bound by its host: whether it is, as far as can be told."""
-    work_ms = worked_ms(row)
-    if work_ms is None or row.queued_ms is None:
+def _bound(record: Record) -> Catch:
+    """What became of a control that was not found bound by its host: is it, as far as is known?"""
+    work_ms, queued_ms = worked_ms(record), record.median_in(Regime.QUEUE)
+    if work_ms is None or queued_ms is None:
         return Catch.UNPROVEN
-    if row.host_us is None:  # the device was not held, so only the queue says what the host takes
-        hidden = row.queued_ms <= MORE * work_ms
+    if record.host_us is None:  # the device was not held, so only the queue says what a host takes
+        hidden = queued_ms <= MORE * work_ms
     else:
-        hidden = row.host_us / 1e3 < COLD * MORE * work_ms
+        hidden = record.host_us / 1e3 < COLD * MORE * work_ms
     return Catch.DECLINED if hidden else Catch.MISSED
 
 
-def _gained(row: Row, best: Row | None) -> Catch:
-    if best is None or not best.median_ms or not row.median_ms:
+def _gained(record: Record, best: Record | None) -> Catch:
+    if best is None or not best.median_ms or not record.median_ms:
         return Catch.UNPROVEN
-    gained = GAINED if row.median_mcycles is not None else GAINED_ON_HOST
-    return Catch.MISSED if row.median_ms < gained * best.median_ms else Catch.CAUGHT
+    gained = GAINED if median_mcycles(record) is not None else GAINED_ON_HOST
+    return Catch.MISSED if record.median_ms < gained * best.median_ms else Catch.CAUGHT
 
 
-def _names(finding: Finding, row: Row) -> bool:
-    return finding.check == row.caught_by and finding.names(row)
+def _names(finding: Finding, record: Record) -> bool:
+    return finding.check == record.caught_by and finding.names(record)
 
 
-def _judge(name: str, observations: Sequence[tuple[Row, Catch]]) -> Iterator[Finding]:
-    rows = {c: [row for row, caught in observations if caught is c] for c in Catch}
-    ran = len(rows[Catch.CAUGHT]) + len(rows[Catch.MISSED])
-    if rows[Catch.MISSED]:
-        first = rows[Catch.MISSED][0]
+def _judge(name: str, records: Sequence[Record]) -> Iterator[Finding]:
+    by_catch = {c: [r for r in records if r.caught is c] for c in Catch}
+    missed, unproven = by_catch[Catch.MISSED], by_catch[Catch.UNPROVEN]
+    if missed:
+        first = missed[0]
         time = "" if first.median_ms is None else f", {first.median_ms:.3g} ms"
         sentence = (
-            f"the check {first.caught_by!r} did not catch the control in "
-            f"{len(rows[Catch.MISSED])} of {ran} cases, first in {first.label} "
+            f"the check {first.caught_by!r} did not catch the control in {len(missed)} of "
+            f"{len(by_catch[Catch.CAUGHT]) + len(missed)} cases, first in {labels.case(first)} "
             f"({first.status}{time}): this run decides nothing"
         )
         regime = regime_of(first.caught_by)
         if regime is not None:
             sentence += f" in the regime {regime}"
         yield Finding(CHECK, Effect.INVALID, sentence, implementation=name, regime=regime)
-    if rows[Catch.UNPROVEN]:
-        first = rows[Catch.UNPROVEN][0]
+    if unproven:
+        first = unproven[0]
         why = first.reason or "it gained nothing, or nothing valid was timed beside it"
         sentence = (
-            f"the control did not get as far as being caught in {len(rows[Catch.UNPROVEN])} "
-            f"cases, first in {first.label} ({first.status}): {why}"
+            f"the control did not get as far as being caught in {len(unproven)} cases, first in "
+            f"{labels.case(first)} ({first.status}): {why}"
         )
         yield Finding(CHECK, Effect.NOTE, sentence, implementation=name)

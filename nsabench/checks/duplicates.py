@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.limits import Limits
-from nsabench.checks.row import Row
+from nsabench.model.record import Record
 
 
-def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
+def check(rows: Sequence[Record], limits: Limits) -> list[Finding]:
     """Records that are there more than once."""
-    counts = Counter((r.case_id, r.implementation) for r in rows)
+    counts = Counter(r.key for r in rows)
     return [
-        Finding("duplicates", Effect.INVALID, f"it is there {count} times", case_id, name)
-        for (case_id, name), count in counts.items()
+        Finding("duplicates", Effect.INVALID, f"it is there {count} times", *key)
+        for key, count in counts.items()
         if count > 1
     ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple
 
-from nsabench.checks.group import Group, Grouped
-from nsabench.model.vocabulary import Regime, Word
+from nsabench.model.record import Record
+from nsabench.model.vocabulary import Direction, Mode, Regime, Word
 
 
 class Effect(Word):
@@ -24,18 +25,39 @@ class Effect(Word):
 HARMLESS = frozenset({Effect.UNPROVEN, Effect.NOTE})
 
 
-class Recorded(Grouped, Protocol):
-    """What a finding may bear on: an implementation on a case."""
+class Group(NamedTuple):
+    """The cases of an op that the same code of the bench measures: a direction, a mode, and one
+    call at a time or several."""
+
+    op: str
+    direction: Direction
+    mode: Mode
+    at_once: bool = False  # calls on several streams; how many makes no difference
+
+    @classmethod
+    def of(cls, record: Record) -> Group:
+        return cls(record.op, record.direction, record.mode, record.streams > 1)
+
+    def __str__(self) -> str:
+        return f"{self.op}{self.way}"
 
     @property
-    def case_id(self) -> str: ...
-    @property
-    def implementation(self) -> str: ...
+    def way(self) -> str:
+        """How it is measured, if not as usual: ` backward`, ` in graph mode`."""
+        backward = "" if self.direction is Direction.FORWARD else f" {self.direction}"
+        graph = " in graph mode" if self.mode is Mode.GRAPH else ""
+        return backward + graph + (" on several streams" if self.at_once else "")
+
+
+def named(groups: Iterable[Group]) -> str:
+    """`decode_dense, decode_step in graph mode`: of groups that are measured in one way."""
+    groups = list(groups)
+    return ", ".join(group.op for group in groups) + groups[0].way
 
 
 @dataclass(frozen=True)
 class Finding:
-    """An empty `case_id` speaks of the whole run, or of all cases of `groups` where there are some;
+    """An empty `case_id` speaks of the whole run, or of all cases of `groups` if there are some;
     an empty `implementation` of all of a case."""
 
     check: str
@@ -46,7 +68,7 @@ class Finding:
     groups: tuple[Group, ...] = ()
     regime: Regime | None = None  # the only one in which it speaks; None: it speaks in all
 
-    def concerns(self, record: Recorded) -> bool:
+    def concerns(self, record: Record) -> bool:
         """Whether the finding bears on this record."""
         return (
             self.case_id in ("", record.case_id)
@@ -54,9 +76,9 @@ class Finding:
             and (not self.groups or Group.of(record) in self.groups)
         )
 
-    def names(self, record: Recorded) -> bool:
+    def names(self, record: Record) -> bool:
         """Whether it is about this record and no other."""
-        return (self.case_id, self.implementation) == (record.case_id, record.implementation)
+        return (self.case_id, self.implementation) == record.key
 
     def speaks_in(self, regime: Regime) -> bool:
         """Whether it has a say in the verdicts of this regime."""

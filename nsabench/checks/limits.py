@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from nsabench.checks.row import Row
 from nsabench.machine.datasheet import Sheet
 from nsabench.model.measurement import Ceilings
-from nsabench.model.vocabulary import L2, DType
+from nsabench.model.record import Record
+from nsabench.model.vocabulary import L2, DType, Regime
 
 # Memory and core clocks are often set a few percent above the data sheet's.
 OVERCLOCKING = 1.05
@@ -70,7 +70,7 @@ class Bound:
     why: str
 
 
-def bounds(row: Row, limits: Limits, *, l2_bytes: int | None = None) -> list[Bound]:
+def bounds(row: Record, limits: Limits, *, l2_bytes: int | None = None) -> list[Bound]:
     """Every lower bound on the time of this case's compulsory work, allowing `limits.l2_bytes`
     (or the `l2_bytes` given instead) to come from L2."""
     held = limits.l2_bytes if l2_bytes is None else l2_bytes
@@ -107,23 +107,23 @@ def _bounds(
     return tuple(bounds)
 
 
-def least(row: Row, limits: Limits, *, l2_bytes: int | None = None) -> Bound | None:
+def least(row: Record, limits: Limits, *, l2_bytes: int | None = None) -> Bound | None:
     """The greatest of the lower bounds, or None where no ceiling is known."""
     return max(bounds(row, limits, l2_bytes=l2_bytes), key=lambda b: b.ms, default=None)
 
 
-def beaten(row: Row, limits: Limits) -> Bound | None:
+def beaten(row: Record, limits: Limits) -> Bound | None:
     """The lower bound that the record's time is below, by more than the margin; else None."""
     return _beaten(row, row.median_ms, limits)
 
 
-def beaten_in_a_burst(row: Row, limits: Limits) -> Bound | None:
+def beaten_in_a_burst(row: Record, limits: Limits) -> Bound | None:
     """The same of the time of a call among others. Nothing was flushed between them: all that it
     reads may have come from L2."""
-    return _beaten(replace(row, l2=L2.WARM), row.queued_ms, limits)
+    return _beaten(replace(row, l2=L2.WARM), row.median_in(Regime.QUEUE), limits)
 
 
-def _beaten(row: Row, time_ms: float | None, limits: Limits) -> Bound | None:
+def _beaten(row: Record, time_ms: float | None, limits: Limits) -> Bound | None:
     bound = least(row, _by_any_unit(limits) if row.dtype is DType.FLOAT32 else limits)
     if bound is None or time_ms is None or time_ms * limits.margin >= bound.ms:
         return None

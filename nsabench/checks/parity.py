@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from nsabench import ops
-from nsabench.checks.cases import by_case
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.limits import Limits
-from nsabench.checks.row import Row
+from nsabench.checks.series import by_case
 from nsabench.delivery import OUTPUT
+from nsabench.model.record import Record
 from nsabench.model.vocabulary import Direction, DType, Role, Status
 from nsabench.ops import Op
 
@@ -85,17 +85,18 @@ def is_seen(result: str, of_typical: float, resolved: float) -> bool:
     return of_typical > min(max(least_row(result), of_typical) * MOST_EXCUSED, 1.0) * resolved
 
 
+ORACLE = "the float64 oracle"
 BEST = "the best valid baseline"
 
 
-def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
+def check(rows: Sequence[Record], limits: Limits) -> list[Finding]:
     """Records that are `ok` and should not be: over the MAE tolerance, or much further from the
     oracle than the best baseline of the case, as a whole or in one row."""
     cases = by_case(r for r in rows if r.status is Status.OK)
     return [finding for case in cases.values() for finding in _check_case(case)]
 
 
-def _check_case(rows: list[Row]) -> Iterator[Finding]:
+def _check_case(rows: list[Record]) -> Iterator[Finding]:
     valid = [r for r in rows if r.role is Role.BASELINE and _may_excuse(r)]
     # What is there for a control is no yardstick of anything else.
     of_controls, of_others = _best(valid), _best([r for r in valid if not r.alongside])
@@ -105,10 +106,10 @@ def _check_case(rows: list[Row]) -> Iterator[Finding]:
             best, best_row = None, None  # baselines compute another function
         sentence = _whole(row, best) or _one_row(row, best_row)
         if sentence:
-            yield Finding("parity", Effect.WRONG, sentence, row.case_id, row.implementation)
+            yield Finding("parity", Effect.WRONG, sentence, *row.key)
 
 
-def _best(baselines: Sequence[Row]) -> tuple[float | None, Row | None]:
+def _best(baselines: Sequence[Record]) -> tuple[float | None, Record | None]:
     """The least error as a whole, and who has the least in its worst row."""
     return (
         min((r.rel_l2 for r in baselines if r.rel_l2 is not None), default=None),
@@ -116,7 +117,7 @@ def _best(baselines: Sequence[Row]) -> tuple[float | None, Row | None]:
     )
 
 
-def _may_excuse(baseline: Row) -> bool:
+def _may_excuse(baseline: Record) -> bool:
     """Whether others may be held to what it is off by: one that is far off excuses nobody."""
     errors = [e for e in (baseline.rel_l2, baseline.worst_row) if e is not None]
     if _over(baseline) or not errors:  # a table from elsewhere has times alone
@@ -124,19 +125,19 @@ def _may_excuse(baseline: Row) -> bool:
     return max(errors) <= MOST_EXCUSED * noise(baseline.dtype, _terms(baseline))
 
 
-def _whole(row: Row, best: float | None) -> str:
+def _whole(row: Record, best: float | None) -> str:
     """What is wrong with the errors of all rows together."""
     if _over(row):
         return (
-            f"mean absolute error {row.mae:.3g} against {row.errors_against} is over the "
-            f"tolerance of {row.mae_tolerance:.3g}"
+            f"mean absolute error {row.mae:.3g} against {ORACLE} is over the "
+            f"tolerance of {row.tolerances.mae:.3g}"
         )
     if row.rel_l2 is None:
         return ""
     epsilon = noise(row.dtype, _terms(row))
-    limit = row.rel_l2_ratio * epsilon
+    limit = row.tolerances.rel_l2_ratio * epsilon
     if best is not None:
-        limit = max(min(row.rel_l2_ratio * best, MOST_EXCUSED * epsilon), epsilon)
+        limit = max(min(row.tolerances.rel_l2_ratio * best, MOST_EXCUSED * epsilon), epsilon)
     if row.rel_l2 <= limit:
         return ""
     known = "there is no valid baseline" if best is None else f"{BEST} has {best:.3g}"
@@ -146,7 +147,7 @@ def _whole(row: Row, best: float | None) -> str:
     )
 
 
-def _one_row(row: Row, best: Row | None) -> str:
+def _one_row(row: Record, best: Record | None) -> str:
     """What is wrong with the worst row."""
     if row.worst_row is None:
         return ""
@@ -163,17 +164,17 @@ def _one_row(row: Row, best: Row | None) -> str:
     )
 
 
-def _of_honest(row: Row) -> float:
+def _of_honest(row: Record) -> float:
     """How far off the worst row is, in units of what a row of its result may be off by."""
     assert row.worst_row is not None
     return row.worst_row / row_noise(_result(row), row.dtype, _terms(row))
 
 
-def _result(row: Row) -> str:
+def _result(row: Record) -> str:
     return result_of(row.worst_row_at) or (OUTPUT if row.direction is Direction.FORWARD else "")
 
 
-def _terms(row: Row) -> int:
+def _terms(row: Record) -> int:
     return _terms_at(ops.get(row.computes or row.op), tuple(row.shape.items()))
 
 
@@ -183,6 +184,6 @@ def _terms_at(op: Op, sizes: tuple[tuple[str, int], ...]) -> int:
     return op.terms(op.shape_model.model_validate(known))
 
 
-def _over(row: Row) -> bool:
+def _over(row: Record) -> bool:
     # Written so that a NaN could never pass.
-    return row.mae is not None and not row.mae <= row.mae_tolerance
+    return row.mae is not None and not row.mae <= row.tolerances.mae

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from nsabench.checks.group import Group, Grouped, named
+from nsabench.checks.finding import Group, named
+from nsabench.model.record import Record
 from nsabench.model.vocabulary import Catch, Regime, Role, Word
 
 OUTPUT, TIME = ("parity",), ("timer", "baseline", "roofline")
@@ -43,58 +43,35 @@ class Unproven:
     lack: Lack
 
 
-class Controlled(Grouped, Protocol):
-    """A record, with what became of it if it is a control's."""
-
-    @property
-    def role(self) -> Role: ...
-    @property
-    def caught_by(self) -> str: ...
-    @property
-    def caught(self) -> Catch | None: ...
-    @property
-    def median_ms(self) -> float | None: ...
+def unproven(records: Sequence[Record]) -> list[Unproven]:
+    """The checks that guard a verdict, or that a control was there for, and that caught none in
+    the records of a run."""
+    return lacking(
+        ((Group.of(r), r.caught_by, r.caught) for r in records if r.caught), guarded(records)
+    )
 
 
-class Judged(Grouped, Protocol):
-    """Something that may get a verdict."""
-
-    @property
-    def role(self) -> Role: ...
-    @property
-    def median_ms(self) -> float | None: ...
-
-
-Observation = tuple[Group, str, Catch]  # of a control: where it ran, what was to catch it
-
-
-def of_records(records: Sequence[Controlled]) -> list[Unproven]:
-    """What the records of one run leave unproven."""
-    observations = [
-        (Group.of(r), r.caught_by, r.caught) for r in records if r.role is Role.CONTROL and r.caught
-    ]
-    return unproven(observations, records)
-
-
-def unproven(observations: Iterable[Observation], judged: Iterable[Judged]) -> list[Unproven]:
-    """The checks that guard a verdict, or that a control was there for, and that none was caught
-    by. `judged`: the records of the run."""
+def lacking(
+    outcomes: Iterable[tuple[Group, str, Catch]], guarded: Iterable[tuple[Group, str]] = ()
+) -> list[Unproven]:
+    """The same of what became of controls. outcomes: group, check that is meant to catch it, what
+    became of it. guarded: what stands behind a verdict."""
     catches: dict[tuple[Group, str], set[Catch]] = defaultdict(set)
-    for group, check, caught in observations:
+    for group, check, caught in outcomes:
         catches[group, check].add(caught)
-    stuck = {key for key, all_ in catches.items() if Catch.UNPROVEN in all_}
-    wanted = dict.fromkeys([*guarded(judged), *stuck])
+    stuck = [key for key, all_ in catches.items() if Catch.UNPROVEN in all_]
+    wanted = dict.fromkeys([*guarded, *stuck])
     found = [(group, check, _lack(catches[group, check])) for group, check in wanted]
     return [Unproven(group, check, lack) for group, check, lack in found if lack is not None]
 
 
-def guarded(judged: Iterable[Judged]) -> Iterator[tuple[Group, str]]:
+def guarded(records: Iterable[Record]) -> Iterator[tuple[Group, str]]:
     """The checks that stand behind a verdict in each group: those of time only where a candidate
     was timed."""
-    for row in judged:
-        if row.role is Role.CANDIDATE:
-            for check in OUTPUT if row.median_ms is None else GUARDS:
-                yield Group.of(row), check
+    for record in records:
+        if record.role is Role.CANDIDATE:
+            for check in OUTPUT if record.median_ms is None else GUARDS:
+                yield Group.of(record), check
 
 
 def _lack(catches: set[Catch]) -> Lack | None:

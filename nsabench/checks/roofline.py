@@ -10,29 +10,28 @@ from collections.abc import Iterator, Sequence
 
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.limits import Bound, Limits, beaten, beaten_in_a_burst
-from nsabench.checks.row import Row
+from nsabench.model.record import Record
+from nsabench.model.vocabulary import Regime
 
 
-def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
+def check(rows: Sequence[Record], limits: Limits) -> list[Finding]:
     """Records whose time is impossible whatever the code did."""
     return [
-        Finding("roofline", Effect.IMPLAUSIBLE, sentence, row.case_id, row.implementation)
+        Finding("roofline", Effect.IMPLAUSIBLE, sentence, *row.key)
         for row in rows
         for sentence in impossible(row, limits)
     ]
 
 
-def impossible(row: Row, limits: Limits) -> Iterator[str]:
+def impossible(row: Record, limits: Limits) -> Iterator[str]:
     """Why the record's time cannot be; nothing where it can."""
-    time = row.timed_ms
+    time, queued = row.median_ms, row.median_in(Regime.QUEUE)
     if time is None:
         return
-    bound, queued = beaten(row, limits), beaten_in_a_burst(row, limits)
-    if bound is not None:
+    if bound := beaten(row, limits):
         yield _sentence(f"{time:.3g} ms", time, bound, limits)
-    elif queued is not None and row.queued_ms is not None:
-        what = f"{row.queued_ms:.3g} ms a call, one behind the other,"
-        yield _sentence(what, row.queued_ms, queued, limits)
+    elif queued is not None and (bound := beaten_in_a_burst(row, limits)):
+        yield _sentence(f"{queued:.3g} ms a call, one behind the other,", queued, bound, limits)
     floor = limits.timer_floor_ms
     if floor is not None and time * limits.margin < floor:
         yield f"{time:.3g} ms is below the {floor:.3g} ms that the timer reads for an empty call"

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nsabench import labels
 from nsabench.checks.finding import Effect, Finding
-from nsabench.checks.ladder import ladders
 from nsabench.checks.limits import Limits, beaten, least
-from nsabench.checks.row import Row
+from nsabench.checks.series import length_series, length_text
+from nsabench.model.record import Record
 
 GROWTH_OF_WORK = 4.0
 FLAT = 1.1  # a time that grows less than this over such growth of work is flat
@@ -21,13 +22,13 @@ FILLED = 0.5  # share of a time that its work alone would take, above which flat
 LAUNCH_FLOOR_MS = 0.02
 
 
-def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
+def check(rows: Sequence[Record], limits: Limits) -> list[Finding]:
     """The longest flat stretch of each ladder that physics does not explain."""
-    flats = (_flat(ladder, limits) for ladder in ladders(rows))
+    flats = (_flat(ladder, limits) for ladder in length_series(rows))
     return [finding for finding in flats if finding is not None]
 
 
-def _flat(ladder: list[Row], limits: Limits) -> Finding | None:
+def _flat(ladder: list[Record], limits: Limits) -> Finding | None:
     for top in reversed(ladder):
         for bottom in ladder:
             grown = top.bytes_min / bottom.bytes_min
@@ -42,7 +43,7 @@ def _flat(ladder: list[Row], limits: Limits) -> Finding | None:
     return None
 
 
-def _effect(top: Row, limits: Limits) -> Effect | None:
+def _effect(top: Record, limits: Limits) -> Effect | None:
     assert top.median_ms is not None
     cold = least(top, limits, l2_bytes=0)
     if cold is None:
@@ -52,7 +53,7 @@ def _effect(top: Row, limits: Limits) -> Effect | None:
     return Effect.IMPLAUSIBLE if beaten(top, limits) else Effect.INCONCLUSIVE
 
 
-def _say(bottom: Row, top: Row, effect: Effect, limits: Limits) -> Finding:
+def _say(bottom: Record, top: Record, effect: Effect, limits: Limits) -> Finding:
     cold = least(top, limits, l2_bytes=0)
     if cold is None:
         why = "without known ceilings it cannot be told from launch cost"
@@ -61,8 +62,8 @@ def _say(bottom: Row, top: Row, effect: Effect, limits: Limits) -> Finding:
         if effect is Effect.INCONCLUSIVE and limits.l2_bytes:
             why += "; only a warm L2 could explain it"
     sentence = (
-        f"time is flat while work grows: {bottom.median_ms:.3g} ms at {bottom.length_text} and "
-        f"{top.median_ms:.3g} ms at {top.length_text} ({top.label}), for "
+        f"time is flat while work grows: {bottom.median_ms:.3g} ms at {length_text(bottom)} and "
+        f"{top.median_ms:.3g} ms at {length_text(top)} ({labels.case(top)}), for "
         f"{top.bytes_min / bottom.bytes_min:.1f} times the bytes; {why}"
     )
-    return Finding("scaling", effect, sentence, top.case_id, top.implementation)
+    return Finding("scaling", effect, sentence, *top.key)

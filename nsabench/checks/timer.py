@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.limits import Limits
-from nsabench.checks.row import Row
+from nsabench.model.record import Record
 
 KNOWN_DURATION_TOLERANCE = 0.02
 # A measured ceiling above the data sheet's means that the measurement is broken; one far below
@@ -15,7 +15,7 @@ ABOVE_SHEET = 1.05
 BELOW_SHEET = 0.6
 
 
-def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
+def check(rows: Sequence[Record], limits: Limits) -> list[Finding]:
     """Findings about the whole run: its timer, and its ceilings against the data sheet."""
     return [*_known_duration(limits), *_against_sheet(limits)]
 

@@ -13,7 +13,10 @@ from enum import Enum
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from nsabench.model.case import Tolerances
+from nsabench.model.measurement import Conditions, Observation
 from nsabench.model.plan import Device
+from nsabench.model.source import Source
 from nsabench.model.vocabulary import (
     L2,
     NO_SPECIALISED,
@@ -30,6 +33,7 @@ from nsabench.model.vocabulary import (
 )
 
 SCHEMA_VERSION = 1
+Key = tuple[str, str]  # case id, implementation
 SHAPE = "shape"  # the field that spans a column for each size of each op
 
 
@@ -48,13 +52,21 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One implementation on one case, in one regime, against one reference."""
+    """One implementation on one case in one regime: its times, and what they are held against."""
 
     run_id: Annotated[str, Column("", "the run")]
     case_id: Annotated[str, Column("", "the case")]
     implementation: Annotated[str, Column("", "the implementation")]
     regime: Annotated[Regime, Column("", "how both are called: device, queue or graph")]
     reference: Annotated[Reference, Column("", "what it is held against")]
+    median_ms: Annotated[float | None, Column("ms", "median time of a call")] = None
+    net_ms: Annotated[
+        float | None,
+        Column("ms", "median_ms less what the timer adds; null if that is not known"),
+    ] = None
+    p20_ms: Annotated[float | None, Column("ms", "20 % quantile of the time of a call")] = None
+    p80_ms: Annotated[float | None, Column("ms", "80 % quantile of the time of a call")] = None
+    n_samples: Annotated[int, Column("1", "timed calls, or bursts of calls")] = 0
     against: Annotated[str, Column("", "which that is; empty: none was valid beside it")] = ""
     ratio: Annotated[
         float | None,
@@ -70,7 +82,9 @@ class Comparison:
         Verdict | None,
         Column("", "of a candidate against baselines: faster, slower, same, inconclusive, invalid"),
     ] = None
-    reason: Annotated[str, Column("", "why the verdict is not clear, or what it rests on")] = ""
+    reason: Annotated[
+        str, Column("", "why the verdict is not clear, or what it rests on, separated by '; '")
+    ] = ""
 
     def row(self) -> dict[str, Any]:
         """The row that comparisons.parquet holds, by column."""
@@ -132,25 +146,12 @@ class Record:
         int | None,
         Column("1", "rows left out of parity: rounding decides which blocks are selected there"),
     ] = None
-    median_ms: Annotated[float | None, Column("ms", "median time of a call")] = None
-    device_ms: Annotated[
-        float | None,
-        Column("ms", "median_ms less what the timer adds; null in graphs, on a CPU"),
-    ] = None
-    p20_ms: Annotated[float | None, Column("ms", "20 % quantile of the time of a call")] = None
-    p80_ms: Annotated[float | None, Column("ms", "80 % quantile of the time of a call")] = None
     host_us: Annotated[
         float | None,
         Column("µs", "median time that a call holds the CPU, the device held meanwhile"),
     ] = None
     host_p20_us: Annotated[float | None, Column("µs", "20 % quantile of that time")] = None
     host_p80_us: Annotated[float | None, Column("µs", "80 % quantile of that time")] = None
-    queued_ms: Annotated[
-        float | None,
-        Column("ms", "median time of a call among others, one behind the other, nothing awaited"),
-    ] = None
-    queued_p20_ms: Annotated[float | None, Column("ms", "20 % quantile of that time")] = None
-    queued_p80_ms: Annotated[float | None, Column("ms", "80 % quantile of that time")] = None
     launches: Annotated[
         int | None,
         Column("1", "kernels, copies and fills that a call puts on the device, counted by CUPTI"),
@@ -159,7 +160,6 @@ class Record:
         float | None,
         Column("µs", "what these take on the device, one after the other, by CUPTI's clock"),
     ] = None
-    n_samples: Annotated[int, Column("1", "timed calls")] = 0
     attempt: Annotated[
         int, Column("1", "implementations of a case with the same one were interleaved")
     ] = 0
@@ -230,63 +230,94 @@ class Record:
     cuda: Annotated[str | None, Column("", "version of the CUDA that torch was built with")] = None
     schema_version: Annotated[int, Column("1", "of this table")] = SCHEMA_VERSION
     comparisons: tuple[Comparison, ...] = ()  # each with another regime or reference
+    # What no table holds: a record that was read from a file has none of it.
+    source: Source = field(default=Source(), compare=False)
+    wraps: str = field(default="", compare=False)  # of a control: the baseline without its trick
+    # Of a baseline: it is there for a control that wraps it. No candidate is held to it.
+    alongside: bool = field(default=False, compare=False)
+    tolerances: Tolerances = field(default=Tolerances(), compare=False)
+    conditions: Conditions = field(default_factory=Conditions, compare=False)
+    observation: Observation | None = field(default=None, compare=False)
 
     @property
-    def key(self) -> tuple[str, str]:
+    def key(self) -> Key:
         """Case and implementation, which tell it from the others of its run."""
         return self.case_id, self.implementation
 
     @property
     def regime(self) -> Regime:
-        """That of its samples, and so of `median_ms`, `speedup` and `verdict`."""
+        """The regime of its samples, and so of `median_ms`, `speedup` and `verdict`."""
         return Regime.of_samples(self.mode)
-
-    def timed_in(self, regime: Regime) -> float | None:
-        """Median time of a call (ms) in a regime; None where it was not timed there."""
-        if regime is self.regime:
-            return self.median_ms
-        in_queue = regime is Regime.QUEUE and self.regime is Regime.DEVICE and self.streams == 1
-        return self.queued_ms if in_queue else None
 
     def compared(
         self, regime: Regime, reference: Reference = Reference.BASELINE
     ) -> Comparison | None:
-        """Its comparison with a reference in a regime; None where there is none."""
-        keys = (regime, reference)
-        return next((c for c in self.comparisons if (c.regime, c.reference) == keys), None)
+        """Its comparison with a reference in a regime; None if there is none."""
+        for found in self.comparisons:
+            if found.regime is regime and found.reference is reference:
+                return found
+        return None
+
+    def comparison(self, regime: Regime, reference: Reference = Reference.BASELINE) -> Comparison:
+        """The same, without a ratio if there is none."""
+        return self.compared(regime, reference) or Comparison(
+            run_id=self.run_id,
+            case_id=self.case_id,
+            implementation=self.implementation,
+            regime=regime,
+            reference=reference,
+        )
+
+    def median_in(self, regime: Regime) -> float | None:
+        """Median time of a call (ms) in a regime; None if it was not timed there."""
+        return self.comparison(regime).median_ms
+
+    def may_be_judged_in(self, regime: Regime) -> bool:
+        """Whether times in a regime decide: replays, and calls at once, have no queue."""
+        alone = self.regime is Regime.DEVICE and self.streams == 1
+        return regime is self.regime or (regime is Regime.QUEUE and alone)
+
+    def timed_in(self, regime: Regime) -> float | None:
+        """Median time of a call (ms) in a regime where it decides; else None."""
+        return self.median_in(regime) if self.may_be_judged_in(regime) else None
+
+    @property
+    def own(self) -> Comparison:
+        """Its comparison with baselines in the regime of its samples."""
+        return self.comparison(self.regime)
+
+    @property
+    def median_ms(self) -> float | None:
+        return self.own.median_ms
+
+    @property
+    def n_samples(self) -> int:
+        return self.own.n_samples
 
     @property
     def verdict(self) -> Verdict | None:
-        """The verdict of a candidate in the regime of its samples."""
-        found = self.compared(self.regime)
-        return found.verdict if found else None
+        return self.own.verdict
 
     @property
     def speedup(self) -> float | None:
-        """Against the best baseline, in the regime of its samples."""
-        found = self.compared(self.regime)
-        return found.ratio if found else None
+        return self.own.ratio
 
     @property
     def speedup_lo(self) -> float | None:
-        found = self.compared(self.regime)
-        return found.lo if found else None
+        return self.own.lo
 
     @property
     def speedup_hi(self) -> float | None:
-        found = self.compared(self.regime)
-        return found.hi if found else None
+        return self.own.hi
 
     @property
     def best_baseline(self) -> str:
-        found = self.compared(self.regime)
-        return found.against if found else ""
+        return self.own.against
 
     @property
     def why(self) -> str:
         """Why its status is not ok, or its verdict not clear."""
-        found = self.compared(self.regime)
-        return self.reason or (found.reason if found else "")
+        return self.reason or self.own.reason
 
     @property
     def unproven_verdict(self) -> bool:

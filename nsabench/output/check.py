@@ -9,7 +9,7 @@ from nsabench import labels
 from nsabench.check import Answer
 from nsabench.errors import NsabenchError
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import BENIGN, Status
+from nsabench.model.vocabulary import BENIGN, Regime, Status
 from nsabench.output import grouped
 from nsabench.output.standing import head, loud
 from nsabench.worker.protocol import Step
@@ -46,11 +46,13 @@ def as_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
             "diagnosis": answer.record.diagnosis,
             "rel_l2": answer.record.rel_l2,
             "device_ms": answer.record.median_ms,
-            "queued_ms": answer.record.queued_ms,
+            "queued_ms": answer.record.median_in(Regime.QUEUE),
             "host_us": answer.record.host_us,
             "baseline": answer.baseline.implementation if answer.baseline else None,
             "baseline_device_ms": answer.baseline.median_ms if answer.baseline else None,
-            "baseline_queued_ms": answer.baseline.queued_ms if answer.baseline else None,
+            "baseline_queued_ms": answer.baseline.median_in(Regime.QUEUE)
+            if answer.baseline
+            else None,
             "baseline_is_cached": answer.is_cached,
             "speedup": answer.speedup,
             "caution": answer.caution,
@@ -94,7 +96,8 @@ def _outcome(answer: Answer) -> str:
 
 def _times(record: Record) -> str:
     host_ms = record.host_us and record.host_us / 1e3
-    parts = {"device": record.median_ms, "queue": record.queued_ms, "host": host_ms}
+    queued_ms = record.median_in(Regime.QUEUE)
+    parts = {"device": record.median_ms, "queue": queued_ms, "host": host_ms}
     return ", ".join(
         f"{name} {ms:.3g} ms" if ms >= 1 else f"{name} {ms * 1e3:.3g} µs"
         for name, ms in parts.items()

@@ -8,16 +8,17 @@ shards of a plan measure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from nsabench.model.case import Case, RatioCI
 from nsabench.model.job import ALL_STAY, EarlyExit, Job
 from nsabench.model.log import Log
 from nsabench.model.plan import Plan, PlannedCase
+from nsabench.model.record import Comparison
 from nsabench.model.vocabulary import Purpose, Verdict
 from nsabench.verdicts.attempts import CaseState, state_of
 from nsabench.verdicts.results import assess
-from nsabench.verdicts.verdict import InRegime, is_close
+from nsabench.verdicts.verdict import is_close
 
 # An implementation that takes less is measured sooner than it is known to be hopelessly behind.
 LEAST_MS = 20.0
@@ -28,10 +29,10 @@ FEW = RatioCI(min_rounds=10, max_rounds=10, budget_s=0.5)
 FEW_SETS = 2
 BRIEF_WARMUP_S = 0.01  # the device is warm
 
-Judge = Callable[[Plan, Log], InRegime]
+Judge = Callable[[Plan, Log], Sequence[Comparison]]
 
 
-def judge(plan: Plan, log: Log) -> InRegime:
+def judge(plan: Plan, log: Log) -> list[Comparison]:
     """Return the verdicts by what the log holds so far."""
     return assess(plan, log).judgements(log)
 
@@ -74,11 +75,11 @@ def _confirmation(plan: Plan, log: Log, judge: Judge) -> Iterator[Job]:
     """The best baselines and the candidates whose verdict is close to a limit."""
     judgements = judge(plan, log.only(Purpose.MAIN))
     close: dict[str, list[str]] = {}
-    for judged in judgements.values():
-        for (case_id, name), one in judged.items():
-            if is_close(one, plan.margin):
-                names = [one.best_baseline, *close.get(case_id, []), name]
-                close[case_id] = list(dict.fromkeys(names))
+    for judged in judgements:
+        if is_close(judged, plan.margin):
+            case_id = judged.case_id
+            names = [judged.against, *close.get(case_id, []), judged.implementation]
+            close[case_id] = list(dict.fromkeys(names))
     for case_id, names in close.items():
         yield from _job(plan, log, Purpose.CONFIRMATION, plan.by_id[case_id], names)
 
@@ -86,12 +87,7 @@ def _confirmation(plan: Plan, log: Log, judge: Judge) -> Iterator[Job]:
 def _isolated(plan: Plan, log: Log, judge: Judge) -> Iterator[Job]:
     """The baselines of clean sources, for each case with a verdict `faster`."""
     judgements = judge(plan, log.only(Purpose.MAIN, Purpose.CONFIRMATION))
-    won = {
-        case_id
-        for judged in judgements.values()
-        for (case_id, _), one in judged.items()
-        if one.verdict is Verdict.FASTER
-    }
+    won = {judged.case_id for judged in judgements if judged.verdict is Verdict.FASTER}
     for planned in plan.cases:
         baselines = plan.clean_baselines(planned) if planned.id in won else []
         if baselines:

@@ -23,6 +23,7 @@ from nsabench.model.job import Job
 from nsabench.model.log import Log, Session
 from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Device, ImplementationInfo, Plan, PlannedCase
+from nsabench.model.record import Comparison
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import MARGIN, Purpose
 from nsabench.planning import resolve
@@ -44,7 +45,6 @@ from nsabench.verdicts import parquet, tables
 from nsabench.verdicts.attempts import CaseState, state_of
 from nsabench.verdicts.merged import assemble
 from nsabench.verdicts.results import Results, assess, belongs
-from nsabench.verdicts.verdict import InRegime
 from nsabench.worker.protocol import Step
 
 ANNOUNCEMENTS = {
@@ -398,9 +398,9 @@ class _RememberedJudge:
     """Judges a log once for each number of attempts in it, since that takes a while."""
 
     def __init__(self) -> None:
-        self._judged: dict[int, InRegime] = {}
+        self._judged: dict[int, list[Comparison]] = {}
 
-    def __call__(self, plan: Plan, log: Log) -> InRegime:
+    def __call__(self, plan: Plan, log: Log) -> list[Comparison]:
         count = len(log.attempts)
         if count not in self._judged:
             self._judged[count] = judge(plan, log)

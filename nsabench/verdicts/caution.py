@@ -6,22 +6,29 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from nsabench.checks.row import Row
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import NO_SPECIALISED, Kind, Regime, Role
-from nsabench.verdicts.verdict import Judgement
+from nsabench.model.vocabulary import NO_SPECIALISED, Kind, Reference, Regime, Role
 
 GREAT = 3.0  # a ratio above it is asked whom it is over
 # Times the best: what was made for the op and takes longer shows nothing of what can be.
 BEHIND = 2.0
 
 
-def caution(row: Row, case: Sequence[Row], judged: Iterable[Judgement]) -> str:
+def caution(record: Record, case: Sequence[Record]) -> str:
     """Of a candidate whose ratio is great in some regime, if all that was timed beside it in its
     case is general, or specialised and far behind: `NO_SPECIALISED`. Empty otherwise."""
-    if not any(j.speedup is not None and j.speedup > GREAT for j in judged):
+    ratios = [c.ratio for c in record.comparisons if c.reference is Reference.BASELINE]
+    if not any(ratio is not None and ratio > GREAT for ratio in ratios):
         return ""
-    return unspecialised(r for r in case if r.attempt == row.attempt)
+    timed = [
+        (r.kind, r.median_ms)
+        for r in case
+        if r.attempt == record.attempt
+        and r.role is Role.BASELINE
+        and not r.alongside
+        and r.median_ms is not None
+    ]
+    return NO_SPECIALISED if all_general(timed) else ""
 
 
 def speedups(records: Iterable[Record], regime: Regime) -> list[float]:
@@ -29,16 +36,6 @@ def speedups(records: Iterable[Record], regime: Regime) -> list[float]:
     the kernel, and is left out."""
     compared = [r.compared(regime) for r in records if not beside(r, regime)]
     return [c.ratio for c in compared if c is not None and c.ratio is not None]
-
-
-def unspecialised(rows: Iterable[Row]) -> str:
-    """`NO_SPECIALISED` where no baseline among the rows that was timed is more than general."""
-    timed = [
-        (r.kind, r.timed_ms)
-        for r in rows
-        if r.role is Role.BASELINE and not r.alongside and r.timed_ms is not None
-    ]
-    return NO_SPECIALISED if all_general(timed) else ""
 
 
 def all_general(timed: Sequence[tuple[Kind | None, float]]) -> bool:

@@ -7,8 +7,8 @@ from nsabench.checks.controls import CHECK
 from nsabench.checks.finding import Effect, Finding
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Catch, Role, Status
+from nsabench.verdicts.records import STATUS_OF
 from nsabench.verdicts.results import Results
-from nsabench.verdicts.rows import STATUS_OF
 
 
 def failures(results: Results) -> list[str]:

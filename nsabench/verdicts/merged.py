@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from nsabench.checks.finding import Effect, Finding
 from nsabench.model.plan import Plan
+from nsabench.model.record import Record
 from nsabench.verdicts import canary
 from nsabench.verdicts.results import Part, Results, assess
 
@@ -40,22 +41,27 @@ def of_shard(run_id: str, part: Part, outlying: str) -> Results:
     """
     name = name_of(part.plan)
     known = [canary.finding(f"{name}: {outlying}")] if outlying else []
-    results = replace(assess(part.plan, part.log, known), run_id=run_id).results(part.log)
+    results = assess(part.plan, part.log, known).results(part.log)
+    records = [_with_run_id(record, run_id) for record in results.records]
     findings = [told for f in results.findings for told in _told(f, name, part.plan)]
-    return replace(results, findings=findings)
+    return Results(records, findings)
+
+
+def _with_run_id(record: Record, run_id: str) -> Record:
+    comparisons = tuple(replace(c, run_id=run_id) for c in record.comparisons)
+    return replace(record, run_id=run_id, comparisons=comparisons)
 
 
 def together(parts: Iterable[Results]) -> Results:
     """The results of all shards as those of one run."""
-    whole = Results([], {}, [])
+    records: list[Record] = []
+    findings: dict[Finding, None] = {}
     for results in parts:
-        whole.records.extend(results.records)
-        whole.samples.update(results.samples)
-        whole.findings.extend(results.findings)
+        records += results.records
+        # Many shards say the same of a check that no control of theirs put to the proof.
+        findings |= dict.fromkeys(results.findings)
     gravity = list(Effect)
-    # Many shards say the same of a check that no control of theirs put to the proof.
-    findings = sorted(dict.fromkeys(whole.findings), key=lambda f: gravity.index(f.effect))
-    return replace(whole, findings=findings)
+    return Results(records, sorted(findings, key=lambda f: gravity.index(f.effect)))
 
 
 def _told(finding: Finding, shard: str, part: Plan) -> Iterator[Finding]:

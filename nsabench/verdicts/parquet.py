@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from nsabench.files import replacing
-from nsabench.model.measurement import Bursts, Samples
-from nsabench.verdicts.results import Results, Timed
+from nsabench.model.record import Record
+from nsabench.model.vocabulary import Regime
+from nsabench.verdicts.results import Results
 from nsabench.verdicts.tables import SAMPLES, of_comparisons, of_records, schema
 
 # Nearly every value of it is another one, so a dictionary only adds to it. Its bytes split by place
@@ -50,13 +51,19 @@ def tables_of(
     return (
         of_records(results.records, sizes),
         of_comparisons(results.records),
-        of_samples(run_id, results.samples),
+        of_samples(run_id, results.records),
     )
 
 
-def of_samples(run_id: str, samples: Mapping[Timed, tuple[int, Samples | Bursts]]) -> pa.Table:
+def of_samples(run_id: str, records: Iterable[Record]) -> pa.Table:
     """Return the table that samples.parquet holds."""
-    counts = [len(timings.time_ms) for _, timings in samples.values()]
+    timed = [
+        (record, regime, record.observation.timings(regime))
+        for record in records
+        if record.observation is not None
+        for regime in (record.regime, Regime.QUEUE)
+    ]
+    counts = [len(timings.time_ms) for _, _, timings in timed]
     rows = np.repeat(np.arange(len(counts)), counts)
 
     def spread(values: Iterable[str | int], kind: pa.DataType) -> pa.Array:
@@ -64,15 +71,15 @@ def of_samples(run_id: str, samples: Mapping[Timed, tuple[int, Samples | Bursts]
 
     columns: dict[str, Any] = {
         "run_id": pa.repeat(run_id, len(rows)),
-        "case_id": spread((case_id for case_id, _, _ in samples), pa.string()),
-        "implementation": spread((name for _, name, _ in samples), pa.string()),
-        "regime": spread((regime.value for _, _, regime in samples), pa.string()),
-        "attempt": spread((attempt for attempt, _ in samples.values()), pa.int64()),
+        "case_id": spread((r.case_id for r, _, _ in timed), pa.string()),
+        "implementation": spread((r.implementation for r, _, _ in timed), pa.string()),
+        "regime": spread((regime.value for _, regime, _ in timed), pa.string()),
+        "attempt": spread((r.attempt for r, _, _ in timed), pa.int64()),
     }
     for name in {column.name for column in SAMPLES} - columns.keys():
         values: list[Any] = []
         columns[name] = values
-        for (_, timings), count in zip(samples.values(), counts, strict=True):
+        for (_, _, timings), count in zip(timed, counts, strict=True):
             values += getattr(timings, name, None) or [None] * count  # what nobody read
     columns[SPLIT] = _in_ticks(columns[SPLIT])
     return pa.Table.from_pydict(columns, schema=schema(SAMPLES))

@@ -4,173 +4,154 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from nsabench import checks, ops
-from nsabench.checks import controls, ordering, parity, roofline
-from nsabench.checks.cases import by_case
-from nsabench.checks.finding import Effect, Finding
-from nsabench.checks.group import Group
-from nsabench.checks.limits import Limits
-from nsabench.checks.proofs import regime_of
-from nsabench.checks.row import Row
+from nsabench.checks import ordering, parity, proofs, roofline
+from nsabench.checks.finding import Effect, Finding, Group
+from nsabench.checks.limits import Limits, least
+from nsabench.checks.series import by_case
 from nsabench.errors import UsageError
+from nsabench.machine import datasheet
 from nsabench.model.log import Log, Session
-from nsabench.model.measurement import Bursts, Observation, Samples
+from nsabench.model.measurement import Observation
 from nsabench.model.plan import Plan
-from nsabench.model.record import Record
-from nsabench.model.source import Source
-from nsabench.model.vocabulary import BENIGN, Catch, Purpose, Regime, Role, Status, Verdict
-from nsabench.verdicts import doubts
+from nsabench.model.record import Comparison, Key, Record
+from nsabench.model.vocabulary import BENIGN, Purpose, Reference, Regime, Role, Status, Verdict
 from nsabench.verdicts.attempts import CaseState, states_of
 from nsabench.verdicts.caution import caution
-from nsabench.verdicts.pays.against import against_alternatives
-from nsabench.verdicts.recording import record
-from nsabench.verdicts.rows import of_case, of_states, with_findings, without_times
-from nsabench.verdicts.verdict import (
-    Aside,
-    InRegime,
-    Judgement,
-    Key,
-    judge,
-    revised,
-)
+from nsabench.verdicts.records import failed, of_state, with_findings, without_times
+from nsabench.verdicts.verdict import ALL_OWN, judge, revise
 
-Timed = tuple[str, str, Regime]  # case id, implementation, regime
-ALL_OWN = "all its baselines come from its own package: none was timed without it"
+# The checks of a time, and not of what it was held against.
+OF_TIMES = ("timer", "clocks", "scaling", "canary")
 
 
 @dataclass(frozen=True)
 class Results:
-    """What is known after a run: records and samples as Parquet will hold them, and findings.
-
-    samples: those of a case, implementation and regime, with their attempt.
-    """
+    """What is known after a run: records, with their samples, and findings."""
 
     records: list[Record]
-    samples: dict[Timed, tuple[int, Samples | Bursts]]
     findings: list[Finding]
 
 
 @dataclass(frozen=True)
 class Assessed:
-    """What the checks made of a log.
-
-    main: the verdicts before any second process. run_id: of the merged run whose records they
-    are, if they are those of one.
-    """
+    """What the checks made of a log. records: with the verdicts before any second process."""
 
     plan: Plan
     session: Session
     limits: Limits
-    observations: dict[Key, Observation]
-    rows: list[Row]
+    records: list[Record]
     findings: list[Finding]
-    catches: dict[Key, Catch]
-    main: InRegime
-    run_id: str = ""
 
-    def judgements(self, log: Log) -> InRegime:
-        """The verdicts after what other processes saw of the same cases, by which later passes
-        are chosen."""
-        return self._revised(self._checked(states_of(self.plan, log, Purpose.CONFIRMATION)), log)
-
-    def _revised(self, confirmations: Mapping[str, CaseState], log: Log) -> InRegime:
-        isolated = self._checked(states_of(self.plan, log, Purpose.ISOLATED))
-        seen = {}
-        for regime, first in self.main.items():
-            timings = {key: self.observations[key].timings(regime) for key in first}
-            asides = {
-                key: self._aside(key, isolated[key[0]], judgement)
-                for key, judgement in first.items()
-                if key[0] in isolated
-            }
-            judged = revised(first, timings, confirmations, asides, self.plan.margin, regime)
-            seen[regime] = {key: self._with_own_alone(key, one) for key, one in judged.items()}
-        return seen
-
-    def _aside(self, key: Key, state: CaseState, judgement: Judgement) -> Aside:
-        clean = self.plan.clean_baselines(self.plan.by_id[key[0]])
-        valid = [
-            row.implementation
-            for row in self._by_case[key[0]]
-            if row.implementation in clean and row.status is Status.OK and row.timed_ms is not None
+    def judgements(self, log: Log) -> list[Comparison]:
+        """The comparisons of candidates with baselines, regime by regime, after what other
+        processes saw of the same cases. Later passes are chosen by them."""
+        records = self._revised(self._checked(log, Purpose.CONFIRMATION), log)
+        return [
+            comparison
+            for regime in Regime
+            for record in records
+            if record.role is Role.CANDIDATE and (comparison := record.compared(regime)) is not None
         ]
-        best = judgement.best_baseline
-        is_own = not best or self._source(key[0], best) == self._source(*key)
-        return Aside(state, "" if is_own else best, valid)
 
-    def _with_own_alone(self, key: Key, judgement: Judgement) -> Judgement:
-        """The judgement, which says so where no baseline could be timed apart from a winner."""
-        clean = self.plan.clean_baselines(self.plan.by_id[key[0]])
-        if judgement.verdict is not Verdict.FASTER or not self.plan.sources or clean:
-            return judgement
-        return replace(judgement, why="; ".join(filter(None, (judgement.why, ALL_OWN))))
+    def _revised(self, confirmations: Mapping[str, CaseState], log: Log) -> list[Record]:
+        isolated = self._checked(log, Purpose.ISOLATED)
+        cases = by_case(self.records)
+        revised = []
+        for record in self.records:
+            case_id = record.case_id
+            if record.role is Role.CANDIDATE:
+                clean = self.plan.clean_baselines(self.plan.by_id[case_id])
+                record = revise(
+                    record,
+                    cases[case_id],
+                    confirmations.get(case_id),
+                    isolated.get(case_id),
+                    clean,
+                    self.plan.margin,
+                )
+                if self.plan.sources and not clean:
+                    record = _with_own_alone(record)
+            revised.append(record)
+        return revised
 
-    @cached_property
-    def _by_case(self) -> dict[str, list[Row]]:
-        return by_case(self.rows)
-
-    def _source(self, case_id: str, name: str) -> Source:
-        return self.plan.info(self.plan.by_id[case_id].case.op, name).source
-
-    def _checked(self, states: Mapping[str, CaseState]) -> dict[str, CaseState]:
+    def _checked(self, log: Log, purpose: Purpose) -> dict[str, CaseState]:
         """What a later pass measured by case id, held to what the main pass is held to."""
+        states = states_of(self.plan, log, purpose)
         return {case_id: self._checked_state(state) for case_id, state in states.items()}
 
     def _checked_state(self, state: CaseState) -> CaseState:
-        case = self.plan.by_id[state.case_id].case
-        rows = of_case(self.plan, case, state.observations, state.conditions)
-        findings = [f for c in (parity, ordering, roofline) for f in c.check(rows, self.limits)]
+        records = of_state(self.plan, self.session, state)
+        findings = [f for c in (parity, ordering, roofline) for f in c.check(records, self.limits)]
         observations = [
-            observation if row.status is observation.status else without_times(observation, row)
-            for row, observation in zip(
-                with_findings(rows, findings), state.observations, strict=True
+            observation
+            if record.status is observation.status
+            else without_times(observation, record.status, record.reason)
+            for record, observation in zip(
+                with_findings(records, findings), state.observations, strict=True
             )
         ]
         return replace(state, observations=observations)
 
     def results(self, log: Log) -> Results:
         """Records and samples as Parquet will hold them."""
-        confirmations = self._checked(states_of(self.plan, log, Purpose.CONFIRMATION))
-        judgements = self._revised(confirmations, log)
+        confirmations = self._checked(log, Purpose.CONFIRMATION)
+        failing = _failing(confirmations)
         notes = by_case(f for f in self.findings if f.effect is Effect.NOTE)
-        of_times = doubts.of_findings(self.findings)
-        failed = _failed_again(self.rows, confirmations)
-        observations = {**self.observations, **failed}
-        unproven: dict[Group, list[str]] = {}
-        for lack in controls.unproven(self.rows, self.catches):
-            if regime_of(lack.check) is None:
-                unproven.setdefault(lack.group, []).append(lack.check)
-        cases = by_case(self.rows)
-        against = {
-            r: against_alternatives(self.rows, _timings(self.observations, r), r) for r in Regime
-        }
+        doubts = [f for f in self.findings if f.check in OF_TIMES]
+        doubts = [f for f in doubts if f.effect is Effect.INCONCLUSIVE]
+        cases = by_case(self.records)
         records = []
-        for row in self.rows:
-            key = row.case_id, row.implementation
-            judged = {regime: found[key] for regime, found in judgements.items() if key in found}
+        for record in self._revised(confirmations, log):
+            again = failing.get(record.key)
+            if again is not None and record.role is Role.CANDIDATE and record.status is Status.OK:
+                record = _failed_again(record, again)
+            case = cases[record.case_id]
+            noted = [f.sentence for f in notes.get(record.case_id, ()) if f.concerns(record)]
+            floor, time_ms = least(record, self.limits), record.median_ms
+            doubted = [f.sentence for f in doubts if f.concerns(record)]
             records.append(
-                record(
-                    self,
-                    _after(row, failed.get(key)),
-                    observations[key],
-                    judged=judged,
-                    noted=notes.get(row.case_id, []),
-                    doubt=doubts.about(row, of_times),
-                    unproven=unproven.get(Group.of(row), []) if row.role is Role.CANDIDATE else [],
-                    caution=caution(row, cases[row.case_id], judged.values()),
-                    catch=self.catches.get(key),
-                    against={r: found[key] for r, found in against.items() if key in found},
+                replace(
+                    record,
+                    notes="; ".join(filter(None, (record.notes, *noted))),
+                    roofline_fraction=floor.ms / time_ms if floor and time_ms else None,
+                    time_doubt="; ".join(doubted) if time_ms is not None else "",
+                    caution=caution(record, case),
                 )
             )
-        samples = {
-            (*key, regime): (self.observations[key].attempt, self.observations[key].timings(regime))
-            for row in self.rows
-            for key in [(row.case_id, row.implementation)]
-            for regime in (Regime.of_samples(row.mode), Regime.QUEUE)
-        }
-        return Results(records, samples, self.findings)
+        return Results(records, self.findings)
+
+
+def _with_own_alone(record: Record) -> Record:
+    """The record, which says so where no baseline could be timed apart from a winner."""
+    comparisons = tuple(
+        replace(c, reason="; ".join(filter(None, (c.reason, ALL_OWN))))
+        if c.verdict is Verdict.FASTER
+        else c
+        for c in record.comparisons
+    )
+    return replace(record, comparisons=comparisons)
+
+
+def _failing(confirmations: Mapping[str, CaseState]) -> dict[Key, Observation]:
+    """What a second process found failing."""
+    return {
+        (case_id, observation.implementation): observation
+        for case_id, second in confirmations.items()
+        for observation in second.observations
+        if observation.status not in BENIGN
+    }
+
+
+def _failed_again(record: Record, observation: Observation) -> Record:
+    """The record of a candidate that failed in a second process: its verdicts are `invalid`."""
+    judged = tuple(
+        c for c in record.comparisons if c.reference is Reference.BASELINE and c.verdict is not None
+    )
+    reason = f"in a second process: {observation.reason}"
+    record = failed(record, observation.model_copy(update={"reason": reason}))
+    return replace(record, comparisons=judged)
 
 
 @dataclass(frozen=True)
@@ -197,29 +178,27 @@ def assess_states(
     plan: Plan, session: Session, states: Sequence[CaseState], known: Sequence[Finding] = ()
 ) -> Assessed:
     """Apply the checks to what the main pass measured. session: with the ceilings that count."""
-    limits = doubts.limits(session)
-    observations = {(s.case_id, o.implementation): o for s in states for o in s.observations}
-    rows = of_states(plan, states)
-    findings, catches = checks.judge_all(rows, limits)
+    sheet = datasheet.known(session.described.device.name or "")
+    limits = Limits.measured(session.ceilings, Limits.of_sheet(sheet) if sheet else None)
+    records = [record for state in states for record in of_state(plan, session, state)]
+    findings, records = checks.judge_all(records, limits)
     findings = [*findings, *known]
-    rows = with_findings(rows, findings)
-    main = {r: judge(rows, _timings(observations, r), findings, r) for r in Regime}
-    return Assessed(
-        plan=plan,
-        session=session,
-        limits=limits,
-        observations=observations,
-        rows=rows,
-        findings=findings,
-        catches=catches,
-        main=main,
-    )
+    records = with_findings(_with_unproven(records), findings)
+    return Assessed(plan, session, limits, judge(records, findings), findings)
 
 
-def _timings(
-    observations: Mapping[Key, Observation], regime: Regime
-) -> dict[Key, Samples | Bursts]:
-    return {key: observation.timings(regime) for key, observation in observations.items()}
+def _with_unproven(records: Sequence[Record]) -> list[Record]:
+    """The records, of which each candidate names the checks that no control showed to work."""
+    unproven: dict[Group, list[str]] = {}
+    for lack in proofs.unproven(records):
+        if proofs.regime_of(lack.check) is None:
+            unproven.setdefault(lack.group, []).append(lack.check)
+    return [
+        replace(r, unproven=", ".join(unproven.get(Group.of(r), ())))
+        if r.role is Role.CANDIDATE
+        else r
+        for r in records
+    ]
 
 
 def belongs(plan: Plan, log: Log) -> None:
@@ -246,27 +225,3 @@ def belongs(plan: Plan, log: Log) -> None:
             f"the log {wrong}: plan.json and log.jsonl do not belong together",
             "restore the run folder, or start a new run.",
         )
-
-
-def _failed_again(
-    rows: Sequence[Row], confirmations: Mapping[str, CaseState]
-) -> dict[Key, Observation]:
-    """What a second process found failing of the candidates that the first found ok."""
-    ok = {
-        (row.case_id, row.implementation)
-        for row in rows
-        if row.role is Role.CANDIDATE and row.status is Status.OK
-    }
-    return {
-        (case_id, observation.implementation): observation
-        for case_id, second in confirmations.items()
-        for observation in second.observations
-        if observation.status not in BENIGN and (case_id, observation.implementation) in ok
-    }
-
-
-def _after(row: Row, failed: Observation | None) -> Row:
-    """The row, which is not ok where a second process found it failing."""
-    if failed is None:
-        return row
-    return replace(row, status=failed.status, reason=f"in a second process: {failed.reason}")

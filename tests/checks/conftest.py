@@ -6,10 +6,13 @@ from typing import Any
 import pytest
 
 from nsabench import ops
-from nsabench.checks import Row
-from nsabench.model.vocabulary import DType, Role, Status
+from nsabench.model.case import Tolerances
+from nsabench.model.measurement import Samples
+from nsabench.model.record import Record
+from nsabench.model.vocabulary import DType, Role
+from tests.runs import record
 
-MakeRow = Callable[..., Row]
+MakeRow = Callable[..., Record]
 
 
 @pytest.fixture
@@ -26,25 +29,38 @@ def make_row() -> MakeRow:
         D: int = 128,
         L: int = 1024,
         dtype: str = "float16",
+        n_samples: int = 20,
+        escaped_share: float = 0.0,
+        gap_hidden_share: float = 1.0,
+        median_mcycles: float | None = None,
+        rel_l2_ratio: float = 2.0,
         **fields: Any,
-    ) -> Row:
+    ) -> Record:
+        """Shares: of the samples."""
         shape = op.shape_model.model_validate({"N": N, "H": H, "D": D, "L": L})
         work = op.work(shape, DType(dtype), "dense", 0)
+        count = 0 if median_ms is None else n_samples
+        mhz = round(1e3 * (median_mcycles or 0.0) / (median_ms or 1.0))
+        samples = Samples(
+            round=list(range(count)),
+            time_ms=[median_ms or 1.0] * count,
+            escaped_ms=[float(i < escaped_share * count) for i in range(count)],
+            gap_hidden=[i < gap_hidden_share * count for i in range(count)],
+            sm_clock_mhz=[mhz] * count,
+        )
         defaults = {
             "case_id": f"{dtype}-{N}-{H}-{D}-{L}",
-            "op": op.name,
-            "implementation": name,
-            "role": Role(role),
-            "status": Status.OK,
             "dtype": DType(dtype),
+            "distribution": "",
             "shape": shape.model_dump(),
             "length": L,
             "bytes_min": work.bytes_min,
             "flops": work.flops,
+            "attempt": 0,
             "mae": 1e-5,
             "rel_l2": 3e-4,
-            "median_ms": median_ms,
+            "tolerances": Tolerances(rel_l2_ratio=rel_l2_ratio),
         }
-        return Row(**{**defaults, **fields})
+        return record(name, Role(role), samples=samples, **{**defaults, **fields})
 
     return make

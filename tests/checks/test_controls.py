@@ -8,7 +8,7 @@ from nsabench.model.vocabulary import Catch, Direction, Mode, Role, Status
 
 
 def judge(rows, findings):
-    return controls.judge(rows, controls.catches(rows, findings))
+    return controls.judge(controls.with_catches(rows, findings))
 
 
 def effects(findings):
@@ -152,18 +152,14 @@ def caught(make_row, check, **fields):
     row = control(make_row, caught_by=check, median_ms=1.0, **fields)
     row = replace(row, implementation=f"{check}_{row.mode}_{row.direction}_{row.streams}")
     if check == "parity":
-        return replace(row, status=Status.WRONG, reason="mae 0.1", median_ms=None), None
+        return replace(row, status=Status.WRONG, reason="mae 0.1", comparisons=()), None
     return row, Finding(check, Effect.NOTE, "x", row.case_id, row.implementation)
 
 
 def all_caught(make_row, **fields):
     pairs = [caught(make_row, check, **fields) for check in GUARDS]
     rows = [row for row, _ in pairs]
-    beside = [
-        replace(row, implementation=n, role=r, caught_by="", status=Status.OK, median_ms=1.0)
-        for row in rows[:1]
-        for n, r in (("mine", Role.CANDIDATE), ("b", Role.BASELINE))
-    ]
+    beside = [make_row("mine", **fields), make_row("b", "baseline", **fields)]
     return [*rows, *beside], [finding for _, finding in pairs if finding]
 
 
@@ -179,7 +175,7 @@ WAYS = [
 def test_a_catch_vouches_only_for_what_is_measured_in_its_own_way(make_row, way, words):
     rows, found = all_caught(make_row)
     assert judge(rows, found) == []
-    elsewhere = [replace(make_row(), case_id="other", **way)]
+    elsewhere = [make_row(case_id="other", **way)]
     (finding,) = judge([*rows, *elsewhere], found)
     assert finding.effect is Effect.UNPROVEN
     assert finding.sentence == (
@@ -216,7 +212,7 @@ def test_what_was_never_timed_needs_no_proof_of_its_time(make_row):
     """A Triton kernel without a GPU: its output is compared, and nothing else."""
     rows, found = all_caught(make_row)
     parity = [r for r in rows if r.caught_by in ("parity", "")]
-    untimed = [replace(r, median_ms=None) for r in parity if r.role is not Role.BASELINE]
+    untimed = [replace(r, comparisons=()) for r in parity if r.role is not Role.BASELINE]
     assert judge(untimed, found) == []
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from nsabench.checks import Effect, Limits
 from nsabench.checks.parity import check, noise
+from nsabench.model.case import Tolerances
 from nsabench.model.vocabulary import Direction, DType, Status
 
 NONE = Limits()
@@ -104,7 +105,7 @@ def test_a_baseline_excuses_no_more_than_large_scores_need(make_row, times, flag
     ]
     assert bool(check(rows, NONE)) is flagged
     as_a_whole = [replace(r, rel_l2=r.worst_row, worst_row=None) for r in rows]
-    as_a_whole = [replace(r, rel_l2_ratio=3.0) for r in as_a_whole]
+    as_a_whole = [replace(r, tolerances=Tolerances(rel_l2_ratio=3.0)) for r in as_a_whole]
     assert bool(check(as_a_whole, NONE)) is flagged
 
 

@@ -1,14 +1,18 @@
-from dataclasses import replace
-
 import pytest
 
 from nsabench.checks import Effect, Limits
 from nsabench.checks.roofline import check
 from nsabench.model.measurement import Ceilings
-from nsabench.model.vocabulary import Status
+from nsabench.model.record import Record
+from nsabench.model.vocabulary import Regime, Status
+from tests.runs import with_comparison
 
 H200 = Limits("measured in this run", memory_gb_s=4250.0, l2_gb_s=6200.0)
 RTX4090 = Limits("data sheet", memory_gb_s=1008.0, l2_gb_s=5000.0, l2_bytes=72 << 20, margin=1.05)
+
+
+def queued(record: Record, ms: float) -> Record:
+    return with_comparison(record, Regime.QUEUE, median_ms=ms)
 
 
 def test_faster_than_memory_is_implausible(make_row):
@@ -27,21 +31,20 @@ def test_among_others_nobody_is_faster_than_the_arithmetic(make_row):
     """Who waits for the device is slow alone, where its host is, and not in a row."""
     limits = Limits("measured in this run", tflop_s={"float16": 100.0})
     row = make_row(L=1024, median_ms=0.045)  # 4.3 GFLOP: 0.043 ms
-    assert check([replace(row, queued_ms=0.0391)], limits) == []  # within the margin
-    (finding,) = check([replace(row, queued_ms=0.02)], limits)
+    assert check([queued(row, 0.0391)], limits) == []  # within the margin
+    (finding,) = check([queued(row, 0.02)], limits)
     assert finding.effect is Effect.IMPLAUSIBLE
     assert "0.02 ms a call, one behind the other, is 2.15 times faster" in finding.sentence
-    assert check([replace(row, queued_ms=0.02, status=Status.WRONG)], limits) == []
-    both = replace(row, median_ms=0.02, queued_ms=0.02)
+    both = queued(with_comparison(row, median_ms=0.02), 0.02)
     assert "0.02 ms is 2.15 times faster" in check([both], limits)[0].sentence
 
 
 def test_among_others_inputs_may_come_from_l2(make_row):
     row = make_row(median_ms=0.14)  # 541 MB: 0.127 ms from memory, and 0.087 through L2
-    assert check([replace(row, queued_ms=0.1)], H200) == []
-    assert "through an L2" in check([replace(row, queued_ms=0.07)], H200)[0].sentence
+    assert check([queued(row, 0.1)], H200) == []
+    assert "through an L2" in check([queued(row, 0.07)], H200)[0].sentence
     unknown = Limits(memory_gb_s=4250.0)  # how fast its L2 is, it does not say
-    assert check([replace(row, queued_ms=0.01)], unknown) == []
+    assert check([queued(row, 0.01)], unknown) == []
 
 
 def test_a_flushed_l2_gives_nothing_and_a_warm_one_its_size(make_row):
@@ -80,8 +83,8 @@ def test_float32_on_tensor_cores_is_possible(make_row):
     rates = {"float16": 740.0, "bfloat16": 750.0, "float32": 50.0}
     limits = Limits.measured(Ceilings(copy_gb_s=1e6, tflop_s=rates))
     row = make_row(N=8192, dtype="float32")
-    assert check([replace(row, median_ms=row.flops / 110e9)], limits) == []
-    assert check([replace(row, median_ms=row.flops / 160e9)], limits) != []
+    assert check([with_comparison(row, median_ms=row.flops / 110e9)], limits) == []
+    assert check([with_comparison(row, median_ms=row.flops / 160e9)], limits) != []
     assert limits.tflop_s == rates
     alone = Limits.measured(Ceilings(tflop_s={"float32": 50.0}))
-    assert check([replace(row, median_ms=row.flops / 60e9)], alone) != []
+    assert check([with_comparison(row, median_ms=row.flops / 60e9)], alone) != []

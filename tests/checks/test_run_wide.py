@@ -5,9 +5,9 @@ from nsabench.model.vocabulary import Status
 
 
 def test_work_that_outlives_the_end_event_is_wrong(make_row):
-    (finding,) = ordering.check([make_row(escaped_share=0.97)], Limits())
+    (finding,) = ordering.check([make_row(escaped_share=0.95)], Limits())
     assert finding.effect is Effect.WRONG
-    assert "97%" in finding.sentence
+    assert "95%" in finding.sentence
     noise = [make_row(escaped_share=0.2), make_row(escaped_share=1.0, status=Status.CRASHED)]
     assert ordering.check(noise, Limits()) == []
 

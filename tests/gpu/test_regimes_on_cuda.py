@@ -187,7 +187,8 @@ def test_the_controls_of_the_queue_are_caught_and_candidates_are_judged(tmp_path
     }, [(r.implementation, r.status, r.reason) for r in queue.values()]
     assert queue["thousand_launches"].launches >= 1000
     # Where that fills the device's queue, the finding rests on what its kernels take by themselves.
-    assert queue["thousand_launches"].kernels_us < 1e3 * queue["thousand_launches"].queued_ms
+    many = queue["thousand_launches"]
+    assert many.kernels_us < 1e3 * many.median_in(Regime.QUEUE)
     mine = [r for r in records if r.role is Role.CANDIDATE and r.status is Status.OK]
     assert mine
     for r in mine:

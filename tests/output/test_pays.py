@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,7 +17,8 @@ from nsabench.model.vocabulary import Direction, Regime, Role
 from nsabench.output.report import payment_chart
 from nsabench.verdicts import pays
 from nsabench.verdicts.tables import read_records
-from tests.verdicts.pays.test_pays import SHAPE, ladder, queued, record
+from tests.runs import with_comparison
+from tests.verdicts.pays.test_pays import SHAPE, ladder, made, queued
 
 MATRIX = """
 op: nsa_attention
@@ -65,20 +65,20 @@ def test_the_parts_stand_beside_the_whole_and_the_crossing_is_marked() -> None:
     for r in ladder({4096: 0.5, 16384: 2.0}):
         whole = r.role is Role.CANDIDATE
         times = {4096: (2.0, 1.0), 16384: (4.0, 8.0)}[r.length]
-        rows.append(replace(r, median_ms=times[0] if whole else times[1]))
+        rows.append(with_comparison(r, median_ms=times[0] if whole else times[1]))
     for length in (4096, 16384):
         part = {"op": "sliding_window", "shape": {**SHAPE, "T": length}, "median_ms": length / 1e4}
-        rows.append(record(length, "band", Role.CANDIDATE, **part))
+        rows.append(made(length, "band", Role.CANDIDATE, **part))
         for other in ({"HQ": 8}, {"window": 64}):
             shape = {**SHAPE, "T": length, **other}
-            rows.append(record(length, "band", Role.CANDIDATE, **{**part, "shape": shape}))
+            rows.append(made(length, "band", Role.CANDIDATE, **{**part, "shape": shape}))
         blocks = {**part, "op": "selection_blocks", "distribution": "scored", "median_ms": 0.5}
         blocks["shape"] = {**SHAPE, "T": length, "S": 16}
-        rows.append(record(length, "blocks", Role.CANDIDATE, **blocks))
+        rows.append(made(length, "blocks", Role.CANDIDATE, **blocks))
         more = {"shape": {**blocks["shape"], "S": 32}, "median_ms": 0.1}
-        rows.append(record(length, "blocks", Role.CANDIDATE, **(blocks | more)))
+        rows.append(made(length, "blocks", Role.CANDIDATE, **(blocks | more)))
         backward = part | {"direction": Direction.BACKWARD, "median_ms": 1e-3}
-        rows.append(record(length, "band", Role.CANDIDATE, **backward))
+        rows.append(made(length, "band", Role.CANDIDATE, **backward))
     [chart] = payment_chart.charts(pays.decide(rows), rows)
     assert {line.name: line.points for line in chart.lines} == {
         "nsa_attention": ((4096, 2.0), (16384, 4.0)),
@@ -93,7 +93,9 @@ def test_the_parts_stand_beside_the_whole_and_the_crossing_is_marked() -> None:
 
 def test_a_chart_of_the_queue_is_of_calls_that_are_queued() -> None:
     rows = [
-        replace(r, queued_ms=r.length / 1e3 if r.role is Role.CANDIDATE else 6.0)
+        with_comparison(
+            r, Regime.QUEUE, median_ms=r.length / 1e3 if r.role is Role.CANDIDATE else 6.0
+        )
         for r in queued(ladder({4096: 2.0, 8192: 2.0}), {4096: 1.5, 8192: 0.75})
     ]
     in_queue, on_device = payment_chart.charts(pays.decide(rows), rows)

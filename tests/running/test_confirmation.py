@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nsabench.checks import Effect, Finding, Row
+from nsabench.checks import Effect, Finding
 from nsabench.model.measurement import Ceilings, Conditions, Observation, Samples
-from nsabench.model.vocabulary import DType, Purpose, Regime, Role, Status, Verdict
+from nsabench.model.record import Comparison
+from nsabench.model.vocabulary import Purpose, Role, Status, Verdict
 from nsabench.verdicts.attempts import CaseState
 from nsabench.verdicts.failures import failures
 from nsabench.verdicts.merged import assemble
 from nsabench.verdicts.results import Part, Results
-from nsabench.verdicts.verdict import Aside, Judgement, Key, is_close, judge, revised
+from nsabench.verdicts.verdict import is_close, judge, revise
 from tests.runs import (
     Made,
     add_attempt,
@@ -25,27 +26,10 @@ from tests.runs import (
     log_of,
     make_plan,
     observations_of,
+    record,
     spoilt,
     timed,
 )
-
-
-def row(name: str, role: Role, median_ms: float | None, **fields: Any) -> Row:
-    given: dict[str, Any] = {
-        "case_id": "c",
-        "op": "selection_rows",
-        "implementation": name,
-        "role": role,
-        "status": Status.OK,
-        "dtype": DType.FLOAT16,
-        "shape": {},
-        "length": 64,
-        "bytes_min": 1,
-        "flops": 1,
-        "median_ms": median_ms,
-        "attempt": 1,
-    }
-    return Row(**{**given, **fields})
 
 
 def samples(ms: float, spread: float = 1e-4, step: int = 7, count: int = 50) -> Samples:
@@ -62,18 +46,12 @@ def verdict(
     second: CaseState | None = None,
     alone: CaseState | None = None,
     **fields: Any,
-) -> Judgement:
-    rows = [row("mine", Role.CANDIDATE, 1.0, **fields), row("best", Role.BASELINE, ratio)]
-    rows.append(row("wrong", Role.BASELINE, ratio / 10, status=Status.WRONG, reason="r"))
-    taken: dict[Key, Samples] = {
-        ("c", "mine"): samples(1.0, spread, count=count),
-        ("c", "best"): samples(ratio, spread, step=3, count=count),
-    }
-    first = judge(rows, taken, findings, Regime.DEVICE)
-    seconds = {"c": second} if second else {}
-    mine = ("c", "mine")
-    asides = {mine: Aside(alone, "best")} if alone else {}
-    return revised(first, taken, seconds, asides)[mine]
+) -> Comparison:
+    mine = record("mine", Role.CANDIDATE, samples=samples(1.0, spread, count=count), **fields)
+    best = record("best", Role.BASELINE, samples=samples(ratio, spread, step=3, count=count))
+    wrong = record("wrong", Role.BASELINE, status=Status.WRONG)
+    mine, *others = judge([mine, best, wrong], findings)
+    return revise(mine, [mine, *others], second, alone).own
 
 
 @pytest.mark.parametrize(
@@ -89,8 +67,8 @@ def verdict(
 def test_a_clear_ratio_gives_a_clear_verdict(ratio: float, expected: Verdict) -> None:
     judgement = verdict(ratio)
     assert judgement.verdict is expected
-    assert judgement.best_baseline == "best"
-    assert judgement.speedup == pytest.approx(ratio)
+    assert judgement.against == "best"
+    assert judgement.ratio == pytest.approx(ratio)
 
 
 def test_a_wide_interval_is_inconclusive() -> None:
@@ -99,14 +77,14 @@ def test_a_wide_interval_is_inconclusive() -> None:
 
 def test_a_failure_never_has_a_speedup() -> None:
     judgement = verdict(1.5, status=Status.WRONG, reason="off")
-    assert (judgement.verdict, judgement.speedup) == (Verdict.INVALID, None)
+    assert (judgement.verdict, judgement.ratio) == (Verdict.INVALID, None)
     judgement = verdict(1.5, status=Status.UNSUPPORTED, reason="cannot")
-    assert (judgement.verdict, judgement.speedup) == (None, None)
+    assert (judgement.verdict, judgement.ratio) == (None, None)
 
 
 def test_what_was_not_interleaved_forms_no_ratio() -> None:
     judgement = verdict(1.5, attempt=2)
-    assert (judgement.verdict, judgement.speedup) == (Verdict.INCONCLUSIVE, None)
+    assert (judgement.verdict, judgement.ratio) == (Verdict.INCONCLUSIVE, None)
 
 
 def test_an_uncaught_control_invalidates_every_verdict() -> None:
@@ -117,7 +95,7 @@ def test_an_uncaught_control_invalidates_every_verdict() -> None:
 def test_throttling_makes_a_verdict_inconclusive() -> None:
     hot = Finding("clocks", Effect.INCONCLUSIVE, "throttled", case_id="c")
     judgement = verdict(1.5, findings=(hot,))
-    assert (judgement.verdict, judgement.why) == (Verdict.INCONCLUSIVE, "throttled")
+    assert (judgement.verdict, judgement.reason) == (Verdict.INCONCLUSIVE, "throttled")
 
 
 @pytest.mark.parametrize(
@@ -143,19 +121,39 @@ def test_a_second_process_that_agrees_changes_nothing() -> None:
 def test_a_second_process_that_disagrees_makes_it_inconclusive() -> None:
     judgement = verdict(1.015, second=again(0.98))
     assert judgement.verdict is Verdict.INCONCLUSIVE
-    assert "0.980" in judgement.why
+    assert "0.980" in judgement.reason
 
 
 def test_a_margin_that_only_one_process_reached_is_not_reached() -> None:
     judgement = verdict(1.205, second=again(1.19))
     assert judgement.verdict is Verdict.FASTER
-    assert judgement.speedup_lo is not None and judgement.speedup_lo < 1.2
+    assert judgement.lo is not None and judgement.lo < 1.2
+
+
+def test_no_reason_replaces_another() -> None:
+    """A faster baseline of its own package, two findings, and what later processes saw."""
+    mine = record("mine", Role.CANDIDATE, samples=samples(1.0))
+    own = record("own", Role.BASELINE, source=mine.source, samples=samples(0.9, step=3))
+    best = record("best", Role.BASELINE, samples=samples(1.205, step=3))
+    found = [Finding("clocks", Effect.INCONCLUSIVE, why, "c") for why in ("hot", "shared")]
+    said = "own, a baseline from its own package, takes 0.9 ms and does not decide; best takes 1.2"
+    doubtful = judge([mine, own, best], found)[0].own
+    assert (doubtful.verdict, doubtful.ratio) == (Verdict.INCONCLUSIVE, pytest.approx(1.205))
+    assert doubtful.reason.startswith(f"shared; hot; {said}")
+    first, *others = judge([mine, own, best], ())
+    assert first.own.verdict is Verdict.FASTER and first.own.reason.startswith(said)
+    revised = revise(first, others, again(1.19), without_the_candidate(1.0)).own
+    assert revised.verdict is Verdict.INCONCLUSIVE
+    apart, seen, kept = (
+        revised.reason.index(words) for words in ("never imported", "a second process saw", said)
+    )
+    assert apart < seen < kept
 
 
 def test_a_second_process_that_died_confirms_nothing() -> None:
     judgement = verdict(1.015, second=confirmation(case_id="c", reason="killed"))
     assert judgement.verdict is Verdict.INCONCLUSIVE
-    assert "killed" in judgement.why
+    assert "killed" in judgement.reason
 
 
 HOT = Conditions(clock_event_reasons=["hw_thermal_slowdown"])
@@ -171,7 +169,7 @@ def test_a_second_process_that_was_disturbed_confirms_nothing(
     second = replace(again(1.016), conditions={0: conditions})
     judgement = verdict(1.015, second=second)
     assert judgement.verdict is Verdict.INCONCLUSIVE
-    assert why in judgement.why
+    assert why in judgement.reason
 
 
 @pytest.mark.parametrize(("count", "known"), [(1, False), (4, False), (5, True)])
@@ -180,14 +178,14 @@ def test_few_rounds_are_no_interval(count: int, known: bool) -> None:
     assert (verdict(1.5, count=count).verdict is Verdict.FASTER) is known
     if not known:
         judgement = verdict(1.5, count=count)
-        assert (judgement.verdict, judgement.speedup) == (Verdict.INCONCLUSIVE, None)
-        assert f"only {count} rounds have both" in judgement.why
+        assert (judgement.verdict, judgement.ratio) == (Verdict.INCONCLUSIVE, None)
+        assert f"only {count} rounds have both" in judgement.reason
 
 
 def test_few_rounds_confirm_nothing() -> None:
     judgement = verdict(1.015, second=again(1.016, count=4))
     assert judgement.verdict is Verdict.INCONCLUSIVE
-    assert "only 4 rounds have both" in judgement.why
+    assert "only 4 rounds have both" in judgement.reason
 
 
 CAPPED = Conditions(
@@ -205,9 +203,9 @@ def test_under_the_power_cap_an_interval_reaches_as_far_as_the_clock_moved(
     """1.25 times: of 1.5 it is 1.2 to 1.875, and two arms at two clocks are within it."""
     judgement = verdict(ratio, conditions=CAPPED)
     assert judgement.verdict is (expected or Verdict.INCONCLUSIVE)
-    assert judgement.speedup == pytest.approx(ratio)
-    assert judgement.speedup_lo == pytest.approx(ratio / 1.25, rel=1e-3)
-    assert judgement.speedup_hi == pytest.approx(ratio * 1.25, rel=1e-3)
+    assert judgement.ratio == pytest.approx(ratio)
+    assert judgement.lo == pytest.approx(ratio / 1.25, rel=1e-3)
+    assert judgement.hi == pytest.approx(ratio * 1.25, rel=1e-3)
 
 
 def test_a_second_process_under_the_power_cap_confirms_what_is_clear_in_it() -> None:
@@ -216,7 +214,7 @@ def test_a_second_process_under_the_power_cap_confirms_what_is_clear_in_it() -> 
     near = replace(again(1.016), conditions={0: CAPPED})
     judgement = verdict(1.015, second=near)
     assert judgement.verdict is Verdict.INCONCLUSIVE
-    assert "(0.813 to 1.270)" in judgement.why
+    assert "(0.813 to 1.270)" in judgement.reason
 
 
 @pytest.mark.parametrize(("apart", "lo"), [(1.5, 1.5 / 1.25 / 1.03), (1.9, 1.5)])
@@ -225,7 +223,7 @@ def test_baselines_apart_under_the_power_cap_count_for_less(apart: float, lo: fl
     alone = replace(without_the_candidate(apart), conditions={0: CAPPED})
     judgement = verdict(1.5, alone=alone)
     assert judgement.verdict is Verdict.FASTER
-    assert judgement.speedup_lo == pytest.approx(lo, rel=0.01)
+    assert judgement.lo == pytest.approx(lo, rel=0.01)
 
 
 def test_a_clear_verdict_is_not_touched_by_a_confirmation() -> None:
@@ -234,26 +232,21 @@ def test_a_clear_verdict_is_not_touched_by_a_confirmation() -> None:
 
 def test_a_baseline_that_was_dropped_early_cannot_become_the_best_by_drift() -> None:
     """Clocks fall by a fifth after round 20: early medians flatter whoever was dropped there."""
-    rows = [
-        row("mine", Role.CANDIDATE, 1.2),
-        row("best", Role.BASELINE, 1.2, n_samples=200),
-        row("dropped", Role.BASELINE, 1.12, n_samples=20),
+    late = Samples(round=list(range(200)), time_ms=[1.0] * 20 + [1.2] * 180)
+    records = [
+        record("mine", Role.CANDIDATE, samples=late),
+        record("best", Role.BASELINE, samples=late),
+        record("dropped", Role.BASELINE, 1.12),
     ]
-    late = [1.0] * 20 + [1.2] * 180
-    taken: dict[Key, Samples] = {
-        ("c", "mine"): Samples(round=list(range(200)), time_ms=late),
-        ("c", "best"): Samples(round=list(range(200)), time_ms=late),
-        ("c", "dropped"): Samples(round=list(range(20)), time_ms=[1.12] * 20),
-    }
-    judgement = judge(rows, taken, (), Regime.DEVICE)["c", "mine"]
-    assert (judgement.verdict, judgement.best_baseline) == (Verdict.SAME, "best")
+    judgement = judge(records, ())[0].own
+    assert (judgement.verdict, judgement.against) == (Verdict.SAME, "best")
 
 
 def test_a_candidate_that_a_second_process_finds_wrong_is_invalid() -> None:
     wrong = Observation(implementation="mine", status=Status.WRONG, reason="off")
     judgement = verdict(1.015, second=confirmation(case_id="c", observations=[wrong]))
-    assert (judgement.verdict, judgement.speedup) == (Verdict.INVALID, None)
-    assert "off" in judgement.why
+    assert (judgement.verdict, judgement.ratio) == (Verdict.INVALID, None)
+    assert "off" in judgement.reason
 
 
 def without_the_candidate(best: float, other: float | None = None) -> CaseState:
@@ -274,17 +267,17 @@ def test_baselines_that_are_no_faster_apart_change_nothing(best: float) -> None:
 def test_a_candidate_that_slowed_its_neighbours_is_not_faster() -> None:
     judgement = verdict(1.5, alone=without_the_candidate(1.0))
     assert judgement.verdict is Verdict.INCONCLUSIVE
-    assert judgement.speedup_lo == pytest.approx(1.0 / 1.03, abs=0.01)
-    assert "a process that never imported a candidate" in judgement.why
+    assert judgement.lo == pytest.approx(1.0 / 1.03, abs=0.01)
+    assert "a process that never imported a candidate" in judgement.reason
 
 
 def test_what_is_left_of_an_advantage_still_counts() -> None:
     judgement = verdict(3.0, alone=without_the_candidate(2.0))
     assert judgement.verdict is Verdict.FASTER
-    assert judgement.speedup_lo == pytest.approx(2.0 / 1.03, rel=0.01)
-    assert judgement.speedup == pytest.approx(2.0, rel=0.01)
-    assert judgement.speedup_hi == pytest.approx(2.0, rel=0.01)
-    assert "to the latter would be 3.000" in judgement.why
+    assert judgement.lo == pytest.approx(2.0 / 1.03, rel=0.01)
+    assert judgement.ratio == pytest.approx(2.0, rel=0.01)
+    assert judgement.hi == pytest.approx(2.0, rel=0.01)
+    assert "to the latter would be 3.000" in judgement.reason
 
 
 def test_what_two_processes_differ_by_is_no_advantage() -> None:
@@ -297,7 +290,7 @@ def test_any_baseline_may_be_the_best_one_apart() -> None:
     """The candidate slowed all of them, and that one most."""
     judgement = verdict(1.5, alone=without_the_candidate(1.5, other=0.9))
     assert judgement.verdict is Verdict.INCONCLUSIVE
-    assert "other takes 0.9 ms" in judgement.why
+    assert "other takes 0.9 ms" in judgement.reason
 
 
 @pytest.mark.parametrize("conditions", [HOT, SHARED])
@@ -305,7 +298,7 @@ def test_baselines_that_were_disturbed_apart_prove_nothing(conditions: Condition
     alone = replace(without_the_candidate(1.5), conditions={0: conditions})
     judgement = verdict(1.5, alone=alone)
     assert judgement.verdict is Verdict.INCONCLUSIVE
-    assert "while the case was measured" in judgement.why
+    assert "while the case was measured" in judgement.reason
 
 
 def test_a_slow_baseline_does_not_stand_for_the_best_one() -> None:
@@ -317,7 +310,7 @@ def test_a_slow_baseline_does_not_stand_for_the_best_one() -> None:
     )
     judgement = verdict(1.5, alone=alone)
     assert judgement.verdict is Verdict.INCONCLUSIVE
-    assert judgement.why == "best could not be timed apart from the candidates: 80 GB asked"
+    assert judgement.reason == "best could not be timed apart from the candidates: 80 GB asked"
 
 
 def test_a_verdict_that_is_not_faster_needs_no_baseline_apart() -> None:
@@ -330,7 +323,7 @@ def test_baselines_that_could_not_be_timed_apart_prove_nothing() -> None:
         alone=isolated(case_id="c", reason="killed by SIGSEGV"),
     )
     assert judgement.verdict is Verdict.INCONCLUSIVE
-    assert "SIGSEGV" in judgement.why
+    assert "SIGSEGV" in judgement.reason
 
 
 def confirmed(made: Made, observations: Sequence[Observation]) -> Results:
@@ -361,7 +354,7 @@ def test_what_is_inconclusive_already_needs_no_confirmation() -> None:
     hot = Finding("clocks", Effect.INCONCLUSIVE, "throttled", case_id="c")
     judgement = verdict(1.2, findings=(hot,))
     assert not is_close(judgement)
-    assert verdict(1.2, findings=(hot,), second=again(1.2)).why == "throttled"
+    assert verdict(1.2, findings=(hot,), second=again(1.2)).reason == "throttled"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +13,12 @@ from nsabench import sources
 from nsabench.model.job import Death
 from nsabench.model.measurement import Bursts, Ceilings, Observation, Samples
 from nsabench.model.plan import Plan
+from nsabench.model.record import Comparison
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Purpose, Regime, Role, Status, Verdict
 from nsabench.running.policy import judge
 from nsabench.running.supervisor.executor import WorkerExecutor
-from nsabench.verdicts.results import ALL_OWN
-from nsabench.verdicts.verdict import Judgement, Key
+from nsabench.verdicts.verdict import ALL_OWN
 from tests.running.test_policy import ONE as SMALL
 from tests.running.test_policy import with_baselines
 from tests.runs import add_attempt, log_of, make_plan, observations_of, spoilt, timed
@@ -33,8 +33,8 @@ def judged(
     *,
     death: Death | None = None,
     ceilings: Ceilings | None = None,
-) -> Mapping[Key, Judgement]:
-    """The verdicts on the device.
+) -> list[Comparison]:
+    """Return the verdicts on the device.
 
     beside: more baselines in the main pass. apart: the isolated ones. death: how their worker
     ended.
@@ -46,7 +46,7 @@ def judged(
         if apart or death:
             isolated = Purpose.ISOLATED
             add_attempt(log, plan, isolated, planned.id, apart, death=death)
-    return judge(plan, log)[Regime.DEVICE]
+    return [c for c in judge(plan, log) if c.regime is Regime.DEVICE]
 
 
 def baseline(name: str, median_ms: float, **update: float) -> Observation:
@@ -57,9 +57,9 @@ def baseline(name: str, median_ms: float, **update: float) -> Observation:
 def test_a_winner_whose_baselines_all_come_with_it_says_so() -> None:
     plan = make_plan(ONE)
     plan = plan.model_copy(update={"sources": {plan.implementations[0].source: "a"}})
-    judgements = judged(plan).values()
+    judgements = judged(plan)
     assert {j.verdict for j in judgements} == {Verdict.FASTER}
-    assert {j.why for j in judgements} == {ALL_OWN}
+    assert {j.reason for j in judgements} == {ALL_OWN}
 
 
 @pytest.mark.parametrize("rel_l2", [1e-5, 0.05])
@@ -69,7 +69,7 @@ def test_a_wrong_output_is_no_best_baseline_apart(rel_l2: float) -> None:
     apart = [baseline("sdpa_gqa", 0.2), baseline("sloppy", 0.1, rel_l2=rel_l2)]
     judgements = judged(plan, [baseline("sloppy", 0.1, rel_l2=0.05)], apart)
     expected = Verdict.FASTER if rel_l2 == 0.05 else Verdict.INCONCLUSIVE
-    assert {j.verdict for j in judgements.values()} == {expected}
+    assert {j.verdict for j in judgements} == {expected}
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def test_a_baseline_that_left_early_decides_nothing(few: str, verdict: Verdict, 
         left = {"samples": samples, "bursts": Bursts(), "rel_l2": None, "mae": None}
         apart.append(observation.model_copy(update=left) if name == few else observation)
     judgements = judged(plan, [baseline("other", 2.0)], apart)
-    assert {j.verdict for j in judgements.values()} == {verdict}
-    assert {j.why for j in judgements.values()} == {why}
+    assert {j.verdict for j in judgements} == {verdict}
+    assert {j.reason for j in judgements} == {why}
 
 
 OWN = "own, a baseline from its own package, takes 0.19 ms and does not decide; sdpa_gqa takes 0.2 "
@@ -128,25 +128,25 @@ def test_a_best_baseline_that_no_process_has_without_candidates(
         reason = "it is out of memory"
         apart.append(Observation(implementation="sdpa_gqa", status=Status.CRASHED, reason=reason))
     judgements = judged(plan, [baseline("own", 0.19), baseline("slow", 0.4)], apart)
-    for judgement in judgements.values():
+    for judgement in judgements:
         assert judgement.verdict is verdict
-        assert judgement.best_baseline == ("sdpa_gqa" if source == "mine.py" else "own")
-        assert judgement.why.startswith(why)
+        assert judgement.against == ("sdpa_gqa" if source == "mine.py" else "own")
+        assert judgement.reason.startswith(why)
 
 
 def test_a_wrong_baseline_stands_for_no_other() -> None:
     plan = with_baselines(make_plan(ONE), "own", "sloppy")
     sloppy = baseline("sloppy", 0.12, mae=0.5)
     apart = [baseline("sdpa_gqa", 0.2), sloppy]
-    judgements = judged(plan, [baseline("own", 0.19), sloppy], apart).values()
-    assert {(j.verdict, j.best_baseline) for j in judgements} == {(Verdict.FASTER, "sdpa_gqa")}
+    judgements = judged(plan, [baseline("own", 0.19), sloppy], apart)
+    assert {(j.verdict, j.against) for j in judgements} == {(Verdict.FASTER, "sdpa_gqa")}
 
 
 def test_a_process_that_was_lost_says_why_and_accuses_no_implementation() -> None:
     plan = with_baselines(make_plan(ONE))
     death = Death(status=Status.CRASHED, reason="it was killed")
-    judgements = judged(plan, death=death).values()
-    assert {j.why for j in judgements} == {
+    judgements = judged(plan, death=death)
+    assert {j.reason for j in judgements} == {
         "the baselines could not be timed apart from the candidates: it was killed"
     }
 
@@ -164,9 +164,11 @@ def test_a_best_baseline_that_a_check_rejects_apart_leaves_the_question_open(
 ) -> None:
     plan = with_baselines(make_plan(ONE))
     apart = [baseline("sdpa_gqa", median_ms, **update)]
-    for judgement in judged(plan, apart=apart, ceilings=Ceilings(copy_gb_s=4250)).values():
+    for judgement in judged(plan, apart=apart, ceilings=Ceilings(copy_gb_s=4250)):
         assert judgement.verdict is Verdict.INCONCLUSIVE
-        assert f"sdpa_gqa could not be timed apart from the candidates: {reason}" in judgement.why
+        assert (
+            f"sdpa_gqa could not be timed apart from the candidates: {reason}" in judgement.reason
+        )
 
 
 def test_the_file_of_an_op_does_not_let_in_that_of_the_candidate(tmp_path: Path) -> None:

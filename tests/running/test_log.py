@@ -18,7 +18,7 @@ from nsabench.model.description import Described
 from nsabench.model.log import Begun, Ended, Entry
 from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import Purpose, Regime
+from nsabench.model.vocabulary import Purpose, Role
 from nsabench.running.log import LogFile, examine, read
 from nsabench.running.policy import next_jobs
 from nsabench.running.seals import Sealer, digest
@@ -27,7 +27,7 @@ from nsabench.signing.signer import RUN_KEY, make_run_key, read_run_key
 from nsabench.verdicts import parquet
 from nsabench.verdicts.merged import assemble
 from nsabench.verdicts.results import Part, Results
-from tests.runs import Made, log_of, make_plan, make_run, session_of
+from tests.runs import Made, log_of, make_plan, make_run, record, session_of
 
 PLAN = make_plan(Made(lengths=(64,), shapes=((256, 4, 64),)))
 SESSION = session_of(PLAN, Described(software={}, device={"type": "cuda"}))
@@ -212,9 +212,8 @@ def test_samples_that_no_timer_takes_are_no_line(tmp_path: Path, nonsense: dict[
 
     write(samples)
     [attempt] = read(path).attempts
-    timed = {("c", "mine", Regime.DEVICE): (0, attempt.observations[0].samples)}
-    results = Results([], timed, [])
-    parquet.write(results, "run", tmp_path)
+    timed = record("mine", Role.CANDIDATE, samples=attempt.observations[0].samples)
+    parquet.write(Results([timed], []), "run", tmp_path)
     written = pq.read_table(tmp_path / "samples.parquet")
     assert written["time_ms"].to_pylist() == [0.2, 0.3]
     assert written["at_s"].to_pylist() == written["sm_clock_mhz"].to_pylist() == [None, None]

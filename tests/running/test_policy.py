@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,11 +13,11 @@ from nsabench.model.job import Death, EarlyExit, Job
 from nsabench.model.log import Begun, Ended, Log, Observed
 from nsabench.model.measurement import Conditions, Observation
 from nsabench.model.plan import ImplementationInfo, Plan
-from nsabench.model.vocabulary import Mode, Purpose, Regime, Role, Runs, Status, Verdict
+from nsabench.model.record import Comparison
+from nsabench.model.vocabulary import Mode, Purpose, Reference, Regime, Role, Runs, Status, Verdict
 from nsabench.running.attempt import attempt
 from nsabench.running.policy import next_jobs
 from nsabench.verdicts.attempts import CaseState, states_of
-from nsabench.verdicts.verdict import InRegime, Judgement
 from tests.running.supervisor.conftest import MakePlan
 from tests.running.supervisor.conftest import make_plan as make_plan
 from tests.runs import OP, Made, log_of
@@ -39,8 +40,8 @@ def hang(suspect: str, phase: str = "parity") -> Death:
     return Death(status=Status.TIMEOUT, reason="too slow", suspect=suspect, phase=phase)
 
 
-def nothing_judged(plan: Plan, log: Log) -> InRegime:
-    return {}
+def nothing_judged(plan: Plan, log: Log) -> list[Comparison]:
+    return []
 
 
 class Player:
@@ -52,7 +53,7 @@ class Player:
         world: World = lambda job: Conditions(),
         *,
         sandbox: str = "",
-        judge: Callable[[Plan, Log], InRegime] = nothing_judged,
+        judge: Callable[[Plan, Log], list[Comparison]] = nothing_judged,
     ) -> None:
         self.plan, self.world, self.judge = plan, world, judge
         self.log = log_of(plan)
@@ -330,17 +331,33 @@ def with_baselines(plan: Plan, *more: str) -> Plan:
     return plan.model_copy(update={"implementations": infos, "cases": cases, "sources": sources})
 
 
-def judging(**verdicts: Judgement) -> Callable[[Plan, Log], InRegime]:
-    """Judge the candidate on the first case like this, by regime."""
-    return lambda plan, log: {
-        Regime(regime): {(plan.cases[0].id, "mine"): j} for regime, j in verdicts.items()
-    }
+def verdict(
+    verdict: Verdict | None,
+    against: str = "sdpa_gqa",
+    ratio: float | None = None,
+    width: float = 0.0,
+    regime: Regime = Regime.DEVICE,
+) -> Comparison:
+    """A comparison of the candidate; ratio and half the width of its interval."""
+    known = {"run_id": "r", "case_id": "", "implementation": "mine", "regime": regime}
+    ends = {"lo": ratio - width, "hi": ratio + width} if ratio else {}
+    return Comparison(
+        **known,
+        reference=Reference.BASELINE,
+        verdict=verdict,
+        against=against,
+        ratio=ratio,
+        **ends,
+    )
 
 
-WON = Judgement(Verdict.FASTER, best_baseline="sdpa_gqa", speedup=2, speedup_lo=1.9, speedup_hi=2.1)
-CLOSE = Judgement(
-    Verdict.FASTER, best_baseline="sdpa_gqa", speedup=1.2, speedup_lo=1.19, speedup_hi=1.21
-)
+def judging(*verdicts: Comparison) -> Callable[[Plan, Log], list[Comparison]]:
+    """Judge the candidate on the first case like this."""
+    return lambda plan, log: [replace(v, case_id=plan.cases[0].id) for v in verdicts]
+
+
+WON = verdict(Verdict.FASTER, ratio=2, width=0.1)
+CLOSE = verdict(Verdict.FASTER, ratio=1.2, width=0.01)
 
 
 def later(player: Player, purpose: Purpose) -> list[Job]:
@@ -349,7 +366,7 @@ def later(player: Player, purpose: Purpose) -> list[Job]:
 
 def test_isolated_baselines_come_from_clean_sources_and_are_timed_briefly() -> None:
     plan = with_baselines(made_plan(ONE), "other", "own")
-    player = Player(plan, judge=judging(device=WON))
+    player = Player(plan, judge=judging(WON))
     [job] = later(player, Purpose.ISOLATED)
     assert (job.implementations, job.sources) == (("sdpa_gqa", "other"), ("pkg",))
     assert job.case.timing.stopping == RatioCI(min_rounds=10, max_rounds=10, budget_s=0.5)
@@ -358,31 +375,29 @@ def test_isolated_baselines_come_from_clean_sources_and_are_timed_briefly() -> N
 
 
 @pytest.mark.parametrize(
-    "judgement", [Judgement(Verdict.SLOWER), Judgement(Verdict.INCONCLUSIVE), Judgement()]
+    "judgement", [verdict(Verdict.SLOWER), verdict(Verdict.INCONCLUSIVE), verdict(None)]
 )
-def test_without_a_winner_nothing_is_isolated(judgement: Judgement) -> None:
-    player = Player(with_baselines(made_plan(ONE)), judge=judging(device=judgement))
+def test_without_a_winner_nothing_is_isolated(judgement: Comparison) -> None:
+    player = Player(with_baselines(made_plan(ONE)), judge=judging(judgement))
     assert {job.purpose for job in player.jobs} == {Purpose.MAIN}
 
 
 def test_a_winner_in_any_regime_counts() -> None:
-    judge = judging(device=Judgement(Verdict.SAME), queue=WON)
+    judge = judging(verdict(Verdict.SAME), replace(WON, regime=Regime.QUEUE))
     player = Player(with_baselines(made_plan(ONE)), judge=judge)
     assert len(later(player, Purpose.ISOLATED)) == 1
 
 
 def test_where_all_baselines_come_with_a_candidate_nothing_is_isolated() -> None:
     plan = made_plan(ONE).model_copy(update={"sources": {"x": "a"}})
-    player = Player(plan, judge=judging(device=WON))
+    player = Player(plan, judge=judging(WON))
     assert later(player, Purpose.ISOLATED) == []
 
 
 def test_a_verdict_that_is_close_to_a_limit_is_confirmed_first() -> None:
     plan = with_baselines(made_plan(ONE), "flex")
-    queue = Judgement(
-        Verdict.SLOWER, best_baseline="flex", speedup=0.99, speedup_lo=0.985, speedup_hi=0.995
-    )
-    player = Player(plan, judge=judging(device=CLOSE, queue=queue))
+    queue = verdict(Verdict.SLOWER, "flex", 0.99, 0.005, Regime.QUEUE)
+    player = Player(plan, judge=judging(CLOSE, queue))
     purposes = list(dict.fromkeys(job.purpose for job in player.jobs))
     assert purposes[1:] == [Purpose.CONFIRMATION, Purpose.ISOLATED]
     [job] = later(player, Purpose.CONFIRMATION)
@@ -400,7 +415,7 @@ def test_an_isolated_baseline_that_ends_the_worker_is_left_out() -> None:
                     return death
         return Conditions()
 
-    player = Player(plan, world, judge=judging(device=WON))
+    player = Player(plan, world, judge=judging(WON))
     state = player.state(Purpose.ISOLATED)
     assert [o.status for o in state.observations] == [Status.OK, Status.TIMEOUT, Status.CRASHED]
     assert state.reason == ""
@@ -409,7 +424,7 @@ def test_an_isolated_baseline_that_ends_the_worker_is_left_out() -> None:
 @pytest.mark.parametrize("purpose", [Purpose.CONFIRMATION, Purpose.ISOLATED])
 def test_a_later_pass_that_dies_without_a_suspect_gives_up(purpose: Purpose) -> None:
     world: World = lambda job: crash() if job.purpose is purpose else Conditions()  # noqa: E731
-    player = Player(with_baselines(made_plan(ONE)), world, judge=judging(device=CLOSE))
+    player = Player(with_baselines(made_plan(ONE)), world, judge=judging(CLOSE))
     assert len(later(player, purpose)) == 1
     state = player.state(purpose)
     assert (state.observations, state.reason) == ([], "SIGSEGV")
@@ -425,7 +440,7 @@ def test_which_baselines_may_leave_early() -> None:
     )
     promised = cases[1].case.model_copy(update={"timing": timing})
     cases[1] = cases[1].model_copy(update={"case": promised})
-    player = Player(plan.model_copy(update={"cases": cases}), judge=judging(device=WON))
+    player = Player(plan.model_copy(update={"cases": cases}), judge=judging(WON))
     first, second = later(player, Purpose.MAIN)
     names = ("sdpa_gqa", "other")
     assert first.early_exit == EarlyExit(baselines=names, stay=2, least_ms=20.0)
@@ -446,7 +461,7 @@ def test_the_canary_comes_last() -> None:
 def test_a_run_that_stops_anywhere_goes_on_to_the_same_end(stop: int) -> None:
     """The jobs that are left are those that had not ended."""
     plan = with_baselines(made_plan(Made(lengths=(64, 128))))
-    whole = Player(plan, judge=judging(device=CLOSE))
+    whole = Player(plan, judge=judging(CLOSE))
     log = log_of(plan)
     for job in whole.jobs[:stop]:
         log.add(Begun(job=job))
@@ -454,4 +469,4 @@ def test_a_run_that_stops_anywhere_goes_on_to_the_same_end(stop: int) -> None:
             observation = Observation(implementation=name, status=Status.OK, attempt=job.attempt)
             log.add(Observed(observation=observation))
         log.add(Ended())
-    assert next_jobs(plan, log, judging(device=CLOSE))[0] == whole.jobs[stop]
+    assert next_jobs(plan, log, judging(CLOSE))[0] == whole.jobs[stop]

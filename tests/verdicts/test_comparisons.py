@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nsabench.model.vocabulary import Reference, Regime, Role, Verdict, Word
+from nsabench.model.vocabulary import Reference, Regime, Role, Status, Verdict, Word
 from nsabench.verdicts import parquet
 from nsabench.verdicts.results import Results
 from nsabench.verdicts.tables import COMPARISONS, RECORDS, read_records
@@ -37,7 +37,7 @@ def test_another_regime_or_reference_is_only_a_value(
         else r
         for r in before
     ]
-    parquet.write(Results(grown, {}, []), grown[0].run_id, run)
+    parquet.write(Results(grown, []), grown[0].run_id, run)
     read = read_records(run)
     assert read == grown
     for record, old in zip(read, before, strict=True):
@@ -53,9 +53,23 @@ def test_another_regime_or_reference_is_only_a_value(
     assert (decision.regime, decision.min_length) == (loop, 64)
 
 
-def test_no_column_of_comparisons_is_of_one_regime_or_reference() -> None:
-    words = {word.value for word in (*Regime, *Reference)}
-    names = {part for column in COMPARISONS for part in column.name.split("_")}
-    assert not words & names
+def test_no_column_is_of_one_regime_or_reference() -> None:
+    words = {word.value for word in (*Regime, *Reference)} | {"queued"}
+    columns = [column.name for column in (*COMPARISONS, *RECORDS) if column.name != "device"]
+    assert not words & {part for name in columns for part in name.split("_")}
     records = {column.name for column in RECORDS}
-    assert not records & {"verdict", "speedup", "best_baseline"}
+    assert not records & {"verdict", "speedup", "best_baseline", "median_ms"}
+
+
+def test_what_was_timed_has_its_times_in_each_regime(tmp_path: Path) -> None:
+    """Baselines and controls have times alone; a candidate has a verdict beside them."""
+    made = Made(queue_ratio=lambda _: 1.4)
+    timed = 0
+    for record in read_records(make_run(tmp_path / "run", made)):
+        for regime in (Regime.DEVICE, Regime.QUEUE) if record.status is Status.OK else ():
+            found = record.comparison(regime)
+            assert found.p20_ms and found.median_ms and found.p80_ms
+            assert found.p20_ms <= found.median_ms <= found.p80_ms and found.n_samples
+            assert (found.verdict is not None) == (record.role is Role.CANDIDATE)
+            timed += 1
+    assert timed

@@ -8,83 +8,66 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nsabench.checks import Effect, Finding, Row
+from nsabench.checks import Effect, Finding
 from nsabench.model.case import Case
 from nsabench.model.measurement import Bursts, Observation
 from nsabench.model.plan import Plan
-from nsabench.model.record import Record
-from nsabench.model.vocabulary import DType, Mode, Regime, Role, Status, Verdict
+from nsabench.model.record import Comparison, Record
+from nsabench.model.vocabulary import Mode, Regime, Role, Status, Verdict
 from nsabench.verdicts.tables import read_records
-from nsabench.verdicts.verdict import Aside, Judgement, judge, revised
-from tests.runs import Made, confirmation, isolated, make_run
-
-
-def row(name: str, role: Role, median_ms: float, queued_ms: float | None, **fields: object) -> Row:
-    given = {
-        "case_id": "c",
-        "op": "selection_rows",
-        "implementation": name,
-        "role": role,
-        "status": Status.OK,
-        "dtype": DType.FLOAT16,
-        "shape": {},
-        "length": 64,
-        "bytes_min": 1,
-        "flops": 1,
-        "median_ms": median_ms,
-        "queued_ms": queued_ms,
-        "attempt": 1,
-        "n_samples": 20,
-    }
-    return Row(**{**given, **fields})  # type: ignore[arg-type]
+from nsabench.verdicts.verdict import judge, revise
+from tests.runs import Made, confirmation, isolated, make_run, record
 
 
 def bursts(ms: float, count: int = 8) -> Bursts:
     return Bursts(calls=[9] * count, time_ms=[ms * (1 + 1e-4 * i) for i in range(count)])
 
 
+def row(name: str, role: Role, ms: float, queued: Bursts | None, n_samples: int = 20) -> Record:
+    return record(name, role, ms, bursts=queued, n_samples=n_samples)
+
+
 # On the device `dense` is the best, and from Python `lean` is, since its host is quick.
-ROWS = [
-    row("mine", Role.CANDIDATE, 0.008, 0.040),
-    row("dense", Role.BASELINE, 0.009, 0.060),
-    row("lean", Role.BASELINE, 0.020, 0.014, n_samples=5),  # it left the samples early
-]
-TIMES = {("c", r.implementation): bursts(r.queued_ms or 1.0) for r in ROWS}
+MINE = row("mine", Role.CANDIDATE, 0.008, bursts(0.040))
+DENSE = row("dense", Role.BASELINE, 0.009, bursts(0.060))
+LEAN = row("lean", Role.BASELINE, 0.020, bursts(0.014), n_samples=5)  # it left the samples early
+ROWS = [MINE, DENSE, LEAN]
 
 
-def queue(rows: list[Row] = ROWS, findings: tuple[Finding, ...] = ()) -> Judgement | None:
-    return judge(rows, TIMES, findings, Regime.QUEUE).get(("c", "mine"))
+def queue(records: list[Record] = ROWS, findings: tuple[Finding, ...] = ()) -> Comparison:
+    return judge(records, findings)[0].comparison(Regime.QUEUE)
 
 
 def test_the_queue_has_a_best_baseline_of_its_own() -> None:
-    judgement = queue()
-    assert judgement is not None
-    assert (judgement.verdict, judgement.best_baseline) == (Verdict.SLOWER, "lean")
-    assert judgement.speedup == pytest.approx(0.35)
+    judged = queue()
+    assert (judged.verdict, judged.against) == (Verdict.SLOWER, "lean")
+    assert judged.ratio == pytest.approx(0.35)
 
 
 @pytest.mark.parametrize(
-    "rows",
+    "records",
     [
         [replace(r, mode=Mode.GRAPH) for r in ROWS],
         [replace(r, streams=4) for r in ROWS],
-        [replace(r, queued_ms=None) for r in ROWS],
+        [row(r.implementation, r.role, 0.01, None) for r in ROWS],
     ],
 )
-def test_graphs_calls_at_once_and_cases_without_bursts_have_no_queue(rows: list[Row]) -> None:
-    assert queue(rows) is None
+def test_graphs_calls_at_once_and_cases_without_bursts_have_no_queue(
+    records: list[Record],
+) -> None:
+    assert queue(records).verdict is None
 
 
 def test_a_failure_is_none_in_any_regime() -> None:
-    judgement = queue([replace(ROWS[0], status=Status.WRONG, reason="off"), *ROWS[1:]])
-    assert judgement == Judgement(Verdict.INVALID, "off")
+    failed = record("mine", Role.CANDIDATE, status=Status.WRONG, reason="off")
+    judged = queue([failed, DENSE, LEAN])
+    assert (judged.verdict, judged.reason, judged.ratio) == (Verdict.INVALID, "off", None)
 
 
 def test_too_few_bursts_are_inconclusive() -> None:
-    times = {**TIMES, ("c", "mine"): bursts(0.04, count=4)}
-    judgement = judge(ROWS, times, (), Regime.QUEUE)["c", "mine"]
-    assert (judgement.verdict, judgement.speedup) == (Verdict.INCONCLUSIVE, None)
-    assert judgement.why.startswith("only 4 rounds")
+    judged = queue([row("mine", Role.CANDIDATE, 0.008, bursts(0.04, count=4)), DENSE, LEAN])
+    assert (judged.verdict, judged.ratio) == (Verdict.INCONCLUSIVE, None)
+    assert judged.reason.startswith("only 4 rounds")
 
 
 @pytest.mark.parametrize(
@@ -95,30 +78,30 @@ def test_a_finding_of_one_regime_has_no_say_in_another(
     regime: Regime | None, queue_verdict: Verdict
 ) -> None:
     missed = Finding("controls", Effect.INVALID, "missed", implementation="x", regime=regime)
-    judgement = queue(findings=(missed,))
-    assert judgement is not None and judgement.verdict is queue_verdict
+    assert queue(findings=(missed,)).verdict is queue_verdict
 
 
 def test_a_failure_in_a_second_process_ends_the_verdict_of_each_regime() -> None:
     failing = Observation(implementation="mine", status=Status.CRASHED, reason="SIGSEGV")
-    state = confirmation("c", [failing])
-    first = judge(ROWS, TIMES, (), Regime.QUEUE)
-    judged = revised(first, TIMES, {"c": state}, regime=Regime.QUEUE)["c", "mine"]
-    assert judged.verdict is Verdict.INVALID and "SIGSEGV" in judged.why
+    first = judge(ROWS, ())
+    revised = revise(first[0], first, confirmation("c", [failing]))
+    for regime in (Regime.DEVICE, Regime.QUEUE):
+        judged = revised.comparison(regime)
+        assert judged.verdict is Verdict.INVALID and "SIGSEGV" in judged.reason
 
 
 def test_a_baseline_that_the_candidate_slows_in_the_queue_counts_as_it_is_alone() -> None:
     """A thread that goes on beside the baselines takes their host, and not their device."""
-    times = {("c", "mine"): bursts(0.04), ("c", "lean"): bursts(0.06), ("c", "dense"): bursts(0.09)}
-    rows = [ROWS[0], replace(ROWS[1], queued_ms=0.09), replace(ROWS[2], queued_ms=0.06)]
-    first = judge(rows, times, (), Regime.QUEUE)
-    assert first["c", "mine"].verdict is Verdict.FASTER
+    slowed = [
+        row("dense", Role.BASELINE, 0.009, bursts(0.09)),
+        row("lean", Role.BASELINE, 0.020, bursts(0.06), n_samples=5),
+    ]
+    first = judge([MINE, *slowed], ())
+    assert first[0].comparison(Regime.QUEUE).verdict is Verdict.FASTER
     alone = Observation(implementation="lean", status=Status.OK, bursts=bursts(0.03))
-    mine = ("c", "mine")
-    asides = {mine: Aside(isolated("c", [alone]), "lean")}
-    judged = revised(first, times, {}, asides, regime=Regime.QUEUE)[mine]
+    judged = revise(first[0], first, None, isolated("c", [alone])).comparison(Regime.QUEUE)
     assert judged.verdict is Verdict.INCONCLUSIVE
-    assert judged.speedup == pytest.approx(0.75)
+    assert judged.ratio == pytest.approx(0.75)
 
 
 def test_the_record_holds_both_verdicts(tmp_path: Path) -> None:
@@ -153,7 +136,7 @@ def test_a_record_in_graph_mode_is_of_that_regime(tmp_path: Path) -> None:
     records: list[Record] = read_records(make_run(tmp_path / "run", made, change=in_graphs))
     mine = [r for r in records if r.implementation == "mine"]
     assert {r.regime for r in mine} == {Regime.GRAPH}
-    assert {c.regime for r in mine for c in r.comparisons} == {Regime.GRAPH}
+    assert {c.regime for r in mine for c in r.comparisons if c.verdict} == {Regime.GRAPH}
     assert all(r.verdict for r in mine)
 
 
@@ -165,9 +148,8 @@ def test_equal_pairs_are_seldom_called_unequal_in_the_queue() -> None:
         times = 1 + 0.02 * np.abs(rng.standard_normal(8))
         return Bursts(calls=[9] * 8, time_ms=[float(t) for t in times])
 
-    rows = [row("mine", Role.CANDIDATE, 1, 1), row("best", Role.BASELINE, 1, 1)]
     verdicts = [
-        judge(rows, {("c", "mine"): taken(), ("c", "best"): taken()}, (), Regime.QUEUE)["c", "mine"]
+        queue([row("mine", Role.CANDIDATE, 1, taken()), row("best", Role.BASELINE, 1, taken())])
         for _ in range(200)
     ]
     unequal = [v for v in verdicts if v.verdict in (Verdict.FASTER, Verdict.SLOWER)]

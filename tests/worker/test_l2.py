@@ -8,17 +8,19 @@ from random import Random
 import pytest
 
 from nsabench import labels
-from nsabench.checks import Limits, Row
+from nsabench.checks import Limits
 from nsabench.checks.limits import least
 from nsabench.errors import UsageError
 from nsabench.model.case import Case
-from nsabench.model.vocabulary import L2, DType, Role, Status
+from nsabench.model.record import Record
+from nsabench.model.vocabulary import L2, Role
 from nsabench.ops import ladder
 from nsabench.planning import matrix
 from nsabench.registry import load
 from nsabench.worker import inputs as worker_inputs
 from nsabench.worker.timing.timer import CpuTimer
 from tests.checking import arm_of, sets_of
+from tests.runs import record
 
 MATRIX = """
 op: selection_rows
@@ -67,20 +69,8 @@ def test_before_a_warm_sample_the_inputs_of_its_set_are_read(cases, monkeypatch)
 
 
 def test_warm_inputs_are_held_to_the_bandwidth_of_the_l2() -> None:
-    def row(l2: L2) -> Row:
-        return Row(
-            case_id="c",
-            op="selection_rows",
-            implementation="i",
-            role=Role.CANDIDATE,
-            status=Status.OK,
-            dtype=DType.FLOAT16,
-            shape={},
-            length=64,
-            bytes_min=4_000_000_000,
-            flops=0,
-            l2=l2,
-        )
+    def row(l2: L2) -> Record:
+        return record("i", Role.CANDIDATE, bytes_min=4_000_000_000, flops=0, l2=l2)
 
     limits = Limits(memory_gb_s=4000, l2_gb_s=10_000)
     cold, warm = least(row(L2.COLD), limits), least(row(L2.WARM), limits)

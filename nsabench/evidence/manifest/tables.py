@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nsabench import limits, ops
-from nsabench.checks.group import Group
-from nsabench.checks.proofs import unproven
+from nsabench.checks.finding import Group
+from nsabench.checks.proofs import lacking
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import files
 from nsabench.evidence.manifest.logs import Logged
@@ -187,7 +187,7 @@ def summarize_tables(folder: Path) -> dict[str, int | bool]:
             if row["caught"]
         ]
     missed = any(caught is Catch.MISSED for _, _, caught in outcomes)
-    return {**rows, "controls_caught": not missed and not unproven(outcomes, ())}
+    return {**rows, "controls_caught": not missed and not lacking(outcomes)}
 
 
 def _group_of(row: Mapping[str, Any]) -> Group:

@@ -15,9 +15,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nsabench.model.plan import ImplementationInfo
+from nsabench.model.record import Key
 from nsabench.model.vocabulary import Role, Status
 from nsabench.output.compare.side import Side
-from nsabench.verdicts.verdict import Key
 
 # The band if no code is known to be the same. "How well it measures" in
 # docs/explanation/measurement.md: 97.6 % of medians within 3 %, and 99.6 % of those over 20 µs.

@@ -7,9 +7,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from nsabench.checks.group import Group
-from nsabench.model.record import Record
-from nsabench.model.vocabulary import BENIGN, Change, Difference, Mode, Role, Status, Verdict
+from nsabench.checks.finding import Group
+from nsabench.model.record import Key, Record
+from nsabench.model.vocabulary import (
+    BENIGN,
+    Change,
+    Difference,
+    Mode,
+    Regime,
+    Role,
+    Status,
+    Verdict,
+)
 from nsabench.output import grouped
 from nsabench.output.compare import band as bands
 from nsabench.output.compare.side import Side
@@ -19,7 +28,6 @@ from nsabench.verdicts.statistics import (
     Ratio,
     ratio_of_independent_arms,
 )
-from nsabench.verdicts.verdict import Key
 
 NOTHING_LEFT = "less is left of its time than the timer's share is known to"
 MISSING = "missing"  # instead of a status: planned, and not measured
@@ -127,21 +135,20 @@ class Pair:
         before, after = self.first.records.get(key), self.later.records.get(key)
         if before is None or after is None:
             return None
-        if not (
-            before.queued_ms and after.queued_ms and after.queued_p20_ms and after.queued_p80_ms
-        ):
+        first, then = before.comparison(Regime.QUEUE), after.comparison(Regime.QUEUE)
+        if not (first.median_ms and then.median_ms and then.p20_ms and then.p80_ms):
             return None
-        assert before.queued_p20_ms is not None and before.queued_p80_ms is not None
+        assert first.p20_ms is not None and first.p80_ms is not None
         for side, record in ((self.first, before), (self.later, after)):
             objection = side.objects_to_queue(record)
             if objection:
                 return Shift(Difference.INVALID, objection)
         learned = self._band(before.op, None, beside=False)
-        width = learned.band(before.queued_ms, key) if learned else bands.BAND_IN_QUEUE
-        lo = before.queued_p20_ms / after.queued_p80_ms
-        hi = before.queued_p80_ms / after.queued_p20_ms
+        width = learned.band(first.median_ms, key) if learned else bands.BAND_IN_QUEUE
+        lo = first.p20_ms / then.p80_ms
+        hi = first.p80_ms / then.p20_ms
         difference, why = _difference(lo, hi, width)
-        value = before.queued_ms / after.queued_ms
+        value = first.median_ms / then.median_ms
         return Shift(difference, why, value, lo, hi, alone=value, band=width)
 
     @cached_property
@@ -203,7 +210,9 @@ class Pair:
 
     def _in_queue(self) -> Iterator[bands.Known]:
         for key in self._steady:
-            before, after = self.first.records[key].queued_ms, self.later.records[key].queued_ms
+            before, after = (
+                side.records[key].median_in(Regime.QUEUE) for side in (self.first, self.later)
+            )
             if before and after:
                 yield bands.Known(before, abs(math.log(before / after)), key)
 
@@ -218,21 +227,21 @@ class Pair:
     def _arm(self, side: Side, key: Key) -> Arm:
         shares = _shares(self.first.records[key], self.later.records[key])
         record = side.records[key]
-        less = (record.median_ms or 0) - (record.device_ms or 0) if shares else 0.0
+        less = (record.median_ms or 0) - (record.own.net_ms or 0) if shares else 0.0
         # A sample may be shorter than the timer's share is on average; a median is not.
         return Arm(side.samples[key], less)
 
 
 def _shares(before: Record, after: Record) -> bool:
     """Whether the timer's share is known in both runs, so that device times can be compared."""
-    return before.device_ms is not None and after.device_ms is not None
+    return before.own.net_ms is not None and after.own.net_ms is not None
 
 
 def _times(before: Record, after: Record) -> tuple[float, float] | None:
     """Return the times in both runs, ms: of the device if both are known. None if only what the
     timer adds is left of one."""
     if _shares(before, after):
-        first, later, least = before.device_ms, after.device_ms, bands.SHARE_ERROR_MS
+        first, later, least = before.own.net_ms, after.own.net_ms, bands.SHARE_ERROR_MS
     else:
         first, later, least = before.median_ms, after.median_ms, 0.0
     if first is None or later is None or min(first, later) <= least:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from nsabench import limits
 from nsabench.checks import proofs
-from nsabench.checks.group import Group
+from nsabench.checks.finding import Group
 from nsabench.checks.proofs import Lack
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import refuse_altered
@@ -26,13 +26,12 @@ from nsabench.evidence.manifest.statement import EnvironmentBrief, Trust
 from nsabench.machine.environment.nvml import THROTTLING
 from nsabench.machine.environment.pairs import belongs, unpaired
 from nsabench.model.plan import Plan
-from nsabench.model.record import Record
+from nsabench.model.record import Key, Record
 from nsabench.model.vocabulary import Catch, Regime, Role
 from nsabench.planning.narrow import Narrowed
 from nsabench.reading import OutOfBounds
 from nsabench.running.folder import RunFolder
 from nsabench.verdicts.tables import SAMPLES, batches, check_table, misfit, read_records
-from nsabench.verdicts.verdict import Key
 
 SAMPLE_COLUMNS = ("case_id", "implementation", "regime", "time_ms")
 
@@ -72,7 +71,7 @@ class Side:
     @cached_property
     def stuck(self) -> list[Group]:
         """The cases of which nothing is decided, since a check of them may be broken."""
-        lacking = proofs.of_records(list(self.records.values()))
+        lacking = proofs.unproven(list(self.records.values()))
         stuck = [
             u.group for u in lacking if u.lack is Lack.STUCK and proofs.regime_of(u.check) is None
         ]

@@ -18,7 +18,6 @@ from nsabench import checks, labels
 from nsabench.checks import Effect
 from nsabench.checks.controls import CHECK
 from nsabench.checks.limits import Limits, least
-from nsabench.checks.row import Row
 from nsabench.model.measurement import Ceilings
 from nsabench.model.record import SHAPE, Column, Comparison, Record, vocabulary
 from nsabench.model.vocabulary import BENIGN, Catch, Regime, Status
@@ -46,6 +45,7 @@ COMPARED = {
     "speedup": "ratio",
     "speedup_lo": "lo",
     "speedup_hi": "hi",
+    **{name: name for name in ("median_ms", "net_ms", "p20_ms", "p80_ms", "n_samples")},
 }
 # Quantiles of the samples that are kept for each record, by how many records have samples.
 FINE, COARSE = 40, 12
@@ -82,7 +82,7 @@ def data_of(
     ops = {r.op for r in records}
     rows = []
     for record in records:
-        bound = least(Row.of(record), limits)
+        bound = least(record, limits)
         own = [word for word in labels.words(record) if word not in constant[record.op]]
         rows.append(
             {
@@ -132,10 +132,10 @@ def _samples(facts: Facts) -> list[list[int] | None]:
     shares = np.linspace(0, 1, (FINE if timed <= MANY else COARSE) + 1)
     found: list[list[int] | None] = []
     for record in facts.records:
-        if record.median_ms is None:
+        if record.median_ms is None or record.observation is None:
             found.append(None)
             continue
-        _, samples = facts.results.samples[*record.key, record.regime]
+        samples = record.observation.samples
         steps = (np.quantile(samples.time_ms, shares) / record.median_ms - 1) / GRAIN
         found.append(np.rint(steps).astype(int).tolist())
     return found

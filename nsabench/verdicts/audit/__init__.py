@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from nsabench.checks import Effect, Finding, Limits, run_all
+from nsabench.checks import Effect, Finding, Limits, parity, run_all
 from nsabench.machine import datasheet
 from nsabench.verdicts.audit import checks, explanation, table
 
@@ -23,7 +23,10 @@ def audit_csv(path: Path, gpu: str | None = None) -> list[Finding]:
     read = table.read(path)
     rows = read.rows()
     # A table has no controls, and need not be told so.
-    findings = [_of_the_pair(f) for f in run_all(rows, limits) if f.effect is not Effect.UNPROVEN]
+    against = " and ".join(table.name_of(column) for column in read.baselines)
+    findings = [
+        _of_the_pair(f, against) for f in run_all(rows, limits) if f.effect is not Effect.UNPROVEN
+    ]
     findings += checks.check(read)
     findings += explanation.check(rows, findings)
     gravity = list(Effect)
@@ -35,9 +38,10 @@ def _is_cause(finding: Finding) -> bool:
     return finding.check == explanation.CHECK and finding.effect is Effect.WRONG
 
 
-def _of_the_pair(finding: Finding) -> Finding:
+def _of_the_pair(finding: Finding, against: str) -> Finding:
     """A table says how far two implementations are apart, not which of them is right."""
     if finding.check != "parity":
         return finding
-    sentence = f"{finding.implementation}: {finding.sentence}; one of them is wrong"
+    sentence = finding.sentence.replace(parity.ORACLE, against)
+    sentence = f"{finding.implementation}: {sentence}; one of them is wrong"
     return replace(finding, implementation="", sentence=sentence)

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from nsabench.checks import Effect, Finding, Row
+from nsabench.checks import Effect, Finding
+from nsabench.model.record import Record
 from nsabench.model.vocabulary import Direction, Role
 
 CHECK = "explanation"
@@ -27,9 +28,9 @@ SEED = 0
 Array = NDArray[np.float32]
 
 
-def check(rows: Sequence[Row], findings: Sequence[Finding]) -> list[Finding]:
+def check(rows: Sequence[Record], findings: Sequence[Finding]) -> list[Finding]:
     """The mistake that reproduces the table's errors, all its curves taken together."""
-    curves: dict[tuple[int, int], dict[int, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    curves: dict[tuple[int, int], dict[int, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         elements = row.length * max(row.shape["D"], row.shape["Dv"])
         forward = row.direction is Direction.FORWARD  # what is simulated
@@ -45,7 +46,7 @@ def check(rows: Sequence[Row], findings: Sequence[Finding]) -> list[Finding]:
         for dims, curve in curves.items()
         if len(curve) >= LEAST_POINTS
     }
-    tolerance = max((r.mae_tolerance for r in rows), default=0.0)
+    tolerance = max((r.tolerances.mae for r in rows), default=0.0)
     if not any(mae > tolerance for curve in stated.values() for mae in curve.values()):
         return []
     best, deviation, simulated = _nearest(stated, tolerance)
@@ -69,7 +70,7 @@ def _curve(curve: Mapping[int, float], lengths: Sequence[int]) -> str:
     return " ".join(f"{curve[length]:.3f}" for length in lengths)
 
 
-def _culprit(rows: Sequence[Row], findings: Sequence[Finding]) -> str:
+def _culprit(rows: Sequence[Record], findings: Sequence[Finding]) -> str:
     """An error says only that two outputs differ; a time that does not grow says which reads too
     little."""
     roles = {row.implementation: row.role for row in rows}

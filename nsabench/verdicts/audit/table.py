@@ -7,16 +7,23 @@ import io
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from nsabench import limits, ops, reading
-from nsabench.checks.row import Row
 from nsabench.errors import UsageError
-from nsabench.model.vocabulary import DTYPE_NAMES, Direction, DType, Mode, Role, Status
+from nsabench.model.record import Record
+from nsabench.model.vocabulary import (
+    DTYPE_NAMES,
+    Direction,
+    DType,
+    Mode,
+    Role,
+    Status,
+)
 from nsabench.ops import Shape
 
 OP = "selection_rows"
@@ -176,7 +183,7 @@ class Table:
         words += [self.cell(line, "mode")] if self.mode(line) is None else []
         return " ".join(word for word in words if word)
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[Record]:
         """What the checks read: a row a timed implementation, where the sizes are all known."""
         roles = dict.fromkeys(self.baselines, Role.BASELINE)
         if self.candidate:
@@ -192,7 +199,7 @@ class Table:
         except ValidationError:
             return None
 
-    def _row(self, line: Line, column: str, role: Role) -> Row | None:
+    def _row(self, line: Line, column: str, role: Role) -> Record | None:
         time, shape = self.time_ms(line, column), self.shape(line)
         if shape is None:
             return None
@@ -200,10 +207,12 @@ class Table:
         # Of one call forward: whatever was timed does that much at least.
         work = ops.get(OP).work(shape, dtype, "dense", 0)
         spans = line.value(self.others.get("spans"))
-        return Row(
+        record = Record(
+            run_id="",
             case_id=self.label(line),
             op=OP,
             implementation=name_of(column),
+            device="cuda",
             role=role,
             status=Status.OK if time is not None else Status.SKIPPED,
             dtype=dtype,
@@ -216,10 +225,9 @@ class Table:
             streams=self._streams(line),
             mode=self.mode(line) or Mode.STREAM,
             mae=line.number_or_nan(self.others.get("mae")) if role is Role.CANDIDATE else None,
-            errors_against=" and ".join(name_of(b) for b in self.baselines),
-            median_ms=time,
-            gap_hidden_share=0.0,  # nothing is known of a foreign timer
         )
+        timed = replace(record.own, median_ms=time)
+        return replace(record, comparisons=(timed,)) if time is not None else record
 
     def _dtype(self, line: Line) -> DType:
         name = self.cell(line, "dtype").lower().removeprefix("torch.")

@@ -1,15 +1,12 @@
 """From which length on does an op pay: is it faster than what a model could run in its place?"""
 
-from nsabench.verdicts.pays.against import Against, against_alternatives
 from nsabench.verdicts.pays.decide import Cell, Payment, decide
 from nsabench.verdicts.pays.document import CALLED, as_data, as_markdown, said
 
 __all__ = [
     "CALLED",
-    "Against",
     "Cell",
     "Payment",
-    "against_alternatives",
     "as_data",
     "as_markdown",
     "decide",

@@ -10,8 +10,7 @@ from pathlib import Path
 from nsabench import labels, ops
 from nsabench.checks import HARMLESS, proofs
 from nsabench.checks.best_baseline import best_baseline
-from nsabench.checks.cases import by_case
-from nsabench.checks.row import Row
+from nsabench.checks.series import by_case
 from nsabench.machine.environment.pairs import belongs
 from nsabench.model.plan import ImplementationInfo, Plan
 from nsabench.model.record import Record
@@ -94,7 +93,7 @@ class Evidence:
     of_op: Mapping[str, str] = field(default_factory=dict)
     margin: float | None = None
     machine: Machine = ("", "")
-    rows: list[Row] = field(default_factory=list)
+    rows: list[Record] = field(default_factory=list)
     sources: Mapping[Implementation, str] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
     caveats: Mapping[str, list[str]] = field(default_factory=dict)  # of one op; they stop nothing
@@ -151,7 +150,7 @@ def of_records(records: Sequence[Record], plan: Plan | None = None) -> Evidence:
     records = [r for r in records if r.direction is Direction.FORWARD]
     sources = {(i.op, i.name): _source(plan, i) for i in plan.implementations} if plan else {}
     margin = plan.margin if plan else MARGIN
-    queues = any(r.compared(Regime.QUEUE) for r in records)
+    queues = any(r.role is Role.CANDIDATE and r.compared(Regime.QUEUE) for r in records)
     return Evidence(
         [
             tested
@@ -164,7 +163,7 @@ def of_records(records: Sequence[Record], plan: Plan | None = None) -> Evidence:
         margin=margin,
         machine=_machine(records[0]) if records else ("", ""),
         rows=[
-            Row.of(r, alongside=_is_alongside(r, plan))
+            replace(r, alongside=_is_alongside(r, plan))
             for r in records
             if r.role is not Role.CONTROL and r.median_ms
         ],
@@ -242,7 +241,7 @@ def _of_record(
         unpaired=belongs(record.torch, record.triton),
     )
     regimes = [record.regime]
-    if queues and record.regime is Regime.DEVICE and record.streams == 1:
+    if queues and record.may_be_judged_in(Regime.QUEUE):
         regimes.append(Regime.QUEUE)
     for regime in regimes:
         found = record.compared(regime)
@@ -275,7 +274,7 @@ def _objections(records: Sequence[Record]) -> Iterable[str]:
 
 def _caveats(records: Sequence[Record]) -> dict[str, list[str]]:
     """What the checks behind the verdicts of each op leave unproven."""
-    lacking = proofs.of_records(records)
+    lacking = proofs.unproven(records)
     return {
         op: [s for _, s in proofs.by_way([lack for lack in lacking if lack.group.op == op])]
         for op in sorted({r.op for r in records if r.role is Role.CANDIDATE})
@@ -313,7 +312,7 @@ def of_tables(paths: Sequence[Path], gpu: str) -> Evidence:
                     op=row.op,
                     candidate=row.implementation,
                     length=row.length,
-                    status=row.status if row.timed_ms else Status.SKIPPED,
+                    status=row.status if row.median_ms else Status.SKIPPED,
                     verdict=Verdict.FASTER if ratio and ratio > 1 else Verdict.SLOWER,
                     speedup_lo=ratio,
                     case=row.case_id,

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from nsabench.checks import Effect, Finding, Limits, Row, cliff, monotone, scaling
+from nsabench.checks import Effect, Finding, Limits, cliff, monotone, scaling
 from nsabench.errors import UsageError
 from nsabench.machine import datasheet
+from nsabench.model.record import Record
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Verdict
-from nsabench.verdicts.rows import STATUS_OF
+from nsabench.verdicts.records import STATUS_OF
 from nsabench.verdicts.threshold.evidence import Evidence, Implementation, Note, Tested
 
 ALONG_A_LENGTH = (cliff.check, monotone.check, scaling.check)
@@ -92,7 +93,7 @@ def _limits(evidence: Evidence) -> Limits:
     return replace(Limits.of_sheet(sheet), l2_bytes=0) if sheet else Limits()
 
 
-def _find(rows: Sequence[Row], limits: Limits) -> list[Finding]:
+def _find(rows: Sequence[Record], limits: Limits) -> list[Finding]:
     return [finding for check in ALONG_A_LENGTH for finding in check(rows, limits)]
 
 

@@ -90,8 +90,8 @@ def test_what_answers_from_memory_is_caught_by_the_roofline(
     for observation in measured.observations:
         times = observation.samples.time_ms
         times[:] = [min(times)] * len(times)
-    findings, caught = judge_all(rows_of(case, [item], measured), of_this_cpu)
-    assert caught == {(case.id, name): Catch.CAUGHT}, [f.sentence for f in findings]
+    findings, [judged] = judge_all(rows_of(case, [item], measured), of_this_cpu)
+    assert judged.caught is Catch.CAUGHT, [f.sentence for f in findings]
 
 
 @pytest.mark.parametrize("dtype", list(DType))

@@ -12,10 +12,9 @@ import torch
 from nsabench import registry
 from nsabench.checks import Effect, Limits, burst, host, judge_all
 from nsabench.checks.burst import IN_A_BURST
-from nsabench.checks.controls import catch, catches, judge
+from nsabench.checks.controls import catch, judge, with_catches
 from nsabench.failure import Failure
 from nsabench.implementations.controls import host as controls_of_the_host
-from nsabench.model.measurement import Bursts, Samples
 from nsabench.model.vocabulary import Catch, DType, Regime, Status, Verdict
 from nsabench.registry import Implementation
 from nsabench.verdicts import verdict
@@ -108,19 +107,12 @@ def test_hidden_work_is_caught_in_a_burst(make_row, fields, became) -> None:  # 
 @pytest.mark.parametrize("caught_by", ["host", "burst"])
 def test_one_that_gets_away_speaks_of_the_queue_alone(make_row, caught_by) -> None:  # noqa: F811
     row = make_row("x", "control", 0.01, caught_by=caught_by, host_us=240.0, queued_ms=0.0105, D=64)
-    (finding,) = judge([row], catches([row], []))
+    (finding,) = judge(with_catches([row], []))
     assert (finding.effect, finding.regime) == (Effect.INVALID, Regime.QUEUE)
     assert finding.sentence.endswith("decides nothing in the regime queue")
     stuck = make_row("x", "control", None, caught_by=caught_by, status=Status.CRASHED, reason="r")
-    invalid = [f for f in judge([stuck], catches([stuck], [])) if f.effect is Effect.INVALID]
+    invalid = [f for f in judge(with_catches([stuck], [])) if f.effect is Effect.INVALID]
     assert [f.regime for f in invalid] == [Regime.QUEUE]
-
-
-def timed(**fields: Any) -> tuple[Samples, Bursts]:
-    """What verdicts are of: 20 samples and 8 bursts."""
-    ms, queued_ms = fields["median_ms"], fields["queued_ms"]
-    samples = Samples(round=list(range(20)), order=[0] * 20, time_ms=[ms] * 20)
-    return samples, Bursts(calls=[4] * 8, time_ms=[queued_ms] * 8)
 
 
 @pytest.mark.parametrize(
@@ -132,18 +124,14 @@ def test_a_queue_whose_control_was_not_caught_decides_nothing(
     decided: bool,
 ) -> None:
     """One control alone stands behind the check: caught, not looked into, or rightly declined."""
-    mine = {"median_ms": 0.1, "host_us": 20.0, "queued_ms": 0.1}
+    slow = {"median_ms": 0.1, "host_us": 20.0, "queued_ms": 0.1}
     best = {"median_ms": 0.2, "host_us": 20.0, "queued_ms": 0.2}
     rows = [
-        make_row("mine", "candidate", **mine),
+        make_row("mine", "candidate", **slow),
         make_row("best", "baseline", **best),
         make_row("x", "control", caught_by="host", **FULL, kernels_us=kernels_us),
     ]
-    findings, _ = judge_all(rows, Limits())
-    case_id = rows[0].case_id
-    times = {(case_id, "mine"): timed(**mine), (case_id, "best"): timed(**best)}
-    verdicts = []
-    for regime, at in ((Regime.DEVICE, 0), (Regime.QUEUE, 1)):
-        judged = verdict.judge(rows, {k: t[at] for k, t in times.items()}, findings, regime)
-        verdicts.append(judged[case_id, "mine"].verdict)
+    findings, rows = judge_all(rows, Limits())
+    mine, *_ = verdict.judge(rows, findings)
+    verdicts = [mine.comparison(regime).verdict for regime in (Regime.DEVICE, Regime.QUEUE)]
     assert verdicts == [Verdict.FASTER, Verdict.FASTER if decided else Verdict.INVALID]

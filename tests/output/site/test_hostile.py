@@ -21,7 +21,7 @@ from tests.output.report.browser import Browser
 from tests.output.report.conftest import HOSTILE
 from tests.output.report.conftest import browser as browser
 from tests.runs import SIGNER, Made, make_run
-from tests.verdicts.pays.test_pays import record
+from tests.verdicts.pays.test_pays import made
 
 
 @pytest.fixture
@@ -85,10 +85,8 @@ def test_what_a_kernel_says_is_text_on_every_page_of_a_site(
     tmp_path: Path, browser: Browser
 ) -> None:
     ours = [
-        record(
-            64, HOSTILE, Role.CANDIDATE, status=Status.CRASHED, reason=HOSTILE, gpu_name=HOSTILE
-        ),
-        record(64, "zeros", Role.CONTROL, caught=Catch.MISSED),
+        made(64, HOSTILE, Role.CANDIDATE, status=Status.CRASHED, reason=HOSTILE, gpu_name=HOSTILE),
+        made(64, "zeros", Role.CONTROL, caught=Catch.MISSED),
     ]
     run = SiteRun("20260401T000000Z-dddddd", "2026-04-01 00:00", Trust.UNPINNED, HOSTILE, ours, [])
     for name, text in (

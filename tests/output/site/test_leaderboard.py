@@ -15,7 +15,7 @@ from nsabench.output.site.leaderboard import leaderboards
 from nsabench.output.site.runs import SiteRun
 from nsabench.output.site.write import index
 from nsabench.verdicts.tables import read_records
-from tests.runs import Made, make_run
+from tests.runs import Made, make_run, with_comparison
 
 CALLED = Made(
     ratio=lambda _: 4.0,
@@ -31,6 +31,17 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Record]:
     return read_records(make_run(tmp_path_factory.mktemp("called") / "run", CALLED))
 
 
+def in_graphs(record: Record) -> Record:
+    """The record as if its calls had been replays, which have no queue."""
+    return replace(
+        record,
+        mode=Mode.GRAPH,
+        comparisons=tuple(
+            replace(c, regime=Regime.GRAPH) for c in record.comparisons if c.regime is Regime.DEVICE
+        ),
+    )
+
+
 def page(records: Sequence[Record], of: str = "20260101T000000Z-abc123") -> str:
     return index([SiteRun(of, "2026-01-01 00:00", Trust.UNSIGNED, "", records, [])])
 
@@ -42,7 +53,7 @@ def test_each_regime_has_a_board_of_its_own(records: Sequence[Record]) -> None:
     assert [e.implementation for e in device.entries] == ["mine", "sdpa_gqa"]
     assert [e.implementation for e in queue.entries] == ["sdpa_gqa", "mine"]
     assert queue.entries[1].mean == pytest.approx(2, rel=0.05)
-    graphs = [replace(r, mode=Mode.GRAPH, queued_ms=None) for r in records]
+    graphs = [in_graphs(r) for r in records]
     [board] = leaderboards([("run", graphs)])
     assert board.title == "selection_rows in graphs" and board.regime is Regime.GRAPH
     for text in ("on the device", "called from Python in a queue", "time, device", "time, queue"):
@@ -72,7 +83,7 @@ def test_an_entry_has_its_library_and_its_caution(records: Sequence[Record]) -> 
 def test_who_ran_in_few_cases_leads_no_board(records: Sequence[Record]) -> None:
     """Its mean is of other cases than that of the others."""
     few = [
-        replace(r, implementation="few", median_ms=r.median_ms / 2)
+        with_comparison(replace(r, implementation="few"), median_ms=r.median_ms / 2)
         for r in records
         if r.role is Role.CANDIDATE and r.length == 64 and r.median_ms
     ]
@@ -104,14 +115,14 @@ def test_a_larger_run_without_the_libraries_says_nothing_of_them(records: Sequen
     for little in (invented, own):
         boards = leaderboards([("little", little), ("without", alone)])
         assert {b.run_id for b in boards} == {"without"}, "no library that nsabench knows is there"
-    untimed = [replace(r, queued_ms=None) if r.package else r for r in few]
+    untimed = [with_comparison(r, Regime.QUEUE, median_ms=None) if r.package else r for r in few]
     boards = leaderboards([("without", alone), ("little", untimed)])
     assert [b.run_id for b in boards] == ["little", "without"], "by regime"
 
 
 def test_what_is_wrong_stands_last_with_why(records: Sequence[Record]) -> None:
     wrong = [
-        replace(r, status=Status.WRONG, diagnosis="attends to one key", median_ms=None)
+        replace(r, status=Status.WRONG, diagnosis="attends to one key", comparisons=())
         if r.role is Role.CANDIDATE and r.length == 64
         else r
         for r in records

@@ -36,7 +36,6 @@ def record(queue: Mapping[str, Any] | None = None, **what: Any) -> Record:
         "status": "out_of_memory",
         "implementation": "a_candidate_with_a_long_name",
         "mae": 1.234e-5,
-        "median_ms": 190.4321,
         "roofline_fraction": 0.98,
         **dict(zip(SIZES, range(1024, 1033), strict=True)),
     }
@@ -44,6 +43,7 @@ def record(queue: Mapping[str, Any] | None = None, **what: Any) -> Record:
         "against": "sdpa_heads_as_queries_efficient",
         "verdict": Verdict.INCONCLUSIVE,
         "ratio": 0.612,
+        "median_ms": 190.4321,
         "lo": 0.0031,
         "hi": 171.7,
     }
@@ -77,10 +77,9 @@ def test_no_name_is_broken_into_pieces(width: int) -> None:
         status="ok",
         implementation="mine_tail",
         against="sdpa_gqa_flash",
-        queued_ms=0.1948,
         host_us=14.0,
         launches=13,
-        queue={"verdict": Verdict.SLOWER},
+        queue={"verdict": Verdict.SLOWER, "median_ms": 0.1948},
     )
     text = shown(ours, width=width)
     assert "mine_tail" in text and "candidate" in text
@@ -89,7 +88,9 @@ def test_no_name_is_broken_into_pieces(width: int) -> None:
 
 @pytest.mark.parametrize(("width", "host"), [(120, None), (160, "422, 13")])
 def test_what_a_call_costs_its_caller_stands_beside_it(width: int, host: str | None) -> None:
-    ours = record(status="ok", implementation="mine", queued_ms=0.494, launches=13, host_us=422.0)
+    ours = record(
+        status="ok", implementation="mine", queue={"median_ms": 0.494}, launches=13, host_us=422.0
+    )
     text = shown(ours, width=width)
     assert (host in text) if host else ("422" not in text)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from nsabench.checks.row import Row
-from nsabench.model.measurement import Bursts, Conditions, Samples
+from nsabench.model.measurement import Bursts, Conditions
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import (
     Catch,
@@ -23,35 +23,31 @@ from nsabench.model.vocabulary import (
 )
 from nsabench.output.terminal import outcome
 from nsabench.verdicts import pays
-from nsabench.verdicts.pays.against import against_alternatives
-from tests.runs import with_comparison
+from nsabench.verdicts.verdict import judge
+from tests.runs import record, with_comparison
 
 SHAPE = {"B": 1, "HQ": 64, "H": 4, "D": 128, "Dv": 128, "block": 32, "stride": 16}
 SHAPE |= {"block_size": 64, "n_selected": 16, "window": 512}
 
 
-def record(
-    length: int, name: str, role: Role, ratio: float | None = None, **more: object
+def made(
+    length: int,
+    name: str,
+    role: Role,
+    ratio: float | None = None,
+    median_ms: float | None = 1.0,
+    **more: Any,
 ) -> Record:
     known = {
-        "run_id": "r",
         "case_id": f"{length}-{more.get('direction', 'forward')}-{more.get('dtype', 'bf16')}",
         "op": "nsa_attention",
-        "implementation": name,
-        "role": role,
-        "direction": Direction.FORWARD,
         "dtype": DType.BFLOAT16,
-        "device": "cuda",
         "shape": {**SHAPE, "T": length},
         "length": length,
-        "distribution": "dense",
-        "streams": 1,
-        "status": Status.OK,
-        "median_ms": 1.0,
         "gpu_name": "GPU",
     }
-    made = Record(**(known | more))  # type: ignore[arg-type]
-    return made if ratio is None else paying(made, Regime.DEVICE, "dense", ratio, 0.01)
+    found = record(name, role, median_ms, **(known | more))
+    return found if ratio is None else paying(found, Regime.DEVICE, "dense", ratio, 0.01)
 
 
 def paying(record: Record, regime: Regime, against: str, ratio: float, width: float) -> Record:
@@ -63,9 +59,9 @@ def paying(record: Record, regime: Regime, against: str, ratio: float, width: fl
 def ladder(ratios: dict[int, float | None], **more: object) -> list[Record]:
     rows = []
     for length, ratio in ratios.items():
-        rows.append(record(length, "nsa", Role.CANDIDATE, ratio, **more))
-        rows.append(record(length, "dense", Role.ALTERNATIVE, **more))
-        rows.append(record(length, "zeros", Role.CONTROL, caught=Catch.CAUGHT, **more))
+        rows.append(made(length, "nsa", Role.CANDIDATE, ratio, **more))
+        rows.append(made(length, "dense", Role.ALTERNATIVE, **more))
+        rows.append(made(length, "zeros", Role.CONTROL, caught=Catch.CAUGHT, **more))
     return rows
 
 
@@ -74,15 +70,16 @@ def queued(records: Sequence[Record], ratios: dict[int, float | None]) -> list[R
     found = []
     for r in records:
         ratio = ratios.get(r.length)
-        own = replace(r, queued_ms=2.0)
+        own = with_comparison(r, Regime.QUEUE, median_ms=2.0)
         if r.role is Role.CANDIDATE and ratio is not None:
             own = paying(own, Regime.QUEUE, "lean", ratio, 0.02)
         found.append(own)
         if r.role is Role.ALTERNATIVE:
-            found.append(replace(r, implementation="lean", queued_ms=1.0))
+            lean = with_comparison(r, Regime.QUEUE, median_ms=1.0)
+            found.append(replace(lean, implementation="lean"))
     length = records[0].length
     for name, check in (("slow", "host"), ("hidden", "burst")):
-        found.append(record(length, name, Role.CONTROL, caught=Catch.CAUGHT, caught_by=check))
+        found.append(made(length, name, Role.CONTROL, caught=Catch.CAUGHT, caught_by=check))
     return found
 
 
@@ -103,7 +100,7 @@ def test_without_a_control_that_was_caught_nothing_is_decided() -> None:
     rows = [r for r in ladder({8192: 2.0}) if r.role is not Role.CONTROL]
     assert only(rows).answer is Pays.NOT_DECIDED
     assert "none ran" in only(rows).why
-    stuck = record(8192, "zeros", Role.CONTROL, caught=Catch.UNPROVEN)
+    stuck = made(8192, "zeros", Role.CONTROL, caught=Catch.UNPROVEN)
     assert only([*rows, stuck]).answer is Pays.NOT_DECIDED
 
 
@@ -124,12 +121,12 @@ def test_a_doubtful_time_of_the_alternative_says_nothing() -> None:
 def test_alternatives_that_failed_are_named() -> None:
     rows = ladder({8192: 2.0})
     for name, status in (("fast", Status.WRONG), ("absent", Status.UNSUPPORTED)):
-        rows.append(record(8192, name, Role.ALTERNATIVE, status=status, reason="it failed"))
+        rows.append(made(8192, name, Role.ALTERNATIVE, status=status, reason="it failed"))
     assert only(rows).sentence == "pays from T = 8192 on (without fast, which failed)"
 
 
 def test_a_missed_control_of_the_queue_leaves_the_device_as_it_is() -> None:
-    missed = record(8192, "slow", Role.CONTROL, caught=Catch.MISSED, caught_by="host")
+    missed = made(8192, "slow", Role.CONTROL, caught=Catch.MISSED, caught_by="host")
     assert only([*ladder({8192: 2.0}), missed]).answer is Pays.FROM
 
 
@@ -183,78 +180,71 @@ def test_a_direction_and_a_head_layout_are_decided_each_by_itself() -> None:
 
 
 def test_the_best_valid_implementation_stands_for_the_op() -> None:
-    slow = record(8192, "torch_nsa", Role.BASELINE, 0.1, median_ms=9.0)
-    wrong = record(8192, "broken", Role.CANDIDATE, status=Status.WRONG, median_ms=None)
+    slow = made(8192, "torch_nsa", Role.BASELINE, 0.1, median_ms=9.0)
+    wrong = made(8192, "broken", Role.CANDIDATE, status=Status.WRONG)
     assert only([*ladder({8192: 1.5}), slow, wrong]).length == 8192
     [nsa, *others] = ladder({8192: 1.5})
-    failed = replace(nsa, status=Status.WRONG, median_ms=None, comparisons=())
+    failed = replace(nsa, status=Status.WRONG, comparisons=())
     assert only([failed, *others, slow]).cells[0].implementation == "torch_nsa"
 
 
 def test_a_time_in_doubt_and_a_run_with_a_missed_control_decide_nothing() -> None:
     rows = ladder({8192: 1.5})
     assert only([replace(rows[0], time_doubt="it throttled"), *rows[1:]]).why == "it throttled"
-    missed = record(8192, "cheat", Role.CONTROL, caught=Catch.MISSED)
+    missed = made(8192, "cheat", Role.CONTROL, caught=Catch.MISSED)
     decided = only([*rows, missed])
     assert decided.answer is Pays.NOT_DECIDED and "cheat" in decided.why
 
 
 def test_an_op_without_alternatives_is_not_asked() -> None:
-    assert pays.decide([record(8192, "nsa", Role.CANDIDATE)]) == []
+    assert pays.decide([made(8192, "nsa", Role.CANDIDATE)]) == []
 
 
 def test_a_case_beside_which_no_alternative_stands_is_no_length_of_the_ladder() -> None:
     """Where the controls of the whole op stand there are none, and a direction or a mode that has
     such a case alone is not asked: it said that nothing was decided."""
-    control = record(512, "nsa", Role.CANDIDATE, direction=Direction.STEP)
+    control = made(512, "nsa", Role.CANDIDATE, direction=Direction.STEP)
     rows = ladder({8192: 0.6, 16384: 1.2})
-    decided = only([*rows, control, record(32768, "nsa", Role.CANDIDATE)])
+    decided = only([*rows, control, made(32768, "nsa", Role.CANDIDATE)])
     assert (decided.direction, decided.length) == (Direction.FORWARD, 16384)
     assert [cell.length for cell in decided.cells] == [8192, 16384]
 
 
-def row(name: str, role: Role, median: float | None, **more: object) -> Row:
-    known = {"case_id": "c", "op": "nsa_attention", "implementation": name, "role": role}
-    known |= {"status": Status.OK, "dtype": DType.BFLOAT16, "shape": {}, "length": 1, "attempt": 1}
-    known |= {"bytes_min": 1, "flops": 1, "median_ms": median, "n_samples": 20}
-    return Row(**(known | more))  # type: ignore[arg-type]
-
-
-def timed(median: float) -> Samples:
-    times = [median * (1 + i / 1e4) for i in range(20)]
-    return Samples(round=list(range(20)), time_ms=times)
-
-
 def test_the_ratio_is_to_the_fastest_valid_alternative_of_the_same_session() -> None:
-    rows = [
-        row("nsa", Role.CANDIDATE, 2.0),
-        row("torch_nsa", Role.BASELINE, 8.0),
-        row("slow", Role.ALTERNATIVE, 6.0),
-        row("dense", Role.ALTERNATIVE, 3.0),
-        row("wrong", Role.ALTERNATIVE, 1.0, status=Status.WRONG),
-        row("elsewhere", Role.ALTERNATIVE, 1.0, attempt=2),
-        row("left_early", Role.ALTERNATIVE, 1.0, n_samples=5),
-        row("cheat", Role.CONTROL, 0.1),
-    ]
-    samples = {("c", r.implementation): timed(r.median_ms or 1.0) for r in rows}
-    found = against_alternatives(rows, samples, Regime.DEVICE)
-    assert {name: a.alternative for (_, name), a in found.items()} == {
-        "nsa": "dense",
-        "torch_nsa": "dense",
+    records = judge(
+        [
+            record("nsa", Role.CANDIDATE, 2.0),
+            record("torch_nsa", Role.BASELINE, 8.0),
+            record("slow", Role.ALTERNATIVE, 6.0),
+            record("dense", Role.ALTERNATIVE, 3.0),
+            record("wrong", Role.ALTERNATIVE, status=Status.WRONG),
+            record("elsewhere", Role.ALTERNATIVE, 1.0, attempt=2),
+            record("left_early", Role.ALTERNATIVE, 1.0, n_samples=5),
+            record("cheat", Role.CONTROL, 0.1),
+        ],
+        (),
+    )
+    found = {
+        r.implementation: (best.against, best.ratio)
+        for r in records
+        if (best := r.compared(Regime.DEVICE, Reference.ALTERNATIVE))
     }
-    assert found["c", "nsa"].ratio.value == pytest.approx(1.5)
-    assert found["c", "torch_nsa"].ratio.value == pytest.approx(3 / 8)
+    assert found == {
+        "nsa": ("dense", pytest.approx(1.5)),
+        "torch_nsa": ("dense", pytest.approx(3 / 8)),
+    }
 
 
 def test_under_the_power_cap_a_ratio_may_be_off_by_as_much_as_the_clock_moved() -> None:
     capped = Conditions(
         clock_event_reasons=["sw_power_cap"], sm_clock_mhz_min=1584, sm_clock_mhz_max=1980
     )
-    rows = [row("nsa", Role.CANDIDATE, 1.0), row("dense", Role.ALTERNATIVE, 1.5)]
-    rows = [replace(r, conditions=capped) for r in rows]
-    samples = {("c", r.implementation): timed(r.median_ms or 1.0) for r in rows}
-    ratio = against_alternatives(rows, samples, Regime.DEVICE)["c", "nsa"].ratio
-    assert (ratio.value, ratio.lo, ratio.hi) == pytest.approx((1.5, 1.2, 1.875), rel=0.02)
+    records = [
+        record("nsa", Role.CANDIDATE, 1.0, conditions=capped),
+        record("dense", Role.ALTERNATIVE, 1.5, conditions=capped),
+    ]
+    found = judge(records, ())[0].comparison(Regime.DEVICE, Reference.ALTERNATIVE)
+    assert (found.ratio, found.lo, found.hi) == pytest.approx((1.5, 1.2, 1.875), rel=0.02)
 
 
 def test_what_is_written_says_the_same() -> None:
@@ -284,7 +274,9 @@ def test_the_queue_is_a_decision_of_its_own() -> None:
 
 def test_who_is_quickest_in_the_queue_stands_for_the_op_there() -> None:
     rows = queued(ladder({8192: 2.0}), {8192: 0.5})
-    lean = replace(rows[0], implementation="small", median_ms=9.0, queued_ms=0.5)
+    lean = with_comparison(rows[0], median_ms=9.0)
+    lean = with_comparison(lean, Regime.QUEUE, median_ms=0.5)
+    lean = replace(lean, implementation="small")
     rows.append(paying(lean, Regime.QUEUE, "lean", 2.0, 0.05))
     in_queue, on_device = pays.decide(rows)
     assert in_queue.cells[0].implementation == "small" and in_queue.answer is Pays.FROM
@@ -306,30 +298,21 @@ def test_without_a_ratio_in_the_queue_nothing_is_decided_there() -> None:
 
 
 def test_replays_and_calls_at_once_have_no_queue() -> None:
-    bursts = Bursts(calls=[9] * 8, time_ms=[1.0] * 8)
     for more, times in (({}, 2), ({"mode": Mode.GRAPH}, 0), ({"streams": 2}, 0)):
-        rows = [
-            row(name, role, 1.0, queued_ms=queued_ms, **more)
-            for name, role, queued_ms in (
-                ("nsa", Role.CANDIDATE, 1.0),
-                ("torch_nsa", Role.BASELINE, 5.0),
-                ("dense", Role.ALTERNATIVE, 2.0),
-            )
+        records = [
+            record("nsa", Role.CANDIDATE, 1.0, 1.0, **more),
+            record("torch_nsa", Role.BASELINE, 1.0, 5.0, **more),
+            record("dense", Role.ALTERNATIVE, 1.0, 2.0, **more),
         ]
-        taken = {("c", r.implementation): bursts for r in rows}
-        assert len(against_alternatives(rows, taken, Regime.QUEUE)) == times
+        found = [r.compared(Regime.QUEUE, Reference.ALTERNATIVE) for r in judge(records, ())]
+        assert sum(c is not None for c in found) == times
 
 
 def test_the_ratio_in_the_queue_is_of_bursts_and_of_its_own_best() -> None:
-    rows = [
-        row("nsa", Role.CANDIDATE, 2.0, queued_ms=6.0),
-        row("dense", Role.ALTERNATIVE, 3.0, queued_ms=9.0),
-        row("lean", Role.ALTERNATIVE, 8.0, queued_ms=3.0, n_samples=5),
-    ]
-    taken = {
-        ("c", r.implementation): Bursts(calls=[2] * 8, time_ms=[r.queued_ms] * 8) for r in rows
-    }
-    found = against_alternatives(rows, taken, Regime.QUEUE)["c", "nsa"]
-    assert (found.alternative, found.ratio.value) == ("lean", pytest.approx(0.5))
-    few = {**taken, ("c", "lean"): Bursts(calls=[2] * 4, time_ms=[3.0] * 4)}
-    assert against_alternatives(rows, few, Regime.QUEUE) == {}
+    nsa = record("nsa", Role.CANDIDATE, 2.0, 6.0)
+    dense = record("dense", Role.ALTERNATIVE, 3.0, 9.0)
+    lean = record("lean", Role.ALTERNATIVE, 8.0, 3.0, n_samples=5)
+    found = judge([nsa, dense, lean], ())[0].comparison(Regime.QUEUE, Reference.ALTERNATIVE)
+    assert (found.against, found.ratio) == ("lean", pytest.approx(0.5))
+    few = record("lean", Role.ALTERNATIVE, 8.0, bursts=Bursts(calls=[2] * 4, time_ms=[3.0] * 4))
+    assert judge([nsa, dense, few], ())[0].compared(Regime.QUEUE, Reference.ALTERNATIVE) is None

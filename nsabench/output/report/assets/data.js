@@ -45,7 +45,7 @@ function spreadOf(median, p20, p80, scale = 1) {
 }
 
 const hostOf = (r) => spreadOf(r.host_us, r.host_p20_us, r.host_p80_us, 1e-3);
-const queuedOf = (r) => spreadOf(r.queued_ms, r.queued_p20_ms, r.queued_p80_ms);
+const queuedOf = (r) => spreadOf(r.queue_median_ms, r.queue_p20_ms, r.queue_p80_ms);
 const launchesOf = (r) => (r.launches === null ? "–" : String(r.launches));
 
 const speedupOf = (record) => interval(record.speedup, record.speedup_lo, record.speedup_hi);

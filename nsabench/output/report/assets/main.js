@@ -34,7 +34,7 @@ const detail = (column) => ({ ...column, detail: true });
 // What a call costs its caller: a device time says nothing of it.
 const CALLER = [
   { key: "host_us", title: "host (20 % to 80 %)", text: hostOf },
-  { key: "queued_ms", title: "queued (20 % to 80 %)", text: queuedOf },
+  { key: "queue_median_ms", title: "queued (20 % to 80 %)", text: queuedOf },
   { key: "launches", text: launchesOf },
   speedupInQueue,
 ].map(detail);
