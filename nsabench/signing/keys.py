@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
 import re
@@ -10,8 +11,13 @@ from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import CBC
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.pbkdf2 import PBKDF2HMAC
+from cryptography.hazmat.primitives.padding import PKCS7
 from cryptography.hazmat.primitives.serialization import (
-    BestAvailableEncryption,
     Encoding,
     NoEncryption,
     PrivateFormat,
@@ -23,6 +29,13 @@ from cryptography.hazmat.primitives.serialization import (
 
 from nsabench.errors import UsageError
 
+ROUNDS = 600_000  # of PBKDF2 with SHA-256 (OWASP, Password Storage Cheat Sheet, 2023)
+LEAST_PASSPHRASE = 12  # bytes
+# Object identifiers in DER.
+_PBES2 = bytes.fromhex("06092a864886f70d01050d")
+_PBKDF2 = bytes.fromhex("06092a864886f70d01050c")
+_HMAC_SHA256 = bytes.fromhex("300c06082a864886f70d02090500")
+_AES256_CBC = bytes.fromhex("060960864801650304012a")
 MAKE_ONE = "make one with `nsabench key generate`."
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d{1,6})")
 _PUBLIC = re.compile(rb"-----BEGIN PUBLIC KEY-----.*?-----END PUBLIC KEY-----", re.DOTALL)
@@ -50,16 +63,43 @@ def private_key(pem: bytes, source: str, passphrase: bytes | None) -> Ed25519Pri
 
 
 def private_pem(key: Ed25519PrivateKey, passphrase: bytes | None = None) -> bytes:
-    """Return PKCS #8, encrypted if there is a passphrase."""
-    encryption = BestAvailableEncryption(passphrase) if passphrase else NoEncryption()
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption)
+    """Return PKCS #8, encrypted if there is a passphrase.
+
+    `BestAvailableEncryption` derives a key in 2,048 rounds, so this writes PBES2 (RFC 8018) itself.
+    """
+    if not passphrase:
+        return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    salt, vector = os.urandom(16), os.urandom(16)
+    derived = PBKDF2HMAC(SHA256(), 32, salt, ROUNDS).derive(passphrase)
+    pad, encrypt = PKCS7(128).padder(), Cipher(AES(derived), CBC(vector)).encryptor()
+    plain = key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
+    secret = encrypt.update(pad.update(plain) + pad.finalize()) + encrypt.finalize()
+    rounds = _der(0x02, ROUNDS.to_bytes(3, "big"))
+    derivation = _der(0x30, _PBKDF2, _der(0x30, _der(0x04, salt), rounds, _HMAC_SHA256))
+    cipher = _der(0x30, _AES256_CBC, _der(0x04, vector))
+    scheme = _der(0x30, _PBES2, _der(0x30, derivation, cipher))
+    body = base64.encodebytes(_der(0x30, scheme, _der(0x04, secret)))
+    kind = b"ENCRYPTED PRIVATE KEY-----\n"
+    return b"-----BEGIN " + kind + body + b"-----END " + kind
+
+
+def _der(tag: int, *parts: bytes) -> bytes:
+    content = b"".join(parts)
+    size = len(content)
+    return bytes([tag, size] if size < 128 else [tag, 0x81, size]) + content
 
 
 def generate(path: Path, passphrase: bytes) -> Ed25519PublicKey:
     """Write an encrypted PKCS #8 key (mode 0600) to `path`, and its public half to `path`.pub.
 
-    Raises `UsageError` if either exists or cannot be written; then neither is written.
+    Raises `UsageError` for a short passphrase, or if either file exists or cannot be written; then
+    neither is written.
     """
+    if len(passphrase) < LEAST_PASSPHRASE:
+        raise UsageError(
+            f"the passphrase has {len(passphrase)} bytes, and who gets the file could guess it",
+            f"take one of {LEAST_PASSPHRASE} bytes or more: five random words, for example.",
+        )
     key = Ed25519PrivateKey.generate()
     create(
         (path, private_pem(key, passphrase), 0o600),

@@ -51,12 +51,21 @@ def named_signer(variables: Mapping[str, str] | None = None) -> Signer | None:
     if not named:
         return None
     value = variables[named[0]]
+    if named == [KEY_FILE] and _is_open_to_all(Path(value)):
+        raise UsageError(
+            f"{value} holds a signing key, and every user of this machine may read or write it",
+            f"`chmod 600 {value}`; if it was there for long, make another key.",
+        )
     passphrase_file = variables.get(PASSPHRASE_FILE)
     passphrase = read_passphrase(Path(passphrase_file)) if passphrase_file else None
     pem = keys.read(Path(value), KEY_FILE) if named == [KEY_FILE] else value.encode()
     key = keys.private_key(pem, named[0], passphrase)
     opened_by = passphrase_file if b"ENCRYPTED" in pem else None
     return Signer(key, False, tuple(_exposures(named[0], value, opened_by)))
+
+
+def _is_open_to_all(path: Path) -> bool:
+    return path.is_file() and bool(path.stat().st_mode & 0o006)
 
 
 def read_passphrase(path: Path) -> bytes:

@@ -38,8 +38,8 @@ def test_a_run_that_is_killed_is_resumed_in_its_keys_name_and_no_kernel_sees_the
     from nsabench.signing.signer import KEY
 
     key = tmp_path / "signing.key"
-    public = keys.generate(key, b"words")
-    private = keys.private_key(key.read_bytes(), "", b"words")
+    public = keys.generate(key, b"correct horse")
+    private = keys.private_key(key.read_bytes(), "", b"correct horse")
     pem = keys.private_pem(private).decode()
     needles = {"seed": private.private_bytes_raw(), "text": pem.splitlines()[1].encode()}
     task = {

@@ -33,8 +33,8 @@ STRANGER = Signer(Ed25519PrivateKey.generate(), ephemeral=False)
 
 
 def test_my_key_does_not_sign_what_a_stranger_measured(tmp_path: Path, nsabench: Nsabench) -> None:
-    (tmp_path / "pass").write_text("x\n")
-    generate(tmp_path / "mine.key", b"x")
+    (tmp_path / "pass").write_text("correct horse\n")
+    generate(tmp_path / "mine.key", b"correct horse")
     folder = make_run(tmp_path / "run", DONE, signer=STRANGER)
     mine = {KEY_FILE: str(tmp_path / "mine.key"), PASSPHRASE_FILE: str(tmp_path / "pass")}
     done = nsabench("all", "--resume", folder, **mine)
@@ -54,6 +54,18 @@ def test_what_was_begun_in_my_name_is_signed_in_my_name(tmp_path: Path) -> None:
     report = verify(folder, trusted=[ME.keyid], require=Trust.PINNED)
     assert report.broken is None
     assert report.logged is not None and report.logged.origin.keyid == ME.keyid
+
+
+@pytest.mark.parametrize("name", ["RESULTS.md", "page.html", "logs/notes.log", "shards/x/y"])
+def test_what_somebody_put_there_is_not_signed(tmp_path: Path, name: str) -> None:
+    """It would count as mine. What a killed process left is removed."""
+    folder = make_run(tmp_path / "run", DONE, signer=ME)
+    (folder / "thresholds.tmp").write_text("torn")
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("x")
+    with pytest.raises(VerificationFailed, match=f"'{name}' is not a file of a run"):
+        run.resume(folder, Silent(), signer=ME)
+    assert not (folder / MANIFEST).exists() and not (folder / "thresholds.tmp").exists()
 
 
 def test_a_lasting_key_signs_nothing_that_was_begun_without_it(tmp_path: Path) -> None:
