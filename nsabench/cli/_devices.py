@@ -34,10 +34,7 @@ def measure_on(asked: Measuring, given: str) -> int | None:
             "leave them away; the same command with --out continues its shards.",
         )
     if asked.as_json or asked.junit is not None:
-        raise UsageError(
-            "--devices prints lines of its shards, and takes no --json and no --junit",
-            "leave them away.",
-        )
+        raise UsageError("--devices takes no --json and no --junit", "leave them away.")
     places = devices.places(given)
     if len(places) == 1:
         os.environ.update(places[0].variables)

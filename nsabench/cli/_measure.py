@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from nsabench import conclusion
-from nsabench.cli._ci import outside_the_run, tell
 from nsabench.cli._options import Measuring
-from nsabench.cli._say import say
+from nsabench.cli._say import say, say_to_ci
+from nsabench.cli._trust import refuse_inside
 from nsabench.errors import Interrupted, UsageError
 from nsabench.machine.memory import memory_of
 from nsabench.model.plan import Plan
@@ -21,7 +18,7 @@ from nsabench.verdicts.failures import failures
 
 def measure(asked: Measuring, *, fit: bool) -> Finished:
     """Start or resume a run. fit: check the machine first."""
-    outside_the_run(asked.junit, asked.out or asked.resume)
+    refuse_inside("--junit", asked.junit, asked.out or asked.resume)
     signer = conclusion.prepare()
     for exposure in signer.exposed if signer is not None else ():
         say(
@@ -31,14 +28,20 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
         )
     if asked.out is not None and asked.resume is not None:
         raise UsageError("--out and --resume name a folder each", "give one of them.")
+    is_resumed_as_it_was = asked.resume is not None and asked == Measuring(
+        resume=asked.resume, verbose=asked.verbose, as_json=asked.as_json, junit=asked.junit
+    )
+    plan = None if is_resumed_as_it_was else _plan(asked)
     shown = events.Events() if asked.as_json else terminal.Progress(terminal.console())
-    if asked.resume is None:
-        plan = _plan(asked)
-        with _named(fit), shown as progress:
+    try:
+        with shown as progress:
+            if asked.resume is not None:
+                return conclusion.resume(asked.resume, progress, plan=plan, signer=signer, fit=fit)
+            assert plan is not None
             return run.start(plan, asked.out, progress, signer=signer, fit=fit)
-    wanted = None if asked == _resuming(asked) else _plan(asked)
-    with _named(fit), shown as progress:
-        return conclusion.resume(asked.resume, progress, plan=wanted, signer=signer, fit=fit)
+    except Interrupted as interrupted:
+        interrupted.command = "all" if fit else "run"  # the command that continues it
+        raise
 
 
 def show(finished: Finished, asked: Measuring, signed: str = "") -> int:
@@ -49,15 +52,14 @@ def show(finished: Finished, asked: Measuring, signed: str = "") -> int:
         terminal.print_summary(finished, terminal.console(), verbose=asked.verbose)
         if signed:
             say(signed)
-    tell(ci.of_run(finished.results), asked.junit, finished.plan.run_id, finished.plan.kernels)
+    tests = ci.of_run(finished.results)
+    say_to_ci(tests, asked.junit, finished.plan.run_id, finished.plan.kernels)
     return 1 if failures(finished.results) else 0
 
 
 def _plan(asked: Measuring) -> Plan:
-    if asked.quick and asked.matrices:
-        raise UsageError("--quick names a matrix by itself", "leave the others away.")
     plan = run.make_plan(
-        ["quick"] if asked.quick else asked.matrices,
+        asked.matrices,
         run.choose_device(asked.device),
         asked.kernels,
         asked.shard,
@@ -71,22 +73,3 @@ def _plan(asked: Measuring) -> Plan:
         # A GPU refuses too much memory by itself; a host kills the process.
         estimate.refuse_unfitting(plan, memory_of("cpu"))
     return plan
-
-
-def _resuming(asked: Measuring) -> Measuring:
-    return Measuring(
-        resume=asked.resume,
-        verbose=asked.verbose,
-        as_json=asked.as_json,
-        junit=asked.junit,
-    )
-
-
-@contextmanager
-def _named(fit: bool) -> Iterator[None]:
-    """An interrupted run names the command that continues it."""
-    try:
-        yield
-    except Interrupted as interrupted:
-        interrupted.command = "all" if fit else "run"
-        raise

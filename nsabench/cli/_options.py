@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ import click
 from nsabench import ops
 from nsabench.model.vocabulary import MARGIN
 from nsabench.planning.shards import ALL
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 PATH = click.Path(path_type=Path)
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -33,13 +35,6 @@ kernels = click.option(
     type=PATH,
     metavar="FILE.py",
     help="A file of your own with @nsabench.implementation functions.",
-)
-ops_file = click.option(
-    "--ops",
-    "ops_file",
-    type=PATH,
-    metavar="FILE.py",
-    help="A file of your own that holds an op, under the name OP.",
 )
 shard = click.option(
     "--shard",
@@ -70,7 +65,6 @@ resume = click.option(
     help="Continue the run in this folder. With a matrix or other options, start it there if it "
     "does not exist.",
 )
-quick = click.option("--quick", is_flag=True, help="The small matrix `quick` instead of all.")
 trusted = click.option(
     "--key",
     "public",
@@ -114,14 +108,16 @@ def _load_op(context: click.Context, parameter: click.Parameter, value: Path | N
     return value.absolute()
 
 
-loaded_ops = click.option(
+_own_op = functools.partial(
+    click.option,
     "--ops",
     "ops_file",
     type=PATH,
     metavar="FILE.py",
-    callback=_load_op,
     help="A file of your own that holds an op, under the name OP.",
 )
+ops_file = _own_op()
+loaded_ops = _own_op(callback=_load_op)
 # For a command that reads runs: all that it needs is that the op is there.
 ops_of_the_run = click.option(
     "--ops",
@@ -137,7 +133,6 @@ ops_of_the_run = click.option(
 class Measuring:
     matrices: tuple[str, ...] = ()
     device: str = "auto"
-    quick: bool = False
     out: Path | None = None
     resume: Path | None = None
     kernels: Path | None = None
@@ -157,33 +152,42 @@ def asked_again(asked: Measuring) -> list[str]:
     """Return the words that ask for the same measurement, without --out, --resume and --shard."""
     words = [*asked.matrices, "--device", asked.device, "--margin", repr(asked.margin)]
     texts = {"--kernels": asked.kernels, "--ops": asked.ops_file, "--tag": asked.tag}
-    flags = {"--quick": asked.quick, "--no-sandbox": asked.no_sandbox, "--verbose": asked.verbose}
+    flags = {"--no-sandbox": asked.no_sandbox, "--verbose": asked.verbose}
     words += [word for name, text in texts.items() if text for word in (name, str(text))]
     for name, values in (("--where", asked.where), ("--only", asked.only)):
         words += [word for value in values for word in (name, value)]
     return [*words, *(name for name, flag in flags.items() if flag)]
 
 
-# What a plan is made of. The last one is the first that `--help` shows.
-PLAN = (tag, no_sandbox, ops_file, kernels, only, where, margin, quick, device, matrices)
+# What a plan is made of.
+PLAN = (tag, no_sandbox, ops_file, kernels, only, where, margin, device, matrices)
 RUN = (junit, as_json, verbose, shard, resume, out)
 
 
-def measuring(
-    command: Callable[..., Any], options: Sequence[Callable[..., Any]] = (*RUN, *PLAN)
-) -> Callable[..., Any]:
+def measuring(*options: Decorator) -> Decorator:
     """Add options of a command that measures. The command receives them as one `Measuring`."""
     names = {field.name for field in fields(Measuring)}
 
-    @functools.wraps(command)
-    def called(**given: Any) -> Any:
-        asked = {name: given.pop(name) for name in names & given.keys()}
-        return command(Measuring(**asked), **given)
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def called(**given: Any) -> Any:
+            asked = {name: given.pop(name) for name in names & given.keys()}
+            return command(Measuring(**asked), **given)
 
-    with_options: Callable[..., Any] = called
-    for option in options:
-        with_options = option(with_options)
-    return with_options
+        return all_of(*options)(called)
+
+    return add
+
+
+def all_of(*options: Decorator) -> Decorator:
+    """Add several options. The last one is the first that `--help` shows."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in options:
+            command = option(command)
+        return command
+
+    return add
 
 
 def absolute(asked: Measuring) -> Measuring:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
+from nsabench.output import ci
+from nsabench.output.ci import Test
 from nsabench.text import shown
 
 
@@ -15,4 +20,28 @@ def say(text: object, *, err: bool = False, nl: bool = True) -> None:
 
 
 def say_json(data: object) -> None:
-    say(json.dumps(data, indent=1))
+    say(json.dumps(data, indent=1, default=str))
+
+
+def say_columns(rows: Sequence[Sequence[object]]) -> None:
+    """Print rows in columns. A list is printed as its words, None as a dash."""
+    texts = [
+        [" ".join(map(str, v)) if isinstance(v, list | tuple) else str(v or "-") for v in row]
+        for row in rows
+    ]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    for row in texts:
+        say("  ".join(f"{t:{w}}" for t, w in zip(row, widths, strict=True)).rstrip())
+
+
+def say_to_ci(tests: Sequence[Test], junit: Path | None, name: str, kernels: str = "") -> None:
+    """Write JUnit XML if it is asked for. On a runner of GitHub, also print annotations on standard
+    error, where it looks for them. kernels: the user's file."""
+    if junit is not None:
+        ci.write_junit(tests, junit, name)
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        workspace = Path(os.environ.get("GITHUB_WORKSPACE", ".")).resolve()
+        path = Path(kernels)
+        inside = kernels and path.is_relative_to(workspace)
+        for line in ci.remarks(tests, str(path.relative_to(workspace)) if inside else ""):
+            say(line, err=True)

@@ -25,14 +25,18 @@ def least_trust(public: tuple[Path, ...], required: str | None = None) -> Trust:
 
 
 def say_unsigned(run: Path) -> None:
-    """On standard error: what a command prints may be read by a program."""
+    """Say it on standard error: what a command prints may be read by a program."""
     say(f"nsabench: {run} is unsigned: nothing shows that it was not altered", err=True)
 
 
-def refuse_signed(what: str, path: Path) -> None:
-    """Raises `UsageError` for a file inside a signed run: it would not be among what is signed."""
-    if signed_around(path) is not None:
+def refuse_inside(option: str, path: Path | None, run: Path | None = None) -> None:
+    """Raises `UsageError` for a file inside `run`, or inside any signed run: it would not be among
+    what is signed."""
+    if path is None:
+        return
+    in_run = run is not None and run.resolve() in path.resolve().parents
+    if in_run or signed_around(path) is not None:
         raise UsageError(
-            f"{what} is in the folder of a run, which is signed as it is",
+            f"{option} {path} is in the folder of a run, which is signed as it is".lstrip(),
             "name a file beside it.",
         )

@@ -17,7 +17,7 @@ from nsabench.conclusion import finish
     metavar="0,1|all",
     help="Measure one shard on each of these GPUs at the same time, and merge them into one run.",
 )
-@_options.measuring
+@_options.measuring(*_options.RUN, *_options.PLAN)
 def command(asked: Measuring, devices: str | None) -> int:
     """Check the machine, measure the matrices, decide, and report.
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from rich.table import Table
 
 from nsabench.cli import _options
 from nsabench.cli._say import say, say_json
@@ -14,6 +14,7 @@ from nsabench.cli._trust import least_trust
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest.keys import trusted_keyids
 from nsabench.machine.environment.pairs import belongs
+from nsabench.output import terminal
 from nsabench.text import shown
 
 if TYPE_CHECKING:
@@ -125,14 +126,17 @@ def query(location: str, sql: str, as_json: bool) -> None:
 
     Example: nsabench archive query archive "SELECT run_id, max(ratio) FROM comparisons GROUP BY 1"
     """
-    archive = _open(location)
     from nsabench.evidence.archive.query import query as ask
 
+    archive = _open(location)
     answer = ask(archive, sql, _surveyed(archive).sound)
     if as_json:
-        say(json.dumps(answer.to_pylist(), indent=1, default=str))
+        say_json(answer.to_pylist())
         return
-    _show(answer.column_names, [list(row.values()) for row in answer.to_pylist()])
+    table = Table(*map(shown, answer.column_names))
+    for row in answer.to_pylist():
+        table.add_row(*("" if value is None else shown(value) for value in row.values()))
+    terminal.console().print(table)
 
 
 def _surveyed(archive: Archive) -> Surveyed:
@@ -140,14 +144,3 @@ def _surveyed(archive: Archive) -> Surveyed:
     for sentence in found.broken:
         say(f"nsabench: left out: {sentence}", err=True)
     return found
-
-
-def _show(names: list[str], rows: list[list[object]]) -> None:
-    from rich.table import Table
-
-    from nsabench.output.terminal import console
-
-    table = Table(*map(shown, names))
-    for row in rows:
-        table.add_row(*("" if value is None else shown(value) for value in row))
-    console().print(table)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import click
 from nsabench import labels
 from nsabench.checks import HARMLESS, Effect, Finding
 from nsabench.cli import _options
-from nsabench.cli._say import say
+from nsabench.cli._say import say_json
 from nsabench.cli._trust import admit
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Purpose, Role
@@ -61,7 +60,7 @@ def command(path: Path, gpu: str | None, each: bool, as_json: bool) -> int:
     else:
         findings = audit.audit_csv(path, gpu)
     if as_json:
-        say(json.dumps([asdict(f) for f in findings], indent=1))
+        say_json([asdict(f) for f in findings])
     else:
         terminal.print_findings(findings, cases, terminal.console(), each=each)
         terminal.print_counts(findings, terminal.console())

@@ -8,9 +8,8 @@ from typing import Literal
 import click
 
 from nsabench.cli import _options
-from nsabench.cli._ci import outside_the_run, tell
-from nsabench.cli._say import say, say_json
-from nsabench.cli._trust import refuse_signed, say_unsigned
+from nsabench.cli._say import say, say_json, say_to_ci
+from nsabench.cli._trust import refuse_inside, say_unsigned
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.output import ci, compare, terminal
 from nsabench.output.compare import document
@@ -78,9 +77,8 @@ def command(
     """
     if as_json and as_markdown:
         raise click.UsageError("--json and --markdown exclude each other")
-    outside_the_run(junit)
-    if html is not None:
-        refuse_signed(f"--html {html}", html)
+    refuse_inside("--junit", junit)
+    refuse_inside("--html", html)
     sides = [side.narrowed(Narrowed(where)) for side in compare.read(runs)]
     for side in sides:
         if side.trust is Trust.UNSIGNED:
@@ -101,7 +99,7 @@ def command(
             example = f"such as {cell.name}: {shift.why}"
             say(f"undecided: {len(doubtful)} cells in {side.name}, {example}", err=True)
     tests = ci.of_comparison(comparison, slower=fail_on != "status")
-    tell(tests, junit, f"comparison with {comparison.first.name}")
+    say_to_ci(tests, junit, f"comparison with {comparison.first.name}")
     failed = [test for test in tests if test.failed] if fail_on else []
     for test in failed:
         say(f"failed: {test.sentence}", err=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from nsabench.errors import UsageError
 from nsabench.fleet import jobs
 from nsabench.fleet.jobs import Work
 from nsabench.images import combos
+from nsabench.model.plan import Device
 from nsabench.planning import resolve
 from nsabench.planning.narrow import Narrowed
 
@@ -28,23 +28,24 @@ def command() -> None:
     """
 
 
-def _job(function: Callable[..., None]) -> Callable[..., None]:
-    shards = click.option(
+_job = _options.measuring(
+    click.option(
+        "--out",
+        "folder",
+        required=True,
+        type=_options.FOLDER,
+        metavar="FLEET",
+        help="New folder for the job files.",
+    ),
+    click.option(
         "--shards",
         type=click.IntRange(1, 10_000),
         required=True,
         metavar="N",
         help="Number of shards, each measured on a GPU of its own.",
-    )
-    out = click.option(
-        "--out",
-        "folder",
-        required=True,
-        type=click.Path(path_type=Path, file_okay=False),
-        metavar="FLEET",
-        help="New folder for the job files.",
-    )
-    return _options.measuring(out(shards(function)), _options.PLAN)
+    ),
+    *_options.PLAN,
+)
 
 
 def _work(asked: Measuring, shards: int) -> Work:
@@ -52,17 +53,13 @@ def _work(asked: Measuring, shards: int) -> Work:
 
     Raises `UsageError` for a bad matrix, and for more shards than the plan has parts.
     """
-    if asked.quick and asked.matrices:
-        raise UsageError("--quick names a matrix by itself", "leave the others away.")
     if asked.device == "auto":  # this host may have no GPU
         asked = replace(asked, device="cuda")
     asked = _options.absolute(asked)
     if asked.ops_file is not None:
         ops.load_file(asked.ops_file)
-    default = (
-        ["quick"] if asked.quick or asked.device == "cpu" else resolve.default_matrices("cuda")
-    )
-    loaded = resolve.load_matrices(asked.matrices or default)
+    device: Device = "cpu" if asked.device == "cpu" else "cuda"
+    loaded = resolve.load_matrices(asked.matrices or resolve.default_matrices(device))
     wants = Narrowed(asked.where, asked.only).wants
     series = {ops.ladder(case) for one in loaded for case in one.cases if wants(case)}
     if shards > len(series):

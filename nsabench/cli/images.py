@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import click
 
 from nsabench.cli import _options
-from nsabench.cli._say import say
+from nsabench.cli._say import say, say_columns, say_json
 from nsabench.images import build as building
 from nsabench.images import combos as known
 from nsabench.images import launch as launching
@@ -22,7 +21,6 @@ from nsabench.output import terminal
 from nsabench.output.compare import compare_common, document
 
 COMBO = click.argument("combo")
-FOLDER = click.Path(path_type=Path, file_okay=False)
 LINKS = click.option(
     "--find-links",
     "links",
@@ -32,54 +30,39 @@ LINKS = click.option(
 )
 WHEELHOUSE = click.option(
     "--wheelhouse",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    type=_options.EXISTING_FOLDER,
     metavar="DIR",
     help="Folder of wheels to install, instead of an index.",
 )
-
-
-def launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of how a container is started. Their names are fields of `Launch`."""
-    options = [
-        click.option(
-            "--results",
-            type=FOLDER,
-            default=Path("results"),
-            show_default=True,
-            help="Folder that holds the runs; it must be yours to write.",
-        ),
-        click.option(
-            "--gpus",
-            default="auto",
-            show_default=True,
-            metavar="all|none|0,1",
-            help="GPUs of the container. auto: all, or none for a combo without CUDA.",
-        ),
-        click.option(
-            "--user", default="", metavar="UID:GID", help="Owner of the results. Default: you."
-        ),
-        click.option(
-            "--memory", default="16g", show_default=True, help="Limit of host memory, as in Docker."
-        ),
-        click.option(
-            "--time-limit",
-            "time_limit_s",
-            type=click.FloatRange(1),
-            default=6 * 3600.0,
-            show_default=True,
-            metavar="SECONDS",
-            help="Time after which the run is stopped; it can be resumed.",
-        ),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+# How a container is started. The names are fields of `Launch`.
+LAUNCH = _options.all_of(
+    click.option(
+        "--memory", default="16g", show_default=True, help="Limit of host memory, as in Docker."
+    ),
+    click.option(
+        "--user", default="", metavar="UID:GID", help="Owner of the results. Default: you."
+    ),
+    click.option(
+        "--gpus",
+        default="auto",
+        show_default=True,
+        metavar="all|none|0,1",
+        help="GPUs of the container. auto: all, or none for a combo without CUDA.",
+    ),
+    click.option(
+        "--results",
+        type=_options.FOLDER,
+        default=Path("results"),
+        show_default=True,
+        help="Folder that holds the runs; it must be yours to write.",
+    ),
+)
 
 
 def _launch(
     combo: str, arguments: Sequence[str], inputs: Sequence[Path], given: dict[str, Any]
 ) -> launching.Launch:
-    """Return the settings of a container. given: the values of `launch_options`."""
+    """Return the settings of a container. given: the values of `LAUNCH`."""
     if given["gpus"] == "auto":
         has_cuda = known.checkout().combos().get(combo).cuda
         given = {**given, "gpus": "all" if has_cuda else "none"}
@@ -105,15 +88,15 @@ def list_(as_json: bool) -> None:
     combos = checkout.combos().combos
     has_lock = {name: checkout.lock(name).is_file() for name in combos}
     if as_json:
-        rows = {name: {**c.model_dump(), "locked": has_lock[name]} for name, c in combos.items()}
-        say(json.dumps(rows, indent=1))
+        say_json({name: {**c.model_dump(), "locked": has_lock[name]} for name, c in combos.items()})
         return
-    for name, combo in combos.items():
-        cuda = f"CUDA {combo.cuda}  driver >= {combo.driver}" if combo.cuda else "CPU"
-        say(
-            f"{name:20} torch {combo.torch:11} triton {combo.triton:6} {cuda:25} "
-            f"{'locked' if has_lock[name] else 'no lock':8} {' '.join(combo.architectures)}"
-        )
+    rows: list[Sequence[object]] = [
+        ("combo", "torch", "Triton", "CUDA", "driver", "lock", "architectures")
+    ]
+    for name, c in combos.items():
+        lock = "yes" if has_lock[name] else "no"
+        rows.append((name, c.torch, c.triton, c.cuda, c.driver, lock, c.architectures))
+    say_columns(rows)
 
 
 @command.command("lock")
@@ -140,7 +123,9 @@ def lock(combos: tuple[str, ...], exclude_newer: str, links: str) -> None:
 
 @command.command("wheelhouse")
 @COMBO
-@click.option("--folder", type=FOLDER, help="Folder of the wheels. Default: wheelhouse/COMBO.")
+@click.option(
+    "--folder", type=_options.FOLDER, help="Folder of the wheels. Default: wheelhouse/COMBO."
+)
 @LINKS
 def wheelhouse(combo: str, folder: Path | None, links: str) -> None:
     """Download every wheel of a combo, to build its image without a network.
@@ -176,7 +161,7 @@ def build(combo: str, base: str, wheelhouse: Path | None, verbose: bool) -> None
 
 @command.command("venv")
 @COMBO
-@click.option("--folder", type=FOLDER, help="New or empty folder. Default: venvs/COMBO.")
+@click.option("--folder", type=_options.FOLDER, help="New or empty folder. Default: venvs/COMBO.")
 @WHEELHOUSE
 def venv(combo: str, folder: Path | None, wheelhouse: Path | None) -> None:
     """Make the virtual environment of a combo, for hosts without containers.
@@ -195,7 +180,7 @@ def venv(combo: str, folder: Path | None, wheelhouse: Path | None) -> None:
 @command.command("run", context_settings={"ignore_unknown_options": True})
 @COMBO
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@launch_options
+@LAUNCH
 @click.option(
     "--input",
     "inputs",
@@ -209,7 +194,7 @@ def run(combo: str, arguments: tuple[str, ...], inputs: tuple[Path, ...], **give
     The container has no network, no capabilities, a read-only root, and the caller's uid. Its
     working folder is /, so `results` there is the folder that --results names here.
 
-    Example: nsabench images run cpu --results runs -- all --quick --out results/first
+    Example: nsabench images run cpu --results runs -- all quick --out results/first
     """
     return launching.run(_launch(combo, arguments, inputs, given), click.echo)
 
@@ -217,7 +202,7 @@ def run(combo: str, arguments: tuple[str, ...], inputs: tuple[Path, ...], **give
 @command.command("matrix")
 @click.option("--combos", required=True, metavar="LIST", help="Combos, separated by commas.")
 @click.argument("matrices", nargs=-1, required=True, metavar="MATRIX...")
-@launch_options
+@LAUNCH
 def matrix(combos: str, matrices: tuple[str, ...], **given: Any) -> int:
     """Run the same matrices in several images, one after another, and compare.
 

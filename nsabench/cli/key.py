@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import click
 
 from nsabench.cli import _options
+from nsabench.cli._say import say_json
 from nsabench.errors import UsageError
 from nsabench.signing import keys, secrecy
 from nsabench.signing.signer import (
@@ -34,7 +34,7 @@ def command() -> None:
 @command.command("generate")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=_options.FILE,
     default=Path("nsabench-signing.key"),
     show_default=True,
     help="File of the private key; the public key goes to FILE.pub.",
@@ -63,9 +63,7 @@ def generate(out: Path) -> None:
 
 
 @command.command("show")
-@click.argument(
-    "public", required=False, type=click.Path(path_type=Path, dir_okay=False), metavar="[FILE.pub]"
-)
+@click.argument("public", required=False, type=_options.FILE, metavar="[FILE.pub]")
 @_options.as_json
 def show(public: Path | None, as_json: bool) -> None:
     """Show the id and the public half of the keys in FILE.pub, or of the key that would sign now.
@@ -75,8 +73,7 @@ def show(public: Path | None, as_json: bool) -> None:
     found = keys.read_publics(public) if public else [_signer().key.public_key()]
     shown = [(keys.keyid_of(key), keys.public_pem(key).decode()) for key in found]
     if as_json:
-        content = [{"keyid": keyid, "public_key": pem} for keyid, pem in shown]
-        click.echo(json.dumps(content, indent=1))
+        say_json([{"keyid": keyid, "public_key": pem} for keyid, pem in shown])
         return
     for keyid, pem in shown:
         click.echo(f"keyid {keyid}\n{pem}", nl=False)

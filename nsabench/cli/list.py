@@ -10,7 +10,7 @@ import click
 
 from nsabench import ops
 from nsabench.cli import _options
-from nsabench.cli._say import say, say_json
+from nsabench.cli._say import say_columns, say_json
 from nsabench.model.plan import ImplementationInfo
 from nsabench.output import explain, grouped
 from nsabench.planning import matrix, resolve
@@ -29,17 +29,17 @@ def command(what: str, kernels: Path | None, ops_file: Path | None, as_json: boo
 
     Example: nsabench list implementations --kernels mine.py
     """
-    if what in LISTS:
-        rows = list(LISTS[what]())
+    if what == "ops":
+        rows = list(_ops())
+    elif what == "matrices":
+        rows = list(_matrices())
     else:
-        rows = list(LISTS_OF_INSTALLED[what](run.installed(kernels, ops_file)))
+        found = run.installed(kernels, ops_file)
+        rows = list(_packages(found) if what == "packages" else _implementations(found))
     if as_json:
         say_json(rows)
-        return
-    texts = [[" ".join(v) if isinstance(v, list) else str(v) for v in row.values()] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
-    for row in texts:
-        say("  ".join(f"{t:{w}}" for t, w in zip(row, widths, strict=True)).rstrip())
+    else:
+        say_columns([list(row.values()) for row in rows])
 
 
 def _ops() -> Iterator[Row]:
@@ -78,7 +78,3 @@ def _packages(found: Sequence[ImplementationInfo]) -> Iterator[Row]:
             "implementations": len(items),
             "ops": sorted({item.op for item in items}),
         }
-
-
-LISTS = {"ops": _ops, "matrices": _matrices}
-LISTS_OF_INSTALLED = {"implementations": _implementations, "packages": _packages}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 from nsabench import packages
 from nsabench.cli import _options
-from nsabench.cli._say import say
+from nsabench.cli._say import say, say_columns, say_json
 from nsabench.errors import UsageError
 from nsabench.packages import repository
 
@@ -25,27 +24,19 @@ def command() -> None:
 @command.command("list")
 @_options.as_json
 def listing(as_json: bool) -> None:
-    """List the libraries that have an adapter: version or command to install, and licence.
+    """List the libraries that have an adapter: version, licence, and command to install.
 
     Example: nsabench packages list --json
     """
+    names = ("version", "licence", "site", "install")
     rows = [
-        {
-            "package": package.name,
-            "version": package.version,
-            "licence": package.licence,
-            "site": package.site,
-            "install": package.install,
-        }
-        for package in packages.CATALOGUE
+        {"package": p.name, **{name: getattr(p, name) for name in names}}
+        for p in packages.CATALOGUE
     ]
     if as_json:
-        say(json.dumps(rows, indent=1))
-        return
-    width = max(len(row["package"]) for row in rows)
-    for row in rows:
-        here = row["version"] or f"not here: {row['install']}"
-        say(f"{row['package']:{width}}  {row['licence']:18}  {here}")
+        say_json(rows)
+    else:
+        say_columns([list(row.values()) for row in rows])
 
 
 @command.command("fetch")

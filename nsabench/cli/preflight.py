@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -11,7 +10,7 @@ from pathlib import Path
 import click
 
 from nsabench.cli import _options
-from nsabench.cli._say import say
+from nsabench.cli._say import say, say_json
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.output import terminal
 from nsabench.preflight import architectures, report, run, tritons
@@ -38,21 +37,13 @@ from nsabench.preflight.launch import CompiledLaunch
 @_options.ops_file
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=_options.FILE,
     default=Path("results/preflight.parquet"),
     show_default=True,
     metavar="FILE",
     help="Where the table goes.",
 )
 @click.option("--jobs", type=click.IntRange(1), help="Compilers at once. Default: one a core.")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(1),
-    default=120.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="The longest that one compilation may take.",
-)
 @click.option(
     "--no-cache",
     is_flag=True,
@@ -67,7 +58,6 @@ def command(
     ops_file: Path | None,
     out: Path,
     jobs: int | None,
-    timeout: float,
     no_cache: bool,
     as_json: bool,
 ) -> int:
@@ -88,12 +78,12 @@ def command(
         matrices=matrices,
         kernels=kernels,
         ops_file=ops_file,
-        timeout_s=timeout,
         jobs=jobs,
         cache=not no_cache,
     )
-    with _refusing(out), tempfile.TemporaryFile(dir=_made(out.parent)):
-        pass  # known before hours of compiling, not after
+    with _refusing(out):  # known before hours of compiling, not after
+        out.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out.parent).close()
     console = terminal.console()
     compiled: list[CompiledLaunch] = []
 
@@ -119,16 +109,11 @@ def command(
         )
     failed = sum(c.failed for c in compiled)
     if as_json:
-        say(json.dumps([c.model_dump() for c in compiled], indent=1))
+        say_json([c.model_dump() for c in compiled])
     else:
         console.print(report.render(compiled))
         console.print(f"{len(compiled)} launches, {failed} failed; all in {out}")
     return 1 if failed else 0
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 @contextmanager

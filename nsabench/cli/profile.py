@@ -13,7 +13,7 @@ import click
 
 from nsabench.cli import _options
 from nsabench.cli._say import say
-from nsabench.cli._trust import admit, refuse_signed
+from nsabench.cli._trust import admit, refuse_inside
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.files import write_text
 from nsabench.model.plan import Plan
@@ -37,11 +37,8 @@ TOOLS = {
     metavar="FILE.py",
     help="Write a file that calls it on the same inputs, with torch alone, and stop there.",
 )
-@click.option("--tool", type=click.Choice(list(TOOLS)), help="Default: ncu, or else nsys.")
 @click.option("--out", default="profile", show_default=True, help="What the profile is called.")
-def command(
-    run: Path, case: str, implementation: str, script: Path | None, tool: str | None, out: str
-) -> None:
+def command(run: Path, case: str, implementation: str, script: Path | None, out: str) -> None:
     """Look at one implementation on one case of a run, alone, with ncu or nsys.
 
     CASE is its id, or how it begins. With --script, no profiler is needed: the file calls the
@@ -56,11 +53,10 @@ def command(
         say(script)
         say(script.with_suffix(".pt"))
         return
-    found = tool or next((name for name in TOOLS if shutil.which(name)), None)
-    if found is None or shutil.which(found) is None:
+    found = next((name for name in TOOLS if shutil.which(name)), None)
+    if found is None:
         raise EnvironmentRefused(
-            f"{found or 'neither ncu nor nsys'} is {'not ' if found else ''}here",
-            "install it, or give --script FILE.py.",
+            "neither ncu nor nsys is here", "install one, or give --script FILE.py."
         )
     with TemporaryDirectory() as scratch:
         alone = Path(scratch) / "alone.py"
@@ -77,7 +73,7 @@ def _refuse_standing(script: Path) -> None:
     for path in (script, script.with_suffix(".pt")):
         if os.path.lexists(path):
             raise UsageError(f"{path} is there already", "give another name, or remove it.")
-    refuse_signed(str(script), script)
+    refuse_inside("", script)
 
 
 def _write(run: Path, case: str, name: str, script: Path) -> None:

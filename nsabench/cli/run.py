@@ -10,7 +10,7 @@ from nsabench.cli._options import Measuring
 
 
 @click.command("run")
-@_options.measuring
+@_options.measuring(*_options.RUN, *_options.PLAN)
 def command(asked: Measuring) -> int:
     """Parity and timing only: without looking at the machine first, and nothing is decided,
     reported or signed.

@@ -17,7 +17,7 @@ from nsabench.text import shown
 
 
 @click.command("verify")
-@click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("run", type=_options.EXISTING_FOLDER)
 @_options.trusted
 @click.option(
     "--require",
@@ -27,7 +27,7 @@ from nsabench.text import shown
 @click.option(
     "--revoked",
     multiple=True,
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=_options.FILE,
     metavar="FILE",
     help="A list of keys that no longer count. See also NSABENCH_REVOKED_KEYS.",
 )

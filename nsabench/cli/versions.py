@@ -12,11 +12,9 @@ from nsabench import versions
 from nsabench.cli import _options
 from nsabench.cli._options import Measuring, absolute, asked_again
 from nsabench.cli._say import say
-from nsabench.errors import UsageError
 from nsabench.files import write_text
 from nsabench.output import terminal
-from nsabench.output.compare import Comparison, compare_common, document
-from nsabench.planning.shards import ALL
+from nsabench.output.compare import compare_common, document
 
 
 @click.command("versions")
@@ -30,12 +28,12 @@ from nsabench.planning.shards import ALL
 @click.option(
     "--tritons",
     "folder",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    type=_options.EXISTING_FOLDER,
     metavar="DIR",
     help="Folder of the versions, each as `pip install --target DIR/VERSION` makes it; nothing is "
     "installed.",
 )
-@_options.measuring
+@_options.measuring(_options.verbose, _options.out, *_options.PLAN)
 def command(asked: Measuring, triton: str, folder: Path | None) -> int:
     """Measure the same matrices under several Tritons on this host, without containers.
 
@@ -47,11 +45,6 @@ def command(asked: Measuring, triton: str, folder: Path | None) -> int:
 
     Example: nsabench versions selection_rows --triton 3.1.0,3.6.0,3.9.0 --out results/versions
     """
-    if asked.resume is not None or asked.shard != ALL or asked.as_json or asked.junit is not None:
-        raise UsageError(
-            "versions takes no --resume, --shard, --json or --junit",
-            "leave them out; the same --out goes on with what was begun.",
-        )
     chosen = versions.asked(triton, folder)
     out = asked.out or Path("results") / f"versions-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     arguments = asked_again(absolute(asked))
@@ -67,17 +60,10 @@ def command(asked: Measuring, triton: str, folder: Path | None) -> int:
     comparison = compare_common([one.folder for one in measured if one.finished])
     if comparison is not None:
         terminal.console().print(document.render(comparison))
-        for path in _write(comparison, out):
-            say(str(path))
+        data = json.dumps(document.as_data(comparison), indent=1) + "\n"
+        say(write_text(out / "comparison.md", document.to_markdown(comparison)))
+        say(write_text(out / "comparison.json", data))
+        say(document.write_page(comparison, out / "comparison.html"))
     if any(not one.finished for one in measured):
         return 3
     return 1 if any(one.exit_code for one in measured) else 0
-
-
-def _write(comparison: Comparison, out: Path) -> list[Path]:
-    data = json.dumps(document.as_data(comparison), indent=1) + "\n"
-    return [
-        write_text(out / "comparison.md", document.to_markdown(comparison)),
-        write_text(out / "comparison.json", data),
-        document.write_page(comparison, out / "comparison.html"),
-    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree as Xml
@@ -24,18 +24,20 @@ MOST = 10  # annotations: GitHub shows no more of a step
 
 @dataclass(frozen=True)
 class Test:
-    """A test case of JUnit. `failed` and `skipped` say why; if both are empty, it passed."""
+    """A test case of JUnit. `failed` and `skipped` say why; if both are empty, it passed.
+
+    kind: of the failure, in a word; said: what it prints, such as verdicts and ratios.
+    """
 
     group: str
     name: str
     failed: str = ""
     skipped: str = ""
-    kind: str = ""  # of the failure, in a word
-    said: str = ""  # what it prints: verdicts and ratios
+    kind: str = ""
+    said: str = ""
 
     @property
     def sentence(self) -> str:
-        """What failed, and why."""
         return f"{self.group}: {self.name}: {self.failed}"
 
 
@@ -58,21 +60,19 @@ def _of_record(record: Record) -> Test:
     if record.status in BENIGN:
         was_compared = record.median_ms is not None or record.mae is not None
         skipped = "" if was_compared else f"{record.status}: {record.reason}"
-        return Test(group, name, skipped=skipped, said="\n".join(_judged(record)))
+        return Test(group, name, skipped=skipped, said="\n".join(_verdicts(record)))
     why = f"{record.status}: {record.diagnosis or record.reason}"
     return Test(group, name, why, kind=record.status.value)
 
 
-def _judged(record: Record) -> Iterator[str]:
+def _verdicts(record: Record) -> Iterator[str]:
     """`device: faster, 4.20 times as fast as masked_sdpa; no specialised baseline`, by regime."""
     for regime in Regime:
         found = record.compared(regime)
-        if found is None or found.verdict is None:
-            continue
-        ratio = found.ratio
-        speed = f", {ratio:.2f} times as fast as {found.against}" if ratio is not None else ""
-        bear = beside(record, regime)
-        yield f"{regime}: {found.verdict}{speed}{f'; {bear}' if bear else ''}"
+        if found is not None and found.verdict is not None:
+            ratio, caution = found.ratio, beside(record, regime)
+            speed = f", {ratio:.2f} times as fast as {found.against}" if ratio is not None else ""
+            yield f"{regime}: {found.verdict}{speed}{f'; {caution}' if caution else ''}"
 
 
 def of_comparison(comparison: Comparison, *, slower: bool) -> list[Test]:
@@ -102,18 +102,17 @@ def of_comparison(comparison: Comparison, *, slower: bool) -> list[Test]:
 def _of_cell(
     comparison: Comparison, cell: ComparedCell, later: int, slower: bool
 ) -> Iterator[Test]:
-    name = f"{cell.label} in {comparison.later[later].name}"
-    first = comparison.first.name
-    after = cell.records[later + 1]
+    group, name = cell.implementation, f"{cell.label} in {comparison.later[later].name}"
+    first, after = comparison.first.name, cell.records[later + 1]
     said = standing(after) if after and after.speedup is not None else ""
     shift, queued = cell.shifts[later], cell.in_queue[later] if cell.in_queue else None
     if shift.change is Change.BROKE:
         why = f"{cell.status(0)} became {cell.status(later + 1)}"
-        yield Test(cell.implementation, name, why, kind="broke", said=said)
+        yield Test(group, name, why, kind="broke", said=said)
     else:
-        yield _of_shift(cell.implementation, name, shift, first, slower, said)
+        yield _of_shift(group, name, shift, first, slower, said)
     if queued is not None:
-        yield _of_shift(cell.implementation, f"{name}, in the queue", queued, first, slower)
+        yield _of_shift(group, f"{name}, in the queue", queued, first, slower)
 
 
 def _of_shift(
@@ -137,9 +136,8 @@ def write_junit(tests: Sequence[Test], path: Path, name: str) -> Path:
         skipped=str(sum(bool(test.skipped) for test in tests)),
     )
     for test in tests:
-        case = Xml.SubElement(
-            suite, "testcase", classname=_plain(test.group), name=_plain(test.name)
-        )
+        names = {"classname": _plain(test.group), "name": _plain(test.name)}
+        case = Xml.SubElement(suite, "testcase", names)
         if test.failed:
             Xml.SubElement(case, "failure", type=test.kind, message=_plain(test.failed))
         elif test.skipped:
@@ -152,28 +150,24 @@ def write_junit(tests: Sequence[Test], path: Path, name: str) -> Path:
     return write_text(path, Xml.tostring(root, encoding="unicode", xml_declaration=True) + "\n")
 
 
+def _plain(text: str) -> str:
+    """Return text without what XML cannot hold: a kernel's message may be anything."""
+    return shown(text, lines=True)
+
+
 def remarks(tests: Iterable[Test], kernels: str = "") -> Iterator[str]:
     """Yield GitHub's commands, a line each, that show what failed beside the code. kernels: the
     user's file, as the repository knows it."""
     failed = [test for test in tests if test.failed]
+    file = f"file={_escaped(kernels, ':,')}," if kernels else ""
     for test in failed[:MOST]:
-        where = {"file": kernels} if kernels else {}
-        yield _command({**where, "title": f"{test.group} {test.name}"}, test.failed)
+        title = _escaped(f"{test.group} {test.name}", ":,")
+        yield f"::error {file}title={title}::{_escaped(test.failed)}"
     if len(failed) > MOST:
-        yield _command({}, f"and {len(failed) - MOST} more failed: see the log")
-
-
-def _command(properties: Mapping[str, str], message: str) -> str:
-    said = ",".join(f"{key}={_escaped(value, ':,')}" for key, value in properties.items())
-    return f"::error{' ' if said else ''}{said}::{_escaped(message)}"
+        yield f"::error::and {len(failed) - MOST} more failed: see the log"
 
 
 def _escaped(text: str, more: str = "") -> str:
     for character in "%\r\n" + more:
         text = text.replace(character, f"%{ord(character):02X}")
     return shown(text)
-
-
-def _plain(text: str) -> str:
-    """Without what XML cannot hold: a kernel's message may be anything."""
-    return shown(text, lines=True)

@@ -21,6 +21,8 @@ from nsabench.preflight.architectures import Architecture
 from nsabench.preflight.compile_all import Compiler, Task
 from nsabench.preflight.launch import CompiledLaunch
 
+TIMEOUT_S = 120.0  # of one compilation
+
 
 @dataclass(frozen=True)
 class Order:
@@ -31,7 +33,6 @@ class Order:
     matrices: Sequence[str]
     kernels: Path | None
     ops_file: Path | None
-    timeout_s: float
     jobs: int | None
     cache: bool
 
@@ -57,7 +58,7 @@ def run(
         # The cache is an option, since environments that differ have templates that differ.
         given = {"--cache": cache, "--kernels": order.kernels, "--ops": order.ops_file}
         options = [word for name, file in given.items() if file for word in (name, str(file))]
-        compilers = [Compiler(task, options, order.timeout_s, done) for task in tasks]
+        compilers = [Compiler(task, options, TIMEOUT_S, done) for task in tasks]
         jobs = order.jobs or len(os.sched_getaffinity(0))
         pool = stack.enter_context(ThreadPoolExecutor(min(jobs, len(tasks))))
         futures = [pool.submit(compiler.run, cases) for compiler in compilers]

@@ -17,6 +17,7 @@ from nsabench.cli import group
 
 # They measure, write or change something; what they make is read by the others.
 WRITING = {
+    "versions",
     "packages fetch",
     "init",
     "profile",

@@ -115,7 +115,6 @@ def test_the_app_for_modal_is_imported(tmp_path: Path) -> None:
     ("kind", "words", "said"),
     [
         ("slurm", ["--shards", "3"], "3 shards are too many: the cases make 2 length series"),
-        ("slurm", ["--quick"], "--quick names a matrix by itself"),
         ("slurm", ["no_such_matrix"], "there is no matrix 'no_such_matrix'"),
         ("kubernetes", ["--ops", "other/mine.py"], "two of the files have the same name"),
         ("modal", ["--combo", "torch0"], "there is no combo 'torch0'"),

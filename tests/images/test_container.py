@@ -177,7 +177,7 @@ def test_results_that_become_unwritable(begun: tuple[Path, Popen, Path], results
 def test_results_that_cannot_be_written(image: str, results: Path) -> None:
     results.chmod(0o555)
     done = subprocess.run(
-        in_image(results, "all", "--quick", "--out", "results/run"),
+        in_image(results, "all", "quick", "--out", "results/run"),
         capture_output=True,
         text=True,
         timeout=300,

@@ -248,6 +248,6 @@ def test_nothing_is_begun_with_a_revoked_key(
     """It would be found out when the run is signed, hours later."""
     path = listed(tmp_path, f"{load_signer(made).keyid} 2000-01-01 superseded")
     run = tmp_path / "run"
-    done = nsabench("all", "--quick", "--out", run, NSABENCH_REVOKED_KEYS=str(path), **made)
+    done = nsabench("all", "quick", "--out", run, NSABENCH_REVOKED_KEYS=str(path), **made)
     assert done.returncode == 2 and "which is superseded since 2000-01-01" in done.stderr
     assert not run.exists()
