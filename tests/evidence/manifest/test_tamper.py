@@ -239,7 +239,7 @@ def first_set_to(name: str, value: Any) -> Callable[[pa.Table], pa.Table]:
 # By table: what a dishonest owner of the key makes of it, and how the first difference is named.
 FORGED: dict[str, tuple[str, Callable[[pa.Table], pa.Table], str]] = {
     "a median": (
-        "records",
+        "comparisons",
         set_column("median_ms", lambda column: pc.divide(column, 40)),
         "median_ms of mine on ",
     ),
@@ -329,10 +329,10 @@ def test_tables_of_another_version(
     replace_table(run / "records.parquet", lambda t: t.drop_columns(["mae"]))
     seal(run, signer)
     assert verify(run).broken is None
-    replace_table(run / "records.parquet", set_column("median_ms", 1.0))
+    replace_table(run / "records.parquet", set_column("rel_l2", 1.0))
     seal(run, signer)
     report = verify(run)
-    assert (report.broken or "").startswith("tables: records.parquet: median_ms of mine on ")
+    assert (report.broken or "").startswith("tables: records.parquet: rel_l2 of mine on ")
     assert "this is nsabench 9.9.9" in report.remedy
 
 
