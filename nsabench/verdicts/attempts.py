@@ -1,49 +1,19 @@
 """What is known of a case after the attempts to measure it, and what to attempt next.
 
 Both follow from the attempts alone, so a run that was interrupted goes on as if it had not been.
-
-An implementation may end the worker that it shares with others. Code in that worker can forge which
-implementation it was busy with, so a name is only a suspicion. In the main pass each is then
-measured alone, the suspect first: an implementation that fails alone is guilty, and the others are
-measured together again. If all survive alone, only the combination fails, and what each did alone
-counts. The isolated pass leaves the suspect out; the other passes give up.
+`verdicts.blame` says which implementation is blamed for a dead worker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from nsabench.errors import UsageError
-from nsabench.machine.environment.nvml import POWER_CAP, THROTTLING
-from nsabench.model.job import Death
-from nsabench.model.log import Attempt, Log
+from nsabench.model.log import Log
 from nsabench.model.measurement import Conditions, Observation
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.vocabulary import Mode, Purpose, Runs, Status
-
-# The worker had called no implementation when it was in this phase.
-BEFORE_ANY = "inputs"
-EARLY = (BEFORE_ANY, "request", "start")  # and before its inputs were drawn
-# Of the timeout of a case: an implementation that hung has had all of it, and what it compiled
-# meanwhile is in the caches.
-LESS_PATIENCE = 0.15
-COOL_DOWN_S = 5.0
-PASSING = THROTTLING - {POWER_CAP}  # what a pause may help against: the cap is the work's own
-# How many deaths of the measuring process itself say nothing of what was measured: a person or a
-# scheduler may have killed it. Kernels cannot where the sandbox keeps signals.
-FORGIVEN = 2
-SIGNALS = "signals"  # in what a worker says of its sandbox
-NONE = 0  # the attempt of an implementation that no worker measured to the end
-
-
-@dataclass(frozen=True)
-class NextAttempt:
-    """Whom to measure together next. patience: times the timeout of the case. pause_s: before."""
-
-    implementations: tuple[str, ...]
-    patience: float = 1.0
-    pause_s: float = 0.0
+from nsabench.verdicts.blame import NONE, NextAttempt, Replay
 
 
 @dataclass(frozen=True)
@@ -79,7 +49,7 @@ def state_of(
         names = attempts[0].job.implementations
     skipped = {name: reason for name in names if (reason := cannot_run(plan, planned, name))}
     left = [name for name in names if name not in skipped]
-    replay = _Replay(purpose, left, planned.case.timeout_s)
+    replay = Replay(purpose, left, planned.case.timeout_s)
     for attempt in attempts:
         replay.take(attempt)
     settled = replay.settled | {
@@ -131,169 +101,3 @@ def cannot_run(plan: Plan, planned: PlannedCase, name: str) -> str:
     elif Runs.CUDA not in devices:
         return f"runs only on {' and '.join(devices)}; this run is on a CUDA device"
     return ""
-
-
-@dataclass
-class _Trial:
-    """Each implementation alone, since together they lost their worker. survived: by name."""
-
-    death: Death
-    order: list[str]
-    survived: dict[str, Observation] = field(default_factory=dict)
-    has_had_full_time: bool = False
-
-    @property
-    def suspect(self) -> str:
-        return self.death.suspect
-
-
-class _Replay:
-    """Takes the attempts in order."""
-
-    def __init__(self, purpose: Purpose, names: Sequence[str], timeout_s: float) -> None:
-        self.settled: dict[str, Observation] = {}
-        self.conditions: dict[int, Conditions] = {}
-        self.gave_up = ""
-        self._purpose = purpose
-        self._left = list(names)
-        self._timeout_s = timeout_s
-        self._killed = 0  # times in a row that the measuring process was killed
-        self._lost_early = ""  # why the last worker was lost before any call
-        self._was_throttled = False
-        self._trial: _Trial | None = None
-
-    @property
-    def next(self) -> NextAttempt | None:
-        if self.gave_up or not self._left:
-            return None
-        pause_s = COOL_DOWN_S if self._was_throttled else 0.0
-        if self._trial is None:
-            return NextAttempt(tuple(self._left), pause_s=pause_s)
-        name = self._untried[0]
-        hung = name == self._trial.suspect and self._trial.death.status is Status.TIMEOUT
-        patience = LESS_PATIENCE if hung and not self._trial.has_had_full_time else 1.0
-        return NextAttempt((name,), patience, pause_s)
-
-    @property
-    def _untried(self) -> list[str]:
-        assert self._trial is not None
-        return [n for n in self._trial.order if n in self._left and n not in self._trial.survived]
-
-    def take(self, attempt: Attempt) -> None:
-        ended, due = attempt.ended, self.next
-        if ended is not None and ended.interrupted:
-            return
-        if due is None or attempt.job.implementations != due.implementations:
-            raise UsageError(
-                f"attempt {attempt.job.attempt} of the {self._purpose} pass over case "
-                f"{attempt.job.case.id} does not follow from those before it",
-                "the log was altered: start a new run.",
-            )
-        if ended is None:
-            self._killed += 1
-            if self._killed > (FORGIVEN if SIGNALS in attempt.sandbox else 0):
-                death = _death_of_the_measuring_process(attempt, self._killed)
-                self._killed = 0
-                self._die(attempt, death)
-        elif ended.death is not None:
-            self._killed = 0
-            self._die(attempt, ended.death)
-        else:
-            self._killed = 0
-            self._answer(attempt, ended.conditions)
-
-    def _answer(self, attempt: Attempt, conditions: Conditions) -> None:
-        self.conditions[attempt.job.attempt] = conditions
-        if PASSING & set(conditions.clock_event_reasons) and not self._was_throttled:
-            self._was_throttled = True
-            return
-        notes = []
-        if self._was_throttled:
-            notes.append("measured twice: the device was throttled the first time")
-        if self._lost_early:
-            notes.append(f"measured again, since before any call: {self._lost_early}")
-        self._was_throttled, self._lost_early = False, ""
-        observations = [_noted(observation, notes) for observation in attempt.observations]
-        if self._trial is None:
-            self._settle(observations)
-            return
-        self._trial.survived |= {
-            observation.implementation: observation for observation in observations
-        }
-        self._end_trial_if_all_were_tried()
-
-    def _die(self, attempt: Attempt, death: Death) -> None:
-        if death.phase in EARLY and not self._lost_early:
-            # What an earlier case left in a warm worker, a thread say, may have ended it.
-            self._lost_early = death.reason
-            return
-        if self._purpose is Purpose.MAIN:
-            self._find_culprit(attempt, death)
-        elif self._purpose is Purpose.ISOLATED and death.suspect in self._left:
-            self._blame(death.suspect, death)
-        else:
-            self.gave_up = death.reason
-
-    def _find_culprit(self, attempt: Attempt, death: Death) -> None:
-        if self._trial is not None:
-            self._die_alone(self._trial, attempt, death)
-        elif death.phase in EARLY:
-            # Twice no implementation was called: the case itself, or the machine, is the fault.
-            for name in list(self._left):
-                self._blame(name, death)
-        elif len(self._left) == 1:
-            self._blame(self._left[0], death)
-        else:
-            order = sorted(self._left, key=lambda name: name != death.suspect)
-            self._trial = _Trial(death, order)
-
-    def _die_alone(self, trial: _Trial, attempt: Attempt, death: Death) -> None:
-        [name] = attempt.job.implementations
-        if attempt.job.case.timeout_s < self._timeout_s:
-            if death.suspect != name:  # its inputs, which are not its own, take longer than that
-                trial.has_had_full_time, self._lost_early = True, ""
-                return
-            if death.status is Status.TIMEOUT:
-                death = trial.death
-        self._blame(name, death)
-        if name == trial.suspect:
-            self._trial = None
-        else:
-            self._end_trial_if_all_were_tried()
-
-    def _end_trial_if_all_were_tried(self) -> None:
-        trial = self._trial
-        if trial is None or self._untried:
-            return
-        self._trial = None
-        if len(trial.survived) == len(trial.order):
-            note = f"measured alone, since together: {trial.death.reason}"
-            self._settle([_noted(observation, [note]) for observation in trial.survived.values()])
-
-    def _settle(self, observations: Iterable[Observation]) -> None:
-        for observation in observations:
-            self.settled[observation.implementation] = observation
-            self._left.remove(observation.implementation)
-
-    def _blame(self, name: str, death: Death) -> None:
-        self._settle([Observation(implementation=name, status=death.status, reason=death.reason)])
-
-
-def _noted(observation: Observation, notes: Sequence[str]) -> Observation:
-    return (
-        observation.model_copy(update={"notes": [*observation.notes, *notes]})
-        if notes
-        else observation
-    )
-
-
-def _death_of_the_measuring_process(attempt: Attempt, times: int) -> Death:
-    often = "" if times == 1 else f" {times} times"
-    names = attempt.job.implementations
-    alone = len(names) == 1
-    reason = (
-        f"nsabench itself was killed{often} while {'it was' if alone else 'they were'} measured"
-    )
-    if alone:
-        reason += "; it is not run again"
-    return Death(status=Status.CRASHED, reason=reason, suspect=names[0] if alone else "")

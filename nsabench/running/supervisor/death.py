@@ -1,6 +1,6 @@
 """How a worker ends: a timeout, an exit code or a signal becomes a status with a reason.
 
-`verdicts.attempts` decides which implementation is blamed for it.
+`verdicts.blame` decides which implementation is blamed for it.
 """
 
 from __future__ import annotations
