@@ -30,13 +30,13 @@ GRADIENT_SEED = 104729
 
 
 class Form(Message):
-    """What a call on each set of inputs returns, and how many sets there are.
+    """The form of the results of a call.
 
-    results: the shape of each result by name: a gradient (`dq`) for each input that is
-      differentiated by, then `output`. All have the dtype of the case.
+    results: the shape of each result by name: a gradient (`dq`) for each input that the case
+      differentiates by, then `output`. All have the dtype of the case.
     """
 
-    sets: Whole
+    sets: Whole  # how many sets of inputs there are
     dtype: DType
     results: dict[str, list[int]]
 
@@ -46,7 +46,7 @@ class Form(Message):
         return sum(map(self._room, self.results.values()))
 
     def places(self) -> Iterator[tuple[int, int, list[int]]]:
-        """Where each result lies in the shared memory: first byte, number of bytes, shape."""
+        """Yield the place of each result in the shared memory: first byte, bytes, shape."""
         begin = 0
         for shape in self.results.values():
             yield begin, prod(shape) * self.dtype.itemsize, shape
@@ -57,11 +57,11 @@ class Form(Message):
 
 
 class Delivery(Message):
-    """The results of one call lie in the shared memory.
+    """The results of one call are in the shared memory.
 
-    computes: the op that the implementation computes. set: the set of inputs that the call was on,
-    previous: the set of the call before it, if there was one. factor: what the gradient of the
-    output was multiplied by. when: which call it was, for a reason ("in a timed call, ").
+    - set: the inputs of the call; previous: those of the call before it, if there was one.
+    - factor: multiplies the gradient of the output.
+    - when: names the call in a reason ("in a timed call, ").
     """
 
     kind: Literal["delivery"] = "delivery"

@@ -6,7 +6,7 @@ from nsabench.model.vocabulary import Status
 
 
 class Failure(Exception):
-    """The status an implementation earned, and why. trace: the traceback of what it raised."""
+    """An implementation failed. trace: the traceback of what it raised."""
 
     def __init__(self, status: Status, reason: str, trace: str = "") -> None:
         super().__init__(reason)
@@ -15,16 +15,13 @@ class Failure(Exception):
         self.trace = trace
 
     def alone(self) -> Failure:
-        """Without where it came from: frames that hold their tensors as long as it is kept."""
+        """Drop the traceback, whose frames hold tensors."""
         self.__cause__ = self.__context__ = None
         return self.with_traceback(None)
 
 
 class DeviceLost(Exception):
-    """The CUDA context answers every call with an error: this process is of no more use.
-
-    implementation: who used the device when it was lost.
-    """
+    """The CUDA context answers every call with an error since `implementation` used the device."""
 
     def __init__(self, implementation: str, reason: str) -> None:
         super().__init__(reason)

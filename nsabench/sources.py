@@ -51,8 +51,8 @@ def _all_points() -> dict[str, list[EntryPoint]]:
 def digests(*files: Path | None) -> dict[str, str]:
     """Return the sha256 of the files of every source, without importing them.
 
-    The files of a distribution are those of the packages that its entry points name. Raises
-    `UsageError` if a file cannot be read, or two files have one name.
+    A distribution's files are in the packages that its entry points name. Raises `UsageError` if a
+    file cannot be read, or two files have one name.
     """
     sources = {
         origin: digest_packages({point.module.partition(".")[0] for point in points})
@@ -88,7 +88,7 @@ def refuse_changed(
                 for file in files
                 if file is not None
                 and Source(source).is_of(file)
-                # Of two files of one name, not the one that is as it was.
+                # Two files may have one name; one of them is as it was.
                 and Source.of_file(file, read(file)) not in expected
             )
             raise changed(next(mine, source))

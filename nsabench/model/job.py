@@ -32,21 +32,16 @@ ALL_STAY = EarlyExit()
 
 
 class Job(Message):
-    """Measure implementations of a case together, in a worker that imports these sources.
-
-    case: with the timing and the timeout that hold for this job. sources: names of packages and
-    files, sorted. attempt: counts the jobs of one purpose and case. pause_s: seconds to wait
-    before, so that a device cools down.
-    """
+    """Measure implementations of a case together, in a worker that imports these sources."""
 
     model_config = ConfigDict(frozen=True)
 
     purpose: Purpose
-    case: Case
-    sources: tuple[str, ...]
-    attempt: Attempt
+    case: Case  # with the timing and the timeout of this job
+    sources: tuple[str, ...]  # names of packages and files, sorted
+    attempt: Attempt  # counts the jobs of one purpose and case
     implementations: tuple[str, ...]
-    pause_s: float = Field(0.0, ge=0)
+    pause_s: float = Field(0.0, ge=0)  # to cool down before
     early_exit: EarlyExit = ALL_STAY
 
     @property

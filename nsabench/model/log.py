@@ -1,4 +1,4 @@
-"""The log of a run: who measures, on what, which jobs were begun, and how each ended."""
+"""The log of a run: its sessions, the jobs that were begun, and how each ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nsabench.model.vocabulary import Purpose
 
 
 class Session(Message):
-    """A process begins to measure: as whom it signs is in its `Line`.
+    """A process begins to measure. Its `Line` has the certificate of its signer.
 
     machine: a hash of the run and of what identifies the machine, empty if nothing does.
     distributions: the version of every distribution that brings implementations.
@@ -35,52 +35,45 @@ class Session(Message):
 
 
 class Begun(Message):
-    """A job is measured from here on. Without an `Ended`, the process that measured was killed."""
+    """A job is begun. Without an `Ended`, the process that measured was killed."""
 
     kind: Literal["begun"] = "begun"
     job: Job
 
 
 class Observed(Message):
-    """What the job that was begun last found out about one implementation."""
+    """The job that was begun last has observed one implementation."""
 
     kind: Literal["observed"] = "observed"
     observation: Observation
 
 
 class Ended(Message):
-    """The job that was begun last has ended.
-
-    death: how, if its worker gave no answer. interrupted: by a person; nothing is known then.
-    conditions: the state of the device meanwhile. wall_s: seconds of the whole; measuring_s: of
-    these inside kernels and compilation; queue_s: of these for bursts and for counting launches.
-    """
+    """The job that was begun last has ended."""
 
     kind: Literal["ended"] = "ended"
-    death: Death | None = None
-    interrupted: bool = False
+    death: Death | None = None  # if its worker gave no answer
+    interrupted: bool = False  # by a person, so nothing is known
     conditions: Conditions = Conditions()
-    wall_s: float = 0.0
-    measuring_s: float = 0.0
-    queue_s: float = 0.0
+    wall_s: float = 0.0  # of the whole
+    measuring_s: float = 0.0  # of these, inside kernels and compilation
+    queue_s: float = 0.0  # of these, for bursts and for counting launches
 
 
 Entry = Session | Begun | Observed | Ended
 
 
 class Certificate(Message):
-    """That a signer vouches for the key of a session.
+    """A signer vouches for the key of a session, which only the measuring process has.
 
-    key: the public half of a key that only the measuring process has, and that ends with it.
-    public_key: that of the signer; both in base64 of the DER form. signature: over what
-    `running.seals.certified` says, in base64.
+    Keys are public halves in base64 of the DER form.
     """
 
     key: str
     keyid: str
-    public_key: str
-    ephemeral: bool  # what the signer says of its own key
-    signature: str
+    public_key: str  # of the signer
+    ephemeral: bool  # as the signer says of its own key
+    signature: str  # over `running.seals.certified`, in base64
 
 
 class Line(Message):
@@ -120,7 +113,7 @@ class Attempt:
 
 @dataclass
 class Log:
-    """What a log holds, in the order in which it was written."""
+    """The content of a log, in the order in which it was written."""
 
     sessions: list[Session] = field(default_factory=list)
     _by_case: dict[tuple[Purpose, str], list[Attempt]] = field(default_factory=dict)
@@ -149,28 +142,25 @@ class Log:
             self.add(entry)
 
     def of(self, purpose: Purpose, case_id: str) -> list[Attempt]:
-        """The attempts to measure a case in a pass."""
+        """Return the attempts to measure a case in a pass."""
         return self._by_case.get((purpose, case_id), [])
 
     def only(self, *purposes: Purpose) -> Log:
-        """The same without the attempts of other passes."""
+        """Return this log without the attempts of other passes."""
         kept = {place: made for place, made in self._by_case.items() if place[0] in purposes}
         return Log(self.sessions, kept)
 
     @property
     def _sandbox(self) -> str:
-        """What keeps workers from what is not theirs, as a worker said it last."""
         return (self.sessions[-1].described.sandbox or "") if self.sessions else ""
 
     @property
     def attempts(self) -> list[Attempt]:
-        """All attempts, case by case."""
         return [attempt for attempts in self._by_case.values() for attempt in attempts]
 
     @property
     def ceilings(self) -> Ceilings:
-        """What the device was measured to do at best, and the worst that its timer was off: a run
-        that was resumed was calibrated each time. Raises `ValueError` without a session."""
+        """The best of all sessions, and the worst error of the timer. Raises `ValueError`."""
         first, *later = (session.ceilings for session in self.sessions)
         return reduce(_best_of, later, first)
 

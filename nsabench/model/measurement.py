@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nsabench.model.vocabulary import Regime, Status
 
-# What is read from a worker may be anything. Within these, tables hold every number, and no sum,
-# square or ratio of them is infinite.
+# A worker may send any number. Tables hold numbers within these limits, and no sum, square or ratio
+# of them is infinite.
 Whole = Annotated[int, Field(gt=-(1 << 53), lt=1 << 53)]
 Number = Annotated[float, Field(gt=-1e100, lt=1e100)]
 Time = Annotated[float, Field(gt=-1e12, lt=1e12)]  # ms: thirty years
@@ -17,7 +17,7 @@ LEAST_MS = 1e-9  # no clock tells less
 
 
 class Message(BaseModel):
-    """What passes between processes, or stands in a log: no unknown fields, no NaN."""
+    """Passes between processes, or is an entry of a log: no unknown fields, no NaN."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -51,15 +51,13 @@ class Samples(Message):
 
 
 class Bursts(Message):
-    """Calls of one implementation one behind the other, nothing awaited between them, with the
-    inputs in turn: what a caller in Python pays. One entry a burst."""
+    """Calls back to back, as a caller in Python makes them. One entry a burst."""
 
     calls: list[Whole] = []
     time_ms: list[Time] = []  # of a call
 
     @property
     def round(self) -> list[int]:
-        """The round of each: an arm leaves before its rounds are over, and skips none."""
         return list(range(len(self.time_ms)))
 
     @model_validator(mode="after")
@@ -100,7 +98,7 @@ class Observation(Message):
     traceback: str = ""  # of what it raised; a file of its case holds it
 
     def timings(self, regime: Regime) -> Samples | Bursts:
-        """What a verdict of this regime is of."""
+        """Return the timings that decide in a regime."""
         return self.bursts if regime is Regime.QUEUE else self.samples
 
     @model_validator(mode="after")
@@ -113,7 +111,7 @@ class Observation(Message):
 
 
 class Conditions(Message):
-    """What the device's own sensors said while a case was measured. None: could not be read."""
+    """The device's own sensors while a case was measured; None if one cannot be read."""
 
     sm_clock_mhz_min: Whole | None = None
     sm_clock_mhz_max: Whole | None = None
@@ -125,7 +123,7 @@ class Conditions(Message):
 
 
 class Ceilings(Message):
-    """What this device was measured to do in this run; a roofline is drawn from it."""
+    """The best that this device did in this run; a roofline is drawn from it."""
 
     copy_gb_s: Number | None = None
     l2_gb_s: Number | None = None

@@ -90,16 +90,16 @@ def calls_of(plan: Plan, left: Sequence[Job]) -> dict[bool, list[list[Family]]]:
 
 
 def _may_compile(info: ImplementationInfo) -> bool:
-    """Controls share their kernels with others. What candidates do is not known before."""
+    """Controls share their kernels with others. Any candidate may compile."""
     if info.role is Role.CONTROL or Runs.CUDA not in info.devices:
         return False
     return info.role is Role.CANDIDATE or bool(info.compiled_by)
 
 
 def in_turn(calls: Sequence[Call]) -> list[Family]:
-    """Return families of calls. The first one begins with the smallest case of all.
+    """Return families of calls; the first begins with the smallest case, others with a backward.
 
-    The others begin with a backward if they have one, which has its forward's kernels as well.
+    A backward has the kernels of its forward as well.
     """
 
     def bytes_of(call: Call) -> int:
@@ -125,14 +125,14 @@ def _family_of(case: Case) -> Hashable:
 
 
 class Ahead:
-    """What was compiled ahead of the passes of a run, and which of it a pass begins with.
+    """Compiles ahead of the passes of a run, and lends the caches to their workers.
 
-    Baselines of clean sources come first, called by workers that import no candidate. What these
-    leave is put aside, since a candidate could alter a cache that it shares. The others are called
-    where everything is imported, and begin with it.
+    Workers that import no candidate call the baselines of clean sources first. Their caches are put
+    aside, since a candidate could alter them. Workers that import everything begin with a copy and
+    call all others.
 
     first_s: seconds of first calls, by case id and implementation. implementations: the names of
-    those that compile. wall_s: seconds of the whole.
+    those that compile.
     """
 
     def __init__(self, plan: Plan, run: Path) -> None:
@@ -149,7 +149,7 @@ class Ahead:
 
     @property
     def _scratch(self) -> Scratch:
-        """One for both kinds and all passes, one after another: some caches hold its path."""
+        """All use one folder, one after another, since some caches hold its path."""
         return self._executors[True].scratch
 
     def compile(
@@ -198,12 +198,12 @@ class Ahead:
         self.wall_s = time.monotonic() - began
 
     def _begin_with(self, aside: TemporaryFolder, executor: WorkerExecutor) -> None:
-        """Have one worker copy it before several write there."""
+        """Have one worker copy the caches before several write there."""
         self._scratch.begin_afresh(aside)
         try:
             executor.describe()
         except EnvironmentRefused:
-            pass  # what it did not copy is compiled again
+            pass  # the rest is compiled again
         finally:
             executor.retire()
 

@@ -1,4 +1,4 @@
-"""What a plan will take: time and memory of each case, before anything is measured."""
+"""The time and the memory that a plan will take, before anything is measured."""
 
 from __future__ import annotations
 

@@ -72,11 +72,11 @@ class RunFolder:
         return self.path / "logs"
 
     def shard(self, run_id: str) -> RunFolder:
-        """What a merged run keeps of a shard: its plan, log, environment and manifest."""
+        """Return the folder in which a merged run keeps a shard."""
         return RunFolder(self.path / SHARDS / run_id)
 
     def parts(self) -> list[Part]:
-        """What the run was measured by: itself, or the shards that it was merged of."""
+        """Return the run itself, or the shards that it was merged from."""
         plan = Plan.read(self.plan)
         if not plan.shards:
             return [Part(plan, log.read(self.log))]
@@ -112,8 +112,7 @@ class RunFolder:
                 )
 
     def refuse_links(self) -> None:
-        """Raises `VerificationFailed` when a file or folder of it leads, or may lead, elsewhere:
-        what is written there would be written where it leads."""
+        """Raises `VerificationFailed` for a link or a device, to which a file would be written."""
         for where, folders, files in os.walk(self.path):
             for path in (Path(where, name) for name in sorted(folders + files)):
                 mode = path.lstat().st_mode
@@ -125,7 +124,7 @@ class RunFolder:
                     )
 
     def is_latest(self) -> None:
-        """`latest` beside it names this folder. A file of that name is left as it is."""
+        """Have the link `latest` beside this folder lead to it. A file of that name stays."""
         link = self.path.parent / LATEST
         if link.is_symlink() or not link.exists():
             new = link.with_name(f"{LATEST}.{self.path.name}")
@@ -133,7 +132,7 @@ class RunFolder:
             new.replace(link)
 
     def discard(self) -> None:
-        """Take away what a run leaves before it has measured anything."""
+        """Remove a run that has not measured anything."""
         known = (self.plan, self.log, self.environment, self.path / RUN_KEY)
         for path in known:
             path.unlink(missing_ok=True)
@@ -146,19 +145,19 @@ class RunFolder:
 
     @contextmanager
     def resumable(self) -> Iterator[None]:
-        """Raises `Interrupted` for a `KeyboardInterrupt`: it says where the run lies."""
+        """Raises `Interrupted`, which names the run, for a `KeyboardInterrupt`."""
         try:
             yield
         except KeyboardInterrupt:
             raise Interrupted(str(self.path)) from None
 
     def writing(self) -> AbstractContextManager[None]:
-        """Raises `EnvironmentRefused` when the disk is full or the folder may not be written."""
+        """Raises `EnvironmentRefused` if the disk is full or the folder is read-only."""
         return writing(self.path, f"go on with --resume {self.path}")
 
     @classmethod
     def existing(cls, path: Path) -> RunFolder:
-        """Raises `UsageError` when there is no run in `path`."""
+        """Raises `UsageError` if `path` holds no run."""
         folder = cls(path)
         if not path.exists():
             raise UsageError(f"there is no folder {path}", "give the folder that nsabench made.")
@@ -167,7 +166,7 @@ class RunFolder:
         return folder
 
     def printed(self, case_id: str, purpose: Purpose) -> Path:
-        """What the implementations of a case printed and raised in a pass."""
+        """Return the file for what the implementations of a case printed and raised in a pass."""
         later = "" if purpose is Purpose.MAIN else f".{purpose}"
         return self.logs / f"{case_id}{later}.log"
 

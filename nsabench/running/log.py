@@ -115,9 +115,9 @@ def read(path: Path) -> Log:
 
 
 def examine(path: Path) -> tuple[Log, Origin]:
-    """Return what a log holds, and who signed it.
+    """Return the content of a log and its signer.
 
-    Raises also `VerificationFailed` if a line is not what was measured, or there is none.
+    Raises also `VerificationFailed` if a line is not what was measured, or the log is empty.
     """
     log = Log()
     origin, _, _ = _examine(path, log.add)

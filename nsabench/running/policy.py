@@ -72,7 +72,7 @@ def _main(plan: Plan, log: Log) -> Iterator[Job]:
 
 
 def _confirmation(plan: Plan, log: Log, judge: Judge) -> Iterator[Job]:
-    """The best baselines and the candidates whose verdict is close to a limit."""
+    """Measure again the best baselines and the candidates whose verdict is close to a limit."""
     judgements = judge(plan, log.only(Purpose.MAIN))
     close: dict[str, list[str]] = {}
     for judged in judgements:
@@ -85,7 +85,7 @@ def _confirmation(plan: Plan, log: Log, judge: Judge) -> Iterator[Job]:
 
 
 def _isolated(plan: Plan, log: Log, judge: Judge) -> Iterator[Job]:
-    """The baselines of clean sources, for each case with a verdict `faster`."""
+    """Measure the baselines of clean sources, for each case with a verdict `faster`."""
     judgements = judge(plan, log.only(Purpose.MAIN, Purpose.CONFIRMATION))
     won = {judged.case_id for judged in judgements if judged.verdict is Verdict.FASTER}
     for planned in plan.cases:
@@ -121,7 +121,7 @@ def _job(
     case: Case | None = None,
     early_exit: EarlyExit = ALL_STAY,
 ) -> Iterator[Job]:
-    """The next job of a case, unless all is settled. sources: those of the plan if not given."""
+    """Yield the next job of a case, if it is not settled. sources: by default those of the plan."""
     state = state_of(plan, log, purpose, planned, tuple(names))
     if state.next is not None:
         imported = plan.sources if sources is None else sources

@@ -85,7 +85,7 @@ def refuse_changed_environment(folder: RunFolder, log: Log) -> None:
 
 
 def digest(path: Path) -> str:
-    """Return the sha256 of a file, empty if there is none."""
+    """Return the sha256 of a file, or an empty string without a file."""
     try:
         with reading.opened(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -22,7 +22,7 @@ from nsabench.model.log import Certificate, Entry, Line, Session
 from nsabench.signing import Signer
 from nsabench.signing.keys import keyid_of, public_der, public_key_of_der
 
-# What is signed begins with it, so that no signature can pass for one of another kind.
+# Signed bytes begin with one of these, so that no signature can pass for one of another kind.
 _CERTIFIED = "nsabench session v2"
 _SEALED = b"nsabench log line v2\n"
 _SEAL = re.compile(rb',"seal":"([A-Za-z0-9+/]{86}==)"\}')
@@ -94,7 +94,7 @@ def digest(line: bytes) -> str:
 
 
 def origin(lines: Iterable[tuple[bytes, Line]]) -> Origin | None:
-    """Return the signer of lines that were read; None if there are none.
+    """Return the signer of lines that were read; None without a line.
 
     Raises `VerificationFailed` if a line is not what its session wrote, or signers differ.
     """

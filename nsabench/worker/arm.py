@@ -18,12 +18,11 @@ from nsabench.machine.clock import now_s
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Role, Status
 from nsabench.registry import Implementation
-from nsabench.worker import calls, cuda_graphs, state
-from nsabench.worker.calls import Answer
+from nsabench.worker import calls, state
+from nsabench.worker.driver import own_streams
 from nsabench.worker.guard import classify, guarded
 from nsabench.worker.inputs import InputSets, poison
 from nsabench.worker.outputs import Answers, Deliver, Outputs
-from nsabench.worker.streams import own_streams
 from nsabench.worker.timing.timer import Timer
 
 # Bound here, before foreign code is imported.
@@ -35,20 +34,19 @@ T = TypeVar("T")
 Call = Callable[[], Answers]
 
 SPOT_CHECKS = 0.08  # share of timed calls whose output is compared with the oracle
-# The first bursts, which are looked at whatever is drawn. One is not enough: with it a control that
-# returns memory which is yet to be written was missed in 6 of 800 cases on a CPU, since a right
-# answer of somebody else lay there; with two, and all that memory poisoned, in none of 800.
-SURE_LOOKS = 2
+# The first bursts, which are always checked. With one of them, a control that returns memory before
+# it is written was missed in 6 of 800 cases on a CPU; with two, in none.
+SURE_CHECKS = 2
 BURST_CHECKS = 0.2  # share of the others of which a call's output is compared with the oracle
 LAST_OF_A_BURST = 0.5  # share of the others of which it would be the last call
 ORDERED_CHECKS = 0.03  # share of timed calls before which an untimed, stream-ordered one is made
-# How long the device is held while an ordered call is queued: about 1 ms, or longer for a call that
-# takes its host longer; about 16 ms at most, since a call that waits for the device never ends.
+# How long the device is held while an ordered call is queued: about 1 ms, and up to about 16 ms for
+# a call that takes its host longer. A call that waits for the device never ends.
 ORDER_SPIN_CYCLES, MOST_ORDER_SPIN_CYCLES = 2_000_000, 32_000_000
 
 
 class CaseArm:
-    """An implementation bound to the input sets of a case (the `Arm` of timing.sampling)."""
+    """An implementation on the input sets of a case (the `Arm` of timing.sampling and bursts)."""
 
     def __init__(
         self,
@@ -64,7 +62,7 @@ class CaseArm:
         self.case = case
         self.device = device
         self.sets = sets
-        # Controls are many, and their results together large; no ring is among them.
+        # Controls are many, and their results together large. No ring of buffers is among them.
         keeps_first = item.role is not Role.CONTROL
         self.outputs = Outputs(item.name, item.computes, sets, deliver, keeps_first=keeps_first)
         self.compile_s: float | None = None
@@ -72,9 +70,9 @@ class CaseArm:
         self.called_s = 0.0  # spent inside checked calls, compilation included
         self.peak_mem_bytes: int | None = None
         self._rng = rng
-        self._watched = False
-        self._called = True  # the call that was last made ready
-        self._sets_of_looks: list[int] = []  # at bursts, a look each
+        self._is_watched = False
+        self._was_called = True  # the call that was last made ready
+        self._sets_checked: list[int] = []  # in bursts, one for each that was checked
         self._order_spin = ORDER_SPIN_CYCLES
         self._awaits_device = False  # its call ends only when the device is done
         self._settings = state.settings()  # before any of its code runs
@@ -84,18 +82,13 @@ class CaseArm:
     def ready(self, index: int) -> Call:
         """Do what is not timed of one call on a set of inputs; return the call.
 
-        With several streams it is one call a stream, at once. Each stream waits for the caller's
-        and the caller's waits for each, so that the span of the whole is what is timed.
+        With several streams it is one call on each, at once, and the caller's waits for them all.
         """
         if self.case.streams == 1:
             call = self._ready_one(index)
             return lambda: [call()]
-        on_each = self._on_streams(
-            [
-                partial(self._ready_one, (index + i) % len(self.sets))
-                for i in range(self.case.streams)
-            ]
-        )
+        indices = [(index + i) % len(self.sets) for i in range(self.case.streams)]
+        on_each = self._on_streams([partial(self._ready_one, i) for i in indices])
         return lambda: self._on_streams(on_each)
 
     def _ready_one(self, index: int) -> calls.Ready:
@@ -113,15 +106,14 @@ class CaseArm:
         return results
 
     def capture(self) -> None:
-        """Record a CUDA graph a set of inputs; from here on timed calls are replays of them."""
+        """Record a CUDA graph for each set of inputs. Timed calls are replays afterwards."""
         if self.case.direction.differentiates:
             # Its gradient of the output is another tensor each time, and a graph has one.
             raise Failure(
                 Status.UNSUPPORTED, f"a {self.case.direction} is not measured in CUDA graphs"
             )
-
         try:
-            self._graphs = self._guarded(partial(cuda_graphs.capture, self.ready, len(self.sets)))
+            self._graphs = self._guarded(self._capture_all)
         except Failure as failure:
             if failure.status is not Status.CRASHED:
                 raise
@@ -129,13 +121,23 @@ class CaseArm:
             reason = f"its call cannot be captured in a CUDA graph: {failure.reason}"
             raise Failure(Status.UNSUPPORTED, reason) from failure
 
+    def _capture_all(self) -> list[tuple[torch.cuda.CUDAGraph, Answers]]:
+        graphs = []
+        with state.no_garbage():
+            for index in range(len(self.sets)):
+                graph, call = torch.cuda.CUDAGraph(), self.ready(index)
+                with torch.cuda.graph(graph):
+                    answers = call()
+                graphs.append((graph, answers))
+        return graphs
+
     def _replay(self, index: int) -> Answers:
         graph, answers = self._graphs[index]
         graph.replay()
         return answers
 
     def _next(self, index: int) -> Call:
-        """The next call, made ready: a replay, where there are graphs."""
+        """Make the next call ready: a replay, if there are graphs."""
         self.outputs.expect(index)
         self.sets.made_ready(index)
         return partial(self._replay, index) if self._graphs else self.ready(index)
@@ -143,13 +145,13 @@ class CaseArm:
     # --- parity, before anything is timed
 
     def first_call(self) -> None:
-        """Compiles what there is to compile, and is held to the oracle. Raises `Failure`."""
+        """Make the call that compiles what there is to compile. Raises `Failure`."""
         start = now_s()
         self._checked_call(0)
         self.compile_s = now_s() - start
 
     def check(self) -> None:
-        """First call, second call on other data at the same addresses, ordered calls.
+        """Check a first call, one on other data at the same addresses, and ordered calls.
 
         Raises `Failure` with the first thing that is wrong.
         """
@@ -159,7 +161,7 @@ class CaseArm:
         self._checked_call(0)
         self._ordered_call()
         if self.device == "cuda":
-            # None of the streams that calls at once are made on.
+            # None of the streams that the calls of the case are made on.
             self._ordered_call(own_streams(self.case.streams + 1)[-1])
         if self.item.config is not None:
             inputs, config = self.sets.sets[0], self.item.config
@@ -172,16 +174,16 @@ class CaseArm:
             for answer in self._graphs[index][1]:
                 for value in answer.values.values():
                     value.fill_(float("nan"))
-        # The allocator keeps the memory of each stream apart. What works on the default stream
-        # whoever calls has its output there: an earlier one in its place could be right by chance.
+        # The allocator keeps the memory of each stream apart. A kernel that always works on the
+        # default stream has its output there, where an earlier one could be right by chance.
         for where in self._streams or dict.fromkeys((None, stream)):
             with _on(where):
                 poison(self.sets.form, self.device, calls)
 
     def _checked_call(self, index: int) -> None:
-        self.sets.heal()
+        self.sets.repair_and_flag()
         if self.case.direction.differentiates:
-            self._poison(index)  # its forward writes, too
+            self._poison(index)  # its forward writes as well
         call = self._guarded(partial(self._next, index))
         self._poison(index)
         if self.device == "cuda":
@@ -194,8 +196,7 @@ class CaseArm:
         self.outputs.keep(self._own(answers))
 
     def _own(self, answers: Answers) -> Answers:
-        """Those that a caller may keep: replays of a graph write to the same memory each time, as
-        everybody knows."""
+        """Return those that a caller may keep. Replays of a graph write to the same memory."""
         return [] if self._graphs else answers
 
     def _guarded(self, call: Callable[[], T]) -> T:
@@ -212,33 +213,30 @@ class CaseArm:
         return result
 
     def _refuse_settings(self) -> None:
-        """Raises `Failure` when settings are not as they were before it; they are set back."""
+        """Raises `Failure` if settings are not as they were, and sets them back."""
         changed = state.restore(self._settings)
         if changed:
             raise Failure(Status.WRONG, f"it changed settings of the process: {changed}")
 
     def _ordered_call(self, stream: torch.cuda.Stream | None = None) -> None:
-        """Is the work ordered on the caller's stream, as its next operation will assume?
+        """Check that the work is ordered on the caller's stream, as its next operation assumes.
 
-        Data is exchanged for another set's in stream order behind a spin, then the call is queued,
-        then the output is copied out in stream order: work that runs elsewhere sees old data, or
-        comes too late.
+        Behind a spin, data is exchanged for another set's, the call is queued, and its output is
+        copied. Work that runs on another stream sees old data, or comes too late.
 
-        stream: the caller's. None is the default one, on which what is launched there whoever
-        calls is in order by accident.
+        stream: the caller's; None is the default one, on which careless work is in order.
         """
         where = "called on another stream than the default one and " if stream else ""
         while not self._queued_in_order(stream, where + "read in stream order, "):
-            # The device was there before the host had queued the call: nothing is shown by that.
+            # The device was done before the host had queued the call, which shows nothing.
             if self._order_spin >= MOST_ORDER_SPIN_CYCLES:
                 self._order_spin, self._awaits_device = ORDER_SPIN_CYCLES, True
                 return
             self._order_spin *= 4
 
     def _queued_in_order(self, stream: torch.cuda.Stream | None, when: str) -> bool:
-        """Make one such call and compare what came of it; whether the device was held all the
-        while, as far as this call lets it."""
-        self.sets.heal()
+        """Check one ordered call. Return whether the device was held until it was queued."""
+        self.sets.repair_and_flag()
         self._poison(0, stream)
         held = True
 
@@ -246,7 +244,7 @@ class CaseArm:
             nonlocal held
             with _on(stream):
                 if stream:
-                    # What this stream's first swap allocates may take longer than the spin.
+                    # The first swap on this stream allocates, which may outlast the spin.
                     self.sets.swap(0, self._rng)
                 if self.device == "cuda":
                     _synchronize()
@@ -258,8 +256,8 @@ class CaseArm:
                 answers = [
                     replace(
                         answer,
-                        values={n: _copied(v) for n, v in answer.values.items()},
-                        output=_copied(answer.output),
+                        values={n: _copy(v) for n, v in answer.values.items()},
+                        output=_copy(answer.output),
                     )
                     for answer in self._next(0)()
                 ]
@@ -275,35 +273,34 @@ class CaseArm:
         index = round_ % len(self.sets)
         if self._rng.random() < ORDERED_CHECKS:
             self._ordered_call()
-        # Whoever has a call that is watched taken anew has that watched, too.
-        watched = self._watched and not self._called
-        watched = watched or round_ == 1 or self.sets.somebody_writes
-        self._watched, self._called = watched or self._rng.random() < SPOT_CHECKS, False
-        if self._watched:
-            self.sets.heal()
+        # A watched call that is taken anew is watched again.
+        watched = self._is_watched and not self._was_called
+        watched = watched or round_ == 1 or self.sets.is_written_to
+        self._is_watched, self._was_called = watched or self._rng.random() < SPOT_CHECKS, False
+        if self._is_watched:
+            self.sets.repair_and_flag()
             self.sets.swap(index, self._rng)
             if self.case.direction.differentiates:
                 self._poison(index)
         prepared = self._prepared(index)
-        if self._watched:
+        if self._is_watched:
             self._poison(index)
         return self._timed(prepared)
 
-    def unlooked(self, round_: int) -> Call:
-        """Make a call ready as `prepare` does, of which nothing is compared."""
+    def prepare_unchecked(self, round_: int) -> Call:
+        """Make a call ready as `prepare` does, whose output is not checked."""
         return self._timed(self._prepared(round_ % len(self.sets)))
 
-    def by_the_host_s(self) -> float:
-        """What a call of which nothing is compared takes by the host's clock, until the device is
-        done. Raises `Failure`."""
-        self.sets.heal()
+    def time_by_host_s(self) -> float:
+        """Return the time of an unchecked call by the host's clock. Raises `Failure`."""
+        self.sets.repair_and_flag()
         call = self._prepared(0)
         begun = now_s()
         self._guarded(call)
         return now_s() - begun
 
     def _timed(self, prepared: Call) -> Call:
-        """The call without what the guard does around others, such as to wait for the device."""
+        """Return the call without what the guard adds, such as to wait for the device."""
 
         def call() -> Answers:
             try:
@@ -311,7 +308,7 @@ class CaseArm:
             except BaseException as error:  # noqa: BLE001 - foreign code; its reason is kept
                 failure = classify(error)
             state.restore(self._settings)
-            # Through the guard once more: was the device lost with it?
+            # The guard looks whether the device was lost with it.
             return self._guarded(partial(_raise, failure))
 
         return call
@@ -323,87 +320,81 @@ class CaseArm:
         return self._next(index)
 
     def inspect(self, round_: int, result: Answers) -> None:
-        self._called = True
+        self._was_called = True
         self._refuse_settings()
-        if self._watched:
+        if self._is_watched:
             self.outputs.check(result, f"in a timed call (round {round_}), ")
             self.outputs.keep(self._own(result))
 
     def burst(self, timer: Timer, count: int) -> float:
-        """Make `count` calls one behind the other (the protocol of timing.bursts.BurstArm).
+        """Make `count` calls back to back; return the time of one in ms. Raises `Failure`.
 
-        Returns the time of one (ms). What one of them returned is looked at now and then, and
-        always in the first two bursts, on different sets: what is put off is done behind the first,
-        and lies in memory then.
+        The output of one call is checked now and then, and always in the first two bursts. They are
+        on different sets, since work that is put off may be done by the second burst.
         """
-        self.sets.heal()
-        sure = len(self._sets_of_looks) < SURE_LOOKS
-        looks = sure or self._rng.random() < BURST_CHECKS
-        # Work that is put off is there latest for the last.
-        last = sure or self._rng.random() < LAST_OF_A_BURST
+        self.sets.repair_and_flag()
+        is_sure = len(self._sets_checked) < SURE_CHECKS
+        checks = is_sure or self._rng.random() < BURST_CHECKS
+        # Work that is put off is not done after the last call.
+        last = is_sure or self._rng.random() < LAST_OF_A_BURST
         kept = count - 1 if last else self._rng.randrange(count)
         alone = self._rng.randrange(len(self.sets))
-        if sure and alone in self._sets_of_looks:
+        if is_sure and alone in self._sets_checked:
             alone = (alone + 1) % len(self.sets)
         indices = rotated(count, len(self.sets), kept, alone)
         queued = self._guarded(partial(self._queued, indices))
-        if looks:
+        if checks:
             self._poison(alone, calls=count)
         calls_ = [one.run for one in queued]
-        keep = _all_copied if looks else _as_it_is
+        keep = _copy_all if checks else lambda result: result
         time_ms, result = self._guarded(partial(timer.burst, calls_, kept, keep))
-        if looks:
-            self._sets_of_looks.append(alone)
+        if checks:
+            self._sets_checked.append(alone)
             self.outputs.expect_after(indices[kept - 1] if kept else None)
             self.outputs.check([queued[kept].answer(result)], IN_A_BURST)
         return time_ms
 
     def one_call(self) -> Callable[[], Answers]:
-        """Make a call ready, as a timed one is. Raises `Failure`, and so does the call."""
+        """Make a call ready that is not timed. Raises `Failure`, and so does the call."""
         return partial(self._guarded, self._guarded(partial(self._next, 0)))
 
     def _queued(self, indices: list[int]) -> list[calls.Ready]:
         if not self._graphs:
             return [self._ready_one(index) for index in indices]
-        graphs = [self._graphs[index] for index in indices]
-        return [calls.Ready(g.replay, partial(_replayed, answers)) for g, answers in graphs]
+        return [_replay_of(*self._graphs[index]) for index in indices]
 
     def finish(self) -> None:
         if self.item.role is Role.CANDIDATE:
-            self._awaits_device = False  # told anew: it may have waited only at first
+            self._awaits_device = False  # it may have waited only at first
         self._ordered_call()
         self.outputs.finish()
 
 
 def rotated(count: int, sets: int, kept: int, alone: int) -> list[int]:
-    """Sets for `count` calls in turn, of two or more, of which call `kept` has `alone` to itself:
-    who returns memory unwritten must not find there what another call left for the same inputs."""
+    """Return which set each of `count` calls is on. Only call `kept` is on the set `alone`.
+
+    Memory that a call returns unwritten must not hold what another call left for the same inputs.
+    """
     others = [index for index in range(sets) if index != alone]
     return [alone if i == kept else others[i % len(others)] for i in range(count)]
 
 
 def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager[Any]:
-    """On this stream, or where the caller is."""
     return torch.cuda.stream(stream) if stream else nullcontext()
 
 
-def _replayed(answers: Answers, _: object) -> Answer:
-    """What a replay leaves where the captured call returned it."""
-    return answers[0]
+def _replay_of(graph: torch.cuda.CUDAGraph, answers: Answers) -> calls.Ready:
+    return calls.Ready(graph.replay, lambda returned: answers[0])
 
 
 def _raise(failure: Failure) -> Answers:
     raise failure
 
 
-def _copied(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     return value.clone() if type(value) is Tensor else value
 
 
-def _all_copied(result: Any) -> Any:
-    """Of what a backward returns, too, and of a step, which returns that beside its output."""
-    return tuple(map(_all_copied, result)) if type(result) is tuple else _copied(result)
-
-
-def _as_it_is(result: Any) -> Any:
-    return result
+def _copy_all(result: Any) -> Any:
+    """A backward returns a tuple of gradients, and a step its output and such a tuple."""
+    return tuple(map(_copy_all, result)) if type(result) is tuple else _copy(result)

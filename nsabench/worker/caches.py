@@ -1,8 +1,7 @@
 """Caches of compilers that a worker begins with: what workers before it left in a scratch.
 
-Foreign code has written there. So this runs inside the sandbox, follows no link, opens nothing but
-files, and ends: whatever a cache holds, the worker that is to measure has a part of its time to
-lose. A cache is brought whole or not at all, since compilers take what is there for whole.
+Foreign code has written there. So this runs inside the sandbox, follows no link, opens only files,
+and ends soon. A cache is brought whole or not at all, since compilers trust what is there.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ MOST_BYTES = 4 << 30  # as long as they are, whatever their holes take of a disk
 MOST_FILES = 1 << 17
 MOST_DEPTH = 32
 COPYING_S = 30.0
-# Which variant was the fastest beside a dozen others is chosen again by who is alone.
+# Variants that were the fastest beside a dozen other processes; a worker alone chooses again.
 CHOICES = (".autotune.json", ".best_config")
 _CHUNK = 1 << 20
 
 
 class NotWhole(Exception):
-    """It cannot be brought, or is more than there is time or room for."""
+    pass
 
 
 class Caches:
-    """Folders of one scratch, brought to another. What they hold together is bounded."""
+    """Copies folders of one scratch to another, within limits for all of them together."""
 
     def __init__(self, others: Path, scratch: Path) -> None:
         self._others = others
@@ -37,7 +36,7 @@ class Caches:
         self._end = time.monotonic() + COPYING_S
 
     def bring(self, name: str) -> bool:
-        """Bring one of them, where there is none or an empty one. Whether it is there now."""
+        """Copy a folder that is missing or empty. Return whether it is there now."""
         making = self._scratch / f".{name}.copied"
         try:
             self._copy(self._others / name, making)

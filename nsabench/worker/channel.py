@@ -22,7 +22,7 @@ class Channel:
 
     @classmethod
     def claim_stdout(cls) -> Channel:
-        """Take the descriptor stdout was; what foreign code prints from here on goes to stderr."""
+        """Take the descriptor stdout was. What foreign code prints goes to stderr."""
         stream = os.fdopen(os.dup(1), "wb")
         os.dup2(2, 1)
         return cls(stream, sys.stdin.buffer.readline().strip())

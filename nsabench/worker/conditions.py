@@ -6,7 +6,6 @@ import os
 import threading
 from bisect import bisect_right
 from collections.abc import Collection
-from types import TracebackType
 
 from nsabench.machine.clock import now_s
 from nsabench.machine.environment import nvml
@@ -32,12 +31,7 @@ class ConditionMonitor:
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -51,19 +45,19 @@ class ConditionMonitor:
                 return
 
     def annotate(self, samples: Samples, start_s: float) -> None:
-        """Give each sample the SM clock that was read last before it was taken."""
+        """Add to each sample the SM clock that was read last before it."""
         for end_s in samples.at_s:
             i = bisect_right(self._at, start_s + end_s) - 1
             clock = self._readings[max(i, 0)].sm_clock_mhz if self._readings else None
             samples.sm_clock_mhz.append(clock or 0)
 
     def begin(self) -> None:
-        """Forget what was read so far, if this is the first time that it is asked."""
+        """Forget what was read so far. Later calls do nothing."""
         if not self._begun:
             self._begun = len(self._readings)
 
     def summary(self, own: Collection[int] = ()) -> Conditions:
-        """own: processes that are no others, beside this one."""
+        """own: processes that do not compete with what is measured."""
         readings = self._readings[self._begun :] or self._readings[-1:]
         if not readings or self._device is None:
             return Conditions()

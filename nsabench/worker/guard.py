@@ -1,4 +1,4 @@
-"""Calling foreign code: whatever it raises becomes a status with a reason."""
+"""Calls of foreign code: whatever it raises becomes a status with a reason."""
 
 from __future__ import annotations
 
@@ -33,10 +33,7 @@ _MOST_TRACE = 16_000  # characters; the beginning and the end are kept
 
 
 def guarded(call: Callable[[], T], device: str, implementation: str = "") -> T:
-    """Run foreign code of `implementation`.
-
-    Raises `Failure`, or `DeviceLost` when the device is lost with it.
-    """
+    """Run foreign code of `implementation`. Raises `Failure`, or `DeviceLost`."""
     try:
         result = call()
         if device == "cuda":
@@ -57,7 +54,7 @@ def _probe(failure: Failure, implementation: str) -> None:
 
 
 def classify(error: BaseException) -> Failure:
-    """The status that an exception means."""
+    """Return the status that an exception means."""
     name = type(error).__name__
     text = f"{name}: {one_line(error)}"
     if isinstance(error, Failure):
@@ -80,7 +77,7 @@ def classify(error: BaseException) -> Failure:
 
 
 def traceback_of(error: BaseException) -> str:
-    """The whole traceback, with that of what it came from, without the frames that are ours."""
+    """Return the traceback and the tracebacks of its causes, without our own frames."""
     try:
         whole = traceback.TracebackException.from_exception(error)
         link: traceback.TracebackException | None = whole
@@ -98,7 +95,7 @@ def traceback_of(error: BaseException) -> str:
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:
-    """The text of an error on one line. Reading it is itself a call into foreign code."""
+    """Return the text of an error on one line. To read it is a call into foreign code."""
     try:
         text = " ".join(str(error).split())
     except Exception as inner:  # noqa: BLE001 - a hostile __str__
@@ -107,9 +104,10 @@ def one_line(error: BaseException, limit: int = 300) -> str:
 
 
 def _location(error: BaseException, *, of_the_user: bool = False) -> str:
-    """The innermost line of the user's file, of what the error came from first (Triton's
-    interpreter raises its own); where there is none, the innermost line, unless it is to be
-    `of_the_user`."""
+    """Return the innermost line in the user's file, else the innermost one if any will do.
+
+    The first cause counts, since Triton's interpreter raises errors of its own.
+    """
     lines = list(_lines(error))
     own = getattr(sys.modules.get(USER_MODULE), "__file__", None)
     innermost = ("", 0) if of_the_user else next(iter(lines), ("", 0))
@@ -118,7 +116,7 @@ def _location(error: BaseException, *, of_the_user: bool = False) -> str:
 
 
 def _lines(error: BaseException) -> Iterator[tuple[str, int]]:
-    """Files and lines of an error, from the innermost out; of what it came from first."""
+    """Yield files and lines of an error, its first cause first, innermost first."""
     links: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and len(links) < LINKS:  # they may form a ring

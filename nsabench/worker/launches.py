@@ -1,7 +1,6 @@
-"""How many kernels, copies and fills a call puts on the device, and how long they take, as CUPTI
-saw them.
+"""How many kernels, copies and fills a call puts on the device, and how long they take (by CUPTI).
 
-Counted once a case, behind all that is timed: CUPTI watches every launch of the process meanwhile.
+They are counted once a case, after all timing: CUPTI watches every launch of the process meanwhile.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.profiler import profile  # that of torch.profiler imports the compiler
+from torch.autograd.profiler import profile  # torch.profiler imports the compiler
 
 from nsabench.failure import Failure
 
@@ -24,25 +23,22 @@ _sleep, _synchronize = torch.cuda._sleep, torch.cuda.synchronize
 
 
 class Ran(NamedTuple):
-    """A kernel, a copy or a fill."""
-
-    name: str
+    name: str  # of a kernel, a copy or a fill
     taken_us: float
 
 
 class Counted(NamedTuple):
-    """Those of a call. kernels_us: what they take, one after the other; where some ran at once, it
-    is more than the device was busy for."""
+    """kernels_us: the sum of their times, also if some ran at once."""
 
     launches: int
     kernels_us: float
 
 
 def count(prepared: Mapping[str, Callable[[], Callable[[], Any]]]) -> dict[str, Counted]:
-    """What the calls that these make ready launch, by name; of them only the calls count.
+    """Return by name what calls launch; `prepared` makes them ready, which does not count.
 
-    Who fails is not among them, and nobody is where CUPTI cannot be had. A kernel of our own stands
-    before and behind each call, and tells it from what makes the next one ready.
+    A call that fails is left out, and so are all without CUPTI. A kernel of our own marks where a
+    call begins and ends.
     """
     if not torch.cuda.is_available():
         return {}
@@ -77,7 +73,6 @@ def _mark() -> None:
 
 
 def _on_device(seen: Any) -> list[Ran]:
-    """What ran on the device, in the order of its beginning."""
     events = [
         e
         for e in seen.function_events or ()
@@ -91,7 +86,7 @@ def _on_device(seen: Any) -> list[Ran]:
 
 
 def between_marks(ran: Sequence[Ran]) -> list[Counted]:
-    """What lies between the first and the second mark, the third and the fourth, and so on."""
+    """Count between the first and the second mark, the third and the fourth, and so on."""
     marks = [at for at, one in enumerate(ran) if MARK in one.name]
     calls = [ran[first + 1 : last] for first, last in zip(marks[::2], marks[1::2], strict=False)]
     return [Counted(len(call), round(sum(one.taken_us for one in call), 3)) for call in calls]

@@ -50,16 +50,15 @@ def measure(
     deliver: Deliver,
     early_exit: EarlyExit = ALL_STAY,
 ) -> Measured:
-    """Measure `items` on `case`, interleaved. Raises `DeviceLost` when the device is lost.
+    """Measure `items` on `case`, interleaved. Raises `DeviceLost`.
 
     prepared: what the checker has oracles for. seeds: of the sets of inputs. deliver: hands an
-    output to the checker. early_exit: baselines that are called a few times only if they are
-    hopelessly behind.
+    output to the checker.
     """
     report(Step(phase="inputs"))
     forget_earlier_cases(device)
     timer.forget()
-    rng = SystemRandom()  # an implementation must not be able to guess which calls are looked at
+    rng = SystemRandom()  # an implementation must not guess which calls are checked
     observations: dict[str, Observation] = {}
     tried: list[CaseArm] = []
     arms: list[CaseArm] = []  # those that are right, and are timed on this device
@@ -70,15 +69,13 @@ def measure(
         found = drawn[item.computes]
         if isinstance(found, NoOracle):
             observations[item.name] = Observation(
-                implementation=item.name,
-                status=found.status,
-                reason=found.reason,
+                implementation=item.name, status=found.status, reason=found.reason
             )
         else:
             computed, sets = found
             tried.append(CaseArm(item, computed, device, sets, rng, deliver))
     precheck = Precheck(early_exit)
-    # A replay may take a part of what the call takes that it was captured of.
+    # A replay may be much faster than the call that was captured.
     if case.timing.mode is Mode.STREAM and case.streams == 1:
         if case.l2 is L2.WARM:
             timer.touch = partial(_touch, tried)
@@ -88,7 +85,7 @@ def measure(
         item, sets = arm.item, arm.sets
         few = precheck.left_out(arm.name, [one.name for one in arms])
         if few is not None:
-            observations[arm.name] = _outcome(arm)
+            observations[arm.name] = _observe(arm)
             observations[arm.name].samples = few
             observations[arm.name].notes.append(LEFT_OUT)
             continue
@@ -99,19 +96,19 @@ def measure(
             if case.timing.mode is Mode.GRAPH:
                 arm.capture()
         except Failure as failure:
-            failure.alone()  # what the frames of its traceback hold is memory of the others
+            failure.alone()  # the frames of its traceback hold memory
             report(Step(phase=failure.status.value, implementation=item.name))
-            observations[item.name] = _outcome(arm, failure)
-            sets.repair()  # while it is its own time, and no other need be watched for it
+            observations[item.name] = _observe(arm, failure)
+            sets.repair()  # before the next one, which has not done it
         else:
             report(Step(phase=Status.OK.value, implementation=item.name))
-            observations[item.name] = _outcome(arm)
+            observations[item.name] = _observe(arm)
             if Runs.timed(item.devices, device):
                 arms.append(arm)
             else:
                 observations[item.name].notes.append(PARITY_ONLY)
             continue
-        if device == "cuda":  # memory of it is held by cycles that foreign code made
+        if device == "cuda":  # cycles that foreign code made hold memory
             gc.collect()
     gc.collect()
     conditions, busy_s, queue_s = Conditions(), 0.0, 0.0
@@ -129,14 +126,14 @@ def measure(
 
 
 def _touch(arms: Sequence[CaseArm]) -> None:
-    """Read the inputs of the arm that was made ready last: each op draws its own."""
+    """Read the inputs of the arm that was made ready last; arms may have sets of their own."""
     max(arms, key=lambda arm: arm.sets.ready_s).sets.touch()
 
 
 def _draw(
     case: Case, computes: str, device: str, prepared: Prepared, seeds: Sequence[int]
 ) -> Drawn:
-    """The case of the op that is computed, with its inputs, or why there are none."""
+    """Return the case of the op that is computed with its inputs, or why it has no oracle."""
     if computes in prepared.failures:
         return prepared.failures[computes]
     computed, form = ops.computed(case, computes), prepared.forms[computes]
@@ -157,8 +154,7 @@ def _time(
 ) -> tuple[Conditions, float, float]:
     """Sample the arms; put their samples, or why they left, into `observations`.
 
-    Returns what the sensors said, the seconds that went into warm-up and timed calls, and those
-    that the queue was looked at for.
+    Returns what the sensors said, the seconds of warm-up and timed calls, and those for the queue.
     """
     rule = stopping.build(
         case.timing.stopping,
@@ -180,7 +176,7 @@ def _time(
     queue_s = now_s() - sampled
     for arm in arms:
         failure = out.failed.get(arm.name)
-        observations[arm.name] = _outcome(arm, failure)
+        observations[arm.name] = _observe(arm, failure)
         if not failure:
             observations[arm.name].samples = out.samples[arm.name]
             observations[arm.name].bursts = by_arm.get(arm.name, Bursts())
@@ -194,8 +190,8 @@ def _time(
 def _burst(
     case: Case, arms: list[CaseArm], timer: Timer, report: Report, out: Collected
 ) -> dict[str, Bursts]:
-    """Bursts of the arms that were timed; who fails in one has no samples either."""
-    if case.streams > 1 or not arms:  # calls at once are another load than one behind the other
+    """Return bursts of the arms that were timed. An arm that fails in one loses its samples."""
+    if case.streams > 1 or not arms:  # calls at once are another load than calls in a row
         return {}
     report(Step(phase="bursts", allowance=len(arms) + 1))
     call_ms = {arm.name: _least_ms(out.samples[arm.name]) for arm in arms}
@@ -206,7 +202,7 @@ def _burst(
 
 
 def _launches(arms: list[CaseArm], report: Report) -> dict[str, Counted]:
-    """Of those whose cost to their host is asked, and of controls that are there for it."""
+    """Count launches of all but the controls, and of the controls of the host's time."""
     asked = [
         arm
         for arm in arms
@@ -220,8 +216,10 @@ def _launches(arms: list[CaseArm], report: Report) -> dict[str, Counted]:
 
 
 def _contenders(arms: list[CaseArm], call_ms: Mapping[str, float]) -> set[str]:
-    """The candidates, and the baselines and alternatives that are not hopelessly behind the best
-    of their kind. Where a call is so slow that its host cannot matter, who is behind at all is."""
+    """Return the candidates, and what is not hopelessly behind the best of its role.
+
+    If calls are so slow that the host cannot matter, what is a little behind is left out as well.
+    """
     near = {a.name for a in arms if a.item.role is Role.CANDIDATE}
     for role in (Role.BASELINE, Role.ALTERNATIVE):
         of_kind = {a.name: call_ms[a.name] for a in arms if a.item.role is role}
@@ -232,11 +230,11 @@ def _contenders(arms: list[CaseArm], call_ms: Mapping[str, float]) -> set[str]:
 
 
 def _least_ms(samples: Samples) -> float:
-    """How long a call takes its device or its host, whichever is longer."""
+    """Return how long a call takes its device or its host, whichever is longer."""
     return max(quantile(samples.time_ms, 0.5), quantile(samples.host_us, 0.5) / 1e3)
 
 
-def _outcome(arm: CaseArm, failure: Failure | None = None) -> Observation:
+def _observe(arm: CaseArm, failure: Failure | None = None) -> Observation:
     return Observation(
         implementation=arm.name,
         status=failure.status if failure else Status.OK,

@@ -1,7 +1,7 @@
 """What the calls of one implementation return: delivered to the checker, then watched for a while.
 
 An output that was delivered is overwritten with a mark. So no right output stays in this process,
-where another implementation could find it; and whoever writes to it later erases the mark.
+where another implementation could find it. A later write to it erases the mark.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nsabench.delivery import Delivery
 from nsabench.failure import Failure
 from nsabench.model.vocabulary import Status
 from nsabench.worker.calls import Answer
-from nsabench.worker.form import check_form
+from nsabench.worker.checksums import BITS
 from nsabench.worker.inputs import InputSets
 
 # What a call returned: one answer a stream.
@@ -26,14 +26,13 @@ Deliver = Callable[[Delivery, InputSets, Sequence[Tensor]], bool]
 
 REJECTED = "its output is wrong"  # the checker knows more, and the supervisor says it
 MARK = 0x5A5A
-_BITS = {2: torch.int16, 4: torch.int32}
 
 
 class Outputs:
     """Delivers the outputs of one implementation on one case.
 
-    computes: the op that it computes, if it is another than that of the case. keeps_first: whether
-    what the first call returned is held until `finish`.
+    computes: the op that an alternative computes. keeps_first: whether the first output is kept
+    until `finish`.
     """
 
     def __init__(
@@ -47,24 +46,24 @@ class Outputs:
         # The sets of the call before, and of the last one.
         self._previous: int | None = None
         self._current: int | None = None
-        # What the first and the last call that were checked returned, marked.
+        # The marked outputs of the first and the last call that were checked.
         self._first: list[Tensor] | None = None
         self._kept: list[Tensor] = []
 
     def expect(self, index: int) -> None:
-        """The next call is on the set at this place."""
+        """Note that the next call is on the set at this place."""
         self._previous, self._current = self._current, self._sets.ids[index]
 
     def expect_after(self, before: int | None) -> None:
-        """The call before was on the set at this place; None: there was none."""
+        """Note that the call before was on the set at this place; None if it is the first call."""
         self._previous = None if before is None else self._sets.ids[before]
 
     def check(self, answers: Answers, when: str) -> None:
-        """Have the results of a call checked. Raises `Failure` for what is wrong first.
+        """Check the results of a call. Raises `Failure` with the first thing that is wrong.
 
         when: which call it was, for a reason ("in a timed call, ").
         """
-        # Of all sets: a call may write past the inputs that it was given.
+        # A call may write past the inputs that it was given, so all sets are checked.
         changed = self._sets.any_changed()
         if changed:
             self._sets.repair()
@@ -96,11 +95,10 @@ class Outputs:
             raise Failure(Status.WRONG, REJECTED)
 
     def keep(self, answers: Answers) -> None:
-        """Mark what a call returned, and keep it until the next one that is checked; the first
-        one's to the end: a ring of buffers comes round meanwhile.
+        """Mark what a call returned, and keep it until the next call that is checked.
 
-        Raises `Failure` when what was kept is no longer marked: somebody who keeps a result must
-        not find a later one in it.
+        The first output is kept to the end, so that a ring of buffers comes round. Raises `Failure`
+        if what was kept is no longer marked.
         """
         self._refuse_overwritten(self._kept)
         self._kept = [_bits(result) for answer in answers for result in answer.results.values()]
@@ -117,16 +115,46 @@ class Outputs:
             raise Failure(Status.WRONG, reason)
 
     def finish(self) -> None:
-        """Raises `Failure` when the last result that was kept, or the first, was written to."""
+        """Raises `Failure` if the last result that was kept, or the first, was written to."""
         self.keep([])
         first, self._first = self._first or [], []
         self._refuse_overwritten(first)
 
 
 def _bits(result: Any) -> Tensor:
-    """The elements of a tensor as integers, each that lies in memory once."""
-    found: Tensor = result.detach().data
-    for dim, stride in enumerate(found.stride()):
-        if stride == 0 and found.shape[dim] > 1:  # expanded
-            found = found.narrow(dim, 0, 1)
-    return found.view(_BITS[found.element_size()])
+    """Return the elements of a tensor as integers, an expanded one once."""
+    elements: Tensor = result.detach().data
+    for dim, stride in enumerate(elements.stride()):
+        if stride == 0 and elements.shape[dim] > 1:
+            elements = elements.narrow(dim, 0, 1)
+    return elements.view(BITS[elements.element_size()])
+
+
+def check_form(name: str, output: Any, shape: Sequence[int], given: dict[str, Tensor]) -> Tensor:
+    """Return a result as a plain tensor. Raises `Failure` (wrong) if its form is not the op's.
+
+    name: of the result, for the reason. given: the arguments of the call.
+    """
+    if output is None:
+        raise Failure(Status.WRONG, f"it gives no {name}")
+    if type(output) is not torch.Tensor:
+        raise Failure(
+            Status.WRONG,
+            f"it returned as {name} a {type(output).__name__}, not a plain torch.Tensor",
+        )
+    first = next(iter(given.values()))
+    for what, actual, expected in (
+        ("shape", tuple(output.shape), tuple(shape)),
+        ("dtype", output.dtype, first.dtype),
+        ("device", output.device.type, first.device.type),
+        ("layout", output.layout, first.layout),  # a sparse one has no storage
+    ):
+        if actual != expected:
+            raise Failure(Status.WRONG, f"its {name} has {what} {actual}; the op's is {expected}")
+    if output.is_neg():  # its memory, which is what the next kernel reads, has the other sign
+        raise Failure(Status.WRONG, f"its {name} is a view with the negative bit set")
+    storage = output.untyped_storage().data_ptr()
+    for argument, tensor in given.items():
+        if storage == tensor.untyped_storage().data_ptr():
+            raise Failure(Status.WRONG, f"its {name} shares memory with its input {argument}")
+    return output

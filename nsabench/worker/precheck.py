@@ -1,8 +1,4 @@
-"""A precheck at baselines: who is hopelessly behind another is called a few times, and no more.
-
-A few calls show that a baseline is ten times slower; measuring it as the others are takes twenty,
-and who takes a quarter of a second a call would take most of a run.
-"""
+"""A precheck of baselines: one that is hopelessly behind another is called a few times only."""
 
 from __future__ import annotations
 
@@ -21,12 +17,12 @@ from nsabench.worker.timing.timer import Timer
 Report = Callable[[Step], None]
 
 ROUNDS = 2
-BEHIND = 5.0  # times as long, in each round; few calls say less than `stopping.HOPELESS` asks for
+BEHIND = 5.0  # times as long, in each round
 LEFT_OUT = f"left out: {ROUNDS} calls took over {BEHIND:g} times as long as those of a faster one"
 
 
 class Precheck:
-    """What a few calls of each baseline took that may leave early, and who failed in them."""
+    """Times a few calls of each baseline that may leave early."""
 
     def __init__(self, early_exit: EarlyExit) -> None:
         self._early_exit = early_exit
@@ -35,9 +31,9 @@ class Precheck:
         self._took_s: dict[str, float] = {}  # a call, at most
 
     def look(self, arms: Sequence[CaseArm], timer: Timer, report: Report) -> None:
-        """Call those each once, which compiles what there is to compile and is the first call that
-        parity looks at; and where one seems to be behind, all in rounds, since a GPU wakes up
-        meanwhile. Raises `DeviceLost`.
+        """Call each of those once, and if one seems to be behind, all in rounds.
+
+        The first call is the one that compiles, and that parity checks. Raises `DeviceLost`.
         """
         left = [arm for arm in arms if arm.name in self._early_exit.baselines]
         if len(left) <= self._early_exit.stay:
@@ -52,7 +48,7 @@ class Precheck:
     def _each(
         self, arms: Sequence[CaseArm], look: Callable[[CaseArm], None], report: Report
     ) -> list[CaseArm]:
-        """Those that did not fail."""
+        """Return those that did not fail."""
         left = list(arms)
         for arm in arms:
             report(Step(phase="precheck", implementation=arm.name))
@@ -74,9 +70,9 @@ class Precheck:
         self._took_s[arm.name] = now_s() - begun
 
     def _second(self, arm: CaseArm) -> None:
-        """Of who took long: it may have compiled."""
+        """Time an arm again that took long: it may have compiled."""
         if self._took_s[arm.name] * 1e3 >= self._early_exit.least_ms:
-            self._took_s[arm.name] = arm.by_the_host_s()
+            self._took_s[arm.name] = arm.time_by_host_s()
 
     def _one_may_be_behind(self) -> bool:
         if not self._early_exit.least_ms:
@@ -87,9 +83,9 @@ class Precheck:
 
     def _sample(self, timer: Timer, round_: int, arm: CaseArm) -> None:
         called_s, begun = arm.called_s, now_s()
-        arm.sets.heal()
-        call = arm.unlooked(round_)
-        sample, result = timer.sample(arm.name, call, lambda: arm.unlooked(round_))
+        arm.sets.repair_and_flag()
+        prepare = partial(arm.prepare_unchecked, round_)
+        sample, result = timer.sample(arm.name, prepare(), prepare)
         arm.inspect(round_, result)
         arm.called_s = called_s + now_s() - begun
         samples = self._samples.setdefault(arm.name, Samples())
@@ -100,17 +96,15 @@ class Precheck:
         samples.host_us.append(round(sample.host_us, 2))
 
     def raise_failure(self, name: str) -> None:
-        """Raises the `Failure` that it showed."""
         if name in self._failures:
             raise self._failures[name]
 
     def ordered(self, arms: Sequence[CaseArm]) -> list[CaseArm]:
-        """As they were, but last who may be left out, the fastest of them first: whether it is
-        hangs on the others."""
+        """Put those last that may be left out, the fastest of them first."""
         return sorted(arms, key=lambda arm: self._behind_ms(arm.name))
 
     def _behind_ms(self, name: str) -> float:
-        """What a call takes of who is behind any of the others; 0.0 of all others."""
+        """Return the time of a call of an arm that is behind another; 0.0 for all others."""
         samples = self._samples.get(name)
         if samples is None or not self._is_behind(samples, list(self._samples)):
             return 0.0
@@ -122,8 +116,10 @@ class Precheck:
         )
 
     def left_out(self, name: str, right: Sequence[str]) -> Samples | None:
-        """What the calls took of who need not be measured, since of those that were found right and
-        stay one is so much faster, on the device and from Python: None of all others."""
+        """Return the samples of a baseline that need not be measured; None for all others.
+
+        One of the arms that are `right` and stay is so much faster, on the device and from Python.
+        """
         samples = self._samples.get(name)
         seen = [one for one in right if one in self._samples]
         if samples is None or len(seen) < self._early_exit.stay:
@@ -132,7 +128,6 @@ class Precheck:
 
 
 def _is_far_behind(samples: Samples, other: Samples) -> bool:
-    """Its device alone takes longer than the other's device or host, whichever is longer: about
-    what a call of that takes in a queue."""
+    """Compare with the device or the host of the other, whichever is slower, as in a queue."""
     rounds = zip(samples.time_ms, other.time_ms, other.host_us, strict=True)
     return all(ms > BEHIND * max(other_ms, host_us / 1e3) for ms, other_ms, host_us in rounds)

@@ -24,10 +24,9 @@ GO = b"go\n"  # beside the requests: what a step awaits
 
 
 class Sandbox(Message):
-    """What a worker may write to, and what it must not see. Given to it as it starts.
+    """The folder that a worker may write to, and the paths that it must not see.
 
-    begins_as: the scratch of others, whose caches of compilers are copied into its own first; empty
-    for none.
+    begins_as: a scratch whose caches of compilers are copied into its own first; empty for none.
     """
 
     scratch: str
@@ -40,22 +39,17 @@ class Discover(Message):
 
 
 class Describe(Message):
-    """Tell about the software and the device this worker sees."""
-
     kind: Literal["describe"] = "describe"
 
 
 class Calibrate(Message):
-    """Measure the ceilings and check the timer."""
-
     kind: Literal["calibrate"] = "calibrate"
 
 
 class Measure(Message):
     """Measure implementations of a case together.
 
-    case: its seed is another than those that inputs are drawn from. prepared: what the checker has
-    oracles for. seeds: of the sets of inputs.
+    prepared: what the checker has oracles for. seeds: of the sets of inputs, not of the case.
     """
 
     kind: Literal["measure"] = "measure"
@@ -84,16 +78,16 @@ REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
 
 
 class Step(Message):
-    """Progress: from here on the worker is busy with this; the step's deadline starts anew.
+    """The worker begins a step, and its deadline is renewed.
 
-    awaits: it goes on when it has read a line, `GO`, so that what it does next cannot come before
-    the supervisor knows of it.
+    awaits: it reads the line `GO` first, so that the supervisor knows of what it does next.
+    allowance: times the limit of a step of one implementation.
     """
 
     kind: Literal["step"] = "step"
     phase: str
     implementation: str = ""
-    allowance: float = Field(default=1.0, gt=0)  # times the limit of one implementation's step
+    allowance: float = Field(default=1.0, gt=0)
     awaits: bool = False
 
 
@@ -108,7 +102,7 @@ class Calibrated(Message):
 
 
 class Compiled(Message):
-    """How long the first call took, and the second; or why there were none."""
+    """How long the first and the second call took, or why they failed."""
 
     kind: Literal["compiled"] = "compiled"
     first_s: Time = 0.0
@@ -126,7 +120,7 @@ class Measured(Message):
 
 
 class LostDevice(Message):
-    """The device is lost to this process (a sticky CUDA error) since `implementation` used it."""
+    """A sticky CUDA error: this process can use the device no more."""
 
     kind: Literal["lost_device"] = "lost_device"
     implementation: str
@@ -134,7 +128,7 @@ class LostDevice(Message):
 
 
 class Refused(Message):
-    """An error the user can mend (a broken kernels file, no GPU); the worker ends after it."""
+    """An error that the user can mend, such as a broken file of kernels. The worker ends."""
 
     kind: Literal["refused"] = "refused"
     sentence: str

@@ -1,4 +1,4 @@
-"""What a worker may touch: entered before anything foreign is imported, and never left."""
+"""The sandbox of a worker: entered before anything foreign is imported, and never left."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _held = ""
 
 
 def enter(sandbox: Sandbox) -> None:
-    """Restrict this process, which has one thread, and what it starts. What held says `held`."""
+    """Restrict this process, which has one thread, and what it starts."""
     global _held
     scratch = Path(sandbox.scratch)
     os.environ[repository.FOLDER] = str(repository.folder())  # which a cache of its own would hide
@@ -78,7 +78,7 @@ def enter(sandbox: Sandbox) -> None:
 
 
 def held() -> str:
-    """What is kept from foreign code here, such as "files, TCP, signals, sockets (Landlock 7)"."""
+    """Return what is kept from foreign code, such as "files, TCP, signals (Landlock 7)"."""
     return _held or "none: it was not asked for"
 
 
@@ -105,7 +105,7 @@ def _files(scratch: Path, hidden: Iterable[str]) -> Iterator[str]:
 
 
 def _calls(*, signals: bool) -> Iterator[str]:
-    """signals: whether Landlock does not keep them."""
+    """signals: whether to forbid them, since Landlock does not."""
     connects = Path(os.environ.get(_MPS, _MPS_FOLDER), "control").exists()
     try:
         seccomp.restrict(signals=signals, connects=connects)
@@ -122,7 +122,7 @@ def _devices() -> Iterator[Path]:
 
 
 def _disks() -> Iterator[Path]:
-    """What root reads any file through."""
+    """Yield devices through which root can read any file."""
     for path in Path("/dev").iterdir():
         with suppress(OSError):
             if path.is_block_device() or path.name in ("mem", "kmem", "port"):
@@ -130,14 +130,14 @@ def _disks() -> Iterator[Path]:
 
 
 def around(hidden: Iterable[Path], root: Path = Path("/")) -> Iterator[Path]:
-    """Files and folders that make up everything beneath `root` but what is hidden."""
+    """Yield files and folders that make up everything beneath `root` except what is hidden."""
     beneath = [path for path in hidden if path.is_relative_to(root)]
     if not beneath:
         yield root
     elif root not in beneath and root.is_dir():
         try:
             children = list(root.iterdir())
-        except PermissionError:  # it is as good as hidden
+        except PermissionError:  # this user cannot read it anyway
             return
         for child in children:
             if not child.is_symlink():  # what it leads to is granted, or not, where it lies

@@ -1,68 +1,138 @@
-"""What a worker keeps warm between cases: the timer, the sensors, the imported implementations."""
+"""What a worker keeps warm between requests: the timer, the sensors, the implementations."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from nsabench import registry
+from nsabench.checker.messages import Checked
+from nsabench.delivery import Delivery, Mailbox
 from nsabench.errors import EnvironmentRefused
 from nsabench.machine.environment import nvml
+from nsabench.model.measurement import Message
+from nsabench.model.plan import ImplementationInfo
 from nsabench.registry import Implementation
+from nsabench.worker.channel import Channel
 from nsabench.worker.compilation import compile_case
+from nsabench.worker.inputs import InputSets
 from nsabench.worker.measure import measure
-from nsabench.worker.outputs import Deliver
-from nsabench.worker.precheck import Report
-from nsabench.worker.protocol import Compile, Compiled, Measure, Measured
+from nsabench.worker.protocol import (
+    Calibrate,
+    Calibrated,
+    Compile,
+    Compiled,
+    Discover,
+    Discovered,
+    Measure,
+    Measured,
+    Step,
+)
 from nsabench.worker.state import give_back
+from nsabench.worker.timing import ceilings
 from nsabench.worker.timing.timer import CpuTimer, Timer
 
 
-@dataclass(frozen=True)
 class Session:
-    device: str
-    timer: Timer
-    sensors: nvml.Device | None
-    items: dict[tuple[str, str], Implementation]
+    """Serves one supervisor on one device."""
 
-    @classmethod
-    def open(
-        cls,
+    def __init__(
+        self,
         device: str,
         kernels: Path | None,
-        sources: Mapping[str, str] | None = None,
-        ops_file: Path | None = None,
-    ) -> Session:
-        """Made once a process. The timer first: it binds its clocks before foreign code runs.
+        ops_file: Path | None,
+        sources: Mapping[str, str] | None,
+        channel: Channel,
+        mailbox: Mailbox | None = None,
+    ) -> None:
+        self.device = device
+        self.kernels = kernels
+        self.ops_file = ops_file
+        self.sources = sources
+        self._channel = channel
+        self._mailbox = mailbox
 
-        Raises `EnvironmentRefused` when torch sees no such device.
-        """
-        timer, sensors = tools(device)
-        loaded = registry.load(kernels, sources, ops_file=ops_file)
-        items = {(item.op, item.name): item for item in loaded}
+    @cached_property
+    def timer(self) -> Timer:
+        """Raises `EnvironmentRefused` if torch sees no such device."""
+        if self.device == "cpu":
+            return CpuTimer()
+        if not torch.cuda.is_available():
+            raise EnvironmentRefused(
+                f"torch {torch.__version__} sees no CUDA device",
+                "run `nsabench doctor`, or measure on the CPU with --device cpu.",
+            )
+        from nsabench.worker.timing.cuda import CudaTimer
+
+        return CudaTimer()
+
+    @cached_property
+    def sensors(self) -> nvml.Device | None:
+        if self.device == "cpu":
+            return None
+        return nvml.Device.by_torch(torch.cuda.get_device_properties(torch.cuda.current_device()))
+
+    @cached_property
+    def items(self) -> dict[tuple[str, str], Implementation]:
+        """The implementations by op and name. Raises `UsageError` if one cannot be imported."""
+        loaded = registry.load(self.kernels, self.sources, ops_file=self.ops_file)
         gc.collect()
         gc.freeze()  # what is imported stays; collecting between cases need not look at it
-        return cls(device, timer, sensors, items)
+        return {(item.op, item.name): item for item in loaded}
 
-    def compile(self, request: Compile) -> Compiled:
+    def answer(self, request: Discover | Calibrate | Compile | Measure) -> Message:
+        """Raises `DeviceLost`."""
+        match request:
+            case Discover():
+                infos = [
+                    ImplementationInfo.model_validate(item, from_attributes=True)
+                    for item in registry.load(self.kernels, self.sources, ops_file=self.ops_file)
+                ]
+                return Discovered(implementations=infos)
+            case Calibrate():
+                # Foreign code has not been imported yet, so it cannot have bent the ceilings.
+                return Calibrated(ceilings=ceilings.measure(self.device, self.timer))
+            case Compile():
+                return self._compile(request)
+            case Measure():
+                return self._measure(request)
+
+    def _compile(self, request: Compile) -> Compiled:
         item = self.items.get((request.case.op, request.implementation))
+        self._step(Step(phase="compilation", implementation=request.implementation))
         if item is None:
             return Compiled(reason=f"{request.implementation} is not installed")
         return compile_case(request.case, item, self.device)
 
-    def measure(self, request: Measure, report: Report, deliver: Deliver) -> Measured:
-        case = request.case
+    def _measure(self, request: Measure) -> Measured:
+        assert self._mailbox is not None
+        self._mailbox.map(max((f.nbytes for f in request.prepared.forms.values()), default=0))
+        measured = self.measure(request, self._step, self._deliver)
+        self._mailbox.close()
+        return measured
+
+    def measure(
+        self,
+        request: Measure,
+        report: Callable[[Step], None],
+        deliver: Callable[[Delivery, InputSets, Sequence[Tensor]], bool],
+    ) -> Measured:
+        timer, sensors = (
+            self.timer,
+            self.sensors,
+        )  # first: they bind clocks before foreign code runs
         measured = measure(
-            case,
-            [self.items[case.op, name] for name in request.implementations],
+            request.case,
+            [self.items[request.case.op, name] for name in request.implementations],
             device=self.device,
-            timer=self.timer,
-            sensors=self.sensors,
+            timer=timer,
+            sensors=sensors,
             report=report,
             prepared=request.prepared,
             seeds=request.seeds,
@@ -72,20 +142,14 @@ class Session:
         give_back(self.device)
         return measured
 
+    def _step(self, step: Step) -> None:
+        """Say what is done next, and do it when the supervisor has heard."""
+        self._channel.send(step.model_copy(update={"awaits": True}))
+        sys.stdin.buffer.readline()
 
-@cache
-def tools(device: str) -> tuple[Timer, nvml.Device | None]:
-    """The clock and the sensors of the device; neither needs foreign code."""
-    return _cuda() if device == "cuda" else (CpuTimer(), None)
-
-
-def _cuda() -> tuple[Timer, nvml.Device | None]:
-    if not torch.cuda.is_available():
-        raise EnvironmentRefused(
-            f"torch {torch.__version__} sees no CUDA device",
-            "run `nsabench doctor`, or measure on the CPU with --device cpu.",
-        )
-    from nsabench.worker.timing.cuda import CudaTimer
-
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return CudaTimer(), nvml.Device.by_torch(properties)
+    def _deliver(self, delivery: Delivery, sets: InputSets, results: Sequence[Tensor]) -> bool:
+        """Hand the results of a call to the checker; return whether they are right."""
+        assert self._mailbox is not None
+        self._mailbox.put(sets.form, results)
+        self._channel.send(delivery)
+        return Checked.model_validate_json(sys.stdin.buffer.readline()).right

@@ -1,4 +1,4 @@
-"""What one implementation could leave in the process, under the others' feet."""
+"""What an implementation could leave in the process that disturbs those after it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from nsabench.failure import DeviceLost, Failure
-from nsabench.worker import l2
+from nsabench.worker import driver
 from nsabench.worker.guard import guarded
 
 Settings = dict[str, Any]
@@ -78,7 +78,7 @@ _empty_cache = torch.cuda.empty_cache
 _getitimer, _setitimer = signal.getitimer, signal.setitimer
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _functions, _dispatches = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
-# Who leaves one of these alters or slows what others call, torch's or Python's.
+# Each of these, if it is left set, alters or slows what others call.
 _HOOKS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "autocast": (torch.is_autocast_enabled, torch.set_autocast_enabled),
     "modes of torch functions": (
@@ -106,16 +106,19 @@ if hasattr(_backends.cuda, "enable_cudnn_sdp"):  # torch 2.5
 _OF_CUDA = {
     "current_device": (_cuda.current_device, _cuda.set_device),
     "current_stream": (_cuda.current_stream, _cuda.set_stream),
-    "L2 set aside": (partial(l2.limit, l2.SET_ASIDE), partial(l2.set_limit, l2.SET_ASIDE)),
+    "L2 set aside": (
+        partial(driver.limit, driver.SET_ASIDE),
+        partial(driver.set_limit, driver.SET_ASIDE),
+    ),
     "bytes fetched into L2": (
-        partial(l2.limit, l2.FETCH_GRANULARITY),
-        partial(l2.set_limit, l2.FETCH_GRANULARITY),
+        partial(driver.limit, driver.FETCH_GRANULARITY),
+        partial(driver.set_limit, driver.FETCH_GRANULARITY),
     ),
 }
 
 
 def settings() -> Settings:
-    """Switches that change how fast, how exactly, or where torch computes."""
+    """Return the switches that change how fast, how exactly, or where torch computes."""
     readable = _OF_TORCH | (_OF_CUDA if torch.cuda.is_initialized() else {})
     return {name: _read(read) for name, (read, _) in readable.items()}
 
@@ -129,7 +132,7 @@ def _read(read: Callable[[], Any]) -> Any:
 
 
 def restore(before: Settings) -> str:
-    """Set what is no longer as it was; what that is, in words, or ''."""
+    """Set back what has changed. Return what that is, in words, or ''."""
     changes, now = [], settings()
     for name, value in before.items():
         if now[name] != value:
@@ -144,11 +147,11 @@ def forget_earlier_cases(device: str) -> None:
     """Drop what is left of them: inputs and graphs that a failure's traceback holds, and what
     torch.compile keeps.
 
-    Of one function torch compiles a few shapes (8, by default) and silently runs all later ones
+    torch compiles a function for a few shapes (8, by default) and silently runs all later ones
     uncompiled: a FlexAttention that should take 0.01 ms then takes 3 ms, and its rival wins.
     """
     frames = sys.modules.get("torch._dynamo.convert_frame")
-    # Importing what `reset` needs takes seconds, so it is for those who have compiled something.
+    # To import what `reset` needs takes seconds, so it is done only if something was compiled.
     if frames is not None and frames.FRAME_COUNTER:
         sys.modules["torch._dynamo"].reset()
         _collect_all()
@@ -159,7 +162,7 @@ def forget_earlier_cases(device: str) -> None:
 def give_back(device: str) -> None:
     """Give the device's memory back, since another worker may measure on it next.
 
-    What was measured counts even if this fails. The next request finds out if the device is lost.
+    Measurements count even if this fails. The next request finds out if the device is lost.
     """
     if device == "cuda":
         with suppress(Failure, DeviceLost):
@@ -189,8 +192,7 @@ def _collect_all() -> None:
 
 @contextmanager
 def no_garbage() -> Iterator[None]:
-    """Nothing is collected while a CUDA graph is captured: a graph that dies meanwhile, whosever
-    it was, would end the capture."""
+    """Collect nothing while a CUDA graph is captured: a graph that dies would end the capture."""
     gc.collect()
     enabled = gc.isenabled()
     gc.disable()

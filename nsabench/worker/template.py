@@ -1,9 +1,8 @@
-"""The process that workers are forked from: what every worker imports, and nothing foreign.
+"""The process that workers are forked from. It imports what every worker needs, nothing foreign.
 
-Importing torch and Triton takes seconds, forking a process that did takes a twentieth of one. It
-has one thread and no CUDA context, since neither survives a fork; that is looked at before each.
-A worker is the child of a child that ends at once, so that the supervisor, which adopts orphans,
-becomes its parent, as if it had started it.
+To import torch and Triton takes seconds, to fork a process that did takes 0.05 s. It has one thread
+and no CUDA context, since neither survives a fork. A worker is the child of a child that ends at
+once, so the supervisor, which adopts orphans, becomes its parent.
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ def main() -> None:
 
 
 def import_all() -> None:
-    """Import what workers need, the shipped ops and the checks of them as well."""
     for name in IMPORTED:
         importlib.import_module(name)
     from nsabench import ops
@@ -70,7 +68,7 @@ def import_all() -> None:
 
 
 def _serve(supervisor: socket.socket, parent: int) -> tuple[str, list[str]] | None:
-    """Fork workers until the supervisor hangs up. In a worker: what it has to run."""
+    """Fork workers until the supervisor hangs up. In a worker, return what it has to run."""
     clean = _state()
     while True:
         message, streams, _, _ = socket.recv_fds(supervisor, MAX_REQUEST_BYTES, STREAMS + 1)
@@ -94,10 +92,10 @@ def _serve(supervisor: socket.socket, parent: int) -> tuple[str, list[str]] | No
 
 
 def _state(without: Sequence[int] = ()) -> tuple[int, frozenset[str], frozenset[int]]:
-    """Threads, modules and descriptors."""
+    """Return the number of threads, the modules and the descriptors."""
     descriptors = set()
     for path in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # that of the listing itself is gone
+        with suppress(OSError):  # the listing itself had one
             os.fstat(int(path.name))
             descriptors.add(int(path.name))
     threads = sum(1 for _ in Path("/proc/self/task").iterdir())

@@ -447,7 +447,7 @@ def test_calls_at_once_have_data_of_their_own(tmp_path: Path) -> None:
 
 def test_no_stream_of_the_workers_is_one_of_torchs() -> None:
     """A side stream that is one which a call is made on would be in order by accident."""
-    from nsabench.worker.streams import own_streams
+    from nsabench.worker.driver import own_streams
 
     own = {stream.cuda_stream for stream in own_streams(5)}
     assert len(own) == 5

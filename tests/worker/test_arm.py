@@ -60,7 +60,7 @@ def test_an_ordered_call_is_not_blamed_for_what_others_changed_unseen() -> None:
     arm.check()
     damage(sets, *range(1, len(sets)))
     arm.finish()
-    assert sets.somebody_writes
+    assert sets.is_written_to
 
 
 def test_all_sets_are_repaired_when_one_is_found_changed() -> None:
@@ -72,7 +72,7 @@ def test_all_sets_are_repaired_when_one_is_found_changed() -> None:
     with pytest.raises(Failure, match="it changed its input q"):
         arm.outputs.check(answers, "")
     assert not sets.any_changed()
-    assert not sets.somebody_writes
+    assert not sets.is_written_to
 
 
 @pytest.fixture

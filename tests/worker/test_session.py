@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from io import BytesIO
 from typing import Any
 
 import pytest
@@ -14,12 +15,18 @@ from nsabench.implementations.baselines.selection_rows import gqa
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import L2, DType, Role, Runs, Status
 from nsabench.registry import Implementation
+from nsabench.worker.channel import Channel
 from nsabench.worker.inputs import InputSets
 from nsabench.worker.session import Session
-from nsabench.worker.timing.timer import CpuTimer
 from tests.checking import Desk, a_case, rounds
 
 SHAPES = 10  # torch compiles 8 of one function and runs the next ones uncompiled
+
+
+def _session(item: Implementation) -> Session:
+    session = Session("cpu", None, None, None, Channel(BytesIO(), b""))
+    session.items = {(item.op, item.name): item}
+    return session
 
 
 def _case(length: int = 8, l2: L2 = L2.COLD) -> Case:
@@ -50,7 +57,7 @@ def test_the_tenth_shape_runs_compiled_too() -> None:
         return out
 
     item = Implementation("selection_rows", "mine", Role.CANDIDATE, (Runs.CPU,), "", "test", mine)
-    session = Session("cpu", CpuTimer(), None, {(item.op, item.name): item})
+    session = _session(item)
     for number in range(SHAPES):
         case = _case(8 + number)
         desk = Desk(case)
@@ -65,7 +72,7 @@ def test_the_tenth_shape_runs_compiled_too() -> None:
 def test_nothing_of_a_case_outlives_it(l2: L2) -> None:
     """With a warm L2 the timer kept the inputs of all arms until the next case."""
     item = Implementation("selection_rows", "mine", Role.CANDIDATE, (Runs.CPU,), "", "test", _rows)
-    session = Session("cpu", CpuTimer(), None, {(item.op, item.name): item})
+    session = _session(item)
     case = _case(l2=l2)
     desk = Desk(case)
     request = desk.request([item.name], case)

@@ -33,7 +33,7 @@ from nsabench.running.supervisor.process import WorkerProcess
 from nsabench.running.supervisor.program import measuring
 from nsabench.running.supervisor.scratch import Scratch
 from nsabench.running.supervisor.timeouts import MAX_STEPS
-from nsabench.verdicts.attempts import BEFORE_ANY
+from nsabench.verdicts.blame import BEFORE_ANY
 from nsabench.worker.protocol import (
     Calibrate,
     Calibrated,
@@ -79,9 +79,9 @@ class WorkerExecutor:
     ) -> None:
         """run: the folder of the run, which a sandboxed worker does not see.
 
-        computes: by op and name, the op that an implementation computes, if it is another. entropy:
-        what the seeds of inputs are made from, which no worker knows; drawn if not given.
-        is_clean: whether its workers import no candidate. checker: one of its own if not given.
+        computes: by op and name, the op that an alternative computes. entropy: a secret that the
+        seeds of inputs are made from; drawn if not given. is_clean: whether its workers import no
+        candidate. checker: one of its own if not given.
         """
         self.device = device
         self.kernels = kernels

@@ -32,11 +32,11 @@ TERM_GRACE_S = 2.0
 REAP_S = 10.0
 READ_TIMEOUT_S = 20.0  # for a worker that has answered and has nothing to do but to read
 POLL_S = 0.25
-# RLIMIT_NPROC does not hold root. A compiler starts one for each core, now and then.
+# RLIMIT_NPROC does not hold root. A compiler may start one for each core.
 MOST_PROCESSES = 64 + 4 * (os.cpu_count() or 1)
 MAX_REPLY_BYTES = 64 << 20
 READ_BYTES = 1 << 16
-MOST_PRINTED_BYTES = 1 << 20  # that lie in a pipe, unless root has made it larger
+MOST_PRINTED_BYTES = 1 << 20  # in a pipe, unless root has made it larger
 REFUSALS = (1, 2, 3)  # exit codes a worker may ask for
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -222,7 +222,7 @@ class WorkerProcess:
     def _take_printed(self) -> bool:
         """Move what is in the pipe into the log. Return whether more may come.
 
-        What was printed before an answer must be in the log before the next request.
+        The words before an answer must be in the log before the next request.
         """
         with self._printed:
             for _ in range(MOST_PRINTED_BYTES // READ_BYTES):
@@ -351,9 +351,9 @@ def _orphans(siblings: set[int], born: float) -> list[psutil.Process]:
 
 
 def _was_left_behind(child: psutil.Process, born: float) -> bool:
-    """Return whether a child carries the mark, or is in a session that is not ours.
+    """Return whether a child carries the mark, or is in another session than this process.
 
-    A worker's child may hide its environment. What this program starts itself is in its session.
+    A worker's child may hide its environment, and with it the mark.
     """
     try:
         foreign = child.create_time() >= born - 1 and os.getsid(child.pid) != os.getsid(0)

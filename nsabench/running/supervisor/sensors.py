@@ -12,7 +12,7 @@ from nsabench.model.plan import Device
 from nsabench.worker.conditions import ConditionMonitor
 from nsabench.worker.protocol import Step
 
-# What a worker does before, such as to compile, has other clocks.
+# A device that compiles, which comes before, has other clocks.
 TIMED = ("warm-up", "timing")
 
 

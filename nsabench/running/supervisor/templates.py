@@ -26,7 +26,7 @@ class NoTemplate(Exception):
 
 
 class ForkedProcess:
-    """What `subprocess.Popen` is, of a process that was forked elsewhere and adopted."""
+    """A process that was forked elsewhere and adopted, with methods of `subprocess.Popen`."""
 
     def __init__(self, pid: int, stdin: IO[bytes], stdout: IO[bytes], stderr: IO[bytes]) -> None:
         self.pid = pid
@@ -141,7 +141,7 @@ def fork(
 ) -> ForkedProcess:
     """Fork a worker that runs a module. A template that is gone is started anew, once.
 
-    Raises `NoTemplate` if no worker can be forked, from then on at once.
+    Raises `NoTemplate` if no worker can be forked; later calls raise it at once.
     """
     key = frozenset(environment.items())
     if key in _hopeless:

@@ -1,1 +1,1 @@
-"""Taking samples: one timer a device, rounds of interleaved arms, stopping rules, statistics."""
+"""Takes samples: one timer a device, rounds of interleaved arms, stopping rules, bursts."""

@@ -1,7 +1,7 @@
-"""Bursts: calls one behind the other, nothing awaited between them, arm after arm.
+"""Bursts: calls back to back, as a caller in Python makes them.
 
-A sample has its launch gap hidden and a cold L2. A burst has neither: it is what a caller in Python
-pays, who prepares the next call while the device works on the one before.
+The host prepares a call while the device works on the one before. A sample hides the launch gap and
+has a cold L2; a burst has neither.
 """
 
 from __future__ import annotations
@@ -19,26 +19,20 @@ from nsabench.verdicts.statistics import MIN_ROUNDS_EVER
 from nsabench.worker.timing.timer import Timer
 
 ROUNDS = 8
-BURST_S = 2e-3  # a device synchronise, of some 10 µs, is nothing beside it
+BURST_S = 2e-3  # much longer than a device synchronise, which takes some 10 µs
 MOST_CALLS = 256
-SLOW_MS = 20.0  # of a call that hides whatever its host does for the next
-ARM_BUDGET_S = 0.06  # in all bursts of an arm, but for those that a verdict needs
-# Of a call whose bursts a verdict needs: it has as many as an interval is made of, whatever is done
-# around them, or one; with one fewer than that nothing could be said.
+SLOW_MS = 20.0  # a call hides whatever its host does for the next
+ARM_BUDGET_S = 0.06  # in all bursts of an arm, except those that a verdict needs
+# A faster call that a verdict needs has as many bursts as an interval needs.
 NEEDED_MS = 1000.0
 HELD_BYTES = 2 << 30  # what is made ready before a burst may take in all
 
 
 class BurstArm(Protocol):
-    """One implementation, whose calls can be made one behind the other."""
-
     name: str
 
     def burst(self, timer: Timer, count: int) -> float:
-        """The time a call (ms) of so many in a row, the input sets in turn.
-
-        Raises `Failure` when the implementation does, or returns what is wrong.
-        """
+        """Make `count` calls on the input sets in turn; return ms a call. Raises `Failure`."""
         ...
 
 
@@ -51,8 +45,7 @@ class _Arm:
     bursts: Bursts = field(default_factory=Bursts)
 
     def goes_on(self, round_: int) -> bool:
-        """Whether it has a burst in this round. The first that counts is for all, and the one
-        before, which warms up, for all but those whose calls are so slow that it tells nothing."""
+        """Return whether it has a burst in this round; -1 warms up."""
         if round_ < 0:
             return not self.slow
         if round_ < 1 or self.spent_s < ARM_BUDGET_S:
@@ -69,10 +62,10 @@ def collect(
     failed: dict[str, Failure],
     judged: Container[str] = (),
 ) -> dict[str, Bursts]:
-    """Bursts of every arm, in rounds, in a new order each time; those that fail go to `failed`.
+    """Take bursts of every arm, in rounds of a new order; arms that fail go to `failed`.
 
-    call_ms: how long a call takes at least. call_bytes: what one that is made ready holds on to.
-    judged: whose bursts a verdict is of; they go on to as many as an interval needs.
+    call_ms: how long a call takes at least. call_bytes: what a call that is made ready holds.
+    judged: arms that a verdict is about, which get as many bursts as an interval needs.
     """
     by_name = {arm.name: arm for arm in arms}
     going = {
@@ -102,7 +95,7 @@ def collect(
 
 
 def _count(call_ms: float, call_bytes: int) -> int:
-    fewest = 2 if call_ms < SLOW_MS else 1  # one call is behind no other
+    fewest = 2 if call_ms < SLOW_MS else 1  # a single call follows no other
     enough = max(fewest, math.ceil(BURST_S * 1e3 / max(call_ms, 1e-6)))
     affordable = HELD_BYTES // max(call_bytes, 1)
     return max(1, min(MOST_CALLS, enough, affordable))

@@ -1,4 +1,4 @@
-"""What this device can do at best, measured in the run: the roofline that records are held to."""
+"""The best that this device can do, measured in the run: the roofline for all records."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ OFFSET_PAIRS = 400
 
 
 def measure(device: str, timer: Timer) -> Ceilings:
-    """Copy bandwidth (bytes read plus written), matmul rate a dtype, and the timer's own floor.
+    """Measure copy bandwidth (bytes read plus written), matmul rates and the timer's own floor.
 
-    The best of several repeats: a ceiling is what the device can do, not what it usually does.
+    The best of several repeats counts, since a ceiling is what the device can do.
     """
     return _cuda(timer) if device == "cuda" else _cpu(timer)
 
@@ -54,7 +54,7 @@ def _cuda(timer: Timer) -> Ceilings:
         n = MATMUL_SIZE if dtype.itemsize == 2 else MATMUL_SIZE // 2
         a = torch.randn(n, n, dtype=dtype, device="cuda")
         b = torch.randn(n, n, dtype=dtype, device="cuda")
-        best = _best(timer, f"matmul {dtype}", lambda a=a, b=b: a @ b)
+        best = _best(timer, f"matmul {dtype}", partial(torch.matmul, a, b))
         rates[str(dtype).removeprefix("torch.")] = 2 * n**3 / best / 1e9
     return Ceilings(
         copy_gb_s=2 * size / copy_ms / 1e6,
@@ -67,8 +67,7 @@ def _cuda(timer: Timer) -> Ceilings:
 
 
 def _cpu(timer: Timer) -> Ceilings:
-    # Twice what is taken for the last-level cache. Where that holds more, the ceiling is too high,
-    # which accuses nobody.
+    # Twice the last-level cache. If that is larger than it says, the ceiling is only too high.
     source = flush()
     target = np.empty_like(source)
     moved = _cpu_gb_s(timer, source, target)
@@ -81,15 +80,14 @@ def _cpu(timer: Timer) -> Ceilings:
 
 
 def _cpu_gb_s(timer: Timer, source: NDArray[np.float64], target: NDArray[np.float64]) -> float:
-    """The best rate of copies by one core, and of reads by all: what is written is read before
-    where a copy is not large enough to go past the caches."""
+    """Return the best rate of copies by one core, or of reads by all."""
     copy_ms = _best_warm(timer, partial(np.copyto, target, source), CPU_MOVES)
     read_ms = _best_warm(timer, partial(torch.sum, torch.from_numpy(target)), CPU_MOVES)
     return max(2 * source.nbytes / copy_ms, source.nbytes / read_ms) / 1e6
 
 
 def _cpu_tflop_s(timer: Timer) -> float:
-    """The best rate of matrices up to the first that keep the cores for a while."""
+    """Return the best rate of matrices up to the first that keep the cores for a while."""
     rate = 0.0
     for size in CPU_MATMUL_SIZES:
         a = torch.randn(size, size)
@@ -101,28 +99,26 @@ def _cpu_tflop_s(timer: Timer) -> float:
 
 
 def _best_warm(timer: Timer, call: Call, repeats: int) -> float:
-    """Time of the fastest of some calls (ms) between which no cache is pushed out."""
+    """Return the time (ms) of the fastest call, with warm caches."""
     return min(timer.burst([call], 0)[0] for _ in range(repeats))
 
 
-def _best(timer: Timer, name: str, call: object) -> float:
-    assert callable(call)
+def _best(timer: Timer, name: str, call: Call) -> float:
     for _ in range(2):
         timer.sample(name, call)
     return min(timer.sample(name, call)[0].time_ms for _ in range(REPEATS))
 
 
 def _floor(timer: Timer, repeats: int = FLOOR_REPEATS) -> float:
-    """Median time of an empty call: no sample is shorter."""
+    """Return the median time (ms) of an empty call: no sample is shorter."""
     return quantile([timer.sample("null", lambda: None)[0].time_ms for _ in range(repeats)], 0.5)
 
 
 def _offset(timer: Timer) -> float:
-    """What the events read beyond the time that a kernel takes by a clock inside it (ms).
+    """Return what the events read (ms) beyond the time of a kernel by a clock inside it.
 
-    A spin ends when the SM has counted its cycles. Two lengths of it give the time of a cycle, and
-    with that the time of a spin of none: the way from one event to the kernel and on to the other.
-    One of each length at a time, since a clock that rises meanwhile gives a cycle another length.
+    A spin ends when the SM has counted its cycles. Two lengths give the time of a cycle, and so the
+    time of a spin of none. They alternate, since the clock may rise meanwhile.
     """
     offsets = []
     for _ in range(OFFSET_PAIRS):
@@ -141,10 +137,9 @@ def _spin(cycles: int) -> None:
 
 
 def _known_duration_error(timer: Timer) -> float:
-    """Relative error on a duration the event timer has no part in.
+    """Return the relative error of the events on a duration that the host clock measures as well.
 
-    A spin of n and of 10 n cycles, each also timed by the host clock around a synchronise; both
-    fixed overheads cancel in the difference, which must be the same for host and events.
+    The difference between spins of n and of 10 n cycles, in which fixed overheads cancel.
     """
     by_events, by_host = [], []
     for cycles in KNOWN_SPIN_CYCLES:

@@ -1,10 +1,9 @@
 """The timer of a CUDA device: events around one call on a flushed L2, the launch gap hidden.
 
-A spin kernel holds the stream while the host queues start event, call and end event. Whether the
-gap was really hidden is read back per sample (the start event must not have passed when the call
-returns), so the spin need not be guessed: it grows until it suffices, and shrinks again. A call
-that waits for the device itself can never be hidden; its samples say so and include its launch
-gaps, as its user would see them.
+A spin kernel holds the stream while the host queues start event, call and end event. The gap was
+hidden if the start event has not passed when the call returns. So the spin grows until it suffices,
+and shrinks again. A call that waits for the device cannot be hidden: its samples say so, and
+include its launch gaps.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from nsabench.worker.timing.l2_flush import L2Flush
 from nsabench.worker.timing.spin import FIRST_CYCLES, longer, shorter
 from nsabench.worker.timing.timer import Call, Sample, Timed, one_behind_the_other
 
-# A device synchronise after an event synchronise now and then takes 0.1 ms with nothing to wait
-# for (H200). Shorter escapes than this are found by the stream-ordered call of the parity checks.
+# A device synchronise with nothing to wait for now and then takes 0.1 ms (H200). The ordered calls
+# of the parity checks find shorter escapes.
 MIN_ESCAPE_S = 200e-6
 FLUSHES = 5  # of which the shortest counts
 MOST_LATE = 5  # tries of an arm in a case, after which its spin does not shrink any more
@@ -35,14 +34,11 @@ _current_stream = torch.cuda.current_stream
 
 
 class _Once(NamedTuple):
-    """One call: whether its gap was hidden, what came back, how long the device was busy after the
-    end event, how long the host was in the call, and in all from the spin to its end (s)."""
-
-    hidden: bool
+    hidden: bool  # its launch gap
     result: Any
-    waited_s: float
-    host_s: float
-    queued_s: float
+    waited_s: float  # for the device after the end event
+    host_s: float  # the host was in the call
+    queued_s: float  # from the spin to the end of the call
 
 
 class CudaTimer:
@@ -60,7 +56,7 @@ class CudaTimer:
         self._flush_s = self._measure_flush()  # now that the device is warm
 
     def _measure_sync_noise(self) -> float:
-        """How long the device synchronise takes after a sample that leaves nothing running."""
+        """Return how long a synchronise takes after a sample that leaves nothing running."""
         waits = sorted(self._once(FIRST_CYCLES, lambda: None).waited_s for _ in range(100))
         return waits[-3]
 
@@ -71,14 +67,14 @@ class CudaTimer:
                 sample, once = self._sampled(spin, call)
             except RuntimeError as error:  # asynchronous: raised by an event or a synchronise
                 raise DeviceLost(arm, " ".join(str(error).split())[:300]) from error
-            # Who is late again and again may wish to be: each try that is late is a call more.
+            # A call may be late on purpose: each late try is one more call.
             if sample.gap_hidden and self._late[arm] <= MOST_LATE:
                 self._spin[arm] = shorter(spin, once.queued_s - self._flush_s)
             if sample.gap_hidden or spin == 0:
                 return sample, once.result
             self._late[arm] += 1
-            # Who outlasts the longest spin synchronises: it is not hidden, and says so. In two
-            # samples, and no spin is tried any more: one may have met a busy machine.
+            # A call that outlasts the longest spin synchronises. After two such samples no spin is
+            # tried any more: the first may have met a busy machine.
             spin = longer(spin, once.host_s, before_s)
             self._exposed[arm] += spin == 0
             if spin or self._exposed[arm] > 1:
@@ -108,8 +104,8 @@ class CudaTimer:
     def _once(self, spin: int, call: Call) -> _Once:
         """Queue and finish one call."""
         stream = _current_stream()
-        # The flush comes behind the spin, so that nothing which the call queues on another stream
-        # can warm the L2 while the device is held.
+        # The flush comes after the spin, so that nothing that the call queues on another stream can
+        # warm the L2 while the device is held.
         if spin:
             _sleep(spin)
         queued = now_s()
@@ -128,7 +124,7 @@ class CudaTimer:
         return _Once(hidden, result, now_s() - before, returned - called, returned - queued)
 
     def _measure_flush(self) -> float:
-        """How long the device flushes the L2 (s), the least of a few times."""
+        """Return how long the device flushes the L2 (s)."""
         stream = _current_stream()
         took_ms: list[float] = []
         for _ in range(FLUSHES):

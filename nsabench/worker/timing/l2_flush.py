@@ -1,4 +1,4 @@
-"""Putting everything out of the L2 before a timed call, and how large the L2 is."""
+"""Flushes the L2 before a timed call, and says how large the L2 is."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ import torch
 _amax = torch.amax  # bound before foreign code is imported
 
 LEAST = 8 << 20
-LARGEST = 128 << 20  # no device of a data sheet has more, and flushing too much only takes longer
+LARGEST = 128 << 20  # no device has more, and flushing too much only takes longer
 
 
 def l2_bytes(properties: Any) -> int:
-    """Bytes of the L2, of what `torch.cuda.get_device_properties` says.
-
-    torch says it from 2.5 on; before, the device's data sheet does; where there is none, `LARGEST`.
-    """
+    """Return the bytes of the L2, from torch (2.5 or later), the data sheet, or `LARGEST`."""
     size: int | None = getattr(properties, "L2_cache_size", None)
     if size is not None:
         return size
@@ -27,11 +24,7 @@ def l2_bytes(properties: Any) -> int:
 
 
 class L2Flush:
-    """Reads twice the size of the L2 of the current device.
-
-    Reading evicts as surely as writing and leaves no dirty lines, whose write-back would be charged
-    to the call that is timed.
-    """
+    """Reads twice the size of the L2. Writing would leave dirty lines for the timed call."""
 
     def __init__(self) -> None:
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())

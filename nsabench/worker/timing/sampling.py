@@ -21,42 +21,35 @@ MAX_WARMUP = 4  # times the asked time
 
 
 class Arm(Protocol):
-    """One implementation, ready to be called on a set of inputs.
-
-    called_s: seconds inside calls that it has counted itself.
-    """
+    """One implementation. Its methods, and the calls that it prepares, raise `Failure`."""
 
     name: str
-    called_s: float
+    called_s: float  # inside calls that it has counted itself
 
     def prepare(self, round_: int) -> Callable[[], Any]:
-        """Ready the inputs of this round, outside the timed region; return the call to time.
-
-        That call raises `Failure` when the implementation does.
-        """
+        """Do what is not timed of a call; return the call to time."""
         ...
 
     def inspect(self, round_: int, result: Any) -> None:
-        """Look at what a timed call returned. Raises `Failure` when it is wrong."""
+        """Check what a timed call returned."""
         ...
 
     def finish(self) -> None:
-        """One more look when the last sample is taken. Raises `Failure` when it shows a fault."""
+        """Check once more after the last sample."""
         ...
 
 
 @dataclass
 class Collected:
-    """Samples an arm, why arms left, and the time that went into warm-up and timed calls, without
-    what arms have counted themselves."""
+    """By arm: its samples, or why it left."""
 
     samples: dict[str, Samples] = field(default_factory=dict)
     failed: dict[str, Failure] = field(default_factory=dict)
-    busy_s: float = 0.0
+    busy_s: float = 0.0  # in warm-up and timed calls, without what arms have counted themselves
 
     @contextmanager
     def busy(self, *arms: Arm) -> Iterator[None]:
-        """Time that goes into calls of these, none of it twice."""
+        """Count the time of calls of these arms, none of it twice."""
         begun, called_s = now_s(), sum(arm.called_s for arm in arms)
         try:
             yield
@@ -66,7 +59,7 @@ class Collected:
 
 
 def warm_up(arm: Arm, timer: Timer, seconds: float, out: Collected) -> None:
-    """Call an arm for `seconds`, and on until its times settle (at most four times as long)."""
+    """Call an arm for `seconds`, and then until its times settle, at most four times as long."""
     times: list[float] = []
     start = now_s()
     try:

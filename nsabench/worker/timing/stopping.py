@@ -8,8 +8,8 @@ from typing import Protocol
 from nsabench.model.case import FixedCount, RatioCI, Stopping, TimeBudget
 from nsabench.verdicts.statistics import MIN_ROUNDS_EVER, quantile, ratio_of_medians
 
-STOP_RESAMPLES = 200  # a decision to go on sampling needs less resolution than a verdict
-CONTENDER_MARGIN = 1.1  # a baseline further behind than this cannot become the best one
+STOP_RESAMPLES = 200  # fewer than for a verdict
+CONTENDER_MARGIN = 1.1  # a baseline further behind cannot become the best one
 HOPELESS = 3.0  # times the best baseline, in all of the first MIN_ROUNDS_EVER
 
 
@@ -17,24 +17,22 @@ class Rule(Protocol):
     """Asked after each round with the times so far, all of the same length for active arms."""
 
     def enough(self, rounds: int, elapsed_s: float, times: Mapping[str, Sequence[float]]) -> bool:
-        """Whether to stop sampling the case."""
+        """Return whether to stop sampling the case."""
         ...
 
     def active(self, rounds: int, times: Mapping[str, Sequence[float]]) -> set[str]:
-        """Which arms still need samples."""
+        """Return which arms still need samples."""
         ...
 
 
 class StopAtRatioCI:
     """Stops when every candidate's ratio to the best baseline is known well enough.
 
-    After `MIN_ROUNDS_EVER` whoever is hopelessly behind the best baseline leaves, candidates
-    excepted, and the budget begins: a baseline of half a second a call must not leave five samples
-    to a candidate of half a millisecond. After `min_rounds` only candidates and the baselines near
-    the best one stay active: the time of the others is known, and they cannot decide anything.
-    The second best baseline stays all the while, unless it takes half of the budget: a check may
-    yet reject the best one, and then it is what the candidate is compared with. Alternatives are
-    what the op as a whole is compared with: of them the same holds, among themselves.
+    After `MIN_ROUNDS_EVER` rounds arms leave that are hopelessly behind the best baseline, except
+    candidates. Then the budget begins, so that a slow baseline does not use it up. After
+    `min_rounds` only candidates and the baselines near the best one stay. The second best baseline
+    stays unless it takes half of the budget: a check may yet reject the best one. Alternatives are
+    compared among themselves in this way.
     """
 
     def __init__(
@@ -80,7 +78,7 @@ class StopAtRatioCI:
     def _needed(
         self, ranked: list[str], rounds: int, times: Mapping[str, Sequence[float]], kinds: set[str]
     ) -> set[str]:
-        """Rivals of one kind that still need samples, and early on whoever is of none."""
+        """Return arms of one kind that still need samples, and early also arms of no kind."""
         early = rounds < self.model.min_rounds
         limit = (HOPELESS if early else CONTENDER_MARGIN) * quantile(times[ranked[0]], 0.5)
         spare = {arm for arm in ranked[1:2] if sum(times[arm]) / 1e3 < self.model.budget_s / 2}
@@ -90,13 +88,13 @@ class StopAtRatioCI:
             for arm, samples in times.items()
             if arm in own
             and len(samples) == rounds
-            # A few samples may all be disturbed, but who is slow is slow in each of them.
+            # A few samples may all be disturbed, but a slow arm is slow in each of them.
             and (min(samples) if early else quantile(samples, 0.5)) <= limit
         }
 
     @staticmethod
     def _ranked(kind: set[str], rounds: int, times: Mapping[str, Sequence[float]]) -> list[str]:
-        """The rivals of a kind that were in every round, the fastest first."""
+        """Return the arms of a kind that were in every round, the fastest first."""
         medians = {
             arm: quantile(times[arm], 0.5)
             for arm in kind & set(times)
@@ -130,7 +128,6 @@ class StopAtBudget:
 def build(
     model: Stopping, candidates: set[str], baselines: set[str], alternatives: set[str] | None = None
 ) -> Rule:
-    """The rule that the matrix asks for."""
     match model:
         case RatioCI():
             return StopAtRatioCI(model, candidates, baselines, alternatives)

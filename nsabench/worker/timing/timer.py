@@ -14,20 +14,15 @@ from nsabench.machine.clock import now_s
 from nsabench.machine.cpu_caches import last_level_bytes
 
 CPU_FLUSHES = 2  # times the last-level cache
-LINE_WORDS = 8  # of a cache line; who reads one of them has read all
+LINE_WORDS = 8  # of a cache line; to read one of them is to read all
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One timing. `escaped_ms` is the part of `time_ms` that outlived the end event.
-
-    host_us: how long the call held the CPU while the device was held; 0.0 where it was not held.
-    """
-
     time_ms: float
-    escaped_ms: float = 0.0
+    escaped_ms: float = 0.0  # the part of time_ms after the end event
     gap_hidden: bool = True
-    host_us: float = 0.0
+    host_us: float = 0.0  # in the call while the device was held; 0.0 if it was not held
 
 
 Call = Callable[[], Any]
@@ -35,62 +30,60 @@ Timed = tuple[Sample, Any]
 
 
 class Timer(Protocol):
-    """Times one call at a time, on cold caches or on what `touch` reads once they are flushed."""
+    """Times calls on cold caches, or on what `touch` reads after the flush."""
 
     touch: Callable[[], None] | None
 
     def sample(self, arm: str, call: Call, retry: Callable[[], Call] | None = None) -> Timed:
         """Time `call` once; return the sample and what `call` returned.
 
-        A sample that is no good is taken anew with the call that `retry` makes, since a call need
-        not be repeatable; it may raise.
+        A bad sample is taken again with the call that `retry` makes, which may raise.
         """
         ...
 
     def burst(
         self, calls: Sequence[Call], kept: int, keep: Callable[[Any], Any] = lambda result: result
     ) -> tuple[float, Any]:
-        """Make the calls one behind the other, nothing awaited between them; return the time a
-        call (ms), up to the end of the last one's work, and what the call of index `kept`
-        returned, as `keep` copies it the moment that the clock stops: what is not there by then
-        was not timed."""
+        """Make the calls back to back; return ms a call until the work of the last one is done.
+
+        Returns also what call `kept` returned, as `keep` copies it when the clock stops.
+        """
         ...
 
     def synchronize(self) -> None:
-        """Wait until the device has nothing left to do."""
+        """Wait until the device is done."""
         ...
 
     def forget(self) -> None:
-        """A new case begins: arms of a name are not the same work any longer."""
+        """Forget the arms of the case before."""
         ...
 
 
 def one_behind_the_other(calls: Sequence[Call], kept: int) -> Any:
-    """Make the calls as a caller's loop would; return what the call of index `kept` returned.
+    """Make the calls as a caller's loop would; return what call `kept` returned.
 
-    Like a caller's variable, `result` lets go of a result only when the next one is there.
+    Like a caller's variable, `result` drops a result only when the next one is there.
     """
     result = None
     for call in calls[:kept]:
         result = call()
-    looked_at = result = calls[kept]()
+    kept_result = result = calls[kept]()
     for call in calls[kept + 1 :]:
         result = call()
     del result
-    return looked_at
+    return kept_result
 
 
 @cache
 def flush() -> NDArray[np.float64]:
-    """What is read to push the caches out. One a process, and of a template its workers have it
-    for nothing: the memory is theirs together, since none of them writes."""
+    """Return what is read to flush the caches. Forked workers share the memory."""
     words = np.ones(CPU_FLUSHES * last_level_bytes() // 8)
     words.flags.writeable = False
     return words
 
 
 class CpuTimer:
-    """`perf_counter_ns` around the call, after pushing the caches out."""
+    """Reads the clock around a call, after it has flushed the caches."""
 
     def __init__(self) -> None:
         self._flush = flush()

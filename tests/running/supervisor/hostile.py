@@ -249,15 +249,14 @@ def refuses_the_next_case(q, k, v):
     """Behind the answer to this one."""
     gc.unfreeze()
     [channel] = [o for o in gc.get_objects() if type(o).__name__ == "Channel"]
-    send = type(channel).send
+    stream = channel._stream
+    text = b'{"kind": "refused", "sentence": "no", "remedy": "", "exit_code": 2}\n'
 
-    def send_both(message):
-        send(channel, message)
-        if message.kind == "measured":
-            text = b'{"kind": "refused", "sentence": "no", "remedy": "", "exit_code": 2}\n'
-            forge(nonce() + text)
+    def write(data):
+        stream.write(data + nonce() + text if b'"kind":"measured"' in data else data)
 
-    channel.send = send_both
+    if type(stream) is not SimpleNamespace:
+        channel._stream = SimpleNamespace(write=write, flush=stream.flush)
 
 
 @hostile
