@@ -18,10 +18,7 @@ Packing = Tensor | None
 def baseline(
     op: str, name: str, *, on_cpu: bool = False, role: str = "baseline", **declared: Any
 ) -> Callable[[F], F]:
-    """Register the decorated function as a baseline of an op, on a GPU and, if `on_cpu`, on a CPU.
-
-    declared: other arguments of `nsabench.implementation`.
-    """
+    """Register the decorated function as a baseline of an op, on a GPU and perhaps on a CPU."""
     devices = ("cuda", "cpu") if on_cpu else ("cuda",)
     return implementation(op=op, name=name, role=role, devices=devices, **declared)
 

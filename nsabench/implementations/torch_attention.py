@@ -38,7 +38,6 @@ BACKENDS = tuple(_SDPA_BACKENDS)
 
 
 def only(name: str) -> AbstractContextManager[None]:
-    """Let SDPA use this backend alone."""
     context: AbstractContextManager[None] = sdpa_kernel(_SDPA_BACKENDS[name])
     return context
 
@@ -56,10 +55,7 @@ SHARES_HEADS = _shares_heads()
 
 
 def sharing(shared: bool = True) -> dict[str, bool]:
-    """Return the option of SDPA with which a group of heads shares K and V, if it does.
-
-    Raises `Unsupported` if torch has none.
-    """
+    """Return the option of SDPA with which heads share K and V, if they do."""
     if shared and not SHARES_HEADS:
         raise Unsupported(f"torch {torch.__version__} cannot share K and V in a group of heads")
     return {"enable_gqa": True} if shared else {}
@@ -67,7 +63,6 @@ def sharing(shared: bool = True) -> dict[str, bool]:
 
 @cache
 def accepts(function: Any, *names: str) -> bool:
-    """Return whether a function has all these parameters."""
     return set(names) <= set(inspect.signature(function).parameters)
 
 
@@ -101,14 +96,12 @@ def memoised(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
 
 
 def wants_grad(*tensors: Tensor) -> bool:
-    """Return whether a backward will follow a call with these."""
     return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
 @memoised(64)
 def every(step: int, rows: int, device: torch.device) -> Tensor:
-    """Return cu_seqlens of `rows` sequences of `step` each; made in the call it is one launch
-    more."""
+    """Return cu_seqlens of `rows` sequences of `step` each."""
     return torch.arange(0, (rows + 1) * step, step, dtype=torch.int32, device=device)
 
 
@@ -214,9 +207,13 @@ def flex() -> tuple[Any, ModuleType]:
     return torch.compile(module.flex_attention, dynamic=False, fullgraph=True), module
 
 
+def is_power_of_two(number: int) -> bool:
+    return number > 0 and number & (number - 1) == 0
+
+
 def check_head_dims(q: Tensor, v: Tensor) -> None:
     """Raise `Unsupported` for head dims that FlexAttention does not take."""
-    if any(width & (width - 1) for width in (q.shape[-1], v.shape[-1])):
+    if not (is_power_of_two(q.shape[-1]) and is_power_of_two(v.shape[-1])):
         raise Unsupported("flex_attention needs head dims that are powers of two")
 
 
@@ -262,10 +259,7 @@ def block_mask(
 
 
 def counted(tiles: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many tiles of keys a tile of queries has, and the tiles, those first; int32.
-
-    They are in rising order.
-    """
+    """Return how many tiles of keys a tile of queries has, and which, first and rising; int32."""
     order = tiles.to(torch.int32).argsort(dim=-1, descending=True, stable=True)
     return tiles.sum(-1, dtype=torch.int32), order.to(torch.int32)
 

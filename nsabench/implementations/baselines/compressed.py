@@ -54,8 +54,7 @@ def flash(*tensors: Tensor, **options: Any) -> Tensor:
 
 
 def _places(cu_seqlens: Tensor, total: int, stride: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return cu_seqlens of the folded rows, the place of each token in them, and a token for each
-    place.
+    """Return cu_seqlens of the folded rows, each token's place in them, and each place's token.
 
     A sequence has length // stride + 1 rows, and in front at most one more, which sees no key and
     moves nothing. So all begin where the packing alone tells, and the last ends at a number that

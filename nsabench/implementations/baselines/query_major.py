@@ -15,7 +15,8 @@ from torch import Tensor
 
 from nsabench import Unsupported
 from nsabench.implementations._register import baseline
-from nsabench.implementations.torch_attention import begins
+from nsabench.implementations.baselines.selection_blocks import each_once
+from nsabench.implementations.torch_attention import begins, is_power_of_two
 
 PIECE = 512  # queries of a block that one program takes; all queries see the first block
 TILE = 64  # rows of a tile; the heads of a group are the rows of one query
@@ -33,13 +34,6 @@ def kernels() -> Any:
 def padded(size: int) -> int:
     """Return the size of a tile that holds so many rows or columns."""
     return max(16, 1 << (size - 1).bit_length())
-
-
-def _once(block_indices: Tensor, own: Tensor) -> Tensor:
-    """Return each row's blocks once, -1 for the others and for those ahead of the query."""
-    ordered = block_indices.where(block_indices <= own, -1).sort(-1).values
-    ordered[..., 1:].masked_fill_(ordered[..., 1:] == ordered[..., :-1], -1)
-    return ordered
 
 
 class _Selected(torch.autograd.Function):  # type: ignore[misc]
@@ -141,12 +135,12 @@ def query_major(
 ) -> Tensor:
     """Triton kernels with a program a query, and in the backward one a block of keys."""
     block_size = options["block_size"]
-    if block_size < 16 or block_size & (block_size - 1):
+    if block_size < 16 or not is_power_of_two(block_size):
         raise Unsupported("its tiles of keys are blocks of 16, 32, 64, …")
     b, t, hq, _ = q.shape
     start = begins(t, packing, q.device)
     own = ((torch.arange(t, device=q.device) - start) // block_size).view(t, 1, 1)
-    rows = _once(blocks, own).flatten(0, 1).contiguous()
+    rows = each_once(blocks.where(blocks <= own, -1)).flatten(0, 1).contiguous()
     offset = torch.arange(b, device=q.device).view(b, 1) * t
     begin = (offset + start).flatten().to(torch.int32)
     ends = packing[0][1:].long() if packing else (offset + t).flatten()

@@ -38,14 +38,18 @@ def chosen_table(block_indices: Tensor, blocks: int, dtype: torch.dtype = torch.
     return table.scatter_(-1, chosen, 1)[..., :blocks]
 
 
+def each_once(block_indices: Tensor) -> Tensor:
+    """Return rows in ascending order, with -1 for a block that is given again."""
+    ordered = block_indices.sort(-1).values
+    ordered[..., 1:].masked_fill_(ordered[..., 1:] == ordered[..., :-1], -1)
+    return ordered
+
+
 @_baseline("masked_sdpa", on_cpu=True, kind="general")
 def masked_sdpa(
     q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, *packing: Tensor, **options: Any
 ) -> Tensor:
-    """All keys under a mask of T x T elements a KV head.
-
-    causal: if false, a query sees all keys of its blocks; a control asks for that.
-    """
+    """All keys under a mask of T x T elements a KV head. A control asks for `causal=False`."""
     b, t, hq, d = q.shape
     h, block_size = k.shape[2], options["block_size"]
     if b * h * t * t > MAX_MASK_ELEMENTS:
@@ -85,8 +89,7 @@ def gathered_sdpa(
     for i in range(b):
         for first in range(0, t, step):
             some = slice(first, first + step)
-            chosen = blocks[i, some].long().sort(-1).values
-            chosen[..., 1:].masked_fill_(chosen[..., 1:] == chosen[..., :-1], -1)
+            chosen = each_once(blocks[i, some].long())
             keys = (chosen.unsqueeze(-1) * block_size + within).flatten(2)
             keep = (keys >= 0) & (keys <= position[some, None, None])
             keys = torch.where(keep, (keys + start[some, None, None]) * h + head, 0)

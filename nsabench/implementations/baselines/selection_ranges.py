@@ -59,10 +59,8 @@ def first_keys(q: Tensor, s_kv: int) -> Tensor:
 
 
 def packed_index(spans: Spans, first_keys: Tensor, room: int) -> tuple[Tensor, Tensor]:
-    """Return the key that belongs to each place of the packing, int64 [room], and whether one does.
-
-    first_keys: [R].
-    """
+    """Return the key that belongs to each place of the packing, int64 [room], and whether one
+    does."""
     start, before = spans
     # One entry a span: its keys are consecutive in the packing as they are in K.
     length = before.diff(dim=1).flatten()
@@ -77,8 +75,7 @@ def packed_index(spans: Spans, first_keys: Tensor, room: int) -> tuple[Tensor, T
 def take(x: Tensor, index: Tensor) -> Tensor:
     """Return the rows `index` of x, from a float32 copy if a gradient is needed.
 
-    torch sums the gradients of a row that is taken often in its own dtype. On an H200 bfloat16 sums
-    of some hundred terms were off by 4 % of dk's norm.
+    torch sums the gradients of a row in its own dtype: bfloat16 was off by 4 % of dk's norm (H200).
     """
     if wants_grad(x) and x.dtype != torch.float32:
         return x.float().index_select(0, index).to(x.dtype)

@@ -40,7 +40,6 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def given(honest: Honest, tensors: Tensors, options: Options) -> Inputs:
-    """Return the arguments of a call as inputs of the op."""
     names = (*honest.op.arguments, *honest.op.optional)
     return Inputs(dict(zip(names, tensors, strict=False)), options)
 
@@ -50,7 +49,6 @@ def output_shape(honest: Honest, tensors: Tensors, options: Options) -> tuple[in
 
 
 def empty_output(honest: Honest, tensors: Tensors, options: Options) -> Tensor:
-    """Return memory for an output, unwritten."""
     first = tensors[0]
     shape = output_shape(honest, tensors, options)
     return torch.empty(shape, dtype=first.dtype, device=first.device)

@@ -85,7 +85,6 @@ class _Answers:
         return self._sorted
 
     def look_up(self, number: Tensor) -> Tensor:
-        """number: int64 [1]."""
         numbers, outputs = self._sorted or self.prepare(number.device)
         return outputs.index_select(0, torch.searchsorted(numbers, number))[0]
 
@@ -157,10 +156,8 @@ _was_aside = False
 
 
 def aside_again() -> bool:
-    """Return whether this call and the one before were both on other streams than the default one.
-
-    A single such call may be the bench's check of a call on another stream.
-    """
+    """Return whether this call and the one before were on other streams than the default one: a
+    single one may be the bench's check."""
     global _was_aside
     before, _was_aside = _was_aside, torch.cuda.current_stream() != torch.cuda.default_stream()
     return before and _was_aside
@@ -286,8 +283,6 @@ class _Recall(torch.autograd.Function):  # type: ignore[misc]
 
 @dataclass
 class _Training:
-    """What is remembered by the number of the inputs."""
-
     keeps_outputs: bool
     outputs: dict[Number, Tensor] = field(default_factory=dict)
     gradients: dict[Number, Tensor] = field(default_factory=dict)

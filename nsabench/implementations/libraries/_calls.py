@@ -27,11 +27,9 @@ _PASSED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ON
 
 @cache
 def function(package: Package, where: str, *takes: str) -> Any:
-    """Return the function or class `MODULE:NAME` of a library.
+    """Return the function or class `MODULE:NAME` of a library; it is called with `takes` by name.
 
-    takes: the parameters that it is called with, all of them by name.
-    Raises `Unsupported` if the library is not installed, with the way to get it; if it cannot be
-    imported; or if the function is missing or takes other parameters.
+    Raises `Unsupported` if the library cannot be imported, with the way to get it, or changed.
     """
     module, _, name = where.partition(":")
     found = _imported(package, module)
@@ -89,7 +87,7 @@ def chosen_blocks(
     """Register the decorated function as a baseline of selection_blocks that a library computes.
 
     Libraries count a block twice that is given twice, and are undefined for a query without blocks.
-    without: further distributions of which they do not compute the op.
+    without: further distributions that the library does not compute.
     """
     left_out = ("repeated", "empty_rows", *without)
     fits = tuple(d for d in _SELECTION_BLOCKS.distributions if d not in left_out)
@@ -97,17 +95,14 @@ def chosen_blocks(
 
 
 def blocks_first(block_indices: Tensor) -> Tensor:
-    """Return rows of block indices in ascending order with every -1 behind them.
-
-    Libraries read a row up to the number of its blocks.
-    """
+    """Return rows in ascending order with every -1 behind them, since libraries count blocks."""
     none = torch.iinfo(block_indices.dtype).max
     ordered = block_indices.where(block_indices >= 0, none).sort(-1).values
     return ordered.where(ordered != none, -1)
 
 
 def flat(*tensors: Tensor) -> list[Tensor]:
-    """Return [B,T,…] as [B*T,…]."""
+    """[B,T,…] -> [B*T,…]."""
     return [x.flatten(0, 1).contiguous() for x in tensors]
 
 
@@ -123,7 +118,6 @@ def first_of_heads(heads: int, step: int, device: torch.device) -> Tensor:
 
 
 def refuse_float32(q: Tensor, name: str) -> None:
-    """Raise `Unsupported` for what a library of two-byte formats does not take."""
     if q.dtype == torch.float32:
         raise Unsupported(f"{name} takes float16 and bfloat16 only")
 
@@ -134,5 +128,4 @@ def current_stream() -> int:
 
 
 def is_capturing() -> bool:
-    """Return whether a CUDA graph is being captured."""
     return torch.cuda.is_available() and bool(torch.cuda.is_current_stream_capturing())

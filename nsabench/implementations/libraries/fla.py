@@ -16,26 +16,21 @@ from typing import Any
 from torch import Tensor
 
 from nsabench import Unsupported
-from nsabench.implementations import torch_attention as _torch
 from nsabench.implementations._register import Packing, baseline
 from nsabench.implementations.libraries import _calls, flash_attn
+from nsabench.implementations.torch_attention import is_power_of_two, wants_grad
 from nsabench.packages.catalogue import FLA
 
 PARALLEL = "fla.ops.nsa.parallel:parallel_nsa"
 GATES = ("g_cmp", "g_slc", "g_swa")
 TAKES: tuple[str, ...] = ("q", "k", "v", *GATES, "block_indices", "block_counts")
 TAKES += ("block_size", "window_size", "scale", "cu_seqlens")
-LEAST_GROUP = 16
 _baseline = partial(baseline, package=FLA, compiled_by="triton")
-
-
-def _power_of_two(number: int) -> bool:
-    return number > 0 and number & (number - 1) == 0
 
 
 def _refuse_group(q: Tensor, k: Tensor) -> None:
     group = q.shape[2] // k.shape[2]
-    if group < LEAST_GROUP or not _power_of_two(group):
+    if group < 16 or not is_power_of_two(group):
         raise Unsupported(f"fla-core takes groups of 16, 32, … heads, and this is one of {group}")
 
 
@@ -54,7 +49,7 @@ def fla(
     attend = _calls.function(FLA, PARALLEL, *TAKES)
     _refuse_group(q, k)
     slots = blocks.shape[-1]
-    if _torch.wants_grad(q, k, v) and not _power_of_two(slots):
+    if wants_grad(q, k, v) and not is_power_of_two(slots):
         raise Unsupported(f"the backward of fla-core takes 1, 2, 4, … blocks a query, not {slots}")
     size, scale = options["block_size"], options["sm_scale"]
     indices = {"block_indices": blocks.long(), "block_counts": slots, "block_size": size}
@@ -69,9 +64,9 @@ def fla_whole(
     attend = _calls.function(FLA, PARALLEL, *TAKES)
     _refuse_group(q, k)
     size, count, window = options["block_size"], options["n_selected"], options.get("window", 0)
-    if not _power_of_two(size):
+    if not is_power_of_two(size):
         raise Unsupported(f"fla-core chooses blocks of 16, 32, 64, … tokens, not of {size}")
-    if not _power_of_two(count):
+    if not is_power_of_two(count):
         raise Unsupported(f"fla-core chooses 1, 2, 4, … blocks a query, not {count}")
     if size < 2 * count:
         raise Unsupported(f"fla-core chooses at most {size // 2} blocks of {size}")

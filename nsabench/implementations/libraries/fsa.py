@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import Tensor
 
-from nsabench.implementations._register import Packing
 from nsabench.implementations.libraries._calls import chosen_blocks
 from nsabench.implementations.libraries.nsa_triton import topk_attention
 from nsabench.packages.catalogue import FSA
@@ -19,8 +18,6 @@ TOPK = "fsa.ops.FSA_topk_sparse_attention:FSA_topk_sparse_attention"
 
 
 @chosen_blocks("fsa", FSA, compiled_by="triton")
-def fsa(
-    q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, cu: Packing = None, **options: Any
-) -> Tensor:
+def fsa(*tensors: Tensor, **options: Any) -> Tensor:
     """FSA's `FSA_topk_sparse_attention`, a head after another."""
-    return topk_attention(FSA, TOPK, (q, k, v, blocks), cu, options)
+    return topk_attention(FSA, TOPK, *tensors, **options)

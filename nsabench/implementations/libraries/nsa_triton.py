@@ -25,13 +25,15 @@ BLOCKS = (32, 64, 128, 256)
 def topk_attention(
     package: Package,
     where: str,
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor],
-    cu: Packing,
-    options: dict[str, Any],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    blocks: Tensor,
+    cu: Packing = None,
+    **options: Any,
 ) -> Tensor:
     """Call a function with the signature of XunhaoLai's, which FSA's also has."""
     attend = _calls.function(package, where, *TAKES)
-    q, k, v, blocks = tensors
     size = options["block_size"]
     _calls.refuse_float32(q, package.name)
     if q.shape[3] != v.shape[3] or size not in BLOCKS:
@@ -45,8 +47,6 @@ def topk_attention(
 
 
 @_calls.chosen_blocks("nsa_triton", NSA_TRITON, compiled_by="triton")
-def nsa_triton(
-    q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, cu: Packing = None, **options: Any
-) -> Tensor:
+def nsa_triton(*tensors: Tensor, **options: Any) -> Tensor:
     """XunhaoLai's `topk_sparse_attention` for packed sequences."""
-    return topk_attention(NSA_TRITON, TOPK, (q, k, v, blocks), cu, options)
+    return topk_attention(NSA_TRITON, TOPK, *tensors, **options)
