@@ -1,6 +1,5 @@
-"""The ways to attention of torch 2.4 and later, as the baselines and libraries use them.
+"""The ways to attention of torch 2.4 and later.
 
-They are SDPA and its backends, FlashAttention, varlen attention, FlexAttention, and masks.
 FlashAttention is called as torch bundles it, through the aten operator. Arguments that only some
 versions have are found in the signature.
 """
@@ -241,8 +240,8 @@ def block_mask(
 ) -> Any:
     """Return the BlockMask of tiles of `TILE` queries by as many keys, without synchronising.
 
-    partial, full: bool [B,H,tiles of queries,tiles of keys]: in which `mask_mod` decides, and in
-    which all is seen. backward: whether a gradient follows; a forward reads only half of it.
+    bool [B,H,tiles of queries,tiles of keys]: `mask_mod` decides in `partial`; in `full` all is
+    seen. backward: whether a gradient follows; a forward reads only half of it.
     """
     make = flex()[1].BlockMask.from_kv_blocks
     if not accepts(make, "seq_lengths"):

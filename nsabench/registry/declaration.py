@@ -123,7 +123,7 @@ def implementation(
     computes: of an alternative, the op that it computes on the sizes that both ops have.
     kind: `general` for a mask, a gather or FlexAttention, which take any selection of keys.
     package: the library that it calls, if that is not the one that registers it.
-    compiled_by: who compiles its kernels when they are called: `triton` (or `torch.compile`),
+    compiled_by: the compiler of its kernels when they are called: `triton` (or `torch.compile`),
       `nvcc`, `cutlass`. The next process finds them in a cache.
     Raises `UsageError` for an unknown role, device, direction or kind.
     """
@@ -179,8 +179,7 @@ class Honest:
         return self.call(*tensors, **options)
 
 
-# Controls of no op yet, each with the ops that it is for: all if none is named. What such a control
-# `wraps`, if anything, is the baseline that it will be wrapped around.
+# Controls of no op yet, each with the ops that it is for: all if none is named.
 tricks: list[tuple[Implementation, tuple[str, ...]]] = []
 
 

@@ -28,7 +28,7 @@ def load(
     *,
     ops_file: Path | None = None,
 ) -> list[Implementation]:
-    """Import the installed implementations and those of the user's file, and return them all.
+    """Import all implementations, installed and of the user's file, and return them.
 
     With them come the controls of each op, wrapped around its first baseline.
     expected: the sources to import, each with the sha256 it must have; None: all, as they are.

@@ -1,5 +1,4 @@
-"""What there is to measure: controls wrapped around the first baseline of each op, and everything
-checked against its op."""
+"""Controls are wrapped around the first baseline of each op, and everything is checked."""
 
 from __future__ import annotations
 
@@ -43,9 +42,9 @@ def controls(items: Sequence[Implementation]) -> Iterator[Implementation]:
 
 
 def first_baseline(items: Sequence[Implementation], op: str) -> Implementation | None:
-    """Return what the controls of an op are wrapped around.
+    """Return the baseline that the controls of an op are wrapped around.
 
-    Of its baselines that run on most devices it is the first registered; shipped ones come first.
+    It is the first registered that runs on most devices; shipped ones come first.
     """
     baselines = [i for i in items if i.op == op and i.role is Role.BASELINE and _timed_devices(i)]
     return min(
@@ -65,7 +64,7 @@ def validate(items: Sequence[Implementation]) -> None:
         who = f"implementation {item.name!r} ({item.source})"
         if not isinstance(item.name, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", item.name):
             raise UsageError(
-                f"{item.name!r} ({item.source}) is no name for an implementation",
+                f"{item.name!r} ({item.source}) is not a name for an implementation",
                 "use up to 64 letters, digits, '_', '-' and '.'.",
             )
         if not item.devices:
@@ -90,8 +89,8 @@ def validate(items: Sequence[Implementation]) -> None:
         wrapped = seen.get((item.op, item.wraps))
         if item.wraps and (wrapped is None or wrapped.role is not Role.BASELINE):
             raise UsageError(
-                f"control {item.name!r} ({item.source}) wraps {item.wraps!r}, which is no baseline "
-                f"of {item.op}",
+                f"control {item.name!r} ({item.source}) wraps {item.wraps!r}, which is not a "
+                f"baseline of {item.op}",
                 "name the baseline that it is without its trick, or leave `wraps` away.",
             )
 
@@ -101,7 +100,7 @@ def _validate_role(item: Implementation, who: str) -> None:
     if is_control and item.caught_by not in all_checks():
         raise UsageError(
             f"control {item.name!r} ({item.source}) is to be caught by {item.caught_by!r}, which "
-            f"is no check",
+            f"is not a check",
             f"give it caught_by, one of {', '.join(sorted(all_checks()))}.",
         )
     if not is_control and (item.caught_by or item.wraps):

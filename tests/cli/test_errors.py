@@ -60,7 +60,7 @@ def refused(done: subprocess.CompletedProcess[str], sentence: str, remedy: str) 
         ("x = 1\n", "mine.py registers no implementation", "decorate"),
         (
             good(more='name="m", role="control", caught_by="luck"'),
-            "is to be caught by 'luck', which is no check",
+            "is to be caught by 'luck', which is not a check",
             "roofline",
         ),
         (
@@ -70,7 +70,7 @@ def refused(done: subprocess.CompletedProcess[str], sentence: str, remedy: str) 
         ),
         (
             good(more='name="m", role="control", caught_by="timer", wraps="sdpa"'),
-            "wraps 'sdpa', which is no baseline of selection_rows",
+            "wraps 'sdpa', which is not a baseline of selection_rows",
             "leave `wraps` away",
         ),
         ("import os\nos.abort()\n", "could not be imported: its process was killed", "import"),

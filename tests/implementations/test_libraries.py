@@ -285,7 +285,7 @@ WHERE = "fla.ops.nsa.parallel:parallel_nsa"
     [
         (None, "fla-core 9.0 is not one that is known here: has no fla.ops.nsa.parallel.parallel_"),
         (lambda q, k: None, "parallel_nsa takes no v"),
-        (lambda q, k, v, *, sinks: None, "parallel_nsa wants sinks, too"),
+        (lambda q, k, v, *, sinks: None, "parallel_nsa also wants sinks"),
     ],
 )
 def test_a_version_that_changed_says_what(
@@ -320,7 +320,7 @@ def test_fla_core_is_called_as_it_wants(library: types.ModuleType) -> None:
     assert _calls.function(FLA, fla.PARALLEL, *fla.TAKES) is library.parallel_nsa
     lost = PARAMETERS.replace("cu_seqlens=None", "offsets=None")
     more = f"{PARAMETERS}, *, sinks"
-    for changed, says in ((lost, "takes no cu_seqlens"), (more, "wants sinks, too")):
+    for changed, says in ((lost, "takes no cu_seqlens"), (more, "also wants sinks")):
         _calls.function.cache_clear()
         exec(f"def parallel_nsa({changed}): ...", library.__dict__)
         with pytest.raises(Unsupported, match=f"fla-core 9.0 .*parallel_nsa {says}"):

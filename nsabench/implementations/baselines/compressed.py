@@ -1,11 +1,10 @@
 """FlashAttention over compressed keys.
 
-FlashAttention has no strided causal mask, but does not need one. The `stride` queries between the
-completion of one key and the next see the same keys. If these queries are heads, its causal mask
-is enough: T // stride + 1 queries over T // stride + 1 - block / stride keys, aligned at the ends.
-One query of padding in front and up to stride - 1 behind put the boundaries right. No query moves
-for that: head s * HQ + i is head i of query s. It meets head s * H + i // (HQ / H) of K and V
-that are repeated `stride` times, which are short.
+It has no strided causal mask. But the `stride` queries between the completion of one key and the
+next see the same keys, so these queries are heads: T // stride + 1 queries over
+T // stride + 1 - block / stride keys, causal and aligned at the ends. One query of padding in front
+and up to stride - 1 behind put the boundaries right. No query moves: head s * HQ + i is head i of
+query s, and meets head s * H + i // (HQ / H) of K and V, which are repeated `stride` times.
 """
 
 from __future__ import annotations

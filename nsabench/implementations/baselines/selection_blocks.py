@@ -1,10 +1,8 @@
 """PyTorch's own attention on chosen blocks of keys.
 
-`masked_sdpa` and `flex_attention` attend under a mask that is built in the call, as in a model
-whose selection changes with every token. `gathered_sdpa` copies each query's keys side by side.
-Attention to all keys is another function unless all blocks are chosen, so the `sdpa_causal`
-baselines are declared for the distribution `dense` only. Compare a case of `dense` and one of
-another distribution, of the same T, to see at which length a selection is worth its cost.
+Masks are built in the call, as in a model whose selection changes with every token. The
+`sdpa_causal` baselines attend to all keys, so they are for the distribution `dense`. It shows from
+which length a selection is worth its cost.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""PyTorch's own attention on spans of a shared K/V: what reading the spans in place has to beat.
+"""PyTorch's own attention on spans of a shared K/V.
 
-`masked_sdpa` and `flex_attention` attend to all keys under a mask. `packed_sdpa` and `flash_varlen`
-first gather the selected keys, on the device and vectorised, sized by the `selected_len` that the
-caller knows. `packed_sdpa_unmasked` reads two numbers back on the host, to omit the mask if all
-rows select as many keys. Nothing loops over rows or spans.
+`masked_sdpa` and `flex_attention` attend to all keys under a mask. The others first gather the
+selected keys, on the device and vectorised, sized by the `selected_len` that the caller knows.
+`packed_sdpa_unmasked` reads two numbers back on the host.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Spans and chosen blocks of a cache by the plain Triton kernels, for machines that have torch
-alone.
+"""Spans and chosen blocks of a cache by plain Triton kernels, for machines that have torch alone.
 
-Keys are read in place. If there are few rows, programs share the keys of a row, and their parts are
-merged (flash-decoding). Paged attention works like this, so it keeps a ratio honest where no
-library is installed.
+Keys are read in place, as by paged attention. If there are few rows, programs share the keys of a
+row, and their parts are merged (flash-decoding).
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Helpers of the controls: the right implementation that they are wrapped around, capturing, and
-gradients that they change."""
+"""Helpers of the controls."""
 
 from __future__ import annotations
 

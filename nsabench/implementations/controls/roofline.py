@@ -1,8 +1,7 @@
 """Controls that answer from memory: always right, and too fast to be true (check `roofline`).
 
-They know their inputs by the first values. A replay of a graph has no host. A backward has the
-forward, which has seen the inputs. If there is much to read, the device can look the answer up. If
-there is much to compute, the host can wait for these values.
+They know their inputs by the first values. The device looks the answer up if there is much to read;
+if there is much to compute, the host can wait for these values. In a backward the forward has them.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def refuse_changed(
     known = [p for p in parameters.values() if p.kind in _PASSED and p.default is p.empty]
     wanted = [p.name for p in known if p.name not in takes]
     if wanted and takes:
-        raise _changed(package, f"{name} wants {', '.join(wanted)}, too")
+        raise _changed(package, f"{name} also wants {', '.join(wanted)}")
 
 
 def _changed(package: Package, what: str) -> Unsupported:

@@ -1,11 +1,8 @@
-"""flash-linear-attention: `parallel_nsa` of fla-core, selection by given indices and by its own.
+"""flash-linear-attention: `parallel_nsa` of fla-core, by given indices and by its own selection.
 
-Query-major forward, key-major backward over the queries of each block. It takes groups of 16 heads
-or more. Means of k and v are taken in any call of it, also if the branch is not computed.
-
-Its whole compresses blocks of `block_size` tokens without overlap and chooses among the same
+As a whole it compresses blocks of `block_size` tokens without overlap and chooses among the same
 blocks, which is the op `nsa_without_window`. With the window of flash-attn it is `nsa_attention`
-where block, stride and block_size are one.
+where block, stride and block_size are equal.
 """
 
 from __future__ import annotations

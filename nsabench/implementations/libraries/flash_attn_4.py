@@ -63,7 +63,7 @@ def flash_attn_4_pages(
     b, h, s, d = k.shape
     n = ranges.shape[2]
     if not _calls.every_block_is_whole(s, block_size, n):
-        raise Unsupported("a block that is cut off, or is none, is no page here")
+        raise Unsupported("a block that is cut off is not a page here")
     # The caches of all heads follow one another.
     first = _calls.first_of_heads(b * h, s // block_size, q.device).view(b, h, 1)
     out = attend(

@@ -1,9 +1,7 @@
-"""Duyue Ma's Scalable-Flash-Native-Sparse-Attention (`flash_nsa`): NSA as a whole, forward and
-backward, its attention on compressed keys, and its block selection.
+"""Duyue Ma's Scalable-Flash-Native-Sparse-Attention (`flash_nsa`).
 
-Triton, with tensor descriptors on Hopper. Its sizes and lengths are the state of a class. The
-window is FlashAttention's, of version 3 or 2. Its gates are sigmoids of what it is given, so it is
-given the logits of the op's gates.
+Its sizes and lengths are the state of a class. The window is FlashAttention's, of version 3 or 2.
+Its gates are sigmoids, so it is given the logits of the op's gates.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
-"""FlashInfer: attention over a page table for each KV head, which is what a selection is.
+"""FlashInfer: attention over a page table for each KV head.
 
-A page need not begin at a multiple of its size here: keys are handed over as pages that begin at
-every token. So any block is a page, of any sequence and head. FlashInfer plans on the host,
-by how many pages each query has. In a decode step sizes tell that, and the plan is made once, as
-serving makes it. If the selection tells it, the plan is part of the call.
+Keys are handed over as pages that begin at every token, so any block is a page. FlashInfer plans on
+the host, by how many pages each query has. In a decode step sizes tell that, and the plan is made
+once, as in serving. If the selection tells it, the plan is part of the call.
 
-The pages of spans hold each key once. A page is of 64, 32 or 16 keys if that divides every span,
-else of one, so the host looks at six numbers in the call. If all rows select as many keys and there
-is one query a sequence, the plan is made once; else it is made in the call. A capture has no host
-to look, so neither is for graphs.
+The pages of spans hold each key once: 64, 32 or 16 keys if that divides every span, else one. The
+host looks at six numbers to know that, so a graph cannot capture it.
 """
 
 from __future__ import annotations
@@ -113,8 +110,8 @@ def _kept_plan(
 ) -> tuple[Any, Pages]:
     """Return the plan that is kept for rows q [rows,group,D], made in the first call.
 
-    Each row has `count` pages of `size` keys, the last of them `last` keys. step: tokens from the
-    cache of one row to the next one, of which it reads all; 0: the table is written in each call.
+    Each row has `count` pages of `size` keys, the last of them `last` keys. If whole caches are
+    read, `step` is the tokens from one to the next; else the table is written in each call.
     Calls on several streams must not share a workspace. A capture takes the plan of the call before
     it, since nothing can be planned in a capture.
     """
@@ -169,7 +166,7 @@ def _check(form: _Form, q: Tensor, k: Tensor, v: Tensor) -> None:
 
 def _refuse_layout(fits: bool) -> None:
     if not fits:
-        raise Unsupported("FlashInfer needs caches of heads that lie one behind the other")
+        raise Unsupported("FlashInfer needs caches whose heads follow one another")
 
 
 def _paged(x: Tensor, page: int, token: int) -> Tensor:

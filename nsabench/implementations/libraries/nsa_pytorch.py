@@ -1,9 +1,7 @@
 """native-sparse-attention-pytorch: lucidrains' Triton kernels of its fine attention.
 
-A query attends to its own block, causally, and to whole blocks that are chosen before it, so it is
-the op where every query chooses its own block. It computes in float16, whatever the inputs, and
-scales by 1/sqrt(D). Its layer has projections, rotary positions and learned compression in it, and
-is no op here.
+A query attends to its own block, causally, and to whole blocks that are chosen before it. It
+computes in float16 and scales by 1/sqrt(D). Its layer, which has projections, is not an op here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""XunhaoLai's native-sparse-attention-triton: block selection for packed sequences.
+"""XunhaoLai's native-sparse-attention-triton, and Flash-Sparse-Attention, by one signature.
 
-Query-major forward. The backward walks blocks of keys over the queries that chose them. It reads a
-row of indices up to its number of blocks, so rows are put in order in the call.
+XunhaoLai's walks the blocks of a query, FSA also in the forward the queries of a block. FSA holds
+partial outputs in bfloat16. Both read a row of indices up to its number of blocks.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from nsabench.implementations import torch_attention as _torch
 from nsabench.implementations._register import Packing
 from nsabench.implementations.libraries import _calls
 from nsabench.packages import Package
-from nsabench.packages.catalogue import NSA_TRITON
+from nsabench.packages.catalogue import FSA, NSA_TRITON
 
 TOPK = "native_sparse_attention.ops.triton.topk_sparse_attention:topk_sparse_attention"
+FSA_TOPK = "fsa.ops.FSA_topk_sparse_attention:FSA_topk_sparse_attention"
 TAKES = ("q", "k", "v", "topk_idx", "block_size", "cu_seqlens", "softmax_scale")
 BLOCKS = (32, 64, 128, 256)
 
 
-def topk_attention(
+def _attend(
     package: Package,
     where: str,
     q: Tensor,
@@ -32,7 +33,6 @@ def topk_attention(
     cu: Packing = None,
     **options: Any,
 ) -> Tensor:
-    """Call a function with the signature of XunhaoLai's, which FSA's also has."""
     attend = _calls.function(package, where, *TAKES)
     size = options["block_size"]
     _calls.refuse_float32(q, package.name)
@@ -49,4 +49,10 @@ def topk_attention(
 @_calls.chosen_blocks("nsa_triton", NSA_TRITON, compiled_by="triton")
 def nsa_triton(*tensors: Tensor, **options: Any) -> Tensor:
     """XunhaoLai's `topk_sparse_attention` for packed sequences."""
-    return topk_attention(NSA_TRITON, TOPK, *tensors, **options)
+    return _attend(NSA_TRITON, TOPK, *tensors, **options)
+
+
+@_calls.chosen_blocks("fsa", FSA, compiled_by="triton")
+def fsa(*tensors: Tensor, **options: Any) -> Tensor:
+    """FSA's `FSA_topk_sparse_attention`, a head after another."""
+    return _attend(FSA, FSA_TOPK, *tensors, **options)
