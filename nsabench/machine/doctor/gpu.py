@@ -101,13 +101,6 @@ def _examine_clocks(gpu: Gpu, name: str) -> Iterator[Problem]:
             f"{name} is limited to {limit:.0f} W; its default is {usual:.0f} W.",
             f"Run `nvidia-smi -i {gpu.index} -pl {usual:.0f}` as root, or publish the limit.",
         )
-    clock, default = gpu.sm_clock_application_mhz, gpu.sm_clock_application_default_mhz
-    if clock is not None and default is not None and clock < default:
-        yield note(
-            "gpu_clocks_lowered",
-            f"{name} is set to {clock} MHz; its default is {default} MHz.",
-            f"Run `nvidia-smi -i {gpu.index} -rac` as root to have the default.",
-        )
     if gpu.persistence is False:
         yield warning(
             "gpu_persistence_off",

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import platform
+import re
 from datetime import UTC, datetime
+from importlib import metadata
 
 from nsabench.machine.environment.container import read_container
 from nsabench.machine.environment.gpu import read_driver, read_gpus
 from nsabench.machine.environment.host import read_host
-from nsabench.machine.environment.model import NO_WORKER, Environment
+from nsabench.machine.environment.model import NO_WORKER, Environment, Software
 from nsabench.machine.environment.provenance import read_run
-from nsabench.machine.environment.software import read_software
 from nsabench.model.description import Described, DescribedDevice, DescribedSoftware
 from nsabench.model.plan import Plan
+from nsabench.model.version import __version__
 
 # Numbers cannot be explained or compared without these.
 _NEEDED = ("host.cpu", "software.torch")
@@ -47,9 +50,37 @@ def collect(described: Described | None, plan: Plan | None) -> Environment:
         gpus=gpus,
         driver=driver,
         host=read_host(absent),
-        software=read_software(described.software),
+        software=Software(
+            **described.software.model_dump(),
+            nsabench=__version__,
+            python=platform.python_version(),
+            pinned_triton=triton_pinned_by_torch(),
+            distributions=list_distributions(),
+        ),
         container=read_container(variables, absent),
         sandbox=described.sandbox,
         run=read_run(plan, variables, absent),
         absent=dict(sorted(absent.items())),
     )
+
+
+def list_distributions() -> dict[str, str]:
+    """Return the version of each distribution; of two with one name, the one that is imported."""
+    versions: dict[str, str] = {}
+    for installed in metadata.distributions():
+        fields = installed.metadata  # each access reads the whole file
+        # Remains of a broken uninstall have no name.
+        name = fields["Name"] if fields is not None else None
+        if name:
+            versions.setdefault(re.sub(r"[-_.]+", "-", name).lower(), fields["Version"] or "")
+    return dict(sorted(versions.items()))
+
+
+def triton_pinned_by_torch() -> str | None:
+    """Return the triton that the installed torch requires, if any."""
+    try:
+        requirements = metadata.requires("torch") or []
+    except metadata.PackageNotFoundError:
+        return None
+    matches = (re.match(r"(?:pytorch-)?triton\s*\(?==\s*([\w.+]+)", text) for text in requirements)
+    return next((match[1] for match in matches if match), None)

@@ -35,8 +35,6 @@ _FIELDS: tuple[tuple[str, str, tuple[int, ...], Callable[[Any], Any]], ...] = (
     ("power_limit_w", "PowerManagementLimit", (), _watts),
     ("power_default_w", "PowerManagementDefaultLimit", (), _watts),
     ("sm_clock_max_mhz", "MaxClockInfo", _SM, int),
-    ("sm_clock_application_mhz", "ApplicationsClock", _SM, int),
-    ("sm_clock_application_default_mhz", "DefaultApplicationsClock", _SM, int),
     (
         "temperature_slowdown_c",
         "TemperatureThreshold",

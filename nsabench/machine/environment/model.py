@@ -42,8 +42,6 @@ class Gpu(Part):
 
     sm_clock_mhz: int | None = None
     sm_clock_max_mhz: int | None = None
-    sm_clock_application_mhz: int | None = None
-    sm_clock_application_default_mhz: int | None = None
     clock_event_reasons: list[str] = []
 
     temperature_c: int | None = None

@@ -43,11 +43,6 @@ def only(environment: Environment, tmp_path: Path) -> Problem:
         ({"ecc_uncorrected": 1}, "gpu_memory_faults", "1 uncorrected memory error since"),
         ({"remap_pending": True}, "gpu_memory_faults", "row"),
         ({"ecc": False}, "gpu_ecc_changed", "ECC of GPU 0 (NVIDIA H200) is off"),
-        (
-            {"sm_clock_application_mhz": 1200, "sm_clock_application_default_mhz": 1980},
-            "gpu_clocks_lowered",
-            "1200 MHz",
-        ),
     ],
 )
 def test_gpu(but: Change, tmp_path: Path, fields: dict[str, Any], code: str, said: str) -> None:

@@ -51,8 +51,6 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         "DeviceGetPowerManagementDefaultLimit": 700_000,
         "DeviceGetClockInfo": lambda _, domain: 345 if domain == sm else 3201,
         "DeviceGetMaxClockInfo": 1980,
-        "DeviceGetApplicationsClock": 1980,
-        "DeviceGetDefaultApplicationsClock": not_supported,
         "DeviceGetCurrentClocksThrottleReasons": 1,
         "DeviceGetTemperature": 28,
         "DeviceGetTemperatureThreshold": 90,

@@ -8,18 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from nsabench.machine.environment import software
-from nsabench.machine.environment.collect import collect
+from nsabench.machine.environment import collect
 from nsabench.machine.environment.model import NO_WORKER
 from nsabench.machine.environment.pairs import PAIRS, numbers, pair_of
-from nsabench.model.description import DescribedSoftware
 
 
 def test_without_a_worker_the_distributions_still_speak() -> None:
-    assert collect(None, None).absent["software.torch"] == NO_WORKER
-    read = software.read_software(DescribedSoftware())
-    assert read.distributions["pydantic"] == metadata.version("pydantic")
-    assert "typing-extensions" in read.distributions  # by its normalised name
+    assert collect.collect(None, None).absent["software.torch"] == NO_WORKER
+    distributions = collect.list_distributions()
+    assert distributions["pydantic"] == metadata.version("pydantic")
+    assert "typing-extensions" in distributions  # by its normalised name
 
 
 def test_remains_of_a_broken_uninstall_are_no_distribution(
@@ -30,7 +28,7 @@ def test_remains_of_a_broken_uninstall_are_no_distribution(
     whole.mkdir()
     (whole / "METADATA").write_text("Metadata-Version: 2.1\nName: No.Record_Here\nVersion: 2.0\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert software.read_software(DescribedSoftware()).distributions == {"no-record-here": "2.0"}
+    assert collect.list_distributions() == {"no-record-here": "2.0"}
 
 
 @pytest.mark.parametrize(
@@ -47,7 +45,7 @@ def test_the_triton_that_torch_pins(
     monkeypatch: pytest.MonkeyPatch, requirements: list[str] | None, version: str | None
 ) -> None:
     monkeypatch.setattr(metadata, "requires", lambda _: requirements)
-    assert software.triton_pinned_by_torch() == version
+    assert collect.triton_pinned_by_torch() == version
 
 
 def test_pairs_ascend_and_are_found_by_minor_version() -> None:
