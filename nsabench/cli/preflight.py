@@ -67,8 +67,8 @@ def command(
     architecture were there; what they launch, with every autotune configuration, is recorded,
     compiled to a cubin, and not run. With --kernels only that file's candidates.
 
-    Exits with 1 when something fails on an architecture that the Triton supports. When it is
-    interrupted, the table holds each architecture under a Triton that was complete.
+    Exits with 1 when something fails; an architecture that a Triton does not know is `unsupported`.
+    When it is interrupted, the table holds each architecture under a Triton that was complete.
 
     Example: nsabench preflight --arch sm_89,sm_90 --triton 3.1.0,3.9.0 --kernels mine.py
     """

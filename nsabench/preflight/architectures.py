@@ -44,7 +44,7 @@ ARCHITECTURES = {
     )
 }
 
-# The oldest Triton that compiles for an architecture. Older ones are tried and may fail.
+# The oldest Triton that compiles for an architecture.
 OLDEST_TRITON = {"sm_100": (3, 3), "sm_120": (3, 3)}
 OLDEST_SUPPORTED = (3, 0)
 

@@ -12,15 +12,12 @@ from typing import TypeVar
 from nsabench.model.case import Case
 from nsabench.model.measurement import Message
 from nsabench.model.vocabulary import Status
-from nsabench.preflight.architectures import Architecture, declared
+from nsabench.preflight.architectures import Architecture
 from nsabench.preflight.launch import REPLY, Build, Built, CompiledLaunch, Record, Recorded
 from nsabench.running.supervisor.death import SIGNATURES, WorkerLost
 from nsabench.running.supervisor.process import WorkerProcess
 from nsabench.running.supervisor.program import Program, worker_environment
 from nsabench.worker.protocol import Step
-
-# So many lost processes are enough if the Triton is not meant to work.
-ENOUGH_LOST = 3
 
 M = TypeVar("M", bound=Message)
 
@@ -36,6 +33,18 @@ class Task:
     triton: str
     folder: Path | None
     ahead: bool
+
+    def row(self, op: str, implementation: str, status: Status, reason: str) -> CompiledLaunch:
+        """Return the row of what could not be recorded."""
+        return CompiledLaunch(
+            op=op,
+            implementation=implementation,
+            status=status,
+            reason=reason,
+            triton=self.triton,
+            torch=metadata.version("torch"),
+            architecture=self.architecture.name,
+        )
 
 
 class Compiler:
@@ -53,7 +62,6 @@ class Compiler:
         self._done = done
         self._worker: WorkerProcess | None = None
         self._lost: list[CompiledLaunch] = []  # while they were recorded
-        self._crashes = 0  # of the compiler
         self.stopped = False
 
     def stop(self) -> None:
@@ -85,9 +93,8 @@ class Compiler:
     def _rows_to_build(self, cases: list[Case]) -> list[CompiledLaunch]:
         try:
             recorded = self._record(cases)
-        except WorkerLost as lost:  # the Triton cannot be imported
-            row = self._lost_row("", "(all)", lost)
-            return [row if row.declared else row.model_copy(update={"status": Status.UNSUPPORTED})]
+        except WorkerLost as lost:  # Triton cannot be imported
+            return [self._task.row("", "(all)", lost.death.status, lost.death.reason)]
         return [*self._lost, *recorded]
 
     def _record(self, cases: list[Case]) -> list[CompiledLaunch]:
@@ -101,19 +108,7 @@ class Compiler:
                 if self.stopped or not lost.death.suspect:
                     raise
                 op, _, name = lost.death.suspect.partition("/")
-                self._lost.append(self._lost_row(op, name, lost))
-
-    def _lost_row(self, op: str, implementation: str, lost: WorkerLost) -> CompiledLaunch:
-        return CompiledLaunch(
-            op=op,
-            implementation=implementation,
-            status=lost.death.status,
-            reason=lost.death.reason,
-            triton=self._task.triton,
-            torch=metadata.version("torch"),
-            architecture=self._task.architecture.name,
-            declared=declared(self._task.triton, self._task.architecture.name),
-        )
+                self._lost.append(self._task.row(op, name, lost.death.status, lost.death.reason))
 
     def _build(
         self, launch: CompiledLaunch, cases: list[Case], built: dict[str, CompiledLaunch]
@@ -125,16 +120,11 @@ class Compiler:
         if (same := built.get(launch.key)) is not None:
             own = {"op", "implementation", "example", "cases"}
             return same.model_copy(update=launch.model_dump(include=own))
-        if not launch.declared and self._crashes >= ENOUGH_LOST:
-            reason = f"not tried: {self._crashes} others took this Triton down before"
-            changed = {"status": Status.UNSUPPORTED, "reason": reason}
-            return launch.model_copy(update=changed)
         try:
             if self._worker is None:
                 self._record(cases)
             row = self._ask(Build(launch=launch), Built).launch
         except WorkerLost as lost:
-            self._crashes += 1
             changed = {"status": lost.death.status, "reason": lost.death.reason}
             row = launch.model_copy(update=changed)
         if row.status is Status.COMPILE_ERROR and self._worker is not None:

@@ -47,9 +47,6 @@ class CompiledLaunch(Message):
     triton: str
     torch: str
     architecture: str
-    declared: bool = Field(
-        description="this Triton is meant to compile for the architecture, so that a failure counts"
-    )
     shared_limit_bytes: int | None = Field(
         None, description="byte; shared memory the architecture gives a block"
     )
@@ -60,8 +57,7 @@ class CompiledLaunch(Message):
 
     @property
     def failed(self) -> bool:
-        """Whether it was meant to work and does not."""
-        return self.declared and self.status not in BENIGN
+        return self.status not in BENIGN
 
 
 class Record(Message):

@@ -15,9 +15,10 @@ from nsabench import ops
 from nsabench.errors import EnvironmentRefused
 from nsabench.machine.environment.pairs import numbers
 from nsabench.model.case import Case
+from nsabench.model.vocabulary import Status
 from nsabench.planning import resolve
 from nsabench.preflight import tritons
-from nsabench.preflight.architectures import Architecture
+from nsabench.preflight.architectures import Architecture, declared
 from nsabench.preflight.compile_all import Compiler, Task
 from nsabench.preflight.launch import CompiledLaunch
 
@@ -58,9 +59,14 @@ def run(
         # The cache is an option, since environments that differ have templates that differ.
         given = {"--cache": cache, "--kernels": order.kernels, "--ops": order.ops_file}
         options = [word for name, file in given.items() if file for word in (name, str(file))]
-        compilers = [Compiler(task, options, TIMEOUT_S, done) for task in tasks]
+        known = [task for task in tasks if declared(task.triton, task.architecture.name)]
+        for task in tasks:
+            if task not in known:
+                reason = f"Triton {task.triton} does not know {task.architecture.name}"
+                yield [task.row("", "(all)", Status.UNSUPPORTED, reason)]
+        compilers = [Compiler(task, options, TIMEOUT_S, done) for task in known]
         jobs = order.jobs or len(os.sched_getaffinity(0))
-        pool = stack.enter_context(ThreadPoolExecutor(min(jobs, len(tasks))))
+        pool = stack.enter_context(ThreadPoolExecutor(jobs))
         futures = [pool.submit(compiler.run, cases) for compiler in compilers]
         try:
             for future in as_completed(futures):

@@ -16,7 +16,7 @@ from nsabench.failure import Failure
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Role, Status
 from nsabench.preflight import pretend
-from nsabench.preflight.architectures import ARCHITECTURES, Architecture, declared
+from nsabench.preflight.architectures import ARCHITECTURES, Architecture
 from nsabench.preflight.build import build
 from nsabench.preflight.candidates import launches, variants
 from nsabench.preflight.launch import REQUEST, Build, Built, CompiledLaunch, Record, Recorded
@@ -97,16 +97,14 @@ class Worker:
 
     def _rows_of(self, item: Implementation, case: Case) -> list[CompiledLaunch]:
         """Return a row for each distinct launch of a case, or one that says why there is none."""
-        version = str(triton.__version__)
         common = CompiledLaunch(
             op=item.op,
             implementation=item.name,
             example=labels.of_case(case),
             cases=0,
-            triton=version,
+            triton=str(triton.__version__),
             torch=str(torch.__version__),
             architecture=self.architecture.name,
-            declared=declared(version, self.architecture.name),
         )
         try:
             if item.compile_ahead is None:
@@ -129,8 +127,6 @@ class Worker:
                     "constants": call.constants,
                     "options": call.options,
                     "compiler": call.compiler,
-                    # Where no Triton is used, a failure counts.
-                    "declared": common.declared or call.compiler != "",
                 }
             )
             for key, call in distinct.items()

@@ -77,7 +77,6 @@ def test_a_preflight() -> None:
             triton=triton,
             torch="2.13.0",
             architecture="sm_90",
-            declared=True,
             cases=1,
             status="ok",
             reason="",

@@ -17,10 +17,9 @@ from nsabench.cli import group
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.model.measurement import Message
 from nsabench.model.vocabulary import Status
-from nsabench.preflight import architectures, compile_all, tritons
+from nsabench.preflight import architectures, compile_all, run, tritons
 from nsabench.preflight.architectures import ARCHITECTURES, occupancy
 from nsabench.preflight.launch import Build, Built, CompiledLaunch, Record, Recorded
-from nsabench.preflight.run import installed_triton
 from nsabench.running.supervisor.death import WorkerLost, timed_out
 from nsabench.running.supervisor.printed import Printed
 from nsabench.worker.protocol import Step
@@ -96,7 +95,7 @@ def test_what_each_way_of_failing_is_called(tmp_path: Path, matrix: Path, versio
     if version and code == 3 and "installing Triton" in said:
         pytest.skip(f"no package index to take Triton {version} from")
     assert code == 1
-    assert {r["triton"] for r in rows} == {version or installed_triton()}
+    assert {r["triton"] for r in rows} == {version or run.installed_triton()}
     found: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         found.setdefault(row["implementation"], []).append(row)
@@ -313,10 +312,29 @@ def test_which_failures_count() -> None:
         architectures.parse("sm_1")
 
 
+def test_an_architecture_that_a_triton_does_not_know_is_unsupported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tritons, "install", lambda version: tmp_path)
+    monkeypatch.setattr(compile_all, "WorkerProcess", lambda _: pytest.fail("it compiles"))
+    order = run.Order(
+        architectures=[ARCHITECTURES["sm_100"]],
+        versions=["3.1.0"],
+        matrices=["quick"],
+        kernels=None,
+        ops_file=None,
+        jobs=1,
+        cache=False,
+    )
+    [[row]] = run.run(order, lambda row: None)
+    assert (row.status, row.failed) == (Status.UNSUPPORTED, False)
+    assert row.reason == "Triton 3.1.0 does not know sm_100"
+
+
 def launch(key: str) -> CompiledLaunch:
     names = {"op": "selection_rows", "implementation": "mine", "kernel": "k"}
     versions = {"triton": "3.7.1", "torch": "2.13.0", "architecture": "sm_90"}
-    return CompiledLaunch(key=key, declared=True, **names, **versions)
+    return CompiledLaunch(key=key, **names, **versions)
 
 
 class LostTwice:
