@@ -17,8 +17,6 @@ from nsabench.images import combos as known
 from nsabench.images import launch as launching
 from nsabench.images import lock as locking
 from nsabench.images import venv as venvs
-from nsabench.output import terminal
-from nsabench.output.compare import compare_common, document
 
 COMBO = click.argument("combo")
 LINKS = click.option(
@@ -34,39 +32,6 @@ WHEELHOUSE = click.option(
     metavar="DIR",
     help="Folder of wheels to install, instead of an index.",
 )
-# How a container is started. The names are fields of `Launch`.
-LAUNCH = _options.all_of(
-    click.option(
-        "--memory", default="16g", show_default=True, help="Limit of host memory, as in Docker."
-    ),
-    click.option(
-        "--user", default="", metavar="UID:GID", help="Owner of the results. Default: you."
-    ),
-    click.option(
-        "--gpus",
-        default="auto",
-        show_default=True,
-        metavar="all|none|0,1",
-        help="GPUs of the container. auto: all, or none for a combo without CUDA.",
-    ),
-    click.option(
-        "--results",
-        type=_options.FOLDER,
-        default=Path("results"),
-        show_default=True,
-        help="Folder that holds the runs; it must be yours to write.",
-    ),
-)
-
-
-def _launch(
-    combo: str, arguments: Sequence[str], inputs: Sequence[Path], given: dict[str, Any]
-) -> launching.Launch:
-    """Return the settings of a container. given: the values of `LAUNCH`."""
-    if given["gpus"] == "auto":
-        has_cuda = known.checkout().combos().get(combo).cuda
-        given = {**given, "gpus": "all" if has_cuda else "none"}
-    return launching.Launch(combo=combo, arguments=arguments, inputs=inputs, **given)
 
 
 @click.group("images")
@@ -180,7 +145,24 @@ def venv(combo: str, folder: Path | None, wheelhouse: Path | None) -> None:
 @command.command("run", context_settings={"ignore_unknown_options": True})
 @COMBO
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@LAUNCH
+@click.option(
+    "--results",
+    type=_options.FOLDER,
+    default=Path("results"),
+    show_default=True,
+    help="Folder that holds the runs; it must be yours to write.",
+)
+@click.option(
+    "--gpus",
+    default="auto",
+    show_default=True,
+    metavar="all|none|0,1",
+    help="GPUs of the container. auto: all, or none for a combo without CUDA.",
+)
+@click.option("--user", default="", metavar="UID:GID", help="Owner of the results. Default: you.")
+@click.option(
+    "--memory", default="16g", show_default=True, help="Limit of host memory, as in Docker."
+)
 @click.option(
     "--input",
     "inputs",
@@ -188,7 +170,7 @@ def venv(combo: str, folder: Path | None, wheelhouse: Path | None) -> None:
     type=click.Path(path_type=Path, exists=True),
     help="File that the run sees, read-only, as /input/NAME. Can be repeated.",
 )
-def run(combo: str, arguments: tuple[str, ...], inputs: tuple[Path, ...], **given: Any) -> int:
+def run(combo: str, gpus: str, **given: Any) -> int:
     """Run nsabench in the image of a combo; without ARGUMENTS, `nsabench all`.
 
     The container has no network, no capabilities, a read-only root, and the caller's uid. Its
@@ -196,31 +178,6 @@ def run(combo: str, arguments: tuple[str, ...], inputs: tuple[Path, ...], **give
 
     Example: nsabench images run cpu --results runs -- all quick --out results/first
     """
-    return launching.run(_launch(combo, arguments, inputs, given), click.echo)
-
-
-@command.command("matrix")
-@click.option("--combos", required=True, metavar="LIST", help="Combos, separated by commas.")
-@click.argument("matrices", nargs=-1, required=True, metavar="MATRIX...")
-@LAUNCH
-def matrix(combos: str, matrices: tuple[str, ...], **given: Any) -> int:
-    """Run the same matrices in several images, one after another, and compare.
-
-    Example: nsabench images matrix --combos torch2.5.1-cu124,torch2.11.0-cu130 selection_rows
-    """
-    names = [name.strip() for name in combos.split(",") if name.strip()]
-    pinned = known.checkout().combos()
-    for name in names:
-        pinned.get(name)
-    ran = launching.run_all(
-        names,
-        matrices,
-        lambda combo, words, inputs: _launch(combo, words, inputs, given),
-        click.echo,
-    )
-    for one in ran:
-        say(f"{one.combo}: exit {one.exit_code}{'' if one.finished else ', not finished'}")
-    comparison = compare_common([one.folder for one in ran if one.finished])
-    if comparison is not None:
-        terminal.console().print(document.render(comparison))
-    return max((one.exit_code for one in ran), default=0)
+    if gpus == "auto":
+        gpus = "all" if known.checkout().combos().get(combo).cuda else "none"
+    return launching.run(launching.Launch(combo=combo, gpus=gpus, **given), click.echo)

@@ -14,7 +14,7 @@ from nsabench.cli._options import Measuring, absolute, asked_again
 from nsabench.cli._say import say
 from nsabench.files import write_text
 from nsabench.output import terminal
-from nsabench.output.compare import compare_common, document
+from nsabench.output.compare import compare, document, read
 
 
 @click.command("versions")
@@ -57,8 +57,10 @@ def command(asked: Measuring, triton: str, folder: Path | None) -> int:
             f"Triton {one.triton.version}{belongs if one.triton.unpaired else ''}: {ended}, "
             f"{one.folder if one.finished else 'no run'}"
         )
-    comparison = compare_common([one.folder for one in measured if one.finished])
-    if comparison is not None:
+    finished = [one.folder for one in measured if one.finished]
+    if len(finished) > 1:
+        # An implementation may not exist under every Triton.
+        comparison = compare(read(finished), intersection=True)
         terminal.console().print(document.render(comparison))
         data = json.dumps(document.as_data(comparison), indent=1) + "\n"
         say(write_text(out / "comparison.md", document.to_markdown(comparison)))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nsabench.errors import EnvironmentRefused, NsabenchError, UsageError
+from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.images import daemon
 from nsabench.images.combos import tag
 from nsabench.machine.environment.container import COMBO_VARIABLE, DIGEST_VARIABLE
@@ -34,7 +33,6 @@ class Launch:
     inputs: Sequence[Path] = ()
     user: str = ""  # UID:GID; default: the caller's
     memory: str = "16g"
-    time_limit_s: float = 6 * 3600.0
 
 
 def run(launch: Launch, say: Callable[[str], None]) -> int:
@@ -50,7 +48,7 @@ def run(launch: Launch, say: Callable[[str], None]) -> int:
         container = client.containers.create(image, **_settings(launch, digest))
         try:
             _check_gpus(container, launch)
-            return _attend(container, launch, say)
+            return _attend(container, say)
         finally:
             container.remove(force=True)
 
@@ -113,33 +111,16 @@ def _check_gpus(container: Any, launch: Launch) -> None:
         )
 
 
-def _attend(container: Any, launch: Launch, say: Callable[[str], None]) -> int:
+def _attend(container: Any, say: Callable[[str], None]) -> int:
     container.start()
-    expired = threading.Event()
-
-    def expire() -> None:
-        expired.set()
-        container.stop(timeout=STOP_GRACE_S)
-
-    timer = threading.Timer(launch.time_limit_s, expire)
-    timer.daemon = True
-    timer.start()
     try:
         for line in _lines(container.logs(stream=True, follow=True)):
             say(line)
-        code = int(container.wait()["StatusCode"])
+        return int(container.wait()["StatusCode"])
     except KeyboardInterrupt:
         # nsabench logs what is done and ends with 130; the run can be resumed.
         container.stop(timeout=STOP_GRACE_S)
         raise
-    finally:
-        timer.cancel()
-    if expired.is_set():
-        raise EnvironmentRefused(
-            f"the run took longer than {launch.time_limit_s:g} s and was stopped",
-            "give it more with --time-limit, and go on with --resume.",
-        )
-    return code
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
@@ -150,43 +131,3 @@ def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
             yield line.decode("utf-8", "replace")
     if rest:
         yield rest.decode("utf-8", "replace")
-
-
-@dataclass(frozen=True)
-class ComboResult:
-    """A combo's run: its folder and the exit code of the container."""
-
-    combo: str
-    folder: Path
-    exit_code: int
-
-    @property
-    def finished(self) -> bool:
-        # With any other exit code, the files may be those of an earlier run.
-        return self.exit_code in (0, 1) and (self.folder / "records.parquet").is_file()
-
-
-def run_all(
-    combos: Sequence[str],
-    matrices: Sequence[str],
-    launch: Callable[[str, Sequence[str], Sequence[Path]], Launch],
-    say: Callable[[str], None],
-) -> list[ComboResult]:
-    """Run each combo; one that fails does not end the others.
-
-    launch: makes the settings from a combo, the arguments of nsabench and the input files.
-    """
-    shown = [Path(name) for name in matrices if Path(name).is_file()]
-    given = [f"{INPUT}/{Path(n).name}" if Path(n).is_file() else n for n in matrices]
-    combo_results = []
-    for combo in combos:
-        say(f"== {combo}")
-        settings = launch(combo, ["all", *given, "--out", f"{RESULTS}/{combo}"], shown)
-        try:
-            code = run(settings, say)
-        except NsabenchError as error:
-            say(f"{error}; {error.remedy}")
-            code = error.exit_code
-        folder = settings.results / combo
-        combo_results.append(ComboResult(combo, folder, code))
-    return combo_results

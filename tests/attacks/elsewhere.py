@@ -109,8 +109,7 @@ def in_container(arguments: Sequence[str], image: str = "") -> int:
         settings["command"] = pytest_in("/tmp/tests", arguments)
         container = client.containers.create(image, **settings)
         try:
-            asked = launch.Launch(COMBO, [], results, time_limit_s=TIME_LIMIT_S)
-            return launch._attend(container, asked, lambda line: print(line, flush=True))
+            return launch._attend(container, lambda line: print(line, flush=True))
         finally:
             container.remove(force=True)
 

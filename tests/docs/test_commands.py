@@ -30,7 +30,6 @@ WRITING = {
     "fleet slurm",
     "images build",
     "images lock",
-    "images matrix",
     "images run",
     "images venv",
     "images wheelhouse",

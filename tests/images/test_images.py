@@ -137,27 +137,6 @@ def test_no_daemon_is_one_sentence_and_a_remedy(tmp_path: Path) -> None:
     assert len(lines) == 2 and "no container daemon answers" in lines[0]
 
 
-def test_a_matrix_goes_on_after_a_combo_that_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-
-    def run(settings: launch.Launch, say: object) -> int:
-        if settings.combo == "a":
-            raise EnvironmentRefused("there is no daemon", "start it.")
-        return 0
-
-    monkeypatch.setattr(launch, "run", run)
-
-    def make(combo: str, arguments: object, inputs: object) -> launch.Launch:
-        return launch.Launch(combo, [], tmp_path)
-
-    outcomes = launch.run_all(["a", "b"], ["quick"], make, said.append)
-    assert [(o.combo, o.exit_code) for o in outcomes] == [("a", 3), ("b", 0)]
-    assert "there is no daemon; start it." in said
-    assert not any(o.finished for o in outcomes), "neither has records"
-
-
 def test_a_lock_that_cannot_be_resolved_leaves_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,13 +7,7 @@ ratio is divided by the ratio of that baseline, so that the hosts cancel.
 """
 
 from nsabench.output.compare.band import BAND
-from nsabench.output.compare.comparison import (
-    ComparedCell,
-    Comparison,
-    Mean,
-    compare,
-    compare_common,
-)
+from nsabench.output.compare.comparison import ComparedCell, Comparison, Mean, compare
 from nsabench.output.compare.side import Side, read
 
 __all__ = [
@@ -23,6 +17,5 @@ __all__ = [
     "Mean",
     "Side",
     "compare",
-    "compare_common",
     "read",
 ]

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
-from pathlib import Path
 
 from nsabench import labels
 from nsabench.errors import UsageError
@@ -20,7 +19,7 @@ from nsabench.output.compare import payments
 from nsabench.output.compare.band import BAND, BAND_IN_QUEUE
 from nsabench.output.compare.payments import ComparedPayment
 from nsabench.output.compare.shift import MISSING, Pair, Shift
-from nsabench.output.compare.side import Side, compared, read
+from nsabench.output.compare.side import Side, compared
 from nsabench.verdicts.statistics import geometric_mean
 
 
@@ -213,14 +212,6 @@ def compare(
         )
     paying = tuple(payments.compared(sides, band, BAND_IN_QUEUE))
     return Comparison(tuple(sides), cells, disagreements, band, paying)
-
-
-def compare_common(folders: Sequence[Path]) -> Comparison | None:
-    """Compare runs with the first of them, in what they have in common; None for fewer than two.
-
-    An implementation may not exist under every version.
-    """
-    return compare(read(folders), intersection=True) if len(folders) > 1 else None
 
 
 def _disagreements(sides: Sequence[Side]) -> Iterator[str]:
