@@ -60,7 +60,7 @@ def command(
     written = conclusion.derive(facts, folder) if derive else []
     written += [report.write_markdown(some, folder), report.write_html(some, folder)]
     if as_json:
-        say_json({"valid": facts.valid, "written": [str(path) for path in written]})
+        say_json({"valid": not facts.invalidating, "written": [str(path) for path in written]})
     else:
         for path in written:
             say(path)

@@ -12,7 +12,6 @@ from nsabench.cli._trust import least_trust
 from nsabench.evidence.manifest import Report, verify
 from nsabench.evidence.manifest.keys import revocations, trusted_keyids
 from nsabench.evidence.manifest.statement import Trust
-from nsabench.output.words import TRUST
 from nsabench.text import shown
 
 
@@ -67,7 +66,7 @@ def _show(report: Report) -> None:
         styled = click.style(f"{outcome:8}", fg=styles.get(outcome))
         click.echo(f"{styled} {check:12} {shown(report.details.get(check, ''))}".rstrip())
     if report.broken is None:
-        say(f"trust level: {report.trust} ({TRUST[report.trust]})")
+        say(f"trust level: {report.trust} ({report.trust.meaning})")
 
 
 def _as_json(report: Report) -> dict[str, object]:

@@ -13,11 +13,12 @@ from functools import cache, partial
 from nsabench import checks, ops, registry
 from nsabench.checks import Effect
 from nsabench.errors import UsageError
+from nsabench.evidence.manifest.statement import Trust
 from nsabench.machine.doctor.codes import codes
 from nsabench.model import vocabulary
 from nsabench.model.vocabulary import Word
 from nsabench.output import grouped
-from nsabench.output.words import TRUST, WORDS
+from nsabench.output.words import WORDS
 from nsabench.verdicts.tables import COMPARISONS, RECORDS, SAMPLES
 
 VOCABULARIES: dict[str, type[Word]] = {
@@ -30,6 +31,7 @@ VOCABULARIES: dict[str, type[Word]] = {
     "role": vocabulary.Role,
     "kind of a baseline": vocabulary.Kind,
     "effect of a finding": Effect,
+    "trust level": Trust,
     "what became of a control": vocabulary.Catch,
     "difference between two runs": vocabulary.Difference,
     "change of a status between two runs": vocabulary.Change,
@@ -61,7 +63,6 @@ def _meanings() -> Iterator[Meaning]:
     for name in ops.shipped():
         yield Meaning(name, "op", _docstring(f"nsabench.ops.{name}"))
     yield from (Meaning(word, "word of the output", text) for word, text in WORDS.items())
-    yield from (Meaning(trust.value, "trust level", text) for trust, text in TRUST.items())
     for name in ops.shipped():
         shape = ops.get(name).shape_model
         text = f"of {name}: {' '.join((inspect.getdoc(shape) or '').split())}"

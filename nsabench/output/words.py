@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from nsabench.evidence.manifest.statement import Trust
 from nsabench.model.vocabulary import NO_SPECIALISED
-
-TRUST = {
-    Trust.UNSIGNED: "nothing shows that it was not altered",
-    Trust.EPHEMERAL: "not altered since it was made; nothing shows by whom",
-    Trust.UNPINNED: "not altered since its key signed it; that key is none that you trust",
-    Trust.PINNED: "signed by a key that you trust",
-}
 
 WORDS = {
     "op": "a contract: how inputs are made, the float64 oracle, and the work (bytes and FLOPs)",

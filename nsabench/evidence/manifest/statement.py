@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,6 +20,7 @@ from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest.dsse import Envelope, parse_part
 from nsabench.model.moment import Moment
 from nsabench.model.run_id import RunId
+from nsabench.model.vocabulary import Word
 from nsabench.running.folder import MANIFEST
 from nsabench.signing.keys import public_key_of_der
 from nsabench.signing.signer import RUN_KEY
@@ -31,13 +31,13 @@ Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 
 
-class Trust(StrEnum):
+class Trust(Word):
     """How far a run can be trusted, the least first."""
 
-    UNSIGNED = "unsigned"
-    EPHEMERAL = "ephemeral"  # by a key made for this run: it was not altered since
-    UNPINNED = "unpinned"  # by a lasting key that the reader does not trust
-    PINNED = "pinned"  # by a key that the reader trusts
+    UNSIGNED = "unsigned", "nothing shows that it was not altered"
+    EPHEMERAL = "ephemeral", "not altered since it was made; nothing shows by whom"
+    UNPINNED = "unpinned", "not altered since its key signed it; that key is none that you trust"
+    PINNED = "pinned", "signed by a key that you trust"
 
     def reaches(self, other: Trust) -> bool:
         order = list(Trust)

@@ -1,4 +1,4 @@
-"""How far times of the same code lie apart in two runs: learned from code that cannot have changed.
+"""Learns how far times of the same code lie apart in two runs, from code that cannot have changed.
 
 Hosts differ by more than the intervals of their times say, and short times by more than long ones.
 So the band of a cell is the widest difference among the baselines of like duration that are known

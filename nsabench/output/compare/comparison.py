@@ -156,10 +156,6 @@ class Comparison:
         """Judged cells that lost time in the queue, which has a band of its own."""
         return _slower((c, s) for c in self.judged if (s := c.in_queue[later]) is not None)
 
-    def has_queue(self, later: int) -> bool:
-        """Whether queued calls were timed in both runs."""
-        return any(cell.in_queue[later] for cell in self.cells)
-
     @cached_property
     def breakages(self) -> list[Breakage]:
         """By implementation, the first run in which cells got worse; broken ones come first."""

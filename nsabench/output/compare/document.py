@@ -58,8 +58,6 @@ def blocks(comparison: Comparison) -> Iterator[Block]:
     for run in later:
         yield tables.changes(comparison, run)
         yield tables.slower(comparison, run)
-        if comparison.has_queue(run):
-            yield tables.slower_in_queue(comparison, run)
     if len(later) > 1:
         yield tables.over_all(comparison)
         yield Sentence(SIGNS_MEAN)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Difference, Status, Verdict
+from nsabench.model.vocabulary import Difference, Regime, Status, Verdict
 from nsabench.output import grouped
-from nsabench.output.compare.band import BAND_IN_QUEUE
 from nsabench.output.compare.comparison import ComparedCell, Comparison, Mean
 from nsabench.output.compare.payments import PaymentShift
 from nsabench.output.compare.shift import MISSING, Shift
@@ -15,7 +14,6 @@ from nsabench.output.document import Name, Ours, Table, Tag, number
 from nsabench.verdicts.caution import beside, tally
 from nsabench.verdicts.statistics import geometric_mean
 
-BY_SAMPLES = "on the device, or in graphs where that is the mode"
 STANDINGS = "Candidates against the best baseline of each run"
 SIGNS = {
     Difference.FASTER: "▲",
@@ -103,27 +101,19 @@ def _counts(mean: Mean) -> str:
 
 
 def slower(comparison: Comparison, later: int) -> Table:
+    """Return the candidates that lost time, by regime. In the queue quantiles bound the ratio."""
     rows = []
-    for cell, shift in comparison.slower(later):
+    lost = [(*pair, None) for pair in comparison.slower(later)]
+    queued = [(*pair, Regime.QUEUE) for pair in comparison.slower_in_queue(later)]
+    for cell, shift, queue in (*lost, *queued):
+        regime = queue or Regime.of_samples(cell.case.timing.mode)
         records = cell.records[0], cell.records[later + 1]
-        times = [number(record.median_ms if record else None, ".4g") for record in records]
-        rows.append((cell.label, Name(cell.implementation), *times, _ratio(shift)))
+        times = [number(r.median_in(regime) if r else None, ".4g") for r in records]
+        rows.append((cell.label, Name(cell.implementation), regime.value, *times, _ratio(shift)))
     numbers = ("ms before", "ms after", Ours("ratio [95 %]"))
-    columns = ("case", "implementation", *numbers)
-    title = f"Slower in {comparison.later[later].name}, {BY_SAMPLES}"
+    columns = ("case", "implementation", "regime", *numbers)
+    title = f"Slower in {comparison.later[later].name}"
     return Table(title, columns, rows, numbers, nothing="No candidate.", is_long=True)
-
-
-def slower_in_queue(comparison: Comparison, later: int) -> Table:
-    rows = [
-        (cell.label, Name(cell.implementation), _ratio(shift))
-        for cell, shift in comparison.slower_in_queue(later)
-    ]
-    numbers = (Ours("ratio [20 and 80 % quantiles]"),)
-    columns = ("case", "implementation", *numbers)
-    title = f"Slower in {comparison.later[later].name}, called from Python back to back"
-    nothing = f"No candidate, by more than {BAND_IN_QUEUE:.0%}."
-    return Table(title, columns, rows, numbers, nothing, is_long=True)
 
 
 def _ratio(shift: Shift) -> str:

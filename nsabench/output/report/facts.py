@@ -27,7 +27,7 @@ from nsabench.running.folder import HEAD, RunFolder
 from nsabench.signing import Signer
 from nsabench.verdicts import pays, threshold
 from nsabench.verdicts.attempts import CaseState, states_of
-from nsabench.verdicts.failures import failures, unproven
+from nsabench.verdicts.failures import failures
 from nsabench.verdicts.merged import assemble
 from nsabench.verdicts.pays import Payment
 from nsabench.verdicts.results import Part, Results
@@ -123,20 +123,12 @@ class Facts:
     def decisions(self) -> list[Decision]:
         return threshold.decide_run(self.records, self.plan)
 
-    def decisions_of(self, standing: Standing) -> list[Decision]:
-        about = standing.op, standing.implementation
-        return [d for d in self.decisions if (d.op, d.candidate) == about]
-
     @cached_property
     def said_otherwise(self) -> str:
         """How the run's `thresholds.yaml` differs from the decisions here, if it does."""
         if self.where:
             return ""  # it speaks of all cases
         return threshold.said_otherwise(self.folder.path, self.plan, self.decisions)
-
-    @property
-    def thresholds_text(self) -> str:
-        return threshold.as_yaml(self.decisions, self.payments)
 
     @cached_property
     def payments(self) -> list[Payment]:
@@ -174,10 +166,6 @@ class Facts:
         return " · ".join([first.gpu_name or device, *versions(first)])
 
     @cached_property
-    def measured_cases(self) -> int:
-        return len(self.plan.by_id.keys() & {state.case_id for state in self.main_states})
-
-    @cached_property
     def main_states(self) -> list[CaseState]:
         return [
             state
@@ -188,29 +176,19 @@ class Facts:
     @cached_property
     def missing(self) -> int:
         """Planned cases that were not measured: more than 0 in a run that was interrupted."""
-        return len(self.plan.cases) - self.measured_cases
-
-    @cached_property
-    def _invalid(self) -> list[Finding]:
-        return [f for f in self.results.findings if f.effect is Effect.INVALID]
+        return len(self.plan.by_id.keys() - {state.case_id for state in self.main_states})
 
     @cached_property
     def invalidating(self) -> list[Finding]:
         """Findings that invalidate the whole run, such as an uncaught control."""
-        return [f for f in self._invalid if f.of_run and f.regime is None]
-
-    @property
-    def valid(self) -> bool:
-        return not self.invalidating
+        invalid = (f for f in self.results.findings if f.effect is Effect.INVALID)
+        return [f for f in invalid if f.of_run and f.regime is None]
 
     @cached_property
     def undecided(self) -> list[Finding]:
         """Findings that invalidate the cases of an op in a direction and mode, or a regime."""
-        return [f for f in self._invalid if f.groups or (f.of_run and f.regime is not None)]
-
-    @cached_property
-    def unproven(self) -> list[str]:
-        return unproven(self.results)
+        invalid = (f for f in self.results.findings if f.effect is Effect.INVALID)
+        return [f for f in invalid if f.groups or (f.of_run and f.regime is not None)]
 
     @cached_property
     def failures(self) -> list[str]:

@@ -13,6 +13,7 @@ from nsabench.output.standing import tally_of_controls
 from nsabench.output.templates import environment
 from nsabench.text import code, markdown
 from nsabench.verdicts import pays
+from nsabench.verdicts.failures import unproven
 
 MOST = 40  # lines of a list of problems; records.parquet holds all
 
@@ -43,6 +44,7 @@ def render(facts: Facts) -> str:
         lengths=report_tables.by_length(facts),
         findings=[f for f in findings if f.implementation not in controls or not f.case_id],
         most=MOST,
+        unproven=unproven(facts.results),
         commands=commands(facts),
     )
 

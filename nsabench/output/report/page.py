@@ -27,8 +27,9 @@ from nsabench.output.report.facts import Facts
 from nsabench.output.report.payment_chart import charts
 from nsabench.output.report.tables import by_length, shards
 from nsabench.output.standing import tally_of_controls
+from nsabench.verdicts import threshold
 from nsabench.verdicts.caution import beside
-from nsabench.verdicts.failures import found_while_measuring
+from nsabench.verdicts.failures import found_while_measuring, unproven
 from nsabench.verdicts.pays import CALLED
 from nsabench.verdicts.tables import COMPARISONS, RECORDS
 
@@ -152,6 +153,8 @@ def _decision(facts: Facts) -> dict[str, Any]:
             for what, row in rows.items()
         ],
         "controls": tally_of_controls(facts.records),
+        "unproven": unproven(facts.results),
+        "thresholds": threshold.as_yaml(facts.decisions, facts.payments),
     }
 
 

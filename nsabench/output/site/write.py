@@ -18,7 +18,6 @@ from nsabench.output.report.page import SCRIPTS, data_of
 from nsabench.output.site.leaderboard import leaderboards
 from nsabench.output.site.runs import ARCHIVE, RUNS, SiteRun, gather, payments
 from nsabench.output.standing import tally_of_controls
-from nsabench.output.words import TRUST
 from nsabench.running.folder import KEPT
 
 INDEX = "index.html"
@@ -96,7 +95,7 @@ def archived_page(run: SiteRun) -> str:
         data,
         run=run,
         charts_of_payments=payment_chart.charts(run.payments, records),
-        meaning=TRUST[run.trust],
+        meaning=run.trust.meaning,
         margin=MARGIN,
         tally=tally_of_controls(records),
         compared=any(r.speedup is not None for r in records if r.role is Role.CANDIDATE),
