@@ -7,6 +7,7 @@ everywhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -155,13 +156,8 @@ def _attend_or_refuse(attend: Callable[..., Tensor], *tensors: Tensor, **options
     return attend(*tensors, **options)
 
 
-@baseline("nsa_attention", "torch_nsa", on_cpu=True, kind="general")
-def torch_nsa(*tensors: Tensor, **options: Any) -> Tensor:
-    """Matrix products and gathers of torch in float32, 128 queries at a time."""
-    return _attend_or_refuse(attend, *tensors, **options)
-
-
-@baseline("nsa_without_window", "torch_nsa", on_cpu=True, kind="general")
-def torch_nsa_without_window(*tensors: Tensor, **options: Any) -> Tensor:
-    """Matrix products and gathers of torch in float32, 128 queries at a time."""
-    return _attend_or_refuse(attend_without_window, *tensors, **options)
+for _op, _attend in (
+    ("nsa_attention", attend),
+    ("nsa_without_window", attend_without_window),
+):
+    baseline(_op, "torch_nsa", on_cpu=True, kind="general")(partial(_attend_or_refuse, _attend))

@@ -149,24 +149,13 @@ def _packed(
     return out.masked_fill(counts.view(b, s, g, 1, 1) == 0, 0) if masked else out
 
 
-@_baseline("flash_varlen")
-def flash_varlen(q: Tensor, *others: Tensor, **options: Any) -> Tensor:
-    """The selected keys of all rows gathered side by side, then FlashAttention's varlen, the h
-    heads as h queries of one head."""
-    return _flash((q.shape[3], 1), q, *others, **options)
+def _flash(groups: bool, q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, **options: Any) -> Tensor:
+    """The selected keys of all rows gathered side by side, then FlashAttention's varlen.
 
-
-@_baseline("flash_varlen_gqa")
-def flash_varlen_gqa(q: Tensor, *others: Tensor, **options: Any) -> Tensor:
-    """`flash_varlen` with one query of h heads a row, which splits long rows."""
-    return _flash((1, q.shape[3]), q, *others, **options)
-
-
-def _flash(
-    form: tuple[int, int], q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, **options: Any
-) -> Tensor:
-    """form: how many queries of how many heads a row is."""
+    groups: one query of h heads a row, which splits long rows; else h queries of one head.
+    """
     b, s, g, h, d = q.shape
+    form = (1, h) if groups else (h, 1)
     rows, s_kv = b * s * g, k.shape[2]
     _torch.check_flash(q, v)
     spans = disjoint(ranges, s_kv)
@@ -184,6 +173,10 @@ def _flash(
         causal=False,
     )
     return out.view(b, s, g, h, d)
+
+
+flash_varlen = _baseline("flash_varlen")(partial(_flash, False))
+flash_varlen_gqa = _baseline("flash_varlen_gqa")(partial(_flash, True))
 
 
 @_baseline("flex_attention", compiled_by="triton")

@@ -7,6 +7,7 @@ blocks are smaller.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -63,7 +64,7 @@ class Flash:
         return alone(attend(q, k, v, **options)) if k.numel() else torch.zeros_like(q)
 
     def cached(
-        self, name: str, q: Tensor, k: Tensor, v: Tensor, sm_scale: float, splits: int
+        self, name: str, splits: int, q: Tensor, k: Tensor, v: Tensor, sm_scale: float
     ) -> Tensor:
         """Compute attention of one query [B,HQ,D] against a cache [B,H,S,D]."""
         kv = ("k_cache", "v_cache") if name == CACHED else ("k", "v")
@@ -95,14 +96,6 @@ class Flash:
 FLASH = Flash(FLASH_ATTN, "flash_attn")
 FLASH.register("flash_attn", package=FLASH_ATTN)
 
-
-@of_a_stretch("flash_attn", package=FLASH_ATTN)
-def flash_attn_cached(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
-    """`flash_attn_with_kvcache`, one query against a cache, in as many splits as it finds best."""
-    return FLASH.cached(CACHED, q, k, v, sm_scale, 0)
-
-
-@of_a_stretch("flash_attn_unsplit", package=FLASH_ATTN)
-def flash_attn_unsplit(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
-    """`flash_attn_with_kvcache`, all keys in one program."""
-    return FLASH.cached(CACHED, q, k, v, sm_scale, 1)
+# In as many splits of the keys as it finds best, and all keys in one program.
+for _name, _splits in (("flash_attn", 0), ("flash_attn_unsplit", 1)):
+    of_a_stretch(_name, package=FLASH_ATTN)(partial(FLASH.cached, CACHED, _splits))

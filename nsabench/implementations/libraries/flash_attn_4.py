@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -30,12 +30,7 @@ SPARSITY = "flash_attn.cute.block_sparsity:BlockSparseTensorsTorch"
 MAX_TABLE = 1 << 29  # elements that say which query chose which block
 _declared: dict[str, Any] = {"package": FLASH_ATTN_4, "compiled_by": "cutlass"}
 FLASH.register("flash_attn_4", **_declared)
-
-
-@of_a_stretch("flash_attn_4", **_declared)
-def flash_attn_4_cached(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
-    """One query against a cache, all keys in one program."""
-    return FLASH.cached(PLAIN, q, k, v, sm_scale, 1)
+of_a_stretch("flash_attn_4", **_declared)(partial(FLASH.cached, PLAIN, 1))
 
 
 @of_a_stretch("flash_attn_4_splits", **_declared)
@@ -44,7 +39,7 @@ def flash_attn_4_splits(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Ten
     FLASH.find(PLAIN, "q", "k", "v", "softmax_scale", "num_splits")
     if torch.cuda.get_device_capability(q.device)[0] < 10:
         raise Unsupported("FlashAttention-4 splits the keys of a query on sm_100 and later only")
-    return FLASH.cached(PLAIN, q, k, v, sm_scale, 0)
+    return FLASH.cached(PLAIN, 0, q, k, v, sm_scale)
 
 
 @_torch.memoised(8)

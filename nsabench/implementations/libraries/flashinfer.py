@@ -11,6 +11,7 @@ host looks at six numbers to know that, so a graph cannot capture it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -260,18 +261,11 @@ def _attend_blocks(
     return _run(wrapper, rows, k.contiguous(), v.contiguous(), pages.size, h * d).view(q.shape)
 
 
-@_calls.chosen_blocks("flashinfer_pages", directions=("forward",), **_declared)
-def flashinfer_blocks(*tensors: Any, **options: Any) -> Tensor:
-    """Its decode with the chosen blocks as the pages of a request a query and KV head, planned in
-    the call."""
-    return _attend_blocks("", *tensors, **options)
-
-
-@_calls.chosen_blocks("flashinfer_prefill", directions=("forward",), **_declared)
-def flashinfer_prefill_blocks(*tensors: Any, **options: Any) -> Tensor:
-    """Its prefill by FlashAttention-2, blocks as in `flashinfer_pages`. FlashAttention-3 takes only
-    pages whose tokens are nearer than pages are."""
-    return _attend_blocks("fa2", *tensors, **options)
+# FlashAttention-3 takes only pages whose tokens are nearer than pages are.
+for _name, _prefill in (("flashinfer_pages", ""), ("flashinfer_prefill", "fa2")):
+    _calls.chosen_blocks(_name, directions=("forward",), **_declared)(
+        partial(_attend_blocks, _prefill)
+    )
 
 
 def _of_spans(q: Tensor, k: Tensor, ranges: Tensor) -> tuple[Pages, int]:
@@ -313,13 +307,7 @@ def _attend_spans(
     return _run(wrapper, rows, k, v, pages.size, d).view(q.shape)
 
 
-@baseline("selection_ranges", "flashinfer_pages", directions=("forward",), **_declared)
-def flashinfer_spans(*tensors: Tensor, **options: Any) -> Tensor:
-    """`BatchDecodeWithPagedKVCacheWrapper`, a request a query and group."""
-    return _attend_spans("", *tensors, **options)
-
-
-@baseline("selection_ranges", "flashinfer_prefill", directions=("forward",), **_declared)
-def flashinfer_prefill_spans(*tensors: Tensor, **options: Any) -> Tensor:
-    """`BatchPrefillWithPagedKVCacheWrapper`, likewise, planned in the call."""
-    return _attend_spans("auto", *tensors, **options)
+for _name, _prefill in (("flashinfer_pages", ""), ("flashinfer_prefill", "auto")):
+    baseline("selection_ranges", _name, directions=("forward",), **_declared)(
+        partial(_attend_spans, _prefill)
+    )
