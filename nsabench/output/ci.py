@@ -151,7 +151,6 @@ def write_junit(tests: Sequence[Test], path: Path, name: str) -> Path:
 
 
 def _plain(text: str) -> str:
-    """Return text without what XML cannot hold: a kernel's message may be anything."""
     return shown(text, lines=True)
 
 

@@ -94,7 +94,6 @@ def as_markdown(block: Block) -> str:
 
 
 def table_as_markdown(table: Table) -> str:
-    """Return a table without its title."""
     if not table.rows and table.nothing:
         return table.nothing
     rows = table.rows[:MOST] if table.is_long else table.rows

@@ -47,7 +47,6 @@ class Standing:
 
     @cached_property
     def verdicts(self) -> Mapping[Regime, Counter[Verdict]]:
-        """How often there was which verdict, in each regime with a verdict."""
         judged = [r for r in self.records if not _only_checked(r)]
         counts = {
             regime: Counter(c.verdict for r in judged if (c := r.compared(regime)) and c.verdict)
@@ -87,7 +86,6 @@ class Standing:
 
     @property
     def correctness(self) -> str:
-        """The head, with the reason of the most frequent failure."""
         failed = [r for r in self.ran if r.status is not Status.OK]
         if not failed:
             return head(self.records)

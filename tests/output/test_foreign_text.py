@@ -21,7 +21,7 @@ from nsabench.output import compare, report, terminal
 from nsabench.output.compare import document
 from nsabench.output.report import page
 from nsabench.output.report.markdown import render as markdown_of
-from nsabench.output.terminal.screen import _Console
+from nsabench.output.terminal.progress import _Console
 from nsabench.running.folder import RunFolder
 from nsabench.running.run import Finished
 from nsabench.text import code, markdown, shown

@@ -90,5 +90,4 @@ def same_code(first: Side, later: Side) -> dict[Key, Role]:
 
 
 def _without_triton(info: ImplementationInfo) -> bool:
-    """Only implementations that ship say whether Triton compiles them."""
     return info.source == SHIPPED and info.compiled_by == ""

@@ -81,8 +81,6 @@ class Mean:
 
 @dataclass(frozen=True)
 class Breakage:
-    """Cells of an implementation that first broke in a run, or first got slower there."""
-
     op: str
     implementation: str
     run: str
@@ -123,12 +121,10 @@ class Comparison:
 
     @property
     def judged(self) -> Sequence[ComparedCell]:
-        """The cells that a gate judges: the candidates, or else all."""
         return self.candidates or self.cells
 
     @cached_property
     def differing(self) -> dict[str, list[str]]:
-        """Versions that are not the same in all runs: by name, the value in each run."""
         names = dict.fromkeys(name for side in self.sides for name in side.versions)
         values = {name: [side.versions.get(name, "") for side in self.sides] for name in names}
         return {name: row for name, row in values.items() if len(set(row)) > 1}
@@ -141,7 +137,6 @@ class Comparison:
         return sorted(changed, key=lambda pair: order.index(pair[1].change or Change.OTHER))
 
     def means(self, later: int) -> list[Mean]:
-        """One for each implementation, in the order of the plan."""
         groups = grouped(self.cells, lambda cell: (cell.case.op, cell.implementation))
         return [_mean(op, name, cells, later) for (op, name), cells in groups.items()]
 
@@ -149,11 +144,9 @@ class Comparison:
         return [pair for pair in self.changes(later) if pair[1].change is Change.BROKE]
 
     def slower(self, later: int) -> list[tuple[ComparedCell, Shift]]:
-        """Judged cells that lost time by more than the band, the slowest first."""
         return _slower((cell, cell.shifts[later]) for cell in self.judged)
 
     def slower_in_queue(self, later: int) -> list[tuple[ComparedCell, Shift]]:
-        """Judged cells that lost time in the queue, which has a band of its own."""
         return _slower((c, s) for c in self.judged if (s := c.in_queue[later]) is not None)
 
     @cached_property

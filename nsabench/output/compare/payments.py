@@ -44,7 +44,6 @@ class ComparedPayment:
         return f"{self.what} ({self.regime})"
 
     def said(self, number: int) -> str:
-        """The answer of a run in words."""
         answer = self.answers[number]
         return answer.sentence if answer else "not asked"
 
@@ -83,7 +82,6 @@ def _shift(before: Payment | None, after: Payment | None, band: float) -> Paymen
 
 
 def _pays_less(more: Payment, less: Payment) -> bool:
-    """Whether `more` pays, and `less` pays from a greater length or at none."""
     return more.length is not None and (less.length is None or less.length > more.length)
 
 

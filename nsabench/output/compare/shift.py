@@ -182,7 +182,6 @@ class Pair:
         return grouped(sorted(self._steady, key=place), lambda key: key[0])
 
     def _anchor(self, key: Key) -> Key | None:
-        """The baseline beside which a cell is compared: the fastest that is not the cell."""
         return next((k for k in self._anchors.get(key[0], ()) if k != key), None)
 
     def _band(self, op: str, mode: Mode | None, *, beside: bool) -> bands.Learned:
@@ -217,7 +216,6 @@ class Pair:
                 yield bands.Known(before, abs(math.log(before / after)), key)
 
     def _ratio(self, key: Key, beside: Key | None = None) -> Ratio:
-        """Return the ratio of medians, divided by the ratio of the baseline beside it if given."""
         above, below = [self._arm(self.first, key)], [self._arm(self.later, key)]
         if beside is not None:
             above.append(self._arm(self.later, beside))
@@ -233,7 +231,6 @@ class Pair:
 
 
 def _shares(before: Record, after: Record) -> bool:
-    """Whether the timer's share is known in both runs, so that device times can be compared."""
     return before.own.net_ms is not None and after.own.net_ms is not None
 
 

@@ -49,7 +49,6 @@ class Side:
     samples: dict[Key, NDArray[np.float64]]
 
     def narrowed(self, narrowed: Narrowed) -> Side:
-        """Return the side with the chosen cases only. Raises `UsageError` without any."""
         plan = narrowed.plan(self.plan)
         records = {key: r for key, r in self.records.items() if key[0] in plan.by_id}
         return replace(self, plan=plan, records=records)
@@ -60,7 +59,6 @@ class Side:
 
     @cached_property
     def missed(self) -> str:
-        """Which controls got away, if some did: the run decides nothing."""
         names = dict.fromkeys(
             r.implementation for r in self._missed if proofs.regime_of(r.caught_by) is None
         )
@@ -79,7 +77,6 @@ class Side:
 
     @property
     def objection(self) -> str:
-        """Why the run, or a part of it, decides nothing; empty if it decides."""
         if self.missed or not self.stuck:
             return self.missed
         return (
@@ -91,7 +88,6 @@ class Side:
         return self.objection if self.missed or group in self.stuck else ""
 
     def objects_to_queue(self, record: Record) -> str:
-        """Why the run decides nothing of queued calls on this case."""
         if any(proofs.regime_of(r.caught_by) is not None for r in self._missed):
             return f"the run {self.name} decides nothing in the queue: a control was not caught"
         return self.objects_to(Group.of(record)) or self.doubt(record)
@@ -109,7 +105,6 @@ class Side:
 
     @property
     def heading(self) -> str:
-        """The name over a column, with a mark if torch and Triton do not belong together."""
         return f"{self.name} (unpaired)" if self.unpaired else self.name
 
     @cached_property

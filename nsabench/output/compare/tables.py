@@ -131,7 +131,6 @@ def over_all(comparison: Comparison) -> Table:
 
 
 def _in_each_run(cell: ComparedCell) -> Iterator[str]:
-    """Yield the status or time of the first run, and the difference of each later one."""
     first = cell.records[0]
     timed = first is not None and first.status is Status.OK and first.median_ms is not None
     yield f"{first.median_ms:.4g} ms" if first and timed else cell.status(0)
@@ -144,7 +143,6 @@ def _in_each_run(cell: ComparedCell) -> Iterator[str]:
 
 
 def _differs(cell: ComparedCell) -> bool:
-    """Return whether a later run shows anything except noise."""
     real = (Difference.FASTER, Difference.SLOWER)
     return any(s.change is not None or s.difference in real for s in cell.shifts)
 

@@ -21,7 +21,6 @@ def write_html(facts: Facts, folder: Path) -> Path:
 
 
 def write_markdown(facts: Facts, folder: Path) -> Path:
-    """Needs nothing but the core install."""
     from nsabench.output.report.markdown import render
 
     return write_text(folder / MARKDOWN, render(facts))

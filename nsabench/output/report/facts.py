@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from nsabench import limits, reading
 from nsabench.checks import Effect, Finding
@@ -16,11 +18,12 @@ from nsabench.evidence.manifest.statement import Trust
 from nsabench.machine import doctor
 from nsabench.machine.doctor import Problem
 from nsabench.machine.environment.model import Environment
+from nsabench.machine.environment.summary import summarise
 from nsabench.model.log import Log
 from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Direction, Purpose, Role
+from nsabench.model.vocabulary import MARGIN, Direction, Purpose, Role
 from nsabench.output.standing import Standing, standings, versions
 from nsabench.planning.narrow import Narrowed
 from nsabench.running.folder import HEAD, RunFolder
@@ -148,7 +151,6 @@ class Facts:
 
     @cached_property
     def title(self) -> str:
-        """The ops, the directions if not forward alone, and the device."""
         names = list(dict.fromkeys(c.case.op for c in self.plan.cases))
         directions = list(dict.fromkeys(c.case.direction for c in self.plan.cases))
         said = ", ".join(names) if len(names) <= MOST_OPS else f"{len(names)} ops"
@@ -175,7 +177,6 @@ class Facts:
 
     @cached_property
     def missing(self) -> int:
-        """Planned cases that were not measured: more than 0 in a run that was interrupted."""
         return len(self.plan.by_id.keys() - {state.case_id for state in self.main_states})
 
     @cached_property
@@ -223,3 +224,61 @@ def _lines_of(name: str, log: str) -> Iterator[str]:
             is_own = name in line.removeprefix(HEAD).split(", ")
         elif is_own:
             yield line
+
+
+def surroundings(facts: Facts) -> dict[str, Any]:
+    """Where the run was made, under which conditions, and how it is repeated."""
+    lines = machine(facts.environment)
+    return {"machine": lines, "conditions": _conditions(facts), "commands": commands(facts)}
+
+
+def machine(environment: Environment | None) -> list[tuple[str, str]]:
+    if environment is None:
+        return []
+    return list(summarise(environment, [environment.gpu] if environment.gpu else []))
+
+
+def _conditions(facts: Facts) -> list[tuple[str, str]]:
+    seen = [c for state in facts.main_states for c in state.conditions.values()]
+    clocks = [x for c in seen for x in (c.sm_clock_mhz_min, c.sm_clock_mhz_max) if x is not None]
+    hottest = max((c.temperature_c_max for c in seen if c.temperature_c_max), default=None)
+    power = max((c.power_w_max for c in seen if c.power_w_max), default=None)
+    reasons = sorted({r for c in seen for r in c.clock_event_reasons})
+    return [
+        ("SM clock", f"{min(clocks)} to {max(clocks)} MHz" if clocks else "not readable"),
+        ("hottest", f"{hottest} °C" if hottest else "not readable"),
+        ("most power", f"{power:.0f} W" if power else "not readable"),
+        ("clock events", ", ".join(reasons) or "none seen"),
+    ]
+
+
+def commands(facts: Facts) -> list[tuple[str, str]]:
+    folder = shlex.quote(facts.folder.path.name or ".")
+    if not facts.plan.shards:
+        lines = [("the run, again", command(facts))]
+    else:  # the environment of a merged run is the one of its first shard
+        known = facts.environment is not None and facts.environment.run.command
+        lines = [("its first shard, again", command(facts))] if known else []
+        lines.append(("all of them as one", "nsabench merge SHARD… --out again"))
+    container = facts.environment.container if facts.environment else None
+    if container is not None and container.image_digest:
+        lines.append(("the image", f"docker pull {container.image_digest}"))
+    return [
+        *lines,
+        ("its checks, again", f"nsabench audit {folder}"),
+        ("this report, again", f"nsabench report {folder} --out again"),
+        ("its signature", f"nsabench verify {folder}"),
+    ]
+
+
+def command(facts: Facts) -> str:
+    if facts.environment is not None and facts.environment.run.command:
+        return shlex.join(facts.environment.run.command)
+    plan = facts.plan
+    words = ["nsabench", "all", *dict.fromkeys(m.name for m in plan.matrices)]
+    words += ["--device", plan.device]
+    words += ["--kernels", plan.kernels] if plan.kernels else []
+    words += ["--ops", plan.ops] if plan.ops else []
+    words += ["--shard", plan.shard] if plan.shard != "1/1" else []
+    words += ["--margin", f"{plan.margin:g}"] if plan.margin != MARGIN else []
+    return shlex.join(words)

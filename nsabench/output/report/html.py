@@ -76,7 +76,6 @@ def rows(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _pack(data: Mapping[str, Any]) -> str:
-    """Base64 of gzipped JSON, without a time stamp."""
     text = json.dumps(_shown(data), separators=(",", ":"), sort_keys=True, allow_nan=False)
     return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 

@@ -7,8 +7,7 @@ from typing import Any
 from nsabench.output import tables
 from nsabench.output.document import Ours, Table, as_markdown, number, table_as_markdown
 from nsabench.output.report import tables as report_tables
-from nsabench.output.report.environment import commands, machine
-from nsabench.output.report.facts import Facts
+from nsabench.output.report.facts import Facts, commands, machine
 from nsabench.output.standing import tally_of_controls
 from nsabench.output.templates import environment
 from nsabench.text import code, markdown

@@ -22,8 +22,8 @@ from nsabench.model.measurement import Ceilings
 from nsabench.model.record import SHAPE, Column, Comparison, Record, vocabulary
 from nsabench.model.vocabulary import BENIGN, Catch, Regime, Status
 from nsabench.output import grouped
-from nsabench.output.report import environment, html
-from nsabench.output.report.facts import Facts
+from nsabench.output.report import html
+from nsabench.output.report.facts import Facts, surroundings
 from nsabench.output.report.payment_chart import charts
 from nsabench.output.report.tables import by_length, shards
 from nsabench.output.standing import tally_of_controls
@@ -268,9 +268,7 @@ SECTIONS = (
         lambda facts: list(shards(facts)),
         lambda facts: bool(facts.plan.shards),
     ),
-    Section(
-        "where", "Environment", "Where did it run, and how is it repeated?", environment.context
-    ),
+    Section("where", "Environment", "Where did it run, and how is it repeated?", surroundings),
     Section("records", "Records", "Everything that was measured"),
     Section("controls", "Controls", "What was wrong on purpose, and was it caught?", _controls),
 )

@@ -14,7 +14,7 @@ from nsabench.cli.report import command
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import seal, verify
 from nsabench.output.report import Facts, tables, write_html, write_markdown
-from nsabench.output.report.environment import command as command_of
+from nsabench.output.report.facts import command as command_of
 from nsabench.text import markdown
 from tests.output.report.conftest import make_run
 from tests.runs import SIGNER, Made

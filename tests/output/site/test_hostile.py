@@ -15,8 +15,7 @@ from nsabench.evidence.manifest.statement import Trust
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Catch, Role, Status
 from nsabench.output import site, templates
-from nsabench.output.site.runs import SiteRun
-from nsabench.output.site.write import archived_page, index
+from nsabench.output.site.build import SiteRun, archived_page, index
 from tests.output.report.browser import Browser
 from tests.output.report.conftest import HOSTILE
 from tests.output.report.conftest import browser as browser

@@ -11,9 +11,8 @@ from nsabench.evidence.manifest.statement import Trust
 from nsabench.model.origin import Origin
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import NO_SPECIALISED, Kind, Mode, Regime, Role, Status
+from nsabench.output.site.build import SiteRun, index
 from nsabench.output.site.leaderboard import leaderboards
-from nsabench.output.site.runs import SiteRun
-from nsabench.output.site.write import index
 from nsabench.verdicts.tables import read_records
 from tests.runs import Made, make_run, with_comparison
 

@@ -16,9 +16,8 @@ from nsabench.evidence.manifest import seal, verify
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.model.vocabulary import Catch, Status
 from nsabench.output import site
-from nsabench.output.site.runs import SiteRun, payments
-from nsabench.output.site.write import archived_page
-from nsabench.output.site.write import index as index_of
+from nsabench.output.site.build import SiteRun, archived_page, payments
+from nsabench.output.site.build import index as index_of
 from tests.output.report.browser import Browser
 from tests.output.report.conftest import browser as browser
 from tests.runs import SIGNER, Made, make_run

@@ -21,7 +21,7 @@ from nsabench.model.vocabulary import (
     Role,
     Status,
 )
-from nsabench.output.terminal import outcome
+from nsabench.output.terminal import summary
 from nsabench.verdicts import pays
 from nsabench.verdicts.verdict import judge
 from tests.runs import record, with_comparison
@@ -172,7 +172,7 @@ def test_a_direction_and_a_head_layout_are_decided_each_by_itself() -> None:
         ("64/4", Direction.BACKWARD): 8192,
         ("16/1", Direction.FORWARD): None,
     }
-    [line] = outcome.of_payments(pays.decide(rows))
+    [line] = summary.of_payments(pays.decide(rows))
     assert line == (
         "nsa_attention pays by its kernels alone (device): 64/4 forward from T = 16384, "
         "backward from T = 8192; 16/1 forward not tested far enough (up to T = 16384)"
@@ -266,7 +266,7 @@ def test_the_queue_is_a_decision_of_its_own() -> None:
     assert in_queue.used == (["nsa"], ["lean"])
     assert (on_device.regime, on_device.length) == (Regime.DEVICE, 8192)
     assert [data["regime"] for data in pays.as_data([in_queue, on_device])] == ["queue", "device"]
-    assert list(outcome.of_payments([in_queue, on_device])) == [
+    assert list(summary.of_payments([in_queue, on_device])) == [
         "nsa_attention pays from Python (queue): 64/4 forward from T = 16384",
         "nsa_attention pays by its kernels alone (device): 64/4 forward from T = 8192",
     ]
