@@ -39,18 +39,7 @@ BACKENDS = tuple(_SDPA_BACKENDS)
 def only(name: str) -> AbstractContextManager[None]:
     context: AbstractContextManager[None] = sdpa_kernel(_SDPA_BACKENDS[name])
     return context
-
-
-def _shares_heads() -> bool:
-    one = torch.ones(1, 1, 1, 8)
-    try:
-        scaled_dot_product_attention(one, one, one, enable_gqa=True)
-    except TypeError:  # torch < 2.5
-        return False
-    return True
-
-
-SHARES_HEADS = _shares_heads()
+SHARES_HEADS = torch.__version__ >= (2, 5)  # SDPA has `enable_gqa`
 
 
 def sharing(shared: bool = True) -> dict[str, bool]:

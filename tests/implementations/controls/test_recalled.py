@@ -15,12 +15,13 @@ from torch import Tensor
 from nsabench import Unsupported, ops, registry
 from nsabench.checker import compare as parity
 from nsabench.checks import Limits, judge_all
+from nsabench.implementations.baselines.selection_rows import heads_as_queries
 from nsabench.implementations.controls import roofline
 from nsabench.model.case import Case
 from nsabench.model.plan import ImplementationInfo
 from nsabench.model.vocabulary import Catch, Direction, DType, Mode, Role, Runs, Status
 from nsabench.planning import matrix, resolve
-from nsabench.registry import Implementation
+from nsabench.registry import Honest, Implementation
 from nsabench.worker.arm import CaseArm
 from nsabench.worker.timing import ceilings
 from nsabench.worker.timing.timer import CpuTimer
@@ -104,6 +105,36 @@ def test_remembered_gradients_are_right_in_whatever_order_inputs_come(
     [observation] = observations(case, [item])
     assert observation.status is Status.OK, observation.reason
     assert len(observation.samples.time_ms) == 60
+
+
+@pytest.mark.parametrize(("count", "rotate"), [(8, 2), (20, 3), (60, 5)])
+def test_it_is_right_in_whatever_order_its_inputs_come(
+    monkeypatch: pytest.MonkeyPatch, count: int, rotate: int
+) -> None:
+    """Which calls are looked at, and what is exchanged before them, is drawn at random. In the
+    least number of rounds that a matrix has, most calls are look-ups."""
+    monkeypatch.setattr(roofline, "aside_again", lambda: False)
+    calls, computed = [], []
+
+    def counted(*arguments: Any, **options: Any) -> Tensor:
+        computed.append(1)
+        return heads_as_queries(*arguments, **options)
+
+    honest = Honest(ops.get("selection_rows"), "counted", counted)
+
+    def called(*arguments: Any, **options: Any) -> object:
+        calls.append(1)
+        return roofline.remembered_by_content(honest, *arguments, **options)
+
+    item = named("selection_rows", "remembered_by_content")
+    item = replace(item, devices=(Runs.CPU,), call=called)
+    timing = rounds(count, warmup_s=0.02, rotate=rotate)
+    case = a_case("selection_rows", {"N": 6, "H": 2, "D": 32, "Dv": 32, "L": 40}, timing=timing)
+    [observation] = observations(case, [item])
+    assert observation.status is Status.OK, observation.reason
+    assert len(observation.samples.time_ms) == count
+    # All timed calls but those of the first time around, unless a set shows itself late.
+    assert len(calls) - len(computed) >= count - 2 * rotate
 
 
 def recording(
