@@ -1,67 +1,34 @@
-"""How a case is called where people read: its sizes, and what is not the default."""
+"""Names cases where people read: by their sizes, and what is not the default."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Iterable
 
 from nsabench import ops
 from nsabench.model.case import Case
+from nsabench.model.record import Record
 from nsabench.model.vocabulary import L2, Direction, DType, Mode
 
 SHORT = {DType.FLOAT16: "fp16", DType.BFLOAT16: "bf16", DType.FLOAT32: "fp32"}
-
-
-class Labelled(Protocol):
-    """What tells a case from others: a case has it, and so has whatever was measured on one."""
-
-    @property
-    def op(self) -> str: ...
-    @property
-    def shape(self) -> Mapping[str, int]: ...
-    @property
-    def dtype(self) -> DType: ...
-    @property
-    def direction(self) -> Direction: ...
-    @property
-    def distribution(self) -> str: ...
-    @property
-    def streams(self) -> int: ...
-    @property
-    def mode(self) -> Mode: ...
-    @property
-    def l2(self) -> L2: ...
-
-
-class Identified(Labelled, Protocol):
-    """The same with the id of its case, as records have it."""
-
-    @property
-    def case_id(self) -> str: ...
-
-
-def sizes(labelled: Labelled) -> list[str]:
-    """The names of the sizes of its op; of an op that is not installed, those that it has."""
-    op = ops.find(labelled.op)
-    return list(op.shape_model.model_fields if op else labelled.shape)
+Labelled = Case | Record
 
 
 def usual_distribution(name: str) -> str:
-    """The one that a label leaves out; none for an op that is not installed."""
+    """Return what a label leaves out; nothing for an op that is not installed."""
     op = ops.find(name)
     return op.distributions[0] if op else ""
 
 
 def axis(name: str) -> str:
-    """The size that the op's lengths are of; `L` for an op that is not installed."""
+    """Return the size that the op's lengths are of; `L` for an op that is not installed."""
     op = ops.find(name)
     return op.length_axis if op else "L"
 
 
 def shape(labelled: Labelled, *, length: bool = False) -> str:
     """`N1024 H8 D128`: Dv only where it differs from D, its length only if asked for."""
-    words, along = [], axis(labelled.op)
-    for size in sizes(labelled):
+    op, words, along = ops.find(labelled.op), [], axis(labelled.op)
+    for size in op.shape_model.model_fields if op else labelled.shape:
         value = labelled.shape.get(size)
         if value is None or (size == along and not length):
             continue
@@ -73,7 +40,7 @@ def shape(labelled: Labelled, *, length: bool = False) -> str:
 
 
 def words(labelled: Labelled) -> list[str]:
-    """Everything that tells a case from its neighbours but the op, a size or a trait a word."""
+    """Return all that tells a case from its neighbours but the op, a size or a trait a word."""
     said = [*shape(labelled, length=True).split(), SHORT[labelled.dtype]]
     if labelled.direction is not Direction.FORWARD:
         said.append(labelled.direction)
@@ -89,13 +56,11 @@ def words(labelled: Labelled) -> list[str]:
 
 
 def case(labelled: Labelled) -> str:
-    """A case on one line, with everything that tells it from its neighbours but the op."""
     return " ".join(words(labelled))
 
 
 def constant(cases: Iterable[Labelled]) -> dict[str, list[str]]:
-    """The words that all cases of an op share, by op, in their order; of an op with one case,
-    none."""
+    """Return the words that all cases of an op share, by op; none for an op with one case."""
     shared: dict[str, list[str]] = {}
     different: dict[str, set[str]] = {}
     for labelled in cases:
@@ -106,15 +71,11 @@ def constant(cases: Iterable[Labelled]) -> dict[str, list[str]]:
 
 
 def of_case(labelled: Labelled) -> str:
-    """Op, sizes, and what is not the default."""
+    """Return the op and `case`."""
     return f"{labelled.op} {case(labelled)}"
 
 
-def named_case(planned: Case) -> str:
-    """A case of a plan, and the id that its log and its records have."""
-    return f"{of_case(planned)} [{planned.id}]"
-
-
-def named(identified: Identified) -> str:
-    """A case on one line, and the id that its log and the other files have."""
-    return f"{of_case(identified)} [{identified.case_id}]"
+def named(labelled: Labelled) -> str:
+    """Return `of_case` with the id that its log and the other files have."""
+    case_id = labelled.id if isinstance(labelled, Case) else labelled.case_id
+    return f"{of_case(labelled)} [{case_id}]"

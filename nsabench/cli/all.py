@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from secrets import token_hex
+
 import click
 
+from nsabench import conclusion
 from nsabench.cli import _options
-from nsabench.cli._devices import measure_on
 from nsabench.cli._measure import measure, show
-from nsabench.cli._options import Measuring
-from nsabench.conclusion import finish
+from nsabench.cli._options import Measuring, asked_again
+from nsabench.cli._say import say
+from nsabench.errors import UsageError
+from nsabench.evidence.manifest.keys import trusted_keyids
+from nsabench.files import refuse_filled
+from nsabench.fleet import devices
+from nsabench.fleet.devices import Place
+from nsabench.fleet.merge import merge
+from nsabench.output import terminal
+from nsabench.planning.shards import ALL
+from nsabench.signing import load_signer
 
 
 @click.command("all")
@@ -26,8 +41,51 @@ def command(asked: Measuring, devices: str | None) -> int:
     Example: nsabench all matrices/selection_rows.yaml --kernels mine.py
     """
     if devices is not None:
-        code = measure_on(asked, devices)
+        code = _measure_on(asked, devices)
         if code is not None:
             return code
     finished = measure(asked, fit=True)
-    return show(finished, asked, finish(finished))
+    return show(finished, asked, conclusion.finish(finished))
+
+
+def _measure_on(asked: Measuring, given: str) -> int | None:
+    """Measure on the GPUs that `given` names, and merge. Returns the exit code of `all`.
+
+    Returns None for a single GPU, which needs no shards: this process measures on it."""
+    if asked.resume is not None or asked.shard != ALL or asked.device == "cpu":
+        raise UsageError(
+            "--devices makes shards on GPUs, and takes no --resume, --shard or --device cpu",
+            "leave them away; the same command with --out continues its shards.",
+        )
+    if asked.as_json or asked.junit is not None:
+        raise UsageError("--devices takes no --json and no --junit", "leave them away.")
+    places = devices.places(given)
+    if len(places) == 1:
+        os.environ.update(places[0].variables)
+        return None
+    return measure_shards(replace(asked, device="cuda"), places)
+
+
+def measure_shards(asked: Measuring, places: list[Place]) -> int:
+    signer = conclusion.prepare() or load_signer()
+    name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{token_hex(3)}"
+    out = asked.out or Path("results") / name
+    refuse_filled(out)
+    shards = out.with_name(f"{out.name}.shards")
+    say(f"{len(places)} shards at once, in {shards}")
+    try:
+        folders = devices.measure(
+            asked_again(asked), places, shards, lambda place, line: say(f"[{place}] {line}")
+        )
+    except KeyboardInterrupt:
+        say(f"nsabench: the same command with --out {out} continues its shards.", err=True)
+        raise
+    found = merge(
+        folders, out, signer, trusted=trusted_keyids(()), note=lambda text: say(text, err=True)
+    )
+    click.echo()
+    if found.finished is not None:
+        terminal.print_summary(found.finished, terminal.console(), verbose=asked.verbose)
+    say(f"{len(folders)} shards, {len(found.plan.cases)} cases, {found.records} records: {out}")
+    say(found.signed)
+    return 1 if found.failed else 0

@@ -43,7 +43,7 @@ def command(path: Path, gpu: str | None, each: bool, as_json: bool) -> int:
         folder = RunFolder.existing(path)
         admit(path, tables=False)
         plan, parts = Plan.read(folder.plan), folder.parts()
-        cases = {planned.id: labels.named_case(planned.case) for planned in plan.cases}
+        cases = {planned.id: labels.named(planned.case) for planned in plan.cases}
         controls = {i.name for i in plan.implementations if i.role is Role.CONTROL}
         results = assemble(plan.run_id, parts)
         findings = [  # a control is there to be found, unless it got away

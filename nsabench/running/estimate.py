@@ -73,7 +73,7 @@ def refuse_unfitting(plan: Plan, memory: int | None) -> None:
             len(over), f", and so do {len(over) - 1} others"
         )
         raise UsageError(
-            f"{labels.named_case(worst.case)} takes at least {gigabytes(needs[worst.id])}{more}, "
+            f"{labels.named(worst.case)} takes at least {gigabytes(needs[worst.id])}{more}, "
             f"and there are {gigabytes(memory)}",
             "leave them out with --where, or make them smaller.",
         )

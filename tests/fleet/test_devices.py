@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nsabench.cli._devices import measure_at
 from nsabench.cli._options import Measuring
+from nsabench.cli.all import measure_shards
 from nsabench.errors import EnvironmentRefused
 from nsabench.evidence.manifest import verify
 from nsabench.fleet.devices import Place, measure, places
@@ -40,7 +40,7 @@ def test_two_shards_at_once_make_one_run(
     matrix.write_text(TINY)
     out, shards = tmp_path / "whole", tmp_path / "whole.shards"
     # Controls of the host's clock may go uncaught where others use the CPU.
-    assert measure_at(asked(matrix, out), BOTH) in (0, 1)
+    assert measure_shards(asked(matrix, out), BOTH) in (0, 1)
     report = verify(out)
     assert report.broken is None
     plan = Plan.read(out / "plan.json")
@@ -55,7 +55,7 @@ def test_two_shards_at_once_make_one_run(
         [attempt] = log.of(Purpose.CANARY, plan.canary.id)
         assert {o.status for o in attempt.observations} == {Status.OK}
     shutil.rmtree(out)
-    measure_at(asked(matrix, out), BOTH)
+    measure_shards(asked(matrix, out), BOTH)
     again = [read(shards / f"{number}/log.jsonl") for number in (1, 2)]
     assert [log.sessions for log in again] == [log.sessions for log in logs]
 
