@@ -39,6 +39,8 @@ BACKENDS = tuple(_SDPA_BACKENDS)
 def only(name: str) -> AbstractContextManager[None]:
     context: AbstractContextManager[None] = sdpa_kernel(_SDPA_BACKENDS[name])
     return context
+
+
 SHARES_HEADS = torch.__version__ >= (2, 5)  # SDPA has `enable_gqa`
 
 
