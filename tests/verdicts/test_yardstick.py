@@ -18,7 +18,7 @@ FAST = Made(flex_ms=lambda length: 0.01 * length / 64, lengths=(64, 128), shapes
 MATRIX = """
 op: selection_rows
 axes: {N: 2, H: 1, D: 8, L: [8, 16, 24]}
-implementations: {only: [sdpa_expand]}
+implementations: {only: [sdpa_gqa]}
 """
 
 
@@ -69,5 +69,5 @@ def test_the_plan_says_what_runs_for_a_control_alone(tmp_path: Path) -> None:
     lines = done.output.splitlines()
     [at] = [n for n, line in enumerate(lines) if f"{OP}  sdpa_heads_as_queries  " in line]
     assert "2 of 3 cases" in lines[at + 1] and "controls that wrap it" in lines[at + 1]
-    [chosen] = [n for n, line in enumerate(lines) if f"{OP}  sdpa_expand  " in line]
+    [chosen] = [n for n, line in enumerate(lines) if f"{OP}  sdpa_gqa  " in line]
     assert "wrap it" not in lines[chosen + 1]

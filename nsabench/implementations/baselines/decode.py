@@ -19,7 +19,7 @@ from nsabench.implementations.baselines.nsa_attention import LOCAL, block_scores
 from nsabench.ops import DecodeSizes
 
 # q [B,HQ,D], k [B,H,L,D], v [B,H,L,Dv], the scale -> [B,HQ,Dv]
-Attention = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+Attention = Callable[..., Tensor]
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, sm_scale: float, keep: Tensor | None = None) -> Tensor:
@@ -48,16 +48,13 @@ def of_a_stretch(name: str, **declared: Any) -> Callable[[Attention], Attention]
     as an alternative to a decode step."""
 
     def register(attention: Attention) -> Attention:
-        def whole(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
-            return attention(q, k, v, sm_scale)
-
         def window(q: Tensor, k: Tensor, v: Tensor, *, window: int, sm_scale: float) -> Tensor:
             return attention(q, *_newest(k, v, window), sm_scale)
 
         for op in ("decode_compressed", "decode_dense"):
-            baseline(op, name, **declared)(whole)
+            baseline(op, name, **declared)(attention)
         baseline("decode_window", name, **declared)(window)
-        alternative("decode_step", f"dense_{name}", "decode_dense", **declared)(whole)
+        alternative("decode_step", f"dense_{name}", "decode_dense", **declared)(attention)
         return attention
 
     return register

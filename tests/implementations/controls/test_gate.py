@@ -26,7 +26,7 @@ GATED = {
     "lazy_output": "LazyTensor, not a plain torch.Tensor",
 }
 UNTIMED_CALLS = 3  # as many as are made before anything is timed
-HONEST = ("sdpa_gqa", "sdpa_heads_as_queries", "sdpa_expand", "bmm_softmax")
+HONEST = ("sdpa_gqa", "sdpa_heads_as_queries", "bmm_softmax")
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
