@@ -80,7 +80,7 @@ def plan(
 
 
 def _cases(question: Question, op_name: str, timing: Timing) -> Iterator[Case]:
-    op = ops.to_measure(op_name, str(question.file))
+    op = ops.get(op_name, str(question.file))
     shapes = question.shapes or op.check_shapes.get(question.device, ())
     if not shapes:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""What is right for a case: its oracle on each set of inputs."""
+"""The oracle of a case on each of its sets of inputs."""
 
 from __future__ import annotations
 
@@ -21,43 +21,41 @@ MOST_OF_MEMORY = 0.6  # that the fewest possible sets may take
 class Oracles:
     """The right results for several sets of inputs of a case.
 
-    There are as many sets as seeds, fewer if memory is short, and never fewer than two or than
-    streams. Data that changes at an unchanged address shows whether an output was computed or
-    remembered. Calls at once need a set each, since calls on the same data read it once.
+    There are as many sets as seeds, or fewer if memory is short. Two at least show whether an
+    output was computed or remembered, and calls at once need a set each.
 
-    expected: of each set, the float64 results by name: gradients in the order of the op, then
-      `output`. legal: of each set, bounds of the rows that the oracle leaves out.
+    expected: the float64 results of each set by name: gradients in the order of the op, then
+      `output`. legal: the bounds in each set of the rows that the oracle leaves out.
     """
 
     def __init__(self, case: Case, seeds: Sequence[int], device: str) -> None:
-        """Raises `Failure` (out of memory) when the sets leave no room for implementations."""
+        """Raise `Failure` (out of memory) if the sets leave no room for implementations."""
         self.case = case
         self.op = ops.get(case.op)
         self.seeds = seeds
         self._device = device
         self.expected: list[dict[str, Tensor]] = []
         self.legal: list[Legal | None] = []
-        free = _free_bytes(device)
-        nbytes = self._add(seeds[0])
-        count = _affordable(case, len(seeds), nbytes, free)
+        free = _count_free_bytes() if device == "cuda" else None
+        nbytes = self._add_set(seeds[0])
+        count = len(seeds) if free is None else _count_sets(case, len(seeds), nbytes, free)
         for seed in seeds[1:count]:
-            self._add(seed)
+            self._add_set(seed)
 
-    def _add(self, seed: int) -> int:
-        """Compute what is right for one more set; return the bytes that it takes, with inputs."""
+    def _add_set(self, seed: int) -> int:
+        """Compute the oracle of one more set; return the bytes that it takes with its inputs."""
         inputs, grad_out = draw(self.case, seed, self._device)
         if grad_out is None:
             expected = {OUTPUT: self.op.oracle(inputs)}
         else:
             output, gradients = self.op.results(inputs, grad_out)
             expected = {f"d{name}": gradients[name] for name in self.op.differentiable}
-            # In float32 it is right to 6e-8, a twentieth of what honest sums in float32 differ by,
-            # and takes half the memory.
+            # Half the memory; its error is a twentieth of what honest sums in float32 differ by.
             expected[OUTPUT] = output.float()
         self.expected.append(expected)
         self.legal.append(self.op.legal(inputs, expected[OUTPUT]))
-        held = [*inputs.tensors.values(), *expected.values()]
-        return sum(t.nbytes for t in [*held, *([] if grad_out is None else [grad_out])])
+        tensors = [*inputs.tensors.values(), *expected.values(), grad_out]
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     @property
     def form(self) -> Form:
@@ -65,19 +63,15 @@ class Oracles:
         return Form(sets=len(self.expected), dtype=self.case.dtype, results=shapes)
 
 
-def _free_bytes(device: str) -> int | None:
-    """Device memory that nobody uses, what torch only keeps for later included."""
-    if device != "cuda":
-        return None
+def _count_free_bytes() -> int:
+    """Count the device memory that is free, including what torch only keeps for later."""
     free, _ = torch.cuda.mem_get_info()
     return int(free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated())
 
 
-def _affordable(case: Case, wanted: int, each: int, free: int | None) -> int:
-    """How many sets of `each` bytes to hold. Raises `Failure` when the fewest leave no room."""
+def _count_sets(case: Case, wanted: int, each: int, free: int) -> int:
+    """Return how many sets of `each` bytes to hold. Raises `Failure` if two are too many."""
     least = max(2, case.streams)
-    if free is None:
-        return wanted
     if least * each > free * MOST_OF_MEMORY:
         raise Failure(
             Status.OUT_OF_MEMORY,

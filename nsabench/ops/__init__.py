@@ -7,7 +7,7 @@ import difflib
 import importlib
 import pkgutil
 from collections.abc import Hashable, Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,38 +21,14 @@ from nsabench.ops._contract import Inputs, Legal, Op, Shape, Size, Work
 from nsabench.ops._decode import DecodeSizes
 from nsabench.processes import each
 
-__all__ = [
-    "DecodeSizes",
-    "Inputs",
-    "Legal",
-    "Op",
-    "Shape",
-    "Size",
-    "Work",
-    "computed",
-    "computed_work",
-    "count",
-    "find",
-    "get",
-    "has_op_of",
-    "ladder",
-    "load_file",
-    "names",
-    "refuse_other",
-    "refuse_unanswered",
-    "rows_left_out",
-    "shipped",
-    "sizes",
-    "terms",
-    "to_measure",
-    "work",
-]
+# What other modules import by name; functions are called as `ops.get`.
+__all__ = ["DecodeSizes", "Inputs", "Legal", "Op", "Shape", "Size", "Work", "rows_left_out"]
 
 MANY = 1 << 18  # numbers that are drawn in some 10 ms
 FEW = 4  # selections: for fewer, starting processes takes longer
 
 
-class _Counted(NamedTuple):
+class _WorkKey(NamedTuple):
     """What the work of a case depends on."""
 
     op: Op
@@ -63,7 +39,7 @@ class _Counted(NamedTuple):
     seed: int
 
 
-_works: dict[_Counted, Work] = {}
+_works: dict[_WorkKey, Work] = {}
 
 
 @cache
@@ -78,7 +54,7 @@ def names() -> tuple[str, ...]:
 
 
 def load_file(path: Path, expected_sha256: str | None = None) -> Op:
-    """Load the op of the user's file. Arguments and errors are those of `_outside.load_file`."""
+    """Load the op of the user's file, with the errors of `_outside.load_file`."""
     owners = {
         **{name: f"{_outside.owners(name)} has one" for name in _outside.installed()},
         **dict.fromkeys(shipped(), "one ships"),
@@ -103,12 +79,10 @@ def has_op_of(plan: Plan) -> bool:
 
 
 def find(name: str) -> Op | None:
-    """Return the op of that name; None if it is not installed.
-
-    Raises `UsageError` if it is installed and cannot be imported.
-    """
+    """Return the op of that name, or None. Raises `UsageError` if it cannot be imported."""
     if name in shipped():
-        return _shipped(name)
+        op: Op = importlib.import_module(f"{__name__}.{name}").OP
+        return op
     if name in _outside.from_files:
         return _outside.from_files[name][0]
     if name in _outside.installed():
@@ -116,36 +90,14 @@ def find(name: str) -> Op | None:
     return None
 
 
-@cache
-def _shipped(name: str) -> Op:
-    op = importlib.import_module(f"{__name__}.{name}").OP
-    assert isinstance(op, Op)
-    return op
-
-
-def get(name: str) -> Op:
-    """Return the op of a record. Raises `UsageError` if it is not installed."""
+def get(name: str, asked_by: str = "") -> Op:
+    """Return the op of that name. Raises `UsageError`, naming `asked_by`, if there is none."""
     op = find(name)
-    if op is None:
-        raise _unknown(name, "")
-    return op
-
-
-def to_measure(name: str, asked_by: str) -> Op:
-    """Return the op that a matrix or an implementation names.
-
-    Raises `UsageError`, naming `asked_by`, if there is none.
-    """
-    op = find(name)
-    if op is None:
-        raise _unknown(name, f"{asked_by}: ")
-    return op
-
-
-def _unknown(name: str, who: str) -> UsageError:
+    if op is not None:
+        return op
     near = difflib.get_close_matches(name, names(), 1)
-    return UsageError(
-        f"{who}there is no op {name!r}",
+    raise UsageError(
+        f"{asked_by}{': ' if asked_by else ''}there is no op {name!r}",
         f"did you mean {near[0]!r}?"
         if near
         else f"the ops are {', '.join(names())}; one of your own comes with --ops FILE.py.",
@@ -158,10 +110,9 @@ def sizes(case: Case) -> Shape:
 
 
 def computed(case: Case, name: str) -> Case:
-    """Return the case of the op `name` with the sizes and the seed of this case.
+    """Return the case of the op `name` with the sizes that it has of this case, and the same seed.
 
-    Sizes that the op does not have are left out. An empty name returns the case itself. Raises
-    `UsageError` if the op has no such case.
+    An empty name returns the case itself. Raises `UsageError` if the op has no such case.
     """
     if not name:
         return case
@@ -185,38 +136,33 @@ def terms(case: Case) -> int:
 
 
 def ladder(case: Any) -> Hashable:
-    """Return a key that is equal for cases, or what was measured on them, that differ only in
-    length."""
-    called = case.streams, case.mode, case.l2
-    rest = sizes_but_length(case)
-    return case.op, case.dtype, case.direction, case.distribution, *called, rest
+    """Return a key that is equal for cases, or their records, that differ only in length."""
+    inputs = case.op, case.dtype, case.direction, case.distribution, sizes_but_length(case)
+    return *inputs, case.streams, case.mode, case.l2
 
 
 def sizes_but_length(case: Any) -> tuple[tuple[str, int], ...]:
-    """Return the sizes of a case, or of what was measured on it, except its length."""
+    """Return the sizes of a case, or of its record, except its length."""
     axis = get(case.op).length_axis
     return tuple(sorted((name, size) for name, size in case.shape.items() if name != axis))
 
 
 def work(case: Case) -> Work:
     """Return the compulsory work of a case: one call a stream."""
-    of_call = _work(_counted(case))
+    of_call = _count(_key_work(case))
     return Work(of_call.bytes_min * case.streams, of_call.flops * case.streams)
 
 
 def count(cases: Iterable[Case]) -> None:
-    """Count the work of the cases that draw many numbers for it, on all cores, for `work` to find.
-
-    Raises as `work` does.
-    """
-    alike: dict[Hashable, dict[_Counted, None]] = {}
+    """Count the work of cases that draw many numbers for it, on all cores, for `work` to find."""
+    alike: dict[Hashable, dict[_WorkKey, None]] = {}
     for case in cases:
-        key = _counted(case)
+        key = _key_work(case)
         if key.op.name in shipped() and key not in _works and key.op.drawn(sizes(case)) >= MANY:
             drawn = key.op.name, key.shape, key.distribution, key.seed
             alike.setdefault(drawn, {})[key] = None
     groups = [list(keys) for keys in alike.values()]
-    for keys, works in zip(groups, each(_work_of_all, groups, worth_it=FEW), strict=True):
+    for keys, works in zip(groups, each(_count_all, groups, worth_it=FEW), strict=True):
         _works.update(zip(keys, works, strict=True))
 
 
@@ -228,35 +174,28 @@ def computed_work(case: Case, name: str) -> Work:
         return Work(0, 0)
 
 
-def _counted(case: Case) -> _Counted:
+def _key_work(case: Case) -> _WorkKey:
     shape = tuple(case.shape.items())
     op = get(case.op)
-    return _Counted(op, shape, case.direction, case.dtype, case.distribution, case.seed)
+    return _WorkKey(op, shape, case.direction, case.dtype, case.distribution, case.seed)
 
 
-def _work_of_all(keys: Sequence[_Counted]) -> list[Work]:
-    return [_work(key) for key in keys]
+def _count_all(keys: Sequence[_WorkKey]) -> list[Work]:
+    return [_count(key) for key in keys]
 
 
-def _work(key: _Counted) -> Work:
+def _count(key: _WorkKey) -> Work:
     if key not in _works:
         method = "work" if key.direction is Direction.FORWARD else f"{key.direction}_work"
         sizes = key.op.shape_model.model_validate(dict(key.shape))
-
-        def counted() -> Work:
-            work: Work = getattr(key.op, method)(sizes, key.dtype, key.distribution, key.seed)
-            return work
-
+        question = partial(getattr(key.op, method), sizes, key.dtype, key.distribution, key.seed)
         ships = key.op.name in shipped()
-        _works[key] = counted() if ships else _outside.answer_of(counted, key.op, method)
+        _works[key] = question() if ships else _outside.answer_of(question, key.op, method)
     return _works[key]
 
 
 def refuse_unanswered(case: Case) -> None:
-    """Ask an op that does not ship everything that a report asks about a case.
-
-    Raises `UsageError` if a method fails or its answer makes no sense.
-    """
+    """Raise `UsageError` if an op that does not ship cannot answer what a report asks of a case."""
     op = get(case.op)
     if op.name in shipped():
         return

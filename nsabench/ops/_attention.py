@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import model_validator
@@ -67,42 +66,42 @@ class AttentionOp(Op):
         return {**{name: getattr(shape, name) for name in names}, "sm_scale": shape.D**-0.5}
 
 
-@dataclass(frozen=True)
 class Portion:
     """Some queries of a key head and the keys that they attend to, in float64.
 
-    queries, keys: their places in the inputs' q and k. p: weights [n,h,L] of n queries and h heads.
-    q: [n,h,D]. k: [L,D]. v: [L,Dv]. heads_first: whether p and q are [h,n,...] instead.
+    queries, keys: their places in the inputs' q and k. q: [n,h,D] of n queries and h heads. k:
+    [L,D]. v: [L,Dv]. p: weights [n,h,L]. heads_first: whether p and q are [h,n,...] instead.
     """
 
-    queries: Any
-    keys: Any
-    p: Tensor
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    heads_first: bool = True
+    def __init__(
+        self, inputs: Inputs, queries: Any, keys: Any, keep: Tensor, heads_first: bool = True
+    ) -> None:
+        """keep: bool, which keys a query sees, broadcast to the shape of p."""
+        self.queries, self.keys, self.heads_first = queries, keys, heads_first
+        q, k, v = (inputs.tensors[name] for name in ("q", "k", "v"))
+        self.q, self.k, self.v = self.turn(q[queries].double()), k[keys].double(), v[keys].double()
+        self.p = weights(self.q, self.k, inputs.options["sm_scale"], keep)
 
-    def turned(self, x: Tensor) -> Tensor:
+    def turn(self, x: Tensor) -> Tensor:
         """Convert between [n,h,...], as the inputs have it, and the layout of p and q."""
         return x.transpose(0, 1) if self.heads_first else x
 
 
 def attend(inputs: Inputs, portions: Iterable[Portion], elsewhere: float = 0.0) -> Tensor:
-    """Compute the output of all portions. elsewhere: what the rows of no portion hold."""
+    """Compute the output of all portions; rows of no portion hold `elsewhere`."""
     import torch
 
     q, v = inputs.tensors["q"], inputs.tensors["v"]
     out = q.new_full((*q.shape[:-1], v.shape[-1]), elsewhere, dtype=torch.float64)
     for portion in portions:
-        out[portion.queries] = portion.turned(portion.p @ portion.v)
+        out[portion.queries] = portion.turn(portion.p @ portion.v)
     return out
 
 
 def differentiate(
     inputs: Inputs, grad_out: Tensor, portions: Iterable[Portion], elsewhere: float = 0.0
 ) -> dict[str, Tensor]:
-    """Compute dq, dk and dv of all portions. elsewhere: what rows of dq of no portion hold."""
+    """Compute dq, dk and dv of all portions; rows of dq of no portion hold `elsewhere`."""
     import torch
 
     grads = {
@@ -111,11 +110,11 @@ def differentiate(
     }
     grads["q"].fill_(elsewhere)
     for portion in portions:
-        do = portion.turned(grad_out[portion.queries].double())
+        do = portion.turn(grad_out[portion.queries].double())
         # Queries and heads as the rows of one matrix, since they share their keys.
         p, q, g = (x.flatten(0, 1) for x in (portion.p, portion.q, do))
         dq, dk, dv = gradients(p, q, portion.k, portion.v, g, inputs.options["sm_scale"])
-        grads["q"][portion.queries] = portion.turned(dq.view_as(portion.q))
+        grads["q"][portion.queries] = portion.turn(dq.view_as(portion.q))
         grads["k"][portion.keys] += dk
         grads["v"][portion.keys] += dv
     return grads

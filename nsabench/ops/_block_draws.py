@@ -27,15 +27,8 @@ from nsabench.errors import UsageError
 from nsabench.ops import _recorded
 
 DISTRIBUTIONS: tuple[str, ...] = (
-    "random",
-    "local",
-    "skewed",
-    "scored",
-    "dense",
-    "packed",
-    "repeated",
-    "empty_rows",
-    "recorded",
+    *("random", "local", "skewed", "scored", "dense"),
+    *("packed", "repeated", "empty_rows", "recorded"),
 )
 FORCED = _recorded.FORCED
 CHANGED = 8  # in `local`, one in so many choices is a query's own
@@ -60,7 +53,6 @@ def sequences(distribution: str, tokens: int, seed: int) -> Ints:
 
 
 def positions(cu_seqlens: Ints) -> Ints:
-    """Return the position of each token in its sequence."""
     starts = np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))
     return (np.arange(cu_seqlens[-1]) - starts).astype(np.int32)
 
@@ -70,8 +62,7 @@ def indices(
 ) -> Ints:
     """Draw block_indices [B,T,H,S] for tokens at these positions [T] of their sequences.
 
-    Raises `UsageError` if `dense` has fewer slots than there are blocks, or if the recording of
-    `recorded` has other sizes.
+    Raises `UsageError` if the distribution has no such blocks.
     """
     tokens = len(position)
     seen = position // block + 1

@@ -1,9 +1,8 @@
 """Attention to chosen blocks of keys in float64, block by block: the oracle of selection_blocks.
 
-Pairs of a query and a chosen block are sorted by the block and cut into tiles of one block each.
-All products are of tiles, so a block's keys move once a tile instead of once a query. Scores are
-not kept. They are computed for their maximum, for the output and for gradients (as FlashAttention
-does, arXiv 2205.14135, algorithms 1 and 4).
+Pairs of a query and a chosen block are sorted by the block and cut into tiles of one block each, so
+a block's keys move once a tile instead of once a query. Scores are computed again for their
+maximum, the output and the gradients (FlashAttention, arXiv 2205.14135, algorithms 1 and 4).
 """
 
 from __future__ import annotations
@@ -14,30 +13,26 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from nsabench.ops._contract import Inputs
+from nsabench.ops._sequences import sequence_ends
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Float64 elements in memory for some queries, and for some of their tiles: half a GiB each. A CPU
-# is slower if they do not fit its caches, a GPU if they do not keep it busy.
+# Float64 elements in memory for some queries, and for some of their tiles: half a GiB each.
 CHUNK_ELEMENTS = 1 << 26
 TILE_ELEMENTS = 1 << 26
-TILE_ELEMENTS_ON_CPU = 1 << 22
+TILE_ELEMENTS_ON_CPU = 1 << 22  # which fit its caches
 MOST_ROWS = 128  # of a tile: more save little, and more of them are empty
 HELD = 3  # times the elements of a tile that are in memory at once; a backward needs fewer
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Pairs of a query and a block; all pairs of a tile have the same block.
+    """Pairs of a query and a block; all pairs of a tile have the same block."""
 
-    query: int64 [tiles,rows]. seen: int64 [tiles,rows], how many keys of the block the query sees,
-      0 in empty rows. first: int64 [tiles], the first key of the block.
-    """
-
-    query: Tensor
-    seen: Tensor
-    first: Tensor
+    query: Tensor  # int64 [tiles,rows]
+    seen: Tensor  # int64 [tiles,rows], how many keys of the block the query sees; 0 in empty rows
+    first: Tensor  # int64 [tiles], the first key of the block
 
     @classmethod
     def of(
@@ -45,8 +40,7 @@ class Tiles:
     ) -> Tiles:
         """Make tiles of the blocks [n,S] of n queries.
 
-        start, last: int64 [n], the first key of a query's sequence, from which its blocks count,
-        and the last key that it may see.
+        start, last: int64 [n], the first key of a query's sequence and the last key that it sees.
         """
         import torch
 
@@ -72,7 +66,6 @@ class Tiles:
         return cls(laid[0].view(-1, rows), laid[1].view(-1, rows), begins)
 
     def split(self, count: int) -> Iterator[Tiles]:
-        """Yield `count` tiles at a time."""
         for at in range(0, len(self.first), count):
             some = slice(at, at + count)
             yield Tiles(self.query[some], self.seen[some], self.first[some])
@@ -89,7 +82,7 @@ class Scores:
     k: Tensor
     s: Tensor
 
-    def of_queries(self, x: Tensor) -> Tensor:
+    def take_queries(self, x: Tensor) -> Tensor:
         """Return x [n,G,...] for the queries of each tile: [tiles,rows*G,...]."""
         return x.index_select(0, self.query).view(*self.s.shape[:2], *x.shape[2:])
 
@@ -100,13 +93,12 @@ class Scores:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some queries of one batch and KV head: their place in q; the scaled queries [n,G,D] in
-    float64; the keys [T,D] and values [T,Dv] of the head as they are; their tiles."""
+    """Some queries of one batch and KV head, and the keys and values of the head."""
 
-    rows: tuple[int, slice, slice]
-    q: Tensor
-    k: Tensor
-    v: Tensor
+    rows: tuple[int, slice, slice]  # the place of the queries in the inputs' q
+    q: Tensor  # float64 [n,G,D], scaled
+    k: Tensor  # [T,D]
+    v: Tensor  # [T,Dv]
     tiles: Tiles
     size: int
 
@@ -115,7 +107,7 @@ class Chunk:
 
         group, d = self.q.shape[1:]
         width = d + self.v.shape[1]
-        a_row = _of_a_row(group, width, self.size)
+        a_row = HELD * group * (width + self.size)
         # The same in all passes, so that the scores are equal.
         a_tile = self.tiles.query.shape[1] * a_row + HELD * self.size * width
         within = torch.arange(self.size, device=self.q.device)
@@ -142,9 +134,9 @@ class Chunk:
             top.scatter_reduce_(0, query, part.s.amax(-1).view(query.shape), "amax")
         return top
 
-    def weighed(self, part: Scores) -> Tensor:
+    def weigh(self, part: Scores) -> Tensor:
         """Replace scores by weights whose sum is not yet 1."""
-        return part.s.sub_(part.of_queries(self.top).unsqueeze(-1)).exp_()
+        return part.s.sub_(part.take_queries(self.top).unsqueeze(-1)).exp_()
 
     def attend(self, do: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Compute the output [n,G,Dv], the sums of weights that it is divided by, [n,G], and, if do
@@ -152,11 +144,11 @@ class Chunk:
         out = self.q.new_zeros(*self.q.shape[:2], self.v.shape[1])
         total, delta = (self.q.new_zeros(self.q.shape[:2]) for _ in range(2))
         for part in self.scores():
-            p, v = self.weighed(part), self.v[part.key].double()
+            p, v = self.weigh(part), self.v[part.key].double()
             part.add_to(total, p.sum(-1))
             part.add_to(out, p @ v)
             if do is not None:
-                part.add_to(delta, (part.of_queries(do) @ v.mT).mul_(p).sum(-1))
+                part.add_to(delta, (part.take_queries(do) @ v.mT).mul_(p).sum(-1))
         total.masked_fill_(total == 0, 1.0)
         return out.div_(total.unsqueeze(-1)), total, delta.div_(total)
 
@@ -170,45 +162,37 @@ class Chunk:
         out, total, delta = self.attend(do)
         dq = self.q.new_zeros(self.q.shape)
         for part in self.scores():
-            g, key = part.of_queries(do), part.key.flatten()
-            p = self.weighed(part).div_(part.of_queries(total).unsqueeze(-1))
+            g, key = part.take_queries(do), part.key.flatten()
+            p = self.weigh(part).div_(part.take_queries(total).unsqueeze(-1))
             dv.index_add_(0, key, (p.mT @ g).flatten(0, 1))
             ds = g @ self.v[part.key].double().mT
-            ds.sub_(part.of_queries(delta).unsqueeze(-1)).mul_(p)
+            ds.sub_(part.take_queries(delta).unsqueeze(-1)).mul_(p)
             dk.index_add_(0, key, (ds.mT @ part.q).flatten(0, 1))
             part.add_to(dq, ds @ part.k)
         return out, dq
-
-
-def _of_a_row(group: int, width: int, size: int) -> int:
-    """Return the elements in memory for a row of a tile."""
-    return HELD * group * (width + size)
 
 
 def _most_elements(x: Tensor) -> int:
     return TILE_ELEMENTS_ON_CPU if x.device.type == "cpu" else TILE_ELEMENTS
 
 
-def chunks(inputs: Inputs, causal: bool) -> Iterator[Chunk]:
-    """Yield all queries. If not causal, a query sees all keys of its blocks."""
+def chunks(inputs: Inputs) -> Iterator[Chunk]:
+    """Yield all queries.
+
+    With the option `causal` False, which a diagnosis sets, a query sees all keys of its blocks.
+    """
     import torch
 
     q, k, v, chosen = (inputs.tensors[name] for name in ("q", "k", "v", "block_indices"))
     batches, tokens, kv_heads, slots = chosen.shape
     size, group = int(inputs.options["block_size"]), q.shape[2] // kv_heads
     position = torch.arange(tokens, device=q.device)
-    start, end = torch.zeros_like(position), torch.full_like(position, tokens)
-    if "cu_seqlens" in inputs.tensors:
-        ends = inputs.tensors["cu_seqlens"].long()
-        start, end = (
-            torch.repeat_interleave(x, ends.diff(), output_size=tokens)
-            for x in (ends[:-1], ends[1:])
-        )
-    last = position if causal else end - 1
+    start, end = sequence_ends(inputs)
+    last = position if inputs.options.get("causal", True) else end - 1
     # A query's q, do, dq and output, and sixteen integers for each of its pairs.
     width = k.shape[3] + v.shape[3]
     step = max(1, CHUNK_ELEMENTS // (2 * group * width + 16 * slots))
-    most_rows = min(MOST_ROWS, max(1, _most_elements(q) // _of_a_row(group, width, size)))
+    most_rows = min(MOST_ROWS, max(1, _most_elements(q) // (HELD * group * (width + size))))
     for b in range(batches):
         for h in range(kv_heads):
             for t in range(0, tokens, step):

@@ -1,8 +1,4 @@
-"""What an op promises: its inputs, its float64 oracle and its compulsory work.
-
-The supervisor reads shapes and work from here and has no torch. Methods that make tensors run in a
-worker and import torch themselves.
-"""
+"""What an op promises: its inputs, its float64 oracle and its compulsory work."""
 
 from __future__ import annotations
 
@@ -40,13 +36,13 @@ class Work:
 
 @dataclass
 class Inputs:
-    """One set of arguments of an op: tensors by position, options by name."""
+    """One set of arguments of an op: tensors in the order of its arguments, options by name."""
 
     tensors: dict[str, Tensor]
     options: dict[str, Any]
 
     def fill_from(self, other: Inputs) -> None:
-        """Overwrite the values of this set in place, so that no address changes."""
+        """Overwrite the values in place, so that no address changes."""
         for name, tensor in self.tensors.items():
             # Through `.data`, or a cache keyed on a tensor's version would know of the change.
             tensor.data.copy_(other.tensors[name])
@@ -55,16 +51,15 @@ class Inputs:
         return Inputs({name: t.clone() for name, t in self.tensors.items()}, dict(self.options))
 
     def replaced(self, tensors: Mapping[str, Tensor] | None = None, **options: Any) -> Inputs:
-        """Return these inputs with some tensors and options replaced."""
         return Inputs({**self.tensors, **(tensors or {})}, {**self.options, **options})
 
 
 @dataclass(frozen=True)
 class Legal:
-    """Bounds of the rows of a result for which more than one value is right.
+    """Bounds lo and hi, float64 [n,w], of the rows of a result for which several values are right.
 
-    rows: int64 [n], rising, of a result [..., w] with all axes but the last as one. lo, hi: float64
-    [n,w]. All are on the CPU, where no kernel that is measured reaches them by accident.
+    rows: int64 [n], rising, of a result [..., w] with all axes but the last as one. All are on the
+    CPU, where no kernel that is measured reaches them by accident.
     """
 
     rows: Tensor
@@ -72,10 +67,7 @@ class Legal:
     hi: Tensor
 
     def nearest(self, result: Tensor) -> Tensor:
-        """Return the values within the bounds that are nearest to these rows of a result.
-
-        float64 [n,w] on the result's device. NaN stays NaN.
-        """
+        """Return what is nearest to these rows within the bounds: float64 [n,w]. NaN stays NaN."""
         import torch
 
         held = result.reshape(-1, result.shape[-1])[self.rows.to(result.device)].double().cpu()
@@ -83,7 +75,6 @@ class Legal:
 
 
 def by_device(*, cpu: tuple[str, ...], cuda: tuple[str, ...]) -> Mapping[str, tuple[str, ...]]:
-    """Return the `check_shapes` of an op."""
     return MappingProxyType({"cpu": cpu, "cuda": cuda})
 
 
@@ -127,10 +118,7 @@ class Op(ABC):
         return int(getattr(shape, self.length_axis))
 
     def terms(self, shape: Any) -> int:
-        """Return the number of terms in the sums behind one output element, by default the length.
-
-        The error of an honest float32 result grows with the root of this number.
-        """
+        """Return the terms in the sums behind one output element: float32 errors grow with them."""
         return self.length(shape)
 
     def drawn(self, shape: Any) -> int:
@@ -144,8 +132,7 @@ class Op(ABC):
     def backward_work(self, shape: Any, dtype: DType, distribution: str, seed: int) -> Work:
         """Return the compulsory work of one backward.
 
-        By default it moves what the forward moves, with the gradient of the output in place of the
-        output, and writes the gradients. It does no fewer FLOPs than the forward.
+        By default it moves what the forward moves, writes the gradients, and does as many FLOPs.
         """
         forward = self.work(shape, dtype, distribution, seed)
         written = self.differentiable_elements(shape) * dtype.itemsize
@@ -184,10 +171,7 @@ class Op(ABC):
         return normal(*self.output_shape(inputs))
 
     def gradients(self, inputs: Inputs, grad_out: Tensor) -> dict[str, Tensor]:
-        """Compute the float64 gradient of each `differentiable` argument, in bounded memory.
-
-        An op with a backward has it.
-        """
+        """Compute the float64 gradient of each `differentiable` argument, in bounded memory."""
         raise NotImplementedError
 
     def results(self, inputs: Inputs, grad_out: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

@@ -1,13 +1,7 @@
-"""What the ops of a decode step share: one token of Native Sparse Attention against its caches.
-
-q [B,HQ,D]; caches k [B,H,S,D], v [B,H,S,Dv], the token itself at S - 1; out [B,HQ,Dv] (arXiv
-2502.11089, sections 3.2 and 3.3). `decode_step` has all branches together; `decode_compressed`,
-`decode_selected` and `decode_window` are one branch each; `decode_dense` is what they replace.
-"""
+"""What the ops of a decode step share: one token of NSA against its caches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -47,13 +41,13 @@ class CacheShape(HeadsShape):
 
     @property
     def cached(self) -> int:
-        """How many keys a cache holds."""
+        """The number of keys in a cache."""
         return self.S
 
     @property
     def reads(self) -> int:
-        """How many keys a head reads."""
-        return self.S
+        """The number of keys that a head reads."""
+        return self.cached
 
 
 class DecodeOp(AttentionOp):
@@ -71,7 +65,9 @@ class DecodeOp(AttentionOp):
         return Work(elements * dtype.itemsize, 2 * heads * shape.reads * widths)
 
     def draw(self, shape: Any, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
-        tensors = draw_caches(shape, _draws.normal(dtype, device, seed))
+        normal = _draws.normal(dtype, device, seed)
+        queries, keys = (shape.B, shape.HQ), (shape.B, shape.H, shape.cached)
+        tensors = _draws.attention(distribution, normal, queries, keys, shape)
         return Inputs(tensors, self.drawn_options(shape))
 
     def oracle(self, inputs: Inputs) -> Tensor:
@@ -79,16 +75,8 @@ class DecodeOp(AttentionOp):
         return attend(t["q"], t["k"], t["v"], inputs.options["sm_scale"])[0]
 
 
-def draw_caches(shape: CacheShape, normal: Callable[..., Tensor]) -> dict[str, Tensor]:
-    """Draw q, k and v."""
-    q = normal(shape.B, shape.HQ, shape.D)
-    k = normal(shape.B, shape.H, shape.cached, shape.D)
-    return {"q": q, "k": k, "v": normal(shape.B, shape.H, shape.cached, shape.Dv)}
-
-
 def count_compressed(tokens: int, block: int, stride: int) -> int:
-    """Count the complete compressed keys of so many tokens. Raises `ValueError` if there is
-    none."""
+    """Count the complete compressed keys. Raises `ValueError` if there is none."""
     if block > tokens:
         raise ValueError(f"S={tokens} tokens are fewer than those of one key, {block=}")
     if block % stride:
@@ -97,10 +85,7 @@ def count_compressed(tokens: int, block: int, stride: int) -> int:
 
 
 def count_selected(tokens: int, block_size: int, n_selected: int) -> int:
-    """Count the tokens of the selected blocks; the last block ends with the token.
-
-    Raises `ValueError` if the blocks that are always selected are too many.
-    """
+    """Count the tokens of the selected blocks. Raises `ValueError` if there are too few blocks."""
     if n_selected <= LOCAL:
         raise ValueError(f"{n_selected=} does not hold the first and {LOCAL} local blocks")
     blocks = -(-tokens // block_size)
@@ -112,10 +97,9 @@ def count_selected(tokens: int, block_size: int, n_selected: int) -> int:
 def draw_blocks(
     rows: tuple[int, int], tokens: int, block_size: int, n_selected: int, seed: int
 ) -> Ints:
-    """Draw the blocks of each row, int64 [B,H,n]: the first, the local ones, and others at random.
+    """Draw the blocks of each row, int64 [B,H,n]: others at random, then the forced ones.
 
-    Behind the last block, slots hold the number of blocks. Forced blocks come last, in no order
-    that an implementation could rely on.
+    Slots behind them hold the number of blocks.
     """
     rng = np.random.default_rng(seed)
     blocks = -(-tokens // block_size)

@@ -1,13 +1,12 @@
 """How inputs are drawn: values by torch on the device, index structures by numpy on the host.
 
-Every seed gives index structures the same lengths, in another order. So every set of inputs of a
-case has the same shapes and the same compulsory work.
+Every seed gives index structures of the same lengths, so all sets of inputs have the same work.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +34,20 @@ def normal(dtype: str, device: str, seed: int) -> Callable[..., Tensor]:
     return draw
 
 
-def shape_values(distribution: str, q: Tensor, k: Tensor) -> None:
+def attention(
+    distribution: str,
+    normal: Callable[..., Tensor],
+    queries: tuple[int, ...],
+    keys: tuple[int, ...],
+    shape: Any,
+) -> dict[str, Tensor]:
+    """Draw q [*queries, D], k [*keys, D] and v [*keys, Dv]."""
+    q, k = normal(*queries, shape.D), normal(*keys, shape.D)
+    _shape_values(distribution, q, k)
+    return {"q": q, "k": k, "v": normal(*keys, shape.Dv)}
+
+
+def _shape_values(distribution: str, q: Tensor, k: Tensor) -> None:
     """Change normal queries and keys in place as a distribution of `VALUES` asks.
 
     large_logits: scaled logits of about +-1e4. one_hot: every element of a query is +-16, so that
@@ -92,7 +104,7 @@ def spans(distribution: str, rows: int, count: int, selected: int, keys: int, se
         weights = np.where(np.arange(count) < used[:, None], rng.exponential(1, (rows, count)), 0)
     else:
         weights = np.ones((rows, count))
-    widths = _parts(weights, selected)
+    widths = _split_total(weights, selected)
     room = rng.exponential(1, (rows, count + 1))  # before, between and behind the spans
     if distribution == "overlapping":
         room[:, 1:count:2] = 0
@@ -100,7 +112,7 @@ def spans(distribution: str, rows: int, count: int, selected: int, keys: int, se
         room[:, 0] = 0
         if count > 1:
             room[:, count] = 0
-    gaps = _parts(room, keys - selected)
+    gaps = _split_total(room, keys - selected)
     if distribution == "touching":
         gaps[:, 1:count] = 0
     starts = np.cumsum(gaps[:, :count], 1) + np.cumsum(widths, 1) - widths
@@ -123,15 +135,14 @@ def spans(distribution: str, rows: int, count: int, selected: int, keys: int, se
     return bounds.astype(np.int64)
 
 
-def _parts(weights: NDArray[np.float64], total: int) -> Ints:
-    """Split `total` in each row into whole numbers in proportion to the weights."""
+def _split_total(weights: NDArray[np.float64], total: int) -> Ints:
     ends = np.cumsum(weights, 1)
     ends = np.rint(ends / ends[:, -1:] * total).astype(np.int64)
     return np.diff(ends, axis=1, prepend=0)
 
 
 def union_sizes(spans: Ints, keys: int) -> Ints:
-    """Count the keys that each row selects: [rows], from spans [rows, count, 2]."""
+    """Count the keys that each row of spans [rows, count, 2] selects: [rows]."""
     clamped = np.clip(spans, 0, keys)
     order = np.argsort(clamped[..., 0], axis=1)
     starts, ends = (np.take_along_axis(clamped[..., i], order, 1) for i in (0, 1))
@@ -142,7 +153,7 @@ def union_sizes(spans: Ints, keys: int) -> Ints:
 
 
 def touched(spans: Ints, keys: int) -> int:
-    """Count the keys that at least one row selects, from spans [rows, count, 2]."""
+    """Count the keys that at least one row of spans [rows, count, 2] selects."""
     clamped = np.clip(spans, 0, keys)
     filled = clamped[clamped[..., 1] > clamped[..., 0]]
     begins = np.bincount(filled[:, 0], minlength=keys + 1)

@@ -1,6 +1,5 @@
 """Native Sparse Attention in float64, some queries of one key head at a time (arXiv 2502.11089,
-section 3): the three branches, the selection of blocks, whether rounding decides that selection,
-and what the output may be if it does."""
+section 3), and the bounds of outputs whose selection of blocks rounding decides."""
 
 from __future__ import annotations
 
@@ -17,15 +16,10 @@ if TYPE_CHECKING:
 LOCAL = 2  # blocks up to the query's own that are always selected, as is the first
 # What is gathered for some queries, and their weights: half a GiB in float64.
 CHUNK_ELEMENTS = 1 << 26
-# The n-th score and the next are distinct if they differ by more than this part of the n-th.
-# A compressed key is rounded to the format, so a logit is off by a third of its spacing at 1 times
-# the size of the key. A score sums the weights of several keys and heads, whose errors are random.
-# On inputs as they are drawn, scores are off by up to 2.8e-3 in bfloat16 and 3.7e-4 in float16; the
-# limits are twice that.
+# The n-th score and the next are distinct if they differ by more than this part of the n-th: twice
+# the largest error of scores on drawn inputs, 2.8e-3 in bfloat16 and 3.7e-4 in float16.
 RESOLVED = {"torch.float16": 7.5e-4, "torch.bfloat16": 6e-3, "torch.float32": 1e-5}
-# If a block is one compressed key, a score sums the weights of that key alone. Measured for a group
-# of 16 whose queries are rounded after they are scaled: 7.5e-3 and 9.3e-4.
-OF_ONE_KEY = 2
+OF_ONE_KEY = 2  # times that if a score sums the weights of one compressed key alone
 LEAST_SCORE = 1e-30  # what is smaller may be zero in float32
 # A block is doubtful if its score is within so many times that difference.
 IN_DOUBT = 2.0
@@ -78,11 +72,7 @@ def means(x: Tensor, block: int, stride: int) -> Tensor:
 
 
 def block_scores(weights: Tensor, blocks: int, block: int, stride: int, block_size: int) -> Tensor:
-    """Compute the scores [n,blocks] of weights [n,G,Nc], summed over the group.
-
-    A block gets the weight of each key that shares tokens with it, times the number of strides
-    that they share (equations 9 and 10).
-    """
+    """Compute scores [n,blocks] of weights [n,G,Nc], summed over the group (equations 9 and 10)."""
     import torch
 
     of_group = weights.sum(1)
@@ -96,8 +86,7 @@ def block_scores(weights: Tensor, blocks: int, block: int, stride: int, block_si
 
 
 def rank(scores: Tensor, position: Tensor, block_size: int) -> Tensor:
-    """Set scores [n,blocks] to inf for the first block and the local ones, and to -inf behind the
-    query."""
+    """Set scores [n,blocks] to inf for forced blocks, and to -inf behind the query."""
     import torch
 
     own = (position // block_size).unsqueeze(1)
@@ -107,8 +96,10 @@ def rank(scores: Tensor, position: Tensor, block_size: int) -> Tensor:
 
 
 def choose(ranked: Tensor, count: int, resolved: float) -> tuple[Tensor, Tensor]:
-    """Return the selected blocks, int64 [n,count], -1 where a query has fewer, the lowest index of
-    equal scores; and bool [n], whether rounding decides the choice."""
+    """Return the selected blocks, int64 [n,count], and whether rounding decides the choice.
+
+    -1: a query has fewer blocks. Of equal scores the lowest index is selected.
+    """
     import torch
 
     values, order = torch.sort(ranked, dim=1, descending=True, stable=True)
@@ -122,7 +113,6 @@ def choose(ranked: Tensor, count: int, resolved: float) -> tuple[Tensor, Tensor]
 
 
 def resolved(inputs: Inputs) -> float:
-    """Return the part of the n-th score by which the next one must differ."""
     sizes = inputs.options
     alone = sizes["block"] == sizes["stride"] == sizes["block_size"]
     return RESOLVED[str(inputs.tensors["q"].dtype)] * (OF_ONE_KEY if alone else 1)
@@ -218,8 +208,8 @@ def legal(inputs: Inputs, oracle: Tensor) -> Legal | None:
     """Return bounds of the rows that an oracle of `nsa_attention` leaves out, if there are any.
 
     The certain blocks A have the output o_A and the weight Z_A. A doubtful block b moves the output
-    by at most Z_b / (Z_A + Z_b) of the way to its own output o_b, whatever else is selected. So
-    each element lies between o_A and all moves down, and o_A and all moves up."""
+    by at most Z_b / (Z_A + Z_b) of the way to its own output o_b, whatever else is selected.
+    """
     import torch
 
     tokens = oracle[..., 0].isinf().any(-1).flatten().nonzero().flatten()
@@ -291,8 +281,7 @@ def _bounds_of_selected(inputs: Inputs, piece: Piece, some: Tensor) -> tuple[Ten
 
 
 def _certain_and_doubtful(piece: Piece, some: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """Return the blocks that every legal choice holds, and those that it may hold: bool
-    [n,blocks]."""
+    """Return the blocks that every legal choice holds, and those that some do: bool [n,blocks]."""
     import torch
 
     ranked, count = piece.ranked[some], inputs.options["n_selected"]

@@ -1,8 +1,7 @@
 """Ops that do not ship: from entry points of the group `nsabench.ops`, and from the user's file.
 
-Each holds an `Op` under the name `OP`. The supervisor imports this foreign code, since it needs
-sizes, work and labels: an entry point when its op is first named, a file when the user gives it.
-The supervisor has no torch, so neither may import torch.
+The supervisor imports this foreign code for its sizes, work and labels: an entry point when its op
+is first named, a file when the user gives it. It has no torch, so neither may import torch.
 """
 
 from __future__ import annotations
@@ -46,11 +45,7 @@ def owners(name: str) -> str:
 
 @cache
 def of_entry_point(name: str) -> Op:
-    """Import the op of an entry point.
-
-    Raises `UsageError` if it cannot be imported, imports torch, is not an op of that name, or is
-    one of two.
-    """
+    """Import the op of an entry point. Raises `UsageError` if there is no valid one, or two."""
     if len(installed()[name]) > 1:
         raise UsageError(f"{owners(name)} each have an op {name!r}", "uninstall all but one.")
     [point] = installed()[name]
@@ -66,8 +61,7 @@ def load_file(path: Path, owned: Mapping[str, str], expected_sha256: str | None 
     """Load the op of the user's file, which can be named from now on.
 
     owned: names of other ops, each with its owner. expected_sha256: of the file, if it must be a
-    certain one. Raises `UsageError` if the file is another, cannot be imported, imports torch, or
-    holds no op, or one whose name is taken.
+    certain one. Raises `UsageError` if the file is another, or holds no valid op.
     """
     known = expected_sha256 is not None
     content = sources.read(path, sources.PUT_BACK if known else "give --ops a file.")
@@ -100,10 +94,9 @@ def _without_torch(load: Callable[[], T], what: str) -> T:
 
 
 def answer_of(question: Callable[[], T], op: Op, method: str) -> T:
-    """Return the answer of a method of an op that does not ship.
+    """Return the answer of a method: a number for `length` and `terms`, `Work` for the others.
 
-    That is a number for `length` and `terms`, and a `Work` for the others. Raises `UsageError` if
-    the method fails or its answer makes no sense.
+    Raises `UsageError` if the method fails or its answer makes no sense.
     """
     what = f"{method} of the op {op.name!r}"
     answer = sources.imported(question, what, "does not answer", "correct that method of the op.")

@@ -1,9 +1,8 @@
 """The distribution `recorded`: blocks that layers of a trained model chose on text new to them.
 
-The file `recorded.xz` beside this module holds the choices and how they were made. Every KV head of
-every layer has a row of bits a token, one a block. A bit is set if the head chose the block besides
-the first one and the last two, which every query selects. A row is stored as its difference from
-the row before, since neighbours mostly agree.
+`recorded.xz` holds a row of bits for each KV head and token, one a block. A bit is set if the head
+chose the block besides the first one and the last two, which every query selects. A row is stored
+as its difference from the row before, since neighbours mostly agree.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ Ints = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Recording:
-    """chosen: bits [heads, tokens, bytes], the blocks that each token's query chose besides the
-    forced ones. made: how the recording was made, in words."""
+    """chosen: bits [heads, tokens, bytes]. made: how the recording was made, in words."""
 
     block: int
     slots: int
@@ -40,8 +38,7 @@ class Recording:
         return int(self.chosen.shape[1])
 
     def others(self, head: int, tokens: int) -> Ints:
-        """Return the blocks besides the forced ones of each of the first `tokens` tokens that sees
-        more than `slots` blocks: [rows, slots - 3]."""
+        """Return the blocks besides the forced ones of tokens that see more than `slots` blocks."""
         rows = self.chosen[head % len(self.chosen), self.slots * self.block : tokens]
         _, blocks = np.nonzero(np.unpackbits(rows, axis=1))
         return blocks.astype(np.int32).reshape(len(rows), self.slots - FORCED)
@@ -61,10 +58,9 @@ def shipped() -> Recording:
 
 
 def choices(batches: int, tokens: int, heads: int, slots: int, block: int, first: int) -> Ints:
-    """Return the recorded blocks [batches * tokens * heads, slots - 3], zeros where a query selects
-    all. Heads are taken from number `first` of the recording on, in a circle.
+    """Return blocks [batches * tokens * heads, slots - 3], zeros where a query selects all.
 
-    Raises `UsageError` if the recording has other sizes.
+    Heads are those from number `first` on, in a circle. Raises `UsageError` for other sizes.
     """
     recording = shipped()
     if (slots, block) != (recording.slots, recording.block) or tokens > recording.tokens:

@@ -1,12 +1,8 @@
-"""Which queries an oracle computes, if computing all of them would take longer than what is
-measured.
+"""Which queries an oracle computes: all up to `ALL` tokens, beyond that a sample of them.
 
-Up to `ALL` tokens it computes every query. Beyond that it samples `SOME` of them, spread over the
-tokens: other ones for other inputs, and always the last token, where tails are lost.
-
-In a backward the gradient of the output has its usual size at sampled queries. At all others it is
-so much smaller that dk and dv do not feel it. Their bits are as random, so a device takes as long
-for them, and dk and dv are known for every key.
+Other inputs have another sample, and the last token, where tails are lost, is always in it. The
+gradient of the output has its usual size at sampled queries, and is so small at the others that dk
+and dv do not feel it. So dk and dv are known for every key, and a backward takes as long.
 """
 
 from __future__ import annotations
@@ -30,7 +26,7 @@ _SECRET = secrets.randbits(62)  # of this process
 
 
 def tokens(inputs: Inputs) -> Tensor:
-    """Return the tokens whose queries are sampled, counted through the batch: int64 [n], rising."""
+    """Return the sampled tokens, counted through the batch: int64 [n], rising."""
     import torch
 
     q = inputs.tensors["q"]
@@ -52,8 +48,8 @@ def tokens(inputs: Inputs) -> Tensor:
 def by_sequence(
     inputs: Inputs, sampled: Tensor | None = None
 ) -> Iterator[tuple[int, int, int, Tensor]]:
-    """Yield the batch, the first token and the end of each sequence of which queries are sampled,
-    and these, counted in their row of the batch. sampled: `tokens`, unless given."""
+    """Yield the batch, the first token and the end of each sequence that has sampled queries, and
+    these, counted in their row of the batch. sampled: `tokens`, unless given."""
     sampled = tokens(inputs) if sampled is None else sampled
     length = inputs.tensors["q"].shape[1]
     for batch, start, end in spans(inputs):

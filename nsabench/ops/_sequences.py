@@ -1,17 +1,17 @@
-"""What the ops over sequences share: attention [B,T,...] of sequences that are equally long, or of
-unequal lengths packed one after another along the tokens of a single row."""
+"""What the ops over sequences share. Sequences are equally long, or packed one after another."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from itertools import pairwise
+from collections.abc import Iterator
+from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from nsabench.model.vocabulary import Direction, DType
-from nsabench.ops import _draws
-from nsabench.ops._attention import AttentionOp, HeadsShape
+from nsabench.ops import _attention, _draws
+from nsabench.ops._attention import AttentionOp, HeadsShape, Portion
 from nsabench.ops._contract import Inputs, Size, Work
 from nsabench.ops._draws import Ints
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PACKED = "packed"
+QUERIES_AT_A_TIME = 512  # of a band, with the keys that they see
 
 
 class SequencesShape(HeadsShape):
@@ -32,8 +33,7 @@ class SequencesShape(HeadsShape):
 def draw_lengths(shape: SequencesShape, distribution: str, seed: int) -> Ints:
     """Draw the tokens of each sequence.
 
-    Packed ones sum to B * T, in an order of the seed. They are very unequal, and one of two or more
-    is a single token.
+    Packed ones sum to B * T and are very unequal; one of two or more is a single token.
     """
     count, mean = shape.B, shape.T
     if distribution != PACKED:
@@ -50,6 +50,24 @@ def cumulated(lengths: Ints, device: str) -> Tensor:
     import torch
 
     return torch.from_numpy(np.append([0], np.cumsum(lengths)).astype(np.int32)).to(device)
+
+
+def sequence_ends(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """Return where the sequence of each token begins and ends: int64 [T] each."""
+    import torch
+
+    q, cu = inputs.tensors["q"], inputs.tensors.get("cu_seqlens")
+    if cu is None:
+        none = torch.zeros(q.shape[1], dtype=torch.int64, device=q.device)
+        return none, none + q.shape[1]
+    return spread_over_tokens(cu[:-1], cu), spread_over_tokens(cu[1:], cu)
+
+
+def spread_over_tokens(value: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """Return for each token the value [n] of its sequence: int64 [T]."""
+    import torch
+
+    return torch.repeat_interleave(value.long(), cu_seqlens.diff().long())
 
 
 def spans(inputs: Inputs) -> list[tuple[int, int, int]]:
@@ -101,10 +119,41 @@ class SequenceOp(AttentionOp):
         counts = self.count_keys(lengths, shape)
         rows = 1 if packed else shape.B
         tokens, keys = int(lengths.sum()) // rows, int(counts.sum()) // rows
-        q, k = normal(rows, tokens, shape.HQ, shape.D), normal(rows, keys, shape.H, shape.D)
-        _draws.shape_values(distribution, q, k)
-        tensors = {"q": q, "k": k, "v": normal(rows, keys, shape.H, shape.Dv)}
+        sizes = (rows, tokens, shape.HQ), (rows, keys, shape.H)
+        tensors = _draws.attention(distribution, normal, *sizes, shape)
         if packed:
             for name, each in zip(self.optional, (lengths, counts), strict=False):
                 tensors[name] = cumulated(each, device)
         return Inputs(tensors, {**self.drawn_options(shape), "max_seqlen": int(lengths.max())})
+
+
+class BandedOp(SequenceOp):
+    """An op in which query t sees the keys lo(t) up to hi(t)."""
+
+    distributions: ClassVar[tuple[str, ...]] = ("dense", PACKED, *_draws.VALUES)
+
+    @abstractmethod
+    def bounds(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """Return lo and hi, int64 [T] each."""
+
+    def oracle(self, inputs: Inputs) -> Tensor:
+        return _attention.attend(inputs, self._portions(inputs))
+
+    def gradients(self, inputs: Inputs, grad_out: Tensor) -> dict[str, Tensor]:
+        return _attention.differentiate(inputs, grad_out, self._portions(inputs))
+
+    def _portions(self, inputs: Inputs) -> Iterator[Portion]:
+        import torch
+
+        lo, hi = self.bounds(inputs)
+        q, k = inputs.tensors["q"], inputs.tensors["k"]
+        group = q.shape[2] // k.shape[2]
+        for b, h in product(range(k.shape[0]), range(k.shape[2])):
+            for t in range(0, q.shape[1], QUERIES_AT_A_TIME):
+                some = slice(t, t + QUERIES_AT_A_TIME)
+                first, end = int(lo[some].min()), min(int(hi[some].max()), k.shape[1])
+                keys = (b, slice(first, max(first, end)), h)
+                queries = (b, some, slice(h * group, (h + 1) * group))
+                key = torch.arange(first, max(first, end), device=q.device)
+                keep = (key >= lo[some].unsqueeze(1)) & (key < hi[some].unsqueeze(1))
+                yield Portion(inputs, queries, keys, keep)

@@ -53,7 +53,7 @@ def _portions(inputs: Inputs) -> Iterator[Portion]:
     """Yield the queries that the oracle computes, some of a sequence at a time."""
     import torch
 
-    q, k, v = (inputs.tensors[name] for name in ("q", "k", "v"))
+    q, k = inputs.tensors["q"], inputs.tensors["k"]
     group = q.shape[2] // k.shape[2]
     for batch, start, end, own in _sampled.by_sequence(inputs):
         step = max(1, CHUNK_ELEMENTS // (group * max(end - start, 1)))
@@ -63,10 +63,7 @@ def _portions(inputs: Inputs) -> Iterator[Portion]:
             for h in range(k.shape[2]):
                 queries = (batch, some, slice(h * group, (h + 1) * group))
                 keys = (batch, slice(start, last), h)
-                qd = q[queries].double().transpose(0, 1)
-                kd, vd = k[keys].double(), v[keys].double()
-                p = _attention.weights(qd, kd, inputs.options["sm_scale"], keep)
-                yield Portion(queries, keys, p, qd, kd, vd)
+                yield Portion(inputs, queries, keys, keep)
 
 
 OP = CausalAttention()

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import model_validator
 
-from nsabench.ops._banded import BandedOp
 from nsabench.ops._contract import Inputs, Size, by_device
 from nsabench.ops._draws import Ints
-from nsabench.ops._sequences import SequencesShape
+from nsabench.ops._sequences import BandedOp, SequencesShape, sequence_ends, spread_over_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,16 +65,13 @@ class Compressed(BandedOp):
     def bounds(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         import torch
 
-        q, cu, cu_keys = (inputs.tensors.get(name) for name in ("q", "cu_seqlens", "cu_keys"))
-        assert q is not None
+        cu, cu_keys = (inputs.tensors.get(name) for name in ("cu_seqlens", "cu_keys"))
         block, stride = int(inputs.options["block"]), int(inputs.options["stride"])
-        t = torch.arange(q.shape[1], device=q.device)
-        lo = start = torch.zeros_like(t)
+        lo = start = sequence_ends(inputs)[0]
         if cu is not None and cu_keys is not None:
-            lengths = cu.diff().long()
-            start = torch.repeat_interleave(cu[:-1].long(), lengths)
-            lo = torch.repeat_interleave(cu_keys[:-1].long(), lengths)
-        complete = torch.div(t - start + 1 - block, stride, rounding_mode="floor") + 1
+            lo = spread_over_tokens(cu_keys[:-1], cu)
+        seen = torch.arange(len(start), device=start.device) - start + 1
+        complete = torch.div(seen - block, stride, rounding_mode="floor") + 1
         return lo, lo + complete.clamp(min=0)
 
 

@@ -29,10 +29,6 @@ class CompressedCacheShape(CacheShape):
     def cached(self) -> int:
         return count_compressed(self.S, self.block, self.stride)
 
-    @property
-    def reads(self) -> int:
-        return self.cached
-
 
 class DecodeCompressed(DecodeOp):
     name = "decode_compressed"

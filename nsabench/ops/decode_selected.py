@@ -8,7 +8,7 @@ section 3.3.2).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import model_validator
 
@@ -58,9 +58,7 @@ class DecodeSelected(DecodeOp):
         ranges_bytes = 8 * shape.B * shape.H * shape.n_selected
         return Work(attention.bytes_min + ranges_bytes, attention.flops)
 
-    def draw(
-        self, shape: SelectedShape, dtype: DType, distribution: str, seed: int, device: str
-    ) -> Inputs:
+    def draw(self, shape: Any, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
         import torch
 
         inputs = super().draw(shape, dtype, distribution, seed, device)

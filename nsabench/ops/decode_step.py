@@ -12,7 +12,7 @@ are selected.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import model_validator
@@ -29,7 +29,6 @@ from nsabench.ops._decode import (
     count_compressed,
     count_selected,
     draw_blocks,
-    draw_caches,
 )
 from nsabench.ops._draws import Ints
 
@@ -101,13 +100,12 @@ class DecodeStep(DecodeOp):
         elements = shape.B * shape.HQ * 3 - shared * (shape.D + shape.Dv)
         return Work(branches.bytes_min + elements * dtype.itemsize, branches.flops)
 
-    def draw(
-        self, shape: StepShape, dtype: DType, distribution: str, seed: int, device: str
-    ) -> Inputs:
+    def draw(self, shape: Any, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
         import torch
 
         normal = _draws.normal(dtype, device, seed)
-        tensors = draw_caches(shape, normal)
+        queries, keys = (shape.B, shape.HQ), (shape.B, shape.H, shape.S)
+        tensors = _draws.attention(distribution, normal, queries, keys, shape)
         k_cmp = normal(shape.B, shape.H, shape.compressed, shape.D)
         v_cmp = normal(shape.B, shape.H, shape.compressed, shape.Dv)
         chosen = torch.from_numpy(shape.blocks(seed)).to(device)

@@ -15,7 +15,7 @@ that dk and dv do not depend on the choice.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from pydantic import model_validator
@@ -81,27 +81,28 @@ class NsaAttention(SequenceOp):
         cuda=("B=1,T=4096,HQ=64,H=4,D=128", "B=2,T=1000,HQ=64,H=4,D=128"),
     )
     arguments = ("q", "k", "v", "gates")
-    options = ("block", "stride", "block_size", "n_selected", "window", "sm_scale", "max_seqlen")
+    options: ClassVar[tuple[str, ...]] = (
+        *("block", "stride", "block_size", "n_selected", "window"),
+        *("sm_scale", "max_seqlen"),
+    )
     differentiable = ("q", "k", "v", "gates")
     gates = 3
-    shape_model = NsaShape
+    shape_model: ClassVar[type[SequencesShape]] = NsaShape
     directions = (Direction.FORWARD, Direction.BACKWARD, Direction.STEP)
     leaves_rows_out = True
     rows_stand_alone = False  # which queries are sampled depends on all of them
 
-    def terms(self, shape: NsaShape) -> int:
+    def terms(self, shape: Any) -> int:
         """A logit sums D products, the output the values of its branches."""
         selected = min(shape.n_selected * shape.block_size, shape.T)
-        return shape.D + shape.T // shape.stride + selected + min(shape.window, shape.T)
+        return int(shape.D + shape.T // shape.stride + selected + min(shape.window, shape.T))
 
-    def seen(self, lengths: list[int], shape: NsaShape) -> int:
+    def seen(self, lengths: list[int], shape: Any) -> int:
         """Keys that selection and window share need be computed once, so the larger counts."""
         compressed, selected, window = shape.seen_by_branch(lengths)
-        return compressed + max(selected, window)
+        return int(compressed + max(selected, window))
 
-    def draw(
-        self, shape: NsaShape, dtype: DType, distribution: str, seed: int, device: str
-    ) -> Inputs:
+    def draw(self, shape: Any, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
         import torch
 
         normal = _draws.normal(dtype, device, seed)

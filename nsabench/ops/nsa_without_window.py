@@ -13,15 +13,15 @@ max_seqlen and the rows that are left out are those of `nsa_attention`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import model_validator
 
 from nsabench.model.vocabulary import DType
 from nsabench.ops._contract import Inputs, Legal, Size, by_device
-from nsabench.ops._sequences import SequenceOp, SequencesShape
+from nsabench.ops._sequences import SequencesShape
 from nsabench.ops.nsa_attention import OP as WHOLE
-from nsabench.ops.nsa_attention import NsaShape
+from nsabench.ops.nsa_attention import NsaAttention, NsaShape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,7 +49,7 @@ class WithoutWindowShape(SequencesShape):
         return NsaShape(**self.model_dump(), block=size, stride=size, window=NO_WINDOW)
 
 
-class NsaWithoutWindow(SequenceOp):
+class NsaWithoutWindow(NsaAttention):
     name = "nsa_without_window"
     check_shapes = by_device(
         cpu=(
@@ -58,24 +58,17 @@ class NsaWithoutWindow(SequenceOp):
         ),
         cuda=("B=1,T=4096,HQ=64,H=4,D=128", "B=2,T=1000,HQ=64,H=4,D=128"),
     )
-    arguments = ("q", "k", "v", "gates")
     options = ("block_size", "n_selected", "sm_scale", "max_seqlen")
-    differentiable = ("q", "k", "v", "gates")
     gates = GATES
     shape_model = WithoutWindowShape
-    directions = WHOLE.directions
-    leaves_rows_out = True
-    rows_stand_alone = False  # which queries are sampled depends on all of them
 
-    def terms(self, shape: WithoutWindowShape) -> int:
-        return WHOLE.terms(shape.whole())
+    def terms(self, shape: Any) -> int:
+        return super().terms(shape.whole())
 
-    def seen(self, lengths: list[int], shape: WithoutWindowShape) -> int:
-        return sum(shape.whole().seen_by_branch(lengths)[:2])
+    def seen(self, lengths: list[int], shape: Any) -> int:
+        return int(sum(shape.whole().seen_by_branch(lengths)[:2]))
 
-    def draw(
-        self, shape: WithoutWindowShape, dtype: DType, distribution: str, seed: int, device: str
-    ) -> Inputs:
+    def draw(self, shape: Any, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
         whole = WHOLE.draw(shape.whole(), dtype, distribution, seed, device)
         gates = whole.tensors["gates"][..., :GATES].contiguous()
         options = {name: whole.options[name] for name in self.options}

@@ -11,7 +11,7 @@ positions and blocks count from the start of the query's own sequence.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import model_validator
@@ -78,17 +78,13 @@ class SelectionBlocks(AttentionOp):
         flops = 2 * shape.HQ // shape.H * selected * widths
         return Work(elements * dtype.itemsize + index_bytes, flops)
 
-    def draw(
-        self, shape: BlocksShape, dtype: DType, distribution: str, seed: int, device: str
-    ) -> Inputs:
+    def draw(self, shape: Any, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
         import torch
 
         cu_seqlens, indices = _selection(shape, distribution, seed)
         normal = _draws.normal(dtype, device, seed)
-        q = normal(shape.B, shape.T, shape.HQ, shape.D)
-        k = normal(shape.B, shape.T, shape.H, shape.D)
-        _draws.shape_values(distribution, q, k)
-        tensors = {"q": q, "k": k, "v": normal(shape.B, shape.T, shape.H, shape.Dv)}
+        queries, keys = (shape.B, shape.T, shape.HQ), (shape.B, shape.T, shape.H)
+        tensors = _draws.attention(distribution, normal, queries, keys, shape)
         # Copies, since the selection is cached.
         tensors["block_indices"] = torch.tensor(indices, device=device)
         if distribution == "packed":
@@ -96,44 +92,32 @@ class SelectionBlocks(AttentionOp):
         return Inputs(tensors, self.drawn_options(shape))
 
     def oracle(self, inputs: Inputs) -> Tensor:
-        return attend(inputs)
+        out = _empty_result(inputs)
+        for chunk in _block_major.chunks(inputs):
+            out[chunk.rows] = chunk.attend()[0]
+        return out
 
     def gradients(self, inputs: Inputs, grad_out: Tensor) -> dict[str, Tensor]:
         return self.results(inputs, grad_out)[1]
 
     def results(self, inputs: Inputs, grad_out: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        return differentiate(inputs, grad_out)
+        import torch
+
+        out = _empty_result(inputs)
+        grads = {
+            name: torch.zeros_like(inputs.tensors[name], dtype=torch.float64)
+            for name in self.differentiable
+        }
+        for chunk in _block_major.chunks(inputs):
+            batch, _, heads = chunk.rows
+            kv_head = heads.start // chunk.q.shape[1]
+            dk, dv = (grads[name][batch, :, kv_head] for name in ("k", "v"))
+            out[chunk.rows], dq = chunk.differentiate(grad_out[chunk.rows], dk, dv)
+            grads["q"][chunk.rows] = dq.mul_(inputs.options["sm_scale"])
+        return out, grads
 
     def differentiable_elements(self, shape: BlocksShape) -> int:
         return shape.B * shape.T * (shape.HQ * shape.D + shape.H * (shape.D + shape.Dv))
-
-
-def attend(inputs: Inputs, *, causal: bool = True) -> Tensor:
-    """Compute the float64 result. If not causal, a query sees all keys of its blocks."""
-    out = _empty_result(inputs)
-    for chunk in _block_major.chunks(inputs, causal):
-        out[chunk.rows] = chunk.attend()[0]
-    return out
-
-
-def differentiate(
-    inputs: Inputs, grad_out: Tensor, *, causal: bool = True
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute the float64 result of `attend` and its gradients."""
-    import torch
-
-    out = _empty_result(inputs)
-    grads = {
-        name: torch.zeros_like(inputs.tensors[name], dtype=torch.float64)
-        for name in SelectionBlocks.differentiable
-    }
-    for chunk in _block_major.chunks(inputs, causal):
-        batch, _, heads = chunk.rows
-        kv_head = heads.start // chunk.q.shape[1]
-        dk, dv = (grads[name][batch, :, kv_head] for name in ("k", "v"))
-        out[chunk.rows], dq = chunk.differentiate(grad_out[chunk.rows], dk, dv)
-        grads["q"][chunk.rows] = dq.mul_(inputs.options["sm_scale"])
-    return out, grads
 
 
 def _empty_result(inputs: Inputs) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import model_validator
 
@@ -73,24 +73,13 @@ class SelectionRanges(AttentionOp):
     shape_model = RangesShape
     directions = (Direction.FORWARD, Direction.BACKWARD)
     distributions = (
-        "disjoint",
-        "mixed",
-        "touching",
-        "overlapping",
-        "unsorted",
-        "reversed",
-        "out_of_bounds",
-        "empty_rows",
-        "all_empty",
+        *("disjoint", "mixed", "touching", "overlapping", "unsorted", "reversed"),
+        *("out_of_bounds", "empty_rows", "all_empty"),
         *_draws.VALUES,
     )
 
     def work(self, shape: RangesShape, dtype: DType, distribution: str, seed: int) -> Work:
-        """A key that several queries of a group select must come from memory only once.
-
-        The number of queries that select the same key differs a little between the sets of a case;
-        the bytes are those of the first set.
-        """
+        """A key that several queries of a group select must come from memory only once."""
         spans = _spans(shape, distribution, seed).reshape(shape.B, shape.S, shape.G, -1, 2)
         selected = int(_draws.union_sizes(spans.reshape(shape.rows, -1, 2), shape.S_kv).sum())
         touched = sum(
@@ -103,16 +92,12 @@ class SelectionRanges(AttentionOp):
         ranges_bytes = 4 * 2 * shape.rows * shape.n_spans
         return Work(elements * dtype.itemsize + ranges_bytes, 2 * shape.H * selected * widths)
 
-    def draw(
-        self, shape: RangesShape, dtype: DType, distribution: str, seed: int, device: str
-    ) -> Inputs:
+    def draw(self, shape: Any, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
         import torch
 
         normal = _draws.normal(dtype, device, seed)
-        q = normal(shape.B, shape.S, shape.G, shape.H, shape.D)
-        k = normal(shape.B, shape.G, shape.S_kv, shape.D)
-        _draws.shape_values(distribution, q, k)
-        tensors = {"q": q, "k": k, "v": normal(shape.B, shape.G, shape.S_kv, shape.Dv)}
+        queries, keys = (shape.B, shape.S, shape.G, shape.H), (shape.B, shape.G, shape.S_kv)
+        tensors = _draws.attention(distribution, normal, queries, keys, shape)
         spans = _spans(shape, distribution, seed).astype("int32")
         spans = spans.reshape(shape.B, shape.S, shape.G, shape.n_spans, 2)
         tensors["ranges"] = torch.from_numpy(spans).to(device)
@@ -133,20 +118,17 @@ def _portions(inputs: Inputs) -> Iterator[Portion]:
     """Yield queries of one batch and group, some at a time, on all keys of the group."""
     import torch
 
-    q, k, v, ranges = (inputs.tensors[name] for name in SelectionRanges.arguments)
+    q, k, ranges = (inputs.tensors[name] for name in ("q", "k", "ranges"))
     batches, queries, groups, heads, _ = q.shape
     keys = k.shape[2]
     step = max(1, ORACLE_CHUNK_ELEMENTS // (keys * max(heads, ranges.shape[3])))
     key = torch.arange(keys, device=q.device)
     for b, g in itertools.product(range(batches), range(groups)):
-        kd, vd = k[b, g].double(), v[b, g].double()
         for s in range(0, queries, step):
             rows = (b, slice(s, s + step), g)
             spans = ranges[rows].long().unsqueeze(-1)
             chosen = ((key >= spans[:, :, 0]) & (key < spans[:, :, 1])).any(1)
-            qd = q[rows].double()
-            p = _attention.weights(qd, kd, inputs.options["sm_scale"], chosen.unsqueeze(1))
-            yield Portion(rows, (b, g), p, qd, kd, vd, heads_first=False)
+            yield Portion(inputs, rows, (b, g), chosen.unsqueeze(1), heads_first=False)
 
 
 def _spans(shape: RangesShape, distribution: str, seed: int) -> Ints:

@@ -6,7 +6,7 @@ q [N,H,D], k [N,L,D], v [N,L,Dv] -> out [N,H,Dv]; K and V of a row are shared by
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nsabench.model.vocabulary import DType
 from nsabench.ops import _draws
@@ -45,14 +45,11 @@ class SelectionRows(AttentionOp):
         elements = (rows + shape.N * shape.L) * widths
         return Work(elements * dtype.itemsize, 2 * rows * shape.L * widths)
 
-    def draw(
-        self, shape: RowsShape, dtype: DType, distribution: str, seed: int, device: str
-    ) -> Inputs:
+    def draw(self, shape: Any, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
         normal = _draws.normal(dtype, device, seed)
-        q, k = normal(shape.N, shape.H, shape.D), normal(shape.N, shape.L, shape.D)
-        _draws.shape_values(distribution, q, k)
-        v = normal(shape.N, shape.L, shape.Dv)
-        return Inputs({"q": q, "k": k, "v": v}, self.drawn_options(shape))
+        keys = shape.N, shape.L
+        tensors = _draws.attention(distribution, normal, (shape.N, shape.H), keys, shape)
+        return Inputs(tensors, self.drawn_options(shape))
 
     def oracle(self, inputs: Inputs) -> Tensor:
         import torch

@@ -8,7 +8,7 @@ keys; the caller knows it on the host.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nsabench.model.vocabulary import DType
 from nsabench.ops import _draws
@@ -42,15 +42,10 @@ class SelectionVarlen(AttentionOp):
         elements = (shape.N * shape.H + total) * widths
         return Work(elements * dtype.itemsize + 4 * (shape.N + 1), 2 * shape.H * total * widths)
 
-    def draw(
-        self, shape: VarlenShape, dtype: DType, distribution: str, seed: int, device: str
-    ) -> Inputs:
+    def draw(self, shape: Any, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
         lengths = _draws.lengths(distribution, shape.N, shape.L, seed)
-        total = int(lengths.sum())
-        normal = _draws.normal(dtype, device, seed)
-        q, k = normal(shape.N, shape.H, shape.D), normal(total, shape.D)
-        _draws.shape_values(distribution, q, k)
-        tensors = {"q": q, "k": k, "v": normal(total, shape.Dv)}
+        normal, total = _draws.normal(dtype, device, seed), int(lengths.sum())
+        tensors = _draws.attention(distribution, normal, (shape.N, shape.H), (total,), shape)
         tensors["cu_seqlens"] = cumulated(lengths, device)
         return Inputs(tensors, {**self.drawn_options(shape), "max_seqlen": shape.L})
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsabench.ops._banded import BandedOp
 from nsabench.ops._contract import Inputs, Size, by_device
-from nsabench.ops._sequences import SequencesShape
+from nsabench.ops._sequences import BandedOp, SequencesShape, sequence_ends
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,12 +42,9 @@ class SlidingWindow(BandedOp):
     def bounds(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         import torch
 
-        q, cu = inputs.tensors["q"], inputs.tensors.get("cu_seqlens")
-        t = torch.arange(q.shape[1], device=q.device)
-        start = torch.zeros_like(t)
-        if cu is not None:
-            start = torch.repeat_interleave(cu[:-1].long(), cu.diff().long())
-        return torch.maximum(start, t + 1 - int(inputs.options["window"])), t + 1
+        start, _ = sequence_ends(inputs)
+        end = torch.arange(len(start), device=start.device) + 1
+        return torch.maximum(start, end - int(inputs.options["window"])), end
 
 
 OP = SlidingWindow()

@@ -96,7 +96,7 @@ def load(path: Path) -> list[LoadedMatrix]:
 
 def _load(path: Path, document: Document) -> LoadedMatrix:
     matrix = yaml_lines.parse(document, Matrix)
-    op = ops.to_measure(matrix.op, document.where(("op",)))
+    op = ops.get(matrix.op, document.where(("op",)))
     cases = list(_span(matrix, op, document))
     if not cases:
         raise UsageError(f"{path} spans no case", "exclude less, or give `axes` or `include`.")

@@ -118,10 +118,10 @@ def _validate_role(item: Implementation, who: str) -> None:
 
 def _op_to_compute(item: Implementation, who: str) -> Op:
     """Return its op, or the one that an alternative computes on the cases of its op."""
-    op = ops.to_measure(item.op, who)
+    op = ops.get(item.op, who)
     if not item.computes:
         return op
-    computed = ops.to_measure(item.computes, who)
+    computed = ops.get(item.computes, who)
     missing = [
         name
         for name, field in computed.shape_model.model_fields.items()

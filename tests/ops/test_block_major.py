@@ -15,7 +15,6 @@ from torch import Tensor
 from nsabench import ops
 from nsabench.model.vocabulary import DType
 from nsabench.ops import Inputs, _attention, _block_major
-from nsabench.ops.selection_blocks import attend, differentiate
 
 OP = ops.get("selection_blocks")
 DRAWN = [d for d in OP.distributions if d not in ("recorded", "dense")]
@@ -64,8 +63,9 @@ def gathered(inputs: Inputs, grad_out: Tensor, causal: bool) -> Results:
 def assert_as_gathered(inputs: Inputs, causal: bool) -> None:
     grad_out = OP.draw_grad(inputs, 5)
     wanted = gathered(inputs, grad_out, causal)
-    out = attend(inputs, causal=causal)
-    also, grads = differentiate(inputs, grad_out, causal=causal)
+    inputs = inputs.replaced(causal=causal)
+    out = OP.oracle(inputs)
+    also, grads = OP.results(inputs, grad_out)
     assert torch.equal(also, out)
     assert list(grads) == ["q", "k", "v"]
     longest = [float(inputs.tensors[name].double().norm(dim=-1).max()) for name in ("q", "k")]

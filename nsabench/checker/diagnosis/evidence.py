@@ -1,95 +1,241 @@
-"""What a diagnosis works on: inputs, output and oracle, thinned out to a few rows."""
+"""Some rows of a problem, few enough to try hypotheses on, and the keys that these rows select."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from nsabench import ops
-from nsabench.checker.diagnosis.selected import Selection
+from nsabench.checker.diagnosis.search import FAR_OFF, Hypothesis
 from nsabench.ops import Inputs, Op
 
 # Input elements that a thinned-out problem may have: an oracle call on them takes milliseconds.
 ELEMENTS = 1 << 20
 LEAST_ROWS, MOST_ROWS = 2, 32
-FAR_OFF = 4.0  # a vector is wrong if its error is within this factor of the worst one's
+
+# The spans [R,n,2] of keys that some rows select, given their numbers [R].
+Spans = Callable[[Inputs, Tensor], Tensor]
+
+
+def coordinates(flat: Tensor, shape: Sequence[int]) -> tuple[Tensor, ...]:
+    """Do as `torch.unravel_index`, which takes seconds to import a compiler's algebra."""
+    found = []
+    for size in reversed(shape):
+        found.append(flat % size)
+        flat = flat // size
+    return tuple(reversed(found))
+
+
+def by_head(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    """Return views of q [..., h, D], k [B,H,L,D] and v [B,H,L,Dv], with h query heads a KV head."""
+    q, k, v = (inputs.tensors[name] for name in ("q", "k", "v"))
+    if k.dim() == 2:  # packed keys
+        return q, k[None, None], v[None, None]
+    if q.dim() == 5:  # grouped already
+        return q, k, v
+    if q.dim() == 4:  # sequences
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+    return q.unflatten(-2, (k.shape[1], -1)), k, v
+
+
+def place_rows(inputs: Inputs, rows: Tensor) -> tuple[Tensor, ...]:
+    """Return the place of each row: batch, token and KV head, as far as the op has them."""
+    return coordinates(rows, by_head(inputs)[0].shape[:-2])
+
+
+def make_spans(first: Tensor, end: Tensor) -> Tensor:
+    """Return spans [R,n,2] from their first keys and their ends, [R,n] or [R] each."""
+    spans = torch.stack([first, end], -1)
+    return spans if spans.dim() == 3 else spans.unsqueeze(1)
+
+
+def list_keys(spans: Tensor, keys: int) -> list[Tensor]:
+    """Return the keys of the spans [R,n,2] of each row, as often as spans hold them."""
+    start, end = spans.clamp(0, keys).unbind(-1)
+    counts = (end - start).clamp(min=0)
+    each = counts.flatten()
+    shift = (start.flatten() - (each.cumsum(0) - each)).repeat_interleave(each)
+    found = torch.arange(len(shift), device=spans.device) + shift
+    return list(found.split(counts.sum(1).tolist()))
+
+
+def unite(spans: Tensor, keys: int) -> list[Tensor]:
+    """Return the keys of the spans [R,n,2] of each row, each once, ascending."""
+    return [row.unique() for row in list_keys(spans, keys)]
 
 
 @dataclass(frozen=True)
-class Hypothesis:
-    """A mistake in words ("attends to key 0 only") and the float64 output that it gives."""
+class Selection:
+    """Rows of queries q [R,h,D]. Row r selects the keys `chosen[r]`: int64, ascending, each once.
 
-    text: str
-    predict: Callable[[], Tensor]
-
-
-Select = Callable[[Inputs, Tensor], Selection]
-Lead = Callable[[Inputs], tuple[int, ...]]
-# Mistakes in words, and inputs on which the right function gives what each mistake gives.
-Mistakes = Iterator[tuple[str, Inputs]]
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """`inputs`, `output` and `oracle` are a thin problem: some rows of the full one.
-
-    op: the op of the thin problem. off: the absolute error of every element of the full problem.
-    whole, whole_output: its oracle and output. wrong: which of its vectors (of the last axis) are
-    off. rows: its rows in the thin problem, of `count`. marked: the vectors of the thin problem
-    that hypotheses must explain. select: gives some rows of an op that selects keys. independent:
-    rows are indices of the first axis. With neither, the thin problem is the full one.
+    They are keys of the KV head `head[r]` of batch `batch[r]`, in k [B,H,L,D] and v [B,H,L,Dv].
     """
 
-    op: Op
-    full: Inputs
-    off: Tensor
-    wrong: Tensor
-    whole: Tensor
-    whole_output: Tensor
-    rows: Tensor
-    count: int
-    inputs: Inputs
-    output: Tensor
-    oracle: Tensor
-    marked: Tensor
-    previous: Tensor | None
-    selection: Selection | None
-    select: Select | None
-    independent: bool
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    batch: Tensor
+    head: Tensor
+    chosen: Sequence[Tensor]
+    sm_scale: float
+
+    @classmethod
+    def of_rows(cls, inputs: Inputs, rows: Tensor, spans: Spans) -> Selection:
+        q, k, v = by_head(inputs)
+        place = place_rows(inputs, rows)
+        batch, head = (place[0], place[-1]) if len(place) > 1 else (0 * rows, 0 * rows)
+        chosen = unite(spans(inputs, rows).long(), k.shape[2])
+        return cls(q[place], k, v, batch, head, chosen, inputs.options["sm_scale"])
 
     @property
-    def of_selection(self) -> Selection:
-        """The keys of the rows. Raises `ValueError` if the op does not select keys."""
-        if self.selection is None:
-            raise ValueError(f"the rows of {self.op.name} do not select keys")
-        return self.selection
+    def count(self) -> Tensor:
+        """The number of keys that each row selects."""
+        return torch.tensor([len(keys) for keys in self.chosen], device=self.q.device)
 
-    def of_rows(self, offset: int) -> Inputs | None:
+    def gather(
+        self,
+        chosen: Sequence[Tensor] | None = None,
+        batch: Tensor | None = None,
+        head: Tensor | None = None,
+        head_of_v: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return k [R,L,D] and v [R,L,Dv] of the rows, undefined behind the keys of a row."""
+        index = pad_sequence(list(self.chosen if chosen is None else chosen), batch_first=True)
+        if not index.shape[1]:
+            index = index.new_zeros(len(index), min(1, self.k.shape[2]))
+        b = (self.batch if batch is None else batch).unsqueeze(1)
+        h = (self.head if head is None else head).unsqueeze(1)
+        of_v = h if head_of_v is None else head_of_v.unsqueeze(1)
+        return self.k[b, h, index], self.v[b, of_v, index]
+
+    def alone(self) -> Inputs:
+        """Return these rows as a problem of selection_ranges, a span a row."""
+        k, v = (x[None] for x in self.gather())
+        if not k.shape[2]:  # a problem has a key, even if no row selects it
+            k, v = (torch.nn.functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
+        ranges = torch.stack([torch.zeros_like(self.count), self.count], -1).int()
+        tensors = {"q": self.q[None, None], "k": k, "v": v, "ranges": ranges[None, None, :, None]}
+        return Inputs(tensors, {"sm_scale": self.sm_scale, "selected_len": k.shape[2]})
+
+    def attend(
+        self,
+        chosen: Sequence[Tensor] | None = None,
+        unscored: Sequence[Tensor] | None = None,
+        **other: Tensor,
+    ) -> Tensor:
+        """Compute the float64 output [R,h,Dv] with other keys, or another batch or head.
+
+        chosen: a key that is named twice counts twice. unscored: marks of the chosen keys that get
+        a score of 0. other: as of `gather`.
+        """
+        chosen = self.chosen if chosen is None else chosen
+        k, v = self.gather(chosen, **other)
+        scores = self.q.double() @ k.double().mT * self.sm_scale
+        if unscored is not None:
+            scores = scores.masked_fill(pad_sequence(list(unscored), True).unsqueeze(1), 0.0)
+        count = torch.tensor([len(keys) for keys in chosen], device=k.device)
+        behind = torch.arange(k.shape[1], device=k.device) >= count.view(-1, 1, 1)
+        weights = torch.softmax(scores.masked_fill(behind, -torch.inf), -1).nan_to_num(0.0)
+        return weights @ v.double()
+
+
+class Evidence:
+    """A wrong output and a thin problem: some of the wrong rows, if rows are independent.
+
+    full, whole, whole_output: inputs, oracle and output of the full problem. off: the absolute
+      errors of its elements. wrong: its vectors (of the last axis) that are off.
+    op, inputs, oracle, output, previous: the thin problem, with the output of the call before.
+    rows: its rows among the `count` rows of the full one. A row is an index of the first axis, or
+      the query heads of a KV head if the op selects keys.
+    marked: its vectors that hypotheses must explain. selection: the keys of its rows, if any.
+    """
+
+    def __init__(
+        self,
+        op: Op,
+        inputs: Inputs,
+        output: Tensor,
+        oracle: Tensor,
+        previous: Tensor | None,
+        spans: Spans | None = None,
+    ) -> None:
+        self.full, self.whole, self.whole_output = inputs, oracle, output
+        self.off = (output.double() - oracle).abs()
+        by_vector = self.off.mean(-1)
+        self.wrong = by_vector >= by_vector.max() / FAR_OFF
+        self.spans = spans
+        alike = all(len(tensor) == len(oracle) for tensor in inputs.tensors.values())
+        self.is_thin = spans is not None or (op.rows_stand_alone and alike)
+        self.count = math.prod(by_head(inputs)[0].shape[:-2]) if spans else len(oracle)
+        self.rows = torch.arange(self.count, device=output.device)
+        self.op, self.inputs, self.oracle = op, inputs, oracle
+        self.selection: Selection | None = None
+        if self.is_thin:
+            self.rows = self._choose_rows(self.rows[self._split(self.wrong).any(1)])
+            if spans is not None:
+                self.selection = Selection.of_rows(inputs, self.rows, spans)
+                self.op = ops.get("selection_ranges")
+            self.inputs = self._thin(inputs, self.rows)
+            self.oracle = self.op.oracle(self.inputs)
+        self.output = self.take(output).double()
+        self.marked = self._split(self.wrong)[self.rows].reshape(self.oracle.shape[:-1])
+        self.previous = None
+        if previous is not None and previous.shape == oracle.shape:
+            self.previous = self.take(previous).double()
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.reshape(self.count, -1)
+
+    def take(self, whole: Tensor) -> Tensor:
+        """Return these rows of a result of the full problem."""
+        return self.shape(self._split(whole)[self.rows])
+
+    def _choose_rows(self, wrong: Tensor) -> Tensor:
+        """Return as many of the rows, evenly, as a thin problem may have."""
+        few = choose_evenly(wrong, 4)
+        taken = self._thin(self.full, few).tensors.values()
+        each = sum(tensor.numel() for tensor in taken) // len(few)
+        return choose_evenly(wrong, min(max(LEAST_ROWS, ELEMENTS // max(each, 1)), MOST_ROWS))
+
+    def _thin(self, inputs: Inputs, rows: Tensor) -> Inputs:
+        if self.spans is not None:
+            return Selection.of_rows(inputs, rows, self.spans).alone()
+        if not self.is_thin:
+            return inputs
+        return Inputs({name: t[rows] for name, t in inputs.tensors.items()}, inputs.options)
+
+    def shift_rows(self, offset: int) -> Inputs | None:
         """Return the inputs of the rows so far behind these, in a circle, if there are any."""
-        if self.count == 1 or not (self.select or self.independent):
+        if self.count == 1 or not self.is_thin:
             return None
-        return self._thin_inputs(self.full, (self.rows + offset) % self.count)
+        return self._thin(self.full, (self.rows + offset) % self.count)
 
-    def of_inputs(self, inputs: Inputs) -> Tensor:
+    def compute(self, inputs: Inputs) -> Tensor:
         """Compute these rows for other inputs of the full problem."""
-        return self.op.oracle(self._thin_inputs(inputs, self.rows))
+        if self.spans is None:
+            return self.op.oracle(self._thin(inputs, self.rows))
+        return self.shape(Selection.of_rows(inputs, self.rows, self.spans).attend())
 
-    def _thin_inputs(self, inputs: Inputs, rows: Tensor) -> Inputs:
-        if self.select is not None:
-            return self.select(inputs, rows).alone()
-        return _take_first_axis(inputs, rows) if self.independent else inputs
+    def suppose(
+        self, text: str, tensors: dict[str, Tensor] | None = None, **options: float
+    ) -> Hypothesis:
+        """Return the hypothesis that these rows are computed with other tensors or options."""
+        return Hypothesis(text, partial(self.op.oracle, self.inputs.replaced(tensors, **options)))
 
-    @property
-    def vectors(self) -> Tensor:
-        """The vectors (of the last axis) of the full result that the thin one holds, as indices of
-        one axis: int64 [n]."""
-        each = self.wrong.numel() // self.count
-        within = torch.arange(each, device=self.rows.device)
-        return (self.rows.unsqueeze(1) * each + within).flatten()
+    def attend(self, chosen: Sequence[Tensor] | None = None, **changes: object) -> Tensor:
+        """Compute these rows with other keys; the arguments are those of `Selection.attend`."""
+        assert self.selection is not None
+        return self.shape(self.selection.attend(chosen, **changes))  # type: ignore[arg-type]
+
+    def shape(self, rows: Tensor) -> Tensor:
+        """Shape [R,h,Dv] as the oracle."""
+        return rows.reshape(self.oracle.shape)
 
     def mae(self, expected: Tensor) -> float:
         """Return the mean absolute error of the marked vectors.
@@ -101,80 +247,6 @@ class Evidence:
         return float(finite.mean()) if 2 * finite.numel() > off.numel() else math.inf
 
 
-def gather(
-    op: Op,
-    inputs: Inputs,
-    output: Tensor,
-    oracle: Tensor,
-    previous: Tensor | None,
-    select: Select | None = None,
-    lead: Lead | None = None,
-) -> Evidence:
-    """Thin a problem out to some of its wrong rows, if rows are independent.
-
-    oracle: float64, what the output should be; both are zero in rows that are not compared.
-    select: the keys of some rows, for an op whose rows are not the first axis of every tensor.
-    lead: the shape that its rows are counted in; a row holds the query heads of a KV head.
-    """
-    off = (output.double() - oracle).abs()
-    by_vector = off.mean(-1)
-    wrong = by_vector >= by_vector.max() / FAR_OFF
-    independent = select is None and op.rows_stand_alone and rows_are_independent(inputs, len(off))
-    count = math.prod(lead(inputs)) if lead is not None else len(off)
-    rows = torch.arange(count, device=output.device)
-    selection, of, thin = None, op, inputs
-    if select is not None or independent:
-        rows = _some(rows[wrong.reshape(count, -1).any(1)], inputs, select)
-        if select is not None:
-            selection = select(inputs, rows)
-            of, thin = ops.get("selection_ranges"), selection.alone()
-        else:
-            thin = _take_first_axis(inputs, rows)
-    of_thin = of.oracle(thin) if thin is not inputs else oracle
-
-    def thinned(whole: Tensor) -> Tensor:
-        return whole.reshape(count, -1)[rows].reshape(of_thin.shape)
-
-    marked = wrong.reshape(count, -1)[rows].reshape(of_thin.shape[:-1])
-    if previous is not None:
-        previous = thinned(previous).double() if previous.shape == oracle.shape else None
-    return Evidence(
-        op=of,
-        full=inputs,
-        off=off,
-        wrong=wrong,
-        whole=oracle,
-        whole_output=output,
-        rows=rows,
-        count=count,
-        inputs=thin,
-        output=thinned(output).double(),
-        oracle=of_thin,
-        marked=marked,
-        previous=previous,
-        selection=selection,
-        select=select,
-        independent=independent,
-    )
-
-
-def evenly(rows: Tensor, most: int) -> Tensor:
+def choose_evenly(rows: Tensor, most: int) -> Tensor:
     """Return at most so many of the rows, evenly spread."""
     return rows[torch.linspace(0, len(rows) - 1, min(len(rows), most)).round().long()]
-
-
-def _some(rows: Tensor, inputs: Inputs, select: Select | None) -> Tensor:
-    """Return as many of the rows, evenly, as a thin problem may have."""
-    few = evenly(rows, 4)
-    taken = select(inputs, few).alone() if select else _take_first_axis(inputs, few)
-    each = sum(t.numel() for t in taken.tensors.values()) // len(few)
-    return evenly(rows, min(max(LEAST_ROWS, ELEMENTS // max(each, 1)), MOST_ROWS))
-
-
-def _take_first_axis(inputs: Inputs, rows: Tensor) -> Inputs:
-    return Inputs({n: t[rows] for n, t in inputs.tensors.items()}, inputs.options)
-
-
-def rows_are_independent(inputs: Inputs, count: int) -> bool:
-    """Return whether the first axis of every tensor counts the same rows."""
-    return all(t.shape[0] == count for t in inputs.tensors.values())

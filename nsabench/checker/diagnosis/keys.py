@@ -1,6 +1,6 @@
-"""Mistakes in which of its selected keys a row attends to, for every op whose rows select keys.
+"""Mistakes in which of its selected keys a row attends to, and in how it weighs them.
 
-All are weighted sums of the same exponentials, which are computed once. In row r and head h the
+Most are weighted sums of the same exponentials, which are computed once. In row r and head h the
 l-th selected key has the weight exp(scale q.k - max). A mistake leaves keys out, or counts them
 twice.
 """
@@ -13,11 +13,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from nsabench.checker.diagnosis.evidence import Evidence, Hypothesis
+from nsabench.checker.diagnosis.evidence import Evidence, Selection, unite
+from nsabench.checker.diagnosis.search import Hypothesis
 
 TILES = (16, 32, 64, 128, 256)
 # Products of weight and value that the search over every number of keys may hold at a time.
 SEARCH_ELEMENTS = 1 << 24
+LOWER = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Keys:
@@ -28,69 +30,170 @@ class Keys:
     """
 
     def __init__(self, evidence: Evidence, k: Tensor, v: Tensor, count: Tensor) -> None:
-        self.evidence = evidence
+        self.evidence, self.shape = evidence, evidence.shape
         self.count = count.unsqueeze(1)
         self.rank = torch.arange(k.shape[1], device=k.device)
         present = self.rank < self.count
-        self.present = present.unsqueeze(1)
         self.v = v.double() * present.unsqueeze(2)
         q = evidence.inputs.tensors["q"].flatten(0, -3)
         scores = q.double() @ k.double().mT * evidence.inputs.options["sm_scale"]
-        self.scores = scores * self.present
-        masked = scores.masked_fill(~self.present, -torch.inf)
-        self.top = masked.amax(-1, keepdim=True).nan_to_num(neginf=0.0)
-        self.weights = torch.exp(masked - self.top)
-        self.length = self.weights.shape[-1]
-        self.heads = self.weights.shape[-2]
-
-    @property
-    def ragged(self) -> bool:
-        """Whether rows select different numbers of keys."""
-        return bool((self.count != self.length).any())
+        self.scores = scores * present.unsqueeze(1)
+        self.masked = scores.masked_fill(~present.unsqueeze(1), -torch.inf)
+        self.top = self.masked.amax(-1, keepdim=True).nan_to_num(neginf=0.0)
+        self.weights = torch.exp(self.masked - self.top)
+        self.shares = divide(self.weights, self.weights)
+        self.heads, self.length = self.weights.shape[-2:]
+        # Whether rows select different numbers of keys.
+        self.ragged = bool((self.count != self.length).any())
 
     def attend(self, counted: Tensor) -> Tensor:
         """Compute the output if each key counts `counted` times (broadcast to [R,H,L])."""
         weights = self.weights * counted
-        return self.shaped((weights @ self.v / weights.sum(-1, keepdim=True)).nan_to_num())
-
-    def shaped(self, rows: Tensor) -> Tensor:
-        """Shape [R,H,Dv] as the op's output."""
-        return rows.reshape(self.evidence.oracle.shape)
+        return self.shape(divide(weights @ self.v, weights))
 
     def between(self, start: int, stop: int) -> Tensor:
         """Return ones from key `start` to key `stop` of each row, else zeros."""
         return ((self.rank >= start) & (self.rank < stop)).double()
 
-    def last(self, some: int) -> Tensor:
-        """Return ones for the last `some` keys of each row, else zeros."""
-        return (self.rank >= self.count - some).double().unsqueeze(1)
+
+def divide(x: Tensor, weights: Tensor) -> Tensor:
+    """Divide by the sum of the weights; a row without weights gives zeros."""
+    return (x / weights.sum(-1, keepdim=True)).nan_to_num()
 
 
-def prefixes(keys: Keys) -> Iterator[Hypothesis]:
-    """Yield the numbers of first and of last keys that come nearest."""
+def find_in_rows(evidence: Evidence) -> Iterator[Hypothesis]:
+    """Yield mistakes of selection_rows, whose rows all have L keys of their own."""
+    k, v = evidence.inputs.tensors["k"], evidence.inputs.tensors["v"]
+    keys = Keys(evidence, k, v, torch.full(k.shape[:1], k.shape[1], device=k.device))
+    for find in (_prefixes, _causal_over_heads, _tiles, _softmax, _other_values, _precision):
+        yield from find(keys)
+
+
+def find_in_selection(evidence: Evidence, selection: Selection) -> Iterator[Hypothesis]:
+    """Yield mistakes of any op whose rows select keys of a K and V that they share."""
+    yield from _dealt_heads(evidence, selection)
+    yield from _other_heads(evidence, selection)
+    yield from _no_keys(evidence, selection)
+    if int(selection.count.max()):
+        keys = Keys(evidence, *selection.gather(), selection.count)
+        for find in (_prefixes, _ends, _softmax, _other_values):
+            yield from find(keys)
+        yield from _masked_keys(evidence, selection)
+        yield from _precision(keys)
+
+
+def _dealt_heads(evidence: Evidence, selection: Selection) -> Iterator[Hypothesis]:
+    heads, group = selection.k.shape[1], selection.q.shape[1]
+    if heads == 1 or group == 1:
+        return
+
+    def predict() -> Tensor:
+        assert evidence.spans is not None
+        parts = []
+        for i in range(group):
+            head = (selection.head * group + i) % heads
+            rows = evidence.rows - selection.head + head
+            chosen = unite(evidence.spans(evidence.full, rows).long(), selection.k.shape[2])
+            parts.append(selection.attend(chosen, head=head)[:, i : i + 1])
+        return evidence.shape(torch.cat(parts, 1))
+
+    yield Hypothesis(f"takes KV head i % {heads} for query head i", predict)
+
+
+def _other_heads(evidence: Evidence, selection: Selection) -> Iterator[Hypothesis]:
+    batches, heads = selection.k.shape[:2]
+    head = selection.head
+    if heads > 1:
+        for text, other in (
+            ("head 0", torch.zeros_like(head)),
+            ("the next head", (head + 1) % heads),
+            ("the head before", (head - 1) % heads),
+        ):
+            for what, changes in (
+                ("K and V", {"head": other}),
+                ("V", {"head_of_v": other}),
+                ("K", {"head": other, "head_of_v": head}),
+            ):
+                yield Hypothesis(f"reads {what} of {text}", partial(evidence.attend, **changes))
+    if batches > 1:
+        first = torch.zeros_like(selection.batch)
+        yield Hypothesis("reads K and V of sequence 0", partial(evidence.attend, batch=first))
+
+
+def _no_keys(evidence: Evidence, selection: Selection) -> Iterator[Hypothesis]:
+    empty = selection.count == 0
+    if not empty.any():
+        return
+
+    def mean() -> Tensor:
+        pairs = zip(selection.batch[empty], selection.head[empty], strict=True)
+        means = [selection.v[b, h].double().mean(0) for b, h in pairs]
+        out = evidence.oracle.flatten(0, -3).clone()
+        out[empty] = torch.stack(means).unsqueeze(1).expand(-1, out.shape[1], -1)
+        return evidence.shape(out)
+
+    yield Hypothesis("gives rows without keys the mean of all values", mean)
+
+
+def _masked_keys(evidence: Evidence, selection: Selection) -> Iterator[Hypothesis]:
+    for tile in TILES[:4]:
+        offsets = torch.arange(tile, device=selection.q.device)
+        chosen, unscored = [], []
+        for keys in selection.chosen:
+            of_tiles = ((keys // tile).unique().unsqueeze(1) * tile + offsets).flatten()
+            chosen.append(of_tiles[of_tiles < selection.k.shape[2]])
+            unscored.append(~torch.isin(chosen[-1], keys))
+        if any(bool(marks.any()) for marks in unscored):
+            text = f"counts the keys that are masked in a tile of {tile} with a score of 0"
+            yield Hypothesis(text, partial(evidence.attend, chosen, unscored=unscored))
+
+
+def _causal_over_heads(keys: Keys) -> Iterator[Hypothesis]:
+    if keys.heads == 1 or keys.length == 1:
+        return
+    full = torch.ones(keys.heads, keys.length, dtype=torch.float64, device=keys.v.device)
+    text = "applies a causal mask, aligned {}, over the heads"
+    yield Hypothesis(text.format("top-left"), partial(keys.attend, full.tril()))
+    if keys.length >= keys.heads:
+        aligned = full.tril(keys.length - keys.heads)
+        yield Hypothesis(text.format("bottom-right"), partial(keys.attend, aligned))
+
+
+def _tiles(keys: Keys) -> Iterator[Hypothesis]:
+    length = keys.length
+    for padding in sorted({-length % tile for tile in TILES} - {0}):
+        text = f"counts {padding} zero keys of padding after the {length}"
+        yield Hypothesis(text, partial(_pad, keys, torch.full_like(keys.count, padding)))
+    for tile in TILES:
+        overlap = (length - tile, length - length % tile)
+        if length > tile and length % tile:
+            which = f"{overlap[0]} to {overlap[1] - 1}"
+            text = f"counts keys {which} twice: two tiles of {tile} overlap"
+            yield Hypothesis(text, partial(keys.attend, 1 + keys.between(*overlap)))
+    yield Hypothesis("counts key 0 twice", lambda: keys.attend(1 + keys.between(0, 1)))
+
+
+def _prefixes(keys: Keys) -> Iterator[Hypothesis]:
     length = keys.length
     if length <= 1:
         return
     of = "keys of each row" if keys.ragged else f"of {length} keys"
-    first = _nearest_prefix(keys, reverse=False)
+    first = _find_prefix(keys, keys.rank.expand(len(keys.v), -1))
     if first < length:
-        text = f"attends to the first {first} {of}"
-        text = "attends to key 0 only" if first == 1 else text
+        text = "attends to key 0 only" if first == 1 else f"attends to the first {first} {of}"
         yield Hypothesis(text, lambda: keys.attend(keys.between(0, first)))
-    last = _nearest_prefix(keys, reverse=True)
+    last = _find_prefix(keys, (keys.count - 1 - keys.rank) % length)
     if last < length:
         text = f"attends to the last {last} {of}"
-        only = (
-            "the last key of each row only" if keys.ragged else f"the last key, {length - 1}, only"
-        )
-        text = f"attends to {only}" if last == 1 else text
-        yield Hypothesis(text, lambda: keys.attend(keys.last(last)))
+        if last == 1:
+            which = "the last key of each row" if keys.ragged else f"the last key, {length - 1},"
+            text = f"attends to {which} only"
+        kept = (keys.rank >= keys.count - last).double().unsqueeze(1)
+        yield Hypothesis(text, lambda: keys.attend(kept))
 
 
-def _nearest_prefix(keys: Keys, *, reverse: bool) -> int:
-    ranks = keys.rank.expand(len(keys.v), -1)
-    if reverse:
-        ranks = (keys.count - 1 - keys.rank) % keys.length
+def _find_prefix(keys: Keys, ranks: Tensor) -> int:
+    """Return how many keys, in the order of `ranks` [R,L], give what is nearest to the output."""
     # One head of a few rows tells prefixes apart.
     rows = max(1, SEARCH_ELEMENTS // (keys.length * keys.v.shape[-1]))
     marked = keys.evidence.marked.reshape(-1, keys.heads)
@@ -103,8 +206,7 @@ def _nearest_prefix(keys: Keys, *, reverse: bool) -> int:
     return int((guesses - output).abs().mean((0, 2)).argmin()) + 1
 
 
-def ends(keys: Keys) -> Iterator[Hypothesis]:
-    """Rows are off by one, or by a tile that is not full, at an end."""
+def _ends(keys: Keys) -> Iterator[Hypothesis]:
     counted = {
         "leaves out the first key of each row": keys.rank.expand(len(keys.count), -1) >= 1,
         "leaves out the last key of each row": keys.rank < keys.count - 1,
@@ -117,124 +219,109 @@ def ends(keys: Keys) -> Iterator[Hypothesis]:
         yield Hypothesis(text, partial(keys.attend, some.double().unsqueeze(1)))
     for tile in TILES:
         text = f"counts zero keys of padding up to the next multiple of {tile}"
-        yield Hypothesis(text, partial(padded, keys, -keys.count % tile))
+        yield Hypothesis(text, partial(_pad, keys, -keys.count % tile))
 
 
-def padded(keys: Keys, count: Tensor | int) -> Tensor:
+def _pad(keys: Keys, count: Tensor) -> Tensor:
     """Compute the output with zero keys: each scores 0 and adds to the sum of weights alone."""
-    some = count.unsqueeze(-1) if isinstance(count, Tensor) else count
-    total = keys.weights.sum(-1, keepdim=True) + some * torch.exp(-keys.top)
-    return keys.shaped((keys.weights @ keys.v / total).nan_to_num())
+    padding = count.unsqueeze(-1) * torch.exp(-keys.top)
+    total = keys.weights.sum(-1, keepdim=True) + padding
+    return keys.shape((keys.weights @ keys.v / total).nan_to_num())
 
 
-def softmax(keys: Keys) -> Iterator[Hypothesis]:
-    """The softmax lacks a part, or its online form does not rescale."""
-    yield Hypothesis(
-        "does not divide by the sum of the weights", lambda: keys.shaped(keys.weights @ keys.v)
-    )
-    yield Hypothesis(
-        "neither subtracts the maximum nor divides by the sum of the weights",
-        lambda: keys.shaped((keys.weights * keys.top.exp()) @ keys.v),
-    )
+def _softmax(keys: Keys) -> Iterator[Hypothesis]:
+    text = "does not divide by the sum of the weights"
+    yield Hypothesis(text, lambda: keys.shape(keys.weights @ keys.v))
+    text = "neither subtracts the maximum nor divides by the sum of the weights"
+    yield Hypothesis(text, lambda: keys.shape((keys.weights * keys.top.exp()) @ keys.v))
     yield from _not_rescaled(keys)
-    yield from splits(keys)
-    yield Hypothesis("takes no softmax of the scores", lambda: keys.shaped(keys.scores @ keys.v))
+    yield from _splits(keys)
+    yield Hypothesis("takes no softmax of the scores", lambda: keys.shape(keys.scores @ keys.v))
     mean = keys.v.sum(1, keepdim=True) / keys.count.clamp(min=1).unsqueeze(-1)
-    yield Hypothesis("is the plain mean of V", lambda: keys.shaped(mean.expand(-1, keys.heads, -1)))
+    yield Hypothesis("is the plain mean of V", lambda: keys.shape(mean.expand(-1, keys.heads, -1)))
 
 
 def _not_rescaled(keys: Keys) -> Iterator[Hypothesis]:
-    """The sums of a tile keep the maximum known at its time."""
     for tile in TILES[:4]:
         if keys.length > tile:
             stale = keys.weights * torch.exp(keys.top - _running_maximum(keys, tile))
             for left in (("output",), ("weights",), ("output", "weights")):
+                output, weights = (
+                    stale if name in left else keys.weights for name in ("output", "weights")
+                )
                 yield Hypothesis(
                     f"does not rescale the {' and the '.join(left)} summed so far when the maximum "
                     f"rises, in tiles of {tile}",
-                    partial(_online, keys, stale, left),
+                    partial(_weigh, keys, output, weights),
                 )
+
+
+def _weigh(keys: Keys, output: Tensor, weights: Tensor) -> Tensor:
+    """Compute the output with some weights, divided by the sum of others."""
+    return keys.shape(divide(output @ keys.v, weights))
 
 
 def _running_maximum(keys: Keys, tile: int) -> Tensor:
     """Return the maximum that is known after a key's tile, else 0: [R,H,L]."""
-    scores = keys.scores.masked_fill(~keys.present, -torch.inf)
-    highest = torch.stack([part.amax(-1) for part in scores.split(tile, -1)], -1)
+    highest = torch.stack([part.amax(-1) for part in keys.masked.split(tile, -1)], -1)
     running = highest.cummax(-1).values.repeat_interleave(tile, -1)[..., : keys.length]
     return running.nan_to_num(neginf=0.0)
 
 
-def _online(keys: Keys, stale: Tensor, left: tuple[str, ...]) -> Tensor:
-    """Compute an online softmax with `stale` weights in what is `left` without rescaling."""
-    output, weights = (stale if of in left else keys.weights for of in ("output", "weights"))
-    return keys.shaped((output @ keys.v / weights.sum(-1, keepdim=True)).nan_to_num())
-
-
-def splits(keys: Keys) -> Iterator[Hypothesis]:
-    """Keys are split evenly, and the parts are merged wrongly."""
+def _splits(keys: Keys) -> Iterator[Hypothesis]:
     sizes = sorted({-(-keys.length // parts) for parts in (2, 4, 8, 16, 32)} | set(TILES))
-    scores = keys.scores.masked_fill(~keys.present, -torch.inf)
     for size in sizes:
-        if not 1 < size < keys.length:
-            continue
-        text = f"merges splits of {size} keys without rescaling them to one maximum"
-        yield Hypothesis(text, partial(_merged, keys, scores, size))
-        text = f"is the plain mean of splits of {size} keys"
-        yield Hypothesis(text, partial(_averaged, keys, size))
+        if 1 < size < keys.length:
+            text = f"merges splits of {size} keys without rescaling them to one maximum"
+            yield Hypothesis(text, partial(_merge_splits, keys, size))
+            text = f"is the plain mean of splits of {size} keys"
+            yield Hypothesis(text, partial(_average_splits, keys, size))
 
 
-def _averaged(keys: Keys, size: int) -> Tensor:
+def _average_splits(keys: Keys, size: int) -> Tensor:
     starts = range(0, keys.length, size)
     return torch.stack([keys.attend(keys.between(a, a + size)) for a in starts]).mean(0)
 
 
-def _merged(keys: Keys, scores: Tensor, size: int) -> Tensor:
-    parts = scores.split(size, -1)
+def _merge_splits(keys: Keys, size: int) -> Tensor:
+    parts = keys.masked.split(size, -1)
     tops = [part.amax(-1, keepdim=True).nan_to_num(neginf=0.0) for part in parts]
     own = torch.cat([torch.exp(part - top) for part, top in zip(parts, tops, strict=True)], -1)
-    return keys.shaped((own @ keys.v / own.sum(-1, keepdim=True)).nan_to_num())
+    return _weigh(keys, own, own)
 
 
-def values(keys: Keys) -> Iterator[Hypothesis]:
-    """The weights are right, but are multiplied with the values of other keys."""
+def _other_values(keys: Keys) -> Iterator[Hypothesis]:
     if keys.length < 2:
         return
-    shares = (keys.weights / keys.weights.sum(-1, keepdim=True)).nan_to_num()
+
+    def weigh(v: Tensor) -> Tensor:
+        return keys.shape(keys.shares @ v)
+
     for which, by in (("next", -1), ("previous", 1)):
         text = f"multiplies each weight with the value of the {which} key"
-        yield Hypothesis(text, partial(_weighted, keys, shares, keys.v.roll(by, 1)))
+        yield Hypothesis(text, partial(weigh, keys.v.roll(by, 1)))
     for tile in TILES:
         if tile < keys.length:
-            stale = torch.cat([keys.v[:, :tile], keys.v[:, :-tile]], 1)
+            before = torch.cat([keys.v[:, :tile], keys.v[:, :-tile]], 1)
             text = f"multiplies the weights of a tile with the values of the tile of {tile} before"
-            yield Hypothesis(text, partial(_weighted, keys, shares, stale))
+            yield Hypothesis(text, partial(weigh, before))
 
 
-def _weighted(keys: Keys, shares: Tensor, v: Tensor) -> Tensor:
-    return keys.shaped(shares @ v)
-
-
-LOWER = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def precision(keys: Keys) -> Iterator[Hypothesis]:
-    """Weights or sums have too few bits, a tile of keys at a time."""
+def _precision(keys: Keys) -> Iterator[Hypothesis]:
     for name, dtype in LOWER.items():
-        for tile in (*TILES[:4], keys.length):
-            whole = tile >= keys.length
-            if whole and tile != keys.length:
-                continue
+        for tile in (*(tile for tile in TILES[:4] if tile < keys.length), keys.length):
+            whole = tile == keys.length
             tiles = "" if whole else f", a tile of {tile} keys at a time"
             text = f"rounds the weights to {name}{tiles}"
-            yield Hypothesis(text, partial(_in_fewer_bits, keys, tile, weights=dtype))
+            yield Hypothesis(text, partial(_run_in_fewer_bits, keys, tile, weights=dtype))
             if not whole:
                 text = f"accumulates in {name}{tiles}"
-                yield Hypothesis(text, partial(_in_fewer_bits, keys, tile, sums=dtype))
+                yield Hypothesis(text, partial(_run_in_fewer_bits, keys, tile, sums=dtype))
                 text = f"{text}, the weights divided first"
                 yield Hypothesis(text, partial(_accumulate, keys, tile, dtype))
 
 
-def _in_fewer_bits(
+def _run_in_fewer_bits(
     keys: Keys, tile: int, weights: torch.dtype | None = None, sums: torch.dtype | None = None
 ) -> Tensor:
     """Compute an online softmax whose weights, or whose sums of values, are rounded."""
@@ -251,12 +338,11 @@ def _in_fewer_bits(
         output = output * factor + (part.to(weights).double() if weights else part) @ v
         if sums:
             output = output.to(sums).double()
-    return keys.shaped((output / total).nan_to_num())
+    return keys.shape((output / total).nan_to_num())
 
 
 def _accumulate(keys: Keys, tile: int, dtype: torch.dtype) -> Tensor:
-    shares = (keys.weights / keys.weights.sum(-1, keepdim=True)).nan_to_num()
-    total = torch.zeros_like(shares[..., :1] * keys.v[:, :1])
-    for part, v in zip(shares.split(tile, -1), keys.v.split(tile, 1), strict=True):
+    total = torch.zeros_like(keys.shares[..., :1] * keys.v[:, :1])
+    for part, v in zip(keys.shares.split(tile, -1), keys.v.split(tile, 1), strict=True):
         total = (total + part @ v).to(dtype).double()
-    return keys.shaped(total)
+    return keys.shape(total)

@@ -2,89 +2,98 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
-from nsabench.checker.diagnosis import (
-    banded,
-    decode,
-    nsa,
-    selection_blocks,
-    selection_ranges,
-    selection_rows,
-    selection_varlen,
-    sharing,
-)
-from nsabench.checker.diagnosis.evidence import Evidence, Hypothesis, Lead, Mistakes, Select
-from nsabench.ops import Inputs, Op
-from nsabench.ops.selection_blocks import differentiate
-
-# The gradients by name ("k") for a gradient of the output.
-Gradients = Callable[[Tensor], dict[str, Tensor]]
+from nsabench.checker.diagnosis import banded, chosen, keys, nsa
+from nsabench.checker.diagnosis.banded import OtherInputs
+from nsabench.checker.diagnosis.chosen import OtherKeys
+from nsabench.checker.diagnosis.evidence import Evidence, Spans, unite
+from nsabench.checker.diagnosis.search import Hypothesis
+from nsabench.ops import Inputs
 
 
 @dataclass(frozen=True)
-class Knowledge:
-    """The mistakes of an op.
+class Known:
+    """What is known of an op. A mistake is its sentence, and what it changes.
 
-    hypotheses: mistakes in its output. others: mistakes in its gradients. For an op whose rows
-    select keys: select, the keys of some rows, and lead, the shape that rows are counted in.
+    inputs: yields other inputs, on which the right op gives what the mistake gives. They serve for
+      outputs and for gradients.
+    spans: gives the keys that rows select, for an op whose rows select keys.
+    keys: yields other keys of some rows, for mistakes that no other inputs show.
     """
 
-    hypotheses: Callable[[Evidence], Iterator[Hypothesis]]
-    select: Select | None = None
-    lead: Lead | None = None
-    others: Callable[[Inputs], Mistakes] | None = None
-
-    def variants(self, op: Op, inputs: Inputs) -> Iterator[tuple[str, Gradients]]:
-        """Yield mistakes and the gradients that a backward with them gives."""
-        if op.name == "selection_blocks":
-            yield "attends to keys after the query", partial(_of_whole_blocks, inputs)
-        for text, other in self.others(inputs) if self.others is not None else ():
-            yield text, partial(op.gradients, other)
+    inputs: Callable[[Inputs], OtherInputs] = lambda inputs: iter(())
+    spans: Spans | None = None
+    keys: Callable[..., OtherKeys] = lambda inputs, rows: iter(())
 
 
-def _of_whole_blocks(inputs: Inputs, grad_out: Tensor) -> dict[str, Tensor]:
-    return differentiate(inputs, grad_out, causal=False)[1]
-
-
-def _of_other_inputs(evidence: Evidence) -> Iterator[Hypothesis]:
-    for text, other in nsa.mistakes(evidence.inputs):
-        yield Hypothesis(text, partial(evidence.op.oracle, other))
-
-
-def _of(module: Any, others: Callable[[Inputs], Mistakes] | None = None) -> Knowledge:
-    return Knowledge(module.hypotheses, module.select, module.lead, others)
-
-
-_WHOLE_CACHE = Knowledge(sharing.hypotheses, decode.select_newest, decode.lead)
-_NSA = Knowledge(_of_other_inputs, others=nsa.mistakes)
+_PACKED = banded.mistake_packing
+_NSA = Known(nsa.mistake_sequences)
+_WHOLE_CACHE = Known(spans=banded.select_newest)
+NOTHING = Known()
 KNOWN = {
-    "selection_rows": Knowledge(selection_rows.hypotheses),
-    "selection_varlen": _of(selection_varlen),
-    "selection_ranges": _of(selection_ranges, selection_ranges.other_spans),
-    "selection_blocks": _of(selection_blocks, selection_blocks.other_blocks),
-    "sliding_window": Knowledge(
-        banded.mistakes_in_a_window, banded.select_window, banded.lead, banded.other_windows
+    "selection_varlen": Known(spans=banded.select_packed_row, keys=banded.mistake_packed_row),
+    "selection_ranges": Known(
+        chosen.mistake_span_inputs, chosen.select_spans, chosen.mistake_spans
     ),
-    "compressed": Knowledge(
-        banded.mistakes_in_completeness,
-        banded.select_complete,
-        banded.lead,
-        banded.other_completeness,
+    "selection_blocks": Known(
+        chosen.mistake_block_inputs, chosen.select_blocks, chosen.mistake_blocks
     ),
-    "causal_attention": Knowledge(
-        banded.mistakes_in_causality, banded.select_causal, banded.lead, banded.packed_as_one
+    "sliding_window": Known(
+        banded.mistake_window_inputs, banded.select_window, banded.mistake_window
     ),
+    "compressed": Known(
+        banded.mistake_complete_inputs, banded.select_complete, banded.mistake_complete
+    ),
+    "causal_attention": Known(_PACKED, banded.select_causal, banded.mistake_causal),
     "decode_dense": _WHOLE_CACHE,
     "decode_compressed": _WHOLE_CACHE,
-    "decode_window": Knowledge(decode.mistakes_in_a_window, decode.select_newest, decode.lead),
-    "decode_selected": Knowledge(decode.mistakes_in_blocks, decode.select_blocks, decode.lead),
-    "decode_step": Knowledge(decode.mistakes_in_a_step),
+    "decode_window": Known(
+        banded.mistake_newest_inputs, banded.select_newest, banded.mistake_newest
+    ),
+    "decode_selected": Known(chosen.mistake_cache_block_inputs, chosen.select_spans),
+    "decode_step": Known(nsa.mistake_step),
     "nsa_attention": _NSA,
     "nsa_without_window": _NSA,
 }
+
+
+def mistake_scale(inputs: Inputs, dim_v: int) -> OtherInputs:
+    """Yield mistakes of any attention in the scale of its softmax."""
+    if "sm_scale" not in inputs.options or "q" not in inputs.tensors:
+        return
+    right, dim = inputs.options["sm_scale"], inputs.tensors["q"].shape[-1]
+    twice = ""
+    if math.isclose(right**2, 1 / dim, rel_tol=1e-6):
+        twice = ", the square of the right one, which is then applied twice"
+    wrong = {
+        "1, that is, none": 1.0,
+        f"1/D = 1/{dim}{twice}": 1 / dim,
+        f"1/sqrt(Dv) = {dim_v**-0.5:.4g}": dim_v**-0.5,
+        "the right one without the factor log2(e) that exp2 needs": right / math.log2(math.e),
+        "the right one times log2(e), which exp does not need": right * math.log2(math.e),
+        "the square of the right one, applied twice": right**2,
+    }
+    for text, scale in wrong.items():
+        if not math.isclose(scale, right, rel_tol=1e-6):
+            yield f"uses as softmax scale {text}", inputs.replaced(sm_scale=scale)
+
+
+def find_known(evidence: Evidence, name: str) -> Iterator[Hypothesis]:
+    """Yield what is known of the op of that name as hypotheses for the output."""
+    known = KNOWN.get(name, NOTHING)
+    for text, other in known.inputs(evidence.full):
+        yield Hypothesis(text, partial(evidence.compute, other))
+    if evidence.selection is not None:
+        for text, found in known.keys(evidence.full, evidence.rows):
+            if isinstance(found, Tensor):
+                found = unite(found.long(), evidence.selection.k.shape[2])
+            yield Hypothesis(text, partial(evidence.attend, found))
+        yield from keys.find_in_selection(evidence, evidence.selection)
+    elif name == "selection_rows":
+        yield from keys.find_in_rows(evidence)

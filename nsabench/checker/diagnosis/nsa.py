@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import torch
 
-from nsabench.checker.diagnosis.banded import packed_as_one
-from nsabench.checker.diagnosis.evidence import Mistakes
-from nsabench.ops import Inputs
+from nsabench.checker.diagnosis.banded import OtherInputs, mistake_packing, mistake_window_size
+from nsabench.ops import DecodeSizes, Inputs
 from nsabench.ops._nsa import LOCAL
 
 BRANCHES = ("compressed", "selected", "window")
 
 
-def mistakes(inputs: Inputs) -> Mistakes:
-    """Yield those of either op, with and without a window."""
+def mistake_sequences(inputs: Inputs) -> OtherInputs:
+    """Yield mistakes of nsa_attention, and of nsa_without_window."""
     gates, options = inputs.tensors["gates"], inputs.options
-    yield from mistakes_in_gates(inputs)
+    yield from _mistake_gates(inputs)
     heads = gates.shape[2]
     if heads > 1:
         text = "takes the gates of head 0 for all query heads"
         yield text, inputs.replaced({"gates": gates[:, :, :1].expand(-1, -1, heads, -1)})
     squashed = inputs.replaced({"gates": torch.sigmoid(gates)})
     yield "squashes the gates, which are squashed already", squashed
-    window, count = options.get("window", 0), options["n_selected"]
-    for other in (window - 1, window + 1) if window else ():
-        if other > 0:
-            text = f"uses a window of {other} keys instead of {window}"
-            yield text, inputs.replaced(window=other)
+    if "window" in options:
+        yield from mistake_window_size(inputs)
+    count = options["n_selected"]
     for other in (count - 1, count + 1):
         if other > LOCAL:
             yield f"selects {other} blocks instead of {count}", inputs.replaced(n_selected=other)
@@ -36,21 +34,32 @@ def mistakes(inputs: Inputs) -> Mistakes:
     if block != stride:
         text = f"compresses {stride} tokens to a key instead of {block}, without overlap"
         yield text, inputs.replaced(block=stride)
-    yield from packed_as_one(inputs)
+    yield from mistake_packing(inputs)
 
 
-def mistakes_in_gates(inputs: Inputs) -> Mistakes:
-    """gates: [..., HQ, branches]."""
+def mistake_step(inputs: Inputs) -> OtherInputs:
+    """Yield mistakes of decode_step."""
+    yield from _mistake_gates(inputs)
+    sizes: DecodeSizes = inputs.options["sizes"]
+    for text, other in mistake_window_size(inputs.replaced(window=sizes.window)):
+        yield text, inputs.replaced(sizes=replace(sizes, window=other.options["window"]))
+    for count in (sizes.n_selected - 1, sizes.n_selected + 1):
+        text = f"selects {count} blocks instead of {sizes.n_selected}"
+        yield text, inputs.replaced(sizes=replace(sizes, n_selected=count))
+
+
+def _mistake_gates(inputs: Inputs) -> OtherInputs:
+    """Yield mistakes in gates [..., HQ, branches]."""
     gates = inputs.tensors["gates"]
-    count = gates.shape[-1]
-    for i, branch in enumerate(BRANCHES[:count]):
+    branches = BRANCHES[: gates.shape[-1]]
+    for i, branch in enumerate(branches):
         without = gates.clone()
         without[..., i] = 0
         yield f"leaves out the {branch} branch", inputs.replaced({"gates": without})
     ones = inputs.replaced({"gates": torch.ones_like(gates)})
     yield "adds the branches without their gates", ones
-    for i, j in combinations(range(count), 2):
-        order = [*range(count)]
+    for i, j in combinations(range(len(branches)), 2):
+        order = [*range(len(branches))]
         order[i], order[j] = j, i
-        text = f"has the gates of the {BRANCHES[i]} and the {BRANCHES[j]} branch exchanged"
+        text = f"has the gates of the {branches[i]} and the {branches[j]} branch exchanged"
         yield text, inputs.replaced({"gates": gates[..., order]})

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nsabench import ops
-from nsabench.checker.diagnosis import diagnose, diagnose_gradient, gradients, search
+from nsabench.checker.diagnosis import diagnose, diagnose_gradient, search
 from nsabench.implementations.baselines.nsa_attention import attend, attend_without_window
 from nsabench.model.vocabulary import DType
 from nsabench.ops import Inputs, _sampled, rows_left_out
@@ -22,8 +22,7 @@ NSA = {**SIZES, "block": 8, "stride": 4, "block_size": 16, "n_selected": 4, "win
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is found must not depend on how busy the machine is."""
-    for module in (search, gradients):
-        monkeypatch.setattr(module, "TIME_LIMIT_S", 60.0)
+    monkeypatch.setattr(search, "TIME_LIMIT_S", 60.0)
 
 
 def draw(op: str, distribution: str = "dense", **sizes: int) -> Inputs:

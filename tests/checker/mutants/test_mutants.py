@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from nsabench.checker.diagnosis import gradients, search
+from nsabench.checker.diagnosis import search
 from nsabench.model.case import Case
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
@@ -46,8 +46,7 @@ _judged: dict[str, dict[str, Record]] = {}
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch):
     """What is found must not depend on how busy the machine is; threads only fight over cores."""
-    for module in (search, gradients):
-        monkeypatch.setattr(module, "TIME_LIMIT_S", 60.0)
+    monkeypatch.setattr(search, "TIME_LIMIT_S", 60.0)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

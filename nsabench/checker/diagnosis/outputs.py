@@ -1,18 +1,21 @@
-"""Mistakes that any op can make, and some of any attention, told by its q, k, v and scale."""
+"""Diagnosis of a wrong output: mistakes of any op, and of any attention on q, k and v."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from nsabench.checker.diagnosis.evidence import Evidence, Hypothesis, evenly
-from nsabench.checker.diagnosis.location import is_all, locate
-from nsabench.checker.diagnosis.selected import coordinates
+from nsabench.checker.diagnosis import search
+from nsabench.checker.diagnosis.evidence import Evidence, choose_evenly
+from nsabench.checker.diagnosis.known import KNOWN, NOTHING, find_known, mistake_scale
+from nsabench.checker.diagnosis.search import Hypothesis, locate
+from nsabench.ops import Inputs, Op
 
+WORTH_SAYING = 0.5  # the nearest hypothesis is named if it leaves at most this share of the error
+UNWRITTEN = "NaN is also what the bench leaves where a kernel does not write"
 PLACES = 64  # at which heads are told apart
 # Factors of the softmax scale that are tried, and how closely the best is then refined.
 FACTORS_APART = 2**0.5
@@ -21,14 +24,32 @@ SECTIONS, GOLDEN, NO_OTHER_SCALE = 10, (5**0.5 - 1) / 2, 0.005
 MOST_PLACES = 1 << 26  # of V's elements that are looked up one by one
 
 
-def at_hand(evidence: Evidence) -> Iterator[Hypothesis]:
-    """Yield what shows beside the right output and the one before, without computing anything."""
+def diagnose(op: Op, inputs: Inputs, output: Tensor, previous: Tensor | None = None) -> str:
+    """Say in one line what a wrong output looks like: the mistake, or else where it is off.
+
+    previous: what the call before this one should have returned, if it had other inputs.
+    """
+    output, oracle = search.blank_left_out(op, output, op.oracle(inputs))
+    if text := search.locate_not_finite(output):
+        return text + (f"; {UNWRITTEN}" if output.isnan().any() else "")
+    spans = KNOWN.get(op.name, NOTHING).spans
+    evidence = Evidence(op, inputs, output, oracle, previous, spans)
+    off = evidence.mae(evidence.oracle)
+    best, error = search.find_best(find_hypotheses(evidence, op), evidence.mae, off)
+    if text := search.explain(best, error, off, evidence.off.mean(-1)):
+        return text
+    nearest = ""
+    if best is not None and error <= WORTH_SAYING * off:
+        nearest = f"; the nearest, that it {best.text}, leaves {error:.2g} of {off:.2g}"
+    where = search.locate_worst(evidence.off)
+    return f"no hypothesis explains it{nearest}; the largest errors are in {where}"
+
+
+def find_hypotheses(evidence: Evidence, op: Op) -> Iterator[Hypothesis]:
+    """Yield every hypothesis: those that need no computing, those of the op, likely ones first."""
     yield from _remembered(evidence)
     yield from _straight_line(evidence)
-
-
-def hypotheses(evidence: Evidence) -> Iterator[Hypothesis]:
-    """Yield every other hypothesis for this evidence, likely ones first."""
+    yield from find_known(evidence, op.name)
     yield from _scales(evidence)
     yield from _other_rows(evidence)
     yield from _swapped(evidence)
@@ -41,13 +62,13 @@ def hypotheses(evidence: Evidence) -> Iterator[Hypothesis]:
 
 def _remembered(e: Evidence) -> Iterator[Hypothesis]:
     # One row that is zero for another reason may be the only one that is far off.
-    if is_all(e.off, e.whole_output == 0):
+    if search.is_all(e.off, e.whole_output == 0):
         yield Hypothesis("is zero everywhere", lambda: torch.zeros_like(e.oracle))
     previous = e.previous
     if previous is not None:
         yield Hypothesis("is the output of an earlier call, not of this one", lambda: previous)
-    unwritten = (e.whole_output == 0) & (e.whole != 0)
-    if unwritten.any() and not unwritten.all() and is_all(e.off, unwritten):
+    unwritten = search.zeros_explain(e.whole_output, e.whole, e.off)
+    if unwritten is not None and not unwritten.all():
         yield Hypothesis(
             f"is zero in {locate(unwritten)}, and right elsewhere",
             lambda: e.oracle.masked_fill(e.output == 0, 0.0),
@@ -55,30 +76,13 @@ def _remembered(e: Evidence) -> Iterator[Hypothesis]:
 
 
 def _scales(e: Evidence) -> Iterator[Hypothesis]:
-    if "sm_scale" not in e.inputs.options or "q" not in e.inputs.tensors:
-        return
-    right = e.inputs.options["sm_scale"]
-    dim, dim_v = e.inputs.tensors["q"].shape[-1], e.oracle.shape[-1]
-    twice = ""
-    if math.isclose(right**2, 1 / dim, rel_tol=1e-6):
-        twice = ", the square of the right one, which is then applied twice"
-    wrong = {
-        "1, that is, none": 1.0,
-        f"1/D = 1/{dim}" + twice: 1 / dim,
-        f"1/sqrt(Dv) = {dim_v**-0.5:.4g}": dim_v**-0.5,
-        "the right one without the factor log2(e) that exp2 needs": right / math.log2(math.e),
-        "the right one times log2(e), which exp does not need": right * math.log2(math.e),
-        "the square of the right one, applied twice": right**2,
-    }
-    for text, scale in wrong.items():
-        if not math.isclose(scale, right, rel_tol=1e-6):
-            inputs = e.inputs.replaced(sm_scale=scale)
-            yield Hypothesis(f"uses as softmax scale {text}", partial(e.op.oracle, inputs))
+    for text, other in mistake_scale(e.inputs, e.oracle.shape[-1]):
+        yield Hypothesis(text, partial(e.op.oracle, other))
 
 
 def _any_scale(e: Evidence) -> Iterator[Hypothesis]:
     """Search the nearest scale by golden sections."""
-    if "sm_scale" not in e.inputs.options or not (e.select or e.independent):
+    if "sm_scale" not in e.inputs.options or not e.is_thin:
         return  # the full problem would be solved again and again
     right = e.inputs.options["sm_scale"]
 
@@ -92,15 +96,13 @@ def _any_scale(e: Evidence) -> Iterator[Hypothesis]:
         low, high = (low, other) if off(one) < off(other) else (one, high)
     factor = (low + high) / 2
     if abs(factor - 1) > NO_OTHER_SCALE:
-        inputs = e.inputs.replaced(sm_scale=right * factor)
-        yield Hypothesis(
-            f"uses as softmax scale {factor:.3g} times the right one", partial(e.op.oracle, inputs)
-        )
+        text = f"uses as softmax scale {factor:.3g} times the right one"
+        yield e.suppose(text, sm_scale=right * factor)
 
 
 def _other_rows(e: Evidence) -> Iterator[Hypothesis]:
     for where, offset in (("next", 1), ("previous", -1)):
-        other = e.of_rows(offset)
+        other = e.shift_rows(offset)
         if other is None:
             return
         text = f"holds in each row the result of the {where} one"
@@ -109,9 +111,7 @@ def _other_rows(e: Evidence) -> Iterator[Hypothesis]:
         for name in ("k", "v") if {"k", "v"} <= set(others) else others:
             if other.tensors[name].shape != e.inputs.tensors[name].shape:
                 continue  # of packed rows, each has keys of its own number
-            mixed = e.inputs.replaced({name: other.tensors[name]})
-            text = f"takes {name.upper()} of the {where} row"
-            yield Hypothesis(text, partial(e.op.oracle, mixed))
+            yield e.suppose(f"takes {name.upper()} of the {where} row", {name: other.tensors[name]})
 
 
 def _swapped(e: Evidence) -> Iterator[Hypothesis]:
@@ -119,8 +119,7 @@ def _swapped(e: Evidence) -> Iterator[Hypothesis]:
         return
     k, v = e.inputs.tensors["k"], e.inputs.tensors["v"]
     if k.shape == v.shape:
-        swapped = e.inputs.replaced({"k": v, "v": k})
-        yield Hypothesis("has K and V swapped", partial(e.op.oracle, swapped))
+        yield e.suppose("has K and V swapped", {"k": v, "v": k})
 
 
 def _heads(e: Evidence) -> Iterator[Hypothesis]:
@@ -128,7 +127,7 @@ def _heads(e: Evidence) -> Iterator[Hypothesis]:
     if "q" not in e.inputs.tensors or e.whole.dim() < 2 or e.whole.shape[-2] == 1:
         return
     heads = e.whole.shape[-2]
-    at = tuple(evenly(e.wrong.any(-1).nonzero(), PLACES).unbind(-1))
+    at = tuple(choose_evenly(e.wrong.any(-1).nonzero(), PLACES).unbind(-1))
     heads_out = e.whole_output[at].double().transpose(0, 1).flatten(1)
     right = e.whole[at].transpose(0, 1).flatten(1)
     nearest = torch.cdist(heads_out, right, p=1.0).argmin(1).tolist()
@@ -138,18 +137,10 @@ def _heads(e: Evidence) -> Iterator[Hypothesis]:
     some = ", ".join(moved[:3]) + (", ..." if len(moved) > 3 else "")
     alike = len(set(nearest)) == 1
     text = f"holds head {nearest[0]} in every head" if alike else f"has heads permuted ({some})"
-    yield Hypothesis(text, partial(_of_heads, e, torch.tensor(nearest, device=e.whole.device)))
-
-
-def _of_heads(e: Evidence, nearest: Tensor) -> Tensor:
-    """Take each vector of the right output from another head."""
-    head = e.vectors % len(nearest)
-    vectors = e.vectors - head + nearest[head]
-    return e.whole.flatten(0, -2)[vectors].reshape(e.oracle.shape)
+    yield Hypothesis(text, lambda: e.take(e.whole[..., nearest, :]))
 
 
 def _layouts(e: Evidence) -> Iterator[Hypothesis]:
-    """Two neighbouring axes are swapped in memory, or V is read as if it were as wide as K."""
     names = [n for n in ("q", "k", "v") if n in e.full.tensors and e.full.tensors[n].dim() > 2]
     for which in [(n,) for n in names] + ([("k", "v")] if {"k", "v"} <= set(names) else []):
         tensors = {n: e.full.tensors[n] for n in which}
@@ -159,13 +150,14 @@ def _layouts(e: Evidence) -> Iterator[Hypothesis]:
                 yield Hypothesis(
                     f"reads {_list(which)} as if {'its' if len(which) == 1 else 'their'} axes "
                     f"{axis} and {axis + 1} were stored the other way round",
-                    partial(e.of_inputs, e.full.replaced(changed)),
+                    partial(e.compute, e.full.replaced(changed)),
                 )
     for axis in range(e.whole.dim() - 1):
         if e.whole.shape[axis] > 1 and e.whole.shape[axis + 1] > 1:
             axes = f"axes {axis} and {axis + 1}"
             text = f"writes its output as if {axes} were stored the other way round"
-            yield Hypothesis(text, partial(_written_swapped, e, axis))
+            swapped = e.whole.transpose(axis, axis + 1)
+            yield Hypothesis(text, partial(e.take, swapped))
     if {"k", "v"} <= set(names):
         k, v = e.full.tensors["k"], e.full.tensors["v"]
         alike = k.shape[:-1] == v.shape[:-1] and k.shape[-1] != v.shape[-1]
@@ -173,27 +165,12 @@ def _layouts(e: Evidence) -> Iterator[Hypothesis]:
             for text, kept in (("", 0), (", but for the first", 1), (", but for the first two", 2)):
                 if kept < v.dim() - 1:
                     text = f"reads V with the strides of K{text}"
-                    yield Hypothesis(text, partial(_read_as_wide, e, kept))
-
-
-def _written_swapped(e: Evidence, axis: int) -> Tensor:
-    width = e.whole.shape[-1]
-    places = e.vectors.unsqueeze(1) * width + torch.arange(width, device=e.whole.device)
-    shape = list(e.whole.shape)
-    shape[axis], shape[axis + 1] = shape[axis + 1], shape[axis]
-    at = list(coordinates(places, shape))
-    at[axis], at[axis + 1] = at[axis + 1], at[axis]
-    return e.whole[tuple(at)].reshape(e.oracle.shape)
-
-
-def _read_as_wide(e: Evidence, kept: int) -> Tensor:
-    k, v = e.full.tensors["k"], e.full.tensors["v"]
-    return e.of_inputs(e.full.replaced({"v": _as_wide(v, k, kept)}))
+                    wide = e.full.replaced({"v": _read_as_wide(v, k, kept)})
+                    yield Hypothesis(text, partial(e.compute, wide))
 
 
 def _list(names: tuple[str, ...]) -> str:
-    upper = [name.upper() for name in names]
-    return " and ".join([", ".join(upper[:-1]), upper[-1]]) if len(upper) > 1 else upper[0]
+    return " and ".join(", ".join(names).upper().rsplit(", ", 1))
 
 
 def _swap(x: Tensor, axis: int) -> Tensor:
@@ -202,19 +179,16 @@ def _swap(x: Tensor, axis: int) -> Tensor:
     return x.reshape(shape).transpose(axis, axis + 1)
 
 
-def _as_wide(v: Tensor, k: Tensor, kept: int) -> Tensor:
+def _read_as_wide(v: Tensor, k: Tensor, kept: int) -> Tensor:
     """Read v with the strides of k, except for its first `kept` axes, within its memory."""
-    v, k = v.contiguous(), k.contiguous()
-    places = torch.zeros((), dtype=torch.int64, device=v.device)
-    for axis, size in enumerate(v.shape):
-        stride = (v if axis < kept else k).stride(axis)
-        along = torch.arange(size, device=v.device) * stride
-        places = places.unsqueeze(-1) + along
-    return v.reshape(-1)[places.clamp(max=v.numel() - 1)]
+    strides = (*v.contiguous().stride()[:kept], *k.contiguous().stride()[kept:])
+    last = sum((size - 1) * stride for size, stride in zip(v.shape, strides, strict=True))
+    flat = v.flatten()
+    beyond = flat[-1:].expand(max(last + 1 - len(flat), 0))
+    return torch.cat([flat, beyond]).as_strided(v.shape, strides)
 
 
 def _fewer_dimensions(e: Evidence) -> Iterator[Hypothesis]:
-    """Head dims are cut off at a size that a kernel has."""
     if not {"q", "k"} <= e.inputs.tensors.keys():
         return
     q = e.inputs.tensors["q"]
@@ -223,20 +197,17 @@ def _fewer_dimensions(e: Evidence) -> Iterator[Hypothesis]:
         if some < dim:
             cut = q.clone()
             cut[..., some:] = 0
-            text = f"uses the first {some} of {dim} dimensions of Q and K"
-            yield Hypothesis(text, partial(e.op.oracle, e.inputs.replaced({"q": cut})))
+            yield e.suppose(f"uses the first {some} of {dim} dimensions of Q and K", {"q": cut})
 
 
 def _rounded(e: Evidence) -> Iterator[Hypothesis]:
-    """Operands of float32 are rounded to fewer bits."""
     names = [n for n in ("q", "k", "v") if n in e.inputs.tensors]
     if len(names) < 3 or e.inputs.tensors["q"].dtype != torch.float32:
         return
-    for form, rounded in (("TF32", _tf32), ("bfloat16", _bfloat16)):
+    for form, rounded in (("TF32", _tf32), ("bfloat16", lambda x: x.bfloat16().float())):
         for which in (("q", "k"), ("v",), ("q", "k", "v")):
             changed = {n: rounded(e.inputs.tensors[n]) for n in which}
-            text = f"rounds {_list(which)} to {form}"
-            yield Hypothesis(text, partial(e.op.oracle, e.inputs.replaced(changed)))
+            yield e.suppose(f"rounds {_list(which)} to {form}", changed)
 
 
 def _tf32(x: Tensor) -> Tensor:
@@ -246,20 +217,10 @@ def _tf32(x: Tensor) -> Tensor:
     return ((bits + 0xFFF + odd) & ~0x1FFF).view(torch.float32)
 
 
-def _bfloat16(x: Tensor) -> Tensor:
-    return x.bfloat16().float()
-
-
 def _straight_line(e: Evidence) -> Iterator[Hypothesis]:
-    """The output is off by a constant, or by a constant factor."""
     offset = float((e.output - e.oracle)[e.marked].mean())
     yield Hypothesis(f"is off by a constant {offset:.3g}", lambda: e.oracle + offset)
-    factor = _factor(e.output[e.marked], e.oracle[e.marked])
+    factor = search.find_factor(e.output[e.marked], e.oracle[e.marked])
     if factor:  # what is zero has a hypothesis of its own
         digits = 4 if abs(factor - 1) > 1e-3 else 7  # "1 times" would say nothing
         yield Hypothesis(f"is {factor:.{digits}g} times the right one", lambda: e.oracle * factor)
-
-
-def _factor(output: Tensor, oracle: Tensor) -> float:
-    square = float((oracle * oracle).sum())
-    return float((output * oracle).sum()) / square if square else 0.0
