@@ -22,8 +22,7 @@ from nsabench.model.description import Described
 from nsabench.model.job import Death
 from nsabench.model.log import Begun, Ended, Log, Observed, Session
 from nsabench.model.measurement import Bursts, Ceilings, Conditions, Observation, Samples
-from nsabench.model.origin import Origin
-from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
+from nsabench.model.plan import ImplementationInfo, Origin, Plan, PlannedCase
 from nsabench.model.record import Comparison, Record
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import (

@@ -86,7 +86,7 @@ def admit(folder: Path, trusted: Iterable[str], require: Trust) -> Shard:
         folder=folder,
         index=int(named[1]),
         count=int(named[2]),
-        plan=plan.without_content(),
+        plan=plan,
         logged=logged,
         digests={**report.digests, MANIFEST: files.sha256(folder, MANIFEST)},
         traits=_traits(plan, logged.described, Environment.read(run.environment)),

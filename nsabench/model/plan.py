@@ -5,26 +5,79 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from functools import cached_property, lru_cache
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    StringConstraints,
+    ValidationError,
+)
 
 from nsabench import limits, reading
 from nsabench.errors import UsageError
 from nsabench.files import whole
 from nsabench.model.case import Case
-from nsabench.model.least import LeastWork
-from nsabench.model.moment import Moment
-from nsabench.model.origin import Origin
-from nsabench.model.run_id import RunId
 from nsabench.model.source import Source
 from nsabench.model.version import __version__
 from nsabench.model.vocabulary import MARGIN, Direction, Kind, Mode, Role, Runs
 
 Device = Literal["cuda", "cpu"]
+# It becomes part of paths and links.
+RunId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,99}$")]
+
+
+def _as_moment(stated: datetime) -> datetime:
+    # Without a zone it is UTC. At the ends of the calendar another zone's time is no time at all.
+    moment = stated if stated.tzinfo is not None else stated.replace(tzinfo=UTC)
+    if not 1970 < moment.year < 9000:
+        raise ValueError("the year is none of a run")
+    return moment
+
+
+Moment = Annotated[datetime, AfterValidator(_as_moment)]
+
+
+class Origin(BaseModel):
+    """The library that an implementation calls; empty texts if it calls none.
+
+    version: that is installed, or the commit of a repository; empty if it is not installed.
+    licence: an SPDX expression.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    package: str = ""
+    version: str = ""
+    licence: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.package} {self.version}".rstrip()
+
+
+class LeastWork(BaseModel):
+    """The least compulsory work of the cases that a control is for: a trick that answers from
+    memory gains nothing where computing is fast."""
+
+    model_config = ConfigDict(frozen=True)
+
+    bytes_min: int = 0
+    flops: int = 0
+    flops_per_byte: int = 0
+
+    def is_met(self, bytes_min: int, flops: int) -> bool:
+        return (
+            bytes_min >= self.bytes_min
+            and flops >= self.flops
+            and flops >= self.flops_per_byte * bytes_min
+        )
 
 
 class ImplementationInfo(BaseModel):
@@ -117,24 +170,23 @@ class Plan(BaseModel):
         return {planned.id: planned for planned in self.cases}
 
     def measured(self, case_id: str) -> PlannedCase:
-        """One of its cases, or the canary, which need not be one of them."""
+        """Return a case, or the canary, which need not be one of the cases."""
         planned = self.by_id.get(case_id) or self.canary
         assert planned is not None
         return planned
 
     @cached_property
     def by_name(self) -> dict[tuple[str, str], ImplementationInfo]:
-        """By op and name."""
         return {(i.op, i.name): i for i in reversed(self.implementations)}
 
     @property
     def origins(self) -> list[Origin]:
-        """The libraries that its implementations call, each once, by name: those that were here."""
+        """The installed libraries that the implementations call, by name."""
         found = {i.origin.package: i.origin for i in self.implementations if i.origin.version}
         return [found[name] for name in sorted(found)]
 
     def narrowed(self, cases: Iterable[PlannedCase], where: Iterable[str]) -> Plan:
-        """The same with some of its cases only: those that meet the conditions `where`."""
+        """Return the plan with these cases only, which meet the conditions `where`."""
         return self.model_copy(update={"cases": list(cases), "where": (*self.where, *where)})
 
     def differences(self, other: Plan) -> list[str]:
@@ -143,17 +195,10 @@ class Plan(BaseModel):
         return sorted(name for name in fields if getattr(self, name) != getattr(other, name))
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy, which derives anew what this one has derived of what was changed."""
+        """Return a copy without the cached properties of this plan."""
         copy = super().model_copy(update=update, deep=deep)
         for derived in ("by_id", "by_name", "clean_sources"):
             copy.__dict__.pop(derived, None)
-        return copy
-
-    def without_content(self) -> Plan:
-        """The same, standing for the file that it was read from without holding its bytes: of a
-        fleet there are a thousand."""
-        copy = self.model_copy()
-        copy._content, copy._sha256 = b"", self.sha256
         return copy
 
     def info(self, op: str, name: str) -> ImplementationInfo:
@@ -166,40 +211,39 @@ class Plan(BaseModel):
         return {source: d for source, d in self.sources.items() if source not in foreign}
 
     def clean_baselines(self, planned: PlannedCase) -> list[str]:
-        """The baselines of a case that come from clean sources, and that a candidate is held to."""
-        return [i.name for i in self._baselines(planned) if i.source in self.clean_sources]
+        """Return the baselines of a case that a candidate is held to and that come from clean
+        sources."""
+        names = [name for name in planned.implementations if name not in planned.alongside]
+        infos = [self.info(planned.case.op, name) for name in names]
+        clean = self.clean_sources
+        return [i.name for i in infos if i.role is Role.BASELINE and i.source in clean]
 
-    def _baselines(self, planned: PlannedCase) -> list[ImplementationInfo]:
-        """Those that a candidate is held to."""
-        infos = [self.info(planned.case.op, name) for name in planned.implementations]
-        return [i for i in infos if i.role is Role.BASELINE and i.name not in planned.alongside]
-
-    _content: bytes = PrivateAttr(b"")  # of the file it was read from or written to
-    _sha256: str = PrivateAttr("")  # of the file that it stands for
+    _sha256: str = PrivateAttr("")  # of the file that it was read from or written to
 
     @property
     def sha256(self) -> str:
-        """Of `plan.json`, to the byte: the log of the run holds it."""
-        return self._sha256 or hashlib.sha256(self._content or self._as_json()).hexdigest()
+        """The sha256 of `plan.json`, which the log of the run holds."""
+        return self._sha256 or hashlib.sha256(self._as_json()).hexdigest()
 
     def _binds_its_op(self) -> bool:
-        """Whether the file of the op has a digest: without, any code could stand there by now."""
-        return bool(
-            re.fullmatch(r"[0-9a-f]{64}", self.ops_sha256)
-        ) and self.ops_sha256 == self.sources.get(Source.of_digest(Path(self.ops), self.ops_sha256))
+        """Return whether the file of the op has a digest; without, it could hold any code."""
+        source = Source.of_digest(Path(self.ops), self.ops_sha256)
+        is_digest = re.fullmatch(r"[0-9a-f]{64}", self.ops_sha256) is not None
+        return is_digest and self.ops_sha256 == self.sources.get(source)
 
     def _as_json(self) -> bytes:
         return self.model_dump_json(indent=1).encode() + b"\n"
 
     def write(self, path: Path) -> None:
         """Write the file in one step. Raises `UsageError` for a plan that `read` would refuse."""
-        self._content = self._as_json()
-        if len(self._content) > limits.PLAN:
+        content = self._as_json()
+        if len(content) > limits.PLAN:
             raise UsageError(
                 f"the plan of these {len(self.cases)} cases has more than {limits.PLAN} bytes",
                 "measure them in several runs: split the matrix, or merge fewer shards at once.",
             )
-        whole(path, self._content)
+        whole(path, content)
+        self._sha256 = hashlib.sha256(content).hexdigest()
 
     @classmethod
     def read(cls, path: Path) -> Plan:
@@ -233,7 +277,7 @@ class Plan(BaseModel):
 @lru_cache(maxsize=1)  # what was just sealed is verified next, and may be large
 def _read(content: bytes) -> Plan:
     plan = Plan.model_validate_json(content)
-    plan._content = content
+    plan._sha256 = hashlib.sha256(content).hexdigest()
     return plan
 
 

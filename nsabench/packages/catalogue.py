@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib import metadata, util
 
 from nsabench.errors import UsageError
-from nsabench.model.origin import Origin
+from nsabench.model.plan import Origin
 from nsabench.packages import repository as repositories
 from nsabench.packages.repository import Repair, Repository
 

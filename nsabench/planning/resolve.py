@@ -117,7 +117,7 @@ def _with_controls(
         groups: dict[tuple[int, str, str, bool], list[PlannedCase]] = {}
         for planned in by_work:
             work = works[planned.id]
-            if control.concerns(planned.case) and control.least.met(work.bytes_min, work.flops):
+            if control.concerns(planned.case) and control.least.is_met(work.bytes_min, work.flops):
                 case = planned.case
                 key = (case.dtype.itemsize, case.direction, case.timing.mode, case.streams > 1)
                 groups.setdefault(key, []).append(planned)

@@ -9,8 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nsabench.errors import UsageError
-from nsabench.model.least import LeastWork
-from nsabench.model.origin import Origin
+from nsabench.model.plan import LeastWork, Origin
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Direction, Kind, Mode, Role, Runs
 from nsabench.packages import Package

@@ -106,7 +106,7 @@ def _check_shard(folder: Path, run_id: str) -> tuple[Plan, Logged]:
             raise VerificationFailed("the key that signed it is not the key that measured it")
     except (UsageError, VerificationFailed) as error:
         raise VerificationFailed(f"the shard {run_id}: {error}") from None
-    return own.without_content(), found
+    return own, found
 
 
 def _check_plan(plan: Plan, shards: Sequence[Plan]) -> None:

@@ -18,8 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from nsabench import limits, reading
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest.dsse import Envelope, parse_part
-from nsabench.model.moment import Moment
-from nsabench.model.run_id import RunId
+from nsabench.model.plan import Moment, RunId
 from nsabench.model.vocabulary import Word
 from nsabench.running.folder import MANIFEST
 from nsabench.signing.keys import public_key_of_der

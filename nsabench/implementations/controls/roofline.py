@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nsabench import Unsupported
 from nsabench.implementations.controls._shared import Options, Tensors, captured
-from nsabench.model.least import LeastWork
+from nsabench.model.plan import LeastWork
 from nsabench.registry import Honest, control
 
 # Looking an answer up takes two kernels and the copy of it. Reading this much takes any device

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nsabench import limits, reading
 from nsabench.model.description import DescribedSoftware
-from nsabench.model.moment import Moment
+from nsabench.model.plan import Moment
 
 SCHEMA_VERSION = 1
 # The reason for whatever only torch knows, when no process with torch was started to ask.

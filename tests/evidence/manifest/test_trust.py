@@ -13,8 +13,7 @@ from nsabench.evidence.manifest import MANIFEST, seal, verify
 from nsabench.evidence.manifest.seal import describe
 from nsabench.evidence.manifest.statement import Library, Trust
 from nsabench.evidence.manifest.verify import read_plan
-from nsabench.model.origin import Origin
-from nsabench.model.plan import Plan
+from nsabench.model.plan import Origin, Plan
 from nsabench.model.source import Source
 from nsabench.signing import Signer, keys, load_signer
 from nsabench.signing.signer import KEY_FILE, PASSPHRASE_FILE

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from nsabench.evidence.manifest.statement import Trust
-from nsabench.model.origin import Origin
+from nsabench.model.plan import Origin
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import NO_SPECIALISED, Kind, Mode, Regime, Role, Status
 from nsabench.output.site.build import SiteRun, index
