@@ -111,6 +111,8 @@ def _load(path: Path, document: Document) -> LoadedMatrix:
 
 def _span(matrix: Matrix, op: Op, document: Document) -> Iterator[Case]:
     valid = [*COMMON_AXES, *op.shape_model.model_fields]
+    usual = (DType.FLOAT16, Direction.FORWARD, op.distributions[0], 1, L2.COLD)
+    defaults: dict[str, Scalar] = dict(zip(COMMON_AXES, usual, strict=True))
     common = {axis: values for axis, values in matrix.axes.items() if axis in COMMON_AXES}
     blocks: list[tuple[tuple[str | int, ...], Mapping[str, list[Scalar]]]] = [
         (("include", i), {**common, **block}) for i, block in enumerate(matrix.include)
@@ -130,24 +132,13 @@ def _span(matrix: Matrix, op: Op, document: Document) -> Iterator[Case]:
         )
     for place, axes in blocks:
         for values in itertools.product(*axes.values()):
-            point = {**_defaults(op), **dict(zip(axes, values, strict=True))}
+            point = {**defaults, **dict(zip(axes, values, strict=True))}
             if any(_matches(point, rule) for rule in matrix.exclude):
                 continue  # an excluded case need not be possible
             case = _case(point, matrix, op, document, place)
             # Once more with the sizes that the shape fills in.
             if not any(_matches({**point, **case.shape}, rule) for rule in matrix.exclude):
                 yield case
-
-
-def _defaults(op: Op) -> dict[str, Scalar]:
-    """The values of the common axes that a matrix does not name."""
-    return {
-        "dtype": DType.FLOAT16,
-        "direction": Direction.FORWARD,
-        "distribution": op.distributions[0],
-        "streams": 1,
-        "l2": L2.COLD,
-    }
 
 
 def _matches(point: Mapping[str, Scalar], rule: Mapping[str, list[Scalar]]) -> bool:

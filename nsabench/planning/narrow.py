@@ -58,19 +58,15 @@ class Narrowed:
         self.refuse_unmet([planned.case for planned in plan.cases])
         return plan.narrowed((p for p in plan.cases if self.wants(p.case)), self.where)
 
-    def of(
+    def keep_candidates(
         self, case: Case, names: Sequence[str], implementations: Iterable[ImplementationInfo]
     ) -> tuple[str, ...]:
         """Return the names without the candidates that no pattern matches."""
-        if not self.only:
-            return tuple(names)
         candidates = {
             i.name for i in implementations if i.op == case.op and i.role is Role.CANDIDATE
         }
-        return tuple(n for n in names if n not in candidates or self._names(n))
-
-    def _names(self, name: str) -> bool:
-        return any(fnmatchcase(name, pattern) for pattern in self.only)
+        only = self.only or ("*",)
+        return tuple(n for n in names if n not in candidates or matches_any(n, only))
 
     def refuse_unknown(
         self, matrices: Sequence[LoadedMatrix], implementations: Sequence[ImplementationInfo]
@@ -104,6 +100,10 @@ class Narrowed:
 ALL = Narrowed()
 
 
+def matches_any(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
 def _parse(condition: str) -> list[Term]:
     terms = []
     for text in re.split(r"\band\b|,", condition):
@@ -118,16 +118,8 @@ def _parse(condition: str) -> list[Term]:
 
 
 def _values(case: Case) -> dict[str, int | str]:
-    return {
-        **case.shape,
-        "dtype": case.dtype.value,
-        "direction": case.direction.value,
-        "distribution": case.distribution,
-        "streams": case.streams,
-        "mode": case.timing.mode.value,
-        "l2": case.l2.value,
-        "op": case.op,
-    }
+    content = case.content
+    return {**content.pop("shape"), **content, "mode": case.mode.value, "l2": case.l2.value}
 
 
 def _holds(term: Term, values: Mapping[str, int | str]) -> bool:

@@ -16,8 +16,8 @@ from nsabench.model.case import Case
 from nsabench.model.plan import Device, ImplementationInfo, MatrixInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import MARGIN, Role
 from nsabench.planning import matrix, shards
-from nsabench.planning.matrix import LoadedMatrix, Selection
-from nsabench.planning.narrow import ALL, Narrowed
+from nsabench.planning.matrix import LoadedMatrix
+from nsabench.planning.narrow import ALL, Narrowed, matches_any
 from nsabench.planning.yaml_document import nearest
 from nsabench.sources import digest_of
 
@@ -69,7 +69,7 @@ def resolve(
     for loaded in matrices:
         for case in filter(narrowed.wants, loaded.cases):
             names = _select(loaded, case, implementations, kernels)
-            names = narrowed.of(case, names, implementations)
+            names = narrowed.keep_candidates(case, names, implementations)
             chosen.setdefault(case.id, PlannedCase(id=case.id, case=case, implementations=names))
     whole = list(chosen.values())
     cases = _with_controls(shards.share(whole, shard), implementations)
@@ -128,19 +128,15 @@ def _with_controls(
             ids = ids or [c.id for c in group]
             for watched in {ids[0], ids[-1]}:
                 added.setdefault(watched, []).append(control)
-    return [_watched(planned, added.get(planned.id, [])) for planned in cases]
+    return [_with_watched(planned, added.get(planned.id, [])) for planned in cases]
 
 
-def _watched(planned: PlannedCase, controls: Sequence[ImplementationInfo]) -> PlannedCase:
+def _with_watched(planned: PlannedCase, controls: Sequence[ImplementationInfo]) -> PlannedCase:
     wrapped = dict.fromkeys(i.wraps for i in controls if i.wraps)
-    alongside = [name for name in wrapped if name not in planned.implementations]
+    alongside = tuple(name for name in wrapped if name not in planned.implementations)
     names = [*planned.implementations, *alongside, *(i.name for i in controls)]
-    return planned.model_copy(
-        update={
-            "implementations": tuple(dict.fromkeys(names)),
-            "alongside": tuple(alongside),
-        }
-    )
+    changed = {"implementations": tuple(dict.fromkeys(names)), "alongside": alongside}
+    return planned.model_copy(update=changed)
 
 
 def _select(
@@ -149,18 +145,27 @@ def _select(
     implementations: Sequence[ImplementationInfo],
     kernels: Path | None,
 ) -> tuple[str, ...]:
+    """Return what a matrix measures on a case, without the controls."""
     of_op = [i for i in implementations if i.op == case.op]
     selection = loaded.selection
     for pattern in [*selection.only, *selection.skip]:
         if pattern != "*" and not any(fnmatchcase(i.name, pattern) for i in of_op):
+            where = (
+                f"{kernels.name} registers none of that name for this op; "
+                if kernels is not None
+                else "if it is your own, give its file: --kernels FILE.py; else, "
+            )
             raise UsageError(
                 f"{loaded.file}: no implementation of {case.op} matches {pattern!r}",
-                _where_it_may_be(kernels) + nearest(pattern, [i.name for i in of_op]),
+                where + nearest(pattern, [i.name for i in of_op]),
             )
     names = tuple(
         i.name
         for i in of_op
-        if i.role is not Role.CONTROL and _wanted(i.name, selection) and i.concerns(case)
+        if i.role is not Role.CONTROL
+        and matches_any(i.name, selection.only)
+        and not matches_any(i.name, selection.skip)
+        and i.concerns(case)
     )
     if not names:
         raise UsageError(
@@ -170,20 +175,11 @@ def _select(
     return names
 
 
-def _where_it_may_be(kernels: Path | None) -> str:
-    if kernels is None:
-        return "if it is your own, give its file: --kernels FILE.py; else, "
-    return f"{kernels.name} registers none of that name for this op; "
-
-
-def _wanted(name: str, selection: Selection) -> bool:
-    return any(fnmatchcase(name, p) for p in selection.only) and not any(
-        fnmatchcase(name, p) for p in selection.skip
-    )
-
-
 def load_matrices(given: Sequence[str]) -> list[LoadedMatrix]:
-    """Raises `UsageError` if a matrix cannot be spanned, or an op from outside fails on a case."""
+    """Span matrices, each a path or the name of a shipped matrix.
+
+    Raises `UsageError` if one cannot be spanned, or an op from outside fails on a case.
+    """
     matrices = [loaded for name in given for loaded in matrix.load(find_matrix(name))]
     for case in (case for loaded in matrices for case in loaded.cases):
         ops.refuse_unanswered(case)
@@ -191,7 +187,6 @@ def load_matrices(given: Sequence[str]) -> list[LoadedMatrix]:
 
 
 def default_matrices(device: Device) -> list[str]:
-    """The matrices of `all` without arguments: all on a GPU, the quick one on a CPU."""
-    if device == "cpu":
-        return ["quick"]
-    return [name for name in shipped_matrices() if name != "quick"]
+    """Return the matrices of `all` without arguments: all on a GPU, the quick one on a CPU."""
+    others = [name for name in shipped_matrices() if name != "quick"]
+    return ["quick"] if device == "cpu" else others

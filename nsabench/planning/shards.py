@@ -1,4 +1,9 @@
-"""Split a plan into shards, which are measured as runs of their own."""
+"""Split a plan into shards, which are measured as runs of their own.
+
+What a case costs is estimated from its work, the same on every host. A case has a fixed part:
+warm-up and parity of each implementation, and sampling until its budget is spent. The other part
+grows with its work: inputs, the oracle in float64, and every call.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +13,18 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 
 from nsabench import ops
 from nsabench.errors import UsageError
-from nsabench.model.case import Case
+from nsabench.model.case import Case, FixedCount
 from nsabench.model.plan import ImplementationInfo, PlannedCase
 from nsabench.model.vocabulary import Direction, Mode, Role
-from nsabench.planning.cost import by_work
 
 ALL = "1/1"
 SLACK = 1.02  # how much longer the longest shard may be, so that an op is in fewer shards
+SET_UP_S = 0.05  # parity of an implementation and everything else before its samples
+# What a current GPU reaches on an op, not its peak.
+FLOP_S, BYTE_S = 1e14, 1e12
+# Work of a case besides its samples: inputs, the oracle in float64, and baselines that move far
+# more than they must. An H200 took 4 to 20 s for each GB of large cases.
+REST_FLOP_S, REST_BYTE_S = 1e13, 1.5e8
 Cases = list[PlannedCase]
 Costs = Mapping[str, int]  # by case id, in a unit of time
 
@@ -27,7 +37,7 @@ def share(cases: Sequence[PlannedCase], shard: str, costs: Costs | None = None) 
     stay together where that makes the longest shard at most 2 % longer. The result depends only on
     the plan, so every host computes the same shards.
 
-    costs: what each case costs; by default its estimate (`planning.cost`).
+    costs: what each case costs; by default its estimate in microseconds.
 
     Raises `UsageError` when `shard` is not `i/n`, or would be empty.
     """
@@ -45,13 +55,36 @@ def share(cases: Sequence[PlannedCase], shard: str, costs: Costs | None = None) 
             f"take no more than {len(series)} shards.",
         )
     count = min(count, len(series))
-    costs = by_work(cases) if costs is None else costs
+    costs = estimate_costs(cases) if costs is None else costs
     dealt = _deal(series, costs, count)
-    by_op = _fill(_grouped(cases, _sizes_but_length), costs, count)
+    # Cases of one key share most of their kernels.
+    alike = _grouped(cases, lambda case: (case.op, ops.sizes_but_length(case), case.dtype))
+    by_op = _fill(alike, costs, count)
     if all(by_op) and _longest(by_op, costs) <= SLACK * _longest(dealt, costs):
         dealt = by_op
     mine = {planned.id for planned in dealt[index - 1]}
     return [planned for planned in cases if planned.id in mine]
+
+
+def estimate_costs(cases: Sequence[PlannedCase]) -> Costs:
+    """Return microseconds by case id, whole so that the order of a sum does not change it.
+
+    Raises `UsageError` as `ops.work` does.
+    """
+    ops.count(planned.case for planned in cases)
+    return {p.id: round(1e6 * _estimate_s(p.case, len(p.implementations))) for p in cases}
+
+
+def _estimate_s(case: Case, implementations: int) -> float:
+    work, timing = ops.work(case), case.timing
+    call_s = max(work.flops / FLOP_S, work.bytes_min / BYTE_S)
+    if isinstance(timing.stopping, FixedCount):
+        sampling_s = timing.stopping.rounds * implementations * call_s
+    else:
+        sampling_s = timing.stopping.budget_s
+    each_s = SET_UP_S + timing.warmup_s + timing.rotate * call_s
+    rest_s = work.flops / REST_FLOP_S + work.bytes_min / REST_BYTE_S
+    return implementations * each_s + sampling_s + rest_s
 
 
 def _grouped(cases: Iterable[PlannedCase], key: Callable[[Case], Hashable]) -> list[Cases]:
@@ -59,11 +92,6 @@ def _grouped(cases: Iterable[PlannedCase], key: Callable[[Case], Hashable]) -> l
     for planned in cases:
         groups[key(planned.case)].append(planned)
     return list(groups.values())
-
-
-def _sizes_but_length(case: Case) -> Hashable:
-    """Return the same key for cases that share most of their kernels."""
-    return case.op, ops.sizes_but_length(case), case.dtype
 
 
 def _cost(cases: Iterable[PlannedCase], costs: Costs) -> int:
@@ -129,11 +157,7 @@ def canary(
         for planned in cases
         if (names := tuple(n for n in planned.implementations if (planned.case.op, n) in runs))
     ]
-    plain = [planned for planned in able if _is_plain(planned)] or able
-    ordered = sorted(plain, key=lambda p: (ops.work(p.case).bytes_min, p.id))
+    plain = (Direction.FORWARD, Mode.STREAM, 1)
+    chosen = [p for p in able if (p.case.direction, p.case.mode, p.case.streams) == plain] or able
+    ordered = sorted(chosen, key=lambda p: (ops.work(p.case).bytes_min, p.id))
     return ordered[len(ordered) // 2] if ordered else None
-
-
-def _is_plain(planned: PlannedCase) -> bool:
-    case = planned.case
-    return (case.direction, case.mode, case.streams) == (Direction.FORWARD, Mode.STREAM, 1)

@@ -16,8 +16,7 @@ from nsabench.model.case import Case
 from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import Direction, Role, Runs
 from nsabench.planning import matrix, resolve
-from nsabench.planning.cost import by_work
-from nsabench.planning.shards import share
+from nsabench.planning.shards import estimate_costs, share
 from tests.checking import a_case
 
 OP = "sliding_window"
@@ -184,7 +183,7 @@ def test_controls_do_not_outweigh_the_work_of_a_case() -> None:
             for one in resolve.load_matrices([name])
             for case in one.cases
         ]
-        means.append(mean(by_work(cases).values()))
+        means.append(mean(estimate_costs(cases).values()))
     rows, blocks = means
     assert rows < blocks
 
