@@ -1,4 +1,4 @@
-"""A plan: the resolved, immutable list of cases of a run, and who runs in each."""
+"""A plan: the immutable list of the cases of a run, and the implementations of each."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ RunId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,99
 
 
 def _as_moment(stated: datetime) -> datetime:
-    # Without a zone it is UTC. At the ends of the calendar another zone's time is no time at all.
+    # A time without a zone is UTC. Near the ends of the calendar, other zones overflow.
     moment = stated if stated.tzinfo is not None else stated.replace(tzinfo=UTC)
     if not 1970 < moment.year < 9000:
-        raise ValueError("the year is none of a run")
+        raise ValueError("no run has this year")
     return moment
 
 
@@ -122,9 +122,9 @@ class MatrixInfo(BaseModel):
 class PlannedCase(BaseModel):
     """A case and the names of the implementations that are measured on it, interleaved.
 
-    alongside: baselines among them that the matrix leaves out. A control that wraps one is held to
-    it; a candidate is not. shard: of a merged run, the place in `Plan.shards` of the one that
-    measured it, from 1; else 0.
+    alongside: baselines among them that the matrix leaves out. They are compared with the controls
+    that wrap them, not with candidates. shard: in a merged run, the number of the shard that
+    measured the case, from 1; else 0.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -152,7 +152,7 @@ class Plan(BaseModel):
     # Where implementations and ops come from, each a `Source`, and the sha256 of the files there.
     sources: dict[str, str] = {}
     shard: str = "1/1"
-    # What the seeds of inputs are made from, so that none is known before it is used.
+    # The seeds of inputs are made from it, so that no seed is known before it is used.
     entropy: str = Field(default_factory=lambda: token_hex(16))
     margin: float = Field(MARGIN, ge=1, allow_inf_nan=False)  # that verdicts are confirmed at
     sandboxed: bool = True  # whether kernels are kept from what is not theirs, where the OS can
@@ -249,7 +249,7 @@ class Plan(BaseModel):
     def read(cls, path: Path) -> Plan:
         """Raises `UsageError` when `path` holds no plan."""
         try:
-            # A copy: who writes it anew, as this version does, alters no other that was read.
+            # A copy, because `_read` keeps the plan for another caller.
             plan = _read(reading.read(path, limits.PLAN)).model_copy()
         except (OSError, ValueError) as error:
             raise UsageError(

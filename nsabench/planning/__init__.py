@@ -1,1 +1,1 @@
-"""From YAML to a plan: the matrices, and what of them is measured by whom."""
+"""Turn YAML matrices into a plan."""

@@ -59,8 +59,8 @@ def resolve(
 
     narrowed: the cases and candidates that are asked for among them. tag: a word in the run's id.
 
-    Raises `UsageError` when a pattern matches no implementation, none or no case is left, the shard
-    is not `i/n`, the tag is no word, or too many packages bring candidates and baselines.
+    Raises `UsageError` for a pattern without an implementation, a bad shard or tag, and if nothing
+    is left to measure.
     """
     if not re.fullmatch(r"[A-Za-z0-9-]{0,40}", tag):
         raise UsageError(f"{tag!r} is not a tag", "use up to 40 letters, digits and hyphens.")

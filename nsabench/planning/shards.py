@@ -1,8 +1,8 @@
 """Split a plan into shards, which are measured as runs of their own.
 
-What a case costs is estimated from its work, the same on every host. A case has a fixed part:
-warm-up and parity of each implementation, and sampling until its budget is spent. The other part
-grows with its work: inputs, the oracle in float64, and every call.
+The cost of a case is an estimate from its work, so that every host computes the same shards. A
+fixed part is warm-up and parity of each implementation, and sampling until its budget is spent. The
+rest grows with the work of the case: inputs, the oracle in float64, and every call.
 """
 
 from __future__ import annotations

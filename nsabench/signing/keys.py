@@ -97,7 +97,7 @@ def generate(path: Path, passphrase: bytes) -> Ed25519PublicKey:
     """
     if len(passphrase) < LEAST_PASSPHRASE:
         raise UsageError(
-            f"the passphrase has {len(passphrase)} bytes, and who gets the file could guess it",
+            f"the passphrase has {len(passphrase)} bytes, so it can be guessed",
             f"take one of {LEAST_PASSPHRASE} bytes or more: five random words, for example.",
         )
     key = Ed25519PrivateKey.generate()

@@ -6,24 +6,26 @@ locked before the question is asked. It reads the tables through Arrow.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Timer
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet as pq
 
-from nsabench import limits
+from nsabench import limits, ops
 from nsabench.errors import EnvironmentRefused, UsageError
-from nsabench.evidence.archive import payments
 from nsabench.evidence.archive.archive import READERS, Archive, ArchivedRun
 from nsabench.evidence.archive.store import _INSTALL
 from nsabench.machine.environment.pairs import belongs
 from nsabench.reading import size
+from nsabench.verdicts import pays
 from nsabench.verdicts.parquet import TABLES
+from nsabench.verdicts.tables import records_in
 
 try:
     import duckdb
@@ -39,6 +41,17 @@ _CONFIGURATION: dict[str, str | bool | int | float | list[str]] = {
     "python_enable_replacements": False,
     "temp_directory": "",
 }
+_TEXTS = "gpu torch triton combo kernels_commit op heads direction regime axis answer"
+PAYS = pa.schema(
+    [
+        ("run_id", pa.string()),
+        ("created", pa.timestamp("us", tz="UTC")),
+        *((name, pa.string()) for name in _TEXTS.split()),
+        ("pays_from", pa.int64()),  # null where it does not, or nothing is decided
+        ("tested_to", pa.int64()),
+        *((name, pa.string()) for name in ("why", "implementations", "alternatives")),
+    ]
+)
 
 
 def query(
@@ -84,7 +97,7 @@ def _register(
     runs: Sequence[ArchivedRun],
     scratch: Path,
 ) -> None:
-    """Make the views that the question names. The others may have to be fetched, and are not."""
+    """Make the views that the question names. Other tables are not fetched."""
     connection.register("runs", _runs(runs))
     named = sql.lower()
     for table in TABLES:
@@ -97,7 +110,8 @@ def _register(
     if "pays" in named:
         files = [_files(archive, runs, name, scratch) for name in ("records", "comparisons")]
         found = [(run, Path(a), Path(b)) for run, a, b in zip(runs, *files, strict=True)]
-        connection.register("pays", payments.table(found))
+        rows = [row for run, *paths in found for row in _payments(run, *paths)]
+        connection.register("pays", pa.Table.from_pylist(rows, schema=PAYS))
 
 
 def _answer(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
@@ -120,6 +134,39 @@ def _answer(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
 def _files(archive: Archive, runs: Sequence[ArchivedRun], table: str, scratch: Path) -> list[str]:
     with ThreadPoolExecutor(READERS) as pool:
         return list(pool.map(lambda run: str(archive.file(run, table, scratch)), runs))
+
+
+def _payments(run: ArchivedRun, records: Path, comparisons: Path) -> Iterator[dict[str, Any]]:
+    """Yield the break-even lengths of a run, decided anew from its records.
+
+    Ops that are not installed here are left out, because their lengths are not known. Raises
+    `UsageError` if a file holds no records.
+    """
+    predicate = run.statement.predicate
+    environment = predicate.environment
+    known = [r for r in records_in(records, comparisons) if ops.find(r.op) is not None]
+    for payment in pays.decide(known):
+        by, against = payment.used
+        yield {
+            "run_id": predicate.run_id,
+            "created": predicate.plan.created,
+            "gpu": environment.gpu,
+            "torch": environment.torch,
+            "triton": environment.triton,
+            "combo": environment.combo,
+            "kernels_commit": environment.commits.get("kernels"),
+            "op": payment.op,
+            "heads": payment.heads,
+            "direction": payment.direction.value,
+            "regime": payment.regime.value,
+            "axis": payment.axis,
+            "answer": payment.answer.value,
+            "pays_from": payment.length,
+            "tested_to": payment.greatest,
+            "why": payment.why,
+            "implementations": ", ".join(by),
+            "alternatives": ", ".join(against),
+        }
 
 
 def _runs(runs: Sequence[ArchivedRun]) -> pa.Table:

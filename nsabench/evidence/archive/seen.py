@@ -1,7 +1,7 @@
-"""Remember which tables of archives were verified on this machine, so that each is read once.
+"""Remember which runs of archives were verified on this machine, so that each is read once.
 
-A table is remembered by its manifest, its address and what the store says of its content (in a
-folder inode, size and times). Signatures and trust are checked every time.
+A run is remembered by its manifest, the address of the archive and what the store says of its
+tables (in a folder inode, size and times). Signatures and trust are checked every time.
 """
 
 from __future__ import annotations
@@ -9,30 +9,23 @@ from __future__ import annotations
 import hashlib
 from contextlib import suppress
 
-from pydantic import BaseModel
-
 from nsabench import limits
 from nsabench.files import user_cache, whole
-from nsabench.reading import OutOfBounds, parse_json, read
+from nsabench.reading import OutOfBounds, read
 
-MOST = 100_000  # tables that are remembered
+MOST = 100_000  # runs that are remembered
 MOST_BYTES = 16 * limits.MIB
 
 
-class _Kept(BaseModel):
-    keys: list[str] = []
-
-
 class Seen:
-    """The tables that were verified before. If they cannot be kept, they are verified again."""
+    """The runs that were verified before. If they cannot be kept, they are verified again."""
 
     def __init__(self) -> None:
-        self._path = user_cache() / "archived-tables.json"
+        self._path = user_cache() / "archived-runs.txt"
         self._keys: dict[str, None] = {}
         self._new = False
-        with suppress(OSError, OutOfBounds):
-            kept = parse_json(read(self._path, MOST_BYTES), MOST_BYTES, _Kept)
-            self._keys = dict.fromkeys(kept.keys)
+        with suppress(OSError, OutOfBounds, UnicodeDecodeError):
+            self._keys = dict.fromkeys(read(self._path, MOST_BYTES).decode().split())
 
     def __contains__(self, key: str) -> bool:
         return key in self._keys
@@ -42,11 +35,11 @@ class Seen:
         self._new = True
 
     def keep(self) -> None:
-        if self._new:
-            content = _Kept(keys=list(self._keys)[-MOST:]).model_dump_json().encode()
-            with suppress(OSError):
-                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                whole(self._path, content)
+        if not self._new:
+            return
+        with suppress(OSError):
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            whole(self._path, "\n".join(list(self._keys)[-MOST:]).encode())
 
 
 def key_of(*parts: str) -> str:

@@ -19,6 +19,8 @@ def listing(folder: Path) -> list[str]:
     Raises `VerificationFailed` for a link, a device, a pipe, a file that no run has, and more files
     than a run has.
     """
+    if not folder.is_dir():
+        raise VerificationFailed(f"{folder} is not a folder")
     names, taken = [], 0
     for where, folders, files in os.walk(folder, onerror=_unreadable):
         for entry in sorted(folders + files):

@@ -33,8 +33,8 @@ _OWN = {"shard", "cases", "implementations", "kernels", "ops"}
 
 @dataclass(frozen=True)
 class Logged:
-    """What the logs of a run hold; of a merged run all but `cases` and `outlying` is its first
-    shard's.
+    """The content of the log of a run. A merged run has that of its first shard, except for `cases`
+    and `outlying`.
 
     cases: their number. described: the machine, by the first session. origin: the signer of the
     log. outlying: why the times of a shard decide nothing, by its name.
@@ -110,7 +110,7 @@ def _check_shard(folder: Path, run_id: str) -> tuple[Plan, Logged]:
 
 
 def _check_plan(plan: Plan, shards: Sequence[Plan]) -> None:
-    """Check that the plan of a merged run is that of its shards together."""
+    """Check that the plan of a merged run is what its shards make together."""
     try:
         differing = plan.differences(plan_together(shards, plan.run_id, plan.created))
     except UsageError as error:

@@ -144,6 +144,8 @@ def read_envelope(folder: Path) -> Envelope:
     """Read the manifest of a run. Raises `VerificationFailed` if there is no such envelope."""
     try:
         return Envelope.parse(reading.read(folder / MANIFEST, limits.MANIFEST))
+    except FileNotFoundError:
+        raise VerificationFailed(f"there is no {MANIFEST}: the run is unsigned") from None
     except OSError as error:
         raise VerificationFailed(f"{MANIFEST} cannot be read: {error.strerror}") from None
     except reading.OutOfBounds as error:

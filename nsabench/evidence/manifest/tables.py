@@ -43,7 +43,7 @@ COLUMNS = {"records": RECORDS, "comparisons": COMPARISONS, "samples": SAMPLES}
 
 
 def derive_tables(folder: Path, plan: Plan, outlying: Mapping[str, str], into: Path) -> None:
-    """Write the tables that follow from the log of a run, or from those of its shards.
+    """Write the tables that follow from the log of a run, or from the logs of its shards.
 
     outlying: why the times of a shard decide nothing, by its name. Raises `VerificationFailed` if
     nothing follows, and with a remedy if the op of the run is not known here.

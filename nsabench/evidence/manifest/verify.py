@@ -12,7 +12,6 @@ from typing import TypeVar
 
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import files
-from nsabench.evidence.manifest.dsse import Envelope
 from nsabench.evidence.manifest.keys import Revocation, refuse_revoked, revocations
 from nsabench.evidence.manifest.logs import Logged, check_log, check_shards, read_log
 from nsabench.evidence.manifest.seal import brief_of, brief_plan
@@ -38,18 +37,8 @@ from nsabench.verdicts.parquet import TABLES
 T = TypeVar("T")
 
 CHECKS = (
-    "folder",
-    "manifest",
-    "signature",
-    "statement",
-    "files",
-    "hashes",
-    "plan",
-    "environment",
-    "log",
-    "origin",
-    "trust",
-    "tables",
+    *("folder", "manifest", "signature", "statement", "files", "hashes"),
+    *("plan", "environment", "log", "origin", "trust", "tables"),
 )
 
 
@@ -118,7 +107,7 @@ def verify(
     keyids = frozenset(trusted)
     revoked = revocations() if revoked is None else revoked
     with suppress(_Stopped):
-        names = report.run("folder", lambda: _list(folder), lambda n: f"{len(n)} files")
+        names = report.run("folder", lambda: files.listing(folder), lambda n: f"{len(n)} files")
         if MANIFEST in names or require is not Trust.UNSIGNED:
             _check_manifest(report, names)
         else:
@@ -159,7 +148,7 @@ class _Stopped(Exception):
 
 def _check_manifest(report: Report, names: list[str]) -> None:
     """Check the signature, and that every file is what was signed."""
-    envelope = report.run("manifest", lambda: _envelope(report.folder, names), lambda _: "")
+    envelope = report.run("manifest", lambda: read_envelope(report.folder), lambda _: "")
     statement, report.keyid = report.run(
         "signature", lambda: signed(envelope), lambda signature: f"by the key {signature[1]}"
     )
@@ -182,18 +171,6 @@ def _check_contents(report: Report) -> tuple[Plan, Logged]:
     report.plan, report.logged = plan, logged
     report.run("origin", lambda: _check_origin(plan, environment, logged, predicate))
     return plan, logged
-
-
-def _list(folder: Path) -> list[str]:
-    if not folder.is_dir():
-        raise VerificationFailed(f"{folder} is not a folder")
-    return files.listing(folder)
-
-
-def _envelope(folder: Path, names: list[str]) -> Envelope:
-    if MANIFEST not in names:
-        raise VerificationFailed(f"there is no {MANIFEST}: the run is unsigned")
-    return read_envelope(folder)
 
 
 def _subjects(statement: Statement, keyid: str) -> dict[str, str]:
@@ -272,8 +249,8 @@ def _describe_environment(environment: Environment) -> str:
 def _check_origin(
     plan: Plan, environment: Environment, logged: Logged, predicate: Predicate | None
 ) -> str:
-    """Check that the key that signed is the one that measured, and that the environment is that of
-    the log. Of a merged run the key is checked for each shard."""
+    """Check that one key measured and signed, and that the environment is what the log says. In a
+    merged run, `check_shards` has checked the key of each shard."""
     software, device = logged.described.software, logged.described.device
     torch, gpu, measured = environment.software.torch, environment.gpu, device.name or ""
     if torch is not None:
