@@ -14,7 +14,6 @@ from nsabench import checks, ops, registry
 from nsabench.checks import Effect
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest.statement import Trust
-from nsabench.machine.doctor.codes import codes
 from nsabench.model import vocabulary
 from nsabench.model.vocabulary import NO_SPECIALISED, Word
 from nsabench.output import grouped
@@ -66,7 +65,6 @@ def _meanings() -> Iterator[Meaning]:
         shape = ops.get(name).shape_model
         text = f"of {name}: {' '.join((inspect.getdoc(shape) or '').split())}"
         yield from (Meaning(size, "size", text) for size in shape.model_fields)
-    yield from (Meaning(code, "problem of a machine", text) for code, text in codes().items())
     for table, columns in TABLES.items():
         for column in columns:
             unit = f" [{column.unit}]" if column.unit not in ("", "1") else ""
@@ -177,4 +175,5 @@ WORDS = {
     "example": "one reason among those of an implementation",
     "alongside": "a baseline that runs for a control that wraps it; no candidate is held to it",
     "right": "its output is the op's in every case where it ran",
+    "unpaired": "this torch pins another Triton than the one of the run",
 }

@@ -11,7 +11,6 @@ import pytest
 from nsabench import checks, ops, registry
 from nsabench.checks import Effect
 from nsabench.errors import UsageError
-from nsabench.machine.doctor.codes import codes
 from nsabench.model.vocabulary import Catch, Role, Status, Verdict
 from nsabench.output import tables
 from nsabench.output.explain import _sentence, explain, meanings
@@ -22,14 +21,12 @@ from nsabench.verdicts.threshold.document import as_data
 from tests.runs import make_run
 
 GPUS = {"NVIDIA H200"}
-DOCTOR = Path(__file__).parents[2] / "machine" / "doctor" / "test_checks.py"
 
 
 def test_every_word_has_a_meaning() -> None:
     words = [w.value for words in (Status, Verdict, Role, Effect, Catch) for w in words]
     words += [c.name for c in (*RECORDS, *COMPARISONS, *SAMPLES)]
     words += list(checks.all_checks())
-    words += list(codes())
     for word in words:
         assert all(meaning.text for meaning in explain(word)), word
 
@@ -43,17 +40,6 @@ def test_an_unknown_word_names_its_neighbours() -> None:
         explain("implausable")
     assert "implausible" in refused.value.remedy
     assert "implausable" not in meanings()
-
-
-def test_every_problem_that_the_doctor_reports_can_be_looked_up() -> None:
-    """The codes that its tests see are all known here, each with a remedy."""
-    seen = set(re.findall(r'"((?:gpu|driver|torch|cpu)_[a-z_]+)"', DOCTOR.read_text()))
-    explained = {word for word in seen if word in meanings()}
-    assert len(explained) > 20
-    for code in codes():
-        [meaning] = explain(code)
-        assert meaning.kind == "problem of a machine"
-        assert re.search(r"^.{15,}\nremedy: .", meaning.text), meaning.text
 
 
 def test_what_the_terminal_and_the_thresholds_show_can_be_looked_up(tmp_path: Path) -> None:
