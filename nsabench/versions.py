@@ -1,7 +1,6 @@
 """Measures matrices under several Tritons on this host, without containers.
 
-The Tritons are the installed one, those of a folder, and those of the cache. Each has a run of its
-own, below one folder.
+A Triton is installed, or in a folder, or in the cache. Each has a run of its own, in one folder.
 """
 
 from __future__ import annotations

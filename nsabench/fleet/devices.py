@@ -21,7 +21,7 @@ GOOD = (0, 1)  # exit codes of a complete run
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run is measured. variables: environment variables, such as those of the device."""
+    """A place to measure at. variables: environment variables that choose it."""
 
     name: str
     variables: Mapping[str, str]

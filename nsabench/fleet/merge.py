@@ -46,9 +46,9 @@ MOST_ON_A_PAGE = 20_000  # records; a longer page is of no use
 class Merged:
     """A merged run.
 
-    finished: None if the run has too many records for a page. outlying: why the times of a shard
-    decide nothing, by shard. failed: what failed, a line each. signed: a sentence about the
-    signature.
+    finished: None if the run has too many records for a page.
+    outlying: shard -> why its times decide nothing.
+    failed: a line for each failure. signed: a sentence about the signature.
     """
 
     plan: Plan
@@ -86,7 +86,8 @@ def merge(
 ) -> Merged:
     """Merge shards into a new run in `out`, which appears complete or not at all.
 
-    Raises `UsageError` when the shards are not those of one plan, measured alike, each case once.
+    Raises `UsageError` unless the shards make up one plan, were measured alike, and hold each case
+    once.
     Raises `VerificationFailed` when a shard was altered, or is trusted less than required.
     """
     refuse_filled(out)

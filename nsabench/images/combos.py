@@ -36,7 +36,7 @@ class Combos(BaseModel):
     combos: dict[str, Combo]
 
     def get(self, name: str) -> Combo:
-        """Raises `UsageError` if there is no combo of that name."""
+        """Raises `UsageError` for an unknown name."""
         if name not in self.combos:
             raise UsageError(
                 f"there is no combo {name!r} in combos.yaml", nearest(name, list(self.combos))

@@ -84,7 +84,7 @@ def write(checkout: Checkout, name: str, exclude_newer: str, links: str = "") ->
 
 
 def existing(checkout: Checkout, name: str) -> Path:
-    """Return the lock of a combo. Raises `UsageError` if there is none for its requirements."""
+    """Return the lock of a combo. Raises `UsageError` if it is missing or out of date."""
     combo, path = checkout.combos().get(name), checkout.lock(name)
     remedy = f"make it with `nsabench images lock {name}`."
     if not path.is_file():

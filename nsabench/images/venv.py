@@ -46,7 +46,7 @@ def make(
     source = ["--index-strategy", "unsafe-best-match"]
     with ExitStack() as stack:
         if wheelhouse is not None:
-            # uv's own cache would keep gigabytes for each wheelhouse. This one lies beside the
+            # uv's own cache would keep gigabytes for each wheelhouse. This one is beside the
             # environment, so that files are linked and not copied.
             cache = stack.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix=".uv-"))
             install += ["--cache-dir", cache, "--link-mode", "hardlink"]

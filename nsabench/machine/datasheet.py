@@ -1,6 +1,6 @@
 """The limits of GPUs by their data sheets, to check tables from elsewhere.
 
-Tensor rates are dense, and those of the faster accumulator. No maker states an L2 bandwidth.
+Tensor rates are dense, with the faster accumulator. No maker states an L2 bandwidth.
 Sources:
 - RTX 4090, L4, L40S: NVIDIA Ada GPU Architecture (whitepaper), L4 and L40S data sheets
 - RTX 3090, A10: NVIDIA Ampere GA102 GPU Architecture (whitepaper), A10 data sheet

@@ -1,6 +1,6 @@
 """Landlock (Linux 5.13): a process gives up rights for good, for itself and its children.
 
-The numbers are those of <linux/landlock.h>.
+The numbers come from <linux/landlock.h>.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def handled(version: int) -> int:
 def restrict(readable: Iterable[Path], listable: Iterable[Path], writable: Iterable[Path]) -> int:
     """Leave this thread and what it starts only these rights to files, and return the version.
 
-    readable, writable: files, or folders with their content. What is writable is also readable and
-      holds no new devices.
+    readable, writable: files, or folders with their content. Writable files are also readable;
+      new devices cannot be made.
     listable: folders whose names can be read, and those below them.
 
     A missing path is ignored. ABI 4 also refuses TCP, and ABI 6 signals and abstract sockets of

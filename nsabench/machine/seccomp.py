@@ -18,7 +18,7 @@ _ERRNO = 0x00050000
 _ALLOW, _IGNORE = (_RETURN, 0, 0, 0x7FFF0000), (_RETURN, 0, 0, _ERRNO)
 _DENY, _DENY_ACCESS = (_RETURN, 0, 0, _ERRNO | errno.EPERM), (_RETURN, 0, 0, _ERRNO | errno.EACCES)
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data
-_X32 = 0x40000000  # x86-64 has a second set of numbers from here on
+_X32 = 0x40000000  # the second set of numbers of x86-64 starts here
 # CUDA and libudev open these.
 _LOCAL = (socket.AF_UNIX, socket.AF_NETLINK)
 
@@ -115,7 +115,7 @@ def restrict(*, signals: bool = False, connects: bool = False) -> None:
     leases, settings of other processes, and attributes of files.
 
     Two kinds of calls succeed and change nothing. OpenMP ends a process if it cannot bind its
-    threads to cores, and a filter cannot tell their numbers from those of other processes. Programs
+    threads to cores, and a filter cannot tell threads from other processes. Programs
     that copy files set their modes and owners, which Landlock does not restrict.
 
     connects: allow connections of local sockets. signals: also restrict signals to its own process

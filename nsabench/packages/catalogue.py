@@ -154,7 +154,7 @@ CATALOGUE = (
 
 
 def find(name: str) -> Package:
-    """Return the library of that name. Raises `UsageError` if there is none."""
+    """Return the library of that name. Raises `UsageError` for an unknown name."""
     for package in CATALOGUE:
         if package.name.lower() == name.lower():
             return package

@@ -94,8 +94,8 @@ def importable(repository: Repository) -> Iterator[None]:
 def fetch(repository: Repository, source: Path | None = None) -> Path:
     """Fetch and repair a repository; return its folder.
 
-    source: a checkout or an archive; None: GitHub. Raises `UsageError` if the files are not those
-    of the commit, and `EnvironmentRefused` if GitHub cannot be reached.
+    source: a checkout or an archive; None: GitHub. Raises `UsageError` if the files differ from the
+    commit, and `EnvironmentRefused` if GitHub cannot be reached.
     """
     with tempfile.TemporaryDirectory() as temporary:
         given = source or _download(repository, Path(temporary))
@@ -106,8 +106,8 @@ def fetch(repository: Repository, source: Path | None = None) -> Path:
     received = digest(files)
     if received != repository.sha256:
         raise UsageError(
-            f"the files of {source or repository.archive} have the sha256 {received[:12]}, and "
-            f"those of {repository.name} {repository.commit[:12]} have {repository.sha256[:12]}",
+            f"the files of {source or repository.archive} have the sha256 {received[:12]}; "
+            f"{repository.name} {repository.commit[:12]} must have {repository.sha256[:12]}",
             f"give a checkout of commit {repository.commit}, without further files.",
         )
     for repair in repository.repairs:  # the digest says that each text is there

@@ -15,7 +15,7 @@ from nsabench.worker.protocol import Refused, Step
 class CompiledLaunch(Message):
     """A launch, compiled for one architecture under one Triton.
 
-    The numbers are those of the cubin; None if there is none.
+    The numbers describe the cubin; None without one.
     """
 
     key: str = Field("", description="equal for launches that compile to the same code")

@@ -1,7 +1,7 @@
 """Finds machine code that reads a uniform register which nothing wrote.
 
-ptxas 12.8 (Tritons 3.4 to 3.7) compiles some kernels with `wgmma` wrong: if two operands of
-different layouts share a base, it does not write the address of one. The kernel then reads any
+ptxas 12.8 (Tritons 3.4 to 3.7) compiles some kernels with `wgmma` wrong. If two operands of
+different layouts share a base, it does not write the address of one, and the kernel reads any
 address. Only the machine code shows this.
 
 Uniform registers, UR0 to UR62, belong to a warp. A read is reported if some way through the code
@@ -105,7 +105,7 @@ def _reads(opcode: str, operands: list[str]) -> Iterator[range]:
         for kind, name in _REGISTER.findall(operand):
             number = int(name)
             if kind == "gdesc[":
-                # wgmma: two registers for each operand that lies in shared memory.
+                # wgmma: two registers for each operand in shared memory.
                 both = operands[1].startswith("gdesc")
                 yield range(number if both else number + 2, number + 4)
             else:

@@ -92,11 +92,11 @@ class Worker:
                 for row in self._rows_of(item, group[0]):
                     same = row.key or row.reason
                     rows.setdefault((item.op, item.name, same), row).cases += len(group)
-        # What could not be recorded comes first.
+        # Rows without a launch come first.
         return Recorded(launches=sorted(rows.values(), key=lambda row: bool(row.key)))
 
     def _rows_of(self, item: Implementation, case: Case) -> list[CompiledLaunch]:
-        """Return a row for each distinct launch of a case, or one that says why there is none."""
+        """Return a row for each distinct launch of a case, or one row with the reason."""
         common = CompiledLaunch(
             op=item.op,
             implementation=item.name,

@@ -90,7 +90,7 @@ def test_a_folder_given_by_hand_is_held_to_the_commit(checkout: Path) -> None:
     # Brought without a repair, it is not what is wanted.
     assert not repository.is_here(of())
     (checkout / "LICENSE").write_bytes(b"as it was not\n")
-    with pytest.raises(UsageError, match="those of some-kernels cccccccccccc have"):
+    with pytest.raises(UsageError, match="some-kernels cccccccccccc must have"):
         repository.fetch(wanted, checkout)
     assert repository.is_here(wanted), "what was brought before is still there"
 
@@ -131,7 +131,7 @@ def test_what_is_here_is_listed(nsabench: Nsabench, checkout: Path) -> None:
         (("no-such",), "there is no library 'no-such'"),
         (("fla-core",), "fla-core is not a repository"),
         (("--from", "."), "--from holds the files of one library"),
-        (("Flash-Sparse-Attention", "--from", "."), "have 8e883ade320a"),
+        (("Flash-Sparse-Attention", "--from", "."), "must have 8e883ade320a"),
     ],
 )
 def test_what_cannot_be_fetched_is_said(

@@ -1,4 +1,4 @@
-"""Problems of a GPU: its memory, who else uses it, and what changes its clocks."""
+"""Problems of a GPU: its memory, other processes, and what changes its clocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a doctor says: a problem, how bad it is, and what to do about it."""
+"""A problem that the doctor reports, with its severity and its remedy."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def _numpy(environment: Environment) -> Iterator[Problem]:
 
 
 def _wanted_triton(environment: Environment) -> str | None:
-    """Return the triton that this torch pins itself, or the one of our table."""
+    """Return the triton that this torch pins, by itself or by `PAIRS`."""
     pair = pair_of(environment.software.known_torch or "")
     return environment.software.pinned_triton or (pair.triton if pair is not None else None)
 

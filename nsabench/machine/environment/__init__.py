@@ -1,1 +1,1 @@
-"""What this machine is: hardware, driver, software, and what is wrong with it."""
+"""Describes this machine: hardware, driver, software."""

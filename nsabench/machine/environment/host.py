@@ -43,7 +43,7 @@ def read_host(absent: dict[str, str], root: Path = Path("/")) -> Host:
 
 
 def _read_processor(root: Path, absent: dict[str, str]) -> str | None:
-    """Return the name in /proc/cpuinfo, or else that of py-cpuinfo, which takes a second."""
+    """Return the name in /proc/cpuinfo, or else ask py-cpuinfo, which takes a second."""
     named = re.search(r"^model name\s*:\s*(.+)$", _read(root / "proc/cpuinfo") or "", re.MULTILINE)
     if named is not None:
         return named[1]

@@ -25,7 +25,7 @@ def machine_of(run_id: str, described: Described, root: Path = Path("/")) -> str
 
 
 def _machine_id(root: Path) -> str:
-    """Return "" if there is none; images of containers have an empty file."""
+    """Return the host's id; "" without one. Images of containers have an empty file."""
     for name in ("etc/machine-id", "var/lib/dbus/machine-id"):  # some have only the second
         with suppress(OSError, UnicodeDecodeError):
             if found := (root / name).read_text().strip():

@@ -1,4 +1,4 @@
-"""What `environment.json` says: everything about the machine that can decide a number.
+"""The content of `environment.json`: everything about the machine that can decide a number.
 
 Names end in their unit (`_bytes`, `_mhz`, `_w`, `_c`). A field that could not be read is None, and
 `Environment.absent` says why. Nothing here identifies the machine or its user.
@@ -33,7 +33,7 @@ class Gpu(Part):
 
     memory_bytes: int | None = None
     memory_used_bytes: int | None = None
-    # From the worker, for the device in use. In a MIG slice they are those of the slice.
+    # From the worker, for the device in use. In a MIG slice they describe the slice.
     multiprocessors: int | None = None
     l2_bytes: int | None = None
 
@@ -94,7 +94,7 @@ class Host(Part):
 
 
 class Software(DescribedSoftware):
-    """What a worker said, and what is installed."""
+    """The description of a worker, and the installation."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -129,7 +129,7 @@ class Container(Part):
 
 
 class Run(Part):
-    """What the plan does not hold of a run.
+    """Facts about a run that its plan does not hold.
 
     commits: of the checkouts of `nsabench` and `kernels`, with `-dirty` if tracked files differ.
     variables: environment variables, from an allow-list.
@@ -142,7 +142,7 @@ class Run(Part):
 
 
 class Environment(Part):
-    """What this machine is. `complete`: nothing is missing of what the numbers may depend on."""
+    """This machine. complete: all that the numbers may depend on could be read."""
 
     schema_version: int = SCHEMA_VERSION
     collected: Moment

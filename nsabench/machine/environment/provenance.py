@@ -58,7 +58,7 @@ def read_run(plan: Plan | None, variables: Mapping[str, str], absent: dict[str, 
 def read_commit(folder: Path) -> str:
     """Return the commit of the checkout around a folder, with `-dirty` if tracked files differ.
 
-    Raises `OSError`, whose text names no path, if there is no checkout or no git.
+    Raises `OSError` without a checkout or without git; its text names no path.
     """
     commit = _run_git(folder, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
     # An installation inside someone else's checkout (a .venv, say) is not from that commit.

@@ -14,7 +14,7 @@ from nsabench.machine.environment import nvml
 from nsabench.machine.environment.redaction import redact
 from nsabench.model.description import Described, DescribedDevice, DescribedSoftware
 
-# What an import or a call of a library ends in that is missing, too old or built otherwise.
+# Raised by an import or a call if a library is missing, old or built otherwise.
 _FAILURES = (
     *(ImportError, AttributeError, RuntimeError, OSError),
     *(AssertionError, TypeError, ValueError, subprocess.TimeoutExpired),
