@@ -32,7 +32,7 @@ class Suspect:
 
 @dataclass
 class Findings:
-    """What was found of one implementation so far: the largest errors of all its calls."""
+    """The findings about one implementation so far, with the largest errors of all its calls."""
 
     computes: str
     status: Status = Status.WRONG  # if there is a reason
@@ -71,7 +71,7 @@ class Checker:
         return Prepared(forms=forms, failures=failures)
 
     def check(self, delivery: Delivery) -> Checked:
-        """Compare the results that lie in the mailbox with the oracle of their set."""
+        """Compare the results in the mailbox with the oracle of their set."""
         findings = self.findings.setdefault(delivery.implementation, Findings(delivery.computes))
         if flaw := self._find_flaw(delivery, findings):
             if not findings.reason:

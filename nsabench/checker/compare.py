@@ -77,13 +77,12 @@ def measure(
     """Measure the errors of a result [..., w] as a whole, and of its worst row [w], in float64.
 
     A mean hides one row among thousands, so each row counts by itself. Its error is relative to its
-    own norm or to that of a typical row (the root of the mean square), whichever is larger: a row
-    that cancels to nearly nothing has no meaningful relative error. A row that is lost has one. It
-    is nearly zero, and the right row is too large to be the rounding of a typical row.
+    own norm or to the norm of a typical row (the root mean square), whichever is larger. The error
+    of a lost row is relative to the row's own norm: it is nearly zero and should not be.
 
     name: what the result is called in `worst_row_at`.
     resolved: the relative error that sums in this format may have (`checks.noise`).
-    factor: the output is that of an input `factor` times as large; its errors are divided by it.
+    factor: the output belongs to an input `factor` times as large, so errors are divided by it.
     leaves_out: the oracle marks rows that are not compared (`ops.rows_left_out`).
     legal: bounds of some of these rows, whose error is the distance to the bounds.
     """

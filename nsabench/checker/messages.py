@@ -44,7 +44,7 @@ class NoOracle(Message):
 
 
 class Prepared(Message):
-    """The form of the results, or why there is no oracle, by what is computed."""
+    """The form of the results, or why the oracle is missing, by the op that is computed."""
 
     kind: Literal["prepared"] = "prepared"
     forms: dict[str, Form] = Field(default={})
@@ -59,7 +59,7 @@ class Checked(Message):
 
 
 class Judged(Message):
-    """What was found of one implementation.
+    """The findings about one implementation.
 
     reason: what is wrong; empty if nothing is. diagnosis: what a wrong result looks like, or one
     that the baselines may show to be wrong. The errors are the largest of all calls.

@@ -21,7 +21,7 @@ from nsabench.ops._contract import Inputs, Legal, Op, Shape, Size, Work
 from nsabench.ops._decode import DecodeSizes
 from nsabench.processes import each
 
-# What other modules import by name; functions are called as `ops.get`.
+# Other modules import these by name; functions are called as `ops.get`.
 __all__ = ["DecodeSizes", "Inputs", "Legal", "Op", "Shape", "Size", "Work", "rows_left_out"]
 
 MANY = 1 << 18  # numbers that are drawn in some 10 ms
@@ -91,7 +91,7 @@ def find(name: str) -> Op | None:
 
 
 def get(name: str, asked_by: str = "") -> Op:
-    """Return the op of that name. Raises `UsageError`, naming `asked_by`, if there is none."""
+    """Return the op of that name. Raises `UsageError`, naming `asked_by`, if it is missing."""
     op = find(name)
     if op is not None:
         return op
@@ -167,7 +167,7 @@ def count(cases: Iterable[Case]) -> None:
 
 
 def computed_work(case: Case, name: str) -> Work:
-    """Return the compulsory work of an alternative to a case: that of the op `name`."""
+    """Return the compulsory work of the op `name`, an alternative to the op of a case."""
     try:
         return work(computed(case, name))
     except UsageError:  # the op has no such case, so nothing was measured

@@ -125,7 +125,7 @@ def _local(
     batches: int, position: Ints, heads: int, count: int, block: int, rng: np.random.Generator
 ) -> Ints:
     seen = position // block + 1
-    # The first query of each block; its choice is that of the whole block.
+    # The choice of the first query of each block is shared by the whole block.
     first = np.flatnonzero(np.diff(seen, prepend=0) != 0)
     leader = np.cumsum(np.diff(seen, prepend=0) != 0) - 1
     lead = np.broadcast_to(seen[first][:, None], (batches, len(first), heads)).reshape(-1)
@@ -177,8 +177,8 @@ def _best(position: Ints, count: int, block: int, text: int, rng: np.random.Gene
 def _features(text: int, tokens: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
     """Draw queries and keys [tokens, WIDTH] of a head that attends to similar bytes before.
 
-    A byte has a random embedding. A token's features are the sum of those of the last CONTEXT
-    bytes, each turned by a matrix of its place. Queries and keys differ by noise in these matrices.
+    A byte has a random embedding. A token sums the embeddings of the last CONTEXT bytes, each
+    turned by a matrix of its place. Queries and keys differ by noise in these matrices.
     """
     source = _text()
     data = source[(text + np.arange(tokens)) % len(source)]
@@ -203,7 +203,7 @@ def _text() -> NDArray[np.uint8]:
 def visible(indices: Ints, position: Ints, block: int) -> tuple[Ints, Ints]:
     """Return each row's blocks, sorted, [B,T,H,S], and how many of their keys the row may see.
 
-    Of repeated, absent and future blocks it sees none.
+    It sees no key of repeated, absent and future blocks.
     """
     ordered = np.sort(indices, axis=-1)
     keys = np.clip(position[:, None, None] + 1 - ordered * block, 0, block)

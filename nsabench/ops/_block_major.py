@@ -76,8 +76,8 @@ class Scores:
     """Scores s [tiles,rows*G,size] of some tiles, -inf where a query does not see a key, and their
     queries q [tiles,rows*G,D] and keys k [tiles,size,D]."""
 
-    query: Tensor  # int64 [tiles*rows], among those of the chunk
-    key: Tensor  # int64 [tiles,size], among those of the KV head
+    query: Tensor  # int64 [tiles*rows], numbers in the chunk
+    key: Tensor  # int64 [tiles,size], numbers in the KV head
     q: Tensor
     k: Tensor
     s: Tensor
@@ -108,11 +108,11 @@ class Chunk:
         group, d = self.q.shape[1:]
         width = d + self.v.shape[1]
         a_row = HELD * group * (width + self.size)
-        # The same in all passes, so that the scores are equal.
+        # All passes use equal tiles, so that the scores are equal.
         a_tile = self.tiles.query.shape[1] * a_row + HELD * self.size * width
         within = torch.arange(self.size, device=self.q.device)
         for some in self.tiles.split(max(1, _most_elements(self.q) // a_tile)):
-            # What lies behind the last key is masked, so any key will do.
+            # A key behind the last one is masked, so any key will do.
             key = (some.first.unsqueeze(1) + within).clamp_(max=len(self.k) - 1)
             query = some.query.flatten()
             q = self.q.index_select(0, query).view(len(key), -1, d)

@@ -104,8 +104,8 @@ class Op(ABC):
     length_axis: ClassVar[str] = "L"
     # The first is the default.
     distributions: ClassVar[tuple[str, ...]]
-    # What `nsabench check` tries if no shape is given, by device, each such as "N=64,L=1024": a
-    # usual size and one that no tile divides. A person waits for these, so they are few.
+    # The shapes of `nsabench check`, by device, each such as "N=64,L=1024": a usual size and one
+    # that no tile divides. A person waits for these, so they are few.
     check_shapes: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
 
     def call_form(self, name: str) -> str:
@@ -161,7 +161,7 @@ class Op(ABC):
         return None
 
     def output_shape(self, inputs: Inputs) -> tuple[int, ...]:
-        """Return the shape of the output, by default that of the first argument."""
+        """Return the shape of the output, by default the shape of the first argument."""
         return tuple(inputs.tensors[self.arguments[0]].shape)
 
     def draw_grad(self, inputs: Inputs, seed: int) -> Tensor:

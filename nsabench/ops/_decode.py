@@ -51,7 +51,7 @@ class CacheShape(HeadsShape):
 
 
 class DecodeOp(AttentionOp):
-    """An op of one token. Its lengths are those of the cache."""
+    """An op of one token. Its length is the length of the cache."""
 
     arguments: ClassVar[tuple[str, ...]] = ("q", "k", "v")
     shape_model: ClassVar[type[Shape]] = CacheShape
@@ -76,7 +76,7 @@ class DecodeOp(AttentionOp):
 
 
 def count_compressed(tokens: int, block: int, stride: int) -> int:
-    """Count the complete compressed keys. Raises `ValueError` if there is none."""
+    """Count the complete compressed keys. Raises `ValueError` if no key is complete."""
     if block > tokens:
         raise ValueError(f"S={tokens} tokens are fewer than those of one key, {block=}")
     if block % stride:

@@ -146,7 +146,7 @@ def union_sizes(spans: Ints, keys: int) -> Ints:
     clamped = np.clip(spans, 0, keys)
     order = np.argsort(clamped[..., 0], axis=1)
     starts, ends = (np.take_along_axis(clamped[..., i], order, 1) for i in (0, 1))
-    # Sorted by start, a span adds what lies behind everything before it.
+    # Sorted by start, a span adds the keys behind all spans before it.
     before = np.maximum.accumulate(np.pad(ends, ((0, 0), (1, 0)))[:, :-1], axis=1)
     sizes: Ints = np.maximum(ends - np.maximum(starts, before), 0).sum(1)
     return sizes

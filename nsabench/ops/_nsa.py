@@ -19,9 +19,9 @@ CHUNK_ELEMENTS = 1 << 26
 # The n-th score and the next are distinct if they differ by more than this part of the n-th: twice
 # the largest error of scores on drawn inputs, 2.8e-3 in bfloat16 and 3.7e-4 in float16.
 RESOLVED = {"torch.float16": 7.5e-4, "torch.bfloat16": 6e-3, "torch.float32": 1e-5}
-OF_ONE_KEY = 2  # times that if a score sums the weights of one compressed key alone
-LEAST_SCORE = 1e-30  # what is smaller may be zero in float32
-# A block is doubtful if its score is within so many times that difference.
+OF_ONE_KEY = 2  # the limit is so many times as large if a block is one compressed key
+LEAST_SCORE = 1e-30  # a smaller score may be zero in float32
+# A block is doubtful if its score is within so many times the limit.
 IN_DOUBT = 2.0
 LOGITS = 1 << 24  # in float64 at a time, where a selection is in doubt
 
@@ -33,7 +33,7 @@ class Branch:
     p: Tensor
     k: Tensor
     v: Tensor
-    keys: Tensor  # int64 [n,L] or [L]: the places of these keys among those of the row
+    keys: Tensor  # int64 [n,L] or [L]: the places of these keys in the row
 
     @property
     def out(self) -> Tensor:
@@ -98,7 +98,7 @@ def rank(scores: Tensor, position: Tensor, block_size: int) -> Tensor:
 def choose(ranked: Tensor, count: int, resolved: float) -> tuple[Tensor, Tensor]:
     """Return the selected blocks, int64 [n,count], and whether rounding decides the choice.
 
-    -1: a query has fewer blocks. Of equal scores the lowest index is selected.
+    -1: a query has fewer blocks. The lowest index of equal scores is selected.
     """
     import torch
 
@@ -108,7 +108,7 @@ def choose(ranked: Tensor, count: int, resolved: float) -> tuple[Tensor, Tensor]
         return chosen, torch.zeros_like(chosen[:, 0], dtype=torch.bool)
     last, following = values[:, count - 1], values[:, count]
     distinct = (last - following) > resolved * last.clamp_min(LEAST_SCORE)
-    free = following == float("-inf")  # there is no other block to choose
+    free = following == float("-inf")  # no other block can be chosen
     return chosen, ~(distinct | free | (last == float("inf")))
 
 

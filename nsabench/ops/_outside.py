@@ -45,7 +45,7 @@ def owners(name: str) -> str:
 
 @cache
 def of_entry_point(name: str) -> Op:
-    """Import the op of an entry point. Raises `UsageError` if there is no valid one, or two."""
+    """Import the op of an entry point. Raises `UsageError` unless one valid op has that name."""
     if len(installed()[name]) > 1:
         raise UsageError(f"{owners(name)} each have an op {name!r}", "uninstall all but one.")
     [point] = installed()[name]
@@ -58,7 +58,7 @@ def of_entry_point(name: str) -> Op:
 
 
 def load_file(path: Path, owned: Mapping[str, str], expected_sha256: str | None = None) -> Op:
-    """Load the op of the user's file, which can be named from now on.
+    """Load the op of the user's file, so that it can be named.
 
     owned: names of other ops, each with its owner. expected_sha256: of the file, if it must be a
     certain one. Raises `UsageError` if the file is another, or holds no valid op.

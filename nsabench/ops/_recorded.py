@@ -60,7 +60,7 @@ def shipped() -> Recording:
 def choices(batches: int, tokens: int, heads: int, slots: int, block: int, first: int) -> Ints:
     """Return blocks [batches * tokens * heads, slots - 3], zeros where a query selects all.
 
-    Heads are those from number `first` on, in a circle. Raises `UsageError` for other sizes.
+    Heads are taken from number `first`, in a circle. Raises `UsageError` for other sizes.
     """
     recording = shipped()
     if (slots, block) != (recording.slots, recording.block) or tokens > recording.tokens:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ALL = 4096
 SOME = 256
-# What lies under 2^-14 has fewer bits in float16, of which seven are left here.
+# Numbers under 2^-14 have fewer bits in float16; seven are left here.
 QUIET = {"torch.bfloat16": 2.0**-20, "torch.float16": 2.0**-17, "torch.float32": 2.0**-30}
 LOUD = {"torch.float16": 2.0**3}
 _SECRET = secrets.randbits(62)  # of this process

@@ -99,7 +99,7 @@ class SequenceOp(AttentionOp):
         return tokens
 
     def work(self, shape: Any, dtype: DType, distribution: str, seed: int) -> Work:
-        """Every input and the output move once; what lies between need not be moved."""
+        """Every input and the output move once; intermediate results need not move."""
         lengths = draw_lengths(shape, distribution, seed)
         keys = int(self.count_keys(lengths, shape).sum())
         widths, heads = shape.D + shape.Dv, shape.B * shape.T * shape.HQ

@@ -2,10 +2,10 @@
 
 q [B,T,HQ,D], k [B,Nc,H,D], v [B,Nc,H,Dv] -> out [B,T,HQ,Dv]. Compressed key i stands for the tokens
 i * stride up to i * stride + block. Query t sees the first (t + 1 - block) // stride + 1 keys
-(arXiv 2502.11089, section 3.3.1). Before token block - 1 there is none, and out is 0. `packed`: B
-sequences of unequal lengths one after another in q [1,B*T,HQ,D], their keys likewise, with
-cu_seqlens and cu_keys int32 [B+1]. max_seqlen: no sequence is longer; the caller knows it on the
-host.
+(arXiv 2502.11089, section 3.3.1). Before token block - 1 a query sees no key, and out is 0.
+`packed`: B sequences of unequal lengths one after another in q [1,B*T,HQ,D], their keys likewise,
+with cu_seqlens and cu_keys int32 [B+1]. max_seqlen: no sequence is longer; the caller knows it on
+the host.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 q [B,T,HQ,D], k [B,T,H,D], v [B,T,H,Dv], gates [B,T,HQ,3] -> out [B,T,HQ,Dv] = gates[0] compressed +
 gates[1] selected + gates[2] window (arXiv 2502.11089, section 3.3). Compressed keys and values are
 means of `block` tokens, one every `stride`. `n_selected` blocks of `block_size` tokens are
-selected: the first, the two up to the query's own, and those of the highest scores, the lowest
-index where scores are equal. The window is the last `window` keys. `packed`: B sequences one after
-another in q [1,B*T,HQ,D], and cu_seqlens int32 [B+1]. max_seqlen: no sequence is longer.
+selected: the first, the two up to the query's own, and the blocks with the highest scores, the
+lowest index where scores are equal. The window is the last `window` keys. `packed`: B sequences one
+after another in q [1,B*T,HQ,D], and cu_seqlens int32 [B+1]. max_seqlen: no sequence is longer.
 
 If the n-th and the next score are closer than the format resolves, rounding decides which block is
 right. Such queries are left out of the comparison and counted. They are held to bounds that every
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TRIES = 64  # to draw a last query whose selection rounding does not decide
-# The share that the keys of a stride, and the queries of a group, have in common. Neighbours are
-# alike, as those of a model are, so that their mean says something about them.
+# The share that the keys of a stride, and the queries of a group, have in common. As in a model,
+# neighbours are alike, so that their mean says something about them.
 KEYS_ALIKE, QUERIES_ALIKE = 1.0, 0.7
 
 

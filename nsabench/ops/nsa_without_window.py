@@ -2,13 +2,13 @@
 
 q [B,T,HQ,D], k [B,T,H,D], v [B,T,H,Dv], gates [B,T,HQ,2] -> out [B,T,HQ,Dv] = gates[0] compressed +
 gates[1] selected. Compressed keys and values are means of whole blocks of `block_size` tokens; a
-query sees a block from the block's last token on. Of the same blocks `n_selected` are selected: the
-first, the two up to the query's own, and those of the highest scores. The score of a block is the
-weight of its compressed key, summed over the heads of the group. `parallel_nsa` of fla-core
+query sees a block from the block's last token on. `n_selected` of these blocks are selected: the
+first, the two up to the query's own, and the blocks with the highest scores. The score of a block
+is the weight of its compressed key, summed over the heads of the group. `parallel_nsa` of fla-core
 computes this if it is given no `g_swa`.
 
 It is a case of `nsa_attention`, with one block a stride and a gate of zero on the window. `packed`,
-max_seqlen and the rows that are left out are those of `nsa_attention`.
+max_seqlen and the rows that are left out are as in `nsa_attention`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class WithoutWindowShape(SequencesShape):
         return self
 
     def whole(self) -> NsaShape:
-        """Return this shape as one of `nsa_attention`. Raises `ValueError` if there is none."""
+        """Return this shape as one of `nsa_attention`. Raises `ValueError` if it cannot be."""
         size = self.block_size
         return NsaShape(**self.model_dump(), block=size, stride=size, window=NO_WINDOW)
 

@@ -1,8 +1,8 @@
 """selection_blocks: every query attends to the blocks of keys that its KV head chose for it.
 
 q [B,T,HQ,D], k [B,T,H,D], v [B,T,H,Dv], block_indices int32 [B,T,H,S] -> out [B,T,HQ,Dv]. Query
-head i belongs to KV head i // (HQ/H). Block j holds the keys j*block_size up to (j+1)*block_size.
-A query at position t attends to the keys of its blocks up to t. -1 is no block and may stand
+head i belongs to KV head i // (HQ/H). Block j holds the keys j*block_size up to (j+1)*block_size. A
+query at position t attends to the keys of its blocks up to t. A -1 marks an empty slot and may be
 anywhere in a row. A block that is given twice counts once. A query without keys gives zeros (arXiv
 2502.11089, section 3.3.2). Packed batches have B = 1 and a fifth tensor, cu_seqlens int32 [n+1]:
 positions and blocks count from the start of the query's own sequence.

@@ -1,5 +1,4 @@
-"""Mistakes in a band of keys: those of a sequence or a cache that a query sees because of where it
-is (ops sliding_window, compressed, causal_attention, selection_varlen and decode_*)."""
+"""Mistakes in a band of keys, which a query sees because of its place in a sequence or a cache."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ class Evidence:
         return Hypothesis(text, partial(self.op.oracle, self.inputs.replaced(tensors, **options)))
 
     def attend(self, chosen: Sequence[Tensor] | None = None, **changes: object) -> Tensor:
-        """Compute these rows with other keys; the arguments are those of `Selection.attend`."""
+        """Compute these rows with other keys; `Selection.attend` has the same arguments."""
         assert self.selection is not None
         return self.shape(self.selection.attend(chosen, **changes))  # type: ignore[arg-type]
 

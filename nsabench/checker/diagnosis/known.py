@@ -19,7 +19,7 @@ from nsabench.ops import Inputs
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of an op. A mistake is its sentence, and what it changes.
+    """The known mistakes of an op. A mistake is a sentence and what it changes.
 
     inputs: yields other inputs, on which the right op gives what the mistake gives. They serve for
       outputs and for gradients.

@@ -46,7 +46,7 @@ def diagnose(op: Op, inputs: Inputs, output: Tensor, previous: Tensor | None = N
 
 
 def find_hypotheses(evidence: Evidence, op: Op) -> Iterator[Hypothesis]:
-    """Yield every hypothesis: those that need no computing, those of the op, likely ones first."""
+    """Yield every hypothesis, likely ones first."""
     yield from _remembered(evidence)
     yield from _straight_line(evidence)
     yield from find_known(evidence, op.name)

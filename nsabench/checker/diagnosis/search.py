@@ -68,7 +68,7 @@ def blank_left_out(op: Op, result: Tensor, right: Tensor) -> tuple[Tensor, Tenso
 
 
 def locate_not_finite(result: Tensor) -> str:
-    """Return how many elements are NaN or infinite and where, or "" if there are none."""
+    """Return how many elements are NaN or infinite and where, or "" if all are finite."""
     bad = ~torch.isfinite(result)
     if not bad.any():
         return ""
