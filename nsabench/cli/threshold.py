@@ -15,8 +15,8 @@ from nsabench.errors import UsageError
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Direction, Regime
 from nsabench.planning.narrow import Narrowed
-from nsabench.verdicts import pays, threshold
-from nsabench.verdicts.pays import Payment
+from nsabench.verdicts import break_even, threshold
+from nsabench.verdicts.break_even import BreakEven
 from nsabench.verdicts.threshold import Decision
 from nsabench.verdicts.threshold.document import as_data, notes
 from nsabench.verdicts.threshold.evidence import Evidence
@@ -67,7 +67,7 @@ def command(
     """
     narrowed = Narrowed(where)
     evidence = [
-        replace(found, tested=[t for t in found.tested if op in (None, t.op)])
+        replace(found, tested=[t for t in found.tested if op in (None, t.record.op)])
         for found in _evidence(runs, gpu, narrowed)
     ]
     decisions = threshold.decide_all(evidence, margin or _margin_of(evidence))
@@ -87,7 +87,7 @@ def command(
         _patch(patch, decisions)
     else:
         if payments:
-            say(pays.as_markdown(payments))
+            say(break_even.as_markdown(payments))
         if decisions:
             say(threshold.as_markdown(decisions))
 
@@ -114,9 +114,9 @@ def _are_backward(paths: tuple[Path, ...]) -> bool:
     return bool(cases) and all(case.direction is not Direction.FORWARD for case in cases)
 
 
-def _payments(paths: tuple[Path, ...], narrowed: Narrowed) -> list[Payment]:
+def _payments(paths: tuple[Path, ...], narrowed: Narrowed) -> list[BreakEven]:
     runs = (threshold.records_of(path, narrowed) for path in paths if path.is_dir())
-    return [payment for records in runs for payment in pays.decide(records)]
+    return [payment for records in runs for payment in break_even.decide(records)]
 
 
 def _margin_of(evidence: list[Evidence]) -> float:

@@ -31,7 +31,7 @@ from nsabench.processes import each
 from nsabench.running.folder import KEPT, RunFolder
 from nsabench.running.run import Finished
 from nsabench.signing import Signer
-from nsabench.verdicts import canary, merged, pays, threshold
+from nsabench.verdicts import break_even, canary, merged, threshold
 from nsabench.verdicts.failures import failures
 from nsabench.verdicts.parquet import Tables, tables_of
 from nsabench.verdicts.results import Results
@@ -166,7 +166,7 @@ def _make(
     if shown:
         results = merged.together(parts)
         found.finished = Finished(run, plan, results, wall_s, measuring_s, signer)
-        threshold.write(decisions, run.thresholds, pays.decide(results.records))
+        threshold.write(decisions, run.thresholds, break_even.decide(results.records))
         lacking = conclusion.report(Facts.read(folder, results, signer))
     else:
         threshold.write(decisions, run.thresholds)
@@ -194,7 +194,7 @@ def _derive(
         results=results if shown else None,
         tables=tables_of(results, run_id, sizes),
         failed=failures(results),
-        evidence=of_evidence(results.records, part.plan).without_rows(),
+        evidence=of_evidence(results.records, part.plan).without_records(),
         wall_s=part.log.wall_s,
         measuring_s=part.log.measuring_s,
     )

@@ -2,53 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 
 from nsabench.checks import proofs
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Catch, Regime, Role
 
-ON_A_CPU = "it was measured on a CPU, which decides nothing for a GPU"
+# By op and regime; "" and None: of all.
+Objections = Mapping[tuple[str, Regime | None], list[str]]
 
 
-def missed(records: Sequence[Record], regime: Regime | None) -> str:
-    """The controls of checks that guard this regime alone, or all, and that were not caught."""
-    missed = {
-        r.implementation
-        for r in records
-        if r.caught is Catch.MISSED and proofs.regime_of(r.caught_by) is regime
-    }
-    return f"controls were not caught: {', '.join(sorted(missed))}" if missed else ""
-
-
-def without_controls(records: Sequence[Record]) -> dict[str, str]:
-    """The ops of which no control was caught or missed, each with an objection."""
-    objections = {}
-    for op in {r.op for r in records if r.role is Role.CANDIDATE}:
-        catches = {r.caught for r in records if r.op == op and r.role is Role.CONTROL}
+def objections(records: Sequence[Record]) -> Objections:
+    """Return why the records of a run may decide nothing."""
+    found: dict[tuple[str, Regime | None], list[str]] = defaultdict(list)
+    if any(r.device != "cuda" for r in records):
+        found["", None].append("it was measured on a CPU, which decides nothing for a GPU")
+    for regime in (None, Regime.QUEUE):
+        missed = {
+            r.implementation
+            for r in records
+            if r.caught is Catch.MISSED and proofs.regime_of(r.caught_by) is regime
+        }
+        if missed:
+            found["", regime].append(f"controls were not caught: {', '.join(sorted(missed))}")
+    controls = [r for r in records if r.role is Role.CONTROL]
+    ran = {(r.op, r.caught_by) for r in controls if r.caught not in (None, Catch.UNPROVEN)}
+    for op in sorted({r.op for r in records if r.role is Role.CANDIDATE}):
+        catches = {r.caught for r in controls if r.op == op}
         if catches.isdisjoint((Catch.CAUGHT, Catch.MISSED)):
-            ran = "none was caught" if catches else "none ran"
-            objections[op] = f"no control shows that a mistake in {op} would be noticed: {ran}"
-    return objections
-
-
-def _in_queue(record: Record) -> bool:
-    """Whether something is asked of a candidate in that regime."""
-    return record.role is Role.CANDIDATE and any(
-        c.regime is Regime.QUEUE for c in record.comparisons
-    )
-
-
-def without_queue_controls(records: Sequence[Record]) -> dict[str, str]:
-    """The ops of which no control was there to show that a slow or hidden host would be noticed,
-    each with an objection."""
-    objections = {}
-    ran = {(r.op, r.caught_by) for r in records if r.caught not in (None, Catch.UNPROVEN)}
-    for op in {r.op for r in records if _in_queue(r)}:
+            became = "none was caught" if catches else "none ran"
+            found[op, None].append(
+                f"no control shows that a mistake in {op} would be noticed: {became}"
+            )
         lacking = [check for check in proofs.QUEUE if (op, check) not in ran]
         if lacking:
-            objections[op] = (
+            found[op, Regime.QUEUE].append(
                 f"no control shows that the checks {' and '.join(lacking)} work for {op}: in the "
                 f"queue nothing is decided without"
             )
-    return objections
+    return found
+
+
+def against(found: Objections, op: str, regime: Regime) -> list[str]:
+    """Return what speaks against a decision of an op in a regime."""
+    keys = (("", None), (op, None), ("", regime), (op, regime))
+    return [sentence for key in keys for sentence in found.get(key, ())]
+
+
+def joined(parts: Iterable[Objections]) -> Objections:
+    """Return what speaks against several parts of a run, each sentence once."""
+    whole: dict[tuple[str, Regime | None], list[str]] = defaultdict(list)
+    for part in parts:
+        for key, sentences in part.items():
+            whole[key] += [s for s in sentences if s not in whole[key]]
+    return whole

@@ -131,14 +131,14 @@ def _judge(
     verdict, why = from_interval(ratio, regime)
     timed = replace(_with_ratio(timed, best, ratio), verdict=verdict)
     own = _faster_of_own_package(case, record, best, regime)
-    timed = _because(_because(timed, own), why)
+    timed = because(because(timed, own), why)
     for finding in speaking:
         if finding.effect is Effect.INCONCLUSIVE and finding.concerns(record):
             timed = _unknown(timed, finding.sentence)
     return timed
 
 
-def _because(judged: Comparison, reason: str) -> Comparison:
+def because(judged: Comparison, reason: str) -> Comparison:
     """Return the comparison with one more reason. The last one comes first, and each once."""
     if reason in judged.reason:
         return judged
@@ -146,7 +146,7 @@ def _because(judged: Comparison, reason: str) -> Comparison:
 
 
 def _unknown(judged: Comparison, reason: str) -> Comparison:
-    return replace(_because(judged, reason), verdict=Verdict.INCONCLUSIVE)
+    return replace(because(judged, reason), verdict=Verdict.INCONCLUSIVE)
 
 
 def _faster_of_own_package(
@@ -260,7 +260,7 @@ def _confirm(judged: Comparison, second: CaseState, margin: float) -> Comparison
         return judged
     why = f"a second process saw a ratio of {seen.value:.3f} ({seen.lo:.3f} to {seen.hi:.3f})"
     return replace(
-        _because(judged, why),
+        because(judged, why),
         verdict=judged.verdict if agreed else Verdict.INCONCLUSIVE,
         # The decision takes the lower bound, so what only one process saw cannot pass it.
         lo=min(judged.lo, seen.lo),
@@ -324,7 +324,7 @@ def _hold_apart(
         f"latter would be {judged.ratio:.3f}"
     )
     return replace(
-        _because(judged, why),
+        because(judged, why),
         verdict=Verdict.FASTER if lo > 1 else Verdict.INCONCLUSIVE,
         ratio=min(judged.ratio, moved.value),
         lo=lo,

@@ -15,10 +15,10 @@ from nsabench.cli.all import command as measure
 from nsabench.cli.threshold import command as ask
 from nsabench.model.vocabulary import Direction, Regime, Role
 from nsabench.output.report import payment_chart
-from nsabench.verdicts import pays
+from nsabench.verdicts import break_even
 from nsabench.verdicts.tables import read_records
 from tests.runs import with_comparison
-from tests.verdicts.pays.test_pays import SHAPE, ladder, made, queued
+from tests.verdicts.test_break_even import SHAPE, ladder, made, queued
 
 MATRIX = """
 op: nsa_attention
@@ -42,7 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 def test_every_place_says_the_same(run: tuple[Path, str]) -> None:
     folder, terminal = run
-    in_queue, on_device = decided = pays.decide(read_records(folder))
+    in_queue, on_device = decided = break_even.decide(read_records(folder))
     assert (in_queue.regime, on_device.regime) == (Regime.QUEUE, Regime.DEVICE)
     said = " ".join(terminal.split())
     assert "nsa_attention pays from Python (queue): 4/2 forward" in said
@@ -57,7 +57,7 @@ def test_every_place_says_the_same(run: tuple[Path, str]) -> None:
     assert first.count(in_queue.sentence) == 2
     assert re.search(r'<section id="pays".*from Python, in ms over T.*<polyline', page, re.S)
     text = (folder / "selection_report.md").read_text()
-    assert all(pays.said(d).split(":")[0] in text for d in decided)
+    assert all(break_even.said(d).split(":")[0] in text for d in decided)
 
 
 def test_the_parts_stand_beside_the_whole_and_the_crossing_is_marked() -> None:
@@ -79,7 +79,7 @@ def test_the_parts_stand_beside_the_whole_and_the_crossing_is_marked() -> None:
         rows.append(made(length, "blocks", Role.CANDIDATE, **(blocks | more)))
         backward = part | {"direction": Direction.BACKWARD, "median_ms": 1e-3}
         rows.append(made(length, "band", Role.CANDIDATE, **backward))
-    [chart] = payment_chart.charts(pays.decide(rows), rows)
+    [chart] = payment_chart.charts(break_even.decide(rows), rows)
     assert {line.name: line.points for line in chart.lines} == {
         "nsa_attention": ((4096, 2.0), (16384, 4.0)),
         "best alternative": ((4096, 1.0), (16384, 8.0)),
@@ -98,9 +98,9 @@ def test_a_chart_of_the_queue_is_of_calls_that_are_queued() -> None:
         )
         for r in queued(ladder({4096: 2.0, 8192: 2.0}), {4096: 1.5, 8192: 0.75})
     ]
-    in_queue, on_device = payment_chart.charts(pays.decide(rows), rows)
+    in_queue, on_device = payment_chart.charts(break_even.decide(rows), rows)
     one_length = ladder({4096: 0.5})
-    assert payment_chart.charts(pays.decide(one_length), one_length) == []
+    assert payment_chart.charts(break_even.decide(one_length), one_length) == []
     [whole, dense] = in_queue.lines
     assert whole.points == ((4096, 4.096), (8192, 8.192)) and dense.points[0] == (4096, 6.0)
     assert on_device.lines[0].points == ((4096, 1.0), (8192, 1.0))

@@ -23,7 +23,7 @@ from nsabench.evidence.archive.archive import READERS, Archive, ArchivedRun
 from nsabench.evidence.archive.store import _INSTALL
 from nsabench.machine.environment.pairs import belongs
 from nsabench.reading import size
-from nsabench.verdicts import pays
+from nsabench.verdicts import break_even
 from nsabench.verdicts.parquet import TABLES
 from nsabench.verdicts.tables import records_in
 
@@ -145,7 +145,7 @@ def _payments(run: ArchivedRun, records: Path, comparisons: Path) -> Iterator[di
     predicate = run.statement.predicate
     environment = predicate.environment
     known = [r for r in records_in(records, comparisons) if ops.find(r.op) is not None]
-    for payment in pays.decide(known):
+    for payment in break_even.decide(known):
         by, against = payment.used
         yield {
             "run_id": predicate.run_id,

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from nsabench.model.vocabulary import Change, Direction, Pays, Regime
 from nsabench.output.compare.side import Side
-from nsabench.verdicts import pays
-from nsabench.verdicts.pays import Cell, Payment
+from nsabench.verdicts import break_even
+from nsabench.verdicts.break_even import LIMIT, BreakEven
+from nsabench.verdicts.series import Tested
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class ComparedPayment:
     heads: str
     direction: Direction
     regime: Regime
-    answers: tuple[Payment | None, ...]
+    answers: tuple[BreakEven | None, ...]
     shifts: tuple[PaymentShift, ...]
 
     @property
@@ -54,7 +55,7 @@ def compared(sides: Sequence[Side], band: float, band_in_queue: float) -> Iterat
     decided = [
         {
             (p.op, p.heads, p.direction, p.regime): p
-            for p in pays.decide([r for r in side.records.values() if r.case_id in common])
+            for p in break_even.decide([r for r in side.records.values() if r.case_id in common])
         }
         for side in sides
     ]
@@ -66,7 +67,7 @@ def compared(sides: Sequence[Side], band: float, band_in_queue: float) -> Iterat
         yield ComparedPayment(op, heads, direction, regime, answers, shifts)
 
 
-def _shift(before: Payment | None, after: Payment | None, band: float) -> PaymentShift:
+def _shift(before: BreakEven | None, after: BreakEven | None, band: float) -> PaymentShift:
     if before is None or after is None:
         return PaymentShift(None, "only one of the two runs was asked")
     if (before.answer, before.length) == (after.answer, after.length):
@@ -81,28 +82,29 @@ def _shift(before: Payment | None, after: Payment | None, band: float) -> Paymen
     return PaymentShift(Change.OTHER, "at no length in either")
 
 
-def _pays_less(more: Payment, less: Payment) -> bool:
+def _pays_less(more: BreakEven, less: BreakEven) -> bool:
     return more.length is not None and (less.length is None or less.length > more.length)
 
 
-def _shown(change: Change, more: Payment, less: Payment, band: float) -> PaymentShift:
+def _shown(change: Change, more: BreakEven, less: BreakEven, band: float) -> PaymentShift:
     """The shift, if a case shows it: one that pays in one run, does not in the other, and lies
     further apart than the band. Two runs of the same code may differ where a ratio is near 1."""
-    other = {cell.case_id: cell for cell in less.cells}
+    other = {one.record.case_id: one for one in less.tested}
     pairs = [
-        (cell, other[cell.case_id])
-        for cell in more.cells
-        if cell.pays and cell.length >= (more.length or 0) and cell.case_id in other
+        (one, other[one.record.case_id])
+        for one in more.tested
+        if one.passes(LIMIT) and one.length >= (more.length or 0) and one.record.case_id in other
     ]
-    cases = tuple(cell.label for cell, there in pairs if _apart(cell, there, band))
+    cases = tuple(one.label for one, there in pairs if _apart(one, there, band))
     if cases:
         return PaymentShift(change, f"it shows at {cases[0]}", cases)
-    unknown = next((there.why for _, there in pairs if there.ratio is None), "")
+    unknown = next((there.why for _, there in pairs if there.comparison.ratio is None), "")
     return PaymentShift(Change.OTHER, unknown or "by less than two runs of the same code differ")
 
 
-def _apart(pays: Cell, there: Cell, band: float) -> bool:
-    if there.pays or None in (pays.lo, pays.ratio, there.hi, there.ratio):
+def _apart(more: Tested, less: Tested, band: float) -> bool:
+    a, b = more.comparison, less.comparison
+    if less.passes(LIMIT) or None in (a.lo, a.ratio, b.hi, b.ratio):
         return False
-    assert pays.lo and pays.ratio and there.hi and there.ratio
-    return there.hi < pays.lo and there.ratio < pays.ratio / (1 + band)
+    assert a.lo and a.ratio and b.hi and b.ratio
+    return b.hi < a.lo and b.ratio < a.ratio / (1 + band)

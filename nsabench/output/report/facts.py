@@ -28,11 +28,11 @@ from nsabench.output.standing import Standing, standings, versions
 from nsabench.planning.narrow import Narrowed
 from nsabench.running.folder import HEAD, RunFolder
 from nsabench.signing import Signer
-from nsabench.verdicts import pays, threshold
+from nsabench.verdicts import break_even, threshold
 from nsabench.verdicts.attempts import CaseState, states_of
+from nsabench.verdicts.break_even import BreakEven
 from nsabench.verdicts.failures import failures
 from nsabench.verdicts.merged import assemble
-from nsabench.verdicts.pays import Payment
 from nsabench.verdicts.results import Part, Results
 from nsabench.verdicts.threshold import Decision
 
@@ -134,8 +134,8 @@ class Facts:
         return threshold.said_otherwise(self.folder.path, self.plan, self.decisions)
 
     @cached_property
-    def payments(self) -> list[Payment]:
-        return pays.decide(self.records)
+    def payments(self) -> list[BreakEven]:
+        return break_even.decide(self.records)
 
     @cached_property
     def trust(self) -> str:

@@ -28,9 +28,9 @@ from nsabench.output.report.payment_chart import charts
 from nsabench.output.report.tables import by_length, shards
 from nsabench.output.standing import tally_of_controls
 from nsabench.verdicts import threshold
+from nsabench.verdicts.break_even import CALLED
 from nsabench.verdicts.caution import beside
 from nsabench.verdicts.failures import found_while_measuring, unproven
-from nsabench.verdicts.pays import CALLED
 from nsabench.verdicts.tables import COMPARISONS, RECORDS
 
 SCRIPTS = ("series.js", "charts.js", "main.js")

@@ -8,14 +8,14 @@ and the window.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, floor, log2, log10
 
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Regime, Role, Status
 from nsabench.output import grouped
-from nsabench.verdicts.pays import CALLED, Payment
+from nsabench.verdicts.break_even import CALLED, BreakEven, crossings
 
 PARTS = {
     "nsa_attention": {
@@ -43,7 +43,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    payment: Payment
+    payment: BreakEven
     lines: Sequence[Line]
     crossings: Sequence[float]  # lengths
 
@@ -88,20 +88,19 @@ class Chart:
         return placed
 
 
-def charts(payments: Sequence[Payment], records: Sequence[Record]) -> list[Chart]:
+def charts(payments: Sequence[BreakEven], records: Sequence[Record]) -> list[Chart]:
     """Return a chart for each decision that has two lengths or more."""
     return [drawn for p in payments if (drawn := _chart(p, records)) is not None]
 
 
-def _chart(p: Payment, records: Sequence[Record]) -> Chart | None:
+def _chart(p: BreakEven, records: Sequence[Record]) -> Chart | None:
     """The op, its best alternative and its parts, on the length series with the most lengths."""
-    timed = [cell for cell in p.cells if cell.ratio is not None]
-    series = max(grouped(timed, lambda cell: cell.ladder).values(), key=len, default=[])
+    series = max(p.series, key=len, default=[])
     if len(series) < 2:
         return None
     by_key = {r.key: r for r in records}
-    wholes = [by_key[cell.case_id, cell.implementation] for cell in series]
-    dense = [by_key[cell.case_id, cell.alternative] for cell in series]
+    wholes = [one.record for one in series]
+    dense = [by_key[one.record.case_id, one.comparison.against] for one in series]
     lines = [
         Line(p.op, "whole", _points(wholes, p.regime)),
         Line("best alternative", "dense", _points(dense, p.regime)),
@@ -111,7 +110,7 @@ def _chart(p: Payment, records: Sequence[Record]) -> Chart | None:
         points = _points(parts, p.regime)
         if len(points) > 1:
             lines.append(Line(name, "part", points))
-    return Chart(p, lines, replace(p, cells=tuple(series)).crossings)
+    return Chart(p, lines, crossings(series))
 
 
 def _is_part(record: Record, whole: Record) -> bool:

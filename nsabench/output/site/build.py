@@ -27,9 +27,9 @@ from nsabench.output.report.page import SCRIPTS, data_of
 from nsabench.output.site.leaderboard import at_least_half, is_paired, leaderboards, software
 from nsabench.output.standing import tally_of_controls
 from nsabench.running.folder import KEPT, RunFolder
-from nsabench.verdicts import pays, threshold
+from nsabench.verdicts import break_even, threshold
+from nsabench.verdicts.break_even import BreakEven
 from nsabench.verdicts.parquet import TABLES
-from nsabench.verdicts.pays import Payment
 from nsabench.verdicts.threshold import Decision
 
 ARCHIVE, RUNS = "archive", "runs"  # folders of a site
@@ -50,8 +50,8 @@ class SiteRun:
     downloads: Sequence[tuple[str, str]] = ()
 
     @cached_property
-    def payments(self) -> list[Payment]:
-        return pays.decide(self.records)
+    def payments(self) -> list[BreakEven]:
+        return break_even.decide(self.records)
 
     @property
     def device(self) -> str:
@@ -78,18 +78,18 @@ class SiteRun:
         return sorted({r.implementation for r in self.records if r.caught is Catch.MISSED})
 
 
-def payments(runs: Sequence[SiteRun]) -> list[tuple[SiteRun, Payment]]:
+def payments(runs: Sequence[SiteRun]) -> list[tuple[SiteRun, BreakEven]]:
     """Return what pays, once for each device and software. runs: the latest first.
 
     The latest run says it that decides, and has at least half of the cases of the largest. Unpaired
     software comes last; otherwise the ops with the most cases come first.
     """
 
-    def place(found: tuple[SiteRun, Payment]) -> tuple[str, ...]:
+    def place(found: tuple[SiteRun, BreakEven]) -> tuple[str, ...]:
         run, p = found
         return p.op, p.heads, p.direction, p.regime, p.gpu, run.versions
 
-    def order(found: tuple[SiteRun, Payment]) -> tuple[bool, int]:
+    def order(found: tuple[SiteRun, BreakEven]) -> tuple[bool, int]:
         run, p = found
         cases = {r.case_id for r in run.records if r.op == p.op}
         return not run.is_paired, -len(cases)
@@ -98,7 +98,7 @@ def payments(runs: Sequence[SiteRun]) -> list[tuple[SiteRun, Payment]]:
     telling = []
     for several in found.values():
         deciding = [pair for pair in several if not pair[0].missed] or several
-        telling.append(at_least_half(deciding, lambda pair: len(pair[1].cells))[0])
+        telling.append(at_least_half(deciding, lambda pair: len(pair[1].tested))[0])
     return sorted(telling, key=order)
 
 

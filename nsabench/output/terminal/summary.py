@@ -20,9 +20,9 @@ from nsabench.output.document import FAILED, STYLES, on_terminal
 from nsabench.output.standing import Standing, standings, tally_of_controls
 from nsabench.running.run import Finished
 from nsabench.text import shown
-from nsabench.verdicts import pays, threshold
+from nsabench.verdicts import break_even, threshold
+from nsabench.verdicts.break_even import CALLED, BreakEven
 from nsabench.verdicts.failures import failures, unproven
-from nsabench.verdicts.pays import CALLED, Payment
 from nsabench.verdicts.threshold import Decision
 
 
@@ -91,7 +91,7 @@ def _time(finished: Finished) -> str:
 
 def _panel(finished: Finished, width: int) -> Panel:
     failed = failures(finished.results)
-    said = list(of_payments(pays.decide(finished.results.records)))[:PAYS]
+    said = list(of_payments(break_even.decide(finished.results.records)))[:PAYS]
     # Lines that are cut are also above, or on the page. The lines of what pays are not.
     for line in lines(finished, ROOM - len(said)):
         said.append(line if len(line) <= width - 4 else f"{line[: width - 5]}…")
@@ -149,7 +149,7 @@ PAYS = 6  # lines of what pays, an op and regime each; they come before all othe
 ROOM = 8  # lines of all that is said, if what pays leaves so many for the rest
 
 
-def of_payments(payments: Sequence[Payment]) -> Iterator[str]:
+def of_payments(payments: Sequence[BreakEven]) -> Iterator[str]:
     """`nsa_attention pays from Python (queue): 64/4 forward from T = 32768, step from T = 8192`."""
     for (op, regime), of_op in grouped(payments, lambda p: (p.op, p.regime)).items():
         parts = [
@@ -159,7 +159,7 @@ def of_payments(payments: Sequence[Payment]) -> Iterator[str]:
         yield f"{op} pays {CALLED[regime]} ({regime}): {'; '.join(parts)}"
 
 
-def _when(p: Payment) -> str:
+def _when(p: BreakEven) -> str:
     if p.answer is Pays.FROM:
         return f"from {p.axis} = {p.length}"
     if p.answer in (Pays.NO, Pays.NOT_FAR_ENOUGH):
@@ -218,10 +218,11 @@ def _decisions(finished: Finished, names: set[str]) -> Iterator[str]:
 def _why(decision: Decision) -> str:
     by = decision.decided_by
     if decision.answer is Answer.NO and by is not None:
-        found = str(by.verdict if by.status == Status.OK else by.status)
-        if by.verdict is Verdict.FASTER:
+        verdict, status = by.comparison.verdict, by.record.status
+        found = str(verdict if status is Status.OK else status)
+        if verdict is Verdict.FASTER:
             found += f", but not surely {decision.margin:g} times as fast,"
-        return f"{found} at {by.axis}={by.length}"
+        return f"{found} at {decision.axis}={by.length}"
     return decision.reasons[0] if decision.reasons else ""
 
 

@@ -21,7 +21,7 @@ def audit_csv(path: Path, gpu: str | None = None) -> list[Finding]:
     """
     limits = Limits.of_sheet(datasheet.find(gpu)) if gpu else Limits()
     read = table.read(path)
-    rows = read.rows()
+    rows = read.records()
     # A table has no controls, and need not be told so.
     against = " and ".join(table.name_of(column) for column in read.baselines)
     findings = [

@@ -213,7 +213,7 @@ def _check_growth(table: Table) -> Iterator[Finding]:
     Only for a table whose columns do not give the whole shape: the work is not known there.
     """
     axis = _first_size(table)
-    if axis is None or table.rows():
+    if axis is None or table.records():
         return
     for column in table.times:
         points = [

@@ -183,13 +183,13 @@ class Table:
         words += [self.cell(line, "mode")] if self.mode(line) is None else []
         return " ".join(word for word in words if word)
 
-    def rows(self) -> list[Record]:
+    def records(self) -> list[Record]:
         """What the checks read: a row a timed implementation, where the sizes are all known."""
         roles = dict.fromkeys(self.baselines, Role.BASELINE)
         if self.candidate:
             roles[self.candidate] = Role.CANDIDATE
-        rows = (self._row(line, c, role) for line in self.lines for c, role in roles.items())
-        return [row for row in rows if row is not None]
+        records = (self._record(line, c, role) for line in self.lines for c, role in roles.items())
+        return [record for record in records if record is not None]
 
     def shape(self, line: Line) -> Shape | None:
         """The sizes of the line's case; None where they are not all given, or are none."""
@@ -199,7 +199,7 @@ class Table:
         except ValidationError:
             return None
 
-    def _row(self, line: Line, column: str, role: Role) -> Record | None:
+    def _record(self, line: Line, column: str, role: Role) -> Record | None:
         time, shape = self.time_ms(line, column), self.shape(line)
         if shape is None:
             return None

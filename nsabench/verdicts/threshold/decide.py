@@ -1,22 +1,24 @@
-"""The decision: the smallest tested length from which on every tested case passes.
-
-Monotone by construction: lengths are walked from the greatest down, and the first at which a case
-does not pass ends the walk, so there is no length above a threshold at which the candidate failed.
-"""
+"""The decision: the smallest tested length from which every tested case passes the margin."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from nsabench.model.source import Source
+from nsabench import labels
+from nsabench.checks import Finding
+from nsabench.machine.environment.pairs import belongs
+from nsabench.model.record import Record
 from nsabench.model.vocabulary import MARGIN, Answer, Regime, Status, Verdict
 from nsabench.planning.narrow import Narrowed
-from nsabench.verdicts.caution import tally
-from nsabench.verdicts.threshold.evidence import AXES, Evidence, Note, Tested
+from nsabench.verdicts.caution import beside, tally
+from nsabench.verdicts.objections import against
+from nsabench.verdicts.series import Tested, by_length, walk
+from nsabench.verdicts.threshold.evidence import Evidence
 from nsabench.verdicts.threshold.union import (
-    looked_at_together,
+    decide_together,
     refuse_several_kernels,
     taken_for_one,
 )
@@ -25,17 +27,19 @@ from nsabench.verdicts.verdict import NEAR
 # A case the candidate declines is none it was tested on: the gate does not use it there.
 DECLINED = frozenset({Status.UNSUPPORTED, Status.SKIPPED})
 LEAST_LENGTHS = 2
-LEAST_VALUES = 2  # of each axis in `evidence.AXES` that the op has
+LEAST_VALUES = 2  # of each size in `AXES` that the op has
+# The sizes that stand for what a kernel may depend on, if an op has them.
+AXES = {"head dims": "D", "heads": "H", "numbers of spans": "n_spans"}
 
 
 @dataclass(frozen=True)
 class Rung:
-    """What was found at one length."""
+    """What was found at one length. weakest: the smallest lower end; None if a case has none."""
 
     length: int
     cases: int
     passed: int
-    weakest: float | None  # the smallest speedup_lo; None when a case has none
+    weakest: float | None
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,24 @@ class Decision:
 _Key = tuple[str, str, str, Regime]
 
 
+@dataclass
+class _Group:
+    """What was tested of one op on one GPU and combo, in one regime, by candidate."""
+
+    tested: dict[str, list[Tested]] = field(default_factory=lambda: defaultdict(list))
+    against: list[str] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)
+    caveats: list[str] = field(default_factory=list)
+
+
+def combo(record: Record) -> str:
+    """The versions that a record was measured with."""
+    if record.torch is None:
+        return "as in the table"
+    named = f"torch {record.torch}, triton {record.triton}"
+    return f"{named}, CUDA {record.cuda}" if record.cuda else named
+
+
 def decide_all(given: Sequence[Evidence], margin: float = MARGIN) -> list[Decision]:
     """One decision a GPU, combo, op, regime and candidate. Of each op in a regime the user's own
     come first, then the smallest threshold, then the best.
@@ -104,52 +126,42 @@ def decide_all(given: Sequence[Evidence], margin: float = MARGIN) -> list[Decisi
     refuse_several_kernels(given)
     taken = taken_for_one(given)
     conditions = {evidence.where for evidence in given}
-    # Where they were not narrowed alike, they are together for no one shape.
+    # If they were not narrowed alike, they are together for no one shape.
     where = conditions.pop() if len(conditions) == 1 else ()
-    groups: dict[_Key, dict[str, list[Tested]]] = defaultdict(lambda: defaultdict(list))
-    objections: dict[_Key, list[str]] = defaultdict(list)
-    notes: dict[_Key, list[Note]] = defaultdict(list)
-    caveats: dict[_Key, list[str]] = defaultdict(list)
-    for evidence in looked_at_together(given):
+    groups: dict[_Key, _Group] = defaultdict(_Group)
+    for evidence in decide_together(given):
         for tested in evidence.tested:
-            groups[_key(tested)][tested.candidate].append(tested)
+            groups[_key(tested)].tested[tested.record.implementation].append(tested)
         for key in {_key(tested) for tested in evidence.tested}:
             _, _, op, regime = key
-            against = evidence.against(op, regime)
-            objections[key] += [o for o in against if o not in objections[key]]
-            notes[key] += [n for n in evidence.notes if n.op == op and n not in notes[key]]
-            caveats[key] += [c for c in evidence.caveats.get(op, ()) if c not in caveats[key]]
-    return [
-        decision
-        for key, group in sorted(groups.items())
-        for decision in sorted(
-            (
-                _decide(
-                    name,
-                    rows,
-                    objections[key],
-                    [
-                        n.sentence
-                        for n in notes[key]
-                        if n.implementation == name or n.implementation not in group
-                    ],
-                    [*caveats[key], *taken.get((key[2], name), ())],
-                    margin,
-                    where,
-                )
-                for name, rows in group.items()
-            ),
-            key=preference,
-        )
-    ]
+            _add_new(groups[key].against, against(evidence.against, op, regime))
+            _add_new(groups[key].notes, evidence.notes.get(op, ()))
+            _add_new(groups[key].caveats, evidence.caveats.get(op, ()))
+    decisions = []
+    for key, group in sorted(groups.items()):
+        decided = []
+        for name, rows in group.tested.items():
+            notes = [
+                f"{note.implementation}: {note.sentence}"
+                for note in group.notes
+                if note.implementation == name or note.implementation not in group.tested
+            ]
+            caveats = [*group.caveats, *taken.get((key[2], name), ())]
+            decided.append(_decide(rows, group.against, notes, caveats, margin, where))
+        decisions += sorted(decided, key=preference)
+    return decisions
 
 
 def _key(tested: Tested) -> _Key:
-    return tested.gpu, tested.combo, tested.op, tested.regime
+    record = tested.record
+    return record.gpu_name, combo(record), record.op, tested.comparison.regime
+
+
+def _add_new(known: list[Any], found: Iterable[Any]) -> None:
+    known += [one for one in found if one not in known]
 
 
 def _decide(
-    candidate: str,
     rows: Sequence[Tested],
     objections: Sequence[str],
     notes: Sequence[str],
@@ -157,112 +169,94 @@ def _decide(
     margin: float,
     where: tuple[str, ...],
 ) -> Decision:
-    by_length: dict[int, list[Tested]] = defaultdict(list)
-    for row in rows:
-        if row.status not in DECLINED:
-            by_length[row.length].append(row)
-    threshold: int | None = None
-    above: list[Tested] = []
-    stopper: Tested | None = None
-    for length in sorted(by_length, reverse=True):
-        failing = [row for row in by_length[length] if not passes(row, margin)]
-        if failing:
-            stopper = min(failing, key=lambda row: (_is_open(row), row.speedup_lo or 0.0))
-            break
-        threshold = length
+    tested = [row for row in rows if row.record.status not in DECLINED]
+    threshold, failing = walk(tested, margin)
+    stopper = min(failing, key=lambda row: (_is_open(row), row.lo or 0.0), default=None)
+    above = [row for row in tested if threshold is not None and row.length >= threshold]
     reasons = list(objections)
     answer = Answer.NOT_DECIDED
-    if not by_length:
+    if not tested:
         answer = Answer.NOT_TESTED
-        reasons.append(_untested(rows))
+        why = next((f": {row.why}" for row in rows if row.why), "")
+        reasons.append(f"no case was measured{why}")
     elif threshold is None:
         assert stopper is not None
         if not reasons and not _is_open(stopper):
             answer = Answer.NO
         reasons.append(
-            f"nothing qualifies: at the greatest length, {stopper.axis}={stopper.length}, "
+            f"nothing qualifies: at the greatest length, {_length(stopper)}, "
             f"{_why(stopper, margin)}"
         )
     else:
-        above = [row for row in rows if row.status not in DECLINED and row.length >= threshold]
         reasons += _gaps(above, rows, threshold, Narrowed(where).pinned)
         if not reasons:
             answer = Answer.FROM
     unconfirmed = [] if reasons else [row for row in above if _is_unconfirmed(row, margin)]
     if unconfirmed:
         notes = [*notes, _one_process(unconfirmed, margin)]
+    first, regime = rows[0].record, rows[0].comparison.regime
     return Decision(
-        gpu=rows[0].gpu,
-        combo=rows[0].combo,
-        op=rows[0].op,
-        candidate=candidate,
+        gpu=first.gpu_name,
+        combo=combo(first),
+        op=first.op,
+        candidate=first.implementation,
         margin=margin,
         min_length=None if reasons else threshold,
         reasons=reasons,
-        rungs=[_rung(n, by_length[n], margin) for n in sorted(by_length)],
+        rungs=[_rung(length, cases, margin) for length, cases in by_length(tested).items()],
         decided_by=stopper,
-        runs=sorted({row.run_id for row in rows}),
-        axis=rows[0].axis,
+        runs=sorted({row.record.run_id for row in rows}),
+        axis=labels.axis(first.op),
         notes=list(notes),
         one_process=len(unconfirmed),
         caveats=list(caveats),
-        own=any(Source(row.source).is_file for row in rows),
+        own=any(row.own for row in rows),
         answer=answer,
         where=where,
-        regime=rows[0].regime,
-        unpaired=rows[0].unpaired,
-        caution="" if reasons else tally(row.caution for row in above),
+        regime=regime,
+        unpaired=belongs(first.torch, first.triton),
+        caution="" if reasons else tally(beside(row.record, regime) for row in above),
     )
+
+
+def _length(tested: Tested) -> str:
+    return f"{labels.axis(tested.record.op)}={tested.length}"
 
 
 def _is_open(row: Tested) -> bool:
     """Whether it is not known that this case does not pass."""
-    return row.status == Status.OK and row.verdict == Verdict.INCONCLUSIVE
-
-
-def _untested(rows: Sequence[Tested]) -> str:
-    why = next((f": {row.why}" for row in rows if row.why), "")
-    return f"no case was measured{why}"
-
-
-def passes(row: Tested, margin: float) -> bool:
-    """Right, clearly faster, and by the margin at the lower end of the interval."""
-    return (
-        row.status == Status.OK
-        and row.verdict == Verdict.FASTER
-        and row.speedup_lo is not None
-        and row.speedup_lo >= margin
-    )
+    return row.record.status is Status.OK and row.comparison.verdict is Verdict.INCONCLUSIVE
 
 
 def _is_unconfirmed(row: Tested, margin: float) -> bool:
     """Whether one process alone says that it passes, and another might well not."""
-    assert row.speedup_lo is not None
-    return row.speedup_lo < margin * (1 + NEAR) and row.margin != margin
+    assert row.lo is not None
+    return row.lo < margin * (1 + NEAR) and row.margin != margin
 
 
 def _one_process(rows: Sequence[Tested], margin: float) -> str:
-    looked_at = sorted({row.margin for row in rows if row.margin is not None})
+    confirmed_at = sorted({row.margin for row in rows if row.margin is not None})
     confirmations = (
-        f"verdicts were confirmed at {' and '.join(f'{m:g}' for m in looked_at)}"
-        if looked_at
+        f"verdicts were confirmed at {' and '.join(f'{m:g}' for m in confirmed_at)}"
+        if confirmed_at
         else "none of them is known to have been measured twice"
     )
-    weakest = min(rows, key=lambda row: row.speedup_lo or 0.0)
+    weakest = min(rows, key=lambda row: row.lo or 0.0)
     return (
         f"it rests on one process: {len(rows)} of the cases that pass do so by less than "
-        f"{NEAR:.0%}, such as {weakest.label} with speedup_lo {weakest.speedup_lo:.3f}, and "
+        f"{NEAR:.0%}, such as {weakest.label} with speedup_lo {weakest.lo:.3f}, and "
         f"{confirmations}; `nsabench all --margin {margin:g}` measures such cases twice"
     )
 
 
 def _why(row: Tested, margin: float) -> str:
-    who, why = f"{row.candidate} on {row.label}", f" ({row.why})" if row.why else ""
-    if row.status != Status.OK:
-        return f"{who} is {row.status}{why}"
-    if row.speedup_lo is None:
-        return f"{who} has no speed-up ({row.verdict})"
-    return f"{who} is {row.verdict}, speedup_lo {row.speedup_lo:.3f} against {margin:g}{why}"
+    who, why = f"{row.record.implementation} on {row.label}", f" ({row.why})" if row.why else ""
+    verdict = row.comparison.verdict
+    if row.record.status is not Status.OK:
+        return f"{who} is {row.record.status}{why}"
+    if row.lo is None:
+        return f"{who} has no speed-up ({verdict})"
+    return f"{who} is {verdict}, speedup_lo {row.lo:.3f} against {margin:g}{why}"
 
 
 def _gaps(
@@ -270,20 +264,21 @@ def _gaps(
 ) -> Iterable[str]:
     """What too little was tested of, from the threshold on. pinned: sizes of which one value is
     all that was asked for."""
-    lengths = {row.length for row in above}
-    if len(lengths) < LEAST_LENGTHS:
+    if len({row.length for row in above}) < LEAST_LENGTHS:
         yield f"coverage is too small: from {length} on only one length was tested"
-    for axis in sorted({axis for row in rows for axis in row.axes}):
-        values = sorted({row.axes[axis] for row in above if axis in row.axes})
-        if len(values) < LEAST_VALUES and AXES[axis] not in pinned:
+    for name, size in AXES.items():
+        if size in pinned or not any(size in row.record.shape for row in rows):
+            continue
+        values = sorted({row.record.shape[size] for row in above if size in row.record.shape})
+        if len(values) < LEAST_VALUES:
             tested = ", ".join(map(str, values)) or "none"
-            yield f"coverage is too small: from {length} on the tested {axis} are {tested}"
+            yield f"coverage is too small: from {length} on the tested {name} are {tested}"
 
 
 def _rung(length: int, rows: Sequence[Tested], margin: float) -> Rung:
-    values = [row.speedup_lo for row in rows]
+    values = [row.lo for row in rows]
     weakest = None if None in values else min(v for v in values if v is not None)
-    return Rung(length, len(rows), sum(passes(row, margin) for row in rows), weakest)
+    return Rung(length, len(rows), sum(row.passes(margin) for row in rows), weakest)
 
 
 def preference(decision: Decision) -> tuple[bool, float, int, float, str]:

@@ -16,8 +16,8 @@ from nsabench.model.vocabulary import Regime
 from nsabench.planning.yaml_document import LOADER, refuse_nested
 from nsabench.sources import digest_packages
 from nsabench.text import code, markdown
-from nsabench.verdicts import pays
-from nsabench.verdicts.pays import Payment
+from nsabench.verdicts import break_even
+from nsabench.verdicts.break_even import BreakEven
 from nsabench.verdicts.threshold.decide import Decision
 from nsabench.verdicts.threshold.gate import gates, per_gpu
 
@@ -40,14 +40,14 @@ def decided_with() -> str:
     return f"nsabench {__version__} ({digest_packages({'nsabench'})[:12]})"
 
 
-def as_data(decisions: Sequence[Decision], payments: Sequence[Payment] = ()) -> dict[str, Any]:
+def as_data(decisions: Sequence[Decision], payments: Sequence[BreakEven] = ()) -> dict[str, Any]:
     of_gate = [d for gate in gates(decisions) for d in gate.decisions]
     return {
         "schema_version": SCHEMA_VERSION,
         "decided_with": decided_with(),
         "runtime": {"sel_triton_min_L": per_gpu(decisions) or None} | _by_regime(decisions),
         "notes": notes(decisions),
-        "pays": pays.as_data(payments),
+        "pays": break_even.as_data(payments),
         "decisions": [_decision(d, gate=d in of_gate) for d in decisions],
     }
 
@@ -88,11 +88,11 @@ def _decision(d: Decision, *, gate: bool) -> dict[str, Any]:
         "cases": d.tested,
         "decided_by": by
         and {
-            "case": by.case,
+            "case": by.record.case_id,
             "length": by.length,
-            "status": str(by.status),
-            "verdict": by.verdict and str(by.verdict),
-            "speedup_lo": by.speedup_lo,
+            "status": str(by.record.status),
+            "verdict": by.comparison.verdict and str(by.comparison.verdict),
+            "speedup_lo": by.lo,
             "why": by.why,
         },
         "lengths": [
@@ -103,11 +103,11 @@ def _decision(d: Decision, *, gate: bool) -> dict[str, Any]:
     }
 
 
-def as_yaml(decisions: Sequence[Decision], payments: Sequence[Payment] = ()) -> str:
+def as_yaml(decisions: Sequence[Decision], payments: Sequence[BreakEven] = ()) -> str:
     return HEAD + yaml.safe_dump(as_data(decisions, payments), sort_keys=False, width=100)
 
 
-def write(decisions: Sequence[Decision], path: Path, payments: Sequence[Payment] = ()) -> None:
+def write(decisions: Sequence[Decision], path: Path, payments: Sequence[BreakEven] = ()) -> None:
     whole(path, as_yaml(decisions, payments).encode())
 
 
@@ -144,10 +144,11 @@ def _section(d: Decision) -> list[str]:
         lines.append(f"| {r.length} | {r.cases} | {r.passed} | {weakest} |")
     if d.decided_by is not None:
         by = d.decided_by
-        value = "no speed-up" if by.speedup_lo is None else f"speedup_lo {by.speedup_lo:.3f}"
+        value = "no speed-up" if by.lo is None else f"speedup_lo {by.lo:.3f}"
+        why = f" ({markdown(by.why)})" if by.why else ""
         lines += [
             "",
             f"decided by {markdown(by.label)} at {d.axis} = {by.length}: "
-            f"{by.verdict or by.status}, {value}{f' ({markdown(by.why)})' if by.why else ''}",
+            f"{by.comparison.verdict or by.record.status}, {value}{why}",
         ]
     return [*lines, ""]

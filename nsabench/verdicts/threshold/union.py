@@ -1,11 +1,12 @@
-"""Runs that are read together: of one kernel, and held together to what looks along a length.
+"""Runs that are decided together: of one kernel, and checked along a length as one run would be.
 
-Where a ladder lies in several runs, be they shards or matrices of their own, none of them sees it
-whole.
+If a length series lies in several runs, be they shards or matrices of their own, none of them sees
+it whole.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -16,47 +17,50 @@ from nsabench.model.record import Record
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Verdict
 from nsabench.verdicts.records import STATUS_OF
-from nsabench.verdicts.threshold.evidence import Evidence, Implementation, Note, Tested
+from nsabench.verdicts.series import Tested
+from nsabench.verdicts.threshold.evidence import Evidence
+from nsabench.verdicts.verdict import because
 
 ALONG_A_LENGTH = (cliff.check, monotone.check, scaling.check)
 
 
 def refuse_several_kernels(given: Iterable[Evidence]) -> None:
     """Raises `UsageError` when a candidate is not the same code wherever it was tested."""
-    seen: dict[tuple[str, str], Tested] = {}
-    for tested in (t for evidence in given for t in evidence.tested if t.source):
-        first = seen.setdefault((tested.op, tested.candidate), tested)
-        if _digest(first.source) != _digest(tested.source):
+    seen: dict[tuple[str, str], Record] = {}
+    for record in (t.record for evidence in given for t in evidence.tested if t.record.source):
+        first = seen.setdefault((record.op, record.implementation), record)
+        if _code(first.source) != _code(record.source):
             raise UsageError(
-                f"{tested.candidate} of {tested.op} is not one kernel: it is of {first.source} in "
-                f"run {first.run_id} and of {tested.source} in run {tested.run_id}",
+                f"{record.implementation} of {record.op} is not one kernel: it is of "
+                f"{first.source} in run {first.run_id} and of {record.source} in run "
+                f"{record.run_id}",
                 "a threshold is of one kernel: give the runs of one source alone.",
             )
 
 
-def taken_for_one(given: Iterable[Evidence]) -> dict[Implementation, list[str]]:
+def taken_for_one(given: Iterable[Evidence]) -> dict[tuple[str, str], list[str]]:
     """What to say of candidates, by op and name, that were tested in several runs or tables of
     which not all say what code that was."""
-    tested: dict[Implementation, dict[str, str]] = {}
-    for one in (t for evidence in given for t in evidence.tested):
-        tested.setdefault((one.op, one.candidate), {})[one.run_id] = one.source
-    return {
-        (op, name): [
-            f"{name} is taken for one kernel in {' and '.join(sorted(sources))}: nothing says what "
-            f"code was measured in {' and '.join(unsaid)}"
-        ]
-        for (op, name), sources in tested.items()
-        if (unsaid := sorted(run for run, source in sources.items() if not source))
-        and len(sources) > 1
-    }
+    tested: dict[tuple[str, str], dict[str, Source]] = defaultdict(dict)
+    for record in (t.record for evidence in given for t in evidence.tested):
+        tested[record.op, record.implementation][record.run_id] = record.source
+    said = {}
+    for (op, name), sources in tested.items():
+        unsaid = sorted(run for run, source in sources.items() if not source)
+        if unsaid and len(sources) > 1:
+            said[op, name] = [
+                f"{name} is taken for one kernel in {' and '.join(sorted(sources))}: nothing says "
+                f"what code was measured in {' and '.join(unsaid)}"
+            ]
+    return said
 
 
-def _digest(source: str) -> str:
-    """A file may have been given another name."""
-    return Source(source).digest or source
+def _code(source: Source) -> str:
+    """What tells code apart: a file may have been given another name."""
+    return source.digest or source
 
 
-def looked_at_together(given: Sequence[Evidence]) -> list[Evidence]:
+def decide_together(given: Sequence[Evidence]) -> list[Evidence]:
     """The evidence of each run, with what shows only beside the runs that agree with it."""
     return [
         _beside(evidence, [other for other in given if other is not evidence]) for evidence in given
@@ -64,61 +68,59 @@ def looked_at_together(given: Sequence[Evidence]) -> list[Evidence]:
 
 
 def _beside(own: Evidence, others: Sequence[Evidence]) -> Evidence:
-    limits = _limits(own)
     company = [
-        # A rung that it has itself comes first in its ladder; cases of two runs are never one.
-        replace(row, case_id=f"{row.case_id} of another run")
+        # Its own record of a length comes first in a series; cases of two runs are never one.
+        replace(record, case_id=f"{record.case_id} of another run")
         for other in others
-        if _agree(own, other)
-        for row in other.rows
+        if _agree(own.records, other.records)
+        for record in other.records
     ]
-    known = set(_find(own.rows, limits)) if company else set()
-    cases = {row.case_id for row in own.rows}
-    for finding in _find([*own.rows, *company], limits) if company else []:
-        if finding.case_id in cases and finding not in known:
-            own = _with(own, finding)
+    if not company:
+        return own
+    # By the data sheet, as for any host; our timer leaves nothing in L2.
+    sheet = datasheet.known(own.records[0].gpu_name)
+    limits = replace(Limits.of_sheet(sheet), l2_bytes=0) if sheet else Limits()
+    known = set(_find(own.records, limits))
+    by_case = {record.case_id: record for record in own.records}
+    for finding in _find([*own.records, *company], limits):
+        if finding.case_id in by_case and finding not in known:
+            own = _with(own, finding, by_case[finding.case_id].op)
     return own
 
 
-def _agree(one: Evidence, other: Evidence) -> bool:
-    """Whether a ladder may lie in both: the same machine, and the same code under each name."""
-    both = one.sources.keys() & other.sources.keys()
-    same = all(_digest(one.sources[key]) == _digest(other.sources[key]) for key in both)
-    return one.machine == other.machine and same
+def _agree(own: Sequence[Record], other: Sequence[Record]) -> bool:
+    """Whether a length series may lie in both: the same machine and versions, and the same code
+    under each name."""
+    if not own or not other:
+        return False
+    machines = [(r.gpu_name, r.torch, r.triton, r.cuda) for r in (own[0], other[0])]
+    code = {(r.op, r.implementation): _code(r.source) for r in own}
+    same = all(code.get((r.op, r.implementation), c) == c for r in other for c in [_code(r.source)])
+    return machines[0] == machines[1] and same
 
 
-def _limits(evidence: Evidence) -> Limits:
-    """By the data sheet, as for any host; our timer leaves nothing in L2."""
-    sheet = datasheet.known(evidence.machine[0])
-    return replace(Limits.of_sheet(sheet), l2_bytes=0) if sheet else Limits()
+def _find(records: Sequence[Record], limits: Limits) -> list[Finding]:
+    return [finding for check in ALONG_A_LENGTH for finding in check(records, limits)]
 
 
-def _find(rows: Sequence[Record], limits: Limits) -> list[Finding]:
-    return [finding for check in ALONG_A_LENGTH for finding in check(rows, limits)]
-
-
-def _with(evidence: Evidence, finding: Finding) -> Evidence:
+def _with(evidence: Evidence, finding: Finding, op: str) -> Evidence:
     """The evidence, now that this is known of one of its cases."""
-    if finding.effect is Effect.NOTE:
-        row = next(row for row in evidence.rows if row.case_id == finding.case_id)
-        note = Note(
-            row.op,
-            finding.implementation,
-            f"{finding.implementation}: {finding.sentence}",
-        )
-        return replace(evidence, notes=list(dict.fromkeys([*evidence.notes, note])))
-    return replace(evidence, tested=[_held_to(t, finding) for t in evidence.tested])
+    if finding.effect is not Effect.NOTE:
+        return replace(evidence, tested=[_held_to(t, finding) for t in evidence.tested])
+    notes = dict.fromkeys([*evidence.notes.get(op, ()), finding])
+    return replace(evidence, notes={**evidence.notes, op: list(notes)})
 
 
 def _held_to(tested: Tested, finding: Finding) -> Tested:
-    judged = tested.verdict in (Verdict.FASTER, Verdict.SLOWER, Verdict.SAME)
-    # What looks along a length names a case, and may speak of all that ran on it.
-    of_it = finding.case_id == tested.case and finding.implementation in ("", tested.candidate)
-    if not judged or not of_it:
+    judged = tested.comparison.verdict in (Verdict.FASTER, Verdict.SLOWER, Verdict.SAME)
+    if not judged or not finding.concerns(tested.record):
         return tested
     if finding.effect in STATUS_OF:
         status = STATUS_OF[finding.effect]
         return replace(
-            tested, status=status, verdict=Verdict.INVALID, speedup_lo=None, why=finding.sentence
+            tested,
+            record=replace(tested.record, status=status, reason=finding.sentence),
+            comparison=replace(tested.comparison, verdict=Verdict.INVALID, lo=None),
         )
-    return replace(tested, verdict=Verdict.INCONCLUSIVE, why=finding.sentence)
+    comparison = because(tested.comparison, finding.sentence)
+    return replace(tested, comparison=replace(comparison, verdict=Verdict.INCONCLUSIVE))

@@ -17,7 +17,7 @@ from nsabench.output.compare.payments import ComparedPayment, compared
 from nsabench.output.terminal import console
 from tests.output.compare.conftest import failures
 from tests.runs import Made, make_run
-from tests.verdicts.pays.test_pays import ladder, queued
+from tests.verdicts.test_break_even import ladder, queued
 
 
 class Told:

@@ -20,7 +20,7 @@ from tests.output.report.browser import Browser
 from tests.output.report.conftest import HOSTILE
 from tests.output.report.conftest import browser as browser
 from tests.runs import SIGNER, Made, make_run
-from tests.verdicts.pays.test_pays import made
+from tests.verdicts.test_break_even import made
 
 
 @pytest.fixture

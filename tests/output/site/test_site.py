@@ -21,7 +21,7 @@ from nsabench.output.site.build import index as index_of
 from tests.output.report.browser import Browser
 from tests.output.report.conftest import browser as browser
 from tests.runs import SIGNER, Made, make_run
-from tests.verdicts.pays.test_pays import ladder
+from tests.verdicts.test_break_even import ladder
 
 SIGNED = Made(run_id="20260101T000000Z-aaaaaa")
 WRONG = Made(

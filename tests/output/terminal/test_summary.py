@@ -16,7 +16,7 @@ from nsabench.output.report import Facts
 from nsabench.running.run import Finished
 from nsabench.verdicts import threshold
 from tests.runs import Made, make_run
-from tests.verdicts.pays.test_pays import ladder
+from tests.verdicts.test_break_even import ladder
 
 MINE = "mine.py@aaaaaaaaaaaa"
 

@@ -107,8 +107,8 @@ def test_what_a_second_process_saw_below_the_margin_does_not_pass_it(tmp_path: P
             add_attempt(log, plan, Purpose.CONFIRMATION, planned.id, outcomes)
     decision = decision_of(folder, 1.05)
     assert decision.min_length is None
-    assert decision.decided_by is not None and decision.decided_by.speedup_lo is not None
-    assert decision.decided_by.speedup_lo < 1.045
+    assert decision.decided_by is not None and decision.decided_by.lo is not None
+    assert decision.decided_by.lo < 1.045
 
 
 def test_runs_for_two_margins_do_not_say_for_which_to_decide(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from nsabench.running.folder import RunFolder
 from nsabench.running.run import Finished
 from nsabench.verdicts import threshold
 from tests.runs import Made, make_run
+from tests.verdicts.threshold.test_threshold import changed
 
 TWO = Made(implementations=("rows_cuda", "rows_group"))
 
@@ -92,8 +93,8 @@ def test_an_open_case_at_the_top_is_no_no(tmp_path: Path) -> None:
     for slower, answer in ((0, Answer.NOT_DECIDED), (1, Answer.NO)):
         tops = [t for t in evidence.tested if t.length == 512]
         cells = [
-            *(replace(t, verdict=Verdict.INCONCLUSIVE, speedup_lo=0.5) for t in tops[slower:]),
-            *(replace(t, verdict=Verdict.SLOWER, speedup_lo=0.9) for t in tops[:slower]),
+            *(changed(t, verdict=Verdict.INCONCLUSIVE, lo=0.5) for t in tops[slower:]),
+            *(changed(t, verdict=Verdict.SLOWER, lo=0.9) for t in tops[:slower]),
         ]
         [decision] = threshold.decide_all([replace(evidence, tested=cells)])
         assert decision.answer is answer

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -18,15 +19,28 @@ from nsabench import ops
 from nsabench.cli.threshold import command
 from nsabench.errors import UsageError
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Direction, Status, Verdict
+from nsabench.model.source import Source
+from nsabench.model.vocabulary import Direction, Regime, Role, Status, Verdict
+from nsabench.verdicts.objections import against
+from nsabench.verdicts.series import Tested as Cell  # pytest would collect a `Test…`
 from nsabench.verdicts.tables import read_records
 from nsabench.verdicts.threshold import as_markdown, as_yaml, decide_all, of_run, of_tables
-from nsabench.verdicts.threshold.decide import Decision, passes
+from nsabench.verdicts.threshold.decide import Decision
 from nsabench.verdicts.threshold.document import as_data
 from nsabench.verdicts.threshold.evidence import Evidence, of_records
-from nsabench.verdicts.threshold.evidence import Tested as Cell  # pytest would collect a `Test…`
 from nsabench.verdicts.threshold.patch import patch
-from tests.runs import Made, make_run, with_comparison
+from tests.runs import Made, make_run, record, with_comparison
+
+
+def changed(tested: Cell, name: str = "", **known: Any) -> Cell:
+    """The same with another name, or with these values in its comparison."""
+    renamed = replace(tested.record, implementation=name or tested.record.implementation)
+    return replace(tested, record=renamed, comparison=replace(tested.comparison, **known))
+
+
+def of_kernels(tested: Cell) -> Cell:
+    """The same of a package instead of the user's own file."""
+    return replace(tested, record=replace(tested.record, source=Source("kernels")), own=False)
 
 
 def decide(tmp_path: Path, made: Made) -> Decision:
@@ -105,10 +119,7 @@ def test_several_runs_combine_to_what_holds_for_all(tmp_path: Path) -> None:
 
 def test_of_two_that_pass_alike_the_faster_is_named(tmp_path: Path) -> None:
     evidence = of_run(make_run(tmp_path / "run", Made(ratio=lambda _: 2.0)))
-    faster = [
-        replace(cell, candidate="zz", speedup_lo=3 * (cell.speedup_lo or 0))
-        for cell in evidence.tested
-    ]
+    faster = [changed(t, name="zz", lo=3 * (t.lo or 0)) for t in evidence.tested]
     first, second = decide_all([replace(evidence, tested=[*evidence.tested, *faster])])
     assert (first.candidate, second.candidate) == ("zz", "mine")
 
@@ -116,7 +127,8 @@ def test_of_two_that_pass_alike_the_faster_is_named(tmp_path: Path) -> None:
 def test_every_candidate_is_decided_and_the_users_own_comes_first(tmp_path: Path) -> None:
     """A shipped one that is better does not hide what became of the user's, nor set its gate."""
     own = of_run(make_run(tmp_path / "own", Made(source="mine.py@aaaaaaaaaaaa")))
-    made = Made(implementations=("rows_cuda",), ratio=lambda _: 3.0)
+    # What is shipped has a digest, too.
+    made = Made(implementations=("rows_cuda",), ratio=lambda _: 3.0, sources={"x": "a" * 64})
     shipped = of_run(make_run(tmp_path / "shipped", made))
     decisions = decide_all([replace(own, tested=[*shipped.tested, *own.tested])])
     assert [(d.candidate, d.own, d.min_length) for d in decisions] == [
@@ -160,8 +172,8 @@ def test_a_gate_that_goes_by_the_second_best_of_a_combo_says_so(tmp_path: Path) 
     other = Made(run_id="r2", torch="2.12.1", implementations=("a", "b"))
     evidence = of_run(make_run(tmp_path / "2", other))
     faster = [
-        replace(cell, speedup_lo=3.0, verdict=Verdict.FASTER) if cell.candidate == "b" else cell
-        for cell in evidence.tested
+        changed(t, lo=3.0, verdict=Verdict.FASTER) if t.record.implementation == "b" else t
+        for t in evidence.tested
     ]
     decisions = decide_all(
         [of_run(make_run(tmp_path / "1", one)), replace(evidence, tested=faster)]
@@ -178,13 +190,10 @@ def test_a_gate_goes_by_the_users_own_or_by_nothing(tmp_path: Path) -> None:
     """Where it was not tested, another kernel does not stand in for it."""
     own = replace(Made(source="mine.py@aaaaaaaaaaaa"), implementations=("mine", "shipped"))
     evidence = of_run(make_run(tmp_path / "own", own))
-    tested = [
-        replace(cell, source="kernels") if cell.candidate == "shipped" else cell
-        for cell in evidence.tested
-    ]
+    tested = [of_kernels(t) if t.record.implementation == "shipped" else t for t in evidence.tested]
     made = Made(run_id="r2", torch="2.12.1", implementations=("shipped",), ratio=lambda _: 3.0)
     shipped = of_run(make_run(tmp_path / "shipped", made))
-    shipped = replace(shipped, tested=[replace(t, source="kernels") for t in shipped.tested])
+    shipped = replace(shipped, tested=[of_kernels(t) for t in shipped.tested])
     document = as_data(decide_all([replace(evidence, tested=tested), shipped]))
     assert document["runtime"]["sel_triton_min_L"] == {"NVIDIA H200": None}
     assert "here mine, which was not tested with torch 2.12.1" in document["notes"][0]
@@ -207,17 +216,25 @@ def test_a_patch_says_why_it_never_uses_a_kernel(tmp_path: Path) -> None:
 def test_monotone(cells: list[tuple[int, float]]) -> None:
     """No tested case at or above a threshold fails, and any lower length has one that does."""
     rows = [
-        Cell("g", "c", "o", "k", n, "ok", "faster" if lo > 1 else "slower", lo, str(i), "")
+        found
         for i, (n, lo) in enumerate(cells)
+        for verdict in [Verdict.FASTER if lo > 1 else Verdict.SLOWER]
+        for found in of_records(
+            [
+                with_comparison(
+                    record("k", Role.CANDIDATE, case_id=str(i), length=n), verdict=verdict, lo=lo
+                )
+            ]
+        ).tested
     ]
     [decision] = decide_all([Evidence(rows)])
     if decision.min_length is not None:
-        assert all(passes(r, 1.2) for r in rows if r.length >= decision.min_length)
+        assert all(r.passes(1.2) for r in rows if r.length >= decision.min_length)
         for lower in {r.length for r in rows if r.length < decision.min_length}:
-            assert not all(passes(r, 1.2) for r in rows if r.length >= lower)
+            assert not all(r.passes(1.2) for r in rows if r.length >= lower)
     elif any("qualifies" in reason for reason in decision.reasons):
         top = max(r.length for r in rows)
-        assert not all(passes(r, 1.2) for r in rows if r.length == top)
+        assert not all(r.passes(1.2) for r in rows if r.length == top)
 
 
 def test_the_earlier_tables_decide_nothing(tmp_path: Path) -> None:
@@ -278,7 +295,7 @@ def rows_of(op: str, lengths: dict[int, float]) -> list[Cell]:
         for role in ("candidate", "control")
     ]
     evidence = of_records(records)
-    assert evidence.objections == []
+    assert not evidence.against.get(("", None))
     return evidence.tested
 
 
@@ -449,9 +466,9 @@ def test_a_backward_of_a_table_has_no_say(tmp_path: Path) -> None:
 
 def test_an_op_without_controls_keeps_no_other_from_a_decision() -> None:
     mine = rows_of("selection_rows", dict.fromkeys((64, 128, 256), 1.5))
-    bare = replace(rows_of("sliding_window", {64: 1.5})[0], op="sliding_window")
+    [bare] = rows_of("sliding_window", {64: 1.5})
     objection = "no control shows that a mistake in sliding_window would be noticed: none ran"
-    together = Evidence([*mine, bare], of_op={"sliding_window": objection})
+    together = Evidence([*mine, bare], {("sliding_window", None): [objection]})
     reasons = {d.op: d.reasons for d in decide_all([together])}
     assert objection in reasons["sliding_window"]
     assert objection not in reasons["selection_rows"]
@@ -470,10 +487,13 @@ def test_an_op_of_which_no_control_was_caught_is_named() -> None:
         for one in [A_RECORD]
     ]
     evidence = of_records([Record.from_row(row) for row in rows])
-    assert evidence.objections == []
-    assert evidence.of_op.keys() == {"sliding_window", "compressed"}
-    assert evidence.of_op["sliding_window"].endswith("none was caught")
-    assert evidence.of_op["compressed"].endswith("none ran")
+    said = {
+        op: against(evidence.against, op, Regime.DEVICE)
+        for op in ("selection_rows", "sliding_window", "compressed")
+    }
+    assert said["selection_rows"] == []
+    assert said["sliding_window"][0].endswith("none was caught")
+    assert said["compressed"][0].endswith("none ran")
 
 
 def test_a_threshold_for_one_shape_needs_no_other_shapes(tmp_path: Path) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from nsabench.model.vocabulary import Regime
-from nsabench.verdicts.threshold.evidence import Evidence, InQueue, together
+from nsabench.verdicts.objections import against
+from nsabench.verdicts.threshold.evidence import Evidence, together
 
 
 def test_a_control_missed_in_the_queue_of_a_later_shard_counts() -> None:
-    of_op = {"decode_step": "no control ran"}
-    whole = together([Evidence([]), Evidence([], in_queue=InQueue("missed", of_op))])
-    assert whole.against("decode_step", Regime.QUEUE) == ["missed", "no control ran"]
-    assert whole.against("decode_step", Regime.DEVICE) == []
+    found = {("", Regime.QUEUE): ["missed"], ("decode_step", Regime.QUEUE): ["no control ran"]}
+    whole = together([Evidence([]), Evidence([], found), Evidence([], found)])
+    assert against(whole.against, "decode_step", Regime.QUEUE) == ["missed", "no control ran"]
+    assert against(whole.against, "decode_step", Regime.DEVICE) == []

@@ -45,7 +45,7 @@ def test_a_cliff_between_two_runs_leaves_its_cases_open(tmp_path: Path) -> None:
     [together] = decide([short, long])
     assert (whole.min_length, together.min_length) == (None, None)
     assert together.decided_by is not None and whole.decided_by is not None
-    assert together.decided_by.verdict is whole.decided_by.verdict
+    assert together.decided_by.comparison.verdict is whole.decided_by.comparison.verdict
     [reason] = together.reasons
     assert "is inconclusive" in reason and "looks like another program" in reason
     assert "looks like another program" in as_markdown([together]).rstrip().splitlines()[-1]
@@ -74,11 +74,11 @@ def test_a_time_that_stays_flat_from_one_run_to_the_next_is_impossible(tmp_path:
     flat = replace(flat, ratio=lambda length: length / 64 * 0.001 / 0.1)
     short, long = runs(tmp_path, *of_lengths(flat, (64,), (2048,)))
     alone = of_run(long)
-    statuses = {t.status for t in alone.tested}
+    statuses = {t.record.status for t in alone.tested}
     [together] = decide([short, long])
     assert statuses == {"ok"}
     assert together.decided_by is not None
-    assert together.decided_by.status == "implausible"
+    assert together.decided_by.record.status == "implausible"
     assert "time is flat while work grows" in together.reasons[0]
 
 

@@ -22,7 +22,7 @@ from nsabench.model.vocabulary import (
     Status,
 )
 from nsabench.output.terminal import summary
-from nsabench.verdicts import pays
+from nsabench.verdicts import break_even
 from nsabench.verdicts.verdict import judge
 from tests.runs import record, with_comparison
 
@@ -83,8 +83,8 @@ def queued(records: Sequence[Record], ratios: dict[int, float | None]) -> list[R
     return found
 
 
-def only(records: Sequence[Record]) -> pays.Payment:
-    [decided] = pays.decide(records)
+def only(records: Sequence[Record]) -> break_even.BreakEven:
+    [decided] = break_even.decide(records)
     return decided
 
 
@@ -166,13 +166,13 @@ def test_a_direction_and_a_head_layout_are_decided_each_by_itself() -> None:
     rows += ladder({8192: 1.5, 16384: 2.5}, direction=Direction.BACKWARD)
     few = {**SHAPE, "HQ": 16, "H": 1}
     rows += [replace(r, shape={**few, "T": r.length}) for r in ladder({8192: 0.5, 16384: 0.8})]
-    found = {(p.heads, p.direction): p.length for p in pays.decide(rows)}
+    found = {(p.heads, p.direction): p.length for p in break_even.decide(rows)}
     assert found == {
         ("64/4", Direction.FORWARD): 16384,
         ("64/4", Direction.BACKWARD): 8192,
         ("16/1", Direction.FORWARD): None,
     }
-    [line] = summary.of_payments(pays.decide(rows))
+    [line] = summary.of_payments(break_even.decide(rows))
     assert line == (
         "nsa_attention pays by its kernels alone (device): 64/4 forward from T = 16384, "
         "backward from T = 8192; 16/1 forward not tested far enough (up to T = 16384)"
@@ -185,7 +185,7 @@ def test_the_best_valid_implementation_stands_for_the_op() -> None:
     assert only([*ladder({8192: 1.5}), slow, wrong]).length == 8192
     [nsa, *others] = ladder({8192: 1.5})
     failed = replace(nsa, status=Status.WRONG, comparisons=())
-    assert only([failed, *others, slow]).cells[0].implementation == "torch_nsa"
+    assert only([failed, *others, slow]).tested[0].record.implementation == "torch_nsa"
 
 
 def test_a_time_in_doubt_and_a_run_with_a_missed_control_decide_nothing() -> None:
@@ -197,7 +197,7 @@ def test_a_time_in_doubt_and_a_run_with_a_missed_control_decide_nothing() -> Non
 
 
 def test_an_op_without_alternatives_is_not_asked() -> None:
-    assert pays.decide([made(8192, "nsa", Role.CANDIDATE)]) == []
+    assert break_even.decide([made(8192, "nsa", Role.CANDIDATE)]) == []
 
 
 def test_a_case_beside_which_no_alternative_stands_is_no_length_of_the_ladder() -> None:
@@ -207,7 +207,7 @@ def test_a_case_beside_which_no_alternative_stands_is_no_length_of_the_ladder() 
     rows = ladder({8192: 0.6, 16384: 1.2})
     decided = only([*rows, control, made(32768, "nsa", Role.CANDIDATE)])
     assert (decided.direction, decided.length) == (Direction.FORWARD, 16384)
-    assert [cell.length for cell in decided.cells] == [8192, 16384]
+    assert [cell.length for cell in decided.tested] == [8192, 16384]
 
 
 def test_the_ratio_is_to_the_fastest_valid_alternative_of_the_same_session() -> None:
@@ -249,23 +249,26 @@ def test_under_the_power_cap_a_ratio_may_be_off_by_as_much_as_the_clock_moved() 
 
 def test_what_is_written_says_the_same() -> None:
     decided = [only(ladder({4096: 0.3, 8192: 1.2}))]
-    [data] = pays.as_data(decided)
+    [data] = break_even.as_data(decided)
     assert (data["answer"], data["from"], data["heads"]) == ("from", 8192, "64/4")
     assert [c["ratio"] for c in data["cases"]] == [0.3, 1.2]
-    text = pays.as_markdown(decided)
+    text = break_even.as_markdown(decided)
     assert "pays from T = 8192 on" in text and "| 4096 | 1 | 0 | 0.30 [0.30, 0.30] |" in text
-    assert pays.said(decided[0]) == (
+    assert break_even.said(decided[0]) == (
         "nsa_attention 64/4 forward (device): pays from T = 8192 on, against dense"
     )
 
 
 def test_the_queue_is_a_decision_of_its_own() -> None:
     rows = queued(ladder({8192: 1.5, 16384: 2.0}), {8192: 0.6, 16384: 1.4})
-    in_queue, on_device = pays.decide(rows)
+    in_queue, on_device = break_even.decide(rows)
     assert (in_queue.regime, in_queue.length) == (Regime.QUEUE, 16384)
     assert in_queue.used == (["nsa"], ["lean"])
     assert (on_device.regime, on_device.length) == (Regime.DEVICE, 8192)
-    assert [data["regime"] for data in pays.as_data([in_queue, on_device])] == ["queue", "device"]
+    assert [data["regime"] for data in break_even.as_data([in_queue, on_device])] == [
+        "queue",
+        "device",
+    ]
     assert list(summary.of_payments([in_queue, on_device])) == [
         "nsa_attention pays from Python (queue): 64/4 forward from T = 16384",
         "nsa_attention pays by its kernels alone (device): 64/4 forward from T = 8192",
@@ -278,23 +281,23 @@ def test_who_is_quickest_in_the_queue_stands_for_the_op_there() -> None:
     lean = with_comparison(lean, Regime.QUEUE, median_ms=0.5)
     lean = replace(lean, implementation="small")
     rows.append(paying(lean, Regime.QUEUE, "lean", 2.0, 0.05))
-    in_queue, on_device = pays.decide(rows)
-    assert in_queue.cells[0].implementation == "small" and in_queue.answer is Pays.FROM
-    assert on_device.cells[0].implementation == "nsa"
+    in_queue, on_device = break_even.decide(rows)
+    assert in_queue.tested[0].record.implementation == "small" and in_queue.answer is Pays.FROM
+    assert on_device.tested[0].record.implementation == "nsa"
 
 
 def test_a_control_of_the_queue_that_got_away_or_never_ran_decides_nothing_there() -> None:
     rows = queued(ladder({8192: 2.0}), {8192: 2.0})
-    assert [p.answer for p in pays.decide(rows)] == [Pays.FROM, Pays.FROM]
+    assert [p.answer for p in break_even.decide(rows)] == [Pays.FROM, Pays.FROM]
     missed = [replace(r, caught=Catch.MISSED) if r.caught_by == "host" else r for r in rows]
-    assert [p.answer for p in pays.decide(missed)] == [Pays.NOT_DECIDED, Pays.FROM]
+    assert [p.answer for p in break_even.decide(missed)] == [Pays.NOT_DECIDED, Pays.FROM]
     without = [r for r in rows if r.caught_by != "burst"]
-    in_queue, _ = pays.decide(without)
+    in_queue, _ = break_even.decide(without)
     assert in_queue.answer is Pays.NOT_DECIDED and "burst" in in_queue.why
 
 
 def test_without_a_ratio_in_the_queue_nothing_is_decided_there() -> None:
-    assert [p.regime for p in pays.decide(queued(ladder({8192: 2.0}), {}))] == [Regime.DEVICE]
+    assert [p.regime for p in break_even.decide(queued(ladder({8192: 2.0}), {}))] == [Regime.DEVICE]
 
 
 def test_replays_and_calls_at_once_have_no_queue() -> None:

@@ -1,0 +1,268 @@
+"""From which length an op breaks even: is it faster than what a model could run in its place?
+
+The decision is one a GPU, op, direction, head layout and regime: dtypes, head dims, batches and
+packed sequences are cases of it, and each must be faster. In each case the fastest valid
+implementation stands for the op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import log
+from typing import Any
+
+from nsabench import labels, ops
+from nsabench.checks.series import by_case
+from nsabench.model.record import Record
+from nsabench.model.vocabulary import BENIGN, Direction, Pays, Reference, Regime, Role, Status
+from nsabench.text import code, markdown
+from nsabench.verdicts.objections import against, objections
+from nsabench.verdicts.series import Tested, by_length, walk
+
+# How a caller calls, in words beside the regime. Calls from Python come first, since that is how
+# most models run.
+CALLED = {
+    Regime.QUEUE: "from Python",
+    Regime.DEVICE: "by its kernels alone",
+    Regime.GRAPH: "in a CUDA graph",
+}
+LIMIT = 1.0
+GAIN = 1.01  # a ratio that grows by less from one length to the next does not grow
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """From which length an op is faster. tested: of each case the best implementation against the
+    best alternative, the shortest first. why: why nothing is decided, or what is left out."""
+
+    gpu: str
+    op: str
+    direction: Direction
+    heads: str
+    regime: Regime
+    axis: str
+    answer: Pays
+    length: int | None
+    why: str
+    tested: tuple[Tested, ...]
+
+    @property
+    def sentence(self) -> str:
+        if self.answer is Pays.FROM:
+            but = f" ({self.why})" if self.why else ""
+            return f"pays from {self.axis} = {self.length} on{but}"
+        if self.answer is Pays.NO:
+            return f"pays at no length up to {self.axis} = {self.greatest}"
+        if self.answer is Pays.NOT_FAR_ENOUGH:
+            return f"does not pay up to {self.axis} = {self.greatest}: not tested far enough"
+        return f"not decided: {self.why}"
+
+    @property
+    def greatest(self) -> int:
+        return max(one.length for one in self.tested)
+
+    @property
+    def series(self) -> list[list[Tested]]:
+        """The cases with a ratio that differ only in length, the shortest first."""
+        found: dict[Hashable, list[Tested]] = {}
+        for one in self.tested:
+            if one.comparison.ratio is not None:
+                found.setdefault(ops.ladder(one.record), []).append(one)
+        return list(found.values())
+
+    @property
+    def crossings(self) -> list[float]:
+        """The length in each series at which the ratio is 1, read between the tested lengths on
+        logarithmic axes."""
+        return [length for series in self.series for length in crossings(series)]
+
+    @property
+    def used(self) -> tuple[list[str], list[str]]:
+        """The implementations that stood for the op where it pays, and what they were held to."""
+        used = [t.comparison for t in self.tested if t.length >= (self.length or 0)]
+        names = {c.implementation for c in used if c.implementation}
+        return sorted(names), sorted({c.against for c in used if c.against})
+
+
+def crossings(series: Sequence[Tested]) -> list[float]:
+    """Return the lengths at which the ratio of a series passes 1."""
+    found = []
+    for a, b in pairwise(series):
+        below, above = a.comparison.ratio, b.comparison.ratio
+        if below and above and below < 1 <= above:
+            share = log(1 / below) / log(above / below)
+            found.append(a.length * (b.length / a.length) ** share)
+    return found
+
+
+def decide(records: Sequence[Record]) -> list[BreakEven]:
+    """Return a decision of every op in the records of one run that has an alternative among them.
+
+    A case beside which no alternative stands (controls have such) is asked nothing. The queue is
+    decided only if a ratio to an alternative was recorded there.
+    """
+    with_alternatives = {(r.op, r.case_id) for r in records if r.role is Role.ALTERNATIVE}
+    asked = [r for r in records if (r.op, r.case_id) in with_alternatives and r.streams == 1]
+    queue = {r.op for r in asked if r.compared(Regime.QUEUE, Reference.ALTERNATIVE)}
+    groups: dict[tuple[str, Direction, str, Regime], list[Record]] = {}
+    for r in asked:
+        for regime in (r.regime, Regime.QUEUE) if r.op in queue else (r.regime,):
+            if r.may_be_judged_in(regime):
+                groups.setdefault((r.op, r.direction, heads(r), regime), []).append(r)
+    order, regimes = list(dict.fromkeys(r.op for r in asked)), list(CALLED)
+    keys = sorted(groups, key=lambda key: (order.index(key[0]), regimes.index(key[3])))
+    speaking = objections(records)
+    decided = []
+    for key in keys:
+        op, direction, layout, regime = key
+        reasons = against(speaking, op, regime)
+        gpu, axis = groups[key][0].gpu_name, labels.axis(op)
+        tested = [_tested(case, regime) for case in by_case(groups[key]).values()]
+        tested.sort(key=lambda one: (one.length, one.label))
+        found = BreakEven(
+            gpu, op, direction, layout, regime, axis, Pays.NOT_DECIDED, None, "", tuple(tested)
+        )
+        answer, length, why = _answer(found)
+        if reasons:
+            answer, length, why = Pays.NOT_DECIDED, None, reasons[0]
+        elif answer is Pays.FROM:
+            why = _left_out([r for r in groups[key] if r.length >= (length or 0)])
+        decided.append(replace(found, answer=answer, length=length, why=why))
+    return decided
+
+
+def heads(record: Record) -> str:
+    """The head layout, query heads on key heads: `64/4`; of an op without one, nothing."""
+    query, key = record.shape.get("HQ"), record.shape.get("H")
+    return f"{query}/{key}" if query and key else ""
+
+
+def _left_out(records: Sequence[Record]) -> str:
+    """The alternatives that no ratio is against, since they failed where the op pays."""
+    failed = {
+        r.implementation for r in records if r.role is Role.ALTERNATIVE and r.status not in BENIGN
+    }
+    return f"without {', '.join(sorted(failed))}, which failed" if failed else ""
+
+
+def _tested(case: Sequence[Record], regime: Regime) -> Tested:
+    """The best implementation of a case, against the best alternative. Without a ratio, the reason
+    of the comparison says why."""
+    label = labels.case(case[0])
+    ours = [
+        r
+        for r in case
+        if r.role in (Role.CANDIDATE, Role.BASELINE)
+        and r.status is Status.OK
+        and r.median_in(regime)
+    ]
+    best = min(ours, key=lambda r: r.median_in(regime) or 0.0, default=None)
+    if best is None:
+        nobody = replace(case[0], implementation="", reason="", comparisons=())
+        unknown = nobody.comparison(regime, Reference.ALTERNATIVE)
+        why = f"no implementation is valid and timed at {label}"
+        return Tested(nobody, replace(unknown, reason=why), label)
+    unknown = replace(best, comparisons=()).comparison(regime, Reference.ALTERNATIVE)
+    beside = best.compared(regime, Reference.ALTERNATIVE)
+    if beside is None:
+        why = f"no alternative is valid and timed beside it at {label}"
+        return Tested(best, replace(unknown, reason=why), label)
+    alternative = next(r for r in case if r.implementation == beside.against)
+    doubt = best.time_doubt or alternative.time_doubt
+    return Tested(best, replace(unknown, reason=doubt) if doubt else beside, label)
+
+
+def _answer(found: BreakEven) -> tuple[Pays, int | None, str]:
+    length, failing = walk(found.tested, LIMIT)
+    if length is not None:
+        return Pays.FROM, length, ""
+    unknown = next((one for one in failing if one.comparison.ratio is None), None)
+    if unknown is not None:
+        return Pays.NOT_DECIDED, None, unknown.why
+    last = failing[0].comparison
+    why = f"{failing[0].label}: {last.ratio:.3f} ({last.lo:.3f} to {last.hi:.3f})"
+    may_yet = all(_may_yet_pay(one, found) for one in failing)
+    return Pays.NOT_FAR_ENOUGH if may_yet else Pays.NO, None, why
+
+
+def _may_yet_pay(last: Tested, found: BreakEven) -> bool:
+    """Whether its ratio grows along its series, or nothing is known of how it goes on."""
+    series = next(series for series in found.series if any(one is last for one in series))
+    shorter = [one for one in series if one.length < last.length]
+    if not shorter:
+        return True
+    before, ratio = shorter[-1].comparison.ratio, last.comparison.ratio
+    return before is not None and ratio is not None and ratio > before * GAIN
+
+
+def as_data(decided: Sequence[BreakEven]) -> list[dict[str, Any]]:
+    """Return what `thresholds.yaml` and JSON hold."""
+    return [_data(one) for one in decided]
+
+
+def _data(p: BreakEven) -> dict[str, Any]:
+    by, against = p.used
+    return {
+        "gpu": p.gpu,
+        "op": p.op,
+        "direction": str(p.direction),
+        "heads": p.heads,
+        "regime": str(p.regime),
+        "axis": p.axis,
+        "answer": str(p.answer),
+        "from": p.length,
+        "why": p.why,
+        "by": by,
+        "against": against,
+        "crossings": [round(length) for length in p.crossings],
+        "cases": [
+            {
+                "case": one.record.case_id,
+                "length": one.length,
+                "implementation": one.comparison.implementation,
+                "alternative": one.comparison.against,
+                "ratio": one.comparison.ratio,
+                "lo": one.lo,
+                "hi": one.comparison.hi,
+                "why": one.comparison.reason,
+            }
+            for one in p.tested
+        ],
+    }
+
+
+def said(p: BreakEven) -> str:
+    """`nsa_attention 64/4 forward (device): pays from T = 32768 on, against dense_flash_attn_4`."""
+    _, against = p.used
+    head = " ".join(filter(None, (p.op, p.heads, str(p.direction))))
+    to = f", against {', '.join(against)}" if against and p.answer != "not decided" else ""
+    return f"{head} ({p.regime}): {p.sentence}{to}"
+
+
+def as_markdown(decided: Sequence[BreakEven]) -> str:
+    """A section a decision: the tested lengths, the weakest case of each, and what stood for it."""
+    return "\n".join(line for one in decided for line in _section(one))
+
+
+def _section(p: BreakEven) -> list[str]:
+    what = " ".join(filter(None, (p.heads, str(p.direction), f"({p.regime})")))
+    lines = [
+        f"## {code(p.op)} {markdown(what)} on {markdown(p.gpu or 'a CPU')}: {markdown(p.sentence)}",
+        "",
+        *([f"- {markdown(p.why)}", ""] if p.why else []),
+        f"| {p.axis} | cases | pay | weakest ratio | by | against |",
+        "|---:|---:|---:|---:|---|---|",
+    ]
+    for length, cases in by_length(p.tested).items():
+        start = f"| {length} | {len(cases)} | {sum(one.passes(LIMIT) for one in cases)} |"
+        known = [one.comparison for one in cases if one.lo is not None]
+        weakest = min(known, key=lambda c: c.lo or 0.0, default=None)
+        if weakest is None:
+            lines.append(f"{start} - | - | - |")
+            continue
+        ratio = f"{weakest.ratio:.2f} [{weakest.lo:.2f}, {weakest.hi:.2f}]"
+        by, to = code(weakest.implementation), code(weakest.against)
+        lines.append(f"{start} {ratio} | {by} | {to} |")
+    return [*lines, ""]
