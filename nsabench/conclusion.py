@@ -107,9 +107,10 @@ def sign(folder: RunFolder, signer: Signer, log_end: str = "") -> str:
     Raises `VerificationFailed` for an altered folder.
     """
     by = seal(folder.path, signer).predicate.signer
-    # A kernel may have written into the folder until its process was ended.
+    # A kernel may have written into the folder until its process was ended. A merge runs none, and
+    # has just derived its tables.
     try:
-        found = verify(folder.path)
+        found = verify(folder.path, tables=bool(log_end))
         found.raise_if_broken()
         if log_end and (found.logged is None or found.logged.origin.end != log_end):
             raise VerificationFailed(

@@ -14,10 +14,20 @@ from nsabench.model.vocabulary import L2, Direction, DType, Mode
 Seed = Annotated[int, Field(ge=0, lt=2**62)]
 
 
-class RatioCI(BaseModel):
-    """Stop when the 95 % interval of every candidate's ratio to its best baseline is narrow."""
+class Strict(BaseModel):
+    """Immutable fields that a user writes: no others, no NaN and no infinity."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Frozen(BaseModel):
+    """Immutable fields; those that another version wrote are ignored."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class RatioCI(Strict):
+    """Stop when the 95 % interval of every candidate's ratio to its best baseline is narrow."""
 
     kind: Literal["ratio_ci"] = "ratio_ci"
     width: PositiveFloat = 0.01  # relative width of the interval
@@ -32,19 +42,15 @@ class RatioCI(BaseModel):
         return self
 
 
-class FixedCount(BaseModel):
+class FixedCount(Strict):
     """Stop after a fixed number of rounds (one sample an implementation a round)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     kind: Literal["fixed_count"]
     rounds: PositiveInt = 50
 
 
-class TimeBudget(BaseModel):
+class TimeBudget(Strict):
     """Stop when the time is spent."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     kind: Literal["time_budget"]
     budget_s: PositiveFloat = 1.0
@@ -53,19 +59,15 @@ class TimeBudget(BaseModel):
 Stopping = Annotated[RatioCI | FixedCount | TimeBudget, Field(discriminator="kind")]
 
 
-class Tolerances(BaseModel):
+class Tolerances(Strict):
     """When an output counts as right (docs/explanation/measurement.md, *Parity*)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     mae: PositiveFloat = 1e-3
     rel_l2_ratio: PositiveFloat = 2.0
 
 
-class Timing(BaseModel):
+class Timing(Strict):
     """How samples are taken. `warmup_s` is per implementation."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     mode: Mode = Mode.STREAM
     warmup_s: PositiveFloat = 0.025
@@ -73,10 +75,8 @@ class Timing(BaseModel):
     stopping: Stopping = RatioCI()
 
 
-class Case(BaseModel):
+class Case(Strict):
     """One cell of the plan. `id` depends only on what is measured, so it is stable across runs."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     op: str
     shape: dict[str, int]

@@ -13,8 +13,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     PrivateAttr,
     StringConstraints,
@@ -24,7 +22,7 @@ from pydantic import (
 from nsabench import limits, reading
 from nsabench.errors import UsageError
 from nsabench.files import whole
-from nsabench.model.case import Case
+from nsabench.model.case import Case, Frozen
 from nsabench.model.source import Source
 from nsabench.model.version import __version__
 from nsabench.model.vocabulary import MARGIN, Direction, Kind, Mode, Role, Runs
@@ -45,14 +43,12 @@ def _as_moment(stated: datetime) -> datetime:
 Moment = Annotated[datetime, AfterValidator(_as_moment)]
 
 
-class Origin(BaseModel):
+class Origin(Frozen):
     """The library that an implementation calls; empty texts if it calls none.
 
     version: that is installed, or the commit of a repository; empty if it is not installed.
     licence: an SPDX expression.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     package: str = ""
     version: str = ""
@@ -62,11 +58,9 @@ class Origin(BaseModel):
         return f"{self.package} {self.version}".rstrip()
 
 
-class LeastWork(BaseModel):
+class LeastWork(Frozen):
     """The least compulsory work of the cases that a control is for: a trick that answers from
     memory gains nothing where computing is fast."""
-
-    model_config = ConfigDict(frozen=True)
 
     bytes_min: int = 0
     flops: int = 0
@@ -80,10 +74,8 @@ class LeastWork(BaseModel):
         )
 
 
-class ImplementationInfo(BaseModel):
+class ImplementationInfo(Frozen):
     """What the supervisor knows of an implementation, without having imported it."""
-
-    model_config = ConfigDict(frozen=True)
 
     op: str
     name: str
@@ -111,23 +103,19 @@ class ImplementationInfo(BaseModel):
         )
 
 
-class MatrixInfo(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
+class MatrixInfo(Frozen):
     name: str
     file: str
     sha256: str
 
 
-class PlannedCase(BaseModel):
+class PlannedCase(Frozen):
     """A case and the names of the implementations that are measured on it, interleaved.
 
     alongside: baselines among them that the matrix leaves out. They are compared with the controls
     that wrap them, not with candidates. shard: in a merged run, the number of the shard that
     measured the case, from 1; else 0.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     id: str
     case: Case
@@ -136,10 +124,8 @@ class PlannedCase(BaseModel):
     shard: int = Field(0, ge=0)
 
 
-class Plan(BaseModel):
+class Plan(Frozen):
     """Everything that decides what a run measures. Written to `plan.json` before the first case."""
-
-    model_config = ConfigDict(frozen=True)
 
     run_id: RunId
     created: Moment
@@ -150,7 +136,7 @@ class Plan(BaseModel):
     ops: str = ""  # absolute path of the file with the user's op
     ops_sha256: str = ""
     # Where implementations and ops come from, each a `Source`, and the sha256 of the files there.
-    sources: dict[str, str] = {}
+    sources: dict[str, str] = Field(default={})
     shard: str = "1/1"
     # The seeds of inputs are made from it, so that no seed is known before it is used.
     entropy: str = Field(default_factory=lambda: token_hex(16))

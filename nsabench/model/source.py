@@ -13,26 +13,22 @@ _DIGITS = 12
 
 
 class Source(str):
-    """A distribution by its name, a file as `NAME@DIGEST`: the text that plans and messages hold.
-
-    It is that text, so it stands where the text stood: as a key, in JSON and in YAML.
-    """
+    """A distribution by its name, or a file as `NAME@DIGEST`. It is a text in JSON and YAML."""
 
     __slots__ = ()
 
     @classmethod
     def of_file(cls, file: Path, content: bytes) -> Source:
-        """The source that a user's file of this content is."""
+        """Return the source of a user's file with this content."""
         return cls.of_digest(file, hashlib.sha256(content).hexdigest())
 
     @classmethod
     def of_digest(cls, file: Path, sha256: str) -> Source:
-        """The source that a user's file of this sha256 is."""
         return cls(f"{file.name}@{sha256[:_DIGITS]}")
 
     @property
     def is_file(self) -> bool:
-        """Whether it is a file; the name of a distribution has no `@`."""
+        """Whether it is a user's file; the name of a distribution has no `@`."""
         return "@" in self
 
     @property

@@ -11,9 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PositiveFloat,
     ValidationError,
@@ -21,7 +19,7 @@ from pydantic import (
 
 from nsabench import limits, ops
 from nsabench.errors import UsageError
-from nsabench.model.case import Case, Seed, Timing, Tolerances
+from nsabench.model.case import Case, Frozen, Seed, Strict, Timing, Tolerances
 from nsabench.model.vocabulary import DTYPE_NAMES, L2, Direction, DType
 from nsabench.ops import Op
 from nsabench.planning import yaml_document as yaml_lines
@@ -45,30 +43,26 @@ def _rename_dtypes(axes: dict[str, list[Scalar]]) -> dict[str, list[Scalar]]:
 Axes = Annotated[dict[str, Values], AfterValidator(_rename_dtypes)]
 
 
-class Selection(BaseModel):
+class Selection(Strict):
     """Which implementations of the op run: shell patterns on their names. Controls always run, on
     the least and the most work, with the baselines that they wrap. A candidate is not compared with
     a baseline that runs for a control only."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    only: list[str] = ["*"]
-    skip: list[str] = []
+    only: list[str] = Field(default=["*"])
+    skip: list[str] = Field(default=[])
 
 
-class Matrix(BaseModel):
+class Matrix(Strict):
     """The document. `axes` spans a product of cases, and so does every entry of `include`, which
     inherits the common axes that it does not name. A case that agrees with every key of an entry of
     `exclude` is left out.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
     op: str
     description: str = ""
-    axes: Axes = {}
-    include: list[Axes] = []
-    exclude: list[Axes] = []
+    axes: Axes = Field(default={})
+    include: list[Axes] = Field(default=[])
+    exclude: list[Axes] = Field(default=[])
     implementations: Selection = Selection()
     tolerances: Tolerances = Tolerances()
     timing: Timing = Timing()
@@ -76,10 +70,8 @@ class Matrix(BaseModel):
     seed: Seed = 20260101
 
 
-class LoadedMatrix(BaseModel):
+class LoadedMatrix(Frozen):
     """A matrix with where it came from and the cases it spans."""
-
-    model_config = ConfigDict(frozen=True)
 
     name: str
     file: str

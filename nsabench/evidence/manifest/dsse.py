@@ -12,10 +12,11 @@ from typing import TypeVar
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from nsabench import limits
 from nsabench.errors import VerificationFailed
+from nsabench.model.case import Frozen
 from nsabench.reading import OutOfBounds, parse_json
 from nsabench.signing.keys import keyid_of
 
@@ -23,17 +24,13 @@ M = TypeVar("M", bound=BaseModel)
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 
 
-class Signature(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
+class Signature(Frozen):
     keyid: str
     sig: str
 
 
-class Envelope(BaseModel):
+class Envelope(Frozen):
     """Unknown fields are ignored, as the specification asks."""
-
-    model_config = ConfigDict(frozen=True)
 
     payload: str
     payloadType: str  # noqa: N815 (the specification's spelling)

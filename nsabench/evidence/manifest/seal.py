@@ -30,9 +30,7 @@ from nsabench.signing.keys import public_der
 
 
 def seal(folder: Path, signer: Signer) -> Statement:
-    """Write `manifest.dsse.json` over all other files of the run in `folder`.
-
-    An earlier manifest stays until the new one takes its place.
+    """Write `manifest.dsse.json` over all other files of the run, in one step.
 
     Raises `VerificationFailed` when the folder holds a link or a file that no run has, and
     `UsageError` when it holds no run.

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from nsabench import limits, reading
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest.dsse import Envelope, parse_part
+from nsabench.model.case import Frozen
 from nsabench.model.plan import Moment, RunId
 from nsabench.model.vocabulary import Word
 from nsabench.running.folder import MANIFEST
@@ -43,20 +44,16 @@ class Trust(Word):
         return order.index(self) >= order.index(other)
 
 
-class Part(BaseModel):
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
-
-
-class Digest(Part):
+class Digest(Frozen):
     sha256: Sha256
 
 
-class Subject(Part):
+class Subject(Frozen):
     name: str
     digest: Digest
 
 
-class SignedBy(Part):
+class SignedBy(Frozen):
     """public_key: base64 of the DER form. trust: what the signer says of its key."""
 
     keyid: Sha256
@@ -64,12 +61,12 @@ class SignedBy(Part):
     trust: Literal[Trust.EPHEMERAL, Trust.UNPINNED]
 
 
-class Library(Part):
+class Library(Frozen):
     version: str  # or commit
     licence: str  # an SPDX expression
 
 
-class PlanBrief(Part):
+class PlanBrief(Frozen):
     """The plan in brief; plan.json holds it in full."""
 
     created: Moment
@@ -84,7 +81,7 @@ class PlanBrief(Part):
     shards: tuple[RunId, ...] = ()  # that it was merged of
 
 
-class EnvironmentBrief(Part):
+class EnvironmentBrief(Frozen):
     """The environment in brief; environment.json holds it in full."""
 
     complete: bool
@@ -97,10 +94,12 @@ class EnvironmentBrief(Part):
     cuda: str | None = None
     combo: str | None = None
     image_digest: str | None = None
-    commits: dict[str, str] = {}  # by checkout; "-dirty" is appended if files are altered
+    commits: dict[str, str] = Field(
+        default={}
+    )  # by checkout; "-dirty" is appended if files are altered
 
 
-class Predicate(Part):
+class Predicate(Frozen):
     run_id: RunId
     signed: Moment
     signer: SignedBy
