@@ -83,7 +83,8 @@ def describe_cuda_device(torch: Any, device: str) -> dict[str, Any]:
 
 def _architectures(torch: Any) -> list[str]:
     # get_arch_list() answers [] where CUDA cannot be used; the flags are in the binary regardless.
-    return str(torch._C._cuda_getArchFlags() or "").split()
+    read_flags = getattr(torch._C, "_cuda_getArchFlags", None)  # None: a torch for CPUs
+    return str(read_flags() or "").split() if read_flags is not None else []
 
 
 def _driver_version(torch: Any) -> str:
