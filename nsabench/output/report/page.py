@@ -22,6 +22,7 @@ from nsabench.model.measurement import Ceilings
 from nsabench.model.record import SHAPE, Column, Comparison, Record, vocabulary
 from nsabench.model.vocabulary import BENIGN, Catch, Regime, Status
 from nsabench.output import grouped
+from nsabench.output.document import Name, Table, Tag, number
 from nsabench.output.report import html
 from nsabench.output.report.facts import Facts, surroundings
 from nsabench.output.report.payment_chart import charts
@@ -34,9 +35,7 @@ from nsabench.verdicts.failures import found_while_measuring, unproven
 from nsabench.verdicts.tables import COMPARISONS, RECORDS
 
 SCRIPTS = ("series.js", "charts.js", "main.js")
-MOST_WRONG = 20
 MOST_LOGS = 30  # excerpts; the run's folder has the whole logs
-MOST_REASONS = 20
 
 COLUMNS = tuple(name for name in vocabulary(Record) if name != SHAPE)
 # What the scripts call the fields of a comparison, by regime: the own one, and the queue.
@@ -172,25 +171,44 @@ def _faster(facts: Facts) -> dict[str, Any]:
 
 
 def _correct(facts: Facts) -> dict[str, Any]:
-    wrong = [r for r in facts.compared if r.status is Status.WRONG]
+    rows = [
+        (
+            labels.case(r),
+            Name(r.implementation),
+            r.role,
+            number(r.mae, ".1e"),
+            r.diagnosis or "no hypothesis was tried",
+            r.reason,
+        )
+        for r in facts.compared
+        if r.status is Status.WRONG
+    ]
+    columns = ("case", "implementation", "role", "MAE", "diagnosis", "reason")
     return {
         "compared": sum(r.mae is not None for r in facts.compared),
-        "wrong": [(labels.case(r), r) for r in wrong[:MOST_WRONG]],
-        "more": max(len(wrong) - MOST_WRONG, 0),
+        "wrong": Table("Wrong outputs", columns, rows, ("MAE",), is_long=True),
         "tolerances": sorted(set(facts.tolerances.values())),
     }
 
 
 def _failed(facts: Facts) -> dict[str, Any]:
-    counts = Counter((r.implementation, r.role, r.status) for r in facts.compared)
-    names = list(dict.fromkeys((name, role) for name, role, _ in counts))
-    statuses = [s for s in Status if any(status == s for _, _, status in counts)]
+    statuses = [s for s in Status if any(r.status is s for r in facts.compared)]
+    rows = []
+    for (name, role), own in grouped(facts.compared, lambda r: (r.implementation, r.role)).items():
+        counts = Counter(r.status for r in own)
+        rows.append((Name(name), role, *(number(counts[s] or None, "d") for s in statuses)))
     failed = (r for r in facts.compared if r.status is not Status.OK)
+    reasons = Counter((r.status, r.reason) for r in failed).most_common()
     grave = [r for r in facts.compared if r.status not in BENIGN]
     return {
-        "statuses": statuses,
-        "table": [(name, role, [counts[name, role, s] for s in statuses]) for name, role in names],
-        "reasons": Counter((r.status, r.reason) for r in failed).most_common(MOST_REASONS),
+        "statuses": Table("Statuses", ("implementation", "role", *statuses), rows, statuses),
+        "reasons": Table(
+            "Reasons",
+            ("status", "records", "reason"),
+            [(Tag(status), str(n), reason) for (status, reason), n in reasons],
+            ("records",),
+            is_long=True,
+        ),
         "logs": [
             (labels.case(r), r, facts.log(r.case_id, r.implementation)) for r in grave[:MOST_LOGS]
         ],
@@ -223,17 +241,16 @@ def _trust(facts: Facts) -> list[dict[str, Any]]:
 
 
 def _controls(facts: Facts) -> dict[str, Any]:
-    def line(op: str, name: str, rows: list[Record]) -> dict[str, Any]:
-        return {
-            "name": name,
-            "caught_by": rows[0].caught_by,
-            "became": sorted(Counter(r.caught for r in rows).items()),
-            "evidence": next((r.diagnosis or r.reason for r in rows if r.reason), ""),
-        }
-
-    groups = grouped(facts.controls, lambda r: (r.op, r.implementation))
+    rows = []
+    for (_, name), own in grouped(facts.controls, lambda r: (r.op, r.implementation)).items():
+        became = ", ".join(
+            f"{n} {word}" for word, n in sorted(Counter(r.caught for r in own).items())
+        )
+        evidence = next((r.diagnosis or r.reason for r in own if r.reason), "–")
+        rows.append((Name(name), own[0].caught_by, became, evidence))
+    columns = ("control", "to be caught by", "became", "evidence")
     return {
-        "controls": [line(op, name, rows) for (op, name), rows in groups.items()],
+        "controls": Table("Each control", columns, rows),
         "missed": sum(r.caught is Catch.MISSED for r in facts.controls),
         "tally": tally_of_controls(facts.records),
     }
