@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
-from nsabench.checker.diagnosis.evidence import make_spans, place_rows
+from nsabench.checker.diagnosis.evidence import (
+    Known,
+    OtherInputs,
+    OtherKeys,
+    make_spans,
+    place_rows,
+)
 from nsabench.checker.diagnosis.keys import TILES
 from nsabench.ops import Inputs, compressed, sliding_window
 from nsabench.ops._sequences import BandedOp, sequence_ends, spread_over_tokens
-
-OtherInputs = Iterator[tuple[str, Inputs]]
-OtherSpans = Iterator[tuple[str, Tensor]]
 
 
 def place_in_sequences(inputs: Inputs, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -42,7 +43,7 @@ def select_causal(inputs: Inputs, rows: Tensor) -> Tensor:
     return make_spans(start, token + 1)
 
 
-def mistake_causal(inputs: Inputs, rows: Tensor) -> OtherSpans:
+def mistake_causal(inputs: Inputs, rows: Tensor) -> OtherKeys:
     token, start, end = place_in_sequences(inputs, rows)
     own = token + 1
     text = "attends to the whole sequence, without a causal mask"
@@ -82,7 +83,7 @@ def mistake_window_inputs(inputs: Inputs) -> OtherInputs:
     yield from mistake_packing(inputs)
 
 
-def mistake_window(inputs: Inputs, rows: Tensor) -> OtherSpans:
+def mistake_window(inputs: Inputs, rows: Tensor) -> OtherKeys:
     lo, hi = select_window(inputs, rows)[:, 0].unbind(-1)
     yield "leaves out the query's own key", make_spans(lo, hi - 1)
     yield "attends to one key after the query", make_spans(lo, hi + 1)
@@ -116,7 +117,7 @@ def mistake_complete_inputs(inputs: Inputs) -> OtherInputs:
     yield from mistake_packing(inputs)
 
 
-def mistake_complete(inputs: Inputs, rows: Tensor) -> OtherSpans:
+def mistake_complete(inputs: Inputs, rows: Tensor) -> OtherKeys:
     cu, cu_keys = (inputs.tensors.get(name) for name in ("cu_seqlens", "cu_keys"))
     first = select_complete(inputs, rows)[:, 0, 0]
     counts = torch.full_like(first, inputs.tensors["k"].shape[1])
@@ -134,7 +135,7 @@ def select_packed_row(inputs: Inputs, rows: Tensor) -> Tensor:
     return make_spans(cu[rows], cu[rows + 1])
 
 
-def mistake_packed_row(inputs: Inputs, rows: Tensor) -> OtherSpans:
+def mistake_packed_row(inputs: Inputs, rows: Tensor) -> OtherKeys:
     start, end = select_packed_row(inputs, rows)[:, 0].unbind(-1)
     longest = inputs.tensors["cu_seqlens"].diff().max()
     text = "attends to one key too many, the first key of the next row"
@@ -161,7 +162,19 @@ def mistake_newest_inputs(inputs: Inputs) -> OtherInputs:
     yield "attends to all of the cache, in no window", every
 
 
-def mistake_newest(inputs: Inputs, rows: Tensor) -> OtherSpans:
+def mistake_newest(inputs: Inputs, rows: Tensor) -> OtherKeys:
     first, end = select_newest(inputs, rows)[:, 0].unbind(-1)
     yield "leaves out the token's own key", make_spans(first, end - 1)
     yield "has its window end one key early", make_spans(first - 1, end - 1)
+
+
+_WHOLE_CACHE = Known(spans=select_newest)
+KNOWN = {
+    "sliding_window": Known(mistake_window_inputs, select_window, mistake_window),
+    "compressed": Known(mistake_complete_inputs, select_complete, mistake_complete),
+    "causal_attention": Known(mistake_packing, select_causal, mistake_causal),
+    "selection_varlen": Known(spans=select_packed_row, keys=mistake_packed_row),
+    "decode_window": Known(mistake_newest_inputs, select_newest, mistake_newest),
+    "decode_dense": _WHOLE_CACHE,
+    "decode_compressed": _WHOLE_CACHE,
+}

@@ -8,20 +8,21 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from nsabench.checker.diagnosis.banded import (
+from nsabench.checker.diagnosis.banded import mistake_packing, place_in_sequences
+from nsabench.checker.diagnosis.evidence import (
+    Known,
     OtherInputs,
-    mistake_packing,
-    place_in_sequences,
+    OtherKeys,
+    list_keys,
+    make_spans,
+    place_rows,
 )
-from nsabench.checker.diagnosis.evidence import list_keys, make_spans, place_rows
 from nsabench.checker.diagnosis.keys import TILES
 from nsabench.ops import Inputs
 from nsabench.ops._sequences import sequence_ends
 
 OUTSIDE = 256  # places before the first key and behind the last that are tried
 OTHER_SIZES = (16, 32, 64, 128)
-# Spans, or the keys of each row if some count more than once.
-OtherKeys = Iterator[tuple[str, Tensor | list[Tensor]]]
 
 
 def select_spans(inputs: Inputs, rows: Tensor) -> Tensor:
@@ -164,3 +165,10 @@ def mistake_blocks(inputs: Inputs, rows: Tensor) -> OtherKeys:
     last = torch.minimum(end, start + size - 1)
     yield "leaves out the last key of each block", make_spans(start, last)
     yield "leaves out the first key of each block", make_spans(start + 1, end)
+
+
+KNOWN = {
+    "selection_ranges": Known(mistake_span_inputs, select_spans, mistake_spans),
+    "selection_blocks": Known(mistake_block_inputs, select_blocks, mistake_blocks),
+    "decode_selected": Known(mistake_cache_block_inputs, select_spans),
+}

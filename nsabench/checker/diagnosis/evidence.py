@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,6 +21,24 @@ LEAST_ROWS, MOST_ROWS = 2, 32
 
 # The spans [R,n,2] of keys that some rows select, given their numbers [R].
 Spans = Callable[[Inputs, Tensor], Tensor]
+OtherInputs = Iterator[tuple[str, Inputs]]
+# Spans, or the keys of each row if some count more than once.
+OtherKeys = Iterator[tuple[str, Tensor | list[Tensor]]]
+
+
+@dataclass(frozen=True)
+class Known:
+    """The known mistakes of an op. A mistake is a sentence and what it changes.
+
+    inputs: yields other inputs, on which the right op gives what the mistake gives. They serve for
+      outputs and for gradients.
+    spans: gives the keys that rows select, for an op whose rows select keys.
+    keys: yields other keys of some rows, for mistakes that no other inputs show.
+    """
+
+    inputs: Callable[[Inputs], OtherInputs] = lambda inputs: iter(())
+    spans: Spans | None = None
+    keys: Callable[..., OtherKeys] = lambda inputs, rows: iter(())
 
 
 def coordinates(flat: Tensor, shape: Sequence[int]) -> tuple[Tensor, ...]:

@@ -3,64 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
 
 from torch import Tensor
 
 from nsabench.checker.diagnosis import banded, chosen, keys, nsa
-from nsabench.checker.diagnosis.banded import OtherInputs
-from nsabench.checker.diagnosis.chosen import OtherKeys
-from nsabench.checker.diagnosis.evidence import Evidence, Spans, unite
+from nsabench.checker.diagnosis.evidence import Evidence, Known, OtherInputs, unite
 from nsabench.checker.diagnosis.search import Hypothesis
 from nsabench.ops import Inputs
 
-
-@dataclass(frozen=True)
-class Known:
-    """The known mistakes of an op. A mistake is a sentence and what it changes.
-
-    inputs: yields other inputs, on which the right op gives what the mistake gives. They serve for
-      outputs and for gradients.
-    spans: gives the keys that rows select, for an op whose rows select keys.
-    keys: yields other keys of some rows, for mistakes that no other inputs show.
-    """
-
-    inputs: Callable[[Inputs], OtherInputs] = lambda inputs: iter(())
-    spans: Spans | None = None
-    keys: Callable[..., OtherKeys] = lambda inputs, rows: iter(())
-
-
-_PACKED = banded.mistake_packing
-_NSA = Known(nsa.mistake_sequences)
-_WHOLE_CACHE = Known(spans=banded.select_newest)
+KNOWN = banded.KNOWN | chosen.KNOWN | nsa.KNOWN
 NOTHING = Known()
-KNOWN = {
-    "selection_varlen": Known(spans=banded.select_packed_row, keys=banded.mistake_packed_row),
-    "selection_ranges": Known(
-        chosen.mistake_span_inputs, chosen.select_spans, chosen.mistake_spans
-    ),
-    "selection_blocks": Known(
-        chosen.mistake_block_inputs, chosen.select_blocks, chosen.mistake_blocks
-    ),
-    "sliding_window": Known(
-        banded.mistake_window_inputs, banded.select_window, banded.mistake_window
-    ),
-    "compressed": Known(
-        banded.mistake_complete_inputs, banded.select_complete, banded.mistake_complete
-    ),
-    "causal_attention": Known(_PACKED, banded.select_causal, banded.mistake_causal),
-    "decode_dense": _WHOLE_CACHE,
-    "decode_compressed": _WHOLE_CACHE,
-    "decode_window": Known(
-        banded.mistake_newest_inputs, banded.select_newest, banded.mistake_newest
-    ),
-    "decode_selected": Known(chosen.mistake_cache_block_inputs, chosen.select_spans),
-    "decode_step": Known(nsa.mistake_step),
-    "nsa_attention": _NSA,
-    "nsa_without_window": _NSA,
-}
 
 
 def mistake_scale(inputs: Inputs, dim_v: int) -> OtherInputs:

@@ -7,7 +7,8 @@ from itertools import combinations
 
 import torch
 
-from nsabench.checker.diagnosis.banded import OtherInputs, mistake_packing, mistake_window_size
+from nsabench.checker.diagnosis.banded import mistake_packing, mistake_window_size
+from nsabench.checker.diagnosis.evidence import Known, OtherInputs
 from nsabench.ops import DecodeSizes, Inputs
 from nsabench.ops._nsa import LOCAL
 
@@ -63,3 +64,10 @@ def _mistake_gates(inputs: Inputs) -> OtherInputs:
         order[i], order[j] = j, i
         text = f"has the gates of the {branches[i]} and the {branches[j]} branch exchanged"
         yield text, inputs.replaced({"gates": gates[..., order]})
+
+
+KNOWN = {
+    "nsa_attention": Known(mistake_sequences),
+    "nsa_without_window": Known(mistake_sequences),
+    "decode_step": Known(mistake_step),
+}
