@@ -7,7 +7,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +14,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._pytree import tree_map
 
-from nsabench import Unsupported, implementation
-from nsabench.implementations.baselines.selection_rows import heads_as_queries
+from nsabench import Unsupported
 from nsabench.implementations.controls._shared import (
     captured,
     decline_in_a_graph,
@@ -36,9 +34,6 @@ HONEST_CALLS = 4
 LATE_CYCLES = 2_000_000
 LATE_S = 0.02
 
-_control_of_rows = partial(
-    implementation, op="selection_rows", role="control", devices=("cuda", "cpu"), caught_by="parity"
-)
 _by_address: dict[tuple[object, ...], Tensor] = {}
 _calls: Counter[tuple[object, ...]] = Counter()
 
@@ -89,28 +84,24 @@ def lost_tail_row(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     return out
 
 
-@_control_of_rows(name="sdpa_causal_one_query")
-def sdpa_causal_one_query(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+@control("selection_rows", caught_by="parity")
+def sdpa_causal_one_query(
+    honest: Honest, q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float
+) -> Tensor:
     """A causal mask over a single query: it is aligned top-left, so only key 0 is left."""
-    heads, length = q.shape[1], k.shape[1]
-    if length == 1:
+    if k.shape[1] == 1:
         raise Unsupported("with one key, key 0 is all keys")
-    out = scaled_dot_product_attention(
-        q.unsqueeze(2),
-        k.unsqueeze(1).expand(-1, heads, -1, -1),
-        v.unsqueeze(1).expand(-1, heads, -1, -1),
-        is_causal=True,
-        scale=sm_scale,
-    )
+    keys, values = (x.unsqueeze(1).expand(-1, q.shape[1], -1, -1) for x in (k, v))
+    out = scaled_dot_product_attention(q.unsqueeze(2), keys, values, is_causal=True, scale=sm_scale)
     return out.squeeze(2)
 
 
-@_control_of_rows(name="first_64_keys")
-def first_64_keys(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+@control("selection_rows", caught_by="parity")
+def first_64_keys(honest: Honest, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     """Reads one tile of keys and stops, so its time does not grow with the length."""
     if k.shape[1] <= FIRST_KEYS:
         raise Unsupported(f"the first {FIRST_KEYS} keys are all {k.shape[1]} of them")
-    return heads_as_queries(q, k[:, :FIRST_KEYS], v[:, :FIRST_KEYS], sm_scale)
+    return honest(q, k[:, :FIRST_KEYS], v[:, :FIRST_KEYS], **options)
 
 
 @control(caught_by="parity")
@@ -184,15 +175,15 @@ def mutated_input(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     return honest(first.mul_(options["sm_scale"]), *others, **options | {"sm_scale": 1.0})
 
 
-@_control_of_rows(name="reordered_input")
-def reordered_input(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+@control("selection_rows", caught_by="parity")
+def reordered_input(honest: Honest, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     """Reverses the caller's keys and values in place: every output is right, since attention does
     not depend on their order, and neither does a plain sum of the inputs."""
     if k.shape[1] == 1:
         raise Unsupported("one key has no order")
     k.copy_(k.flip(1))
     v.copy_(v.flip(1))
-    return heads_as_queries(q, k, v, sm_scale)
+    return honest(q, k, v, **options)
 
 
 @control(caught_by="parity")
