@@ -1,5 +1,5 @@
 """`nsabench check`: tries the kernels of one file on a few shapes, and judges and times them at
-once. There is no run: no control is tried and nothing is signed, so it decides nothing."""
+once, without a run. It tries no control and signs nothing, so it decides nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Answer:
 
     baseline: the fastest that is right; is_cached: whether it was measured earlier; log: what was
     printed, and the traceback. speedup: the ratio of device medians, None if a time is missing or
-    in doubt; caution: what stands beside it, or why it is missing.
+    in doubt; caution: a warning about it, or why it is missing.
     """
 
     case: Case

@@ -159,7 +159,7 @@ def asked_again(asked: Measuring) -> list[str]:
     return [*words, *(name for name, flag in flags.items() if flag)]
 
 
-# What a plan is made of.
+# Options of a plan.
 PLAN = (tag, no_sandbox, ops_file, kernels, only, where, margin, device, matrices)
 RUN = (junit, as_json, verbose, shard, resume, out)
 

@@ -27,7 +27,7 @@ from nsabench.running.supervisor.executor import WorkerExecutor
 )
 @_options.as_json
 def command(device: str, results: Path, as_json: bool) -> int:
-    """What this machine is, what is wrong with it, and what to do about it.
+    """Describe this machine, what is wrong with it, and what to do about it.
 
     Exits with 3 when something is wrong that makes measuring pointless.
 

@@ -25,7 +25,7 @@ Row = dict[str, Any]
 @_options.loaded_ops
 @_options.as_json
 def command(what: str, kernels: Path | None, ops_file: Path | None, as_json: bool) -> None:
-    """What there is to measure: ops, matrices, implementations, packages that bring them.
+    """List ops, matrices, implementations, or the packages that bring them.
 
     Example: nsabench list implementations --kernels mine.py
     """

@@ -68,7 +68,7 @@ def refusal(error: NsabenchError) -> list[dict[str, Any]]:
 
 
 def of_step(step: Step) -> str:
-    """What became of an implementation in its first calls, before any is timed."""
+    """Return whether an implementation is right in its first calls, before any is timed."""
     return f"{step.implementation}: {loud(Status(step.phase))} in its first calls"
 
 

@@ -133,7 +133,7 @@ def _table_on_terminal(table: Table) -> Iterator[RenderableType]:
     )
     for place, name in enumerate(table.columns):
         is_number = name in table.numbers
-        # Words may take a second line; a number or a verdict that is cut off is none.
+        # Words may take a second line; numbers and verdicts are never cut off.
         made.add_column(
             Text(shown(name).replace(" ", "\n", 1) if is_number else shown(name)),
             justify="right" if is_number else "left",

@@ -120,8 +120,8 @@ def candidates_on_terminal(records: Sequence[Record], width: int) -> Iterator[Bl
 
 
 def others(records: Sequence[Record]) -> Table:
-    """Return a row for each implementation that is no candidate: what became of it, and how often
-    it was the best."""
+    """Return a row for each baseline, alternative and control: what became of it, and how often it
+    was the best."""
     best = Counter({r.case_id: r.best_baseline for r in records if r.best_baseline}.values())
     rows = []
     rest = (r for r in records if r.role is not Role.CANDIDATE)

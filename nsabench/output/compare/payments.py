@@ -14,8 +14,8 @@ from nsabench.verdicts.series import Tested
 
 @dataclass(frozen=True)
 class PaymentShift:
-    """A later run against the first. change: `broke` if the op pays later or no more, by more than
-    runs of the same code differ; None if nothing changed. cases: those that show the change."""
+    """A later run against the first. change: None if nothing changed; `broke` if the op pays from a
+    greater length or no more. cases: those that show it, by more than runs of one code differ."""
 
     change: Change | None
     why: str = ""

@@ -37,9 +37,9 @@ MISSING = "missing"  # instead of a status: planned, and not measured
 class Shift:
     """A later run against the first. `difference` is None if both runs declined the case.
 
-    ratio: time in the first / time in the later run, with its 95 % interval. beside: the baseline
-    of the same code in both runs by whose ratio it is divided, so that the hosts cancel. alone: the
-    ratio before that. band: differences up to this share are none.
+    ratio: time in the first / time in the later run, with its 95 % interval. It is divided by the
+    ratio of the baseline `beside`, whose code is the same in both runs, so that the hosts cancel.
+    alone: the ratio before that. band: the share up to which times are the same.
     """
 
     difference: Difference | None

@@ -256,7 +256,7 @@ def commands(facts: Facts) -> list[tuple[str, str]]:
     folder = shlex.quote(facts.folder.path.name or ".")
     if not facts.plan.shards:
         lines = [("the run, again", command(facts))]
-    else:  # the environment of a merged run is the one of its first shard
+    else:  # a merged run has the environment of its first shard
         known = facts.environment is not None and facts.environment.run.command
         lines = [("its first shard, again", command(facts))] if known else []
         lines.append(("all of them as one", "nsabench merge SHARD… --out again"))

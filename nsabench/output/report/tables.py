@@ -75,8 +75,10 @@ def _cells(name: str, records: Sequence[Record], facts: Facts) -> tuple[str, ...
 
 
 def shards(facts: Facts) -> Iterator[Block]:
-    """Yield which shard of a merged run measured what, and whether their devices agree: the times
-    of the baseline that most shards timed on the case that all of them measure."""
+    """Yield which shard of a merged run measured what, and whether their devices agree.
+
+    All shards measure one case. The times are of the baseline that most of them timed on it.
+    """
     plan, parts = facts.plan, facts.parts
     ends = {part.plan.run_id: canary_of(part.plan, part.log) for part in parts}
     baselines = {i.name for i in plan.implementations if i.role is Role.BASELINE}

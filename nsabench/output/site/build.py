@@ -228,8 +228,8 @@ def _refuse_inside(places: Sequence[str], folder: Path) -> None:
 
 
 def _keep(facts: Facts, trust: Trust, to: Path) -> None:
-    """Copy a run's folder. If it is unsigned, copy only the data that nsabench writes: other files
-    would appear as the publisher's, and nothing shows who made them."""
+    """Copy a run's folder. If it is unsigned, copy only the data that nsabench writes: visitors
+    would take other files for the publisher's."""
     of = facts.folder
     paths = [path for path in sorted(of.path.rglob("*")) if path.is_file()]
     if trust is Trust.UNSIGNED:

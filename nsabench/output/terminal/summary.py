@@ -1,5 +1,7 @@
-"""The end of a run: what was found, the table with the user's own last, and a panel of ten lines:
-right, faster, from where, and is it to be believed?"""
+"""The end of a run: findings, the table with the user's own last, and a panel of ten lines.
+
+The panel says what is right, faster, from which length, and whether to believe it.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +114,7 @@ def print_findings(
     each: bool = False,
 ) -> None:
     """Print a line for each check and implementation, with the number of findings and the last
-    one; or a line for each finding. cases: ids in words, where there are any."""
+    one. each: print a line for each finding. cases: names of cases by id."""
 
     def alike(place: int) -> object:
         finding = findings[place]
