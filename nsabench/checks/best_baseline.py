@@ -45,8 +45,8 @@ def fastest(valid: Sequence[Record], regime: Regime | None = None) -> Record | N
     if regime is not Regime.QUEUE:
         most: dict[int, int] = {}
         for r in valid:
-            most[r.attempt] = max(most.get(r.attempt, 0), r.n_samples)
-        valid = [r for r in valid if r.n_samples == most[r.attempt]]
+            most[r.attempt] = max(most.get(r.attempt, 0), r.own.n_samples)
+        valid = [r for r in valid if r.own.n_samples == most[r.attempt]]
     return min(valid, key=lambda r: _time_ms(r, regime) or 0.0, default=None)
 
 

@@ -7,10 +7,9 @@ meaning; `verdicts.tables` makes the schemas of them.
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import Enum
-from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from nsabench.model.case import Tolerances
@@ -34,6 +33,8 @@ from nsabench.model.vocabulary import (
 
 SCHEMA_VERSION = 1
 Key = tuple[str, str]  # case id, implementation
+Float = float | None
+Int = int | None
 SHAPE = "shape"  # the field that spans a column for each size of each op
 
 
@@ -59,37 +60,30 @@ class Comparison:
     implementation: Annotated[str, Column("", "the implementation")]
     regime: Annotated[Regime, Column("", "how both are called: device, queue or graph")]
     reference: Annotated[Reference, Column("", "what it is held against")]
-    median_ms: Annotated[float | None, Column("ms", "median time of a call")] = None
+    median_ms: Annotated[Float, Column("ms", "median time of a call")] = None
     net_ms: Annotated[
-        float | None,
-        Column("ms", "median_ms less what the timer adds; null if that is not known"),
+        Float, Column("ms", "median_ms less what the timer adds; null if that is not known")
     ] = None
-    p20_ms: Annotated[float | None, Column("ms", "20 % quantile of the time of a call")] = None
-    p80_ms: Annotated[float | None, Column("ms", "80 % quantile of the time of a call")] = None
+    p20_ms: Annotated[Float, Column("ms", "20 % quantile of the time of a call")] = None
+    p80_ms: Annotated[Float, Column("ms", "80 % quantile of the time of a call")] = None
     n_samples: Annotated[int, Column("1", "timed calls, or bursts of calls")] = 0
     against: Annotated[str, Column("", "which that is; empty: none was valid beside it")] = ""
     ratio: Annotated[
-        float | None,
+        Float,
         Column(
             "1",
             "median time of the reference / median time of the implementation; where the baselines "
             "are over 3 % faster apart from the candidates, of the best one there",
         ),
     ] = None
-    lo: Annotated[float | None, Column("1", "lower end of the 95 % interval of ratio")] = None
-    hi: Annotated[float | None, Column("1", "upper end of the 95 % interval of ratio")] = None
+    lo: Annotated[Float, Column("1", "lower end of the 95 % interval of ratio")] = None
+    hi: Annotated[Float, Column("1", "upper end of the 95 % interval of ratio")] = None
     verdict: Annotated[
-        Verdict | None,
-        Column("", "of a candidate against baselines: faster, slower, same, inconclusive, invalid"),
+        Verdict | None, Column("", "of a candidate: faster, slower, same, inconclusive, invalid")
     ] = None
     reason: Annotated[
         str, Column("", "why the verdict is not clear, or what it rests on, separated by '; '")
     ] = ""
-
-    def row(self) -> dict[str, Any]:
-        """The row that comparisons.parquet holds, by column."""
-        cells = ((f.name, getattr(self, f.name)) for f in fields(self))
-        return {name: v.value if isinstance(v, Enum) else v for name, v in cells}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,40 +119,36 @@ class Record:
     diagnosis: Annotated[str, Column("", "which known mistake reproduces a wrong output")] = ""
     notes: Annotated[str, Column("", "what else is worth knowing, separated by '; '")] = ""
     mae: Annotated[
-        float | None,
-        Column("1", "mean absolute error against the float64 oracle; of gradients the worst"),
+        Float, Column("1", "mean absolute error against the float64 oracle; of gradients the worst")
     ] = None
     max_abs_err: Annotated[
-        float | None, Column("1", "largest absolute error against the oracle, of any gradient")
+        Float, Column("1", "largest absolute error against the oracle, of any gradient")
     ] = None
     rel_l2: Annotated[
-        float | None, Column("1", "||out - oracle|| / ||oracle||; of gradients the worst")
+        Float, Column("1", "||out - oracle|| / ||oracle||; of gradients the worst")
     ] = None
     worst_row: Annotated[
-        float | None,
-        Column("1", "the same of the worst row, over the norm of a typical row at least"),
+        Float, Column("1", "the same of the worst row, over the norm of a typical row at least")
     ] = None
     worst_row_at: Annotated[str, Column("", "which row that is, as an index of the result")] = ""
     rows_compared: Annotated[
-        int | None, Column("1", "rows of the output held to the oracle; null: all of them")
+        Int, Column("1", "rows of the output held to the oracle; null: all of them")
     ] = None
     rows_left_out: Annotated[
-        int | None,
+        Int,
         Column("1", "rows left out of parity: rounding decides which blocks are selected there"),
     ] = None
     host_us: Annotated[
-        float | None,
-        Column("µs", "median time that a call holds the CPU, the device held meanwhile"),
+        Float, Column("µs", "median time that a call holds the CPU, the device held meanwhile")
     ] = None
-    host_p20_us: Annotated[float | None, Column("µs", "20 % quantile of that time")] = None
-    host_p80_us: Annotated[float | None, Column("µs", "80 % quantile of that time")] = None
+    host_p20_us: Annotated[Float, Column("µs", "20 % quantile of that time")] = None
+    host_p80_us: Annotated[Float, Column("µs", "80 % quantile of that time")] = None
     launches: Annotated[
-        int | None,
+        Int,
         Column("1", "kernels, copies and fills that a call puts on the device, counted by CUPTI"),
     ] = None
     kernels_us: Annotated[
-        float | None,
-        Column("µs", "what these take on the device, one after the other, by CUPTI's clock"),
+        Float, Column("µs", "what these take on the device, one after the other, by CUPTI's clock")
     ] = None
     attempt: Annotated[
         int, Column("1", "implementations of a case with the same one were interleaved")
@@ -166,7 +156,7 @@ class Record:
     bytes_min: Annotated[int, Column("byte", "compulsory memory traffic of a call")] = 0
     flops: Annotated[int, Column("flop", "arithmetic of a call")] = 0
     roofline_fraction: Annotated[
-        float | None, Column("1", "least possible time on this device / median_ms")
+        Float, Column("1", "least possible time on this device / median_ms")
     ] = None
     computes: Annotated[
         str, Column("", "of an alternative: the op that it computes, and is held to")
@@ -179,47 +169,32 @@ class Record:
     package_version: Annotated[str, Column("", "its version, or the commit of a repository")] = ""
     licence: Annotated[str, Column("", "its licence, an SPDX expression")] = ""
     caution: Annotated[
-        str,
-        Column(
-            "",
-            "beside a verdict: no specialised baseline, where a ratio is over 3 and all that it "
-            "is over is general",
-        ),
+        str, Column("", "no specialised baseline: a ratio over 3, over general baselines alone")
     ] = ""
     unproven: Annotated[
         str,
         Column(
-            "",
-            "of a candidate: checks that no control showed to work for its op, direction and mode, "
-            "separated by ', '",
+            "", "of a candidate: checks that no control showed to work there, separated by ', '"
         ),
     ] = ""
     time_doubt: Annotated[
         str,
-        Column(
-            "",
-            "why its time decides nothing: a timer that is off, throttling, other processes, no "
-            "growth with the work",
-        ),
+        Column("", "why its time decides nothing: timer, throttling, other processes, no growth"),
     ] = ""
     caught_by: Annotated[str, Column("", "of a control: the check meant to catch it")] = ""
     caught: Annotated[
         Catch | None, Column("", "of a control: caught, missed, declined or unproven")
     ] = None
     compile_s: Annotated[
-        float | None,
+        Float,
         Column("s", "wall time of the first call, compilation included, which others may share"),
     ] = None
-    peak_mem_bytes: Annotated[
-        int | None, Column("byte", "device memory a call allocates at its peak")
-    ] = None
+    peak_mem_bytes: Annotated[Int, Column("byte", "device memory a call allocates at its peak")] = (
+        None
+    )
     config: Annotated[str, Column("", "what the implementation says it chose for the case")] = ""
-    sm_clock_mhz_min: Annotated[
-        int | None, Column("MHz", "lowest SM clock seen during the case")
-    ] = None
-    sm_clock_mhz_max: Annotated[
-        int | None, Column("MHz", "highest SM clock seen during the case")
-    ] = None
+    sm_clock_mhz_min: Annotated[Int, Column("MHz", "lowest SM clock seen during the case")] = None
+    sm_clock_mhz_max: Annotated[Int, Column("MHz", "highest SM clock seen during the case")] = None
     clock_event_reasons: Annotated[
         str, Column("", "NVML clock event reasons seen, separated by ', '")
     ] = ""
@@ -291,10 +266,6 @@ class Record:
         return self.own.median_ms
 
     @property
-    def n_samples(self) -> int:
-        return self.own.n_samples
-
-    @property
     def verdict(self) -> Verdict | None:
         return self.own.verdict
 
@@ -355,21 +326,19 @@ class Sample:
     round: Annotated[int, Column("1", "round of the sampling; rounds pair the implementations")]
     calls: Annotated[int, Column("1", "calls that were timed together: more than 1 in the queue")]
     time_ms: Annotated[float, Column("ms", "time of a call")]
-    order: Annotated[int | None, Column("1", "position within the round; 0 led")]
+    order: Annotated[Int, Column("1", "position within the round; 0 led")]
     at_s: Annotated[
-        float | None,
-        Column("s", "end of the sample, since the first round began, to a microsecond"),
+        Float, Column("s", "end of the sample, since the first round began, to a microsecond")
     ]
-    escaped_ms: Annotated[float | None, Column("ms", "part of time_ms that outlived the end event")]
+    escaped_ms: Annotated[Float, Column("ms", "part of time_ms that outlived the end event")]
     gap_hidden: Annotated[
         bool | None, Column("", "the call was queued before the device was let go")
     ]
     host_us: Annotated[
-        float | None,
-        Column("µs", "time that the call held the CPU; 0 where the device was not held"),
+        Float, Column("µs", "time that the call held the CPU; 0 where the device was not held")
     ]
     sm_clock_mhz: Annotated[
-        int | None, Column("MHz", "SM clock read last before the sample; 0: not readable")
+        Int, Column("MHz", "SM clock read last before the sample; 0: not readable")
     ]
 
 
@@ -377,50 +346,35 @@ Table = type[Record] | type[Comparison] | type[Sample]
 
 
 def columns(table: Table, sizes: Iterable[str] = ()) -> list[Column]:
-    """The columns of a table in their order, with one for each of `sizes`, by name."""
-    return list(_columns(table, sizes))
+    """Return the columns of a table in their order, with one for each of `sizes`, by name."""
+    found = []
+    for name, (kind, column) in _ANNOTATED[table].items():
+        if name == SHAPE:
+            found += size_columns(sizes)
+        else:
+            found.append(replace(column, name=name, type=str if issubclass(kind, str) else kind))
+    return found
 
 
 def size_columns(sizes: Iterable[str]) -> list[Column]:
-    """The columns of a record's shape, by name."""
-    column = _size_column()
+    """Return the columns of a record's shape, by name."""
+    _, column = _ANNOTATED[Record][SHAPE]
     return [
         replace(column, name=size, type=int, meaning=column.meaning.format(size))
         for size in sorted(sizes)
     ]
 
 
-@cache
-def _size_column() -> Column:
-    _, column = get_args(get_type_hints(Record, include_extras=True)[SHAPE])
-    assert isinstance(column, Column)
-    return column
-
-
-def _columns(table: Table, sizes: Iterable[str]) -> Iterator[Column]:
+def _annotate(table: Table) -> dict[str, tuple[Any, Column]]:
+    """The fields of a table that have a column: the type of their values, and the column."""
+    found = {}
     for name, hint in get_type_hints(table, include_extras=True).items():
-        if get_origin(hint) is not Annotated:
-            continue
-        kind, column = get_args(hint)
-        if name == SHAPE:
-            yield from size_columns(sizes)
-        else:
-            yield replace(column, name=name, type=_stored(kind))
-
-
-def _value_type(kind: Any) -> Any:
-    """`float` of `float | None`."""
-    if get_origin(kind) in (Union, types.UnionType):
-        return next(part for part in get_args(kind) if part is not type(None))
-    return kind
-
-
-def _stored(kind: Any) -> type:
-    kind = _value_type(kind)
-    if get_origin(kind) is Literal or issubclass(kind, str):
-        return str
-    assert kind in (int, float, bool), kind
-    return kind  # type: ignore[no-any-return]
+        if get_origin(hint) is Annotated:
+            kind, column = get_args(hint)
+            if get_origin(kind) in (Union, types.UnionType):
+                kind = next(part for part in get_args(kind) if part is not type(None))
+            found[name] = (str if get_origin(kind) is Literal else kind), column
+    return found
 
 
 def values_of(table: type[Record] | type[Comparison], row: Mapping[str, Any]) -> dict[str, Any]:
@@ -444,26 +398,22 @@ def values_of(table: type[Record] | type[Comparison], row: Mapping[str, Any]) ->
     return values
 
 
+def _vocabulary(table: Table) -> dict[str, tuple[type[Enum] | None, bool]]:
+    found: dict[str, tuple[type[Enum] | None, bool]] = {}
+    for column in fields(table):
+        if column.name in _ANNOTATED[table]:
+            kind, _ = _ANNOTATED[table][column.name]
+            word = kind if isinstance(kind, type) and issubclass(kind, Enum) else None
+            required = column.default is MISSING and column.default_factory is MISSING
+            found[column.name] = word, required
+    return found
+
+
 def vocabulary(table: Table) -> dict[str, tuple[type[Enum] | None, bool]]:
-    """The columns of a table by name: the vocabulary that its words are of, and whether every row
-    has it."""
-    if table not in _VOCABULARIES:
-        _VOCABULARIES[table] = _vocabulary(table)
+    """Return the columns of a table by name: the vocabulary of their words, and whether every row
+    has them."""
     return _VOCABULARIES[table]
 
 
-_VOCABULARIES: dict[Table, dict[str, tuple[type[Enum] | None, bool]]] = {}
-
-
-def _vocabulary(table: Table) -> dict[str, tuple[type[Enum] | None, bool]]:
-    hints = get_type_hints(table)
-    named = {column.name for column in _columns(table, ())} | {SHAPE}
-    fixed: dict[str, tuple[type[Enum] | None, bool]] = {}
-    for column in fields(table):
-        if column.name not in named:
-            continue
-        kind = _value_type(hints[column.name])
-        word = kind if isinstance(kind, type) and issubclass(kind, Enum) else None
-        required = column.default is MISSING and column.default_factory is MISSING
-        fixed[column.name] = word, required
-    return fixed
+_ANNOTATED = {table: _annotate(table) for table in (Record, Comparison, Sample)}
+_VOCABULARIES = {table: _vocabulary(table) for table in _ANNOTATED}

@@ -89,8 +89,9 @@ def of_records(records: Sequence[Record], sizes: Iterable[str] | None = None) ->
 
 def of_comparisons(records: Iterable[Record]) -> pa.Table:
     """The table that comparisons.parquet holds."""
-    rows = [comparison.row() for record in records for comparison in record.comparisons]
-    return pa.Table.from_pylist(rows, schema=schema(COMPARISONS))
+    rows = [comparison for record in records for comparison in record.comparisons]
+    cells = {c.name: [getattr(row, c.name) for row in rows] for c in COMPARISONS}
+    return pa.Table.from_pydict(cells, schema=schema(COMPARISONS))
 
 
 def refuse_sizes(op: ops.Op) -> None:

@@ -399,5 +399,5 @@ def test_the_record_says_what_the_second_process_saw(found_by: str) -> None:
     records = confirmed(made, [timed("sdpa_gqa", 0.2, made, rng), again]).records
     mine, other = (r for r in records if r.implementation == "mine")
     assert {name: getattr(mine, name) for name in seen} == seen
-    assert (mine.status, mine.median_ms, mine.n_samples) == (Status.WRONG, None, 0)
+    assert (mine.status, mine.median_ms, mine.own.n_samples) == (Status.WRONG, None, 0)
     assert (other.status, other.rel_l2, other.diagnosis) == (Status.OK, 1e-5, "")
