@@ -113,8 +113,10 @@ class Mailbox:
                 place.copy_(result.detach())
 
     def take(self, form: Form, device: str) -> dict[str, Tensor]:
-        """Copies of the results that lie there, on the device, by name. Nothing stays there: the
-        next implementation could read it."""
+        """Return copies of the results on the device, by name.
+
+        The memory is erased, since the next implementation could read it.
+        """
         places = [place.to(device, copy=True) for place in self._places(form)]
         if self._bytes is not None:
             self._bytes[: form.nbytes].zero_()
@@ -133,8 +135,10 @@ class Mailbox:
 
 
 def draw(case: Case, seed: int, device: str) -> tuple[Any, Tensor | None]:
-    """The inputs of a set (`ops.Inputs`), and the gradient of their output where the case
-    differentiates. The same seed gives the same bits in every process on one device."""
+    """Return the inputs of a set (`ops.Inputs`), and the gradient of their output, if any.
+
+    A seed gives the same bits in every process on one device.
+    """
     from nsabench import ops
 
     op = ops.get(case.op)

@@ -53,8 +53,10 @@ class Desk:
         self.tells = tells
         descriptor = os.memfd_create("test")
         weakref.finalize(self, os.close, descriptor)
-        self._mailbox = Mailbox(descriptor, device)
-        self.checker = Checker(device, Mailbox(descriptor, device))
+        self._mailbox, its_end = Mailbox(descriptor, device), Mailbox(descriptor, device)
+        for mailbox in (self._mailbox, its_end):  # else memory stays registered that is unmapped
+            weakref.finalize(self, mailbox.close)
+        self.checker = Checker(device, its_end)
         request = Prepare(case=case, computes=list(computes), seeds=self.seeds)
         self.prepared: Prepared = self.checker.prepare(request)
         forms = self.prepared.forms.values()

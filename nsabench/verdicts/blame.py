@@ -36,11 +36,11 @@ NONE = 0  # the attempt of an implementation that no worker measured to the end
 
 @dataclass(frozen=True)
 class NextAttempt:
-    """Whom to measure together next. patience: times the timeout of the case. pause_s: before."""
+    """The implementations to measure together next."""
 
     implementations: tuple[str, ...]
-    patience: float = 1.0
-    pause_s: float = 0.0
+    patience: float = 1.0  # times the timeout of the case
+    pause_s: float = 0.0  # before
 
 
 @dataclass
@@ -134,7 +134,7 @@ class Replay:
 
     def _die(self, attempt: Attempt, death: Death) -> None:
         if death.phase in EARLY and not self._lost_early:
-            # What an earlier case left in a warm worker, a thread say, may have ended it.
+            # A thread that an earlier case left in a warm worker may have ended it.
             self._lost_early = death.reason
             return
         if self._purpose is Purpose.MAIN:

@@ -1,4 +1,4 @@
-"""What torch does not ask of the CUDA driver: limits of the L2 cache, and streams of our own."""
+"""Calls of the CUDA driver that torch does not offer: limits of the L2, and streams of our own."""
 
 from __future__ import annotations
 
