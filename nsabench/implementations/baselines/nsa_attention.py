@@ -68,7 +68,7 @@ def _sequence(
     """Yield the outputs [n,HQ,Dv] of a sequence, some queries at a time.
 
     In float32: logits that are rounded to a format of two bytes are further off than any kernel's.
-    A window of 0 is none, and has no gate. group_of, sees_future: see `attend`.
+    Without a window, `window` is 0 and there are two gates. group_of, sees_future: see `attend`.
     """
     dtype, (q, k, v, gates) = tensors[0].dtype, (x.float() for x in tensors)
     tokens, heads = k.shape[:2]

@@ -1,6 +1,7 @@
-"""Block selection by the plain Triton kernels, for machines that have torch alone: the blocks of a
-query one after the other, forward and for dq, and the queries of each block for dk and dv. The
-strongest public libraries work like this, so it keeps a ratio honest where none is installed.
+"""Block selection by plain Triton kernels, for machines that have torch alone.
+
+Forward and dq walk the blocks of a query, dk and dv the queries of a block. The strongest public
+libraries work like this, so it keeps a ratio honest where none is installed.
 """
 
 from __future__ import annotations
