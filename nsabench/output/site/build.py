@@ -166,7 +166,7 @@ def _of_archive(archive: Archive, run: ArchivedRun) -> SiteRun:
         run.trust,
         predicate.signer.keyid,
         records,
-        [] if missed else threshold.decide_records(records),
+        [] if missed else threshold.decide_all([threshold.of_records(records)]),
         downloads=[(name, quote(f"{ARCHIVE}/{place}")) for name, place in objects.items()],
     )
 

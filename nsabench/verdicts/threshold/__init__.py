@@ -1,10 +1,9 @@
 """From which selected length on is a candidate worth switching on?"""
 
 from nsabench.model.vocabulary import MARGIN
-from nsabench.verdicts.threshold.decide import Decision, decide_all
-from nsabench.verdicts.threshold.document import as_markdown, as_yaml, read, write
+from nsabench.verdicts.threshold.decide import Decision, decide_all, decide_run
+from nsabench.verdicts.threshold.document import as_markdown, as_yaml, read, said_otherwise, write
 from nsabench.verdicts.threshold.evidence import of_records, of_run, of_tables, records_of
-from nsabench.verdicts.threshold.of_a_run import decide_records, decide_run, said_otherwise
 
 __all__ = [
     "MARGIN",
@@ -12,7 +11,6 @@ __all__ = [
     "as_markdown",
     "as_yaml",
     "decide_all",
-    "decide_records",
     "decide_run",
     "of_records",
     "of_run",

@@ -10,13 +10,14 @@ from typing import Any
 from nsabench import labels
 from nsabench.checks import Finding
 from nsabench.machine.environment.pairs import belongs
+from nsabench.model.plan import Plan
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import MARGIN, Answer, Regime, Status, Verdict
 from nsabench.planning.narrow import Narrowed
 from nsabench.verdicts.caution import beside, tally
 from nsabench.verdicts.objections import against
 from nsabench.verdicts.series import Tested, by_length, walk
-from nsabench.verdicts.threshold.evidence import Evidence
+from nsabench.verdicts.threshold.evidence import Evidence, of_records
 from nsabench.verdicts.threshold.union import (
     decide_together,
     refuse_several_kernels,
@@ -150,6 +151,11 @@ def decide_all(given: Sequence[Evidence], margin: float = MARGIN) -> list[Decisi
             decided.append(_decide(rows, group.against, notes, caveats, margin, where))
         decisions += sorted(decided, key=preference)
     return decisions
+
+
+def decide_run(records: Sequence[Record], plan: Plan) -> list[Decision]:
+    """Decide one run for the margin that it was made for."""
+    return decide_all([of_records(records, plan)], plan.margin)
 
 
 def _key(tested: Tested) -> _Key:

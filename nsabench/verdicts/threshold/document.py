@@ -11,6 +11,7 @@ import yaml
 
 from nsabench import limits, reading
 from nsabench.files import whole
+from nsabench.model.plan import Plan
 from nsabench.model.version import __version__
 from nsabench.model.vocabulary import Regime
 from nsabench.planning.yaml_document import LOADER, refuse_nested
@@ -22,6 +23,7 @@ from nsabench.verdicts.threshold.decide import Decision
 from nsabench.verdicts.threshold.gate import gates, per_gpu
 
 SCHEMA_VERSION = 1
+THRESHOLDS = "thresholds.yaml"
 HEAD = """\
 # From which selected length on a kernel is worth using, as `nsabench threshold` decided it.
 # runtime.sel_triton_min_L: keys, by GPU name; null: never. A GPU that is not listed: never. It is
@@ -152,3 +154,39 @@ def _section(d: Decision) -> list[str]:
             f"{by.comparison.verdict or by.record.status}, {value}{why}",
         ]
     return [*lines, ""]
+
+
+def said_otherwise(folder: Path, plan: Plan, decisions: Sequence[Decision]) -> str:
+    """Say how the `thresholds.yaml` of a run differs from what is decided here, and which version
+    wrote it. Empty if there is none, or it says the same."""
+    try:
+        content = read(folder / THRESHOLDS)
+    except (OSError, ValueError):
+        return ""
+    if not isinstance(content, dict):
+        return ""
+    before = {
+        (d["gpu"], d["combo"], d["op"], Regime(d["regime"]), d["candidate"]): d["min_L"]
+        for d in content.get("decisions", [])
+    }
+    now = {(d.gpu, d.combo, d.op, d.regime, d.candidate): d.min_length for d in decisions}
+    other = [(who, length) for who, length in before.items() if now.get(who, "") != length]
+    lacking = sorted({_who(key) for key in now.keys() - before.keys()})
+    if not other and not lacking:
+        return ""
+    says = [
+        f"{_who(key)} {'never' if length is None else f'from {length} on'}" for key, length in other
+    ]
+    margins = {d["margin"] for d in content["decisions"]} - {plan.margin}
+    at = "".join(f" for the margin {margin:g}," for margin in sorted(margins))
+    parts = [f"it says{at} {', '.join(says)}"] if says else []
+    parts += [f"it says nothing of {', '.join(lacking)}"] if lacking else []
+    return (
+        f"the run's {THRESHOLDS} was decided by {content['decided_with']}, and not as by "
+        f"this one, {decided_with()}: {'; '.join(parts)}"
+    )
+
+
+def _who(key: tuple[str, str, str, Regime, str]) -> str:
+    _, _, op, regime, name = key
+    return f"{name} ({op})" + ("" if regime is Regime.DEVICE else f" in the regime {regime}")
