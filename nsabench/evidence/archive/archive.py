@@ -21,7 +21,7 @@ from nsabench.evidence.archive.seen import Seen, key_of
 from nsabench.evidence.archive.store import Store
 from nsabench.evidence.manifest import MANIFEST, Report, files, verify
 from nsabench.evidence.manifest.dsse import Envelope
-from nsabench.evidence.manifest.keys import Revocation, refuse_revoked, revocations
+from nsabench.evidence.manifest.keys import Revocation, refuse_less, revocations, trust_in
 from nsabench.evidence.manifest.statement import (
     Predicate,
     Statement,
@@ -170,19 +170,13 @@ class Archive:
         require: Trust,
     ) -> ArchivedRun:
         manifest = self.store.read(name, limits.MANIFEST)
-        statement, keyid = signed(Envelope.parse(manifest))
+        statement, _ = signed(Envelope.parse(manifest))
         predicate = statement.predicate
-        trust = Trust.PINNED if keyid in trusted else predicate.signer.trust
+        trust = trust_in(predicate, trusted, revoked)
+        refuse_less(trust, require)
         run = ArchivedRun(name.removesuffix(MANIFEST), statement, trust)
-        if f"/run={predicate.run_id}/" not in "/" + run.prefix:
-            raise VerificationFailed(f"it holds the run {predicate.run_id}")
         if not f"/{run.prefix}".endswith(f"/{_prefix(predicate)}"):
             raise VerificationFailed(f"it belongs under {_prefix(predicate)}")
-        if predicate.signer.keyid != keyid:
-            raise VerificationFailed(f"its statement names another key than {keyid}")
-        refuse_revoked(keyid, predicate.signed, revoked)
-        if not trust.reaches(require):
-            raise VerificationFailed(f"it is {trust} and {require} is required")
         stored = [run.object(table) for table in TABLES]
         for name in stored:
             if name not in stamps:

@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from nsabench.errors import UsageError, VerificationFailed
+from nsabench.evidence.manifest.statement import Predicate, Trust
 from nsabench.signing import keys
 
 TRUSTED = "NSABENCH_TRUSTED_KEYS"
@@ -71,6 +72,23 @@ def revocations(
                     earlier, revocation, key=lambda r: (r.why is not Why.COMPROMISED, r.since)
                 )
     return found
+
+
+def trust_in(
+    predicate: Predicate, trusted: frozenset[str], revoked: Mapping[str, Revocation]
+) -> Trust:
+    """Return how far a signature can be trusted, once it is verified.
+
+    Raises `VerificationFailed` if its key is revoked.
+    """
+    keyid = predicate.signer.keyid
+    refuse_revoked(keyid, predicate.signed, revoked)
+    return Trust.PINNED if keyid in trusted else predicate.signer.trust
+
+
+def refuse_less(trust: Trust, require: Trust) -> None:
+    if not trust.reaches(require):
+        raise VerificationFailed(f"the run is {trust} and {require} is required")
 
 
 def refuse_revoked(keyid: str, signed: datetime, revoked: Mapping[str, Revocation]) -> None:

@@ -160,7 +160,10 @@ def signed(envelope: Envelope) -> tuple[Statement, str]:
         key = public_key_of_der(der)
     except (binascii.Error, ValueError) as error:
         raise VerificationFailed(f"the manifest's public key cannot be read: {error}") from None
-    return statement, envelope.check(key)
+    keyid = envelope.check(key)
+    if statement.predicate.signer.keyid != keyid:
+        raise VerificationFailed(f"the statement names another key than {keyid}")
+    return statement, keyid
 
 
 def require_same(what: str, value: object, expected: object) -> None:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import files
-from nsabench.evidence.manifest.keys import Revocation, refuse_revoked, revocations
+from nsabench.evidence.manifest.keys import Revocation, refuse_less, revocations, trust_in
 from nsabench.evidence.manifest.logs import Logged, check_log, check_shards, read_log
 from nsabench.evidence.manifest.seal import brief_of, brief_plan
 from nsabench.evidence.manifest.statement import (
@@ -153,7 +153,7 @@ def _check_manifest(report: Report, names: list[str]) -> None:
         "signature", lambda: signed(envelope), lambda signature: f"by the key {signature[1]}"
     )
     report.predicate = statement.predicate
-    digests = report.run("statement", lambda: _subjects(statement, report.keyid), lambda _: "")
+    digests = report.run("statement", lambda: _subjects(statement), lambda _: "")
     report.digests = digests
     report.run("files", lambda: _compare_names(report, names))
     report.run("hashes", lambda: _compare_hashes(report.folder, digests))
@@ -173,9 +173,7 @@ def _check_contents(report: Report) -> tuple[Plan, Logged]:
     return plan, logged
 
 
-def _subjects(statement: Statement, keyid: str) -> dict[str, str]:
-    if statement.predicate.signer.keyid != keyid:
-        raise VerificationFailed(f"the statement names another key than {keyid}")
+def _subjects(statement: Statement) -> dict[str, str]:
     digests = statement.digests
     if len(digests) != len(statement.subject):
         raise VerificationFailed("the statement names a file twice")
@@ -290,8 +288,6 @@ def _trust(
     report: Report, trusted: frozenset[str], require: Trust, revoked: Mapping[str, Revocation]
 ) -> Trust:
     if report.predicate is not None:
-        refuse_revoked(report.keyid, report.predicate.signed, revoked)
-        report.trust = Trust.PINNED if report.keyid in trusted else report.predicate.signer.trust
-    if not report.trust.reaches(require):
-        raise VerificationFailed(f"the run is {report.trust} and {require} is required")
+        report.trust = trust_in(report.predicate, trusted, revoked)
+    refuse_less(report.trust, require)
     return report.trust
