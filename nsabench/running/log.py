@@ -141,7 +141,7 @@ def _examine(path: Path, take: Callable[[Entry], None]) -> tuple[Origin | None, 
             size, last = size + len(content) + 1, content
 
     try:
-        origin = seals.origin(taken())
+        origin = seals.find_origin(taken())
     except VerificationFailed as error:
         error.remedy = "find out what else wrote there, and start a new run."
         raise

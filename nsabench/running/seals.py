@@ -93,7 +93,7 @@ def digest(line: bytes) -> str:
     return hashlib.sha256(line).hexdigest()
 
 
-def origin(lines: Iterable[tuple[bytes, Line]]) -> Origin | None:
+def find_origin(lines: Iterable[tuple[bytes, Line]]) -> Origin | None:
     """Return the signer of lines that were read; None without a line.
 
     Raises `VerificationFailed` if a line is not what its session wrote, or signers differ.

@@ -55,7 +55,7 @@ def serve(options: argparse.Namespace, channel: Channel) -> None:
             from nsabench.machine.environment import torch_probe
 
             described = torch_probe.describe(options.device)
-            channel.send(described.model_copy(update={"sandbox": sandbox.held()}))
+            channel.send(described.model_copy(update={"sandbox": sandbox.restrictions()}))
             continue
         session = session or _open(options, channel)
         channel.send(session.answer(request))

@@ -77,7 +77,7 @@ def enter(sandbox: Sandbox) -> None:
                 caches.bring(name)
 
 
-def held() -> str:
+def restrictions() -> str:
     """Return what is kept from foreign code, such as "files, TCP, signals (Landlock 7)"."""
     return _held or "none: it was not asked for"
 

@@ -20,7 +20,7 @@ Settings = dict[str, Any]
 UNREADABLE = "unreadable"
 
 
-def _of(owner: object, name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
+def _access(owner: object, name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
     return partial(getattr, owner, name), partial(setattr, owner, name)
 
 
@@ -39,11 +39,11 @@ _OF_TORCH: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
         torch.set_deterministic_debug_mode,
     ),
     **{
-        f"cudnn.{name}": _of(_backends.cudnn, name)
+        f"cudnn.{name}": _access(_backends.cudnn, name)
         for name in ("enabled", "benchmark", "deterministic", "allow_tf32")
     },
     **{
-        f"matmul.{name}": _of(_backends.cuda.matmul, name)
+        f"matmul.{name}": _access(_backends.cuda.matmul, name)
         for name in (
             "allow_fp16_reduced_precision_reduction",
             "allow_bf16_reduced_precision_reduction",

@@ -97,7 +97,7 @@ for name, line in given["attempts"].items():
         found[name] = "done"
     except (OSError, IndexError, ValueError) as error:
         found[name] = type(error).__name__
-print(json.dumps({"held": sandbox.held(), "tmp": TMP, "found": found}))
+print(json.dumps({"held": sandbox.restrictions(), "tmp": TMP, "found": found}))
 """
 
 

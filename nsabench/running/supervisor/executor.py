@@ -288,7 +288,7 @@ class WorkerExecutor:
         # Prechecks, parity, what came of it, diagnosis and warm-up of each, and a few of the case.
         max_steps = 8 * len(names) + 8
         max_deliveries = len(names) * most_deliveries(case)
-        with sensors.watching(self.device, process.own) as watch:
+        with sensors.watching(self.device, process.own_processes) as watch:
             measured = self._ask(
                 request, Measured, case.timeout_s, max_steps, max_deliveries, watch.at_step
             )

@@ -319,7 +319,7 @@ def _tell_reaper(line: str) -> None:
         _reaper.stdin.write(line.encode() + b"\n")
 
 
-def own() -> set[int]:
+def own_processes() -> set[int]:
     """Return the workers and what they are forked from, not what a worker has started."""
     with _births:
         return _workers | templates.pids()

@@ -133,7 +133,7 @@ def test_what_a_worker_starts_competes_with_it(monkeypatch: pytest.MonkeyPatch) 
         assert worker.stdout is not None
         helper = psutil.Process(int(worker.stdout.readline()))
         monkeypatch.setattr(process, "_workers", {worker.pid})
-        owned = process.own()
+        owned = process.own_processes()
         helper.kill()
         worker.communicate(b"\n")
     assert worker.pid in owned and helper.pid not in owned
