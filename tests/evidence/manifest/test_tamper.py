@@ -336,6 +336,15 @@ def test_tables_of_another_version(
     assert "this is nsabench 9.9.9" in report.remedy
 
 
+def test_a_run_of_an_op_that_is_not_here(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file that only the run names is executed, and nothing passes that was not derived."""
+    monkeypatch.setattr("nsabench.ops.has_op_of", lambda plan: False)
+    report = verify(run)
+    assert (report.broken or "").startswith("tables: they cannot be derived: this run was made")
+    assert "--ops" in report.remedy
+    assert verify(run, tables=False).broken is None
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
