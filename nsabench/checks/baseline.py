@@ -58,7 +58,6 @@ def _synchronises(record: Record) -> bool:
 
 
 def _slow(rows: list[Record]) -> Iterator[Finding]:
-    """Those that are slow beside the best, which may itself be there for a control alone."""
     best = best_baseline(rows, alongside=True)
     if best is None or not best.median_ms:
         return

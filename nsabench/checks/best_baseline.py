@@ -20,7 +20,7 @@ def best_baseline(
     beside: only what was interleaved with this record, since nothing else forms a ratio with it,
     and what comes from another package than it, if there is any.
     alongside: also what runs for a control alone.
-    regime: in which it is the fastest; None: that of the samples.
+    regime: in which it is the fastest; None: in the regime of the samples.
     """
     valid = [
         r
@@ -39,8 +39,7 @@ def best_baseline(
 def fastest(valid: Sequence[Record], regime: Regime | None = None) -> Record | None:
     """The fastest of records of one case that were timed in a regime.
 
-    Of samples only what was sampled to the end may be it: clocks may have moved since an early
-    round.
+    In a regime of samples it was sampled to the end: clocks may have moved since an early round.
     """
     if regime is not Regime.QUEUE:
         most: dict[int, int] = {}

@@ -38,7 +38,7 @@ class Limits:
 
     @classmethod
     def of_sheet(cls, sheet: Sheet) -> Limits:
-        """The ceilings of a data sheet, allowing a whole L2 of hits: nobody knows what a foreign
+        """The ceilings of a data sheet, allowing a whole L2 of hits: it is not known what a foreign
         timer flushed."""
         return cls(
             source=f"data sheet of the {sheet.name}",
@@ -91,7 +91,6 @@ def _bounds(
     l2_gb_s: float | None,
     tflop_s: float | None,
 ) -> tuple[Bound, ...]:
-    """The same of numbers."""
     bounds = []
     if memory_gb_s is not None:
         beyond = bytes_min - resident
@@ -118,8 +117,8 @@ def beaten(row: Record, limits: Limits) -> Bound | None:
 
 
 def beaten_in_a_burst(row: Record, limits: Limits) -> Bound | None:
-    """The same of the time of a call among others. Nothing was flushed between them: all that it
-    reads may have come from L2."""
+    """The lower bound that a queued call is below. Nothing was flushed before the call, so all that
+    it reads may come from L2."""
     return _beaten(replace(row, l2=L2.WARM), row.median_in(Regime.QUEUE), limits)
 
 
@@ -131,8 +130,11 @@ def _beaten(row: Record, time_ms: float | None, limits: Limits) -> Bound | None:
 
 
 def _by_any_unit(limits: Limits) -> Limits:
-    """What is possible in float32: three TF32 products on tensor cores, which torch's own matrix
-    product does not use, make one. TF32 runs at half of the rate of the 16-bit formats."""
+    """Return the limits with the float32 rate of tensor cores.
+
+    Three TF32 products make one in float32, at half the rate of the 16-bit formats. The matrix
+    product of torch, which the run measures, does not use them.
+    """
     sixteen = [rate for dtype, rate in limits.tflop_s.items() if dtype != DType.FLOAT32]
     full_precision = limits.tflop_s.get(DType.FLOAT32)
     if full_precision is None or not sixteen:

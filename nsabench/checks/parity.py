@@ -98,7 +98,7 @@ def check(rows: Sequence[Record], limits: Limits) -> list[Finding]:
 
 def _check_case(rows: list[Record]) -> Iterator[Finding]:
     valid = [r for r in rows if r.role is Role.BASELINE and _may_excuse(r)]
-    # What is there for a control is no yardstick of anything else.
+    # A baseline that runs for a control alone is a yardstick only for controls.
     of_controls, of_others = _best(valid), _best([r for r in valid if not r.alongside])
     for row in rows:
         best, best_row = of_controls if row.role is Role.CONTROL else of_others
@@ -110,7 +110,6 @@ def _check_case(rows: list[Record]) -> Iterator[Finding]:
 
 
 def _best(baselines: Sequence[Record]) -> tuple[float | None, Record | None]:
-    """The least error as a whole, and who has the least in its worst row."""
     return (
         min((r.rel_l2 for r in baselines if r.rel_l2 is not None), default=None),
         min((r for r in baselines if r.worst_row is not None), key=_of_honest, default=None),
@@ -118,7 +117,7 @@ def _best(baselines: Sequence[Record]) -> tuple[float | None, Record | None]:
 
 
 def _may_excuse(baseline: Record) -> bool:
-    """Whether others may be held to what it is off by: one that is far off excuses nobody."""
+    """Whether its errors may excuse others: a baseline that is far off excuses none."""
     errors = [e for e in (baseline.rel_l2, baseline.worst_row) if e is not None]
     if _over(baseline) or not errors:  # a table from elsewhere has times alone
         return not _over(baseline)
@@ -126,7 +125,6 @@ def _may_excuse(baseline: Record) -> bool:
 
 
 def _whole(row: Record, best: float | None) -> str:
-    """What is wrong with the errors of all rows together."""
     if _over(row):
         return (
             f"mean absolute error {row.mae:.3g} against {ORACLE} is over the "
@@ -148,7 +146,6 @@ def _whole(row: Record, best: float | None) -> str:
 
 
 def _one_row(row: Record, best: Record | None) -> str:
-    """What is wrong with the worst row."""
     if row.worst_row is None:
         return ""
     epsilon = noise(row.dtype, _terms(row))

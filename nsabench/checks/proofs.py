@@ -54,8 +54,11 @@ def unproven(records: Sequence[Record]) -> list[Unproven]:
 def lacking(
     outcomes: Iterable[tuple[Group, str, Catch]], guarded: Iterable[tuple[Group, str]] = ()
 ) -> list[Unproven]:
-    """The same of what became of controls. outcomes: group, check that is meant to catch it, what
-    became of it. guarded: what stands behind a verdict."""
+    """The checks that caught none of these controls.
+
+    outcomes: of each control its group, the check that is meant to catch it, and what became of it.
+    guarded: the checks behind a verdict.
+    """
     catches: dict[tuple[Group, str], set[Catch]] = defaultdict(set)
     for group, check, caught in outcomes:
         catches[group, check].add(caught)
@@ -66,8 +69,7 @@ def lacking(
 
 
 def guarded(records: Iterable[Record]) -> Iterator[tuple[Group, str]]:
-    """The checks that stand behind a verdict in each group: those of time only where a candidate
-    was timed."""
+    """The checks behind a verdict in each group. Those of a time need a timed candidate."""
     for record in records:
         if record.role is Role.CANDIDATE:
             for check in OUTPUT if record.median_ms is None else GUARDS:
@@ -83,7 +85,7 @@ def _lack(catches: set[Catch]) -> Lack | None:
 
 
 def by_way(lacking: Iterable[Unproven]) -> Iterator[tuple[tuple[Group, ...], str]]:
-    """What is unproven without being stuck, as one sentence for the groups that lack the same."""
+    """Say what is unproven and not stuck, in one sentence for groups that lack the same checks."""
     of_group: dict[Group, list[Unproven]] = defaultdict(list)
     for lack in lacking:
         if lack.lack is not Lack.STUCK:

@@ -28,7 +28,7 @@ def by_case(items: Iterable[T]) -> dict[str, list[T]]:
 
 def length_series(records: Iterable[Record]) -> list[list[Record]]:
     """Group the timed records of an implementation that differ only in length, the shortest first.
-    Of several with one length, the first counts."""
+    If several have one length, the first counts."""
     groups: dict[Hashable, dict[int, Record]] = defaultdict(dict)
     for record in records:
         if record.median_ms is not None:

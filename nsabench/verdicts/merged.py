@@ -65,7 +65,6 @@ def together(parts: Iterable[Results]) -> Results:
 
 
 def _told(finding: Finding, shard: str, part: Plan) -> Iterator[Finding]:
-    """What was found of a shard, said of the merged run: of its cases and not of all."""
     if finding.case_id or finding.effect in (Effect.UNPROVEN, Effect.NOTE):
         yield finding
     elif finding.check == canary.CHECK:

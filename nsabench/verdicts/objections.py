@@ -1,4 +1,4 @@
-"""What speaks against any decision of a run: controls that got away, or that were never there."""
+"""Objections to any decision of a run: controls that got away, or that were never there."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def _times(
         p20, median, p80 = _quantiles(times)
         if median is None:
             continue
-        # What the timer adds to a replay or a burst is not known.
+        # It is not known what the timer adds to a replay or a burst.
         known = regime is Regime.DEVICE and offset_ms is not None
         yield Comparison(
             run_id=run_id,
@@ -147,7 +147,7 @@ def _quantiles(times: Sequence[float]) -> tuple[float | None, float | None, floa
 
 def failed(record: Record, observation: Observation) -> Record:
     """Return the record of an implementation that failed as an observation says. It has no times,
-    and its samples are those of the main pass."""
+    and keeps the samples of the main pass."""
     return replace(record, **_observed(observation), comparisons=())
 
 
@@ -158,7 +158,7 @@ def without_times(observation: Observation, status: Status, reason: str) -> Obse
 
 
 def with_findings(records: Sequence[Record], findings: Sequence[Finding]) -> list[Record]:
-    """Return the records. Those that a check found wrong or implausible are not ok any more."""
+    """Return the records; what a check found wrong or implausible fails for that reason."""
     grave = by_case(f for f in findings if f.effect in STATUS_OF and f.regime is None)
     held = []
     for record in records:

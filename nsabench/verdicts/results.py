@@ -28,7 +28,7 @@ OF_TIMES = ("timer", "clocks", "scaling", "canary")
 
 @dataclass(frozen=True)
 class Results:
-    """What is known after a run: records, with their samples, and findings."""
+    """The records of a run, with their samples, and the findings."""
 
     records: list[Record]
     findings: list[Finding]
@@ -77,7 +77,6 @@ class Assessed:
         return revised
 
     def _checked(self, log: Log, purpose: Purpose) -> dict[str, CaseState]:
-        """What a later pass measured by case id, held to what the main pass is held to."""
         states = states_of(self.plan, log, purpose)
         return {case_id: self._checked_state(state) for case_id, state in states.items()}
 
@@ -156,7 +155,7 @@ def _failed_again(record: Record, observation: Observation) -> Record:
 
 @dataclass(frozen=True)
 class Part:
-    """What a run was measured by: itself, or one of the shards that it was merged of."""
+    """A run that was measured: the run itself, or one of the shards that it was merged from."""
 
     plan: Plan
     log: Log

@@ -18,8 +18,8 @@ from nsabench.model.vocabulary import Status, Verdict
 class Tested:
     """An implementation on a case in one regime, against one reference.
 
-    comparison: without a ratio if there is none. label: the case in words. margin: at which the run
-    confirmed verdicts; None: none is known of. own: it is of the user's own file.
+    label: the case in words. margin: at which the run confirmed verdicts, if that is known. own:
+    whether it is from the user's own file.
     """
 
     record: Record

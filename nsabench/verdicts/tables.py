@@ -129,7 +129,6 @@ def records_in(path: Path, comparisons: Path) -> list[Record]:
 
 
 def _rows(path: Path, what: str, columns: Sequence[Column], most: int) -> Iterator[dict[str, Any]]:
-    """Raises `UsageError` if the file is no table of these columns."""
     try:
         check_table(path, most)
         wrong = misfit(pq.read_schema(path), columns, ())
@@ -148,7 +147,6 @@ def _rows(path: Path, what: str, columns: Sequence[Column], most: int) -> Iterat
 
 @contextmanager
 def _named(path: Path, what: str) -> Iterator[None]:
-    """Raises `UsageError` for a row that is none."""
     try:
         yield
     except ValueError as error:

@@ -25,10 +25,10 @@ from nsabench.verdicts.statistics import (
 # Medians of one implementation in two processes differ by this much
 # (docs/explanation/measurement.md).
 DRIFT = 0.03
-# Differences below this are of no use to anybody and within what a second run moves.
+# Differences below this are of no use, and within what a second run moves.
 SAME_BAND = 0.01
-# Of eight bursts the interval is as wide as their noise, and a host is noisier than a device: with
-# a noise of 2 % the band above would call 4 of 100 equal pairs unequal, and this one below 1.
+# The interval of eight bursts is as wide as their noise, and a host is noisier than a device. With
+# a noise of 2 % the band above calls 4 of 100 equal pairs unequal; this one calls fewer than 1.
 SAME_BAND_IN_QUEUE = 0.02
 NEAR = 0.01  # of the margin or of a verdict's own bound: a second process decides
 ALL_OWN = "all its baselines come from its own package: none was timed without it"
@@ -65,7 +65,6 @@ def _against_baselines(
 
 
 def _is_judged(case: Sequence[Record], regime: Regime) -> bool:
-    """Whether a case has verdicts in a regime: in that of its samples, and where it was timed."""
     return case[0].regime is regime or any(r.timed_in(regime) is not None for r in case)
 
 
@@ -191,7 +190,7 @@ def is_close(judged: Comparison, margin: float = MARGIN) -> bool:
         or abs(judged.lo - 1) < NEAR
         or abs(judged.hi - 1) < NEAR
     )
-    # What is inconclusive stays so, and whose verdict is "same" is far from the margin.
+    # An inconclusive verdict stays so, and `same` is far from the margin.
     return judged.verdict in (Verdict.FASTER, Verdict.SLOWER) and (by_little or at_margin)
 
 
@@ -205,8 +204,8 @@ def revise(
 ) -> Record:
     """Return a candidate's record after what other processes saw of its case.
 
-    case: the records of the case. clean: its baselines that no candidate comes with. margin: that
-    of the plan, by which the confirmations were chosen.
+    case: the records of the case. clean: its baselines that no candidate comes with. margin: by
+    which the confirmations were chosen.
     """
     comparisons = []
     for judged in record.comparisons:
@@ -299,7 +298,7 @@ def _hold_apart(
     if best not in observations:
         return unknown("it comes with another candidate: measure without that one", best)
     for who in (best, *valid):
-        # What others take does not show that it was not slowed until they led.
+        # The times of others do not show whether it was slowed until they led.
         if who in observations and observations[who].status is not Status.OK:
             return unknown(observations[who].reason, who)
     if best not in timed:

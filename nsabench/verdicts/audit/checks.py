@@ -141,8 +141,10 @@ def _check_hosts(table: Table) -> Iterator[Finding]:
 
 
 def _host_ms(table: Table, line: Line, column: str, *, own: bool = False) -> float | None:
-    """Return how long a call of the implementation of a time column holds its host, or does at
-    least by its launches. own: a column that names no implementation is not taken for it."""
+    """Return how long a call holds its host, at least, by its launches if not stated.
+
+    own: leave out a column that names no implementation.
+    """
     names = (name_of(column).lower(), *(() if own else ("",)))
     for name in names:
         if name in table.hosts:

@@ -167,7 +167,6 @@ class Table:
 
     @cached_property
     def _settings(self) -> list[str]:
-        """Those among them without which two cases look like one."""
         known = [self._words(line, self._stated_distribution(line)) for line in self.lines]
         return _telling_apart([line.cells for line in self.lines], known, self._unknown)
 

@@ -25,7 +25,7 @@ from nsabench.verdicts.threshold.union import (
 )
 from nsabench.verdicts.verdict import NEAR
 
-# A case the candidate declines is none it was tested on: the gate does not use it there.
+# A candidate was not tested on a case that it declines: the gate does not use it there.
 DECLINED = frozenset({Status.UNSUPPORTED, Status.SKIPPED})
 LEAST_LENGTHS = 2
 LEAST_VALUES = 2  # of each size in `AXES` that the op has
@@ -35,7 +35,7 @@ AXES = {"head dims": "D", "heads": "H", "numbers of spans": "n_spans"}
 
 @dataclass(frozen=True)
 class Rung:
-    """What was found at one length. weakest: the smallest lower end; None if a case has none."""
+    """The cases of one length. weakest: the smallest lower end; None if a case has none."""
 
     length: int
     cases: int
@@ -80,7 +80,7 @@ class Decision:
 
     @property
     def sentence(self) -> str:
-        """The answer in words, of a reader who knows the regime."""
+        """The answer in words, without the regime."""
         if self.answer is Answer.FROM:
             only = f" where {' and '.join(self.where)}" if self.where else ""
             bear = f" ({self.caution})" if self.caution else ""
@@ -89,7 +89,7 @@ class Decision:
 
     @property
     def on(self) -> str:
-        """The combo, and whether its torch and its Triton are no pair."""
+        """The combo, and a warning if its torch and its Triton do not belong together."""
         return f"{self.combo} ({self.unpaired})" if self.unpaired else self.combo
 
     @property
@@ -102,7 +102,7 @@ _Key = tuple[str, str, str, Regime]
 
 @dataclass
 class _Group:
-    """What was tested of one op on one GPU and combo, in one regime, by candidate."""
+    """The tested candidates of one op on one GPU and combo, in one regime."""
 
     tested: dict[str, list[Tested]] = field(default_factory=lambda: defaultdict(list))
     against: list[str] = field(default_factory=list)
@@ -119,8 +119,8 @@ def combo(record: Record) -> str:
 
 
 def decide_all(given: Sequence[Evidence], margin: float = MARGIN) -> list[Decision]:
-    """One decision a GPU, combo, op, regime and candidate. Of each op in a regime the user's own
-    come first, then the smallest threshold, then the best.
+    """One decision a GPU, combo, op, regime and candidate. Within an op and regime the user's
+    own come first, then the smallest threshold, then the best.
 
     Raises `UsageError` when a candidate is not one kernel in all that is given.
     """
@@ -268,8 +268,7 @@ def _why(row: Tested, margin: float) -> str:
 def _gaps(
     above: Sequence[Tested], rows: Sequence[Tested], length: int, pinned: frozenset[str]
 ) -> Iterable[str]:
-    """What too little was tested of, from the threshold on. pinned: sizes of which one value is
-    all that was asked for."""
+    """Say which sizes were tested too little. pinned: sizes with one value asked for."""
     if len({row.length for row in above}) < LEAST_LENGTHS:
         yield f"coverage is too small: from {length} on only one length was tested"
     for name, size in AXES.items():
@@ -288,8 +287,8 @@ def _rung(length: int, rows: Sequence[Tested], margin: float) -> Rung:
 
 
 def preference(decision: Decision) -> tuple[bool, float, int, float, str]:
-    """The user's own first, then the smallest threshold, then whoever passes most cases, then by
-    the worst speed-up."""
+    """The user's own first, then the smallest threshold, then the one that passes most cases, then
+    the best weakest speed-up."""
     least = float("inf") if decision.min_length is None else float(decision.min_length)
     used = [rung for rung in decision.rungs if rung.length >= (decision.min_length or 0)]
     passed = sum(rung.passed for rung in used)

@@ -62,7 +62,7 @@ def _by_regime(decisions: Sequence[Decision]) -> dict[str, Any]:
 
 
 def notes(decisions: Sequence[Decision]) -> list[str]:
-    """What is worth saying of the kernels that a gate goes by."""
+    """Notes on the kernels that a gate goes by."""
     return [note for gate in gates(decisions) for note in gate.notes]
 
 
@@ -158,7 +158,7 @@ def _section(d: Decision) -> list[str]:
 
 def said_otherwise(folder: Path, plan: Plan, decisions: Sequence[Decision]) -> str:
     """Say how the `thresholds.yaml` of a run differs from what is decided here, and which version
-    wrote it. Empty if there is none, or it says the same."""
+    wrote it. Empty if nothing differs."""
     try:
         content = read(folder / THRESHOLDS)
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What a threshold is decided on: what was tested of each candidate, from runs or CSV tables."""
+"""The evidence for a threshold: the cases of each candidate, from runs or CSV tables."""
 
 from __future__ import annotations
 
@@ -131,10 +131,10 @@ def together(parts: Sequence[Evidence]) -> Evidence:
 
 
 def of_tables(paths: Sequence[Path], gpu: str) -> Evidence:
-    """Return the evidence of CSV tables from elsewhere. What the audit finds is an objection if it
-    is graver than a note. They state no interval, so the ratio of medians stands for its lower end.
+    """Return the evidence of CSV tables from elsewhere, without an interval: the ratio of medians
+    counts. A finding of the audit is an objection if it is graver than a note.
 
-    Raises `UsageError` when one is no table of timings or the device is not known.
+    Raises `UsageError` for a file without timings and for an unknown device.
     """
     tested, against = [], []
     names = Counter(path.name for path in paths)

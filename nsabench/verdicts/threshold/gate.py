@@ -27,7 +27,7 @@ class Gate:
 
     @property
     def min_length(self) -> int | None:
-        """What holds with every combo; None where there is none."""
+        """The length that holds with every combo; None if there is none."""
         lengths = [decision.min_length for decision in self.decisions]
         if self.untested or None in lengths:
             return None
@@ -35,7 +35,7 @@ class Gate:
 
     @property
     def notes(self) -> Iterator[str]:
-        """What is worth saying of the choice."""
+        """Notes on the choice."""
         chosen = self.decisions[0]
         where = f"{chosen.op} on {chosen.gpu}, {chosen.regime}: a gate goes by one kernel"
         if self.untested:

@@ -1,7 +1,7 @@
 """Runs that are decided together: of one kernel, and checked along a length as one run would be.
 
-If a length series lies in several runs, be they shards or matrices of their own, none of them sees
-it whole.
+A length series may be spread over several runs, shards or matrices. Then none of them holds all of
+it.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ def refuse_several_kernels(given: Iterable[Evidence]) -> None:
 
 
 def taken_for_one(given: Iterable[Evidence]) -> dict[tuple[str, str], list[str]]:
-    """What to say of candidates, by op and name, that were tested in several runs or tables of
-    which not all say what code that was."""
+    """Say of candidates, by op and name, that not all runs or tables tell what code was tested."""
     tested: dict[tuple[str, str], dict[str, Source]] = defaultdict(dict)
     for record in (t.record for evidence in given for t in evidence.tested):
         tested[record.op, record.implementation][record.run_id] = record.source
@@ -56,7 +55,7 @@ def taken_for_one(given: Iterable[Evidence]) -> dict[tuple[str, str], list[str]]
 
 
 def _code(source: Source) -> str:
-    """What tells code apart: a file may have been given another name."""
+    """Return what identifies the code; a file may have been renamed."""
     return source.digest or source
 
 
@@ -89,8 +88,6 @@ def _beside(own: Evidence, others: Sequence[Evidence]) -> Evidence:
 
 
 def _agree(own: Sequence[Record], other: Sequence[Record]) -> bool:
-    """Whether a length series may lie in both: the same machine and versions, and the same code
-    under each name."""
     if not own or not other:
         return False
     machines = [(r.gpu_name, r.torch, r.triton, r.cuda) for r in (own[0], other[0])]
