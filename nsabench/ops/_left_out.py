@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-NOT_LOOKED_AT = float("nan")
-HANGS_ON_ROUNDING = float("inf")
+NOT_COMPUTED = float("nan")
+ROUNDING_DECIDES = float("inf")
 
 
 def compared(truth: Tensor) -> Tensor:

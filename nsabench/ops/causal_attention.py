@@ -15,7 +15,7 @@ from nsabench.model.vocabulary import Direction
 from nsabench.ops import _attention, _sampled
 from nsabench.ops._attention import Portion
 from nsabench.ops._contract import Inputs, by_device
-from nsabench.ops._left_out import NOT_LOOKED_AT
+from nsabench.ops._left_out import NOT_COMPUTED
 from nsabench.ops._sequences import SequenceOp, SequencesShape
 
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ class CausalAttention(SequenceOp):
         return _sampled.grad_out(inputs, super().draw_grad(inputs, seed))
 
     def oracle(self, inputs: Inputs) -> Tensor:
-        return _attention.attend(inputs, _portions(inputs), NOT_LOOKED_AT)
+        return _attention.attend(inputs, _portions(inputs), NOT_COMPUTED)
 
     def gradients(self, inputs: Inputs, grad_out: Tensor) -> dict[str, Tensor]:
-        return _attention.differentiate(inputs, grad_out, _portions(inputs), NOT_LOOKED_AT)
+        return _attention.differentiate(inputs, grad_out, _portions(inputs), NOT_COMPUTED)
 
 
 def _portions(inputs: Inputs) -> Iterator[Portion]:

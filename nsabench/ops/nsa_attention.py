@@ -23,7 +23,7 @@ from pydantic import model_validator
 from nsabench.model.vocabulary import Direction, DType
 from nsabench.ops import _draws, _nsa, _sampled
 from nsabench.ops._contract import Inputs, Legal, Size, by_device
-from nsabench.ops._left_out import HANGS_ON_ROUNDING, NOT_LOOKED_AT
+from nsabench.ops._left_out import NOT_COMPUTED, ROUNDING_DECIDES
 from nsabench.ops._nsa import LOCAL
 from nsabench.ops._sequences import PACKED, SequenceOp, SequencesShape, cumulated, draw_lengths
 
@@ -147,11 +147,11 @@ class NsaAttention(SequenceOp):
 
         q, v = inputs.tensors["q"], inputs.tensors["v"]
         shape = (*q.shape[:3], v.shape[3])
-        out = torch.full(shape, NOT_LOOKED_AT, dtype=torch.float64, device=q.device)
+        out = torch.full(shape, NOT_COMPUTED, dtype=torch.float64, device=q.device)
         for piece in _nsa.pieces(inputs):
             branches = torch.stack([branch.out for branch in piece.branches], -2)
             whole = (piece.gates.unsqueeze(-1) * branches).sum(-2)
-            out[piece.rows] = whole.masked_fill(piece.hangs.view(-1, 1, 1), HANGS_ON_ROUNDING)
+            out[piece.rows] = whole.masked_fill(piece.hangs.view(-1, 1, 1), ROUNDING_DECIDES)
         return out
 
     def legal(self, inputs: Inputs, oracle: Tensor) -> Legal | None:
@@ -165,7 +165,7 @@ class NsaAttention(SequenceOp):
             for name in self.differentiable
         }
         for name in ("q", "gates"):
-            grads[name].fill_(NOT_LOOKED_AT)
+            grads[name].fill_(NOT_COMPUTED)
         for piece in _nsa.pieces(inputs):
             _nsa.accumulate(piece, grad_out, inputs, grads)
         return grads
