@@ -94,7 +94,7 @@ def test_tables_of_timings(scratch: Path, data: bytes) -> None:
     path = scratch / "table.csv"
     path.write_bytes(data)
     try:
-        csv_table.read(path).rows()
+        csv_table.read(path).records()
     except UsageError as error:
         assert error.remedy
 

@@ -70,5 +70,5 @@ def test_a_host_time_is_no_time_of_a_baseline_and_makes_no_case(path: Path) -> N
     audit(path, ",ours_host_us,sdpa_host_us,launches", "12.0,13.2,43,15,1", "12.1,13.3,44,16,2")
     read = table.read(path)
     assert read.baselines == ["sdpa_us"] and read.candidate == "ours_us"
-    assert {row.implementation for row in read.rows()} == {"ours", "sdpa"}
-    assert len({row.case_id for row in read.rows()}) == 1
+    assert {row.implementation for row in read.records()} == {"ours", "sdpa"}
+    assert len({row.case_id for row in read.records()}) == 1
