@@ -39,8 +39,6 @@ from nsabench.verdicts.threshold import decide_all
 from nsabench.verdicts.threshold.evidence import Evidence, together
 from nsabench.verdicts.threshold.evidence import of_records as of_evidence
 
-MOST_ON_A_PAGE = 20_000  # records; a longer page is of no use
-
 
 @dataclass
 class Merged:
@@ -147,7 +145,7 @@ def _make(
     for shard in shards:
         _keep(run, shard)
     given = [(run.shard(s.plan.run_id), outlying.get(merged.name_of(s.plan), "")) for s in shards]
-    shown = sum(len(planned.implementations) for planned in plan.cases) <= MOST_ON_A_PAGE
+    shown = merged.has_page(plan)
     ops.count(planned.case for planned in plan.cases)  # once: the processes below are forked
     derive = partial(_derive, run_id=plan.run_id, sizes=sizes, shown=shown)
     with Tables(folder) as tables:
@@ -171,8 +169,8 @@ def _make(
     else:
         threshold.write(decisions, run.thresholds)
         lacking = (
-            f"there is no page: {found.records} records are more than the {MOST_ON_A_PAGE} that "
-            f"one shows"
+            f"there is no page: {found.records} records are more than the "
+            f"{merged.MOST_ON_A_PAGE} that one shows"
         )
     signed = conclusion.sign(run, signer)
     found.signed = f"{signed}\n{lacking}" if lacking else signed

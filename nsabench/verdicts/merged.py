@@ -15,6 +15,14 @@ from nsabench.model.record import Record
 from nsabench.verdicts import canary
 from nsabench.verdicts.results import Part, Results, assess
 
+MOST_ON_A_PAGE = 20_000  # records; a longer page is of no use
+
+
+def has_page(plan: Plan) -> bool:
+    """Return whether a run has a page and break-even lengths. A very large merged run has none."""
+    records = sum(len(planned.implementations) for planned in plan.cases)
+    return not plan.shards or records <= MOST_ON_A_PAGE
+
 
 def assemble(run_id: str, parts: Sequence[Part]) -> Results:
     """Apply the checks to what was measured, and judge the candidates.

@@ -1,11 +1,12 @@
-"""Check that the tables of a run are what follows from its plan and log.
+"""Check that the tables and the thresholds of a run are what follows from its plan and log.
 
-The tables are derived again and compared: first their bytes, then every value. A table that another
+They are derived again and compared: first their bytes, then every value. A table that another
 version of pyarrow wrote has other bytes. docs/reference/manifest.md says what depends on versions.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -15,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nsabench import limits, ops
+from nsabench import limits, ops, reading
 from nsabench.checks.finding import Group
 from nsabench.checks.proofs import lacking
 from nsabench.errors import UsageError, VerificationFailed
@@ -25,10 +26,11 @@ from nsabench.evidence.manifest.statement import Predicate, require_same
 from nsabench.model.plan import Plan
 from nsabench.model.version import __version__
 from nsabench.model.vocabulary import Catch, Direction, Mode
+from nsabench.planning import yaml_document
 from nsabench.processes import each
 from nsabench.reading import OutOfBounds
 from nsabench.running.folder import RunFolder
-from nsabench.verdicts import merged
+from nsabench.verdicts import break_even, merged, threshold
 from nsabench.verdicts.parquet import TABLES, Tables, tables_of
 from nsabench.verdicts.tables import (
     BATCH,
@@ -37,13 +39,16 @@ from nsabench.verdicts.tables import (
     SAMPLES,
     check_table,
     misfit,
+    read_records,
 )
 
+_DECIDED_WITH = re.compile(rb"^decided_with: .*\n", re.MULTILINE)  # the build of nsabench
 COLUMNS = {"records": RECORDS, "comparisons": COMPARISONS, "samples": SAMPLES}
 
 
 def derive_tables(folder: Path, plan: Plan, outlying: Mapping[str, str], into: Path) -> None:
-    """Write the tables that follow from the log of a run, or from the logs of its shards.
+    """Write the tables that follow from the log of a run, or from the logs of its shards. Also
+    write the thresholds if the run has some.
 
     outlying: why the times of a shard decide nothing, by its name. Raises `VerificationFailed` if
     nothing follows, and with a remedy if the op of the run is not known here.
@@ -58,6 +63,11 @@ def derive_tables(folder: Path, plan: Plan, outlying: Mapping[str, str], into: P
         with Tables(into) as tables:
             for part in each(derive, parts, worth_it=2):
                 tables.add(part)
+        if run.thresholds.exists():  # `nsabench run` writes none
+            records = read_records(into)
+            payments = break_even.decide(records) if merged.has_page(plan) else []
+            decisions = threshold.decide_run(records, plan)
+            threshold.write(decisions, RunFolder(into).thresholds, payments)
     except UsageError as error:
         raise VerificationFailed(f"they cannot be derived: {error}", error.remedy) from None
     except (ArithmeticError, AssertionError, LookupError, ValueError) as error:
@@ -74,7 +84,7 @@ def _derive_part(
 
 
 def check_tables(folder: Path, derived: Path, plan: Plan, logged: Logged) -> str:
-    """Return a sentence about how the tables agree with those in `derived`.
+    """Return a sentence about how tables and thresholds agree with those in `derived`.
 
     Raises `VerificationFailed` and names the first value that differs.
     """
@@ -84,9 +94,12 @@ def check_tables(folder: Path, derived: Path, plan: Plan, logged: Logged) -> str
         if files.sha256(folder, name) != files.sha256(derived, name)
     ]
     made = f"nsabench {plan.nsabench} and numpy {logged.described.software.numpy}"
+    is_same_version = plan.nsabench == __version__
     try:
         for name in other:
-            _check_values(folder / name, derived / name, plan.nsabench == __version__)
+            _check_values(folder / name, derived / name, is_same_version)
+        if RunFolder(derived).thresholds.exists():
+            _check_thresholds(folder, derived, is_same_version)
     except VerificationFailed as error:
         error.remedy = error.remedy or (
             f"do not rely on it. The run was made with {made}, and this is nsabench {__version__}: "
@@ -166,6 +179,40 @@ def _bounds(group: Any) -> dict[tuple[str, str], Any]:
             bounds[column.path_in_schema, "least value"] = statistics.min
             bounds[column.path_in_schema, "greatest value"] = statistics.max
     return bounds
+
+
+def _check_thresholds(folder: Path, derived: Path, is_same_version: bool) -> None:
+    """Raise `VerificationFailed` if the thresholds are not those in `derived`."""
+    paths = [RunFolder(path).thresholds for path in (folder, derived)]
+    with readable(paths[0]):
+        found, expected = (_DECIDED_WITH.sub(b"", reading.read(p, limits.FILE)) for p in paths)
+        if found == expected:
+            return
+        try:
+            documents = [yaml_document.read(path) for path in paths]
+        except UsageError as error:
+            raise VerificationFailed(str(error)) from None
+        (held, *others), (follows, *_) = documents
+        if others:
+            raise VerificationFailed(f"{paths[0].name} holds several documents")
+        _check_data(held.data, follows.data, (), is_same_version)
+
+
+def _check_data(found: Any, expected: Any, place: tuple[str | int, ...], is_same: bool) -> None:
+    """Raise `VerificationFailed` and name the first value that differs. is_same: all keys must be
+    the same; else only those that both have are compared."""
+    if isinstance(found, dict) and isinstance(expected, dict):
+        keys = expected.keys() | found.keys() if is_same else expected.keys() & found.keys()
+        for key in sorted(keys - {"decided_with"}):
+            _check_data(found.get(key), expected.get(key), (*place, key), is_same)
+    elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+        for i, pair in enumerate(zip(found, expected, strict=True)):
+            _check_data(*pair, (*place, i), is_same)
+    elif found != expected:
+        raise VerificationFailed(
+            f"{threshold.THRESHOLDS}: {yaml_document.dotted(place)} is {str(found)[:200]}, and "
+            f"{str(expected)[:200]} follows from the log"
+        )
 
 
 def check_summary(folder: Path, predicate: Predicate) -> None:

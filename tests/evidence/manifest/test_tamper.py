@@ -19,11 +19,12 @@ import pyarrow.parquet as pq
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from nsabench import limits
+from nsabench import conclusion, limits
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest import MANIFEST, dsse, seal, verify
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.files import unfinished
+from nsabench.output.report import Facts
 from nsabench.signing import Signer
 from nsabench.signing.signer import make_run_key
 
@@ -287,6 +288,32 @@ def seal_whatever(run: Path, signer: Signer) -> None:
             subject["digest"]["sha256"] = hashlib.sha256(content).hexdigest()
 
     resign(run, change, signer)
+
+
+# By change of thresholds.yaml: the text in it, another text, and how the difference is named.
+FORGED_THRESHOLDS = {
+    "a length": ("    NVIDIA H200: 256\n", "    NVIDIA H200: 64\n", "NVIDIA H200 is 64, and 256"),
+    "an answer": ("  answer: from\n", "  answer: 'no'\n", "answer is no, and from follows"),
+    "a key more": ("\nnotes: []\n", "\nnotes: []\nmore: 1\n", "more is 1, and None follows"),
+    "a key twice": ("\nnotes: []\n", "\nnotes: []\nnotes: []\n", "notes is given twice"),
+    "a document more": ("\nnotes: []\n", "\nnotes: []\n---\n", "several documents"),
+}
+
+
+@pytest.mark.parametrize("how", FORGED_THRESHOLDS)
+def test_thresholds_that_do_not_follow_from_the_log(run: Path, signer: Signer, how: str) -> None:
+    """A gate reads them. Only the build of nsabench that decided them may be another one."""
+    path = conclusion.derive(Facts.read(run), run)[-1]
+    path.write_text(re.sub(r"decided_with: .*", "decided_with: another", path.read_text()))
+    seal(run, signer)
+    assert verify(run).broken is None
+    before, after, expected = FORGED_THRESHOLDS[how]
+    text = path.read_text()
+    assert before in text, text
+    path.write_text(text.replace(before, after, 1))
+    seal(run, signer)
+    broken = verify(run, trusted=[signer.keyid]).broken or "it passes"
+    assert broken.startswith("tables: ") and expected in broken, broken
 
 
 def test_a_table_that_another_pyarrow_wrote(run: Path, signer: Signer) -> None:
