@@ -7,19 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TypeVar
 
 from nsabench.model.case import Case
-from nsabench.model.measurement import Message
 from nsabench.model.vocabulary import Status
 from nsabench.preflight.architectures import Architecture
 from nsabench.preflight.launch import REPLY, Build, Built, CompiledLaunch, Record, Recorded
 from nsabench.running.supervisor.death import SIGNATURES, WorkerLost
-from nsabench.running.supervisor.process import WorkerProcess
 from nsabench.running.supervisor.program import Program, worker_environment
-from nsabench.worker.protocol import Step
-
-M = TypeVar("M", bound=Message)
+from nsabench.running.supervisor.warm import WarmWorker
 
 
 @dataclass(frozen=True)
@@ -60,7 +55,7 @@ class Compiler:
         self._options = options
         self._timeout_s = timeout_s
         self._done = done
-        self._worker: WorkerProcess | None = None
+        self._worker = WarmWorker(self._make_program)
         self._lost: list[CompiledLaunch] = []  # while they were recorded
         self.stopped = False
 
@@ -70,9 +65,7 @@ class Compiler:
         Any thread may call this.
         """
         self.stopped = True
-        worker = self._worker
-        if worker is not None:
-            worker.kill()
+        self._worker.kill()
 
     def run(self, cases: list[Case]) -> list[CompiledLaunch]:
         """Record and compile. A lost worker costs the launch that it was compiling."""
@@ -87,7 +80,7 @@ class Compiler:
                 rows.append(row)
                 self._done(row)
         finally:
-            self._retire()
+            self._worker.retire()
         return rows
 
     def _rows_to_build(self, cases: list[Case]) -> list[CompiledLaunch]:
@@ -103,7 +96,7 @@ class Compiler:
             skip = [f"{row.op}/{row.implementation}" for row in self._lost]
             try:
                 request = Record(cases=cases, skip=skip, ahead=self._task.ahead)
-                return self._ask(request, Recorded).launches
+                return self._worker.ask(request, Recorded, self._timeout_s).launches
             except WorkerLost as lost:
                 if self.stopped or not lost.death.suspect:
                     raise
@@ -121,39 +114,18 @@ class Compiler:
             own = {"op", "implementation", "example", "cases"}
             return same.model_copy(update=launch.model_dump(include=own))
         try:
-            if self._worker is None:
+            if self._worker.process is None:
                 self._record(cases)
-            row = self._ask(Build(launch=launch), Built).launch
+            row = self._worker.ask(Build(launch=launch), Built, self._timeout_s).launch
         except WorkerLost as lost:
             changed = {"status": lost.death.status, "reason": lost.death.reason}
             row = launch.model_copy(update=changed)
-        if row.status is Status.COMPILE_ERROR and self._worker is not None:
+        if row.status is Status.COMPILE_ERROR and self._worker.process is not None:
             row.reason += _diagnostic(self._worker.log.text())
         built[launch.key] = row
         return row
 
-    def _ask(self, request: Message, expected: type[M]) -> M:
-        if self._worker is None:
-            self._worker = WorkerProcess(self._program())
-        if self.stopped:
-            self._worker.kill()
-        self._worker.log.clear()
-        try:
-            for reply in self._worker.ask(request, self._timeout_s):
-                if not isinstance(reply, Step):
-                    assert isinstance(reply, expected)
-                    return reply
-        except BaseException:
-            self._retire()
-            raise
-        raise AssertionError("a worker's replies end with an answer or an exception")
-
-    def _retire(self) -> None:
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            worker.stop()
-
-    def _program(self) -> Program:
+    def _make_program(self) -> Program:
         environment = worker_environment("cuda")
         environment["CUDA_VISIBLE_DEVICES"] = ""
         if self._task.folder is not None:

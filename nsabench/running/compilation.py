@@ -1,9 +1,8 @@
-"""Kernels compiled ahead, by several workers at once, before anything is timed.
+"""Compile kernels ahead of all timing, in several processes.
 
-A compiler keeps one core busy, and a pass that meets each kernel when it times it waits for one
-compiler after the other. So every implementation that compiles is first called on each of its
-cases. Workers of every pass begin with what that leaves in the caches of compilers. A call that
-fails here fails again where it is measured, and is recorded there.
+A compiler keeps only one core busy. So every implementation that compiles is first called on each
+of its cases, and later workers begin with the compiler caches that these calls fill. A call that
+fails here fails again, and is recorded, when it is measured.
 """
 
 from __future__ import annotations
@@ -33,27 +32,25 @@ from nsabench.running.supervisor.scratch import Scratch
 from nsabench.running.supervisor.temporary import TemporaryFolder
 from nsabench.worker.protocol import Compiled
 
-SHARE = 0.7  # of the device's memory that all of them may take
-WORTH_IT = 4  # cases; fewer are compiled as they come
+SHARE = 0.7  # of the device's memory, for all processes
+WORTH_IT = 4  # cases
 MOST_PROCESSES = 16
-CONTEXT_BYTES = 1 << 30  # of a process on the device, before it holds anything
-HOST_BYTES = 3 << 30  # that a process may take of the host, with torch and a compiler
-SETS = 6  # times what a case's inputs and outputs take, for what is saved and set aside
-# FlashInfer compiled for 144 s beside eleven others. A candidate has the time of its case at most.
-CALL_LIMIT_S = 300.0
-MOST_S = 450.0  # after which workers of one kind begin no call
+CONTEXT_BYTES = 1 << 30  # A CUDA context takes them on the device.
+HOST_BYTES = 3 << 30  # A process with torch and a compiler takes them on the host.
+SETS = 6  # Memory of a call, in multiples of its inputs and outputs.
+CALL_LIMIT_S = 300.0  # FlashInfer compiles for 144 s beside eleven others.
+MOST_S = 450.0  # workers of one kind begin no call later
 SAY_EVERY_S = 30.0
-KILL_EVERY_S = 0.2  # once interrupted
-# A first call that took so much longer than the second compiled something, or chose a variant.
+# If the first call takes so much longer than the second, it compiled or tuned something.
 COMPILES_S = 0.15
-# Names how many shards are measured at once on this host and share its cores (`fleet.devices`).
+# The number of shards that share the cores of this host (`fleet.devices` sets it).
 SHARDS_ON_HOST = "NSABENCH_SHARDS_ON_HOST"
 SKIPPED = Compiled(reason="it is compiled when it is measured")
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of an implementation on a case, for what it leaves in the caches."""
+    """A call of an implementation on a case, made to fill the compiler caches."""
 
     case: Case
     info: ImplementationInfo
@@ -64,15 +61,15 @@ class Call:
         return min(self.case.timeout_s, CALL_LIMIT_S) if is_candidate else CALL_LIMIT_S
 
 
-# The calls of one implementation on cases that differ in length and direction only. They share most
-# kernels, so the first goes ahead: at once with it, each other call would compile them as well.
+# Calls of one implementation on cases that differ only in length and direction. They share most
+# kernels, so the first call is made alone: calls at the same time would each compile them.
 Family = list[Call]
 
 
 def calls_of(plan: Plan, left: Sequence[Job]) -> dict[bool, list[list[Family]]]:
-    """Return what to call, an item for each implementation except controls.
+    """Return the calls to make, one item for each implementation that may compile.
 
-    The keys say whether a worker calls it that imports no candidate.
+    The keys say whether the worker that makes the calls imports no candidate.
     """
     calls: dict[ImplementationInfo, dict[str, Call]] = {}
     for job in left:
@@ -80,8 +77,8 @@ def calls_of(plan: Plan, left: Sequence[Job]) -> dict[bool, list[list[Family]]]:
         for name in job.implementations:
             info = plan.info(case.op, name)
             if _may_compile(info):
-                launched = json.dumps(case.content)  # however it is timed
-                calls.setdefault(info, {}).setdefault(launched, Call(case, info))
+                content = json.dumps(case.content)  # without its timing
+                calls.setdefault(info, {}).setdefault(content, Call(case, info))
     by_kind: dict[bool, list[list[Family]]] = {True: [], False: []}
     for info, by_content in calls.items():
         is_clean = info.role is Role.BASELINE and info.source in plan.clean_sources
@@ -90,16 +87,16 @@ def calls_of(plan: Plan, left: Sequence[Job]) -> dict[bool, list[list[Family]]]:
 
 
 def _may_compile(info: ImplementationInfo) -> bool:
-    """Controls share their kernels with others. Any candidate may compile."""
+    """Return whether to call it: a control shares the kernels of another implementation."""
     if info.role is Role.CONTROL or Runs.CUDA not in info.devices:
         return False
     return info.role is Role.CANDIDATE or bool(info.compiled_by)
 
 
 def in_turn(calls: Sequence[Call]) -> list[Family]:
-    """Return families of calls; the first begins with the smallest case, others with a backward.
+    """Return families of calls. The first family begins with the smallest case.
 
-    A backward has the kernels of its forward as well.
+    Every other family begins with a backward, which also compiles the kernels of its forward.
     """
 
     def bytes_of(call: Call) -> int:
@@ -127,9 +124,9 @@ def _family_of(case: Case) -> Hashable:
 class Ahead:
     """Compiles ahead of the passes of a run, and lends the caches to their workers.
 
-    Workers that import no candidate call the baselines of clean sources first. Their caches are put
-    aside, since a candidate could alter them. Workers that import everything begin with a copy and
-    call all others.
+    Workers that import no candidate call the baselines of clean sources first. A copy of their
+    caches is put aside, since a candidate could alter them. Then workers that import everything
+    make all other calls.
 
     first_s: seconds of first calls, by case id and implementation. implementations: the names of
     those that compile.
@@ -149,13 +146,13 @@ class Ahead:
 
     @property
     def _scratch(self) -> Scratch:
-        """All use one folder, one after another, since some caches hold its path."""
+        """The folder that all workers use in turn, since some caches hold its path."""
         return self._executors[True].scratch
 
     def compile(
         self, left: Sequence[Job], memory_bytes: int | None, note: Callable[[str], None]
     ) -> None:
-        """Compile what the jobs that are left need, once, if that is worth the processes.
+        """Compile what the jobs need, once, if that is worth the processes.
 
         memory_bytes: of the device.
         """
@@ -180,10 +177,8 @@ class Ahead:
         room_bytes: int,
         note: Callable[[str], None],
     ) -> None:
-        """Make the calls in `count` processes, and put aside what that leaves in caches.
-
-        Together the processes take no more of the device than there is room.
-        """
+        """Make the calls in `count` processes, which together take at most `room_bytes` of the
+        device."""
         began = time.monotonic()
         self._executors[False].borrow(self._scratch)
         for is_clean, executor in self._executors.items():
@@ -198,7 +193,7 @@ class Ahead:
         self.wall_s = time.monotonic() - began
 
     def _begin_with(self, aside: TemporaryFolder, executor: WorkerExecutor) -> None:
-        """Have one worker copy the caches before several write there."""
+        """Have one worker copy the caches before several workers write there."""
         self._scratch.begin_afresh(aside)
         try:
             executor.describe()
@@ -208,10 +203,10 @@ class Ahead:
             executor.retire()
 
     def lend(self, executor: WorkerExecutor, sandbox: str) -> None:
-        """Have the next worker of a pass begin with what was compiled for its kind.
+        """Have the next worker of a pass begin with the caches of its kind.
 
-        sandbox: what holds the workers. If it does not keep files, a candidate could have altered
-        what the clean workers would begin with.
+        sandbox: what restricts the workers. If it does not protect files, a candidate could have
+        altered the caches of the clean workers, so these begin without.
         """
         if not self._is_done:
             return
@@ -229,7 +224,7 @@ class Ahead:
 
 
 def most_processes(room_bytes: int) -> int:
-    """Return how many processes cores, host memory and twice their contexts on the device allow."""
+    """Return how many processes the cores and the memory of host and device allow."""
     shards = int(os.environ.get(SHARDS_ON_HOST, "1"))
     cores = len(os.sched_getaffinity(0)) // shards
     on_device = room_bytes // (2 * CONTEXT_BYTES)
@@ -239,7 +234,7 @@ def most_processes(room_bytes: int) -> int:
 
 
 class Room:
-    """Bytes of the device to wait for. A request for more than there is gets all of it."""
+    """Bytes of the device that threads wait for. An excessive request gets all of them."""
 
     def __init__(self, size: int) -> None:
         self._size = self._left = max(size, 1)
@@ -260,7 +255,7 @@ class Room:
 
 
 class _Callers:
-    """Workers of one kind; each call takes one that is free, when there is room for its case."""
+    """Workers of one kind. A call takes a free worker once the device has room for its case."""
 
     def __init__(self, executor: WorkerExecutor, count: int, room_bytes: int) -> None:
         self.first_s: dict[tuple[str, str], float] = {}
@@ -280,11 +275,11 @@ class _Callers:
 
     def __exit__(self, *_: object) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
-        # If this was interrupted, some workers are only about to be started.
-        while left := [future for future in self._futures if not future.done()]:
+        left = [future for future in self._futures if not future.done()]
+        if left:  # this was interrupted
             for worker in self._workers:
                 worker.kill()
-            wait(left, timeout=KILL_EVERY_S)
+            wait(left)
         for worker in self._workers:
             worker.close()
 

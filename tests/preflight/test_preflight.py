@@ -316,7 +316,7 @@ def test_an_architecture_that_a_triton_does_not_know_is_unsupported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tritons, "install", lambda version: tmp_path)
-    monkeypatch.setattr(compile_all, "WorkerProcess", lambda _: pytest.fail("it compiles"))
+    monkeypatch.setattr(compile_all, "WarmWorker", lambda _: pytest.fail("it compiles"))
     order = run.Order(
         architectures=[ARCHITECTURES["sm_100"]],
         versions=["3.1.0"],
@@ -342,11 +342,11 @@ class LostTwice:
 
     made = 0
 
-    def __init__(self, program: object) -> None:
+    def __init__(self, program: object, memory_limit_bytes: object) -> None:
         LostTwice.made += 1
         self.number, self.log = LostTwice.made, Printed()
 
-    def ask(self, request: Message, limit_s: float) -> Iterator[Message]:
+    def ask(self, request: Message, limit_s: float, max_steps: int) -> Iterator[Message]:
         if self.number == 2:
             raise WorkerLost(timed_out(Step(phase="start"), limit_s))
         if isinstance(request, Record):
@@ -364,7 +364,7 @@ class LostTwice:
 
 @pytest.fixture
 def lost_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_all, "WorkerProcess", LostTwice)
+    monkeypatch.setattr("nsabench.running.supervisor.warm.WorkerProcess", LostTwice)
     monkeypatch.setattr(LostTwice, "made", 0)
 
 

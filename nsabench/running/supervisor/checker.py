@@ -16,10 +16,9 @@ from nsabench.model.case import Case
 from nsabench.model.job import Death
 from nsabench.model.measurement import Message
 from nsabench.model.plan import Device
-from nsabench.model.vocabulary import Status
 from nsabench.running.supervisor.death import CheckerLost, WorkerLost
-from nsabench.running.supervisor.process import WorkerProcess
 from nsabench.running.supervisor.program import Program, worker_environment
+from nsabench.running.supervisor.warm import WarmWorker
 from nsabench.worker.protocol import Refused, Step
 
 DIAGNOSIS_LIMIT_S = 60.0  # for each implementation; its own search ends after two seconds
@@ -31,8 +30,10 @@ R = TypeVar("R", bound=Message)
 
 
 class CheckerProcess:
-    """Starts the checker when it is first asked. Every request may raise `CheckerLost`,
-    and the first one `WorkerRefused` if the file of the op has changed.
+    """Starts the checker for the first request. Every request may raise `CheckerLost`.
+
+    The first request raises `WorkerRefused` if the file of the op does not have the sha256
+    `ops_sha256`.
 
     mailbox: the descriptor of the memory that outputs are read from.
     """
@@ -40,7 +41,6 @@ class CheckerProcess:
     def __init__(
         self, device: Device, ops_file: Path | None, ops_sha256: str | None = None
     ) -> None:
-        """ops_sha256: of the file of the op, which the checker refuses if it is another by now."""
         self.mailbox = os.memfd_create("nsabench-outputs")
         self._close_mailbox = weakref.finalize(self, os.close, self.mailbox)
         options = ["--device", device]
@@ -49,10 +49,10 @@ class CheckerProcess:
             if ops_sha256 is not None:
                 options += ["--ops-sha256", ops_sha256]
         environment = worker_environment(device)
-        self._program = Program(
+        program = Program(
             "nsabench.running.checking", options, environment, REPLY, mailbox=self.mailbox
         )
-        self._process: WorkerProcess | None = None
+        self._worker = WarmWorker(lambda: program)
         self._limit_s = 0.0
 
     def prepare(self, case: Case, computes: Sequence[str], seeds: Sequence[int]) -> Prepared:
@@ -66,28 +66,16 @@ class CheckerProcess:
         return self._ask(delivery, Checked, self._limit_s)
 
     def conclude(self, implementations: int) -> dict[str, Judged]:
-        """Return what was found about each of so many implementations."""
+        """Return the findings about each implementation."""
         return self._ask(Conclude(), Concluded, (1 + implementations) * DIAGNOSIS_LIMIT_S).judged
 
     def _ask(self, request: Message, expected: type[R], limit_s: float) -> R:
         try:
-            if self._process is None:
-                self._process = WorkerProcess(self._program)
-            for reply in self._process.ask(request, limit_s):
-                if isinstance(reply, expected):
-                    return reply
-            death = Death(status=Status.CRASHED, reason="it answered something else")
+            return self._worker.ask(request, expected, limit_s)
         except WorkerLost as lost:
-            death = lost.death
-        self._stop()
-        reason = f"the checker was lost: {death.reason}"
-        raise CheckerLost(Death(status=death.status, reason=reason))
+            reason = f"the checker was lost: {lost.reason}"
+            raise CheckerLost(Death(status=lost.death.status, reason=reason)) from lost
 
     def close(self) -> None:
-        self._stop()
+        self._worker.retire()
         self._close_mailbox()
-
-    def _stop(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.stop()

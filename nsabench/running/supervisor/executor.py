@@ -1,4 +1,4 @@
-"""Runs jobs in a warm worker, which is replaced when it is lost."""
+"""Run jobs in a warm worker."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from nsabench.running.supervisor.death import (
     WorkerLost,
     WorkerRefused,
 )
-from nsabench.running.supervisor.process import WorkerProcess
-from nsabench.running.supervisor.program import measuring
+from nsabench.running.supervisor.program import Program, measuring
 from nsabench.running.supervisor.scratch import Scratch
 from nsabench.running.supervisor.timeouts import MAX_STEPS
+from nsabench.running.supervisor.warm import WarmWorker, broken_protocol
 from nsabench.verdicts.blame import BEFORE_ANY
 from nsabench.worker.protocol import (
     Calibrate,
@@ -49,17 +49,17 @@ from nsabench.worker.protocol import (
 )
 
 START_LIMIT_S = 120.0  # to import everything, or to calibrate
-# For each implementation; 10,000 samples take less. A log with a longer line is not read at all.
+# For each implementation; 10,000 samples take less. A longer line of the log is refused.
 MOST_ANSWER_BYTES = limits.LOG_LINE // 16
-_ELSEWHERE = {"observations": {"__all__": {"traceback"}}}  # in a file of their own
-# To check an output takes longer than 0.1 ms; parity and bursts check fewer than 1,000.
+_ELSEWHERE = {"observations": {"__all__": {"traceback"}}}  # a file holds them
+# To check an output takes longer than 0.1 ms. Parity and bursts check fewer than 1,000.
 MOST_DELIVERIES_PER_S, MOST_UNTIMED_DELIVERIES = 10_000, 1000
 
 M = TypeVar("M", bound=Message)
 
 
 class WorkerExecutor:
-    """Runs jobs in real workers, one at a time."""
+    """Runs jobs in a worker, one at a time."""
 
     def __init__(
         self,
@@ -79,9 +79,11 @@ class WorkerExecutor:
     ) -> None:
         """run: the folder of the run, which a sandboxed worker does not see.
 
-        computes: by op and name, the op that an alternative computes. entropy: a secret that the
-        seeds of inputs are made from; drawn if not given. is_clean: whether its workers import no
-        candidate. checker: one of its own if not given.
+        computes: the op that an alternative computes, by op and name.
+
+        entropy: the secret from which input seeds are made; drawn if empty.
+
+        is_clean: whether the worker imports no candidate. checker: its own if None.
         """
         self.device = device
         self.kernels = kernels
@@ -98,10 +100,9 @@ class WorkerExecutor:
         self._scratch_is_lent = False
         self._is_sibling = False  # others write to its scratch at the same time
         self._compiled_s: Mapping[tuple[str, str], float] = {}
-        self._worker: WorkerProcess | None = None
+        self._worker = WarmWorker(self._make_program, memory_limit_bytes)
         self._checker = checker or CheckerProcess(device, ops_file)
         self._own_checker = checker is None
-        self._last_log = ""
 
     @classmethod
     def of_plan(
@@ -112,16 +113,13 @@ class WorkerExecutor:
         checker: CheckerProcess | None = None,
         on_step: Callable[[Step], None] = lambda step: None,
     ) -> WorkerExecutor:
-        """Make workers that import sources of a plan, and refuse them if they were changed.
-
-        sources: all if not given.
-        """
+        """Make workers that import sources of a plan, all by default, and refuse changed ones."""
         imported = dict(plan.sources)
         if sources is not None:
             imported = {source: plan.sources[source] for source in sources}
         kernels = Path(plan.kernels) if plan.kernels else None
         if kernels is not None:
-            # By its content: the file of the op may have the same name.
+            # By its digest, since the file of the op may have the same name.
             own = Source.of_digest(kernels, plan.kernels_sha256)
             kernels = kernels if own in imported else None
         return cls(
@@ -139,7 +137,7 @@ class WorkerExecutor:
         )
 
     def imports(self, sources: Iterable[str]) -> bool:
-        """Return whether its workers import these sources and no others."""
+        """Return whether its workers import exactly these sources."""
         return set(sources) == set(self.sources or ())
 
     def _ask(
@@ -151,47 +149,39 @@ class WorkerExecutor:
         max_deliveries: int = 0,
         at_step: Callable[[Step], None] = lambda step: None,
     ) -> M:
-        """Return the answer of the worker. Raises `WorkerLost`, or `WorkerRefused`."""
-        if self._worker is None:
-            self._worker = self._start_worker()
-        worker = self._worker
-        worker.log.clear()
-        deliveries, delivered = 0, ""
+        deliveries, suspect = 0, ""
+
+        def take(reply: Message) -> None:
+            nonlocal deliveries, suspect
+            if isinstance(reply, Step):
+                at_step(reply)
+                self.on_step(reply)
+            elif isinstance(reply, Delivery):
+                deliveries, suspect = deliveries + 1, reply.implementation
+                if deliveries > max_deliveries:
+                    raise broken_protocol(f"delivered more than {max_deliveries} outputs")
+                assert self._worker.process is not None
+                self._worker.process.tell(self._checker.check(reply))
+            elif isinstance(reply, LostDevice):
+                death = Death(
+                    status=Status.CRASHED, reason=reply.reason, suspect=reply.implementation
+                )
+                raise WorkerLost(death)
+
         try:
-            for reply in worker.ask(request, limit_s, max_steps=max_steps):
-                if isinstance(reply, Step):
-                    at_step(reply)
-                    self.on_step(reply)
-                elif isinstance(reply, Delivery):
-                    deliveries, delivered = deliveries + 1, reply.implementation
-                    if deliveries > max_deliveries:
-                        raise _broken(f"delivered more than {max_deliveries} outputs")
-                    worker.tell(self._checker.check(reply))
-                elif isinstance(reply, LostDevice):
-                    suspect = reply.implementation
-                    raise WorkerLost(
-                        Death(status=Status.CRASHED, reason=reply.reason, suspect=suspect)
-                    )
-                elif isinstance(reply, expected):
-                    return reply
-                else:
-                    raise _broken(f"answered with a {type(reply).__name__}")
+            return self._worker.ask(request, expected, limit_s, max_steps, take)
         except CheckerLost as lost:
-            self.retire()
-            raise _without_checker(lost, "delivery", delivered) from lost
-        except BaseException as error:
-            self.retire()
-            if isinstance(error, ScratchFilled) and not self._is_sibling:
+            raise _without_checker(lost, "delivery", suspect) from lost
+        except ScratchFilled:
+            if not self._is_sibling:
                 self.scratch.empty()  # else the next worker would be ended for it
             raise
-        raise AssertionError("a worker's replies end with an answer or an exception")
 
-    def _start_worker(self) -> WorkerProcess:
+    def _make_program(self) -> Program:
         sandbox = self.scratch.next_sandbox() if self._sandboxed else None
-        runs = measuring(
+        return measuring(
             self.device, self.kernels, self.sources, self.ops_file, sandbox, self._checker.mailbox
         )
-        return WorkerProcess(runs, memory_limit_bytes=self._memory_limit)
 
     def discover(self) -> list[ImplementationInfo]:
         """Return what is installed and in the user's file.
@@ -211,7 +201,7 @@ class WorkerExecutor:
         return self._ask_device(Describe(), Described, "described")
 
     def calibrate(self) -> Ceilings:
-        """Return what the device can do at best. Raises `EnvironmentRefused`."""
+        """Return the ceilings of the device. Raises `EnvironmentRefused`."""
         return self._ask_device(Calibrate(), Calibrated, "calibrated").ceilings
 
     def _ask_device(self, request: Message, expected: type[M], done: str) -> M:
@@ -223,18 +213,18 @@ class WorkerExecutor:
             ) from lost
 
     def borrow(self, scratch: Scratch) -> None:
-        """Have its next workers write to the scratch of others, which it does not remove."""
+        """Have the next workers write to the scratch of another executor, which keeps it."""
         self.retire()
         if self._scratch is not None and not self._scratch_is_lent:
             self._scratch.remove()
         self._scratch, self._scratch_is_lent = scratch, True
 
     def credit(self, compiled_s: Mapping[tuple[str, str], float]) -> None:
-        """Count seconds of first calls that were made ahead, by case id and implementation."""
+        """Take the seconds of first calls made ahead, by case id and implementation."""
         self._compiled_s = compiled_s
 
     def sibling(self) -> WorkerExecutor:
-        """Return another, whose worker imports the same and shares the caches of compilers."""
+        """Return an executor with the same sources, which shares the caches of compilers."""
         made = WorkerExecutor(
             self.device,
             self.kernels,
@@ -249,16 +239,16 @@ class WorkerExecutor:
         return made
 
     def compile(self, case: Case, implementation: str, limit_s: float) -> Compiled:
-        """Call an implementation, for what that leaves in the caches. Raises `WorkerLost`."""
+        """Call an implementation to fill the caches of compilers. Raises `WorkerLost`."""
         request = Compile(case=case, implementation=implementation)
         return self._ask(request, Compiled, limit_s, max_steps=2)
 
     def run(self, job: Job) -> Measured | Death:
-        """Measure the implementations of a job together, or say how its worker ended.
+        """Measure the implementations of a job together, or return how the worker died.
 
         Raises `WorkerRefused` if a source cannot be imported any more.
         """
-        self._last_log = ""
+        self._worker.log.clear()
         try:
             return self._measure(job)
         except WorkerLost as lost:
@@ -266,7 +256,7 @@ class WorkerExecutor:
         except WorkerRefused as refused:
             if not self.is_clean:
                 raise
-            # One of the sources may need another that only a candidate comes from.
+            # A source may need a module that only comes with a candidate.
             return Death(status=Status.CRASHED, reason=str(refused))
 
     def _measure(self, job: Job) -> Measured:
@@ -285,7 +275,7 @@ class WorkerExecutor:
             seeds=seeds,
             early_exit=job.early_exit,
         )
-        # Prechecks, parity, what came of it, diagnosis and warm-up of each, and a few of the case.
+        # Prechecks, parity, its result and warm-up of each, and a few steps of the case.
         max_steps = 8 * len(names) + 8
         max_deliveries = len(names) * most_deliveries(case)
         with sensors.watching(self.device, process.own_processes) as watch:
@@ -295,9 +285,6 @@ class WorkerExecutor:
         if watch.seen is not None:
             measured.conditions = watch.seen
         self._refuse_answer(measured, names)
-        worker = self._worker
-        assert worker is not None
-        self._last_log = worker.log.text()
         try:
             judged = self._checker.conclude(len(names))
         except CheckerLost as lost:
@@ -308,27 +295,27 @@ class WorkerExecutor:
             for observation in measured.observations
         ]
         for observation in measured.observations:
-            if observation.compile_s is not None:  # what was compiled ahead is only read by now
+            if observation.compile_s is not None:  # a kernel compiled ahead is only read here
                 ahead_s = self._compiled_s.get((case.id, observation.implementation), 0.0)
                 observation.compile_s = max(observation.compile_s, ahead_s)
-        self._end_children(worker, measured.observations)
+        self._end_children(measured.observations)
         return measured
 
     def _refuse_answer(self, measured: Measured, names: list[str]) -> None:
-        """Raises `WorkerLost` for an answer that only foreign code can have sent."""
+        """Raise `WorkerLost` for an answer that only foreign code can have sent."""
         broken = None
         size = len(measured.model_dump_json(exclude=_ELSEWHERE).encode())
         if size > min(len(names) * MOST_ANSWER_BYTES, limits.LOG_LINE // 2):
-            broken = _broken(f"answered with {size} bytes, more than the log has room for")
+            broken = broken_protocol(f"answered with {size} bytes, more than the log has room for")
         elif [observation.implementation for observation in measured.observations] != names:
-            broken = _broken("answered for others than it was asked for")
+            broken = broken_protocol("answered for others than it was asked for")
         if broken is not None:
             self.retire()
             raise broken
 
-    def _end_children(self, worker: WorkerProcess, observations: list[Observation]) -> None:
-        """End what implementations have started, and note it for all: which did is not known."""
-        left = worker.children()
+    def _end_children(self, observations: list[Observation]) -> None:
+        """End processes that implementations left. Each notes it, since any may have done it."""
+        left = self._worker.process.children() if self._worker.process is not None else []
         if not left:
             return
         names = ", ".join(sorted({_name_of(child) for child in left}))
@@ -341,32 +328,26 @@ class WorkerExecutor:
 
     @property
     def scratch(self) -> Scratch:
-        """What its workers write to."""
         if self._scratch is None:
             self._scratch = Scratch(self._run)
         return self._scratch
 
     def processes(self) -> list[int]:
-        """Return the numbers of its worker and of what that has started."""
-        if self._worker is None:
-            return []
-        return [self._worker.pid, *(child.pid for child in self._worker.children())]
+        """Return the process ids of its worker and of all that the worker started."""
+        worker = self._worker.process
+        return [] if worker is None else [worker.pid, *(child.pid for child in worker.children())]
 
     def log(self) -> str:
         """Return what the worker printed since the last call of `run` began."""
-        return self._last_log
+        return self._worker.log.text()
 
     def kill(self) -> None:
-        """End its worker at once; the thread that waits for it finds it lost."""
-        if self._worker is not None:
-            self._worker.kill()
+        """End its worker at once and for good; the thread that waits for it finds it lost."""
+        self._worker.kill()
 
     def retire(self) -> None:
-        """End its worker, with what it left on the device. The next request starts another."""
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            worker.stop()
-            self._last_log = worker.log.text()
+        """End its worker, with what it left on the device."""
+        self._worker.retire()
 
     def close(self) -> None:
         self.retire()
@@ -378,7 +359,7 @@ class WorkerExecutor:
 
 
 def most_deliveries(case: Case) -> int:
-    """Return more than an honest worker delivers of one implementation, if it checks every call."""
+    """Return more outputs than an honest worker delivers of one implementation."""
     stopping, timed_s = case.timing.stopping, 4 * case.timing.warmup_s
     rounds = 0
     if isinstance(stopping, FixedCount):
@@ -392,7 +373,7 @@ def most_deliveries(case: Case) -> int:
 
 
 def with_judgement(observation: Observation, judged: Judged | None) -> Observation:
-    """Return what a worker says, corrected by what the checker found."""
+    """Return the observation of a worker, corrected by the checker."""
     if judged is None:
         if observation.status is not Status.OK:
             return observation
@@ -407,13 +388,7 @@ def with_judgement(observation: Observation, judged: Judged | None) -> Observati
     return observation.model_copy(update=update)
 
 
-def _broken(how: str) -> WorkerLost:
-    """The worker did what only the bench may, so nothing that it says counts."""
-    return WorkerLost(Death(status=Status.CRASHED, reason=f"its process {how}; killed"))
-
-
 def _without_checker(lost: CheckerLost, phase: str, suspect: str = "") -> WorkerLost:
-    """suspect: the implementation whose output was delivered."""
     return WorkerLost(lost.death.model_copy(update={"phase": phase, "suspect": suspect}))
 
 
