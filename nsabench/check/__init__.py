@@ -59,7 +59,7 @@ def answer(
     Raises `UsageError` for a bad shape or file.
     """
     sources = registry.sources(question.file, question.ops_file)
-    clean = discovery.without(question.file, sources)
+    clean = discovery.without_file(question.file, sources)
 
     def on_step(step: Step) -> None:
         if step.phase in list(Status):
@@ -76,7 +76,7 @@ def answer(
         )
 
     with closing(workers(None, clean)) as apart, closing(workers(question.file, sources)) as own:
-        infos = discovery.joined(question.file, sources, apart.discover(), own.discover())
+        infos = discovery.join_file(question.file, sources, apart.discover(), own.discover())
         known = KnownBaselines(apart.describe(), clean, fresh=question.fresh)
         check = Check(plan(question, infos, sources), own, apart, known)
         return [answer for case in check.plan.cases for answer in check.answers(case)]

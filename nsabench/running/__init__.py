@@ -1,1 +1,1 @@
-"""Measuring a plan: the policy, the log, the supervisor, its workers, and the timer."""
+"""Measure a plan: the policy, the log, the supervisor and its workers."""

@@ -13,7 +13,7 @@ from nsabench.worker.protocol import Measured
 
 
 class Executor(Protocol):
-    """Runs jobs: `WorkerExecutor`, or its twin in a test."""
+    """Runs jobs: `WorkerExecutor`, or a fake in a test."""
 
     def run(self, job: Job) -> Measured | Death: ...
 
@@ -34,9 +34,9 @@ def attempt(
         [Job, Sequence[Observation], str], None
     ] = lambda job, observations, log: None,
 ) -> None:
-    """Run a job and append what came of it. keep_printed: takes what its worker printed.
+    """Run a job and append its observations and its end to the log.
 
-    An interrupt, or an error that a user must mend, says nothing of the job.
+    An interrupt, or an error that the user must mend, says nothing about the job.
     """
     if job.pause_s:
         time.sleep(job.pause_s)

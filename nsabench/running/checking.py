@@ -1,4 +1,4 @@
-"""The checker process: reads requests on stdin, answers on the descriptor that stdout was."""
+"""The checker process: reads requests on stdin and answers on the former stdout."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Which implementations there are: those installed, and those that the user's file adds.
+"""Find the implementations that are installed, and those that the user's file adds.
 
-A process that never imports the file lists what is installed.
+The list of the installed ones comes from a process that never imports the file.
 """
 
 from __future__ import annotations
@@ -25,49 +25,48 @@ def discover(
     *,
     sandboxed: bool,
 ) -> list[ImplementationInfo]:
-    """Return what is installed and what the user's file adds.
+    """Return the implementations that are installed or in the user's file.
 
     Raises `UsageError` if something cannot be imported, or the file alters what is installed.
     """
 
-    def listed(file: Path | None, imported: Mapping[str, str]) -> list[ImplementationInfo]:
+    def list_with(file: Path | None, imported: Mapping[str, str]) -> list[ImplementationInfo]:
         worker = WorkerExecutor(
             device, file, sources=imported, ops_file=ops_file, sandboxed=sandboxed
         )
         with closing(worker) as executor:
             return executor.discover()
 
-    installed = listed(None, without(kernels, sources))
+    installed = list_with(None, without_file(kernels, sources))
     if kernels is None:
         return installed
-    return joined(kernels, sources, installed, listed(kernels, sources))
+    return join_file(kernels, sources, installed, list_with(kernels, sources))
 
 
-def without(kernels: Path | None, sources: Mapping[str, str]) -> dict[str, str]:
-    """Return the sources except the user's file."""
+def without_file(kernels: Path | None, sources: Mapping[str, str]) -> dict[str, str]:
     own = _of_file(kernels, sources) if kernels is not None else None
     return {source: digest for source, digest in sources.items() if source != own}
 
 
-def joined(
+def join_file(
     kernels: Path,
     sources: Mapping[str, str],
     installed: Sequence[ImplementationInfo],
-    beside: Iterable[ImplementationInfo],
+    loaded: Iterable[ImplementationInfo],
 ) -> list[ImplementationInfo]:
-    """Return what is there `beside` the user's file, in that order.
+    """Return the implementations that are loaded with the user's file, in their order.
 
     Raises `UsageError` if the file removes or alters what is installed, or adds to another source.
     """
-    known = {(info.op, info.name): info for info in installed}
-    found = {(info.op, info.name): info for info in beside}
+    before = {(info.op, info.name): info for info in installed}
+    after = {(info.op, info.name): info for info in loaded}
     own = _of_file(kernels, sources)
-    altered = [key for key, info in known.items() if found.get(key) != info]
+    altered = [key for key, info in before.items() if after.get(key) != info]
     # The controls of an op are wrapped around its first baseline, which may be the file's.
     altered += [
         key
-        for key, info in found.items()
-        if key not in known and info.source != own and info.role is not Role.CONTROL
+        for key, info in after.items()
+        if key not in before and info.source != own and info.role is not Role.CONTROL
     ]
     if altered:
         op, name = altered[0]
@@ -76,7 +75,7 @@ def joined(
             f"{kernels} alters what is installed: {name} of {op}{more}",
             "a file of kernels adds implementations under names of their own, and nothing else.",
         )
-    return list(found.values())
+    return list(after.values())
 
 
 def _of_file(kernels: Path, sources: Mapping[str, str]) -> Source:

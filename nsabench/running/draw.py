@@ -1,7 +1,6 @@
-"""Draws the inputs of a case of a run into a file that torch loads.
+"""Draw the inputs of a case into a file: `python -m nsabench.running.draw RUN CASE FILE.pt`.
 
-It is a process of its own, since the supervisor imports no torch: `python -m nsabench.running.draw
-RUN CASE FILE.pt`.
+It is a process of its own, since the supervisor imports no torch.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from nsabench.model.vocabulary import Purpose
 
 
 def main(run: Path, case_id: str, file: Path) -> None:
-    """Draw the first set of the main pass; the same bits if this is the device of the run."""
+    """Draw the first set of the main pass: the same bits if this is the device of the run."""
     import torch
 
     plan = Plan.read(run / "plan.json")

@@ -1,4 +1,4 @@
-"""The time and the memory that a plan will take, before anything is measured."""
+"""Estimate the time and the memory of a plan before anything is measured."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from nsabench.errors import UsageError
 from nsabench.model.case import FixedCount, Stopping
 from nsabench.model.plan import Device, Plan, PlannedCase
 
-# Seconds for each implementation of a case beside its samples, as runs on an H200 and on two cores
-# took. The first compilation of a kernel comes on top.
+# Seconds for each implementation of a case besides its samples, as in runs on an H200 and on two
+# cores. The first compilation of a kernel is extra.
 BESIDE_S = {"cuda": 0.3, "cpu": 0.8}
-ROUND_S = 0.02  # of a rule that counts rounds
-# Calls of an implementation beside its samples, and the rate of a dense attention on an H200.
+ROUND_S = 0.02
+# Calls of an implementation besides its samples, and the rate of dense attention on an H200.
 CALLS, FLOP_S = 20, 4e14
 
 
@@ -26,13 +26,13 @@ class Estimate:
 
 
 def of_plan(plan: Plan) -> dict[str, Estimate]:
-    """Return what each case takes, by its id."""
+    """Return the estimate of each case by its id."""
     computes = {(i.op, i.name): i.computes for i in plan.implementations if i.computes}
     return {
         planned.id: of_case(
             planned,
             plan.device,
-            {name: of for (op, name), of in computes.items() if op == planned.case.op},
+            {name: dense for (op, name), dense in computes.items() if op == planned.case.op},
         )
         for planned in plan.cases
     }
@@ -41,7 +41,7 @@ def of_plan(plan: Plan) -> dict[str, Estimate]:
 def of_case(
     planned: PlannedCase, device: Device, computes: Mapping[str, str] = MappingProxyType({})
 ) -> Estimate:
-    """computes: by alternative, the op whose work it does."""
+    """Return the estimate of a case. computes: the op that an alternative computes, by its name."""
     case = planned.case
     seconds = _sampling_s(case.timing.stopping) + BESIDE_S[device] * len(planned.implementations)
     if device == "cuda":
@@ -62,10 +62,10 @@ def _sampling_s(stopping: Stopping) -> float:
 
 
 def refuse_unfitting(plan: Plan, memory: int | None) -> None:
-    """Raises `UsageError` for cases that do not fit into so many bytes; None: unknown."""
+    """Raise `UsageError` for cases that need more bytes than the memory; None: unknown."""
     if memory is None:
         return
-    needs = {case_id: one.bytes for case_id, one in of_plan(plan).items()}
+    needs = {case_id: estimate.bytes for case_id, estimate in of_plan(plan).items()}
     over = [planned for planned in plan.cases if needs[planned.id] > memory]
     if over:
         worst = max(over, key=lambda planned: needs[planned.id])
@@ -80,7 +80,7 @@ def refuse_unfitting(plan: Plan, memory: int | None) -> None:
 
 
 def gigabytes(count: int) -> str:
-    """Return a size as a person reads it: 3.4 TB, 12 GB, 0.5 MB."""
+    """Return a size such as 3.4 TB, 12 GB, 0.5 MB."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if count >= size:
             return f"{count / size:.3g} {unit}"
@@ -88,7 +88,7 @@ def gigabytes(count: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time as a person reads it: 40 s, 12 min, 3.5 h."""
+    """Return a time such as 40 s, 12 min, 3.5 h."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

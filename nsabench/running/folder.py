@@ -1,4 +1,4 @@
-"""The files of a run, by name."""
+"""Name the files of a run."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ NAMES = (
     *("records.parquet", "comparisons.parquet", "samples.parquet"),
     *("thresholds.yaml", "selection_report.md", "report.html"),
 )
-# What implementations printed on a case in a pass, and what is kept of a shard.
+# The printed output of a case in a pass, and the files of a shard that a merged run keeps.
 _NAME = re.compile(
     rf"logs/[0-9a-f]{{12}}(\.[a-z]+)?\.log|"
     rf"{SHARDS}/[A-Za-z0-9][A-Za-z0-9-]{{0,99}}/({'|'.join(map(re.escape, KEPT))})"
 )
-HEAD = "=== "  # begins the line that names the implementations of a part of the printed output
+HEAD = "=== "  # begins the line that names whose output follows
 
 
 def is_run_file(name: str) -> bool:
-    """Return whether a run has a file of this name, which is a path in its folder."""
+    """Return whether a run has a file of this name, a path relative to its folder."""
     return name in NAMES or _NAME.fullmatch(name) is not None
 
 
@@ -83,7 +83,7 @@ class RunFolder:
         return [part for run_id in plan.shards for part in self.shard(run_id).parts()]
 
     def create(self) -> None:
-        """Raises `UsageError` when it cannot be made or already holds a run."""
+        """Make the folder. Raises `UsageError` if that fails or it is not empty."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if any(self.path.iterdir()):
@@ -98,8 +98,10 @@ class RunFolder:
             ) from None
 
     def refuse_foreign(self) -> None:
-        """Raise `VerificationFailed` for a link, and for a file that no run has: it would be signed
-        with the run. Remove the temporary files that a killed process left."""
+        """Remove temporary files of a killed process, and refuse files that no run has.
+
+        Such a file would be signed with the run. Raises `VerificationFailed` for it and for a link.
+        """
         self.refuse_links()
         for name in NAMES:
             unfinished(self.path / name).unlink(missing_ok=True)
@@ -112,7 +114,7 @@ class RunFolder:
                 )
 
     def refuse_links(self) -> None:
-        """Raises `VerificationFailed` for a link or a device, to which a file would be written."""
+        """Raise `VerificationFailed` for a link or a device, to which a file would be written."""
         for where, folders, files in os.walk(self.path):
             for path in (Path(where, name) for name in sorted(folders + files)):
                 mode = path.lstat().st_mode
@@ -123,8 +125,7 @@ class RunFolder:
                         "look where it is from; remove it, or start a new run.",
                     )
 
-    def is_latest(self) -> None:
-        """Have the link `latest` beside this folder lead to it. A file of that name stays."""
+    def link_latest(self) -> None:
         link = self.path.parent / LATEST
         if link.is_symlink() or not link.exists():
             new = link.with_name(f"{LATEST}.{self.path.name}")
@@ -133,8 +134,7 @@ class RunFolder:
 
     def discard(self) -> None:
         """Remove a run that has not measured anything."""
-        known = (self.plan, self.log, self.environment, self.path / RUN_KEY)
-        for path in known:
+        for path in (self.plan, self.log, self.environment, self.path / RUN_KEY):
             path.unlink(missing_ok=True)
         link = self.path.parent / LATEST
         if link.is_symlink() and link.readlink() == Path(self.path.name):
@@ -145,19 +145,19 @@ class RunFolder:
 
     @contextmanager
     def resumable(self) -> Iterator[None]:
-        """Raises `Interrupted`, which names the run, for a `KeyboardInterrupt`."""
+        """Turn `KeyboardInterrupt` into `Interrupted`, which names the run."""
         try:
             yield
         except KeyboardInterrupt:
             raise Interrupted(str(self.path)) from None
 
     def writing(self) -> AbstractContextManager[None]:
-        """Raises `EnvironmentRefused` if the disk is full or the folder is read-only."""
+        """Raise `EnvironmentRefused` inside if the disk is full or the folder is read-only."""
         return writing(self.path, f"go on with --resume {self.path}")
 
     @classmethod
     def existing(cls, path: Path) -> RunFolder:
-        """Raises `UsageError` if `path` holds no run."""
+        """Return the folder of a run. Raises `UsageError` if `path` holds none."""
         folder = cls(path)
         if not path.exists():
             raise UsageError(f"there is no folder {path}", "give the folder that nsabench made.")
@@ -166,21 +166,21 @@ class RunFolder:
         return folder
 
     def printed(self, case_id: str, purpose: Purpose) -> Path:
-        """Return the file for what the implementations of a case printed and raised in a pass."""
+        """Return the file for what a case printed and raised in a pass."""
         later = "" if purpose is Purpose.MAIN else f".{purpose}"
         return self.logs / f"{case_id}{later}.log"
 
     def keep_printed(self, job: Job, observations: Sequence[Observation], printed: str) -> None:
-        """Append what the implementations of a job printed and raised to a file of its case.
+        """Append printed output and tracebacks of a job to a file of its case.
 
-        printed: by their worker. A traceback leaves its observation for the file.
+        printed: the output of the worker. The tracebacks are removed from the observations.
         """
         parts = {printed: list(job.implementations)}
         for observation in observations:
             parts.setdefault(observation.traceback, []).append(observation.implementation)
             observation.traceback = ""
         sections = [
-            f"{HEAD}{', '.join(names)}\n{_without_headings(text)}\n"
+            f"{HEAD}{', '.join(names)}\n{_indent_headings(text)}\n"
             for text, names in parts.items()
             if text.strip()
         ]
@@ -190,7 +190,7 @@ class RunFolder:
                 file.writelines(sections)
 
 
-def _without_headings(text: str) -> str:
-    """Indent lines that look like a heading: a kernel must not print in the name of another."""
+def _indent_headings(text: str) -> str:
+    """Indent lines that look like headings, so that no kernel prints in another's name."""
     lines = text.rstrip().splitlines()
     return "\n".join(f" {line}" if line.startswith(HEAD) else line for line in lines)

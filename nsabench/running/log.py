@@ -23,16 +23,15 @@ _REMEDY = "give the folder that nsabench made."
 
 
 class LogFile:
-    """A log that is open for appending. To open it removes a torn last line.
+    """A log that is open for appending. Opening it removes a torn last line.
 
-    log: what it holds. origin: the signer of what it held when it was opened. end: the digest of
-    the last line.
+    origin: the signer of the log as it was opened. end: the digest of the last line.
     """
 
     def __init__(self, path: Path) -> None:
         """Raises `UsageError` if a line is broken or another process writes the log.
 
-        Raises `VerificationFailed` if a line is not what was measured.
+        Raises `VerificationFailed` if a line is not as its session sealed it.
         """
         self.path = path
         self._file = _open_for_append(path)
@@ -58,7 +57,8 @@ class LogFile:
     def append(self, *entries: Entry) -> None:
         """Write entries and sync them to the disk.
 
-        Raises `OSError` if the disk is full, `VerificationFailed` if something else wrote there.
+        Raises `OSError` if the disk is full, `VerificationFailed` if something else wrote to the
+        log.
         """
         assert self._sealer is not None
         if os.fstat(self._file.fileno()).st_size != self._size:
@@ -89,7 +89,7 @@ class LogFile:
 
 
 def _open_for_append(path: Path) -> BinaryIO:
-    """Raises `UsageError` unless it is a file: a link could lead out of the run."""
+    """Raise `UsageError` unless it is a file: a link could lead out of the run."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         file = os.fdopen(os.open(path, flags, 0o666), "ab")
@@ -104,7 +104,7 @@ def _open_for_append(path: Path) -> BinaryIO:
 
 
 def read(path: Path) -> Log:
-    """Return what a log holds. Raises `UsageError` if a line is broken, not torn."""
+    """Return the content of a log. Raises `UsageError` if a line before the last is broken."""
     log = Log()
     for number, (_, line) in enumerate(lines(path), 1):
         try:
@@ -117,7 +117,7 @@ def read(path: Path) -> Log:
 def examine(path: Path) -> tuple[Log, Origin]:
     """Return the content of a log and its signer.
 
-    Raises also `VerificationFailed` if a line is not what was measured, or the log is empty.
+    Raises also `VerificationFailed` if a line is not as it was sealed, or the log is empty.
     """
     log = Log()
     origin, _, _ = _examine(path, log.add)
@@ -127,10 +127,10 @@ def examine(path: Path) -> tuple[Log, Origin]:
 
 
 def _examine(path: Path, take: Callable[[Entry], None]) -> tuple[Origin | None, int, str]:
-    """Return the signer, the length of the whole lines, and the digest of the last one."""
+    """Return the signer, the length of all complete lines, and the digest of the last one."""
     size, last = 0, b""
 
-    def taken() -> Iterator[tuple[bytes, Line]]:
+    def take_lines() -> Iterator[tuple[bytes, Line]]:
         nonlocal size, last
         for content, line in lines(path):
             yield content, line
@@ -141,7 +141,7 @@ def _examine(path: Path, take: Callable[[Entry], None]) -> tuple[Origin | None, 
             size, last = size + len(content) + 1, content
 
     try:
-        origin = seals.find_origin(taken())
+        origin = seals.find_origin(take_lines())
     except VerificationFailed as error:
         error.remedy = "find out what else wrote there, and start a new run."
         raise
@@ -149,7 +149,7 @@ def _examine(path: Path, take: Callable[[Entry], None]) -> tuple[Origin | None, 
 
 
 def lines(path: Path) -> Iterator[tuple[bytes, Line]]:
-    """Yield each whole line: its bytes without the line feed, and what it says."""
+    """Yield each complete line: its bytes without the line feed, and its content."""
     try:
         with reading.opened(path) as file:
             yield from _lines_of(file, path)
@@ -170,7 +170,7 @@ def _lines_of(file: BinaryIO, path: Path) -> Iterator[tuple[bytes, Line]]:
         if number > limits.LOG_LINES:
             raise reading.OutOfBounds(f"has more than {limits.LOG_LINES} lines")
         if not text.endswith(b"\n"):
-            return  # torn: it was being written when the process was killed
+            return  # the process was killed while it wrote the line
         try:
             yield text[:-1], LINE.validate_json(text)
         except ValidationError:

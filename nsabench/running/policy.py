@@ -1,9 +1,8 @@
-"""What to measure next: all policy of a run, as functions of its plan and its log.
+"""Decide what to measure next: all policy of a run, as functions of its plan and its log.
 
-A run has four stages. The main stage measures every case with all its implementations. Confirmation
-measures a verdict that is close to a limit in a second process. The isolated stage times the
-baselines of a case with a winner where no candidate is imported. The canary is a case that all
-shards of a plan measure.
+The main stage measures every case with all its implementations. Confirmation measures a verdict
+that is close to a limit in a second process. The isolated stage times the baselines of a case with
+a winner where no candidate is imported. The canary is a case that all shards measure.
 """
 
 from __future__ import annotations
@@ -20,10 +19,9 @@ from nsabench.verdicts.attempts import CaseState, state_of
 from nsabench.verdicts.results import assess
 from nsabench.verdicts.verdict import is_close
 
-# An implementation that takes less is measured sooner than it is known to be hopelessly behind.
+# To measure a faster implementation takes less time than to find out that it is far behind.
 LEAST_MS = 20.0
-# A check may reject the best baseline later; then the second best decides.
-STAY = 2
+STAY = 2  # a check may reject the best baseline, and then the second best decides
 # Isolated timings only show whether medians moved by more than `verdict.DRIFT`.
 FEW = RatioCI(min_rounds=10, max_rounds=10, budget_s=0.5)
 FEW_SETS = 2
@@ -33,14 +31,13 @@ Judge = Callable[[Plan, Log], Sequence[Comparison]]
 
 
 def judge(plan: Plan, log: Log) -> list[Comparison]:
-    """Return the verdicts by what the log holds so far."""
     return assess(plan, log).judgements(log)
 
 
 def next_jobs(plan: Plan, log: Log, judge: Judge = judge) -> list[Job]:
-    """Return the jobs of the first stage that is not complete; none if the run is.
+    """Return the jobs of the first incomplete stage; none if the run is complete.
 
-    They hold until one of them dies or is disturbed. Then ask again.
+    Ask again after a job that died or was disturbed.
     """
     return (
         list(_main(plan, log))
@@ -51,7 +48,7 @@ def next_jobs(plan: Plan, log: Log, judge: Judge = judge) -> list[Job]:
 
 
 def canary_jobs(plan: Plan, log: Log) -> list[Job]:
-    """Return what is left of the case that all shards measure."""
+    """Return the job of the case that all shards measure, if it is not settled."""
     if plan.canary is None:
         return []
     names = plan.canary.implementations
@@ -61,8 +58,8 @@ def canary_jobs(plan: Plan, log: Log) -> list[Job]:
 def _main(plan: Plan, log: Log) -> Iterator[Job]:
     for planned in plan.cases:
         early_exit = ALL_STAY
-        # A rule that promises so many rounds, or so much time, lets none leave. A baseline that
-        # shares a source with a candidate stays: if it wins, none shows whether it was slowed.
+        # Other stopping rules promise rounds or time to all. A baseline that shares a source with a
+        # candidate stays: if it wins, no isolated timing shows whether the candidate slowed it.
         if isinstance(planned.case.timing.stopping, RatioCI):
             baselines = tuple(plan.clean_baselines(planned))
             early_exit = EarlyExit(baselines=baselines, stay=STAY, least_ms=LEAST_MS)
@@ -72,7 +69,7 @@ def _main(plan: Plan, log: Log) -> Iterator[Job]:
 
 
 def _confirmation(plan: Plan, log: Log, judge: Judge) -> Iterator[Job]:
-    """Measure again the best baselines and the candidates whose verdict is close to a limit."""
+    """Measure the candidates with a verdict close to a limit and their best baselines again."""
     judgements = judge(plan, log.only(Purpose.MAIN))
     close: dict[str, list[str]] = {}
     for judged in judgements:
@@ -104,7 +101,7 @@ def _isolated(plan: Plan, log: Log, judge: Judge) -> Iterator[Job]:
 
 
 def _briefly(case: Case) -> Case:
-    """Return the case with fewer inputs, calls to warm up and samples."""
+    """Return the case with fewer inputs, warm-up calls and samples."""
     warmup_s = min(case.timing.warmup_s, BRIEF_WARMUP_S)
     few = {"rotate": FEW_SETS, "stopping": FEW, "warmup_s": warmup_s}
     return case.model_copy(update={"timing": case.timing.model_copy(update=few)})
@@ -121,7 +118,7 @@ def _job(
     case: Case | None = None,
     early_exit: EarlyExit = ALL_STAY,
 ) -> Iterator[Job]:
-    """Yield the next job of a case, if it is not settled. sources: by default those of the plan."""
+    """Yield the next job of a case, if it is not settled. sources: None means all of the plan."""
     state = state_of(plan, log, purpose, planned, tuple(names))
     if state.next is not None:
         imported = plan.sources if sources is None else sources
@@ -131,7 +128,7 @@ def _job(
 def next_job(
     case: Case, state: CaseState, sources: Iterable[str], early_exit: EarlyExit = ALL_STAY
 ) -> Job:
-    """Return the job that a case is to be attempted with next. `state` is not settled."""
+    """Return the next attempt at a case that is not settled."""
     assert state.next is not None
     return Job(
         purpose=state.purpose,

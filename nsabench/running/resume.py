@@ -1,4 +1,4 @@
-"""May this process go on with a run? Only with what its signer and its machine have measured."""
+"""Check that this process may resume a run: with the same signer, machine and software."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ START_ANEW = "start a new run here; what others measured is theirs to sign."
 
 
 def find_signer(folder: RunFolder, origin: Origin | None, named: Signer | None) -> Signer:
-    """Return the signer in whose name all lines of the log were measured.
+    """Return the signer of all lines of the log: the one named, or the key in the run folder.
 
-    named: the user's key, if one is named; else the key in the run folder counts. Raises
-    `VerificationFailed` if another key, or none, signed the lines, and `UsageError` if nothing was
-    measured yet.
+    Raises `VerificationFailed` if another key signed the lines, `UsageError` if the log is empty.
     """
     if origin is None:
         raise UsageError(f"{folder.log} is empty, and no key signed the plan", "start a new run.")
@@ -44,7 +42,7 @@ def find_signer(folder: RunFolder, origin: Origin | None, named: Signer | None) 
 
 
 def refuse_other_machine(machine: str, log: Log) -> None:
-    """Raises `BegunElsewhere` if an earlier session was on another machine."""
+    """Raise `BegunElsewhere` if an earlier session was on another machine."""
     if any(session.machine != machine for session in log.sessions):
         raise BegunElsewhere(
             "this run was begun on another machine, or on another device of this one",
@@ -53,7 +51,7 @@ def refuse_other_machine(machine: str, log: Log) -> None:
 
 
 def refuse_other_software(now: Described, log: Log) -> None:
-    """Raises `UsageError` if the run was begun on another device or with other versions."""
+    """Raise `UsageError` if the run was begun on another device or with other versions."""
     if not log.sessions:
         return
     first, distributions = log.sessions[0], registry.distributions()
@@ -75,7 +73,7 @@ def refuse_other_software(now: Described, log: Log) -> None:
 
 
 def refuse_changed_environment(folder: RunFolder, log: Log) -> None:
-    """Raises `VerificationFailed` if environment.json is not what the log says it was."""
+    """Raise `VerificationFailed` if environment.json is not as the log says."""
     now = digest(folder.environment)
     if any(session.environment_sha256 != now for session in log.sessions):
         raise VerificationFailed(

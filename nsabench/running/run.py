@@ -1,4 +1,4 @@
-"""A run from end to end: discover, plan, run jobs until none is left, derive the results."""
+"""Run a plan from end to end: discover, plan, run jobs until none is left, derive the results."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ ANNOUNCEMENTS = {
 
 
 class View(Protocol):
-    """Where a run shows what it does."""
+    """Shows the progress of a run."""
 
     def case_started(self, planned: PlannedCase, number: int, total: int) -> None: ...
 
@@ -112,7 +112,7 @@ def make_plan(
     if ops_file is not None:
         ops.load_file(ops_file)
     loaded = resolve.load_matrices(matrices or resolve.default_matrices(device))
-    for name in {case.op for one in loaded for case in one.cases}:
+    for name in {case.op for matrix in loaded for case in matrix.cases}:
         tables.refuse_sizes(ops.get(name))
     sources = registry.sources(kernels, ops_file)
     implementations = discover(device, kernels, ops_file, sources, sandboxed=sandboxed)
@@ -143,7 +143,7 @@ def installed(
 
 
 def _absolute(file: Path | None) -> Path | None:
-    """A run may be resumed from another folder."""
+    """Return the absolute path, since a run may be resumed from another folder."""
     return file.absolute() if file is not None else None
 
 
@@ -167,8 +167,7 @@ def start(
 ) -> Finished:
     """Run a plan into a new folder.
 
-    signer: None makes a key for the run. fit: refuse a machine on which measuring is pointless,
-    with `EnvironmentRefused`.
+    signer: None makes a key for the run. fit: raise `EnvironmentRefused` if the machine is unfit.
     """
     folder = RunFolder(out or Path("results") / plan.run_id)
     folder.create()
@@ -176,31 +175,31 @@ def start(
         with writing(folder.path, f"remove {folder.path} and start again"):
             plan.write(folder.plan)
             if out is None:
-                folder.is_latest()
+                folder.link_latest()
         with folder.resumable():
             return _Run(folder, plan, view, signer, fit).measure()
     except NsabenchError as refused:
-        # A disk that is full has a remedy that goes on with the run.
+        # If the disk is full, the remedy is to resume this run.
         if not isinstance(refused.__cause__, OSError):
             if not is_begun(folder.path):
                 folder.discard()
-            # A worker's refusal comes as its exit code: of kernels that were edited, say.
+            # A worker refused, for example since the kernels were edited.
             elif refused.exit_code == UsageError.exit_code:
                 refused.folder = str(folder.path)
         raise
 
 
 def is_begun(path: Path) -> bool:
-    """Return whether a run has measured anything, if only the ceilings."""
+    """Return whether a run has a session in its log, or is a merged run."""
     folder = RunFolder(path)
     is_merged = (path / SHARDS).exists()
     return is_merged or (folder.log.exists() and bool(read_log(folder.log).sessions))
 
 
 def discard_unbegun(path: Path) -> None:
-    """Remove what a run left that was killed before it measured anything.
+    """Remove a run that was killed before it measured anything.
 
-    Raises `UsageError` if another process is writing that run.
+    Raises `UsageError` if another process is writing it.
     """
     folder = RunFolder(path)
     if not folder.plan.is_file():
@@ -216,7 +215,7 @@ def resume(
     signer: Signer | None = None,
     fit: bool = False,
 ) -> Finished:
-    """Resume a run. `running.resume` says when that is refused, `next_jobs` what is left."""
+    """Resume a run, or refuse it as `running.resume` says."""
     folder = RunFolder.existing(path)
     folder.refuse_foreign()
     plan = Plan.read(folder.plan)
@@ -227,7 +226,7 @@ def resume(
 
 
 def read(path: Path) -> Finished:
-    """Return a run without measuring anything or executing a file of the user's.
+    """Return a finished run without measuring anything or executing the user's files.
 
     Raises `UsageError` if its results cannot be derived without the file of its op.
     """
@@ -285,7 +284,7 @@ class _Run:
             belongs(self.plan, log)
             self.signer = self._find_signer()
             if ops_file is not None and not ops.has_op_of(self.plan):
-                # Not before: a plan that is not signed may name any file.
+                # Not before the signature was checked: a plan without one may name any file.
                 ops.load_file(ops_file, self.plan.ops_sha256)
             before_s, queue_before_s = log.measuring_s, log.queue_s
             try:
@@ -317,10 +316,10 @@ class _Run:
         while jobs := next_jobs(self.plan, self._file.log, self._judge):
             for job in jobs:
                 if not self._run_job(job, jobs):
-                    break  # what to do about it is for `next_jobs`
+                    break
 
     def _run_job(self, job: Job, jobs: Sequence[Job]) -> bool:
-        """Return whether all that the job measured is settled."""
+        """Return whether the job settled all that it measured."""
         executor = self._executor_of(job, jobs)
         planned = self.plan.measured(job.case.id)
         is_main = job.purpose is Purpose.MAIN
@@ -367,7 +366,7 @@ class _Run:
         machine = machine_of(self.plan.run_id, described)
         resuming.refuse_other_machine(machine, log)
         if self.fit or not log.sessions:
-            # As the machine is before we load it ourselves: clocks, temperature, other processes.
+            # Before this run itself changes clocks, temperature and processes.
             environment = collect(described, self.plan)
             if not log.sessions:
                 content = f"{environment.model_dump_json(indent=1)}\n".encode()

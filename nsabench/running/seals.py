@@ -1,4 +1,4 @@
-"""The seals of a log: each line is signed by the process that measured it, with the line before.
+"""Seal the lines of a log: each is signed, together with the line before, as it is measured.
 
 A session (one process) makes a key that it never writes to a file. The signer of the run certifies
 that key in the first line of the session, and the key seals every line. So only the signer can add,
@@ -22,7 +22,7 @@ from nsabench.model.log import Certificate, Entry, Line, Session
 from nsabench.signing import Signer
 from nsabench.signing.keys import keyid_of, public_der, public_key_of_der
 
-# Signed bytes begin with one of these, so that no signature can pass for one of another kind.
+# Signed bytes begin with one of these, so that no signature passes for another kind.
 _CERTIFIED = "nsabench session v2"
 _SEALED = b"nsabench log line v2\n"
 _SEAL = re.compile(rb',"seal":"([A-Za-z0-9+/]{86}==)"\}')
@@ -52,7 +52,7 @@ class Sealer:
         self._key = Ed25519PrivateKey.generate()
 
     def seal(self, entry: Entry, previous: str) -> bytes:
-        """Return the line of an entry as it is written, without its end."""
+        """Return the line of an entry without its line feed."""
         line = Line(previous=previous, entry=entry)
         if isinstance(entry, Session):
             line.certificate = self._certificate(entry, previous)
@@ -73,7 +73,7 @@ class Sealer:
 
 
 def certified(certificate: Certificate, session: Session, previous: str) -> bytes:
-    """Return what the signer signs of a session, a field a line."""
+    """Return the bytes of a session that the signer signs: one field a line."""
     fields = [
         session.run_id,
         session.plan_sha256,
@@ -89,14 +89,14 @@ def certified(certificate: Certificate, session: Session, previous: str) -> byte
 
 
 def digest(line: bytes) -> str:
-    """Return what the next line names as its previous one."""
+    """Return the sha256 by which the next line names this one."""
     return hashlib.sha256(line).hexdigest()
 
 
 def find_origin(lines: Iterable[tuple[bytes, Line]]) -> Origin | None:
-    """Return the signer of lines that were read; None without a line.
+    """Return the signer of lines; None without a line.
 
-    Raises `VerificationFailed` if a line is not what its session wrote, or signers differ.
+    Raises `VerificationFailed` if a line is not as its session sealed it, or the signers differ.
     """
     previous, sessions, number = "", 0, 0
     key: Ed25519PublicKey | None = None
@@ -106,8 +106,8 @@ def find_origin(lines: Iterable[tuple[bytes, Line]]) -> Origin | None:
             key, sessions = _certified_key(line, line.entry, number), sessions + 1
             assert line.certificate is not None
             first = first or line.certificate
-            mine, signer = line.certificate, (first.keyid, first.ephemeral)
-            if (mine.keyid, mine.ephemeral) != signer:
+            mine = line.certificate
+            if (mine.keyid, mine.ephemeral) != (first.keyid, first.ephemeral):
                 raise VerificationFailed(
                     f"line {number} is signed with the key {mine.keyid}, and the lines before it "
                     f"with {first.keyid}"
@@ -124,7 +124,7 @@ def find_origin(lines: Iterable[tuple[bytes, Line]]) -> Origin | None:
 
 
 def _certified_key(line: Line, session: Session, number: int) -> Ed25519PublicKey:
-    """Return the key of a session, once the signature of its signer fits."""
+    """Return the key of a session. Raises `VerificationFailed` if the signer did not certify it."""
     certificate = line.certificate
     if certificate is None:
         raise VerificationFailed(f"line {number} does not say who measured")

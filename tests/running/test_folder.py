@@ -13,7 +13,7 @@ def made(path: Path) -> RunFolder:
     folder = RunFolder(path)
     folder.create()
     folder.plan.write_text("")
-    folder.is_latest()
+    folder.link_latest()
     return folder
 
 

@@ -1,1 +1,1 @@
-"""Worker processes, from the side of the supervisor. It imports no torch and no foreign code."""
+"""Worker processes as the supervisor sees them. It imports no torch and no foreign code."""

@@ -1,4 +1,4 @@
-"""How a worker ends: a timeout, an exit code or a signal becomes a status with a reason.
+"""Say how a worker ends: a timeout, an exit code or a signal becomes a status with a reason.
 
 `verdicts.blame` decides which implementation is blamed for it.
 """
@@ -16,7 +16,7 @@ from nsabench.worker.protocol import Step
 LAST_LINES = 3
 MAX_LINE = 1000  # foreign output: a line may be a gigabyte long
 
-# Looked for in the last words of a process that has died, the most telling first.
+# Searched for in the output of a dead process, the most telling first.
 SIGNATURES: tuple[tuple[str, Status, re.Pattern[str]], ...] = (
     ("ptxas", Status.COMPILE_ERROR, re.compile(r"ptxas (fatal|error)")),
     ("MLIR", Status.COMPILE_ERROR, re.compile(r"(mlir|triton).{0,500}Assertion .{0,500} failed")),
@@ -28,7 +28,7 @@ SIGNATURES: tuple[tuple[str, Status, re.Pattern[str]], ...] = (
 
 
 class WorkerLost(Exception):
-    """A worker is gone, and has not answered."""
+    """A worker ended before it answered."""
 
     def __init__(self, death: Death) -> None:
         super().__init__(death.reason)
@@ -69,9 +69,9 @@ def broke_protocol(step: Step, how: str) -> Death:
 
 
 def died(step: Step, returncode: int, log: str) -> Death:
-    """Return the death of a process that ended by itself.
+    """Return the death of a process that nsabench did not end.
 
-    returncode: its exit code, or the negative number of a signal. log: what it printed.
+    returncode: its exit code, or the negative number of a signal. log: its output.
     """
     how = _describe_exit(returncode)
     lines = [line[:MAX_LINE].strip() for line in log.splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""A process and all its descendants."""
+"""List a process and all its descendants."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-# The kernel's own list, where it has one. To look at all processes of a machine takes milliseconds.
+# Whether the kernel lists children. To search all processes of a machine takes milliseconds.
 _LISTED = Path("/proc/thread-self/children").exists()
 
 
@@ -65,9 +65,9 @@ def _list_by_psutil(pid: int, *, recursive: bool) -> set[int]:
 
 
 def takes_more(pid: int, limit_bytes: int) -> bool:
-    """Return whether a process and its descendants hold more memory than that."""
+    """Return whether a process and its descendants hold more memory than the limit."""
     members = family(pid)
-    # Forked processes share pages, and each counts them all. To count a page once takes longer.
+    # The resident size counts shared pages in each process. To count them once takes longer.
     resident = shared_once = 0
     for process in members:
         with contextlib.suppress(psutil.NoSuchProcess):

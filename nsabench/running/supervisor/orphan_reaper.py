@@ -1,7 +1,7 @@
-"""Ends what workers started if the supervisor is killed.
+"""End what workers started if the supervisor is killed.
 
-A program of its own that uses the standard library only. Its input ends when the supervisor does.
-Until then the line `+PID` says that a worker was born, and `-PID` that nothing of it is left.
+A program of its own that uses only the standard library. Its input ends when the supervisor does.
+The line `+PID` says that a worker was started, and `-PID` that it and its children are gone.
 """
 
 import contextlib
@@ -11,12 +11,12 @@ import sys
 import time
 from pathlib import Path
 
-ROUNDS = 20  # a process may fork meanwhile, and shows no environment while it starts a program
+ROUNDS = 20  # a process may fork meanwhile, or be between two programs
 PAUSE_S = 0.05
 
 
 def main(mark: bytes) -> None:
-    """Wait for the end of the input; kill the workers' groups and all that carry the mark."""
+    """Wait for the end of the input, then kill the workers' groups and all that carry the mark."""
     groups: set[int] = set()
     for line in sys.stdin.buffer:
         (groups.add if line[:1] == b"+" else groups.discard)(int(line[1:]))

@@ -1,4 +1,4 @@
-"""One worker process: start it, talk to it under a deadline, and leave nothing of it behind."""
+"""Start one worker process, talk to it under a deadline, and leave nothing of it behind."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from nsabench.worker.template import MAILBOX
 
 TERM_GRACE_S = 2.0
 REAP_S = 10.0
-READ_TIMEOUT_S = 20.0  # for a worker that has answered and has nothing to do but to read
+READ_TIMEOUT_S = 20.0  # of a worker that waits for a request
 POLL_S = 0.25
-# RLIMIT_NPROC does not hold root. A compiler may start one for each core.
+# RLIMIT_NPROC does not limit root. A compiler may start one process for each core.
 MOST_PROCESSES = 64 + 4 * (os.cpu_count() or 1)
 MAX_REPLY_BYTES = 64 << 20
 READ_BYTES = 1 << 16
-MOST_PRINTED_BYTES = 1 << 20  # in a pipe, unless root has made it larger
+MOST_PRINTED_BYTES = 1 << 20  # a pipe holds no more, unless root made it larger
 REFUSALS = (1, 2, 3)  # exit codes a worker may ask for
 PR_SET_CHILD_SUBREAPER = 36
 
 _workers: set[int] = set()
-# Workers may be started by several threads: one that is born must not be taken for an orphan.
+# Several threads start workers. A new worker must not be taken for an orphan.
 _births = threading.Lock()
 _reaper: subprocess.Popen[bytes] | None = None
 
@@ -62,12 +62,12 @@ class WorkerProcess:
         stdin, stdout, stderr = self._process.stdin, self._process.stdout, self._process.stderr
         assert stdin is not None and stdout is not None and stderr is not None
         self._stdin, self._stdout, self._stderr = stdin, stdout, stderr
-        # An answer without it is not the worker's: foreign code wrote on the worker's descriptor.
+        # An answer without it was written by foreign code on the worker's descriptor.
         self._nonce = token_hex(16).encode()
-        # A pipe that is not read fills up, and a write that waits for room in it never ends.
+        # A write into a full pipe that the worker does not read would never end.
         os.set_blocking(self._stdin.fileno(), False)
         os.set_blocking(self._stderr.fileno(), False)
-        with contextlib.suppress(BrokenPipeError):  # it died; the first request will say so
+        with contextlib.suppress(BrokenPipeError):  # it died; the first request raises
             self._stdin.write(self._nonce + b"\n")
         self._has_answered = False
         self._may_refuse = True  # until it has imported foreign code
@@ -78,7 +78,7 @@ class WorkerProcess:
         self._weighed_at = time.monotonic()
         self._scratch = runs.scratch
         self._buffer = bytearray()
-        # The kernel's out-of-memory killer, if it comes to that, must not pick the supervisor.
+        # The kernel's out-of-memory killer must pick the worker, not the supervisor.
         with contextlib.suppress(OSError):
             Path(f"/proc/{self.pid}/oom_score_adj").write_text("1000")
         self._printed = threading.Lock()
@@ -94,11 +94,11 @@ class WorkerProcess:
     ) -> Iterator[Message]:
         """Send a request and yield the replies up to the one that answers it.
 
-        limit_s, max_steps: as of a `Deadline`. Raises `WorkerLost` if the worker ends or is killed,
+        limit_s, max_steps: as in `Deadline`. Raises `WorkerLost` if the worker ends or is killed,
         and `WorkerRefused` if it refuses before it has imported foreign code.
         """
         deadline = Deadline(limit_s, max_steps)
-        if self._has_answered:  # it has nothing to do but to read
+        if self._has_answered:
             name = getattr(request, "implementation", "")
             self._step = Step(phase="request", implementation=name)
         try:
@@ -119,7 +119,7 @@ class WorkerProcess:
                     raise self._broke("sent a refusal in the middle of measuring")
                 self.stop()
                 raise WorkerRefused(reply.sentence, reply.remedy, reply.exit_code)
-            # Before the caller stops listening.
+            # Before `yield`, since the caller may not come back.
             self._has_answered = not isinstance(reply, Step | Delivery)
             if self._has_answered:
                 self._may_refuse &= isinstance(request, Describe | Calibrate)
@@ -137,7 +137,7 @@ class WorkerProcess:
             self._write(message.model_dump_json().encode() + b"\n", READ_TIMEOUT_S)
 
     def _write(self, data: bytes, limit_s: float) -> None:
-        """Raises `WorkerLost` if the worker does not read it in time, or `BrokenPipeError`."""
+        """Raise `WorkerLost` if the worker does not read in time, `BrokenPipeError` if it died."""
         ends = time.monotonic() + limit_s
         with selectors.DefaultSelector() as selector:
             selector.register(self._stdin, selectors.EVENT_WRITE)
@@ -148,7 +148,7 @@ class WorkerProcess:
                 selector.select(POLL_S if data else 0)
 
     def _receive(self, deadline: Deadline) -> Message:
-        """Return the next reply. Only the time that it is waited for counts."""
+        """Return the next reply. Only the time spent waiting for it counts."""
         began = time.monotonic()
         with selectors.DefaultSelector() as selector:
             selector.register(self._stdout, selectors.EVENT_READ)
@@ -197,7 +197,7 @@ class WorkerProcess:
         return WorkerLost(death.died(self._step, returncode, self.log.text()))
 
     def _refuse_excess(self) -> None:
-        """Raises `WorkerLost` if the worker takes more of the machine than it may."""
+        """Raise `WorkerLost` if the worker takes more of the machine than it may."""
         orphans = {orphan.pid for orphan in _orphans(self._siblings, self._born)}
         started = orphans.union(*map(family.descendants, (self.pid, *orphans)))
         if len(started) > MOST_PROCESSES:
@@ -220,9 +220,9 @@ class WorkerProcess:
                 selector.select()
 
     def _take_printed(self) -> bool:
-        """Move what is in the pipe into the log. Return whether more may come.
+        """Move the content of the pipe into the log. Return whether more may come.
 
-        The words before an answer must be in the log before the next request.
+        The output before an answer must be in the log before the next request.
         """
         with self._printed:
             for _ in range(MOST_PRINTED_BYTES // READ_BYTES):
@@ -268,7 +268,7 @@ class WorkerProcess:
 
 
 def _start(runs: Program) -> templates.ForkedProcess | subprocess.Popen[bytes]:
-    """Fork a worker, or start one the long way if that is impossible."""
+    """Fork a worker, or start a new Python if that is impossible."""
     arguments = [*runs.options, "--parent", str(os.getpid())]
 
     def with_mailbox(number: int | None) -> list[str]:
@@ -291,7 +291,7 @@ def _start(runs: Program) -> templates.ForkedProcess | subprocess.Popen[bytes]:
 
 
 def _adopt_orphans() -> None:
-    """Become the parent of descendants that lose theirs, so that none gets away."""
+    """Become the parent of descendants that lose theirs, so that none escapes."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -320,15 +320,15 @@ def _tell_reaper(line: str) -> None:
 
 
 def own_processes() -> set[int]:
-    """Return the workers and what they are forked from, not what a worker has started."""
+    """Return the workers and their templates, but not what a worker has started."""
     with _births:
         return _workers | templates.pids()
 
 
 def reap_orphans(siblings: set[int], born: float) -> None:
-    """Kill what a worker left behind: children given to us since it was born, by whole groups.
+    """Kill, by whole groups, children that this process adopted since the worker was started.
 
-    They may fork meanwhile, so it is done again and again, for a limited time.
+    They may fork meanwhile, so this is repeated for a limited time.
     """
     ends = time.monotonic() + REAP_S
     while (orphans := _orphans(siblings, born)) and time.monotonic() < ends:

@@ -1,4 +1,4 @@
-"""What a worker runs: a module that answers requests, its options and its environment."""
+"""Say what a worker runs: a module that answers requests, its options and its environment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nsabench.model.plan import Device
 from nsabench.signing.secrecy import is_secret
 from nsabench.worker.protocol import REPLY, Sandbox
 
-# Inherited by everything a worker starts, so that its orphans can be told from other children.
+# Everything that a worker starts inherits it, so its orphans can be told from other children.
 MARK = "NSABENCH_WORKER_OF"
 mark = f"{os.getpid()}-{time.monotonic_ns()}"
 
@@ -41,7 +41,7 @@ def measuring(
     sandbox: Sandbox | None = None,
     mailbox: int | None = None,
 ) -> Program:
-    """Return the worker that measures. sources: what it imports, and refuses if it was changed."""
+    """Return the worker that measures. sources: those it imports, and refuses if changed."""
     options = ["--device", device]
     if kernels is not None:
         options += ["--kernels", str(kernels)]
@@ -62,7 +62,7 @@ def measuring(
 
 def worker_environment(device: Device) -> dict[str, str]:
     env = dict(os.environ)
-    env.pop("PYTEST_CURRENT_TEST", None)  # workers of many tests come from one template
+    env.pop("PYTEST_CURRENT_TEST", None)  # it would need a template for each test
     env["PYTHONUNBUFFERED"] = "1"
     env.setdefault("OPENBLAS_NUM_THREADS", "1")  # its pool of threads would survive no fork
     env[MARK] = mark
@@ -72,5 +72,5 @@ def worker_environment(device: Device) -> dict[str, str]:
         env["CUDA_VISIBLE_DEVICES"] = ""
         env["TRITON_INTERPRET"] = "1"
     else:
-        env.pop("TRITON_INTERPRET", None)  # what is interpreted must never be timed
+        env.pop("TRITON_INTERPRET", None)  # interpreted kernels must never be timed
     return {name: value for name, value in env.items() if not is_secret(name)}

@@ -1,4 +1,4 @@
-"""The folder that workers write to, and what is hidden from them."""
+"""Make the folder that workers write to, and list what is hidden from them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from nsabench.worker.protocol import Sandbox
 
 MOST_BYTES = 16 << 30
 MOST_FILES = 1 << 18
-ENTRY_BYTES = 4096  # of a name, whatever it is of: a folder, a link, or an empty file
-WALKING_S = 20.0  # of a processor: a busy machine says nothing
+ENTRY_BYTES = 4096  # of any entry, also a link or an empty file
+WALKING_S = 20.0  # CPU time
 WALK_EVERY_S = 2.0
 _ASIDE = "scratch"
 LIMIT = f"{MOST_BYTES >> 30} GiB, or {MOST_FILES} files,"
@@ -26,7 +26,7 @@ _walked_at: dict[str, float] = {}  # by folder; workers that compile at once sha
 
 
 def begins_walk(folder: str) -> bool:
-    """Return whether a folder is due to be walked through; if so, it is taken for done."""
+    """Return whether it is time to measure a folder, and note that this is done now."""
     now = time.monotonic()
     with _walks:
         if now - _walked_at.get(folder, -inf) < WALK_EVERY_S:
@@ -36,7 +36,7 @@ def begins_walk(folder: str) -> bool:
 
 
 def holds_more(folder: Path) -> bool:
-    """Return whether a folder holds more than a scratch may, or cannot be walked through."""
+    """Return whether a folder exceeds the limits of a scratch, or cannot be read."""
     taken = files = 0
     end = time.thread_time() + WALKING_S
     left = [str(folder)]
@@ -67,8 +67,7 @@ def _bytes_of(entry: os.DirEntry[str]) -> int:
 class Scratch:
     """A folder for the workers of one executor, with the caches of their compilers.
 
-    What the kernels of one run leave there reaches no other run. run: the folder of the run; it is
-    hidden, and so are the runs beside it.
+    Another run never sees it. run: the folder of the run; it and the runs beside it are hidden.
     """
 
     _has_swept = False
@@ -86,25 +85,24 @@ class Scratch:
         return self._folder.name
 
     def next_sandbox(self) -> Sandbox:
-        """Return what the next worker enters."""
+        """Return the sandbox of the next worker."""
         begins_as, self._begins_as = self._begins_as, ""
         return self._sandbox.model_copy(update={"begins_as": begins_as})
 
     def put_aside(self) -> TemporaryFolder:
-        """Empty the folder, and return what it held. No worker may run meanwhile."""
+        """Empty the folder, and return its content. No worker may run meanwhile."""
         aside = TemporaryFolder()
         Path(self.path).rename(Path(aside.name, _ASIDE))
         Path(self.path).mkdir(0o700)
         return aside
 
     def empty(self) -> None:
-        """Remove what workers have left. No worker may run meanwhile."""
         self.put_aside().remove()
 
     def begin_afresh(self, aside: TemporaryFolder) -> None:
-        """Have the next worker begin with what was put aside, and nothing else.
+        """Have the next worker begin with a copy of what was put aside, and nothing else.
 
-        It is copied to the path where it was written, since some caches of compilers hold paths.
+        The copy has the path of the original, since some caches of compilers hold paths.
         """
         self.empty()
         self._begins_as = str(Path(aside.name, _ASIDE))

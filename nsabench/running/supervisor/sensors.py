@@ -1,4 +1,4 @@
-"""The device's own sensors while a worker measures, read where the worker cannot forge them."""
+"""Read the device's sensors while a worker measures, where the worker cannot forge them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from nsabench.model.plan import Device
 from nsabench.worker.conditions import ConditionMonitor
 from nsabench.worker.protocol import Step
 
-# A device that compiles, which comes before, has other clocks.
+# The clocks differ while kernels are compiled.
 TIMED = ("warm-up", "timing")
 
 
 @dataclass
 class Watch:
-    """seen: set when the watching is over; None if the sensors cannot be read."""
+    """seen: set at the end; None if the sensors cannot be read."""
 
     monitor: ConditionMonitor
     seen: Conditions | None = None
@@ -30,7 +30,7 @@ class Watch:
 
 @contextmanager
 def watching(device: Device, own: Callable[[], Collection[int]]) -> Iterator[Watch]:
-    """Read the sensors meanwhile. own: the processes that do not compete with the worker."""
+    """Read the sensors meanwhile. own: processes that do not compete with the worker."""
     sensors = nvml.Device.visible() if device == "cuda" else None
     with ConditionMonitor(sensors) as monitor:
         watch = Watch(monitor)

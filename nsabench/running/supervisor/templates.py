@@ -1,4 +1,4 @@
-"""Workers by fork: the supervisor's side of `worker/template.py`."""
+"""Fork workers: the supervisor's side of `worker/template.py`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from typing import IO, Any
 START_TIMEOUT_S = 180.0  # importing torch on a slow disk
 FORK_TIMEOUT_S = 20.0
 PROGRAM = ("-m", "nsabench.worker.template")
-MOST_TEMPLATES = 2  # of environments that differ; each holds some 300 MB
+MOST_TEMPLATES = 2  # each takes some 300 MB
 WAIT_S = 0.01
 
 
 class NoTemplate(Exception):
-    """A worker cannot be forked here, and has to be started the long way."""
+    """A worker cannot be forked here, and needs a new Python."""
 
 
 class ForkedProcess:
@@ -56,7 +56,6 @@ class ForkedProcess:
 
 
 def start(environment: Mapping[str, str], ask: socket.socket) -> subprocess.Popen[bytes]:
-    """Start a template, which is asked through the other end of this socket."""
     command = [sys.executable, *PROGRAM]
     command += ["--parent", str(os.getpid()), "--socket", str(ask.fileno())]
     return subprocess.Popen(
@@ -71,7 +70,7 @@ def start(environment: Mapping[str, str], ask: socket.socket) -> subprocess.Pope
 
 
 class Template:
-    """A process that forks workers, which have its environment. All may raise `NoTemplate`."""
+    """A process that forks workers with its environment. All methods may raise `NoTemplate`."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -84,7 +83,7 @@ class Template:
         return self._process.pid
 
     def fork(self, module: str, arguments: Sequence[str], mailbox: int | None) -> ForkedProcess:
-        """mailbox: a descriptor that the worker is to have under the number `MAILBOX`."""
+        """mailbox: a descriptor that the worker gets under the number `MAILBOX`."""
         request = {"module": module, "arguments": list(arguments), "directory": str(Path.cwd())}
         (in_theirs, in_ours), (out_ours, out_theirs), (err_ours, err_theirs) = (
             os.pipe() for _ in range(3)
@@ -129,7 +128,7 @@ class Template:
 
 
 _templates: dict[frozenset[tuple[str, str]], Template] = {}
-# Environments whose templates end, or never come up. Each worker would wait seconds for it.
+# Environments whose templates end or do not start. Each worker would wait seconds for one.
 _hopeless: set[frozenset[tuple[str, str]]] = set()
 
 
@@ -139,7 +138,7 @@ def fork(
     environment: Mapping[str, str],
     mailbox: int | None = None,
 ) -> ForkedProcess:
-    """Fork a worker that runs a module. A template that is gone is started anew, once.
+    """Fork a worker that runs a module. A lost template is started again, once.
 
     Raises `NoTemplate` if no worker can be forked; later calls raise it at once.
     """
@@ -157,7 +156,7 @@ def fork(
         except NoTemplate:
             template = None
             continue
-        _templates[key] = template  # the last one used is the last one stopped
+        _templates[key] = template  # now the last to be stopped
         while len(_templates) > MOST_TEMPLATES:
             _templates.pop(next(iter(_templates))).stop()
         return forked

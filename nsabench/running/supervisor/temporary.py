@@ -1,7 +1,6 @@
-"""Temporary folders that the next run removes if the process that made them was killed.
+"""Make temporary folders that the next run removes if their process was killed.
 
-The name of a folder says which process made it. A process of this boot and PID namespace that no
-longer exists needs its folders no more.
+The name of a folder says which process made it, on which boot and in which PID namespace.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _PID_NAMESPACE = Path("/proc/self/ns/pid")
 
 
 class TemporaryFolder(tempfile.TemporaryDirectory[str]):
-    """A folder of this user alone. A `sweep` removes it if this process did not."""
+    """A folder that only this user can read. `sweep` removes it if this process did not."""
 
     def __init__(self) -> None:
         super().__init__(prefix=f"{_owner_prefix(os.getpid())}-", ignore_cleanup_errors=True)
@@ -32,7 +31,7 @@ class TemporaryFolder(tempfile.TemporaryDirectory[str]):
 
 
 def sweep() -> None:
-    """Remove the folders of processes of this machine that have ended, as far as possible."""
+    """Remove the folders of ended processes of this machine, as far as possible."""
     if not _host():
         return
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}{_host()}-*-*-*"):
@@ -45,7 +44,7 @@ def sweep() -> None:
 
 
 def _owner_prefix(pid: int) -> str:
-    """Return how the names of a process's folders begin; a later process of its number differs."""
+    """Return the prefix of a process's folders; no earlier process with its number had it."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
         started = status.rpartition(")")[2].split()[19]  # in ticks since boot
@@ -56,7 +55,7 @@ def _owner_prefix(pid: int) -> str:
 
 @cache
 def _host() -> str:
-    """Return what is the same for all processes of this boot and namespace, or ''."""
+    """Return an id of this boot and PID namespace, or an empty string."""
     with suppress(OSError):
         boot = _BOOT_ID.read_text().strip().replace("-", "")[:12]
         namespace = str(_PID_NAMESPACE.readlink()).strip("pid:[]")

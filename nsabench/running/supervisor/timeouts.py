@@ -1,4 +1,4 @@
-"""The time that a worker has for a request. `WorkerProcess` kills a worker that exceeds it."""
+"""Limit the time of a request. `WorkerProcess` kills a worker that exceeds it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from nsabench.worker.protocol import Step
 START_TIMEOUT_S = 180.0  # importing torch and creating a CUDA context on a slow disk
 MAX_STEPS = 1000
 MAX_ALLOWANCE = 64.0
-# On average: three steps are of all implementations of a case together, the others of one.
+# The mean: a few steps concern all implementations of a case, and the others one.
 ALLOWANCE_EACH = 2.0
 
 
@@ -18,7 +18,7 @@ class Deadline:
     """
 
     def __init__(self, limit_s: float, max_steps: int = MAX_STEPS) -> None:
-        """limit_s: of a step, times what the step asks for. The first step may take longer."""
+        """limit_s: of a step with allowance 1. The first step may take longer."""
         self.step_s = self.left_s = max(START_TIMEOUT_S, limit_s)
         self._limit_s = limit_s
         self._max_steps = self._steps_left = max_steps
