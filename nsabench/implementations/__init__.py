@@ -1,5 +1,4 @@
-"""The baselines and controls that ship. Adding a module to this folder adds its implementations,
-unless its name begins with `_`."""
+"""The shipped implementations. All modules are imported, except those named `_`-something."""
 
 import importlib
 import pkgutil

@@ -1,4 +1,4 @@
-"""How the shipped baselines are registered."""
+"""Decorators that register the shipped baselines."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from nsabench import implementation
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# cu_seqlens int32 [n+1] of packed sequences; None where sequences are equally long.
+# cu_seqlens int32 [n+1] of packed sequences, or None if all sequences are equally long.
 Packing = Tensor | None
 
 
 def baseline(
     op: str, name: str, *, on_cpu: bool = False, role: str = "baseline", **declared: Any
 ) -> Callable[[F], F]:
-    """Register the decorated function as a baseline of an op, on a GPU and perhaps on a CPU."""
     devices = ("cuda", "cpu") if on_cpu else ("cuda",)
     return implementation(op=op, name=name, role=role, devices=devices, **declared)
 
 
 def alternative(op: str, name: str, computes: str, **declared: Any) -> Callable[[F], F]:
-    """Register the decorated function as an alternative to an op, which computes another op."""
+    """Register the decorated function as an alternative to `op`: it computes the op `computes`."""
     return baseline(op, name, role="alternative", computes=computes, **declared)

@@ -1,8 +1,4 @@
-"""The ways to attention of torch 2.4 and later.
-
-FlashAttention is called as torch bundles it, through the aten operator. Arguments that only some
-versions have are found in the signature.
-"""
+"""Attention in torch 2.4 and later: SDPA, its bundled FlashAttention, and FlexAttention."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ from nsabench import Unsupported
 T = TypeVar("T")
 FlashAttention = Callable[..., Tensor]  # called as `aten_flash` is
 
-# Above this many elements a dense mask is no longer a serious way to do the work.
+# A larger dense mask is not a serious alternative.
 MAX_MASK_ELEMENTS = 1 << 31
 TILE = 128  # queries and keys of a tile of a BlockMask
 
@@ -36,7 +32,7 @@ _SDPA_BACKENDS = {
 BACKENDS = tuple(_SDPA_BACKENDS)
 
 
-def only(name: str) -> AbstractContextManager[None]:
+def select_backend(name: str) -> AbstractContextManager[None]:
     context: AbstractContextManager[None] = sdpa_kernel(_SDPA_BACKENDS[name])
     return context
 
@@ -44,8 +40,8 @@ def only(name: str) -> AbstractContextManager[None]:
 SHARES_HEADS = torch.__version__ >= (2, 5)  # SDPA has `enable_gqa`
 
 
-def sharing(shared: bool = True) -> dict[str, bool]:
-    """Return the option of SDPA with which heads share K and V, if they do."""
+def share_heads(shared: bool = True) -> dict[str, bool]:
+    """Return the option of SDPA for shared K and V. Raises `Unsupported` before torch 2.5."""
     if shared and not SHARES_HEADS:
         raise Unsupported(f"torch {torch.__version__} cannot share K and V in a group of heads")
     return {"enable_gqa": True} if shared else {}
@@ -57,11 +53,8 @@ def accepts(function: Any, *names: str) -> bool:
 
 
 def memoised(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Keep what the decorated function returned for the last `most` arguments.
-
-    Other streams will use it, so it is waited for. A value that is made during the capture of a
-    CUDA graph is in the graph's own memory and is not kept.
-    """
+    """Keep the results for the last `most` arguments, except during a capture, which owns its
+    memory."""
 
     def decorate(make: Callable[..., T]) -> Callable[..., T]:
         memory: dict[tuple[Hashable, ...], T] = {}
@@ -90,23 +83,23 @@ def wants_grad(*tensors: Tensor) -> bool:
 
 
 @memoised(64)
-def every(step: int, rows: int, device: torch.device) -> Tensor:
-    """Return cu_seqlens of `rows` sequences of `step` each."""
+def equal_cu_seqlens(step: int, rows: int, device: torch.device) -> Tensor:
+    """Return cu_seqlens of `rows` sequences of `step` tokens each."""
     return torch.arange(0, (rows + 1) * step, step, dtype=torch.int32, device=device)
 
 
-def packed(q: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """Return cu_seqlens of q [B,T,...], also if its sequences are equally long."""
-    return every(q.shape[1], q.shape[0], q.device) if cu_seqlens is None else cu_seqlens
+def get_cu_seqlens(q: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    """Return cu_seqlens of q [B,T,...], also for sequences of equal length."""
+    return equal_cu_seqlens(q.shape[1], q.shape[0], q.device) if cu_seqlens is None else cu_seqlens
 
 
 def sequence_of(cu: Tensor, place: Tensor) -> Tensor:
-    """Return the packed sequence of each `place`, int32."""
+    """Return the sequence that each packed place is in, int32."""
     return torch.searchsorted(cu[1:].contiguous(), place, right=True)
 
 
-def begins(tokens: int, packing: tuple[Tensor, ...], device: torch.device) -> Tensor:
-    """Return where the sequence of each token begins: int64 [T]. packing: cu_seqlens, if any."""
+def sequence_starts(tokens: int, packing: tuple[Tensor, ...], device: torch.device) -> Tensor:
+    """Return where the sequence of each token begins, int64 [T]. packing: cu_seqlens, or empty."""
     if not packing:
         return torch.zeros(tokens, dtype=torch.int64, device=device)
     [cu_seqlens] = packing
@@ -139,10 +132,10 @@ def aten_flash(
     *,
     causal: bool = True,
 ) -> Tensor:
-    """Call FlashAttention as torch bundles it: [B,T,H,D] with `cu` None, else packed [total,H,D].
+    """Run the FlashAttention that torch bundles: [B,T,H,D] with `cu` None, else packed [total,H,D].
 
-    window: keys a query sees, 0 for all. causal: aligned at the ends. Without any key it gives 0.
-    Raises `Unsupported` for dtypes and sizes that it does not take.
+    window: keys that a query sees, 0 for all. causal: aligned at the ends. Without keys it returns
+    0. Raises `Unsupported` for dtypes and sizes that it does not take.
     """
     check_flash(q, v)
     if k.numel() == 0:
@@ -158,30 +151,27 @@ def aten_flash(
 
 
 def kept_sdpa(q: Tensor, k: Tensor, v: Tensor, keep: Tensor, sm_scale: float) -> Tensor:
-    """Call SDPA [...,T,D] under a mask [...,T,N]. A query that keeps no key gives 0."""
+    """Run SDPA [...,T,D] under a mask [...,T,N]; a query that keeps no key gets 0."""
     empty = ~keep.any(-1, keepdim=True)
     out = scaled_dot_product_attention(q, k, v, attn_mask=keep | empty, scale=sm_scale)
     return out.masked_fill(empty, 0)
 
 
 def grouped_sdpa(q: Tensor, k: Tensor, v: Tensor, keep: Tensor, sm_scale: float) -> Tensor:
-    """Do so for q [R,G,T,D], and k, v [R,N,...] and keep [R,T,N] that all G heads share."""
+    """Run masked SDPA for q [R,G,T,D], where all G heads share k, v [R,N,...] and keep [R,T,N]."""
     k, v = (x.unsqueeze(1).expand(-1, q.shape[1], -1, -1) for x in (k, v))
     return kept_sdpa(q, k, v, keep.unsqueeze(1), sm_scale)
 
 
 def masked_sdpa(q: Tensor, k: Tensor, v: Tensor, keep: Tensor, sm_scale: float) -> Tensor:
-    """Do so for q [B,T,HQ,D], k, v [B,N,H,...] and keep [T,N].
-
-    K and V are copied for each head of a group, since kernels that take a mask know no groups.
-    """
+    """Run masked SDPA for q [B,T,HQ,D], copying k, v [B,N,H,...] for each head; keep [T,N]."""
     group = q.shape[2] // k.shape[2]
     keys, values = (x.transpose(1, 2).repeat_interleave(group, 1) for x in (k, v))
     return kept_sdpa(q.transpose(1, 2), keys, values, keep, sm_scale).transpose(1, 2)
 
 
 def refuse_mask(queries: int, keys: int) -> None:
-    """Raise `Unsupported` if a mask of that size is beyond reason."""
+    """Raise `Unsupported` for a mask that is too large to be serious."""
     if queries * keys > MAX_MASK_ELEMENTS:
         raise Unsupported(f"a dense mask of {queries} x {keys} elements")
 
@@ -193,7 +183,7 @@ def flex() -> tuple[Any, ModuleType]:
         from torch.nn.attention import flex_attention as module
     except ImportError as error:
         raise Unsupported(f"torch {torch.__version__} has no flex_attention") from error
-    # fullgraph: what cannot be compiled fails instead of being measured uncompiled.
+    # fullgraph: code that cannot be compiled fails and is never timed uncompiled.
     return torch.compile(module.flex_attention, dynamic=False, fullgraph=True), module
 
 
@@ -202,13 +192,12 @@ def is_power_of_two(number: int) -> bool:
 
 
 def check_head_dims(q: Tensor, v: Tensor) -> None:
-    """Raise `Unsupported` for head dims that FlexAttention does not take."""
     if not (is_power_of_two(q.shape[-1]) and is_power_of_two(v.shape[-1])):
         raise Unsupported("flex_attention needs head dims that are powers of two")
 
 
 def flex_attend(q: Tensor, k: Tensor, v: Tensor, block_mask: Any, sm_scale: float) -> Tensor:
-    """Call FlexAttention [B,T,HQ,D], groups as they are."""
+    """Run FlexAttention [B,T,HQ,D]; groups of heads share K and V."""
     check_head_dims(q, v)
     out = flex()[0](
         q.transpose(1, 2),
@@ -229,18 +218,18 @@ def block_mask(
     *,
     backward: bool,
 ) -> Any:
-    """Return the BlockMask of tiles of `TILE` queries by as many keys, without synchronising.
+    """Return the BlockMask of tiles of `TILE` queries by `TILE` keys, without synchronisation.
 
-    bool [B,H,tiles of queries,tiles of keys]: `mask_mod` decides in `partial`; in `full` all is
-    seen. backward: whether a gradient follows; a forward reads only half of it.
+    partial, full: bool [B,H,query tiles,key tiles]; `mask_mod` decides in `partial`, and in `full`
+    all keys are seen. backward: also build the half that only a backward reads.
     """
     make = flex()[1].BlockMask.from_kv_blocks
     if not accepts(make, "seq_lengths"):
-        raise Unsupported(f"torch {torch.__version__}: a BlockMask is not told how long it is")
+        raise Unsupported(f"torch {torch.__version__} has no seq_lengths in BlockMask")
     halves = not backward and accepts(make, "compute_q_blocks")
     return make(
-        *counted(partial),
-        *(counted(full) if full is not None else ()),
+        *count_tiles(partial),
+        *(count_tiles(full) if full is not None else ()),
         BLOCK_SIZE=TILE,
         mask_mod=mask_mod,
         seq_lengths=seq_lengths,
@@ -248,24 +237,23 @@ def block_mask(
     )
 
 
-def counted(tiles: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many tiles of keys a tile of queries has, and which, first and rising; int32."""
+def count_tiles(tiles: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how many key tiles each query tile has, and the tiles with those first, both int32."""
     order = tiles.to(torch.int32).argsort(dim=-1, descending=True, stable=True)
     return tiles.sum(-1, dtype=torch.int32), order.to(torch.int32)
 
 
 def band_mask(lo: Tensor, hi: Tensor, keys: int, *, backward: bool) -> Any:
-    """Return the BlockMask of queries that see the keys lo up to hi, int32 [T]; neither ever falls.
+    """Return the BlockMask of queries that see keys lo to hi, int32 [T], which never decrease.
 
-    `create_block_mask` would write T x keys elements. Here the bounds of a tile's first and last
-    query tell whether some or all of it is seen.
+    `create_block_mask` would write T x keys elements; here only the ends of each tile are read.
     """
 
     def seen(b: Tensor, h: Tensor, qi: Tensor, ki: Tensor) -> Tensor:
         return (ki >= lo[qi]) & (ki < hi[qi])
 
     ragged = (0, -(-lo.numel() // TILE) - lo.numel() // TILE)
-    # Beyond the last query, `keys`: what a tile that is cut off may see, and makes it never full.
+    # Pad a partial last tile with `keys`, so that it counts as partial, never as full.
     lo_last, hi_last = (pad(x[TILE - 1 :: TILE], ragged, value=keys).unsqueeze(1) for x in (lo, hi))
     key = torch.arange(0, keys, TILE, dtype=torch.int32, device=lo.device)
     some = (key < hi_last) & (key + TILE > lo[::TILE].unsqueeze(1))

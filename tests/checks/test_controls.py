@@ -192,7 +192,7 @@ def test_a_check_whose_controls_all_declined_is_unproven(make_row):
     """As in the decode run of docs/results, where the clock's controls decline what is captured."""
     rows, found = all_caught(make_row, mode=Mode.GRAPH)
     declining = [
-        replace(r, status=Status.UNSUPPORTED, reason="a replayed graph calls no host code")
+        replace(r, status=Status.UNSUPPORTED, reason="the trick needs host code")
         if r.caught_by in ("timer", "baseline")
         else r
         for r in rows

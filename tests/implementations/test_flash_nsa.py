@@ -230,7 +230,7 @@ def test_chosen_blocks_are_handed_over(library: dict[str, Any], distribution: st
 def test_without_a_window_it_says_where_it_comes_from(library: dict[str, Any]) -> None:
     library.update(dict.fromkeys(flash_nsa.ITS_WINDOWS, False))
     inputs = drawn("nsa_attention", "dense", **WHOLE)
-    with pytest.raises(Unsupported, match="takes its window from flash-attn: pip install"):
+    with pytest.raises(Unsupported, match="needs flash-attn for its window: pip install"):
         flash_nsa.flash_nsa(*inputs.tensors.values(), **inputs.options)
 
 

@@ -31,7 +31,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             _calls.refuse_changed(package, where, found, ())
         return found
 
-    monkeypatch.setattr(_calls, "function", function)
+    monkeypatch.setattr(_calls, "find_function", function)
     monkeypatch.setattr(_calls, "refuse_float32", lambda *_: None)
     monkeypatch.setattr(torch_attention, "check_flash", lambda *_: None)
     yield
@@ -108,7 +108,7 @@ def test_fla_is_given_gates_and_chooses_blocks(stand_ins: None, op: str, distrib
         ),
         ({"n_selected": 16}, "at most 8 blocks of 16"),
         ({"H": 2}, "groups of 16"),
-        ({"block": 32}, "a key is of 32 tokens, one every 16"),
+        ({"block": 32}, "not blocks of 32 tokens every 16"),
     ],
 )
 def test_fla_declines_what_its_whole_is_not(
@@ -162,7 +162,7 @@ def test_blocks_of_a_cache_are_pages(stand_ins: None, S: int) -> None:
     pages = registered("decode_selected", "flashinfer_pages")
     for _ in range(2):  # the plan is kept, and the table written anew
         assert_right(pages, "decode_selected", inputs)
-    cut_off = pytest.raises(Unsupported, match="cut off")
+    cut_off = pytest.raises(Unsupported, match="a partial block")
     with nullcontext() if S in (256, 512) else cut_off:
         assert_right(flash_attn_4.flash_attn_4_pages, "decode_selected", inputs)
 
@@ -268,13 +268,13 @@ def smallest(op: str) -> ops.Inputs:
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
     """A module `fla` with nothing in it, installed in version 9."""
-    _calls.function.cache_clear()
+    _calls.find_function.cache_clear()
     module = types.ModuleType("fla.ops.nsa.parallel")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(Package, "version", "9.0")
     monkeypatch.setattr(_calls.importlib, "import_module", lambda name: module)
     yield module
-    _calls.function.cache_clear()
+    _calls.find_function.cache_clear()
 
 
 WHERE = "fla.ops.nsa.parallel:parallel_nsa"
@@ -283,7 +283,7 @@ WHERE = "fla.ops.nsa.parallel:parallel_nsa"
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (None, "fla-core 9.0 is not one that is known here: has no fla.ops.nsa.parallel.parallel_"),
+        (None, "fla-core 9.0 is not supported: it has no fla.ops.nsa.parallel.parallel_"),
         (lambda q, k: None, "parallel_nsa takes no v"),
         (lambda q, k, v, *, sinks: None, "parallel_nsa also wants sinks"),
     ],
@@ -294,7 +294,7 @@ def test_a_version_that_changed_says_what(
     if call is not None:
         library.parallel_nsa = call  # type: ignore[attr-defined]
     with pytest.raises(Unsupported, match=says):
-        _calls.function(FLA, WHERE, "q", "k", "v")
+        _calls.find_function(FLA, WHERE, "q", "k", "v")
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_a_version_that_takes_what_it_took_is_called(
     library: types.ModuleType, call: Callable[..., Any]
 ) -> None:
     library.parallel_nsa = call  # type: ignore[attr-defined]
-    assert _calls.function(FLA, WHERE, "q", "k", "v") is call
+    assert _calls.find_function(FLA, WHERE, "q", "k", "v") is call
 
 
 # The parameters of `parallel_nsa` in the wheels of fla-core 0.3.2, 0.5.2 and 0.6.0.
@@ -317,11 +317,11 @@ PARAMETERS = (
 def test_fla_core_is_called_as_it_wants(library: types.ModuleType) -> None:
     """If a version loses a parameter or wants another, the error says which."""
     exec(f"def parallel_nsa({PARAMETERS}): ...", library.__dict__)
-    assert _calls.function(FLA, fla.PARALLEL, *fla.TAKES) is library.parallel_nsa
+    assert _calls.find_function(FLA, fla.PARALLEL, *fla.TAKES) is library.parallel_nsa
     lost = PARAMETERS.replace("cu_seqlens=None", "offsets=None")
     more = f"{PARAMETERS}, *, sinks"
     for changed, says in ((lost, "takes no cu_seqlens"), (more, "also wants sinks")):
-        _calls.function.cache_clear()
+        _calls.find_function.cache_clear()
         exec(f"def parallel_nsa({changed}): ...", library.__dict__)
         with pytest.raises(Unsupported, match=f"fla-core 9.0 .*parallel_nsa {says}"):
             fla.fla(*[None] * 4, sm_scale=1.0, block_size=64)  # type: ignore[list-item]
@@ -333,11 +333,11 @@ def test_a_library_that_fails_as_it_is_imported_is_unsupported(
     def fails(name: str) -> None:
         raise RuntimeError("0 active drivers")
 
-    _calls.function.cache_clear()
+    _calls.find_function.cache_clear()
     monkeypatch.setattr(Package, "version", "9.0")
     monkeypatch.setattr(_calls.importlib, "import_module", fails)
-    with pytest.raises(Unsupported, match="fails as it is imported: RuntimeError: 0 active"):
-        _calls.function(FLA, WHERE)
+    with pytest.raises(Unsupported, match="fails to import: RuntimeError: 0 active"):
+        _calls.find_function(FLA, WHERE)
 
 
 def test_every_library_has_an_implementation_and_a_licence() -> None:

@@ -1,11 +1,10 @@
-"""The Triton kernels of the baselines query_major and split_keys. Heads of a group are the rows of
-a tile, padded to 16.
+"""The Triton kernels of the baselines query_major and split_keys.
 
-query_major: tokens of all sequences are one list: q [N,HQ,D], k [N,H,D], v [N,H,DV], contiguous.
-rows int32 [N,H,S] holds blocks of a query's own sequence, which begins at begin[n]; -1 is none.
+The heads of a group are the rows of a tile, padded to 16. All tensors are contiguous.
 
-split_keys: q [R,H,D] of rows R = B*S*G, k [B*G,keys,D], v [B*G,keys,DV], ranges int32 [R,n,2], all
-contiguous.
+query_major: q [N,HQ,D], k [N,H,D], v [N,H,DV] of all sequences. rows int32 [N,H,S] are block
+  numbers within the query's sequence, -1 for none. begin int32 [N] is where the sequence starts.
+split_keys: q [R,H,D], k [B*G,keys,D], v [B*G,keys,DV], ranges int32 [R,n,2]. R is B*S*G.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ import triton.language as tl
 
 @triton.jit
 def _load(base, rows, STRIDE: tl.constexpr, columns, WIDTH: tl.constexpr, keep):
-    """Load the rows that are kept, [ROWS,COLUMNS]; zeros elsewhere."""
+    """Load rows [ROWS,COLUMNS], with zeros where `keep` is false."""
     mask = keep[:, None] & (columns < WIDTH)[None, :]
     return tl.load(base + rows[:, None] * STRIDE + columns[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
 def _scores(q, keys, k_base, valid, d, HEADS: tl.constexpr, D: tl.constexpr, scale_log2):
-    """Keys [KEYS,D] of a head, and logits [ROWS,KEYS] over log 2, -inf where a key is not seen."""
+    """Return k [KEYS,D] of a head, and logits [ROWS,KEYS] over log 2, -inf for an unseen key."""
     k = _load(k_base, keys, HEADS * D, d, D, valid)
     s = tl.dot(q, tl.trans(k), allow_tf32=False) * scale_log2
     return k, tl.where(valid[None, :], s, float("-inf"))
@@ -49,7 +48,7 @@ def forward_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """Program (token, KV head): out, and lse over log 2."""
+    """Compute out, and lse over log 2, of one token and KV head."""
     n = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1)
     begin = tl.load(begin_ptr + n)
@@ -107,7 +106,7 @@ def query_gradient_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """Program (token, KV head): dq."""
+    """Compute dq of one token and KV head."""
     n = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1)
     begin = tl.load(begin_ptr + n)
@@ -165,11 +164,11 @@ def key_gradient_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """Program: some of the queries that chose a block, and what they add to dk and dv, float32.
+    """Add the share of up to PIECE queries that chose a block to its dk and dv, in float32.
 
-    owner[program]: block * H + head, `blocks * H` where there is nothing to do. piece[program]: the
-    part of the owner's queries, of PIECE at most. bounds[owner]: where these queries begin in
-    `queries`. first[block]: its first token.
+    owner[program] is block * H + head, or `blocks * H` if the program has no work; piece[program]
+    numbers the pieces of an owner. The owner's queries begin at bounds[owner] in `queries`.
+    first[block] is the first token of a block.
     """
     program = tl.program_id(0)
     owner = tl.load(owner_ptr + program)
@@ -213,7 +212,7 @@ def key_gradient_kernel(
 
 @triton.jit
 def _is_new(at, i, starts, ends, order):
-    """Whether keys lie in no span before the i-th: a key counts once."""
+    """Return whether keys are in no span before the i-th, so that each key counts once."""
     earlier = (order < i)[None, :] & (at[:, None] >= starts[None, :])
     earlier = earlier & (at[:, None] < ends[None, :])
     return tl.sum(earlier.to(tl.int32), 1) == 0
@@ -243,8 +242,7 @@ def spans_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """Program (row, split): every `SPLITS`-th tile of a row; out [R,SPLITS,H,DV] of these tiles,
-    and lse [R,SPLITS,H] over log 2, -inf where they hold no key."""
+    """Compute every `SPLITS`-th tile of a row: out [R,SPLITS,H,DV], lse [R,SPLITS,H] over log 2."""
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     cache = (row // (groups * queries)) * groups + row % groups
@@ -304,7 +302,7 @@ def merge_kernel(
     BLOCK_H: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """Program row: out [R,H,DV] of its splits."""
+    """Merge the splits of a row into out [R,H,DV]."""
     row = tl.program_id(0).to(tl.int64)
     heads, dv = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_DV)
     real = heads < H

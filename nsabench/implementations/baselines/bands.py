@@ -1,9 +1,4 @@
-"""torch's ways to attend to one stretch of keys a query: a causal mask, a window, or the compressed
-keys that are complete.
-
-Masks of equally long sequences depend on sizes alone and are made once. For packed sequences they
-are made in every call.
-"""
+"""Attention over one band of keys a query: causal, a window, or complete compressed keys."""
 
 from __future__ import annotations
 
@@ -15,18 +10,18 @@ from torch import Tensor
 from nsabench import Unsupported
 from nsabench.implementations import torch_attention as _torch
 from nsabench.implementations._register import Packing, baseline
-from nsabench.implementations.baselines.causal_attention import dense
+from nsabench.implementations.baselines.causal_attention import dense_attention
 
 
 def _band_sizes(options: dict[str, Any]) -> tuple[int, int, int]:
-    """Return window, block and stride, each 0 if the op has none."""
+    """Return window, block and stride; 0 for those that the op does not have."""
     return options.get("window", 0), options.get("block", 0), options.get("stride", 0)
 
 
 def _bounds(
     position: Tensor, packing: tuple[Tensor, ...], window: int, block: int, stride: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the keys that the query at each position sees: the first and the end, int32 [T]."""
+    """Return the first key that each query sees and the end of its keys, both int32 [T]."""
     start = first = torch.zeros_like(position)
     if packing:
         own = _torch.sequence_of(packing[0], position)
@@ -64,7 +59,7 @@ def masked_sdpa(q: Tensor, k: Tensor, v: Tensor, *packing: Tensor, **options: An
     if packing:
         position = _positions(q)
         lo, hi = _bounds(position, packing, *sizes)
-        # A control asks for keys that are not complete, up to the end of the sequence.
+        # A control asks for incomplete keys: none may be of the next sequence.
         end = packing[-1][1:][_torch.sequence_of(packing[0], position)]
         keep = _mask(lo, torch.minimum(hi, end), keys)
     else:
@@ -84,18 +79,18 @@ def attend_sequences(
 
 @baseline("sliding_window", "flash")
 def flash(q: Tensor, k: Tensor, v: Tensor, cu: Packing = None, **options: Any) -> Tensor:
-    """FlashAttention-2 with its window, without packing."""
+    """The FlashAttention-2 that torch bundles, without packing."""
     if cu is not None:
-        raise Unsupported("sequences are packed; flash_varlen is the form for them")
+        raise Unsupported("sequences are packed; use flash_varlen")
     return attend_sequences(_torch.aten_flash, q, k, v, None, **options)
 
 
-@dense("flash_varlen")
+@dense_attention("flash_varlen")
 @baseline("sliding_window", "flash_varlen")
 def flash_varlen(q: Tensor, k: Tensor, v: Tensor, cu: Packing = None, **options: Any) -> Tensor:
-    """The FlashAttention-2 that torch bundles, packed also if sequences are equally long."""
+    """The FlashAttention-2 that torch bundles, as packed sequences even of equal length."""
     pq, pk, pv = (x.flatten(0, 1).unsqueeze(0) for x in (q, k, v))
-    cu = _torch.packed(q, cu)
+    cu = _torch.get_cu_seqlens(q, cu)
     return attend_sequences(_torch.aten_flash, pq, pk, pv, cu, **options).view_as(q)
 
 
@@ -117,7 +112,7 @@ def _block_mask(
     return create(seen, None, None, t, keys, device=str(device))
 
 
-@dense("flex_attention", kind="general", compiled_by="triton")
+@dense_attention("flex_attention", kind="general", compiled_by="triton")
 @baseline("sliding_window", "flex_attention", kind="general", compiled_by="triton")
 @baseline("compressed", "flex_attention", kind="general", compiled_by="triton")
 def flex_attention(q: Tensor, k: Tensor, v: Tensor, *packing: Tensor, **options: Any) -> Tensor:

@@ -1,8 +1,4 @@
-"""Dense causal attention by SDPA.
-
-Each is a baseline of `causal_attention`, and what a model could run instead of `nsa_attention` and
-of its variant without a window.
-"""
+"""Dense causal attention, which a model could run instead of NSA."""
 
 from __future__ import annotations
 
@@ -20,8 +16,8 @@ from nsabench.implementations._register import F, Packing, alternative, baseline
 MOST_SCORES = 1 << 31  # that torch's own formula may hold, of all heads
 
 
-def dense(name: str, **declared: Any) -> Callable[[F], F]:
-    """Register dense attention as a baseline of its own op, and as an alternative to NSA."""
+def dense_attention(name: str, **declared: Any) -> Callable[[F], F]:
+    """Register a baseline of causal_attention, which is also an alternative to both NSA ops."""
 
     def register(call: F) -> F:
         baseline("causal_attention", name, **declared)(call)
@@ -33,43 +29,45 @@ def dense(name: str, **declared: Any) -> Callable[[F], F]:
 
 
 def causal_sdpa(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
-    """Call SDPA [B,T,HQ,D], K and V shared by the heads of a group."""
+    """Compute SDPA [B,T,HQ,D]; the heads of a group share K and V."""
     queries, keys, values = (x.transpose(1, 2) for x in (q, k, v))
-    options = {"is_causal": True, **_torch.sharing(q.shape[2] != k.shape[2])}
+    options = {"is_causal": True, **_torch.share_heads(q.shape[2] != k.shape[2])}
     out = scaled_dot_product_attention(queries, keys, values, scale=sm_scale, **options)
     return out.transpose(1, 2)
 
 
-@dense("sdpa_math", on_cpu=True)
+@dense_attention("sdpa_math", on_cpu=True)
 def sdpa_math(q: Tensor, k: Tensor, v: Tensor, cu: Packing = None, **options: Any) -> Tensor:
-    """SDPA by its formula, packed sequences one after the other."""
+    """SDPA by its formula, one packed sequence after another."""
     scores = q.shape[0] * q.shape[2] * options["max_seqlen"] ** 2
     if scores > MOST_SCORES:
         raise Unsupported(f"it would hold {scores:.1e} scores")
     lengths = [q.shape[1]] if cu is None else cu.diff().tolist()
     parts = zip(q.split(lengths, 1), k.split(lengths, 1), v.split(lengths, 1), strict=True)
-    with _torch.only("math"):
+    with _torch.select_backend("math"):
         outs = [causal_sdpa(*part, options["sm_scale"]) for part in parts]
     return outs[0] if cu is None else torch.cat(outs, 1)
 
 
 def _register(backend: str) -> None:
-    @dense(f"sdpa_{backend}")
+    @dense_attention(f"sdpa_{backend}")
     def call(q: Tensor, k: Tensor, v: Tensor, cu: Packing = None, **options: Any) -> Tensor:
         if cu is not None:
-            raise Unsupported("sequences are packed, which SDPA does not know")
+            raise Unsupported("SDPA does not support packed sequences")
         if backend == "flash":
             _torch.check_flash(q, v)
         group = q.shape[2] // k.shape[2]
         if backend == "efficient" and group > 1:  # it shares no heads
             k, v = (x.transpose(1, 2).repeat_interleave(group, 1).transpose(1, 2) for x in (k, v))
-        with _torch.only(backend):
+        with _torch.select_backend(backend):
             try:
                 return causal_sdpa(q, k, v, options["sm_scale"])
             except RuntimeError as error:
                 if "No available kernel" not in str(error):
                     raise
-                raise Unsupported(f"torch has no {backend} attention for this") from error
+                raise Unsupported(
+                    f"torch's {backend} attention does not support these inputs"
+                ) from error
 
 
 for _backend in ("flash", "cudnn", "efficient"):

@@ -1,10 +1,9 @@
-"""FlashAttention over compressed keys.
+"""FlashAttention over compressed keys, which it has no strided causal mask for.
 
-It has no strided causal mask. But the `stride` queries between the completion of one key and the
-next see the same keys, so these queries are heads: T // stride + 1 queries over
-T // stride + 1 - block / stride keys, causal and aligned at the ends. One query of padding in front
-and up to stride - 1 behind put the boundaries right. No query moves: head s * HQ + i is head i of
-query s, and meets head s * H + i // (HQ / H) of K and V, which are repeated `stride` times.
+All `stride` queries between two completed keys see the same keys, so they become heads of one
+query. T // stride + 1 such queries see T // stride + 1 - block / stride keys, causal and aligned at
+the ends, after one query of padding in front. Head s * HQ + i is head i of query s; K and V are
+repeated `stride` times to match.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ def attend_folded(
     *packing: Tensor,
     **options: Any,
 ) -> Tensor:
-    """Compute the op by a FlashAttention, the queries of a stride folded into its heads."""
+    """Compute the op by a FlashAttention, with the queries of a stride folded into heads."""
     if packing:
-        raise Unsupported("sequences are packed; flash_varlen is the form for them")
+        raise Unsupported("sequences are packed; use flash_varlen")
     _refuse_stride(options["block"], options["stride"])
     b, t, hq, d = q.shape
     stride = options["stride"]
@@ -48,19 +47,18 @@ def attend_folded(
 
 @baseline("compressed", "flash")
 def flash(*tensors: Tensor, **options: Any) -> Tensor:
-    """The FlashAttention-2 that torch bundles, the queries of a stride folded into its heads."""
+    """The FlashAttention-2 that torch bundles, with the queries of a stride folded into heads."""
     return attend_folded(_torch.aten_flash, *tensors, **options)
 
 
-def _places(cu_seqlens: Tensor, total: int, stride: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return cu_seqlens of the folded rows, each token's place in them, and each place's token.
+def _fold_places(cu_seqlens: Tensor, total: int, stride: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return cu_seqlens of the folded rows, the place of each token, and the token of each place.
 
-    A sequence has length // stride + 1 rows, and in front at most one more, which sees no key and
-    moves nothing. So all begin where the packing alone tells, and the last ends at a number that
-    the host knows. No row is left over, of which FlashAttention would write nothing.
+    A sequence has length // stride + 1 rows, and at most one more in front, which sees no key. So
+    the total follows from sizes that the host knows, and every row is written by FlashAttention.
     """
     sequences = cu_seqlens.numel() - 1
-    cu_rows = cu_seqlens // stride + _torch.every(1, sequences, cu_seqlens.device)
+    cu_rows = cu_seqlens // stride + _torch.equal_cu_seqlens(1, sequences, cu_seqlens.device)
     lengths = cu_seqlens.diff()
     first = cu_rows[1:] - 1 - lengths // stride
     own = torch.arange(total, device=cu_seqlens.device)
@@ -70,11 +68,10 @@ def _places(cu_seqlens: Tensor, total: int, stride: int) -> tuple[Tensor, Tensor
     return cu_rows, place, token
 
 
-class _Taken(torch.autograd.Function):  # type: ignore[misc]
-    """x[index]. The gradient is a copy, not the sum with atomics of `index_select`.
+class _Gather(torch.autograd.Function):  # type: ignore[misc]
+    """Gather x[index] with a gradient that is copied, not summed by atomics.
 
-    It is read at `back`, where other places have none, or put to `index`, which then names no place
-    twice.
+    The gradient is read at `back`, or scattered to `index` if each index occurs once.
     """
 
     @staticmethod
@@ -93,20 +90,20 @@ class _Taken(torch.autograd.Function):  # type: ignore[misc]
 
 @baseline("compressed", "flash_varlen")
 def flash_varlen(q: Tensor, k: Tensor, v: Tensor, *packing: Tensor, **options: Any) -> Tensor:
-    """FlashAttention-2 on packed sequences, each folded by itself, by a gather."""
+    """The FlashAttention-2 that torch bundles, with each packed sequence folded by a gather."""
     if not packing:
-        raise Unsupported("sequences are not packed; flash is the form for them")
+        raise Unsupported("sequences are not packed; use flash")
     block, stride, longest = options["block"], options["stride"], options["max_seqlen"]
     _refuse_stride(block, stride)
     cu_seqlens, cu_keys = packing
     total, heads, width = q.shape[1:]
     if k.shape[1] == 0:
         return q.new_zeros(q.shape)
-    cu_rows, place, token = _places(cu_seqlens, total, stride)
+    cu_rows, place, token = _fold_places(cu_seqlens, total, stride)
     rows_and_keys = (longest // stride + 2, max(0, (longest - block) // stride + 1))
-    fq = _Taken.apply(q[0], token, place).view(-1, stride * heads, width)
+    fq = _Gather.apply(q[0], token, place).view(-1, stride * heads, width)
     fk, fv = (x[0].repeat(1, stride, 1) for x in (k, v))
     cu = (cu_rows, cu_keys)
     out = _torch.aten_flash(fq, fk, fv, cu, rows_and_keys, options["sm_scale"])
-    unfolded: Tensor = _Taken.apply(out.view(-1, heads, width), place, None)
+    unfolded: Tensor = _Gather.apply(out.view(-1, heads, width), place, None)
     return unfolded.unsqueeze(0)

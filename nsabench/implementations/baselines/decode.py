@@ -1,8 +1,4 @@
-"""PyTorch's own ways through a decode step: each branch alone, the dense step, and the whole.
-
-Three of the ops (compressed, window, dense) are attention of one query a head over one stretch of a
-cache; the selection is over blocks, gathered side by side.
-"""
+"""PyTorch's own attention for a decode step: each branch, the dense step, and all of NSA."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ Attention = Callable[..., Tensor]
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, sm_scale: float, keep: Tensor | None = None) -> Tensor:
-    """The heads of a group as queries of one head: q [B,HQ,D], k, v [B,H,L,...]."""
+    """Attend with the heads of a group as queries of one head: q [B,HQ,D], k, v [B,H,L,...]."""
     b, hq, d = q.shape
     h = k.shape[1]
     grouped = q.reshape(b, h, hq // h, d)
@@ -32,20 +28,19 @@ def attend(q: Tensor, k: Tensor, v: Tensor, sm_scale: float, keep: Tensor | None
 
 
 def attend_grouped(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
-    """One query a head, which kernels that know groups split over the keys."""
-    shared = _torch.sharing(q.shape[1] != k.shape[1])
+    """Attend with one query a head; kernels that support groups split the keys."""
+    shared = _torch.share_heads(q.shape[1] != k.shape[1])
     return scaled_dot_product_attention(q.unsqueeze(2), k, v, scale=sm_scale, **shared).squeeze(2)
 
 
 def _newest(k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tensor]:
-    """Return the last `window` keys of a cache and their values."""
     near = slice(max(k.shape[2] - window, 0), None)
     return k[:, :, near], v[:, :, near]
 
 
-def of_a_stretch(name: str, **declared: Any) -> Callable[[Attention], Attention]:
-    """Register attention over a whole cache as a baseline of the three ops that are just that, and
-    as an alternative to a decode step."""
+def whole_cache(name: str, **declared: Any) -> Callable[[Attention], Attention]:
+    """Register attention over a whole cache for all decode ops that are this, and as an
+    alternative."""
 
     def register(attention: Attention) -> Attention:
         def window(q: Tensor, k: Tensor, v: Tensor, *, window: int, sm_scale: float) -> Tensor:
@@ -60,13 +55,13 @@ def of_a_stretch(name: str, **declared: Any) -> Callable[[Attention], Attention]
     return register
 
 
-of_a_stretch("sdpa_heads_as_queries", on_cpu=True)(attend)
-of_a_stretch("sdpa_gqa", on_cpu=True)(attend_grouped)
+whole_cache("sdpa_heads_as_queries", on_cpu=True)(attend)
+whole_cache("sdpa_gqa", on_cpu=True)(attend_grouped)
 
 
-@of_a_stretch("flash")
+@whole_cache("flash")
 def flash(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
-    """The FlashAttention-2 that torch bundles, one query against a cache."""
+    """The FlashAttention-2 that torch bundles, with one query against a cache."""
     keys, values = k.transpose(1, 2), v.transpose(1, 2)
     longest = (1, keys.shape[1])
     out = _torch.aten_flash(q.unsqueeze(1), keys, values, None, longest, sm_scale, causal=False)
@@ -77,8 +72,8 @@ def flash(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
 def gathered_sdpa(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, block_size: int, sm_scale: float
 ) -> Tensor:
-    """SDPA on the gathered blocks, with the heads of a group as queries."""
-    # The last block may be cut off and some be empty; those without a token are left out.
+    """SDPA over gathered blocks, with the heads of a group as queries."""
+    # Leave out selected blocks that hold no token.
     most = -(-k.shape[2] // block_size)
     if most < ranges.shape[2]:
         first = (ranges[..., 0] >= ranges[..., 1]).int().argsort(dim=-1, stable=True)[..., :most]
@@ -98,7 +93,7 @@ def gathered_sdpa(
 def selected_ranges(
     q: Tensor, k_cmp: Tensor, tokens: int, sizes: DecodeSizes, sm_scale: float
 ) -> Tensor:
-    """Return the first block, the local ones and the best scored ones: int32 [B,H,n,2]."""
+    """Return the first, the local and the best scored blocks as ranges int32 [B,H,n,2]."""
     b, hq, d = q.shape
     h = k_cmp.shape[1]
     logits = (q.view(b, h, hq // h, d) @ k_cmp.mT).float() * sm_scale
@@ -114,7 +109,7 @@ def selected_ranges(
 
 @baseline("decode_step", "torch_step", on_cpu=True, kind="general")
 def torch_step(*tensors: Tensor, sizes: DecodeSizes, sm_scale: float) -> Tensor:
-    """SDPA on slices of the caches and on the gathered blocks."""
+    """SDPA over slices of the caches and over gathered blocks."""
     q, k, v, k_cmp, v_cmp, gates = tensors
     ranges = selected_ranges(q, k_cmp, k.shape[2], sizes, sm_scale)
     whole = attend_grouped if _torch.SHARES_HEADS else attend

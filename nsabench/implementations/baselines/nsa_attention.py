@@ -1,8 +1,4 @@
-"""PyTorch's own way through the whole of Native Sparse Attention, with and without a window.
-
-It takes some queries at a time and gathers the chosen blocks for each: slow, right, and at home
-everywhere.
-"""
+"""All of Native Sparse Attention in plain PyTorch: slow, but it runs everywhere."""
 
 from __future__ import annotations
 
@@ -20,39 +16,37 @@ from nsabench.implementations.torch_attention import wants_grad
 
 LOCAL = 2  # blocks, with the query's own and before it, that are always selected
 QUERIES = 128
-# Elements that are gathered, together; beyond, it is not a serious way to do the work. A backward
-# keeps them.
+# With more gathered elements the method is not a serious alternative. A backward keeps them all.
 MOST_GATHERED, MOST_KEPT = 1 << 34, 1 << 33
 
 
 def _means(x: Tensor, block: int, stride: int) -> Tensor:
-    """[T,H,D] -> [Nc,H,D]."""
+    """Return the means of blocks: [T,H,D] -> [Nc,H,D]."""
     if x.shape[0] < block:
         return x[:0]
     return x.unfold(0, block, stride).mean(-1)
 
 
 def _softmax(logits: Tensor, keep: Tensor) -> Tensor:
-    """Compute weights in float32; a query that keeps no key has all its weights zero."""
+    """Return float32 weights; they are all zero for a query that keeps no key."""
     masked = logits.masked_fill(~keep, float("-inf"))
     masked = masked.masked_fill(~keep.any(-1, keepdim=True), 0.0)
     return torch.softmax(masked, -1) * keep
 
 
 def block_scores(weights: Tensor, blocks: int, block: int, stride: int, size: int) -> Tensor:
-    """Return the scores of blocks of `size` tokens: weights of compressed keys [A,B,Nc] ->
+    """Sum weights of compressed keys [A,B,Nc] into scores of blocks of `size` tokens,
     [A,B,blocks]."""
     scores = weights.new_zeros(*weights.shape[:2], blocks + 1)
     key = torch.arange(weights.shape[2], device=weights.device)
     for place in range(block // stride):
-        # Keys that reach behind the last block add to one more block, which is dropped.
+        # Keys that reach past the last block are added to an extra one, which is dropped.
         scores.index_add_(2, ((key + place) * stride // size).clamp(max=blocks), weights)
     return scores[..., :blocks]
 
 
 def _choose(weights: Tensor, position: Tensor, blocks: int, sizes: dict[str, int]) -> Tensor:
-    """Return the selected blocks, int64 [H,n,S], -1 where there are fewer; weights [H,n,Nc] are
-    of a group."""
+    """Return the selected blocks int64 [H,n,S], -1 for none, by the weights [H,n,Nc] of a group."""
     size = sizes["block_size"]
     scores = block_scores(weights, blocks, sizes["block"], sizes["stride"], size)
     index, own = torch.arange(blocks, device=weights.device), (position // size).unsqueeze(1)
@@ -65,10 +59,10 @@ def _choose(weights: Tensor, position: Tensor, blocks: int, sizes: dict[str, int
 def _sequence(
     tensors: list[Tensor], sizes: dict[str, int], sm_scale: float, group_of: int, sees_future: bool
 ) -> Iterator[Tensor]:
-    """Yield the outputs [n,HQ,Dv] of a sequence, some queries at a time.
+    """Yield the outputs [n,HQ,Dv] of a sequence, a chunk of queries at a time.
 
-    In float32: logits that are rounded to a format of two bytes are further off than any kernel's.
-    Without a window, `window` is 0 and there are two gates. group_of, sees_future: see `attend`.
+    It computes in float32, since logits in 16 bits lose more than any kernel does. If `window` is
+    0, there are two gates.
     """
     dtype, (q, k, v, gates) = tensors[0].dtype, (x.float() for x in tensors)
     tokens, heads = k.shape[:2]
@@ -124,10 +118,10 @@ def attend(
     sees_future: bool = False,
     **sizes: int,
 ) -> Tensor:
-    """Compute nsa_attention, or a control of it.
+    """Compute nsa_attention, or one of its controls.
 
-    group_of: select by the scores of the key head so many further on. sees_future: see all
-    compressed keys, also incomplete ones.
+    group_of: select by the scores of the key head this many places later. sees_future: use
+    incomplete compressed keys also.
     """
     bounds = [0, q.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
     rows = []
@@ -141,13 +135,13 @@ def attend(
 
 
 def attend_without_window(*tensors: Any, block_size: int, **options: Any) -> Tensor:
-    """Compute nsa_without_window, or a control of it; other options are as for `attend`."""
+    """Compute nsa_without_window, or one of its controls."""
     options |= {"block": block_size, "stride": block_size, "block_size": block_size, "window": 0}
     return attend(*tensors, **options)
 
 
 def _attend_or_refuse(attend: Callable[..., Tensor], *tensors: Tensor, **options: Any) -> Tensor:
-    """Raise `Unsupported` if gathering so many keys a query is not a serious way to do it."""
+    """Raise `Unsupported` if it would gather too many elements."""
     q, k, v, gates = tensors[:4]
     keys = q.shape[0] * q.shape[1] * k.shape[2] * options["n_selected"] * options["block_size"]
     gathered = keys * (k.shape[3] + v.shape[3])

@@ -1,8 +1,4 @@
-"""Block selection by plain Triton kernels, for machines that have torch alone.
-
-Forward and dq walk the blocks of a query, dk and dv the queries of a block. The strongest public
-libraries work like this, so it keeps a ratio honest where none is installed.
-"""
+"""Block selection by plain Triton kernels: the algorithm of public libraries, without one."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from torch import Tensor
 from nsabench import Unsupported
 from nsabench.implementations._register import baseline
 from nsabench.implementations.baselines.selection_blocks import each_once
-from nsabench.implementations.torch_attention import begins, is_power_of_two
+from nsabench.implementations.torch_attention import is_power_of_two, sequence_starts
 
 PIECE = 512  # queries of a block that one program takes; all queries see the first block
 TILE = 64  # rows of a tile; the heads of a group are the rows of one query
@@ -32,13 +28,13 @@ def kernels() -> Any:
         raise Unsupported(f"Triton cannot be imported: {error}") from error
 
 
-def padded(size: int) -> int:
-    """Return the size of a tile that holds so many rows or columns."""
+def tile_size(size: int) -> int:
+    """Return the tile size for this many rows or columns: a power of two, at least 16."""
     return max(16, 1 << (size - 1).bit_length())
 
 
 class _Selected(torch.autograd.Function):  # type: ignore[misc]
-    """q [N,HQ,D], k [N,H,D], v [N,H,Dv]; rows int32 [N,H,S]; begin int32 [N]."""
+    """Attends q [N,HQ,D] to k [N,H,D], v [N,H,Dv]: rows int32 [N,H,S], begin int32 [N]."""
 
     @staticmethod
     def forward(
@@ -78,7 +74,7 @@ class _Selected(torch.autograd.Function):  # type: ignore[misc]
             S=rows.shape[2],
         )
         dk, dv = (torch.zeros_like(x, dtype=torch.float32) for x in (k, v))
-        first, owner, piece, bounds, queries, blocks = _inverted(rows, begin, ends, size)
+        first, owner, piece, bounds, queries, blocks = _invert_selection(rows, begin, ends, size)
         kernels().key_gradient_kernel[(owner.numel(),)](
             *(q, k, v, first, owner, piece, bounds, queries, lse, delta, do, dk, dv, *scales),
             blocks,
@@ -90,19 +86,18 @@ class _Selected(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _constants(q: Tensor, k: Tensor, v: Tensor, size: int) -> dict[str, int]:
-    """Return what all kernels are compiled with."""
     group = q.shape[1] // k.shape[1]
     given = {"H": k.shape[1], "G": group, "D": k.shape[2], "DV": v.shape[2], "SIZE": size}
     given |= {"num_warps": 4, "num_stages": 2}
     blocks = {"BLOCK_G": group, "BLOCK_D": k.shape[2], "BLOCK_DV": v.shape[2]}
-    return given | {name: padded(n) for name, n in blocks.items()}
+    return given | {name: tile_size(n) for name, n in blocks.items()}
 
 
-def _inverted(rows: Tensor, begin: Tensor, ends: Tensor, size: int) -> tuple[Any, ...]:
-    """Return the queries that chose each block and head, as `key_gradient_kernel` reads them.
+def _invert_selection(rows: Tensor, begin: Tensor, ends: Tensor, size: int) -> tuple[Any, ...]:
+    """Return the queries that chose each block and head, in the form of `key_gradient_kernel`.
 
-    The last block of a sequence may not be full. So the blocks of token n's sequence begin at place
-    `begin[n] // size` plus one for each sequence before it, and places may be unused.
+    A sequence may end in a partial block, so the blocks of each sequence begin one place later.
+    Some places stay unused.
     """
     tokens, heads, slots = rows.shape
     device = rows.device
@@ -118,7 +113,7 @@ def _inverted(rows: Tensor, begin: Tensor, ends: Tensor, size: int) -> tuple[Any
     bounds = torch.searchsorted(ordered, torch.arange(blocks * heads + 1, device=device))
     pieces = (bounds.diff() + PIECE - 1) // PIECE
     last = pieces.cumsum(0)
-    # As many as there may be; only the device knows how many there are.
+    # Only the device knows the number of programs, so launch as many as there can be.
     program = torch.arange(owner.numel() // PIECE + blocks * heads, device=device)
     of_program = torch.searchsorted(last, program, right=True)
     piece = program - torch.cat([last.new_zeros(1), last])[of_program]
@@ -134,12 +129,12 @@ def _inverted(rows: Tensor, begin: Tensor, ends: Tensor, size: int) -> tuple[Any
 def query_major(
     q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, *packing: Tensor, **options: Any
 ) -> Tensor:
-    """Triton kernels with a program a query, and in the backward one a block of keys."""
+    """Triton kernels with one program a query, and in the backward one a block of keys."""
     block_size = options["block_size"]
     if block_size < 16 or not is_power_of_two(block_size):
-        raise Unsupported("its tiles of keys are blocks of 16, 32, 64, …")
+        raise Unsupported("it needs block sizes of 16, 32, 64, …")
     b, t, hq, _ = q.shape
-    start = begins(t, packing, q.device)
+    start = sequence_starts(t, packing, q.device)
     own = ((torch.arange(t, device=q.device) - start) // block_size).view(t, 1, 1)
     rows = each_once(blocks.where(blocks <= own, -1)).flatten(0, 1).contiguous()
     offset = torch.arange(b, device=q.device).view(b, 1) * t

@@ -1,9 +1,4 @@
-"""PyTorch's own attention on chosen blocks of keys.
-
-Masks are built in the call, as in a model whose selection changes with every token. The
-`sdpa_causal` baselines attend to all keys, so they are for the distribution `dense`. It shows from
-which length a selection is worth its cost.
-"""
+"""PyTorch's own attention on selected blocks of keys, with masks built in the timed call."""
 
 from __future__ import annotations
 
@@ -17,9 +12,9 @@ from nsabench import Unsupported
 from nsabench.implementations import torch_attention as _torch
 from nsabench.implementations._register import baseline
 from nsabench.implementations.baselines.causal_attention import causal_sdpa
-from nsabench.implementations.baselines.selection_ranges import take
+from nsabench.implementations.baselines.selection_ranges import gather_rows
 from nsabench.implementations.baselines.selection_rows import ON_CPU, forced
-from nsabench.implementations.torch_attention import BACKENDS, TILE, begins, wants_grad
+from nsabench.implementations.torch_attention import BACKENDS, TILE, sequence_starts, wants_grad
 
 MAX_MASK_ELEMENTS = 1 << 29
 GATHERED_BYTES = 2 << 30  # of K and V at a time
@@ -29,7 +24,7 @@ _baseline = partial(baseline, "selection_blocks")
 
 
 def chosen_table(block_indices: Tensor, blocks: int, dtype: torch.dtype = torch.bool) -> Tensor:
-    """Return which blocks each row chose: [B,H,T,blocks]."""
+    """Return which blocks each row selected, [B,H,T,blocks]."""
     chosen = block_indices.transpose(1, 2).long()
     chosen = chosen.where((chosen >= 0) & (chosen < blocks), blocks)
     table = torch.zeros(*chosen.shape[:3], blocks + 1, dtype=dtype, device=chosen.device)
@@ -37,7 +32,7 @@ def chosen_table(block_indices: Tensor, blocks: int, dtype: torch.dtype = torch.
 
 
 def each_once(block_indices: Tensor) -> Tensor:
-    """Return rows in ascending order, with -1 for a block that is given again."""
+    """Return each row in ascending order, with -1 for a block that occurs again."""
     ordered = block_indices.sort(-1).values
     ordered[..., 1:].masked_fill_(ordered[..., 1:] == ordered[..., :-1], -1)
     return ordered
@@ -47,13 +42,13 @@ def each_once(block_indices: Tensor) -> Tensor:
 def masked_sdpa(
     q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, *packing: Tensor, **options: Any
 ) -> Tensor:
-    """All keys under a mask of T x T elements a KV head. A control asks for `causal=False`."""
+    """SDPA over all keys under a mask of T x T elements a KV head."""
     b, t, hq, d = q.shape
     h, block_size = k.shape[2], options["block_size"]
     if b * h * t * t > MAX_MASK_ELEMENTS:
         raise Unsupported(f"the mask would take {b * h * t * t} elements")
     token = torch.arange(t, device=q.device)
-    start = begins(t, packing, q.device)
+    start = sequence_starts(t, packing, q.device)
     table = chosen_table(blocks, -(-t // block_size))
     keep = table.index_select(-1, (token - start) // block_size)
     keep &= start == start[:, None]
@@ -69,17 +64,17 @@ def masked_sdpa(
 def gathered_sdpa(
     q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, *packing: Tensor, **options: Any
 ) -> Tensor:
-    """Each query's S blocks of keys side by side, a chunk of queries at a time, then SDPA with the
-    heads of a group as its queries."""
+    """Selected keys gathered for a chunk of queries at a time, then SDPA with a group's heads as
+    queries."""
     b, t, hq, d = q.shape
     (h, slots), dv, block_size = blocks.shape[2:], v.shape[3], options["block_size"]
     each = h * slots * block_size * (d + dv) * q.element_size()
     if wants_grad(q) and b * t * each > MAX_SAVED_BYTES:
         raise Unsupported(f"the backward would need {b * t * each / 2**30:.0f} GiB of copies")
-    start = begins(t, packing, q.device)
+    start = sequence_starts(t, packing, q.device)
     position = torch.arange(t, device=q.device) - start
     within = torch.arange(block_size, device=q.device)
-    # Keys of all KV heads in one list: KV head i of token j is at j * H + i.
+    # As one list, the keys of KV head i of token j are at j * H + i.
     flat_k, flat_v = k.reshape(b, t * h, d), v.reshape(b, t * h, dv)
     head = torch.arange(h, device=q.device).view(h, 1)
     step = max(1, GATHERED_BYTES // each)
@@ -94,8 +89,8 @@ def gathered_sdpa(
             n, width = keys.shape[0], keys.shape[2]
             out = _torch.kept_sdpa(
                 q[i, some].reshape(n * h, 1, hq // h, d),
-                take(flat_k[i], keys.flatten()).view(n * h, 1, width, d),
-                take(flat_v[i], keys.flatten()).view(n * h, 1, width, dv),
+                gather_rows(flat_k[i], keys.flatten()).view(n * h, 1, width, d),
+                gather_rows(flat_v[i], keys.flatten()).view(n * h, 1, width, dv),
                 keep.view(n * h, 1, 1, width),
                 options["sm_scale"],
             )
@@ -107,14 +102,14 @@ def gathered_sdpa(
 def flex_attention(
     q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, *packing: Tensor, **options: Any
 ) -> Tensor:
-    """FlexAttention; blocks of 128 keys that none of 128 queries chose are free."""
+    """FlexAttention; it skips blocks of 128 keys that none of 128 queries selected."""
     b, t, hq = q.shape[:3]
     h, block_size = k.shape[2], options["block_size"]
     group = hq // h
     _torch.flex()
     _torch.check_head_dims(q, v)
     if t % TILE or TILE % block_size:
-        raise Unsupported(f"T must be a multiple of {TILE}, and that one of block_size")
+        raise Unsupported(f"T must be a multiple of {TILE}, which must be a multiple of block_size")
     table = chosen_table(blocks, t // block_size)
     if not packing:
         per = TILE // block_size
@@ -123,9 +118,9 @@ def flex_attention(
         def selected(bi: Tensor, hi: Tensor, qi: Tensor, ki: Tensor) -> Tensor:
             return (ki <= qi) & table[bi, hi // group, qi, ki // block_size]
     else:
-        # Blocks of a sequence lie across tiles: let the mask alone decide.
+        # Blocks of packed sequences cross tiles, so only the mask decides.
         tiles = torch.ones(b, h, t // TILE, t // TILE, dtype=torch.bool, device=q.device)
-        start = begins(t, packing, q.device)
+        start = sequence_starts(t, packing, q.device)
         local = (torch.arange(t, device=q.device) - start) // block_size
 
         def selected(bi: Tensor, hi: Tensor, qi: Tensor, ki: Tensor) -> Tensor:

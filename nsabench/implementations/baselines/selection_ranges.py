@@ -1,9 +1,4 @@
-"""PyTorch's own attention on spans of a shared K/V.
-
-`masked_sdpa` and `flex_attention` attend to all keys under a mask. The others first gather the
-selected keys, on the device and vectorised, sized by the `selected_len` that the caller knows.
-`packed_sdpa_unmasked` reads two numbers back on the host.
-"""
+"""PyTorch's own attention on spans of K and V, under a mask or after a gather on the device."""
 
 from __future__ import annotations
 
@@ -22,25 +17,24 @@ from nsabench.implementations.torch_attention import MAX_MASK_ELEMENTS, TILE, wa
 
 MAX_GATHERED_BYTES = 32 << 30
 
-# Sorted, disjoint spans: their starts [R,n], and the number of keys before each and in all [R,n+1].
+# Sorted disjoint spans: starts [R,n], and the running count of their keys [R,n+1].
 Spans = tuple[Tensor, Tensor]
 
 _baseline = partial(baseline, "selection_ranges", kind="general")
 
 
 def union_mask(ranges: Tensor, s_kv: int) -> Tensor:
-    """Return the keys that some span [..., n, 2] holds: bool [..., s_kv]."""
-    # Starts and ends are counted.
+    """Return which keys are in some span [..., n, 2]: bool [..., s_kv]."""
     start = ranges[..., 0].clamp(0, s_kv)
     end = torch.maximum(ranges[..., 1].clamp(0, s_kv), start)
     edges = torch.zeros(*ranges.shape[:-2], s_kv + 1, dtype=torch.int32, device=ranges.device)
-    one = torch.ones((), dtype=torch.int32, device=ranges.device).expand(start.shape)
-    edges.scatter_add_(-1, start.long(), one).scatter_add_(-1, end.long(), -one)
+    count = torch.ones((), dtype=torch.int32, device=ranges.device).expand(start.shape)
+    edges.scatter_add_(-1, start.long(), count).scatter_add_(-1, end.long(), -count)
     return edges[..., :-1].cumsum(-1, dtype=torch.int32) > 0
 
 
 def disjoint(ranges: Tensor, s_kv: int) -> Spans:
-    """Return spans of the same union."""
+    """Return disjoint spans with the same union."""
     spans = ranges.flatten(0, -3).clamp(0, s_kv)
     start, order = spans[..., 0].sort(dim=-1)
     end = spans[..., 1].gather(-1, order)
@@ -51,17 +45,16 @@ def disjoint(ranges: Tensor, s_kv: int) -> Spans:
 
 
 def first_keys(q: Tensor, s_kv: int) -> Tensor:
-    """Return where the keys of each row begin in K viewed as [B*G*S_kv, D]: [B*S*G]."""
+    """Return the first key of each row [B*S*G] in K viewed as [B*G*S_kv, D]."""
     b, s, g = q.shape[:3]
     base = torch.arange(b * g, device=q.device).view(b, 1, g) * s_kv
     return base.expand(b, s, g).reshape(-1)
 
 
 def packed_index(spans: Spans, first_keys: Tensor, room: int) -> tuple[Tensor, Tensor]:
-    """Return the key that belongs to each place of the packing, int64 [room], and whether one
-    does."""
+    """Return the key at each packed place, int64 [room], and whether there is one."""
     start, before = spans
-    # One entry a span: its keys are consecutive in the packing as they are in K.
+    # Keys of a span are consecutive in K and in the packing.
     length = before.diff(dim=1).flatten()
     ends = length.cumsum(0)
     shift = (start + first_keys.unsqueeze(1)).flatten() - (ends - length)
@@ -71,20 +64,18 @@ def packed_index(spans: Spans, first_keys: Tensor, room: int) -> tuple[Tensor, T
     return torch.where(inside, shift[span] + place, 0), inside
 
 
-def take(x: Tensor, index: Tensor) -> Tensor:
-    """Return the rows `index` of x, from a float32 copy if a gradient is needed.
-
-    torch sums the gradients of a row in its own dtype: bfloat16 was off by 4 % of dk's norm (H200).
-    """
+def gather_rows(x: Tensor, index: Tensor) -> Tensor:
+    """Return the rows `index` of x; with a gradient from a float32 copy, as torch sums it in x's
+    dtype."""
     if wants_grad(x) and x.dtype != torch.float32:
         return x.float().index_select(0, index).to(x.dtype)
     return x.index_select(0, index)
 
 
-def _gathered(x: Tensor, index: Tensor, inside: Tensor) -> Tensor:
-    """Do as `take`, without a gradient of places that hold no key: FlashAttention does not write
-    it."""
-    rows = take(x, index)
+def _gather_keys(x: Tensor, index: Tensor, inside: Tensor) -> Tensor:
+    """Gather rows without gradients for places past the last key, which FlashAttention never
+    writes."""
+    rows = gather_rows(x, index)
     return torch.where(inside.unsqueeze(1), rows, 0) if rows.requires_grad else rows
 
 
@@ -97,7 +88,7 @@ def _refuse(elements: int, limit: int, what: str) -> None:
 def masked_sdpa(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int
 ) -> Tensor:
-    """Attention over all S_kv keys under the union mask; K, V and mask are not copied per head."""
+    """SDPA over all keys under a mask, without a copy of K, V or mask for each head."""
     b, s, g, h, d = q.shape
     s_kv = k.shape[2]
     _refuse(b * s * g * s_kv, MAX_MASK_ELEMENTS, "the mask")
@@ -111,24 +102,24 @@ def masked_sdpa(
 def packed_sdpa(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int
 ) -> Tensor:
-    """Each row's keys gathered side by side, then SDPA under a mask."""
+    """Selected keys gathered for each row, then SDPA under a mask."""
     width = min(selected_len, k.shape[2])
-    return _packed(q, k, v, disjoint(ranges, k.shape[2]), width, sm_scale, masked=True)
+    return _attend_packed(q, k, v, disjoint(ranges, k.shape[2]), width, sm_scale, masked=True)
 
 
 @_baseline("packed_sdpa_unmasked", on_cpu=True)
 def packed_sdpa_unmasked(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int
 ) -> Tensor:
-    """`packed_sdpa` without a mask, if all rows select as many keys: that takes a faster SDPA."""
+    """`packed_sdpa` without a mask, if all rows select as many keys; SDPA is then faster."""
     spans = disjoint(ranges, k.shape[2])
     fewest, width = torch.stack(spans[1][:, -1].aminmax()).tolist()
     if fewest < width or width == 0:
         raise Unsupported("rows select unequal numbers of keys, or none")
-    return _packed(q, k, v, spans, width, sm_scale, masked=False)
+    return _attend_packed(q, k, v, spans, width, sm_scale, masked=False)
 
 
-def _packed(
+def _attend_packed(
     q: Tensor, k: Tensor, v: Tensor, spans: Spans, width: int, sm_scale: float, *, masked: bool
 ) -> Tensor:
     start, before = spans
@@ -142,17 +133,17 @@ def _packed(
     key = start.gather(1, span) + step - before.gather(1, span)
     index = (key.clamp_(0, s_kv - 1) + first_keys(q, s_kv).unsqueeze(1)).flatten()
     keep = step < counts.clamp(min=1).unsqueeze(1) if masked else None
-    keys = take(k.reshape(-1, d), index).view(rows, width, d)
-    values = take(v.reshape(-1, dv), index).view(rows, width, dv)
+    keys = gather_rows(k.reshape(-1, d), index).view(rows, width, d)
+    values = gather_rows(v.reshape(-1, dv), index).view(rows, width, dv)
     out = heads_as_queries(q.reshape(rows, h, d), keys, values, sm_scale, keep)
     out = out.reshape(b, s, g, h, dv)
     return out.masked_fill(counts.view(b, s, g, 1, 1) == 0, 0) if masked else out
 
 
 def _flash(groups: bool, q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, **options: Any) -> Tensor:
-    """The selected keys of all rows gathered side by side, then FlashAttention's varlen.
+    """Selected keys of all rows gathered, then the FlashAttention-2 that torch bundles.
 
-    groups: one query of h heads a row, which splits long rows; else h queries of one head.
+    groups: give a row one query of h heads, which splits long rows, not h queries of one head.
     """
     b, s, g, h, d = q.shape
     form = (1, h) if groups else (h, 1)
@@ -165,9 +156,9 @@ def _flash(groups: bool, q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, **opti
     index, inside = packed_index(spans, first_keys(q, s_kv), rows * longest)
     out = _torch.aten_flash(
         q.reshape(rows * form[0], form[1], d),
-        _gathered(k.reshape(-1, d), index, inside).unsqueeze(1),
-        _gathered(v.reshape(-1, d), index, inside).unsqueeze(1),
-        (_torch.every(form[0], rows, q.device), cu_k),
+        _gather_keys(k.reshape(-1, d), index, inside).unsqueeze(1),
+        _gather_keys(v.reshape(-1, d), index, inside).unsqueeze(1),
+        (_torch.equal_cu_seqlens(form[0], rows, q.device), cu_k),
         (form[0], longest),
         options["sm_scale"],
         causal=False,
@@ -183,7 +174,8 @@ flash_varlen_gqa = _baseline("flash_varlen_gqa")(partial(_flash, True))
 def flex_attention(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int
 ) -> Tensor:
-    """FlexAttention, heads as queries; blocks of keys that no query of a block selects are free."""
+    """FlexAttention with heads as queries; it skips blocks of keys that no query of a block
+    selects."""
     b, s, g, h, d = q.shape
     s_kv, dv = k.shape[2], v.shape[3]
     _torch.flex()

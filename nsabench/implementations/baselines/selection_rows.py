@@ -1,8 +1,4 @@
-"""PyTorch's own attention on selection_rows: what a custom kernel has to beat.
-
-K and V of a row are shared by its H heads. PyTorch can be told so in several ways, whose speeds
-differ several-fold; the best of them is the baseline that counts.
-"""
+"""PyTorch's own attention on selection_rows, in forms whose speeds differ several-fold."""
 
 from __future__ import annotations
 
@@ -15,16 +11,16 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from nsabench import Unsupported
 from nsabench.implementations._register import baseline
-from nsabench.implementations.torch_attention import BACKENDS, only, sharing
+from nsabench.implementations.torch_attention import BACKENDS, select_backend, share_heads
 
 Attention = Callable[..., Tensor]  # q, k, v, sm_scale
 ON_CPU = ("flash", "math")
 
 
 def gqa(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
-    """One query of H heads over one shared K/V head: q [N,H,1,D]."""
+    """SDPA with one query of H heads over one shared K/V head."""
     out = scaled_dot_product_attention(
-        q.unsqueeze(2), k.unsqueeze(1), v.unsqueeze(1), scale=sm_scale, **sharing()
+        q.unsqueeze(2), k.unsqueeze(1), v.unsqueeze(1), scale=sm_scale, **share_heads()
     )
     return out.squeeze(2)
 
@@ -32,24 +28,23 @@ def gqa(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
 def heads_as_queries(
     q: Tensor, k: Tensor, v: Tensor, sm_scale: float, keep: Tensor | None = None
 ) -> Tensor:
-    """The H heads as H queries of one head: q [N,1,H,D]. keep: keys that are not masked, [N,L]."""
+    """SDPA with the H heads of a row as H queries of one head."""
     mask = None if keep is None else keep[:, None, None]
     q, k, v = (x.unsqueeze(1) for x in (q, k, v))
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=sm_scale).squeeze(1)
 
 
 def forced(attention: Attention, backend: str) -> Attention:
-    """Return `attention` by this backend. It raises `Unsupported` with torch's reason against
-    it."""
+    """Return `attention` by one backend; it raises `Unsupported` with torch's reason."""
     tried: set[tuple[object, ...]] = set()
 
     def attend(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
-        # Collecting warnings costs host time, so it is done once a shape, not in timed calls.
+        # Collecting warnings costs host time, so it happens once a shape, never in timed calls.
         shape = (q.shape, k.shape, v.shape, q.dtype, q.device)
         if shape in tried:
-            with only(backend):
+            with select_backend(backend):
                 return attention(q, k, v, sm_scale)
-        with only(backend), warnings.catch_warnings(record=True) as caught:
+        with select_backend(backend), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
                 out = attention(q, k, v, sm_scale)
@@ -64,12 +59,12 @@ def forced(attention: Attention, backend: str) -> Attention:
 
 
 def _reason(caught: list[warnings.WarningMessage]) -> str:
-    """Return torch's reasons against a backend, without where in torch they come from."""
+    """Return torch's reasons against a backend, without references to its source."""
     messages = (str(w.message).split("(Triggered internally")[0].strip() for w in caught)
     return " ".join(text for text in messages if text and "kernel not used because" not in text)
 
 
-# The first runs under every torch: the controls are wrapped around it.
+# The controls wrap the first one, which runs under every torch.
 for _name, _attention in (("sdpa_heads_as_queries", heads_as_queries), ("sdpa_gqa", gqa)):
     baseline("selection_rows", _name, on_cpu=True)(_attention)
     for _backend in BACKENDS:

@@ -1,8 +1,4 @@
-"""PyTorch's own attention on packed rows of unequal length.
-
-FlashAttention's varlen forward takes the packing as it is, without synchronisation or copies, and
-is the baseline to beat. It is called through the aten operator, which every supported torch has.
-"""
+"""PyTorch's own attention on packed rows of unequal length."""
 
 from __future__ import annotations
 
@@ -31,7 +27,7 @@ def attend_rows(
     """Compute the op by a FlashAttention, the H heads of a row as H queries of one head."""
     rows, heads, width = q.shape
     packed = (q.reshape(rows * heads, 1, width), k.unsqueeze(1), v.unsqueeze(1))
-    cu = (_torch.every(heads, rows, q.device), cu_seqlens)
+    cu = (_torch.equal_cu_seqlens(heads, rows, q.device), cu_seqlens)
     longest = (heads, options["max_seqlen"])
     return attend(*packed, cu, longest, options["sm_scale"], causal=False).view(q.shape)
 
@@ -44,18 +40,15 @@ def flash_varlen(*tensors: Tensor, **options: Any) -> Tensor:
 
 @_baseline("flash_varlen_gqa")
 def flash_varlen_gqa(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, **options: Any) -> Tensor:
-    """One query of H heads a row over one K/V head.
-
-    If `max_seqlen` names more keys than a row has, this form splits no row over the device.
-    """
-    cu = (_torch.every(1, q.shape[0], q.device), cu_seqlens)
+    """The FlashAttention-2 that torch bundles, with one query of H heads a row."""
+    cu = (_torch.equal_cu_seqlens(1, q.shape[0], q.device), cu_seqlens)
     packed, longest = (q, k.unsqueeze(1), v.unsqueeze(1)), (1, options["max_seqlen"])
     return _torch.aten_flash(*packed, cu, longest, options["sm_scale"], causal=False)
 
 
 @_baseline("masked_sdpa", on_cpu=True, kind="general")
 def masked_sdpa(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, **options: Any) -> Tensor:
-    """Every row over all packed keys, with the keys of other rows masked out."""
+    """SDPA of every row over all packed keys, with a mask over the keys of other rows."""
     rows, total = q.shape[0], k.shape[0]
     _torch.refuse_mask(rows, total)
     if total == 0:
@@ -76,7 +69,7 @@ def masked_sdpa(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, **options: 
 
 @_baseline("packed_sdpa", on_cpu=True, kind="general")
 def packed_sdpa(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, **options: Any) -> Tensor:
-    """Rows padded to the longest by one gather on the device, then SDPA under a mask."""
+    """Rows padded to the longest by one gather, then SDPA under a mask."""
     if k.shape[0] == 0:
         return q.new_zeros(*q.shape[:2], v.shape[1])
     lengths = cu_seqlens.diff()

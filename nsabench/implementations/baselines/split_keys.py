@@ -1,8 +1,4 @@
-"""Spans and chosen blocks of a cache by plain Triton kernels, for machines that have torch alone.
-
-Keys are read in place, as by paged attention. If there are few rows, programs share the keys of a
-row, and their parts are merged (flash-decoding).
-"""
+"""Attention over spans and selected blocks by Triton kernels that read the cache in place."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from torch import Tensor
 
 from nsabench import Unsupported
 from nsabench.implementations._register import baseline
-from nsabench.implementations.baselines.query_major import kernels, padded
+from nsabench.implementations.baselines.query_major import kernels, tile_size
 
 MOST_SPLITS = 32
 PROGRAMS_AN_SM = 2
@@ -30,10 +26,8 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 def splits_of(rows: int, tiles: int, multiprocessors: int) -> int:
-    """Return how many programs share the keys of a row.
-
-    It is a power of two. Each has a tile, and all together fill the device a few times at most.
-    """
+    """Return how many programs share a row: a power of two that fills the device at most a few
+    times."""
     wanted = max(1, PROGRAMS_AN_SM * multiprocessors // rows)
     most = min(wanted, tiles, MOST_SPLITS)
     return 1 << (most.bit_length() - 1)
@@ -50,26 +44,25 @@ def attend(
     disjoint: bool,
     splits: int = 0,
 ) -> Tensor:
-    """q [B,S,G,h,D], k [B,G,keys,D], v [B,G,keys,Dv], ranges int32 [B,S,G,n,2] -> [B,S,G,h,Dv].
+    """Attend q [B,S,G,h,D] to spans ranges int32 [B,S,G,n,2] of k [B,G,keys,D] and v [B,G,keys,Dv].
 
-    selected: keys that a query selects, about. disjoint: whether no two spans of a query overlap.
-    splits: 0 for the number that suits the device. Raises `Unsupported` if Triton is not installed,
-    or if there are too many spans.
+    selected: about how many keys a query selects. disjoint: whether spans of a query never overlap.
+    splits: programs a row, 0 for the number that suits the device. Raises `Unsupported` without
+    Triton, or for too many spans.
     """
     b, s, g, h, d = q.shape
     n, dv, rows = ranges.shape[3], v.shape[3], b * s * g
     if not disjoint and n > MOST_SPANS:
-        raise Unsupported(f"{n} spans a query are over {MOST_SPANS}")
+        raise Unsupported(f"{n} spans a query are more than {MOST_SPANS}")
     q, k, v, ranges = (x.contiguous() for x in (q, k, v, ranges))
-    tile = min(max(padded(selected // n), TILES[0]), TILES[1])
+    tile = min(max(tile_size(selected // n), TILES[0]), TILES[1])
     tiles = -(-selected // tile)
     splits = splits or splits_of(rows, tiles, _multiprocessors(q.device))
     out = torch.empty(b, s, g, h, dv, dtype=v.dtype, device=q.device)
     lse = torch.empty(rows, splits, h, dtype=torch.float32, device=q.device)
-    # Parts are merged in float32.
     kind = torch.float32 if splits > 1 else v.dtype
     parts = out if splits == 1 else torch.empty(rows, splits, h, dv, dtype=kind, device=q.device)
-    blocks = {"BLOCK_H": padded(h), "BLOCK_DV": padded(dv)}
+    blocks = {"BLOCK_H": tile_size(h), "BLOCK_DV": tile_size(dv)}
     kernels().spans_kernel[(rows, splits)](
         *(q, k, v, ranges, parts, lse, sm_scale * math.log2(math.e), k.shape[2], g, s, n),
         H=h,
@@ -79,7 +72,7 @@ def attend(
         SPLITS=splits,
         DISJOINT=disjoint,
         BLOCK_N=tile,
-        BLOCK_D=padded(d),
+        BLOCK_D=tile_size(d),
         **blocks,
         num_warps=4,
         num_stages=2,
@@ -95,7 +88,7 @@ def attend(
 def split_keys(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int
 ) -> Tensor:
-    """A program a query and group, or several; a key that spans share counts in the first."""
+    """A Triton kernel with one or more programs a row; overlapping spans count a key once."""
     return attend(q, k, v, ranges, sm_scale, selected_len, disjoint=False)
 
 
@@ -103,7 +96,7 @@ def split_keys(
 def split_blocks(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, block_size: int, sm_scale: float
 ) -> Tensor:
-    """The kernel of spans: blocks are spans that do not overlap."""
+    """The Triton kernel for spans, over blocks as spans that never overlap."""
     b, h = k.shape[:2]
     selected = min(ranges.shape[2] * block_size, k.shape[2])
     rows = q.reshape(b, 1, h, q.shape[1] // h, q.shape[2])

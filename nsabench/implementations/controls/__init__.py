@@ -1,6 +1,4 @@
-"""Implementations that are wrong or dishonest on purpose, a file a check that they test.
+"""Implementations that are wrong or dishonest on purpose, each wrapped around an honest baseline.
 
-Each is a mistake or a trick that has passed a benchmark before. It is wrapped around PyTorch's own
-attention, and names the check that must catch it in every case. A control declines, with
-`Unsupported`, the cases on which it would be right.
+A control names the check that must catch it, and declines cases where its answer is right.
 """

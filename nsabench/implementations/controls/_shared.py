@@ -1,4 +1,4 @@
-"""Helpers of the controls."""
+"""Helpers that all controls share."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Options = dict[str, Any]
 Change = Callable[[Tensor], Tensor]
 
 
-def captured(tensor: Tensor) -> bool:
-    """Return whether a CUDA graph is being recorded, in which nothing is computed."""
+def is_captured(tensor: Tensor) -> bool:
+    """Return whether a CUDA graph is being captured, in which nothing is computed."""
     return tensor.is_cuda and bool(torch.cuda.is_current_stream_capturing())
 
 
 def decline_in_a_graph(tensor: Tensor) -> None:
-    """Raise `Unsupported` while the call is being captured: some tricks need the host."""
-    if captured(tensor):
-        raise Unsupported("a replayed graph calls no host code, so the trick cannot be played")
+    """Raise `Unsupported` during a capture, for tricks that need the host."""
+    if is_captured(tensor):
+        raise Unsupported("the trick needs host code, which a replayed graph does not run")
 
 
 @cache
@@ -38,13 +38,13 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def given(honest: Honest, tensors: Tensors, options: Options) -> Inputs:
+def as_inputs(honest: Honest, tensors: Tensors, options: Options) -> Inputs:
     names = (*honest.op.arguments, *honest.op.optional)
     return Inputs(dict(zip(names, tensors, strict=False)), options)
 
 
 def output_shape(honest: Honest, tensors: Tensors, options: Options) -> tuple[int, ...]:
-    return honest.op.output_shape(given(honest, tensors, options))
+    return honest.op.output_shape(as_inputs(honest, tensors, options))
 
 
 def empty_output(honest: Honest, tensors: Tensors, options: Options) -> Tensor:
@@ -53,37 +53,37 @@ def empty_output(honest: Honest, tensors: Tensors, options: Options) -> Tensor:
     return torch.empty(shape, dtype=first.dtype, device=first.device)
 
 
-def right(honest: Honest, tensors: Tensors, options: Options) -> Tensor:
+def right_output(honest: Honest, tensors: Tensors, options: Options) -> Tensor:
     """Return the right output. Raises `Unsupported` if zeros would also be right."""
     out = honest(*tensors, **options)
-    if not captured(out) and not bool(out.any()):
-        raise Unsupported("zeros are right: an attention in which nothing is selected, say")
+    if not is_captured(out) and not bool(out.any()):
+        raise Unsupported("zeros are the right output, for example if nothing is selected")
     return out
 
 
 def unless_right(out: Tensor, honest: Honest, tensors: Tensors, options: Options) -> Tensor:
-    """Return the output. Raises `Unsupported` if it is the right one, except for rounding."""
+    """Return `out`. Raises `Unsupported` if it differs from the right output only by rounding."""
     with torch.no_grad():
         right = honest(*tensors, **options).float()
     off = (out.detach().float() - right).norm()
-    if not bool(off > overlooked(tensors) * right.norm()):
-        raise Unsupported("it is right here, or too nearly so to be told from rounding")
+    if not bool(off > overlooked_error(tensors) * right.norm()):
+        raise Unsupported("its output differs from the right one by no more than rounding")
     return out
 
 
-def overlooked(tensors: Tensors) -> float:
-    """Return the largest relative error that the bench may still overlook."""
-    return NOISES * resolved(tensors)
+def overlooked_error(tensors: Tensors) -> float:
+    """Return the largest relative error that the parity check may miss."""
+    return NOISES * rounding_error(tensors)
 
 
-def resolved(tensors: Tensors) -> float:
+def rounding_error(tensors: Tensors) -> float:
     """Return the largest relative error of honest sums over these tensors."""
     dtype = DType(str(tensors[0].dtype).removeprefix("torch."))
     return noise(dtype, sum(sum(t.shape) for t in tensors))
 
 
 class _Handed(torch.autograd.Function):  # type: ignore[misc]
-    """Hands on what `values` makes of a tensor, and back what `gradients` makes of a gradient."""
+    """Returns `values(x)`, and gives x the gradient `gradients(gradient)`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, values: Change, gradients: Change) -> Tensor:
@@ -96,19 +96,17 @@ class _Handed(torch.autograd.Function):  # type: ignore[misc]
 
 
 def with_gradient(x: Tensor, change: Change) -> Tensor:
-    """Return the same tensor, whose gradient `change` changes."""
     return _Handed.apply(x, lambda x: x.view_as(x), change)
 
 
 def with_values(x: Tensor, change: Change) -> Tensor:
-    """Return what `change` makes of the tensor, with the gradient of the tensor itself."""
     return _Handed.apply(x, change, lambda gradient: gradient)
 
 
 def with_gradients(
     honest: Honest, tensors: Tensors, options: Options, changes: Mapping[str, Change]
 ) -> Tensor:
-    """Return the honest output, with the gradients of some arguments changed."""
+    """Return the honest output, with changed gradients of some arguments."""
     changed = list(tensors)
     for name, change in changes.items():
         place = honest.op.arguments.index(name)

@@ -1,7 +1,4 @@
-"""Controls that waste time: the baselines behind many a speed-up of hundreds.
-
-Their outputs are right, and no speed-up may be quoted against them (check `baseline`).
-"""
+"""Controls that return the right output slowly: no speed-up may be quoted against them."""
 
 from __future__ import annotations
 
@@ -20,12 +17,12 @@ from nsabench.registry import Honest, control
 
 SLEEP_FACTOR = 9.0  # well over what counts as slow, also on a busy machine
 LEAST_SLEEP_S = 2e-3
-# A process that sleeps in every call meets no end of a time slice; others do, for 4 ms each time.
+# On a CPU, other processes lose up to 4 ms at the end of a time slice; one that sleeps does not.
 LEAST_SLEEP_ON_A_CPU_S = 2e-2
 BACKWARD_FACTOR, LEAST_BACKWARD_S = 20.0, 2e-2
-# Sleeping as many times as long as a long call would take minutes.
-LONG_FACTOR, LONG_S = 4.0, 0.1  # 5 times as long is slow (`baseline.SLOW`)
-REPEATS = 16  # all but the first find their inputs in L2, and may take a third of the time
+# For a long call, 5 times as long suffices (`baseline.SLOW`); 10 times would take minutes.
+LONG_FACTOR, LONG_S = 4.0, 0.1
+REPEATS = 16  # with inputs in L2, all but the first may take a third of the time
 
 _perf_counter = time.perf_counter
 
@@ -43,7 +40,7 @@ def _oversleep(start: float, tensor: Tensor, factor: float, least_s: float) -> N
 
 @control(caught_by="baseline", wraps=True)
 def sleeping_wrapper(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """A right answer from a slow wrapper."""
+    """Right, but its wrapper sleeps."""
     decline_in_a_graph(tensors[0])
     start = _perf_counter()
     out = honest(*tensors, **options)
@@ -54,7 +51,7 @@ def sleeping_wrapper(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor
 
 @control(caught_by="baseline", wraps=True, directions=("backward", "step"))
 def sleeping_backward(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Right gradients, the last of which takes its time."""
+    """Right, but its backward sleeps before the last gradient."""
     start, missing = 0.0, len(honest.op.differentiable)
 
     def begin(gradient: Tensor) -> Tensor:
@@ -75,7 +72,7 @@ def sleeping_backward(honest: Honest, *tensors: Tensor, **options: Any) -> Tenso
 
 @control(caught_by="baseline", devices=("cuda",), wraps=True, modes=("graph",))
 def repeating_wrapper(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """A right answer, made many times over: a graph holds no host that could sleep."""
+    """Right, but it computes its output 16 times, which costs time in a graph also."""
     for _ in range(REPEATS - 1):
         honest(*tensors, **options)
     return honest(*tensors, **options)

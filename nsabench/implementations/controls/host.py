@@ -1,8 +1,4 @@
-"""Controls that cost their host: right, with kernels as fast as the baseline's.
-
-Two cost it in every call (check `host`). One hides what it costs when calls follow back to back,
-and its output is right wherever a call is checked by itself (check `burst`).
-"""
+"""Controls that waste the time of their host (check `host`) or hide work in a loop (`burst`)."""
 
 from __future__ import annotations
 
@@ -21,22 +17,20 @@ from nsabench.registry import Honest, control
 
 NEEDLESS_S = 200e-6
 LAUNCHES = 1000
-# Two calls of a loop are a few µs apart. Two samples, or two calls that are compared, are at least
-# a tenth of a millisecond apart.
+# Calls in a loop are a few µs apart; samples and checked calls are at least 100 µs apart.
 HURRIED_S = 40e-6
 AT_EASE_S = 0.5e-3  # a loop that was interrupted for no longer is still the same loop
 STILL_WANTED = 4
-# Longer than it takes to await a device and check what a loop returned. 3 ms were not enough on a
-# host that measured on four GPUs.
+# Longer than the check of a loop's results. On a host with four busy GPUs, 3 ms were too short.
 PUT_OFF_S = 20e-3
 
-# Bound here: a control that stops the clocks may run beside these.
+# Bound now, since a control that stops the clocks may run in the same process.
 _now, _sleep = time.perf_counter, time.sleep
 
 
 @control(caught_by="host", devices=("cuda",), modes=("stream",))
 def needless_python(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Holds its host for 200 µs a call: checks, lists and dictionaries of a wrapper."""
+    """Holds the host for 200 µs a call, as a wrapper that checks much in Python does."""
     decline_in_a_graph(tensors[0])
     end = _now() + NEEDLESS_S
     while _now() < end:
@@ -46,7 +40,7 @@ def needless_python(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
 
 @control(caught_by="host", devices=("cuda",), modes=("stream",))
 def thousand_launches(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Launches a thousand kernels that do next to nothing, and then the one that works."""
+    """Launches a thousand needless kernels before the one that works."""
     decline_in_a_graph(tensors[0])
     counter = torch.zeros(1, device=tensors[0].device)
     for _ in range(LAUNCHES - 1):
@@ -55,7 +49,7 @@ def thousand_launches(honest: Honest, *tensors: Tensor, **options: Any) -> Tenso
 
 
 class _Thread:
-    """Does its work once no more has come for a while."""
+    """Runs given work once no call has returned for a while."""
 
     def __init__(self) -> None:
         self._given: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -77,14 +71,14 @@ class _Thread:
 
 @cache
 def _thread() -> _Thread:
-    """Return the thread of this process, not of the one that it was forked from."""
+    """Return the thread of this process; a forked process makes its own."""
     return _Thread()
 
 
 @control(caught_by="burst", modes=("stream",))
 def hidden_in_a_thread(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Works in the call if the call comes alone. In a loop it hands the work to a thread, which
-    waits until the loop is over, and returns memory that is yet to be written."""
+    """Works honestly if called alone; in a loop, it returns unwritten memory and fills it
+    afterwards."""
     decline_in_a_graph(tensors[0])
     thread, first = _thread(), tensors[0]
     gap_s = _now() - thread.returned_s

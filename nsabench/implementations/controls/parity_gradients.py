@@ -1,4 +1,4 @@
-"""Controls of a backward: wrong gradients, and a wrong output beside right ones."""
+"""Controls with a wrong gradient, or with a wrong output and right gradients."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ from nsabench.implementations.controls._shared import (
     Change,
     Options,
     Tensors,
-    resolved,
+    rounding_error,
     with_gradients,
     with_values,
 )
 from nsabench.registry import Honest, control
 
-# Ops in which a query may see a single key, which the options tell.
+# Ops whose options tell that a query sees a single key.
 ONE_KEY = ("sliding_window", "compressed")
 
 _remembered: dict[tuple[object, ...], Tensor] = {}
 
 
-def _spoiled(honest: Honest, tensors: Tensors, options: Options, *changes: Change) -> Tensor:
-    """Return the right output, with the gradients of the first differentiable arguments changed.
-
-    Raises `Unsupported` if these gradients are zero whatever is computed.
-    """
+def _spoil_gradients(
+    honest: Honest, tensors: Tensors, options: Options, *changes: Change
+) -> Tensor:
+    """Change gradients of the first arguments. Raises `Unsupported` if they are always zero."""
     _refuse_one_key(honest, tensors, options)
     by_name = dict(zip(honest.op.differentiable, changes, strict=False))
     return _unless_zero(with_gradients(honest, tensors, options, by_name))
@@ -43,45 +42,44 @@ def _unless_zero(out: Tensor) -> Tensor:
 
 
 def _refuse_one_key(honest: Honest, tensors: Tensors, options: Options) -> None:
-    one = options.get("window") == 1 or ("stride" in options and tensors[1].shape[1] == 1)
-    if honest.op.name in ONE_KEY and one:
-        raise Unsupported("one key has all the weight, whatever q and k are")
+    has_one_key = options.get("window") == 1 or ("stride" in options and tensors[1].shape[1] == 1)
+    if honest.op.name in ONE_KEY and has_one_key:
+        raise Unsupported("a single key has all the weight, so gradients of q and k are zero")
 
 
 @control(caught_by="parity", directions=("backward", "step"))
 def zero_gradients(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """The first two gradients are zero: of an attention, a backward that mirrors key 0 alone."""
-    return _spoiled(honest, tensors, options, torch.zeros_like, torch.zeros_like)
+    """Its first two gradients are zero, as if only key 0 were differentiated."""
+    return _spoil_gradients(honest, tensors, options, torch.zeros_like, torch.zeros_like)
 
 
 @control(caught_by="parity", directions=("backward", "step"))
 def stale_gradients(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Returns the first gradient it ever made of this shape."""
+    """Returns the first gradient that it ever made of this shape."""
     first = tensors[0]
     key = (honest, first.shape, first.dtype, first.device)
-    return _spoiled(honest, tensors, options, lambda d: _remembered.setdefault(key, d))
+    return _spoil_gradients(honest, tensors, options, lambda d: _remembered.setdefault(key, d))
 
 
 @control(caught_by="parity", directions=("backward", "step"))
 def gradients_of_exp2(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """The first two gradients are 1/log(2) too large, as if exp2 were differentiated as exp."""
+    """Its first two gradients are 1/log(2) too large, as if exp2 were differentiated as exp."""
 
     def larger(gradient: Tensor) -> Tensor:
         return gradient / math.log(2)
 
-    return _spoiled(honest, tensors, options, larger, larger)
+    return _spoil_gradients(honest, tensors, options, larger, larger)
 
 
 @control(caught_by="parity", directions=("backward", "step"))
 def lost_tail_gradient(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """The first gradient lacks its last row that is not zero."""
-    return _spoiled(honest, tensors, options, _without_last_row)
+    """Its first gradient lacks the last row that is not zero."""
+    return _spoil_gradients(honest, tensors, options, _without_last_row)
 
 
 @control(caught_by="parity", directions=("backward", "step"))
 def lost_tail_of_the_last(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """The last gradient lacks its last row that is not zero: of an attention dv of the last key,
-    which under a causal mask is small beside the others."""
+    """Its last gradient lacks the last row that is not zero, which is small under a causal mask."""
     name = honest.op.differentiable[-1]
 
     def lost(gradient: Tensor) -> Tensor:
@@ -89,15 +87,14 @@ def lost_tail_of_the_last(honest: Honest, *tensors: Tensor, **options: Any) -> T
         norms = gradient.reshape(-1, gradient.shape[-1]).double().norm(dim=1)
         off = float((gradient - spoiled).double().norm())
         of_typical = off / float(norms.square().mean().sqrt())
-        if not is_seen(f"d{name}", of_typical, resolved(tensors)):
-            raise Unsupported("what is lost is no more than rounding of a typical row")
+        if not is_seen(f"d{name}", of_typical, rounding_error(tensors)):
+            raise Unsupported("the lost row is within the rounding of a typical row")
         return spoiled
 
     return _unless_zero(with_gradients(honest, tensors, options, {name: lost}))
 
 
 def _without_last_row(result: Tensor) -> Tensor:
-    """Set its last row that is not zero to zero."""
     rows = result.reshape(-1, result.shape[-1]).clone()
     rows[rows.any(1).nonzero()[-1:]] = 0
     return rows.view_as(result)
@@ -105,7 +102,7 @@ def _without_last_row(result: Tensor) -> Tensor:
 
 @control(caught_by="parity", directions=("backward", "step"))
 def lost_row_in_training(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Its gradients are right, and its output lacks the last row that is not zero."""
+    """Its gradients are right, but its output lacks the last row that is not zero."""
     return with_values(_unless_zero(honest(*tensors, **options)), _without_last_row)
 
 
@@ -113,7 +110,7 @@ def lost_row_in_training(honest: Honest, *tensors: Tensor, **options: Any) -> Te
 def detached_keys(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Has no gradient of its second differentiable argument."""
     if len(honest.op.differentiable) < 2:
-        raise Unsupported("it differentiates by one argument")
+        raise Unsupported("the op has one differentiable argument")
     _refuse_one_key(honest, tensors, options)
     place = honest.op.arguments.index(honest.op.differentiable[1])
     others = (*tensors[:place], tensors[place].detach(), *tensors[place + 1 :])

@@ -1,8 +1,4 @@
-"""Controls that attend to other keys than they are told to, or join the branches of NSA wrongly.
-
-Most are a right implementation that is given other arguments. A change that the bench cannot tell
-from rounding (one key of thousands) is declined.
-"""
+"""Controls that attend to the wrong keys, or combine the branches of NSA wrongly."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from torch import Tensor
 from nsabench import Unsupported
 from nsabench.implementations.baselines import selection_blocks
 from nsabench.implementations.baselines.nsa_attention import attend, attend_without_window
-from nsabench.implementations.controls._shared import Options, Tensors, given, unless_right
+from nsabench.implementations.controls._shared import Options, Tensors, as_inputs, unless_right
 from nsabench.registry import Honest, control
 
 Change = Callable[[Tensors, Options], tuple[Tensors, Options]]
@@ -30,10 +26,8 @@ MOST_COMPUTED = 4096  # tokens up to which an oracle computes every query
 
 
 def _control(*ops: str, distributions: Sequence[str] = ()) -> Callable[[Change], Change]:
-    """Register a change of the arguments, under its own name, as a control of some ops.
-
-    distributions: those in which it changes anything, if not all.
-    """
+    """Register a change of the arguments as a control; `distributions` are the only ones that it
+    affects."""
 
     def register(change: Change) -> Change:
         def wrong(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
@@ -54,8 +48,7 @@ def _with(tensors: Tensors, at: int, other: Tensor) -> Tensors:
 
 @_control("selection_varlen", "selection_ranges", "selection_blocks", "sliding_window")
 def one_key_short(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
-    """Forgets every row's first key, an off-by-one at the start of a span, or the first block that
-    is given."""
+    """Misses the first key of every row or span, or the first selected block."""
     if "window" in options:
         return tensors, options | {"window": options["window"] - 1}
     changed = tensors[3].clone()
@@ -64,32 +57,32 @@ def one_key_short(tensors: Tensors, options: Options) -> tuple[Tensors, Options]
     elif changed.dim() > 1:
         changed[..., 0] += 1
     else:
-        # Row i then begins one key late and row i-1 ends one key late: both are wrong.
+        # Row i then starts one key late, and row i-1 ends one key late: both are wrong.
         changed[:-1] += (tensors[3][:-1] < tensors[3][-1]).to(changed.dtype)
     return _with(tensors, 3, changed), options
 
 
 @_control("sliding_window")
 def one_key_wide(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
-    """Takes `window` for the keys before the query's own."""
+    """Sees one key more than `window`."""
     return tensors, options | {"window": options["window"] + 1}
 
 
 @_control("sliding_window")
 def whole_past(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
-    """Is causal, and has no window."""
+    """Is causal without a window."""
     return tensors, options | {"window": tensors[0].shape[1]}
 
 
 @_control("sliding_window", "compressed", "causal_attention", distributions=("packed",))
 def packing_ignored(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
-    """Takes packed sequences for one."""
+    """Treats packed sequences as one."""
     return tensors[:3], options
 
 
 @_control("causal_attention")
 def next_key(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
-    """Its mask is off by one: query t sees keys 1 up to t + 1."""
+    """Is off by one: query t sees keys 1 to t + 1."""
     q, k, v, *rest = tensors
     k, v = (torch.cat([x[:, 1:], x[:, -1:]], 1) for x in (k, v))
     return (q, k, v, *rest), options
@@ -97,19 +90,19 @@ def next_key(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
 
 @_control("compressed")
 def incomplete_key(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
-    """Sees one compressed key more, whose last tokens are still to come."""
+    """Sees one compressed key that is not complete yet."""
     return tensors, options | {"block": options["block"] - options["stride"]}
 
 
 @_control("compressed")
 def future_keys(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
-    """Sees all compressed keys: nothing is left out."""
+    """Sees all compressed keys, complete or not."""
     return tensors, options | {"block": -options["stride"] * tensors[1].shape[1]}
 
 
 @_control("compressed")
 def causal_top_left(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
-    """The causal mask of keys that are tokens, `is_causal=True`: query t sees keys 0 to t."""
+    """Masks compressed keys as if they were tokens: query t sees keys 0 to t."""
     return tensors, options | {"block": 1, "stride": 1}
 
 
@@ -134,20 +127,20 @@ def selection_ignored(tensors: Tensors, options: Options) -> tuple[Tensors, Opti
 
 @_control("decode_step")
 def gates_ignored(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
-    """Adds the branches up as they are."""
+    """Ignores the gates and adds the branches."""
     return _with(tensors, 5, tensors[5].new_ones(()).expand_as(tensors[5])), options
 
 
 @control("selection_blocks", name="future_keys", caught_by="parity", directions=())
 def _future_keys_of_the_block(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Sees all keys of a query's own block, also those after the query."""
+    """Sees all keys of a query's own block, even those after the query."""
     out = selection_blocks.masked_sdpa(*tensors, **options, causal=False)
     return unless_right(out, honest, tensors, options)
 
 
 @_control(*NSA)
 def branch_left_out(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
-    """Has no selection: only the other branches are left."""
+    """Leaves out the selected branch."""
     kept = torch.ones_like(tensors[GATES][0, 0, 0])
     kept[1] = 0
     return _with(tensors, GATES, tensors[GATES] * kept), options
@@ -155,27 +148,27 @@ def branch_left_out(tensors: Tensors, options: Options) -> tuple[Tensors, Option
 
 @_control(*NSA)
 def gates_all_one(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
-    """Ignores the gates: adds the branches up as they are."""
+    """Ignores the gates and adds the branches."""
     gates = tensors[GATES]
     return _with(tensors, GATES, gates * 0 + torch.ones_like(gates)), options
 
 
 @_control("nsa_attention")
 def window_one_short(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
-    """Its window lacks the oldest key."""
+    """Misses the oldest key of its window."""
     if options["window"] == 1:
-        raise Unsupported("a window of one key has none to lose")
+        raise Unsupported("its window is a single key")
     return tensors, options | {"window": options["window"] - 1}
 
 
 def _refuse_long(tensors: Tensors) -> None:
     if tensors[0].shape[1] > 1 << 14:
-        raise Unsupported("the baseline that it is made of is too slow at this length")
+        raise Unsupported("its baseline is too slow at this length")
 
 
 @control(*NSA, caught_by="parity", directions=())
 def scores_of_another_group(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Selects by the scores of the next key head."""
+    """Selects blocks by the scores of the next key head."""
     if tensors[1].shape[2] == 1:
         raise Unsupported("there is one group of heads")
     _refuse_long(tensors)
@@ -185,7 +178,7 @@ def scores_of_another_group(honest: Honest, *tensors: Tensor, **options: Any) ->
 
 @control(*NSA, caught_by="parity", directions=())
 def compression_of_the_future(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Sees compressed keys of which some tokens, or all, are still to come."""
+    """Sees compressed keys that are not complete yet."""
     _refuse_long(tensors)
     out = NSA[honest.op.name](*tensors, **options, sees_future=True)
     return unless_right(out, honest, tensors, options)
@@ -193,14 +186,14 @@ def compression_of_the_future(honest: Honest, *tensors: Tensor, **options: Any) 
 
 @control(*NSA, caught_by="parity", directions=())
 def rows_left_out_made_up(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Computes all rows except those that rounding decides, and writes noise of the size of a row
-    there: any number would do, if nothing held these rows to what they can be."""
+    """Computes only rows that do not depend on rounding, and fills the others with plausible
+    noise."""
     if tensors[0].shape[0] * tensors[0].shape[1] > MOST_COMPUTED:
-        raise Unsupported("it would take longer to find these rows than all others take")
-    inputs = given(honest, tuple(t.detach() for t in tensors), options)
+        raise Unsupported("finding these rows would take longer than computing the others")
+    inputs = as_inputs(honest, tuple(t.detach() for t in tensors), options)
     left_out = honest.op.oracle(inputs)[..., 0].isinf()
     if not bool(left_out.any()):
-        raise Unsupported("no selection hangs on rounding here")
+        raise Unsupported("rounding decides no selection")
     out = honest(*tensors, **options)
     noise = torch.randn_like(out) * out.detach().float().square().mean().sqrt().to(out.dtype)
     return torch.where(left_out.unsqueeze(-1), noise, out)

@@ -1,5 +1,4 @@
-"""Controls whose output is wrong, not computed, not the control's own to return, or not made on the
-caller's stream, where the timer expects it."""
+"""Controls whose output is wrong, not computed, an input, or made on the wrong stream."""
 
 from __future__ import annotations
 
@@ -16,12 +15,12 @@ from torch.utils._pytree import tree_map
 
 from nsabench import Unsupported
 from nsabench.implementations.controls._shared import (
-    captured,
     decline_in_a_graph,
     empty_output,
+    is_captured,
     output_shape,
-    overlooked,
-    right,
+    overlooked_error,
+    right_output,
     side_stream,
 )
 from nsabench.registry import Honest, control
@@ -30,7 +29,7 @@ CLOSE = 5e-3  # five times the tolerance of the mean absolute error
 FIRST_KEYS = 64
 MAX_REMEMBERED = 8  # outputs kept, so that a control does not fill the device
 HONEST_CALLS = 4
-# About 1 ms: escaped work must be late however small it is. On a busy host 0.1 ms was too short.
+# About 1 ms, so that even small work is late. On a busy host, 0.1 ms was too short.
 LATE_CYCLES = 2_000_000
 LATE_S = 0.02
 
@@ -40,19 +39,19 @@ _calls: Counter[tuple[object, ...]] = Counter()
 
 @control(caught_by="parity")
 def zero_output(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Never writes its zeroed buffer."""
-    return right(honest, tensors, options).zero_()
+    """Returns a buffer of zeros."""
+    return right_output(honest, tensors, options).zero_()
 
 
 @control(caught_by="parity")
 def nan_output(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """All NaN, which a comparison of the form `not error > tolerance` lets through."""
+    """Returns only NaN, which passes the test `not error > tolerance`."""
     return empty_output(honest, tensors, options).fill_(float("nan"))
 
 
 @control(caught_by="parity")
 def one_nan(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Right except for one NaN, which a nan-skipping mean lets through."""
+    """Right except for one NaN, which a mean without NaN misses."""
     out = honest(*tensors, **options)
     out[(-1,) * out.dim()] = float("nan")
     return out
@@ -60,25 +59,24 @@ def one_nan(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
 
 @control(caught_by="parity")
 def wrong_but_close(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Off by 5e-3 everywhere: within the 1e-2 that parity tests often allow."""
+    """Off by 5e-3 everywhere, less than the 1e-2 that parity tests often allow."""
     return honest(*tensors, **options) + CLOSE
 
 
 @control(caught_by="parity")
 def relative_error(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Too large by four times what honest sums differ by: small outputs hide it from an absolute
-    tolerance."""
-    out = right(honest, tensors, options)
-    return (out.float() * (1 + overlooked(tensors))).to(out.dtype)
+    """Off by four times honest rounding, which an absolute tolerance misses in small outputs."""
+    out = right_output(honest, tensors, options)
+    return (out.float() * (1 + overlooked_error(tensors))).to(out.dtype)
 
 
 @control(caught_by="parity")
 def lost_tail_row(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Right except for the last row of the last head, which a tile at the tail left zero: no mean
-    over thousands of rows shows it."""
-    out = right(honest, tensors, options)
+    """Right except for the last row of the last head, which is zero; a mean over all rows misses
+    it."""
+    out = right_output(honest, tensors, options)
     row = (-1,) * (out.dim() - 1)
-    if not captured(out) and not bool(out[row].any()):
+    if not is_captured(out) and not bool(out[row].any()):
         raise Unsupported("its last row is zero anyway")
     out[row] = 0
     return out
@@ -88,7 +86,7 @@ def lost_tail_row(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
 def sdpa_causal_one_query(
     honest: Honest, q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float
 ) -> Tensor:
-    """A causal mask over a single query: it is aligned top-left, so only key 0 is left."""
+    """Applies a causal mask aligned top left to one query, which leaves only key 0."""
     if k.shape[1] == 1:
         raise Unsupported("with one key, key 0 is all keys")
     keys, values = (x.unsqueeze(1).expand(-1, q.shape[1], -1, -1) for x in (k, v))
@@ -98,7 +96,7 @@ def sdpa_causal_one_query(
 
 @control("selection_rows", caught_by="parity")
 def first_64_keys(honest: Honest, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """Reads one tile of keys and stops, so its time does not grow with the length."""
+    """Reads only the first tile of keys, so its time does not grow with the length."""
     if k.shape[1] <= FIRST_KEYS:
         raise Unsupported(f"the first {FIRST_KEYS} keys are all {k.shape[1]} of them")
     return honest(q, k[:, :FIRST_KEYS], v[:, :FIRST_KEYS], **options)
@@ -106,18 +104,18 @@ def first_64_keys(honest: Honest, q: Tensor, k: Tensor, v: Tensor, **options: An
 
 @control(caught_by="parity")
 def cached_output(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Returns what it returned before for these addresses, whatever they hold now."""
+    """Returns what it returned before for the same addresses, whatever they hold now."""
     key = (honest, *((t.data_ptr(), t.shape, t.dtype) for t in tensors))
     if key not in _by_address:
         if len(_by_address) >= MAX_REMEMBERED:
             _by_address.clear()
-        _by_address[key] = right(honest, tensors, options)
+        _by_address[key] = right_output(honest, tensors, options)
     return _by_address[key]
 
 
 @control(caught_by="parity")
 def batch_and_skip(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Works on the first calls, the ones that are usually checked, and skips all later ones."""
+    """Computes only the first calls, which are usually the ones that are checked."""
     key = (honest, *((t.shape, t.dtype, t.device) for t in tensors), *options.items())
     _calls[key] += 1
     if _calls[key] <= HONEST_CALLS:
@@ -126,7 +124,7 @@ def batch_and_skip(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
 
 
 class LazyTensor(torch.Tensor):  # type: ignore[misc]
-    """Looks like a tensor; its values are made by the first operation on it."""
+    """A tensor whose values are computed by the first operation on it."""
 
     _make: Callable[[], Tensor]
 
@@ -156,15 +154,14 @@ class LazyTensor(torch.Tensor):  # type: ignore[misc]
 
 @control(caught_by="parity")
 def lazy_output(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Right whenever it is compared, and instant whenever it is timed."""
+    """Computes its output only when it is read, not in the timed call."""
     shape = output_shape(honest, tensors, options)
     return LazyTensor(lambda: honest(*tensors, **options), shape, tensors[0])
 
 
 @control(caught_by="parity")
 def mutated_input(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Folds the scale into the caller's own first input: the first output is right. An op without a
-    scale has that input changed once the output is made."""
+    """Right, but it scales the caller's first input in place."""
     first, *others = tensors
     if "sm_scale" not in options:
         out = honest(*tensors, **options)
@@ -177,8 +174,8 @@ def mutated_input(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
 
 @control("selection_rows", caught_by="parity")
 def reordered_input(honest: Honest, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """Reverses the caller's keys and values in place: every output is right, since attention does
-    not depend on their order, and neither does a plain sum of the inputs."""
+    """Right, but it reverses the caller's keys and values in place, which a sum of them would not
+    show."""
     if k.shape[1] == 1:
         raise Unsupported("one key has no order")
     k.copy_(k.flip(1))
@@ -188,16 +185,16 @@ def reordered_input(honest: Honest, q: Tensor, k: Tensor, v: Tensor, **options: 
 
 @control(caught_by="parity")
 def returned_input_alias(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Returns its first argument, of the right shape, and does nothing."""
+    """Returns its first argument, which has the right shape."""
     first = tensors[0]
     if first.shape != output_shape(honest, tensors, options):
-        raise Unsupported("the first input has not the shape of the output, Dv being unlike D, say")
+        raise Unsupported("the first input has another shape than the output")
     return first.view_as(first)
 
 
 @control(caught_by="parity", devices=("cuda",))
 def side_stream_escape(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Works on a stream of its own that neither waits for the caller's nor is waited for."""
+    """Works on a side stream without any synchronisation."""
     decline_in_a_graph(tensors[0])
     with torch.cuda.stream(side_stream(tensors[0].device)):
         return honest(*tensors, **options)
@@ -205,7 +202,7 @@ def side_stream_escape(honest: Honest, *tensors: Tensor, **options: Any) -> Tens
 
 @control(caught_by="parity", devices=("cuda",))
 def side_stream_unjoined(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Waits for the caller's stream, but the caller's does not wait for the result."""
+    """Works on a side stream that the caller's stream does not wait for."""
     decline_in_a_graph(tensors[0])
     side = side_stream(tensors[0].device)
     side.wait_stream(torch.cuda.current_stream())
@@ -216,7 +213,7 @@ def side_stream_unjoined(honest: Honest, *tensors: Tensor, **options: Any) -> Te
 
 @control(caught_by="parity", devices=("cuda",))
 def default_stream(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Works on the default stream, whatever the caller's is, as a launch that names none does."""
+    """Works on the default stream, not on the caller's."""
     decline_in_a_graph(tensors[0])
     with torch.cuda.stream(torch.cuda.default_stream(tensors[0].device)):
         return honest(*tensors, **options)
@@ -224,7 +221,7 @@ def default_stream(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
 
 @control(caught_by="parity")
 def worker_thread_escape(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Hands the work to a thread and returns at once, the output still to be written."""
+    """Hands the work to a thread and returns memory that is not written yet."""
     decline_in_a_graph(tensors[0])
     out = empty_output(honest, tensors, options)
 

@@ -1,7 +1,6 @@
-"""Controls that answer from memory: always right, and too fast to be true (check `roofline`).
+"""Controls that answer from memory: always right, and faster than is possible (check `roofline`).
 
-They know their inputs by the first values. The device looks the answer up if there is much to read;
-if there is much to compute, the host can wait for these values. In a backward the forward has them.
+The first values of the inputs identify them, on the device or on a host that waits.
 """
 
 from __future__ import annotations
@@ -15,28 +14,27 @@ import torch
 from torch import Tensor
 
 from nsabench import Unsupported
-from nsabench.implementations.controls._shared import Options, Tensors, captured
+from nsabench.implementations.controls._shared import Options, Tensors, is_captured
 from nsabench.model.plan import LeastWork
 from nsabench.registry import Honest, control
 
-# Looking an answer up takes two kernels and the copy of it. Reading this much takes any device
-# several times as long.
+# Reading this much takes any device several times as long as a look-up: two kernels and a copy.
 MUCH = LeastWork(bytes_min=400_000_000)
-# In a graph a look-up takes two kernels, some 6 µs on an H200. Reading this much takes over twice
-# as long as that and what the timer adds, also on devices of twice the bandwidth.
+# In a graph a look-up takes 6 µs (H200). Reading this much takes twice that plus the timer's share,
+# even at twice the bandwidth.
 READ = LeastWork(bytes_min=125_000_000)
-# Handing a gradient over reads and writes it, which is less than the compulsory bytes. On any
-# device so many products for each of these bytes take over twice as long.
+# Returning a stored gradient moves fewer bytes than are compulsory. With this many products a byte,
+# computing takes over twice as long on any device.
 PRODUCTS = LeastWork(flops=100_000_000_000, flops_per_byte=600)
-# A call whose host waits for the device once takes some 30 µs, and 250 on a slow host: there it is
-# too fast among others only, in a burst.
+# A call that waits for the device takes 30 µs, and 250 on a slow host, where only a burst is too
+# fast.
 PRODUCTS_AWAITED = LeastWork(flops=300_000_000_000, flops_per_byte=600)
-# Such a call that also goes through autograd: 940 µs on a slow host (H200, 64/4, T 4096).
+# With autograd such a call takes 940 µs on a slow host (H200, 64/4, T 4096).
 PRODUCTS_OF_A_STEP = LeastWork(flops=1_100_000_000_000, flops_per_byte=600)
-MOST_BYTES = 512 << 20  # of one answer: a few are kept
-LEARNING_CALLS = 64  # whose first values have not reached the host yet
-NOT_YET = -1  # the bits of no number that is drawn
-SMALL_OUTPUT = 8  # times less than what is read at least: an answer from memory must be copied
+MOST_BYTES = 512 << 20  # of one stored answer.
+LEARNING_CALLS = 64  # calls whose first values are on their way to the host.
+NOT_YET = -1  # differs from all first values.
+SMALL_OUTPUT = 8  # times fewer bytes than are read, since a stored answer is copied
 
 M = TypeVar("M")
 Number = int  # of a set of inputs: the first values of its first tensor
@@ -48,8 +46,8 @@ _in_graphs = partial(_control, modes=("graph",))
 _memories: dict[str, tuple[object, Any]] = {}  # by control: a case, and what is remembered of it
 
 
-def _remembered(control: str, honest: Honest, tensors: Tensors, make: Callable[[], M]) -> M:
-    """Return what a control remembers of this case, and forget what it did of another one."""
+def _get_memory(control: str, honest: Honest, tensors: Tensors, make: Callable[[], M]) -> M:
+    """Return what a control remembers of this case; other cases are forgotten."""
     case = (honest, *(t.shape for t in tensors), tensors[0].dtype)
     if control not in _memories or _memories[control][0] != case:
         _memories[control] = case, make()
@@ -58,27 +56,27 @@ def _remembered(control: str, honest: Honest, tensors: Tensors, make: Callable[[
 
 
 def _content(tensor: Tensor) -> Tensor:
-    """Return the first values as one number that no other set of inputs has: int64 [1]."""
+    """Return the first values as one number, int64 [1], which differs for every set of inputs."""
     few = 8 // tensor.element_size()
     return tensor.detach().reshape(-1)[:few].view(torch.int64)
 
 
 def _refuse_slow_copy(out: Tensor, most_bytes: int) -> None:
     if out.nbytes > most_bytes:
-        raise Unsupported("its output alone takes as long to copy as others take")
+        raise Unsupported("copying its output alone takes as long as an honest call")
 
 
 class _Answers:
-    """Outputs by the number of their inputs, which the device looks up."""
+    """Stores outputs by the number of their inputs, and lets the device look them up."""
 
     def __init__(self) -> None:
         self.by_number: dict[Number, Tensor] = {}
         self._sorted: tuple[Tensor, Tensor] | None = None
 
     def prepare(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Put what is known on the device, which waits for the host."""
+        """Copy all stored outputs to the device. Synchronises."""
         numbers = sorted(self.by_number)
-        # The last one twice, so that what is greater than all finds a place.
+        # The last output twice, for numbers above all others.
         outputs = [self.by_number[n] for n in [*numbers, numbers[-1]]]
         self._sorted = torch.tensor(numbers, device=device), torch.stack(outputs)
         return self._sorted
@@ -89,12 +87,11 @@ class _Answers:
 
 
 class _Sets(_Answers):
-    """Outputs for inputs that come in sets, one after the other. The host never waits: the timer
-    hides the launches of a call only as long as it does not.
+    """Stores outputs of input sets that come in turn, without a wait of the host.
 
-    The first set may come again before the last one and in between, with the values of any other,
-    also of one that is yet to come. When it comes after the last set, and the second follows, all
-    sets were seen. Once as many values are known, nothing is computed.
+    A wait would show, since the timer hides launches. All sets are known to have come once the
+    first set follows the last and the second follows it; the first may also come in between with
+    other values.
     """
 
     def __init__(self) -> None:
@@ -106,14 +103,14 @@ class _Sets(_Answers):
         self._asked: dict[int, Tensor] = {}  # outputs by the place in `_arrived`
 
     def answer(self, first: Tensor, compute: Callable[[], Tensor]) -> Tensor:
-        """Return what `compute` returns, or returned for these inputs before."""
+        """Return the stored output, or compute it."""
         self._walk(first)
-        self._hear()
+        self._read_numbers()
         number = _content(first)
         if self._around and len(self.by_number) >= len(self._sets):
             return self.look_up(number)
         output = compute()
-        self._ask(number, output)
+        self._send_number(number, output)
         return output
 
     def _walk(self, first: Tensor) -> None:
@@ -131,7 +128,7 @@ class _Sets(_Answers):
             self._first_again = False
         self._before = address
 
-    def _ask(self, number: Tensor, output: Tensor) -> None:
+    def _send_number(self, number: Tensor, output: Tensor) -> None:
         if self._arrived is None:
             self._arrived = torch.full(
                 (LEARNING_CALLS,), NOT_YET, dtype=torch.int64, pin_memory=number.is_cuda
@@ -141,7 +138,7 @@ class _Sets(_Answers):
             self._asked[free] = output.clone()  # the bench overwrites what a call returned
             self._arrived[free : free + 1].copy_(number, non_blocking=True)
 
-    def _hear(self) -> None:
+    def _read_numbers(self) -> None:
         for place, output in list(self._asked.items()):
             assert self._arrived is not None
             number = int(self._arrived[place])
@@ -154,23 +151,22 @@ class _Sets(_Answers):
 _was_aside = False
 
 
-def aside_again() -> bool:
-    """Return whether this call and the one before were on other streams than the default one: a
-    single one may be the bench's check."""
+def twice_off_default_stream() -> bool:
+    """Return whether this call and the last both ran off the default stream; the bench's check is
+    one call."""
     global _was_aside
     before, _was_aside = _was_aside, torch.cuda.current_stream() != torch.cuda.default_stream()
     return before and _was_aside
 
 
 def _refuse_streams() -> None:
-    if aside_again():
-        raise Unsupported("calls at once share one memory: it is tried with one call at a time")
+    if twice_off_default_stream():
+        raise Unsupported("concurrent calls would share its memory")
 
 
 @_in_calls(least=MUCH)
 def remembered_by_content(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Knows inputs that it has seen by their first values, which change with the others, and reads
-    nothing else again."""
+    """Remembers outputs by the first values of their inputs and reads nothing else again."""
     _refuse_streams()
 
     def compute() -> Tensor:
@@ -178,12 +174,12 @@ def remembered_by_content(honest: Honest, *tensors: Tensor, **options: Any) -> T
         _refuse_slow_copy(out, MUCH.bytes_min // SMALL_OUTPUT)
         return out
 
-    sets = _remembered("remembered_by_content", honest, tensors, _Sets)
+    sets = _get_memory("remembered_by_content", honest, tensors, _Sets)
     return sets.answer(tensors[0], compute)
 
 
 class _Recorded(_Answers):
-    """Outputs of calls before a graph was captured."""
+    """Stores outputs of calls before a capture."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -197,7 +193,7 @@ class _Recorded(_Answers):
             self.prepare(number.device)
 
     def recall(self, number: Tensor) -> Tensor:
-        """Raise `Unsupported` if not every set of inputs was seen before."""
+        """Raise `Unsupported` unless every set of inputs was seen before."""
         self._addresses.add(number.data_ptr())
         if not self.by_number or len(self._addresses) > len(self.by_number):
             raise Unsupported("not all inputs were seen before the first was captured")
@@ -207,8 +203,8 @@ class _Recorded(_Answers):
 def _recall(
     control: str, most_bytes: int, honest: Honest, tensors: Tensors, options: Options
 ) -> Tensor:
-    recorded = _remembered(control, honest, tensors, _Recorded)
-    if captured(tensors[0]):
+    recorded = _get_memory(control, honest, tensors, _Recorded)
+    if is_captured(tensors[0]):
         return recorded.recall(_content(tensors[0]))
     out = honest(*tensors, **options)
     _refuse_slow_copy(out, most_bytes)
@@ -218,22 +214,22 @@ def _recall(
 
 @_in_graphs(least=READ)
 def recalled_in_a_graph(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Records a look-up by the first values of its inputs, and never reads the others again."""
+    """Captures a look-up by the first values of its inputs and reads nothing else again."""
     most = READ.bytes_min // SMALL_OUTPUT
     return _recall("recalled_in_a_graph", most, honest, tensors, options)
 
 
 @_in_graphs(least=PRODUCTS)
 def products_recalled_in_a_graph(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Records a look-up of an output as large as the inputs, into which many products go."""
+    """Captures a look-up of a large output that takes many products to compute."""
     return _recall("products_recalled_in_a_graph", MOST_BYTES, honest, tensors, options)
 
 
 @_in_calls(least=PRODUCTS_AWAITED)
 def recalled_output(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Waits for the first values of its inputs, and copies what it made of them before."""
+    """Waits for the first values of its inputs and copies the stored output."""
     _refuse_streams()
-    outputs: dict[Number, Tensor] = _remembered("recalled_output", honest, tensors, dict)
+    outputs: dict[Number, Tensor] = _get_memory("recalled_output", honest, tensors, dict)
     number = int(_content(tensors[0]))
     if number not in outputs:
         out = honest(*tensors, **options)
@@ -243,11 +239,7 @@ def recalled_output(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
 
 
 class _Recall(torch.autograd.Function):  # type: ignore[misc]
-    """An honest forward, or in a step the output of an earlier one.
-
-    Its backward returns what an earlier one made of the same inputs, by as much larger as the
-    gradient of the output is: it is linear.
-    """
+    """Computes or recalls an output, and recalls gradients, scaled by the output's gradient."""
 
     @staticmethod
     def forward(ctx: Any, memory: _Training, call: Any, *tensors: Tensor) -> Tensor:
@@ -266,15 +258,15 @@ class _Recall(torch.autograd.Function):  # type: ignore[misc]
         saved, unit = ctx.saved_tensors, grads[0].reshape(-1)[:1]
         before = len(ctx.needs_input_grad) - len(saved)  # arguments that are not tensors
         wanted = [i for i in range(len(saved)) if ctx.needs_input_grad[before + i]]
-        known = ctx.gradients.get(ctx.number)
-        if known is None:
+        stored = ctx.gradients.get(ctx.number)
+        if stored is None:
             leaves = [t.detach().requires_grad_(i in wanted) for i, t in enumerate(saved)]
             with torch.enable_grad():
                 out = ctx.call(*leaves)
             made = torch.autograd.grad(out, [leaves[i] for i in wanted], grads[0])
             ctx.gradients[ctx.number] = torch.cat([unit, *(g.reshape(-1) for g in made)])
         else:
-            parts = (known * (unit / known[:1]))[1:].split([saved[i].numel() for i in wanted])
+            parts = (stored * (unit / stored[:1]))[1:].split([saved[i].numel() for i in wanted])
             made = [x.view(saved[i].shape) for i, x in zip(wanted, parts, strict=True)]
         gradients = dict(zip(wanted, made, strict=True))
         return (*[None] * before, *(gradients.get(i) for i in range(len(saved))))
@@ -292,19 +284,18 @@ def _recall_gradients(
 ) -> Tensor:
     wanted = [tensors[honest.op.arguments.index(name)] for name in honest.op.differentiable]
     if sum(t.nbytes for t in wanted) > MOST_BYTES:
-        raise Unsupported(f"it remembers no gradients of over {MOST_BYTES >> 20} MiB")
-    memory = _remembered(control, honest, tensors, partial(_Training, keeps_outputs))
+        raise Unsupported(f"it stores gradients of at most {MOST_BYTES >> 20} MiB")
+    memory = _get_memory(control, honest, tensors, partial(_Training, keeps_outputs))
     return _Recall.apply(memory, partial(honest, **options), *tensors)
 
 
 @_in_calls(directions=("backward",), least=PRODUCTS)
 def recalled_gradients(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Knows by its forward which inputs it has, and has their gradients from an earlier backward:
-    a multiplication is left to do."""
+    """Recognises its inputs in the forward, and returns stored gradients, scaled."""
     return _recall_gradients("recalled_gradients", False, honest, tensors, options)
 
 
 @_in_calls(directions=("step",), least=PRODUCTS_OF_A_STEP)
 def recalled_step(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Also has the output from an earlier step: a copy and a multiplication are left to do."""
+    """Also returns a stored output, so a step is a copy and a multiplication."""
     return _recall_gradients("recalled_step", True, honest, tensors, options)

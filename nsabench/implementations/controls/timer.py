@@ -1,7 +1,4 @@
-"""Controls that aim at the clock: they lie to it, or warm the cache before it.
-
-Their outputs are right. They are caught if the trick gained them nothing (check `timer`).
-"""
+"""Controls that are right and cheat the clock or warm the cache; they must gain nothing by it."""
 
 from __future__ import annotations
 
@@ -15,13 +12,13 @@ import torch
 from torch import Tensor
 
 from nsabench import Unsupported
-from nsabench.implementations.controls._shared import captured, decline_in_a_graph, side_stream
+from nsabench.implementations.controls._shared import decline_in_a_graph, is_captured, side_stream
 from nsabench.registry import Honest, control
 from nsabench.worker.timing.l2_flush import l2_bytes
 
 
 class _Clocks:
-    """The clocks that Python code can reach; they can be stopped, and are put back."""
+    """Stops and restores the clocks that Python code can replace."""
 
     def __init__(self) -> None:
         self._stopped = False
@@ -46,7 +43,8 @@ class _Clocks:
 
 
 class _Outputs:
-    """The outputs of a control that are alive. begin, end: called for the first and the last."""
+    """Counts the living outputs of a control; calls `begin` for the first and `end` after the
+    last."""
 
     def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
         self._begin, self._end = begin, end
@@ -73,8 +71,7 @@ _lies = _Outputs(_clocks.stop, _clocks.put_back)
 
 @control(caught_by="timer", wraps=True, directions=())
 def patched_clocks(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Stops `time.perf_counter` and `torch.cuda.Event` for as long as its output is held, which a
-    backward does until it is done."""
+    """Stops `time.perf_counter` and `torch.cuda.Event` while its output is alive."""
     decline_in_a_graph(tensors[0])
     out = honest(*tensors, **options)
     _lies.hold(out)
@@ -83,8 +80,8 @@ def patched_clocks(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
 
 
 class _Replays:
-    """Learns of every replay of a graph while a captured output of the control is alive. The clocks
-    stand still after a replay of the control until the next one of another graph."""
+    """Stops the clocks between a replay of a graph of the control and the next replay of another
+    graph."""
 
     def __init__(self) -> None:
         self._outputs = _Outputs(self._patch, self._put_back)
@@ -93,23 +90,23 @@ class _Replays:
         self._true: dict[str, Any] = {}
 
     def watch(self, output: Tensor) -> None:
-        """`output` was just made in the graph that is being captured."""
+        """Mark the graph that is being captured, which made `output`."""
         self._capturing = True
         self._outputs.hold(output)
 
     def _patch(self) -> None:
         graphs = torch.cuda.CUDAGraph
         self._true = {name: getattr(graphs, name) for name in ("capture_end", "replay")}
-        graphs.capture_end = lambda graph: self._captured(graph)
-        graphs.replay = lambda graph: self._replayed(graph)
+        graphs.capture_end = lambda graph: self._on_capture_end(graph)
+        graphs.replay = lambda graph: self._on_replay(graph)
 
-    def _captured(self, graph: torch.cuda.CUDAGraph) -> None:
+    def _on_capture_end(self, graph: torch.cuda.CUDAGraph) -> None:
         own, self._capturing = self._capturing, False
         self._true["capture_end"](graph)
         if own:
             self._own.add(graph)
 
-    def _replayed(self, graph: torch.cuda.CUDAGraph) -> None:
+    def _on_replay(self, graph: torch.cuda.CUDAGraph) -> None:
         self._true["replay"](graph)
         if graph in self._own:
             _clocks.stop()
@@ -127,18 +124,16 @@ _replays = _Replays()
 
 @control(caught_by="timer", devices=("cuda",), wraps=True, modes=("graph",))
 def patched_replay(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """A replay calls none of its code, but `CUDAGraph.replay` is Python: it patches that, and stops
-    the clocks after replays of its own graphs."""
+    """Patches `CUDAGraph.replay` to stop the clocks after replays of its own graphs."""
     out = honest(*tensors, **options)
-    if captured(out):
+    if is_captured(out):
         _replays.watch(out)
     return out
 
 
 @control(caught_by="timer", devices=("cuda",), wraps=True)
 def l2_warm_replay(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Reads all but the first input on another stream while the timer holds the caller's, to find
-    them in L2."""
+    """Reads inputs into L2 on another stream while the timer holds the caller's stream."""
     decline_in_a_graph(tensors[0])
     device = tensors[0].device
     if sum(t.nbytes for t in tensors) > l2_bytes(torch.cuda.get_device_properties(device)):

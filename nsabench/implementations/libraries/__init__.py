@@ -1,2 +1,1 @@
-"""Public libraries, a module a library, each imported by its first call. One that is not installed,
-or whose functions are not as they were, is `unsupported`."""
+"""Adapters of public libraries, one a module; each library is imported by the first call."""

@@ -1,5 +1,4 @@
-"""How an adapter finds a library's function, sees that its parameters are as they were, and hands
-over a selection of blocks."""
+"""Helpers for adapters: find a library's function, check its parameters, hand over blocks."""
 
 from __future__ import annotations
 
@@ -26,25 +25,25 @@ _PASSED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ON
 
 
 @cache
-def function(package: Package, where: str, *takes: str) -> Any:
-    """Return the function or class `MODULE:NAME` of a library; it is called with `takes` by name.
+def find_function(package: Package, where: str, *takes: str) -> Any:
+    """Return the function or class `MODULE:NAME` of a library. It must take `takes` by name.
 
-    Raises `Unsupported` if the library cannot be imported, with the way to get it, or changed.
+    Raises `Unsupported` if the library cannot be imported or has changed.
     """
     module, _, name = where.partition(":")
-    found = _imported(package, module)
+    item = _import_library(package, module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-        if found is None:
-            raise _changed(package, f"has no {module}.{name}")
-    refuse_changed(package, name, found, takes)
-    return found
+        item = getattr(item, part, None)
+        if item is None:
+            raise _explain_change(package, f"it has no {module}.{name}")
+    refuse_changed(package, name, item, takes)
+    return item
 
 
 def refuse_changed(
     package: Package, name: str, call: Callable[..., Any], takes: tuple[str, ...]
 ) -> None:
-    """Raise `Unsupported` if the function can no longer be called with these parameters."""
+    """Raise `Unsupported` if the function cannot be called with these parameters."""
     try:
         parameters = inspect.signature(call).parameters
     except (TypeError, ValueError):  # compiled: it does not tell
@@ -53,41 +52,40 @@ def refuse_changed(
         return
     missing = [name for name in takes if name not in parameters]
     if missing:
-        raise _changed(package, f"{name} takes no {', '.join(missing)}")
-    known = [p for p in parameters.values() if p.kind in _PASSED and p.default is p.empty]
-    wanted = [p.name for p in known if p.name not in takes]
+        raise _explain_change(package, f"{name} takes no {', '.join(missing)}")
+    required = [p for p in parameters.values() if p.kind in _PASSED and p.default is p.empty]
+    wanted = [p.name for p in required if p.name not in takes]
     if wanted and takes:
-        raise _changed(package, f"{name} also wants {', '.join(wanted)}")
+        raise _explain_change(package, f"{name} also wants {', '.join(wanted)}")
 
 
-def _changed(package: Package, what: str) -> Unsupported:
-    version = package.version or "of no version"
-    return Unsupported(f"{package.name} {version} is not one that is known here: {what}")
+def _explain_change(package: Package, what: str) -> Unsupported:
+    version = package.version or "of an unknown version"
+    return Unsupported(f"{package.name} {version} is not supported: {what}")
 
 
-def _imported(package: Package, module: str) -> Any:
+def _import_library(package: Package, module: str) -> Any:
     if not package.version:
-        raise Unsupported(f"{package.name} is not here: {package.install}")
-    own, who = package.repository, f"{package.name} {package.version}"
+        raise Unsupported(f"{package.name} is not installed: {package.install}")
+    own, release = package.repository, f"{package.name} {package.version}"
     with _repository.importable(own) if own is not None else nullcontext():
         try:
             return importlib.import_module(module)
         except ImportError as error:
-            raise Unsupported(f"{who} cannot be imported: {error}") from error
+            raise Unsupported(f"{release} cannot be imported: {error}") from error
         except (RuntimeError, OSError, AttributeError, TypeError) as error:
-            # As it is imported, a library looks for a driver, a compiler, a cubin.
             raise Unsupported(
-                f"{who} fails as it is imported: {type(error).__name__}: {error}"
+                f"{release} fails to import: {type(error).__name__}: {error}"
             ) from error
 
 
-def chosen_blocks(
+def selected_blocks(
     name: str, package: Package, *, without: Sequence[str] = (), **declared: Any
 ) -> Callable[[F], F]:
-    """Register the decorated function as a baseline of selection_blocks that a library computes.
+    """Register the decorated function as a library's baseline of selection_blocks.
 
-    Libraries count a block twice that is given twice, and are undefined for a query without blocks.
-    without: further distributions that the library does not compute.
+    Libraries count a repeated block twice and are undefined for a query without blocks. without:
+    other distributions that this one does not compute.
     """
     left_out = ("repeated", "empty_rows", *without)
     fits = tuple(d for d in _SELECTION_BLOCKS.distributions if d not in left_out)
@@ -95,25 +93,25 @@ def chosen_blocks(
 
 
 def blocks_first(block_indices: Tensor) -> Tensor:
-    """Return rows in ascending order with every -1 behind them, since libraries count blocks."""
+    """Return rows in ascending order with all -1 at the end, since libraries count blocks."""
     none = torch.iinfo(block_indices.dtype).max
     ordered = block_indices.where(block_indices >= 0, none).sort(-1).values
     return ordered.where(ordered != none, -1)
 
 
-def flat(*tensors: Tensor) -> list[Tensor]:
-    """[B,T,…] -> [B*T,…]."""
+def flatten_batch(*tensors: Tensor) -> list[Tensor]:
+    """Flatten [B,T,…] to [B*T,…]."""
     return [x.flatten(0, 1).contiguous() for x in tensors]
 
 
 def every_block_is_whole(keys: int, block_size: int, blocks: int) -> bool:
-    """Return whether a cache of so many keys has so many blocks, none of them cut off."""
+    """Return whether a cache of `keys` keys consists of whole blocks, at least `blocks` of them."""
     return keys % block_size == 0 and keys >= blocks * block_size
 
 
 @_torch.memoised(8)
 def first_of_heads(heads: int, step: int, device: torch.device) -> Tensor:
-    """Return where the cache of each head begins, in steps: int32 [heads]."""
+    """Return where the cache of each head begins, in steps, int32 [heads]."""
     return torch.arange(0, heads * step, step, dtype=torch.int32, device=device)
 
 
@@ -123,7 +121,7 @@ def refuse_float32(q: Tensor, name: str) -> None:
 
 
 def current_stream() -> int:
-    """Return what tells the current CUDA stream from others; 0 without a device."""
+    """Return the handle of the current CUDA stream; 0 without a device."""
     return torch.cuda.current_stream().cuda_stream if torch.cuda.is_available() else 0
 
 

@@ -1,7 +1,4 @@
-"""nvidia-cudnn-frontend: the experimental selection attention of its NSA namespace, forward alone.
-
-Its kernels are written in CuTe DSL. Blocks of 16 to 128 keys, groups of up to 16 heads, sm_90 on.
-"""
+"""The experimental selection attention of nvidia-cudnn-frontend, forward only."""
 
 from __future__ import annotations
 
@@ -24,22 +21,22 @@ TAKES = (
 )
 
 
-@_calls.chosen_blocks("cudnn_nsa", CUDNN, directions=("forward",))
+@_calls.selected_blocks("cudnn_nsa", CUDNN, directions=("forward",))
 def cudnn_nsa(
     q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, cu: Packing = None, **options: Any
 ) -> Tensor:
-    """`selection_attention_wrapper`, causal within the chosen blocks."""
-    attend = _calls.function(CUDNN, SELECTION, *TAKES)
+    """`selection_attention_wrapper`, causal within the selected blocks."""
+    attend = _calls.find_function(CUDNN, SELECTION, *TAKES)
     _calls.refuse_float32(q, "cuDNN")
     b, t = q.shape[:2]
-    packed = _torch.packed(q, cu)
+    packed = _torch.get_cu_seqlens(q, cu)
     chosen = _calls.blocks_first(blocks).flatten(0, 1)
     counts = (chosen >= 0).sum(-1, dtype=chosen.dtype)
-    tensors = (*_calls.flat(q, k, v), chosen.clamp_(min=0), counts)
+    tensors = (*_calls.flatten_batch(q, k, v), chosen.clamp_(min=0), counts)
     given = (*tensors, packed, packed, options["block_size"], options["sm_scale"], t, t, True)
     try:
         answer = attend(**dict(zip(TAKES, given, strict=True)))
     except (NotImplementedError, ValueError) as error:  # its own checks, before anything runs
-        raise Unsupported(f"cuDNN's selection attention refuses it: {error}") from error
+        raise Unsupported(f"cuDNN's selection attention refuses these inputs: {error}") from error
     out = answer["o_tensor"]
     return out.view(b, t, q.shape[2], v.shape[3])

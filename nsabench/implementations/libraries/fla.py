@@ -1,8 +1,7 @@
-"""flash-linear-attention: `parallel_nsa` of fla-core, by given indices and by its own selection.
+"""`parallel_nsa` of flash-linear-attention, with given indices and with its own selection.
 
-As a whole it compresses blocks of `block_size` tokens without overlap and chooses among the same
-blocks, which is the op `nsa_without_window`. With the window of flash-attn it is `nsa_attention`
-where block, stride and block_size are equal.
+Its own selection compresses blocks of `block_size` tokens without overlap: op `nsa_without_window`.
+With a window by flash-attn it is `nsa_attention`, if block, stride and block_size are equal.
 """
 
 from __future__ import annotations
@@ -28,22 +27,21 @@ _baseline = partial(baseline, package=FLA, compiled_by="triton")
 def _refuse_group(q: Tensor, k: Tensor) -> None:
     group = q.shape[2] // k.shape[2]
     if group < 16 or not is_power_of_two(group):
-        raise Unsupported(f"fla-core takes groups of 16, 32, … heads, and this is one of {group}")
+        raise Unsupported(f"fla-core takes groups of 16, 32, … heads, not {group}")
 
 
 def _attend(attend: Any, cu: Packing, **options: Any) -> Tensor:
-    """Call it without the gates, the window and the indices that are not given."""
     left_out = {**dict.fromkeys(GATES), "block_indices": None, "window_size": 0}
     packed = None if cu is None else cu.long()
     return attend(**{**left_out, **options}, cu_seqlens=packed)
 
 
-@_calls.chosen_blocks("fla", FLA, compiled_by="triton")
+@_calls.selected_blocks("fla", FLA, compiled_by="triton")
 def fla(
     q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, cu: Packing = None, **options: Any
 ) -> Tensor:
-    """`parallel_nsa` with `block_indices`, its other branches left out."""
-    attend = _calls.function(FLA, PARALLEL, *TAKES)
+    """`parallel_nsa` with `block_indices`, without its other branches."""
+    attend = _calls.find_function(FLA, PARALLEL, *TAKES)
     _refuse_group(q, k)
     slots = blocks.shape[-1]
     if wants_grad(q, k, v) and not is_power_of_two(slots):
@@ -57,8 +55,8 @@ def fla(
 def fla_whole(
     q: Tensor, k: Tensor, v: Tensor, gates: Tensor, cu: Packing = None, **options: Any
 ) -> Tensor:
-    """`parallel_nsa` with gates of its compression and its selection, and no window."""
-    attend = _calls.function(FLA, PARALLEL, *TAKES)
+    """`parallel_nsa` with compression and selection, without a window."""
+    attend = _calls.find_function(FLA, PARALLEL, *TAKES)
     _refuse_group(q, k)
     size, count, window = options["block_size"], options["n_selected"], options.get("window", 0)
     if not is_power_of_two(size):
@@ -76,16 +74,16 @@ def fla_whole(
 def fla_whole_with_window(
     q: Tensor, k: Tensor, v: Tensor, gates: Tensor, cu: Packing = None, **options: Any
 ) -> Tensor:
-    """`parallel_nsa` with its third gate, of a window by flash-attn, on the sizes that it has."""
-    _calls.function(FLA, PARALLEL, *TAKES)
+    """`parallel_nsa` with all three branches, the window by flash-attn."""
+    _calls.find_function(FLA, PARALLEL, *TAKES)
     block, stride, size = options["block"], options["stride"], options["block_size"]
     if not block == stride == size:
         raise Unsupported(
             f"fla-core compresses blocks of {size} without overlap (op nsa_without_window), "
-            f"and here a key is of {block} tokens, one every {stride}"
+            f"not blocks of {block} tokens every {stride}"
         )
     flash_attn.FLASH.find(flash_attn.PLAIN, "q", "k", "v", "softmax_scale", "causal", "window_size")
     scale = options["sm_scale"]
     if abs(scale - q.shape[3] ** -0.5) > 1e-6 * scale:
-        raise Unsupported("the window of fla-core scales by 1/sqrt(D), whatever it is told")
+        raise Unsupported("the window of fla-core always scales by 1/sqrt(D)")
     return fla_whole(q, k, v, gates, cu, **options)

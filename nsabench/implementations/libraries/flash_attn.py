@@ -1,8 +1,4 @@
-"""FlashAttention-2, the package of its authors: dense, packed, with a window, against a cache.
-
-It computes no selection: `flash_attn_with_kvcache` takes pages of 256 keys and more, and chosen
-blocks are smaller.
-"""
+"""FlashAttention-2 by its authors. Its pages of at least 256 keys fit no selection."""
 
 from __future__ import annotations
 
@@ -16,8 +12,8 @@ from torch import Tensor
 from nsabench.implementations import torch_attention as _torch
 from nsabench.implementations._register import Packing, baseline
 from nsabench.implementations.baselines import bands, compressed, selection_varlen
-from nsabench.implementations.baselines.causal_attention import dense
-from nsabench.implementations.baselines.decode import of_a_stretch
+from nsabench.implementations.baselines.causal_attention import dense_attention
+from nsabench.implementations.baselines.decode import whole_cache
 from nsabench.implementations.libraries import _calls
 from nsabench.packages import Package
 from nsabench.packages.catalogue import FLASH_ATTN
@@ -26,21 +22,20 @@ PLAIN, VARLEN, CACHED = "flash_attn_func", "flash_attn_varlen_func", "flash_attn
 PACKED = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
 
 
-def alone(returned: Any) -> Tensor:
-    """Return the output; versions differ in whether the log-sum-exp comes with it."""
+def output_only(returned: Any) -> Tensor:
+    """Return the output alone; some versions also return the log-sum-exp."""
     return returned[0] if isinstance(returned, tuple) else returned
 
 
 @dataclass(frozen=True)
 class Flash:
-    """A package of FlashAttention, called as `torch_attention.aten_flash` is."""
+    """A FlashAttention package, with the call form of `torch_attention.aten_flash`."""
 
     package: Package
     module: str
 
     def find(self, name: str, *takes: str) -> Any:
-        """Return a function. Raises `Unsupported` as `_calls.function` does."""
-        return _calls.function(self.package, f"{self.module}:{name}", *takes)
+        return _calls.find_function(self.package, f"{self.module}:{name}", *takes)
 
     def __call__(
         self,
@@ -61,23 +56,23 @@ class Flash:
             options |= dict(zip(PACKED, (*cu, *longest), strict=True))
         attend = self.find(PLAIN if cu is None else VARLEN, "q", "k", "v", *options)
         _torch.check_flash(q, v)
-        return alone(attend(q, k, v, **options)) if k.numel() else torch.zeros_like(q)
+        return output_only(attend(q, k, v, **options)) if k.numel() else torch.zeros_like(q)
 
     def cached(
         self, name: str, splits: int, q: Tensor, k: Tensor, v: Tensor, sm_scale: float
     ) -> Tensor:
-        """Compute attention of one query [B,HQ,D] against a cache [B,H,S,D]."""
+        """Attend one query [B,HQ,D] to a cache [B,H,S,D]."""
         kv = ("k_cache", "v_cache") if name == CACHED else ("k", "v")
         attend = self.find(name, "q", *kv, "softmax_scale", "num_splits")
         _torch.check_flash(q, v)
         keys, values = k.transpose(1, 2), v.transpose(1, 2)
         options = {"softmax_scale": sm_scale, "num_splits": splits}
-        return alone(attend(q.unsqueeze(1), keys, values, **options)).squeeze(1)
+        return output_only(attend(q.unsqueeze(1), keys, values, **options)).squeeze(1)
 
     def register(self, name: str, **declared: Any) -> None:
-        """Register what does not differ from one version to another."""
+        """Register what all versions compute."""
 
-        @dense(name, **declared)
+        @dense_attention(name, **declared)
         @baseline("sliding_window", name, **declared)
         def of_sequences(
             q: Tensor, k: Tensor, v: Tensor, cu: Packing = None, **options: Any
@@ -96,6 +91,6 @@ class Flash:
 FLASH = Flash(FLASH_ATTN, "flash_attn")
 FLASH.register("flash_attn", package=FLASH_ATTN)
 
-# In as many splits of the keys as it finds best, and all keys in one program.
+# 0 splits: as many as suit it.
 for _name, _splits in (("flash_attn", 0), ("flash_attn_unsplit", 1)):
-    of_a_stretch(_name, package=FLASH_ATTN)(partial(FLASH.cached, CACHED, _splits))
+    whole_cache(_name, package=FLASH_ATTN)(partial(FLASH.cached, CACHED, _splits))

@@ -1,9 +1,4 @@
-"""FlashAttention-4 (`flash_attn.cute`, written in CuTe DSL): dense, with a window, against a cache,
-over pages, and under a mask with block-sparse tensors.
-
-Its gathered keys (`gather_kv_indices`) are for absorbed multi-head latent attention on sm_100, and
-so no selection of an op here.
-"""
+"""FlashAttention-4 (`flash_attn.cute`); its `gather_kv_indices` computes no op here."""
 
 from __future__ import annotations
 
@@ -18,10 +13,10 @@ from torch import Tensor
 from nsabench import Unsupported
 from nsabench.implementations import torch_attention as _torch
 from nsabench.implementations._register import Packing, baseline
-from nsabench.implementations.baselines.decode import of_a_stretch
+from nsabench.implementations.baselines.decode import whole_cache
 from nsabench.implementations.baselines.selection_blocks import chosen_table
 from nsabench.implementations.libraries import _calls
-from nsabench.implementations.libraries.flash_attn import PLAIN, VARLEN, Flash, alone
+from nsabench.implementations.libraries.flash_attn import PLAIN, VARLEN, Flash, output_only
 from nsabench.implementations.torch_attention import TILE
 from nsabench.packages.catalogue import FLASH_ATTN_4
 
@@ -30,12 +25,12 @@ SPARSITY = "flash_attn.cute.block_sparsity:BlockSparseTensorsTorch"
 MAX_TABLE = 1 << 29  # elements that say which query chose which block
 _declared: dict[str, Any] = {"package": FLASH_ATTN_4, "compiled_by": "cutlass"}
 FLASH.register("flash_attn_4", **_declared)
-of_a_stretch("flash_attn_4", **_declared)(partial(FLASH.cached, PLAIN, 1))
+whole_cache("flash_attn_4", **_declared)(partial(FLASH.cached, PLAIN, 1))
 
 
-@of_a_stretch("flash_attn_4_splits", **_declared)
+@whole_cache("flash_attn_4_splits", **_declared)
 def flash_attn_4_splits(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
-    """One query against a cache, the keys split over as many programs as it finds best."""
+    """One query against a cache, with as many splits of the keys as it finds best."""
     FLASH.find(PLAIN, "q", "k", "v", "softmax_scale", "num_splits")
     if torch.cuda.get_device_capability(q.device)[0] < 10:
         raise Unsupported("FlashAttention-4 splits the keys of a query on sm_100 and later only")
@@ -51,15 +46,14 @@ def _all_long(rows: int, keys: int, device: torch.device) -> Tensor:
 def flash_attn_4_pages(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, block_size: int, sm_scale: float
 ) -> Tensor:
-    """The chosen blocks as the pages of a sequence a KV head."""
+    """The selected blocks as pages, one sequence a KV head."""
     takes = ("q", "k", "v", "seqused_k", "page_table", "softmax_scale")
     attend = FLASH.find(VARLEN, *takes)
     _torch.check_flash(q, v)
     b, h, s, d = k.shape
     n = ranges.shape[2]
     if not _calls.every_block_is_whole(s, block_size, n):
-        raise Unsupported("a block that is cut off is not a page here")
-    # The caches of all heads follow one another.
+        raise Unsupported("a partial block is not a page")
     first = _calls.first_of_heads(b * h, s // block_size, q.device).view(b, h, 1)
     out = attend(
         q.view(b * h, 1, -1, d),
@@ -68,12 +62,12 @@ def flash_attn_4_pages(
         page_table=(ranges[..., 0] // block_size + first).view(b * h, -1),
         softmax_scale=sm_scale,
     )
-    return alone(out).view(q.shape)
+    return output_only(out).view(q.shape)
 
 
 @cache
 def _chosen_mask(group: int, block_size: int) -> Callable[..., Any]:
-    """Return a mask of the blocks that a query chose, from a table int32 [B,H,T,blocks]."""
+    """Return a mask that reads a table of selected blocks, int32 [B,H,T,blocks]."""
     names = ("cutlass", "cutlass.cute", "flash_attn.cute.utils")
     cutlass, cute, utils = map(importlib.import_module, names)
 
@@ -90,12 +84,12 @@ def _chosen_mask(group: int, block_size: int) -> Callable[..., Any]:
 def chosen_tiles(
     block_indices: Tensor, t: int, block_size: int, group: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return whether queries chose blocks, int32 [B,H,T,T/block_size], and for each tile of queries
-    the tiles of keys that any of them chose: how many, int32 [B,HQ,T/TILE], and which."""
+    """Return a table of selected blocks int32 [B,H,T,T/block_size], and for each tile of queries
+    the number int32 [B,HQ,T/TILE] and the indices of key tiles that any of them selected."""
     table = chosen_table(block_indices, t // block_size, torch.int32).contiguous()
     per = TILE // block_size
     tiles = table.unflatten(2, (-1, TILE)).unflatten(4, (-1, per)).amax((3, 5)).tril()
-    return table, *_torch.counted(tiles.repeat_interleave(group, 1))
+    return table, *_torch.count_tiles(tiles.repeat_interleave(group, 1))
 
 
 @baseline(
@@ -108,24 +102,23 @@ def chosen_tiles(
 def flash_attn_4_mask(
     q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, cu: Packing = None, **options: Any
 ) -> Tensor:
-    """`block_sparse_tensors`: tiles of 128 keys that none of 128 queries chose are free; in the
-    others a mask reads what was chosen."""
+    """Tiles of 128 keys that none of 128 queries selected are skipped; others have a mask."""
     masked = ("mask_mod", "aux_tensors", "block_sparse_tensors")
     attend = FLASH.find(PLAIN, "q", "k", "v", "softmax_scale", "causal", *masked)
     takes = ("mask_block_cnt", "mask_block_idx", "full_block_cnt", "full_block_idx", "block_size")
-    sparsity = _calls.function(FLASH_ATTN_4, SPARSITY, *takes)
+    sparsity = _calls.find_function(FLASH_ATTN_4, SPARSITY, *takes)
     _torch.check_flash(q, v)
     b, t, hq = q.shape[:3]
     h, size = k.shape[2], options["block_size"]
     if cu is not None:
-        raise Unsupported("sequences are packed, whose blocks lie across tiles")
+        raise Unsupported("blocks of packed sequences cross tiles")
     if t % TILE or TILE % size:
-        raise Unsupported(f"T must be a multiple of {TILE}, and that one of block_size")
+        raise Unsupported(f"T must be a multiple of {TILE}, which must be a multiple of block_size")
     elements = b * h * t * (t // size)
     if elements > MAX_TABLE:
-        raise Unsupported(f"the table of what was chosen would take {elements} elements")
+        raise Unsupported(f"the table of selected blocks would take {elements} elements")
     table, counts, order = chosen_tiles(blocks, t, size, hq // h)
-    # No tile is free of the mask. Said by none at all, its kernel for sm_90 cannot be compiled.
+    # Empty lists of full tiles: without any, its kernel for sm_90 does not compile.
     none = (torch.zeros_like(counts), torch.zeros_like(order))
     given = (counts, order, *none, (TILE, TILE))
     out = attend(
@@ -136,4 +129,4 @@ def flash_attn_4_mask(
         aux_tensors=[table],
         block_sparse_tensors=sparsity(**dict(zip(takes, given, strict=True))),
     )
-    return alone(out)
+    return output_only(out)

@@ -1,8 +1,5 @@
-"""Duyue Ma's Scalable-Flash-Native-Sparse-Attention (`flash_nsa`).
-
-Its sizes and lengths are the state of a class. The window is FlashAttention's, of version 3 or 2.
-Its gates are sigmoids, so it is given the logits of the op's gates.
-"""
+"""Scalable-Flash-Native-Sparse-Attention by Duyue Ma; its sizes and lengths are class
+attributes."""
 
 from __future__ import annotations
 
@@ -32,15 +29,12 @@ ITS_WINDOWS = (
 )
 FIRST, LOCAL = 1, 2  # blocks that every query selects
 LEAST_GATE = 2.0**-12  # a gate that was rounded to 0 or 1 has no logit
-_function = partial(_calls.function, FLASH_NSA)
+_function = partial(_calls.find_function, FLASH_NSA)
 _baseline = partial(baseline, "nsa_attention", package=FLASH_NSA, compiled_by="triton")
 
 
-def _prepared(cu_seqlens: Tensor, **sizes: int) -> None:
-    """Set its state for such sizes and sequences, as its own modules prepare it in each call.
-
-    Raises `Unsupported` in a capture: it compares the sequences with those before on the host.
-    """
+def _prepare_state(cu_seqlens: Tensor, **sizes: int) -> None:
+    """Set its global state, as its modules do in each call. Raises `Unsupported` in a capture."""
     if _calls.is_capturing():
         raise Unsupported(f"{FLASH_NSA.name} reads cu_seqlens on the host in each call")
     helper = _function(HELPER)
@@ -53,7 +47,6 @@ def _prepared(cu_seqlens: Tensor, **sizes: int) -> None:
 
 
 def _sizes(options: dict[str, Any]) -> dict[str, int]:
-    """Return the sizes of its state by their names in it."""
     return {
         "kernel_size": options["block"],
         "stride": options["stride"],
@@ -64,13 +57,13 @@ def _sizes(options: dict[str, Any]) -> dict[str, int]:
 
 
 def _logits(gates: Tensor) -> Tensor:
-    """Return float32, since logits of rounded gates would be rounded once more."""
+    """Return logits in float32: its gates are sigmoids, and rounded logits would add an error."""
     return torch.logit(gates.float(), eps=LEAST_GATE)
 
 
 @cache
 def _core(device: torch.device, **sizes: int) -> Any:
-    """Return its module for training, which has no parameters if compression is by means."""
+    """Return its training module, which has no parameters if it compresses by means."""
     config = _function(CONFIG)(num_init_blocks=FIRST, num_local_blocks=LOCAL, **sizes)
     return _function(CORE)(config).to(device)
 
@@ -82,16 +75,14 @@ def flash_nsa(
     """`NSACore`, its window by FlashAttention-3 or -2."""
     _calls.refuse_float32(q, FLASH_NSA.name)
     if not any(_function(where) for where in ITS_WINDOWS):
-        raise Unsupported(
-            f"{FLASH_NSA.name} takes its window from flash-attn: {FLASH_ATTN.install}"
-        )
-    packed, sizes = _torch.packed(q, cu), _sizes(options)
-    _prepared(packed, **sizes)
-    # After that: as it is made it sets the same sizes, which would then not be seen to be new.
+        raise Unsupported(f"{FLASH_NSA.name} needs flash-attn for its window: {FLASH_ATTN.install}")
+    packed, sizes = _torch.get_cu_seqlens(q, cu), _sizes(options)
+    _prepare_state(packed, **sizes)
+    # After `_prepare`, because the module sets these sizes without marking them as new.
     heads = {"num_heads": q.shape[2], "num_kv_heads": k.shape[2]}
     core = _core(q.device, head_dim=q.shape[3], v_head_dim=v.shape[3], **heads, **sizes)
     core.sm_scale = options["sm_scale"]
-    out = core(*_calls.flat(q, k, v, _logits(gates)), packed)
+    out = core(*_calls.flatten_batch(q, k, v, _logits(gates)), packed)
     return out.view(*q.shape[:3], v.shape[3])
 
 
@@ -99,15 +90,15 @@ def flash_nsa(
 def flash_nsa_fa4(
     q: Tensor, k: Tensor, v: Tensor, gates: Tensor, cu: Packing = None, **options: Any
 ) -> Tensor:
-    """Its parts, put together as its `HFNSACore` does, with the window of FlashAttention-4."""
+    """Its parts, combined as in its `HFNSACore`, with the window of FlashAttention-4."""
     _calls.refuse_float32(q, FLASH_NSA.name)
     means = _function(MEANS, "x")
     choose = _function(CHOICE, "q", "k", "lse", "sm_scale", "maybe_efficient_version")
     select = _function(SELECTED, "q", "k", "v", "topk", "sm_scale")
     add = _function(SUM, "a", "b", "c", "w")
-    packed, scale = _torch.packed(q, cu), options["sm_scale"]
-    _prepared(packed, **_sizes(options))
-    queries, keys, values, logits = _calls.flat(q, k, v, _logits(gates))
+    packed, scale = _torch.get_cu_seqlens(q, cu), options["sm_scale"]
+    _prepare_state(packed, **_sizes(options))
+    queries, keys, values, logits = _calls.flatten_batch(q, k, v, _logits(gates))
     k_cmp, v_cmp = means(keys), means(values)
     attend = _function(COMPRESSED, "q", "k", "v", "sm_scale")
     compressed, lse = attend(queries, k_cmp, v_cmp, sm_scale=scale)
@@ -119,20 +110,19 @@ def flash_nsa_fa4(
     return out.view(*q.shape[:3], v.shape[3])
 
 
-# A row is read up to the number of blocks that there are.
-@_calls.chosen_blocks("flash_nsa", FLASH_NSA, compiled_by="triton")
+@_calls.selected_blocks("flash_nsa", FLASH_NSA, compiled_by="triton")
 def flash_nsa_blocks(
     q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, cu: Packing = None, **options: Any
 ) -> Tensor:
-    """`select_attn`: a program a query, and in the backward one a block over its queries."""
+    """`select_attn`, with one program a query, and in the backward one a block of keys."""
     _calls.refuse_float32(q, FLASH_NSA.name)
     select = _function(SELECTED, "q", "k", "v", "topk", "sm_scale")
     size = options["block_size"]
-    # Compressed keys play no part; the sizes must fit one another.
+    # The sizes of compression have no effect but must fit.
     sizes = {"block_size": size, "kernel_size": size, "stride": size, "top_n": blocks.shape[3]}
-    _prepared(_torch.packed(q, cu), **sizes)
+    _prepare_state(_torch.get_cu_seqlens(q, cu), **sizes)
     none = -(-q.shape[0] * q.shape[1] // size)  # no block of any sequence
     chosen = _calls.blocks_first(blocks).flatten(0, 1).transpose(0, 1)
     chosen = chosen.where(chosen >= 0, none).contiguous()
-    out = select(*_calls.flat(q, k, v), chosen, sm_scale=options["sm_scale"])
+    out = select(*_calls.flatten_batch(q, k, v), chosen, sm_scale=options["sm_scale"])
     return out.view(*q.shape[:3], v.shape[3])

@@ -1,11 +1,8 @@
-"""FlashInfer: attention over a page table for each KV head.
+"""FlashInfer over page tables, one a KV head.
 
-Keys are handed over as pages that begin at every token, so any block is a page. FlashInfer plans on
-the host, by how many pages each query has. In a decode step sizes tell that, and the plan is made
-once, as in serving. If the selection tells it, the plan is part of the call.
-
-The pages of spans hold each key once: 64, 32 or 16 keys if that divides every span, else one. The
-host looks at six numbers to know that, so a graph cannot capture it.
+A page may begin at any token, so any block is a page. FlashInfer plans on the host. A plan that
+depends on sizes alone is kept, as in serving; otherwise planning is part of the timed call, which
+no graph can capture.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ from torch.nn.functional import pad
 from nsabench import Unsupported
 from nsabench.implementations import torch_attention as _torch
 from nsabench.implementations._register import baseline
-from nsabench.implementations.baselines.decode import of_a_stretch
+from nsabench.implementations.baselines.decode import whole_cache
 from nsabench.implementations.baselines.selection_ranges import disjoint, first_keys
 from nsabench.implementations.libraries import _calls
 from nsabench.packages.catalogue import FLASHINFER
@@ -35,16 +32,15 @@ _declared: dict[str, Any] = {"package": FLASHINFER, "compiled_by": "nvcc"}
 
 @dataclass(frozen=True)
 class _Form:
-    """A class of FlashInfer, what it is made with, and what its `plan` takes."""
+    """A class of FlashInfer with the parameters of its constructor and of its `plan`."""
 
     where: str
     makes: tuple[str, ...]
     plans: tuple[str, ...]
 
     def find(self) -> Any:
-        """Return the class. Raises `Unsupported` as `_calls.function` does."""
-        _calls.function(FLASHINFER, f"{self.where}.plan", "self", *self.plans)
-        return _calls.function(FLASHINFER, self.where, *self.makes)
+        _calls.find_function(FLASHINFER, f"{self.where}.plan", "self", *self.plans)
+        return _calls.find_function(FLASHINFER, self.where, *self.makes)
 
     def make(self, device: torch.device, **options: Any) -> Any:
         workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
@@ -68,10 +64,7 @@ PREFILL = _Form(
 
 
 class Pages(NamedTuple):
-    """The pages of requests of one query.
-
-    indptr: int32 [rows + 1]. indices: int32. last: keys of each one's last page, int32 [rows].
-    """
+    """The page table of requests of one query each; all tensors are int32."""
 
     indptr: Tensor
     indices: Tensor
@@ -79,7 +72,7 @@ class Pages(NamedTuple):
     size: int
 
 
-# A wrapper that is planned, and the pages that it reads; for each stream.
+# A planned wrapper and the pages that it reads, by stream.
 Plans = dict[int, tuple[Any, Pages]]
 plans: dict[tuple[object, ...], Plans] = {}
 
@@ -90,7 +83,7 @@ def _refuse_capture() -> None:
 
 
 def _plan(form: _Form, wrapper: Any, q: Tensor, pages: Pages, sm_scale: float) -> None:
-    """Plan for q [rows,group,D], each row a request of one query on one KV head."""
+    """Plan for q [rows,group,D], with each row as a request of one query on one KV head."""
     rows, group, width = q.shape
     of_heads = (group, 1, width, pages.size, q.dtype, sm_scale)
     values = [pages.indptr, pages.indices, pages.last, *of_heads]
@@ -100,21 +93,20 @@ def _plan(form: _Form, wrapper: Any, q: Tensor, pages: Pages, sm_scale: float) -
 
 
 def _make_decode(device: torch.device, group: int, **buffers: Any) -> Any:
-    """Return the wrapper for one query a request, with buffers if a plan is to be kept."""
-    # On tensor cores the heads of a group are rows of one tile.
+    """Return the decode wrapper; with buffers, its plan can be kept."""
+    # Tensor cores take the heads of a group as rows of one tile.
     options = {"use_cuda_graph": bool(buffers), "use_tensor_cores": group > 1}
     return DECODE.make(device, **options, **buffers)
 
 
-def _kept_plan(
+def _keep_plan(
     q: Tensor, count: int, size: int, last: int, sm_scale: float, step: int = 0
 ) -> tuple[Any, Pages]:
-    """Return the plan that is kept for rows q [rows,group,D], made in the first call.
+    """Return a kept plan for rows q [rows,group,D] of `count` pages; the first call makes it.
 
-    Each row has `count` pages of `size` keys, the last of them `last` keys. If whole caches are
-    read, `step` is the tokens from one to the next; else the table is written in each call.
-    Calls on several streams must not share a workspace. A capture takes the plan of the call before
-    it, since nothing can be planned in a capture.
+    size, last: keys a page, and in the last page. step: tokens between caches that are read whole,
+    0 if the caller fills the table. Each stream needs its own workspace, and so its own plan. A
+    capture cannot plan and uses the latest plan.
     """
     key = (q.shape, q.dtype, q.device, count, size, last, sm_scale, step)
     by_stream = plans.setdefault(key, {})
@@ -145,18 +137,15 @@ def _wrapper(stream: int, prefill: str, group: int, device: torch.device) -> Any
     return PREFILL.make(device, backend=prefill) if prefill else _make_decode(device, group)
 
 
-def _planned(q: Tensor, pages: Pages, sm_scale: float, prefill: str) -> Any:
-    """Return a wrapper that is planned for q [rows,group,D].
-
-    prefill: the backend of that for prefill, with one query a request; or empty for decode.
-    """
+def _plan_rows(q: Tensor, pages: Pages, sm_scale: float, prefill: str) -> Any:
+    """Return a wrapper planned for q [rows,group,D]. prefill: its backend, or empty for decode."""
     wrapper = _wrapper(_calls.current_stream(), prefill, q.shape[1], q.device)
     _plan(PREFILL if prefill else DECODE, wrapper, q, pages, sm_scale)
     return wrapper
 
 
 def _check(form: _Form, q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise `Unsupported` if it is not installed, and for what FlashInfer does not take."""
+    """Raise `Unsupported` if FlashInfer is missing or does not take these tensors."""
     form.find()
     _calls.refuse_float32(q, "FlashInfer")
     if q.shape[-1] != v.shape[-1] or q.shape[-1] not in (64, 128, 256):
@@ -167,14 +156,12 @@ def _check(form: _Form, q: Tensor, k: Tensor, v: Tensor) -> None:
 
 def _refuse_layout(fits: bool) -> None:
     if not fits:
-        raise Unsupported("FlashInfer needs caches whose heads follow one another")
+        raise Unsupported("FlashInfer needs caches with contiguous heads")
 
 
-def _paged(x: Tensor, page: int, token: int) -> Tensor:
-    """Return pages that begin at every D elements of x, from its first: [pages,page,1,D].
-
-    Their tokens lie `token` elements apart.
-    """
+def _view_pages(x: Tensor, page: int, token: int) -> Tensor:
+    """View x as pages [pages,page,1,D] that begin every D elements, with tokens `token` elements
+    apart."""
     width, first = x.shape[-1], x.storage_offset()
     there = x.untyped_storage().nbytes() // x.element_size() - first
     pages = (there - (page - 1) * token) // width
@@ -184,11 +171,11 @@ def _paged(x: Tensor, page: int, token: int) -> Tensor:
 
 
 def _run(wrapper: Any, q: Tensor, k: Tensor, v: Tensor, page: int, token: int) -> Tensor:
-    out: Tensor = wrapper.run(q, (_paged(k, page, token), _paged(v, page, token)))
+    out: Tensor = wrapper.run(q, (_view_pages(k, page, token), _view_pages(v, page, token)))
     return out
 
 
-@of_a_stretch("flashinfer", **_declared)
+@whole_cache("flashinfer", **_declared)
 def flashinfer(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
     """`BatchDecodeWithPagedKVCacheWrapper` over a cache that is contiguous for each head."""
     _check(DECODE, q, k, v)
@@ -198,7 +185,7 @@ def flashinfer(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
     page = PAGE if s >= PAGE else 1
     pages = -(-s // page)
     rows = q.reshape(b * h, -1, d)
-    wrapper, _ = _kept_plan(rows, pages, page, s - (pages - 1) * page, sm_scale, step // d)
+    wrapper, _ = _keep_plan(rows, pages, page, s - (pages - 1) * page, sm_scale, step // d)
     return _run(wrapper, rows, k, v, page, d).view(q.shape)
 
 
@@ -206,20 +193,20 @@ def flashinfer(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
 def flashinfer_pages(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, block_size: int, sm_scale: float
 ) -> Tensor:
-    """Its decode with the chosen blocks as the pages of a request a KV head."""
+    """Its decode, with the selected blocks as pages, one request a KV head."""
     _check(DECODE, q, k, v)
     _refuse_layout(k.is_contiguous())
     b, h, s, d = k.shape
     n = ranges.shape[2]
     pages = min(n, -(-s // block_size))  # all that hold a token, since no block is chosen twice
     rows = q.reshape(b * h, -1, d)
-    wrapper, planned = _kept_plan(rows, pages, block_size, block_size, sm_scale)
+    wrapper, planned = _keep_plan(rows, pages, block_size, block_size, sm_scale)
     table = planned.indices.view(-1, pages)
     first = _calls.first_of_heads(b * h, s, q.device).view(-1, 1)
     if _calls.every_block_is_whole(s, block_size, n):
         torch.add(ranges[..., 0].flatten(0, 1), first, out=table)
     else:
-        # The one that is cut off must be the last of its row.
+        # A partial block must be the last of its row.
         start, end = ranges.flatten(0, 1).unbind(-1)
         start, order = start.where(end > start, s).sort(-1)
         torch.add(start[:, :pages], first, out=table)
@@ -227,24 +214,24 @@ def flashinfer_pages(
     return _run(wrapper, rows, k, v, block_size, d).view(q.shape)
 
 
-def _of_blocks(
+def _block_pages(
     q: Tensor, k: Tensor, block_indices: Tensor, packing: tuple[Tensor, ...], block_size: int
 ) -> Pages:
-    """Return the chosen blocks as the pages of a request a query and KV head."""
+    """Return the selected blocks as pages, one request for each query and KV head."""
     b, t, h, _ = k.shape
     device = q.device
-    start = _torch.begins(t, packing, device)
+    start = _torch.sequence_starts(t, packing, device)
     position = (torch.arange(t, device=device) - start).view(t, 1)
     own = (position // block_size).unsqueeze(-1)
     chosen = _calls.blocks_first(block_indices.where(block_indices <= own, -1))
-    held = chosen >= 0
-    count = held.sum(-1)
+    is_block = chosen >= 0
+    count = is_block.sum(-1)
     final = chosen.gather(-1, (count - 1).clamp_(min=0).unsqueeze(-1)).squeeze(-1)
     last = (position + 1 - final * block_size).clamp_(max=block_size)
     batch = torch.arange(b, device=device).view(b, 1, 1, 1) * t
     head = torch.arange(h, device=device).view(h, 1)
     token = batch + start.view(t, 1, 1) + chosen * block_size
-    indices = (token * h + head)[held].to(torch.int32)
+    indices = (token * h + head)[is_block].to(torch.int32)
     indptr = pad(count.flatten().cumsum(0, dtype=torch.int32), (1, 0))
     return Pages(indptr, indices, last.flatten().to(torch.int32), block_size)
 
@@ -255,21 +242,21 @@ def _attend_blocks(
     _check(PREFILL if prefill else DECODE, q, k, v)
     _refuse_capture()
     h, d = k.shape[2:]
-    pages = _of_blocks(q, k, blocks, packing, options["block_size"])
+    pages = _block_pages(q, k, blocks, packing, options["block_size"])
     rows = q.reshape(-1, q.shape[2] // h, d)
-    wrapper = _planned(rows, pages, options["sm_scale"], prefill)
+    wrapper = _plan_rows(rows, pages, options["sm_scale"], prefill)
     return _run(wrapper, rows, k.contiguous(), v.contiguous(), pages.size, h * d).view(q.shape)
 
 
-# FlashAttention-3 takes only pages whose tokens are nearer than pages are.
+# FlashAttention-3 does not take overlapping pages like these.
 for _name, _prefill in (("flashinfer_pages", ""), ("flashinfer_prefill", "fa2")):
-    _calls.chosen_blocks(_name, directions=("forward",), **_declared)(
+    _calls.selected_blocks(_name, directions=("forward",), **_declared)(
         partial(_attend_blocks, _prefill)
     )
 
 
-def _of_spans(q: Tensor, k: Tensor, ranges: Tensor) -> tuple[Pages, int]:
-    """Return the pages, and how many each row has, 0 if they differ."""
+def _span_pages(q: Tensor, k: Tensor, ranges: Tensor) -> tuple[Pages, int]:
+    """Return the pages, and the number that each row has; 0 if rows differ."""
     _refuse_layout(k.is_contiguous())
     _refuse_capture()
     start, before = disjoint(ranges, k.shape[2])
@@ -295,15 +282,15 @@ def _attend_spans(
     prefill: str, q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, **options: Any
 ) -> Tensor:
     _check(PREFILL if prefill else DECODE, q, k, v)
-    pages, each = _of_spans(q, k, ranges)
+    pages, each = _span_pages(q, k, ranges)
     sm_scale = options["sm_scale"]
     group, d = q.shape[3:]
     rows = q.reshape(-1, group, d)
     if each and q.shape[1] == 1 and not prefill:
-        wrapper, planned = _kept_plan(rows, each, pages.size, pages.size, sm_scale)
+        wrapper, planned = _keep_plan(rows, each, pages.size, pages.size, sm_scale)
         planned.indices.copy_(pages.indices)
     else:
-        wrapper = _planned(rows, pages, sm_scale, prefill)
+        wrapper = _plan_rows(rows, pages, sm_scale, prefill)
     return _run(wrapper, rows, k, v, pages.size, d).view(q.shape)
 
 

@@ -1,8 +1,4 @@
-"""native-sparse-attention-pytorch: lucidrains' Triton kernels of its fine attention.
-
-A query attends to its own block, causally, and to whole blocks that are chosen before it. It
-computes in float16 and scales by 1/sqrt(D). Its layer, which has projections, is not an op here.
-"""
+"""Float16 Triton kernels from native-sparse-attention-pytorch, by lucidrains."""
 
 from __future__ import annotations
 
@@ -23,15 +19,15 @@ GROUPS = (1, 2, 4, 8, 16)
 MOST_WIDTH = 128
 
 
-# It has no query without its own block, no packing, and no room for large logits in float16.
-@_calls.chosen_blocks(
+# It always adds a query's own block, takes no packing, and overflows float16 with large logits.
+@_calls.selected_blocks(
     "nsa_pytorch", NSA_PYTORCH, without=("packed", "large_logits"), compiled_by="triton"
 )
 def nsa_pytorch(
     q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, cu: Packing = None, **options: Any
 ) -> Tensor:
-    """`native_sparse_attend`, the blocks before a query's own as given, and its own by itself."""
-    attend = _calls.function(NSA_PYTORCH, ATTEND, *TAKES)
+    """`native_sparse_attend` with the given earlier blocks, plus the query's own block."""
+    attend = _calls.find_function(NSA_PYTORCH, ATTEND, *TAKES)
     name, size, scale = NSA_PYTORCH.name, options["block_size"], options["sm_scale"]
     _calls.refuse_float32(q, name)
     group, width = q.shape[2] // k.shape[2], q.shape[3]

@@ -1,8 +1,4 @@
-"""XunhaoLai's native-sparse-attention-triton, and Flash-Sparse-Attention, by one signature.
-
-XunhaoLai's walks the blocks of a query, FSA also in the forward the queries of a block. FSA holds
-partial outputs in bfloat16. Both read a row of indices up to its number of blocks.
-"""
+"""XunhaoLai's native-sparse-attention-triton and Flash-Sparse-Attention (FSA), called alike."""
 
 from __future__ import annotations
 
@@ -33,7 +29,7 @@ def _attend(
     cu: Packing = None,
     **options: Any,
 ) -> Tensor:
-    attend = _calls.function(package, where, *TAKES)
+    attend = _calls.find_function(package, where, *TAKES)
     size = options["block_size"]
     _calls.refuse_float32(q, package.name)
     if q.shape[3] != v.shape[3] or size not in BLOCKS:
@@ -41,18 +37,24 @@ def _attend(
             f"{package.name} needs D = Dv and blocks of {', '.join(map(str, BLOCKS))} keys"
         )
     chosen = _calls.blocks_first(blocks).flatten(0, 1).transpose(0, 1).contiguous()
-    given = (*_calls.flat(q, k, v), chosen, size, _torch.packed(q, cu), options["sm_scale"])
+    given = (
+        *_calls.flatten_batch(q, k, v),
+        chosen,
+        size,
+        _torch.get_cu_seqlens(q, cu),
+        options["sm_scale"],
+    )
     out = attend(**dict(zip(TAKES, given, strict=True)))
     return out.view_as(q)
 
 
-@_calls.chosen_blocks("nsa_triton", NSA_TRITON, compiled_by="triton")
+@_calls.selected_blocks("nsa_triton", NSA_TRITON, compiled_by="triton")
 def nsa_triton(*tensors: Tensor, **options: Any) -> Tensor:
     """XunhaoLai's `topk_sparse_attention` for packed sequences."""
     return _attend(NSA_TRITON, TOPK, *tensors, **options)
 
 
-@_calls.chosen_blocks("fsa", FSA, compiled_by="triton")
+@_calls.selected_blocks("fsa", FSA, compiled_by="triton")
 def fsa(*tensors: Tensor, **options: Any) -> Tensor:
-    """FSA's `FSA_topk_sparse_attention`, a head after another."""
+    """FSA's `FSA_topk_sparse_attention`, one head after another."""
     return _attend(FSA, FSA_TOPK, *tensors, **options)

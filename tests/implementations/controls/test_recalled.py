@@ -79,7 +79,7 @@ def test_what_answers_from_memory_is_caught_by_the_roofline(
     """Right in every call, and faster than this CPU can multiply or read, by its own ceilings. As
     few rounds as a matrix of long cases has. Judged by its fastest round, since what else runs on
     the machine only adds to the others."""
-    monkeypatch.setattr(roofline, "aside_again", lambda: False)
+    monkeypatch.setattr(roofline, "twice_off_default_stream", lambda: False)
     monkeypatch.setitem(SHAPES, "nsa_attention", NSA)
     monkeypatch.setitem(SHAPES, "decode_dense", SHAPES["decode_dense"] | {"S": 8000, "B": 4})
     monkeypatch.setitem(DISTRIBUTION, "nsa_attention", "dense")
@@ -113,7 +113,7 @@ def test_it_is_right_in_whatever_order_its_inputs_come(
 ) -> None:
     """Which calls are looked at, and what is exchanged before them, is drawn at random. In the
     least number of rounds that a matrix has, most calls are look-ups."""
-    monkeypatch.setattr(roofline, "aside_again", lambda: False)
+    monkeypatch.setattr(roofline, "twice_off_default_stream", lambda: False)
     calls, computed = [], []
 
     def counted(*arguments: Any, **options: Any) -> Tensor:
@@ -145,7 +145,7 @@ def recording(
     sets = sets_of(case)
     arm = arm_of(named(case.op, "recalled_in_a_graph"), case, sets, Random(0))
     arm.check()
-    monkeypatch.setattr(roofline, "captured", lambda tensor: True)
+    monkeypatch.setattr(roofline, "is_captured", lambda tensor: True)
 
     def replay(index: int) -> tuple[Tensor, Tensor]:
         (answer,) = arm.ready(index)()
