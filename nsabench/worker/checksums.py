@@ -31,27 +31,33 @@ class Cut(NamedTuple):
 
 
 class Sums:
-    """The sums of some tensors, asked for again and again.
+    """The sums of sets of tensors, asked for again and again.
 
     A change of one element alters them, and so does one of two in a row or a column. To launch the
     sums of small tensors takes longer than to compute them, so these are summed together.
+
+    sets: of one length, with tensors of the same shapes in the same order.
     """
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._tensors = list(tensors)
+    def __init__(self, *sets: Sequence[Tensor]) -> None:
+        self._sets = len(sets)
+        self._tensors = [tensor for tensors in sets for tensor in tensors]
         self._cuts: list[Cut] = []
         self._places: Sequence[object] = []
 
     def now(self) -> Tensor:
-        """Return the sums of what the tensors hold now."""
+        """Return the sums of what the tensors hold now, a row for each set."""
         cuts = self._cut_all()
-        gathered = [cut.folded for cut in cuts if cut.is_gathered]
-        sums = _sum_fold(torch.cat(gathered)) if gathered else []
-        for cut in cuts:
-            if not cut.is_gathered:
-                sums += _sum_fold(cut.folded)
-            sums += [cut.words, cut.rest.long()]
-        return torch.cat(sums)
+        sums, gathered = [], [cut.folded for cut in cuts if cut.is_gathered]
+        if gathered:
+            sums += _sum_folds(torch.cat(gathered).view(self._sets, -1, FOLD))
+        each = len(cuts) // self._sets
+        for first in range(each):
+            if not cuts[first].is_gathered:
+                alike = [_sum_folds(cut.folded[None]) for cut in cuts[first::each]]
+                sums += map(torch.cat, zip(*alike, strict=True))
+        ends = torch.cat([end for cut in cuts for end in (cut.words, cut.rest.long())])
+        return torch.cat([*sums, ends.view(self._sets, ends.numel() // self._sets)], 1)
 
     def _cut_all(self) -> list[Cut]:
         places = [(t.data_ptr(), t.shape, t.stride()) for t in self._tensors]
@@ -80,11 +86,11 @@ def _is_view(cut: Cut, tensor: Tensor) -> bool:
     return all(part.untyped_storage().data_ptr() == own for part in cut)
 
 
-def _sum_fold(folded: Tensor) -> list[Tensor]:
-    """Return the sums of each column and of each row, modulo 2**64."""
-    if not folded.numel():
+def _sum_folds(folds: Tensor) -> list[Tensor]:
+    """Return the sums of each column and of each row of each fold, modulo 2**64."""
+    if not folds.numel():
         return []
-    if folded.device.type == "cpu":  # torch's own sums take up to nine times as long there
-        array = folded.numpy()
-        return [torch.from_numpy(_add.reduce(array, axis=axis)) for axis in (0, 1)]
-    return [folded.sum(0), folded.sum(1)]
+    if folds.device.type == "cpu":  # torch's own sums take up to nine times as long there
+        array = folds.numpy()
+        return [torch.from_numpy(_add.reduce(array, axis=axis)) for axis in (1, 2)]
+    return [folds.sum(1), folds.sum(2)]

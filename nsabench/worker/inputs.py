@@ -51,8 +51,8 @@ class InputSets:
             self.sets.append(inputs)
             if grad_out is not None:
                 self.grads.append(grad_out.contiguous())
-        self._sums = [Sums([*self._protected(index).values()]) for index in self.ids]
-        self._right_sums = [sums.now() for sums in self._sums]
+        self._sums = Sums(*([*self._protected(index).values()] for index in self.ids))
+        self._right_sums = [*self._sums.now()]
 
     def made_ready(self, index: int) -> None:
         """The next call is on this set."""
@@ -90,16 +90,16 @@ class InputSets:
 
     def _find_changes(self) -> dict[int, dict[str, Tensor]]:
         """Return by set and name the right values of what changed."""
-        sums = [one.now() for one in self._sums]
+        sums = self._sums.now()
         # The host waits for the device once, and finds out what changed only if something did.
-        if torch.equal(torch.cat(sums), torch.cat(self._right_sums)):
+        right = torch.stack(self._right_sums)
+        if torch.equal(sums, right):
             return {}
         changes = {}
-        for index, (now, right) in enumerate(zip(sums, self._right_sums, strict=True)):
-            if not torch.equal(now, right):
-                changes[index] = self._find_changes_of(index)
-                if not changes[index]:  # the sums that were kept are what changed
-                    self._right_sums[index] = now
+        for index in (sums != right).any(1).nonzero().flatten().tolist():
+            changes[index] = self._find_changes_of(index)
+            if not changes[index]:  # the sums that were kept are what changed
+                self._right_sums[index] = sums[index]
         return {index: changed for index, changed in changes.items() if changed}
 
     def _find_changes_of(self, index: int) -> dict[str, Tensor]:
