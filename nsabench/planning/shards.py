@@ -1,15 +1,10 @@
-"""Split a plan into shards, which are measured as runs of their own.
-
-The cost of a case is an estimate from its work, so that every host computes the same shards. A
-fixed part is warm-up and parity of each implementation, and sampling until its budget is spent. The
-rest grows with the work of the case: inputs, the oracle in float64, and every call.
-"""
+"""Split a plan into shards, which are measured as runs of their own."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from nsabench import ops
 from nsabench.errors import UsageError
@@ -18,7 +13,6 @@ from nsabench.model.plan import ImplementationInfo, PlannedCase
 from nsabench.model.vocabulary import Direction, Mode, Role
 
 ALL = "1/1"
-SLACK = 1.02  # how much longer the longest shard may be, so that an op is in fewer shards
 SET_UP_S = 0.05  # parity of an implementation and everything else before its samples
 # What a current GPU reaches on an op, not its peak.
 FLOP_S, BYTE_S = 1e14, 1e12
@@ -32,14 +26,11 @@ Costs = Mapping[str, int]  # by case id, in a unit of time
 def share(cases: Sequence[PlannedCase], shard: str, costs: Costs | None = None) -> Cases:
     """Return the cases of the shard `i/n`, in the order of the plan.
 
-    Cases that differ only in length stay in one shard, since some checks look along the length.
-    Each shard also measures the controls of its ops and compiles their kernels. So cases of one op
-    stay together where that makes the longest shard at most 2 % longer. The result depends only on
-    the plan, so every host computes the same shards.
+    Cases that differ only in length stay together, because some checks look along the length. The
+    result depends only on the plan, so every host computes the same shards.
 
-    costs: what each case costs; by default its estimate in microseconds.
-
-    Raises `UsageError` when `shard` is not `i/n`, or would be empty.
+    costs: by default the estimates in microseconds. Raises `UsageError` if `shard` is not `i/n`, or
+    would be empty.
     """
     match = re.fullmatch(r"(\d+)/(\d+)", shard)
     index, count = (int(match[1]), int(match[2])) if match else (0, 0)
@@ -47,30 +38,22 @@ def share(cases: Sequence[PlannedCase], shard: str, costs: Costs | None = None) 
         raise UsageError(
             f"{shard!r} is not a shard", "write i/n with 1 <= i <= n, for example 2/4."
         )
-    series = _grouped(cases, ops.ladder)
+    series: dict[Hashable, Cases] = defaultdict(list)
+    for planned in cases:
+        series[ops.ladder(planned.case)].append(planned)
     if index > len(series):
         raise UsageError(
             f"shard {shard} is empty: the {len(cases)} cases make {len(series)} length series, "
             f"and a series stays in one shard",
             f"take no more than {len(series)} shards.",
         )
-    count = min(count, len(series))
     costs = estimate_costs(cases) if costs is None else costs
-    dealt = _deal(series, costs, count)
-    # Cases of one key share most of their kernels.
-    alike = _grouped(cases, lambda case: (case.op, ops.sizes_but_length(case), case.dtype))
-    by_op = _fill(alike, costs, count)
-    if all(by_op) and _longest(by_op, costs) <= SLACK * _longest(dealt, costs):
-        dealt = by_op
-    mine = {planned.id for planned in dealt[index - 1]}
+    mine = _deal(series.values(), costs, min(count, len(series)))[index - 1]
     return [planned for planned in cases if planned.id in mine]
 
 
 def estimate_costs(cases: Sequence[PlannedCase]) -> Costs:
-    """Return microseconds by case id, whole so that the order of a sum does not change it.
-
-    Raises `UsageError` as `ops.work` does.
-    """
+    """Return whole microseconds by case id, so that a sum does not depend on its order."""
     ops.count(planned.case for planned in cases)
     return {p.id: round(1e6 * _estimate_s(p.case, len(p.implementations))) for p in cases}
 
@@ -87,55 +70,16 @@ def _estimate_s(case: Case, implementations: int) -> float:
     return implementations * each_s + sampling_s + rest_s
 
 
-def _grouped(cases: Iterable[PlannedCase], key: Callable[[Case], Hashable]) -> list[Cases]:
-    groups: dict[Hashable, Cases] = defaultdict(list)
-    for planned in cases:
-        groups[key(planned.case)].append(planned)
-    return list(groups.values())
-
-
-def _cost(cases: Iterable[PlannedCase], costs: Costs) -> int:
-    return sum(costs[planned.id] for planned in cases)
-
-
-def _longest(shards: Iterable[Cases], costs: Costs) -> int:
-    return max(_cost(cases, costs) for cases in shards)
-
-
-def _deal(groups: Collection[Cases], costs: Costs, count: int) -> list[Cases]:
-    """Deal the dearest group first, each to the shard that costs least so far."""
-    shards: list[Cases] = [[] for _ in range(count)]
+def _deal(series: Iterable[Cases], costs: Costs, count: int) -> list[set[str]]:
+    """Return the case ids of each shard: the dearest series is dealt first, each to the shard that
+    costs least so far."""
+    shards: list[set[str]] = [set() for _ in range(count)]
     spent = [0] * count
-    for group in sorted(groups, key=lambda group: -_cost(group, costs)):
+    priced = [(sum(costs[planned.id] for planned in cases), cases) for cases in series]
+    for cost, cases in sorted(priced, key=lambda pair: -pair[0]):
         least = spent.index(min(spent))
-        shards[least] += group
-        spent[least] += max(_cost(group, costs), 1)  # so that no shard is empty
-    return shards
-
-
-def _fill(groups: Collection[Cases], costs: Costs, count: int) -> list[Cases]:
-    """Fill one shard after the other up to the mean, with one op after the other.
-
-    The dearest op comes last, and the dearest group of an op first. A group that fits into no shard
-    goes to the shard that costs least so far.
-    """
-    of_ops: dict[str, int] = defaultdict(int)
-    for group in groups:
-        of_ops[group[0].case.op] += _cost(group, costs)
-    mean = sum(of_ops.values()) // count
-    shards: list[Cases] = [[] for _ in range(count)]
-    spent = [0] * count
-
-    def order(group: Cases) -> tuple[int, str, int]:
-        op = group[0].case.op
-        return of_ops[op], op, -_cost(group, costs)
-
-    for group in sorted(groups, key=order):
-        cost = _cost(group, costs)
-        fitting = (i for i, before in enumerate(spent) if before + cost <= mean)
-        place = next(fitting, spent.index(min(spent)))
-        shards[place] += group
-        spent[place] += cost
+        shards[least] |= {planned.id for planned in cases}
+        spent[least] += max(cost, 1)  # so that no shard is empty
     return shards
 
 
@@ -144,8 +88,7 @@ def canary(
 ) -> PlannedCase | None:
     """Return the case that all shards measure, with the candidates and baselines of this device.
 
-    It is the case with the median work, if possible a forward on one stream. None where nothing
-    runs on the device.
+    It has the median work and is, if possible, a forward on one stream. None if nothing runs here.
     """
     runs = {
         (i.op, i.name)

@@ -14,7 +14,7 @@ from nsabench import labels
 from nsabench.errors import UsageError
 from nsabench.model.case import Case
 from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
-from nsabench.model.vocabulary import Direction, Role, Runs
+from nsabench.model.vocabulary import Role, Runs
 from nsabench.planning import matrix, resolve
 from nsabench.planning.shards import estimate_costs, share
 from tests.checking import a_case
@@ -104,42 +104,6 @@ def test_a_ladder_of_much_work_has_a_shard_of_its_own() -> None:
     ]
     assert heads_of(cases, 2, None) == [[1, 4], [2, 3]]
     assert heads_of([*heavy, *cases[2:]], 2, None) == [[1], [2, 3, 4]]
-
-
-def both_directions(sizes: int) -> list[PlannedCase]:
-    forward = [planned_case(ladder, n) for ladder in range(sizes) for n in range(2)]
-    fields = [c.case.model_dump(exclude={"id"}) for c in forward]
-    backward = [Case.model_validate({**one, "direction": Direction.BACKWARD}) for one in fields]
-    return [*forward, *(PlannedCase(id=c.id, case=c, implementations=("mine",)) for c in backward)]
-
-
-@pytest.mark.parametrize(
-    ("sizes", "count", "together"), [(4, 2, True), (3, 2, False), (2, 4, False)]
-)
-def test_what_shares_kernels_stays_together_where_that_keeps_the_balance(
-    sizes: int, count: int, together: bool
-) -> None:
-    cases = both_directions(sizes)
-    costs = dict.fromkeys((c.id for c in cases), 1)
-    heads = heads_of(cases, count, costs)
-    assert (sum(map(len, heads)) == sizes) is together
-    lengths = [len(share(cases, f"{i}/{count}", costs)) for i in range(1, count + 1)]
-    assert max(lengths) == min(lengths)
-
-
-def test_an_op_stays_together_as_far_as_it_fits() -> None:
-    rows = [planned_case(ladder, 0) for ladder in range(4)]
-    fields = [{**c.case.model_dump(exclude={"id"}), "op": "selection_ranges"} for c in rows]
-    spans = [
-        PlannedCase(id=c.id, case=c, implementations=("mine",))
-        for c in map(Case.model_validate, fields)
-    ]
-    costs = {c.id: 1 for c in rows} | {c.id: 2 for c in spans}
-    parts = [share([*spans, *rows], f"{i}/2", costs) for i in (1, 2)]
-    assert [[c.case.op for c in part] for part in parts] == [
-        ["selection_ranges", *["selection_rows"] * 4],
-        ["selection_ranges"] * 3,
-    ]
 
 
 OPS = ("selection_rows", "selection_ranges", "selection_varlen")
