@@ -1,1 +1,1 @@
-"""What makes a run worth believing elsewhere: the signed manifest and the archive."""
+"""Sign and verify runs, and keep them in an archive."""

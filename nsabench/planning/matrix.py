@@ -1,4 +1,4 @@
-"""Read a matrix, a YAML document that spans cases, and turn it into a list of `Case`."""
+"""Read matrices: YAML documents that span cases."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nsabench.ops import Op
 from nsabench.planning import yaml_document as yaml_lines
 from nsabench.planning.yaml_document import Document, nearest
 
-# Every op has these axes. The others are the fields of the op's shape.
+# Every op has these axes. Further axes are the sizes of its shape.
 COMMON_AXES = ("dtype", "direction", "distribution", "streams", "l2")
 
 Scalar = int | float | str
@@ -44,18 +44,18 @@ Axes = Annotated[dict[str, Values], AfterValidator(_rename_dtypes)]
 
 
 class Selection(Strict):
-    """Which implementations of the op run: shell patterns on their names. Controls always run, on
-    the least and the most work, with the baselines that they wrap. A candidate is not compared with
-    a baseline that runs for a control only."""
+    """Shell patterns on the names of implementations. Controls always run, and with them the
+    baselines that they wrap."""
 
     only: list[str] = Field(default=["*"])
     skip: list[str] = Field(default=[])
 
 
 class Matrix(Strict):
-    """The document. `axes` spans a product of cases, and so does every entry of `include`, which
-    inherits the common axes that it does not name. A case that agrees with every key of an entry of
-    `exclude` is left out.
+    """A matrix as a user writes it.
+
+    `axes` spans a product of cases, and so does each entry of `include`, which inherits the common
+    axes. A case that agrees with all keys of an entry of `exclude` is left out.
     """
 
     op: str
@@ -71,8 +71,6 @@ class Matrix(Strict):
 
 
 class LoadedMatrix(Frozen):
-    """A matrix with where it came from and the cases it spans."""
-
     name: str
     file: str
     sha256: str
@@ -81,8 +79,10 @@ class LoadedMatrix(Frozen):
 
 
 def load(path: Path) -> list[LoadedMatrix]:
-    """Read and span the matrices of a file, one for each YAML document. Raises `UsageError` with
-    file, line, field and the nearest valid key."""
+    """Read the matrices of a file, one for each YAML document, and span their cases.
+
+    Raises `UsageError` with file, line, field and the nearest valid key.
+    """
     return [_load(path, document) for document in yaml_lines.read(path)]
 
 
@@ -126,9 +126,9 @@ def _span(matrix: Matrix, op: Op, document: Document) -> Iterator[Case]:
         for values in itertools.product(*axes.values()):
             point = {**defaults, **dict(zip(axes, values, strict=True))}
             if any(_matches(point, rule) for rule in matrix.exclude):
-                continue  # an excluded case need not be possible
+                continue  # before `_case`, which refuses impossible cases
             case = _case(point, matrix, op, document, place)
-            # Once more with the sizes that the shape fills in.
+            # Again with the sizes that the shape fills in.
             if not any(_matches({**point, **case.shape}, rule) for rule in matrix.exclude):
                 yield case
 

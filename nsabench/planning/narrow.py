@@ -1,4 +1,4 @@
-"""Select the cases and candidates that the command line asks for."""
+"""Select the cases and candidates that `--where` and `--only` ask for."""
 
 from __future__ import annotations
 
@@ -32,11 +32,8 @@ Term = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Narrowed:
-    """where: conditions such as `D=128 and L>=512`, all of which must hold. only: shell patterns
-    on the names of candidates."""
-
-    where: tuple[str, ...] = ()
-    only: tuple[str, ...] = ()
+    where: tuple[str, ...] = ()  # conditions such as `D=128 and L>=512`; all must hold
+    only: tuple[str, ...] = ()  # shell patterns on the names of candidates
 
     @cached_property
     def _terms(self) -> list[Term]:
@@ -44,15 +41,14 @@ class Narrowed:
 
     @cached_property
     def pinned(self) -> frozenset[str]:
-        """The sizes that are to have one value."""
+        """The sizes that the conditions set to one value."""
         return frozenset(size for size, comparison, _ in self._terms if comparison in ("=", "=="))
 
     def wants(self, case: Case) -> bool:
-        """Whether the case has all the sizes of the conditions, and every condition holds."""
         return all(_holds(term, _values(case)) for term in self._terms)
 
     def plan(self, plan: Plan) -> Plan:
-        """Return the plan with the cases that meet the conditions. Raises as `refuse_unmet`."""
+        """Return the plan with the chosen cases. Raises as `refuse_unmet` does."""
         if not self.where:
             return plan
         self.refuse_unmet([planned.case for planned in plan.cases])
@@ -61,7 +57,6 @@ class Narrowed:
     def keep_candidates(
         self, case: Case, names: Sequence[str], implementations: Iterable[ImplementationInfo]
     ) -> tuple[str, ...]:
-        """Return the names without the candidates that no pattern matches."""
         candidates = {
             i.name for i in implementations if i.op == case.op and i.role is Role.CANDIDATE
         }
@@ -71,7 +66,7 @@ class Narrowed:
     def refuse_unknown(
         self, matrices: Sequence[LoadedMatrix], implementations: Sequence[ImplementationInfo]
     ) -> None:
-        """Raise as `refuse_unmet`, and `UsageError` for a pattern that matches no candidate."""
+        """Raise `UsageError` for a pattern without a candidate, and as `refuse_unmet` does."""
         cases = [case for loaded in matrices for case in loaded.cases]
         self.refuse_unmet(cases)
         ops = {case.op for case in cases}
@@ -85,7 +80,7 @@ class Narrowed:
                 )
 
     def refuse_unmet(self, cases: Sequence[Case]) -> None:
-        """Raise `UsageError` for a size that no case has, or conditions that no case meets."""
+        """Raise `UsageError` for conditions that no case can meet."""
         known = sorted({name for case in cases for name in _values(case)})
         for size, _, _ in self._terms:
             if size not in known:

@@ -1,4 +1,4 @@
-"""Turn matrices and implementations into a plan: its cases, and what is measured on each."""
+"""Turn matrices and implementations into a plan."""
 
 from __future__ import annotations
 
@@ -23,18 +23,17 @@ from nsabench.sources import digest_of
 
 
 def shipped_matrices() -> dict[str, Path]:
-    """Return the shipped matrices by name."""
     folder = Path(str(files("nsabench_matrices")))
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
 def find_matrix(given: str) -> Path:
-    """Return the file of a matrix, given by path or by the name of a shipped matrix."""
+    """Return the file of a matrix, given as a path or by the name of a shipped matrix."""
     path = Path(given)
     if path.is_file():
         return path
     shipped = shipped_matrices()
-    # `matrices/NAME.yaml` also works where the checkout is not the working directory.
+    # `matrices/NAME.yaml` also works outside a checkout.
     if path.stem in shipped and path.parent in (Path(), Path("matrices")):
         return shipped[path.stem]
     raise UsageError(f"there is no matrix {given!r}", nearest(path.stem, list(shipped)))
@@ -54,13 +53,10 @@ def resolve(
     narrowed: Narrowed = ALL,
     tag: str = "",
 ) -> Plan:
-    """Span the matrices into a plan. A case named by two matrices is measured once, as the first
-    one says.
+    """Return the plan of some matrices. If two name the same case, the first one counts.
 
-    narrowed: the cases and candidates that are asked for among them. tag: a word in the run's id.
-
-    Raises `UsageError` for a pattern without an implementation, a bad shard or tag, and if nothing
-    is left to measure.
+    tag: a word in the id of the run. Raises `UsageError` for a pattern without an implementation, a
+    bad shard or tag, and if nothing is left to measure.
     """
     if not re.fullmatch(r"[A-Za-z0-9-]{0,40}", tag):
         raise UsageError(f"{tag!r} is not a tag", "use up to 40 letters, digits and hyphens.")
@@ -102,12 +98,11 @@ def resolve(
 def _with_controls(
     cases: list[PlannedCase], implementations: Sequence[ImplementationInfo]
 ) -> list[PlannedCase]:
-    """Add each control, and the baseline that it wraps, to two cases of each group: the least and
-    the most work. A group has one direction and mode, one size of the dtype, and one stream or
-    several. Cases in which the control's baseline is measured anyway are preferred.
+    """Add each control, and the baseline that it wraps, to two cases of each group.
 
-    The bench catches a control whatever the shape is, and controls in every case would take longer
-    than the measurement.
+    A group has one direction, mode and size of the dtype, and one stream or several. Its two cases
+    have the least and the most work, if possible of those that measure the control's baseline
+    anyway. Controls in every case would take longer than the measurement.
     """
     added: dict[str, list[ImplementationInfo]] = {}
     baselines = {i.name for i in implementations if i.role is Role.BASELINE}
@@ -145,7 +140,7 @@ def _select(
     implementations: Sequence[ImplementationInfo],
     kernels: Path | None,
 ) -> tuple[str, ...]:
-    """Return what a matrix measures on a case, without the controls."""
+    """Return the implementations that a matrix measures on a case, without controls."""
     of_op = [i for i in implementations if i.op == case.op]
     selection = loaded.selection
     for pattern in [*selection.only, *selection.skip]:
@@ -176,9 +171,9 @@ def _select(
 
 
 def load_matrices(given: Sequence[str]) -> list[LoadedMatrix]:
-    """Span matrices, each a path or the name of a shipped matrix.
+    """Load matrices as `find_matrix` finds them.
 
-    Raises `UsageError` if one cannot be spanned, or an op from outside fails on a case.
+    Raises `UsageError` if an op from outside fails for one of the cases.
     """
     matrices = [loaded for name in given for loaded in matrix.load(find_matrix(name))]
     for case in (case for loaded in matrices for case in loaded.cases):
@@ -187,6 +182,6 @@ def load_matrices(given: Sequence[str]) -> list[LoadedMatrix]:
 
 
 def default_matrices(device: Device) -> list[str]:
-    """Return the matrices of `all` without arguments: all on a GPU, the quick one on a CPU."""
+    """Return the names of the matrices that `all` measures without arguments."""
     others = [name for name in shipped_matrices() if name != "quick"]
     return ["quick"] if device == "cpu" else others

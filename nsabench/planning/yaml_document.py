@@ -1,4 +1,4 @@
-"""Read YAML and remember lines, so that an error can name file, line and field."""
+"""Read YAML and remember lines, so that errors can name file, line and field."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from nsabench.reading import read as read_bytes
 
 M = TypeVar("M", bound=BaseModel)
 Path_ = tuple[str | int, ...]
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C is ten times as fast
-# The value of `1:1:1...`, a number to base 60, takes time by the square of its length.
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the loader in C is 10 times as fast
+# YAML reads `1:1:1...` as a number to base 60, in a time that grows with the square of its length.
 LONG_NUMBER = re.compile(r"[-+0-9_:.]{400,}")
 
 
 @dataclass(frozen=True)
 class Document:
-    """A parsed YAML file: plain data, and the line on which each key or item starts."""
+    """A parsed YAML document: plain data, and the line on which each key or item starts."""
 
     file: str
     data: Any
@@ -33,7 +33,7 @@ class Document:
     content: bytes = b""  # of the whole file
 
     def where(self, field: Path_) -> str:
-        """`file:line: field`, for the deepest part of `field` that is in the file."""
+        """Return `file:line: field`, with the line of the deepest part that is in the file."""
         listed = field
         while listed and listed not in self.lines:
             listed = listed[:-1]
@@ -48,7 +48,7 @@ def dotted(field: Path_) -> str:
 
 
 def read(path: Path) -> list[Document]:
-    """Return the documents of a YAML file, at least one. Raises `UsageError` for any other file."""
+    """Return the documents of a YAML file, at least one."""
     try:
         data = read_bytes(path, limits.MATRIX)
         text = data.decode()
@@ -72,8 +72,10 @@ def read(path: Path) -> list[Document]:
 
 
 def refuse_nested(text: str) -> None:
-    """Raise `OutOfBounds` for aliases, deep nesting and very long numbers: they take long to build.
-    Raises `yaml.YAMLError` if the text is not YAML."""
+    """Raise `OutOfBounds` for aliases, deep nesting and very long numbers, which take long to load.
+
+    Raises `yaml.YAMLError` if the text is not YAML.
+    """
     depth = 0
     for event in yaml.parse(text, Loader=LOADER):
         line = event.start_mark.line + 1 if event.start_mark else 1
@@ -107,18 +109,17 @@ def _plain(node: yaml.Node, place: Path_, lines: dict[Path_, int], file: str) ->
     loader = yaml.SafeLoader("")
     try:
         return loader.construct_object(node, deep=True)
-    except (KeyError, IndexError, AttributeError):  # from constructors
+    except (KeyError, IndexError, AttributeError):
         kind = node.tag.rpartition(":")[2]
         raise UsageError(
-            f"{file}:{lines[place]}: {node.value!r} is no {kind}", "mend the value there."
+            f"{file}:{lines[place]}: {node.value!r} is not a valid {kind}", "mend the value there."
         ) from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
-        problem = getattr(error, "problem", None) or error  # the whole of it has several lines
+        problem = getattr(error, "problem", None) or error  # `error` has several lines
         raise UsageError(f"{file}:{lines[place]}: {problem}", "mend the value there.") from None
 
 
 def parse(document: Document, model: type[M]) -> M:
-    """Validate the document as `model`. Raises `UsageError` with file, line, field and remedy."""
     try:
         return model.model_validate(document.data)
     except ValidationError as error:
@@ -128,12 +129,12 @@ def parse(document: Document, model: type[M]) -> M:
 def explain(
     document: Document, error: ValidationError, model: type[BaseModel], place: Path_ = ()
 ) -> UsageError:
-    """Turn the first validation error of a document into a sentence with a remedy."""
+    """Return the first validation error of a document as a sentence with a remedy."""
     first = error.errors()[0]
     field = _field(document, place, first["loc"])
     where = document.where(field)
     if first["type"] == "extra_forbidden":
-        valid = _siblings(model, first["loc"])
+        valid = _valid_keys(model, first["loc"])
         return UsageError(f"{where} is not a known key", nearest(str(first["loc"][-1]), valid))
     if first["type"] == "missing":
         return UsageError(f"{where} is missing", "add it.")
@@ -141,8 +142,8 @@ def explain(
         context = first["ctx"]
         expected = context["expected_tags"]
         return UsageError(
-            f"{where}: {context['tag']!r} is no {context['discriminator'].strip(chr(39))} of it",
-            f"it is one of {expected}.",
+            f"{where}: {context['tag']!r} is not a {context['discriminator'].strip(chr(39))}",
+            f"give one of {expected}.",
         )
     given = first.get("input")
     shown = f" (given: {given!r})" if isinstance(given, str | int | float | bool) else ""
@@ -151,7 +152,7 @@ def explain(
 
 
 def _field(document: Document, place: Path_, location: tuple[str | int, ...]) -> Path_:
-    """Turn a location of pydantic into a path in the file, which has no tags of unions."""
+    """Return a location of pydantic as a path in the file, without the tags of unions."""
     field = place
     for part in location[:-1]:
         if (*field, part) in document.lines:
@@ -169,8 +170,7 @@ def nearest(key: str, valid: list[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"valid keys: {', '.join(sorted(valid))}."
 
 
-def _siblings(model: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
-    """Return the keys that are valid in the place of an unknown one."""
+def _valid_keys(model: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
     current: list[type[BaseModel]] = [model]
     for part in location[:-1]:
         tagged = [m for m in current if _kind(m) == part]

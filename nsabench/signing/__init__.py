@@ -1,4 +1,4 @@
-"""The keys that sign runs, and how they are kept from the code that is measured."""
+"""Make and read the keys that sign runs, and hide them from the code that is measured."""
 
 from nsabench.signing.signer import Signer, load_signer, named_signer
 

@@ -1,4 +1,4 @@
-"""Makes, reads and names Ed25519 keys."""
+"""Make, read and write Ed25519 keys."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _PUBLIC = re.compile(rb"-----BEGIN PUBLIC KEY-----.*?-----END PUBLIC KEY-----", 
 
 
 def private_key(pem: bytes, source: str, passphrase: bytes | None) -> Ed25519PrivateKey:
-    """Raises `UsageError` if `pem` is not an Ed25519 key or the passphrase does not open it."""
+    """Raise `UsageError` if `pem` is not an Ed25519 key, or the passphrase does not open it."""
     try:
         key = load_pem_private_key(pem, passphrase)
     except TypeError:
@@ -63,12 +63,10 @@ def private_key(pem: bytes, source: str, passphrase: bytes | None) -> Ed25519Pri
 
 
 def private_pem(key: Ed25519PrivateKey, passphrase: bytes | None = None) -> bytes:
-    """Return PKCS #8, encrypted if there is a passphrase.
-
-    `BestAvailableEncryption` derives a key in 2,048 rounds, so this writes PBES2 (RFC 8018) itself.
-    """
+    """Return PKCS #8, encrypted if there is a passphrase."""
     if not passphrase:
         return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    # PBES2 (RFC 8018). `BestAvailableEncryption` would derive the key in 2,048 rounds only.
     salt, vector = os.urandom(16), os.urandom(16)
     derived = PBKDF2HMAC(SHA256(), 32, salt, ROUNDS).derive(passphrase)
     pad, encrypt = PKCS7(128).padder(), Cipher(AES(derived), CBC(vector)).encryptor()
@@ -90,10 +88,9 @@ def _der(tag: int, *parts: bytes) -> bytes:
 
 
 def generate(path: Path, passphrase: bytes) -> Ed25519PublicKey:
-    """Write an encrypted PKCS #8 key (mode 0600) to `path`, and its public half to `path`.pub.
+    """Write an encrypted private key to `path`, and its public half to `path`.pub.
 
-    Raises `UsageError` for a short passphrase, or if either file exists or cannot be written; then
-    neither is written.
+    Raises `UsageError` for a short passphrase, and as `create` does.
     """
     if len(passphrase) < LEAST_PASSPHRASE:
         raise UsageError(
@@ -109,10 +106,7 @@ def generate(path: Path, passphrase: bytes) -> Ed25519PublicKey:
 
 
 def create(*wanted: tuple[Path, bytes, int]) -> None:
-    """Write new files (path, content, mode), all or none.
-
-    Raises `UsageError` if one exists or cannot be written.
-    """
+    """Write new files (path, content, mode). If one exists or cannot be written, none is made."""
     made: list[Path] = []
     try:
         for path, _, _ in wanted:
@@ -120,14 +114,14 @@ def create(*wanted: tuple[Path, bytes, int]) -> None:
                 raise FileExistsError(str(path))
         for path, data, mode in wanted:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # O_EXCL and the mode: no other key is overwritten, and others can never read it.
+            # O_EXCL overwrites no key. With the mode, no other user can ever read it.
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
             made.append(path)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
     except OSError as error:
-        for one in made:
-            one.unlink(missing_ok=True)
+        for path_made in made:
+            path_made.unlink(missing_ok=True)
         if isinstance(error, FileExistsError) and os.path.lexists(path):
             raise UsageError(f"{path} is there already", "give another name with --out.") from None
         raise UsageError(
@@ -153,7 +147,7 @@ def keyid_of(key: Ed25519PublicKey) -> str:
 
 
 def public_key_of_der(der: bytes) -> Ed25519PublicKey:
-    """Raises `ValueError` if `der` is not the DER form of an Ed25519 public key."""
+    """Raise `ValueError` if `der` is not the DER form of an Ed25519 public key."""
     try:
         key = load_der_public_key(der)
     except UnsupportedAlgorithm as error:
@@ -164,10 +158,7 @@ def public_key_of_der(der: bytes) -> Ed25519PublicKey:
 
 
 def read_publics(path: Path) -> list[Ed25519PublicKey]:
-    """Return all keys of a file.
-
-    Raises `UsageError` if `path` holds no Ed25519 public key in PEM, or also something else.
-    """
+    """Return all keys of a file, which may hold nothing but Ed25519 public keys in PEM."""
     content = read(path, "the public key")
     found: list[Ed25519PublicKey] = []
     with suppress(ValueError, UnsupportedAlgorithm):
@@ -182,10 +173,7 @@ def read_publics(path: Path) -> list[Ed25519PublicKey]:
 
 
 def read(path: Path, what: str) -> bytes:
-    """Read a file, or the rest of an open descriptor (`/dev/fd/3`), and close it.
-
-    Raises `UsageError` if it cannot be read.
-    """
+    """Read a file, or the rest of an open descriptor (`/dev/fd/3`), and close it."""
     descriptor = _DESCRIPTOR.fullmatch(str(path))
     try:
         if descriptor is None:

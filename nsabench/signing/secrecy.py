@@ -1,7 +1,7 @@
-"""Hides the secrets of this process from the processes that it starts, which run foreign code.
+"""Hide the secrets of this process from its children, which run foreign code as the same user.
 
-They have the same uid. Linux hides the memory, the first environment and the descriptors of a
-process that is not dumpable from every process without CAP_SYS_PTRACE.
+Linux hides the memory, environment and descriptors of a process that is not dumpable from every
+process without CAP_SYS_PTRACE.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 PR_SET_DUMPABLE = 4
 PR_CAPBSET_DROP = 24
 CAP_SYS_PTRACE = 19
-# Variables that hold or name the key, and those of CI services for identity tokens.
+# Variables that hold or name the key, and identity tokens of CI services.
 _PREFIXES = (
     "NSABENCH_SIGNING_KEY",
     "ACTIONS_ID_TOKEN_REQUEST_",
@@ -23,9 +23,9 @@ _withheld: dict[str, str] = {}
 
 
 def seclude() -> None:
-    """Close this process to those that it starts, and remove its secrets from the environment.
+    """Close this process to its children, which also lose CAP_SYS_PTRACE, and withhold its secrets.
 
-    Call it before anything is started. If root calls it, its children have no CAP_SYS_PTRACE.
+    Call it before anything is started.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
@@ -33,8 +33,7 @@ def seclude() -> None:
     libc.getenv.restype = ctypes.c_void_p
     for name in [name for name in os.environ if is_secret(name)]:
         _withheld[name] = os.environ[name]
-        # /proc/PID/environ shows the block that the process was started with, also what is deleted
-        # from the environment. Root, crash reporters and monitors read it.
+        # Otherwise /proc/PID/environ still shows it to root, crash reporters and monitors.
         address = libc.getenv(name.encode())
         if address:
             ctypes.memset(address, 0, len(ctypes.string_at(address)))
@@ -42,26 +41,25 @@ def seclude() -> None:
 
 
 def is_secret(name: str) -> bool:
-    """Return whether foreign code must not see a variable."""
     return name.startswith(_PREFIXES)
 
 
 def variables() -> dict[str, str]:
-    """Return the secret variables, also those that were removed from the environment."""
+    """Return the secret variables, including those that `seclude` removed."""
     return {**_withheld, **{name: os.environ[name] for name in os.environ if is_secret(name)}}
 
 
 def ancestors_with(name: str) -> list[int]:
-    """Return the processes above this one whose first environment holds a readable variable."""
-    found = []
+    """Return the processes above this one that were started with a variable and let it be read."""
+    pids = []
     pid = os.getppid()
     while pid > 1:
         try:
             environment = Path(f"/proc/{pid}/environ").read_bytes()
             status = Path(f"/proc/{pid}/stat").read_text()
-        except OSError:  # it is gone, or cannot be read
+        except OSError:  # ended, or not readable
             break
         if any(line.startswith(f"{name}=".encode()) for line in environment.split(b"\0")):
-            found.append(pid)
+            pids.append(pid)
         pid = int(status.rpartition(")")[2].split()[1])
-    return found
+    return pids

@@ -20,14 +20,9 @@ RUN_KEY = "run.key"  # the file of an ephemeral key, in the folder of an unfinis
 
 @dataclass(frozen=True)
 class Signer:
-    """A private key. ephemeral: made for one run and forgotten after it.
-
-    exposed: ways in which code with the rights of this process could read the key, a sentence each.
-    """
-
     key: Ed25519PrivateKey
-    ephemeral: bool
-    exposed: tuple[str, ...] = ()
+    ephemeral: bool  # made for one run and forgotten after it
+    exposed: tuple[str, ...] = ()  # sentences: how code of the same user could read the key
 
     @property
     def keyid(self) -> str:
@@ -35,15 +30,12 @@ class Signer:
 
 
 def load_signer(variables: Mapping[str, str] | None = None) -> Signer:
-    """Return the `named_signer`, or an ephemeral one if none is named."""
+    """Return the `named_signer`, or else an ephemeral one."""
     return named_signer(variables) or Signer(Ed25519PrivateKey.generate(), ephemeral=True)
 
 
 def named_signer(variables: Mapping[str, str] | None = None) -> Signer | None:
-    """Return the signer that the environment variables name.
-
-    Raises `UsageError` if they name a key that cannot be used.
-    """
+    """Return the signer that the environment names. Raises `UsageError` for an unusable key."""
     variables = secrecy.variables() if variables is None else variables
     named = [name for name in (KEY_FILE, KEY) if variables.get(name)]
     if len(named) > 1:
@@ -51,7 +43,8 @@ def named_signer(variables: Mapping[str, str] | None = None) -> Signer | None:
     if not named:
         return None
     value = variables[named[0]]
-    if named == [KEY_FILE] and _is_open_to_all(Path(value)):
+    path = Path(value)
+    if named == [KEY_FILE] and path.is_file() and path.stat().st_mode & 0o006:
         raise UsageError(
             f"{value} holds a signing key, and every user of this machine may read or write it",
             f"`chmod 600 {value}`; if it was there for long, make another key.",
@@ -64,12 +57,8 @@ def named_signer(variables: Mapping[str, str] | None = None) -> Signer | None:
     return Signer(key, False, tuple(_exposures(named[0], value, opened_by)))
 
 
-def _is_open_to_all(path: Path) -> bool:
-    return path.is_file() and bool(path.stat().st_mode & 0o006)
-
-
 def read_passphrase(path: Path) -> bytes:
-    """Return the first line of a file. Raises `UsageError` if it is empty."""
+    """Return the first line of a file, which may not be empty."""
     lines = keys.read(path, PASSPHRASE_FILE).splitlines()
     if not lines or not lines[0]:
         raise UsageError(f"{path} holds no passphrase", "write it into its first line.")
@@ -77,14 +66,13 @@ def read_passphrase(path: Path) -> bytes:
 
 
 def make_run_key(run: Path) -> Signer:
-    """Make an ephemeral key, and keep it in the run folder for a resumption."""
+    """Make an ephemeral key, and keep it in the run folder so that the run can be resumed."""
     key = Ed25519PrivateKey.generate()
     keys.create((run / RUN_KEY, keys.private_pem(key), 0o600))
     return Signer(key, ephemeral=True)
 
 
 def read_run_key(run: Path) -> Signer | None:
-    """Return the ephemeral key that is kept in the run folder, if there is one."""
     path = run / RUN_KEY
     if not path.is_file():
         return None
@@ -93,9 +81,9 @@ def read_run_key(run: Path) -> Signer | None:
 
 
 def _exposures(name: str, value: str, passphrase_file: str | None) -> list[str]:
-    """Return the sentences of `Signer.exposed`. passphrase_file: None if the key is in clear."""
+    """Return `Signer.exposed` of a key. passphrase_file: None if the key is not encrypted."""
     if passphrase_file is not None and not _is_readable_again(passphrase_file):
-        return []  # code that finds the key cannot open it
+        return []  # without the passphrase, the key is of no use
     opened = f" and its passphrase in {passphrase_file}" if passphrase_file else ""
     if name == KEY_FILE:
         return [f"{value}{opened} can be read"] if _is_readable_again(value) else []
@@ -106,5 +94,5 @@ def _exposures(name: str, value: str, passphrase_file: str | None) -> list[str]:
 
 
 def _is_readable_again(path: str) -> bool:
-    """A pipe that was read to its end is not readable again."""
+    # A pipe that was read to its end is not readable again.
     return Path(path).is_file() and os.access(path, os.R_OK)

@@ -65,7 +65,7 @@ def test_a_name_that_is_not_there_may_be_of_a_file_that_was_not_given(tmp_path: 
 def test_a_kind_that_is_not_there_is_said_in_plain_words(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as refused:
         spanned(tmp_path, more="timing: {stopping: {kind: fixed, rounds: 20}}\n")
-    assert str(refused.value).endswith("timing.stopping: 'fixed' is no kind of it")
+    assert str(refused.value).endswith("timing.stopping: 'fixed' is not a kind")
     assert "'fixed_count'" in refused.value.remedy
 
 

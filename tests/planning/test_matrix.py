@@ -124,8 +124,8 @@ def test_an_id_depends_on_what_is_measured_only(tmp_path: Path) -> None:
         ),
         ("op: selection_rows\nop: selection_rows\n", "m.yaml:2: op is given twice", "remove"),
         ("op: [\n", "not YAML", "mend"),
-        ("op: !!bool maybe\n", "m.yaml:1: 'maybe' is no bool", "mend"),
-        ("op: !!timestamp foo\n", "m.yaml:1: 'foo' is no timestamp", "mend"),
+        ("op: !!bool maybe\n", "m.yaml:1: 'maybe' is not a valid bool", "mend"),
+        ("op: !!timestamp foo\n", "m.yaml:1: 'foo' is not a valid timestamp", "mend"),
         ("op: " + "[" * 40 + "]" * 40, "nested over 32 levels deep in line 1", "shorter"),
         (
             "op: selection_rows\naxes: {N: 1, H: 1, L: 4, D: 8}\n"

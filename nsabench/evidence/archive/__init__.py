@@ -4,12 +4,11 @@
                                         samples-HASH.parquet
                                         manifest.dsse.json
 
-The tables are the run's own files, byte for byte, so the signature can be checked at any time.
-Their names hold the first 16 digits of their hash, so two writers of different content never touch
-the same object. The manifest is written last, and readers only look for manifests. So a run is
-there as a whole or not at all, also if its writer is killed.
+The tables are the run's own files, byte for byte. Their names hold the first 16 digits of their
+hash, so two writers of different content never touch the same object. The manifest is written last,
+and readers only look for manifests, so an archive never holds half a run.
 
-`archive.query` is imported by itself, because it needs DuckDB, which images leave out.
+Import `archive.query` directly: it needs DuckDB, which images do not have.
 """
 
 from nsabench.evidence.archive.archive import Added, Archive, ArchivedRun, Surveyed

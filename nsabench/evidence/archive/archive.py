@@ -35,7 +35,7 @@ from nsabench.model.record import Record
 from nsabench.verdicts.parquet import TABLES
 from nsabench.verdicts.tables import batches, records_in
 
-READERS = 16  # requests that are under way at once
+READERS = 16  # requests at once
 
 
 class Added(StrEnum):
@@ -45,7 +45,7 @@ class Added(StrEnum):
 
 @dataclass(frozen=True)
 class ArchivedRun:
-    """A whole run of an archive. prefix: of its objects, ends in `/`."""
+    """A complete run of an archive. prefix: of the names of its objects, ends in `/`."""
 
     prefix: str
     statement: Statement
@@ -56,7 +56,6 @@ class ArchivedRun:
         return self.statement.predicate.run_id
 
     def digest(self, table: str) -> str:
-        """The sha256 of a table. Raises `VerificationFailed` if the manifest does not name it."""
         try:
             return self.statement.digests[f"{table}.parquet"]
         except KeyError:
@@ -68,8 +67,7 @@ class ArchivedRun:
 
 @dataclass(frozen=True)
 class Surveyed:
-    """The contents of an archive. sound: verified runs, by id. broken: a sentence about each other
-    run. stray: how many objects have no manifest beside them."""
+    """broken: a sentence about each run that is not sound. stray: objects without a manifest."""
 
     sound: list[ArchivedRun]
     broken: list[str]
@@ -77,7 +75,7 @@ class Surveyed:
 
 
 class Archive:
-    """Runs in a store. Raises `UsageError` or `EnvironmentRefused` if it cannot be reached."""
+    """Verified runs in a store."""
 
     def __init__(self, location: str, *, create: bool = False) -> None:
         self.store = Store(location, create=create)
@@ -85,17 +83,13 @@ class Archive:
     def add(
         self, run: Path, *, trusted: Iterable[str] = (), require: Trust = Trust.EPHEMERAL
     ) -> tuple[Added, str]:
-        """Verify a run, copy it, and return what became of it and its prefix.
-
-        Adding a run again changes nothing. Raises `VerificationFailed` if the run is not what it
-        claims to be, or another run with the same id is there already.
-        """
+        """Verify a run, copy it, and return whether it was new, and its prefix."""
         report = verify(run, trusted=trusted, require=require)
         report.raise_if_broken()
         return self.add_verified(report)
 
     def add_verified(self, report: Report) -> tuple[Added, str]:
-        """Copy a run that was verified; else as `add`."""
+        """Copy a verified run. Raises `VerificationFailed` if its id is taken by another run."""
         run, predicate = report.folder, report.predicate
         if predicate is None:
             raise VerificationFailed(f"{run} is unsigned", "an archive keeps signed runs only.")
@@ -130,8 +124,7 @@ class Archive:
     def survey(
         self, trusted: frozenset[str] = frozenset(), require: Trust = Trust.EPHEMERAL
     ) -> Surveyed:
-        """Verify all runs: signatures, hashes, and that the tables are what the manifests say. A
-        table that was verified before is not read again."""
+        """Verify all runs. Tables that were verified before are not read again."""
         stamps = self.store.stamps()
         manifests = [n for n in stamps if n.endswith("/" + MANIFEST)]
         seen, revoked = Seen(), revocations()
@@ -143,11 +136,11 @@ class Archive:
                 return f"{name.removesuffix('/' + MANIFEST)}: {error}"
 
         with ThreadPoolExecutor(READERS) as pool:
-            looked = list(pool.map(checked, sorted(manifests)))
+            results = list(pool.map(checked, sorted(manifests)))
         seen.keep()
-        runs = [one for one in looked if isinstance(one, ArchivedRun)]
-        broken = [one for one in looked if isinstance(one, str)]
-        # Each may be sound by itself, but an answer from both would count a run twice.
+        runs = [run for run in results if isinstance(run, ArchivedRun)]
+        broken = [sentence for sentence in results if isinstance(sentence, str)]
+        # A query over two copies of a run would count it twice.
         times = Counter(run.run_id for run in runs)
         broken += [
             f"{run.prefix.removesuffix('/')}: the run {run.run_id} is in the archive "
@@ -156,8 +149,8 @@ class Archive:
             if times[run.run_id] > 1
         ]
         sound = sorted((r for r in runs if times[r.run_id] == 1), key=lambda run: run.run_id)
-        whole = {n.removesuffix(MANIFEST) for n in manifests}
-        stray = sum(n.rpartition("/")[0] + "/" not in whole for n in stamps)
+        complete = {n.removesuffix(MANIFEST) for n in manifests}
+        stray = sum(n.rpartition("/")[0] + "/" not in complete for n in stamps)
         return Surveyed(sound, broken, stray)
 
     def _check(
@@ -194,28 +187,25 @@ class Archive:
         return run
 
     def file(self, run: ArchivedRun, table: str, scratch: Path) -> Path:
-        """Return a table of a verified run as a file. If it is a copy of an object in a bucket, it
-        is hashed again, because the object may have been replaced since the survey."""
+        """Return a table of a verified run as a file."""
         path = self.store.as_file(run.object(table), scratch, limits.TABLE)
-        if self.store.folder is None:
+        if self.store.folder is None:  # the object may have been replaced after the survey
             _refuse_changed(path, run, table)
         return path
 
     def records(self, run: ArchivedRun) -> list[Record]:
-        """Return the records of a verified run. Raises as `file` does."""
         with TemporaryDirectory() as scratch:
             tables = ("records", "comparisons")
             return records_in(*(self.file(run, table, Path(scratch)) for table in tables))
 
 
 def _check_tables(folder: Path, predicate: Predicate) -> None:
-    """Check tables of which neither the plan nor the log is there: they are what the manifest says
-    in brief."""
+    """Check tables against the manifest. An archive holds no plan and no log to derive them."""
     check_summary(folder, predicate)
     for path in (folder / f"{table}.parquet" for table in TABLES):
         with readable(path):
             refuse_misfit(path)
-            for part in batches(path):  # all columns, so that a broken page anywhere is found
+            for part in batches(path):  # reads all columns, to find a broken page anywhere
                 part.validate(full=True)  # texts are UTF-8
                 if set(pc.unique(part["run_id"]).to_pylist()) - {predicate.run_id}:
                     raise VerificationFailed(f"{path.name} has rows of another run")

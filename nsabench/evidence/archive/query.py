@@ -1,7 +1,7 @@
-"""SQL over the tables of an archive, and over views of its runs and of what pays, through DuckDB.
+"""Query the tables, runs and break-even lengths of an archive in SQL, with DuckDB.
 
-DuckDB is opened without access to files, extensions or the network, and its configuration is
-locked before the question is asked. It reads the tables through Arrow.
+DuckDB has no access to files, extensions or the network, and its configuration is locked before the
+query runs. It reads the tables through Arrow.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ def query(
     *,
     patience_s: float = PATIENCE_S,
 ) -> pa.Table:
-    """Return the answer. Columns that some runs do not have are null for those runs.
+    """Return the answer of a query over some runs of an archive (None: all sound runs).
 
-    runs: of a survey, those to ask about; None: all sound runs. Raises `UsageError` if the archive
-    holds no runs, DuckDB refuses the question, or the answer takes too much time or memory.
+    A column that a run does not have is null for that run. Raises `UsageError` if the archive is
+    empty, DuckDB refuses the query, or the answer takes too much time or memory.
     """
     runs = archive.runs() if runs is None else runs
     if not runs:
@@ -97,7 +97,7 @@ def _register(
     runs: Sequence[ArchivedRun],
     scratch: Path,
 ) -> None:
-    """Make the views that the question names. Other tables are not fetched."""
+    """Make only the views that the query names, since tables may have to be fetched."""
     connection.register("runs", _runs(runs))
     named = sql.lower()
     for table in TABLES:
@@ -115,14 +115,13 @@ def _register(
 
 
 def _answer(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
-    """Fetch the answer in batches, since a few words can ask for an answer of any size."""
     answer = connection.sql(sql)
     if answer is None:
         raise UsageError("the query has no answer", "ask with SELECT.")
     # DuckDB 2.0 renamed the method.
     read = getattr(answer, "to_arrow_reader", None) or answer.fetch_arrow_reader
     reader = read(_BATCH)
-    batches, taken = [], 0
+    batches, taken = [], 0  # a short query can ask for an answer of any size
     for batch in reader:
         taken += batch.nbytes
         if taken > MEMORY:
@@ -137,13 +136,9 @@ def _files(archive: Archive, runs: Sequence[ArchivedRun], table: str, scratch: P
 
 
 def _payments(run: ArchivedRun, records: Path, comparisons: Path) -> Iterator[dict[str, Any]]:
-    """Yield the break-even lengths of a run, decided anew from its records.
-
-    Ops that are not installed here are left out, because their lengths are not known. Raises
-    `UsageError` if a file holds no records.
-    """
     predicate = run.statement.predicate
     environment = predicate.environment
+    # The lengths of an op that is not installed here are not known.
     known = [r for r in records_in(records, comparisons) if ops.find(r.op) is not None]
     for payment in break_even.decide(known):
         by, against = payment.used

@@ -1,7 +1,6 @@
-"""Remember which runs of archives were verified on this machine, so that each is read once.
+"""Remember which archived runs were verified on this machine, so that tables are read once.
 
-A run is remembered by its manifest, the address of the archive and what the store says of its
-tables (in a folder inode, size and times). Signatures and trust are checked every time.
+A key is made from the manifest of a run, its archive, and the store's stamps of its tables.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ MOST_BYTES = 16 * limits.MIB
 
 
 class Seen:
-    """The runs that were verified before. If they cannot be kept, they are verified again."""
+    """Keys of verified runs, kept in the user's cache if that is writable."""
 
     def __init__(self) -> None:
         self._path = user_cache() / "archived-runs.txt"

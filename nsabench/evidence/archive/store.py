@@ -30,8 +30,7 @@ PATIENCE = timedelta(seconds=20)
 
 
 class Store:
-    """Objects by name. Every method raises `EnvironmentRefused` if the store cannot be reached, or
-    refuses."""
+    """Objects by name. Every method raises `EnvironmentRefused` if the store fails or refuses."""
 
     def __init__(self, location: str, *, create: bool = False) -> None:
         self.location = location
@@ -40,7 +39,7 @@ class Store:
         if not rest:
             folder = Path(location)
             if not create and not folder.is_dir():
-                raise UsageError(f"there is no archive in {location}", "give its folder.")
+                raise UsageError(f"the archive {location} does not exist", "give its folder.")
             self.folder = folder.resolve()
             with self._errors():
                 self._store: LocalStore | S3Store = LocalStore(self.folder, mkdir=True)
@@ -62,7 +61,7 @@ class Store:
         return sorted(self.stamps())
 
     def stamps(self) -> dict[str, str]:
-        """Return all objects by name, each with a text that changes if it is replaced."""
+        """Return a stamp of each object by name. It changes if the object is replaced."""
         with self._errors():
             if self.folder is not None:
                 return dict(_files(self.folder))
@@ -70,7 +69,7 @@ class Store:
             return {entry["path"]: _stamp(entry) for entry in entries}
 
     def read(self, name: str, most: int) -> bytes:
-        """Raises `VerificationFailed` if there is no such object, or it has over `most` bytes."""
+        """Raises `VerificationFailed` if the object is missing or has more than `most` bytes."""
         with self._errors():
             try:
                 if self.folder is not None:
@@ -85,7 +84,7 @@ class Store:
                 raise VerificationFailed(f"{name} {error}") from None
 
     def as_file(self, name: str, scratch: Path, most: int) -> Path:
-        """Return an object as a file, which is a copy in `scratch` if it is in a bucket."""
+        """Return an object as a file. An object from a bucket is copied into `scratch`."""
         if self.folder is not None:
             return self.folder / name
         # The name of an object may be longer than a file name, and hold other characters.
@@ -95,7 +94,7 @@ class Store:
         return path
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write an object. False if there is one of that name, which stays as it is."""
+        """Write an object. Return False if it exists; then it stays as it is."""
         with self._errors():
             try:
                 obstore.put(self._store, name, data, mode="create", use_multipart=False)
@@ -116,16 +115,16 @@ class Store:
 
 
 def _files(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the files below a folder, whatever their names. Links are passed over."""
+    """Yield name and stamp of each file below a folder. Links are left out."""
     for where, _, names in os.walk(folder, onerror=_unreadable):
         for name in names:
             path = Path(where, name)
             try:
                 found = path.lstat()
             except FileNotFoundError:
-                continue  # removed since
+                continue  # removed meanwhile
             if stat.S_ISREG(found.st_mode):
-                # st_ctime_ns is set by the system alone.
+                # No program can set st_ctime_ns.
                 stamp = f"{found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
                 yield path.relative_to(folder).as_posix(), stamp
 
@@ -139,6 +138,5 @@ def _stamp(entry: Mapping[str, Any]) -> str:
 
 
 def _names_http() -> bool:
-    """Whether the endpoint is http://, as for a server on loopback."""
     named = (os.environ.get(name, "") for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT"))
     return any(endpoint.startswith("http://") for endpoint in named)

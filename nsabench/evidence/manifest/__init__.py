@@ -1,4 +1,7 @@
-"""The signed manifest of a run: what was measured where, and the hash of every file."""
+"""Make and verify the signed manifest of a run.
+
+Functions raise `VerificationFailed` if something is missing, unreadable, altered or too large.
+"""
 
 from nsabench.evidence.manifest.seal import seal
 from nsabench.evidence.manifest.verify import Report, refuse_altered, signed_around, verify

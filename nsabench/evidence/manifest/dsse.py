@@ -1,4 +1,4 @@
-"""DSSE envelopes: a signature over bytes and their type, without canonical JSON.
+"""Sign bytes together with their type, in a DSSE envelope.
 
 https://github.com/secure-systems-lab/dsse/blob/master/protocol.md and envelope.md
 """
@@ -37,7 +37,7 @@ class Envelope(Frozen):
     signatures: list[Signature]
 
     def to_json(self) -> bytes:
-        """One field a line, so that `sed` can take it apart."""
+        """Return JSON with one field a line, so that `sed` can take it apart."""
         return json.dumps(self.model_dump(), indent=1, sort_keys=True).encode() + b"\n"
 
     @classmethod
@@ -50,15 +50,11 @@ class Envelope(Frozen):
         return envelope
 
     def content(self) -> bytes:
-        """Decode the payload, unverified. Raises `VerificationFailed` if it is not base64."""
+        """Return the payload, unverified."""
         return _decode(self.payload, "payload")
 
     def check(self, key: Ed25519PublicKey) -> str:
-        """Return the id of the key, once the only signature is by it.
-
-        Raises `VerificationFailed` if there are several signatures, or the signature or its key id
-        does not fit the key.
-        """
+        """Check that the only signature is by this key, and return the key's id."""
         if len(self.signatures) != 1:
             raise VerificationFailed(
                 f"the manifest has {len(self.signatures)} signatures where there is to be one"
@@ -102,7 +98,7 @@ def pae(payload_type: str, payload: bytes) -> bytes:
 
 
 def _decode(text: str, what: str) -> bytes:
-    # Strictly one encoding of the same bytes: no URL-safe alphabet, no blanks, no loose bits.
+    # Bytes must have one encoding: no URL-safe alphabet, no blanks, no loose bits.
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:

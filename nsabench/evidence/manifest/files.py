@@ -14,11 +14,7 @@ from nsabench.running.folder import is_run_file
 
 
 def listing(folder: Path) -> list[str]:
-    """Return the names of all files below `folder`, sorted.
-
-    Raises `VerificationFailed` for a link, a device, a pipe, a file that no run has, and more files
-    than a run has.
-    """
+    """Return the names of all files below `folder`, sorted. Only files of a run may be there."""
     if not folder.is_dir():
         raise VerificationFailed(f"{folder} is not a folder")
     names, taken = [], 0
@@ -47,7 +43,6 @@ def listing(folder: Path) -> list[str]:
 
 
 def sha256(folder: Path, name: str) -> str:
-    """Hash a file. Raises `VerificationFailed` if it cannot be read."""
     try:
         # A link may have been put there after the listing.
         with opened(folder / name, limits.FILE, flags=os.O_NOFOLLOW) as file:

@@ -1,4 +1,4 @@
-"""The keys that a reader trusts, and those that were revoked."""
+"""Read which keys a reader trusts, and which were revoked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KEYID = re.compile(r"[0-9a-f]{64}")
 
 
 class Why(StrEnum):
-    SUPERSEDED = "superseded"  # its owner has another one: earlier signatures count
+    SUPERSEDED = "superseded"  # replaced by another key: earlier signatures count
     COMPROMISED = "compromised"  # a thief may write any date: no signature counts
 
 
@@ -33,7 +33,6 @@ class Revocation:
     why: Why
 
     def concerns(self, signed: datetime) -> bool:
-        """Whether a signature with this date does not count."""
         if signed.tzinfo is None:
             signed = signed.replace(tzinfo=UTC)
         return self.why is Why.COMPROMISED or signed.astimezone(UTC).date() >= self.since
@@ -42,8 +41,7 @@ class Revocation:
 def trusted_keyids(
     files: tuple[Path, ...], variables: Mapping[str, str] | None = None
 ) -> frozenset[str]:
-    """Return the ids of all keys in `files`, and in the files and folders that
-    NSABENCH_TRUSTED_KEYS lists. Raises `UsageError` if a file holds no key."""
+    """Return the ids of all keys in `files` and in NSABENCH_TRUSTED_KEYS."""
     paths = list(files)
     for path in _listed(TRUSTED, variables):
         paths += sorted(path.glob("*.pub")) if path.is_dir() else [path]
@@ -55,8 +53,7 @@ def revocations(
 ) -> dict[str, Revocation]:
     """Return what `files` and the files in NSABENCH_REVOKED_KEYS revoke, by key id.
 
-    A line is `KEYID DATE superseded` or `KEYID DATE compromised`, and `#` begins a comment. The
-    strictest line about a key counts. Raises `UsageError` for any other line.
+    The strictest line about a key counts.
     """
     found: dict[str, Revocation] = {}
     for path in (*files, *_listed(REVOKED, variables)):
@@ -77,10 +74,7 @@ def revocations(
 def trust_in(
     predicate: Predicate, trusted: frozenset[str], revoked: Mapping[str, Revocation]
 ) -> Trust:
-    """Return how far a signature can be trusted, once it is verified.
-
-    Raises `VerificationFailed` if its key is revoked.
-    """
+    """Return how far a verified signature can be trusted. A revoked key is refused."""
     keyid = predicate.signer.keyid
     refuse_revoked(keyid, predicate.signed, revoked)
     return Trust.PINNED if keyid in trusted else predicate.signer.trust

@@ -1,7 +1,4 @@
-"""Check the log of a run; of a merged run the log, manifest and plan of each shard that it keeps.
-
-A merged run keeps each shard as its host measured and signed it, without the tables.
-"""
+"""Check the log of a run. A merged run keeps the log, plan and manifest of each shard."""
 
 from __future__ import annotations
 
@@ -33,22 +30,17 @@ _OWN = {"shard", "cases", "implementations", "kernels", "ops"}
 
 @dataclass(frozen=True)
 class Logged:
-    """The content of the log of a run. A merged run has that of its first shard, except for `cases`
-    and `outlying`.
-
-    cases: their number. described: the machine, by the first session. origin: the signer of the
-    log. outlying: why the times of a shard decide nothing, by its name.
-    """
+    """The content of a log. A merged run has the machine, signer and canary of its first shard."""
 
     cases: int
     described: Described
     origin: Origin
     canary: Canary
-    outlying: Mapping[str, str] = field(default_factory=dict)
+    outlying: Mapping[str, str] = field(default_factory=dict)  # shard -> why its times do not count
 
 
 def check_log(folder: Path, plan: Plan) -> Logged:
-    """Return what the log of a run holds, once it is of this plan and measured all of it."""
+    """Check that a log is of this plan and holds every case, and return its content."""
     found, origin = read_log(folder, plan)
     try:
         states = states_of(plan, found, Purpose.MAIN)
@@ -65,10 +57,7 @@ def check_log(folder: Path, plan: Plan) -> Logged:
 
 
 def read_log(folder: Path, plan: Plan) -> tuple[Log, Origin]:
-    """Return the log of a run, which may be interrupted, and its signer.
-
-    Raises `VerificationFailed` if a line is not what was measured, or is of another plan.
-    """
+    """Return the log of a run, finished or not, and its signer."""
     try:
         found, origin = log.examine(folder / "log.jsonl")
         belongs(plan, found)
@@ -78,7 +67,7 @@ def read_log(folder: Path, plan: Plan) -> tuple[Log, Origin]:
 
 
 def check_shards(folder: Path, plan: Plan) -> Logged:
-    """Return what the logs of a merged run hold, once each shard is as its host signed it."""
+    """Check that each shard is as its host signed it, and return what the logs hold."""
     if len(set(plan.shards)) != len(plan.shards):
         raise VerificationFailed("plan.json names a shard twice")
     shards = list(each(lambda run_id: _check_shard(folder, run_id), plan.shards))
@@ -91,7 +80,6 @@ def check_shards(folder: Path, plan: Plan) -> Logged:
 
 
 def _check_shard(folder: Path, run_id: str) -> tuple[Plan, Logged]:
-    """Check the files that are kept of a shard: its host signed them, and it measured them."""
     shard = RunFolder(folder).shard(run_id).path
     try:
         statement, keyid = signed(read_envelope(shard))
@@ -110,7 +98,6 @@ def _check_shard(folder: Path, run_id: str) -> tuple[Plan, Logged]:
 
 
 def _check_plan(plan: Plan, shards: Sequence[Plan]) -> None:
-    """Check that the plan of a merged run is what its shards make together."""
     try:
         differing = plan.differences(plan_together(shards, plan.run_id, plan.created))
     except UsageError as error:
@@ -120,10 +107,7 @@ def _check_plan(plan: Plan, shards: Sequence[Plan]) -> None:
 
 
 def plan_together(shards: Sequence[Plan], run_id: str, created: datetime) -> Plan:
-    """Return the plan of the run that shards are merged into.
-
-    Raises `UsageError` if they are not of one plan, or do not have each of its cases once.
-    """
+    """Return the plan of a merged run. Raises `UsageError` unless its shards make up one plan."""
     first = shards[0]
     cases: dict[str, PlannedCase] = {}
     implementations: dict[tuple[str, str], ImplementationInfo] = {}

@@ -1,4 +1,4 @@
-"""Seal a finished run: hash every file, say in brief what was measured where, and sign that."""
+"""Sign a finished run."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ from nsabench.signing.keys import public_der
 
 
 def seal(folder: Path, signer: Signer) -> Statement:
-    """Write `manifest.dsse.json` over all other files of the run, in one step.
+    """Write the manifest over all other files of the run.
 
-    Raises `VerificationFailed` when the folder holds a link or a file that no run has, and
-    `UsageError` when it holds no run.
+    Raises `VerificationFailed` if the folder holds a link or a file that no run has.
     """
     RunFolder(folder).refuse_foreign()
     statement = describe(folder, signer)
@@ -84,7 +83,7 @@ def brief_environment(path: Path) -> EnvironmentBrief:
     try:
         environment = Environment.read(path)
     except (OSError, ValueError):
-        # A run whose environment is not known is signed as such.
+        # The manifest then says that the environment is not known.
         return EnvironmentBrief(complete=False)
     return brief_of(environment)
 

@@ -1,8 +1,7 @@
 """The signed statement: an in-toto Statement v1 over the files of a run.
 
-The format is in docs/reference/manifest.md and in
-https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md. A change of meaning is a new
-predicate type.
+docs/reference/manifest.md describes the predicate. A change of meaning is a new predicate type.
+https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from nsabench.running.folder import MANIFEST
 from nsabench.signing.keys import public_key_of_der
 from nsabench.signing.signer import RUN_KEY
 
-# Files of a run that a manifest does not speak of.
 NOT_SIGNED = frozenset({MANIFEST, RUN_KEY})
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
@@ -36,7 +34,7 @@ class Trust(Word):
 
     UNSIGNED = "unsigned", "nothing shows that it was not altered"
     EPHEMERAL = "ephemeral", "not altered since it was made; nothing shows by whom"
-    UNPINNED = "unpinned", "not altered since its key signed it; that key is none that you trust"
+    UNPINNED = "unpinned", "not altered since its key signed it; you do not trust that key"
     PINNED = "pinned", "signed by a key that you trust"
 
     def reaches(self, other: Trust) -> bool:
@@ -54,11 +52,9 @@ class Subject(Frozen):
 
 
 class SignedBy(Frozen):
-    """public_key: base64 of the DER form. trust: what the signer says of its key."""
-
     keyid: Sha256
-    public_key: str
-    trust: Literal[Trust.EPHEMERAL, Trust.UNPINNED]
+    public_key: str  # base64 of the DER form
+    trust: Literal[Trust.EPHEMERAL, Trust.UNPINNED]  # as the signer says
 
 
 class Library(Frozen):
@@ -78,7 +74,7 @@ class PlanBrief(Frozen):
     ops_sha256: str
     packages: dict[str, Library]  # by name, those that were installed
     cases: Count
-    shards: tuple[RunId, ...] = ()  # that it was merged of
+    shards: tuple[RunId, ...] = ()  # that were merged
 
 
 class EnvironmentBrief(Frozen):
@@ -94,9 +90,7 @@ class EnvironmentBrief(Frozen):
     cuda: str | None = None
     combo: str | None = None
     image_digest: str | None = None
-    commits: dict[str, str] = Field(
-        default={}
-    )  # by checkout; "-dirty" is appended if files are altered
+    commits: dict[str, str] = Field(default={})  # by checkout; "-dirty" if files were changed
 
 
 class Predicate(Frozen):
@@ -131,7 +125,6 @@ class Statement(BaseModel):
 
     @classmethod
     def parse(cls, data: bytes) -> Statement:
-        """Parse a statement. Raises `VerificationFailed` if it is not one about a run."""
         return parse_part(data, "the statement", cls)
 
     @property
@@ -140,11 +133,10 @@ class Statement(BaseModel):
 
 
 def read_envelope(folder: Path) -> Envelope:
-    """Read the manifest of a run. Raises `VerificationFailed` if there is no such envelope."""
     try:
         return Envelope.parse(reading.read(folder / MANIFEST, limits.MANIFEST))
     except FileNotFoundError:
-        raise VerificationFailed(f"there is no {MANIFEST}: the run is unsigned") from None
+        raise VerificationFailed(f"{MANIFEST} is missing: the run is unsigned") from None
     except OSError as error:
         raise VerificationFailed(f"{MANIFEST} cannot be read: {error.strerror}") from None
     except reading.OutOfBounds as error:
@@ -152,8 +144,7 @@ def read_envelope(folder: Path) -> Envelope:
 
 
 def signed(envelope: Envelope) -> tuple[Statement, str]:
-    """Return the statement and the id of the key in it. Raises `VerificationFailed` if the
-    signature is not by that key."""
+    """Check that the key in a statement signed it, and return the statement and the key's id."""
     statement = Statement.parse(envelope.content())
     try:
         der = base64.b64decode(statement.predicate.signer.public_key, validate=True)
@@ -167,13 +158,12 @@ def signed(envelope: Envelope) -> tuple[Statement, str]:
 
 
 def require_same(what: str, value: object, expected: object) -> None:
-    """Raise `VerificationFailed` if a value is not as expected."""
     if value != expected:
         raise VerificationFailed(f"{what} is {value!r} and should be {expected!r}")
 
 
 def is_device(named: str, measured: str) -> bool:
-    """Return whether the measured device is the named one: torch adds its MIG slice to the name."""
+    """Return whether a device is the named one. torch adds a MIG slice to the name."""
     return measured == named or measured.startswith(f"{named} MIG ")
 
 

@@ -1,7 +1,7 @@
 """Check that the tables and the thresholds of a run are what follows from its plan and log.
 
-They are derived again and compared: first their bytes, then every value. A table that another
-version of pyarrow wrote has other bytes. docs/reference/manifest.md says what depends on versions.
+They are derived again and compared: first their bytes, then every value, as the bytes depend on the
+version of pyarrow. docs/reference/manifest.md lists what depends on versions.
 """
 
 from __future__ import annotations
@@ -47,11 +47,9 @@ COLUMNS = {"records": RECORDS, "comparisons": COMPARISONS, "samples": SAMPLES}
 
 
 def derive_tables(folder: Path, plan: Plan, outlying: Mapping[str, str], into: Path) -> None:
-    """Write the tables that follow from the log of a run, or from the logs of its shards. Also
-    write the thresholds if the run has some.
+    """Write the tables, and the thresholds if the run has some, that follow from its logs.
 
-    outlying: why the times of a shard decide nothing, by its name. Raises `VerificationFailed` if
-    nothing follows, and with a remedy if the op of the run is not known here.
+    outlying: shard -> why its times decide nothing.
     """
     run = RunFolder(folder)
     parts = [run.shard(run_id) for run_id in plan.shards] or [run]
@@ -71,7 +69,7 @@ def derive_tables(folder: Path, plan: Plan, outlying: Mapping[str, str], into: P
     except UsageError as error:
         raise VerificationFailed(f"they cannot be derived: {error}", error.remedy) from None
     except (ArithmeticError, AssertionError, LookupError, ValueError) as error:
-        # Anybody can seal a log of numbers that nothing measures.
+        # A sealed log can still hold numbers that no device measures.
         raise VerificationFailed(f"they do not follow from the log: {error!r}") from None
 
 
@@ -84,10 +82,7 @@ def _derive_part(
 
 
 def check_tables(folder: Path, derived: Path, plan: Plan, logged: Logged) -> str:
-    """Return a sentence about how tables and thresholds agree with those in `derived`.
-
-    Raises `VerificationFailed` and names the first value that differs.
-    """
+    """Compare tables and thresholds with those in `derived`, and return a sentence about it."""
     other = [
         name
         for name in (f"{table}.parquet" for table in TABLES)
@@ -116,10 +111,7 @@ def check_tables(folder: Path, derived: Path, plan: Plan, logged: Logged) -> str
 
 
 def _check_values(path: Path, derived: Path, is_same_version: bool) -> None:
-    """Raise `VerificationFailed` if two tables do not have the same values.
-
-    is_same_version: of nsabench; if not, only the columns that both have are compared.
-    """
+    """Compare the values of two tables: of another version, only the columns that both have."""
     rows, expected = count_rows(path), pq.read_metadata(derived).num_rows
     if rows != expected:
         raise VerificationFailed(f"{path.name} has {rows} rows, and {expected} follow from the log")
@@ -153,8 +145,7 @@ def _check_column(path: Path, derived: Path, name: str) -> None:
 
 
 def _check_statistics(path: Path, derived: Path) -> None:
-    """Raise `VerificationFailed` for bounds that are not of the values: a reader that trusts them
-    leaves rows out."""
+    """Compare the bounds of columns: a reader that trusts them, such as DuckDB, skips rows."""
     found, expected = pq.read_metadata(path), pq.read_metadata(derived)
     groups = [[m.row_group(i) for i in range(m.num_row_groups)] for m in (found, expected)]
     if [group.num_rows for group in groups[0]] != [group.num_rows for group in groups[1]]:
@@ -169,7 +160,6 @@ def _check_statistics(path: Path, derived: Path) -> None:
 
 
 def _bounds(group: Any) -> dict[tuple[str, str], Any]:
-    """Return what a group of rows states of the values of its columns."""
     bounds = {}
     for column in map(group.column, range(group.num_columns)):
         statistics = column.statistics
@@ -182,7 +172,6 @@ def _bounds(group: Any) -> dict[tuple[str, str], Any]:
 
 
 def _check_thresholds(folder: Path, derived: Path, is_same_version: bool) -> None:
-    """Raise `VerificationFailed` if the thresholds are not those in `derived`."""
     paths = [RunFolder(path).thresholds for path in (folder, derived)]
     with readable(paths[0]):
         found, expected = (_DECIDED_WITH.sub(b"", reading.read(p, limits.FILE)) for p in paths)
@@ -199,8 +188,6 @@ def _check_thresholds(folder: Path, derived: Path, is_same_version: bool) -> Non
 
 
 def _check_data(found: Any, expected: Any, place: tuple[str | int, ...], is_same: bool) -> None:
-    """Raise `VerificationFailed` and name the first value that differs. is_same: all keys must be
-    the same; else only those that both have are compared."""
     if isinstance(found, dict) and isinstance(expected, dict):
         keys = expected.keys() | found.keys() if is_same else expected.keys() & found.keys()
         for key in sorted(keys - {"decided_with"}):
@@ -216,13 +203,12 @@ def _check_data(found: Any, expected: Any, place: tuple[str | int, ...], is_same
 
 
 def check_summary(folder: Path, predicate: Predicate) -> None:
-    """Check what the manifest says of the tables in a folder."""
     for name, value in summarize_tables(folder).items():
         require_same(f"what was signed: {name}", getattr(predicate, name), value)
 
 
 def summarize_tables(folder: Path) -> dict[str, int | bool]:
-    """Return what a manifest says of tables: their rows, and whether no control was missed."""
+    """Return the fields of a `Predicate` about tables: their rows, and `controls_caught`."""
     rows = {table: count_rows(folder / f"{table}.parquet") for table in TABLES}
     columns = ["op", "direction", "mode", "streams", "caught_by", "caught"]
     path = folder / "records.parquet"
@@ -243,16 +229,12 @@ def _group_of(row: Mapping[str, Any]) -> Group:
 
 
 def count_rows(path: Path) -> int:
-    """Return how many rows a table of a run has, by its metadata.
-
-    Raises `VerificationFailed` if it is too large, or cannot be read.
-    """
+    """Return the number of rows that a table's metadata states."""
     with readable(path):
         return check_table(path, getattr(limits, path.stem.upper()))
 
 
 def refuse_misfit(path: Path) -> None:
-    """Raise `VerificationFailed` for a table that does not have the columns of its name."""
     wrong = misfit(pq.read_schema(path), COLUMNS[path.stem], ("run_id",))
     if wrong:
         raise VerificationFailed(f"{path.name} {wrong}")
@@ -260,7 +242,7 @@ def refuse_misfit(path: Path) -> None:
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Raise `VerificationFailed` for what pyarrow raises of a broken file."""
+    """Turn what pyarrow raises for a broken file into `VerificationFailed`."""
     try:
         yield
     except OutOfBounds as error:

@@ -1,14 +1,13 @@
-"""Verify a run folder, check by check; the first that breaks names what is broken."""
+"""Verify a run folder check by check, and stop at the first that breaks."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeVar
 
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import files
@@ -34,8 +33,6 @@ from nsabench.running.folder import KEPT, MANIFEST, SHARDS, is_run_file
 from nsabench.signing.signer import RUN_KEY, read_run_key
 from nsabench.verdicts.parquet import TABLES
 
-T = TypeVar("T")
-
 CHECKS = (
     *("folder", "manifest", "signature", "statement", "files", "hashes"),
     *("plan", "environment", "log", "origin", "trust", "tables"),
@@ -44,10 +41,7 @@ CHECKS = (
 
 @dataclass
 class Report:
-    """What became of each check: `ok`, `broken`, or `not run` because one before it broke.
-
-    remedy: of the broken check. logged: what the log holds, once it is checked.
-    """
+    """The outcome of each check: `ok`, `broken`, or `not run` because one before it broke."""
 
     folder: Path
     outcomes: dict[str, str] = field(default_factory=lambda: dict.fromkeys(CHECKS, "not run"))
@@ -60,16 +54,16 @@ class Report:
     plan: Plan | None = None
     logged: Logged | None = None
 
-    def run(self, check: str, action: Callable[[], T], say: Callable[[T], str] = str) -> T:
-        """Run a check. say: what is told of its result. Raises `_Stopped` if it breaks."""
+    @contextmanager
+    def check(self, name: str) -> Iterator[None]:
+        """Note the outcome of the check in the block. Raises `_Stopped` if it breaks."""
         try:
-            result = action()
+            yield
         except VerificationFailed as error:
-            self.outcomes[check], self.details[check] = "broken", str(error)
+            self.outcomes[name], self.details[name] = "broken", str(error)
             self.remedy = error.remedy or self.remedy
             raise _Stopped from None
-        self.outcomes[check], self.details[check] = "ok", say(result)
-        return result
+        self.outcomes[name] = "ok"
 
     @property
     def broken(self) -> str | None:
@@ -80,7 +74,6 @@ class Report:
         return None
 
     def raise_if_broken(self) -> None:
-        """Raise `VerificationFailed` with the first broken check."""
         if self.broken:
             raise VerificationFailed(
                 f"{self.folder} is not what it claims to be: {self.broken}", self.remedy
@@ -98,25 +91,30 @@ def verify(
     """Run the checks in the order of `CHECKS` and stop at the first that breaks.
 
     trusted: ids of the keys that make a run `pinned`.
-    require: the least trust that passes. With `unsigned`, a run without a manifest passes if its
-        files agree with each other.
-    revoked: keys that no longer count. None: those that NSABENCH_REVOKED_KEYS lists.
-    tables: whether the tables are derived from the log and compared.
+    require: the least trust that passes. With `unsigned`, a run needs no manifest.
+    revoked: keys that no longer count; None: those in NSABENCH_REVOKED_KEYS.
+    tables: whether to derive tables and thresholds from the log and compare them.
     """
     report = Report(folder)
     keyids = frozenset(trusted)
     revoked = revocations() if revoked is None else revoked
     with suppress(_Stopped):
-        names = report.run("folder", lambda: files.listing(folder), lambda n: f"{len(n)} files")
+        with report.check("folder"):
+            names = files.listing(folder)
+            report.details["folder"] = f"{len(names)} files"
         if MANIFEST in names or require is not Trust.UNSIGNED:
             _check_manifest(report, names)
         else:
             report.details["manifest"] = "there is none"
         plan, logged = _check_contents(report)
-        # Before much is computed of what a stranger made.
-        report.run("trust", lambda: _trust(report, keyids, require, revoked))
+        with report.check("trust"):  # before much is computed from what a stranger made
+            if report.predicate is not None:
+                report.trust = trust_in(report.predicate, keyids, revoked)
+            refuse_less(report.trust, require)
+            report.details["trust"] = report.trust
         if tables:
-            report.run("tables", lambda: _check_tables(folder, plan, logged, report.predicate))
+            with report.check("tables"):
+                report.details["tables"] = _check_tables(folder, plan, logged, report.predicate)
     if report.outcomes["manifest"] == "broken" and _is_resumable(folder, keyids):
         report.remedy = (
             "`nsabench all` signs a run at its end, `run` does not: `nsabench all --resume "
@@ -126,8 +124,7 @@ def verify(
 
 
 def refuse_altered(folder: Path, trusted: Iterable[str] = (), *, tables: bool = True) -> Trust:
-    """Return how far the run can be trusted, `unsigned` without a manifest. Raises
-    `VerificationFailed` if it is signed and was altered. tables: as of `verify`."""
+    """Return how far a run can be trusted, once it is unaltered. tables: as in `verify`."""
     if not os.path.lexists(folder / MANIFEST):
         return Trust.UNSIGNED
     report = verify(folder, trusted=trusted, tables=tables)
@@ -136,44 +133,53 @@ def refuse_altered(folder: Path, trusted: Iterable[str] = (), *, tables: bool = 
 
 
 def signed_around(path: Path) -> Path | None:
-    """Return the signed run that `path` is, or is in. `path` itself need not exist."""
-    whole = path.resolve()
-    folders = (whole, *whole.parents)
+    """Return the signed run that `path` is, or is in. `path` need not exist."""
+    resolved = path.resolve()
+    folders = (resolved, *resolved.parents)
     return next((folder for folder in folders if os.path.lexists(folder / MANIFEST)), None)
 
 
 class _Stopped(Exception):
-    """A check broke; the report says which and why."""
+    """A check broke."""
 
 
 def _check_manifest(report: Report, names: list[str]) -> None:
-    """Check the signature, and that every file is what was signed."""
-    envelope = report.run("manifest", lambda: read_envelope(report.folder), lambda _: "")
-    statement, report.keyid = report.run(
-        "signature", lambda: signed(envelope), lambda signature: f"by the key {signature[1]}"
-    )
-    report.predicate = statement.predicate
-    digests = report.run("statement", lambda: _subjects(statement), lambda _: "")
-    report.digests = digests
-    report.run("files", lambda: _compare_names(report, names))
-    report.run("hashes", lambda: _compare_hashes(report.folder, digests))
+    with report.check("manifest"):
+        envelope = read_envelope(report.folder)
+    with report.check("signature"):
+        statement, report.keyid = signed(envelope)
+        report.predicate = statement.predicate
+        report.details["signature"] = f"by the key {report.keyid}"
+    with report.check("statement"):
+        report.digests = _read_digests(statement)
+    with report.check("files"):
+        _compare_names(report, names)
+        report.details["files"] = "none missing, none extra"
+    with report.check("hashes"):
+        for name, expected in report.digests.items():
+            if files.sha256(report.folder, name) != expected:
+                raise VerificationFailed(f"{name} was changed after the signature")
+        report.details["hashes"] = f"{len(report.digests)} files"
 
 
 def _check_contents(report: Report) -> tuple[Plan, Logged]:
     """Check that plan, environment and log agree with each other and with the manifest."""
     folder, predicate = report.folder, report.predicate
-    plan = report.run("plan", lambda: read_plan(folder, predicate), lambda p: p.run_id)
-    environment = report.run(
-        "environment", lambda: _check_environment(folder, predicate), _describe_environment
-    )
-    check_logs = check_shards if plan.shards else check_log
-    logged = report.run("log", lambda: check_logs(folder, plan), lambda log: f"{log.cases} cases")
-    report.plan, report.logged = plan, logged
-    report.run("origin", lambda: _check_origin(plan, environment, logged, predicate))
+    with report.check("plan"):
+        report.plan = plan = read_plan(folder, predicate)
+        report.details["plan"] = plan.run_id
+    with report.check("environment"):
+        environment = _check_environment(folder, predicate)
+        report.details["environment"] = _describe_environment(environment)
+    with report.check("log"):
+        report.logged = logged = (check_shards if plan.shards else check_log)(folder, plan)
+        report.details["log"] = f"{logged.cases} cases"
+    with report.check("origin"):
+        report.details["origin"] = _check_origin(plan, environment, logged, predicate)
     return plan, logged
 
 
-def _subjects(statement: Statement) -> dict[str, str]:
+def _read_digests(statement: Statement) -> dict[str, str]:
     digests = statement.digests
     if len(digests) != len(statement.subject):
         raise VerificationFailed("the statement names a file twice")
@@ -188,7 +194,7 @@ def _subjects(statement: Statement) -> dict[str, str]:
     return digests
 
 
-def _compare_names(report: Report, names: list[str]) -> str:
+def _compare_names(report: Report, names: list[str]) -> None:
     there = set(names) - NOT_SIGNED
     for name in sorted(report.digests.keys() - there):
         raise VerificationFailed(f"{name} is missing")
@@ -201,18 +207,10 @@ def _compare_names(report: Report, names: list[str]) -> str:
             raise VerificationFailed(str(error)) from None
         if kept is None or kept.keyid != report.keyid:
             raise VerificationFailed(f"{RUN_KEY} is not the key that signed")
-    return "none missing, none extra"
-
-
-def _compare_hashes(folder: Path, digests: dict[str, str]) -> str:
-    for name, expected in digests.items():
-        if files.sha256(folder, name) != expected:
-            raise VerificationFailed(f"{name} was changed after the signature")
-    return f"{len(digests)} files"
 
 
 def read_plan(folder: Path, predicate: Predicate | None) -> Plan:
-    """Return the plan, once its cases hash to their ids and it is the plan that was signed."""
+    """Check that the plan of a run is the plan that was signed, and return it."""
     try:
         plan = Plan.read(folder / "plan.json")
     except UsageError as error:
@@ -238,7 +236,6 @@ def _check_environment(folder: Path, predicate: Predicate | None) -> Environment
 
 
 def _describe_environment(environment: Environment) -> str:
-    """Return for example `complete; unpaired: this torch belongs with triton 3.7.1`."""
     brief = brief_of(environment)
     complete = "complete" if environment.complete else "not complete"
     return "; ".join(filter(None, (complete, belongs(brief.torch, brief.triton))))
@@ -247,8 +244,7 @@ def _describe_environment(environment: Environment) -> str:
 def _check_origin(
     plan: Plan, environment: Environment, logged: Logged, predicate: Predicate | None
 ) -> str:
-    """Check that one key measured and signed, and that the environment is what the log says. In a
-    merged run, `check_shards` has checked the key of each shard."""
+    """Check that one key measured and signed, and that the environment is what the log says."""
     software, device = logged.described.software, logged.described.device
     torch, gpu, measured = environment.software.torch, environment.gpu, device.name or ""
     if torch is not None:
@@ -273,7 +269,7 @@ def _check_tables(folder: Path, plan: Plan, logged: Logged, predicate: Predicate
 
 
 def _is_resumable(folder: Path, trusted: frozenset[str]) -> bool:
-    """Return whether an unsigned run was measured in the name of a key that is trusted or kept."""
+    """Return whether an unsigned run has a log by a key that is trusted or kept here."""
     if os.path.lexists(folder / MANIFEST):
         return False
     try:
@@ -282,12 +278,3 @@ def _is_resumable(folder: Path, trusted: frozenset[str]) -> bool:
     except (UsageError, VerificationFailed):
         return False
     return origin.keyid in trusted | ({kept.keyid} if kept is not None else set())
-
-
-def _trust(
-    report: Report, trusted: frozenset[str], require: Trust, revoked: Mapping[str, Revocation]
-) -> Trust:
-    if report.predicate is not None:
-        report.trust = trust_in(report.predicate, trusted, revoked)
-    refuse_less(report.trust, require)
-    return report.trust

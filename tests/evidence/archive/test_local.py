@@ -125,7 +125,7 @@ def test_the_commands(tmp_path: Path, nsabench: Nsabench, signed: MakeSigned) ->
     done = nsabench("archive", "query", "a", "SELECT count(*) AS n FROM records", "--json")
     assert json.loads(done.stdout) == [{"n": 48}]
     done = nsabench("archive", "list", "nowhere")
-    assert done.returncode == 2 and "no archive in nowhere" in done.stderr
+    assert done.returncode == 2 and "archive nowhere does not exist" in done.stderr
 
 
 def test_what_is_gone_is_one_broken_run_and_hides_no_other(

@@ -112,7 +112,7 @@ TAMPERED: dict[str, tuple[Change, str]] = {
     "added key": (lambda r: (r / "run.key").write_text("x"), "files: the key in"),
     "key of another": (lambda r: make_run_key(r), "files: run.key is not the key that signed"),
     "removed file": (lambda r: (r / "environment.json").unlink(), "files: environment.json is mis"),
-    "removed manifest": (lambda r: (r / MANIFEST).unlink(), "manifest: there is no manifest"),
+    "removed manifest": (lambda r: (r / MANIFEST).unlink(), "manifest: manifest.dsse.json is"),
     "empty manifest": (lambda r: (r / MANIFEST).write_bytes(b""), "manifest: the manifest is not"),
     "NaN": (lambda r: (r / MANIFEST).write_text('{"payload": NaN}'), "manifest: the manifest is n"),
     "deep JSON": (
@@ -403,7 +403,7 @@ def test_a_log_that_was_altered_and_signed_again(
 
 def test_an_unsigned_run_passes_only_where_that_is_enough(run: Path) -> None:
     (run / MANIFEST).unlink()
-    assert verify(run).broken == f"manifest: there is no {MANIFEST}: the run is unsigned"
+    assert verify(run).broken == f"manifest: {MANIFEST} is missing: the run is unsigned"
     report = verify(run, require=Trust.UNSIGNED)
     assert report.broken is None and report.trust is Trust.UNSIGNED
     table = run / "records.parquet"
