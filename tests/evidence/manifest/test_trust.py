@@ -45,7 +45,7 @@ def test_a_run_passes_where_its_level_is_enough(
     if level.reaches(required):
         assert report.broken is None and report.trust is level
     elif level is Trust.UNSIGNED:
-        assert report.broken == f"manifest: there is no {MANIFEST}: the run is unsigned"
+        assert report.broken == f"manifest: {MANIFEST} is missing: the run is unsigned"
     else:
         assert report.broken == f"trust: the run is {level} and {required} is required"
 
