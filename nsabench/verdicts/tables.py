@@ -20,7 +20,6 @@ import pyarrow.parquet as pq
 from nsabench import limits, ops
 from nsabench.errors import UsageError
 from nsabench.model.record import (
-    SHAPE,
     Column,
     Comparison,
     Record,
@@ -28,7 +27,6 @@ from nsabench.model.record import (
     columns,
     size_columns,
     values_of,
-    vocabulary,
 )
 from nsabench.reading import OutOfBounds, opened
 
@@ -78,7 +76,7 @@ def of_records(records: Sequence[Record], sizes: Iterable[str] | None = None) ->
     """
     found = {size for record in records for size in record.shape} if sizes is None else set(sizes)
     named = schema([*RECORDS, *size_columns(found - SIZES)])
-    fixed = [name for name in vocabulary(Record) if name != SHAPE]
+    fixed = [column.name for column in columns(Record)]
     values = zip(*map(attrgetter(*fixed), records), strict=True)
     cells: dict[str, Sequence[Any]] = dict(zip(fixed, values, strict=True)) if records else {}
     for name in named.names:

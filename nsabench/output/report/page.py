@@ -19,7 +19,7 @@ from nsabench.checks import Effect
 from nsabench.checks.controls import CHECK
 from nsabench.checks.limits import Limits, least
 from nsabench.model.measurement import Ceilings
-from nsabench.model.record import SHAPE, Column, Comparison, Record, vocabulary
+from nsabench.model.record import Column, Comparison, Record, columns
 from nsabench.model.vocabulary import BENIGN, Catch, Regime, Status
 from nsabench.output import grouped
 from nsabench.output.document import Name, Table, Tag, number
@@ -37,7 +37,7 @@ from nsabench.verdicts.tables import COMPARISONS, RECORDS
 SCRIPTS = ("series.js", "charts.js", "main.js")
 MOST_LOGS = 30  # excerpts; the run's folder has the whole logs
 
-COLUMNS = tuple(name for name in vocabulary(Record) if name != SHAPE)
+COLUMNS = tuple(column.name for column in columns(Record))
 # What the scripts call the fields of a comparison, by regime: the own one, and the queue.
 COMPARED = {
     "verdict": "verdict",
