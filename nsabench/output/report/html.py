@@ -11,7 +11,8 @@ from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from importlib.resources import files
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from nsabench.errors import EnvironmentRefused
 from nsabench.files import user_cache, whole
@@ -19,6 +20,9 @@ from nsabench.model.version import __version__
 from nsabench.output.document import number
 from nsabench.output.templates import environment
 from nsabench.text import shown
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 # Each builds on those before it. The scripts of a page follow.
 COMMON = ("data.js", "theme.js", "filters.js", "table.js", "draw.js")
@@ -35,7 +39,6 @@ def render(
         ms=lambda value: "–" if value is None else f"{value:.4g} ms",
         ratio=lambda value: "–" if value is None else f"{value:.2f}×",
         tiny=lambda value: number(value, ".1e"),
-        length_of=lambda n: f"{n // 1024}K" if n % 1024 == 0 else str(n),
         ticks=_ticks,
     )
     return templates.get_template(template).render(
@@ -103,9 +106,26 @@ def _charts() -> Mapping[str, Any]:
     }
 
 
-@cache
-def _bundle() -> str:
-    """The scripts that draw charts. Bundling them takes over a second, so they are kept."""
+def draw(
+    chart: str, datasets: Mapping[str, list[dict[str, Any]]], axis: Mapping[str, object]
+) -> Markup:
+    """Return a chart as SVG that needs no script. chart: the name of its specification in `assets`;
+    axis: the title and the values of its x-axis."""
+    import markupsafe
+
+    specification = json.loads(_asset(chart))
+    specification["datasets"] = _shown(datasets)
+    x = specification["layer"][0]["encoding"]["x"]
+    x["axis"] |= _shown(axis)
+    svg: str = _vl_convert().vegalite_to_svg(specification)
+    # A pointer over a point shows its label, which the text is escaped in.
+    titled = re.sub(
+        r'<path aria-label="([^"]*)"([^>]*)/>', r"<path\2><title>\1</title></path>", svg
+    )
+    return markupsafe.Markup(titled)
+
+
+def _vl_convert() -> ModuleType:
     try:
         import vl_convert
     except ModuleNotFoundError:
@@ -113,6 +133,13 @@ def _bundle() -> str:
             "report.html needs vl_convert, which is not installed",
             "install it with `pip install 'nsabench[report]'`, then `nsabench report RUN`.",
         ) from None
+    return vl_convert
+
+
+@cache
+def _bundle() -> str:
+    """The scripts that draw charts. Bundling them takes over a second, so they are kept."""
+    vl_convert = _vl_convert()
     kept = user_cache() / "vega" / f"{metadata.version('vl-convert-python')}.js"
     with suppress(OSError):
         return kept.read_bytes().decode()
@@ -123,7 +150,7 @@ def _bundle() -> str:
     return text
 
 
-def _ticks(text: str) -> Any:
+def _ticks(text: str) -> Markup:
     """Escape a text, and show as code what is between backticks."""
     import markupsafe
 

@@ -1,22 +1,25 @@
 """The time of an op and of its parts over the length, beside the best alternative.
 
-Each head layout, direction and regime has a chart, drawn as SVG that needs no script. Parts are
-other ops of the run on the same sizes: of `nsa_attention` the compressed keys, the chosen blocks
-and the window.
+Each head layout, direction and regime has a chart, which needs no script. The parts of
+`nsa_attention` are other ops of the run on the same sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from math import ceil, floor, log2, log10
+from typing import TYPE_CHECKING
 
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Regime, Role, Status
 from nsabench.output import grouped
+from nsabench.output.report import html
 from nsabench.verdicts.break_even import CALLED, BreakEven, crossings
 
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+Points = tuple[tuple[int, float], ...]
 PARTS = {
     "nsa_attention": {
         "compressed": "compressed keys",
@@ -29,26 +32,15 @@ SHARED = {
     size: size for size in ("B", "HQ", "H", "D", "Dv", "block", "stride", "block_size", "window")
 } | {"S": "n_selected"}
 AS_DRAWN = ("dense", "scored")  # chosen as the op chooses
-BETWEEN_NAMES = 14  # pixels
-
-
-@dataclass(frozen=True)
-class Line:
-    """kind: `whole`, `dense` or `part`; points: length and time in ms, rising."""
-
-    name: str
-    kind: str
-    points: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True)
 class Chart:
-    payment: BreakEven
-    lines: Sequence[Line]
-    crossings: Sequence[float]  # lengths
+    """lines: by name, the lengths and times (ms) of its points. crossings: lengths."""
 
-    width, height = 620, 300
-    left, right, top, bottom = 52, 470, 14, 266
+    payment: BreakEven
+    lines: Mapping[str, Points]
+    crossings: Sequence[float]
 
     @property
     def title(self) -> str:
@@ -56,36 +48,25 @@ class Chart:
         return " ".join(filter(None, (p.op, p.heads, p.direction, f"({p.regime})")))
 
     @property
-    def called(self) -> str:
-        return CALLED[self.payment.regime]
+    def caption(self) -> str:
+        called, axis = CALLED[self.payment.regime], self.payment.axis
+        return f"{self.payment.sentence}. Median time of a call {called}, in ms over {axis}"
 
-    @cached_property
-    def lengths(self) -> list[int]:
-        return sorted({length for line in self.lines for length, _ in line.points})
-
-    @cached_property
-    def decades(self) -> list[float]:
-        times = [ms for line in self.lines for _, ms in line.points]
-        low, high = floor(log10(min(times))), ceil(log10(max(times)))
-        return [10.0**power for power in range(low, max(high, low + 1) + 1)]
-
-    def x(self, length: float) -> float:
-        share = log2(length / self.lengths[0]) / (log2(self.lengths[-1] / self.lengths[0]) or 1.0)
-        return round(self.left + (self.right - self.left) * share, 1)
-
-    def y(self, ms: float) -> float:
-        low, high = log10(self.decades[0]), log10(self.decades[-1])
-        return round(self.top + (self.bottom - self.top) * (high - log10(ms)) / (high - low), 1)
-
-    @property
-    def names(self) -> list[tuple[float, str]]:
-        """The names of the lines, each at the end of its line and below the name before it."""
-        ends = sorted((self.y(line.points[-1][1]), line.name) for line in self.lines)
-        placed: list[tuple[float, str]] = []
-        for y, name in ends:
-            below = placed[-1][0] + BETWEEN_NAMES if placed else y
-            placed.append((max(y, below), name))
-        return placed
+    def draw(self) -> Markup:
+        """Return the chart as SVG."""
+        points = [
+            {"line": name, "length": length, "ms": ms, "text": f"{name}, {length}: {ms:.4g} ms"}
+            for name, line in self.lines.items()
+            for length, ms in line
+        ]
+        axis = self.payment.axis
+        crossings = [{"length": x, "text": f"{axis} = {x:,.0f}"} for x in self.crossings]
+        lengths = sorted({length for line in self.lines.values() for length, _ in line})
+        return html.draw(
+            "payment.vl.json",
+            {"points": points, "crossings": crossings},
+            {"title": axis, "values": lengths},
+        )
 
 
 def charts(payments: Sequence[BreakEven], records: Sequence[Record]) -> list[Chart]:
@@ -101,15 +82,15 @@ def _chart(p: BreakEven, records: Sequence[Record]) -> Chart | None:
     by_key = {r.key: r for r in records}
     wholes = [one.record for one in series]
     dense = [by_key[one.record.case_id, one.comparison.against] for one in series]
-    lines = [
-        Line(p.op, "whole", _points(wholes, p.regime)),
-        Line("best alternative", "dense", _points(dense, p.regime)),
-    ]
+    lines = {
+        p.op: _points(wholes, p.regime),
+        "best alternative": _points(dense, p.regime),
+    }
     for op, name in PARTS.get(p.op, {}).items():
         parts = [r for r in records if r.op == op and _is_part(r, wholes[0])]
         points = _points(parts, p.regime)
         if len(points) > 1:
-            lines.append(Line(name, "part", points))
+            lines[name] = points
     return Chart(p, lines, crossings(series))
 
 
@@ -125,7 +106,7 @@ def _is_part(record: Record, whole: Record) -> bool:
     )
 
 
-def _points(records: Sequence[Record], regime: Regime) -> tuple[tuple[int, float], ...]:
+def _points(records: Sequence[Record], regime: Regime) -> Points:
     timed = [(r.length, ms) for r in records if (ms := r.timed_in(regime))]
     lengths = grouped(timed, lambda point: point[0])
     return tuple((length, min(ms for _, ms in lengths[length])) for length in sorted(lengths))

@@ -97,7 +97,7 @@ def test_it_says_first_from_where_on_an_op_pays(tmp_path: Path, browser: Browser
         assert "pays from T = 16384 on" in text, text
         assert browser.errors() == [] and browser.obstacles() == []
         assert browser.js("return document.documentElement.scrollWidth") <= 375
-    assert page.read_text().count("<polyline") >= 2, "the crossing is drawn"
+    assert page.read_text().count("<title>best alternative, ") >= 4, "the lines are drawn"
 
 
 def test_what_pays_is_told_once_by_who_tested_most_and_of_pairs_first() -> None:
