@@ -105,7 +105,7 @@ def _of_cell(
     group, name = cell.implementation, f"{cell.label} in {comparison.later[later].name}"
     first, after = comparison.first.name, cell.records[later + 1]
     said = standing(after) if after and after.speedup is not None else ""
-    shift, queued = cell.shifts[later], cell.in_queue[later] if cell.in_queue else None
+    shift, queued = cell.shifts[later], cell.by_regime[later].get(Regime.QUEUE)
     if shift.change is Change.BROKE:
         why = f"{cell.status(0)} became {cell.status(later + 1)}"
         yield Test(group, name, why, kind="broke", said=said)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -13,7 +13,7 @@ from nsabench.errors import UsageError
 from nsabench.model.case import Case
 from nsabench.model.plan import PlannedCase
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Change, Difference, Role
+from nsabench.model.vocabulary import Change, Difference, Regime, Role
 from nsabench.output import grouped
 from nsabench.output.compare import payments
 from nsabench.output.compare.band import BAND, BAND_IN_QUEUE
@@ -25,17 +25,21 @@ from nsabench.verdicts.statistics import geometric_mean
 
 @dataclass(frozen=True)
 class ComparedCell:
-    """An implementation on a case. records: one for each run, None where it was not measured;
-    shifts: one for each later run; in_queue: the same for queued calls, None if one of the two runs
-    has no such time."""
+    """An implementation on a case. records: one for each run, None if it was not measured there.
+    by_regime: the shifts of each later run."""
 
     planned: PlannedCase
     implementation: str
     role: Role
     length: int | None
     records: tuple[Record | None, ...]
-    shifts: tuple[Shift, ...]
-    in_queue: tuple[Shift | None, ...] = ()
+    by_regime: tuple[Mapping[Regime, Shift], ...]
+
+    @property
+    def shifts(self) -> list[Shift]:
+        """The shift of each later run in the regime of the samples."""
+        regime = Regime.of_samples(self.case.timing.mode)
+        return [shifts[regime] for shifts in self.by_regime]
 
     @property
     def case(self) -> Case:
@@ -143,11 +147,15 @@ class Comparison:
     def broken(self, later: int) -> list[tuple[ComparedCell, Shift]]:
         return [pair for pair in self.changes(later) if pair[1].change is Change.BROKE]
 
-    def slower(self, later: int) -> list[tuple[ComparedCell, Shift]]:
-        return _slower((cell, cell.shifts[later]) for cell in self.judged)
-
-    def slower_in_queue(self, later: int) -> list[tuple[ComparedCell, Shift]]:
-        return _slower((c, s) for c in self.judged if (s := c.in_queue[later]) is not None)
+    def slower(self, later: int) -> list[tuple[ComparedCell, Regime, Shift]]:
+        """Cells that lost time, those of the queue last, the worst first."""
+        lost = [
+            (cell, regime, shift)
+            for cell in self.judged
+            for regime, shift in cell.by_regime[later].items()
+            if shift.difference is Difference.SLOWER
+        ]
+        return sorted(lost, key=lambda item: (item[1] is Regime.QUEUE, item[2].ratio or 0))
 
     @cached_property
     def breakages(self) -> list[Breakage]:
@@ -244,14 +252,14 @@ def _cells(sides: Sequence[Side], only: Sequence[str], band: float) -> Iterator[
         if not any(fnmatchcase(name, pattern) for pattern in only):
             continue
         records = tuple(side.records.get(key) for side in sides)
+        regime = Regime.of_samples(planned[0].case.timing.mode)
         yield ComparedCell(
             planned[0],
             name,
             role,
             length=next((r.length for r in records if r), None),
             records=records,
-            shifts=tuple(pair.shift(key) for pair in pairs),
-            in_queue=tuple(pair.shift_in_queue(key) for pair in pairs),
+            by_regime=tuple(pair.shifts(key, regime) for pair in pairs),
         )
 
 
@@ -263,8 +271,3 @@ def _mean(op: str, name: str, cells: Sequence[ComparedCell], later: int) -> Mean
     invalid = differences[Difference.INVALID]
     mean = geometric_mean(ratios)
     return Mean(op, name, cells[0].role, mean, len(ratios), invalid, differences)
-
-
-def _slower(pairs: Iterator[tuple[ComparedCell, Shift]]) -> list[tuple[ComparedCell, Shift]]:
-    slower = [pair for pair in pairs if pair[1].difference is Difference.SLOWER]
-    return sorted(slower, key=lambda pair: pair[1].ratio or 0)

@@ -13,7 +13,6 @@ from nsabench.model.vocabulary import (
     BENIGN,
     Change,
     Difference,
-    Mode,
     Regime,
     Role,
     Status,
@@ -59,10 +58,15 @@ class Pair:
 
     def __init__(self, first: Side, later: Side, least: float) -> None:
         self.first, self.later, self._least = first, later, least
-        self._bands: dict[tuple[str, Mode | None, bool], bands.Learned] = {}
+        self._bands: dict[tuple[str, Regime, bool], bands.Learned] = {}
 
-    def shift(self, key: Key) -> Shift:
-        """Compare samples: of the device, or of graphs if that is the mode."""
+    def shifts(self, key: Key, regime: Regime) -> dict[Regime, Shift]:
+        """Compare a cell in the regime of its samples, and in the queue if both runs timed it."""
+        found = {regime: self._compare_samples(key)}
+        queued = self._compare_quantiles(key)
+        return found if queued is None else found | {Regime.QUEUE: queued}
+
+    def _compare_samples(self, key: Key) -> Shift:
         before, after = self.first.records.get(key), self.later.records.get(key)
         statuses = [record.status if record else MISSING for record in (before, after)]
         change = Change.between(*statuses)
@@ -83,24 +87,26 @@ class Pair:
                 return Shift(Difference.INVALID, why, change=change)
         if key not in self.first.samples or key not in self.later.samples:
             return Shift(Difference.INCONCLUSIVE, "parity only: it was not timed")
-        if self._few(key):
+        if self._has_few_samples(key):
             return Shift(Difference.INCONCLUSIVE, "it was called a few times only")
         for side, record in both:
             doubt = side.doubt(record)
             if doubt:
                 return Shift(Difference.INCONCLUSIVE, f"in {side.name} {doubt}", doubtful=True)
-        return self._of_times(key, before, after, change)
+        return self._compare_times(key, before, after, change)
 
-    def _few(self, key: Key) -> bool:
-        """Whether one of the runs stopped calling it, since it was far behind."""
+    def _has_few_samples(self, key: Key) -> bool:
+        """Whether one of the runs stopped calling it early, because it was far behind."""
         return any(len(side.samples[key]) < MIN_ROUNDS_EVER for side in (self.first, self.later))
 
-    def _of_times(self, key: Key, before: Record, after: Record, change: Change | None) -> Shift:
+    def _compare_times(
+        self, key: Key, before: Record, after: Record, change: Change | None
+    ) -> Shift:
         times = _times(before, after)
         if times is None:
             return Shift(Difference.INCONCLUSIVE, NOTHING_LEFT, doubtful=True)
         anchor = self._anchor(key)
-        beside = self._band(before.op, before.mode, beside=True)
+        beside = self._band(before.op, before.regime, beside=True)
         if not beside:
             anchor = None
         try:
@@ -110,11 +116,11 @@ class Pair:
             return Shift(Difference.INCONCLUSIVE, NOTHING_LEFT, doubtful=True)
         if anchor is not None:
             width = beside.band(times[0], key)
-        elif apart := self._band(before.op, before.mode, beside=False):
+        elif apart := self._band(before.op, before.regime, beside=False):
             width = apart.band(times[0], key)
         else:  # no baseline teaches one
             width = self._least
-            if _shares(before, after):
+            if _are_net(before, after):
                 width += bands.SHARE_ERROR_MS * (1 / times[0] + 1 / times[1])
         difference, why = _difference(ratio.lo, ratio.hi, width)
         return Shift(
@@ -129,9 +135,9 @@ class Pair:
             band=width,
         )
 
-    def shift_in_queue(self, key: Key) -> Shift | None:
-        """Compare the medians of queued calls; None if one of the runs has none. The 20 and 80 %
-        quantiles, which are all that a record keeps of them, bound the ratio."""
+    def _compare_quantiles(self, key: Key) -> Shift | None:
+        """Compare the medians of queued calls. The 20 and 80 % quantiles, which are all that a
+        record keeps of them, bound the ratio."""
         before, after = self.first.records.get(key), self.later.records.get(key)
         if before is None or after is None:
             return None
@@ -143,7 +149,7 @@ class Pair:
             objection = side.objects_to_queue(record)
             if objection:
                 return Shift(Difference.INVALID, objection)
-        learned = self._band(before.op, None, beside=False)
+        learned = self._band(before.op, Regime.QUEUE, beside=False)
         width = learned.band(first.median_ms, key) if learned else bands.BAND_IN_QUEUE
         lo = first.p20_ms / then.p80_ms
         hi = first.p80_ms / then.p20_ms
@@ -152,68 +158,66 @@ class Pair:
         return Shift(difference, why, value, lo, hi, alone=value, band=width)
 
     @cached_property
-    def _steady(self) -> Mapping[Key, tuple[Role, float, float]]:
-        """What teaches: role and times of the same code, timed in both runs and not doubted."""
+    def _unchanged(self) -> dict[Key, Role]:
+        """Code that is the same in both runs, timed in both, and not doubted."""
+        return {
+            key: role
+            for key, role in bands.same_code(self.first, self.later).items()
+            if self._is_sound(key)
+        }
+
+    def _is_sound(self, key: Key) -> bool:
         sides = (self.first, self.later)
-        found = {}
-        for key, role in bands.same_code(*sides).items():
-            before, after = (side.records[key] for side in sides)
-            times = _times(before, after)
-            if (
-                times is not None
-                and all(key in side.samples for side in sides)
-                and not self._few(key)
-                and not any(
-                    side.doubt(record) or side.objects_to(Group.of(record))
-                    for side, record in zip(sides, (before, after), strict=True)
-                )
-            ):
-                found[key] = (role, *times)
-        return found
+        before, after = (side.records[key] for side in sides)
+        return (
+            _times(before, after) is not None
+            and all(key in side.samples for side in sides)
+            and not self._has_few_samples(key)
+            and not any(
+                side.doubt(record) or side.objects_to(Group.of(record))
+                for side, record in ((self.first, before), (self.later, after))
+            )
+        )
 
     @cached_property
     def _anchors(self) -> Mapping[str, list[Key]]:
-        """By case: what teaches there, baselines before alternatives, the fastest first."""
+        """Unchanged code by case: baselines before alternatives, the fastest first."""
 
         def place(key: Key) -> tuple[bool, float, Key]:
-            role, before, _ = self._steady[key]
-            return role is not Role.BASELINE, before, key
+            times = _times(self.first.records[key], self.later.records[key])
+            assert times is not None
+            return self._unchanged[key] is not Role.BASELINE, times[0], key
 
-        return grouped(sorted(self._steady, key=place), lambda key: key[0])
+        return grouped(sorted(self._unchanged, key=place), lambda key: key[0])
 
     def _anchor(self, key: Key) -> Key | None:
         return next((k for k in self._anchors.get(key[0], ()) if k != key), None)
 
-    def _band(self, op: str, mode: Mode | None, *, beside: bool) -> bands.Learned:
-        """Learn from the cells of an op, or else of all ops. mode: None of queued calls."""
-        if (op, mode, beside) not in self._bands:
-            least = bands.BAND_IN_QUEUE if mode is None else self._least
-            of_all = list(self._in_queue() if mode is None else self._differences(mode, beside))
+    def _band(self, op: str, regime: Regime, *, beside: bool) -> bands.Learned:
+        """Learn from the cells of an op, or of all ops if its cells are few."""
+        if (op, regime, beside) not in self._bands:
+            least = bands.BAND_IN_QUEUE if regime is Regime.QUEUE else self._least
+            of_all = list(self._differences(regime, beside))
             of_op = [d for d in of_all if self.first.records[d.key].op == op]
             learned = bands.Learned(of_op, least) or bands.Learned(of_all, least)
-            self._bands[op, mode, beside] = learned
-        return self._bands[op, mode, beside]
+            self._bands[op, regime, beside] = learned
+        return self._bands[op, regime, beside]
 
-    def _differences(self, mode: Mode, beside: bool) -> Iterator[bands.Known]:
-        for key, (_, before, after) in self._steady.items():
-            if self.first.records[key].mode is not mode:
-                continue
-            apart = math.log(before / after)
-            if beside:
-                anchor = self._anchor(key)
-                if anchor is None:
-                    continue
-                _, anchor_before, anchor_after = self._steady[anchor]
-                apart -= math.log(anchor_before / anchor_after)
-            yield bands.Known(before, abs(apart), key)
+    def _differences(self, regime: Regime, beside: bool) -> Iterator[bands.Known]:
+        for key in self._unchanged:
+            times = self._times_in(key, regime)
+            anchor = self._anchor(key) if beside else None
+            others = self._times_in(anchor, regime) if anchor else (1.0, 1.0)
+            if times is not None and others is not None and (anchor or not beside):
+                apart = math.log(times[0] / times[1]) - math.log(others[0] / others[1])
+                yield bands.Known(times[0], abs(apart), key)
 
-    def _in_queue(self) -> Iterator[bands.Known]:
-        for key in self._steady:
-            before, after = (
-                side.records[key].median_in(Regime.QUEUE) for side in (self.first, self.later)
-            )
-            if before and after:
-                yield bands.Known(before, abs(math.log(before / after)), key)
+    def _times_in(self, key: Key, regime: Regime) -> tuple[float, float] | None:
+        before, after = self.first.records[key], self.later.records[key]
+        if regime is before.regime:
+            return _times(before, after)
+        first, later = before.median_in(regime), after.median_in(regime)
+        return (first, later) if first and later else None
 
     def _ratio(self, key: Key, beside: Key | None = None) -> Ratio:
         above, below = [self._arm(self.first, key)], [self._arm(self.later, key)]
@@ -223,21 +227,21 @@ class Pair:
         return ratio_of_independent_arms(above, below)
 
     def _arm(self, side: Side, key: Key) -> Arm:
-        shares = _shares(self.first.records[key], self.later.records[key])
+        shares = _are_net(self.first.records[key], self.later.records[key])
         record = side.records[key]
         less = (record.median_ms or 0) - (record.own.net_ms or 0) if shares else 0.0
         # A sample may be shorter than the timer's share is on average; a median is not.
         return Arm(side.samples[key], less)
 
 
-def _shares(before: Record, after: Record) -> bool:
+def _are_net(before: Record, after: Record) -> bool:
     return before.own.net_ms is not None and after.own.net_ms is not None
 
 
 def _times(before: Record, after: Record) -> tuple[float, float] | None:
     """Return the times in both runs, ms: of the device if both are known. None if only what the
     timer adds is left of one."""
-    if _shares(before, after):
+    if _are_net(before, after):
         first, later, least = before.own.net_ms, after.own.net_ms, bands.SHARE_ERROR_MS
     else:
         first, later, least = before.median_ms, after.median_ms, 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Difference, Regime, Status, Verdict
+from nsabench.model.vocabulary import Difference, Status, Verdict
 from nsabench.output import grouped
 from nsabench.output.compare.comparison import ComparedCell, Comparison, Mean
 from nsabench.output.compare.payments import PaymentShift
@@ -103,10 +103,7 @@ def _counts(mean: Mean) -> str:
 def slower(comparison: Comparison, later: int) -> Table:
     """Return the candidates that lost time, by regime. In the queue quantiles bound the ratio."""
     rows = []
-    lost = [(*pair, None) for pair in comparison.slower(later)]
-    queued = [(*pair, Regime.QUEUE) for pair in comparison.slower_in_queue(later)]
-    for cell, shift, queue in (*lost, *queued):
-        regime = queue or Regime.of_samples(cell.case.timing.mode)
+    for cell, regime, shift in comparison.slower(later):
         records = cell.records[0], cell.records[later + 1]
         times = [number(r.median_in(regime) if r else None, ".4g") for r in records]
         rows.append((cell.label, Name(cell.implementation), regime.value, *times, _ratio(shift)))

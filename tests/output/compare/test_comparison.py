@@ -14,7 +14,7 @@ from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import seal
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.model.measurement import Ceilings, Conditions
-from nsabench.model.vocabulary import Change, Difference, Role, Status, Verdict
+from nsabench.model.vocabulary import Change, Difference, Regime, Role, Status, Verdict
 from nsabench.output.compare import compare, document, read
 from nsabench.verdicts.tables import of_comparisons, read_records
 from tests.output.compare.conftest import Compared, failures
@@ -41,8 +41,8 @@ def test_two_runs_of_the_same_are_the_same(compared: Compared) -> None:
 def test_a_candidate_that_got_slower(compared: Compared) -> None:
     comparison = compared(STEADY, replace(NEWER, ratio=lambda n: 1.2 if n == 512 else 1.5))
     slow = comparison.slower(0)
-    assert {cell.length for cell, _ in slow} == {512} and len(slow) == 4
-    for _, shift in slow:
+    assert {cell.length for cell, _, _ in slow} == {512} and len(slow) == 4
+    for _, _, shift in slow:
         assert shift.ratio == pytest.approx(0.8, rel=0.01)
         assert (
             shift.lo is not None
@@ -57,10 +57,10 @@ def test_a_candidate_that_got_slower_from_python_alone(compared: Compared) -> No
     """Its kernels are what they were; its host takes longer."""
     quick = replace(STEADY, queue_ratio=lambda _: 1.5)
     comparison = compared(quick, replace(NEWER, queue_ratio=lambda n: 1.0 if n == 64 else 1.5))
-    assert comparison.slower(0) == []
-    slow = comparison.slower_in_queue(0)
-    assert {cell.length for cell, _ in slow} == {64} and len(slow) == 4
-    for _, shift in slow:
+    slow = comparison.slower(0)
+    assert {(cell.length, regime) for cell, regime, _ in slow} == {(64, Regime.QUEUE)}
+    assert len(slow) == 4
+    for _, _, shift in slow:
         assert shift.ratio == pytest.approx(1 / 1.5, rel=0.01)
     shut = failures(comparison, slower=True)
     assert len(shut) == 4 and all(", in the queue: 0.667 of" in line for line in shut)
@@ -72,7 +72,7 @@ def test_what_decides_nothing_in_the_queue_is_no_regression_there(compared: Comp
     quick = replace(STEADY, queue_ratio=lambda _: 1.5)
     slow = replace(NEWER, queue_ratio=lambda _: 1.0, queue_caught=False)
     comparison = compared(quick, slow)
-    assert comparison.slower_in_queue(0) == [] and not comparison.later[0].missed
+    assert comparison.slower(0) == [] and not comparison.later[0].missed
     assert {shift.difference for cell in comparison.cells for shift in cell.shifts} == {
         Difference.SAME
     }
@@ -199,7 +199,7 @@ def test_what_was_disturbed_is_no_slower(compared: Compared, slower: tuple[int, 
     """What is slower elsewhere still shuts the gate."""
     later = replace(busy_at(512), ratio=lambda n: 0.75 if n in (512, *slower) else 1.5)
     comparison = compared(STEADY, later)
-    assert {cell.length for cell, _ in comparison.slower(0)} == set(slower)
+    assert {cell.length for cell, _, _ in comparison.slower(0)} == set(slower)
     assert len(failures(comparison, slower=True)) == 4 * len(slower)
     doubtful = comparison.doubtful(0)
     assert {cell.length for cell, _ in doubtful} == {512} and len(doubtful) == 4
@@ -307,7 +307,8 @@ def test_a_run_without_records(tmp_path: Path) -> None:
 
 def test_the_json_holds_every_cell(compared: Compared) -> None:
     comparison = compared(STEADY, replace(NEWER, queue_ratio=lambda _: 1.5))
-    assert {cell.in_queue for cell in comparison.cells} == {(None,)}, "only one has a queue"
+    regimes = {regime for cell in comparison.cells for regime in cell.by_regime[0]}
+    assert regimes == {Regime.DEVICE}, "only one has a queue"
     assert "| queue |" not in document.to_markdown(comparison)
     data = json.loads(json.dumps(document.as_data(comparison), allow_nan=False))
     assert len(data["cells"]) == len(comparison.cells) == 2 * 2 * 2 * len(LENGTHS)

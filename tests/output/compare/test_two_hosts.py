@@ -106,7 +106,7 @@ def test_a_real_loss_is_found_on_another_host(sides: tuple[Side, Side]) -> None:
             records[key] = with_comparison(r, **slower)
     worse = replace(second, samples=samples, records=records)
     slower = compare([first, worse], intersection=True).slower(0)
-    found = Counter(cell.implementation for cell, _ in slower)
+    found = Counter(cell.implementation for cell, _, _ in slower)
     assert set(found) == {"rows_cuda"} and found["rows_cuda"] >= 60  # of 76
 
 
