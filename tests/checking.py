@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
@@ -194,3 +194,11 @@ def plan_of(kernels: Path, cases: Sequence[PlannedCase], device: Device = "cpu")
         ],
         cases=list(cases),
     )
+
+
+def registered(
+    op: str, name: str, call: Callable[..., Any], role: Role = Role.CANDIDATE, **declared: Any
+) -> Implementation:
+    """Return an implementation for CPUs, as the decorators make it."""
+    given = {"devices": (Runs.CPU,), "source": Source("test")} | declared
+    return Implementation(op=op, name=name, call=call, role=role, **given)

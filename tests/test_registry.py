@@ -154,7 +154,7 @@ def test_what_an_op_leaves_out_at_times_needs_a_default(tmp_path: Path) -> None:
         ('computes="causal_attention"', "has the role candidate and computes 'causal_attention'"),
         ('role="alternative", computes="nsa_attention"', "nsa_attention is that op"),
         ('role="alternative", computes="sliding_windw"', "there is no op 'sliding_windw'"),
-        ('role="alternative", computes="selection_rows"', "has the size N, which that has not"),
+        ('role="alternative", computes="selection_rows"', "has the size N, which nsa_attention"),
     ],
 )
 def test_an_alternative_says_which_other_op_it_computes(

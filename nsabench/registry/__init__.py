@@ -1,6 +1,6 @@
-"""How implementations reach the bench: `@implementation`, entry points, and a user's file.
+"""Collect implementations from decorators, entry points and the user's file.
 
-Only worker processes call `load`: the files it imports are foreign code.
+Only worker processes call `load`, since it imports foreign code.
 """
 
 from nsabench.registry.declaration import (

@@ -1,39 +1,40 @@
-"""The decorators `@implementation`, and `@control` for what is wrong on purpose."""
+"""The decorators `@implementation` and `@control`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pydantic import ValidationError
+
+from nsabench import reading
 from nsabench.errors import UsageError
-from nsabench.model.plan import LeastWork, Origin
+from nsabench.model.plan import ImplementationInfo, LeastWork, Origin
 from nsabench.model.source import Source
-from nsabench.model.vocabulary import Direction, Kind, Mode, Role, Runs
+from nsabench.model.vocabulary import Kind, Role
 from nsabench.packages import Package
 
 if TYPE_CHECKING:
     from nsabench.ops import Op
 
 F = TypeVar("F", bound=Callable[..., Any])
-E = TypeVar("E", bound=Enum)
 
 ANY_WORK = LeastWork()
 
 
 class Unsupported(Exception):
-    """An implementation does not do this case. The text says why."""
+    """Raised with a reason by an implementation that does not support a case."""
 
 
 @dataclass(frozen=True)
 class KernelVariant:
-    """A specialised kernel that an implementation compiles itself, CUDA C++ through NVRTC, say.
+    """A specialised kernel that an implementation compiles itself, for example with NVRTC.
 
-    constants: tells this variant from the kernel's others, such as "D=128 HEADS=8".
-    threads: threads a block. shared_bytes: dynamic shared memory that a launch asks for, a block.
-    compiler: its name and version. compile: returns the cubin, or raises the compiler's error.
+    constants: what distinguishes the variant, such as "D=128 HEADS=8".
+    threads, shared_bytes: threads and dynamic shared memory of a block.
+    compiler: its name and version. compile: returns the cubin or raises the compiler's error.
     """
 
     kernel: str
@@ -44,34 +45,13 @@ class KernelVariant:
     compile: Callable[[], bytes]
 
 
-@dataclass(frozen=True)
-class Implementation:
-    """A callable that computes an op, and what its author declared about it."""
+class Implementation(ImplementationInfo):
+    """A callable that computes an op, with what its author declared about it."""
 
-    op: str
-    name: str
-    role: Role
-    devices: tuple[Runs, ...]
-    caught_by: str
-    source: Source
     call: Callable[..., Any]
     config: Callable[..., object] | None = None
     compile_ahead: Callable[[int], Iterable[KernelVariant]] | None = None
-    wraps: str = ""
-    distributions: tuple[str, ...] = ()
-    directions: tuple[Direction, ...] = ()
-    modes: tuple[Mode, ...] = ()
-    least: LeastWork = ANY_WORK
-    computes: str = ""
-    kind: Kind = Kind.SPECIALISED
     package: Package | None = None
-    compiled_by: str = ""
-    computes_by: str = ""
-
-    @property
-    def origin(self) -> Origin:
-        """The library that it calls, as far as it is installed; empty if it calls none."""
-        return self.package.origin if self.package is not None else Origin()
 
 
 collected: list[Implementation] = []
@@ -86,10 +66,6 @@ def collecting_from(source: Source) -> Iterator[None]:
         yield
     finally:
         _source = before
-
-
-def _each(kind: type[E], names: Sequence[str]) -> tuple[E, ...]:
-    return tuple(kind(name) for name in names)
 
 
 def implementation(
@@ -111,64 +87,59 @@ def implementation(
 ) -> Callable[[F], F]:
     """Register the decorated function as an implementation of `op`.
 
-    devices: where it runs: any of `cuda`, `cpu` (timed there), `interpreter` (a Triton kernel: on a
-      machine without a GPU it is checked and not timed).
-    caught_by, wraps: of a control, the check that must catch it, and the baseline that it is
-      without its trick, which is measured beside it.
-    config: called as the implementation is. It returns what is recorded, such as the chosen tiles.
-    compile_ahead: for kernels that are not Triton's. Called with a compute capability (89), it
-      gives every variant that is launched there, or raises `Unsupported`.
-    distributions, directions: the only ones that it is for, if not for all.
-    computes: of an alternative, the op that it computes on the sizes that both ops have.
+    devices: where it runs: `cuda`, `cpu`, or `interpreter` (Triton kernels that are only checked).
+    caught_by: the check that must catch a control. wraps: the baseline that a control equals
+      without its trick, and is compared with.
+    config: called like the implementation; it returns values to record, such as tile sizes.
+    compile_ahead: for kernels without Triton. It takes a compute capability (89) and returns all
+      variants, or raises `Unsupported`.
+    distributions, directions: the only ones that it supports; empty: all.
+    computes: the op that an alternative computes, for sizes that both ops have.
     kind: `general` for a mask, a gather or FlexAttention, which take any selection of keys.
-    package: the library that it calls, if that is not the one that registers it.
-    compiled_by: the compiler of its kernels when they are called: `triton` (or `torch.compile`),
-      `nvcc`, `cutlass`. The next process finds them in a cache.
-    Raises `UsageError` for an unknown role, device, direction or kind.
+    package: the library that it calls, if another one than registers it.
+    compiled_by: the compiler of its kernels at run time: `triton`, `nvcc` or `cutlass`. The next
+      process finds them in a cache.
+
+    Raises `UsageError` for an argument that is not valid.
     """
-    lists = {"devices": devices, "distributions": distributions, "directions": directions}
-    for parameter, given in lists.items():
-        if isinstance(given, str):
-            raise UsageError(
-                f"implementation {name!r}: {parameter} is the text {given!r}, and a list is wanted",
-                f"write {parameter}=[{given!r}].",
-            )
+    declared = {
+        "role": role,
+        "devices": devices,
+        "caught_by": caught_by,
+        "wraps": wraps,
+        "config": config,
+        "compile_ahead": compile_ahead,
+        "distributions": distributions,
+        "directions": directions,
+        "computes": computes,
+        "kind": kind,
+        "package": package,
+        "origin": package.origin if package is not None else Origin(),
+        "compiled_by": compiled_by,
+    }
 
     def register(call: F) -> F:
-        try:
-            item = Implementation(
-                op,
-                name,
-                Role(role),
-                _each(Runs, devices),
-                caught_by,
-                _source,
-                call,
-                config,
-                compile_ahead,
-                wraps,
-                tuple(distributions),
-                _each(Direction, directions),
-                computes=computes,
-                kind=Kind(kind),
-                package=package,
-                compiled_by=compiled_by,
-            )
-        except ValueError as error:
-            raise UsageError(
-                f"implementation {name!r}: {error}",
-                f"role is one of {', '.join(Role)}; devices are among {', '.join(Runs)}; "
-                f"directions are among {', '.join(Direction)}; kind is one of {', '.join(Kind)}.",
-            ) from None
-        collected.append(item)
+        collected.append(_declare(op, name, call, declared))
         return call
 
     return register
 
 
+def _declare(
+    op: str, name: str, call: Callable[..., Any], declared: dict[str, Any]
+) -> Implementation:
+    try:
+        return Implementation(op=op, name=name, call=call, source=_source, **declared)
+    except ValidationError as error:
+        raise UsageError(
+            f"implementation {name!r}: {reading.first_fault(error)}",
+            'correct this argument; write lists as ["cuda", "cpu"].',
+        ) from None
+
+
 @dataclass(frozen=True)
 class Honest:
-    """The baseline `name`: a right implementation of an op, around which a control is wrapped."""
+    """An op's baseline `name`, which a control wraps."""
 
     op: Op
     name: str
@@ -178,7 +149,7 @@ class Honest:
         return self.call(*tensors, **options)
 
 
-# Controls of no op yet, each with the ops that it is for: all if none is named.
+# Controls without an op, each with the names of its ops; empty: all ops.
 tricks: list[tuple[Implementation, tuple[str, ...]]] = []
 
 
@@ -195,29 +166,26 @@ def control(
 ) -> Callable[[F], F]:
     """Register the decorated function as a control of these ops, or of every op if none is named.
 
-    It is called with an `Honest` implementation of the op, and then as one. Its name is the
-    function's, unless one is given.
-    wraps: whether its check compares it with what it is wrapped around, which is measured beside
-      it. directions: those that it is for; none: all that the op has.
-    modes: the only ones in which it can play its trick (`stream`, `graph`), if not both.
-    least: the least compulsory work of the cases that it is for.
+    The function receives an `Honest` baseline before the arguments of the op.
+
+    wraps: whether its check compares it with that baseline, which is then measured also.
+    directions: the only ones that it is for; empty: all. modes: likewise, `stream` or `graph`.
+    least: the least compulsory work of cases in which the trick can gain anything.
     """
 
     def register(call: F) -> F:
-        item = Implementation(
-            "",
-            name or call.__name__,
-            Role.CONTROL,
-            _each(Runs, devices),
-            caught_by,
-            _source,
-            call,
-            wraps="baseline" if wraps else "",
-            distributions=tuple(distributions),
-            directions=_each(Direction, directions),
-            modes=_each(Mode, modes),
-            least=least,
-        )
+        declared = {
+            "role": Role.CONTROL,
+            "devices": devices,
+            "caught_by": caught_by,
+            "wraps": "baseline" if wraps else "",
+            "distributions": distributions,
+            "directions": directions,
+            "modes": modes,
+            "least": least,
+            "kind": Kind.SPECIALISED,
+        }
+        item = _declare("", name or call.__name__, call, declared)
         tricks.append((item, ops))
         return call
 

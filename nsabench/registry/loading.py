@@ -1,4 +1,4 @@
-"""Importing what is installed and what the user names, and refusing what is not as it should be."""
+"""Import implementations, and refuse sources that have changed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GIVE_A_FILE = "give --kernels a file."
 
 
 def sources(kernels: Path | None = None, ops_file: Path | None = None) -> dict[str, str]:
-    """Return where implementations and ops come from, and the sha256 of their files."""
+    """Return all sources of implementations and ops, with the sha256 of their files."""
     if kernels is not None:
         _sources.read(kernels, GIVE_A_FILE)
     return _sources.digests(kernels, ops_file)
@@ -28,14 +28,15 @@ def load(
     *,
     ops_file: Path | None = None,
 ) -> list[Implementation]:
-    """Import all implementations, installed and of the user's file, and return them.
+    """Import and return all implementations, with the controls of each op around its first
+    baseline.
 
-    With them come the controls of each op, wrapped around its first baseline.
-    expected: the sources to import, each with the sha256 it must have; None: all, as they are.
-    ops_file: the user's op, which is imported before them.
-    Raises `UsageError` if a source is not as expected or cannot be imported, and as `validate`.
+    expected: the sources to import, with their sha256; None: all.
+    ops_file: the user's op, which is imported first.
+
+    Raises `UsageError` for a source that has changed or cannot be imported, and like `validate`.
     """
-    # Here and not above: `from nsabench import implementation` needs no op yet.
+    # Imported late, so that `from nsabench import implementation` loads no op.
     from nsabench import ops
     from nsabench.registry import validation
 
@@ -53,8 +54,8 @@ def load(
         ops.load_file(ops_file, digest)
         if len(collected) > before:
             raise UsageError(
-                f"{ops_file} registers implementations, and it is for an op",
-                "put them into a file of their own, for --kernels.",
+                f"{ops_file} registers implementations, but --ops files define ops",
+                "move them to a file for --kernels.",
             )
     for origin, points in _sources.by_distribution(_sources.IMPLEMENTATIONS).items():
         if expected is None or origin in expected:
@@ -63,14 +64,14 @@ def load(
                     _sources.imported(point.load, f"entry point {point.name!r} of {origin}")
     if kernels is not None:
         _load_file(kernels, content)
-    found = [*collected, *validation.controls(collected)]
-    validation.validate(found)
-    return found
+    implementations = [*collected, *validation.controls(collected)]
+    validation.validate(implementations)
+    return implementations
 
 
 def _load_file(kernels: Path, content: bytes) -> None:
     source = Source.of_file(kernels, content)
-    # Like a module, a file is executed once a process.
+    # A file is executed once a process, as a module is.
     if any(item.source == source for item in collected):
         return
     with collecting_from(source):

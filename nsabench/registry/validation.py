@@ -1,11 +1,10 @@
-"""Controls are wrapped around the first baseline of each op, and everything is checked."""
+"""Wrap controls around baselines, and check all declarations."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,7 @@ SHIPPED = "nsabench"  # the source whose baselines come first
 
 
 def controls(items: Sequence[Implementation]) -> Iterator[Implementation]:
-    """Yield the controls of every op that has a baseline among the items."""
+    """Yield the controls of every op that has a baseline."""
     for name in dict.fromkeys(item.op for item in items if item.role is Role.BASELINE):
         op, baseline = ops.find(name), first_baseline(items, name)
         if op is None or baseline is None:
@@ -31,21 +30,18 @@ def controls(items: Sequence[Implementation]) -> Iterator[Implementation]:
             shared = set(trick.directions or op.directions) & set(op.directions)
             fits = set(trick.distributions) <= set(op.distributions)
             if devices and shared and fits and (not of_ops or name in of_ops):
-                yield replace(
-                    trick,
-                    op=name,
-                    devices=devices,
-                    call=partial(trick.call, honest),
-                    wraps=trick.wraps and baseline.name,
-                    computes_by=baseline.name,
-                )
+                changed = {
+                    "op": name,
+                    "devices": devices,
+                    "call": partial(trick.call, honest),
+                    "wraps": trick.wraps and baseline.name,
+                    "computes_by": baseline.name,
+                }
+                yield trick.model_copy(update=changed)
 
 
 def first_baseline(items: Sequence[Implementation], op: str) -> Implementation | None:
-    """Return the baseline that the controls of an op are wrapped around.
-
-    It is the first registered that runs on most devices; shipped ones come first.
-    """
+    """Return the baseline on most devices; shipped ones first, then the first registered."""
     baselines = [i for i in items if i.op == op and i.role is Role.BASELINE and _timed_devices(i)]
     return min(
         baselines, key=lambda b: (-len(_timed_devices(b)), b.source != SHIPPED), default=None
@@ -57,24 +53,23 @@ def _timed_devices(item: Implementation) -> list[Runs]:
 
 
 def validate(items: Sequence[Implementation]) -> None:
-    """Raise `UsageError` if an implementation names an unknown op, has the wrong signature, takes a
-    name that another one has, or says what only another role says."""
+    """Raise `UsageError` for an unknown op, a wrong signature, a name in use, or a wrong role."""
     seen: dict[tuple[str, str], Implementation] = {}
     for item in items:
-        who = f"implementation {item.name!r} ({item.source})"
-        if not isinstance(item.name, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", item.name):
+        label = f"implementation {item.name!r} ({item.source})"
+        if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", item.name):
             raise UsageError(
                 f"{item.name!r} ({item.source}) is not a name for an implementation",
                 "use up to 64 letters, digits, '_', '-' and '.'.",
             )
         if not item.devices:
-            raise UsageError(f"{who} runs on no device", f"devices are among {', '.join(Runs)}.")
-        _validate_role(item, who)
-        op = _op_to_compute(item, who)
+            raise UsageError(f"{label} runs on no device", f"devices are among {', '.join(Runs)}.")
+        _validate_role(item, label)
+        op = _get_computed_op(item, label)
         unknown = [d for d in item.distributions if d not in op.distributions]
         if unknown:
             raise UsageError(
-                f"{who}: {op.name} has no distribution {unknown[0]!r}",
+                f"{label}: {op.name} has no distribution {unknown[0]!r}",
                 f"its distributions are {', '.join(op.distributions)}.",
             )
         twin = seen.setdefault((item.op, item.name), item)
@@ -91,37 +86,37 @@ def validate(items: Sequence[Implementation]) -> None:
             raise UsageError(
                 f"control {item.name!r} ({item.source}) wraps {item.wraps!r}, which is not a "
                 f"baseline of {item.op}",
-                "name the baseline that it is without its trick, or leave `wraps` away.",
+                "name a baseline, or remove `wraps`.",
             )
 
 
-def _validate_role(item: Implementation, who: str) -> None:
+def _validate_role(item: Implementation, label: str) -> None:
     is_control = item.role is Role.CONTROL
     if is_control and item.caught_by not in all_checks():
         raise UsageError(
-            f"control {item.name!r} ({item.source}) is to be caught by {item.caught_by!r}, which "
-            f"is not a check",
+            f"control {item.name!r} ({item.source}) has caught_by={item.caught_by!r}, which is "
+            f"not a check",
             f"give it caught_by, one of {', '.join(sorted(all_checks()))}.",
         )
     if not is_control and (item.caught_by or item.wraps):
         raise UsageError(
-            f"{who} is a {item.role} and yet says what it is caught by or wraps",
-            'only a control does: leave that away, or give it role="control".',
+            f"{label} is a {item.role}, but caught_by and wraps are for controls",
+            'remove them, or give it role="control".',
         )
     if (item.role is Role.ALTERNATIVE) != bool(item.computes):
         raise UsageError(
-            f"{who} has the role {item.role} and computes {item.computes!r}",
-            'an alternative, and nothing else, says which op it computes: role="alternative", '
+            f"{label} has the role {item.role} and computes {item.computes!r}",
+            'only an alternative has computes, such as role="alternative", '
             'computes="causal_attention".',
         )
 
 
-def _op_to_compute(item: Implementation, who: str) -> Op:
-    """Return its op, or the one that an alternative computes on the cases of its op."""
-    op = ops.get(item.op, who)
+def _get_computed_op(item: Implementation, label: str) -> Op:
+    """Return its op, or the op that an alternative computes."""
+    op = ops.get(item.op, label)
     if not item.computes:
         return op
-    computed = ops.get(item.computes, who)
+    computed = ops.get(item.computes, label)
     missing = [
         name
         for name, field in computed.shape_model.model_fields.items()
@@ -129,15 +124,14 @@ def _op_to_compute(item: Implementation, who: str) -> Op:
     ]
     if computed is op or missing:
         raise UsageError(
-            f"{who} cannot be an alternative to {op.name}: {computed.name} "
-            + (f"has the size {missing[0]}, which that has not" if missing else "is that op"),
-            "name an op that is told by sizes of the other one.",
+            f"{label} cannot be an alternative to {op.name}: {computed.name} "
+            + (f"has the size {missing[0]}, which {op.name} has not" if missing else "is that op"),
+            "name an op whose sizes are all sizes of the implementation's op.",
         )
     return computed
 
 
 def _validate_calls(items: Sequence[Implementation]) -> None:
-    """Raise `UsageError` for the first that cannot be called as its op is."""
     signatures: dict[tuple[object, ...], inspect.Signature] = {}
     for item in items:
         op, call = ops.get(item.computes or item.op), item.call

@@ -17,7 +17,6 @@ from nsabench.delivery import Delivery, Mailbox
 from nsabench.errors import EnvironmentRefused
 from nsabench.machine.environment import nvml
 from nsabench.model.measurement import Message
-from nsabench.model.plan import ImplementationInfo
 from nsabench.registry import Implementation
 from nsabench.worker.channel import Channel
 from nsabench.worker.compilation import compile_case
@@ -90,11 +89,8 @@ class Session:
         """Raises `DeviceLost`."""
         match request:
             case Discover():
-                infos = [
-                    ImplementationInfo.model_validate(item, from_attributes=True)
-                    for item in registry.load(self.kernels, self.sources, ops_file=self.ops_file)
-                ]
-                return Discovered(implementations=infos)
+                loaded = registry.load(self.kernels, self.sources, ops_file=self.ops_file)
+                return Discovered(implementations=loaded)
             case Calibrate():
                 # Foreign code has not been imported yet, so it cannot have bent the ceilings.
                 return Calibrated(ceilings=ceilings.measure(self.device, self.timer))

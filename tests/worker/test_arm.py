@@ -16,13 +16,13 @@ from nsabench.failure import Failure
 from nsabench.implementations.baselines.selection_rows import gqa
 from nsabench.model.case import Case, FixedCount, Timing
 from nsabench.model.measurement import Observation
-from nsabench.model.vocabulary import DType, Role, Runs, Status
+from nsabench.model.vocabulary import DType, Status
 from nsabench.registry import Implementation
 from nsabench.worker.arm import CaseArm
 from nsabench.worker.calls import Answer
 from nsabench.worker.inputs import InputSets
 from nsabench.worker.timing.timer import Call, CpuTimer, Timed
-from tests.checking import a_case, arm_of, sets_of
+from tests.checking import a_case, arm_of, registered, sets_of
 from tests.checking import measured as measured_by_checker
 
 SHAPE = {"N": 6, "H": 2, "D": 32, "Dv": 32, "L": 40}
@@ -34,7 +34,7 @@ def honest(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
 
 
 def item(call: Callable[..., Tensor] = honest, name: str = "mine") -> Implementation:
-    return Implementation("selection_rows", name, Role.CANDIDATE, (Runs.CPU,), "", "test", call)
+    return registered("selection_rows", name, call)
 
 
 def observations(

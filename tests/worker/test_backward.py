@@ -15,11 +15,11 @@ from nsabench import ops, registry
 from nsabench.failure import Failure
 from nsabench.implementations.baselines.selection_ranges import masked_sdpa
 from nsabench.model.case import Case
-from nsabench.model.vocabulary import Direction, Role, Runs, Status
+from nsabench.model.vocabulary import Direction, Status
 from nsabench.registry import Implementation
 from nsabench.worker.arm import CaseArm
 from nsabench.worker.timing.timer import CpuTimer
-from tests.checking import a_case, arm_of, observations, rounds, sets_of
+from tests.checking import a_case, arm_of, observations, registered, rounds, sets_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 OP = "selection_ranges"
@@ -34,7 +34,7 @@ def make_case(dtype: str = "float16", distribution: str = "disjoint", **timing) 
 
 
 def item(call: Callable[..., Tensor]) -> Implementation:
-    return Implementation(OP, "mine", Role.CANDIDATE, (Runs.CPU,), "parity", "test", call)
+    return registered(OP, "mine", call)
 
 
 def my_arm(call: Callable[..., Tensor], case: Case | None = None, seed: int = 0) -> CaseArm:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -30,7 +29,7 @@ calls = {"slow": 0}
 
 
 def item(call: Callable[..., Tensor], name: str) -> Implementation:
-    return replace(candidate(call, name), role=Role.BASELINE)
+    return candidate(call, name).model_copy(update={"role": Role.BASELINE})
 
 
 def quick(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from nsabench.implementations.baselines.selection_rows import gqa
 from nsabench.model.case import Case
-from nsabench.model.vocabulary import L2, DType, Role, Runs, Status
+from nsabench.model.vocabulary import L2, DType, Status
 from nsabench.registry import Implementation
 from nsabench.worker.channel import Channel
 from nsabench.worker.inputs import InputSets
 from nsabench.worker.session import Session
-from tests.checking import Desk, a_case, rounds
+from tests.checking import Desk, a_case, registered, rounds
 
 SHAPES = 10  # torch compiles 8 of one function and runs the next ones uncompiled
 
@@ -56,7 +56,7 @@ def test_the_tenth_shape_runs_compiled_too() -> None:
             uncompiled.append(tuple(k.shape))
         return out
 
-    item = Implementation("selection_rows", "mine", Role.CANDIDATE, (Runs.CPU,), "", "test", mine)
+    item = registered("selection_rows", "mine", mine)
     session = _session(item)
     for number in range(SHAPES):
         case = _case(8 + number)
@@ -71,7 +71,7 @@ def test_the_tenth_shape_runs_compiled_too() -> None:
 @pytest.mark.parametrize("l2", L2)
 def test_nothing_of_a_case_outlives_it(l2: L2) -> None:
     """With a warm L2 the timer kept the inputs of all arms until the next case."""
-    item = Implementation("selection_rows", "mine", Role.CANDIDATE, (Runs.CPU,), "", "test", _rows)
+    item = registered("selection_rows", "mine", _rows)
     session = _session(item)
     case = _case(l2=l2)
     desk = Desk(case)

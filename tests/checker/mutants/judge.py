@@ -10,9 +10,8 @@ from nsabench import registry
 from nsabench.model.case import Case
 from nsabench.model.description import Described
 from nsabench.model.log import Log
-from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
+from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.record import Record
-from nsabench.model.source import Source
 from nsabench.model.vocabulary import Purpose, Role, Runs
 from nsabench.registry import Implementation
 from nsabench.verdicts.attempts import CaseState
@@ -20,6 +19,7 @@ from nsabench.verdicts.results import assess_states
 from nsabench.worker.timing.timer import CpuTimer
 from tests.checker.mutants.mutant import Kernel
 from tests.checking import measured as measured_by_checker
+from tests.checking import registered
 from tests.runs import session_of
 
 WHEN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -39,12 +39,12 @@ def baselines(case: Case) -> list[Implementation]:
         if item.op == case.op
         and item.role is Role.BASELINE
         and Runs.CPU in item.devices
-        and _info(item).concerns(case)
+        and item.concerns(case)
     ]
 
 
 def as_candidate(op: str, name: str, kernel: Kernel) -> Implementation:
-    return Implementation(op, name, Role.CANDIDATE, (Runs.CPU,), "", Source("test"), kernel)
+    return registered(op, name, kernel)
 
 
 def judge(case: Case, items: list[Implementation]) -> Mapping[str, Record]:
@@ -55,7 +55,7 @@ def judge(case: Case, items: list[Implementation]) -> Mapping[str, Record]:
         created=WHEN,
         device="cpu",
         matrices=[],
-        implementations=[_info(item) for item in items],
+        implementations=list(items),
         cases=[
             PlannedCase(id=case.id, case=case, implementations=tuple(item.name for item in items))
         ],
@@ -64,17 +64,3 @@ def judge(case: Case, items: list[Implementation]) -> Mapping[str, Record]:
     session = session_of(plan, Described(software={}, device={"type": "cpu"}))
     records = assess_states(plan, session, [state]).results(Log()).records
     return {record.implementation: record for record in records}
-
-
-def _info(item: Implementation) -> ImplementationInfo:
-    return ImplementationInfo(
-        op=item.op,
-        name=item.name,
-        role=item.role,
-        devices=item.devices,
-        caught_by=item.caught_by,
-        wraps=item.wraps,
-        source=item.source,
-        distributions=item.distributions,
-        directions=item.directions,
-    )

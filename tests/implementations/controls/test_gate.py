@@ -8,9 +8,9 @@ from torch import Tensor
 
 from nsabench.failure import Failure
 from nsabench.implementations.baselines.selection_rows import heads_as_queries
-from nsabench.model.vocabulary import Role, Runs, Status
+from nsabench.model.vocabulary import Role, Status
 from nsabench.registry import Implementation
-from tests.checking import arm_of, desk_of, observations, rounds, sets_of
+from tests.checking import arm_of, desk_of, observations, registered, rounds, sets_of
 
 GATED = {
     "sdpa_causal_one_query": "mean absolute error",
@@ -105,9 +105,7 @@ def test_every_control_says_what_catches_it(shipped):
 
 
 def control(call) -> Implementation:
-    return Implementation(
-        "selection_rows", "cheat", Role.CONTROL, (Runs.CPU,), "parity", "test", call
-    )
+    return registered("selection_rows", "cheat", call, Role.CONTROL, caught_by="parity")
 
 
 class NotWatched(Random):

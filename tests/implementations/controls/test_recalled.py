@@ -4,7 +4,6 @@ though they compute but once for each set of inputs."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -85,7 +84,7 @@ def test_what_answers_from_memory_is_caught_by_the_roofline(
     monkeypatch.setitem(DISTRIBUTION, "nsa_attention", "dense")
     case = make_case(op, direction, DType.FLOAT32, rotate=2)
     case = case.model_copy(update={"timing": rounds(8, rotate=2)})
-    item = replace(named(op, name), devices=(Runs.CPU,))
+    item = named(op, name).model_copy(update={"devices": (Runs.CPU,)})
     measured = measured_by_checker(case, [item])
     assert [o.reason for o in measured.observations] == [""]
     for observation in measured.observations:
@@ -101,7 +100,7 @@ def test_remembered_gradients_are_right_in_whatever_order_inputs_come(
     op: str, dtype: DType
 ) -> None:
     case = make_case(op, Direction.BACKWARD, dtype)
-    item = replace(named(op, "recalled_gradients"), devices=(Runs.CPU,))
+    item = named(op, "recalled_gradients").model_copy(update={"devices": (Runs.CPU,)})
     [observation] = observations(case, [item])
     assert observation.status is Status.OK, observation.reason
     assert len(observation.samples.time_ms) == 60
@@ -127,7 +126,7 @@ def test_it_is_right_in_whatever_order_its_inputs_come(
         return roofline.remembered_by_content(honest, *arguments, **options)
 
     item = named("selection_rows", "remembered_by_content")
-    item = replace(item, devices=(Runs.CPU,), call=called)
+    item = item.model_copy(update={"devices": (Runs.CPU,), "call": called})
     timing = rounds(count, warmup_s=0.02, rotate=rotate)
     case = a_case("selection_rows", {"N": 6, "H": 2, "D": 32, "Dv": 32, "L": 40}, timing=timing)
     [observation] = observations(case, [item])

@@ -14,7 +14,7 @@ from nsabench.failure import Failure
 from nsabench.model.vocabulary import Direction, Role, Runs, Status
 from nsabench.ops import _outside
 from nsabench.registry import Implementation, validation
-from tests.checking import a_case, arm_of, sets_of
+from tests.checking import a_case, arm_of, registered, sets_of
 
 RMSNORM = Path(__file__).parents[2] / "rmsnorm.py"
 GENERIC = {
@@ -44,7 +44,7 @@ def eager(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
 
 
 def baseline(name: str, *devices: Runs, source: str = "mine.py@1") -> Implementation:
-    return Implementation("rmsnorm", name, Role.BASELINE, devices, "", source, eager)
+    return registered("rmsnorm", name, eager, Role.BASELINE, devices=devices, source=source)
 
 
 @pytest.fixture(autouse=True)
