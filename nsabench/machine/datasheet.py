@@ -1,14 +1,10 @@
-"""The limits of GPUs by their data sheets, to check tables from elsewhere.
+"""The limits of GPUs by their data sheets.
 
 Tensor rates are dense, with the faster accumulator. No maker states an L2 bandwidth.
-Sources:
-- RTX 4090, L4, L40S: NVIDIA Ada GPU Architecture (whitepaper), L4 and L40S data sheets
-- RTX 3090, A10: NVIDIA Ampere GA102 GPU Architecture (whitepaper), A10 data sheet
-- A100: NVIDIA A100 Tensor Core GPU Architecture (whitepaper), A100 80GB data sheet
-- H100, H200: NVIDIA H100 Tensor Core GPU Architecture (whitepaper), H200 data sheet; the L2 of the
-  H200 is what the device reports of itself
-- RTX 5090: NVIDIA RTX Blackwell GPU Architecture (whitepaper)
-- B200: NVIDIA Blackwell Architecture Technical Brief (HGX B200); the L2 as the device reports it
+
+Sources are NVIDIA's data sheets of each GPU and these architecture whitepapers: GA102 (RTX 3090,
+A10), A100, Ada (RTX 4090, L4, L40S), H100 (H100, H200), RTX Blackwell (RTX 5090), Blackwell
+(B200). For the H200 and the B200, the L2 is what the device reports.
 """
 
 from __future__ import annotations
@@ -22,9 +18,10 @@ from nsabench.errors import UsageError
 
 @dataclass(frozen=True)
 class Sheet:
-    """memory_gb_s in 1e9 bytes/s, l2_mib in MiB, rates in TFLOP/s, sm_boost_mhz in MHz."""
+    """One GPU: memory_gb_s in 1e9 bytes/s, float16 and bfloat16 in TFLOP/s."""
 
     name: str
+    memory_gib: int
     memory_gb_s: float
     l2_mib: int
     float16: float
@@ -34,18 +31,18 @@ class Sheet:
 
 
 SHEETS = (
-    Sheet("RTX 3090", 936.2, 6, 142.0, 71.0, 82, 1695),
-    Sheet("RTX 4090", 1008.0, 72, 330.3, 165.2, 128, 2520),
-    Sheet("RTX 5090", 1792.0, 96, 419.0, 209.5, 170, 2407),
-    Sheet("A10", 600.2, 6, 125.0, 125.0, 72, 1695),
-    Sheet("A100 40GB", 1555.0, 40, 312.0, 312.0, 108, 1410),
-    Sheet("A100 80GB", 2039.0, 40, 312.0, 312.0, 108, 1410),
-    Sheet("L4", 300.1, 48, 121.0, 121.0, 58, 2040),
-    Sheet("L40S", 864.0, 96, 362.1, 362.1, 142, 2520),
-    Sheet("H100 PCIe", 2039.0, 50, 756.0, 756.0, 114, 1755),
-    Sheet("H100 SXM", 3352.0, 50, 989.4, 989.4, 132, 1980),
-    Sheet("H200", 4800.0, 60, 989.4, 989.4, 132, 1980),
-    Sheet("B200", 8000.0, 126, 2250.0, 2250.0, 148, 1965),
+    Sheet("RTX 3090", 24, 936.2, 6, 142.0, 71.0, 82, 1695),
+    Sheet("RTX 4090", 24, 1008.0, 72, 330.3, 165.2, 128, 2520),
+    Sheet("RTX 5090", 32, 1792.0, 96, 419.0, 209.5, 170, 2407),
+    Sheet("A10", 24, 600.2, 6, 125.0, 125.0, 72, 1695),
+    Sheet("A100 40GB", 40, 1555.0, 40, 312.0, 312.0, 108, 1410),
+    Sheet("A100 80GB", 80, 2039.0, 40, 312.0, 312.0, 108, 1410),
+    Sheet("L4", 24, 300.1, 48, 121.0, 121.0, 58, 2040),
+    Sheet("L40S", 48, 864.0, 96, 362.1, 362.1, 142, 2520),
+    Sheet("H100 PCIe", 80, 2039.0, 50, 756.0, 756.0, 114, 1755),
+    Sheet("H100 SXM", 80, 3352.0, 50, 989.4, 989.4, 132, 1980),
+    Sheet("H200", 141, 4800.0, 60, 989.4, 989.4, 132, 1980),
+    Sheet("B200", 180, 8000.0, 126, 2250.0, 2250.0, 148, 1965),
 )
 
 
@@ -62,13 +59,13 @@ def find(gpu: str) -> Sheet:
         raise UsageError(f"{gpu!r} may be several devices", f"say which: {', '.join(names)}.")
     near = difflib.get_close_matches(gpu, names, 1)
     raise UsageError(
-        f"there is no data sheet of {gpu!r}",
+        f"no data sheet fits {gpu!r}",
         f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}.",
     )
 
 
-def known(gpu: str) -> Sheet | None:
-    """Like `find`, but return None instead of raising."""
+def find_unique(gpu: str) -> Sheet | None:
+    """Return the sheet that fits a device; None for none or several."""
     fitting = _find_fitting(gpu)
     return fitting[0] if len(fitting) == 1 else None
 

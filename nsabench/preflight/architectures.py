@@ -1,10 +1,12 @@
-"""The GPU architectures that kernels are compiled for: their limits, and the Tritons for them."""
+"""The GPU architectures that kernels are compiled for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from nsabench.errors import UsageError
+from nsabench.machine import datasheet
+from nsabench.machine.datasheet import Sheet
 from nsabench.machine.environment.pairs import numbers
 
 KIB = 1024
@@ -15,7 +17,7 @@ RESERVED_SHARED = KIB  # the driver's share of every block's shared memory
 
 @dataclass(frozen=True)
 class Architecture:
-    """Limits from the tables of the CUDA programming guide, and one GPU that has them."""
+    """The limits of an architecture (CUDA programming guide), and a GPU that has it."""
 
     capability: int
     shared_per_block: int
@@ -23,28 +25,29 @@ class Architecture:
     warps_per_sm: int
     blocks_per_sm: int
     gpu: str
-    processors: int
-    memory_gib: int
-    l2_mib: int
 
     @property
     def name(self) -> str:
         return f"sm_{self.capability}"
 
+    @property
+    def sheet(self) -> Sheet:
+        return datasheet.find(self.gpu)
+
 
 ARCHITECTURES = {
     a.name: a
     for a in (
-        Architecture(80, 163 * KIB, 164 * KIB, 64, 32, "NVIDIA A100-SXM4-80GB", 108, 80, 40),
-        Architecture(86, 99 * KIB, 100 * KIB, 48, 16, "NVIDIA GeForce RTX 3090", 82, 24, 6),
-        Architecture(89, 99 * KIB, 100 * KIB, 48, 24, "NVIDIA GeForce RTX 4090", 128, 24, 72),
-        Architecture(90, 227 * KIB, 228 * KIB, 64, 32, "NVIDIA H200", 132, 141, 50),
-        Architecture(100, 227 * KIB, 228 * KIB, 64, 32, "NVIDIA B200", 148, 180, 126),
-        Architecture(120, 99 * KIB, 100 * KIB, 48, 24, "NVIDIA GeForce RTX 5090", 170, 32, 96),
+        Architecture(80, 163 * KIB, 164 * KIB, 64, 32, "NVIDIA A100-SXM4-80GB"),
+        Architecture(86, 99 * KIB, 100 * KIB, 48, 16, "NVIDIA GeForce RTX 3090"),
+        Architecture(89, 99 * KIB, 100 * KIB, 48, 24, "NVIDIA GeForce RTX 4090"),
+        Architecture(90, 227 * KIB, 228 * KIB, 64, 32, "NVIDIA H200"),
+        Architecture(100, 227 * KIB, 228 * KIB, 64, 32, "NVIDIA B200"),
+        Architecture(120, 99 * KIB, 100 * KIB, 48, 24, "NVIDIA GeForce RTX 5090"),
     )
 }
 
-# The oldest Triton that compiles for an architecture.
+# The oldest Triton that compiles for these architectures.
 OLDEST_TRITON = {"sm_100": (3, 3), "sm_120": (3, 3)}
 OLDEST_SUPPORTED = (3, 0)
 
@@ -62,12 +65,12 @@ def parse(given: str) -> list[Architecture]:
 
 
 def declared(triton: str, architecture: str) -> bool:
-    """Return whether this Triton is meant to compile for the architecture."""
+    """Return whether this Triton supports the architecture."""
     return numbers(triton)[:2] >= OLDEST_TRITON.get(architecture, OLDEST_SUPPORTED)
 
 
 def occupancy(architecture: Architecture, warps: int, registers: int, shared: int) -> float:
-    """Return resident warps over those that a multiprocessor can hold; 0 if no block fits."""
+    """Return resident warps over the most that a multiprocessor holds; 0 if no block fits."""
     by_warps = architecture.warps_per_sm // warps
     units = -(-registers * 32 // REGISTERS_AT_ONCE)
     by_registers = REGISTERS // (max(units, 1) * REGISTERS_AT_ONCE) // warps

@@ -1,7 +1,6 @@
-"""Pretends a GPU: tensors say that they are on CUDA, and torch and Triton see one device.
+"""Pretends a GPU, so that implementations choose the configuration of an architecture.
 
-Implementations choose configurations by the device, so each architecture is pretended. The tensors
-are on `meta` (shapes without memory) or on the CPU.
+Tensors are on `meta` (no memory) or on the CPU, and claim to be on CUDA.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ CLOCK_KHZ = 1_500_000  # kernels model their time by it; any constant will do
 
 
 class TensorsOnCuda(TorchFunctionMode):  # type: ignore[misc]
-    """Tensors on `real` ("meta" or "cpu") say that they are on the GPU, and a request for the GPU
-    gets `real`."""
+    """Makes tensors on `real` ("meta" or "cpu") claim to be on the GPU, and GPU requests get
+    `real`."""
 
     def __init__(self, real: str) -> None:
         super().__init__()
@@ -47,7 +46,7 @@ class TensorsOnCuda(TorchFunctionMode):  # type: ignore[misc]
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        # Each access makes a new getter, so they are equal but not identical.
+        # Each access makes a new getter: they are equal, not identical.
         for getter, answer in self._answers:
             if func == getter:
                 return answer
@@ -65,20 +64,20 @@ class TensorsOnCuda(TorchFunctionMode):  # type: ignore[misc]
 
 @contextmanager
 def cuda(architecture: Architecture) -> Iterator[None]:
-    """Let torch.cuda describe one GPU of the architecture; nothing can run on it."""
+    """Let torch.cuda describe a GPU of the architecture, on which nothing can run."""
     gpu = SimpleNamespace(
         name=architecture.gpu,
         major=architecture.capability // 10,
         minor=architecture.capability % 10,
-        multi_processor_count=architecture.processors,
-        total_memory=architecture.memory_gib << 30,
+        multi_processor_count=architecture.sheet.sms,
+        total_memory=architecture.sheet.memory_gib << 30,
         shared_memory_per_block=48 * KIB,
         shared_memory_per_block_optin=architecture.shared_per_block,
         shared_memory_per_multiprocessor=architecture.shared_per_sm,
         regs_per_multiprocessor=REGISTERS,
         max_threads_per_multi_processor=architecture.warps_per_sm * 32,
         warp_size=32,
-        L2_cache_size=architecture.l2_mib << 20,
+        L2_cache_size=architecture.sheet.l2_mib << 20,
         is_integrated=0,
         is_multi_gpu_board=0,
     )
@@ -106,10 +105,8 @@ def cuda(architecture: Architecture) -> Iterator[None]:
 
 @contextmanager
 def operators_run(real: str) -> Iterator[None]:
-    """Let operators made by `torch.library.custom_op` run their code on tensors on `real`.
-
-    On `meta` torch would call their shape function instead, and outside of the mode that pretends.
-    """
+    """Let `torch.library.custom_op` operators run their code, not their shape function on
+    `meta`."""
 
     def pretending(code: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -130,12 +127,12 @@ def operators_run(real: str) -> Iterator[None]:
 
 
 def install_driver(architecture: Architecture) -> None:
-    """Let the Triton of this process compile, and choose configurations, for the architecture."""
+    """Let the Triton of this process compile for the architecture."""
     target = GPUTarget("cuda", architecture.capability, 32)
     properties = {
         "max_shared_mem": architecture.shared_per_block,
         "max_num_regs": REGISTERS,
-        "multiprocessor_count": architecture.processors,
+        "multiprocessor_count": architecture.sheet.sms,
         "warpSize": 32,
         "sm_clock_rate": CLOCK_KHZ,
         "mem_clock_rate": CLOCK_KHZ,

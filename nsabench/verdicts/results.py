@@ -177,7 +177,7 @@ def assess_states(
     plan: Plan, session: Session, states: Sequence[CaseState], known: Sequence[Finding] = ()
 ) -> Assessed:
     """Apply the checks to what the main pass measured. session: with the ceilings that count."""
-    sheet = datasheet.known(session.described.device.name or "")
+    sheet = datasheet.find_unique(session.described.device.name or "")
     limits = Limits.measured(session.ceilings, Limits.of_sheet(sheet) if sheet else None)
     records = [record for state in states for record in of_state(plan, session, state)]
     findings, records = checks.judge_all(records, limits)

@@ -77,7 +77,7 @@ def _beside(own: Evidence, others: Sequence[Evidence]) -> Evidence:
     if not company:
         return own
     # By the data sheet, as for any host; our timer leaves nothing in L2.
-    sheet = datasheet.known(own.records[0].gpu_name)
+    sheet = datasheet.find_unique(own.records[0].gpu_name)
     limits = replace(Limits.of_sheet(sheet), l2_bytes=0) if sheet else Limits()
     known = set(_find(own.records, limits))
     by_case = {record.case_id: record for record in own.records}

@@ -17,9 +17,9 @@ def l2_bytes(properties: Any) -> int:
     size: int | None = getattr(properties, "L2_cache_size", None)
     if size is not None:
         return size
-    from nsabench.machine.datasheet import known  # only where torch is that old
+    from nsabench.machine.datasheet import find_unique  # only where torch is that old
 
-    sheet = known(properties.name)
+    sheet = find_unique(properties.name)
     return sheet.l2_mib << 20 if sheet else LARGEST
 
 

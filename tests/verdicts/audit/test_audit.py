@@ -148,7 +148,7 @@ def test_an_unknown_or_ambiguous_device_is_refused(query, hint):
     with pytest.raises(UsageError) as refused:
         datasheet.find(query)
     assert hint in refused.value.remedy
-    assert datasheet.known(query) is None
+    assert datasheet.find_unique(query) is None
 
 
 def test_the_sheets_are_plausible():
