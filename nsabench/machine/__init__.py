@@ -1,1 +1,1 @@
-"""The machine: what it is, whether it is fit, what it can do at most."""
+"""Describes the machine, finds its problems, and restricts processes."""

@@ -1,4 +1,4 @@
-"""Gives up powers of root for good (capabilities(7)), for this thread."""
+"""Gives up capabilities(7) of this thread for good."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Set(ctypes.Structure):
 
 
 def require_success(result: int, what: str) -> int:
-    """Return what a function of `LIBC` returned. Raises `OSError` if it is negative."""
+    """Return the result of a `LIBC` call. Raises `OSError` if it is negative."""
     if result < 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error), what)
@@ -32,15 +32,12 @@ def require_success(result: int, what: str) -> int:
 
 
 def no_new_privileges() -> None:
-    """Let no program give this thread new rights. Raises `OSError`."""
+    """Stop programs from giving this thread new rights. Raises `OSError`."""
     require_success(LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
 
 
 def keep(*numbers: int) -> None:
-    """Drop all powers of this thread except these, each below 32. Raises `OSError`.
-
-    With no_new_privs, the programs that it starts get no others.
-    """
+    """Drop all capabilities of this thread except these, each below 32. Raises `OSError`."""
     header, sets = _Header(_VERSION, 0), (_Set * 2)()
     require_success(LIBC.capget(ctypes.byref(header), sets), "capabilities")
     kept = sum(1 << number for number in numbers) & sets[0].permitted

@@ -1,4 +1,4 @@
-"""Reads the size of the CPU's caches from Linux."""
+"""Reads the size of the CPU's last-level cache."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 COMMON_BYTES = 32 << 20  # if Linux does not say
-# A virtual machine may see less than there is, and some caches are too large to flush every time.
+# A virtual machine may see less than exists, and flushing a huge cache takes long.
 LEAST_BYTES, MOST_BYTES = 16 << 20, 128 << 20
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 SHARED_LEVEL = 3
@@ -17,10 +17,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 @cache
 def last_level_bytes(folder: Path = CACHES) -> int:
-    """Return the size of the largest shared cache in bytes, within bounds.
-
-    `COMMON_BYTES` if Linux names no cache of level 3, as on many ARM hosts.
-    """
+    """Return the bytes of the last-level cache, within bounds; many ARM hosts name none."""
     sizes = [0]
     with suppress(OSError):
         for path in folder.glob("index*"):

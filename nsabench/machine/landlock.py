@@ -1,7 +1,4 @@
-"""Landlock (Linux 5.13): a process gives up rights for good, for itself and its children.
-
-The numbers come from <linux/landlock.h>.
-"""
+"""Landlock (Linux 5.13): a process gives up rights for good, for itself and its children."""
 
 from __future__ import annotations
 
@@ -43,25 +40,24 @@ class _PathBeneath(ctypes.Structure):
 
 
 def abi() -> int:
-    """Return the version of the running kernel; 0 if it has none or it is switched off."""
+    """Return the ABI version of the running kernel; 0 without Landlock."""
     version = LIBC.syscall(_CREATE_RULESET, None, 0, _CREATE_RULESET_VERSION)
     return max(int(version), 0)
 
 
 def handled(version: int) -> int:
-    """Return every right to files that this version can take away."""
     return _FIRST | sum(right for since, right in _ADDED.items() if version >= since)
 
 
 def restrict(readable: Iterable[Path], listable: Iterable[Path], writable: Iterable[Path]) -> int:
-    """Leave this thread and what it starts only these rights to files, and return the version.
+    """Leave this thread and its children only these rights to files; return the ABI version.
 
-    readable, writable: files, or folders with their content. Writable files are also readable;
-      new devices cannot be made.
-    listable: folders whose names can be read, and those below them.
+    readable, writable: files, or folders with their content. Writable implies readable; new devices
+      cannot be made.
+    listable: folders whose names can be read, with those below them.
 
-    A missing path is ignored. ABI 4 also refuses TCP, and ABI 6 signals and abstract sockets of
-    processes outside. Raises `OSError` if the kernel refuses.
+    Missing paths are ignored. ABI 4 also refuses TCP; ABI 6 also refuses signals and abstract
+    sockets of other processes. Raises `OSError` if the kernel refuses.
     """
     version = abi()
     everything = handled(version)

@@ -10,7 +10,7 @@ from nsabench.machine.environment.nvml import Device, attempt
 
 
 def memory_of(device: str) -> int | None:
-    """Return the bytes of the largest GPU, or those that this host may use; None: unknown."""
+    """Return the bytes of the largest GPU, or those that this host may use; None if unknown."""
     if device == "cpu":
         host = int(psutil.virtual_memory().total)
         allowed = read_cgroup().memory_bytes

@@ -1,4 +1,4 @@
-"""Notices that processes waited for a core: by schedstat, or else by what other processes used."""
+"""Detects processes that waited for a core, by schedstat or by the load of other processes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ BUSY = 0.1  # share of the time that a thread waited; timings may have waited to
 
 
 def waits_of(pids: Iterable[int], root: Path = Path("/")) -> dict[int, float]:
-    """Return the seconds that each thread of these processes waited for a core, by its number.
-
-    Empty if the kernel does not count them.
-    """
+    """Return the seconds that each thread waited for a core; empty if the kernel does not count."""
     waits: dict[int, float] = {}
     for pid in pids:
         with suppress(OSError):
@@ -29,10 +26,8 @@ def waits_of(pids: Iterable[int], root: Path = Path("/")) -> dict[int, float]:
 
 
 def idle_and_others(pids: Iterable[int]) -> tuple[float, float]:
-    """Return the core-seconds since boot that were idle, and that other processes used.
-
-    Only cores that this process may use count, and all of what these processes used.
-    """
+    """Return core-seconds since boot: idle, and used by other processes, on this process's
+    cores."""
     cores = psutil.cpu_times(percpu=True)
     usable = [cores[core] for core in os.sched_getaffinity(0)]
     used = sum(c.user + c.nice + c.system + c.steal for c in usable)
@@ -44,9 +39,9 @@ def idle_and_others(pids: Iterable[int]) -> tuple[float, float]:
 
 
 def watch(processes: Callable[[], Iterable[int]]) -> Callable[[], bool]:
-    """Return a function that says whether one of the processes has waited since this call.
+    """Return a function that tells whether one of the processes has waited since this call.
 
-    processes: returns their current numbers; they may be replaced.
+    processes: returns their current numbers, which may change.
     """
     begun, before = time.monotonic(), waits_of(processes())
     idle_before, others_before = idle_and_others(processes())

@@ -1,4 +1,4 @@
-"""Filters system calls (seccomp): network sockets, what outlives a process, other processes."""
+"""Filters system calls (seccomp): sockets, lasting kernel objects, other processes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from nsabench.machine.capabilities import LIBC, no_new_privileges, require_succe
 
 _PR_SET_SECCOMP, _FILTER = 22, 2
 _LOAD, _EQUALS, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06  # BPF: ld [k]; jeq; jge; ret
-# What a filter answers: allow the call, or let it fail with an error, or succeed without effect.
+# Results of a filter: allow, succeed without effect, or fail with an error.
 _ERRNO = 0x00050000
 _ALLOW, _IGNORE = (_RETURN, 0, 0, 0x7FFF0000), (_RETURN, 0, 0, _ERRNO)
 _DENY, _DENY_ACCESS = (_RETURN, 0, 0, _ERRNO | errno.EPERM), (_RETURN, 0, 0, _ERRNO | errno.EACCES)
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data
 _X32 = 0x40000000  # the second set of numbers of x86-64 starts here
-# CUDA and libudev open these.
+# CUDA and libudev need these.
 _LOCAL = (socket.AF_UNIX, socket.AF_NETLINK)
 
 Line = tuple[int, int, int, int]
@@ -27,22 +27,22 @@ Line = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class _Calls:
-    """The numbers of system calls on an architecture."""
+    """The numbers of system calls on one architecture."""
 
     audit: int  # AUDIT_ARCH
     socket: tuple[int, ...]
     connect: tuple[int, ...]
-    # io_uring_setup(2), which opens sockets that no filter sees, and the calls of svipc(7),
-    # mq_overview(7) and keyrings(7), whose objects outlive a process.
+    # io_uring_setup(2), whose sockets no filter sees, and the calls of svipc(7), mq_overview(7) and
+    # keyrings(7), whose objects outlive a process.
     lasting: tuple[int, ...]
-    # These set limits, priority, scheduling or memory of the process that their first argument
-    # names. In the second group, the first argument says of how many, and the second names it.
+    # Calls that set limits, priority, scheduling or memory of the process in their first argument;
+    # or in their second, whose type the first gives.
     of_a_process: tuple[int, ...]
     of_several: tuple[int, ...]
     affinity: tuple[int, ...]  # sched_setaffinity(2)
     modes: tuple[int, ...]  # chmod(2), chown(2)
     attributes: tuple[int, ...]  # setxattr(2)
-    # kill(2), tkill(2), tgkill(2), rt_sigqueueinfo(2) and rt_tgsigqueueinfo(2).
+    # kill(2), tkill(2), tgkill(2), rt_sigqueueinfo(2), rt_tgsigqueueinfo(2).
     signals: tuple[int, ...]
     fcntl: tuple[int, ...]  # it can send SIGIO to another process, as ioctl can
     ioctl: tuple[int, ...]
@@ -79,11 +79,11 @@ _CALLS = {
         ioctl=(29,),
     ),
 }
-# "All of this user", in setpriority(2) and ioprio_set(2).
+# "All processes of this user" in setpriority(2) and ioprio_set(2).
 _OF_A_USER = {141: 2, 251: 3, 140: 2, 30: 3}
-# F_SETLEASE, in fcntl(2): opening a leased file waits until its holder lets go.
+# F_SETLEASE in fcntl(2) makes others wait when they open the file.
 _LEASE = (1024,)
-# SOCK_DGRAM, and SOCK_RAW, which is the same for local sockets, with all flags.
+# SOCK_DGRAM and SOCK_RAW (equal for local sockets), with all flags.
 _DATAGRAMS = tuple(
     kind | closed | waiting
     for kind in (socket.SOCK_DGRAM, socket.SOCK_RAW)
@@ -108,18 +108,16 @@ class _Program(ctypes.Structure):
 
 
 def restrict(*, signals: bool = False, connects: bool = False) -> None:
-    """Restrict the system calls of this thread and of what it starts.
+    """Restrict the system calls of this thread and its children.
 
-    EACCES: sockets that are not local, connections to other processes, and objects in the kernel
-    that outlive the process. A local daemon could otherwise act for it, as root. EPERM: file
-    leases, settings of other processes, and attributes of files.
+    EACCES: sockets that are not local, connections to other processes, and kernel objects that
+    outlive the process. EPERM: file leases, settings of other processes, attributes of files.
+    Changes of CPU affinity of other threads and of file modes succeed without effect, since OpenMP
+    and programs that copy files fail otherwise.
 
-    Two kinds of calls succeed and change nothing. OpenMP ends a process if it cannot bind its
-    threads to cores, and a filter cannot tell threads from other processes. Programs
-    that copy files set their modes and owners, which Landlock does not restrict.
-
-    connects: allow connections of local sockets. signals: also restrict signals to its own process
-    and group (EPERM), but not to its children, whose numbers no filter knows.
+    connects: allow connections of local sockets.
+    signals: also refuse signals (EPERM) except to this process and its group, so not to children in
+      other groups.
 
     Raises `OSError` if the kernel or the architecture has no such filter.
     """
@@ -136,7 +134,7 @@ def restrict(*, signals: bool = False, connects: bool = False) -> None:
 def _filter(calls: _Calls, *, signals: bool, connects: bool) -> list[Line]:
     lines: list[Line] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
-        # Jumps count the instructions that they pass over.
+        # Jumps count the instructions that they skip.
         (_EQUALS, 1, 0, calls.audit),
         _DENY_ACCESS,
         (_LOAD, 0, 0, _NUMBER),
@@ -144,7 +142,7 @@ def _filter(calls: _Calls, *, signals: bool, connects: bool) -> list[Line]:
         _DENY_ACCESS,
     ]
     lines += _where(calls.lasting, [_DENY_ACCESS])
-    # A datagram socket reaches others without a connection; socketpair(2) is another call.
+    # A datagram socket can reach others without connect(2); socketpair(2) is another call.
     local = _choose(0, _LOCAL, _ALLOW, _DENY_ACCESS) if connects else _connected()
     lines += _where(calls.socket, local)
     itself = (0, os.getpid())
@@ -169,18 +167,18 @@ def _filter(calls: _Calls, *, signals: bool, connects: bool) -> list[Line]:
 
 
 def _where(numbers: tuple[int, ...], block: list[Line]) -> list[Line]:
-    """Run a block that ends the filter, for each of these system calls."""
+    """Return code that runs `block`, which ends the filter, for each of these calls."""
     return [line for n in numbers for line in [(_EQUALS, 0, len(block), n), *block]]
 
 
 def _choose(argument: int, values: tuple[int, ...], matched: Line, otherwise: Line) -> list[Line]:
-    """End the filter by whether an argument is one of these values."""
+    """Return code that ends the filter by whether an argument is one of these values."""
     jumps = [(_EQUALS, len(values) - place, 0, value) for place, value in enumerate(values)]
     return [_load(argument), *jumps, otherwise, matched]
 
 
 def _connected() -> list[Line]:
-    """Allow netlink sockets, and local ones that need connect(2) to reach a process."""
+    """Return code that allows netlink, and local sockets that need connect(2)."""
     local, kernel = _LOCAL
     return [
         _load(0),
@@ -193,5 +191,5 @@ def _connected() -> list[Line]:
 
 
 def _load(argument: int) -> Line:
-    """Load the lower half of an argument, which is all that the kernel reads of an int."""
+    """Load the lower 32 bits of an argument; the kernel reads no more of an int."""
     return (_LOAD, 0, 0, _FIRST_ARGUMENT + 8 * argument)

@@ -1,4 +1,4 @@
-"""Finds what is wrong with this machine, and says what to do about it."""
+"""Finds problems of this machine, each with a remedy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from nsabench.machine.doctor.problem import Problem, Severity
 from nsabench.machine.environment.model import Environment
 from nsabench.machine.environment.summary import summarise
 
-# Codes of problems of the results folder.
 OF_THE_FOLDER = frozenset({"low_disk", "unwritable"})
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
 
@@ -25,7 +24,7 @@ __all__ = ["OF_THE_FOLDER", "Problem", "Severity", "as_json", "examine", "refuse
 
 
 def examine(environment: Environment, *, results: Path) -> list[Problem]:
-    """Return all problems, worst first. results: the folder for runs; it may not exist."""
+    """Return all problems, worst first. results: the folder for runs, which need not exist."""
     problems = [
         *driver.examine(environment),
         *software.examine(environment),
@@ -37,9 +36,9 @@ def examine(environment: Environment, *, results: Path) -> list[Problem]:
 
 
 def refuse_unfit(environment: Environment, *, results: Path) -> list[Problem]:
-    """Return the errors and warnings about a run on this machine, worst first.
+    """Return errors and warnings about a run on this machine, worst first.
 
-    Raises `EnvironmentRefused` for an error; on a CPU only for an error of the folder.
+    Raises `EnvironmentRefused` for an error; on a CPU only for one of the folder.
     """
     problems = [p for p in examine(environment, results=results) if p.severity is not Severity.NOTE]
     on_gpu = environment.run.device == "cuda"
@@ -51,7 +50,6 @@ def refuse_unfit(environment: Environment, *, results: Path) -> list[Problem]:
 
 
 def as_json(environment: Environment, problems: list[Problem]) -> dict[str, Any]:
-    """Return plain data for `json.dumps`."""
     return {
         "problems": [asdict(problem) for problem in problems],
         "environment": environment.model_dump(mode="json"),
@@ -59,7 +57,7 @@ def as_json(environment: Environment, problems: list[Problem]) -> dict[str, Any]
 
 
 def render(environment: Environment, problems: list[Problem]) -> RenderableType:
-    """Show what the machine is, then what is wrong with it."""
+    """Render the machine, then its problems."""
     machine = Table.grid(padding=(0, 2))
     machine.add_column(style="dim", no_wrap=True)
     for label, line in summarise(environment, environment.gpus):

@@ -1,4 +1,4 @@
-"""Problems of the driver: whether there is a GPU, and whether its driver suits torch's CUDA."""
+"""Problems of the driver: no GPU, or a driver that does not fit torch's CUDA."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def examine(environment: Environment) -> Iterator[Problem]:
     yield from too_old
     software = environment.software
     hidden = environment.run.variables.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles")
-    # Without a GPU, or with one of the problems above, another sentence says why.
+    # In these cases another problem explains why.
     explained = not environment.gpus or too_old or hidden
     if software.torch_cuda and software.cuda_usable is False and not explained:
         why = environment.absent.get("software.cuda_usable", "it gives no reason")
@@ -74,7 +74,6 @@ def _without_gpu(environment: Environment) -> Problem:
 
 
 def _too_old(environment: Environment) -> Iterator[Problem]:
-    """CUDA runs on every driver from the first of its major version."""
     software = environment.software
     installed, cuda = environment.driver.version, software.torch_cuda
     if installed is None or cuda is None or software.cuda_usable:

@@ -1,4 +1,4 @@
-"""Problems of a GPU: its memory, other processes, and what changes its clocks."""
+"""Problems of a GPU: its health, other processes, its clocks and its mode."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def examine(environment: Environment) -> Iterator[Problem]:
 
 
 def list_watched(environment: Environment) -> list[Gpu]:
-    """Return the device in use, or all devices while that is not known."""
+    """Return the device in use, or all devices if that is unknown."""
     used = [gpu for gpu in environment.gpus if gpu.used]
     return used or environment.gpus
 
@@ -60,7 +60,7 @@ def _examine_use(gpu: Gpu, name: str) -> Iterator[Problem]:
         noun = "process" if others == 1 else "processes"
         use = f"{others} other {noun} on it, holding {competing_gib:.1f} GiB."
     elif (gpu.utilisation_percent or 0) >= _BUSY_PERCENT:
-        # In a container the processes of others are hidden, but their load is not.
+        # A container hides other processes, but not their load.
         use = f"it is {gpu.utilisation_percent} % busy before anything was measured."
     elif used >= _FOREIGN_MEMORY_BYTES:
         use = f"{used / _GIB:.1f} GiB of its memory are in use already."

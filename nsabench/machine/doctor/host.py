@@ -1,4 +1,4 @@
-"""Problems of the machine around the device: memory, CPUs, variables, the folder for results."""
+"""Problems of the host: memory, CPUs, environment variables, the folder for results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LEAST_MEMORY_BYTES = 2 * _GIB
 _LITTLE_DISK_BYTES = 2 * _GIB
 _LEAST_DISK_BYTES = _GIB // 4
 _FEWEST_CPUS = 2.0
-# Under the governor "powersave", these drivers follow the demand unless told to save energy.
+# Even under "powersave", these drivers follow the demand, unless told to save energy.
 _SELF_SCALING = frozenset({"intel_pstate", "amd-pstate-epp"})
 
 
@@ -35,7 +35,7 @@ def _hides_all(value: str) -> bool:
 
 @dataclass(frozen=True)
 class Switch:
-    """A variable, the values that matter, and the consequence as the end of a sentence."""
+    """A variable, which of its values matter, and the consequence as the end of a sentence."""
 
     name: str
     matters: Callable[[str], bool]
@@ -67,7 +67,7 @@ SWITCHES = (
 def examine(environment: Environment) -> Iterator[Problem]:
     yield from _examine_resources(environment)
     yield from _examine_user(environment)
-    # Without a GPU, no variable matters.
+    # Variables matter only with a GPU.
     values = environment.run.variables if environment.gpus else {}
     for switch in SWITCHES:
         if switch.name in values and switch.matters(values[switch.name]):
@@ -138,7 +138,7 @@ def _examine_user(environment: Environment) -> Iterator[Problem]:
 
 
 def examine_folder(results: Path) -> Iterator[Problem]:
-    """results: it may not exist yet; then the nearest folder above it counts."""
+    """Yield problems of the folder `results`, or of its nearest existing parent."""
     results = results.absolute()
     existing = next((f for f in (results, *results.parents) if f.is_dir()), Path(results.anchor))
     with suppress(OSError):

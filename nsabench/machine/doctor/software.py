@@ -1,4 +1,4 @@
-"""Problems of torch, triton and numpy: whether they fit each other, and the device."""
+"""Problems of torch, triton and numpy with each other and with the device."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def _missing_triton(environment: Environment) -> Iterator[Problem]:
 
 
 def _unpaired(environment: Environment, torch: str) -> Iterator[Problem]:
-    """Every torch pins one triton. Others often import, and then miscompile or fail late."""
+    """Yield a problem for a triton that torch does not pin: it may import and fail late."""
     triton, wanted = environment.software.known_triton, _wanted_triton(environment)
     if triton is None or wanted is None or numbers(triton)[:2] == numbers(wanted)[:2]:
         return
     matching = next((p.torch for p in PAIRS if numbers(p.triton)[:2] == numbers(triton)[:2]), None)
     other = f", or a torch that pins {triton} (such as {matching})" if matching else ""
-    # Without a GPU only the interpreter is used, which depends on torch very little.
+    # The interpreter, used without a GPU, hardly depends on torch.
     make = warning if environment.gpus else note
     yield make(
         "unpaired",
@@ -120,13 +120,14 @@ def _numpy(environment: Environment) -> Iterator[Problem]:
 
 
 def _wanted_triton(environment: Environment) -> str | None:
-    """Return the triton that this torch pins, by itself or by `PAIRS`."""
+    """Return the triton that this torch pins, by its metadata or by `PAIRS`."""
     pair = pair_of(environment.software.known_torch or "")
     return environment.software.pinned_triton or (pair.triton if pair is not None else None)
 
 
 def _runs_on(code: str, capability: tuple[int, ...]) -> bool:
-    """Machine code runs within its major version; PTX ("compute") on anything later."""
+    """Return whether code runs on a device: sm_* within a major version, compute_* (PTX) on later
+    ones."""
     match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", code)
     if match is None:
         return True  # an unknown notation is not a reason to refuse

@@ -1,4 +1,4 @@
-"""Collects the environment. A missing part is recorded as absent and raises nothing."""
+"""Collects the environment. It never fails: missing parts are recorded as absent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nsabench.model.description import Described, DescribedDevice, DescribedSoft
 from nsabench.model.plan import Plan
 from nsabench.model.version import __version__
 
-# Numbers cannot be explained or compared without these.
+# Results cannot be compared without these.
 _NEEDED = ("host.cpu", "software.torch")
 _NEEDED_ON_CUDA = (
     *("driver", "gpus", "gpus.nvml", "software.triton"),
@@ -65,11 +65,11 @@ def collect(described: Described | None, plan: Plan | None) -> Environment:
 
 
 def list_distributions() -> dict[str, str]:
-    """Return the version of each distribution; of two with one name, the one that is imported."""
+    """Return the version of each distribution; if there are two, of the one that is imported."""
     versions: dict[str, str] = {}
     for installed in metadata.distributions():
         fields = installed.metadata  # each access reads the whole file
-        # Remains of a broken uninstall have no name.
+        # A broken uninstall leaves distributions without a name.
         name = fields["Name"] if fields is not None else None
         if name:
             versions.setdefault(re.sub(r"[-_.]+", "-", name).lower(), fields["Version"] or "")
@@ -77,7 +77,6 @@ def list_distributions() -> dict[str, str]:
 
 
 def triton_pinned_by_torch() -> str | None:
-    """Return the triton that the installed torch requires, if any."""
     try:
         requirements = metadata.requires("torch") or []
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Reads the container or the virtual environment of a combo that this process runs in."""
+"""Reads which container, or which virtual environment of a combo, this process runs in."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 
 from nsabench.machine.environment.model import Container
 
-# An image cannot contain its own digest: `nsabench images run` passes it in.
+# `nsabench images run` sets it, since an image cannot contain its own digest.
 DIGEST_VARIABLE = "NSABENCH_IMAGE_DIGEST"
 COMBO_VARIABLE = "NSABENCH_COMBO"
-# `nsabench images venv` writes it beside bin: runtime, combo, revision and hash of the lock.
+# `nsabench images venv` writes it: runtime, combo, revision and hash of the lock.
 COMBO_FILE = "combo.json"
 
 
 def combo_file(prefix: Path = Path(sys.prefix)) -> dict[str, str]:
-    """Return what `images venv` wrote; empty in another environment."""
+    """Return the content of `combo.json`; empty in other environments."""
     try:
         said = json.loads((prefix / COMBO_FILE).read_text())
     except (OSError, ValueError):
@@ -34,7 +34,7 @@ def read_container(
     runtime = _runtime(variables, root)
     made = combo_file(prefix)
     if made.get("runtime") == "venv" and made.get("combo"):
-        # In a container too, the environment pins the packages.
+        # Also in a container, it is the environment that pins the packages.
         return Container(runtime="venv", combo=made["combo"])
     digest = variables.get(DIGEST_VARIABLE) or None
     if runtime is not None and digest is None:

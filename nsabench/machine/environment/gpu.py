@@ -26,7 +26,7 @@ def _watts(milliwatts: int) -> float:
     return milliwatts / 1000
 
 
-# Field of `Gpu`, NVML function after nvmlDeviceGet, its further arguments, conversion.
+# Field of `Gpu`, NVML function after nvmlDeviceGet, further arguments, conversion.
 _FIELDS: tuple[tuple[str, str, tuple[int, ...], Callable[[Any], Any]], ...] = (
     ("name", "Name", (), str),
     ("compute_capability", "CudaComputeCapability", (), lambda pair: f"{pair[0]}.{pair[1]}"),
@@ -59,7 +59,7 @@ _FIELDS: tuple[tuple[str, str, tuple[int, ...], Callable[[Any], Any]], ...] = (
 
 
 def read_driver(root: Path = Path("/")) -> Driver:
-    """Read the driver from NVML and the kernel. root: the folder of /proc and /sys."""
+    """Read the driver from NVML and from /proc and /sys below `root`."""
     failed = failure()
     cuda = attempt(pynvml.nvmlSystemGetCudaDriverVersion) if failed is None else None
     return Driver(
@@ -72,10 +72,10 @@ def read_driver(root: Path = Path("/")) -> Driver:
 
 
 def read_gpus(described: DescribedDevice, absent: dict[str, str]) -> list[Gpu]:
-    """Return all visible devices. The one that the worker described is marked as used."""
+    """Return all visible devices; the one that the worker described is marked as used."""
     gpus = [_read_gpu(index, d, described, absent) for index, d in enumerate(Device.all())]
     if described.name and not any(gpu.used for gpu in gpus):
-        # Some hypervisors hide a device from NVML that torch sees.
+        # Some hypervisors hide a device from NVML.
         absent["gpus.nvml"] = "NVML does not show the device that torch uses"
         gpus.append(Gpu(index=len(gpus), used=True, **_fields_from_torch(described)))
     return gpus

@@ -14,10 +14,9 @@ from nsabench.machine.environment.model import Host
 
 
 def read_host(absent: dict[str, str], root: Path = Path("/")) -> Host:
-    """root: the folder of /proc and /sys."""
     affinity = os.sched_getaffinity(0)
     memory = psutil.virtual_memory()
-    # Where this process runs; on hybrid processors other cores may differ.
+    # On hybrid processors cores differ, so read a core of this process.
     scaling = root / f"sys/devices/system/cpu/cpu{min(affinity)}/cpufreq"
     governor = _read(scaling / "scaling_governor")
     if governor is None:
@@ -43,7 +42,7 @@ def read_host(absent: dict[str, str], root: Path = Path("/")) -> Host:
 
 
 def _read_processor(root: Path, absent: dict[str, str]) -> str | None:
-    """Return the name in /proc/cpuinfo, or else ask py-cpuinfo, which takes a second."""
+    """Return the processor's name from /proc/cpuinfo, or from py-cpuinfo, which takes a second."""
     named = re.search(r"^model name\s*:\s*(.+)$", _read(root / "proc/cpuinfo") or "", re.MULTILINE)
     if named is not None:
         return named[1]

@@ -1,4 +1,4 @@
-"""Hashes which machine this is, so that a run recognises it and others cannot find it."""
+"""Hashes which machine this is, without revealing it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from nsabench.model.description import Described
 
 
 def machine_of(run_id: str, described: Described, root: Path = Path("/")) -> str:
-    """Return a hash of the run, the host's machine id and the UUID of the device in use.
+    """Hash the run id, the host's machine id and the device's UUID; return "" without both.
 
-    Empty if there is neither. Both are long and random, so the hash does not reveal them, nor
-    whether two runs were on one machine.
+    The ids are long and random, so the hash does not reveal them, nor link two runs.
     """
     parts = [part for part in (_machine_id(root), _device_uuid(described)) if part]
     if not parts:
@@ -25,7 +24,7 @@ def machine_of(run_id: str, described: Described, root: Path = Path("/")) -> str
 
 
 def _machine_id(root: Path) -> str:
-    """Return the host's id; "" without one. Images of containers have an empty file."""
+    """Return the host's machine id; "" without one, as in images."""
     for name in ("etc/machine-id", "var/lib/dbus/machine-id"):  # some have only the second
         with suppress(OSError, UnicodeDecodeError):
             if found := (root / name).read_text().strip():

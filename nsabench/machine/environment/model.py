@@ -1,7 +1,7 @@
-"""The content of `environment.json`: everything about the machine that can decide a number.
+"""The content of `environment.json`: everything about the machine that can affect a result.
 
-Names end in their unit (`_bytes`, `_mhz`, `_w`, `_c`). A field that could not be read is None, and
-`Environment.absent` says why. Nothing here identifies the machine or its user.
+A field that could not be read is None, and `Environment.absent` says why. Nothing here identifies
+the machine or its user.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nsabench.model.description import DescribedSoftware
 from nsabench.model.plan import Moment
 
 SCHEMA_VERSION = 1
-# The reason for whatever only torch knows, when no process with torch was started to ask.
+# The reason for what only torch knows, if no worker was started.
 NO_WORKER = "no worker was asked"
 
 
@@ -24,7 +24,7 @@ class Part(BaseModel):
 
 
 class Gpu(Part):
-    """One NVIDIA device as NVML sees it, before the first case; `used` is the one measured on."""
+    """An NVIDIA device as NVML sees it before the first case. used: measured on."""
 
     index: int
     used: bool = False
@@ -33,7 +33,7 @@ class Gpu(Part):
 
     memory_bytes: int | None = None
     memory_used_bytes: int | None = None
-    # From the worker, for the device in use. In a MIG slice they describe the slice.
+    # The worker's description of the device or MIG slice in use.
     multiprocessors: int | None = None
     l2_bytes: int | None = None
 
@@ -69,7 +69,7 @@ class Driver(Part):
 
 
 class Cgroup(Part):
-    """Limits that the kernel sets to this process. None: no limit."""
+    """Limits of this process; None: no limit."""
 
     cpus: float | None = None
     memory_bytes: int | None = None
@@ -94,45 +94,42 @@ class Host(Part):
 
 
 class Software(DescribedSoftware):
-    """The description of a worker, and the installation."""
+    """The worker's description of the software, and what is installed."""
 
     model_config = ConfigDict(extra="ignore")
 
     nsabench: str
     python: str
     pinned_triton: str | None = None  # by the installed torch, "3.6.0"
-    # Installed Python distribution -> version.
     distributions: dict[str, str] = Field(default_factory=dict)
 
     @property
     def known_torch(self) -> str | None:
-        """The torch that was imported, or else the installed one."""
         return self.torch or self.distributions.get("torch")
 
     @property
     def known_triton(self) -> str | None:
-        """The triton that was imported, or else the installed one."""
         installed = self.distributions
         return self.triton or installed.get("triton") or installed.get("pytorch-triton")
 
 
 class Container(Part):
-    # docker, podman, apptainer, kubernetes, …; venv: `images venv`; None: none, as far as is known
+    # "docker", "podman", "apptainer", "kubernetes", "venv" (by `images venv`), or None: unknown.
     runtime: str | None = None
     image_digest: str | None = None
     combo: str | None = None
 
     @property
     def shut_in(self) -> bool:
-        """Whether it hides devices and users of the host, as a virtual environment does not."""
+        """Whether it hides devices and users of the host."""
         return self.runtime not in (None, "venv")
 
 
 class Run(Part):
     """Facts about a run that its plan does not hold.
 
-    commits: of the checkouts of `nsabench` and `kernels`, with `-dirty` if tracked files differ.
-    variables: environment variables, from an allow-list.
+    commits: of the checkouts of `nsabench` and `kernels`, with `-dirty` if files have changed.
+    variables: from an allow-list.
     """
 
     device: str | None = None
@@ -142,7 +139,7 @@ class Run(Part):
 
 
 class Environment(Part):
-    """This machine. complete: all that the numbers may depend on could be read."""
+    """This machine. complete: whether everything that can affect results could be read."""
 
     schema_version: int = SCHEMA_VERSION
     collected: Moment
@@ -158,12 +155,12 @@ class Environment(Part):
 
     @classmethod
     def read(cls, path: Path) -> Environment:
-        """Read the file. Raises `OSError`, and `OutOfBounds` if it holds no environment."""
+        """Read the file. Raises `OSError`, or `OutOfBounds` if it holds no environment."""
         return reading.parse_json(reading.read(path, limits.ENVIRONMENT), limits.ENVIRONMENT, cls)
 
     @property
     def gpu(self) -> Gpu | None:
-        """The device in use, or the only one there is."""
+        """The device in use, or the only device."""
         used = [gpu for gpu in self.gpus if gpu.used]
         if used:
             return used[0]

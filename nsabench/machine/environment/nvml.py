@@ -1,4 +1,4 @@
-"""Reads the sensors of an NVIDIA device. A field that cannot be read is None."""
+"""Reads the sensors of NVIDIA devices; a field that cannot be read is None."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pynvml
 T = TypeVar("T")
 
 
-# Bits of nvmlDeviceGetCurrentClocksEventReasons (NVML API reference, "clocks event reasons").
+# Bits of nvmlDeviceGetCurrentClocksEventReasons (NVML API reference).
 CLOCK_EVENT_REASONS = {
     0x0000000000000001: "gpu_idle",
     0x0000000000000002: "applications_clocks_setting",
@@ -24,9 +24,8 @@ CLOCK_EVENT_REASONS = {
     0x0000000000000080: "hw_power_brake_slowdown",
     0x0000000000000100: "display_clock_setting",
 }
-# The device draws all the power that it may.
 POWER_CAP = "sw_power_cap"
-# The reasons that slow the device down.
+# Reasons that slow the device down.
 THROTTLING = frozenset(
     {
         POWER_CAP,
@@ -40,8 +39,6 @@ THROTTLING = frozenset(
 
 @dataclass(frozen=True)
 class Reading:
-    """Clocks in MHz, temperature in degrees Celsius, power in watts."""
-
     sm_clock_mhz: int | None
     mem_clock_mhz: int | None
     temperature_c: int | None
@@ -50,7 +47,7 @@ class Reading:
 
 
 def failure() -> str | None:
-    """Return why NVML cannot be used, in its own words; None if it can."""
+    """Return NVML's reason why it cannot be used; None if it can."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -67,7 +64,7 @@ def attempt(read: Callable[..., T], *arguments: Any) -> T | None:
 
 
 class Device:
-    """One device. torch and NVML number devices differently, but agree on PCI bus ids."""
+    """A device of NVML. torch numbers devices otherwise, but agrees on PCI bus ids."""
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
@@ -88,16 +85,16 @@ class Device:
 
     @classmethod
     def all(cls) -> list[Device]:
-        """Every device this process may see, in NVML's order."""
+        """Return every device that this process may see, in NVML's order."""
         count = (attempt(pynvml.nvmlDeviceGetCount) or 0) if failure() is None else 0
         handles = [attempt(pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
         return [cls(handle) for handle in handles if handle is not None]
 
     @classmethod
     def visible(cls) -> Device | None:
-        """Return the first device that CUDA_VISIBLE_DEVICES leaves to a process; None if unknown.
+        """Return the first device that CUDA_VISIBLE_DEVICES selects; None if unknown.
 
-        It is unknown for a slice of a device, and if CUDA may number devices by their speed.
+        It is unknown for a MIG slice, and if CUDA may sort devices by speed.
         """
         first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
         if failure() is not None:
@@ -112,7 +109,6 @@ class Device:
         return cls(handle) if handle is not None else None
 
     def index(self) -> int | None:
-        """Its place in NVML's order, the same in every process that sees the same devices."""
         return attempt(pynvml.nvmlDeviceGetIndex, self.handle)
 
     def read(self) -> Reading:
@@ -128,6 +124,6 @@ class Device:
         )
 
     def process_ids(self) -> set[int]:
-        """Processes that compute on the device, as far as this user may see them."""
+        """Return the processes on the device that this user may see."""
         processes = attempt(pynvml.nvmlDeviceGetComputeRunningProcesses, self.handle) or []
         return {process.pid for process in processes}

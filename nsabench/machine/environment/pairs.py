@@ -1,4 +1,4 @@
-"""The torch, triton, CUDA and driver that belong together."""
+"""The versions of torch, triton, CUDA and driver that fit each other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import lru_cache
 
 @dataclass(frozen=True)
 class Pair:
-    """A release of torch on PyPI (x86_64), the triton that it pins, and its CUDA."""
+    """A release of torch on PyPI (x86_64), with the triton and the CUDA that it pins."""
 
     torch: str
     triton: str
@@ -31,12 +31,12 @@ PAIRS = (
     Pair("2.15.0", "3.9.0", "13.2"),
 )
 
-# CUDA major version -> oldest major version of the driver that runs it.
+# By CUDA's major version, the oldest major version of the driver.
 OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Return the release: "2.13.0+cpu" -> (2, 13, 0). Empty without a leading number."""
+    """Return the release as numbers: "2.13.0+cpu" -> (2, 13, 0). Empty without any."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
@@ -57,9 +57,7 @@ def unpaired(torch: str, triton: str) -> str:
 
 @lru_cache(maxsize=16)  # called for every record
 def belongs(torch: str | None, triton: str | None) -> str:
-    """Return the mark of versions that are not a pair; empty for a pair and if one is unknown.
-
-    Such as `unpaired: this torch belongs with triton 3.6.0`.
-    """
+    """Return "unpaired: this torch belongs with triton 3.6.0", or "" if the versions fit or are
+    unknown."""
     other = unpaired(torch, triton) if torch and triton else ""
     return f"unpaired: this torch belongs with triton {other}" if other else ""

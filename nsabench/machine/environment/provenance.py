@@ -1,4 +1,4 @@
-"""Reads the command, the commits of the sources and the environment variables of this run."""
+"""Reads the command, the commits of the sources and the environment variables of a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SECRET = re.compile(r"KEY|PASS|SECRET|TOKEN|CREDENTIAL|SALT", re.IGNORECASE)
 
 
 def read_run(plan: Plan | None, variables: Mapping[str, str], absent: dict[str, str]) -> Run:
-    """Return the command, the commits of its sources, and the variables."""
+    """Return the command, the commits of the sources, and the variables."""
     started = Path(sys.argv[0]).name
     program = ["python", "-m", "nsabench"] if started == "__main__.py" else [started]
     folders = {"nsabench": Path(errors.__file__).parent}
@@ -56,19 +56,19 @@ def read_run(plan: Plan | None, variables: Mapping[str, str], absent: dict[str, 
 
 
 def read_commit(folder: Path) -> str:
-    """Return the commit of the checkout around a folder, with `-dirty` if tracked files differ.
+    """Return the commit of the checkout around a folder, with `-dirty` if files have changed.
 
-    Raises `OSError` without a checkout or without git; its text names no path.
+    Raises `OSError` without a checkout or git; its text contains no path.
     """
     commit = _run_git(folder, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
-    # An installation inside someone else's checkout (a .venv, say) is not from that commit.
+    # A .venv inside another project's checkout is not from that commit.
     if not _run_git(folder, "ls-files", "--", "."):
         raise OSError("its folder is not part of a git checkout")
     return commit
 
 
 def _run_git(folder: Path, *arguments: str) -> str:
-    # Set in hooks, these point git at a repository other than the folder's.
+    # git hooks set these, which name another repository.
     elsewhere = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"}
     variables = {name: value for name, value in os.environ.items() if name not in elsewhere}
     try:

@@ -1,4 +1,4 @@
-"""Removes from text what names the user or the machine."""
+"""Removes what identifies the user or the machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def redact(text: str) -> str:
     home = os.path.expanduser("~")  # noqa: PTH111 (Path.home raises where there is none)
     if home not in ("", "/", "~"):
         text = re.sub(re.escape(home) + r"(?=$|[/:,\s])", "~", text)
-    # A host called "gpu" must not make every "gpu" in a path unreadable.
+    # A short host name such as "gpu" would redact too much.
     hostname = socket.gethostname()
     if len(hostname) > 4:
         text = re.sub(rf"(?<!\w){re.escape(hostname)}(?!\w)", "redacted", text)

@@ -1,4 +1,4 @@
-"""Summarises a machine in a few labelled lines, for the doctor and for reports."""
+"""Summarises a machine in a few labelled lines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _GIB = 1 << 30
 
 
 def summarise(environment: Environment, gpus: Sequence[Gpu]) -> Iterator[tuple[str, str]]:
-    """Yield label and text of each line. `Environment.absent` has what could not be read."""
+    """Yield the label and text of each line."""
     host, software, driver = environment.host, environment.software, environment.driver
     for gpu in gpus:
         yield f"GPU {gpu.index}", _join(*_gpu(gpu), len(gpus) > 1 and gpu.used and "in use")

@@ -1,4 +1,4 @@
-"""Reads what only a process with torch can tell. Runs in the worker and never fails."""
+"""Reads what only a process with torch can tell. It never fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nsabench.machine.environment import nvml
 from nsabench.machine.environment.redaction import redact
 from nsabench.model.description import Described, DescribedDevice, DescribedSoftware
 
-# Raised by an import or a call if a library is missing, old or built otherwise.
+# Errors of libraries that are missing, old or built for other devices.
 _FAILURES = (
     *(ImportError, AttributeError, RuntimeError, OSError),
     *(AssertionError, TypeError, ValueError, subprocess.TimeoutExpired),
@@ -69,7 +69,7 @@ def describe_cuda_device(torch: Any, device: str) -> dict[str, Any]:
         properties = torch.cuda.get_device_properties(index)
     except torch.cuda.DeferredCudaCallError as error:
         raise RuntimeError(str(error)) from error
-    # A MIG slice has its parent's bus id, and NVML's sensors are the parent's too.
+    # A MIG slice has its parent's bus id and sensors.
     watched = nvml.Device.by_torch(properties)
     return {
         "name": properties.name,
@@ -82,19 +82,20 @@ def describe_cuda_device(torch: Any, device: str) -> dict[str, Any]:
 
 
 def _architectures(torch: Any) -> list[str]:
-    # get_arch_list() answers [] where CUDA cannot be used; the flags are in the binary regardless.
+    # get_arch_list() is empty without CUDA; the flags are in the binary.
     read_flags = getattr(torch._C, "_cuda_getArchFlags", None)  # None: a torch for CPUs
     return str(read_flags() or "").split() if read_flags is not None else []
 
 
 def _driver_version(torch: Any) -> str:
-    """Return the CUDA of the loaded driver, which torch packs as 1000 * major + 10 * minor."""
+    """Return the driver's CUDA version, which torch packs as 1000 * major + 10 * minor."""
     packed = torch._C._cuda_getDriverVersion()
     return f"{packed // 1000}.{packed % 1000 // 10}"
 
 
 def _cudnn_version(torch: Any) -> str:
-    """cuDNN 9 packs as 10000 * major + 100 * minor + patch, earlier ones as 1000 * major + …"""
+    """Return cuDNN's version, packed as 10000 * major + 100 * minor + patch (before 9: 1000 *
+    major)."""
     packed = torch.backends.cudnn.version()
     if packed is None:
         raise RuntimeError("this torch has none")
@@ -103,7 +104,7 @@ def _cudnn_version(torch: Any) -> str:
 
 
 def _ptxas_version(name: str, triton: Path) -> str:
-    """Return the version of this triton's assembler, or of the one that the environment names."""
+    """Return the version of triton's assembler, or of the one that the environment names."""
     named = os.environ.get(f"TRITON_{name.upper()}_PATH")
     own = triton / "backends/nvidia/bin" / name.replace("_", "-")
     program = Path(named) if named and Path(named).is_file() else own
