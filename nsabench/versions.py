@@ -1,7 +1,4 @@
-"""Measures matrices under several Tritons on this host, without containers.
-
-A Triton is installed, or in a folder, or in the cache. Each has a run of its own, in one folder.
-"""
+"""Measures matrices under several Tritons on this host, each in a run of its own."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ _VERSION = re.compile(r"\d+(\.\d+)+([a-z+.-][\w.]*)?")
 
 @dataclass(frozen=True)
 class Triton:
-    """folder: put before the installed packages; None for the installed Triton."""
+    """A Triton. folder: precedes the installed packages; None: the installed Triton."""
 
     version: str
     folder: Path | None = None
@@ -70,10 +67,10 @@ def in_folder(folder: Path) -> dict[str, Path]:
 
 
 def asked(given: str, folder: Path | None = None) -> list[Triton]:
-    """Return the Tritons of a list such as `3.1.0,3.6.0`, or `all`, oldest first.
+    """Return the Tritons of a list such as `3.1.0,3.6.0` or `all`, oldest first.
 
-    Without a folder, a version that is not installed is installed into the cache. Raises
-    `UsageError` for an unknown version, and `EnvironmentRefused` if one cannot be installed.
+    Without a folder, missing versions are installed into the cache. Raises `UsageError` for an
+    unknown version, and `EnvironmentRefused` if one cannot be installed.
     """
     installed = installed_triton()
     folders = {} if folder is None else in_folder(folder)
@@ -98,7 +95,7 @@ def asked(given: str, folder: Path | None = None) -> list[Triton]:
 
 @dataclass(frozen=True)
 class Measured:
-    """A Triton and its run. exit_code: of `nsabench all`; None if the run was there before."""
+    """A Triton and its run. exit_code: of `nsabench all`; None for a run that was complete."""
 
     triton: Triton
     folder: Path
@@ -115,11 +112,12 @@ def measure(
     tritons: Sequence[Triton],
     show: Callable[[str, str], None],
 ) -> list[Measured]:
-    """Measure under one Triton after another; one that fails does not end the others.
+    """Measure under one Triton after another; a failure does not stop the others.
 
-    arguments: of `nsabench all`. A finished run is kept, and an unfinished one is resumed. show:
-    receives the version and each line that is printed. Raises `UsageError` if the folder holds
-    runs with other arguments.
+    arguments: for `nsabench all`. show: receives the version and each printed line.
+
+    Finished runs are kept, unfinished ones resumed. Raises `UsageError` if the folder holds runs
+    with other arguments.
     """
     _keep_arguments(list(arguments), folder)
     return [_measure_one(arguments, folder, triton, show) for triton in tritons]

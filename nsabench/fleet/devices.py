@@ -1,4 +1,4 @@
-"""`all --devices`: measure one shard on each GPU of this host, all at the same time."""
+"""Measure one shard on each GPU of this host, all at the same time (`all --devices`)."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ GOOD = (0, 1)  # exit codes of a complete run
 
 @dataclass(frozen=True)
 class Place:
-    """A place to measure at. variables: environment variables that choose it."""
+    """The name of a place to measure at, and the environment variables that select it."""
 
     name: str
     variables: Mapping[str, str]
 
 
 def places(asked: str) -> list[Place]:
-    """Return the GPUs that `0,1` or `all` names, by their index in `nvidia-smi`.
+    """Return the GPUs that `0,1` or `all` selects by their index in `nvidia-smi`.
 
-    Raises `EnvironmentRefused` on a machine without GPUs, and `UsageError` for a GPU that is
-    missing or named twice.
+    Raises `EnvironmentRefused` without GPUs, and `UsageError` for a GPU that is missing or
+    repeated.
     """
     failure = nvml.failure()
     devices = [] if failure else nvml.Device.all()
@@ -63,12 +63,12 @@ def measure(
     folder: Path,
     show: Callable[[str, str], None],
 ) -> list[Path]:
-    """Measure one shard at each place, or continue it. Returns their folders, below `folder`.
+    """Measure or continue one shard at each place; return their folders below `folder`.
 
-    arguments: of `nsabench all`, the same for all shards. show: receives the name of the place and
-    each line that its shard prints.
+    arguments: for `nsabench all`, the same for all shards.
+    show: receives the name of the place and each line that its shard prints.
 
-    Raises `EnvironmentRefused` when a shard does not complete.
+    Raises `EnvironmentRefused` if a shard does not complete.
     """
     count = len(places)
     folders = [folder / str(number) for number in range(1, count + 1)]
@@ -91,10 +91,10 @@ def measure(
 def run_at(
     places: Sequence[Place], arguments: Sequence[Sequence[str]], show: Callable[[str, str], None]
 ) -> list[int]:
-    """Run `nsabench all` at each place, with arguments of its own, all at the same time.
+    """Run `nsabench all` at all places at the same time; return the exit codes.
 
-    Returns their exit codes. show: receives the name of the place and each line that is printed.
-    An interrupt is passed on to all.
+    show: receives the name of the place and each line that is printed. An interrupt reaches all
+    runs.
     """
     processes = [
         subprocess.Popen(

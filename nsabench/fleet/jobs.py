@@ -1,7 +1,7 @@
 """Render jobs that measure the shards of a plan elsewhere, and merge them.
 
-The job of a shard calls `nsabench all … --shard i/n --resume DIR`, so it may be started again at
-any time. Users read and edit the rendered files; nsabench does not read them again.
+The rendered files belong to the user. A job runs `nsabench all … --shard i/n --resume DIR`, so it
+can be started again.
 """
 
 from __future__ import annotations
@@ -26,11 +26,8 @@ INPUT = "/input"  # where pods, and containers of Modal, have the user's files
 
 @dataclass(frozen=True)
 class Work:
-    """What the shards measure.
-
-    words: arguments of `nsabench all`; files: those that the words name, as absolute paths;
-    ops_file: the file of an op.
-    """
+    """What the shards measure: the arguments of `nsabench all`, and the absolute paths of their
+    files."""
 
     shards: int
     words: Sequence[str]
@@ -55,10 +52,9 @@ class Work:
 def slurm(
     out: Path, work: Work, *, time: str, gres: str, memory: str, options: Sequence[str]
 ) -> None:
-    """Render a job array with a task for each shard, a job that merges, and their submission.
+    """Render a job array of shards, a job that merges, and a script that submits them.
 
-    The nodes share the folder `out` and this installation. time, gres, memory: as Slurm writes
-    them; options: further options of `sbatch`, for all jobs.
+    Nodes share the folder `out` and this installation. options: further `sbatch` options.
     """
     values = {
         "NAME": _name(out),
@@ -77,9 +73,9 @@ def slurm(
 
 
 def kubernetes(out: Path, work: Work, *, image: str, claim: str, gpus: int) -> None:
-    """Render an Indexed Job with a pod for each shard, and a Job that merges.
+    """Render an Indexed Job of shards, and a Job that merges.
 
-    image: in a registry; claim: a PersistentVolumeClaim that all pods mount; gpus: of each pod.
+    claim: a PersistentVolumeClaim that all pods mount. gpus: the number of each pod.
     """
     data = {file.name: file.read_text() for file in work.files}
     values = {
@@ -99,8 +95,8 @@ def kubernetes(out: Path, work: Work, *, image: str, claim: str, gpus: int) -> N
 def modal(out: Path, work: Work, *, gpu: str, combo: str, checkout: Path, index: str) -> None:
     """Render an app that measures each shard on a GPU of Modal, and merges.
 
-    gpu: as Modal names it; combo: the pinned versions, from whose lock in `checkout` the image is
-    built; index: a package index besides PyPI, if torch needs one.
+    checkout: has the lock of `combo`, which the image is built from. index: a package index besides
+    PyPI, or empty.
     """
     values = {
         "NAME": _name(out),
@@ -117,15 +113,10 @@ def modal(out: Path, work: Work, *, gpu: str, combo: str, checkout: Path, index:
 
 
 def _name(out: Path) -> str:
-    """Return a name that Kubernetes and Modal accept, after the folder."""
     return f"nsabench-{re.sub('[^a-z0-9]+', '-', out.name.lower()).strip('-')}"[:52].strip("-")
 
 
 def _render(out: Path, values: Mapping[str, object], *names: str) -> None:
-    """Write the templates of these names into a new folder.
-
-    Raises `UsageError` when the folder is not empty.
-    """
     refuse_filled(out)
     with writing(out, "try again"):
         out.mkdir(parents=True, exist_ok=True)

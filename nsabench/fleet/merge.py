@@ -1,8 +1,7 @@
-"""Merge shards into one run: verify, compare, join, derive anew, sign.
+"""Merge shards into one run: verify, compare, join, derive and sign.
 
-The merged run keeps the log, plan, environment and manifest of each shard, to the byte. So the
-signature of the host that measured a shard still counts. The signature of the merged run says that
-these are its shards, and what follows from them.
+The merged run keeps log, plan, environment and manifest of each shard unchanged, so the signature
+of each measuring host still counts.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ class Merged:
     """A merged run.
 
     finished: None if the run has too many records for a page.
-    outlying: shard -> why its times decide nothing.
-    failed: a line for each failure. signed: a sentence about the signature.
+    outlying: the reason why a shard's times decide nothing, by shard.
+    failed: one line a failure. signed: one sentence.
     """
 
     plan: Plan
@@ -59,11 +58,7 @@ class Merged:
 
 @dataclass(frozen=True)
 class _Derived:
-    """What follows from one shard.
-
-    results: None without a page, since they are large to pass between processes. wall_s,
-    measuring_s: time of all its passes, and of its kernels and compilers.
-    """
+    """The results derived from a shard; they are None if the run has no page. Times in seconds."""
 
     results: Results | None
     tables: tuple[pa.Table, pa.Table, pa.Table]
@@ -82,11 +77,10 @@ def merge(
     require: Trust = Trust.EPHEMERAL,
     note: Callable[[str], None] = lambda _: None,
 ) -> Merged:
-    """Merge shards into a new run in `out`, which appears complete or not at all.
+    """Merge shards into a new run `out`, which appears complete or not at all.
 
-    Raises `UsageError` unless the shards make up one plan, were measured alike, and hold each case
-    once.
-    Raises `VerificationFailed` when a shard was altered, or is trusted less than required.
+    Raises `UsageError` unless the shards are one whole plan, measured alike.
+    Raises `VerificationFailed` if a shard was altered or is trusted less than required.
     """
     refuse_filled(out)
     signed = signed_around(out)
@@ -114,7 +108,6 @@ def merge(
 def _admit(
     folders: Sequence[Path], trusted: frozenset[str], require: Trust, note: Callable[[str], None]
 ) -> list[Shard]:
-    """Return the shards in their order."""
     ops.refuse_other(Plan.read(RunFolder.existing(folders[0]).plan))
     shards: list[Shard] = []
     for shard in each(partial(admit, trusted=trusted, require=require), folders):
@@ -130,7 +123,6 @@ def _admit(
 def _make(
     folder: Path, shards: Sequence[Shard], plan: Plan, signer: Signer, note: Callable[[str], None]
 ) -> Merged:
-    """Write the merged run into a folder."""
     run = RunFolder(folder)
     plan.write(run.plan)
     run.logs.mkdir()
@@ -180,11 +172,7 @@ def _make(
 def _derive(
     given: tuple[RunFolder, str], run_id: str, sizes: Iterable[str], shown: bool
 ) -> _Derived:
-    """Derive what follows from a shard, in a process of its own.
-
-    given: a shard in the merged run, and why it is outlying, if it is. run_id, sizes: of the merged
-    run and its shapes. shown: whether it has a page.
-    """
+    """Derive what follows from a shard of the merged run, in a process of its own."""
     folder, outlying = given
     [part] = folder.parts()
     results = merged.of_shard(run_id, part, outlying)
@@ -199,7 +187,6 @@ def _derive(
 
 
 def _keep(run: RunFolder, shard: Shard) -> None:
-    """Copy the files that a merged run keeps of a shard."""
     place = run.shard(shard.plan.run_id).path
     place.mkdir(parents=True)
     for name in KEPT:
@@ -213,7 +200,7 @@ def _keep(run: RunFolder, shard: Shard) -> None:
 
 
 def _unchanged(shard: Shard, name: str, content: bytes, expected: str) -> None:
-    """Raises `VerificationFailed` when a file changed after it was verified."""
+    """Raise `VerificationFailed` if a file has changed since it was verified."""
     if hashlib.sha256(content).hexdigest() != expected:
         raise VerificationFailed(
             f"{shard.folder / name} was changed while it was merged",

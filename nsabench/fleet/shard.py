@@ -1,5 +1,4 @@
-"""Verify shards, and refuse those that are not one run: of one plan, code, version, driver and GPU
-model, each case once."""
+"""Verify shards, and refuse those that do not make up one run."""
 
 from __future__ import annotations
 
@@ -33,10 +32,9 @@ OF_A_PLAN = (
 
 @dataclass(frozen=True)
 class Shard:
-    """One verified shard.
+    """A verified shard, number `index` of `count`.
 
-    index, count: of `i/n`. traits: what all shards must have in common, by name. digests: of its
-    files, sha256.
+    traits: values that all shards must share. digests: the sha256 of its files.
     """
 
     folder: Path
@@ -55,7 +53,8 @@ class Shard:
         return self.plan.cases
 
     def sharing(self, first: Shard) -> Shard:
-        """Return the same shard without its traits, sharing memory with another one."""
+        """Return this shard without traits, sharing the equal parts of its plan with another
+        one."""
         changed: dict[str, Any] = {"whole": first.plan.whole}
         if self.plan.implementations == first.plan.implementations:
             changed["implementations"] = first.plan.implementations
@@ -63,10 +62,10 @@ class Shard:
 
 
 def admit(folder: Path, trusted: Iterable[str], require: Trust) -> Shard:
-    """Verify the shard in a folder. Its tables are not read, since a merge derives them anew.
+    """Verify the shard in a folder, except for its tables, which a merge derives again.
 
     Raises `UsageError` for a folder without a shard, and `VerificationFailed` for one that was
-    altered, or is trusted less than required.
+    altered or is trusted less than required.
     """
     run = RunFolder.existing(folder)
     least = require if require.reaches(Trust.EPHEMERAL) else Trust.EPHEMERAL
@@ -121,7 +120,7 @@ def _traits(plan: Plan, described: Described, environment: Environment) -> dict[
 
 
 def refuse_others(first: Shard, other: Shard) -> None:
-    """Raises `UsageError` when two shards have other plans, or were measured otherwise."""
+    """Raise `UsageError` if two shards have different plans or conditions."""
     for what, value in other.traits.items():
         expected = first.traits[what]
         if value == expected:
@@ -147,7 +146,7 @@ def _values(value: str, expected: str) -> str:
 
 
 def refuse_gaps(shards: Sequence[Shard]) -> None:
-    """Raises `UsageError` when a case of the plan is missing, or there twice."""
+    """Raise `UsageError` if a case of the plan is missing or occurs twice."""
     planned = shards[0].plan.whole.split()
     counts = Counter(case.id for shard in shards for case in shard.cases)
     twice = [case_id for case_id in planned if counts[case_id] > 1]

@@ -27,7 +27,7 @@ def build(
     """Build and tag the image of a combo; return its id.
 
     With a wheelhouse, and a base that has Python and a compiler, nothing is downloaded. say:
-    receives what the daemon prints. Raises `NsabenchError` with the step that failed.
+    receives the daemon's lines. Raises `NsabenchError` with the step that failed.
     """
     combos = checkout.combos()
     base = base or combos.base
@@ -40,7 +40,7 @@ def build(
             custom_context=True,
             dockerfile="docker/Dockerfile",
             tag=image,
-            # Without a bridge, the daemon can only lend the host's network to a build.
+            # A daemon without a bridge can only use the host's network.
             network_mode="host",
             rm=True,
             forcerm=True,
@@ -69,7 +69,7 @@ def _pack(checkout: Checkout, locked: Path, wheelhouse: Path | None, file: IO[by
 
 
 def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Drop what differs between checkouts, so that the daemon finds the steps in its cache."""
+    """Remove differences between checkouts, so that the daemon can use its cache."""
     if any(member.name.endswith(end) or f"{end}/" in member.name for end in NOT_SOURCES):
         return None
     member.uid = member.gid = 0

@@ -15,7 +15,7 @@ from nsabench.planning.yaml_document import nearest
 
 
 class Combo(BaseModel):
-    """One set of versions. cuda, driver: None if its torch is for the CPU."""
+    """A set of pinned versions. cuda, driver: None for a torch without CUDA."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -36,11 +36,8 @@ class Combos(BaseModel):
     combos: dict[str, Combo]
 
     def get(self, name: str) -> Combo:
-        """Raises `UsageError` for an unknown name."""
         if name not in self.combos:
-            raise UsageError(
-                f"there is no combo {name!r} in combos.yaml", nearest(name, list(self.combos))
-            )
+            raise UsageError(f"combos.yaml has no combo {name!r}", nearest(name, list(self.combos)))
         return self.combos[name]
 
 
@@ -58,7 +55,6 @@ class Checkout:
         return self.docker / "locks" / f"{combo}.txt"
 
     def combos(self) -> Combos:
-        """Raises `UsageError` if the file is not valid."""
         path = self.docker / "combos.yaml"
         try:
             return Combos.model_validate(yaml.safe_load(path.read_bytes()))
@@ -66,7 +62,7 @@ class Checkout:
             raise UsageError(f"{path}: {' '.join(str(error).split())}", "mend the file.") from None
 
     def revision(self) -> str:
-        """Return the commit, with `-dirty` if the files differ from it; `unknown` without git."""
+        """Return the commit, with `-dirty` if files have changed; `unknown` without git."""
         try:
             return read_commit(self.root)
         except OSError:
@@ -74,7 +70,7 @@ class Checkout:
 
 
 def checkout() -> Checkout:
-    """Return the checkout that this nsabench runs from. Raises `UsageError` if it is installed."""
+    """Return the checkout that this nsabench runs from. Raises `UsageError` without one."""
     root = Path(nsabench.__file__).resolve().parents[1]
     if not (root / "docker" / "combos.yaml").is_file():
         raise UsageError(

@@ -1,4 +1,4 @@
-"""The client of the Docker daemon, or of podman behind its socket, and its errors in words."""
+"""Connects to Docker or podman, and explains its errors."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ CONNECT_LIMIT_S = 600  # the daemon is silent while it imports the layers of a l
 
 
 def connect() -> Any:
-    """Return a client of the daemon at DOCKER_HOST, Docker's socket or podman's socket.
-
-    Raises `EnvironmentRefused` if none answers.
-    """
+    """Return a client for DOCKER_HOST, Docker's socket or podman's. Raises `EnvironmentRefused`."""
     try:
         import docker
         from docker.errors import DockerException
@@ -54,7 +51,7 @@ def _addresses() -> list[str]:
 
 @contextmanager
 def in_words(image: str) -> Iterator[None]:
-    """Raise the errors of the daemon about an image as sentences with a remedy."""
+    """Raise the daemon's errors as sentences with a remedy."""
     from docker.errors import APIError, ImageNotFound
     from requests.exceptions import RequestException
 
@@ -63,7 +60,7 @@ def in_words(image: str) -> Iterator[None]:
     except ImageNotFound:
         combo = image.partition(":")[2]
         raise UsageError(
-            f"there is no image {image}", f"build it with `nsabench images build {combo}`."
+            f"the image {image} does not exist", f"build it with `nsabench images build {combo}`."
         ) from None
     except APIError as error:
         raise _explain(image, " ".join(str(error.explanation or error).split())) from None

@@ -1,4 +1,4 @@
-"""Runs nsabench in the images of combos. A container sees its results, its inputs and the GPU."""
+"""Runs nsabench in the image of a combo, with its results, its inputs and the GPU."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ RESULTS = "/results"
 INPUT = "/input"
 STOP_GRACE_S = 20
 LEAST_FREE_BYTES = 256 << 20
-# podman as root asks for a million of each limit that is not named, and not every host has that.
+# podman as root sets a million for each limit that is not named, which some hosts refuse.
 ULIMITS = {"core": 0, "nofile": 16384, "nproc": 16384}
 
 
 @dataclass(frozen=True)
 class Launch:
-    """arguments: of nsabench. inputs: files that the container sees read-only in /input."""
+    """Arguments of nsabench, and files that the container sees read-only in /input."""
 
     combo: str
     arguments: Sequence[str]
@@ -36,9 +36,9 @@ class Launch:
 
 
 def run(launch: Launch, say: Callable[[str], None]) -> int:
-    """Run to the end and return the exit code. say: receives each line that is printed.
+    """Run to the end and return the exit code. say: receives each printed line.
 
-    Raises `UsageError` if the image is missing, `EnvironmentRefused` if it cannot run.
+    Raises `UsageError` without an image, and `EnvironmentRefused` if it cannot run.
     """
     _check_results(launch.results)
     image = tag(launch.combo)
@@ -91,7 +91,7 @@ def _settings(launch: Launch, digest: str) -> dict[str, Any]:
         "pids_limit": 4096,
         "ulimits": [Ulimit(name=name, soft=most, hard=most) for name, most in ULIMITS.items()],
         "shm_size": "1g",
-        # Triton loads the launchers that it compiles from here, so it must be executable.
+        # Executable, since Triton loads its launchers from here.
         "tmpfs": {"/tmp": "rw,exec,nosuid,nodev,mode=1777,size=4g"},
         "volumes": volumes,
         "device_requests": requests,
@@ -102,7 +102,7 @@ def _settings(launch: Launch, digest: str) -> dict[str, Any]:
 
 
 def _check_gpus(container: Any, launch: Launch) -> None:
-    """Raise `EnvironmentRefused` if the daemon forgot the request for GPUs, as podman's does."""
+    """Raise `EnvironmentRefused` if the daemon ignored the request for GPUs, as podman does."""
     received = container.attrs["HostConfig"]
     if launch.gpus != "none" and not (received.get("DeviceRequests") or received.get("Devices")):
         raise EnvironmentRefused(
@@ -118,7 +118,7 @@ def _attend(container: Any, say: Callable[[str], None]) -> int:
             say(line)
         return int(container.wait()["StatusCode"])
     except KeyboardInterrupt:
-        # nsabench logs what is done and ends with 130; the run can be resumed.
+        # nsabench logs finished cases and exits with 130; the run can be resumed.
         container.stop(timeout=STOP_GRACE_S)
         raise
 

@@ -1,4 +1,4 @@
-"""docker/locks/COMBO.txt: every package of a combo with its version and hashes, and its wheels."""
+"""Writes and reads docker/locks/COMBO.txt: pinned packages with hashes."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from nsabench.images.combos import Checkout, Combo
 
 PYTHON = "3.11"
 PLATFORM = "x86_64-manylinux_2_28"
-# The tags of the wheels that pip downloads for it.
+# The tags of the wheels that pip downloads.
 PLATFORMS = (
     *("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014"),
     *("manylinux_2_12", "manylinux_2_5", "manylinux2010", "manylinux1", "linux"),
 )
 LOCK_LIMIT_S = 600.0
 DOWNLOAD_LIMIT_S = 3600.0
-# What builds nsabench itself in the image, without a network.
+# Needed to build nsabench in the image without a network.
 BUILD = ("setuptools>=77,<82", "wheel>=0.45")
 
 
 def requirements(checkout: Checkout, combo: Combo) -> list[str]:
-    """Return the pins of the combo and what nsabench, its report and the kernels require."""
+    """Return the pins of the combo, and what nsabench, its report and the kernels require."""
     from packaging.requirements import Requirement  # of the extra `images`
 
     project, kernels = _project(checkout.root), _project(checkout.root / "kernels")
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"], *extras["report"]]
-    # A shard sends its run into a bucket.
+    # A shard copies its run into a bucket.
     wanted += [r for r in extras["archive"] if Requirement(r).name == "obstore"]
     wanted += kernels["dependencies"]
     pins = [f"torch=={combo.torch}", f"triton=={combo.triton}", f"numpy{combo.numpy}"]
     if combo.cuda is not None:
         wanted += kernels["optional-dependencies"]["cuda"]
-        # They load the libraries of torch, which have this major version.
+        # It loads torch's libraries, so its major version is torch's.
         pins.append(f"cuda-bindings=={combo.cuda.split('.')[0]}.*")
     pins += combo.packages
     pinned = {Requirement(pin).name for pin in pins}
@@ -55,10 +55,10 @@ def _project(folder: Path) -> dict[str, Any]:
 
 
 def write(checkout: Checkout, name: str, exclude_newer: str, links: str = "") -> Path:
-    """Resolve a combo and write its lock. Raises `EnvironmentRefused` if uv cannot.
+    """Resolve a combo with uv and write its lock. Raises `EnvironmentRefused` if uv fails.
 
-    exclude_newer: a date; the same date gives the same lock. links: a folder of wheels, which
-    replaces the index of the combo.
+    exclude_newer: a date that makes the lock reproducible. links: a folder of wheels that replaces
+    the combo's index.
     """
     combo = checkout.combos().get(name)
     wanted, target = requirements(checkout, combo), checkout.lock(name)
@@ -99,7 +99,7 @@ def recorded_requirements(path: Path) -> list[str]:
 
 
 def download(checkout: Checkout, name: str, folder: Path, links: str = "") -> Path:
-    """Download the wheels of a lock, checked by their hashes; existing ones are kept."""
+    """Download the wheels of a lock that are not there yet, checked by their hashes."""
     path = existing(checkout, name)
     index = checkout.combos().get(name).index
     folder.mkdir(parents=True, exist_ok=True)
@@ -122,6 +122,5 @@ def sha256(path: Path) -> str:
 
 
 def pinned(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the names and versions in a lock."""
     for match in re.finditer(r"^([A-Za-z0-9._-]+)==(\S+)", path.read_text(), re.MULTILINE):
         yield match[1], match[2]

@@ -1,7 +1,4 @@
-"""Makes the virtual environment of a combo, for hosts with neither a daemon nor root.
-
-uv installs it from the lock of the image. Its `combo.json` tells runs which combo they use.
-"""
+"""Makes the virtual environment of a combo, for hosts without containers."""
 
 from __future__ import annotations
 
@@ -30,10 +27,10 @@ def make(
     wheelhouse: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Path:
-    """Make the environment of a combo in `folder`; return its `nsabench`.
+    """Install the lock of a combo in `folder`; return the path of its `nsabench`.
 
-    With a wheelhouse nothing is downloaded. Raises `UsageError` if `folder` is not empty or the
-    combo has no lock, and `EnvironmentRefused` without uv or if uv fails.
+    A wheelhouse replaces all downloads. Raises `UsageError` for a folder with content or a combo
+    without a lock, and `EnvironmentRefused` if uv fails.
     """
     combo = checkout.combos().get(name)
     lock = existing(checkout, name)
@@ -46,8 +43,7 @@ def make(
     source = ["--index-strategy", "unsafe-best-match"]
     with ExitStack() as stack:
         if wheelhouse is not None:
-            # uv's own cache would keep gigabytes for each wheelhouse. This one is beside the
-            # environment, so that files are linked and not copied.
+            # A cache on the same disk, so that files are linked, and uv's own keeps no gigabytes.
             cache = stack.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix=".uv-"))
             install += ["--cache-dir", cache, "--link-mode", "hardlink"]
             source = ["--no-index", "--find-links", str(wheelhouse)]
@@ -57,7 +53,7 @@ def make(
         locked = ["--require-hashes", "--only-binary", ":all:", "--requirements", str(lock)]
         programs.run([*install, *source, *locked], f"installing {lock.name}", LIMIT_S)
         say("installing nsabench")
-        # setuptools writes into the folder that it builds.
+        # A copy, since setuptools writes into the folder that it builds.
         copied = stack.enter_context(tempfile.TemporaryDirectory())
         for part in SOURCES:
             origin, target = checkout.root / part, Path(copied) / part

@@ -15,9 +15,8 @@ from nsabench.packages.repository import Repair, Repository
 class Package:
     """A library that implementations call.
 
-    name: of the distribution or the repository. module: the top-level module. licence: SPDX.
-    github: `OWNER/NAME`. pip: the arguments of pip, if they differ from the name. repository: if
-    the library is not on PyPI.
+    name: of the distribution or repository. module: its top-level module. github: `OWNER/NAME`.
+    pip: the arguments of pip, if not the name. repository: set if it is not on PyPI.
     """
 
     name: str
@@ -33,14 +32,13 @@ class Package:
 
     @property
     def install(self) -> str:
-        """The command that installs it."""
         if self.repository is not None:
             return f"nsabench packages fetch {self.name}"
         return f"pip install {self.pip or self.name}"
 
     @property
     def version(self) -> str:
-        """The installed version or the commit; empty if it is not installed."""
+        """The installed version or commit; empty without one."""
         if self.repository is not None:
             there = repositories.is_here(self.repository)
             return self.repository.commit[:12] if there else ""
@@ -52,14 +50,12 @@ class Package:
 
     @property
     def origin(self) -> Origin:
-        """The name, version and licence that records hold."""
         return Origin(package=self.name, version=self.version, licence=self.licence)
 
 
 def _fetched(
     github: str, module: str, licence: str, commit: str, sha256: str, *repairs: Repair
 ) -> Package:
-    """Return the entry of a library that is a repository at one commit."""
     repository = Repository(github, commit, sha256, repairs)
     return Package(repository.name, module, licence, github, repository=repository)
 
@@ -159,5 +155,5 @@ def find(name: str) -> Package:
         if package.name.lower() == name.lower():
             return package
     raise UsageError(
-        f"there is no library {name!r}", f"name one of {', '.join(p.name for p in CATALOGUE)}."
+        f"no library is named {name!r}", f"name one of {', '.join(p.name for p in CATALOGUE)}."
     )

@@ -1,6 +1,6 @@
-"""Libraries that are repositories and not on PyPI: each at one commit, checked by a sha256.
+"""Fetches libraries that are not on PyPI, each at one commit that a sha256 checks.
 
-They are kept in the user's cache, or in the folder that `NSABENCH_PACKAGES` names.
+They are in the user's cache, or in the folder `NSABENCH_PACKAGES`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MARK = ".nsabench"  # a file that names the commit and the repairs of a fetched
 
 @dataclass(frozen=True)
 class Repair:
-    """A text to replace in a file that does not run as it is. why: the reason, for the user."""
+    """A text to replace in a file that does not run as published, with the reason."""
 
     file: str
     old: str
@@ -41,7 +41,7 @@ class Repair:
 
 @dataclass(frozen=True)
 class Repository:
-    """github: `OWNER/NAME`. sha256: the `digest` of all files of the commit."""
+    """A repository `OWNER/NAME` at one commit. sha256: the `digest` of its files."""
 
     github: str
     commit: str
@@ -58,13 +58,12 @@ class Repository:
 
 
 def folder() -> Path:
-    """Return the folder that holds all repositories."""
     named = os.environ.get(FOLDER)
     return Path(named).absolute() if named else user_cache() / "packages"
 
 
 def is_here(repository: Repository) -> bool:
-    """Return whether the repository was fetched at its commit and with its repairs."""
+    """Return whether the repository was fetched at this commit with these repairs."""
     try:
         return (_place(repository) / _MARK).read_text() == _mark(repository)
     except OSError:
@@ -82,7 +81,7 @@ def _mark(repository: Repository) -> str:
 
 @contextmanager
 def importable(repository: Repository) -> Iterator[None]:
-    """Let Python find the modules of a repository, after those that are installed."""
+    """Let Python import from a repository, after what is installed."""
     path = str(_place(repository))
     sys.path.append(path)
     try:
@@ -125,7 +124,7 @@ def fetch(repository: Repository, source: Path | None = None) -> Path:
 
 
 def digest(files: Mapping[str, bytes]) -> str:
-    """Return the sha256 over the names and contents, in the order of the names."""
+    """Return the sha256 over all names and contents, sorted by name."""
     total = hashlib.sha256()
     for name in sorted(files):
         total.update(f"{name}\0".encode() + hashlib.sha256(files[name]).digest())
@@ -161,7 +160,6 @@ def _download(repository: Repository, target: Path) -> Path:
 
 
 def _unpack(archive: Path, target: Path) -> Path:
-    """Unpack a tar archive; return its top-level folder."""
     with tarfile.open(archive) as tar:
         if sum(member.size for member in tar) > MOST_BYTES:
             raise UsageError(

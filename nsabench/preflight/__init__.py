@@ -1,5 +1,4 @@
-"""Compiles every kernel for other architectures and under other Tritons, without a GPU.
+"""Compile every kernel for other architectures and Tritons, without a GPU.
 
-The supervisor (run, compile_all, tritons, report) imports no torch. The worker (worker, pretend,
-record, build) is a process that a compiler may end.
+Only the worker process (worker, pretend, record, build) imports torch, since a compiler may end it.
 """

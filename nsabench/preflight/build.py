@@ -1,4 +1,4 @@
-"""Compiles a launch to a cubin and reads from it what the kernel needs."""
+"""Compiles a launch to a cubin and reads the resources of the kernel."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _TOOL_LIMIT_S = 60
 
 
 def build(launch: CompiledLaunch, call: Call, architecture: Architecture) -> CompiledLaunch:
-    """Compile a launch. An error of the compiler is an answer; its abort ends this process."""
+    """Compile a launch. Errors become statuses; an abort of the compiler ends this process."""
     began = time.monotonic()
     try:
         compiled = guarded(call.compile, "cpu")
     except Failure as failure:
-        # Every exception here comes from compiling.
+        # All exceptions here come from the compiler.
         status = Status.COMPILE_ERROR if failure.status is Status.CRASHED else failure.status
         changed = {"status": status, "reason": _explain(failure)}
         return launch.model_copy(update={**changed, "compile_s": time.monotonic() - began})
@@ -41,7 +41,6 @@ def build(launch: CompiledLaunch, call: Call, architecture: Architecture) -> Com
     registers, spill_bytes = cubin.read_usage()
     shared = compiled.dynamic_shared_bytes + cubin.static_shared_bytes()
     status, reason = Status.OK, ""
-    # Wrong machine code reads a register that nothing wrote.
     if wrong := cubin.list_unwritten() if compiled.uses_wgmma else []:
         status = Status.COMPILE_ERROR
         reason = (
@@ -74,13 +73,13 @@ def build(launch: CompiledLaunch, call: Call, architecture: Architecture) -> Com
 
 
 def _explain(failure: Failure) -> str:
-    """Return the innermost error. Each level of nested kernels quotes its own source first."""
+    """Return the innermost error; each nested kernel quotes its own source before it."""
     error: BaseException = failure
     while error.__cause__ is not None:
         error = error.__cause__
     text = one_line(error, limit=10_000)
     if isinstance(error, CompilationError):
-        # The message comes last, after the line of source and a caret.
+        # The message follows a line of source and a caret.
         _, caret, message = text.rpartition("^ ")
         text = f"{message} ({text[: text.find(':')]})" if caret else text
     return f"{type(error).__name__}: {text[:REASON_LENGTH]}"
@@ -88,13 +87,13 @@ def _explain(failure: Failure) -> str:
 
 @dataclass(frozen=True)
 class Cubin:
-    """kernel: its name in the cubin, or a part of the name, since C++ mangles names."""
+    """A cubin. kernel: its name in the cubin, or a part of it, since C++ mangles names."""
 
     content: bytes
     kernel: str
 
     def read_usage(self) -> tuple[int | None, int | None]:
-        """Return registers and spilled bytes of a thread; None if this Triton has no cuobjdump."""
+        """Return registers and spilled bytes a thread; None without cuobjdump."""
         listing = self._shown_by("cuobjdump", "-res-usage")
         functions = [m for m in _FUNCTION.findall(listing) if self.kernel in m[0]]
         if not functions:
@@ -105,11 +104,10 @@ class Cubin:
         )
 
     def list_unwritten(self) -> list[Unwritten]:
-        """Return the reads of registers that nothing wrote; empty without a disassembler."""
         return unwritten(self._shown_by("nvdisasm", "-c"))
 
     def _shown_by(self, program: str, *options: str) -> str:
-        """Return what a tool of Triton prints about the cubin; empty if it cannot be run."""
+        """Return the output of a tool of Triton for the cubin; empty if it cannot run."""
         tool = Path(triton.__file__).parent / "backends/nvidia/bin" / program
         with NamedTemporaryFile(suffix=".cubin") as file:
             file.write(self.content)
@@ -128,7 +126,7 @@ class Cubin:
     def static_shared_bytes(self) -> int:
         sizes = {name: size for name, size in self._sections() if name.startswith(".nv.shared.")}
         own = max((size for name, size in sizes.items() if self.kernel in name), default=0)
-        # From sm_90, the section includes the driver's share, which the limits do not count.
+        # From sm_90 the section includes the driver's share, which limits do not count.
         return max(own - RESERVED_SHARED, 0) if ".nv.shared.reserved.0" in sizes else own
 
     def code_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Calls the candidates of a case on a pretended GPU and collects their launches."""
+"""Calls candidates on a pretended GPU and collects their launches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ THREADS_PER_WARP = 32
 
 
 def variants(item: Implementation, architecture: Architecture) -> list[Call]:
-    """Return what an implementation compiles itself for the architecture. Raises `Failure`."""
+    """Return what an implementation compiles for the architecture itself. Raises `Failure`."""
     compile_ahead = item.compile_ahead
     assert compile_ahead is not None
     return [
@@ -48,10 +48,9 @@ def _compile(variant: KernelVariant) -> Compiled:
 
 
 def launches(item: Implementation, case: Case, architecture: Architecture) -> list[Call]:
-    """Return what a call on the case launches. Raises `Failure` if it cannot be called.
+    """Return the launches of a call on the case. Raises `Failure` if the call fails.
 
-    The tensors have no memory at first. Code that reads values fails on those, and is called again
-    with tensors on the CPU, if they are small.
+    Tensors are on `meta` first; if the code reads values, small tensors on the CPU follow.
     """
     try:
         return _attempt(item, case, architecture, "meta")
@@ -66,7 +65,7 @@ def launches(item: Implementation, case: Case, architecture: Architecture) -> li
 
 
 def _attempt(item: Implementation, case: Case, architecture: Architecture, real: str) -> list[Call]:
-    """real: the device of the tensors, "meta" or "cpu"."""
+    """Collect the launches of a call on tensors on the device `real`, "meta" or "cpu"."""
     calls: list[Call] = []
     inputs = _inputs(case, real)
 
@@ -106,7 +105,7 @@ def _run(item: Implementation, case: Case, inputs: Inputs) -> None:
     out = item.call(*tensors.values(), **inputs.options)
     if not isinstance(out, torch.Tensor) or not out.requires_grad:
         raise Failure(Status.UNSUPPORTED, "its output has no grad_fn: it has no backward")
-    # torch.autograd.grad would leave the mode that pretends before it runs the backward.
+    # torch.autograd.grad would leave the pretending mode before the backward runs.
     torch.autograd.Variable._execution_engine.run_backward(
         (out,),
         (torch.empty_like(out),),

@@ -1,4 +1,4 @@
-"""Compiles all launches for one architecture under one Triton, and survives its compiler."""
+"""Compiles all launches for one architecture and Triton, and survives crashes of the compiler."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from nsabench.running.supervisor.warm import WarmWorker
 
 @dataclass(frozen=True)
 class Task:
-    """folder: None for the installed Triton.
+    """An architecture and a Triton; `folder` is None for the installed one.
 
-    ahead: whether to compile the kernels of other compilers; one task of an architecture does.
+    ahead: also compile kernels of other compilers, which happens once an architecture.
     """
 
     architecture: Architecture
@@ -30,7 +30,6 @@ class Task:
     ahead: bool
 
     def row(self, op: str, implementation: str, status: Status, reason: str) -> CompiledLaunch:
-        """Return the row of what could not be recorded."""
         return CompiledLaunch(
             op=op,
             implementation=implementation,
@@ -50,7 +49,6 @@ class Compiler:
         timeout_s: float,
         done: Callable[[CompiledLaunch], None],
     ) -> None:
-        """options: of the worker. done: called with each row."""
         self._task = task
         self._options = options
         self._timeout_s = timeout_s
@@ -60,15 +58,12 @@ class Compiler:
         self.stopped = False
 
     def stop(self) -> None:
-        """End at once, also while a launch is compiled; `run` returns what is complete.
-
-        Any thread may call this.
-        """
+        """Stop at once, from any thread; `run` returns what is complete."""
         self.stopped = True
         self._worker.kill()
 
     def run(self, cases: list[Case]) -> list[CompiledLaunch]:
-        """Record and compile. A lost worker costs the launch that it was compiling."""
+        """Record and compile. If a worker dies, only the launch that it compiled is lost."""
         rows: list[CompiledLaunch] = []
         try:
             built: dict[str, CompiledLaunch] = {}
@@ -91,7 +86,7 @@ class Compiler:
         return [*self._lost, *recorded]
 
     def _record(self, cases: list[Case]) -> list[CompiledLaunch]:
-        """Raises `WorkerLost` if the worker is lost while it runs no implementation."""
+        """Raises `WorkerLost` if the worker dies outside all implementations."""
         while True:
             skip = [f"{row.op}/{row.implementation}" for row in self._lost]
             try:
@@ -106,10 +101,7 @@ class Compiler:
     def _build(
         self, launch: CompiledLaunch, cases: list[Case], built: dict[str, CompiledLaunch]
     ) -> CompiledLaunch:
-        """Compile a launch, unless another implementation has the same kernel.
-
-        built: what was compiled so far, by key; it is extended.
-        """
+        """Compile a launch, unless `built` has its key."""
         if (same := built.get(launch.key)) is not None:
             own = {"op", "implementation", "example", "cases"}
             return same.model_copy(update=launch.model_dump(include=own))

@@ -13,10 +13,7 @@ from nsabench.worker.protocol import Refused, Step
 
 
 class CompiledLaunch(Message):
-    """A launch, compiled for one architecture under one Triton.
-
-    The numbers describe the cubin; None without one.
-    """
+    """A launch compiled for one architecture and Triton; numbers are None without a cubin."""
 
     key: str = Field("", description="equal for launches that compile to the same code")
     op: str
@@ -61,10 +58,7 @@ class CompiledLaunch(Message):
 
 
 class Record(Message):
-    """Ask for the launches of the candidates on these cases, called on a pretended GPU.
-
-    ahead: also those that compile kernels without Triton.
-    """
+    """Asks for the launches of the candidates; `ahead` includes kernels without Triton."""
 
     kind: Literal["record"] = "record"
     cases: list[Case]
@@ -73,15 +67,13 @@ class Record(Message):
 
 
 class Recorded(Message):
-    """The rows of what was launched, to be compiled, and of what could not be recorded."""
+    """The launches to compile, and rows for those that could not be recorded."""
 
     kind: Literal["recorded"] = "recorded"
     launches: list[CompiledLaunch]
 
 
 class Build(Message):
-    """Ask to compile a recorded launch."""
-
     kind: Literal["build"] = "build"
     launch: CompiledLaunch
 

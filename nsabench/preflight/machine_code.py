@@ -1,11 +1,8 @@
-"""Finds machine code that reads a uniform register which nothing wrote.
+"""Finds machine code that reads a uniform register (UR0 to UR62) which nothing wrote.
 
-ptxas 12.8 (Tritons 3.4 to 3.7) compiles some kernels with `wgmma` wrong. If two operands of
-different layouts share a base, it does not write the address of one, and the kernel reads any
-address. Only the machine code shows this.
-
-Uniform registers, UR0 to UR62, belong to a warp. A read is reported if some way through the code
-leads to it without a write. A write under a predicate counts as a write.
+ptxas 12.8 (Tritons 3.4 to 3.7) miscompiles some `wgmma` kernels: if operands of different layouts
+share a base, one address is never written. A read is reported if some path leads to it without a
+write. A write under a predicate counts as a write.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ _LABEL = re.compile(r"^(\.L_x_\d+):")
 _LINE = re.compile(r"^\s+/\*([0-9a-f]+)\*/\s+(?:@(!?U?P[T\d]+)\s+)?(\S+)\s*(.*?)\s*;")
 _REGISTER = re.compile(r"(g?desc\[)?\bUR(\d+)\b")
 _TARGET = re.compile(r"\.L_x_\d+")
-# Opcodes that write a uniform register, their first operand.
+# Opcodes whose first operand is a uniform register that they write.
 _WRITES_UNIFORM = ("U", "S2UR", "R2UR", "CS2UR", "VOTE", "REDUX")
 _WRITES_TWO = (".64", "UIMAD.WIDE")
 _ZERO = 63  # URZ, which is always zero
@@ -27,7 +24,7 @@ _ZERO = 63  # URZ, which is always zero
 
 @dataclass(frozen=True)
 class Instruction:
-    """address: hexadecimal, as the disassembler prints it."""
+    """One instruction. address: hexadecimal, as the disassembler prints it."""
 
     address: str
     opcode: str
@@ -51,7 +48,7 @@ class Unwritten:
 
 
 def unwritten(listing: str) -> list[Unwritten]:
-    """Return the reads without a write in a listing of `nvdisasm -c` for sm_90."""
+    """Return reads without a write in a listing of `nvdisasm -c` for sm_90."""
     code, labels = _parsed(listing)
     before = _written_before(code, labels)
     found = []
@@ -114,7 +111,7 @@ def _reads(opcode: str, operands: list[str]) -> Iterator[range]:
 
 
 def _written_before(code: list[Instruction], labels: dict[str, int]) -> list[frozenset[int] | None]:
-    """Return what is written on every way to each instruction; None if no way leads there."""
+    """Return what is written on all paths to each instruction; None without a path."""
     before: list[frozenset[int] | None] = [None] * len(code)
     if code:
         before[0] = frozenset()

@@ -1,7 +1,7 @@
-"""Records launches of Triton kernels instead of launching them, and compiles them later.
+"""Records launches of Triton kernels, and compiles them later.
 
-`JITFunction.run` is replaced while a call is recorded. Later the original is called with `warmup`,
-which specialises and compiles as a launch would. Every Triton from 3.0 has that switch.
+While a call is recorded, `JITFunction.run` is replaced. Later the original runs with `warmup`,
+which compiles as a launch does, in every Triton from 3.0.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ ALIGNMENT = 16  # bytes or units: what Triton specialises pointers and integers 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A kernel that was compiled.
+    """A compiled kernel.
 
-    kernel: its name in the cubin, or a part of the name. uses_wgmma: whether it has the
-    instructions of sm_90 that multiply tiles in shared memory.
+    kernel: its name in the cubin, or a part of it. uses_wgmma: whether it multiplies tiles in
+    shared memory by sm_90 instructions.
     """
 
     cubin: bytes
@@ -39,8 +39,8 @@ class Compiled:
 class Call:
     """A launch that can be compiled.
 
-    origin: tells the kernel from others of its name. compile: raises what the compiler raises.
-    compiler: empty for Triton. arguments: by name, with `Pointer`s instead of tensors.
+    origin: distinguishes kernels of the same name. compiler: empty for Triton.
+    compile: raises what the compiler raises. arguments: by name, with `Pointer`s for tensors.
     """
 
     kernel: str
@@ -60,7 +60,7 @@ class Call:
 
 
 class Pointer:
-    """Stands for a tensor. Triton reads its dtype and whether its address is aligned."""
+    """Stands for a tensor: Triton reads its dtype and whether its address is aligned."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.dtype = tensor.dtype
@@ -79,12 +79,12 @@ _original_run = jit.JITFunction.run
 
 
 def _call_of(function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Call:
-    """Return the launch of a Triton kernel. keywords: also options of the compiler."""
+    """Return the launch of a Triton kernel. keywords: include compiler options."""
     given = {**dict(zip(function.arg_names, arguments, strict=False)), **keywords}
     named = {name: value for name, value in given.items() if name in function.arg_names}
     constant = {p.name for p in function.params if p.is_constexpr}
     plain = {p.name for p in function.params if p.do_not_specialize}
-    # Not every Triton has this attribute.
+    # Some Tritons lack this attribute.
     at_any_address = plain | {
         p.name for p in function.params if getattr(p, "do_not_specialize_on_alignment", False)
     }
@@ -118,12 +118,12 @@ def _compile(function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
 
 
 def _is_descriptor(value: Any) -> bool:
-    """Return whether it is a tensor descriptor of Triton or Gluon."""
+    """Return whether a value is a tensor descriptor of Triton or Gluon."""
     return is_dataclass(value) and hasattr(value, "base") and hasattr(value, "block_shape")
 
 
 def _kind(value: Any, specialised: bool = True, by_alignment: bool = True) -> str:
-    """Return what a launch specialises on: the type, and whether the value is 1 or aligned."""
+    """Return what a launch specialises on: the type, and whether a value is 1 or aligned."""
     if isinstance(value, Pointer):
         aligned = value.data_ptr() % ALIGNMENT == 0 or not by_alignment
         return f"*{str(value.dtype).removeprefix('torch.')}{'' if aligned else '?'}"
@@ -160,7 +160,7 @@ def _pointers(value: Any) -> Any:
 
 @contextmanager
 def recording(note: Callable[[Call], None]) -> Iterator[None]:
-    """Let no kernel run. note: receives each launch, with every autotune configuration."""
+    """Record launches instead of running kernels, with every autotune configuration."""
 
     def launch(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
         keywords = {name: _pointers(value) for name, value in kwargs.items()}

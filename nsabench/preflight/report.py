@@ -1,4 +1,4 @@
-"""Shows the results and writes them: a grid of kernels, failures, resources, and a table."""
+"""Renders results as a grid, failures and resources, and writes them as a table."""
 
 from __future__ import annotations
 
@@ -38,13 +38,12 @@ def _column(launch: CompiledLaunch) -> tuple[str, str, str]:
 
 
 def order_of(launch: CompiledLaunch) -> tuple[Any, ...]:
-    """Return what columns are sorted by: Triton, then architecture, then torch."""
     number = int(launch.architecture.removeprefix("sm_"))
     return numbers(launch.triton), number, launch.triton, numbers(launch.torch), launch.torch
 
 
 def _grids(compiled: Sequence[CompiledLaunch]) -> list[Table]:
-    """Return one grid, or one for each architecture if a terminal is too narrow."""
+    """Return one grid, or one an architecture if the terminal is narrow."""
     if len({_column(c) for c in compiled}) <= MOST_COLUMNS:
         return [_grid(compiled, "launches compiled")]
     architectures = dict.fromkeys(c.architecture for c in compiled)
@@ -90,7 +89,6 @@ def _count(compiled: Sequence[CompiledLaunch]) -> Text:
 
 
 def _unpaired(compiled: Sequence[CompiledLaunch]) -> list[Text]:
-    """Explain the stars beside Tritons."""
     pairs = dict.fromkeys((c.torch, c.triton) for c in compiled)
     return [
         Text(f"* Triton {triton} with torch {torch} is {other}", "yellow")
@@ -159,7 +157,7 @@ _TYPES: dict[Any, pa.DataType] = {
 
 
 def write(compiled: Sequence[CompiledLaunch], path: Path) -> None:
-    """Write all rows as Parquet. A reader sees the whole file or none."""
+    """Write all rows as Parquet in one step."""
     schema = pa.schema(
         [
             pa.field(name, _TYPES[field.annotation], metadata={"meaning": field.description or ""})

@@ -1,4 +1,4 @@
-"""Runs a preflight from end to end: versions, architectures, a pool of compilers, the rows."""
+"""Runs a preflight: versions, architectures, a pool of compilers, the rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TIMEOUT_S = 120.0  # of one compilation
 
 @dataclass(frozen=True)
 class Order:
-    """versions: empty: the installed Triton. cache: keep what Triton compiles."""
+    """What to compile. versions: empty for the installed Triton. cache: keep compiled code."""
 
     architectures: Sequence[Architecture]
     versions: Sequence[str]
@@ -41,22 +41,21 @@ class Order:
 def run(
     order: Order, done: Callable[[CompiledLaunch], None]
 ) -> Generator[list[CompiledLaunch], None, None]:
-    """Compile everything. Yield all rows of an architecture under a Triton once they are complete.
+    """Compile everything; yield all rows of an architecture and Triton when they are complete.
 
-    done: receives each row, in several threads. Raises `EnvironmentRefused` if a Triton cannot be
-    had.
+    done: receives each row, in several threads. Raises `EnvironmentRefused` if a Triton is missing.
     """
     tasks = _tasks(order)
     cases = _cases(order)
     with ExitStack() as stack:
         cache = _kept() if order.cache else None
         if cache is None:
-            # A killed compiler may still write to the folder while it is removed.
+            # A killed compiler may write to the folder while it is removed.
             temporary = tempfile.TemporaryDirectory(
                 prefix="nsabench-preflight-", ignore_cleanup_errors=True
             )
             cache = Path(stack.enter_context(temporary))
-        # The cache is an option, since environments that differ have templates that differ.
+        # An option and not a variable, since worker templates depend on the environment.
         given = {"--cache": cache, "--kernels": order.kernels, "--ops": order.ops_file}
         options = [word for name, file in given.items() if file for word in (name, str(file))]
         known = [task for task in tasks if declared(task.triton, task.architecture.name)]
@@ -80,7 +79,7 @@ def run(
 
 
 def _kept() -> Path | None:
-    """Return where what is compiled is kept; None if nothing can be written there."""
+    """Return the folder for compiled code; None if it cannot be written."""
     folder = tritons.cache_folder() / "preflight"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -105,7 +104,7 @@ def _tasks(order: Order) -> list[Task]:
 
 
 def installed_triton() -> str:
-    """Raises `EnvironmentRefused` if Triton or torch is not installed."""
+    """Return the version of Triton. Raises `EnvironmentRefused` without Triton or torch."""
     try:
         metadata.version("torch")
         return metadata.version("triton")

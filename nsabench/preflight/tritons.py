@@ -1,4 +1,4 @@
-"""Installs other Tritons, each into a folder of the cache, checked by its hash."""
+"""Installs other Tritons into the cache, checked by their hashes."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ INSTALL_LIMIT_S = 900
 
 @cache
 def locked() -> dict[str, str]:
-    """Return the requirement of each version, with its hashes, as pip reads it."""
+    """Return pip's requirement of each version, with hashes."""
     text = files("nsabench.preflight").joinpath(LOCK).read_text()
     pins = re.findall(r"^triton==([\w.]+)((?:\s*\\\n\s+--hash=\S+)+)", text, re.MULTILINE)
     return {version: f"triton=={version}{hashes}\n" for version, hashes in pins}
 
 
 def parse(given: str) -> list[str]:
-    """Return the versions of a list or of `all`. Raises `UsageError` for an unknown one."""
+    """Return the versions of a list or `all`. Raises `UsageError` for an unknown one."""
     if given == "all":
         return sorted(locked(), key=numbers)
     versions = [version.strip() for version in given.split(",") if version.strip()]
@@ -45,12 +45,11 @@ def parse(given: str) -> list[str]:
 
 
 def cache_folder() -> Path:
-    """Return NSABENCH_CACHE, or the user's cache folder."""
     return Path(os.environ.get(CACHE_VARIABLE) or user_cache())
 
 
 def install(version: str) -> Path:
-    """Return the folder of a version; install it if needed. Raises `EnvironmentRefused`."""
+    """Return the folder of a version, installed if needed. Raises `EnvironmentRefused`."""
     requirement = locked()[version]
     tag = hashlib.sha256(f"{requirement}{sys.version_info[:2]}".encode()).hexdigest()[:8]
     folder = cache_folder() / "triton" / f"{version}-{tag}"
@@ -58,7 +57,7 @@ def install(version: str) -> Path:
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # Beside its final place, so that the last step is a rename.
+        # Beside the final place, so that the last step is a rename.
         with tempfile.TemporaryDirectory(prefix=f".{version}-", dir=folder.parent) as temporary:
             _install(version, requirement, Path(temporary))
             (Path(temporary) / "triton.tree").rename(folder)

@@ -1,4 +1,4 @@
-"""The process that records and compiles for one architecture, under one Triton."""
+"""The process that records and compiles for one architecture and Triton."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Worker:
             if f"{item.op}/{item.name}" in request.skip:
                 continue
             cases = [case for case in request.cases if case.op == item.op]
-            # A kernel that is compiled ahead is the same for every case.
+            # Kernels that are compiled ahead do not depend on the case.
             groups = [[case] for case in cases]
             if item.compile_ahead is not None:
                 groups = [cases] if cases and request.ahead else []

@@ -128,7 +128,7 @@ def test_what_is_here_is_listed(nsabench: Nsabench, checkout: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("no-such",), "there is no library 'no-such'"),
+        (("no-such",), "no library is named 'no-such'"),
         (("fla-core",), "fla-core is not a repository"),
         (("--from", "."), "--from holds the files of one library"),
         (("Flash-Sparse-Attention", "--from", "."), "must have 8e883ade320a"),

@@ -117,7 +117,7 @@ def test_the_app_for_modal_is_imported(tmp_path: Path) -> None:
         ("slurm", ["--shards", "3"], "3 shards are too many: the cases make 2 length series"),
         ("slurm", ["no_such_matrix"], "there is no matrix 'no_such_matrix'"),
         ("kubernetes", ["--ops", "other/mine.py"], "two of the files have the same name"),
-        ("modal", ["--combo", "torch0"], "there is no combo 'torch0'"),
+        ("modal", ["--combo", "torch0"], "has no combo 'torch0'"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(

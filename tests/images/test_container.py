@@ -190,7 +190,7 @@ def test_results_that_cannot_be_written(image: str, results: Path) -> None:
 def test_an_image_that_is_not_built(results: Path) -> None:
     done = nsabench("images", "run", "torch2.4.1-cu121", "--results", results, "--gpus", "none")
     assert done.returncode == 2
-    assert "there is no image" in done.stderr and "images build" in done.stderr
+    assert "does not exist" in done.stderr and "images build" in done.stderr
 
 
 def test_labels(built: tuple[str, str]) -> None:

@@ -2,8 +2,8 @@
 
 The heads of a group are the rows of a tile, padded to 16. All tensors are contiguous.
 
-query_major: q [N,HQ,D], k [N,H,D], v [N,H,DV] of all sequences. rows int32 [N,H,S] are block
-  numbers within the query's sequence, -1 for none. begin int32 [N] is where the sequence starts.
+query_major: q [N,HQ,D], k [N,H,D], v [N,H,DV] of all sequences. Its rows int32 [N,H,S] are
+  block numbers in the query's sequence, -1 for none. begin int32 [N] is where that starts.
 split_keys: q [R,H,D], k [B*G,keys,D], v [B*G,keys,DV], ranges int32 [R,n,2]. R is B*S*G.
 """
 

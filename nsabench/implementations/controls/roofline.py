@@ -34,7 +34,7 @@ PRODUCTS_OF_A_STEP = LeastWork(flops=1_100_000_000_000, flops_per_byte=600)
 MOST_BYTES = 512 << 20  # of one stored answer.
 LEARNING_CALLS = 64  # calls whose first values are on their way to the host.
 NOT_YET = -1  # differs from all first values.
-SMALL_OUTPUT = 8  # times fewer bytes than are read, since a stored answer is copied
+SMALL_OUTPUT = 8  # An output has this many times fewer bytes than are read
 
 M = TypeVar("M")
 Number = int  # of a set of inputs: the first values of its first tensor

@@ -84,8 +84,10 @@ def _chosen_mask(group: int, block_size: int) -> Callable[..., Any]:
 def chosen_tiles(
     block_indices: Tensor, t: int, block_size: int, group: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a table of selected blocks int32 [B,H,T,T/block_size], and for each tile of queries
-    the number int32 [B,HQ,T/TILE] and the indices of key tiles that any of them selected."""
+    """Return a table of selected blocks int32 [B,H,T,T/block_size], and the selected key tiles.
+
+    These are, for each tile of queries, a count int32 [B,HQ,T/TILE] and indices.
+    """
     table = chosen_table(block_indices, t // block_size, torch.int32).contiguous()
     per = TILE // block_size
     tiles = table.unflatten(2, (-1, TILE)).unflatten(4, (-1, per)).amax((3, 5)).tril()
