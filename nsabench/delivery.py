@@ -1,8 +1,6 @@
-"""How the output of a call gets from the worker that made it to the checker that judges it.
+"""Hand the output of a call from the worker to the checker, in memory that both map.
 
-The worker copies the output into memory that both processes map, and sends a `Delivery` that says
-what the output is of. This module imports no torch when it is imported: the supervisor, which
-passes the messages on, reads it.
+The supervisor passes on the messages, so this module does not import torch at its top.
 """
 
 from __future__ import annotations
@@ -22,19 +20,15 @@ if TYPE_CHECKING:
 
 OUTPUT = "output"
 ALIGNMENT = 64  # bytes
-# A gradient of the output is multiplied by one of these before a call. They are exact in every
-# format, and gradients are linear in it.
+# Before a call, the gradient of the output is multiplied by one of these. They are exact in every
+# format, and the results are linear in it.
 FACTORS = (-2.0, -1.0, -0.5, 0.5, 1.0, 2.0)
-# A gradient of the output is drawn from another seed than the inputs of any set.
+# Added to the seed of a set for its gradient of the output.
 GRADIENT_SEED = 104729
 
 
 class Form(Message):
-    """The form of the results of a call.
-
-    results: the shape of each result by name: a gradient (`dq`) for each input that the case
-      differentiates by, then `output`. All have the dtype of the case.
-    """
+    """results: the shape of each result by name, the gradients (`dq`) before `output`."""
 
     sets: Whole  # how many sets of inputs there are
     dtype: DType
@@ -42,11 +36,10 @@ class Form(Message):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of shared memory that the results of one call take."""
         return sum(map(self._room, self.results.values()))
 
     def places(self) -> Iterator[tuple[int, int, list[int]]]:
-        """Yield the place of each result in the shared memory: first byte, bytes, shape."""
+        """Yield the first byte, the bytes and the shape of each result."""
         begin = 0
         for shape in self.results.values():
             yield begin, prod(shape) * self.dtype.itemsize, shape
@@ -57,27 +50,19 @@ class Form(Message):
 
 
 class Delivery(Message):
-    """The results of one call are in the shared memory.
-
-    - set: the inputs of the call; previous: those of the call before it, if there was one.
-    - factor: multiplies the gradient of the output.
-    - when: names the call in a reason ("in a timed call, ").
-    """
+    """The results of one call are in the shared memory."""
 
     kind: Literal["delivery"] = "delivery"
     implementation: str
     computes: str
-    set: Whole
-    previous: Whole | None = None
-    factor: float = 1.0
-    when: str = ""
+    set: Whole  # of inputs
+    previous: Whole | None = None  # the set of the call before
+    factor: float = 1.0  # multiplies the gradient of the output
+    when: str = ""  # names the call in a reason ("in a timed call, ")
 
 
 class Mailbox:
-    """Shared memory that holds the results of one call.
-
-    descriptor: an anonymous file (`memfd_create`) that the worker and the checker inherit.
-    """
+    """Shared memory for the results of one call. descriptor: of an inherited `memfd_create`."""
 
     def __init__(self, descriptor: int, device: str) -> None:
         self._descriptor = descriptor
@@ -86,7 +71,7 @@ class Mailbox:
         self._bytes: Tensor | None = None
 
     def map(self, nbytes: int) -> None:
-        """Map so many bytes. On a GPU they are registered, so that copies run at full speed."""
+        """Map so many bytes. For a GPU they are registered, so that copies run at full speed."""
         import torch
 
         self.close()
@@ -107,38 +92,31 @@ class Mailbox:
         self._bytes = self._mapped = None
 
     def put(self, form: Form, results: Sequence[Tensor]) -> None:
-        """Copy the results of a call into the shared memory; return when they are there."""
         for place, result in zip(self._places(form), results, strict=True):
             if place.numel():
                 place.copy_(result.detach())
 
     def take(self, form: Form, device: str) -> dict[str, Tensor]:
-        """Return copies of the results on the device, by name.
-
-        The memory is erased, since the next implementation could read it.
-        """
+        """Return copies of the results by name, and erase the memory."""
         places = [place.to(device, copy=True) for place in self._places(form)]
         if self._bytes is not None:
-            self._bytes[: form.nbytes].zero_()
+            self._bytes[: form.nbytes].zero_()  # the next implementation could read it
         return dict(zip(form.results, places, strict=True))
 
     def _places(self, form: Form) -> list[Tensor]:
         import torch
 
-        dtype, found = getattr(torch, form.dtype), []
+        dtype, tensors = getattr(torch, form.dtype), []
         for begin, nbytes, shape in form.places():
             if self._bytes is None or not nbytes:
-                found.append(torch.empty(shape, dtype=dtype))
+                tensors.append(torch.empty(shape, dtype=dtype))
             else:
-                found.append(self._bytes[begin : begin + nbytes].view(dtype).view(shape))
-        return found
+                tensors.append(self._bytes[begin : begin + nbytes].view(dtype).view(shape))
+        return tensors
 
 
 def draw(case: Case, seed: int, device: str) -> tuple[Any, Tensor | None]:
-    """Return the inputs of a set (`ops.Inputs`), and the gradient of their output, if any.
-
-    A seed gives the same bits in every process on one device.
-    """
+    """Return inputs and the gradient of their output, with the same bits in every process."""
     from nsabench import ops
 
     op = ops.get(case.op)

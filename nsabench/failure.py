@@ -1,4 +1,4 @@
-"""How an implementation fails on a case, and how it takes the device with it."""
+"""Define how an implementation fails on a case, and how it loses the device."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Failure(Exception):
         self.trace = trace
 
     def alone(self) -> Failure:
-        """Drop the traceback, whose frames hold tensors."""
+        """Drop the traceback, whose frames refer to tensors."""
         self.__cause__ = self.__context__ = None
         return self.with_traceback(None)
 
 
 class DeviceLost(Exception):
-    """The CUDA context answers every call with an error since `implementation` used the device."""
+    """Since `implementation` used the device, every call of the CUDA context fails."""
 
     def __init__(self, implementation: str, reason: str) -> None:
         super().__init__(reason)

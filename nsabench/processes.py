@@ -1,4 +1,4 @@
-"""Applies a function to many things on all cores."""
+"""Apply a function to many things on all cores."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 WORTH_IT = 32
-AHEAD = 4  # answers for each process that wait in memory
+AHEAD = 4  # waiting answers for each process
 MOST = 16  # processes
 
 
-# A forked process inherits the function and the things, also an op of the user's file.
+# A forked process inherits the function and the things, even an op of the user's file.
 _work: tuple[Callable[[Any], Any], Sequence[Any]] | None = None
 
 
 def each(do: Callable[[A], B], things: Sequence[A], worth_it: int = WORTH_IT) -> Iterator[B]:
-    """Yield `do(thing)` for each thing, in order. Raises what `do` raises for the first of them.
+    """Yield `do(thing)` for each thing, in order. `do` may be any function, since workers are
+    forked.
 
-    `do` may be any function, since only answers pass between processes. worth_it: with fewer
-    things, this process does them all. Raises `EnvironmentRefused` if a process was killed.
+    worth_it: this process does fewer things alone. Raises `EnvironmentRefused` if a process was
+    killed.
     """
     processes = min(len(os.sched_getaffinity(0)), MOST)
     if len(things) < worth_it or processes < 2:
@@ -39,7 +40,7 @@ def each(do: Callable[[A], B], things: Sequence[A], worth_it: int = WORTH_IT) ->
     with ProcessPoolExecutor(
         processes, mp_context=context, initializer=_begin, initargs=(do, things)
     ) as pool:
-        yield from _ahead(pool, len(things), processes * AHEAD)
+        yield from _yield_in_order(pool, len(things), processes * AHEAD)
 
 
 def _begin(do: Callable[[Any], Any], things: Sequence[Any]) -> None:
@@ -48,17 +49,17 @@ def _begin(do: Callable[[Any], Any], things: Sequence[Any]) -> None:
     _work = do, things
 
 
-def _done(place: int) -> Any:
+def _do_place(place: int) -> Any:
     assert _work is not None
     do, things = _work
     return do(things[place])
 
 
-def _ahead(pool: ProcessPoolExecutor, count: int, most: int) -> Iterator[Any]:
+def _yield_in_order(pool: ProcessPoolExecutor, count: int, most: int) -> Iterator[Any]:
     waiting: deque[Future[Any]] = deque()
     try:
         for place in range(count):
-            waiting.append(pool.submit(_done, place))
+            waiting.append(pool.submit(_do_place, place))
             if len(waiting) >= most:
                 yield waiting.popleft().result()
         while waiting:

@@ -1,7 +1,6 @@
-"""The sources of foreign code: installed distributions, by entry point, and the user's files.
+"""Find and hash foreign code: installed distributions with entry points, and the user's files.
 
-A plan holds the name of every source and the sha256 of its files; a changed source is refused. A
-user's file is executed from the bytes that were hashed.
+A user's file is executed from the bytes that were hashed.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ T = TypeVar("T")
 
 
 def by_distribution(group: str) -> dict[str, list[EntryPoint]]:
-    """Return the entry points of a group by distribution."""
     return _by_distribution(entry_points(group=group))
 
 
@@ -41,7 +39,7 @@ def _by_distribution(points: Iterable[EntryPoint]) -> dict[str, list[EntryPoint]
 
 
 def _all_points() -> dict[str, list[EntryPoint]]:
-    installed = entry_points()  # reads what every distribution says of itself
+    installed = entry_points()  # slow: it reads the metadata of every distribution
     points = _by_distribution(installed.select(group=IMPLEMENTATIONS))
     for origin, more in _by_distribution(installed.select(group=OPS)).items():
         points[origin] = [*points.get(origin, []), *more]
@@ -49,11 +47,7 @@ def _all_points() -> dict[str, list[EntryPoint]]:
 
 
 def digests(*files: Path | None) -> dict[str, str]:
-    """Return the sha256 of the files of every source, without importing them.
-
-    A distribution's files are in the packages that its entry points name. Raises `UsageError` if a
-    file cannot be read, or two files have one name.
-    """
+    """Return the sha256 of every source. Raises `UsageError` if two files have one name."""
     sources = {
         origin: digest_packages({point.module.partition(".")[0] for point in points})
         for origin, points in _all_points().items()
@@ -69,7 +63,6 @@ def digests(*files: Path | None) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Return the version of every distribution that has implementations or ops."""
     return {
         origin: points[0].dist.version if points[0].dist else ""
         for origin, points in _all_points().items()
@@ -79,16 +72,15 @@ def versions() -> dict[str, str]:
 def refuse_changed(
     present: Mapping[str, str], expected: Mapping[str, str], *files: Path | None
 ) -> None:
-    """Raise `UsageError` for the first of the `expected` sources that changed."""
     for source, digest in expected.items():
         if present.get(source) != digest:
-            # A user's file goes by its path; a distribution by its name.
+            # The error names a user's file by its path, and a distribution by its name.
             mine = (
                 file
                 for file in files
                 if file is not None
                 and Source(source).is_of(file)
-                # Two files may have one name; one of them is as it was.
+                # Two files may have one name, and one of them is unchanged.
                 and Source.of_file(file, read(file)) not in expected
             )
             raise changed(next(mine, source))
@@ -99,11 +91,7 @@ def changed(what: Path | str) -> UsageError:
 
 
 def digest_of(file: Path | None, sources: Mapping[str, str], content: bytes | None = None) -> str:
-    """Return the digest of a user's file; empty without a file.
-
-    content: of the file, if it was read. Raises `UsageError` if the file is not one of the sources
-    as it is now.
-    """
+    """Return the digest of a user's file, or ''. Raises `UsageError` if it is not a source."""
     if file is None:
         return ""
     content = read(file, PUT_BACK) if content is None else content
@@ -118,7 +106,6 @@ def sha256(content: bytes) -> str:
 
 
 def read(path: Path, remedy: str = "check the path.") -> bytes:
-    """Raises `UsageError` if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -126,7 +113,6 @@ def read(path: Path, remedy: str = "check the path.") -> bytes:
 
 
 def digest_packages(packages: set[str]) -> str:
-    """Return the sha256 over names and contents of all files of top-level packages."""
     total = hashlib.sha256()
     for package in sorted(packages):
         for name, file in sorted(_files(package)):
@@ -137,7 +123,7 @@ def digest_packages(packages: set[str]) -> str:
 def _files(package: str) -> Iterator[tuple[str, Path]]:
     spec = importlib.util.find_spec(package)
     if spec is None:
-        return  # importing it will say so
+        return  # importing it raises the error
     if not spec.submodule_search_locations and spec.origin:
         yield package, Path(spec.origin)
     for root in spec.submodule_search_locations or ():
@@ -151,10 +137,6 @@ def _files(package: str) -> Iterator[tuple[str, Path]]:
 
 
 def execute(path: Path, content: bytes, name: str) -> ModuleType:
-    """Execute the bytes of a user's file that were hashed, and return the module.
-
-    Raises `UsageError` if that fails.
-    """
     module = ModuleType(name)
     module.__file__ = str(path)
     sys.modules[name] = module
@@ -182,7 +164,7 @@ def imported(
         raise
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError):
-            # Files beside a user's file are not imported, since no hash of a run covers them.
+            # Files next to a user's file are not imported, since no hash of a run covers them.
             remedy = "install that module as a package, or write what it has into the file."
         raise UsageError(
             f"{what} {fails}: {type(error).__name__}: {error}{_last_line_of(error)}",

@@ -1,4 +1,4 @@
-"""A job: some implementations of a case, measured together in one worker."""
+"""Define a job: some implementations of a case, measured together in one worker."""
 
 from __future__ import annotations
 
@@ -15,25 +15,19 @@ Attempt = Annotated[int, Field(ge=1, lt=1 << 31)]
 
 
 class EarlyExit(Message):
-    """Which implementations may be called a few times only.
-
-    One of these baselines leaves if it is hopelessly behind another and takes `least_ms` or more a
-    call, while `stay` others of them are right and stay.
-    """
+    """A baseline leaves if it is hopelessly behind another and `stay` others are right and stay."""
 
     model_config = ConfigDict(frozen=True)
 
     baselines: tuple[str, ...] = ()
     stay: int = 1
-    least_ms: Time = 0.0
+    least_ms: Time = 0.0  # a faster call lets its baseline stay
 
 
 ALL_STAY = EarlyExit()
 
 
 class Job(Message):
-    """Measure implementations of a case together, in a worker that imports these sources."""
-
     model_config = ConfigDict(frozen=True)
 
     purpose: Purpose
@@ -41,7 +35,7 @@ class Job(Message):
     sources: tuple[str, ...]  # names of packages and files, sorted
     attempt: Attempt  # counts the jobs of one purpose and case
     implementations: tuple[str, ...]
-    pause_s: float = Field(0.0, ge=0)  # to cool down before
+    pause_s: float = Field(0.0, ge=0)  # before the job, to cool down
     early_exit: EarlyExit = ALL_STAY
 
     @property
@@ -50,10 +44,8 @@ class Job(Message):
 
 
 def input_seeds(entropy: str, purpose: Purpose, case: Case) -> list[int]:
-    """Return the seeds of a case's sets of inputs: others for each pass, the same in each attempt.
-
-    entropy: a secret of the plan, so that no worker knows a seed before it is used.
-    """
+    """Return the seeds of a case's sets of inputs: others for each pass, not for each attempt."""
+    # `entropy` is a secret of the plan, so that no worker knows a seed before it is used.
     count = max(2, case.streams, case.timing.rotate)
     prefix = f"{entropy}/{case.seed}/{case.id}/{purpose}"
     digests = (sha256(f"{prefix}/{number}".encode()) for number in range(count))
@@ -61,13 +53,9 @@ def input_seeds(entropy: str, purpose: Purpose, case: Case) -> list[int]:
 
 
 class Death(Message):
-    """How a job ended without an answer.
-
-    suspect: the implementation that the worker was busy with, as it said; empty for none. phase:
-    what it did then, such as `parity`.
-    """
+    """How a job ended without an answer."""
 
     status: Status
     reason: str
-    suspect: str = ""
-    phase: str = ""
+    suspect: str = ""  # the implementation that the worker last named
+    phase: str = ""  # its last step, such as `parity`

@@ -1,4 +1,4 @@
-"""The log of a run: its sessions, the jobs that were begun, and how each ended."""
+"""Define the log of a run: its sessions, the jobs that were begun, and how each ended."""
 
 from __future__ import annotations
 
@@ -17,19 +17,15 @@ from nsabench.model.vocabulary import Purpose
 
 
 class Session(Message):
-    """A process begins to measure. Its `Line` has the certificate of its signer.
-
-    machine: a hash of the run and of what identifies the machine, empty if nothing does.
-    distributions: the version of every distribution that brings implementations.
-    """
+    """A process begins to measure. Its `Line` has the certificate of its signer."""
 
     kind: Literal["session"] = "session"
     run_id: str
     plan_sha256: str  # of plan.json
     environment_sha256: str  # of environment.json
     started: datetime
-    machine: str = ""
-    distributions: dict[str, str] = Field(default={})
+    machine: str = ""  # a hash of the run and of what identifies the machine
+    distributions: dict[str, str] = Field(default={})  # versions
     described: Described
     ceilings: Ceilings
 
@@ -42,51 +38,40 @@ class Begun(Message):
 
 
 class Observed(Message):
-    """The job that was begun last has observed one implementation."""
-
     kind: Literal["observed"] = "observed"
     observation: Observation
 
 
 class Ended(Message):
-    """The job that was begun last has ended."""
-
     kind: Literal["ended"] = "ended"
     death: Death | None = None  # if its worker gave no answer
-    interrupted: bool = False  # by a person, so nothing is known
+    interrupted: bool = False  # by a person, or by an error that the user must mend
     conditions: Conditions = Conditions()
-    wall_s: float = 0.0  # of the whole
-    measuring_s: float = 0.0  # of these, inside kernels and compilation
-    queue_s: float = 0.0  # of these, for bursts and for counting launches
+    wall_s: float = 0.0
+    measuring_s: float = 0.0  # in kernels and compilation
+    queue_s: float = 0.0  # in bursts and for counting launches
 
 
 Entry = Session | Begun | Observed | Ended
 
 
 class Certificate(Message):
-    """A signer vouches for the key of a session, which only the measuring process has.
-
-    Keys are public halves in base64 of the DER form.
-    """
+    """A signer vouches for the key of a session. Keys are public halves, DER in base64."""
 
     key: str
     keyid: str
     public_key: str  # of the signer
-    ephemeral: bool  # as the signer says of its own key
+    ephemeral: bool  # whether the key was made for this run alone
     signature: str  # over `running.seals.certified`, in base64
 
 
 class Line(Message):
-    """A line of the log.
+    """A line of the log, with the certificate of a session."""
 
-    previous: the sha256 of the line before; empty in the first. certificate: of a session.
-    seal: the signature of the session's key over the line without its seal, in base64.
-    """
-
-    previous: str = ""
+    previous: str = ""  # the sha256 of the line before
     entry: Annotated[Entry, Field(discriminator="kind")]
     certificate: Certificate | None = None
-    seal: str = ""
+    seal: str = ""  # over the line without its seal, in base64
 
 
 LINE: TypeAdapter[Line] = TypeAdapter(Line)
@@ -94,27 +79,20 @@ LINE: TypeAdapter[Line] = TypeAdapter(Line)
 
 @dataclass
 class Attempt:
-    """A job, what came of it, and how it ended.
-
-    sandbox: what kept its worker from what is not its own. ended: None if the measuring process was
-    killed.
-    """
+    """A job, its observations, and how it ended."""
 
     job: Job
-    sandbox: str = ""
+    sandbox: str = ""  # the restrictions of its worker
     observations: list[Observation] = field(default_factory=list)
-    ended: Ended | None = None
+    ended: Ended | None = None  # None: the measuring process was killed
 
     @property
     def has_answer(self) -> bool:
-        """Whether its worker measured to the end."""
         return self.ended is not None and self.ended.death is None and not self.ended.interrupted
 
 
 @dataclass
 class Log:
-    """The content of a log, in the order in which it was written."""
-
     sessions: list[Session] = field(default_factory=list)
     _by_case: dict[tuple[Purpose, str], list[Attempt]] = field(default_factory=dict)
     _last: Attempt | None = None
@@ -142,11 +120,9 @@ class Log:
             self.add(entry)
 
     def of(self, purpose: Purpose, case_id: str) -> list[Attempt]:
-        """Return the attempts to measure a case in a pass."""
         return self._by_case.get((purpose, case_id), [])
 
     def only(self, *purposes: Purpose) -> Log:
-        """Return this log without the attempts of other passes."""
         kept = {place: made for place, made in self._by_case.items() if place[0] in purposes}
         return Log(self.sessions, kept)
 
@@ -166,7 +142,6 @@ class Log:
 
     @property
     def wall_s(self) -> float:
-        """Seconds of all jobs."""
         return sum(ended.wall_s for ended in self._ended)
 
     @property
@@ -182,19 +157,21 @@ class Log:
         return [attempt.ended for attempt in self.attempts if attempt.ended is not None]
 
 
-def _best_of(one: Ceilings, other: Ceilings) -> Ceilings:
+def _best_of(first: Ceilings, other: Ceilings) -> Ceilings:
     def best(choose: Callable[..., float], *values: float | None) -> float | None:
         return choose((v for v in values if v is not None), default=None)
 
-    rates = one.tflop_s.keys() | other.tflop_s.keys()
+    rates = first.tflop_s.keys() | other.tflop_s.keys()
     return Ceilings(
-        copy_gb_s=best(max, one.copy_gb_s, other.copy_gb_s),
-        l2_gb_s=best(max, one.l2_gb_s, other.l2_gb_s),
-        tflop_s={d: max(one.tflop_s.get(d, 0.0), other.tflop_s.get(d, 0.0)) for d in sorted(rates)},
-        timer_floor_ms=best(min, one.timer_floor_ms, other.timer_floor_ms),
-        timer_offset_ms=best(min, one.timer_offset_ms, other.timer_offset_ms),
+        copy_gb_s=best(max, first.copy_gb_s, other.copy_gb_s),
+        l2_gb_s=best(max, first.l2_gb_s, other.l2_gb_s),
+        tflop_s={
+            d: max(first.tflop_s.get(d, 0.0), other.tflop_s.get(d, 0.0)) for d in sorted(rates)
+        },
+        timer_floor_ms=best(min, first.timer_floor_ms, other.timer_floor_ms),
+        timer_offset_ms=best(min, first.timer_offset_ms, other.timer_offset_ms),
         known_duration_error=best(
-            partial(max, key=abs), one.known_duration_error, other.known_duration_error
+            partial(max, key=abs), first.known_duration_error, other.known_duration_error
         ),
         cpu_flush_bytes=other.cpu_flush_bytes,
     )

@@ -1,4 +1,4 @@
-"""What a worker finds out: samples, observations, and the state of the device meanwhile."""
+"""Define what a worker measures: samples, observations, and the state of the device."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nsabench.model.vocabulary import Regime, Status
 
-# A worker may send any number. Tables hold numbers within these limits, and no sum, square or ratio
-# of them is infinite.
+# A worker may send any number. Sums, squares and ratios of numbers within these limits are finite.
 Whole = Annotated[int, Field(gt=-(1 << 53), lt=1 << 53)]
 Number = Annotated[float, Field(gt=-1e100, lt=1e100)]
 Time = Annotated[float, Field(gt=-1e12, lt=1e12)]  # ms: thirty years
-LEAST_MS = 1e-9  # no clock tells less
+LEAST_MS = 1e-9  # less than any clock resolves
 
 
 class Message(BaseModel):
@@ -23,20 +22,19 @@ class Message(BaseModel):
 
 
 class Samples(Message):
-    """Raw timings of one implementation, one entry a sample, in the order they were taken."""
+    """Raw timings of one implementation, one entry a sample."""
 
     round: list[Whole] = []
     order: list[Whole] = []  # position within the round; the leader is 0
     at_s: list[Time] = []  # since the first sample of the case
     time_ms: list[Time] = []
-    escaped_ms: list[Time] = []  # part of time_ms that ran on after the end event
-    gap_hidden: list[bool] = []  # the launch was queued before the device was let go
-    host_us: list[Time] = []  # in the call, the device held; 0 where it was not held
-    sm_clock_mhz: list[Whole] = []  # 0 where it cannot be read
+    escaped_ms: list[Time] = []  # part of time_ms after the end event
+    gap_hidden: list[bool] = []  # Whether the spin outlasted the launch.
+    host_us: list[Time] = []  # of the host in the call; 0 if the device was not held
+    sm_clock_mhz: list[Whole] = []  # 0 if unreadable
 
     @property
     def calls(self) -> list[int]:
-        """One for each sample."""
         return [1] * len(self.time_ms)
 
     @model_validator(mode="after")
@@ -70,35 +68,31 @@ class Bursts(Message):
 
 
 class Observation(Message):
-    """What a worker found out about one implementation on one case."""
-
     implementation: str
     status: Status
     reason: str = ""
-    diagnosis: str = (
-        ""  # of an ok observation: what it looks like if the baselines show it to be wrong
-    )
+    # If it is ok: what its error looks like if the baselines show it to be wrong.
+    diagnosis: str = ""
     mae: Number | None = None
     max_abs_err: Number | None = None
     rel_l2: Number | None = None
     worst_row: Number | None = None
     worst_row_at: str = ""
     rows_compared: Whole | None = None  # of the output, with the oracle; None: all
-    rows_left_out: Whole | None = None  # since rounding decides what is right there
+    rows_left_out: Whole | None = None  # rows in which rounding decides what is right
     compile_s: Number | None = None
     peak_mem_bytes: Whole | None = None
     config: str = ""
-    # Samples of observations of the same attempt were interleaved, so only they may form a ratio.
+    # Samples of one attempt were interleaved, so only they may form a ratio.
     attempt: Whole = 0
     samples: Samples = Samples()
     bursts: Bursts = Bursts()
     launches: Whole | None = None  # of a call; None: not counted
-    kernels_us: Number | None = None  # how long these take, one after the other
+    kernels_us: Number | None = None  # the sum of their times
     notes: list[str] = []
-    traceback: str = ""  # of what it raised; a file of its case holds it
+    traceback: str = ""  # moved to a file of the case
 
     def timings(self, regime: Regime) -> Samples | Bursts:
-        """Return the timings that decide in a regime."""
         return self.bursts if regime is Regime.QUEUE else self.samples
 
     @model_validator(mode="after")
@@ -111,7 +105,7 @@ class Observation(Message):
 
 
 class Conditions(Message):
-    """The device's own sensors while a case was measured; None if one cannot be read."""
+    """Readings of the device's sensors while a case was measured; None if unreadable."""
 
     sm_clock_mhz_min: Whole | None = None
     sm_clock_mhz_max: Whole | None = None
@@ -125,10 +119,10 @@ class Conditions(Message):
 class Ceilings(Message):
     """The best that this device did in this run; a roofline is drawn from it."""
 
-    copy_gb_s: Number | None = None
+    copy_gb_s: Number | None = None  # bytes read plus bytes written
     l2_gb_s: Number | None = None
     tflop_s: dict[str, Number] = {}
-    timer_floor_ms: Number | None = None  # read for an empty call
-    timer_offset_ms: Number | None = None  # read beyond a kernel's own time, by its own clock
-    known_duration_error: Number | None = None  # relative error on a kernel of known duration
-    cpu_flush_bytes: int | None = None  # read before each sample on a CPU, to push its caches out
+    timer_floor_ms: Number | None = None  # of an empty call
+    timer_offset_ms: Number | None = None  # beyond the time by a clock inside the kernel
+    known_duration_error: Number | None = None  # relative, on a kernel of known duration
+    cpu_flush_bytes: int | None = None  # Read before each sample on a CPU.

@@ -13,8 +13,6 @@ from nsabench.worker.protocol import Measured
 
 
 class Executor(Protocol):
-    """Runs jobs: `WorkerExecutor`, or a fake in a test."""
-
     def run(self, job: Job) -> Measured | Death: ...
 
     def log(self) -> str: ...
@@ -34,10 +32,7 @@ def attempt(
         [Job, Sequence[Observation], str], None
     ] = lambda job, observations, log: None,
 ) -> None:
-    """Run a job and append its observations and its end to the log.
-
-    An interrupt, or an error that the user must mend, says nothing about the job.
-    """
+    """Run a job and log it. An interrupt, or an error that the user must mend, logs no death."""
     if job.pause_s:
         time.sleep(job.pause_s)
     append(Begun(job=job))

@@ -50,8 +50,6 @@ SKIPPED = Compiled(reason="it is compiled when it is measured")
 
 @dataclass(frozen=True)
 class Call:
-    """A call of an implementation on a case, made to fill the compiler caches."""
-
     case: Case
     info: ImplementationInfo
 
@@ -67,10 +65,7 @@ Family = list[Call]
 
 
 def calls_of(plan: Plan, left: Sequence[Job]) -> dict[bool, list[list[Family]]]:
-    """Return the calls to make, one item for each implementation that may compile.
-
-    The keys say whether the worker that makes the calls imports no candidate.
-    """
+    """Return the calls of each implementation, by whether its worker imports no candidate."""
     calls: dict[ImplementationInfo, dict[str, Call]] = {}
     for job in left:
         case = plan.measured(job.case.id).case
@@ -94,10 +89,7 @@ def _may_compile(info: ImplementationInfo) -> bool:
 
 
 def in_turn(calls: Sequence[Call]) -> list[Family]:
-    """Return families of calls. The first family begins with the smallest case.
-
-    Every other family begins with a backward, which also compiles the kernels of its forward.
-    """
+    """Return families of calls, the smallest case first. A backward also compiles its forward."""
 
     def bytes_of(call: Call) -> int:
         return ops.work(call.case).bytes_min
@@ -124,12 +116,8 @@ def _family_of(case: Case) -> Hashable:
 class Ahead:
     """Compiles ahead of the passes of a run, and lends the caches to their workers.
 
-    Workers that import no candidate call the baselines of clean sources first. A copy of their
-    caches is put aside, since a candidate could alter them. Then workers that import everything
-    make all other calls.
-
-    first_s: seconds of first calls, by case id and implementation. implementations: the names of
-    those that compile.
+    Workers that import no candidate go first. A copy of their caches is put aside, since a
+    candidate could alter them. first_s: seconds of first calls, by case id and implementation.
     """
 
     def __init__(self, plan: Plan, run: Path) -> None:
@@ -145,17 +133,13 @@ class Ahead:
         self.wall_s = 0.0
 
     @property
-    def _scratch(self) -> Scratch:
-        """The folder that all workers use in turn, since some caches hold its path."""
+    def _scratch(self) -> Scratch:  # one for all workers, since some caches hold its path
         return self._executors[True].scratch
 
     def compile(
         self, left: Sequence[Job], memory_bytes: int | None, note: Callable[[str], None]
     ) -> None:
-        """Compile what the jobs need, once, if that is worth the processes.
-
-        memory_bytes: of the device.
-        """
+        """Compile what the jobs need, once, if the processes are worth it."""
         room_bytes = int(SHARE * (memory_bytes or 0))
         count = most_processes(room_bytes)
         few = len({job.case.id for job in left}) < WORTH_IT or count < 2
@@ -177,8 +161,7 @@ class Ahead:
         room_bytes: int,
         note: Callable[[str], None],
     ) -> None:
-        """Make the calls in `count` processes, which together take at most `room_bytes` of the
-        device."""
+        """Make the calls in `count` processes that take at most `room_bytes` of the device."""
         began = time.monotonic()
         self._executors[False].borrow(self._scratch)
         for is_clean, executor in self._executors.items():
@@ -203,14 +186,11 @@ class Ahead:
             executor.retire()
 
     def lend(self, executor: WorkerExecutor, sandbox: str) -> None:
-        """Have the next worker of a pass begin with the caches of its kind.
-
-        sandbox: what restricts the workers. If it does not protect files, a candidate could have
-        altered the caches of the clean workers, so these begin without.
-        """
+        """Have the next worker of a pass begin with the caches of its kind."""
         if not self._is_done:
             return
         executor.credit(self.first_s)
+        # A sandbox that does not protect files lets a candidate alter the clean caches.
         if not self._plan.sandboxed or (executor.is_clean and not sandbox.startswith("files")):
             return
         executor.borrow(self._scratch)
@@ -224,7 +204,6 @@ class Ahead:
 
 
 def most_processes(room_bytes: int) -> int:
-    """Return how many processes the cores and the memory of host and device allow."""
     shards = int(os.environ.get(SHARDS_ON_HOST, "1"))
     cores = len(os.sched_getaffinity(0)) // shards
     on_device = room_bytes // (2 * CONTEXT_BYTES)
@@ -234,7 +213,7 @@ def most_processes(room_bytes: int) -> int:
 
 
 class Room:
-    """Bytes of the device that threads wait for. An excessive request gets all of them."""
+    """Bytes of the device that threads wait for."""
 
     def __init__(self, size: int) -> None:
         self._size = self._left = max(size, 1)
@@ -255,8 +234,6 @@ class Room:
 
 
 class _Callers:
-    """Workers of one kind. A call takes a free worker once the device has room for its case."""
-
     def __init__(self, executor: WorkerExecutor, count: int, room_bytes: int) -> None:
         self.first_s: dict[tuple[str, str], float] = {}
         self.compiling: set[str] = set()

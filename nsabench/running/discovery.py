@@ -1,7 +1,4 @@
-"""Find the implementations that are installed, and those that the user's file adds.
-
-The list of the installed ones comes from a process that never imports the file.
-"""
+"""Find what is installed, in a process without the user's file, and what that file adds."""
 
 from __future__ import annotations
 
@@ -25,10 +22,7 @@ def discover(
     *,
     sandboxed: bool,
 ) -> list[ImplementationInfo]:
-    """Return the implementations that are installed or in the user's file.
-
-    Raises `UsageError` if something cannot be imported, or the file alters what is installed.
-    """
+    """Return all implementations. Raises `UsageError` if an import fails, as `join_file` does."""
 
     def list_with(file: Path | None, imported: Mapping[str, str]) -> list[ImplementationInfo]:
         worker = WorkerExecutor(
@@ -54,10 +48,7 @@ def join_file(
     installed: Sequence[ImplementationInfo],
     loaded: Iterable[ImplementationInfo],
 ) -> list[ImplementationInfo]:
-    """Return the implementations that are loaded with the user's file, in their order.
-
-    Raises `UsageError` if the file removes or alters what is installed, or adds to another source.
-    """
+    """Return what is loaded with a file. Raises `UsageError` if that alters what is installed."""
     before = {(info.op, info.name): info for info in installed}
     after = {(info.op, info.name): info for info in loaded}
     own = _of_file(kernels, sources)

@@ -1,7 +1,4 @@
-"""Draw the inputs of a case into a file: `python -m nsabench.running.draw RUN CASE FILE.pt`.
-
-It is a process of its own, since the supervisor imports no torch.
-"""
+"""Draw the inputs of a case into a file: `python -m nsabench.running.draw RUN CASE FILE.pt`."""
 
 from __future__ import annotations
 

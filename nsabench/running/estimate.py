@@ -26,7 +26,6 @@ class Estimate:
 
 
 def of_plan(plan: Plan) -> dict[str, Estimate]:
-    """Return the estimate of each case by its id."""
     computes = {(i.op, i.name): i.computes for i in plan.implementations if i.computes}
     return {
         planned.id: of_case(
@@ -41,7 +40,7 @@ def of_plan(plan: Plan) -> dict[str, Estimate]:
 def of_case(
     planned: PlannedCase, device: Device, computes: Mapping[str, str] = MappingProxyType({})
 ) -> Estimate:
-    """Return the estimate of a case. computes: the op that an alternative computes, by its name."""
+    """computes: the op that an alternative computes, by its name."""
     case = planned.case
     seconds = _sampling_s(case.timing.stopping) + BESIDE_S[device] * len(planned.implementations)
     if device == "cuda":
@@ -80,7 +79,7 @@ def refuse_unfitting(plan: Plan, memory: int | None) -> None:
 
 
 def gigabytes(count: int) -> str:
-    """Return a size such as 3.4 TB, 12 GB, 0.5 MB."""
+    """Return a size such as 3.4 TB, 12 GB or 0.5 MB."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if count >= size:
             return f"{count / size:.3g} {unit}"
@@ -88,7 +87,6 @@ def gigabytes(count: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time such as 40 s, 12 min, 3.5 h."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -39,7 +39,6 @@ HEAD = "=== "  # begins the line that names whose output follows
 
 
 def is_run_file(name: str) -> bool:
-    """Return whether a run has a file of this name, a path relative to its folder."""
     return name in NAMES or _NAME.fullmatch(name) is not None
 
 
@@ -72,7 +71,6 @@ class RunFolder:
         return self.path / "logs"
 
     def shard(self, run_id: str) -> RunFolder:
-        """Return the folder in which a merged run keeps a shard."""
         return RunFolder(self.path / SHARDS / run_id)
 
     def parts(self) -> list[Part]:
@@ -98,10 +96,7 @@ class RunFolder:
             ) from None
 
     def refuse_foreign(self) -> None:
-        """Remove temporary files of a killed process, and refuse files that no run has.
-
-        Such a file would be signed with the run. Raises `VerificationFailed` for it and for a link.
-        """
+        """Remove temporary files. Raise `VerificationFailed` for files that no run has."""
         self.refuse_links()
         for name in NAMES:
             unfinished(self.path / name).unlink(missing_ok=True)
@@ -133,7 +128,6 @@ class RunFolder:
             new.replace(link)
 
     def discard(self) -> None:
-        """Remove a run that has not measured anything."""
         for path in (self.plan, self.log, self.environment, self.path / RUN_KEY):
             path.unlink(missing_ok=True)
         link = self.path.parent / LATEST
@@ -145,7 +139,6 @@ class RunFolder:
 
     @contextmanager
     def resumable(self) -> Iterator[None]:
-        """Turn `KeyboardInterrupt` into `Interrupted`, which names the run."""
         try:
             yield
         except KeyboardInterrupt:
@@ -166,15 +159,11 @@ class RunFolder:
         return folder
 
     def printed(self, case_id: str, purpose: Purpose) -> Path:
-        """Return the file for what a case printed and raised in a pass."""
         later = "" if purpose is Purpose.MAIN else f".{purpose}"
         return self.logs / f"{case_id}{later}.log"
 
     def keep_printed(self, job: Job, observations: Sequence[Observation], printed: str) -> None:
-        """Append printed output and tracebacks of a job to a file of its case.
-
-        printed: the output of the worker. The tracebacks are removed from the observations.
-        """
+        """Append printed output to a file of the case, and move tracebacks there."""
         parts = {printed: list(job.implementations)}
         for observation in observations:
             parts.setdefault(observation.traceback, []).append(observation.implementation)
@@ -191,6 +180,6 @@ class RunFolder:
 
 
 def _indent_headings(text: str) -> str:
-    """Indent lines that look like headings, so that no kernel prints in another's name."""
+    # A kernel must not print in the name of another.
     lines = text.rstrip().splitlines()
     return "\n".join(f" {line}" if line.startswith(HEAD) else line for line in lines)

@@ -29,10 +29,8 @@ class LogFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises `UsageError` if a line is broken or another process writes the log.
-
-        Raises `VerificationFailed` if a line is not as its session sealed it.
-        """
+        """Raises `UsageError` for a broken line or a second writer, `VerificationFailed` for a
+        seal."""
         self.path = path
         self._file = _open_for_append(path)
         self._sealer: Sealer | None = None
@@ -55,11 +53,7 @@ class LogFile:
         self._sealer = sealer
 
     def append(self, *entries: Entry) -> None:
-        """Write entries and sync them to the disk.
-
-        Raises `OSError` if the disk is full, `VerificationFailed` if something else wrote to the
-        log.
-        """
+        """Write and sync entries. Raises `OSError`, or `VerificationFailed` for a foreign write."""
         assert self._sealer is not None
         if os.fstat(self._file.fileno()).st_size != self._size:
             self._refuse_foreign()
@@ -89,7 +83,7 @@ class LogFile:
 
 
 def _open_for_append(path: Path) -> BinaryIO:
-    """Raise `UsageError` unless it is a file: a link could lead out of the run."""
+    # Not through a link, which could lead out of the run.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         file = os.fdopen(os.open(path, flags, 0o666), "ab")
@@ -115,10 +109,7 @@ def read(path: Path) -> Log:
 
 
 def examine(path: Path) -> tuple[Log, Origin]:
-    """Return the content of a log and its signer.
-
-    Raises also `VerificationFailed` if a line is not as it was sealed, or the log is empty.
-    """
+    """Return content and signer. Raises `VerificationFailed` for a bad seal or an empty log."""
     log = Log()
     origin, _, _ = _examine(path, log.add)
     if origin is None:
@@ -149,7 +140,6 @@ def _examine(path: Path, take: Callable[[Entry], None]) -> tuple[Origin | None, 
 
 
 def lines(path: Path) -> Iterator[tuple[bytes, Line]]:
-    """Yield each complete line: its bytes without the line feed, and its content."""
     try:
         with reading.opened(path) as file:
             yield from _lines_of(file, path)

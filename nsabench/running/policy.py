@@ -35,10 +35,7 @@ def judge(plan: Plan, log: Log) -> list[Comparison]:
 
 
 def next_jobs(plan: Plan, log: Log, judge: Judge = judge) -> list[Job]:
-    """Return the jobs of the first incomplete stage; none if the run is complete.
-
-    Ask again after a job that died or was disturbed.
-    """
+    """Return the jobs of the first incomplete stage. Ask again after a death or a disturbance."""
     return (
         list(_main(plan, log))
         or list(_confirmation(plan, log, judge))
@@ -48,7 +45,6 @@ def next_jobs(plan: Plan, log: Log, judge: Judge = judge) -> list[Job]:
 
 
 def canary_jobs(plan: Plan, log: Log) -> list[Job]:
-    """Return the job of the case that all shards measure, if it is not settled."""
     if plan.canary is None:
         return []
     names = plan.canary.implementations
@@ -69,7 +65,6 @@ def _main(plan: Plan, log: Log) -> Iterator[Job]:
 
 
 def _confirmation(plan: Plan, log: Log, judge: Judge) -> Iterator[Job]:
-    """Measure the candidates with a verdict close to a limit and their best baselines again."""
     judgements = judge(plan, log.only(Purpose.MAIN))
     close: dict[str, list[str]] = {}
     for judged in judgements:
@@ -82,7 +77,6 @@ def _confirmation(plan: Plan, log: Log, judge: Judge) -> Iterator[Job]:
 
 
 def _isolated(plan: Plan, log: Log, judge: Judge) -> Iterator[Job]:
-    """Measure the baselines of clean sources, for each case with a verdict `faster`."""
     judgements = judge(plan, log.only(Purpose.MAIN, Purpose.CONFIRMATION))
     won = {judged.case_id for judged in judgements if judged.verdict is Verdict.FASTER}
     for planned in plan.cases:
@@ -95,13 +89,12 @@ def _isolated(plan: Plan, log: Log, judge: Judge) -> Iterator[Job]:
                 planned,
                 baselines,
                 sources=plan.clean_sources,
-                case=_briefly(planned.case),
+                case=_shorten(planned.case),
                 early_exit=EarlyExit(baselines=tuple(baselines)),
             )
 
 
-def _briefly(case: Case) -> Case:
-    """Return the case with fewer inputs, warm-up calls and samples."""
+def _shorten(case: Case) -> Case:
     warmup_s = min(case.timing.warmup_s, BRIEF_WARMUP_S)
     few = {"rotate": FEW_SETS, "stopping": FEW, "warmup_s": warmup_s}
     return case.model_copy(update={"timing": case.timing.model_copy(update=few)})
@@ -118,7 +111,6 @@ def _job(
     case: Case | None = None,
     early_exit: EarlyExit = ALL_STAY,
 ) -> Iterator[Job]:
-    """Yield the next job of a case, if it is not settled. sources: None means all of the plan."""
     state = state_of(plan, log, purpose, planned, tuple(names))
     if state.next is not None:
         imported = plan.sources if sources is None else sources
@@ -128,7 +120,6 @@ def _job(
 def next_job(
     case: Case, state: CaseState, sources: Iterable[str], early_exit: EarlyExit = ALL_STAY
 ) -> Job:
-    """Return the next attempt at a case that is not settled."""
     assert state.next is not None
     return Job(
         purpose=state.purpose,

@@ -18,10 +18,7 @@ START_ANEW = "start a new run here; what others measured is theirs to sign."
 
 
 def find_signer(folder: RunFolder, origin: Origin | None, named: Signer | None) -> Signer:
-    """Return the signer of all lines of the log: the one named, or the key in the run folder.
-
-    Raises `VerificationFailed` if another key signed the lines, `UsageError` if the log is empty.
-    """
+    """Return the named signer or the run key. Raises `VerificationFailed` if another signed."""
     if origin is None:
         raise UsageError(f"{folder.log} is empty, and no key signed the plan", "start a new run.")
     signer = named or read_run_key(folder.path)
@@ -83,7 +80,7 @@ def refuse_changed_environment(folder: RunFolder, log: Log) -> None:
 
 
 def digest(path: Path) -> str:
-    """Return the sha256 of a file, or an empty string without a file."""
+    """Return the sha256 of a file, or an empty string."""
     try:
         with reading.opened(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -55,8 +55,6 @@ ANNOUNCEMENTS = {
 
 
 class View(Protocol):
-    """Shows the progress of a run."""
-
     def case_started(self, planned: PlannedCase, number: int, total: int) -> None: ...
 
     def case_finished(self, planned: PlannedCase, state: CaseState) -> None: ...
@@ -86,7 +84,6 @@ class Finished:
 
 
 def choose_device(requested: str) -> Device:
-    """Return the device; `auto` is cuda if the driver shows one."""
     if requested == "cuda" or requested == "cpu":
         return requested  # type: ignore[return-value]
     return "cuda" if nvml.Device.all() else "cpu"
@@ -104,10 +101,7 @@ def make_plan(
     narrowed: Narrowed = ALL,
     tag: str = "",
 ) -> Plan:
-    """Load the matrices and resolve them against what is installed, as `resolve.resolve` does.
-
-    Raises `UsageError` for a bad matrix, a broken implementation or a broken op.
-    """
+    """Resolve matrices against what is installed. Raises `UsageError` if something is broken."""
     kernels, ops_file = _absolute(kernels), _absolute(ops_file)
     if ops_file is not None:
         ops.load_file(ops_file)
@@ -143,12 +137,10 @@ def installed(
 
 
 def _absolute(file: Path | None) -> Path | None:
-    """Return the absolute path, since a run may be resumed from another folder."""
-    return file.absolute() if file is not None else None
+    return file.absolute() if file is not None else None  # a run may be resumed elsewhere
 
 
 def version_of(source: Source) -> str:
-    """Return the version of a distribution, or the start of a file's sha256."""
     if source.is_file:
         return source.digest
     try:
@@ -165,10 +157,7 @@ def start(
     signer: Signer | None = None,
     fit: bool = False,
 ) -> Finished:
-    """Run a plan into a new folder.
-
-    signer: None makes a key for the run. fit: raise `EnvironmentRefused` if the machine is unfit.
-    """
+    """signer: None makes a key for the run. fit: raise `EnvironmentRefused` on an unfit machine."""
     folder = RunFolder(out or Path("results") / plan.run_id)
     folder.create()
     try:
@@ -190,17 +179,13 @@ def start(
 
 
 def is_begun(path: Path) -> bool:
-    """Return whether a run has a session in its log, or is a merged run."""
     folder = RunFolder(path)
     is_merged = (path / SHARDS).exists()
     return is_merged or (folder.log.exists() and bool(read_log(folder.log).sessions))
 
 
 def discard_unbegun(path: Path) -> None:
-    """Remove a run that was killed before it measured anything.
-
-    Raises `UsageError` if another process is writing it.
-    """
+    """Remove a run without measurements. Raises `UsageError` if another process writes it."""
     folder = RunFolder(path)
     if not folder.plan.is_file():
         return
@@ -215,7 +200,6 @@ def resume(
     signer: Signer | None = None,
     fit: bool = False,
 ) -> Finished:
-    """Resume a run, or refuse it as `running.resume` says."""
     folder = RunFolder.existing(path)
     folder.refuse_foreign()
     plan = Plan.read(folder.plan)
@@ -226,10 +210,7 @@ def resume(
 
 
 def read(path: Path) -> Finished:
-    """Return a finished run without measuring anything or executing the user's files.
-
-    Raises `UsageError` if its results cannot be derived without the file of its op.
-    """
+    """Return a run without executing its files. Raises `UsageError` if its op is in one."""
     folder = RunFolder.existing(path)
     plan = Plan.read(folder.plan)
     if not ops.has_op_of(plan):
@@ -319,7 +300,6 @@ class _Run:
                     break
 
     def _run_job(self, job: Job, jobs: Sequence[Job]) -> bool:
-        """Return whether the job settled all that it measured."""
         executor = self._executor_of(job, jobs)
         planned = self.plan.measured(job.case.id)
         is_main = job.purpose is Purpose.MAIN
@@ -394,7 +374,7 @@ class _Run:
 
 
 class _RememberedJudge:
-    """Judges a log once for each number of attempts in it, since that takes a while."""
+    """Judges a log once for each number of attempts in it."""
 
     def __init__(self) -> None:
         self._judged: dict[int, list[Comparison]] = {}

@@ -45,14 +45,11 @@ class Origin:
 
 
 class Sealer:
-    """Seals the lines of a session with a key that only this process has."""
-
     def __init__(self, signer: Signer) -> None:
         self._signer = signer
         self._key = Ed25519PrivateKey.generate()
 
     def seal(self, entry: Entry, previous: str) -> bytes:
-        """Return the line of an entry without its line feed."""
         line = Line(previous=previous, entry=entry)
         if isinstance(entry, Session):
             line.certificate = self._certificate(entry, previous)
@@ -73,7 +70,6 @@ class Sealer:
 
 
 def certified(certificate: Certificate, session: Session, previous: str) -> bytes:
-    """Return the bytes of a session that the signer signs: one field a line."""
     fields = [
         session.run_id,
         session.plan_sha256,
@@ -89,15 +85,11 @@ def certified(certificate: Certificate, session: Session, previous: str) -> byte
 
 
 def digest(line: bytes) -> str:
-    """Return the sha256 by which the next line names this one."""
     return hashlib.sha256(line).hexdigest()
 
 
 def find_origin(lines: Iterable[tuple[bytes, Line]]) -> Origin | None:
-    """Return the signer of lines; None without a line.
-
-    Raises `VerificationFailed` if a line is not as its session sealed it, or the signers differ.
-    """
+    """Return the one signer of lines, if any. Raises `VerificationFailed` for a bad line."""
     previous, sessions, number = "", 0, 0
     key: Ed25519PublicKey | None = None
     first: Certificate | None = None
@@ -124,7 +116,6 @@ def find_origin(lines: Iterable[tuple[bytes, Line]]) -> Origin | None:
 
 
 def _certified_key(line: Line, session: Session, number: int) -> Ed25519PublicKey:
-    """Return the key of a session. Raises `VerificationFailed` if the signer did not certify it."""
     certificate = line.certificate
     if certificate is None:
         raise VerificationFailed(f"line {number} does not say who measured")

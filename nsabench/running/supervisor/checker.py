@@ -30,18 +30,12 @@ R = TypeVar("R", bound=Message)
 
 
 class CheckerProcess:
-    """Starts the checker for the first request. Every request may raise `CheckerLost`.
-
-    The first request raises `WorkerRefused` if the file of the op does not have the sha256
-    `ops_sha256`.
-
-    mailbox: the descriptor of the memory that outputs are read from.
-    """
+    """Starts the checker for the first request. Every request may raise `CheckerLost`."""
 
     def __init__(
         self, device: Device, ops_file: Path | None, ops_sha256: str | None = None
     ) -> None:
-        self.mailbox = os.memfd_create("nsabench-outputs")
+        self.mailbox = os.memfd_create("nsabench-outputs")  # outputs are read from it
         self._close_mailbox = weakref.finalize(self, os.close, self.mailbox)
         options = ["--device", device]
         if ops_file is not None:
@@ -56,17 +50,14 @@ class CheckerProcess:
         self._limit_s = 0.0
 
     def prepare(self, case: Case, computes: Sequence[str], seeds: Sequence[int]) -> Prepared:
-        """Compute the oracles of a case."""
         self._limit_s = case.timeout_s
         request = Prepare(case=case, computes=list(computes), seeds=list(seeds))
         return self._ask(request, Prepared, (1 + len(computes)) * case.timeout_s)
 
     def check(self, delivery: Delivery) -> Checked:
-        """Check the results in the mailbox."""
         return self._ask(delivery, Checked, self._limit_s)
 
     def conclude(self, implementations: int) -> dict[str, Judged]:
-        """Return the findings about each implementation."""
         return self._ask(Conclude(), Concluded, (1 + implementations) * DIAGNOSIS_LIMIT_S).judged
 
     def _ask(self, request: Message, expected: type[R], limit_s: float) -> R:

@@ -1,7 +1,4 @@
-"""Say how a worker ends: a timeout, an exit code or a signal becomes a status with a reason.
-
-`verdicts.blame` decides which implementation is blamed for it.
-"""
+"""Turn a timeout, an exit code or a signal of a worker into a status with a reason."""
 
 from __future__ import annotations
 
@@ -69,10 +66,7 @@ def broke_protocol(step: Step, how: str) -> Death:
 
 
 def died(step: Step, returncode: int, log: str) -> Death:
-    """Return the death of a process that nsabench did not end.
-
-    returncode: its exit code, or the negative number of a signal. log: its output.
-    """
+    """returncode: negative for a signal. log: the output of the process."""
     how = _describe_exit(returncode)
     lines = [line[:MAX_LINE].strip() for line in log.splitlines() if line.strip()]
     for name, status, pattern in SIGNATURES:

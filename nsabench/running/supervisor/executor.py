@@ -59,7 +59,11 @@ M = TypeVar("M", bound=Message)
 
 
 class WorkerExecutor:
-    """Runs jobs in a worker, one at a time."""
+    """Runs jobs in a worker, one at a time.
+
+    computes: the op that an alternative computes, by op and name. entropy: the secret from which
+    input seeds are made. is_clean: whether the worker imports no candidate.
+    """
 
     def __init__(
         self,
@@ -77,14 +81,6 @@ class WorkerExecutor:
         on_step: Callable[[Step], None] = lambda step: None,
         memory_limit_bytes: int | None = None,
     ) -> None:
-        """run: the folder of the run, which a sandboxed worker does not see.
-
-        computes: the op that an alternative computes, by op and name.
-
-        entropy: the secret from which input seeds are made; drawn if empty.
-
-        is_clean: whether the worker imports no candidate. checker: its own if None.
-        """
         self.device = device
         self.kernels = kernels
         self.sources = sources
@@ -137,7 +133,6 @@ class WorkerExecutor:
         )
 
     def imports(self, sources: Iterable[str]) -> bool:
-        """Return whether its workers import exactly these sources."""
         return set(sources) == set(self.sources or ())
 
     def _ask(
@@ -184,10 +179,7 @@ class WorkerExecutor:
         )
 
     def discover(self) -> list[ImplementationInfo]:
-        """Return what is installed and in the user's file.
-
-        Raises `UsageError` if that cannot be imported.
-        """
+        """Return all implementations. Raises `UsageError` if they cannot be imported."""
         try:
             return self._ask(Discover(), Discovered, START_LIMIT_S).implementations
         except WorkerLost as lost:
@@ -197,14 +189,13 @@ class WorkerExecutor:
             ) from lost
 
     def describe(self) -> Described:
-        """Return what the device and the software are. Raises `EnvironmentRefused`."""
         return self._ask_device(Describe(), Described, "described")
 
     def calibrate(self) -> Ceilings:
-        """Return the ceilings of the device. Raises `EnvironmentRefused`."""
         return self._ask_device(Calibrate(), Calibrated, "calibrated").ceilings
 
     def _ask_device(self, request: Message, expected: type[M], done: str) -> M:
+        """Raises `EnvironmentRefused`."""
         try:
             return self._ask(request, expected, START_LIMIT_S)
         except WorkerLost as lost:
@@ -213,7 +204,7 @@ class WorkerExecutor:
             ) from lost
 
     def borrow(self, scratch: Scratch) -> None:
-        """Have the next workers write to the scratch of another executor, which keeps it."""
+        """Write to the scratch of another executor, which keeps it."""
         self.retire()
         if self._scratch is not None and not self._scratch_is_lent:
             self._scratch.remove()
@@ -224,7 +215,6 @@ class WorkerExecutor:
         self._compiled_s = compiled_s
 
     def sibling(self) -> WorkerExecutor:
-        """Return an executor with the same sources, which shares the caches of compilers."""
         made = WorkerExecutor(
             self.device,
             self.kernels,
@@ -239,15 +229,12 @@ class WorkerExecutor:
         return made
 
     def compile(self, case: Case, implementation: str, limit_s: float) -> Compiled:
-        """Call an implementation to fill the caches of compilers. Raises `WorkerLost`."""
+        """Raises `WorkerLost`."""
         request = Compile(case=case, implementation=implementation)
         return self._ask(request, Compiled, limit_s, max_steps=2)
 
     def run(self, job: Job) -> Measured | Death:
-        """Measure the implementations of a job together, or return how the worker died.
-
-        Raises `WorkerRefused` if a source cannot be imported any more.
-        """
+        """Measure a job, or return how its worker died. Raises `WorkerRefused`."""
         self._worker.log.clear()
         try:
             return self._measure(job)
@@ -302,7 +289,6 @@ class WorkerExecutor:
         return measured
 
     def _refuse_answer(self, measured: Measured, names: list[str]) -> None:
-        """Raise `WorkerLost` for an answer that only foreign code can have sent."""
         broken = None
         size = len(measured.model_dump_json(exclude=_ELSEWHERE).encode())
         if size > min(len(names) * MOST_ANSWER_BYTES, limits.LOG_LINE // 2):
@@ -314,12 +300,12 @@ class WorkerExecutor:
             raise broken
 
     def _end_children(self, observations: list[Observation]) -> None:
-        """End processes that implementations left. Each notes it, since any may have done it."""
         left = self._worker.process.children() if self._worker.process is not None else []
         if not left:
             return
         names = ", ".join(sorted({_name_of(child) for child in left}))
         self.retire()
+        # Any of the implementations may have started them.
         for observation in observations:
             observation.notes.append(
                 f"after it and those measured with it {len(left)} process(es) were left behind "
@@ -333,20 +319,16 @@ class WorkerExecutor:
         return self._scratch
 
     def processes(self) -> list[int]:
-        """Return the process ids of its worker and of all that the worker started."""
         worker = self._worker.process
         return [] if worker is None else [worker.pid, *(child.pid for child in worker.children())]
 
     def log(self) -> str:
-        """Return what the worker printed since the last call of `run` began."""
         return self._worker.log.text()
 
     def kill(self) -> None:
-        """End its worker at once and for good; the thread that waits for it finds it lost."""
         self._worker.kill()
 
     def retire(self) -> None:
-        """End its worker, with what it left on the device."""
         self._worker.retire()
 
     def close(self) -> None:
@@ -373,7 +355,6 @@ def most_deliveries(case: Case) -> int:
 
 
 def with_judgement(observation: Observation, judged: Judged | None) -> Observation:
-    """Return the observation of a worker, corrected by the checker."""
     if judged is None:
         if observation.status is not Status.OK:
             return observation

@@ -13,7 +13,6 @@ _LISTED = Path("/proc/thread-self/children").exists()
 
 
 def processes_of(pids: Iterable[int]) -> list[psutil.Process]:
-    """Return those that still exist."""
     existing = []
     for pid in pids:
         with contextlib.suppress(psutil.Error):
@@ -22,7 +21,6 @@ def processes_of(pids: Iterable[int]) -> list[psutil.Process]:
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """Return the process first, then its descendants."""
     return processes_of((pid, *descendants(pid)))
 
 
@@ -36,7 +34,6 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 
 def children(pid: int) -> set[int]:
-    """Return the children of all threads of a process."""
     if not _LISTED:
         return _list_by_psutil(pid, recursive=False)
     pids: set[int] = set()
@@ -65,7 +62,6 @@ def _list_by_psutil(pid: int, *, recursive: bool) -> set[int]:
 
 
 def takes_more(pid: int, limit_bytes: int) -> bool:
-    """Return whether a process and its descendants hold more memory than the limit."""
     members = family(pid)
     # The resident size counts shared pages in each process. To count them once takes longer.
     resident = shared_once = 0

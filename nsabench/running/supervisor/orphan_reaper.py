@@ -16,7 +16,6 @@ PAUSE_S = 0.05
 
 
 def main(mark: bytes) -> None:
-    """Wait for the end of the input, then kill the workers' groups and all that carry the mark."""
     groups: set[int] = set()
     for line in sys.stdin.buffer:
         (groups.add if line[:1] == b"+" else groups.discard)(int(line[1:]))

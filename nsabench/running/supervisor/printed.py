@@ -1,4 +1,4 @@
-"""Keep the printed output of a worker in bounded memory."""
+"""Keep the beginning and the end of what a worker prints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TAIL_BYTES = 64 << 10
 
 
 class Printed:
-    """Keeps the beginning and the end of printed output. Any thread may call it."""
+    """Any thread may call it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

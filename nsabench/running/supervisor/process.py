@@ -47,8 +47,6 @@ _reaper: subprocess.Popen[bytes] | None = None
 
 
 class WorkerProcess:
-    """A worker in a session (process group) of its own."""
-
     def __init__(self, runs: Program, *, memory_limit_bytes: int | None = None) -> None:
         _adopt_orphans()
         _start_reaper()
@@ -92,11 +90,7 @@ class WorkerProcess:
     def ask(
         self, request: Message, limit_s: float, *, max_steps: int = MAX_STEPS
     ) -> Iterator[Message]:
-        """Send a request and yield the replies up to the one that answers it.
-
-        limit_s, max_steps: as in `Deadline`. Raises `WorkerLost` if the worker ends or is killed,
-        and `WorkerRefused` if it refuses before it has imported foreign code.
-        """
+        """Yield the replies up to the answer. Raises `WorkerLost`, or `WorkerRefused` early."""
         deadline = Deadline(limit_s, max_steps)
         if self._has_answered:
             name = getattr(request, "implementation", "")
@@ -123,7 +117,7 @@ class WorkerProcess:
             self._has_answered = not isinstance(reply, Step | Delivery)
             if self._has_answered:
                 self._may_refuse &= isinstance(request, Describe | Calibrate)
-                self._take_printed()
+                self._take_printed()  # what precedes the answer belongs to this request
             yield reply
             if self._has_answered:
                 return
@@ -148,7 +142,7 @@ class WorkerProcess:
                 selector.select(POLL_S if data else 0)
 
     def _receive(self, deadline: Deadline) -> Message:
-        """Return the next reply. Only the time spent waiting for it counts."""
+        """Return the next reply. Only waiting counts for the deadline."""
         began = time.monotonic()
         with selectors.DefaultSelector() as selector:
             selector.register(self._stdout, selectors.EVENT_READ)
@@ -197,7 +191,6 @@ class WorkerProcess:
         return WorkerLost(death.died(self._step, returncode, self.log.text()))
 
     def _refuse_excess(self) -> None:
-        """Raise `WorkerLost` if the worker takes more of the machine than it may."""
         orphans = {orphan.pid for orphan in _orphans(self._siblings, self._born)}
         started = orphans.union(*map(family.descendants, (self.pid, *orphans)))
         if len(started) > MOST_PROCESSES:
@@ -210,7 +203,6 @@ class WorkerProcess:
             raise self._lost(death.broke_protocol(self._step, how), ScratchFilled)
 
     def children(self) -> list[psutil.Process]:
-        """Return the processes that the worker started and left."""
         return [p for p in family.family(self.pid) if p.pid != self.pid]
 
     def _drain_stderr(self) -> None:
@@ -220,10 +212,7 @@ class WorkerProcess:
                 selector.select()
 
     def _take_printed(self) -> bool:
-        """Move the content of the pipe into the log. Return whether more may come.
-
-        The output before an answer must be in the log before the next request.
-        """
+        """Move the content of the pipe into the log. Return whether more may come."""
         with self._printed:
             for _ in range(MOST_PRINTED_BYTES // READ_BYTES):
                 try:
@@ -236,7 +225,7 @@ class WorkerProcess:
         return True
 
     def kill(self) -> None:
-        """End the process group at once; the thread that waits for an answer stops the worker."""
+        """End the process group; the thread that waits for an answer stops the worker."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
@@ -268,7 +257,6 @@ class WorkerProcess:
 
 
 def _start(runs: Program) -> templates.ForkedProcess | subprocess.Popen[bytes]:
-    """Fork a worker, or start a new Python if that is impossible."""
     arguments = [*runs.options, "--parent", str(os.getpid())]
 
     def with_mailbox(number: int | None) -> list[str]:
@@ -296,7 +284,6 @@ def _adopt_orphans() -> None:
 
 
 def _start_reaper() -> None:
-    """Start the program that ends the workers' children if this process is killed."""
     global _reaper
     command = [sys.executable, "-S", str(orphan_reaper.__file__), f"{program.MARK}={program.mark}"]
     with _births:
@@ -320,17 +307,13 @@ def _tell_reaper(line: str) -> None:
 
 
 def own_processes() -> set[int]:
-    """Return the workers and their templates, but not what a worker has started."""
     with _births:
         return _workers | templates.pids()
 
 
 def reap_orphans(siblings: set[int], born: float) -> None:
-    """Kill, by whole groups, children that this process adopted since the worker was started.
-
-    They may fork meanwhile, so this is repeated for a limited time.
-    """
-    ends = time.monotonic() + REAP_S
+    """Kill, by whole groups, the processes adopted since a worker was started."""
+    ends = time.monotonic() + REAP_S  # they may fork meanwhile
     while (orphans := _orphans(siblings, born)) and time.monotonic() < ends:
         for orphan in orphans:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -351,10 +334,7 @@ def _orphans(siblings: set[int], born: float) -> list[psutil.Process]:
 
 
 def _was_left_behind(child: psutil.Process, born: float) -> bool:
-    """Return whether a child carries the mark, or is in another session than this process.
-
-    A worker's child may hide its environment, and with it the mark.
-    """
+    """Return whether a child carries the mark, or hides it in a session of its own."""
     try:
         foreign = child.create_time() >= born - 1 and os.getsid(child.pid) != os.getsid(0)
         return foreign or child.environ().get(program.MARK) == program.mark

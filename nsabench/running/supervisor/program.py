@@ -41,7 +41,7 @@ def measuring(
     sandbox: Sandbox | None = None,
     mailbox: int | None = None,
 ) -> Program:
-    """Return the worker that measures. sources: those it imports, and refuses if changed."""
+    """sources: those that the worker imports, and refuses if changed."""
     options = ["--device", device]
     if kernels is not None:
         options += ["--kernels", str(kernels)]

@@ -36,7 +36,7 @@ def begins_walk(folder: str) -> bool:
 
 
 def holds_more(folder: Path) -> bool:
-    """Return whether a folder exceeds the limits of a scratch, or cannot be read."""
+    """Return whether a folder exceeds the limits, or cannot be read."""
     taken = files = 0
     end = time.thread_time() + WALKING_S
     left = [str(folder)]
@@ -65,10 +65,7 @@ def _bytes_of(entry: os.DirEntry[str]) -> int:
 
 
 class Scratch:
-    """A folder for the workers of one executor, with the caches of their compilers.
-
-    Another run never sees it. run: the folder of the run; it and the runs beside it are hidden.
-    """
+    """A folder for the workers of one executor. The run and the runs beside it are hidden."""
 
     _has_swept = False
 
@@ -85,7 +82,6 @@ class Scratch:
         return self._folder.name
 
     def next_sandbox(self) -> Sandbox:
-        """Return the sandbox of the next worker."""
         begins_as, self._begins_as = self._begins_as, ""
         return self._sandbox.model_copy(update={"begins_as": begins_as})
 
@@ -100,10 +96,7 @@ class Scratch:
         self.put_aside().remove()
 
     def begin_afresh(self, aside: TemporaryFolder) -> None:
-        """Have the next worker begin with a copy of what was put aside, and nothing else.
-
-        The copy has the path of the original, since some caches of compilers hold paths.
-        """
+        """Have the next worker begin with a copy at the same path, since caches hold paths."""
         self.empty()
         self._begins_as = str(Path(aside.name, _ASIDE))
 

@@ -30,7 +30,7 @@ class Watch:
 
 @contextmanager
 def watching(device: Device, own: Callable[[], Collection[int]]) -> Iterator[Watch]:
-    """Read the sensors meanwhile. own: processes that do not compete with the worker."""
+    """own: processes that do not compete with the worker."""
     sensors = nvml.Device.visible() if device == "cuda" else None
     with ConditionMonitor(sensors) as monitor:
         watch = Watch(monitor)

@@ -22,7 +22,7 @@ WAIT_S = 0.01
 
 
 class NoTemplate(Exception):
-    """A worker cannot be forked here, and needs a new Python."""
+    """A worker cannot be forked here."""
 
 
 class ForkedProcess:
@@ -138,10 +138,7 @@ def fork(
     environment: Mapping[str, str],
     mailbox: int | None = None,
 ) -> ForkedProcess:
-    """Fork a worker that runs a module. A lost template is started again, once.
-
-    Raises `NoTemplate` if no worker can be forked; later calls raise it at once.
-    """
+    """Raises `NoTemplate` if a new template fails as well, and at once in later calls."""
     key = frozenset(environment.items())
     if key in _hopeless:
         raise NoTemplate("it ended whenever it was asked")

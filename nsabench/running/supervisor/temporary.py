@@ -1,7 +1,4 @@
-"""Make temporary folders that the next run removes if their process was killed.
-
-The name of a folder says which process made it, on which boot and in which PID namespace.
-"""
+"""Make temporary folders that the next run removes if their process was killed."""
 
 from __future__ import annotations
 
@@ -18,8 +15,6 @@ _PID_NAMESPACE = Path("/proc/self/ns/pid")
 
 
 class TemporaryFolder(tempfile.TemporaryDirectory[str]):
-    """A folder that only this user can read. `sweep` removes it if this process did not."""
-
     def __init__(self) -> None:
         super().__init__(prefix=f"{_owner_prefix(os.getpid())}-", ignore_cleanup_errors=True)
 
@@ -31,7 +26,6 @@ class TemporaryFolder(tempfile.TemporaryDirectory[str]):
 
 
 def sweep() -> None:
-    """Remove the folders of ended processes of this machine, as far as possible."""
     if not _host():
         return
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}{_host()}-*-*-*"):
@@ -55,7 +49,6 @@ def _owner_prefix(pid: int) -> str:
 
 @cache
 def _host() -> str:
-    """Return an id of this boot and PID namespace, or an empty string."""
     with suppress(OSError):
         boot = _BOOT_ID.read_text().strip().replace("-", "")[:12]
         namespace = str(_PID_NAMESPACE.readlink()).strip("pid:[]")

@@ -12,13 +12,11 @@ ALLOWANCE_EACH = 2.0
 
 
 class Deadline:
-    """A limit for each step of a request, and for their number and their sum.
-
-    left_s: seconds that are left of the current step. step_s: its limit.
-    """
+    """Limits each step of a request, the number of steps and the sum of their times."""
 
     def __init__(self, limit_s: float, max_steps: int = MAX_STEPS) -> None:
         """limit_s: of a step with allowance 1. The first step may take longer."""
+        # The limit of the current step, and what is left of it.
         self.step_s = self.left_s = max(START_TIMEOUT_S, limit_s)
         self._limit_s = limit_s
         self._max_steps = self._steps_left = max_steps

@@ -18,16 +18,13 @@ M = TypeVar("M", bound=Message)
 
 
 class WarmWorker:
-    """Starts a process for the first request, and a new one for the request after a lost one.
-
-    process: None before a request and after a failed one. log: what the last process printed.
-    """
+    """Starts a process for the first request, and a new one after a process was lost."""
 
     def __init__(
         self, make_program: Callable[[], Program], memory_limit_bytes: int | None = None
     ) -> None:
         self.process: WorkerProcess | None = None
-        self.log = Printed()
+        self.log = Printed()  # of the last process
         self._make_program = make_program
         self._memory_limit = memory_limit_bytes
         self._is_killed = False
@@ -40,10 +37,7 @@ class WarmWorker:
         max_steps: int = MAX_STEPS,
         take: Callable[[Message], None] = lambda reply: None,
     ) -> M:
-        """Return the answer, and give every reply before it to `take`.
-
-        After any error the process is ended. Raises `WorkerLost` or `WorkerRefused`.
-        """
+        """Return the answer; other replies go to `take`. Raises `WorkerLost` or `WorkerRefused`."""
         process = self.process = self.process or WorkerProcess(
             self._make_program(), memory_limit_bytes=self._memory_limit
         )
@@ -68,12 +62,10 @@ class WarmWorker:
             process.kill()
 
     def retire(self) -> None:
-        """End the process, with what it left on the device. The next request starts another."""
         process, self.process = self.process, None
         if process is not None:
             process.stop()
 
 
 def broken_protocol(how: str) -> WorkerLost:
-    """Return the loss of a worker that did what only the bench may: none of its answers counts."""
     return WorkerLost(Death(status=Status.CRASHED, reason=f"its process {how}; killed"))
