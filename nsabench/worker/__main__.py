@@ -1,7 +1,4 @@
-"""The worker process: reads requests on stdin, answers on the descriptor stdout was.
-
-Everything an implementation prints, on either stream, goes to stderr, which the supervisor keeps.
-"""
+"""The worker process: reads requests on stdin and answers on the former stdout."""
 
 from __future__ import annotations
 
@@ -47,12 +44,11 @@ def main() -> None:
 
 
 def serve(options: argparse.Namespace, channel: Channel) -> None:
-    """Answer requests. To describe the machine, it need not have a torch that can be imported."""
     session: Session | None = None
     for line in sys.stdin.buffer:
         request = REQUEST.validate_json(line)
         if isinstance(request, Describe):
-            from nsabench.machine.environment import torch_probe
+            from nsabench.machine.environment import torch_probe  # works without torch
 
             described = torch_probe.describe(options.device)
             channel.send(described.model_copy(update={"sandbox": sandbox.restrictions()}))

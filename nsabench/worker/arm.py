@@ -1,4 +1,4 @@
-"""One implementation on one case, inside the worker: its parity checks, then its timed calls."""
+"""Check, then time one implementation on one case, inside the worker."""
 
 from __future__ import annotations
 
@@ -33,21 +33,19 @@ T = TypeVar("T")
 
 Call = Callable[[], Answers]
 
-SPOT_CHECKS = 0.08  # share of timed calls whose output is compared with the oracle
-# The first bursts, which are always checked. With one of them, a control that returns memory before
-# it is written was missed in 6 of 800 cases on a CPU; with two, in none.
+SPOT_CHECKS = 0.08  # Share of timed calls whose output is compared with the oracle.
+# The first bursts are always checked. After one check, a control that returns memory before it is
+# written was missed in 6 of 800 cases on a CPU; after two, in none.
 SURE_CHECKS = 2
-BURST_CHECKS = 0.2  # share of the others of which a call's output is compared with the oracle
-LAST_OF_A_BURST = 0.5  # share of the others of which it would be the last call
-ORDERED_CHECKS = 0.03  # share of timed calls before which an untimed, stream-ordered one is made
-# How long the device is held while an ordered call is queued: about 1 ms, and up to about 16 ms for
-# a call that takes its host longer. A call that waits for the device never ends.
+BURST_CHECKS = 0.2  # Share of the later bursts that are checked.
+LAST_OF_A_BURST = 0.5  # Share of the later bursts whose last call is the checked one.
+ORDERED_CHECKS = 0.03  # Share of timed calls that follow an ordered call.
+# A spin holds the device for about 1 ms while an ordered call is queued, and for at most 16 ms if
+# the host takes longer. A call that waits for the device outlasts every spin.
 ORDER_SPIN_CYCLES, MOST_ORDER_SPIN_CYCLES = 2_000_000, 32_000_000
 
 
 class CaseArm:
-    """An implementation on the input sets of a case (the `Arm` of timing.sampling and bursts)."""
-
     def __init__(
         self,
         item: Implementation,
@@ -62,17 +60,17 @@ class CaseArm:
         self.case = case
         self.device = device
         self.sets = sets
-        # Controls are many, and their results together large. No ring of buffers is among them.
+        # Controls are many, and their results are large. None of them has a ring of buffers.
         keeps_first = item.role is not Role.CONTROL
         self.outputs = Outputs(item.name, item.computes, sets, deliver, keeps_first=keeps_first)
         self.compile_s: float | None = None
         self.config = ""
-        self.called_s = 0.0  # spent inside checked calls, compilation included
+        self.called_s = 0.0  # in checked calls, with their compilation
         self.peak_mem_bytes: int | None = None
         self._rng = rng
         self._is_watched = False
-        self._was_called = True  # the call that was last made ready
-        self._sets_checked: list[int] = []  # in bursts, one for each that was checked
+        self._was_called = True  # the last call that was made ready
+        self._sets_checked: list[int] = []  # one for each checked burst
         self._order_spin = ORDER_SPIN_CYCLES
         self._awaits_device = False  # its call ends only when the device is done
         self._settings = state.settings()  # before any of its code runs
@@ -80,10 +78,7 @@ class CaseArm:
         self._graphs: list[tuple[torch.cuda.CUDAGraph, Answers]] = []
 
     def ready(self, index: int) -> Call:
-        """Do what is not timed of one call on a set of inputs; return the call.
-
-        With several streams it is one call on each, at once, and the caller's waits for them all.
-        """
+        """Do the untimed part of a call, or of one call on each stream; return the timed part."""
         if self.case.streams == 1:
             call = self._ready_one(index)
             return lambda: [call()]
@@ -106,9 +101,8 @@ class CaseArm:
         return results
 
     def capture(self) -> None:
-        """Record a CUDA graph for each set of inputs. Timed calls are replays afterwards."""
         if self.case.direction.differentiates:
-            # Its gradient of the output is another tensor each time, and a graph has one.
+            # Each call gets another gradient of the output, but a graph keeps its tensors.
             raise Failure(
                 Status.UNSUPPORTED, f"a {self.case.direction} is not measured in CUDA graphs"
             )
@@ -117,7 +111,7 @@ class CaseArm:
         except Failure as failure:
             if failure.status is not Status.CRASHED:
                 raise
-            # Without a graph it works: what it does (wait for the device, say) no graph can hold.
+            # It works without a graph, so it does what no graph can hold, such as to wait.
             reason = f"its call cannot be captured in a CUDA graph: {failure.reason}"
             raise Failure(Status.UNSUPPORTED, reason) from failure
 
@@ -136,8 +130,7 @@ class CaseArm:
         graph.replay()
         return answers
 
-    def _next(self, index: int) -> Call:
-        """Make the next call ready: a replay, if there are graphs."""
+    def _prepare_next(self, index: int) -> Call:
         self.outputs.expect(index)
         self.sets.made_ready(index)
         return partial(self._replay, index) if self._graphs else self.ready(index)
@@ -145,24 +138,20 @@ class CaseArm:
     # --- parity, before anything is timed
 
     def first_call(self) -> None:
-        """Make the call that compiles what there is to compile. Raises `Failure`."""
         start = now_s()
         self._checked_call(0)
         self.compile_s = now_s() - start
 
     def check(self) -> None:
-        """Check a first call, one on other data at the same addresses, and ordered calls.
-
-        Raises `Failure` with the first thing that is wrong.
-        """
+        """Check a first call, one on other data at the same addresses, and ordered calls."""
         if self.compile_s is None:
             self.first_call()
         self.sets.swap(0, self._rng)
         self._checked_call(0)
-        self._ordered_call()
+        self._check_ordered_call()
         if self.device == "cuda":
-            # None of the streams that the calls of the case are made on.
-            self._ordered_call(own_streams(self.case.streams + 1)[-1])
+            # A stream that no call of the case was made on.
+            self._check_ordered_call(own_streams(self.case.streams + 1)[-1])
         if self.item.config is not None:
             inputs, config = self.sets.sets[0], self.item.config
             self.config = self._guarded(
@@ -174,8 +163,8 @@ class CaseArm:
             for answer in self._graphs[index][1]:
                 for value in answer.values.values():
                     value.fill_(float("nan"))
-        # The allocator keeps the memory of each stream apart. A kernel that always works on the
-        # default stream has its output there, where an earlier one could be right by chance.
+        # The allocator separates the memory of streams. A kernel that always works on the default
+        # stream has its output there, and could return an earlier right one by chance.
         for where in self._streams or dict.fromkeys((None, stream)):
             with _on(where):
                 poison(self.sets.form, self.device, calls)
@@ -184,7 +173,7 @@ class CaseArm:
         self.sets.repair_and_flag()
         if self.case.direction.differentiates:
             self._poison(index)  # its forward writes as well
-        call = self._guarded(partial(self._next, index))
+        call = self._guarded(partial(self._prepare_next, index))
         self._poison(index)
         if self.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
@@ -193,14 +182,13 @@ class CaseArm:
         if self.device == "cuda":
             self.peak_mem_bytes = torch.cuda.max_memory_allocated() - before
         self.outputs.check(answers, "")
-        self.outputs.keep(self._own(answers))
+        self.outputs.keep(self._keepable(answers))
 
-    def _own(self, answers: Answers) -> Answers:
-        """Return those that a caller may keep. Replays of a graph write to the same memory."""
-        return [] if self._graphs else answers
+    def _keepable(self, answers: Answers) -> Answers:
+        return [] if self._graphs else answers  # all replays of a graph write to the same memory
 
     def _guarded(self, call: Callable[[], T]) -> T:
-        """Raises `Failure`, or `DeviceLost` when the device is lost with it."""
+        """Raise `Failure`, or `DeviceLost` if the device is lost."""
         start = now_s()
         try:
             result = guarded(call, self.device, self.name)
@@ -213,38 +201,34 @@ class CaseArm:
         return result
 
     def _refuse_settings(self) -> None:
-        """Raises `Failure` if settings are not as they were, and sets them back."""
         changed = state.restore(self._settings)
         if changed:
             raise Failure(Status.WRONG, f"it changed settings of the process: {changed}")
 
-    def _ordered_call(self, stream: torch.cuda.Stream | None = None) -> None:
-        """Check that the work is ordered on the caller's stream, as its next operation assumes.
+    def _check_ordered_call(self, stream: torch.cuda.Stream | None = None) -> None:
+        """Check that the work is in the order of the caller's stream; None is the default stream.
 
-        Behind a spin, data is exchanged for another set's, the call is queued, and its output is
-        copied. Work that runs on another stream sees old data, or comes too late.
-
-        stream: the caller's; None is the default one, on which careless work is in order.
+        While a spin holds the stream, the data is exchanged with another set's, the call is queued,
+        and its output is copied. Work on another stream sees the old data, or is too late.
         """
         where = "called on another stream than the default one and " if stream else ""
         while not self._queued_in_order(stream, where + "read in stream order, "):
-            # The device was done before the host had queued the call, which shows nothing.
+            # The spin ended before the host had queued the call, which shows nothing.
             if self._order_spin >= MOST_ORDER_SPIN_CYCLES:
                 self._order_spin, self._awaits_device = ORDER_SPIN_CYCLES, True
                 return
             self._order_spin *= 4
 
     def _queued_in_order(self, stream: torch.cuda.Stream | None, when: str) -> bool:
-        """Check one ordered call. Return whether the device was held until it was queued."""
         self.sets.repair_and_flag()
         self._poison(0, stream)
-        held = True
+        was_held = True
 
         def queue() -> Answers:
-            nonlocal held
+            nonlocal was_held
             with _on(stream):
                 if stream:
-                    # The first swap on this stream allocates, which may outlast the spin.
+                    # The first swap on a stream allocates, which may outlast the spin.
                     self.sets.swap(0, self._rng)
                 if self.device == "cuda":
                     _synchronize()
@@ -259,21 +243,21 @@ class CaseArm:
                         values={n: _copy(v) for n, v in answer.values.items()},
                         output=_copy(answer.output),
                     )
-                    for answer in self._next(0)()
+                    for answer in self._prepare_next(0)()
                 ]
-                held = self._awaits_device or reached is None or not reached.query()
+                was_held = self._awaits_device or reached is None or not reached.query()
                 return answers
 
         self.outputs.check(self._guarded(queue), when)
-        return held
+        return was_held
 
     # --- timing (the protocol of timing.sampling.Arm)
 
     def prepare(self, round_: int) -> Call:
         index = round_ % len(self.sets)
         if self._rng.random() < ORDERED_CHECKS:
-            self._ordered_call()
-        # A watched call that is taken anew is watched again.
+            self._check_ordered_call()
+        # If a watched call is repeated, the new call is watched as well.
         watched = self._is_watched and not self._was_called
         watched = watched or round_ == 1 or self.sets.is_written_to
         self._is_watched, self._was_called = watched or self._rng.random() < SPOT_CHECKS, False
@@ -285,30 +269,26 @@ class CaseArm:
         prepared = self._prepared(index)
         if self._is_watched:
             self._poison(index)
-        return self._timed(prepared)
+        return self._without_guard(prepared)
 
     def prepare_unchecked(self, round_: int) -> Call:
-        """Make a call ready as `prepare` does, whose output is not checked."""
-        return self._timed(self._prepared(round_ % len(self.sets)))
+        return self._without_guard(self._prepared(round_ % len(self.sets)))
 
     def time_by_host_s(self) -> float:
-        """Return the time of an unchecked call by the host's clock. Raises `Failure`."""
         self.sets.repair_and_flag()
         call = self._prepared(0)
         begun = now_s()
         self._guarded(call)
         return now_s() - begun
 
-    def _timed(self, prepared: Call) -> Call:
-        """Return the call without what the guard adds, such as to wait for the device."""
-
-        def call() -> Answers:
+    def _without_guard(self, prepared: Call) -> Call:
+        def call() -> Answers:  # the guard would wait for the device
             try:
                 return prepared()
             except BaseException as error:  # noqa: BLE001 - foreign code; its reason is kept
                 failure = classify(error)
             state.restore(self._settings)
-            # The guard looks whether the device was lost with it.
+            # The guard finds out whether the device is lost.
             return self._guarded(partial(_raise, failure))
 
         return call
@@ -316,36 +296,33 @@ class CaseArm:
     def _prepared(self, index: int) -> Call:
         # The forward of a backward is foreign code as well.
         if self.case.direction.differentiates:
-            return self._guarded(partial(self._next, index))
-        return self._next(index)
+            return self._guarded(partial(self._prepare_next, index))
+        return self._prepare_next(index)
 
     def inspect(self, round_: int, result: Answers) -> None:
         self._was_called = True
         self._refuse_settings()
         if self._is_watched:
             self.outputs.check(result, f"in a timed call (round {round_}), ")
-            self.outputs.keep(self._own(result))
+            self.outputs.keep(self._keepable(result))
 
     def burst(self, timer: Timer, count: int) -> float:
-        """Make `count` calls back to back; return the time of one in ms. Raises `Failure`.
-
-        The output of one call is checked now and then, and always in the first two bursts. They are
-        on different sets, since work that is put off may be done by the second burst.
-        """
+        """Make `count` calls back to back, and return the time of one in ms. Raises `Failure`."""
         self.sets.repair_and_flag()
+        # The sure checks use different sets: the second burst could do what the first put off.
         is_sure = len(self._sets_checked) < SURE_CHECKS
         checks = is_sure or self._rng.random() < BURST_CHECKS
-        # Work that is put off is not done after the last call.
+        # No later call does the work that the last one puts off.
         last = is_sure or self._rng.random() < LAST_OF_A_BURST
         kept = count - 1 if last else self._rng.randrange(count)
         alone = self._rng.randrange(len(self.sets))
         if is_sure and alone in self._sets_checked:
             alone = (alone + 1) % len(self.sets)
-        indices = rotated(count, len(self.sets), kept, alone)
+        indices = rotate_sets(count, len(self.sets), kept, alone)
         queued = self._guarded(partial(self._queued, indices))
         if checks:
             self._poison(alone, calls=count)
-        calls_ = [one.run for one in queued]
+        calls_ = [call.run for call in queued]
         keep = _copy_all if checks else lambda result: result
         time_ms, result = self._guarded(partial(timer.burst, calls_, kept, keep))
         if checks:
@@ -355,8 +332,7 @@ class CaseArm:
         return time_ms
 
     def one_call(self) -> Callable[[], Answers]:
-        """Make a call ready that is not timed. Raises `Failure`, and so does the call."""
-        return partial(self._guarded, self._guarded(partial(self._next, 0)))
+        return partial(self._guarded, self._guarded(partial(self._prepare_next, 0)))
 
     def _queued(self, indices: list[int]) -> list[calls.Ready]:
         if not self._graphs:
@@ -366,15 +342,13 @@ class CaseArm:
     def finish(self) -> None:
         if self.item.role is Role.CANDIDATE:
             self._awaits_device = False  # it may have waited only at first
-        self._ordered_call()
+        self._check_ordered_call()
         self.outputs.finish()
 
 
-def rotated(count: int, sets: int, kept: int, alone: int) -> list[int]:
-    """Return which set each of `count` calls is on. Only call `kept` is on the set `alone`.
-
-    Memory that a call returns unwritten must not hold what another call left for the same inputs.
-    """
+def rotate_sets(count: int, sets: int, kept: int, alone: int) -> list[int]:
+    """Return the set of each of `count` calls. Only call `kept` is on the set `alone`."""
+    # Else unwritten memory could hold what another call left for the same inputs.
     others = [index for index in range(sets) if index != alone]
     return [alone if i == kept else others[i % len(others)] for i in range(count)]
 
@@ -396,5 +370,4 @@ def _copy(value: Any) -> Any:
 
 
 def _copy_all(result: Any) -> Any:
-    """A backward returns a tuple of gradients, and a step its output and such a tuple."""
     return tuple(map(_copy_all, result)) if type(result) is tuple else _copy(result)

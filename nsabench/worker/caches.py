@@ -1,7 +1,7 @@
-"""Caches of compilers that a worker begins with: what workers before it left in a scratch.
+"""Copy the caches of compilers that earlier workers left in a scratch.
 
 Foreign code has written there. So this runs inside the sandbox, follows no link, opens only files,
-and ends soon. A cache is brought whole or not at all, since compilers trust what is there.
+and ends soon. A cache is copied completely or not at all, since compilers trust its content.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import stat
 import time
 from pathlib import Path
 
-MOST_BYTES = 4 << 30  # as long as they are, whatever their holes take of a disk
+MOST_BYTES = 4 << 30  # of lengths, so that holes count
 MOST_FILES = 1 << 17
 MOST_DEPTH = 32
 COPYING_S = 30.0
-# Variants that were the fastest beside a dozen other processes; a worker alone chooses again.
+# Variants that were the fastest beside a dozen other processes. A worker alone chooses again.
 CHOICES = (".autotune.json", ".best_config")
 _CHUNK = 1 << 20
 
@@ -26,8 +26,6 @@ class NotWhole(Exception):
 
 
 class Caches:
-    """Copies folders of one scratch to another, within limits for all of them together."""
-
     def __init__(self, others: Path, scratch: Path) -> None:
         self._others = others
         self._scratch = scratch
@@ -36,7 +34,7 @@ class Caches:
         self._end = time.monotonic() + COPYING_S
 
     def bring(self, name: str) -> bool:
-        """Copy a folder that is missing or empty. Return whether it is there now."""
+        """Copy a folder that is missing or empty. Return whether that succeeded."""
         making = self._scratch / f".{name}.copied"
         try:
             self._copy(self._others / name, making)
@@ -69,16 +67,16 @@ class Caches:
     def _copy_file(self, source: str, target: Path) -> None:
         opened = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(opened, "rb") as of, target.open("xb") as to:
-            known = os.fstat(of.fileno())
-            if not stat.S_ISREG(known.st_mode):
+            status = os.fstat(of.fileno())
+            if not stat.S_ISREG(status.st_mode):
                 raise NotWhole
             while chunk := of.read(_CHUNK):
                 self._bytes -= len(chunk)
                 self._refuse_too_much()
                 to.write(chunk)
-            os.fchmod(to.fileno(), stat.S_IMODE(known.st_mode))
+            os.fchmod(to.fileno(), stat.S_IMODE(status.st_mode))
         # ninja compares times to the nanosecond.
-        os.utime(target, ns=(known.st_atime_ns, known.st_mtime_ns))
+        os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
 
     def _refuse_too_much(self) -> None:
         self._files -= 1

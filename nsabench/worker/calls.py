@@ -1,11 +1,11 @@
-"""One call in each direction: the part before it, which is not timed, and the timed part.
+"""Make one call in each direction: an untimed part, then the timed part.
 
 - Forward: the implementation.
 - Step: the implementation and its backward, both timed.
-- Backward: `torch.autograd.grad` alone. The implementation runs before it, untimed, as the forward.
+- Backward: `torch.autograd.grad` alone. The implementation runs before it, untimed.
 
-The gradient of the output is a new tensor of new values each time. So a backward knows beforehand
-only what its forward may save for it.
+The gradient of the output has new values in each call. So a backward knows in advance only what its
+forward saved.
 """
 
 from __future__ import annotations
@@ -28,17 +28,13 @@ from nsabench.worker.inputs import InputSets
 
 @dataclass(frozen=True)
 class Answer:
-    """What a call on a set of inputs returned, by name.
-
-    In a backward, grad_out: what it was given, `factor` times the gradient of the set. output: what
-    its forward returned.
-    """
+    """grad_out: what a backward was given, `factor` times the gradient of the set."""
 
     index: int
     values: dict[str, Any]
     factor: float = 1.0
     grad_out: Tensor | None = None
-    output: Any = None
+    output: Any = None  # of the forward before a backward
 
     @property
     def results(self) -> dict[str, Any]:
@@ -47,10 +43,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Ready:
-    """run: the call as a user's code makes it. answer: turns what it returned into an `Answer`."""
-
-    run: Callable[[], Any]
-    answer: Callable[[Any], Answer]
+    run: Callable[[], Any]  # the call as a user's code makes it
+    answer: Callable[[Any], Answer]  # takes what `run` returned
 
     def __call__(self) -> Answer:
         return self.answer(self.run())
@@ -59,18 +53,15 @@ class Ready:
 def ready(
     item: Implementation, direction: Direction, sets: InputSets, index: int, rng: Random
 ) -> Ready:
-    """Do what is not timed of a call on a set of inputs; return the call.
-
-    Raises `Failure` (unsupported) if an implementation without a backward is asked for one.
-    """
+    """Do the untimed part of a call; return the timed part. Raises `Failure` without a backward."""
     options, call = sets.sets[index].options, item.call
     if direction is Direction.FORWARD:
-        # Tensors of its own over the same memory: what it does to a tensor itself stays with it.
+        # New tensors over the same memory, so that attributes set on them are dropped.
         tensors = [t.detach() for t in sets.sets[index].tensors.values()]
         return Ready(
             partial(call, *tensors, **options), lambda output: Answer(index, {OUTPUT: output})
         )
-    # New leaves over the same memory: nothing that was hung on them in an earlier call is left.
+    # New leaves over the same memory, without the hooks and attributes of an earlier call.
     leaves = {
         name: t.detach().requires_grad_(name in sets.wanted)
         for name, t in sets.sets[index].tensors.items()
@@ -101,6 +92,5 @@ def ready(
 
 
 def refuse_without_backward(out: Any) -> None:
-    """Raises `Failure` (unsupported)."""
     if not isinstance(out, Tensor) or not out.requires_grad:
         raise Failure(Status.UNSUPPORTED, "its output has no grad_fn: it has no backward")

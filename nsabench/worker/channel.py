@@ -1,4 +1,4 @@
-"""A worker's end of the pipe to its supervisor."""
+"""The worker's end of the pipe to its supervisor."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ PR_SET_PDEATHSIG = 1
 
 
 class Channel:
-    """Sends messages, one a line: the nonce that the supervisor gave, and a JSON object."""
-
     def __init__(self, stream: BinaryIO, nonce: bytes) -> None:
         self._stream = stream
         self._nonce = nonce
 
     @classmethod
     def claim_stdout(cls) -> Channel:
-        """Take the descriptor stdout was. What foreign code prints goes to stderr."""
+        """Take over the descriptor of stdout. What foreign code prints goes to stderr."""
         stream = os.fdopen(os.dup(1), "wb")
         os.dup2(2, 1)
         return cls(stream, sys.stdin.buffer.readline().strip())
@@ -33,7 +31,7 @@ class Channel:
 
 
 def die_with(parent: int) -> None:
-    """A killed supervisor must leave no worker behind, not even one that hangs in a kernel."""
+    """Have the kernel end this process with its parent, even if it hangs in a call."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         raise SystemExit("the supervisor is gone")

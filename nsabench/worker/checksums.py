@@ -1,4 +1,4 @@
-"""Exact sums of the bits of tensors: whether one holds other values than it did."""
+"""Compute exact sums of the bits of tensors, which tell whether one has changed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _add = np.add  # bound before foreign code is imported
 
 FOLD = 1021  # prime: no layout of heads, keys or dimensions lines up with it
 WORD_BYTES = 8
-GATHERED_BYTES = 8 << 20  # a larger tensor takes a GPU longer to copy than its host to launch sums
+GATHERED_BYTES = 8 << 20  # to copy a larger tensor takes longer than to launch its sums
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Cut(NamedTuple):
-    """The bits of a tensor: rows of `FOLD` words, the words of no row, and what fills no word."""
+    """The bits of a tensor: rows of `FOLD` words, the words after the last row, and the rest."""
 
     folded: Tensor
     words: Tensor
@@ -26,15 +26,13 @@ class Cut(NamedTuple):
 
     @property
     def is_gathered(self) -> bool:
-        """Whether its rows are summed together with the rows of other tensors."""
         return bool(self.folded.is_cuda and 0 < self.folded.nbytes <= GATHERED_BYTES)
 
 
 class Sums:
-    """The sums of sets of tensors, asked for again and again.
+    """Sums of sets of tensors, which change with one element, and with two in a row or a column.
 
-    A change of one element alters them, and so does one of two in a row or a column. To launch the
-    sums of small tensors takes longer than to compute them, so these are summed together.
+    Small tensors are summed together, since to launch their sums takes longer than to compute them.
 
     sets: of one length, with tensors of the same shapes in the same order.
     """
@@ -46,7 +44,7 @@ class Sums:
         self._places: Sequence[object] = []
 
     def now(self) -> Tensor:
-        """Return the sums of what the tensors hold now, a row for each set."""
+        """Return the sums of the current values, a row for each set."""
         cuts = self._cut_all()
         sums, gathered = [], [cut.folded for cut in cuts if cut.is_gathered]
         if gathered:
@@ -64,13 +62,13 @@ class Sums:
         if self._places == places:
             return self._cuts
         cuts = [_cut(tensor) for tensor in self._tensors]
-        if all(map(_is_view, cuts, self._tensors)):  # a copy would hold old values ever after
+        if all(map(_is_view, cuts, self._tensors)):  # a copy would keep old values
             self._cuts, self._places = cuts, places
         return cuts
 
 
 def _cut(tensor: Tensor) -> Cut:
-    """Narrower words would be copied to 64 bits before they are summed."""
+    """Cut into words of 64 bits: torch would copy narrower ones to 64 bits before it sums them."""
     bits = tensor.view(BITS[tensor.element_size()]).reshape(-1).contiguous()
     if bits.data_ptr() % WORD_BYTES or bits.storage_offset() * bits.element_size() % WORD_BYTES:
         bits = bits.clone()

@@ -1,8 +1,4 @@
-"""Calls made for what they leave in the caches of compilers: kernels that later calls find there.
-
-Nothing that is judged depends on them. Their inputs are drawn from another seed than any that is
-judged, so a kernel that keeps what it saw gains nothing.
-"""
+"""Make calls that fill the caches of compilers. Their inputs are not those that are judged."""
 
 from __future__ import annotations
 
@@ -27,8 +23,8 @@ SEED = 86028121  # prime; added to the seed of a case, it differs from all seeds
 
 
 def compile_case(case: Case, item: Implementation, device: str) -> Compiled:
-    """Call `item` twice on inputs of the case. Raises `DeviceLost`."""
-    forget_earlier_cases(device)
+    """Raises `DeviceLost`."""
+    forget_earlier_cases()
     try:
         return _call_twice(ops.computed(case, item.computes), item, device)
     except Failure as failure:

@@ -1,4 +1,4 @@
-"""A thread that reads the device's sensors while a case is measured."""
+"""Read the device's sensors in a thread while a case is measured."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ INTERVAL_S = 0.02
 
 
 class ConditionMonitor:
-    """Samples clocks, temperature, power and clock events of one device, if NVML can be read."""
-
     def __init__(self, device: nvml.Device | None) -> None:
         self._device = device
         self._at: list[float] = []
@@ -45,8 +43,7 @@ class ConditionMonitor:
                 return
 
     def annotate(self, samples: Samples, start_s: float) -> None:
-        """Add to each sample the SM clock that was read last before it."""
-        for end_s in samples.at_s:
+        for end_s in samples.at_s:  # the clock that was read last before it
             i = bisect_right(self._at, start_s + end_s) - 1
             clock = self._readings[max(i, 0)].sm_clock_mhz if self._readings else None
             samples.sm_clock_mhz.append(clock or 0)
@@ -57,7 +54,7 @@ class ConditionMonitor:
             self._begun = len(self._readings)
 
     def summary(self, own: Collection[int] = ()) -> Conditions:
-        """own: processes that do not compete with what is measured."""
+        """own: processes that do not compete with the worker."""
         readings = self._readings[self._begun :] or self._readings[-1:]
         if not readings or self._device is None:
             return Conditions()

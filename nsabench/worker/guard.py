@@ -1,4 +1,4 @@
-"""Calls of foreign code: whatever it raises becomes a status with a reason."""
+"""Call foreign code, and turn whatever it raises into a status with a reason."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _COMPILER_ERRORS = (
 _RESOURCE_ERRORS = ("OutOfResources", "PTXASError")
 
 
-LINKS = 10  # of a chain of causes that are looked at
+LINKS = 10  # causes of an error that are read
 _OURS = str(Path(nsabench.__file__).parent)
-_MOST_REASON = 1000  # characters; a person wrote it
-_MOST_TRACE = 16_000  # characters; the beginning and the end are kept
+_MOST_REASON = 1000  # characters
+_MOST_TRACE = 16_000  # characters
 
 
 def guarded(call: Callable[[], T], device: str, implementation: str = "") -> T:
-    """Run foreign code of `implementation`. Raises `Failure`, or `DeviceLost`."""
+    """Raises `Failure`, or `DeviceLost` if the device is lost."""
     try:
         result = call()
         if device == "cuda":
@@ -54,7 +54,6 @@ def _probe(failure: Failure, implementation: str) -> None:
 
 
 def classify(error: BaseException) -> Failure:
-    """Return the status that an exception means."""
     name = type(error).__name__
     text = f"{name}: {one_line(error)}"
     if isinstance(error, Failure):
@@ -77,7 +76,7 @@ def classify(error: BaseException) -> Failure:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return the traceback and the tracebacks of its causes, without our own frames."""
+    """Return the traceback of an error and of its causes, without our own frames."""
     try:
         whole = traceback.TracebackException.from_exception(error)
         link: traceback.TracebackException | None = whole
@@ -104,10 +103,7 @@ def one_line(error: BaseException, limit: int = 300) -> str:
 
 
 def _location(error: BaseException, *, of_the_user: bool = False) -> str:
-    """Return the innermost line in the user's file, else the innermost one if any will do.
-
-    The first cause counts, since Triton's interpreter raises errors of its own.
-    """
+    """Return the innermost line in the user's file, or of all, in the first cause of an error."""
     lines = list(_lines(error))
     own = getattr(sys.modules.get(USER_MODULE), "__file__", None)
     innermost = ("", 0) if of_the_user else next(iter(lines), ("", 0))
@@ -116,7 +112,7 @@ def _location(error: BaseException, *, of_the_user: bool = False) -> str:
 
 
 def _lines(error: BaseException) -> Iterator[tuple[str, int]]:
-    """Yield files and lines of an error, its first cause first, innermost first."""
+    """Yield files and lines of an error: the first cause first, the innermost line first."""
     links: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and len(links) < LINKS:  # they may form a ring

@@ -1,7 +1,4 @@
-"""How many kernels, copies and fills a call puts on the device, and how long they take (by CUPTI).
-
-They are counted once a case, after all timing: CUPTI watches every launch of the process meanwhile.
-"""
+"""Count what a call launches on the device, through CUPTI, after all timing."""
 
 from __future__ import annotations
 
@@ -14,9 +11,10 @@ from torch.autograd.profiler import profile  # torch.profiler imports the compil
 
 from nsabench.failure import Failure
 
-# CUPTI lets go of the process afterwards, so that the calls of later cases cost what they did.
+# CUPTI is unloaded afterwards, so that it does not slow the calls of later cases.
 _TEARDOWN = "TEARDOWN_CUPTI"
-MARK, _MARK_CYCLES = "spin_kernel", 1000  # the kernel of torch.cuda._sleep
+# A kernel of torch.cuda._sleep marks where a call begins and ends.
+MARK, _MARK_CYCLES = "spin_kernel", 1000
 
 # Bound here, before foreign code is imported.
 _sleep, _synchronize = torch.cuda._sleep, torch.cuda.synchronize
@@ -28,18 +26,14 @@ class Ran(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """kernels_us: the sum of their times, also if some ran at once."""
+    """kernels_us: the sum of the times of all kernels, also if some ran at once."""
 
     launches: int
     kernels_us: float
 
 
 def count(prepared: Mapping[str, Callable[[], Callable[[], Any]]]) -> dict[str, Counted]:
-    """Return by name what calls launch; `prepared` makes them ready, which does not count.
-
-    A call that fails is left out, and so are all without CUPTI. A kernel of our own marks where a
-    call begins and ends.
-    """
+    """Return the launches of each call that does not fail; none without CUPTI."""
     if not torch.cuda.is_available():
         return {}
     os.environ.setdefault(_TEARDOWN, "1")
@@ -58,16 +52,16 @@ def count(prepared: Mapping[str, Callable[[], Callable[[], Any]]]) -> dict[str, 
                 except Failure:
                     done.append("")
                 _mark()
-        found = between_marks(_on_device(seen))
+        counted = between_marks(_on_device(seen))
     except (RuntimeError, OSError, AttributeError):  # CUPTI is missing, in use, or not permitted
         return {}
-    if len(found) != len(done):
+    if len(counted) != len(done):
         return {}
-    return {name: counted for name, counted in zip(done, found, strict=True) if name}
+    return {name: call for name, call in zip(done, counted, strict=True) if name}
 
 
 def _mark() -> None:
-    _synchronize()  # whatever stream it was on
+    _synchronize()  # the call may have used any stream
     _sleep(_MARK_CYCLES)
     _synchronize()
 
@@ -86,7 +80,6 @@ def _on_device(seen: Any) -> list[Ran]:
 
 
 def between_marks(ran: Sequence[Ran]) -> list[Counted]:
-    """Count between the first and the second mark, the third and the fourth, and so on."""
-    marks = [at for at, one in enumerate(ran) if MARK in one.name]
+    marks = [at for at, kernel in enumerate(ran) if MARK in kernel.name]
     calls = [ran[first + 1 : last] for first, last in zip(marks[::2], marks[1::2], strict=False)]
-    return [Counted(len(call), round(sum(one.taken_us for one in call), 3)) for call in calls]
+    return [Counted(len(call), round(sum(kernel.taken_us for kernel in call), 3)) for call in calls]

@@ -1,4 +1,4 @@
-"""One case in the worker: inputs, checks of the outputs of each arm, then interleaved samples."""
+"""Measure one case in the worker: inputs, checks of each arm, then interleaved samples."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from nsabench.worker.timing.timer import Timer
 
 PARITY_ONLY = "parity only: Triton's interpreter is not timed"
 
-Drawn = tuple[Case, InputSets] | NoOracle  # what items that compute the same share
+Drawn = tuple[Case, InputSets] | NoOracle  # shared by items that compute the same op
 
 
 def measure(
@@ -50,40 +50,36 @@ def measure(
     deliver: Deliver,
     early_exit: EarlyExit = ALL_STAY,
 ) -> Measured:
-    """Measure `items` on `case`, interleaved. Raises `DeviceLost`.
-
-    prepared: what the checker has oracles for. seeds: of the sets of inputs. deliver: hands an
-    output to the checker.
-    """
+    """Raises `DeviceLost`. seeds: of the sets of inputs. deliver: hands outputs to the checker."""
     report(Step(phase="inputs"))
-    forget_earlier_cases(device)
+    forget_earlier_cases()
     timer.forget()
     rng = SystemRandom()  # an implementation must not guess which calls are checked
     observations: dict[str, Observation] = {}
     tried: list[CaseArm] = []
-    arms: list[CaseArm] = []  # those that are right, and are timed on this device
+    arms: list[CaseArm] = []  # the right ones that are timed on this device
     drawn: dict[str, Drawn] = {}
     for item in items:
         if item.computes not in drawn:
             drawn[item.computes] = _draw(case, item.computes, device, prepared, seeds)
-        found = drawn[item.computes]
-        if isinstance(found, NoOracle):
+        inputs = drawn[item.computes]
+        if isinstance(inputs, NoOracle):
             observations[item.name] = Observation(
-                implementation=item.name, status=found.status, reason=found.reason
+                implementation=item.name, status=inputs.status, reason=inputs.reason
             )
         else:
-            computed, sets = found
+            computed, sets = inputs
             tried.append(CaseArm(item, computed, device, sets, rng, deliver))
     precheck = Precheck(early_exit)
-    # A replay may be much faster than the call that was captured.
+    # In a graph, the replay may be much faster than the captured call.
     if case.timing.mode is Mode.STREAM and case.streams == 1:
         if case.l2 is L2.WARM:
             timer.touch = partial(_touch, tried)
-        precheck.look([a for a in tried if Runs.timed(a.item.devices, device)], timer, report)
+        precheck.run([a for a in tried if Runs.timed(a.item.devices, device)], timer, report)
         timer.touch = None
     for arm in precheck.ordered(tried):
         item, sets = arm.item, arm.sets
-        few = precheck.left_out(arm.name, [one.name for one in arms])
+        few = precheck.left_out(arm.name, [timed.name for timed in arms])
         if few is not None:
             observations[arm.name] = _observe(arm)
             observations[arm.name].samples = few
@@ -99,7 +95,7 @@ def measure(
             failure.alone()  # the frames of its traceback hold memory
             report(Step(phase=failure.status.value, implementation=item.name))
             observations[item.name] = _observe(arm, failure)
-            sets.repair()  # before the next one, which has not done it
+            sets.repair()  # the next arm is not to be blamed
         else:
             report(Step(phase=Status.OK.value, implementation=item.name))
             observations[item.name] = _observe(arm)
@@ -116,7 +112,7 @@ def measure(
         timer.touch = partial(_touch, arms)
     if arms:
         conditions, busy_s, queue_s = _time(case, arms, observations, timer, sensors, report)
-    timer.touch = None  # it has the arms, and they their inputs
+    timer.touch = None  # it refers to the arms and their inputs
     return Measured(
         observations=[observations[item.name] for item in items],
         conditions=conditions,
@@ -126,14 +122,12 @@ def measure(
 
 
 def _touch(arms: Sequence[CaseArm]) -> None:
-    """Read the inputs of the arm that was made ready last; arms may have sets of their own."""
-    max(arms, key=lambda arm: arm.sets.ready_s).sets.touch()
+    max(arms, key=lambda arm: arm.sets.ready_s).sets.touch()  # arms may have sets of their own
 
 
 def _draw(
     case: Case, computes: str, device: str, prepared: Prepared, seeds: Sequence[int]
 ) -> Drawn:
-    """Return the case of the op that is computed with its inputs, or why it has no oracle."""
     if computes in prepared.failures:
         return prepared.failures[computes]
     computed, form = ops.computed(case, computes), prepared.forms[computes]
@@ -152,10 +146,7 @@ def _time(
     sensors: nvml.Device | None,
     report: Report,
 ) -> tuple[Conditions, float, float]:
-    """Sample the arms; put their samples, or why they left, into `observations`.
-
-    Returns what the sensors said, the seconds of warm-up and timed calls, and those for the queue.
-    """
+    """Sample the arms. Return sensor readings, and seconds of timed calls and for the queue."""
     rule = stopping.build(
         case.timing.stopping,
         {a.name for a in arms if a.item.role is Role.CANDIDATE},
@@ -190,19 +181,20 @@ def _time(
 def _burst(
     case: Case, arms: list[CaseArm], timer: Timer, report: Report, out: Collected
 ) -> dict[str, Bursts]:
-    """Return bursts of the arms that were timed. An arm that fails in one loses its samples."""
+    """Return bursts of the arms that were timed."""
     if case.streams > 1 or not arms:  # calls at once are another load than calls in a row
         return {}
     report(Step(phase="bursts", allowance=len(arms) + 1))
     call_ms = {arm.name: _least_ms(out.samples[arm.name]) for arm in arms}
-    held = arms[0].sets.nbytes if case.direction.differentiates else 0
+    call_bytes = arms[0].sets.nbytes if case.direction.differentiates else 0
     judged = _contenders(arms, call_ms)
     with out.busy(*arms):
-        return bursts.collect(arms, timer, call_ms, held, Random(case.seed), out.failed, judged)
+        return bursts.collect(
+            arms, timer, call_ms, call_bytes, Random(case.seed), out.failed, judged
+        )
 
 
 def _launches(arms: list[CaseArm], report: Report) -> dict[str, Counted]:
-    """Count launches of all but the controls, and of the controls of the host's time."""
     asked = [
         arm
         for arm in arms
@@ -216,10 +208,7 @@ def _launches(arms: list[CaseArm], report: Report) -> dict[str, Counted]:
 
 
 def _contenders(arms: list[CaseArm], call_ms: Mapping[str, float]) -> set[str]:
-    """Return the candidates, and what is not hopelessly behind the best of its role.
-
-    If calls are so slow that the host cannot matter, what is a little behind is left out as well.
-    """
+    """Return the candidates, and the arms that are near the best of their role."""
     near = {a.name for a in arms if a.item.role is Role.CANDIDATE}
     for role in (Role.BASELINE, Role.ALTERNATIVE):
         of_kind = {a.name: call_ms[a.name] for a in arms if a.item.role is role}
@@ -230,7 +219,6 @@ def _contenders(arms: list[CaseArm], call_ms: Mapping[str, float]) -> set[str]:
 
 
 def _least_ms(samples: Samples) -> float:
-    """Return how long a call takes its device or its host, whichever is longer."""
     return max(quantile(samples.time_ms, 0.5), quantile(samples.host_us, 0.5) / 1e3)
 
 

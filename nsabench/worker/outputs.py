@@ -1,7 +1,7 @@
-"""What the calls of one implementation return: delivered to the checker, then watched for a while.
+"""Deliver the outputs of one implementation to the checker, then watch them for a while.
 
-An output that was delivered is overwritten with a mark. So no right output stays in this process,
-where another implementation could find it. A later write to it erases the mark.
+A delivered output is overwritten with a mark. So no right output stays in this process, where
+another implementation could find it, and a later write to it is seen.
 """
 
 from __future__ import annotations
@@ -19,21 +19,16 @@ from nsabench.worker.calls import Answer
 from nsabench.worker.checksums import BITS
 from nsabench.worker.inputs import InputSets
 
-# What a call returned: one answer a stream.
-Answers = list[Answer]
-# Hands results over in the order of their form; whether they are right.
+Answers = list[Answer]  # one for each stream
+# Takes results in the order of their form, and returns whether they are right.
 Deliver = Callable[[Delivery, InputSets, Sequence[Tensor]], bool]
 
-REJECTED = "its output is wrong"  # the checker knows more, and the supervisor says it
+REJECTED = "its output is wrong"  # the supervisor adds the reason of the checker
 MARK = 0x5A5A
 
 
 class Outputs:
-    """Delivers the outputs of one implementation on one case.
-
-    computes: the op that an alternative computes. keeps_first: whether the first output is kept
-    until `finish`.
-    """
+    """Delivers the outputs of one implementation. keeps_first: keep the first until `finish`."""
 
     def __init__(
         self, name: str, computes: str, sets: InputSets, deliver: Deliver, *, keeps_first: bool
@@ -43,28 +38,23 @@ class Outputs:
         self._sets = sets
         self._deliver = deliver
         self._keeps_first = keeps_first
-        # The sets of the call before, and of the last one.
+        # The sets of the last two calls.
         self._previous: int | None = None
         self._current: int | None = None
-        # The marked outputs of the first and the last call that were checked.
+        # The marked results of the first and the last checked call.
         self._first: list[Tensor] | None = None
         self._kept: list[Tensor] = []
 
     def expect(self, index: int) -> None:
-        """Note that the next call is on the set at this place."""
         self._previous, self._current = self._current, self._sets.ids[index]
 
     def expect_after(self, before: int | None) -> None:
-        """Note that the call before was on the set at this place; None if it is the first call."""
         self._previous = None if before is None else self._sets.ids[before]
 
     def check(self, answers: Answers, when: str) -> None:
-        """Check the results of a call. Raises `Failure` with the first thing that is wrong.
-
-        when: which call it was, for a reason ("in a timed call, ").
-        """
-        # A call may write past the inputs that it was given, so all sets are checked.
-        changed = self._sets.any_changed()
+        """Raise `Failure` for the first error. when: names the call in a reason."""
+        # All sets, since a call may write past its own inputs.
+        changed = self._sets.find_change()
         if changed:
             self._sets.repair()
             raise Failure(Status.WRONG, f"{when}it changed {changed}")
@@ -95,14 +85,10 @@ class Outputs:
             raise Failure(Status.WRONG, REJECTED)
 
     def keep(self, answers: Answers) -> None:
-        """Mark what a call returned, and keep it until the next call that is checked.
-
-        The first output is kept to the end, so that a ring of buffers comes round. Raises `Failure`
-        if what was kept is no longer marked.
-        """
+        """Mark and keep results. Raises `Failure` if the ones kept before have lost their mark."""
         self._refuse_overwritten(self._kept)
         self._kept = [_bits(result) for answer in answers for result in answer.results.values()]
-        with torch.inference_mode():  # which alone may write to a tensor that was made in it
+        with torch.inference_mode():  # only there may a tensor made in it be written to
             for bits in self._kept:
                 bits.fill_(MARK)
         if self._first is None and self._keeps_first:
@@ -115,14 +101,13 @@ class Outputs:
             raise Failure(Status.WRONG, reason)
 
     def finish(self) -> None:
-        """Raises `Failure` if the last result that was kept, or the first, was written to."""
         self.keep([])
         first, self._first = self._first or [], []
         self._refuse_overwritten(first)
 
 
 def _bits(result: Any) -> Tensor:
-    """Return the elements of a tensor as integers, an expanded one once."""
+    """Return the elements of a tensor as integers. An expanded dimension has length 1."""
     elements: Tensor = result.detach().data
     for dim, stride in enumerate(elements.stride()):
         if stride == 0 and elements.shape[dim] > 1:
@@ -131,10 +116,7 @@ def _bits(result: Any) -> Tensor:
 
 
 def check_form(name: str, output: Any, shape: Sequence[int], given: dict[str, Tensor]) -> Tensor:
-    """Return a result as a plain tensor. Raises `Failure` (wrong) if its form is not the op's.
-
-    name: of the result, for the reason. given: the arguments of the call.
-    """
+    """Return a result as a plain tensor. Raises `Failure` (wrong) if its form is not the op's."""
     if output is None:
         raise Failure(Status.WRONG, f"it gives no {name}")
     if type(output) is not torch.Tensor:
@@ -147,11 +129,11 @@ def check_form(name: str, output: Any, shape: Sequence[int], given: dict[str, Te
         ("shape", tuple(output.shape), tuple(shape)),
         ("dtype", output.dtype, first.dtype),
         ("device", output.device.type, first.device.type),
-        ("layout", output.layout, first.layout),  # a sparse one has no storage
+        ("layout", output.layout, first.layout),  # a sparse tensor has no storage
     ):
         if actual != expected:
             raise Failure(Status.WRONG, f"its {name} has {what} {actual}; the op's is {expected}")
-    if output.is_neg():  # its memory, which is what the next kernel reads, has the other sign
+    if output.is_neg():  # a kernel that reads its memory would see the other sign
         raise Failure(Status.WRONG, f"its {name} is a view with the negative bit set")
     storage = output.untyped_storage().data_ptr()
     for argument, tensor in given.items():

@@ -1,4 +1,4 @@
-"""A precheck of baselines: one that is hopelessly behind another is called a few times only."""
+"""Precheck baselines: one that is hopelessly behind another is called only a few times."""
 
 from __future__ import annotations
 
@@ -22,38 +22,32 @@ LEFT_OUT = f"left out: {ROUNDS} calls took over {BEHIND:g} times as long as thos
 
 
 class Precheck:
-    """Times a few calls of each baseline that may leave early."""
-
     def __init__(self, early_exit: EarlyExit) -> None:
         self._early_exit = early_exit
         self._samples: dict[str, Samples] = {}
         self._failures: dict[str, Failure] = {}
-        self._took_s: dict[str, float] = {}  # a call, at most
+        self._took_s: dict[str, float] = {}  # by a call, at most
 
-    def look(self, arms: Sequence[CaseArm], timer: Timer, report: Report) -> None:
-        """Call each of those once, and if one seems to be behind, all in rounds.
-
-        The first call is the one that compiles, and that parity checks. Raises `DeviceLost`.
-        """
+    def run(self, arms: Sequence[CaseArm], timer: Timer, report: Report) -> None:
+        """Call each baseline once, and all in rounds if one may be behind. Raises `DeviceLost`."""
         left = [arm for arm in arms if arm.name in self._early_exit.baselines]
         if len(left) <= self._early_exit.stay:
             return
-        left = self._each(left, self._first, report)
+        left = self._call_each(left, self._call_first, report)
         if self._early_exit.least_ms:
-            left = self._each(left, self._second, report)
+            left = self._call_each(left, self._call_again, report)
         if self._one_may_be_behind():
             for round_ in range(ROUNDS):
-                left = self._each(left, partial(self._sample, timer, round_), report)
+                left = self._call_each(left, partial(self._sample, timer, round_), report)
 
-    def _each(
-        self, arms: Sequence[CaseArm], look: Callable[[CaseArm], None], report: Report
+    def _call_each(
+        self, arms: Sequence[CaseArm], call: Callable[[CaseArm], None], report: Report
     ) -> list[CaseArm]:
-        """Return those that did not fail."""
         left = list(arms)
         for arm in arms:
             report(Step(phase="precheck", implementation=arm.name))
             try:
-                look(arm)
+                call(arm)
             except Failure as failure:
                 self._failures[arm.name] = failure.alone()
                 left.remove(arm)
@@ -64,13 +58,13 @@ class Precheck:
                     gc.collect()
         return left
 
-    def _first(self, arm: CaseArm) -> None:
+    def _call_first(self, arm: CaseArm) -> None:
         begun = now_s()
         arm.first_call()
         self._took_s[arm.name] = now_s() - begun
 
-    def _second(self, arm: CaseArm) -> None:
-        """Time an arm again that took long: it may have compiled."""
+    def _call_again(self, arm: CaseArm) -> None:
+        """Time a slow arm again, since its first call may have compiled."""
         if self._took_s[arm.name] * 1e3 >= self._early_exit.least_ms:
             self._took_s[arm.name] = arm.time_by_host_s()
 
@@ -100,11 +94,10 @@ class Precheck:
             raise self._failures[name]
 
     def ordered(self, arms: Sequence[CaseArm]) -> list[CaseArm]:
-        """Put those last that may be left out, the fastest of them first."""
+        # Baselines that may be left out come last, the fastest first.
         return sorted(arms, key=lambda arm: self._behind_ms(arm.name))
 
     def _behind_ms(self, name: str) -> float:
-        """Return the time of a call of an arm that is behind another; 0.0 for all others."""
         samples = self._samples.get(name)
         if samples is None or not self._is_behind(samples, list(self._samples)):
             return 0.0
@@ -112,16 +105,13 @@ class Precheck:
 
     def _is_behind(self, samples: Samples, others: Sequence[str]) -> bool:
         return min(samples.time_ms) >= self._early_exit.least_ms and any(
-            _is_far_behind(samples, self._samples[one]) for one in others
+            _is_far_behind(samples, self._samples[other]) for other in others
         )
 
     def left_out(self, name: str, right: Sequence[str]) -> Samples | None:
-        """Return the samples of a baseline that need not be measured; None for all others.
-
-        One of the arms that are `right` and stay is so much faster, on the device and from Python.
-        """
+        """Return the samples of a baseline that is far behind one of the `right` arms, or None."""
         samples = self._samples.get(name)
-        seen = [one for one in right if one in self._samples]
+        seen = [other for other in right if other in self._samples]
         if samples is None or len(seen) < self._early_exit.stay:
             return None
         return samples if self._is_behind(samples, seen) else None

@@ -1,7 +1,4 @@
-"""What supervisor and worker say to each other: one JSON object a line, typed here and only here.
-
-This module imports no torch: the supervisor reads it.
-"""
+"""Type the messages between supervisor and worker. This module imports no torch."""
 
 from __future__ import annotations
 
@@ -20,18 +17,13 @@ from nsabench.model.plan import ImplementationInfo
 
 # --- supervisor -> worker
 
-GO = b"go\n"  # beside the requests: what a step awaits
+GO = b"go\n"  # answers a step that awaits it
 
 
 class Sandbox(Message):
-    """The folder that a worker may write to, and the paths that it must not see.
-
-    begins_as: a scratch whose caches of compilers are copied into its own first; empty for none.
-    """
-
-    scratch: str
+    scratch: str  # the folder that a worker may write to
     hidden: list[str]
-    begins_as: str = ""
+    begins_as: str = ""  # a scratch whose compiler caches are copied first
 
 
 class Discover(Message):
@@ -47,22 +39,15 @@ class Calibrate(Message):
 
 
 class Measure(Message):
-    """Measure implementations of a case together.
-
-    prepared: what the checker has oracles for. seeds: of the sets of inputs, not of the case.
-    """
-
     kind: Literal["measure"] = "measure"
     case: Case
     implementations: list[str]
     prepared: Prepared
-    seeds: list[Seed]
+    seeds: list[Seed]  # of the sets of inputs
     early_exit: EarlyExit = ALL_STAY
 
 
 class Compile(Message):
-    """Call an implementation of a case twice, for what that leaves in the caches of compilers."""
-
     kind: Literal["compile"] = "compile"
     case: Case
     implementation: str
@@ -78,17 +63,13 @@ REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
 
 
 class Step(Message):
-    """The worker begins a step, and its deadline is renewed.
-
-    awaits: it reads the line `GO` first, so that the supervisor knows of what it does next.
-    allowance: times the limit of a step of one implementation.
-    """
+    """The worker begins a step. allowance: multiplies the time limit of the step."""
 
     kind: Literal["step"] = "step"
     phase: str
     implementation: str = ""
     allowance: float = Field(default=1.0, gt=0)
-    awaits: bool = False
+    awaits: bool = False  # the worker first reads the line `GO`
 
 
 class Discovered(Message):
@@ -102,7 +83,7 @@ class Calibrated(Message):
 
 
 class Compiled(Message):
-    """How long the first and the second call took, or why they failed."""
+    """The times of the first and the second call, or why they failed."""
 
     kind: Literal["compiled"] = "compiled"
     first_s: Time = 0.0
@@ -115,13 +96,11 @@ class Measured(Message):
     kind: Literal["measured"] = "measured"
     observations: list[Observation]
     conditions: Conditions = Conditions()
-    measuring_s: float = 0.0  # spent inside kernels, compile and warm-up, as opposed to the harness
-    queue_s: float = 0.0  # spent on what the queue shows alone: bursts, and counting launches
+    measuring_s: float = 0.0  # in kernels, compilation and warm-up
+    queue_s: float = 0.0  # in bursts and for counting launches
 
 
 class LostDevice(Message):
-    """A sticky CUDA error: this process can use the device no more."""
-
     kind: Literal["lost_device"] = "lost_device"
     implementation: str
     reason: str

@@ -1,4 +1,4 @@
-"""The sandbox of a worker: entered before anything foreign is imported, and never left."""
+"""Enter the sandbox of a worker before anything foreign is imported. It is never left."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DENIED = (
     "the sandbox denies it: a kernel writes only below $TMPDIR and sees no run; --no-sandbox is "
     "for kernels that are trusted"
 )
-# Devices that a kernel works with; all others could be anything, and root may write to them.
+# Devices that kernels need. Root could write to any other device.
 _DEVICES = (
     *("null", "zero", "full", "random", "urandom", "tty"),
     *("nvidia*", "dri", "kfd", "dxg"),
@@ -35,26 +35,25 @@ _CACHES = {
     "XDG_CACHE_HOME": "cache",
     "TMPDIR": "tmp",
 }
-# FlashAttention-4 keeps what it compiled only where it is told to.
+# FlashAttention-4 has no cache without this variable.
 _KEPT = {"FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1"}
-# Where the CUDA of a GPU that several processes share finds the daemon through which they do.
+# The folder of the daemon through which several processes share a GPU (MPS).
 _MPS, _MPS_FOLDER = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"
 _MAX_FILE_BYTES = 16 << 30
-_MAX_OPEN_FILES = 1 << 14  # a machine has a few hundred thousand for all
+_MAX_OPEN_FILES = 1 << 14
 
-_held = ""
+_restrictions = ""
 
 
 def enter(sandbox: Sandbox) -> None:
-    """Restrict this process, which has one thread, and what it starts."""
-    global _held
+    global _restrictions
     scratch = Path(sandbox.scratch)
-    os.environ[repository.FOLDER] = str(repository.folder())  # which a cache of its own would hide
+    os.environ[repository.FOLDER] = str(repository.folder())  # XDG_CACHE_HOME would hide it
     for variable, name in _CACHES.items():
         (scratch / name).mkdir(exist_ok=True)
         os.environ[variable] = str(scratch / name)
     os.environ.update(_KEPT)
-    tempfile.tempdir = None  # whatever was imported may have asked for it already
+    tempfile.tempdir = None  # an import may have asked for it already
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for what, most in (
         (resource.RLIMIT_FSIZE, _MAX_FILE_BYTES),
@@ -63,13 +62,13 @@ def enter(sandbox: Sandbox) -> None:
         hard = resource.getrlimit(what)[1]
         limit = most if hard == resource.RLIM_INFINITY else min(hard, most)
         resource.setrlimit(what, (limit, limit))
-    # Root reads other files as any user does; CAP_PERFMON alone shows the memory of others, and
-    # CAP_DAC_READ_SEARCH opens files without a path.
+    # CAP_PERFMON would show the memory of others, and CAP_DAC_READ_SEARCH opens files without a
+    # path.
     capabilities.keep(
         capabilities.CAP_DAC_OVERRIDE, capabilities.CAP_IPC_LOCK, capabilities.CAP_SYS_NICE
     )
     scoped = landlock.abi() >= landlock.SCOPE_ABI
-    _held = ", ".join([*_files(scratch, sandbox.hidden), *_calls(signals=not scoped)])
+    _restrictions = ", ".join([*_files(scratch, sandbox.hidden), *_calls(signals=not scoped)])
     if sandbox.begins_as:
         caches = Caches(Path(sandbox.begins_as), scratch)
         for name in _CACHES.values():
@@ -78,12 +77,12 @@ def enter(sandbox: Sandbox) -> None:
 
 
 def restrictions() -> str:
-    """Return what is kept from foreign code, such as "files, TCP, signals (Landlock 7)"."""
-    return _held or "none: it was not asked for"
+    """Return what is denied to foreign code, such as "files, TCP, signals (Landlock 7)"."""
+    return _restrictions or "none: it was not asked for"
 
 
 def is_entered() -> bool:
-    return bool(_held)
+    return bool(_restrictions)
 
 
 def _files(scratch: Path, hidden: Iterable[str]) -> Iterator[str]:
@@ -94,8 +93,8 @@ def _files(scratch: Path, hidden: Iterable[str]) -> Iterator[str]:
     forbidden = {*map(Path.resolve, map(Path, hidden)), *_disks()}
     own = [scratch, Path("/proc/self").resolve(), *_devices()]
     try:
-        # Names may be read everywhere: Python lists the folders that it seeks a module in.
-        landlock.restrict(around(forbidden), [Path("/")], own)
+        # Names may be read everywhere: Python lists the folders in which it searches for modules.
+        landlock.restrict(paths_except(forbidden), [Path("/")], own)
     except OSError as error:
         yield f"none: Landlock {version} refused it ({error.strerror})"
         return
@@ -122,15 +121,14 @@ def _devices() -> Iterator[Path]:
 
 
 def _disks() -> Iterator[Path]:
-    """Yield devices through which root can read any file."""
     for path in Path("/dev").iterdir():
         with suppress(OSError):
             if path.is_block_device() or path.name in ("mem", "kmem", "port"):
                 yield path
 
 
-def around(hidden: Iterable[Path], root: Path = Path("/")) -> Iterator[Path]:
-    """Yield files and folders that make up everything beneath `root` except what is hidden."""
+def paths_except(hidden: Iterable[Path], root: Path = Path("/")) -> Iterator[Path]:
+    """Yield what makes up everything beneath `root` except what is hidden."""
     beneath = [path for path in hidden if path.is_relative_to(root)]
     if not beneath:
         yield root
@@ -140,5 +138,5 @@ def around(hidden: Iterable[Path], root: Path = Path("/")) -> Iterator[Path]:
         except PermissionError:  # this user cannot read it anyway
             return
         for child in children:
-            if not child.is_symlink():  # what it leads to is granted, or not, where it lies
-                yield from around(beneath, child)
+            if not child.is_symlink():  # its target is granted, or not, at its own path
+                yield from paths_except(beneath, child)

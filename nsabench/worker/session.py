@@ -1,4 +1,4 @@
-"""What a worker keeps warm between requests: the timer, the sensors, the implementations."""
+"""Keep the timer, the sensors and the implementations of a worker between requests."""
 
 from __future__ import annotations
 
@@ -39,8 +39,6 @@ from nsabench.worker.timing.timer import CpuTimer, Timer
 
 
 class Session:
-    """Serves one supervisor on one device."""
-
     def __init__(
         self,
         device: str,
@@ -82,7 +80,7 @@ class Session:
         """The implementations by op and name. Raises `UsageError` if one cannot be imported."""
         loaded = registry.load(self.kernels, self.sources, ops_file=self.ops_file)
         gc.collect()
-        gc.freeze()  # what is imported stays; collecting between cases need not look at it
+        gc.freeze()  # so that collections between cases skip what is imported
         return {(item.op, item.name): item for item in loaded}
 
     def answer(self, request: Discover | Calibrate | Compile | Measure) -> Message:
@@ -92,7 +90,7 @@ class Session:
                 loaded = registry.load(self.kernels, self.sources, ops_file=self.ops_file)
                 return Discovered(implementations=loaded)
             case Calibrate():
-                # Foreign code has not been imported yet, so it cannot have bent the ceilings.
+                # Foreign code is not imported yet, so it cannot influence the ceilings.
                 return Calibrated(ceilings=ceilings.measure(self.device, self.timer))
             case Compile():
                 return self._compile(request)
@@ -119,10 +117,8 @@ class Session:
         report: Callable[[Step], None],
         deliver: Callable[[Delivery, InputSets, Sequence[Tensor]], bool],
     ) -> Measured:
-        timer, sensors = (
-            self.timer,
-            self.sensors,
-        )  # first: they bind clocks before foreign code runs
+        # First, since they bind clocks before foreign code runs.
+        timer, sensors = self.timer, self.sensors
         measured = measure(
             request.case,
             [self.items[request.case.op, name] for name in request.implementations],
@@ -139,12 +135,11 @@ class Session:
         return measured
 
     def _step(self, step: Step) -> None:
-        """Say what is done next, and do it when the supervisor has heard."""
+        """Announce the next step, and wait until the supervisor has heard."""
         self._channel.send(step.model_copy(update={"awaits": True}))
         sys.stdin.buffer.readline()
 
     def _deliver(self, delivery: Delivery, sets: InputSets, results: Sequence[Tensor]) -> bool:
-        """Hand the results of a call to the checker; return whether they are right."""
         assert self._mailbox is not None
         self._mailbox.put(sets.form, results)
         self._channel.send(delivery)

@@ -1,4 +1,4 @@
-"""What an implementation could leave in the process that disturbs those after it."""
+"""Restore the state of the process that one implementation could change for the next."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _access(owner: object, name: str) -> tuple[Callable[[], Any], Callable[[Any]
     return partial(getattr, owner, name), partial(setattr, owner, name)
 
 
-# How each is read and written; bound before foreign code is imported.
+# How to read and write each setting; bound before foreign code is imported.
 _backends, _cuda = torch.backends, torch.cuda
 _OF_TORCH: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "num_threads": (torch.get_num_threads, torch.set_num_threads),
@@ -64,13 +64,13 @@ def _popped(length: Callable[[], int], pop: Callable[[], object], before: int) -
 
 
 def _timers() -> tuple[int, ...]:
-    return tuple(one for one in _TIMERS if _getitimer(one)[0])
+    return tuple(timer for timer in _TIMERS if _getitimer(timer)[0])
 
 
 def _stop_timers(going: tuple[int, ...]) -> None:
-    for one in _TIMERS:
-        if one not in going:
-            _setitimer(one, 0)
+    for timer in _TIMERS:
+        if timer not in going:
+            _setitimer(timer, 0)
 
 
 _collect, _freeze, _unfreeze = gc.collect, gc.freeze, gc.unfreeze
@@ -78,7 +78,7 @@ _empty_cache = torch.cuda.empty_cache
 _getitimer, _setitimer = signal.getitimer, signal.setitimer
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _functions, _dispatches = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
-# Each of these, if it is left set, alters or slows what others call.
+# If one of these stays set, it alters or slows the calls of others.
 _HOOKS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "autocast": (torch.is_autocast_enabled, torch.set_autocast_enabled),
     "modes of torch functions": (
@@ -126,13 +126,13 @@ def settings() -> Settings:
 def _read(read: Callable[[], Any]) -> Any:
     try:
         return read()
-    # torch 2.9's two ways to set TF32, once they were mixed; a lost device; a share of one (MIG)
+    # The two ways of torch 2.9 to set TF32 were mixed; or the device is lost, or a MIG share.
     except RuntimeError:
         return UNREADABLE
 
 
 def restore(before: Settings) -> str:
-    """Set back what has changed. Return what that is, in words, or ''."""
+    """Set back all changed settings. Return the changes in words, or ''."""
     changes, now = [], settings()
     for name, value in before.items():
         if now[name] != value:
@@ -143,15 +143,12 @@ def restore(before: Settings) -> str:
     return "; ".join(changes)
 
 
-def forget_earlier_cases(device: str) -> None:
-    """Drop what is left of them: inputs and graphs that a failure's traceback holds, and what
-    torch.compile keeps.
-
-    torch compiles a function for a few shapes (8, by default) and silently runs all later ones
-    uncompiled: a FlexAttention that should take 0.01 ms then takes 3 ms, and its rival wins.
-    """
+def forget_earlier_cases() -> None:
+    """Drop what a traceback holds, and what torch.compile keeps."""
+    # torch compiles a function for a few shapes (8, by default) and silently runs later ones
+    # uncompiled: a FlexAttention that should take 0.01 ms then takes 3 ms.
     frames = sys.modules.get("torch._dynamo.convert_frame")
-    # To import what `reset` needs takes seconds, so it is done only if something was compiled.
+    # To import what `reset` needs takes seconds, so only if something was compiled.
     if frames is not None and frames.FRAME_COUNTER:
         sys.modules["torch._dynamo"].reset()
         _collect_all()
@@ -160,10 +157,7 @@ def forget_earlier_cases(device: str) -> None:
 
 
 def give_back(device: str) -> None:
-    """Give the device's memory back, since another worker may measure on it next.
-
-    Measurements count even if this fails. The next request finds out if the device is lost.
-    """
+    """Free the device's cached memory for other workers. The next request finds a lost device."""
     if device == "cuda":
         with suppress(Failure, DeviceLost):
             for step in (_collect_garbage, _empty_cache):
@@ -174,8 +168,7 @@ _modules_frozen = 0
 
 
 def _collect_garbage() -> None:
-    """Collect what cases left. Modules are frozen, because a collection of torch and the libraries
-    takes 0.2 s. Other objects are not, because a later case may drop one that holds memory."""
+    """Collect what cases left. Modules are frozen, since to collect torch takes 0.2 s."""
     if len(sys.modules) == _modules_frozen:
         _collect()
     else:
@@ -192,7 +185,7 @@ def _collect_all() -> None:
 
 @contextmanager
 def no_garbage() -> Iterator[None]:
-    """Collect nothing while a CUDA graph is captured: a graph that dies would end the capture."""
+    """Collect nothing while a CUDA graph is captured: a graph that dies ends the capture."""
     gc.collect()
     enabled = gc.isenabled()
     gc.disable()

@@ -1,8 +1,8 @@
 """The process that workers are forked from. It imports what every worker needs, nothing foreign.
 
-To import torch and Triton takes seconds, to fork a process that did takes 0.05 s. It has one thread
-and no CUDA context, since neither survives a fork. A worker is the child of a child that ends at
-once, so the supervisor, which adopts orphans, becomes its parent.
+To import torch and Triton takes seconds, to fork this process 0.05 s. It has one thread and no CUDA
+context, since neither survives a fork. A worker is the child of a child that ends at once, so the
+supervisor, which adopts orphans, becomes its parent.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ IMPORTED = (
 )
 MAX_REQUEST_BYTES = 1 << 17
 STREAMS = 3  # stdin, stdout and stderr of a worker
-MAILBOX = 64  # the number of the descriptor behind them, if there is one
+MAILBOX = 64  # the number of a fourth descriptor
 ADOPTION_S = 10.0
 
 
@@ -92,7 +92,6 @@ def _serve(supervisor: socket.socket, parent: int) -> tuple[str, list[str]] | No
 
 
 def _state(without: Sequence[int] = ()) -> tuple[int, frozenset[str], frozenset[int]]:
-    """Return the number of threads, the modules and the descriptors."""
     descriptors = set()
     for path in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # the listing itself had one

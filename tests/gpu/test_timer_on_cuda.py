@@ -30,7 +30,7 @@ def clock() -> tuple[Any, float]:
     from nsabench.worker.timing.cuda import CudaTimer
 
     timer = CudaTimer()
-    return timer, ceilings._offset(timer)
+    return timer, ceilings._measure_offset(timer)
 
 
 def calls(attention: Any, dtypes: tuple[str, ...]) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -46,8 +46,8 @@ def test_what_the_timer_adds_is_small_and_constant(clock: tuple[Any, float]) -> 
     from nsabench.worker.timing import ceilings
 
     timer, offset = clock
-    floor = ceilings._floor(timer)
-    again = [ceilings._offset(timer) for _ in range(3)]
+    floor = ceilings._measure_floor(timer)
+    again = [ceilings._measure_offset(timer) for _ in range(3)]
     print(
         f"\nadds {1e3 * offset:.2f} us, again {[f'{1e3 * x:.2f}' for x in again]}; "
         f"an empty call reads {1e3 * floor:.2f} us"

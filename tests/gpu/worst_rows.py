@@ -72,7 +72,7 @@ def measure(case: Case, device: str, kernels: list[Any]) -> list[dict[str, Any]]
 
     reason = ""
     for _ in range(ATTEMPTS):
-        forget_earlier_cases(device)
+        forget_earlier_cases()
         try:
             rows = list(_rows(case, device, kernels))
             reason = next((r["reason"] for r in rows if OUT_OF_MEMORY in r.get("reason", "")), "")

@@ -71,7 +71,7 @@ def test_all_sets_are_repaired_when_one_is_found_changed() -> None:
     answers = [Answer(i, {"output": torch.zeros(1)}) for i in (0, 1)]
     with pytest.raises(Failure, match="it changed its input q"):
         arm.outputs.check(answers, "")
-    assert not sets.any_changed()
+    assert not sets.find_change()
     assert not sets.is_written_to
 
 

@@ -64,9 +64,9 @@ def test_a_change_is_seen_however_a_tensor_lies(monkeypatch: pytest.MonkeyPatch,
     sets = sets_of(of)
     monkeypatch.setattr(inputs, "draw", draw_laid)
     sets = InputSets(of, desk_of(sets).seeds, sets.form, "cpu")
-    assert sets.any_changed() == ""  # whoever keeps a copy has it from here
+    assert sets.find_change() == ""  # whoever keeps a copy has it from here
     sets.sets[1].tensors["v"][3, 1, 2] += 1
-    assert sets.any_changed() == "its input v"
-    assert sets.repair() and sets.any_changed() == ""
+    assert sets.find_change() == "its input v"
+    assert sets.repair() and sets.find_change() == ""
     sets.sets[0].tensors["k"].data = torch.zeros_like(sets.sets[0].tensors["k"])
-    assert sets.any_changed() == "its input k"  # and not what its memory was before
+    assert sets.find_change() == "its input k"  # and not what its memory was before

@@ -246,7 +246,7 @@ def test_everything_but_what_is_hidden_is_granted(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "a" / "b" / "file").write_text("x")
     (tmp_path / "link").symlink_to(tmp_path / "a")
-    granted = set(sandbox.around([tmp_path / "a" / "b" / "c"], tmp_path))
+    granted = set(sandbox.paths_except([tmp_path / "a" / "b" / "c"], tmp_path))
     assert granted == {tmp_path / "a" / "d", tmp_path / "a" / "b" / "file", tmp_path / "e"}
-    assert set(sandbox.around([], tmp_path)) == {tmp_path}
-    assert set(sandbox.around([tmp_path], tmp_path)) == set()
+    assert set(sandbox.paths_except([], tmp_path)) == {tmp_path}
+    assert set(sandbox.paths_except([tmp_path], tmp_path)) == set()

@@ -20,14 +20,14 @@ def kept():
     node.itself = node
     return node
 
-forget_earlier_cases("cuda")
+forget_earlier_cases()
 """
 LIBRARY = """
 before = gc.get_freeze_count()
 library = [kept() for _ in range(1000)]
 sys.modules["library"] = types.ModuleType("library")
 give_back("cuda")
-forget_earlier_cases("cuda")
+forget_earlier_cases()
 print(gc.get_freeze_count() - before > 900)
 """
 # What a kernel keeps of its last failure, say, holds inputs of the case that it was in.
@@ -35,7 +35,7 @@ DROPPED = """
 last = kept()
 left = weakref.ref(last)
 give_back("cuda")
-forget_earlier_cases("cuda")
+forget_earlier_cases()
 print(left() is not None)
 last = None
 give_back("cuda")
@@ -50,7 +50,7 @@ compiled(torch.ones(3))
 [guarded, *_] = [weakref.ref(o) for o in gc.get_objects() if type(o).__name__ == "GraphModule"]
 compiled = None
 gc.freeze()
-forget_earlier_cases("cuda")
+forget_earlier_cases()
 print(guarded() is None)
 """
 

@@ -1,1 +1,1 @@
-"""Takes samples: one timer a device, rounds of interleaved arms, stopping rules, bursts."""
+"""Take samples: one timer a device, rounds of interleaved arms, stopping rules, bursts."""

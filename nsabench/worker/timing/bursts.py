@@ -1,7 +1,7 @@
-"""Bursts: calls back to back, as a caller in Python makes them.
+"""Time bursts: calls back to back, as a caller in Python makes them.
 
 The host prepares a call while the device works on the one before. A sample hides the launch gap and
-has a cold L2; a burst has neither.
+has a cold L2; a burst does neither.
 """
 
 from __future__ import annotations
@@ -19,20 +19,19 @@ from nsabench.verdicts.statistics import MIN_ROUNDS_EVER
 from nsabench.worker.timing.timer import Timer
 
 ROUNDS = 8
-BURST_S = 2e-3  # much longer than a device synchronise, which takes some 10 µs
+BURST_S = 2e-3  # much longer than a device synchronise, about 10 µs
 MOST_CALLS = 256
-SLOW_MS = 20.0  # a call hides whatever its host does for the next
-ARM_BUDGET_S = 0.06  # in all bursts of an arm, except those that a verdict needs
-# A faster call that a verdict needs has as many bursts as an interval needs.
-NEEDED_MS = 1000.0
-HELD_BYTES = 2 << 30  # what is made ready before a burst may take in all
+SLOW_MS = 20.0  # A slower call hides all host time of the next one.
+ARM_BUDGET_S = 0.06  # An arm without a verdict leaves after this time in bursts.
+NEEDED_MS = 1000.0  # An arm with slower calls leaves in any case.
+HELD_BYTES = 2 << 30  # For all calls that are made ready before a burst.
 
 
 class BurstArm(Protocol):
     name: str
 
     def burst(self, timer: Timer, count: int) -> float:
-        """Make `count` calls on the input sets in turn; return ms a call. Raises `Failure`."""
+        """Make `count` calls in turn; return ms a call. Raises `Failure`."""
         ...
 
 
@@ -45,8 +44,7 @@ class _Arm:
     bursts: Bursts = field(default_factory=Bursts)
 
     def goes_on(self, round_: int) -> bool:
-        """Return whether it has a burst in this round; -1 warms up."""
-        if round_ < 0:
+        if round_ < 0:  # warms up
             return not self.slow
         if round_ < 1 or self.spent_s < ARM_BUDGET_S:
             return True
@@ -64,8 +62,7 @@ def collect(
 ) -> dict[str, Bursts]:
     """Take bursts of every arm, in rounds of a new order; arms that fail go to `failed`.
 
-    call_ms: how long a call takes at least. call_bytes: what a call that is made ready holds.
-    judged: arms that a verdict is about, which get as many bursts as an interval needs.
+    call_ms: the least time of a call. judged: arms that get as many bursts as an interval needs.
     """
     by_name = {arm.name: arm for arm in arms}
     going = {
@@ -76,7 +73,7 @@ def collect(
         )
         for name in by_name
     }
-    for round_ in range(-1, ROUNDS):  # the first one warms up
+    for round_ in range(-1, ROUNDS):
         order = [name for name, arm in going.items() if arm.goes_on(round_)]
         rng.shuffle(order)
         for name in order:

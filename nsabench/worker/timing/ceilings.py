@@ -1,4 +1,4 @@
-"""The best that this device can do, measured in the run: the roofline for all records."""
+"""Measure the best that this device can do in this run: the roofline for all records."""
 
 from __future__ import annotations
 
@@ -17,24 +17,21 @@ from nsabench.worker.timing.timer import Call, Timer, flush
 COPY_BYTES = 2 << 30
 MATMUL_SIZE = 8192
 CPU_MATMUL_SIZES = (512, 1024, 2048)
-CPU_MATMUL_MS = 5.0  # of one, after which none larger is tried
-CPU_REPEATS, CPU_MOVES = 9, 4  # of moves twice, apart: another process may take a core for a while
+CPU_MATMUL_MS = 5.0  # no matrix is tried after one that takes longer
+CPU_REPEATS, CPU_MOVES = 9, 4
 REPEATS, FLOOR_REPEATS, CPU_FLOOR_REPEATS = 7, 50, 15
 KNOWN_SPIN_CYCLES = (200_000, 2_000_000)
 OFFSET_SPIN_CYCLES = (5_000, 50_000)  # about 3 and 25 us
-# The medians of 50 lay up to 0.15 us apart on one GPU, which is 4 % of what a short kernel takes.
+# With 50 pairs, medians on one GPU differ by up to 0.15 us, which is 4 % of a short kernel's time.
 OFFSET_PAIRS = 400
 
 
 def measure(device: str, timer: Timer) -> Ceilings:
-    """Measure copy bandwidth (bytes read plus written), matmul rates and the timer's own floor.
-
-    The best of several repeats counts, since a ceiling is what the device can do.
-    """
-    return _cuda(timer) if device == "cuda" else _cpu(timer)
+    """Measure the best of several repeats, since a ceiling is what the device can do."""
+    return _measure_cuda(timer) if device == "cuda" else _measure_cpu(timer)
 
 
-def _cuda(timer: Timer) -> Ceilings:
+def _measure_cuda(timer: Timer) -> Ceilings:
     free, _ = torch.cuda.mem_get_info()
     size = min(COPY_BYTES, free // 8)
     source = torch.randint(1 << 30, (size // 4,), dtype=torch.int32, device="cuda")
@@ -60,46 +57,47 @@ def _cuda(timer: Timer) -> Ceilings:
         copy_gb_s=2 * size / copy_ms / 1e6,
         l2_gb_s=32 * 2 * resident.numel() * 4 / l2_ms / 1e6,
         tflop_s=rates,
-        timer_floor_ms=_floor(timer),
-        timer_offset_ms=_offset(timer),
-        known_duration_error=_known_duration_error(timer),
+        timer_floor_ms=_measure_floor(timer),
+        timer_offset_ms=_measure_offset(timer),
+        known_duration_error=_measure_known_duration_error(timer),
     )
 
 
-def _cpu(timer: Timer) -> Ceilings:
-    # Twice the last-level cache. If that is larger than it says, the ceiling is only too high.
+def _measure_cpu(timer: Timer) -> Ceilings:
+    # Twice the last-level cache. If the cache is larger than it reports, the ceiling is too high.
     source = flush()
     target = np.empty_like(source)
-    moved = _cpu_gb_s(timer, source, target)
+    moved = _measure_cpu_gb_s(timer, source, target)
     return Ceilings(
-        tflop_s={"float32": _cpu_tflop_s(timer)},
-        timer_floor_ms=_floor(timer, CPU_FLOOR_REPEATS),
-        copy_gb_s=max(moved, _cpu_gb_s(timer, source, target)),
+        tflop_s={"float32": _measure_cpu_tflop_s(timer)},
+        timer_floor_ms=_measure_floor(timer, CPU_FLOOR_REPEATS),
+        # Twice, since another process may use a core for a while.
+        copy_gb_s=max(moved, _measure_cpu_gb_s(timer, source, target)),
         cpu_flush_bytes=source.nbytes,
     )
 
 
-def _cpu_gb_s(timer: Timer, source: NDArray[np.float64], target: NDArray[np.float64]) -> float:
+def _measure_cpu_gb_s(
+    timer: Timer, source: NDArray[np.float64], target: NDArray[np.float64]
+) -> float:
     """Return the best rate of copies by one core, or of reads by all."""
-    copy_ms = _best_warm(timer, partial(np.copyto, target, source), CPU_MOVES)
-    read_ms = _best_warm(timer, partial(torch.sum, torch.from_numpy(target)), CPU_MOVES)
+    copy_ms = _time_warm(timer, partial(np.copyto, target, source), CPU_MOVES)
+    read_ms = _time_warm(timer, partial(torch.sum, torch.from_numpy(target)), CPU_MOVES)
     return max(2 * source.nbytes / copy_ms, source.nbytes / read_ms) / 1e6
 
 
-def _cpu_tflop_s(timer: Timer) -> float:
-    """Return the best rate of matrices up to the first that keep the cores for a while."""
+def _measure_cpu_tflop_s(timer: Timer) -> float:
     rate = 0.0
     for size in CPU_MATMUL_SIZES:
         a = torch.randn(size, size)
-        best = _best_warm(timer, partial(torch.matmul, a, a), CPU_REPEATS)
+        best = _time_warm(timer, partial(torch.matmul, a, a), CPU_REPEATS)
         rate = max(rate, 2 * size**3 / best / 1e9)
         if best >= CPU_MATMUL_MS:
             break
     return rate
 
 
-def _best_warm(timer: Timer, call: Call, repeats: int) -> float:
-    """Return the time (ms) of the fastest call, with warm caches."""
+def _time_warm(timer: Timer, call: Call, repeats: int) -> float:
     return min(timer.burst([call], 0)[0] for _ in range(repeats))
 
 
@@ -109,16 +107,17 @@ def _best(timer: Timer, name: str, call: Call) -> float:
     return min(timer.sample(name, call)[0].time_ms for _ in range(REPEATS))
 
 
-def _floor(timer: Timer, repeats: int = FLOOR_REPEATS) -> float:
+def _measure_floor(timer: Timer, repeats: int = FLOOR_REPEATS) -> float:
     """Return the median time (ms) of an empty call: no sample is shorter."""
     return quantile([timer.sample("null", lambda: None)[0].time_ms for _ in range(repeats)], 0.5)
 
 
-def _offset(timer: Timer) -> float:
-    """Return what the events read (ms) beyond the time of a kernel by a clock inside it.
+def _measure_offset(timer: Timer) -> float:
+    """Return by how much (ms) the events exceed the time of a kernel by a clock inside it.
 
-    A spin ends when the SM has counted its cycles. Two lengths give the time of a cycle, and so the
-    time of a spin of none. They alternate, since the clock may rise meanwhile.
+    A spin ends when the SM has counted its cycles. Spins of two lengths give the time of a cycle,
+    and so the time that events read for a spin of no cycles. The lengths alternate, since the clock
+    may rise meanwhile.
     """
     offsets = []
     for _ in range(OFFSET_PAIRS):
@@ -136,10 +135,10 @@ def _spin(cycles: int) -> None:
     torch.cuda._sleep(cycles)
 
 
-def _known_duration_error(timer: Timer) -> float:
-    """Return the relative error of the events on a duration that the host clock measures as well.
+def _measure_known_duration_error(timer: Timer) -> float:
+    """Return the relative error of the events, by the clock of the host.
 
-    The difference between spins of n and of 10 n cycles, in which fixed overheads cancel.
+    The duration is the difference between spins of n and of 10 n cycles, so fixed overheads cancel.
     """
     by_events, by_host = [], []
     for cycles in KNOWN_SPIN_CYCLES:

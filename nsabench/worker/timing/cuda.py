@@ -1,9 +1,9 @@
-"""The timer of a CUDA device: events around one call on a flushed L2, the launch gap hidden.
+"""Time one call on CUDA: events around it, on a flushed L2, with the launch gap hidden.
 
 A spin kernel holds the stream while the host queues start event, call and end event. The gap was
-hidden if the start event has not passed when the call returns. So the spin grows until it suffices,
-and shrinks again. A call that waits for the device cannot be hidden: its samples say so, and
-include its launch gaps.
+hidden if the start event has not passed when the call returns. So the spin grows until it is long
+enough, and shrinks again. A call that waits for the device cannot be hidden: its samples say so,
+and include its launch gaps.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from nsabench.failure import DeviceLost
 from nsabench.machine.clock import now_s
 from nsabench.worker.timing.l2_flush import L2Flush
 from nsabench.worker.timing.spin import FIRST_CYCLES, longer, shorter
-from nsabench.worker.timing.timer import Call, Sample, Timed, one_behind_the_other
+from nsabench.worker.timing.timer import Call, Sample, Timed, call_back_to_back
 
-# A device synchronise with nothing to wait for now and then takes 0.1 ms (H200). The ordered calls
-# of the parity checks find shorter escapes.
+# A device synchronise with nothing to wait for sometimes takes 0.1 ms (H200). The ordered calls of
+# the parity checks find shorter escapes.
 MIN_ESCAPE_S = 200e-6
-FLUSHES = 5  # of which the shortest counts
-MOST_LATE = 5  # tries of an arm in a case, after which its spin does not shrink any more
+FLUSHES = 5  # the shortest counts
+MOST_LATE = 5  # tries of an arm in a case before its spin stops shrinking
 
 # Bound here, before foreign code is imported. The base class is a C type: it cannot be patched.
 _Event = torch._C._CudaEventBase
@@ -34,16 +34,14 @@ _current_stream = torch.cuda.current_stream
 
 
 class _Once(NamedTuple):
-    hidden: bool  # its launch gap
+    hidden: bool  # the launch gap
     result: Any
     waited_s: float  # for the device after the end event
-    host_s: float  # the host was in the call
+    host_s: float  # of the host in the call
     queued_s: float  # from the spin to the end of the call
 
 
 class CudaTimer:
-    """Times calls on the current stream of the current device."""
-
     def __init__(self) -> None:
         self._flush_l2 = L2Flush()
         self.touch: Callable[[], None] | None = None
@@ -56,8 +54,8 @@ class CudaTimer:
         self._flush_s = self._measure_flush()  # now that the device is warm
 
     def _measure_sync_noise(self) -> float:
-        """Return how long a synchronise takes after a sample that leaves nothing running."""
-        waits = sorted(self._once(FIRST_CYCLES, lambda: None).waited_s for _ in range(100))
+        """Return how long (s) a synchronise takes after a sample that leaves nothing running."""
+        waits = sorted(self._run_once(FIRST_CYCLES, lambda: None).waited_s for _ in range(100))
         return waits[-3]
 
     def sample(self, arm: str, call: Call, retry: Callable[[], Call] | None = None) -> Timed:
@@ -67,14 +65,14 @@ class CudaTimer:
                 sample, once = self._sampled(spin, call)
             except RuntimeError as error:  # asynchronous: raised by an event or a synchronise
                 raise DeviceLost(arm, " ".join(str(error).split())[:300]) from error
-            # A call may be late on purpose: each late try is one more call.
+            # A call could be late on purpose: each late try is one more call.
             if sample.gap_hidden and self._late[arm] <= MOST_LATE:
                 self._spin[arm] = shorter(spin, once.queued_s - self._flush_s)
             if sample.gap_hidden or spin == 0:
                 return sample, once.result
             self._late[arm] += 1
             # A call that outlasts the longest spin synchronises. After two such samples no spin is
-            # tried any more: the first may have met a busy machine.
+            # tried: one may be due to a busy machine.
             spin = longer(spin, once.host_s, before_s)
             self._exposed[arm] += spin == 0
             if spin or self._exposed[arm] > 1:
@@ -84,8 +82,8 @@ class CudaTimer:
                 call = retry()
 
     def _sampled(self, spin: int, call: Call) -> tuple[Sample, _Once]:
-        once = self._once(spin, call)
-        # Work that was put on other streams and not joined keeps the device busy after the event.
+        once = self._run_once(spin, call)
+        # Work on other streams that was not joined keeps the device busy after the event.
         escaped_ms = once.waited_s * 1e3 if once.waited_s > self._escape_s else 0.0
         time_ms = self._start.elapsed_time(self._end) + escaped_ms
         host_us = once.host_s * 1e6 if once.hidden else 0.0
@@ -96,16 +94,15 @@ class CudaTimer:
     ) -> tuple[float, Any]:
         _synchronize()
         start = now_s()
-        result = one_behind_the_other(calls, kept)
+        result = call_back_to_back(calls, kept)
         _synchronize()
         time_ms = (now_s() - start) * 1e3 / len(calls)
         return time_ms, keep(result)
 
-    def _once(self, spin: int, call: Call) -> _Once:
-        """Queue and finish one call."""
+    def _run_once(self, spin: int, call: Call) -> _Once:
         stream = _current_stream()
-        # The flush comes after the spin, so that nothing that the call queues on another stream can
-        # warm the L2 while the device is held.
+        # The flush comes after the spin. Else a call could warm the L2 from another stream while
+        # the device is held.
         if spin:
             _sleep(spin)
         queued = now_s()
@@ -124,7 +121,6 @@ class CudaTimer:
         return _Once(hidden, result, now_s() - before, returned - called, returned - queued)
 
     def _measure_flush(self) -> float:
-        """Return how long the device flushes the L2 (s)."""
         stream = _current_stream()
         took_ms: list[float] = []
         for _ in range(FLUSHES):

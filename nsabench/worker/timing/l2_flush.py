@@ -1,4 +1,4 @@
-"""Flushes the L2 before a timed call, and says how large the L2 is."""
+"""Flush the L2."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 _amax = torch.amax  # bound before foreign code is imported
 
 LEAST = 8 << 20
-LARGEST = 128 << 20  # no device has more, and flushing too much only takes longer
+LARGEST = 128 << 20  # no device has more
 
 
 def l2_bytes(properties: Any) -> int:
@@ -33,5 +33,4 @@ class L2Flush:
         self._sink = torch.empty((), dtype=torch.int32, device="cuda")
 
     def __call__(self) -> None:
-        """Queue the flush on the current stream."""
         _amax(self._words, dim=0, out=self._sink)

@@ -1,4 +1,4 @@
-"""Rounds of interleaved samples: every arm once a round, in a new order each time."""
+"""Take interleaved samples in rounds: every arm once a round, in a new order each time."""
 
 from __future__ import annotations
 
@@ -17,39 +17,32 @@ from nsabench.worker.timing.timer import Timer
 
 MIN_WARMUP_CALLS = 3
 SETTLED = 0.03  # medians of two successive warm-up thirds agree this well
-MAX_WARMUP = 4  # times the asked time
+MAX_WARMUP = 4  # multiple of the requested time
 
 
 class Arm(Protocol):
     """One implementation. Its methods, and the calls that it prepares, raise `Failure`."""
 
     name: str
-    called_s: float  # inside calls that it has counted itself
+    called_s: float  # in calls that the arm counts itself
 
     def prepare(self, round_: int) -> Callable[[], Any]:
-        """Do what is not timed of a call; return the call to time."""
+        """Do the untimed part of a call; return the timed part."""
         ...
 
-    def inspect(self, round_: int, result: Any) -> None:
-        """Check what a timed call returned."""
-        ...
+    def inspect(self, round_: int, result: Any) -> None: ...
 
-    def finish(self) -> None:
-        """Check once more after the last sample."""
-        ...
+    def finish(self) -> None: ...
 
 
 @dataclass
 class Collected:
-    """By arm: its samples, or why it left."""
-
     samples: dict[str, Samples] = field(default_factory=dict)
     failed: dict[str, Failure] = field(default_factory=dict)
-    busy_s: float = 0.0  # in warm-up and timed calls, without what arms have counted themselves
+    busy_s: float = 0.0  # in warm-up and timed calls, without what arms count themselves
 
     @contextmanager
     def busy(self, *arms: Arm) -> Iterator[None]:
-        """Count the time of calls of these arms, none of it twice."""
         begun, called_s = now_s(), sum(arm.called_s for arm in arms)
         try:
             yield
@@ -82,7 +75,6 @@ def _warm(times: list[float], elapsed: float, seconds: float) -> bool:
 
 
 def collect(arms: Sequence[Arm], timer: Timer, rule: Rule, rng: Random, out: Collected) -> None:
-    """Sample the arms in rounds until `rule` has enough, into `out`."""
     by_name = {arm.name: arm for arm in arms if arm.name not in out.failed}
     out.samples = {name: Samples() for name in by_name}
     times = {name: s.time_ms for name, s in out.samples.items()}
@@ -93,7 +85,7 @@ def collect(arms: Sequence[Arm], timer: Timer, rule: Rule, rng: Random, out: Col
         for position, name in enumerate(order):
             try:
                 prepare = partial(by_name[name].prepare, round_)
-                call = prepare()  # may fail too: it makes checked calls
+                call = prepare()  # makes checked calls, so it may fail
                 with out.busy(by_name[name]):
                     sample, result = timer.sample(name, call, prepare)
                 by_name[name].inspect(round_, result)

@@ -1,4 +1,4 @@
-"""When enough samples were taken. One class a rule, each built from its model in the matrix."""
+"""Decide when enough samples were taken: a class for each rule of a matrix."""
 
 from __future__ import annotations
 
@@ -9,30 +9,28 @@ from nsabench.model.case import FixedCount, RatioCI, Stopping, TimeBudget
 from nsabench.verdicts.statistics import MIN_ROUNDS_EVER, quantile, ratio_of_medians
 
 STOP_RESAMPLES = 200  # fewer than for a verdict
-CONTENDER_MARGIN = 1.1  # a baseline further behind cannot become the best one
-HOPELESS = 3.0  # times the best baseline, in all of the first MIN_ROUNDS_EVER
+CONTENDER_MARGIN = 1.1  # a slower baseline cannot become the best one
+HOPELESS = 3.0  # multiple of the best baseline's time
 
 
 class Rule(Protocol):
     """Asked after each round with the times so far, all of the same length for active arms."""
 
-    def enough(self, rounds: int, elapsed_s: float, times: Mapping[str, Sequence[float]]) -> bool:
-        """Return whether to stop sampling the case."""
-        ...
+    def enough(
+        self, rounds: int, elapsed_s: float, times: Mapping[str, Sequence[float]]
+    ) -> bool: ...
 
-    def active(self, rounds: int, times: Mapping[str, Sequence[float]]) -> set[str]:
-        """Return which arms still need samples."""
-        ...
+    def active(self, rounds: int, times: Mapping[str, Sequence[float]]) -> set[str]: ...
 
 
 class StopAtRatioCI:
     """Stops when every candidate's ratio to the best baseline is known well enough.
 
-    After `MIN_ROUNDS_EVER` rounds arms leave that are hopelessly behind the best baseline, except
-    candidates. Then the budget begins, so that a slow baseline does not use it up. After
+    After `MIN_ROUNDS_EVER` rounds the arms that are hopelessly behind the best baseline leave,
+    except candidates. Then the budget begins, so that a slow baseline does not use it up. After
     `min_rounds` only candidates and the baselines near the best one stay. The second best baseline
     stays unless it takes half of the budget: a check may yet reject the best one. Alternatives are
-    compared among themselves in this way.
+    compared with each other in the same way.
     """
 
     def __init__(
@@ -53,7 +51,7 @@ class StopAtRatioCI:
             self._began_s = elapsed_s
         spent_s = elapsed_s - self._began_s
         if rounds < self.model.min_rounds:
-            # A slow candidate must not eat the time of all later cases either.
+            # A slow candidate must not use up the time of later cases.
             return rounds > MIN_ROUNDS_EVER and spent_s >= 2 * self.model.budget_s
         if rounds >= self.model.max_rounds or spent_s >= self.model.budget_s:
             return True
@@ -72,13 +70,12 @@ class StopAtRatioCI:
         if rounds < MIN_ROUNDS_EVER or not ranked:
             return set(times)
         kinds = set().union(*self.rivals)
-        needed = {arm for one in ranked for arm in self._needed(one, rounds, times, kinds)}
+        needed = {arm for arms in ranked for arm in self._needed(arms, rounds, times, kinds)}
         return self.candidates & set(times) | needed
 
     def _needed(
         self, ranked: list[str], rounds: int, times: Mapping[str, Sequence[float]], kinds: set[str]
     ) -> set[str]:
-        """Return arms of one kind that still need samples, and early also arms of no kind."""
         early = rounds < self.model.min_rounds
         limit = (HOPELESS if early else CONTENDER_MARGIN) * quantile(times[ranked[0]], 0.5)
         spare = {arm for arm in ranked[1:2] if sum(times[arm]) / 1e3 < self.model.budget_s / 2}
@@ -94,7 +91,6 @@ class StopAtRatioCI:
 
     @staticmethod
     def _ranked(kind: set[str], rounds: int, times: Mapping[str, Sequence[float]]) -> list[str]:
-        """Return the arms of a kind that were in every round, the fastest first."""
         medians = {
             arm: quantile(times[arm], 0.5)
             for arm in kind & set(times)

@@ -1,4 +1,4 @@
-"""The interface every timer has, and the timer of the CPU."""
+"""Define the interface of every timer, and the timer of the CPU."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from nsabench.machine.clock import now_s
 from nsabench.machine.cpu_caches import last_level_bytes
 
-CPU_FLUSHES = 2  # times the last-level cache
-LINE_WORDS = 8  # of a cache line; to read one of them is to read all
+CPU_FLUSHES = 2  # multiple of the last-level cache
+LINE_WORDS = 8  # words of a cache line, which are read together
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Sample:
     time_ms: float
     escaped_ms: float = 0.0  # the part of time_ms after the end event
     gap_hidden: bool = True
-    host_us: float = 0.0  # in the call while the device was held; 0.0 if it was not held
+    host_us: float = 0.0  # of the host in the call; 0.0 if the device was not held
 
 
 Call = Callable[[], Any]
@@ -30,15 +30,12 @@ Timed = tuple[Sample, Any]
 
 
 class Timer(Protocol):
-    """Times calls on cold caches, or on what `touch` reads after the flush."""
+    """Times calls on cold caches, except for what `touch` reads after the flush."""
 
     touch: Callable[[], None] | None
 
     def sample(self, arm: str, call: Call, retry: Callable[[], Call] | None = None) -> Timed:
-        """Time `call` once; return the sample and what `call` returned.
-
-        A bad sample is taken again with the call that `retry` makes, which may raise.
-        """
+        """Time `call` once. A bad sample is repeated with the call that `retry` makes."""
         ...
 
     def burst(
@@ -46,25 +43,18 @@ class Timer(Protocol):
     ) -> tuple[float, Any]:
         """Make the calls back to back; return ms a call until the work of the last one is done.
 
-        Returns also what call `kept` returned, as `keep` copies it when the clock stops.
+        Returns also the result of call `kept`, copied by `keep` when the clock has stopped.
         """
         ...
 
-    def synchronize(self) -> None:
-        """Wait until the device is done."""
-        ...
+    def synchronize(self) -> None: ...
 
-    def forget(self) -> None:
-        """Forget the arms of the case before."""
-        ...
+    def forget(self) -> None: ...
 
 
-def one_behind_the_other(calls: Sequence[Call], kept: int) -> Any:
-    """Make the calls as a caller's loop would; return what call `kept` returned.
-
-    Like a caller's variable, `result` drops a result only when the next one is there.
-    """
-    result = None
+def call_back_to_back(calls: Sequence[Call], kept: int) -> Any:
+    """Make the calls as a caller's loop would; return the result of call `kept`."""
+    result = None  # like a caller's variable, it drops a result when the next one is there
     for call in calls[:kept]:
         result = call()
     kept_result = result = calls[kept]()
@@ -83,8 +73,6 @@ def flush() -> NDArray[np.float64]:
 
 
 class CpuTimer:
-    """Reads the clock around a call, after it has flushed the caches."""
-
     def __init__(self) -> None:
         self._flush = flush()
         self.touch: Callable[[], None] | None = None
@@ -101,7 +89,7 @@ class CpuTimer:
         self, calls: Sequence[Call], kept: int, keep: Callable[[Any], Any] = lambda result: result
     ) -> tuple[float, Any]:
         start = now_s()
-        result = one_behind_the_other(calls, kept)
+        result = call_back_to_back(calls, kept)
         time_ms = (now_s() - start) * 1e3 / len(calls)
         return time_ms, keep(result)
 

@@ -185,4 +185,4 @@ def test_what_is_drawn_is_drawn_again(op: str, distribution: str) -> None:
         for tensor in inputs.tensors.values():
             if tensor.is_floating_point():
                 tensor.zero_()
-    assert sets.repair() and sets.any_changed() == ""
+    assert sets.repair() and sets.find_change() == ""

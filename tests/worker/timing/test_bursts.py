@@ -9,7 +9,7 @@ import pytest
 from nsabench.failure import Failure
 from nsabench.model.vocabulary import Status
 from nsabench.worker.timing import bursts
-from nsabench.worker.timing.timer import CpuTimer, Timer, one_behind_the_other
+from nsabench.worker.timing.timer import CpuTimer, Timer, call_back_to_back
 
 
 class CountedArm:
@@ -122,7 +122,7 @@ def test_one_result_is_kept_of_calls_made_in_order(kept: int) -> None:
         made.append(i)
         return 10 * i
 
-    assert one_behind_the_other([lambda i=i: call(i) for i in range(4)], kept) == 10 * kept
+    assert call_back_to_back([lambda i=i: call(i) for i in range(4)], kept) == 10 * kept
     assert made == [0, 1, 2, 3]
 
 
