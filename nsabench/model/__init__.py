@@ -1,1 +1,1 @@
-"""The typed objects that everybody uses. They measure and judge nothing."""
+"""The types that all packages share."""

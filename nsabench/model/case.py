@@ -1,4 +1,4 @@
-"""A case: one op at one shape, dtype, direction and distribution, and how it is to be measured."""
+"""A case: an op at one shape, dtype, direction and distribution, and how it is measured."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ Seed = Annotated[int, Field(ge=0, lt=2**62)]
 
 
 class Strict(BaseModel):
-    """Immutable fields that a user writes: no others, no NaN and no infinity."""
+    """Immutable fields that a user writes. Other fields, NaN and infinity are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Frozen(BaseModel):
-    """Immutable fields; those that another version wrote are ignored."""
+    """Immutable fields. Other fields are ignored, since another version may have written them."""
 
     model_config = ConfigDict(frozen=True)
 
 
+# docs/reference/matrices.md shows the docstrings of the next five classes.
 class RatioCI(Strict):
     """Stop when the 95 % interval of every candidate's ratio to its best baseline is narrow."""
 
@@ -43,7 +44,7 @@ class RatioCI(Strict):
 
 
 class FixedCount(Strict):
-    """Stop after a fixed number of rounds (one sample an implementation a round)."""
+    """Stop after a fixed number of rounds. A round has one sample of each implementation."""
 
     kind: Literal["fixed_count"]
     rounds: PositiveInt = 50
@@ -60,14 +61,14 @@ Stopping = Annotated[RatioCI | FixedCount | TimeBudget, Field(discriminator="kin
 
 
 class Tolerances(Strict):
-    """When an output counts as right (docs/explanation/measurement.md, *Parity*)."""
+    """When an output is right (docs/explanation/measurement.md, *Parity*)."""
 
     mae: PositiveFloat = 1e-3
     rel_l2_ratio: PositiveFloat = 2.0
 
 
 class Timing(Strict):
-    """How samples are taken. `warmup_s` is per implementation."""
+    """How samples are taken. `warmup_s` is the time for each implementation."""
 
     mode: Mode = Mode.STREAM
     warmup_s: PositiveFloat = 0.025
@@ -76,7 +77,7 @@ class Timing(Strict):
 
 
 class Case(Strict):
-    """One cell of the plan. `id` depends only on what is measured, so it is stable across runs."""
+    """What is measured, and how. `id` depends only on what is measured, not on the run."""
 
     op: str
     shape: dict[str, int]
@@ -92,7 +93,7 @@ class Case(Strict):
 
     @property
     def content(self) -> dict[str, Any]:
-        """What is launched, however it is timed."""
+        """The fields that decide what is launched, not how it is timed."""
         return self.model_dump(
             mode="json",
             include={"op", "shape", "dtype", "direction", "distribution", "streams"},
@@ -109,5 +110,4 @@ class Case(Strict):
 
     @property
     def mode(self) -> Mode:
-        """What a sample of it is."""
         return self.timing.mode

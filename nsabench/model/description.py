@@ -1,4 +1,4 @@
-"""What a worker with torch says about the software and the device that it sees."""
+"""The software and the device, as a worker with torch sees them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nsabench.model.measurement import Message
 
 
 class DescribedSoftware(Message):
-    """Versions as the loaded code answers them; None if they could not be read."""
+    """Versions that the loaded code reports; None if they could not be read."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -27,8 +27,6 @@ class DescribedSoftware(Message):
 
 
 class DescribedDevice(Message):
-    """A device as torch sees it."""
-
     model_config = ConfigDict(frozen=True)
 
     type: str = ""  # "cuda" or "cpu"
@@ -37,15 +35,13 @@ class DescribedDevice(Message):
     memory_bytes: int | None = None
     multiprocessors: int | None = None
     l2_bytes: int | None = None
-    nvml_index: int | None = None  # its place in NVML's order
+    nvml_index: int | None = None
     capability: str | None = None  # the instructions that torch uses on a CPU, such as "AVX512"
 
 
 class Described(Message):
-    """absent: "software.torch" -> why it could not be read. sandbox: what it keeps from kernels."""
-
     kind: Literal["described"] = "described"
     software: DescribedSoftware
     device: DescribedDevice
-    absent: dict[str, str] = Field(default_factory=dict)
-    sandbox: str | None = None
+    absent: dict[str, str] = Field(default_factory=dict)  # "software.torch" -> why it is not known
+    sandbox: str | None = None  # what kernels are kept from

@@ -119,7 +119,7 @@ class Log:
         for entry in entries:
             self.add(entry)
 
-    def of(self, purpose: Purpose, case_id: str) -> list[Attempt]:
+    def attempts_of(self, purpose: Purpose, case_id: str) -> list[Attempt]:
         return self._by_case.get((purpose, case_id), [])
 
     def only(self, *purposes: Purpose) -> Log:

@@ -1,4 +1,4 @@
-"""A plan: the immutable list of the cases of a run, and the implementations of each."""
+"""A plan: the cases of a run, and the implementations of each. It never changes."""
 
 from __future__ import annotations
 
@@ -44,23 +44,19 @@ Moment = Annotated[datetime, AfterValidator(_as_moment)]
 
 
 class Origin(Frozen):
-    """The library that an implementation calls; empty texts if it calls none.
-
-    version: that is installed, or the commit of a repository; empty if it is not installed.
-    licence: an SPDX expression.
-    """
+    """The library that an implementation calls, or empty texts."""
 
     package: str = ""
-    version: str = ""
-    licence: str = ""
+    version: str = ""  # or the commit of a repository; empty: not installed
+    licence: str = ""  # an SPDX expression
 
     def __str__(self) -> str:
         return f"{self.package} {self.version}".rstrip()
 
 
 class LeastWork(Frozen):
-    """The least compulsory work of the cases that a control is for: a trick that answers from
-    memory gains nothing where computing is fast."""
+    """Compulsory work that a case must have for a control: a trick that returns a stored answer
+    gains nothing if computing is fast."""
 
     bytes_min: int = 0
     flops: int = 0
@@ -75,7 +71,7 @@ class LeastWork(Frozen):
 
 
 class ImplementationInfo(Frozen):
-    """What the supervisor knows of an implementation, without having imported it."""
+    """Facts about an implementation that are known without importing it."""
 
     op: str
     name: str
@@ -85,14 +81,15 @@ class ImplementationInfo(Frozen):
     wraps: str = ""
     computes_by: str = ""  # of a control: the baseline whose work it does
     source: Source
-    distributions: tuple[str, ...] = ()  # where it is the op's function; all, if none is named
-    directions: tuple[Direction, ...] = ()  # likewise
-    modes: tuple[Mode, ...] = ()  # likewise
+    # The cases that it is for; empty: all.
+    distributions: tuple[str, ...] = ()
+    directions: tuple[Direction, ...] = ()
+    modes: tuple[Mode, ...] = ()
     least: LeastWork = LeastWork()
-    computes: str = ""  # of an alternative: the op that it is one of
+    computes: str = ""  # of an alternative: the op whose function it computes
     kind: Kind | None = None  # of a baseline
-    origin: Origin = Origin()  # the library that it calls, if it does
-    compiled_by: str = ""  # when it is called: `triton`, `nvcc`, `cutlass`
+    origin: Origin = Origin()
+    compiled_by: str = ""  # at its first call: `triton`, `nvcc`, `cutlass`
 
     def concerns(self, case: Case) -> bool:
         return (
@@ -110,22 +107,17 @@ class MatrixInfo(Frozen):
 
 
 class PlannedCase(Frozen):
-    """A case and the names of the implementations that are measured on it, interleaved.
-
-    alongside: baselines among them that the matrix leaves out. They are compared with the controls
-    that wrap them, not with candidates. shard: in a merged run, the number of the shard that
-    measured the case, from 1; else 0.
-    """
+    """A case and the names of its implementations."""
 
     id: str
     case: Case
     implementations: tuple[str, ...]
-    alongside: tuple[str, ...] = ()
-    shard: int = Field(0, ge=0)
+    alongside: tuple[str, ...] = ()  # baselines that run only for a control that wraps them
+    shard: int = Field(0, ge=0)  # in a merged run: which shard measured it, from 1
 
 
 class Plan(Frozen):
-    """Everything that decides what a run measures. Written to `plan.json` before the first case."""
+    """Everything that decides what a run measures."""
 
     run_id: RunId
     created: Moment
@@ -135,18 +127,17 @@ class Plan(Frozen):
     kernels_sha256: str = ""
     ops: str = ""  # absolute path of the file with the user's op
     ops_sha256: str = ""
-    # Where implementations and ops come from, each a `Source`, and the sha256 of the files there.
-    sources: dict[str, str] = Field(default={})
+    sources: dict[str, str] = Field(
+        default={}
+    )  # each `Source` of code, and the sha256 of its files
     shard: str = "1/1"
-    # The seeds of inputs are made from it, so that no seed is known before it is used.
-    entropy: str = Field(default_factory=lambda: token_hex(16))
-    margin: float = Field(MARGIN, ge=1, allow_inf_nan=False)  # that verdicts are confirmed at
-    sandboxed: bool = True  # whether kernels are kept from what is not theirs, where the OS can
-    where: tuple[str, ...] = ()  # the conditions that all its cases meet
-    # Of a shard: the ids of all cases of the plan that it is a part of, with blanks between.
-    whole: str = ""
+    entropy: str = Field(default_factory=lambda: token_hex(16))  # see `input_seeds`
+    margin: float = Field(MARGIN, ge=1, allow_inf_nan=False)  # at which verdicts are confirmed
+    sandboxed: bool = True  # if the OS can
+    where: tuple[str, ...] = ()  # the conditions that all cases meet
+    whole: str = ""  # of a shard: the ids of all cases of all shards, with blanks between
     canary: PlannedCase | None = None  # a case that all shards measure, in a pass of its own
-    shards: tuple[RunId, ...] = ()  # the runs that this one was merged of
+    shards: tuple[RunId, ...] = ()  # the runs that were merged into this one
     matrices: list[MatrixInfo]
     implementations: list[ImplementationInfo]
     cases: list[PlannedCase]
@@ -156,7 +147,7 @@ class Plan(Frozen):
         return {planned.id: planned for planned in self.cases}
 
     def measured(self, case_id: str) -> PlannedCase:
-        """Return a case, or the canary, which need not be one of the cases."""
+        """Return one of the cases, or the canary."""
         planned = self.by_id.get(case_id) or self.canary
         assert planned is not None
         return planned
@@ -168,15 +159,15 @@ class Plan(Frozen):
     @property
     def origins(self) -> list[Origin]:
         """The installed libraries that the implementations call, by name."""
-        found = {i.origin.package: i.origin for i in self.implementations if i.origin.version}
-        return [found[name] for name in sorted(found)]
+        origins = {i.origin.package: i.origin for i in self.implementations if i.origin.version}
+        return [origins[name] for name in sorted(origins)]
 
     def narrowed(self, cases: Iterable[PlannedCase], where: Iterable[str]) -> Plan:
-        """Return the plan with these cases only, which meet the conditions `where`."""
+        """Return the plan with only these cases, which meet the conditions `where`."""
         return self.model_copy(update={"cases": list(cases), "where": (*self.where, *where)})
 
     def differences(self, other: Plan) -> list[str]:
-        """Return the fields in which two plans ask for different measurements."""
+        """Return the fields that make two plans ask for different measurements."""
         fields = type(self).model_fields.keys() - {"run_id", "created", "entropy"}
         return sorted(name for name in fields if getattr(self, name) != getattr(other, name))
 
@@ -192,27 +183,26 @@ class Plan(Frozen):
 
     @cached_property
     def clean_sources(self) -> dict[str, str]:
-        """The sources that no candidate comes from, with their digests."""
+        """The digests of the sources that no candidate comes from."""
         foreign = {i.source for i in self.implementations if i.role is Role.CANDIDATE}
         return {source: d for source, d in self.sources.items() if source not in foreign}
 
     def clean_baselines(self, planned: PlannedCase) -> list[str]:
-        """Return the baselines of a case that a candidate is held to and that come from clean
-        sources."""
+        """Return the baselines from clean sources that candidates of a case are compared with."""
         names = [name for name in planned.implementations if name not in planned.alongside]
         infos = [self.info(planned.case.op, name) for name in names]
         clean = self.clean_sources
         return [i.name for i in infos if i.role is Role.BASELINE and i.source in clean]
 
-    _sha256: str = PrivateAttr("")  # of the file that it was read from or written to
+    _sha256: str = PrivateAttr("")  # of the file
 
     @property
     def sha256(self) -> str:
-        """The sha256 of `plan.json`, which the log of the run holds."""
+        """The sha256 of `plan.json`."""
         return self._sha256 or hashlib.sha256(self._as_json()).hexdigest()
 
     def _binds_its_op(self) -> bool:
-        """Return whether the file of the op has a digest; without, it could hold any code."""
+        """Return whether the file of the op has a digest. Without one it could hold any code."""
         source = Source.of_digest(Path(self.ops), self.ops_sha256)
         is_digest = re.fullmatch(r"[0-9a-f]{64}", self.ops_sha256) is not None
         return is_digest and self.ops_sha256 == self.sources.get(source)
@@ -221,7 +211,7 @@ class Plan(Frozen):
         return self.model_dump_json(indent=1).encode() + b"\n"
 
     def write(self, path: Path) -> None:
-        """Write the file in one step. Raises `UsageError` for a plan that `read` would refuse."""
+        """Write the plan. Raises `UsageError` if it is too large to be read."""
         content = self._as_json()
         if len(content) > limits.PLAN:
             raise UsageError(
@@ -233,9 +223,9 @@ class Plan(Frozen):
 
     @classmethod
     def read(cls, path: Path) -> Plan:
-        """Raises `UsageError` when `path` holds no plan."""
+        """Raise `UsageError` if `path` holds no plan."""
         try:
-            # A copy, because `_read` keeps the plan for another caller.
+            # A copy, because `_read` caches the plan.
             plan = _read(reading.read(path, limits.PLAN)).model_copy()
         except (OSError, ValueError) as error:
             raise UsageError(
@@ -260,7 +250,7 @@ class Plan(Frozen):
         return plan
 
 
-@lru_cache(maxsize=1)  # what was just sealed is verified next, and may be large
+@lru_cache(maxsize=1)  # a plan may be large, and is verified right after it is sealed
 def _read(content: bytes) -> Plan:
     plan = Plan.model_validate_json(content)
     plan._sha256 = hashlib.sha256(content).hexdigest()

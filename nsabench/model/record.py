@@ -357,7 +357,7 @@ def values_of(table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
             try:
                 values[column.name] = column.word(value)
             except ValueError:
-                raise ValueError(f"has the {column.name} {value!r}, which is none") from None
+                raise ValueError(f"has an unknown {column.name}: {value!r}") from None
     return values
 
 

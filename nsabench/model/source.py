@@ -1,4 +1,4 @@
-"""Where an implementation comes from: an installed distribution, or a user's file."""
+"""The source of an implementation: an installed distribution, or a user's file."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ _DIGITS = 12
 
 
 class Source(str):
-    """A distribution by its name, or a file as `NAME@DIGEST`. It is a text in JSON and YAML."""
+    """The name of a distribution, or `NAME@DIGEST` of a file."""
 
     __slots__ = ()
 
     @classmethod
     def of_file(cls, file: Path, content: bytes) -> Source:
-        """Return the source of a user's file with this content."""
         return cls.of_digest(file, hashlib.sha256(content).hexdigest())
 
     @classmethod
@@ -28,21 +27,20 @@ class Source(str):
 
     @property
     def is_file(self) -> bool:
-        """Whether it is a user's file; the name of a distribution has no `@`."""
         return "@" in self
 
     @property
     def name(self) -> str:
-        """Of the distribution, or of the file without its folders."""
+        """The name of the distribution, or of the file without its folders."""
         return self.rpartition("@")[0] if self.is_file else str(self)
 
     @property
     def digest(self) -> str:
-        """The first digits of the sha256 of a file; empty of a distribution."""
+        """The first digits of the sha256 of a file; empty for a distribution."""
         return self.rpartition("@")[2] if self.is_file else ""
 
     def is_of(self, file: Path | None) -> bool:
-        """Whether it is that file, with whatever content."""
+        """Return whether this is that file, with any content."""
         return file is not None and self.is_file and self.name == file.name
 
     @classmethod

@@ -1,3 +1,3 @@
-"""The version of nsabench: of the code, of a plan, and of what a run was made with."""
+"""The version of nsabench."""
 
 __version__ = "0.2.0"

@@ -1,4 +1,4 @@
-"""The closed vocabularies of nsabench. They appear unchanged in YAML, JSON, Parquet and reports."""
+"""The vocabularies of nsabench. YAML, JSON, Parquet and reports use the same words."""
 
 from collections.abc import Collection
 from enum import StrEnum
@@ -20,7 +20,7 @@ class Word(StrEnum):
 
 
 class Role(Word):
-    """What an implementation is there for."""
+    """The purpose of an implementation."""
 
     CANDIDATE = "candidate", "to be judged"
     BASELINE = "baseline", "to be beaten"
@@ -29,15 +29,14 @@ class Role(Word):
 
 
 class Kind(Word):
-    """What a baseline or an alternative was made for: one that was made for its op says more when
-    it is beaten."""
+    """How specialised a baseline or an alternative is. To beat a specialised one says more."""
 
     SPECIALISED = "specialised", "kernels that were made for this op, or for one that it is"
     GENERAL = "general", "a mask, a gather or FlexAttention: made for any selection of keys"
 
 
 class Status(Word):
-    """The outcome of one implementation on one case. Everything but `ok` carries a reason."""
+    """The outcome of one implementation on one case. Every status except `ok` has a reason."""
 
     OK = "ok", "the output is right and no check objects to the time"
     WRONG = "wrong", "the output is not the op's: over the tolerance, NaN, or from other inputs"
@@ -50,12 +49,12 @@ class Status(Word):
     SKIPPED = "skipped", "it was not run: this device is none of those it runs on"
 
 
-# What an implementation may honestly answer; every other status is a failure of it.
+# Every other status is a failure of the implementation.
 BENIGN = frozenset({Status.OK, Status.UNSUPPORTED, Status.SKIPPED})
 
 
 class Verdict(Word):
-    """What is known about a candidate against the best valid baseline of its case."""
+    """How a candidate compares with the best valid baseline of its case."""
 
     FASTER = (
         "faster",
@@ -77,7 +76,7 @@ class Verdict(Word):
 
 
 class Catch(Word):
-    """What became of a control on a case."""
+    """Whether a control was caught on a case."""
 
     CAUGHT = "caught", "the check that was meant to catch it did"
     MISSED = "missed", "the check did not catch it: the run is invalid"
@@ -86,7 +85,7 @@ class Catch(Word):
 
 
 class Answer(Word):
-    """Is a candidate worth using, and from which length on?"""
+    """Whether a candidate is worth using."""
 
     FROM = "from", "from that length on every tested case is faster by the margin"
     NO = "no", "at the greatest length that was tested it is wrong, fails, or is not fast enough"
@@ -98,7 +97,7 @@ class Answer(Word):
 
 
 class Pays(Word):
-    """Is an op worth using instead of what a model could run in its place, and from where on?"""
+    """Whether an op is worth using instead of its alternatives."""
 
     FROM = "from", "from that length on every tested case is faster than the best alternative"
     NO = "at no length", "at the greatest tested length it is not faster, nor gains on what is"
@@ -109,9 +108,7 @@ class Pays(Word):
     NOT_DECIDED = "not decided", "nothing valid was timed beside an alternative at some length"
 
 
-# How many times as fast as the best valid baseline a kernel must be to be switched on, if a run is
-# not told otherwise.
-MARGIN = 1.2
+MARGIN = 1.2  # by default: how many times as fast as the best baseline a kernel must be
 
 
 class Direction(StrEnum):
@@ -121,7 +118,7 @@ class Direction(StrEnum):
 
     @property
     def differentiates(self) -> bool:
-        """Whether gradients are among what it gives."""
+        """Whether the results include gradients."""
         return self is not Direction.FORWARD
 
 
@@ -132,30 +129,30 @@ class DType(StrEnum):
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element."""
+        """Bytes of an element."""
         return 4 if self is DType.FLOAT32 else 2
 
 
-# What people and other programs call them.
+# Other names of these types.
 DTYPE_NAMES = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
 
 class Mode(StrEnum):
-    """What a sample of a case is."""
+    """What one sample times."""
 
     STREAM = "stream"  # a call
     GRAPH = "graph"  # a replay of a CUDA graph of the call
 
 
 class L2(Word):
-    """What the device's cache holds when a timed call begins."""
+    """The content of the device's L2 cache when a timed call begins."""
 
     COLD = "cold", "nothing of its inputs: flushed before each sample"
     WARM = "warm", "all inputs but the first, as far as they fit: flushed, and then read"
 
 
 class Regime(Word):
-    """How a caller calls. Each regime has a verdict, an interval and a threshold of its own."""
+    """How an implementation is called. Each regime has its own verdicts and thresholds."""
 
     DEVICE = "device", "one call at a time on a cold L2, its launch gap hidden: the kernels alone"
     QUEUE = (
@@ -166,19 +163,19 @@ class Regime(Word):
 
     @classmethod
     def of_samples(cls, mode: Mode) -> "Regime":
-        """The regime that the samples of a case are of, and so its record's own verdict."""
+        """Return the regime of the samples of a case."""
         return cls.GRAPH if mode is Mode.GRAPH else cls.DEVICE
 
 
 class Reference(Word):
-    """What the time of an implementation is held against."""
+    """The time that an implementation is compared with."""
 
     BASELINE = "baseline", "the fastest valid baseline that was measured beside it"
     ALTERNATIVE = "alternative", "the fastest valid alternative that was measured beside it"
 
 
 class Purpose(Word):
-    """Why a case is measured: the stage of a run."""
+    """The pass of a run that measures a case."""
 
     MAIN = "main", "all implementations of a case, interleaved in one process"
     CONFIRMATION = "confirmation", "verdicts that are close to a limit, in another process"
@@ -190,21 +187,20 @@ class Purpose(Word):
 
 
 class Runs(StrEnum):
-    """Where an implementation runs, as declared by its author."""
+    """Where an implementation runs, as its author declares."""
 
     CUDA = "cuda"
     CPU = "cpu"
-    # A Triton kernel on a machine without a GPU: its parity is checked, its time means nothing.
-    INTERPRETER = "interpreter"
+    INTERPRETER = "interpreter"  # Triton without a GPU: only parity is checked
 
     @classmethod
     def timed(cls, devices: Collection[Self], device: str) -> bool:
-        """Whether what runs on these devices is timed on one ("cuda" or "cpu")."""
+        """Return whether an implementation for `devices` is timed on "cuda" or "cpu"."""
         return (cls.CUDA if device == "cuda" else cls.CPU) in devices
 
 
 class Difference(Word):
-    """How the time of an implementation on a case compares between two runs."""
+    """How the time of an implementation on a case differs between two runs."""
 
     FASTER = "faster", "the whole 95 % interval of the ratio lies above the band around 1"
     SLOWER = "slower", "the whole 95 % interval of the ratio lies below the band around 1"
@@ -226,7 +222,7 @@ class Change(Word):
 
     @classmethod
     def between(cls, earlier: str, later: str) -> "Change | None":
-        """Return the change of a status, or None where it is the same."""
+        """Return the change of a status, or None if there is none."""
         if earlier == later:
             return None
         before, after = _badness(earlier), _badness(later)

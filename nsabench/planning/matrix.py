@@ -44,15 +44,18 @@ Axes = Annotated[dict[str, Values], AfterValidator(_rename_dtypes)]
 
 
 class Selection(Strict):
-    """Shell patterns on the names of implementations. Controls always run, and with them the
-    baselines that they wrap."""
+    """Shell patterns on the names of implementations.
+
+    Controls always run, on the cases with the least and the most work, and with them the baselines
+    that they wrap. A candidate is not compared with a baseline that runs only for a control.
+    """
 
     only: list[str] = Field(default=["*"])
     skip: list[str] = Field(default=[])
 
 
 class Matrix(Strict):
-    """A matrix as a user writes it.
+    """A document that spans cases.
 
     `axes` spans a product of cases, and so does each entry of `include`, which inherits the common
     axes. A case that agrees with all keys of an entry of `exclude` is left out.

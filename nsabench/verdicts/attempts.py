@@ -42,7 +42,7 @@ def state_of(
 
     names: the implementations that the pass measures, where nothing was attempted yet.
     """
-    attempts = log.of(purpose, planned.id)
+    attempts = log.attempts_of(purpose, planned.id)
     if purpose is Purpose.MAIN:
         names = planned.implementations
     elif attempts:
@@ -81,7 +81,7 @@ def states_of(plan: Plan, log: Log, purpose: Purpose) -> dict[str, CaseState]:
     found = {}
     for planned in canary if purpose is Purpose.CANARY else plan.cases:
         # A case that nothing can run on this device is settled without an attempt.
-        if purpose is Purpose.MAIN or log.of(purpose, planned.id):
+        if purpose is Purpose.MAIN or log.attempts_of(purpose, planned.id):
             state = state_of(plan, log, purpose, planned)
             if state.next is None:
                 found[planned.id] = state

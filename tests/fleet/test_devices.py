@@ -52,7 +52,7 @@ def test_two_shards_at_once_make_one_run(
     assert abs((first.started - second.started).total_seconds()) < 20
     for log in logs:
         assert plan.canary is not None
-        [attempt] = log.of(Purpose.CANARY, plan.canary.id)
+        [attempt] = log.attempts_of(Purpose.CANARY, plan.canary.id)
         assert {o.status for o in attempt.observations} == {Status.OK}
     shutil.rmtree(out)
     measure_shards(asked(matrix, out), BOTH)

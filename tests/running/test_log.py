@@ -243,7 +243,7 @@ def test_a_log_of_another_order_is_refused(tmp_path: Path) -> None:
     """An attempt that does not follow from those before it was not made by a run."""
     folder = make_run(tmp_path / "run")
     plan, log = Plan.read(folder / "plan.json"), read(folder / "log.jsonl")
-    again = log.of(Purpose.MAIN, plan.cases[0].id)[0]
+    again = log.attempts_of(Purpose.MAIN, plan.cases[0].id)[0]
     log.extend(Begun(job=again.job), Ended())
     with pytest.raises(UsageError, match="log"):
         assemble(plan.run_id, [Part(plan, log)])

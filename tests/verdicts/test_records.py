@@ -113,9 +113,9 @@ def test_a_newer_record_is_read_as_far_as_it_is_known() -> None:
 @pytest.mark.parametrize(
     ("table", "change", "sentence"),
     [
-        ("records", {"status": "splendid"}, "record that has the status 'splendid', which is none"),
+        ("records", {"status": "splendid"}, "record that has an unknown status: 'splendid'"),
         ("records", {"op": None}, "record that has no op"),
-        ("comparisons", {"verdict": "great"}, "comparison that has the verdict 'great', which is"),
+        ("comparisons", {"verdict": "great"}, "comparison that has an unknown verdict: 'great'"),
         ("comparisons", {"reference": None}, "comparison that has no reference"),
     ],
 )
