@@ -1,8 +1,7 @@
-"""nsabench: is a custom GPU kernel right, is it faster, and from which length on?
+"""nsabench decides whether a custom GPU kernel is right, faster, and from which length.
 
-What a kernel author needs is `implementation` (to register a function), `Unsupported` (to say that
-a case is out of its reach) and, for kernels that are not Triton's, `KernelVariant` (to have them
-compiled ahead). Everything else is reached through the command line.
+Register a function with `implementation`. Raise `Unsupported` for a case that it cannot do. Yield a
+`KernelVariant` for each kernel that is to be compiled ahead and is not Triton's.
 """
 
 from nsabench.model.version import __version__

@@ -1,5 +1,3 @@
-"""python -m nsabench"""
-
 from nsabench.cli import main
 
 main()

@@ -1,4 +1,4 @@
-"""The steps of `all` around a run: leave a signed run alone, or decide, report and sign it."""
+"""Resume a run, and decide, report and sign a finished one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nsabench.verdicts import parquet, threshold
 
 
 def prepare() -> Signer | None:
-    """Return the lasting key that is named, if one is. Raises `UsageError` for a revoked key."""
+    """Return the key that the user names, if any. Raises `UsageError` if it is revoked."""
     signer = named_signer()
     if signer is not None:
         try:
@@ -42,11 +42,8 @@ def resume(
 ) -> Finished:
     """Continue an interrupted run. A signed run is left as it is.
 
-    plan: what the user asks for, if anything. Then a run that has measured nothing is started, and
-    a run of another machine is set aside and started anew.
-
-    Raises `UsageError` when the run has another plan, and `VerificationFailed` when a signed run
-    was altered.
+    plan: if the user asks for one, the run must have it. A run that has measured nothing is then
+    started, and a run of another machine is moved away and started again.
     """
     if plan is not None and not (path / MANIFEST).exists() and not run.is_begun(path):
         run.discard_unbegun(path)
@@ -72,8 +69,7 @@ def resume(
 
 
 def finish(finished: Finished) -> str:
-    """Write the thresholds and reports of a run into its folder, and sign it. Return a sentence
-    about the signature, and one about a page that could not be written."""
+    """Write the thresholds and reports of a run into its folder, sign it, and say so."""
     path = finished.folder.path
     with finished.folder.resumable(), finished.folder.writing():
         if (path / MANIFEST).exists():
@@ -86,7 +82,7 @@ def finish(finished: Finished) -> str:
 
 
 def derive(facts: pages.Facts, folder: Path) -> list[Path]:
-    """Write the tables and thresholds that follow from the log of a run. Return their paths."""
+    """Write the tables and thresholds of a run into a folder, and return their paths."""
     path = RunFolder(folder).thresholds
     threshold.write(facts.decisions, path, facts.payments)
     return [*parquet.write(facts.results, facts.plan.run_id, folder), path]
@@ -103,12 +99,10 @@ def _seal(finished: Finished, signer: Signer) -> str:
 def sign(folder: RunFolder, signer: Signer, log_end: str = "") -> str:
     """Sign the folder, verify it, and return a sentence about the signature.
 
-    log_end: the digest of the last line that this process wrote to the log; empty for a merged run.
-    Raises `VerificationFailed` for an altered folder.
+    log_end: digest of the last line that this process wrote to the log; empty for a merged run.
     """
     by = seal(folder.path, signer).predicate.signer
-    # A kernel may have written into the folder until its process was ended. A merge runs none, and
-    # has just derived its tables.
+    # A kernel may have written into the folder. A merge runs none, and has just made the tables.
     try:
         found = verify(folder.path, tables=bool(log_end))
         found.raise_if_broken()
@@ -129,13 +123,11 @@ def sign(folder: RunFolder, signer: Signer, log_end: str = "") -> str:
 
 
 def report(facts: pages.Facts) -> str:
-    """Write the reports of a folder that is complete except for them and the signature. Return a
-    sentence about a page that could not be written."""
+    """Write the reports of a run. Return a sentence if the page could not be written."""
     path = facts.folder.path
     pages.write_markdown(facts, path)
     try:
         pages.write_html(facts, path)
     except EnvironmentRefused as refused:
-        # The page can be made later, on another machine.
         return f"{refused}: {refused.remedy}"
     return ""

@@ -2,21 +2,18 @@
 
 
 class NsabenchError(Exception):
-    """An expected error. `str()` is one sentence; `remedy` says what to do.
-
-    folder: of the run that it ended, if that can be resumed.
-    """
+    """An expected error. `str()` is one sentence; `remedy` says what to do."""
 
     exit_code = 1
 
     def __init__(self, sentence: str, remedy: str = "") -> None:
         super().__init__(sentence)
         self.remedy = remedy
-        self.folder = ""
+        self.folder = ""  # of the run that it ended, if that can be resumed
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run was interrupted. folder: of the run; command: resumes it."""
+    """A run was interrupted. `nsabench COMMAND --resume FOLDER` continues it."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()
@@ -25,7 +22,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class UsageError(NsabenchError):
-    """A bad option, matrix or implementation, found before any case ran."""
+    """An option, a matrix or an implementation is not usable."""
 
     exit_code = 2
 
@@ -43,6 +40,6 @@ class VerificationFailed(NsabenchError):
 
 
 class BegunElsewhere(VerificationFailed):
-    """A run was begun on another machine or device, and must be resumed there."""
+    """A run must be resumed on the machine and device on which it was begun."""
 
     exit_code = 5

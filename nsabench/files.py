@@ -1,4 +1,4 @@
-"""Writes files atomically, and explains a disk that is full or not writable."""
+"""Write files atomically, and explain a disk that is full or not writable."""
 
 from __future__ import annotations
 
@@ -15,23 +15,18 @@ REFUSED = _FULL | {errno.EROFS, errno.EACCES}
 
 
 def user_cache() -> Path:
-    """Return `$XDG_CACHE_HOME/nsabench`, by default below `~/.cache`; it may not exist."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "nsabench"
 
 
 def refuse_filled(folder: Path, remedy: str = "give --out another folder.") -> None:
-    """Raise `UsageError` for a folder that is not empty, and for a file."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is not empty", remedy)
 
 
 @contextmanager
 def writing(where: Path | None = None, remedy: str = "try again") -> Iterator[None]:
-    """Raise `EnvironmentRefused` for an `OSError` in `REFUSED`; others pass.
-
-    where: the place that the error names; None: the file of the `OSError`.
-    """
+    """Turn an `OSError` in `REFUSED` into `EnvironmentRefused`, about `where` or its own file."""
     try:
         yield
     except OSError as error:
@@ -45,15 +40,15 @@ def writing(where: Path | None = None, remedy: str = "try again") -> Iterator[No
 
 
 def unfinished(path: Path) -> Path:
-    """Return the temporary file of `replacing`. A killed process leaves it there."""
+    """Return the temporary file of `replacing`, which a killed process leaves behind."""
     return path.with_suffix(".tmp")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary file that replaces `path` at the end; it is removed on failure.
+    """Yield a temporary file that replaces `path` at the end.
 
-    Readers see the whole new file or the old one, also after a crash.
+    Readers see the old file or the complete new one, even after a crash.
     """
     temporary = unfinished(path)
     fresh(temporary)
@@ -67,28 +62,27 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def fresh(path: Path) -> None:
-    """Replace `path` by an empty file. A link there is not followed."""
+    """Replace `path` by an empty file without following a link."""
     path.unlink(missing_ok=True)
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
 
 
 def whole(path: Path, data: bytes) -> None:
-    """Write a file atomically."""
     with replacing(path) as temporary:
         temporary.write_bytes(data)
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write a file atomically, with the folders above it, and return its path.
+    """Write a file atomically, make the folders above it, and return its path.
 
-    Raises `UsageError` for a path that cannot be, and an `OSError` in `REFUSED` for a full disk.
+    Raises `UsageError` for an impossible path, and an `OSError` in `REFUSED` for a full disk.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         whole(path, text.encode())
     except OSError as error:
         if error.errno in REFUSED:
-            error.filename = str(path)  # a write does not say it
+            error.filename = str(path)  # an error in a write has no name
             raise
         raise UsageError(
             f"{path} cannot be written: {error.strerror}", "name a place that can."

@@ -1,4 +1,4 @@
-"""Names cases where people read: by their sizes, and what is not the default."""
+"""Name cases for people: by their sizes, and by whatever is not the default."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ Labelled = Case | Record
 
 
 def usual_distribution(name: str) -> str:
-    """Return what a label leaves out; nothing for an op that is not installed."""
+    """Return the distribution that a label leaves out; empty if the op is not installed."""
     op = ops.find(name)
     return op.distributions[0] if op else ""
 
 
 def axis(name: str) -> str:
-    """Return the size that the op's lengths are of; `L` for an op that is not installed."""
+    """Return the size that is the length of an op; `L` if the op is not installed."""
     op = ops.find(name)
     return op.length_axis if op else "L"
 
 
 def shape(labelled: Labelled, *, length: bool = False) -> str:
-    """`N1024 H8 D128`: Dv only where it differs from D, its length only if asked for."""
+    """Return such as `N1024 H8 D128`, with Dv only if it differs from D."""
     op, words, along = ops.find(labelled.op), [], axis(labelled.op)
     for size in op.shape_model.model_fields if op else labelled.shape:
         value = labelled.shape.get(size)
@@ -40,19 +40,19 @@ def shape(labelled: Labelled, *, length: bool = False) -> str:
 
 
 def words(labelled: Labelled) -> list[str]:
-    """Return all that tells a case from its neighbours but the op, a size or a trait a word."""
-    said = [*shape(labelled, length=True).split(), SHORT[labelled.dtype]]
+    """Return the words of a label: one for each size, and one for each other trait."""
+    found = [*shape(labelled, length=True).split(), SHORT[labelled.dtype]]
     if labelled.direction is not Direction.FORWARD:
-        said.append(labelled.direction)
+        found.append(labelled.direction)
     if labelled.distribution not in ("", usual_distribution(labelled.op)):
-        said.append(labelled.distribution)
+        found.append(labelled.distribution)
     if labelled.streams != 1:
-        said.append(f"{labelled.streams} streams")
+        found.append(f"{labelled.streams} streams")
     if labelled.mode is Mode.GRAPH:
-        said.append("graph")
+        found.append("graph")
     if labelled.l2 is L2.WARM:
-        said.append("warm L2")
-    return said
+        found.append("warm L2")
+    return found
 
 
 def case(labelled: Labelled) -> str:
@@ -60,7 +60,7 @@ def case(labelled: Labelled) -> str:
 
 
 def constant(cases: Iterable[Labelled]) -> dict[str, list[str]]:
-    """Return the words that all cases of an op share, by op; none for an op with one case."""
+    """Return by op the words that all its cases share; none if it has one case."""
     shared: dict[str, list[str]] = {}
     different: dict[str, set[str]] = {}
     for labelled in cases:
@@ -71,11 +71,10 @@ def constant(cases: Iterable[Labelled]) -> dict[str, list[str]]:
 
 
 def of_case(labelled: Labelled) -> str:
-    """Return the op and `case`."""
     return f"{labelled.op} {case(labelled)}"
 
 
 def named(labelled: Labelled) -> str:
-    """Return `of_case` with the id that its log and the other files have."""
+    """Return `of_case` and the id of the case."""
     case_id = labelled.id if isinstance(labelled, Case) else labelled.case_id
     return f"{of_case(labelled)} [{case_id}]"

@@ -1,7 +1,6 @@
-"""How large the files may be that nsabench reads, each limit well above the largest honest file.
+"""Limits of the files that nsabench reads, in bytes or entries. They allow for 10,000 cases.
 
-The largest published run has 188 cases: a log of 8 MB, and tables of
-0.2 and 0.5 MB. The limits are for 10,000 cases and more.
+The largest published run has 188 cases, a log of 8 MB, and tables of 0.2 and 0.5 MB.
 """
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -12,7 +11,7 @@ MATRIX = MIB  # a matrix, or another small file
 DEPTH = 32  # of a YAML file
 CASES = 100_000  # that a matrix may span
 PLAN = 64 * MIB
-FAULTS = 100  # of a document, above which only their number is told
+FAULTS = 100  # of a document; if there are more, an error says only their number
 
 FILE = GIB  # any file of a run
 FILES = 100_000  # of a run; a manifest names fewer
@@ -23,7 +22,7 @@ ENVIRONMENT = 8 * MIB
 LOG = 512 * MIB  # log.jsonl
 LOG_LINE = 16 * MIB
 LOG_LINES = 2_000_000  # each has a seal to check
-PRINTED = 64 * KIB  # of what a kernel printed, from its end
+PRINTED = 64 * KIB  # the end of what a kernel printed
 
 CSV = 8 * MIB
 CSV_ROWS = 20_000
@@ -35,4 +34,4 @@ RECORDS = 300_000  # rows
 COMPARISONS = 6 * RECORDS  # rows: of three regimes and two references
 SAMPLES = 50_000_000  # rows
 UNPACKED = 4 * GIB  # what the columns of a table unpack to
-STATED = 10_000  # different things that records state of where they are from
+STATED = 10_000  # different devices and versions in records

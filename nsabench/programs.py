@@ -1,4 +1,4 @@
-"""Runs uv and pip, which resolve, download and install packages."""
+"""Run uv and pip, which resolve, download and install packages."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from nsabench.errors import EnvironmentRefused
 
 
 def find_uv() -> list[str]:
-    """Return the command that starts uv. Raises `EnvironmentRefused` if it is not installed.
-
-    Packages that are borrowed from another environment (`.pth`, `--target`) have no scripts here.
-    """
+    """Return the command that starts uv. Raises `EnvironmentRefused` if it is not installed."""
     beside = Path(sys.executable).parent / "uv"
     if beside.is_file():
         return [str(beside)]
+    # Packages that are borrowed from another environment (`.pth`, `--target`) have no scripts here.
     if importlib.util.find_spec("uv") is not None:
         return [sys.executable, "-m", "uv"]
     program = shutil.which("uv")
@@ -34,7 +32,7 @@ def run(
     timeout_s: float,
     remedy: str = "check the network and the versions in combos.yaml.",
 ) -> None:
-    """Raises `EnvironmentRefused` with the last lines of the command if it fails."""
+    """Run a command. Raises `EnvironmentRefused` with its last lines if it fails."""
     try:
         done = subprocess.run(
             list(map(str, command)), capture_output=True, text=True, timeout=timeout_s

@@ -1,4 +1,4 @@
-"""Read files that others made: their size is checked first, and memory is bounded."""
+"""Read files that others made within limits of size and memory."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class OutOfBounds(ValueError):
-    """A file exceeds a limit, or is not of its kind. `str()` continues after the file's name."""
+    """A file is too large or malformed. `str()` continues a sentence that begins with its name."""
 
 
 def limit_memory() -> None:
-    """Bound the data of this process and of those that it starts, so that a file that lies about
-    what it unpacks to ends in a `MemoryError`."""
+    """Bound the memory of this process and its children, as a compressed file can hide its size."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     least = limits.MEMORY if hard == resource.RLIM_INFINITY else min(limits.MEMORY, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (least, hard))
@@ -33,10 +32,9 @@ def limit_memory() -> None:
 
 @contextmanager
 def opened(path: Path, most: int | None = None, *, flags: int = 0) -> Iterator[BufferedReader]:
-    """Open a regular file. A pipe or a device may never end, and is refused.
+    """Open a regular file of at most `most` bytes. A pipe or a device might never end.
 
-    flags: more flags for `os.open`. Raises `OSError` if it cannot be opened, and `OutOfBounds` if
-    it is no regular file or has more than `most` bytes.
+    flags: more flags for `os.open`. Raises `OutOfBounds`, or `OSError` if it cannot be opened.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     with os.fdopen(descriptor, "rb") as file:
@@ -49,7 +47,7 @@ def opened(path: Path, most: int | None = None, *, flags: int = 0) -> Iterator[B
 
 
 def read(path: Path, most: int) -> bytes:
-    """Read a whole file. Raises as `opened` does."""
+    """Read a file. Raises as `opened` does."""
     with opened(path, most) as file:
         data = file.read(most + 1)
     require_size(data, most)  # it may have grown meanwhile
@@ -57,26 +55,22 @@ def read(path: Path, most: int) -> bytes:
 
 
 def tail(path: Path, most: int) -> str:
-    """Read the end of a text file, whatever its encoding. Raises as `opened` does."""
+    """Read the end of a text file, and replace bytes that are not UTF-8."""
     with opened(path) as file:
         file.seek(max(os.fstat(file.fileno()).st_size - most, 0))
         return file.read(most).decode(errors="replace")
 
 
 def require_size(data: bytes, most: int) -> None:
-    """Raise `OutOfBounds` if there are more than `most` bytes."""
     if len(data) > most:
         raise OutOfBounds(f"has more than {size(most)}")
 
 
 def parse_json(data: bytes, most: int, model: type[M]) -> M:
-    """Parse JSON without NaN or infinity; pydantic's parser bounds its depth.
-
-    Raises `OutOfBounds` if it is no such JSON, or has more than `most` bytes.
-    """
+    """Parse JSON without NaN or infinity. Raises `OutOfBounds` for any other content."""
     require_size(data, most)
     try:
-        content = from_json(data, allow_inf_nan=False)
+        content = from_json(data, allow_inf_nan=False)  # it bounds the depth
     except ValueError as error:
         raise OutOfBounds(f"is not JSON: {error}") from None
     try:
@@ -86,7 +80,7 @@ def parse_json(data: bytes, most: int, model: type[M]) -> M:
 
 
 def first_fault(error: ValidationError) -> str:
-    """Say the first fault by field and message, or how many there are if there are very many."""
+    """Return field and message of the first fault, or the number of faults if there are many."""
     if error.error_count() > limits.FAULTS:
         return f"it has {error.error_count()} faults"
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
@@ -95,7 +89,7 @@ def first_fault(error: ValidationError) -> str:
 
 
 def size(count: int) -> str:
-    """Say a number of bytes: `64 MiB`."""
+    """Return a number of bytes as text such as `64 MiB`."""
     for unit, factor in (("GiB", limits.GIB), ("MiB", limits.MIB), ("KiB", limits.KIB)):
         if count >= factor:
             return f"{count / factor:g} {unit}"

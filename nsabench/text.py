@@ -1,34 +1,30 @@
-"""Escapes text from elsewhere, so that no terminal, Markdown or page obeys it.
+"""Escape text from elsewhere, so that no terminal, Markdown or page obeys it.
 
-Names, reasons, logs and versions come from the author of a run. Every output shows them by `shown`;
-the other functions add what one kind of output needs.
+Names, reasons, logs and versions come from the author of a run.
 """
 
 from __future__ import annotations
 
 import re
 
-# A letter with many accents may cover the lines above and below it; no script needs more.
+# A letter with more than three accents may cover the lines above and below it.
 _ACCENT = r"[\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]"
 _PILED = re.compile(f"({_ACCENT}{{3}}){_ACCENT}+")
 _USUAL = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-# Invisible, although Unicode calls them letters, marks or symbols.
+# These are invisible, although Unicode calls them letters, marks or symbols.
 _BLANK = "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"
 _BLANKS = frozenset(_BLANK) | {chr(c) for c in range(0xFE00, 0xFE10)}
-# Renderers of Markdown make a link, a mention or a picture of these, even if they are escaped.
+# Renderers of Markdown turn these into links, mentions or pictures, even if they are escaped.
 _LIVE = re.compile(
     r"(?:https?|ftp)://[^\s`|<>()\[\]]+|www\.[^\s`|<>()\[\]]+"
     r"|(?<!\w)@[\w-]+|:[\w+-]+:|(?<!\w)#\d+"
 )
-# An underscore between letters is plain text.
+# Markdown does not treat an underscore between letters as a mark.
 _MARKS = re.compile(r"([\\`*\[\]<>|#~$]|(?<![^\W_])_|_(?![^\W_]))")
 
 
 def shown(value: object, *, lines: bool = False) -> str:
-    r"""Return text with every invisible or control character written out, as `\x1b` or `\u202e`.
-
-    lines: keep line feeds and tabs, as in a log.
-    """
+    r"""Return text with invisible and control characters as `\x1b`. lines: keep `\n` and `\t`."""
     text = str(value)
     if text.isascii() and text.isprintable():
         return text
@@ -47,7 +43,6 @@ def _escape(character: str) -> str:
 
 
 def markdown(value: object) -> str:
-    """Return text as Markdown that is shown and not obeyed."""
     text, parts, end = shown(_on_one_line(value)), [], 0
     for live in _LIVE.finditer(text):
         parts += [_marked(text[end : live.start()]), code(live.group())]
@@ -60,11 +55,11 @@ def _marked(text: str) -> str:
 
 
 def code(value: object) -> str:
-    """Return text between backticks, which it cannot leave."""
+    """Return text as Markdown code, without backticks in it."""
     text = shown(_on_one_line(value)).replace("`", "'").replace("|", "\\|")
     return f"`{text}`"
 
 
 def _on_one_line(value: object) -> str:
-    # Line ends within a reason are layout; other blanks are shown.
+    # Line ends within a reason are only layout.
     return " ".join(re.split(r"[ \t\r\n]+", str(value).strip(" \t\r\n")))

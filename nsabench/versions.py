@@ -32,7 +32,6 @@ class Triton:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment variables of a process that imports it."""
         if self.folder is None:
             return {}
         path = [str(self.folder), os.environ.get("PYTHONPATH", "")]
@@ -40,12 +39,12 @@ class Triton:
 
     @property
     def unpaired(self) -> str:
-        """The Triton that the installed torch pins, if it is another one."""
+        """Another Triton that the installed torch pins, if any."""
         return unpaired(metadata.version("torch"), self.version)
 
 
 def in_folder(folder: Path) -> dict[str, Path]:
-    """Return the subfolders that hold a Triton, by version. Raises `UsageError` without one."""
+    """Return the subfolders that hold a Triton, by version. There must be one."""
     found: dict[str, Path] = {}
     for info in sorted(folder.glob("*/triton-*.dist-info")):
         version = info.name.removeprefix("triton-").removesuffix(".dist-info")
