@@ -8,12 +8,14 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from nsabench import ops
 from nsabench.errors import UsageError
-from nsabench.model.case import Case, FixedCount
-from nsabench.model.plan import ImplementationInfo, PlannedCase
+from nsabench.model.case import FixedCount
+from nsabench.model.plan import Device, ImplementationInfo, PlannedCase
 from nsabench.model.vocabulary import Direction, Mode, Role
 
 ALL = "1/1"
-SET_UP_S = 0.05  # parity of an implementation and everything else before its samples
+# Parity of an implementation and everything else before its samples. Compilation is extra.
+SET_UP_S = {"cuda": 0.05, "cpu": 0.8}
+CPU_CALL_S = 0.02  # whatever the case
 # What a current GPU reaches on an op, not its peak.
 FLOP_S, BYTE_S = 1e14, 1e12
 # Work of a case besides its samples: inputs, the oracle in float64, and baselines that move far
@@ -55,18 +57,21 @@ def share(cases: Sequence[PlannedCase], shard: str, costs: Costs | None = None) 
 def estimate_costs(cases: Sequence[PlannedCase]) -> Costs:
     """Return whole microseconds by case id, so that a sum does not depend on its order."""
     ops.count(planned.case for planned in cases)
-    return {p.id: round(1e6 * _estimate_s(p.case, len(p.implementations))) for p in cases}
+    return {p.id: round(1e6 * estimate_s(p)) for p in cases}
 
 
-def _estimate_s(case: Case, implementations: int) -> float:
-    work, timing = ops.work(case), case.timing
-    call_s = max(work.flops / FLOP_S, work.bytes_min / BYTE_S)
+def estimate_s(planned: PlannedCase, device: Device = "cuda") -> float:
+    work, timing = ops.work(planned.case), planned.case.timing
+    implementations = len(planned.implementations)
+    call_s, rest_s = CPU_CALL_S, 0.0
+    if device == "cuda":
+        call_s = max(work.flops / FLOP_S, work.bytes_min / BYTE_S)
+        rest_s = work.flops / REST_FLOP_S + work.bytes_min / REST_BYTE_S
     if isinstance(timing.stopping, FixedCount):
         sampling_s = timing.stopping.rounds * implementations * call_s
     else:
         sampling_s = timing.stopping.budget_s
-    each_s = SET_UP_S + timing.warmup_s + timing.rotate * call_s
-    rest_s = work.flops / REST_FLOP_S + work.bytes_min / REST_BYTE_S
+    each_s = SET_UP_S[device] + timing.warmup_s + timing.rotate * call_s
     return implementations * each_s + sampling_s + rest_s
 
 

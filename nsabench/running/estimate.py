@@ -8,14 +8,10 @@ from types import MappingProxyType
 
 from nsabench import labels, ops
 from nsabench.errors import UsageError
-from nsabench.model.case import FixedCount, Stopping
 from nsabench.model.plan import Device, Plan, PlannedCase
+from nsabench.planning.shards import estimate_s
 
-# Seconds for each implementation of a case besides its samples, as in runs on an H200 and on two
-# cores. The first compilation of a kernel is extra.
-BESIDE_S = {"cuda": 0.3, "cpu": 0.8}
-ROUND_S = 0.02
-# Calls of an implementation besides its samples, and the rate of dense attention on an H200.
+# Calls of an alternative besides its samples, and the rate of dense attention on an H200.
 CALLS, FLOP_S = 20, 4e14
 
 
@@ -42,22 +38,14 @@ def of_case(
 ) -> Estimate:
     """computes: the op that an alternative computes, by its name."""
     case = planned.case
-    seconds = _sampling_s(case.timing.stopping) + BESIDE_S[device] * len(planned.implementations)
+    seconds = estimate_s(planned, device)
     if device == "cuda":
-        works = [
-            ops.computed_work(case, computes.get(name, "")) for name in planned.implementations
-        ]
-        seconds += CALLS * sum(work.flops for work in works) / FLOP_S
+        dense = [computes[name] for name in planned.implementations if name in computes]
+        seconds += CALLS * sum(ops.computed_work(case, op).flops for op in dense) / FLOP_S
     return Estimate(
         min(seconds, case.timeout_s * len(planned.implementations)),
         max(2, case.streams) * ops.work(case).bytes_min,
     )
-
-
-def _sampling_s(stopping: Stopping) -> float:
-    if isinstance(stopping, FixedCount):
-        return stopping.rounds * ROUND_S
-    return stopping.budget_s
 
 
 def refuse_unfitting(plan: Plan, memory: int | None) -> None:
