@@ -36,16 +36,16 @@ class Form(Message):
 
     @property
     def nbytes(self) -> int:
-        return sum(map(self._room, self.results.values()))
+        return sum(map(self._count_bytes, self.results.values()))
 
     def places(self) -> Iterator[tuple[int, int, list[int]]]:
         """Yield the first byte, the bytes and the shape of each result."""
         begin = 0
         for shape in self.results.values():
             yield begin, prod(shape) * self.dtype.itemsize, shape
-            begin += self._room(shape)
+            begin += self._count_bytes(shape)
 
-    def _room(self, shape: list[int]) -> int:
+    def _count_bytes(self, shape: list[int]) -> int:
         return -(-prod(shape) * self.dtype.itemsize // ALIGNMENT) * ALIGNMENT
 
 
@@ -92,18 +92,18 @@ class Mailbox:
         self._bytes = self._mapped = None
 
     def put(self, form: Form, results: Sequence[Tensor]) -> None:
-        for place, result in zip(self._places(form), results, strict=True):
+        for place, result in zip(self._list_places(form), results, strict=True):
             if place.numel():
                 place.copy_(result.detach())
 
     def take(self, form: Form, device: str) -> dict[str, Tensor]:
         """Return copies of the results by name, and erase the memory."""
-        places = [place.to(device, copy=True) for place in self._places(form)]
+        places = [place.to(device, copy=True) for place in self._list_places(form)]
         if self._bytes is not None:
             self._bytes[: form.nbytes].zero_()  # the next implementation could read it
         return dict(zip(form.results, places, strict=True))
 
-    def _places(self, form: Form) -> list[Tensor]:
+    def _list_places(self, form: Form) -> list[Tensor]:
         import torch
 
         dtype, tensors = getattr(torch, form.dtype), []

@@ -28,20 +28,20 @@ T = TypeVar("T")
 
 
 def by_distribution(group: str) -> dict[str, list[EntryPoint]]:
-    return _by_distribution(entry_points(group=group))
+    return _group_points(entry_points(group=group))
 
 
-def _by_distribution(points: Iterable[EntryPoint]) -> dict[str, list[EntryPoint]]:
+def _group_points(points: Iterable[EntryPoint]) -> dict[str, list[EntryPoint]]:
     by_name: dict[str, list[EntryPoint]] = defaultdict(list)
     for point in sorted(points, key=lambda p: p.value):
         by_name[point.dist.name if point.dist else point.value].append(point)
     return by_name
 
 
-def _all_points() -> dict[str, list[EntryPoint]]:
+def _list_points() -> dict[str, list[EntryPoint]]:
     installed = entry_points()  # slow: it reads the metadata of every distribution
-    points = _by_distribution(installed.select(group=IMPLEMENTATIONS))
-    for origin, more in _by_distribution(installed.select(group=OPS)).items():
+    points = _group_points(installed.select(group=IMPLEMENTATIONS))
+    for origin, more in _group_points(installed.select(group=OPS)).items():
         points[origin] = [*points.get(origin, []), *more]
     return points
 
@@ -50,7 +50,7 @@ def digests(*files: Path | None) -> dict[str, str]:
     """Return the sha256 of every source. Raises `UsageError` if two files have one name."""
     sources = {
         origin: digest_packages({point.module.partition(".")[0] for point in points})
-        for origin, points in _all_points().items()
+        for origin, points in _list_points().items()
     }
     for file in files:
         if file is not None:
@@ -65,7 +65,7 @@ def digests(*files: Path | None) -> dict[str, str]:
 def versions() -> dict[str, str]:
     return {
         origin: points[0].dist.version if points[0].dist else ""
-        for origin, points in _all_points().items()
+        for origin, points in _list_points().items()
     }
 
 
@@ -115,12 +115,12 @@ def read(path: Path, remedy: str = "check the path.") -> bytes:
 def digest_packages(packages: set[str]) -> str:
     total = hashlib.sha256()
     for package in sorted(packages):
-        for name, file in sorted(_files(package)):
+        for name, file in sorted(_list_files(package)):
             total.update(f"{package}/{name}\0".encode() + hashlib.sha256(read(file)).digest())
     return total.hexdigest()
 
 
-def _files(package: str) -> Iterator[tuple[str, Path]]:
+def _list_files(package: str) -> Iterator[tuple[str, Path]]:
     spec = importlib.util.find_spec(package)
     if spec is None:
         return  # importing it raises the error
@@ -167,12 +167,12 @@ def imported(
             # Files next to a user's file are not imported, since no hash of a run covers them.
             remedy = "install that module as a package, or write what it has into the file."
         raise UsageError(
-            f"{what} {fails}: {type(error).__name__}: {error}{_last_line_of(error)}",
+            f"{what} {fails}: {type(error).__name__}: {error}{_locate(error)}",
             remedy,
         ) from error
 
 
-def _last_line_of(error: BaseException) -> str:
+def _locate(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return ""
     frames: Sequence[inspect.FrameInfo] = (

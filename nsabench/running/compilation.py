@@ -95,9 +95,9 @@ def in_turn(calls: Sequence[Call]) -> list[Family]:
         return ops.work(call.case).bytes_min
 
     smallest = min(calls, key=bytes_of)
-    families: dict[Hashable, Family] = {_family_of(smallest.case): []}
+    families: dict[Hashable, Family] = {_key_family(smallest.case): []}
     for call in calls:
-        families.setdefault(_family_of(call.case), []).append(call)
+        families.setdefault(_key_family(call.case), []).append(call)
     for family in families.values():
         family.sort(
             key=lambda call: (
@@ -109,7 +109,7 @@ def in_turn(calls: Sequence[Call]) -> list[Family]:
     return list(families.values())
 
 
-def _family_of(case: Case) -> Hashable:
+def _key_family(case: Case) -> Hashable:
     return case.op, ops.sizes_but_length(case), case.dtype, case.distribution, case.streams
 
 

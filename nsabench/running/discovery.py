@@ -38,7 +38,7 @@ def discover(
 
 
 def without_file(kernels: Path | None, sources: Mapping[str, str]) -> dict[str, str]:
-    own = _of_file(kernels, sources) if kernels is not None else None
+    own = _find_source(kernels, sources) if kernels is not None else None
     return {source: digest for source, digest in sources.items() if source != own}
 
 
@@ -51,7 +51,7 @@ def join_file(
     """Return what is loaded with a file. Raises `UsageError` if that alters what is installed."""
     before = {(info.op, info.name): info for info in installed}
     after = {(info.op, info.name): info for info in loaded}
-    own = _of_file(kernels, sources)
+    own = _find_source(kernels, sources)
     altered = [key for key, info in before.items() if after.get(key) != info]
     # The controls of an op are wrapped around its first baseline, which may be the file's.
     altered += [
@@ -69,5 +69,5 @@ def join_file(
     return list(after.values())
 
 
-def _of_file(kernels: Path, sources: Mapping[str, str]) -> Source:
+def _find_source(kernels: Path, sources: Mapping[str, str]) -> Source:
     return Source.of_digest(kernels, digest_of(kernels, sources))

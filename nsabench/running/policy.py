@@ -37,9 +37,9 @@ def judge(plan: Plan, log: Log) -> list[Comparison]:
 def next_jobs(plan: Plan, log: Log, judge: Judge = judge) -> list[Job]:
     """Return the jobs of the first incomplete stage. Ask again after a death or a disturbance."""
     return (
-        list(_main(plan, log))
-        or list(_confirmation(plan, log, judge))
-        or list(_isolated(plan, log, judge))
+        list(_plan_main(plan, log))
+        or list(_plan_confirmation(plan, log, judge))
+        or list(_plan_isolated(plan, log, judge))
         or canary_jobs(plan, log)
     )
 
@@ -48,10 +48,10 @@ def canary_jobs(plan: Plan, log: Log) -> list[Job]:
     if plan.canary is None:
         return []
     names = plan.canary.implementations
-    return list(_job(plan, log, Purpose.CANARY, plan.canary, names))
+    return list(_plan_job(plan, log, Purpose.CANARY, plan.canary, names))
 
 
-def _main(plan: Plan, log: Log) -> Iterator[Job]:
+def _plan_main(plan: Plan, log: Log) -> Iterator[Job]:
     for planned in plan.cases:
         early_exit = ALL_STAY
         # Other stopping rules promise rounds or time to all. A baseline that shares a source with a
@@ -59,12 +59,12 @@ def _main(plan: Plan, log: Log) -> Iterator[Job]:
         if isinstance(planned.case.timing.stopping, RatioCI):
             baselines = tuple(plan.clean_baselines(planned))
             early_exit = EarlyExit(baselines=baselines, stay=STAY, least_ms=LEAST_MS)
-        yield from _job(
+        yield from _plan_job(
             plan, log, Purpose.MAIN, planned, planned.implementations, early_exit=early_exit
         )
 
 
-def _confirmation(plan: Plan, log: Log, judge: Judge) -> Iterator[Job]:
+def _plan_confirmation(plan: Plan, log: Log, judge: Judge) -> Iterator[Job]:
     judgements = judge(plan, log.only(Purpose.MAIN))
     close: dict[str, list[str]] = {}
     for judged in judgements:
@@ -73,16 +73,16 @@ def _confirmation(plan: Plan, log: Log, judge: Judge) -> Iterator[Job]:
             names = [judged.against, *close.get(case_id, []), judged.implementation]
             close[case_id] = list(dict.fromkeys(names))
     for case_id, names in close.items():
-        yield from _job(plan, log, Purpose.CONFIRMATION, plan.by_id[case_id], names)
+        yield from _plan_job(plan, log, Purpose.CONFIRMATION, plan.by_id[case_id], names)
 
 
-def _isolated(plan: Plan, log: Log, judge: Judge) -> Iterator[Job]:
+def _plan_isolated(plan: Plan, log: Log, judge: Judge) -> Iterator[Job]:
     judgements = judge(plan, log.only(Purpose.MAIN, Purpose.CONFIRMATION))
     won = {judged.case_id for judged in judgements if judged.verdict is Verdict.FASTER}
     for planned in plan.cases:
         baselines = plan.clean_baselines(planned) if planned.id in won else []
         if baselines:
-            yield from _job(
+            yield from _plan_job(
                 plan,
                 log,
                 Purpose.ISOLATED,
@@ -100,7 +100,7 @@ def _shorten(case: Case) -> Case:
     return case.model_copy(update={"timing": case.timing.model_copy(update=few)})
 
 
-def _job(
+def _plan_job(
     plan: Plan,
     log: Log,
     purpose: Purpose,

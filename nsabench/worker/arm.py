@@ -166,7 +166,7 @@ class CaseArm:
         # The allocator separates the memory of streams. A kernel that always works on the default
         # stream has its output there, and could return an earlier right one by chance.
         for where in self._streams or dict.fromkeys((None, stream)):
-            with _on(where):
+            with _use_stream(where):
                 poison(self.sets.form, self.device, calls)
 
     def _checked_call(self, index: int) -> None:
@@ -226,7 +226,7 @@ class CaseArm:
 
         def queue() -> Answers:
             nonlocal was_held
-            with _on(stream):
+            with _use_stream(stream):
                 if stream:
                     # The first swap on a stream allocates, which may outlast the spin.
                     self.sets.swap(0, self._rng)
@@ -266,17 +266,17 @@ class CaseArm:
             self.sets.swap(index, self._rng)
             if self.case.direction.differentiates:
                 self._poison(index)
-        prepared = self._prepared(index)
+        prepared = self._prepare_guarded(index)
         if self._is_watched:
             self._poison(index)
         return self._without_guard(prepared)
 
     def prepare_unchecked(self, round_: int) -> Call:
-        return self._without_guard(self._prepared(round_ % len(self.sets)))
+        return self._without_guard(self._prepare_guarded(round_ % len(self.sets)))
 
     def time_by_host_s(self) -> float:
         self.sets.repair_and_flag()
-        call = self._prepared(0)
+        call = self._prepare_guarded(0)
         begun = now_s()
         self._guarded(call)
         return now_s() - begun
@@ -293,7 +293,7 @@ class CaseArm:
 
         return call
 
-    def _prepared(self, index: int) -> Call:
+    def _prepare_guarded(self, index: int) -> Call:
         # The forward of a backward is foreign code as well.
         if self.case.direction.differentiates:
             return self._guarded(partial(self._prepare_next, index))
@@ -319,7 +319,7 @@ class CaseArm:
         if is_sure and alone in self._sets_checked:
             alone = (alone + 1) % len(self.sets)
         indices = rotate_sets(count, len(self.sets), kept, alone)
-        queued = self._guarded(partial(self._queued, indices))
+        queued = self._guarded(partial(self._prepare_burst, indices))
         if checks:
             self._poison(alone, calls=count)
         calls_ = [call.run for call in queued]
@@ -334,10 +334,10 @@ class CaseArm:
     def one_call(self) -> Callable[[], Answers]:
         return partial(self._guarded, self._guarded(partial(self._prepare_next, 0)))
 
-    def _queued(self, indices: list[int]) -> list[calls.Ready]:
+    def _prepare_burst(self, indices: list[int]) -> list[calls.Ready]:
         if not self._graphs:
             return [self._ready_one(index) for index in indices]
-        return [_replay_of(*self._graphs[index]) for index in indices]
+        return [_wrap_replay(*self._graphs[index]) for index in indices]
 
     def finish(self) -> None:
         if self.item.role is Role.CANDIDATE:
@@ -353,11 +353,11 @@ def rotate_sets(count: int, sets: int, kept: int, alone: int) -> list[int]:
     return [alone if i == kept else others[i % len(others)] for i in range(count)]
 
 
-def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager[Any]:
+def _use_stream(stream: torch.cuda.Stream | None) -> AbstractContextManager[Any]:
     return torch.cuda.stream(stream) if stream else nullcontext()
 
 
-def _replay_of(graph: torch.cuda.CUDAGraph, answers: Answers) -> calls.Ready:
+def _wrap_replay(graph: torch.cuda.CUDAGraph, answers: Answers) -> calls.Ready:
     return calls.Ready(graph.replay, lambda returned: answers[0])
 
 

@@ -64,12 +64,12 @@ def classify(error: BaseException) -> Failure:
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
         return Failure(Status.OUT_OF_MEMORY, text, trace)
     if name in _COMPILER_ERRORS or name in _RESOURCE_ERRORS:
-        return Failure(Status.COMPILE_ERROR, text + _location(error, of_the_user=True), trace)
+        return Failure(Status.COMPILE_ERROR, text + _locate(error, of_the_user=True), trace)
     if isinstance(error, SystemExit):
         return Failure(Status.CRASHED, f"it called sys.exit({error.code!r})", trace)
     if isinstance(error, KeyboardInterrupt):
         return Failure(Status.CRASHED, "it raised KeyboardInterrupt", trace)
-    text += _location(error)
+    text += _locate(error)
     if isinstance(error, PermissionError) and sandbox.is_entered():
         text += f": {sandbox.DENIED}"
     return Failure(Status.CRASHED, text, trace)
@@ -102,16 +102,16 @@ def one_line(error: BaseException, limit: int = 300) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def _location(error: BaseException, *, of_the_user: bool = False) -> str:
+def _locate(error: BaseException, *, of_the_user: bool = False) -> str:
     """Return the innermost line in the user's file, or of all, in the first cause of an error."""
-    lines = list(_lines(error))
+    lines = list(_list_lines(error))
     own = getattr(sys.modules.get(USER_MODULE), "__file__", None)
     innermost = ("", 0) if of_the_user else next(iter(lines), ("", 0))
     path, number = next((line for line in lines if line[0] == own), innermost)
     return f" ({path.rsplit('/', 1)[-1]}:{number})" if path else ""
 
 
-def _lines(error: BaseException) -> Iterator[tuple[str, int]]:
+def _list_lines(error: BaseException) -> Iterator[tuple[str, int]]:
     """Yield files and lines of an error: the first cause first, the innermost line first."""
     links: list[BaseException] = []
     cause: BaseException | None = error

@@ -52,7 +52,7 @@ def count(prepared: Mapping[str, Callable[[], Callable[[], Any]]]) -> dict[str, 
                 except Failure:
                     done.append("")
                 _mark()
-        counted = between_marks(_on_device(seen))
+        counted = between_marks(_list_kernels(seen))
     except (RuntimeError, OSError, AttributeError):  # CUPTI is missing, in use, or not permitted
         return {}
     if len(counted) != len(done):
@@ -66,7 +66,7 @@ def _mark() -> None:
     _synchronize()
 
 
-def _on_device(seen: Any) -> list[Ran]:
+def _list_kernels(seen: Any) -> list[Ran]:
     events = [
         e
         for e in seen.function_events or ()

@@ -61,7 +61,7 @@ def measure(
     drawn: dict[str, Drawn] = {}
     for item in items:
         if item.computes not in drawn:
-            drawn[item.computes] = _draw(case, item.computes, device, prepared, seeds)
+            drawn[item.computes] = _draw_inputs(case, item.computes, device, prepared, seeds)
         inputs = drawn[item.computes]
         if isinstance(inputs, NoOracle):
             observations[item.name] = Observation(
@@ -74,7 +74,7 @@ def measure(
     # In a graph, the replay may be much faster than the captured call.
     if case.timing.mode is Mode.STREAM and case.streams == 1:
         if case.l2 is L2.WARM:
-            timer.touch = partial(_touch, tried)
+            timer.touch = partial(_touch_inputs, tried)
         precheck.run([a for a in tried if Runs.timed(a.item.devices, device)], timer, report)
         timer.touch = None
     for arm in precheck.ordered(tried):
@@ -109,9 +109,9 @@ def measure(
     gc.collect()
     conditions, busy_s, queue_s = Conditions(), 0.0, 0.0
     if case.l2 is L2.WARM:
-        timer.touch = partial(_touch, arms)
+        timer.touch = partial(_touch_inputs, arms)
     if arms:
-        conditions, busy_s, queue_s = _time(case, arms, observations, timer, sensors, report)
+        conditions, busy_s, queue_s = _time_arms(case, arms, observations, timer, sensors, report)
     timer.touch = None  # it refers to the arms and their inputs
     return Measured(
         observations=[observations[item.name] for item in items],
@@ -121,11 +121,11 @@ def measure(
     )
 
 
-def _touch(arms: Sequence[CaseArm]) -> None:
+def _touch_inputs(arms: Sequence[CaseArm]) -> None:
     max(arms, key=lambda arm: arm.sets.ready_s).sets.touch()  # arms may have sets of their own
 
 
-def _draw(
+def _draw_inputs(
     case: Case, computes: str, device: str, prepared: Prepared, seeds: Sequence[int]
 ) -> Drawn:
     if computes in prepared.failures:
@@ -138,7 +138,7 @@ def _draw(
     return computed, sets
 
 
-def _time(
+def _time_arms(
     case: Case,
     arms: list[CaseArm],
     observations: dict[str, Observation],
@@ -162,8 +162,10 @@ def _time(
         start = now_s()
         sampling.collect(arms, timer, rule, Random(case.seed), out)
         sampled = now_s()
-        by_arm = _burst(case, [a for a in arms if a.name in out.samples], timer, report, out)
-    counted = _launches([a for a in arms if a.name in out.samples.keys() - out.failed], report)
+        by_arm = _take_bursts(case, [a for a in arms if a.name in out.samples], timer, report, out)
+    counted = _count_launches(
+        [a for a in arms if a.name in out.samples.keys() - out.failed], report
+    )
     queue_s = now_s() - sampled
     for arm in arms:
         failure = out.failed.get(arm.name)
@@ -178,7 +180,7 @@ def _time(
     return monitor.summary(), out.busy_s, queue_s
 
 
-def _burst(
+def _take_bursts(
     case: Case, arms: list[CaseArm], timer: Timer, report: Report, out: Collected
 ) -> dict[str, Bursts]:
     """Return bursts of the arms that were timed."""
@@ -187,14 +189,14 @@ def _burst(
     report(Step(phase="bursts", allowance=len(arms) + 1))
     call_ms = {arm.name: _least_ms(out.samples[arm.name]) for arm in arms}
     call_bytes = arms[0].sets.nbytes if case.direction.differentiates else 0
-    judged = _contenders(arms, call_ms)
+    judged = _find_contenders(arms, call_ms)
     with out.busy(*arms):
         return bursts.collect(
             arms, timer, call_ms, call_bytes, Random(case.seed), out.failed, judged
         )
 
 
-def _launches(arms: list[CaseArm], report: Report) -> dict[str, Counted]:
+def _count_launches(arms: list[CaseArm], report: Report) -> dict[str, Counted]:
     asked = [
         arm
         for arm in arms
@@ -207,7 +209,7 @@ def _launches(arms: list[CaseArm], report: Report) -> dict[str, Counted]:
     return launches.count({arm.name: arm.one_call for arm in asked})
 
 
-def _contenders(arms: list[CaseArm], call_ms: Mapping[str, float]) -> set[str]:
+def _find_contenders(arms: list[CaseArm], call_ms: Mapping[str, float]) -> set[str]:
     """Return the candidates, and the arms that are near the best of their role."""
     near = {a.name for a in arms if a.item.role is Role.CANDIDATE}
     for role in (Role.BASELINE, Role.ALTERNATIVE):

@@ -68,7 +68,9 @@ def enter(sandbox: Sandbox) -> None:
         capabilities.CAP_DAC_OVERRIDE, capabilities.CAP_IPC_LOCK, capabilities.CAP_SYS_NICE
     )
     scoped = landlock.abi() >= landlock.SCOPE_ABI
-    _restrictions = ", ".join([*_files(scratch, sandbox.hidden), *_calls(signals=not scoped)])
+    _restrictions = ", ".join(
+        [*_restrict_files(scratch, sandbox.hidden), *_restrict_calls(signals=not scoped)]
+    )
     if sandbox.begins_as:
         caches = Caches(Path(sandbox.begins_as), scratch)
         for name in _CACHES.values():
@@ -85,13 +87,13 @@ def is_entered() -> bool:
     return bool(_restrictions)
 
 
-def _files(scratch: Path, hidden: Iterable[str]) -> Iterator[str]:
+def _restrict_files(scratch: Path, hidden: Iterable[str]) -> Iterator[str]:
     version = landlock.abi()
     if not version:
         yield "none: this kernel has no Landlock"
         return
-    forbidden = {*map(Path.resolve, map(Path, hidden)), *_disks()}
-    own = [scratch, Path("/proc/self").resolve(), *_devices()]
+    forbidden = {*map(Path.resolve, map(Path, hidden)), *_list_disks()}
+    own = [scratch, Path("/proc/self").resolve(), *_list_devices()]
     try:
         # Names may be read everywhere: Python lists the folders in which it searches for modules.
         landlock.restrict(paths_except(forbidden), [Path("/")], own)
@@ -103,7 +105,7 @@ def _files(scratch: Path, hidden: Iterable[str]) -> Iterator[str]:
     yield f"files{network}{signals} (Landlock {version})"
 
 
-def _calls(*, signals: bool) -> Iterator[str]:
+def _restrict_calls(*, signals: bool) -> Iterator[str]:
     """signals: whether to forbid them, since Landlock does not."""
     connects = Path(os.environ.get(_MPS, _MPS_FOLDER), "control").exists()
     try:
@@ -115,12 +117,12 @@ def _calls(*, signals: bool) -> Iterator[str]:
         yield f"{sockets}, signals (seccomp)" if signals else f"{sockets} (seccomp)"
 
 
-def _devices() -> Iterator[Path]:
+def _list_devices() -> Iterator[Path]:
     for pattern in _DEVICES:
         yield from Path("/dev").glob(pattern)
 
 
-def _disks() -> Iterator[Path]:
+def _list_disks() -> Iterator[Path]:
     for path in Path("/dev").iterdir():
         with suppress(OSError):
             if path.is_block_device() or path.name in ("mem", "kmem", "port"):

@@ -99,7 +99,7 @@ class Session:
 
     def _compile(self, request: Compile) -> Compiled:
         item = self.items.get((request.case.op, request.implementation))
-        self._step(Step(phase="compilation", implementation=request.implementation))
+        self._announce(Step(phase="compilation", implementation=request.implementation))
         if item is None:
             return Compiled(reason=f"{request.implementation} is not installed")
         return compile_case(request.case, item, self.device)
@@ -107,7 +107,7 @@ class Session:
     def _measure(self, request: Measure) -> Measured:
         assert self._mailbox is not None
         self._mailbox.map(max((f.nbytes for f in request.prepared.forms.values()), default=0))
-        measured = self.measure(request, self._step, self._deliver)
+        measured = self.measure(request, self._announce, self._deliver)
         self._mailbox.close()
         return measured
 
@@ -134,7 +134,7 @@ class Session:
         give_back(self.device)
         return measured
 
-    def _step(self, step: Step) -> None:
+    def _announce(self, step: Step) -> None:
         """Announce the next step, and wait until the supervisor has heard."""
         self._channel.send(step.model_copy(update={"awaits": True}))
         sys.stdin.buffer.readline()

@@ -26,10 +26,10 @@ class TemporaryFolder(tempfile.TemporaryDirectory[str]):
 
 
 def sweep() -> None:
-    if not _host():
+    if not _identify_host():
         return
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}{_host()}-*-*-*"):
-        pid = folder.name.removeprefix(f"{PREFIX}{_host()}-").partition("-")[0]
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}{_identify_host()}-*-*-*"):
+        pid = folder.name.removeprefix(f"{PREFIX}{_identify_host()}-").partition("-")[0]
         if not pid.isdecimal():
             continue
         with suppress(OSError):
@@ -44,11 +44,11 @@ def _owner_prefix(pid: int) -> str:
         started = status.rpartition(")")[2].split()[19]  # in ticks since boot
     except (FileNotFoundError, ProcessLookupError):
         started = "ended"
-    return f"{PREFIX}{_host()}-{pid}-{started}"
+    return f"{PREFIX}{_identify_host()}-{pid}-{started}"
 
 
 @cache
-def _host() -> str:
+def _identify_host() -> str:
     with suppress(OSError):
         boot = _BOOT_ID.read_text().strip().replace("-", "")[:12]
         namespace = str(_PID_NAMESPACE.readlink()).strip("pid:[]")

@@ -67,7 +67,7 @@ def collect(
     by_name = {arm.name: arm for arm in arms}
     going = {
         name: _Arm(
-            _count(call_ms[name], call_bytes),
+            _count_calls(call_ms[name], call_bytes),
             slow=call_ms[name] >= SLOW_MS,
             needed=name in judged and call_ms[name] <= NEEDED_MS,
         )
@@ -91,7 +91,7 @@ def collect(
     return {name: arm.bursts for name, arm in going.items()}
 
 
-def _count(call_ms: float, call_bytes: int) -> int:
+def _count_calls(call_ms: float, call_bytes: int) -> int:
     fewest = 2 if call_ms < SLOW_MS else 1  # a single call follows no other
     enough = max(fewest, math.ceil(BURST_S * 1e3 / max(call_ms, 1e-6)))
     affordable = HELD_BYTES // max(call_bytes, 1)

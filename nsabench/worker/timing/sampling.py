@@ -57,7 +57,7 @@ def warm_up(arm: Arm, timer: Timer, seconds: float, out: Collected) -> None:
     start = now_s()
     try:
         with out.busy(arm):
-            while not _warm(times, now_s() - start, seconds):
+            while not _is_warm(times, now_s() - start, seconds):
                 prepare = partial(arm.prepare, 0)
                 sample, result = timer.sample(arm.name, prepare(), prepare)
                 arm.inspect(0, result)
@@ -66,7 +66,7 @@ def warm_up(arm: Arm, timer: Timer, seconds: float, out: Collected) -> None:
         out.failed[arm.name] = failure.alone()
 
 
-def _warm(times: list[float], elapsed: float, seconds: float) -> bool:
+def _is_warm(times: list[float], elapsed: float, seconds: float) -> bool:
     if len(times) < MIN_WARMUP_CALLS or elapsed < seconds:
         return elapsed > MAX_WARMUP * seconds and len(times) >= 1
     third = max(1, len(times) // 3)

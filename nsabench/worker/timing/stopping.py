@@ -58,7 +58,7 @@ class StopAtRatioCI:
         if rounds < self._next_look:
             return False
         self._next_look = rounds + max(10, rounds // 4)
-        best = [ranked[0] for kind in self.rivals if (ranked := self._ranked(kind, rounds, times))]
+        best = [ranked[0] for kind in self.rivals if (ranked := self._rank(kind, rounds, times))]
         return all(
             ratio_of_medians(times[b], times[c], resamples=STOP_RESAMPLES).width < self.model.width
             for b in best
@@ -66,14 +66,14 @@ class StopAtRatioCI:
         )
 
     def active(self, rounds: int, times: Mapping[str, Sequence[float]]) -> set[str]:
-        ranked = [r for kind in self.rivals if (r := self._ranked(kind, rounds, times))]
+        ranked = [r for kind in self.rivals if (r := self._rank(kind, rounds, times))]
         if rounds < MIN_ROUNDS_EVER or not ranked:
             return set(times)
         kinds = set().union(*self.rivals)
-        needed = {arm for arms in ranked for arm in self._needed(arms, rounds, times, kinds)}
+        needed = {arm for arms in ranked for arm in self._find_needed(arms, rounds, times, kinds)}
         return self.candidates & set(times) | needed
 
-    def _needed(
+    def _find_needed(
         self, ranked: list[str], rounds: int, times: Mapping[str, Sequence[float]], kinds: set[str]
     ) -> set[str]:
         early = rounds < self.model.min_rounds
@@ -90,7 +90,7 @@ class StopAtRatioCI:
         }
 
     @staticmethod
-    def _ranked(kind: set[str], rounds: int, times: Mapping[str, Sequence[float]]) -> list[str]:
+    def _rank(kind: set[str], rounds: int, times: Mapping[str, Sequence[float]]) -> list[str]:
         medians = {
             arm: quantile(times[arm], 0.5)
             for arm in kind & set(times)
