@@ -1,4 +1,4 @@
-"""Quantiles, and the intervals of a ratio of medians: of paired and of independent samples."""
+"""Quantiles, and ratios of medians with intervals, for paired and for independent samples."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 RESAMPLES = 2000
-FEW = 200  # samples that are sorted faster than an array is made of them
-COUNTED = 255  # rounds whose resamples are drawn once and kept: the most that a byte counts
-# Fewer rounds give no interval to rely on: of one, both its ends are the ratio itself.
+SEED = 0
+FEW = 200  # a list of so many samples is sorted faster than numpy makes an array of it.
+COUNTED = 255  # the most rounds that a byte counts.
+# Fewer rounds give no useful interval: with one, both ends are the ratio itself.
 MIN_ROUNDS_EVER = 5
 
 
@@ -27,99 +28,100 @@ class Ratio:
 
     @property
     def width(self) -> float:
-        """Relative width of the interval."""
+        """The width of the interval, relative to the ratio."""
         return (self.hi - self.lo) / self.value
 
     def widened(self, times: float) -> Ratio:
-        """The same with an interval that reaches so many times as far on either side."""
+        """Return the ratio with both ends of its interval moved outwards by a factor."""
         return Ratio(self.value, self.lo / times, self.hi * times)
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:
-    """The mean that treats 2x and 0.5x alike; None of nothing."""
+    """Return the geometric mean, or None without values."""
     logs = [math.log(v) for v in values]
     return math.exp(sum(logs) / len(logs)) if logs else None
 
 
 def quantile(samples: ArrayLike, q: float) -> float:
-    """The same number as numpy's, which takes twenty times as long for a few samples."""
     return quantiles(samples, q)[0]
 
 
 def quantiles(samples: ArrayLike, *qs: float) -> list[float]:
-    """Several of the same samples, which are put in order once."""
+    """Return quantiles, equal to numpy's to the last bit. Numpy takes 20 times as long for a few
+    samples."""
     if not isinstance(samples, list) or not 0 < len(samples) <= FEW:
         return [float(x) for x in np.quantile(np.asarray(samples, dtype=np.float64), qs)]
     ordered = sorted(map(float, samples))
-    if math.isnan(sum(ordered)) and any(map(math.isnan, ordered)):  # of infinities, a sum is, too
+    if math.isnan(sum(ordered)) and any(map(math.isnan, ordered)):  # inf - inf
         return [math.nan] * len(qs)
-    places = [_place(len(ordered), q) for q in qs]
+    places = [_locate(len(ordered), q) for q in qs]
     last = len(ordered) - 1
-    return [_between(ordered[at], ordered[min(at + 1, last)], part) for at, part in places]
+    return [_interpolate(ordered[at], ordered[min(at + 1, last)], part) for at, part in places]
 
 
-def _place(count: int, q: float) -> tuple[int, float]:
-    """Behind which of so many ordered values a quantile lies, and how far on to the next."""
+def _locate(count: int, q: float) -> tuple[int, float]:
+    """Return the index of the ordered value below a quantile, and the share of the way to the
+    next value."""
     place = (count - 1) * q
     below = min(int(place), count - 1)
     return below, place - below
 
 
-def _between(low: float, high: float, part: float) -> float:
+def _interpolate(low: float, high: float, part: float) -> float:
     return high - (high - low) * (1 - part) if part >= 0.5 else low + (high - low) * part
 
 
 def _interval(drawn: NDArray[np.float64]) -> tuple[float, float]:
-    """Between what 95 % of at least two values lie, the same numbers as numpy's quantiles."""
+    """Return the 2.5 and 97.5 % quantiles of at least two values."""
     if np.isnan(drawn).any():
         return math.nan, math.nan
-    (first, one), (last, other) = (_place(drawn.size, q) for q in (0.025, 0.975))
+    (first, low_part), (last, high_part) = (_locate(drawn.size, q) for q in (0.025, 0.975))
     ordered = np.partition(drawn, (first, first + 1, last, last + 1))
     ends = [float(ordered[place]) for place in (first, first + 1, last, last + 1)]
-    return _between(ends[0], ends[1], one), _between(ends[2], ends[3], other)
+    return _interpolate(ends[0], ends[1], low_part), _interpolate(ends[2], ends[3], high_part)
 
 
 def ratio_of_medians(
-    numerator: ArrayLike, denominator: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0
+    numerator: ArrayLike, denominator: ArrayLike, *, resamples: int = RESAMPLES
 ) -> Ratio:
-    """median(numerator) / median(denominator), with a percentile bootstrap over pairs.
+    """Return median(numerator) / median(denominator), with a percentile bootstrap over pairs.
 
-    Entry i of both was taken in the same round, so a round is resampled as a whole and drift that
-    hits both arms cancels. Raises `ValueError` when the lengths differ or there is no pair.
+    Entry i of both was taken in round i. Rounds are resampled whole, so drift that hits both arms
+    cancels. Raises `ValueError` if the lengths differ or are 0.
     """
     a: NDArray[np.float64] = np.asarray(numerator, dtype=np.float64)
     b: NDArray[np.float64] = np.asarray(denominator, dtype=np.float64)
     if a.shape != b.shape or a.size == 0:
         raise ValueError(f"paired samples needed, got {a.size} and {b.size}")
     if a.size <= COUNTED:
-        (above, drawn), (below, under) = (_medians(x.tobytes(), resamples, seed) for x in (a, b))
+        (above, drawn), (below, under) = (_resample_medians(x.tobytes(), resamples) for x in (a, b))
         return Ratio(above / below, *_interval(drawn / under))
-    pick = _picks(a.size, resamples, seed)
+    pick = _pick_rounds(a.size, resamples)
     ratios = np.median(a[pick], axis=1) / np.median(b[pick], axis=1)
     return Ratio(float(np.median(a) / np.median(b)), *_interval(ratios))
 
 
-def _picks(rounds: int, resamples: int, seed: int) -> NDArray[np.int64]:
-    """The rounds of each resample [resamples, rounds]."""
-    return np.random.default_rng(seed).integers(0, rounds, (resamples, rounds))
+def _pick_rounds(rounds: int, resamples: int) -> NDArray[np.int64]:
+    """Draw the rounds of each resample [resamples, rounds]."""
+    return np.random.default_rng(SEED).integers(0, rounds, (resamples, rounds))
 
 
 @lru_cache(maxsize=32)
-def _drawn(rounds: int, resamples: int, seed: int) -> NDArray[np.uint8]:
-    """How often each round is in each resample [rounds, resamples]. It hangs on nothing that was
-    measured, so thousands of ratios share it."""
-    places = _picks(rounds, resamples, seed) + rounds * np.arange(resamples)[:, None]
+def _count_rounds(rounds: int, resamples: int) -> NDArray[np.uint8]:
+    """Count how often each round is in each resample [rounds, resamples]. The counts do not depend
+    on the samples, so thousands of ratios share them."""
+    places = _pick_rounds(rounds, resamples) + rounds * np.arange(resamples)[:, None]
     counts = np.bincount(places.ravel(), minlength=rounds * resamples)
     return np.ascontiguousarray(counts.reshape(resamples, rounds).T, dtype=np.uint8)
 
 
 @lru_cache(maxsize=64)
-def _medians(times: bytes, resamples: int, seed: int) -> tuple[float, NDArray[np.float64]]:
-    """The median of samples and those of their resamples [resamples]: the same numbers as of each
-    resample sorted, for a tenth of the time. Kept, since one arm is held to several others.
+def _resample_medians(times: bytes, resamples: int) -> tuple[float, NDArray[np.float64]]:
+    """Return the median of samples, and the medians of their resamples [resamples].
 
-    From the least sample on, it is counted in all resamples at once how many of theirs lie so low;
-    the middle one is where half of them do. times: the samples [n], as float64.
+    The samples are visited in ascending order, and their counts are added up in all resamples at
+    once: the median is where half is reached. That takes a tenth of the time of sorting each
+    resample. Results are kept, because one arm is compared with several. times: float64 [n].
     """
     samples = np.frombuffer(times, dtype=np.float64)
     n = samples.size
@@ -127,52 +129,46 @@ def _medians(times: bytes, resamples: int, seed: int) -> tuple[float, NDArray[np
     ordered = samples[order]
     if np.isnan(ordered[-1]):
         return math.nan, np.full(resamples, math.nan)
-    drawn = _drawn(n, resamples, seed)
+    drawn = _count_rounds(n, resamples)
     half = (n + 1) // 2
-    so_low, lower, upper = np.zeros((3, resamples), np.uint8)
-    for one in order[:-1]:
-        so_low += drawn[one]
-        lower += (so_low < half).view(np.uint8)
+    reached, lower, upper = np.zeros((3, resamples), np.uint8)
+    for sample in order[:-1]:
+        reached += drawn[sample]
+        lower += (reached < half).view(np.uint8)
         if n % 2 == 0:
-            upper += (so_low <= half).view(np.uint8)
+            upper += (reached <= half).view(np.uint8)
     middle: NDArray[np.float64] = ordered[lower]
     if n % 2:
         return float(ordered[half - 1]), middle
     return float((ordered[half - 1] + ordered[half]) / 2), (middle + ordered[upper]) / 2
 
 
-def ratio_of_independent_medians(
-    numerator: ArrayLike, denominator: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0
-) -> Ratio:
-    """median(numerator) / median(denominator) of samples that were not taken together.
+def ratio_of_independent_medians(numerator: ArrayLike, denominator: ArrayLike) -> Ratio:
+    """Return median(numerator) / median(denominator) of samples that were not taken together.
 
-    A percentile bootstrap that resamples each arm by itself. It knows nothing of what differs
-    between two processes or machines. Raises `ValueError` when an arm has no sample.
+    A percentile bootstrap resamples each arm on its own. It does not include what differs between
+    two processes or machines. Raises `ValueError` if an arm has no sample.
     """
-    return ratio_of_independent_arms(
-        [Arm(numerator)], [Arm(denominator)], resamples=resamples, seed=seed
-    )
+    return ratio_of_independent_arms([Arm(numerator)], [Arm(denominator)])
 
 
-# Of sorted samples, for each resample: the lower and, of an even number, the upper middle one.
+# For each resample: the indices of the lower and, for even sizes, the upper middle sorted sample.
 _Middles = tuple[NDArray[np.intp], NDArray[np.intp] | None]
 
 
 @dataclass(frozen=True)
 class Arm:
-    """Samples that were taken together. less: what is taken off their median, in their unit."""
+    """Samples that were taken together. less: is subtracted from their median, in their unit."""
 
     samples: ArrayLike
     less: float = 0.0
 
 
-def ratio_of_independent_arms(
-    above: Sequence[Arm], below: Sequence[Arm], *, resamples: int = RESAMPLES, seed: int = 0
-) -> Ratio:
-    """The product of the medians `above` over that of those `below`, each less what its arm says.
+def ratio_of_independent_arms(above: Sequence[Arm], below: Sequence[Arm]) -> Ratio:
+    """Return the product of the medians of `above` over the product for `below`.
 
-    A percentile bootstrap that resamples each arm by itself. Raises `ValueError` when an arm has no
-    sample, or nothing is left of a median.
+    `less` is subtracted from each median first. A percentile bootstrap resamples each arm on its
+    own. Raises `ValueError` if an arm has no sample, or if nothing is left of a median.
     """
     if not all(np.size(arm.samples) for arm in (*above, *below)):
         raise ValueError(
@@ -180,22 +176,22 @@ def ratio_of_independent_arms(
             + " and ".join(str(np.size(arm.samples)) for arm in (*above, *below))
         )
     sizes = tuple(int(np.size(arm.samples)) for arm in (*above, *below))
-    middles = _middles_of(sizes, resamples, seed)
-    value, drawn = _product(above, middles[: len(above)], resamples)
-    under, drawn_under = _product(below, middles[len(above) :], resamples)
+    middles = _draw_middles(sizes)
+    value, drawn = _multiply_medians(above, middles[: len(above)])
+    under, drawn_under = _multiply_medians(below, middles[len(above) :])
     lo, hi = np.quantile(drawn / drawn_under, [0.025, 0.975])
     return Ratio(value / under, float(lo), float(hi))
 
 
-def _product(
-    arms: Sequence[Arm], middles: Sequence[_Middles], resamples: int
+def _multiply_medians(
+    arms: Sequence[Arm], middles: Sequence[_Middles]
 ) -> tuple[float, NDArray[np.float64]]:
-    """The product of the medians of arms, and of the medians of their resamples [resamples].
+    """Return the product of the medians of arms, and of the medians of their resamples [RESAMPLES].
 
-    Products are divided once, by the caller: arms that are the same on both sides then give 1.
+    The caller divides once: arms that are the same on both sides then give exactly 1.
     """
     value = 1.0
-    drawn = np.ones(resamples)
+    drawn = np.ones(RESAMPLES)
     for arm, (lower, upper) in zip(arms, middles, strict=True):
         ordered = np.sort(np.asarray(arm.samples, dtype=np.float64), axis=None)
         median = float(np.median(ordered)) - arm.less
@@ -210,26 +206,25 @@ def _product(
     return value, drawn
 
 
-@lru_cache(maxsize=64)  # of 0.1 MB; most arms of a comparison are of a few sizes
-def _middles_of(sizes: tuple[int, ...], count: int, seed: int) -> tuple[_Middles, ...]:
-    """Of arms of so many samples [n], for each of `count` bootstrap resamples: which of the sorted
-    samples is its median, or which two are around it, without drawing the rest.
+@lru_cache(maxsize=64)  # 0.1 MB each; most arms of a comparison have one of a few sizes
+def _draw_middles(sizes: tuple[int, ...]) -> tuple[_Middles, ...]:
+    """Draw which sorted samples are in the middle of each resample, for arms of these sizes.
 
-    The k-th smallest of n uniform picks is Beta(k, n + 1 - k) (David & Nagaraja, Order Statistics,
-    2.1), and the next one the smallest of the n - k that are left above it; so the picks in the
-    middle are drawn at once, exactly as if all n had been.
+    The k-th smallest of n uniform picks is Beta(k, n + 1 - k). The next is the smallest of the
+    n - k picks above it (David & Nagaraja, Order Statistics, 2.1). So the middle is drawn directly,
+    with the same distribution as if all n were drawn.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(SEED)
     middles: list[_Middles] = []
     for n in sizes:
         k = (n + 1) // 2
-        rank = rng.beta(k, n + 1 - k, count)
+        rank = rng.beta(k, n + 1 - k, RESAMPLES)
         lower = np.minimum((rank * n).astype(np.intp), n - 1)
         upper = None
         if n % 2 == 0:
-            rank += (1 - rank) * (1 - rng.random(count) ** (1 / (n - k)))
+            rank += (1 - rank) * (1 - rng.random(RESAMPLES) ** (1 / (n - k)))
             upper = np.minimum((rank * n).astype(np.intp), n - 1)
-            upper.flags.writeable = False  # all callers have the same
+            upper.flags.writeable = False  # callers share it
         lower.flags.writeable = False
         middles.append((lower, upper))
     return tuple(middles)
@@ -238,7 +233,7 @@ def _middles_of(sizes: tuple[int, ...], count: int, seed: int) -> tuple[_Middles
 def paired(
     round_a: list[int], time_a: list[float], round_b: list[int], time_b: list[float]
 ) -> tuple[list[float], list[float]]:
-    """The times of the rounds that both arms have."""
+    """Return the times of the rounds that both arms have."""
     b = dict(zip(round_b, time_b, strict=True))
     pairs = [(t, b[r]) for r, t in zip(round_a, time_a, strict=True) if r in b]
     return [p[0] for p in pairs], [p[1] for p in pairs]

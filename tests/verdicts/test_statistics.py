@@ -12,20 +12,20 @@ from nsabench.verdicts.statistics import geometric_mean, ratio_of_independent_me
 def test_the_interval_is_that_of_a_bootstrap_that_draws_everything(n: int, m: int) -> None:
     rng = np.random.default_rng(3)
     a, b = rng.lognormal(0, 0.2, n), rng.lognormal(0.1, 0.1, m)
-    ours = ratio_of_independent_medians(a, b, resamples=40_000)
+    ours = ratio_of_independent_medians(a, b)
     drawn = [np.median(x[rng.integers(0, x.size, (40_000, x.size))], axis=1) for x in (a, b)]
     lo, hi = np.quantile(drawn[0] / drawn[1], [0.025, 0.975])
     assert ours.value == np.median(a) / np.median(b)
     # A bootstrap of few values takes few values: what is between two of them is chance.
-    assert (ours.lo, ours.hi) == pytest.approx((lo, hi), rel=0.01)
+    assert (ours.lo, ours.hi) == pytest.approx((lo, hi), rel=0.015)
 
 
 def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
     rng = np.random.default_rng(4)
     covered = 0
-    for seed in range(400):
+    for _ in range(400):
         ratio = ratio_of_independent_medians(
-            1.1 * rng.lognormal(0, 0.05, 60), rng.lognormal(0, 0.05, 40), seed=seed
+            1.1 * rng.lognormal(0, 0.05, 60), rng.lognormal(0, 0.05, 40)
         )
         covered += ratio.lo <= 1.1 <= ratio.hi
     assert 0.92 < covered / 400 < 0.985
