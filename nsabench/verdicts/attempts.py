@@ -1,7 +1,7 @@
-"""What is known of a case after the attempts to measure it, and what to attempt next.
+"""The state of a case after the attempts to measure it, and the next attempt.
 
-Both follow from the attempts alone, so a run that was interrupted goes on as if it had not been.
-`verdicts.blame` says which implementation is blamed for a dead worker.
+Both depend on the attempts alone, so an interrupted run continues as if it had not been
+interrupted. `verdicts.blame` finds the implementation that ended a worker.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ from nsabench.verdicts.blame import NONE, NextAttempt, Replay
 
 @dataclass(frozen=True)
 class CaseState:
-    """What is known of a case in one pass.
+    """The state of a case in one pass.
 
-    observations: of the implementations that are settled, in the order of the plan. conditions: the
-    state of the device in the attempts that these come from. attempts: made so far. wall_s: that
-    they took. reason: why the pass gave the case up, if it did. next: None once all is settled.
+    observations: settled implementations, in the order of the plan. conditions: of the device, by
+    attempt. reason: why the pass gave the case up, if it did. next: None once all is settled.
     """
 
     purpose: Purpose
     case_id: str
     observations: list[Observation]
     conditions: dict[int, Conditions]
-    attempts: int = 0
+    attempts: int = 0  # made so far
     wall_s: float = 0.0
     reason: str = ""
     next: NextAttempt | None = None
@@ -38,10 +37,8 @@ class CaseState:
 def state_of(
     plan: Plan, log: Log, purpose: Purpose, planned: PlannedCase, names: Sequence[str] = ()
 ) -> CaseState:
-    """Return the state of a case in a pass.
-
-    names: the implementations that the pass measures, where nothing was attempted yet.
-    """
+    """Return the state of a case in a pass. names: the implementations to measure, for a pass that
+    has attempted nothing yet."""
     attempts = log.attempts_of(purpose, planned.id)
     if purpose is Purpose.MAIN:
         names = planned.implementations
@@ -56,7 +53,7 @@ def state_of(
         name: Observation(implementation=name, status=Status.SKIPPED, reason=reason)
         for name, reason in skipped.items()
     }
-    # Numbered anew, so that an attempt that did not count leaves no trace in a table.
+    # Renumbered, so that attempts that did not count do not show in the tables.
     counted = sorted({observation.attempt for observation in settled.values()} - {NONE})
     numbers = {attempt: number for number, attempt in enumerate(counted, 1)} | {NONE: NONE}
     return CaseState(
@@ -69,27 +66,27 @@ def state_of(
         ],
         conditions={numbers[attempt]: replay.conditions[attempt] for attempt in counted},
         attempts=len(attempts),
-        wall_s=sum(one.ended.wall_s for one in attempts if one.ended is not None),
+        wall_s=sum(a.ended.wall_s for a in attempts if a.ended is not None),
         reason=replay.gave_up,
         next=replay.next,
     )
 
 
 def states_of(plan: Plan, log: Log, purpose: Purpose) -> dict[str, CaseState]:
-    """Return the states of the cases that are settled in a pass, by case id."""
+    """Return the states of the settled cases of a pass, by case id."""
     canary = [plan.canary] if plan.canary is not None else []
-    found = {}
+    states = {}
     for planned in canary if purpose is Purpose.CANARY else plan.cases:
         # A case that nothing can run on this device is settled without an attempt.
         if purpose is Purpose.MAIN or log.attempts_of(purpose, planned.id):
             state = state_of(plan, log, purpose, planned)
             if state.next is None:
-                found[planned.id] = state
-    return found
+                states[planned.id] = state
+    return states
 
 
 def cannot_run(plan: Plan, planned: PlannedCase, name: str) -> str:
-    """Why the device of the plan is none that an implementation runs on; empty if it is."""
+    """Return why an implementation cannot run on the device of the plan, or an empty text."""
     case, devices = planned.case, plan.info(planned.case.op, name).devices
     if plan.device == "cpu":
         if Runs.CPU not in devices and Runs.INTERPRETER not in devices:

@@ -1,10 +1,10 @@
-"""Which implementation is blamed for a dead worker, by the attempts at a case in order.
+"""Find the implementation that ended a worker, from the attempts at a case in order.
 
-An implementation may end the worker that it shares with others. Code in that worker can forge which
-implementation it was busy with, so a name is only a suspicion. In the main pass each is then
-measured alone, the suspect first: an implementation that fails alone is guilty, and the others are
-measured together again. If all survive alone, only the combination fails, and what each did alone
-counts. The isolated pass leaves the suspect out; the other passes give up.
+Several implementations share a worker, and their code can forge which of them was running. So a
+name is only a suspicion. The main pass then measures each alone, the suspect first. An
+implementation that fails alone is guilty, and the others are measured together again. If all
+survive alone, their combination fails, and the results alone count. The isolated pass leaves the
+suspect out; the other passes give up.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from nsabench.model.log import Attempt
 from nsabench.model.measurement import Conditions, Observation
 from nsabench.model.vocabulary import Purpose, Status
 
-# The worker had called no implementation when it was in this phase.
+# Phases before the first call of an implementation.
 BEFORE_ANY = "inputs"
-EARLY = (BEFORE_ANY, "request", "start")  # and before its inputs were drawn
-# Of the timeout of a case: an implementation that hung has had all of it, and what it compiled
-# meanwhile is in the caches.
+EARLY = (BEFORE_ANY, "request", "start")
+# Share of the timeout of a case: an implementation that hung has already had all of it, and its
+# compiled code is in the caches.
 LESS_PATIENCE = 0.15
 COOL_DOWN_S = 5.0
-PASSING = THROTTLING - {POWER_CAP}  # what a pause may help against: the cap is the work's own
-# How many deaths of the measuring process itself say nothing of what was measured: a person or a
-# scheduler may have killed it. Kernels cannot where the sandbox keeps signals.
+PASSING = THROTTLING - {POWER_CAP}  # a pause may end these; the work itself causes the cap
+# A person or a scheduler may kill the measuring process so often before an implementation is
+# blamed. Kernels cannot do it if the sandbox blocks signals.
 FORGIVEN = 2
-SIGNALS = "signals"  # in what a worker says of its sandbox
+SIGNALS = "signals"  # of the sandbox's protections
 NONE = 0  # the attempt of an implementation that no worker measured to the end
 
 
@@ -40,12 +40,12 @@ class NextAttempt:
 
     implementations: tuple[str, ...]
     patience: float = 1.0  # times the timeout of the case
-    pause_s: float = 0.0  # before
+    pause_s: float = 0.0  # before the attempt
 
 
 @dataclass
 class _Trial:
-    """Each implementation alone, since together they lost their worker. survived: by name."""
+    """Each implementation is measured alone, because together they lost their worker."""
 
     death: Death
     order: list[str]
@@ -58,7 +58,7 @@ class _Trial:
 
 
 class Replay:
-    """Takes the attempts in order."""
+    """Takes the attempts in order and says what is settled, and what to measure next."""
 
     def __init__(self, purpose: Purpose, names: Sequence[str], timeout_s: float) -> None:
         self.settled: dict[str, Observation] = {}
@@ -102,7 +102,7 @@ class Replay:
         if ended is None:
             self._killed += 1
             if self._killed > (FORGIVEN if SIGNALS in attempt.sandbox else 0):
-                death = _death_of_the_measuring_process(attempt, self._killed)
+                death = _blame_kill(attempt, self._killed)
                 self._killed = 0
                 self._die(attempt, death)
         elif ended.death is not None:
@@ -123,7 +123,7 @@ class Replay:
         if self._lost_early:
             notes.append(f"measured again, since before any call: {self._lost_early}")
         self._was_throttled, self._lost_early = False, ""
-        observations = [_noted(observation, notes) for observation in attempt.observations]
+        observations = [_add_notes(observation, notes) for observation in attempt.observations]
         if self._trial is None:
             self._settle(observations)
             return
@@ -148,7 +148,7 @@ class Replay:
         if self._trial is not None:
             self._die_alone(self._trial, attempt, death)
         elif death.phase in EARLY:
-            # Twice no implementation was called: the case itself, or the machine, is the fault.
+            # Two workers died before any call: the case or the machine is at fault.
             for name in list(self._left):
                 self._blame(name, death)
         elif len(self._left) == 1:
@@ -160,7 +160,7 @@ class Replay:
     def _die_alone(self, trial: _Trial, attempt: Attempt, death: Death) -> None:
         [name] = attempt.job.implementations
         if attempt.job.case.timeout_s < self._timeout_s:
-            if death.suspect != name:  # its inputs, which are not its own, take longer than that
+            if death.suspect != name:  # drawing the inputs takes longer than the timeout
                 trial.has_had_full_time, self._lost_early = True, ""
                 return
             if death.status is Status.TIMEOUT:
@@ -178,7 +178,9 @@ class Replay:
         self._trial = None
         if len(trial.survived) == len(trial.order):
             note = f"measured alone, since together: {trial.death.reason}"
-            self._settle([_noted(observation, [note]) for observation in trial.survived.values()])
+            self._settle(
+                [_add_notes(observation, [note]) for observation in trial.survived.values()]
+            )
 
     def _settle(self, observations: Iterable[Observation]) -> None:
         for observation in observations:
@@ -189,7 +191,7 @@ class Replay:
         self._settle([Observation(implementation=name, status=death.status, reason=death.reason)])
 
 
-def _noted(observation: Observation, notes: Sequence[str]) -> Observation:
+def _add_notes(observation: Observation, notes: Sequence[str]) -> Observation:
     return (
         observation.model_copy(update={"notes": [*observation.notes, *notes]})
         if notes
@@ -197,7 +199,7 @@ def _noted(observation: Observation, notes: Sequence[str]) -> Observation:
     )
 
 
-def _death_of_the_measuring_process(attempt: Attempt, times: int) -> Death:
+def _blame_kill(attempt: Attempt, times: int) -> Death:
     often = "" if times == 1 else f" {times} times"
     names = attempt.job.implementations
     alone = len(names) == 1

@@ -1,5 +1,7 @@
-"""Hosts held to each other: all shards of a plan measure one case, and where the medians of a host
-are not those of the others, its times decide nothing beside theirs."""
+"""Compare the hosts of a merged run by the case that all shards measure.
+
+If a host's medians differ from the other hosts' medians, its times decide nothing.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,12 @@ APART = 0.03
 
 @dataclass(frozen=True)
 class Canary:
-    """What a shard took for the case that all measure. medians: ms, by implementation, of those
-    that were right; disturbed: why they are not to be relied on; empty where nothing is known.
-    failed: by implementation, what became of those that were not right; of those that declined it
-    only where none was timed; lost: why the process that measured it was."""
+    """What a shard measured of the case that all measure.
+
+    medians: ms, by implementation that was right. disturbed: why the times are unreliable. failed:
+    what became of the others, by implementation. Implementations that declined the case are in it
+    only if none was timed. lost: why the process that measured it was lost.
+    """
 
     medians: Mapping[str, float]
     disturbed: str = ""
@@ -35,7 +39,6 @@ class Canary:
 
 
 def canary_of(plan: Plan, log: Log) -> Canary:
-    """Return what the log of a shard says of its canary."""
     medians: dict[str, float] = {}
     failed: dict[str, str] = {}
     disturbed = lost = ""
@@ -56,12 +59,12 @@ def canary_of(plan: Plan, log: Log) -> Canary:
 
 
 def outlying(canaries: Mapping[str, Canary]) -> dict[str, str]:
-    """The shards whose times decide nothing beside those of the others, by name, each with why.
+    """Return the shards whose times decide nothing, by name, each with the reason.
 
-    Of each implementation that more than half of the shards timed, those that count are the largest
-    set whose medians lie within 3 % of each other. It must be more than half of them: else nobody
-    knows which is the outlier, and none counts. A shard on which such an implementation failed, or
-    that timed none of them, is none of them. What fewer shards timed says nothing of the others.
+    An implementation counts if more than half of the shards timed it. For each, the largest set of
+    shards whose medians are within 3 % of each other is right. If the set is not more than half,
+    the outlier is unknown, and every shard is one. A shard on which such an implementation failed,
+    or that timed none, is also an outlier.
     """
     if len(canaries) < 2:
         return {}
@@ -72,7 +75,7 @@ def outlying(canaries: Mapping[str, Canary]) -> dict[str, str]:
     }
     timed = _timed_by_most(c.medians for c in canaries.values() if not c.disturbed)
     for name, canary in canaries.items():
-        failed = next((one for one in sorted(canary.failed) if one in timed), "")
+        failed = next((name for name in sorted(canary.failed) if name in timed), "")
         if not canary.medians:
             reason = canary.lost or next(iter(canary.failed.values()), "")
             untimed = "it did not time the case that all shards measure"
@@ -83,20 +86,18 @@ def outlying(canaries: Mapping[str, Canary]) -> dict[str, str]:
                 f"{failed}, which other shards timed, failed on the case that all shards measure "
                 f"({canary.failed[failed]})",
             )
-    there = {name: c.medians for name, c in canaries.items() if name not in why}
-    if len(there) < 2:
+    kept = {name: c.medians for name, c in canaries.items() if name not in why}
+    if len(kept) < 2:
         return why
-    common = _timed_by_most(there.values())
+    common = _timed_by_most(kept.values())
     if not common:
-        return why | dict.fromkeys(there, "no implementation was timed on most shards' canaries")
-    for name, medians in there.items():
+        return why | dict.fromkeys(kept, "no implementation was timed on most shards' canaries")
+    for name, medians in kept.items():
         if common.isdisjoint(medians):
             why[name] = "it timed no implementation that most shards timed on their canary"
     for implementation in sorted(common):
-        medians = {
-            n: times[implementation] for n, times in there.items() if implementation in times
-        }
-        within = _largest_set(medians)
+        medians = {n: times[implementation] for n, times in kept.items() if implementation in times}
+        within = _find_largest_set(medians)
         lowest, highest = (min(within.values()), max(within.values())) if within else (0.0, 0.0)
         for name in medians.keys() - within.keys():
             if within:
@@ -113,15 +114,15 @@ def outlying(canaries: Mapping[str, Canary]) -> dict[str, str]:
 
 
 def _timed_by_most(shards: Iterable[Mapping[str, float]]) -> set[str]:
-    """The implementations that more than half of the shards have a median of."""
-    each = list(shards)
-    counts = Counter(one for medians in each for one in medians)
-    return {one for one, count in counts.items() if 2 * count > len(each)}
+    """Return the implementations that more than half of the shards have a median of."""
+    shards = list(shards)
+    counts = Counter(name for medians in shards for name in medians)
+    return {name for name, count in counts.items() if 2 * count > len(shards)}
 
 
-def _largest_set(medians: Mapping[str, float]) -> dict[str, float]:
-    """The most that lie within `APART` of each other, the closest of them where several are as
-    many; none where they are no more than half."""
+def _find_largest_set(medians: Mapping[str, float]) -> dict[str, float]:
+    """Return the largest set of medians within `APART` of each other, and the closest of equally
+    large sets. It is empty if it holds no more than half of the medians."""
     ordered = sorted(medians.items(), key=lambda item: (item[1], item[0]))
     best: Sequence[tuple[str, float]] = ()
     end = 0
@@ -139,5 +140,4 @@ def _spread(ordered: Sequence[tuple[str, float]]) -> float:
 
 
 def finding(why: str) -> Finding:
-    """What is said against all times of an outlying shard."""
     return Finding(CHECK, Effect.INCONCLUSIVE, why)

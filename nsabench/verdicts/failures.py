@@ -1,4 +1,4 @@
-"""What failed in a finished run: as lines, by which it has an exit code, and as findings."""
+"""What failed in a finished run: lines, which set the exit code, and findings."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from nsabench.verdicts.results import Results
 
 
 def failures(results: Results) -> list[str]:
-    """One line a failure. A control that is caught has done its work and is none."""
-    # A check that no control put to the proof: a sentence about the run, not about a record.
+    """Return a line for each failure. Controls fail if they are not caught."""
+    # Findings about the whole run: no control tested a check.
     lines = [
         f.sentence
         for f in results.findings
@@ -21,27 +21,27 @@ def failures(results: Results) -> list[str]:
     ]
     for record in results.records:
         if record.caught is Catch.MISSED:
-            lines.append(f"control {_who(record)} was not caught by {record.caught_by}")
-        elif _failed(record):
-            lines.append(f"{_who(record)}: {record.status}: {record.reason}")
+            lines.append(f"control {_name_with_case(record)} was not caught by {record.caught_by}")
+        elif _has_failed(record):
+            lines.append(f"{_name_with_case(record)}: {record.status}: {record.reason}")
     return lines
 
 
-def _who(record: Record) -> str:
+def _name_with_case(record: Record) -> str:
     return f"{record.implementation} on {labels.named(record)}"
 
 
 def unproven(results: Results) -> list[str]:
-    """What is said of verdicts behind which a check stands that no control showed to work."""
+    """Return the findings about checks that no control showed to work."""
     return [f.sentence for f in results.findings if f.effect is Effect.UNPROVEN]
 
 
 def found_while_measuring(results: Results) -> list[Finding]:
-    """Failures of candidates and baselines that no check found, since the worker did."""
+    """Return the failures of candidates and baselines that the worker found, not a check."""
     by_checks = {(f.case_id, f.implementation) for f in results.findings if f.effect in STATUS_OF}
     findings = []
     for record in results.records:
-        if _failed(record) and record.key not in by_checks:
+        if _has_failed(record) and record.key not in by_checks:
             wrong = record.status is Status.WRONG
             check, effect = ("parity", Effect.WRONG) if wrong else ("outcome", Effect.INVALID)
             sentence = f"{record.status}: {record.reason}"
@@ -49,5 +49,5 @@ def found_while_measuring(results: Results) -> list[Finding]:
     return findings
 
 
-def _failed(record: Record) -> bool:
+def _has_failed(record: Record) -> bool:
     return record.role is not Role.CONTROL and record.status not in BENIGN

@@ -1,4 +1,4 @@
-"""Objections to any decision of a run: controls that got away, or that were never there."""
+"""Objections to the decisions of a run: controls that were missed, or that never ran."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nsabench.checks import proofs
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Catch, Regime, Role
 
-# By op and regime; "" and None: of all.
+# By op and regime; "" and None stand for all.
 Objections = Mapping[tuple[str, Regime | None], list[str]]
 
 
@@ -45,13 +45,13 @@ def objections(records: Sequence[Record]) -> Objections:
 
 
 def against(found: Objections, op: str, regime: Regime) -> list[str]:
-    """Return what speaks against a decision of an op in a regime."""
+    """Return the objections to a decision about an op in a regime."""
     keys = (("", None), (op, None), ("", regime), (op, regime))
     return [sentence for key in keys for sentence in found.get(key, ())]
 
 
 def joined(parts: Iterable[Objections]) -> Objections:
-    """Return what speaks against several parts of a run, each sentence once."""
+    """Return the objections to several parts of a run, each sentence once."""
     whole: dict[tuple[str, Regime | None], list[str]] = defaultdict(list)
     for part in parts:
         for key, sentences in part.items():

@@ -1,8 +1,7 @@
-"""Where along a length series an implementation passes a limit.
+"""The smallest tested length from which every tested case passes a limit.
 
-A threshold and a break-even length are one rule with two limits: the smallest tested length from
-which every tested case passes. A threshold is of a candidate against baselines, by the margin. A
-break-even length is of the best implementation in each case against alternatives, by 1.
+Thresholds and break-even lengths share this rule. A threshold compares a candidate with baselines,
+by the margin. A break-even length compares the best implementation with alternatives, by 1.
 """
 
 from __future__ import annotations
@@ -16,17 +15,16 @@ from nsabench.model.vocabulary import Status, Verdict
 
 @dataclass(frozen=True)
 class Tested:
-    """An implementation on a case in one regime, against one reference.
+    """An implementation on a case in one regime, compared with one reference.
 
-    label: the case in words. margin: at which the run confirmed verdicts, if that is known. own:
-    whether it is from the user's own file.
+    label: the case in words. margin: at which the run confirmed verdicts, if that is known.
     """
 
     record: Record
     comparison: Comparison
     label: str
     margin: float | None = None
-    own: bool = False
+    own: bool = False  # from the user's own file
 
     @property
     def length(self) -> int:
@@ -38,11 +36,11 @@ class Tested:
 
     @property
     def why(self) -> str:
-        """Why its status is not ok, its verdict not clear, or its ratio missing."""
+        """Why the status is not ok, the verdict not clear, or the ratio missing."""
         return self.record.reason or self.comparison.reason
 
     def passes(self, limit: float) -> bool:
-        """Whether it is right, clearly faster, and by the limit at the lower end of the interval.
+        """Return whether it is right, and faster by the limit at the lower end of the interval.
         Comparisons with alternatives have no verdict."""
         return (
             self.record.status is Status.OK
@@ -54,21 +52,19 @@ class Tested:
 
 
 def by_length(tested: Iterable[Tested]) -> dict[int, list[Tested]]:
-    """Group what was tested by length, the shortest first."""
+    """Group by length, the shortest first."""
     lengths: dict[int, list[Tested]] = {}
-    for one in sorted(tested, key=lambda one: one.length):
-        lengths.setdefault(one.length, []).append(one)
+    for case in sorted(tested, key=lambda case: case.length):
+        lengths.setdefault(case.length, []).append(case)
     return lengths
 
 
 def walk(tested: Sequence[Tested], limit: float) -> tuple[int | None, list[Tested]]:
-    """Return the smallest length from which every case passes, and the cases that fail next to it.
-
-    Lengths are walked from the greatest down, so no length above the result has a failing case.
-    """
+    """Return the smallest length from which every case passes, and the failing cases of the length
+    below it."""
     passed: int | None = None
     for length, cases in reversed(by_length(tested).items()):
-        failing = [one for one in cases if not one.passes(limit)]
+        failing = [case for case in cases if not case.passes(limit)]
         if failing:
             return passed, failing
         passed = length
