@@ -18,9 +18,9 @@ from nsabench.planning.narrow import Narrowed
 from nsabench.verdicts import break_even, threshold
 from nsabench.verdicts.break_even import BreakEven
 from nsabench.verdicts.threshold import Decision
+from nsabench.verdicts.threshold.decide import SELECTED, per_gpu
 from nsabench.verdicts.threshold.document import as_data, notes
 from nsabench.verdicts.threshold.evidence import Evidence
-from nsabench.verdicts.threshold.gate import SELECTED, per_gpu
 from nsabench.verdicts.threshold.patch import patch as make_patch
 
 

@@ -21,7 +21,7 @@ class CaseState:
     """The state of a case in one pass.
 
     observations: settled implementations, in the order of the plan. conditions: of the device, by
-    attempt. reason: why the pass gave the case up, if it did. next: None once all is settled.
+    attempt. reason: why the pass gave the case up. next: None once all is settled.
     """
 
     purpose: Purpose

@@ -1,8 +1,8 @@
-"""From which length an op breaks even: is it faster than what a model could run in its place?
+"""Decide the break-even length: from there an op is faster than what a model could run instead.
 
-The decision is one a GPU, op, direction, head layout and regime: dtypes, head dims, batches and
-packed sequences are cases of it, and each must be faster. In each case the fastest valid
-implementation stands for the op.
+There is one decision for each GPU, op, direction, head layout and regime. Other dtypes, head dims,
+batches and packed sequences are cases of it, and each must be faster. The fastest valid
+implementation of a case represents the op.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from nsabench.text import code, markdown
 from nsabench.verdicts.objections import against, objections
 from nsabench.verdicts.series import Tested, by_length, walk
 
-# How a caller calls, in words beside the regime. Calls from Python come first, since that is how
-# most models run.
+# Names of the regimes for readers. Most models call from Python, so that comes first.
 CALLED = {
     Regime.QUEUE: "from Python",
     Regime.DEVICE: "by its kernels alone",
@@ -34,8 +33,11 @@ GAIN = 1.01  # a ratio that grows by less from one length to the next does not g
 
 @dataclass(frozen=True)
 class BreakEven:
-    """From which length an op is faster. tested: of each case the best implementation against the
-    best alternative, the shortest first. why: why nothing is decided, or what is left out."""
+    """The answer for an op, with its reasons.
+
+    tested: in each case the best implementation against the best alternative, the shortest first.
+    why: why nothing is decided, or which cases were left out.
+    """
 
     gpu: str
     op: str
@@ -61,26 +63,25 @@ class BreakEven:
 
     @property
     def greatest(self) -> int:
-        return max(one.length for one in self.tested)
+        return max(case.length for case in self.tested)
 
     @property
     def series(self) -> list[list[Tested]]:
         """The cases with a ratio that differ only in length, the shortest first."""
-        found: dict[Hashable, list[Tested]] = {}
-        for one in self.tested:
-            if one.comparison.ratio is not None:
-                found.setdefault(ops.ladder(one.record), []).append(one)
-        return list(found.values())
+        series: dict[Hashable, list[Tested]] = {}
+        for case in self.tested:
+            if case.comparison.ratio is not None:
+                series.setdefault(ops.ladder(case.record), []).append(case)
+        return list(series.values())
 
     @property
     def crossings(self) -> list[float]:
-        """The length in each series at which the ratio is 1, read between the tested lengths on
-        logarithmic axes."""
+        """The length in each series at which the ratio is 1, interpolated on logarithmic axes."""
         return [length for series in self.series for length in crossings(series)]
 
     @property
     def used(self) -> tuple[list[str], list[str]]:
-        """The implementations that stood for the op where it pays, and what they were held to."""
+        """The implementations that represent the op where it pays, and their alternatives."""
         used = [t.comparison for t in self.tested if t.length >= (self.length or 0)]
         names = {c.implementation for c in used if c.implementation}
         return sorted(names), sorted({c.against for c in used if c.against})
@@ -98,10 +99,8 @@ def crossings(series: Sequence[Tested]) -> list[float]:
 
 
 def decide(records: Sequence[Record]) -> list[BreakEven]:
-    """Return a decision of every op in the records of one run that has an alternative among them.
-
-    A case beside which no alternative stands (controls have such) is asked nothing. The queue is
-    decided only if a ratio to an alternative was recorded there.
+    """Decide every op of a run that has an alternative. Cases without one do not count. The queue
+    is decided only if it has a ratio to an alternative.
     """
     with_alternatives = {(r.op, r.case_id) for r in records if r.role is Role.ALTERNATIVE}
     asked = [r for r in records if (r.op, r.case_id) in with_alternatives and r.streams == 1]
@@ -120,11 +119,11 @@ def decide(records: Sequence[Record]) -> list[BreakEven]:
         reasons = against(speaking, op, regime)
         gpu, axis = groups[key][0].gpu_name, labels.axis(op)
         tested = [_tested(case, regime) for case in by_case(groups[key]).values()]
-        tested.sort(key=lambda one: (one.length, one.label))
+        tested.sort(key=lambda case: (case.length, case.label))
         found = BreakEven(
             gpu, op, direction, layout, regime, axis, Pays.NOT_DECIDED, None, "", tuple(tested)
         )
-        answer, length, why = _answer(found)
+        answer, length, why = _decide_answer(found)
         if reasons:
             answer, length, why = Pays.NOT_DECIDED, None, reasons[0]
         elif answer is Pays.FROM:
@@ -134,7 +133,7 @@ def decide(records: Sequence[Record]) -> list[BreakEven]:
 
 
 def heads(record: Record) -> str:
-    """The head layout, query heads on key heads: `64/4`; of an op without one, nothing."""
+    """Return the query and key heads, as `64/4`; empty for an op without them."""
     query, key = record.shape.get("HQ"), record.shape.get("H")
     return f"{query}/{key}" if query and key else ""
 
@@ -174,23 +173,23 @@ def _tested(case: Sequence[Record], regime: Regime) -> Tested:
     return Tested(best, replace(unknown, reason=doubt) if doubt else beside, label)
 
 
-def _answer(found: BreakEven) -> tuple[Pays, int | None, str]:
+def _decide_answer(found: BreakEven) -> tuple[Pays, int | None, str]:
     length, failing = walk(found.tested, LIMIT)
     if length is not None:
         return Pays.FROM, length, ""
-    unknown = next((one for one in failing if one.comparison.ratio is None), None)
+    unknown = next((case for case in failing if case.comparison.ratio is None), None)
     if unknown is not None:
         return Pays.NOT_DECIDED, None, unknown.why
     last = failing[0].comparison
     why = f"{failing[0].label}: {last.ratio:.3f} ({last.lo:.3f} to {last.hi:.3f})"
-    may_yet = all(_may_yet_pay(one, found) for one in failing)
+    may_yet = all(_may_yet_pay(case, found) for case in failing)
     return Pays.NOT_FAR_ENOUGH if may_yet else Pays.NO, None, why
 
 
 def _may_yet_pay(last: Tested, found: BreakEven) -> bool:
-    """Whether its ratio grows along its series, or nothing is known of how it goes on."""
-    series = next(series for series in found.series if any(one is last for one in series))
-    shorter = [one for one in series if one.length < last.length]
+    """Return whether the ratio grows along the series, or the series has no shorter case."""
+    series = next(series for series in found.series if any(case is last for case in series))
+    shorter = [case for case in series if case.length < last.length]
     if not shorter:
         return True
     before, ratio = shorter[-1].comparison.ratio, last.comparison.ratio
@@ -198,11 +197,11 @@ def _may_yet_pay(last: Tested, found: BreakEven) -> bool:
 
 
 def as_data(decided: Sequence[BreakEven]) -> list[dict[str, Any]]:
-    """Return what `thresholds.yaml` and JSON hold."""
-    return [_data(one) for one in decided]
+    """Return the content of `thresholds.yaml` and of JSON."""
+    return [_to_data(answer) for answer in decided]
 
 
-def _data(p: BreakEven) -> dict[str, Any]:
+def _to_data(p: BreakEven) -> dict[str, Any]:
     by, against = p.used
     return {
         "gpu": p.gpu,
@@ -219,16 +218,16 @@ def _data(p: BreakEven) -> dict[str, Any]:
         "crossings": [round(length) for length in p.crossings],
         "cases": [
             {
-                "case": one.record.case_id,
-                "length": one.length,
-                "implementation": one.comparison.implementation,
-                "alternative": one.comparison.against,
-                "ratio": one.comparison.ratio,
-                "lo": one.lo,
-                "hi": one.comparison.hi,
-                "why": one.comparison.reason,
+                "case": case.record.case_id,
+                "length": case.length,
+                "implementation": case.comparison.implementation,
+                "alternative": case.comparison.against,
+                "ratio": case.comparison.ratio,
+                "lo": case.lo,
+                "hi": case.comparison.hi,
+                "why": case.comparison.reason,
             }
-            for one in p.tested
+            for case in p.tested
         ],
     }
 
@@ -242,11 +241,11 @@ def said(p: BreakEven) -> str:
 
 
 def as_markdown(decided: Sequence[BreakEven]) -> str:
-    """A section a decision: the tested lengths, the weakest case of each, and what stood for it."""
-    return "\n".join(line for one in decided for line in _section(one))
+    """Format a section for each decision: the tested lengths, and the weakest case of each."""
+    return "\n".join(line for answer in decided for line in _format_section(answer))
 
 
-def _section(p: BreakEven) -> list[str]:
+def _format_section(p: BreakEven) -> list[str]:
     what = " ".join(filter(None, (p.heads, str(p.direction), f"({p.regime})")))
     lines = [
         f"## {code(p.op)} {markdown(what)} on {markdown(p.gpu or 'a CPU')}: {markdown(p.sentence)}",
@@ -256,8 +255,8 @@ def _section(p: BreakEven) -> list[str]:
         "|---:|---:|---:|---:|---|---|",
     ]
     for length, cases in by_length(p.tested).items():
-        start = f"| {length} | {len(cases)} | {sum(one.passes(LIMIT) for one in cases)} |"
-        known = [one.comparison for one in cases if one.lo is not None]
+        start = f"| {length} | {len(cases)} | {sum(case.passes(LIMIT) for case in cases)} |"
+        known = [case.comparison for case in cases if case.lo is not None]
         weakest = min(known, key=lambda c: c.lo or 0.0, default=None)
         if weakest is None:
             lines.append(f"{start} - | - | - |")

@@ -1,7 +1,7 @@
-"""The results of a run; of a merged run each shard by itself, then all together.
+"""Assemble the results of a run. Each shard of a merged run is judged on its own first.
 
-A shard is judged by the ceilings and the controls of its own host. What the shards have in common
-is the canary: the times of a host that is not as the others decide nothing.
+A shard has the ceilings and controls of its own host. The canary compares the hosts: if a host is
+not like the others, its times decide nothing.
 """
 
 from __future__ import annotations
@@ -19,17 +19,13 @@ MOST_ON_A_PAGE = 20_000  # records; a longer page is of no use
 
 
 def has_page(plan: Plan) -> bool:
-    """Return whether a run has a page and break-even lengths. A very large merged run has none."""
+    """Return whether a run has a page and break-even lengths: very large merged runs do not."""
     records = sum(len(planned.implementations) for planned in plan.cases)
     return not plan.shards or records <= MOST_ON_A_PAGE
 
 
 def assemble(run_id: str, parts: Sequence[Part]) -> Results:
-    """Apply the checks to what was measured, and judge the candidates.
-
-    run_id: of the whole run. A merged run is judged shard by shard, each by its own ceilings and
-    its own controls.
-    """
+    """Apply the checks to a run and judge its candidates. run_id: of the whole run."""
     if len(parts) == 1 and parts[0].plan.run_id == run_id:
         return assess(parts[0].plan, parts[0].log).results(parts[0].log)
     canaries = {name_of(part.plan): canary.canary_of(part.plan, part.log) for part in parts}
@@ -38,7 +34,7 @@ def assemble(run_id: str, parts: Sequence[Part]) -> Results:
 
 
 def name_of(plan: Plan) -> str:
-    """Return how a shard is called in a merged run."""
+    """Return the name of a shard in a merged run."""
     return f"shard {plan.shard} (run {plan.run_id})"
 
 
@@ -48,10 +44,10 @@ def of_shard(run_id: str, part: Part, outlying: str) -> Results:
     run_id: of the merged run. outlying: why its host is not like the others, if it is not.
     """
     name = name_of(part.plan)
-    known = [canary.finding(f"{name}: {outlying}")] if outlying else []
-    results = assess(part.plan, part.log, known).results(part.log)
+    objections = [canary.finding(f"{name}: {outlying}")] if outlying else []
+    results = assess(part.plan, part.log, objections).results(part.log)
     records = [_with_run_id(record, run_id) for record in results.records]
-    findings = [told for f in results.findings for told in _told(f, name, part.plan)]
+    findings = [g for f in results.findings for g in _name_shard(f, name, part.plan)]
     return Results(records, findings)
 
 
@@ -61,18 +57,18 @@ def _with_run_id(record: Record, run_id: str) -> Record:
 
 
 def together(parts: Iterable[Results]) -> Results:
-    """The results of all shards as those of one run."""
+    """Join the results of all shards."""
     records: list[Record] = []
     findings: dict[Finding, None] = {}
     for results in parts:
         records += results.records
-        # Many shards say the same of a check that no control of theirs put to the proof.
+        # Many shards have the same findings about checks that no control proved.
         findings |= dict.fromkeys(results.findings)
     gravity = list(Effect)
     return Results(records, sorted(findings, key=lambda f: gravity.index(f.effect)))
 
 
-def _told(finding: Finding, shard: str, part: Plan) -> Iterator[Finding]:
+def _name_shard(finding: Finding, shard: str, part: Plan) -> Iterator[Finding]:
     if finding.case_id or finding.effect in (Effect.UNPROVEN, Effect.NOTE):
         yield finding
     elif finding.check == canary.CHECK:

@@ -1,4 +1,4 @@
-"""Write the tables of a run: at once, so that a reader sees a whole file or none, or by parts."""
+"""Write the tables of a run at once, or part by part."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from nsabench.model.vocabulary import Regime
 from nsabench.verdicts.results import Results
 from nsabench.verdicts.tables import SAMPLES, of_comparisons, of_records, schema
 
-# Nearly every value of it is another one, so a dictionary only adds to it. Its bytes split by place
-# pack well once they end in zeros: binary fractions of about a microsecond.
+# Nearly all values of this column differ, so a dictionary would only add to it. Rounded to binary
+# fractions of about 1 µs they end in zero bytes, which pack well if bytes are split by place.
 SPLIT = "at_s"
 _TICK = 2.0**-20
 TABLES = ("records", "comparisons", "samples")
-# A group of rows has pages of its own for each column, and a reader bounds their number.
+# Each group of rows has its own pages for each column, and readers limit their number.
 RECORDS_HELD = 20_000
 SAMPLES_HELD = 500_000
-ROWS_A_GROUP = 1 << 20  # at most; by default it depends on the version of pyarrow
+ROWS_A_GROUP = 1 << 20  # fixed, because the default depends on the version of pyarrow
 
 
 def write(results: Results, run_id: str, folder: Path) -> list[Path]:
@@ -47,7 +47,7 @@ def replace(path: Path, table: pa.Table) -> None:
 def tables_of(
     results: Results, run_id: str, sizes: Iterable[str] | None = None
 ) -> tuple[pa.Table, pa.Table, pa.Table]:
-    """Return what the tables hold, in the order of `TABLES`. sizes: as of `of_records`."""
+    """Make the tables, in the order of `TABLES`. sizes: see `of_records`."""
     return (
         of_records(results.records, sizes),
         of_comparisons(results.records),
@@ -56,7 +56,7 @@ def tables_of(
 
 
 def of_samples(run_id: str, records: Iterable[Record]) -> pa.Table:
-    """Return the table that samples.parquet holds."""
+    """Make the table of samples.parquet."""
     timed = [
         (record, regime, record.observation.timings(regime))
         for record in records
@@ -80,22 +80,22 @@ def of_samples(run_id: str, records: Iterable[Record]) -> pa.Table:
         values: list[Any] = []
         columns[name] = values
         for (_, _, timings), count in zip(timed, counts, strict=True):
-            values += getattr(timings, name, None) or [None] * count  # what nobody read
-    columns[SPLIT] = _in_ticks(columns[SPLIT])
+            values += getattr(timings, name, None) or [None] * count
+    columns[SPLIT] = _round_to_ticks(columns[SPLIT])
     return pa.Table.from_pydict(columns, schema=schema(SAMPLES))
 
 
-def _in_ticks(seconds: list[float | None]) -> pa.Array:
-    """Each rounded to a whole number of ticks."""
+def _round_to_ticks(seconds: list[float | None]) -> pa.Array:
+    """Round times to a whole number of ticks."""
     known = pa.array(seconds, pa.float64())
     values: NDArray[np.float64] = known.fill_null(0.0).to_numpy()
-    # Of a zero that has a sign, a sum with zero has none.
+    # Adding zero removes the sign of a negative zero.
     ticks = np.where(values == 0, values, np.rint(values / _TICK) * _TICK + 0.0)
     return pa.array(ticks, mask=known.is_null().to_numpy(zero_copy_only=False))
 
 
 class _Growing:
-    """A Parquet file that grows by tables. Rows are written in groups of at least `group` rows."""
+    """A Parquet file that grows by tables, in groups of at least `group` rows."""
 
     def __init__(self, path: Path, group: int) -> None:
         self._path = path
@@ -117,13 +117,13 @@ class _Growing:
     def _flush(self) -> None:
         table = pa.concat_tables(self._held)
         if self._writer is None:
-            self._writer = pq.ParquetWriter(self._path, table.schema, **_packing(table))
+            self._writer = pq.ParquetWriter(self._path, table.schema, **_choose_packing(table))
         self._writer.write_table(table, row_group_size=ROWS_A_GROUP)
         self._held = []
 
 
 class Tables:
-    """The tables of a run in a folder, written part by part with one group of rows in memory."""
+    """The tables of a run, written part by part with one group of rows in memory."""
 
     def __init__(self, folder: Path) -> None:
         groups = (RECORDS_HELD, RECORDS_HELD, SAMPLES_HELD)
@@ -145,8 +145,7 @@ class Tables:
             table.close()
 
 
-def _packing(table: pa.Table) -> dict[str, Any]:
-    """Return how a table is packed."""
+def _choose_packing(table: pa.Table) -> dict[str, Any]:
     split = [name for name in table.column_names if name == SPLIT]
     return {
         "compression": "zstd",

@@ -1,4 +1,4 @@
-"""Make the records of a case, as the checks read them, from what a log holds of it."""
+"""Make the records of a case from its log, as the checks read them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nsabench.verdicts.attempts import CaseState
 from nsabench.verdicts.statistics import quantiles
 
 STATUS_OF = {Effect.WRONG: Status.WRONG, Effect.IMPLAUSIBLE: Status.IMPLAUSIBLE}
-# Fields of a record that are of the same name in an observation.
+# Fields with the same name in a record and in an observation.
 OBSERVED = (
     *("status", "reason", "mae", "max_abs_err", "rel_l2", "worst_row", "worst_row_at"),
     *("rows_compared", "rows_left_out", "compile_s", "peak_mem_bytes", "config"),
@@ -28,10 +28,7 @@ OBSERVED = (
 
 
 def of_state(plan: Plan, session: Session, state: CaseState) -> list[Record]:
-    """Return the records of a case: without a verdict, as no check has seen them.
-
-    session: with the ceilings that count.
-    """
+    """Return the records of a case, still without verdicts. session: with the ceilings to use."""
     planned = plan.by_id[state.case_id]
     case, described = planned.case, session.described
     capability = described.device.compute_capability
@@ -55,7 +52,8 @@ def of_state(plan: Plan, session: Session, state: CaseState) -> list[Record]:
         "triton": described.software.triton,
         "cuda": described.software.torch_cuda,
     }
-    works: dict[str, Work] = {}  # by what is computed: nearly all compute the same
+    works: dict[str, Work] = {}  # by what is computed: nearly always the same
+    offset_ms = session.ceilings.timer_offset_ms
     records = []
     for observation in state.observations:
         info = plan.info(case.op, observation.implementation)
@@ -66,7 +64,7 @@ def of_state(plan: Plan, session: Session, state: CaseState) -> list[Record]:
         records.append(
             Record(
                 **same,  # type: ignore[arg-type]
-                **_observed(observation),
+                **_copy_observation(observation),
                 implementation=info.name,
                 role=info.role,
                 attempt=observation.attempt,
@@ -81,9 +79,7 @@ def of_state(plan: Plan, session: Session, state: CaseState) -> list[Record]:
                 sm_clock_mhz_min=conditions.sm_clock_mhz_min,
                 sm_clock_mhz_max=conditions.sm_clock_mhz_max,
                 clock_event_reasons=", ".join(conditions.clock_event_reasons),
-                comparisons=tuple(
-                    _times(plan.run_id, case, observation, session.ceilings.timer_offset_ms)
-                ),
+                comparisons=tuple(_make_comparisons(plan.run_id, case, observation, offset_ms)),
                 source=info.source,
                 wraps=info.wraps,
                 alongside=info.name in planned.alongside,
@@ -94,11 +90,11 @@ def of_state(plan: Plan, session: Session, state: CaseState) -> list[Record]:
     return records
 
 
-def _observed(observation: Observation) -> dict[str, Any]:
-    """Return the fields of a record that say what was observed, and in no regime."""
+def _copy_observation(observation: Observation) -> dict[str, Any]:
+    """Return the fields of a record that an observation sets in every regime."""
     timed = bool(observation.samples.time_ms)
-    # Other calls may have waited for the device.
-    host = _quantiles([us for us in observation.samples.host_us if us > 0])
+    # A host time of 0 means that the device was not held, so the call may have waited for it.
+    host = _find_quantiles([us for us in observation.samples.host_us if us > 0])
     return {
         **{name: getattr(observation, name) for name in OBSERVED},
         "diagnosis": observation.diagnosis if observation.status is Status.WRONG else "",
@@ -111,17 +107,17 @@ def _observed(observation: Observation) -> dict[str, Any]:
     }
 
 
-def _times(
+def _make_comparisons(
     run_id: str, case: Case, observation: Observation, offset_ms: float | None
 ) -> Iterator[Comparison]:
-    """Yield the times in each regime in which it was timed."""
+    """Yield a comparison, still without a ratio, for each regime that has times."""
     own = Regime.of_samples(case.mode)
     for regime in (own, Regime.QUEUE) if observation.status is Status.OK else ():
         times = observation.timings(regime).time_ms
-        p20, median, p80 = _quantiles(times)
+        p20, median, p80 = _find_quantiles(times)
         if median is None:
             continue
-        # It is not known what the timer adds to a replay or a burst.
+        # The offset of the timer is unknown for a replay or a burst.
         known = regime is Regime.DEVICE and offset_ms is not None
         yield Comparison(
             run_id=run_id,
@@ -137,8 +133,7 @@ def _times(
         )
 
 
-def _quantiles(times: Sequence[float]) -> tuple[float | None, float | None, float | None]:
-    """20 %, 50 % and 80 %."""
+def _find_quantiles(times: Sequence[float]) -> tuple[float | None, float | None, float | None]:
     if not times:
         return None, None, None
     p20, median, p80 = quantiles(times, 0.2, 0.5, 0.8)
@@ -146,21 +141,20 @@ def _quantiles(times: Sequence[float]) -> tuple[float | None, float | None, floa
 
 
 def failed(record: Record, observation: Observation) -> Record:
-    """Return the record of an implementation that failed as an observation says. It has no times,
-    and keeps the samples of the main pass."""
-    return replace(record, **_observed(observation), comparisons=())
+    """Return the record after a failed observation: without times, with its samples."""
+    return replace(record, **_copy_observation(observation), comparisons=())
 
 
 def without_times(observation: Observation, status: Status, reason: str) -> Observation:
-    """Return the observation that a check made a failure of: it keeps its errors."""
+    """Return an observation that a check made a failure, with its errors."""
     update = {"status": status, "reason": reason, "samples": Samples(), "bursts": Bursts()}
     return observation.model_copy(update=update)
 
 
 def with_findings(records: Sequence[Record], findings: Sequence[Finding]) -> list[Record]:
-    """Return the records; what a check found wrong or implausible fails for that reason."""
+    """Return the records after the findings: those found wrong or implausible have failed."""
     grave = by_case(f for f in findings if f.effect in STATUS_OF and f.regime is None)
-    held = []
+    judged = []
     for record in records:
         against = (f for f in grave.get(record.case_id, ()) if f.concerns(record))
         finding = next(against, None) if record.status is Status.OK else None
@@ -168,5 +162,5 @@ def with_findings(records: Sequence[Record], findings: Sequence[Finding]) -> lis
             assert record.observation is not None
             status = STATUS_OF[finding.effect]
             record = failed(record, without_times(record.observation, status, finding.sentence))
-        held.append(record)
-    return held
+        judged.append(record)
+    return judged

@@ -1,4 +1,4 @@
-"""From plan and log to checked, judged records: the rows of records.parquet."""
+"""Make checked and judged records from a plan and a log: the rows of records.parquet."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nsabench.verdicts.caution import caution
 from nsabench.verdicts.records import failed, of_state, with_findings, without_times
 from nsabench.verdicts.verdict import ALL_OWN, judge, revise
 
-# The checks of a time, and not of what it was held against.
+# Checks of a time, not of its ratio to another.
 OF_TIMES = ("timer", "clocks", "scaling", "canary")
 
 
@@ -36,7 +36,7 @@ class Results:
 
 @dataclass(frozen=True)
 class Assessed:
-    """What the checks made of a log. records: with the verdicts before any second process."""
+    """A log after the checks. records: with the verdicts of the main pass."""
 
     plan: Plan
     session: Session
@@ -45,9 +45,9 @@ class Assessed:
     findings: list[Finding]
 
     def judgements(self, log: Log) -> list[Comparison]:
-        """The comparisons of candidates with baselines, regime by regime, after what other
-        processes saw of the same cases. Later passes are chosen by them."""
-        records = self._revised(self._checked(log, Purpose.CONFIRMATION), log)
+        """Return the comparisons of candidates with baselines after the later passes so far. They
+        choose the cases of the next pass."""
+        records = self._revise_records(self._check_states(log, Purpose.CONFIRMATION), log)
         return [
             comparison
             for regime in Regime
@@ -55,8 +55,8 @@ class Assessed:
             if record.role is Role.CANDIDATE and (comparison := record.compared(regime)) is not None
         ]
 
-    def _revised(self, confirmations: Mapping[str, CaseState], log: Log) -> list[Record]:
-        isolated = self._checked(log, Purpose.ISOLATED)
+    def _revise_records(self, confirmations: Mapping[str, CaseState], log: Log) -> list[Record]:
+        isolated = self._check_states(log, Purpose.ISOLATED)
         cases = by_case(self.records)
         revised = []
         for record in self.records:
@@ -72,15 +72,15 @@ class Assessed:
                     self.plan.margin,
                 )
                 if self.plan.sources and not clean:
-                    record = _with_own_alone(record)
+                    record = _note_own_baselines(record)
             revised.append(record)
         return revised
 
-    def _checked(self, log: Log, purpose: Purpose) -> dict[str, CaseState]:
+    def _check_states(self, log: Log, purpose: Purpose) -> dict[str, CaseState]:
         states = states_of(self.plan, log, purpose)
-        return {case_id: self._checked_state(state) for case_id, state in states.items()}
+        return {case_id: self._check_state(state) for case_id, state in states.items()}
 
-    def _checked_state(self, state: CaseState) -> CaseState:
+    def _check_state(self, state: CaseState) -> CaseState:
         records = of_state(self.plan, self.session, state)
         findings = [f for c in (parity, ordering, roofline) for f in c.check(records, self.limits)]
         observations = [
@@ -94,18 +94,18 @@ class Assessed:
         return replace(state, observations=observations)
 
     def results(self, log: Log) -> Results:
-        """Records and samples as Parquet will hold them."""
-        confirmations = self._checked(log, Purpose.CONFIRMATION)
-        failing = _failing(confirmations)
+        """Return the final records and findings."""
+        confirmations = self._check_states(log, Purpose.CONFIRMATION)
+        failing = _find_failing(confirmations)
         notes = by_case(f for f in self.findings if f.effect is Effect.NOTE)
         doubts = [f for f in self.findings if f.check in OF_TIMES]
         doubts = [f for f in doubts if f.effect is Effect.INCONCLUSIVE]
         cases = by_case(self.records)
         records = []
-        for record in self._revised(confirmations, log):
+        for record in self._revise_records(confirmations, log):
             again = failing.get(record.key)
             if again is not None and record.role is Role.CANDIDATE and record.status is Status.OK:
-                record = _failed_again(record, again)
+                record = _fail_record(record, again)
             case = cases[record.case_id]
             noted = [f.sentence for f in notes.get(record.case_id, ()) if f.concerns(record)]
             floor, time_ms = least(record, self.limits), record.median_ms
@@ -122,8 +122,8 @@ class Assessed:
         return Results(records, self.findings)
 
 
-def _with_own_alone(record: Record) -> Record:
-    """The record, which says so where no baseline could be timed apart from a winner."""
+def _note_own_baselines(record: Record) -> Record:
+    """Return the record, with a reason for each winner whose baselines are all from its package."""
     comparisons = tuple(
         replace(c, reason="; ".join(filter(None, (c.reason, ALL_OWN))))
         if c.verdict is Verdict.FASTER
@@ -133,8 +133,7 @@ def _with_own_alone(record: Record) -> Record:
     return replace(record, comparisons=comparisons)
 
 
-def _failing(confirmations: Mapping[str, CaseState]) -> dict[Key, Observation]:
-    """What a second process found failing."""
+def _find_failing(confirmations: Mapping[str, CaseState]) -> dict[Key, Observation]:
     return {
         (case_id, observation.implementation): observation
         for case_id, second in confirmations.items()
@@ -143,8 +142,8 @@ def _failing(confirmations: Mapping[str, CaseState]) -> dict[Key, Observation]:
     }
 
 
-def _failed_again(record: Record, observation: Observation) -> Record:
-    """The record of a candidate that failed in a second process: its verdicts are `invalid`."""
+def _fail_record(record: Record, observation: Observation) -> Record:
+    """Return the record of a candidate that failed in a second process. Verdicts are invalid."""
     judged = tuple(
         c for c in record.comparisons if c.reference is Reference.BASELINE and c.verdict is not None
     )
@@ -155,15 +154,15 @@ def _failed_again(record: Record, observation: Observation) -> Record:
 
 @dataclass(frozen=True)
 class Part:
-    """A run that was measured: the run itself, or one of the shards that it was merged from."""
+    """A measured run, or a shard of a merged run."""
 
     plan: Plan
     log: Log
 
 
 def assess(plan: Plan, log: Log, known: Sequence[Finding] = ()) -> Assessed:
-    """Apply the checks. known: what speaks against the run beside them. Raises `UsageError` when
-    the log is not one of this plan."""
+    """Apply the checks. known: further findings. Raises `UsageError` if the log is empty, or not
+    from this plan."""
     belongs(plan, log)
     ops.refuse_other(plan)
     if not log.sessions:
@@ -176,18 +175,18 @@ def assess(plan: Plan, log: Log, known: Sequence[Finding] = ()) -> Assessed:
 def assess_states(
     plan: Plan, session: Session, states: Sequence[CaseState], known: Sequence[Finding] = ()
 ) -> Assessed:
-    """Apply the checks to what the main pass measured. session: with the ceilings that count."""
+    """Apply the checks to the main pass. session: with the ceilings to use."""
     sheet = datasheet.find_unique(session.described.device.name or "")
     limits = Limits.measured(session.ceilings, Limits.of_sheet(sheet) if sheet else None)
     records = [record for state in states for record in of_state(plan, session, state)]
     findings, records = checks.judge_all(records, limits)
     findings = [*findings, *known]
-    records = with_findings(_with_unproven(records), findings)
+    records = with_findings(_name_unproven(records), findings)
     return Assessed(plan, session, limits, judge(records, findings), findings)
 
 
-def _with_unproven(records: Sequence[Record]) -> list[Record]:
-    """The records, of which each candidate names the checks that no control showed to work."""
+def _name_unproven(records: Sequence[Record]) -> list[Record]:
+    """Return the records; each candidate has the names of the unproven checks behind it."""
     unproven: dict[Group, list[str]] = {}
     for lack in proofs.unproven(records):
         if proofs.regime_of(lack.check) is None:
@@ -201,7 +200,7 @@ def _with_unproven(records: Sequence[Record]) -> list[Record]:
 
 
 def belongs(plan: Plan, log: Log) -> None:
-    """Raises `UsageError` when the log is not one of this plan, as it was when it was begun."""
+    """Raise `UsageError` if the log is not from this plan."""
     names = {planned.id: set(planned.implementations) for planned in plan.cases}
     if plan.canary is not None:
         names.setdefault(plan.canary.id, set(plan.canary.implementations))
@@ -217,7 +216,7 @@ def belongs(plan: Plan, log: Log) -> None:
         observed = tuple(observation.implementation for observation in attempt.observations)
         if attempt.has_answer and observed != attempt.job.implementations:
             wrong = f"holds other implementations of case {case_id} than were measured"
-        if any(one.attempt != attempt.job.attempt for one in attempt.observations):
+        if any(o.attempt != attempt.job.attempt for o in attempt.observations):
             wrong = f"holds observations of case {case_id} that are of another attempt"
     if wrong:
         raise UsageError(

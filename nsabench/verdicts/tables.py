@@ -1,7 +1,6 @@
-"""The tables of a run, records.parquet, comparisons.parquet and samples.parquet: their schemas, and
-records read back with their comparisons.
+"""The schemas of a run's tables, and how records are read from them.
 
-Sizes of shapes (N, H, D, Dv, L, ...) are int64 and nullable, one for every size of every op.
+The sizes of shapes (N, H, D, Dv, L, ...) are nullable int64, one for every size of every op.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ from nsabench.model.record import (
 )
 from nsabench.reading import OutOfBounds, opened
 
-# Those of the ops that ship; an op from outside adds its own to the table of its run.
+# Sizes of the ops that ship. The table of a run also has the sizes of ops from elsewhere.
 SIZES = {size for name in ops.shipped() for size in ops.get(name).shape_model.model_fields}
 RECORDS = columns(Record, SIZES)
 COMPARISONS = columns(Comparison)
 SAMPLES = columns(Sample)
 GIVE_AS_MADE = "give the folder as it was made."
-BATCH = 1 << 16  # rows that are read together
+BATCH = 1 << 16  # rows
 ARROW = {str: pa.string(), float: pa.float64(), int: pa.int64(), bool: pa.bool_()}
 
 
 def schema(columns: Iterable[Column]) -> pa.Schema:
-    """The Arrow schema, with unit and meaning of each column in its field metadata."""
+    """Return the Arrow schema, with the unit and meaning of each column as its metadata."""
     return pa.schema(
         [
             pa.field(c.name, ARROW[c.type], metadata={"unit": c.unit, "meaning": c.meaning})
@@ -51,9 +50,10 @@ def schema(columns: Iterable[Column]) -> pa.Schema:
 
 
 def misfit(schema: pa.Schema, columns: Iterable[Column], needed: Iterable[str]) -> str:
-    """What keeps a table from being read as `columns`, of which `needed` must be there; or ""."""
+    """Return why a table cannot be read as `columns`, or an empty text. needed: the columns that it
+    must have."""
     types, needed = {c.name: ARROW[c.type] for c in columns}, tuple(needed)
-    # SQL does not tell `RUN_ID` from `run_id`: one of them would be asked for by the other's name.
+    # SQL does not distinguish `RUN_ID` from `run_id`, so it could read the wrong one.
     known = {name.lower(): name for name in types}
     for name in schema.names:
         if known.get(name.lower(), name) != name:
@@ -70,9 +70,9 @@ def misfit(schema: pa.Schema, columns: Iterable[Column], needed: Iterable[str]) 
 
 
 def of_records(records: Sequence[Record], sizes: Iterable[str] | None = None) -> pa.Table:
-    """The table that records.parquet holds: sizes of ops from outside come last.
+    """Make the table of records.parquet. Sizes of ops from elsewhere come last.
 
-    sizes: all that there are, where these records are a part of a table.
+    sizes: of all records, if these are a part of a table.
     """
     found = {size for record in records for size in record.shape} if sizes is None else set(sizes)
     named = schema([*RECORDS, *size_columns(found - SIZES)])
@@ -86,17 +86,17 @@ def of_records(records: Sequence[Record], sizes: Iterable[str] | None = None) ->
 
 
 def of_comparisons(records: Iterable[Record]) -> pa.Table:
-    """The table that comparisons.parquet holds."""
+    """Make the table of comparisons.parquet."""
     rows = [comparison for record in records for comparison in record.comparisons]
     cells = {c.name: [getattr(row, c.name) for row in rows] for c in COMPARISONS}
     return pa.Table.from_pydict(cells, schema=schema(COMPARISONS))
 
 
 def refuse_sizes(op: ops.Op) -> None:
-    """Raises `UsageError` when a size of an op has the name of a column that is no size."""
+    """Raise `UsageError` if a size of an op has the name of another column."""
     others = {column.name for column in RECORDS} - SIZES | {field.name for field in fields(Record)}
     sizes = set(op.shape_model.model_fields)
-    # SQL does not tell `n` from `N`.
+    # SQL does not distinguish `n` from `N`.
     lower = Counter(name.lower() for name in others | SIZES | sizes)
     for size in op.shape_model.model_fields:
         if size in others or lower[size.lower()] > 1:
@@ -107,26 +107,28 @@ def refuse_sizes(op: ops.Op) -> None:
 
 
 def read_records(folder: Path) -> list[Record]:
-    """The records of a finished run. Raises `UsageError` if the folder holds none."""
+    """Read the records of a finished run. Raises `UsageError` if the folder has none."""
     return records_in(folder / "records.parquet", folder / "comparisons.parquet")
 
 
 def records_in(path: Path, comparisons: Path) -> list[Record]:
-    """The same of files of any name."""
+    """Read records and their comparisons. Raises `UsageError` if a file is invalid."""
     compared: dict[tuple[str, str], list[Comparison]] = {}
-    for row in _rows(comparisons, "comparison", COMPARISONS, limits.COMPARISONS):
-        with _named(comparisons, "comparison"):
+    for row in _read_rows(comparisons, "comparison", COMPARISONS, limits.COMPARISONS):
+        with _name_file_in_errors(comparisons, "comparison"):
             comparison = Comparison(**values_of(Comparison, row))
         compared.setdefault((comparison.case_id, comparison.implementation), []).append(comparison)
     records = []
-    for row in _rows(path, "record", RECORDS, limits.RECORDS):
-        with _named(path, "record"):
+    for row in _read_rows(path, "record", RECORDS, limits.RECORDS):
+        with _name_file_in_errors(path, "record"):
             key = row.get("case_id", ""), row.get("implementation", "")
             records.append(Record.from_row(row, compared.get(key, ())))
     return records
 
 
-def _rows(path: Path, what: str, columns: Sequence[Column], most: int) -> Iterator[dict[str, Any]]:
+def _read_rows(
+    path: Path, what: str, columns: Sequence[Column], most: int
+) -> Iterator[dict[str, Any]]:
     try:
         check_table(path, most)
         wrong = misfit(pq.read_schema(path), columns, ())
@@ -144,7 +146,7 @@ def _rows(path: Path, what: str, columns: Sequence[Column], most: int) -> Iterat
 
 
 @contextmanager
-def _named(path: Path, what: str) -> Iterator[None]:
+def _name_file_in_errors(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
@@ -154,9 +156,9 @@ def _named(path: Path, what: str) -> Iterator[None]:
 
 
 def check_table(path: Path, most: int) -> int:
-    """Return how many rows a Parquet file has, by its metadata; nothing of it is unpacked.
+    """Return the number of rows of a Parquet file from its metadata, without unpacking it.
 
-    Raises `OutOfBounds` if it has more than `most` rows, or unpacks to too much, and `OSError` and
+    Raises `OutOfBounds` if it has more than `most` rows or unpacks to too much, and `OSError` or
     `pa.ArrowException` if it cannot be read.
     """
     with opened(path, limits.TABLE):
@@ -175,21 +177,20 @@ def check_table(path: Path, most: int) -> int:
 
 
 def batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """Read a table that `check_table` has passed, batch by batch. Columns of texts are
-    dictionaries, so that a batch holds each text once."""
+    """Read a table that `check_table` has passed. Texts are dictionaries: a batch has each once."""
     texts = [field.name for field in pq.read_schema(path) if field.type == pa.string()]
     with pq.ParquetFile(path, read_dictionary=texts) as file:
         yield from file.iter_batches(BATCH, columns=columns, use_threads=False)
 
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """The rows of a batch by column. Rows with the same text share it."""
+    """Yield the rows of a batch by column. Equal texts are one object."""
     for row in zip(*map(values, batch.columns), strict=True):
         yield dict(zip(batch.schema.names, row, strict=True))
 
 
 def values(column: pa.Array) -> list[Any]:
-    """What a column of a batch holds, row by row. Rows with the same text share it."""
+    """Return the values of a column of a batch. Equal texts are one object."""
     if not pa.types.is_dictionary(column.type):
         plain: list[Any] = column.to_pylist()
         return plain

@@ -1,4 +1,4 @@
-"""The verdict of a candidate on a case, against the best valid baseline that ran beside it."""
+"""The verdict of a candidate on a case: its ratio to the best valid baseline of its attempt."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ from nsabench.verdicts.statistics import (
 # Medians of one implementation in two processes differ by this much
 # (docs/explanation/measurement.md).
 DRIFT = 0.03
-# Differences below this are of no use, and within what a second run moves.
+# A second run moves ratios by as much as this, and smaller differences are of no use.
 SAME_BAND = 0.01
-# The interval of eight bursts is as wide as their noise, and a host is noisier than a device. With
-# a noise of 2 % the band above calls 4 of 100 equal pairs unequal; this one calls fewer than 1.
+# A host is noisier than a device, and eight bursts are few. With a noise of 2 % the band above
+# calls 4 of 100 equal pairs unequal; this one calls fewer than 1.
 SAME_BAND_IN_QUEUE = 0.02
-NEAR = 0.01  # of the margin or of a verdict's own bound: a second process decides
+NEAR = 0.01  # closer to the margin or to a verdict's own bound, a second process decides
 ALL_OWN = "all its baselines come from its own package: none was timed without it"
 
 
 def judge(records: Sequence[Record], findings: Iterable[Finding]) -> list[Record]:
-    """Return the records, held to baselines and alternatives in every regime of their cases.
+    """Compare the records with baselines and alternatives in every regime of their cases.
 
-    The records already carry the statuses that the checks gave them.
+    The records already have the statuses that the checks gave them.
     """
     cases = by_case(records)
-    heard: dict[str, list[Finding]] = {case_id: [] for case_id in cases}
+    by_case_id: dict[str, list[Finding]] = {case_id: [] for case_id in cases}
     for finding in findings:
-        for case_id in [finding.case_id] if finding.case_id else heard:
-            if case_id in heard:
-                heard[case_id].append(finding)
+        for case_id in [finding.case_id] if finding.case_id else by_case_id:
+            if case_id in by_case_id:
+                by_case_id[case_id].append(finding)
     judged = []
     for record in records:
         case = cases[record.case_id]
-        baselines = list(_against_baselines(record, case, heard[record.case_id]))
-        alternatives = list(_against_alternatives(record, case))
+        baselines = list(_compare_with_baselines(record, case, by_case_id[record.case_id]))
+        alternatives = list(_compare_with_alternatives(record, case))
         judged.append(replace(record, comparisons=(*baselines, *alternatives)))
     return judged
 
 
-def _against_baselines(
+def _compare_with_baselines(
     record: Record, case: Sequence[Record], findings: Sequence[Finding]
 ) -> Iterator[Comparison]:
     for regime in Regime:
@@ -68,8 +68,8 @@ def _is_judged(case: Sequence[Record], regime: Regime) -> bool:
     return case[0].regime is regime or any(r.timed_in(regime) is not None for r in case)
 
 
-def _against_alternatives(record: Record, case: Sequence[Record]) -> Iterator[Comparison]:
-    """Yield how fast a valid candidate or baseline is against the best alternative beside it."""
+def _compare_with_alternatives(record: Record, case: Sequence[Record]) -> Iterator[Comparison]:
+    """Yield the ratios of a candidate or baseline to the best alternative of its attempt."""
     if record.role not in (Role.CANDIDATE, Role.BASELINE):
         return
     for regime in Regime:
@@ -85,13 +85,13 @@ def _against_alternatives(record: Record, case: Sequence[Record]) -> Iterator[Co
         if timed is None or best is None:
             continue
         try:
-            ratio = _ratio(best, record, regime)
+            ratio = _measure_ratio(best, record, regime)
         except TooFewRounds:
             continue
-        yield _with_ratio(replace(timed, reference=Reference.ALTERNATIVE), best, ratio)
+        yield _set_ratio(replace(timed, reference=Reference.ALTERNATIVE), best, ratio)
 
 
-def _with_ratio(timed: Comparison, best: Record, ratio: Ratio) -> Comparison:
+def _set_ratio(timed: Comparison, best: Record, ratio: Ratio) -> Comparison:
     return replace(timed, against=best.implementation, ratio=ratio.value, lo=ratio.lo, hi=ratio.hi)
 
 
@@ -100,8 +100,8 @@ def _timings(record: Record, regime: Regime) -> Samples | Bursts:
     return record.observation.timings(regime)
 
 
-def _ratio(best: Record, record: Record, regime: Regime) -> Ratio:
-    """Return the ratio of two that were timed together. Raises `TooFewRounds`."""
+def _measure_ratio(best: Record, record: Record, regime: Regime) -> Ratio:
+    """Return the ratio of two records of one attempt. Raises `TooFewRounds`."""
     ratio = paired_ratio(_timings(best, regime), _timings(record, regime))
     return ratio.widened(clock_spread([record.conditions]))
 
@@ -115,43 +115,41 @@ def _judge(
         return replace(timed, verdict=verdict, reason=record.reason)
     speaking = [f for f in findings if f.speaks_in(regime)]
     for finding in speaking:
-        # One that names no case speaks of the run: an uncaught control, say.
+        # A finding without a case is about the run, such as an uncaught control.
         if finding.effect is Effect.INVALID and (finding.concerns(record) or finding.of_run):
             return replace(timed, verdict=Verdict.INVALID, reason=finding.sentence)
     if timed.median_ms is None:
-        return _unknown(timed, "parity only: it was not timed")
+        return _make_inconclusive(timed, "parity only: it was not timed")
     best = best_baseline(case, beside=record, regime=regime)
     if best is None:
-        return _unknown(timed, "no valid baseline was timed beside it")
+        return _make_inconclusive(timed, "no valid baseline was timed beside it")
     try:
-        ratio = _ratio(best, record, regime)
+        ratio = _measure_ratio(best, record, regime)
     except TooFewRounds as few:
-        return _unknown(timed, str(few))
+        return _make_inconclusive(timed, str(few))
     verdict, why = from_interval(ratio, regime)
-    timed = replace(_with_ratio(timed, best, ratio), verdict=verdict)
-    own = _faster_of_own_package(case, record, best, regime)
+    timed = replace(_set_ratio(timed, best, ratio), verdict=verdict)
+    own = _note_own_baseline(case, record, best, regime)
     timed = because(because(timed, own), why)
     for finding in speaking:
         if finding.effect is Effect.INCONCLUSIVE and finding.concerns(record):
-            timed = _unknown(timed, finding.sentence)
+            timed = _make_inconclusive(timed, finding.sentence)
     return timed
 
 
 def because(judged: Comparison, reason: str) -> Comparison:
-    """Return the comparison with one more reason. The last one comes first, and each once."""
+    """Put a reason in front of a comparison's own, unless it already has it."""
     if reason in judged.reason:
         return judged
     return replace(judged, reason="; ".join(filter(None, (reason, judged.reason))))
 
 
-def _unknown(judged: Comparison, reason: str) -> Comparison:
+def _make_inconclusive(judged: Comparison, reason: str) -> Comparison:
     return replace(because(judged, reason), verdict=Verdict.INCONCLUSIVE)
 
 
-def _faster_of_own_package(
-    case: Sequence[Record], record: Record, best: Record, regime: Regime
-) -> str:
-    """Say so if a baseline from the candidate's own package is the fastest; it does not decide."""
+def _note_own_baseline(case: Sequence[Record], record: Record, best: Record, regime: Regime) -> str:
+    """Say so if the fastest baseline is from the candidate's own package: it does not decide."""
     own = best_baseline(
         [r for r in case if r.source == record.source], beside=record, regime=regime
     )
@@ -167,7 +165,7 @@ def _faster_of_own_package(
 
 
 class TooFewRounds(Exception):
-    """Both were sampled together too seldom for an interval that means anything."""
+    """Two implementations have too few common rounds for a useful interval."""
 
 
 def paired_ratio(baseline: Samples | Bursts, candidate: Samples | Bursts) -> Ratio:
@@ -181,7 +179,7 @@ def paired_ratio(baseline: Samples | Bursts, candidate: Samples | Bursts) -> Rat
 
 
 def is_close(judged: Comparison, margin: float = MARGIN) -> bool:
-    """Whether a second process might well see the verdict, or the margin, the other way."""
+    """Return whether a second process might well disagree on the verdict or the margin."""
     if judged.ratio is None or judged.lo is None or judged.hi is None:
         return False
     at_margin = judged.lo < margin * (1 + NEAR) and judged.hi > margin * (1 - NEAR)
@@ -202,36 +200,36 @@ def revise(
     clean: Collection[str] = (),
     margin: float = MARGIN,
 ) -> Record:
-    """Return a candidate's record after what other processes saw of its case.
+    """Return a candidate's record after the later passes over its case.
 
-    case: the records of the case. clean: its baselines that no candidate comes with. margin: by
-    which the confirmations were chosen.
+    case: the records of the case. clean: its baselines from other packages than all candidates.
+    margin: confirmations were chosen by it.
     """
     comparisons = []
     for judged in record.comparisons:
         if judged.reference is Reference.BASELINE and judged.verdict is not None:
-            failure = _failure(record.implementation, confirmation) if confirmation else ""
+            failure = _describe_failure(record.implementation, confirmation) if confirmation else ""
             if failure:
                 blank = replace(record, comparisons=()).comparison(judged.regime)
                 judged = replace(blank, verdict=Verdict.INVALID, reason=failure)
             elif confirmation is not None and is_close(judged, margin):
-                judged = _confirm(judged, confirmation, margin)
+                judged = _confirm_verdict(judged, confirmation, margin)
             if isolated is not None and judged.verdict is Verdict.FASTER:
-                judged = _hold_apart(judged, record, case, isolated, clean)
+                judged = _compare_with_isolated(judged, record, case, isolated, clean)
         comparisons.append(judged)
     return replace(record, comparisons=tuple(comparisons))
 
 
-def _failure(name: str, second: CaseState) -> str:
-    """Say how the candidate failed in a second process, which ends its verdict in any regime."""
+def _describe_failure(name: str, second: CaseState) -> str:
+    """Say how the candidate failed in a second process, which invalidates every regime."""
     for observation in second.observations:
         if observation.implementation == name and observation.status not in BENIGN:
             return f"a second process found it {observation.status}: {observation.reason}"
     return ""
 
 
-def _confirm(judged: Comparison, second: CaseState, margin: float) -> Comparison:
-    """Return the verdict, or `inconclusive` if the second process does not bear it out."""
+def _confirm_verdict(judged: Comparison, second: CaseState, margin: float) -> Comparison:
+    """Return the verdict, or `inconclusive` if the second process does not confirm it."""
     timed = {
         o.implementation: timings
         for o in second.observations
@@ -240,7 +238,7 @@ def _confirm(judged: Comparison, second: CaseState, margin: float) -> Comparison
     conditions = list(second.conditions.values())
 
     def unconfirmed(why: str) -> Comparison:
-        return _unknown(judged, f"a second process could not confirm the verdict: {why}")
+        return _make_inconclusive(judged, f"a second process could not confirm the verdict: {why}")
 
     disturbance = next(disturbances(conditions), "")
     if disturbance:
@@ -261,29 +259,31 @@ def _confirm(judged: Comparison, second: CaseState, margin: float) -> Comparison
     return replace(
         because(judged, why),
         verdict=judged.verdict if agreed else Verdict.INCONCLUSIVE,
-        # The decision takes the lower bound, so what only one process saw cannot pass it.
+        # Decisions take the lower bound, so both processes must have passed the margin.
         lo=min(judged.lo, seen.lo),
     )
 
 
-def _hold_apart(
+def _compare_with_isolated(
     judged: Comparison,
     record: Record,
     case: Sequence[Record],
     isolated: CaseState,
     clean: Collection[str],
 ) -> Comparison:
-    """Return the verdict, if the baselines were not slower beside the candidate than without it.
+    """Return the verdict, unless the candidate slowed the baselines in its process.
 
-    Else the ratio to the best of them in a process that never imported it is what counts. A
-    baseline that comes with the candidate is in no process without it: then the best of the others
-    says whether all were slowed.
+    Then the best baseline counts as timed in a process that never imported a candidate. A baseline
+    from the candidate's package always runs with it, so the best of the other baselines shows
+    whether all were slowed.
     """
     leader = next((r for r in case if r.implementation == judged.against), None)
     valid = [r.implementation for r in case if r.implementation in clean and r.median_ms]
 
     def unknown(why: str, who: str = "the baselines") -> Comparison:
-        return _unknown(judged, f"{who} could not be timed apart from the candidates: {why}")
+        return _make_inconclusive(
+            judged, f"{who} could not be timed apart from the candidates: {why}"
+        )
 
     disturbance = next(disturbances(list(isolated.conditions.values())), "")
     if disturbance:
@@ -298,14 +298,14 @@ def _hold_apart(
     if best not in observations:
         return unknown("it comes with another candidate: measure without that one", best)
     for who in (best, *valid):
-        # The times of others do not show whether it was slowed until they led.
+        # Without its time, nothing shows whether the candidate slowed it.
         if who in observations and observations[who].status is not Status.OK:
             return unknown(observations[who].reason, who)
     if best not in timed:
         return unknown("it was far behind there, and not called so", best)
     best = min(timed, key=lambda who: quantile(timed[who], 0.5))
     if judged.regime is not Regime.QUEUE and len(timed[best]) < MIN_ROUNDS_EVER:
-        # It looked hopeless there, beside one that failed.
+        # It was dropped early, because one that then failed was far ahead.
         return unknown("it was called a few times only", best)
     assert judged.ratio is not None and judged.lo is not None
     isolated_ms = quantile(timed[best], 0.5)
@@ -315,7 +315,7 @@ def _hold_apart(
     if beside_ms <= isolated_ms / spread * (1 + DRIFT):
         return judged
     moved = ratio_of_independent_medians(timed[best], times).widened(spread)
-    # They come from two processes, and two processes differ by that much without a reason.
+    # Two processes differ by so much without a reason.
     lo = min(judged.lo, moved.lo / (1 + DRIFT))
     why = (
         f"{best} takes {isolated_ms:.3g} ms in a process that never imported a candidate, and the "
@@ -332,7 +332,7 @@ def _hold_apart(
 
 
 def from_interval(ratio: Ratio, regime: Regime = Regime.DEVICE) -> tuple[Verdict, str]:
-    """The verdict that a ratio and its interval give, and why it is not clear."""
+    """Return the verdict for a ratio and its interval, and why it is not clear."""
     value, lo, hi = ratio.value, ratio.lo, ratio.hi
     band = SAME_BAND_IN_QUEUE if regime is Regime.QUEUE else SAME_BAND
     if lo >= 1 - band and hi <= 1 + band:

@@ -1,4 +1,4 @@
-"""Auditing a table of timings from elsewhere: are the numbers possible, and what explains them?"""
+"""Audit a table of timings from elsewhere: are the numbers possible, and what explains them?"""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ __all__ = ["audit_csv"]
 
 
 def audit_csv(path: Path, gpu: str | None = None) -> list[Finding]:
-    """Return what is wrong with the table: the cause first, where one is known, then the gravest.
-    `case_id` is the row in words.
+    """Return what is wrong with a table: the cause first, if one is known, then by gravity.
 
-    gpu: the name of a device in the data-sheet table; without it nothing is held to physics.
-    Raises `UsageError` when the file is no table of timings or the device is not known.
+    gpu: a device in the data-sheet table; without it no physical limit applies. The `case_id` of a
+    finding is the row in words. Raises `UsageError` for a file that is not a table of timings, and
+    for an unknown device.
     """
     limits = Limits.of_sheet(datasheet.find(gpu)) if gpu else Limits()
     read = table.read(path)
     rows = read.records()
-    # A table has no controls, and need not be told so.
-    against = " and ".join(table.name_of(column) for column in read.baselines)
-    findings = [
-        _of_the_pair(f, against) for f in run_all(rows, limits) if f.effect is not Effect.UNPROVEN
-    ]
+    baselines = " and ".join(table.name_of(column) for column in read.baselines)
+    # A table has no controls, so every check is unproven.
+    found = [f for f in run_all(rows, limits) if f.effect is not Effect.UNPROVEN]
+    findings = [_accuse_both(f, baselines) for f in found]
     findings += checks.check(read)
     findings += explanation.check(rows, findings)
     gravity = list(Effect)
@@ -34,14 +33,13 @@ def audit_csv(path: Path, gpu: str | None = None) -> list[Finding]:
 
 
 def _is_cause(finding: Finding) -> bool:
-    """Whether it says which mistake explains the others."""
     return finding.check == explanation.CHECK and finding.effect is Effect.WRONG
 
 
-def _of_the_pair(finding: Finding, against: str) -> Finding:
-    """A table says how far two implementations are apart, not which of them is right."""
+def _accuse_both(finding: Finding, baselines: str) -> Finding:
+    """A table says how far two implementations are apart, not which of them is wrong."""
     if finding.check != "parity":
         return finding
-    sentence = finding.sentence.replace(parity.ORACLE, against)
+    sentence = finding.sentence.replace(parity.ORACLE, baselines)
     sentence = f"{finding.implementation}: {sentence}; one of them is wrong"
     return replace(finding, implementation="", sentence=sentence)

@@ -1,8 +1,8 @@
-"""Checks that only make sense for a table from elsewhere.
+"""Checks that only apply to a table from elsewhere.
 
-Rows that were not measured, a decode step whose parts cost as much as the whole, counts that never
-change, times that do not follow the size, speed-ups that do not follow from the times, and
-speed-ups of device times that a caller in Python does not see.
+They find rows that were not measured, branches of a decode step that cost as much as the step, and
+counts or times that do not follow the size. They also find speed-ups that do not follow from the
+times, or that a caller in Python does not see.
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ from nsabench.verdicts.audit.table import Line, Table, name_of
 
 FAILED = re.compile(r"fail|error|crash|timeout|timed out|out of memory|\b(oom|nan|inf)\b", re.I)
 TOTALS = ("total", "all", "step")
-AS_MUCH_AS = 0.9  # of the total: a branch that takes more has run the other branches too
+AS_MUCH_AS = 0.9  # of the total: a branch that takes more has run the other branches
 COUNT_GROWTH = 2.0
 TIME_GROWTH = 4.0
 FLAT = 1.2  # largest over smallest time
-# What the driver's own call takes (H200, docs/explanation/regimes.md): no launcher takes less.
-LAUNCH_MS = 1.3e-3
 
 
 def check(table: Table) -> Iterator[Finding]:
@@ -61,7 +59,7 @@ def _failure(table: Table, line: Line) -> str:
 
 
 def _check_sizes(table: Table) -> Iterator[Finding]:
-    """Find rows that no check sees, in a table whose other rows give their sizes."""
+    """Find rows without sizes in a table whose other rows have them: no check sees such a row."""
     unsized = [line for line in table.lines if table.shape(line) is None]
     if len(unsized) == len(table.lines):
         return
@@ -96,23 +94,22 @@ def _check_speedups(table: Table) -> Iterator[Finding]:
 
 
 def _baselines(table: Table, line: Line) -> list[tuple[float, str]]:
-    """Return the time and the column of each baseline that was timed."""
     return [(time, b) for b in table.baselines if (time := table.time_ms(line, b)) is not None]
 
 
 def _rounding(line: Line, column: str) -> float:
-    """Return half a unit in the last digit that is written."""
+    """Return half a unit of the last written digit."""
     digits, _, exponent = line.cells[column].strip().lower().partition("e")
     decimals = len(digits.partition(".")[2])
     return float(0.5 * 10.0 ** (int(exponent or 0) - decimals))
 
 
 def _check_hosts(table: Table) -> Iterator[Finding]:
-    """Find lines that quote more than 1 for a candidate that is bound by its host.
+    """Find speed-ups over 1 of a candidate that is bound by its host.
 
-    Where a table gives host times (`ours_host_us`, `host_us`) or launches (`ours_launches`,
-    `launches`), a queued call takes the longer of what device and host take. Lines of graph mode
-    are left alone, since replays have no such host.
+    A queued call takes the longer of its device time and its host time. The table may give host
+    times (`ours_host_us`, `host_us`) or launches (`ours_launches`, `launches`). Replays of a graph
+    have no such host.
     """
     candidate = table.candidate
     if not candidate:
@@ -141,26 +138,22 @@ def _check_hosts(table: Table) -> Iterator[Finding]:
 
 
 def _host_ms(table: Table, line: Line, column: str, *, own: bool = False) -> float | None:
-    """Return how long a call holds its host, at least, by its launches if not stated.
+    """Return how long a call holds its host at least.
 
-    own: leave out a column that names no implementation.
+    own: ignore a column that does not name an implementation.
     """
     names = (name_of(column).lower(), *(() if own else ("",)))
-    for name in names:
-        if name in table.hosts:
-            stated, unit = table.hosts[name]
+    for columns in table.hosts:
+        for name in names:
+            stated, unit = columns.get(name, (None, 0.0))
             value = line.value(stated)
             if value is not None and value > 0:
                 return value * unit
-    for name in names:
-        launches = line.value(table.launches.get(name))
-        if launches is not None and launches > 0:
-            return launches * LAUNCH_MS
     return None
 
 
 def _check_branches(table: Table) -> Iterator[Finding]:
-    """Find decode steps whose parts cost as much as the whole."""
+    """Find decode steps whose branches each cost as much as the step."""
     total = next((c for c in table.times if name_of(c).lower() in TOTALS), None)
     parts = [c for c in table.times if c != total]
     if total is None or len(parts) < 2:
@@ -180,7 +173,7 @@ def _check_branches(table: Table) -> Iterator[Finding]:
 
 def _check_counts(table: Table) -> Iterator[Finding]:
     """Find counted reads that never change, or are not as expected."""
-    axis = _first_size(table)
+    axis = table.first_size
     for column in table.columns:
         if not column.endswith("_actual") or axis is None:
             continue
@@ -212,9 +205,9 @@ def _check_counts(table: Table) -> Iterator[Finding]:
 def _check_growth(table: Table) -> Iterator[Finding]:
     """Find time columns that stay flat while the first size grows.
 
-    Only for a table whose columns do not give the whole shape: the work is not known there.
+    If the rows give their shapes, the work is known, and the other checks apply instead.
     """
-    axis = _first_size(table)
+    axis = table.first_size
     if axis is None or table.records():
         return
     for column in table.times:
@@ -232,7 +225,3 @@ def _check_growth(table: Table) -> Iterator[Finding]:
                 f"{min(points)[0]:g} to {max(points)[0]:g}: it measures a fixed cost, not the work"
             )
             yield Finding("flat", Effect.INCONCLUSIVE, sentence)
-
-
-def _first_size(table: Table) -> str | None:
-    return next((c for c in table.columns if c not in table.times), None)

@@ -1,8 +1,7 @@
-"""What explains a curve of errors over the length? A simulation of known mistakes.
+"""Explain a curve of errors over the length by simulating known mistakes.
 
-Attention over N(0,1) inputs is computed once as it should be and once with a mistake; the mean
-absolute difference of the two is a curve over L that depends on little but the mistake, so the
-curve in a table tells which it was.
+Attention over N(0,1) inputs is computed correctly and with a mistake. Their mean absolute
+difference over L depends on little but the mistake, so the curve identifies it.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from nsabench.model.record import Record
 from nsabench.model.vocabulary import Direction, Role
 
 CHECK = "explanation"
-ELEMENTS = 1 << 22  # of K in a simulation: a mean over some thousand outputs, in well under 1 s
-MOST_ELEMENTS = 1 << 25  # of K of one row; longer ones are not simulated
+ELEMENTS = 1 << 22  # of K in a simulation, which then takes less than 1 s
+MOST_ELEMENTS = 1 << 25  # of K in one row; longer rows are not simulated
 LEAST_POINTS = 3
 EXPLAINS = 0.1  # mean relative deviation of a simulated from a stated curve
 SEED = 0
@@ -29,11 +28,11 @@ Array = NDArray[np.float32]
 
 
 def check(rows: Sequence[Record], findings: Sequence[Finding]) -> list[Finding]:
-    """The mistake that reproduces the table's errors, all its curves taken together."""
+    """Find the mistake that best reproduces all error curves of the table."""
     curves: dict[tuple[int, int], dict[int, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         elements = row.length * max(row.shape["D"], row.shape["Dv"])
-        forward = row.direction is Direction.FORWARD  # what is simulated
+        forward = row.direction is Direction.FORWARD  # as simulated
         if row.mae is None or not forward or elements > MOST_ELEMENTS:
             continue
         if math.isfinite(row.mae):
@@ -49,7 +48,7 @@ def check(rows: Sequence[Record], findings: Sequence[Finding]) -> list[Finding]:
     tolerance = max((r.tolerances.mae for r in rows), default=0.0)
     if not any(mae > tolerance for curve in stated.values() for mae in curve.values()):
         return []
-    best, deviation, simulated = _nearest(stated, tolerance)
+    best, deviation, simulated = _find_nearest(stated, tolerance)
     if deviation > EXPLAINS:
         sentence = (
             f"no simulated mistake explains how the errors depend on the length; the nearest, "
@@ -59,7 +58,7 @@ def check(rows: Sequence[Record], findings: Sequence[Finding]) -> list[Finding]:
     dims = max(stated, key=lambda d: len(stated[d]))
     lengths = sorted(stated[dims])
     sentence = (
-        f"{_culprit(rows, findings)} {best}: that explains the errors over L, simulated "
+        f"{_name_culprit(rows, findings)} {best}: that explains the errors over L, simulated "
         f"{_curve(simulated[dims], lengths)}, stated {_curve(stated[dims], lengths)} at "
         f"L={', '.join(map(str, lengths))} (off by {deviation:.1%} on average)"
     )
@@ -70,9 +69,9 @@ def _curve(curve: Mapping[int, float], lengths: Sequence[int]) -> str:
     return " ".join(f"{curve[length]:.3f}" for length in lengths)
 
 
-def _culprit(rows: Sequence[Record], findings: Sequence[Finding]) -> str:
-    """An error says only that two outputs differ; a time that does not grow says which reads too
-    little."""
+def _name_culprit(rows: Sequence[Record], findings: Sequence[Finding]) -> str:
+    """Name the side that reads too little: its times do not grow. Errors only say that two outputs
+    differ."""
     roles = {row.implementation: row.role for row in rows}
     flat = {roles.get(f.implementation) for f in findings if f.check in ("roofline", "scaling")}
     if flat == {Role.BASELINE}:
@@ -80,7 +79,7 @@ def _culprit(rows: Sequence[Record], findings: Sequence[Finding]) -> str:
     return "the candidate" if flat == {Role.CANDIDATE} else "one side"
 
 
-def _nearest(
+def _find_nearest(
     stated: Mapping[tuple[int, int], Mapping[int, float]], tolerance: float
 ) -> tuple[str, float, dict[tuple[int, int], dict[int, float]]]:
     simulated: dict[str, dict[tuple[int, int], dict[int, float]]] = defaultdict(dict)
@@ -89,7 +88,7 @@ def _nearest(
             for mistake, mae in _simulate(d, dv, length, max(curve)):
                 simulated[mistake].setdefault((d, dv), {})[length] = mae
     deviations = {
-        mistake: _deviation(stated, curves, tolerance)
+        mistake: _mean_deviation(stated, curves, tolerance)
         for mistake, curves in simulated.items()
         if all(curves.get(dims, {}).keys() == curve.keys() for dims, curve in stated.items())
     }
@@ -97,12 +96,12 @@ def _nearest(
     return best, deviations[best], simulated[best]
 
 
-def _deviation(
+def _mean_deviation(
     stated: Mapping[tuple[int, int], Mapping[int, float]],
     simulated: Mapping[tuple[int, int], Mapping[int, float]],
     tolerance: float,
 ) -> float:
-    """Mean relative deviation; two values within tolerance agree."""
+    """Return the mean relative deviation. Two values within the tolerance agree."""
     off = []
     for dims, curve in stated.items():
         for length, mae in curve.items():
@@ -113,7 +112,7 @@ def _deviation(
 
 
 def _simulate(d: int, dv: int, length: int, longest: int) -> Iterator[tuple[str, float]]:
-    """Each mistake in words with the mean absolute error that it makes at this size."""
+    """Yield each mistake in words, with its mean absolute error at this size."""
     rows = max(1, min(256, ELEMENTS // (longest * max(d, dv))))
     rng = np.random.default_rng(SEED)
     q = rng.standard_normal((rows, 1, d), dtype=np.float32)

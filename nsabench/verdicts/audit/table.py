@@ -1,4 +1,4 @@
-"""Reading a CSV of timings whose columns are called whatever their author called them."""
+"""Read a CSV of timings whose columns have the names that its author gave them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from nsabench.ops import Shape
 
 OP = "selection_rows"
 
-# One-letter names count as they stand; longer ones in any case and with - or blank for _.
+# Names of one letter must match exactly. Longer names match in any case, with - or blank for _.
 SIZES = {
     "N": ("N", "rows", "n_rows", "num_rows"),
     "H": ("H", "heads", "n_heads", "num_heads"),
@@ -44,14 +44,16 @@ OTHERS = {
     "dtype": ("dtype", "precision"),
     "distribution": ("distribution", "dist"),
     "direction": ("direction",),
-    "mode": ("mode",),  # some call a distribution so
+    "mode": ("mode",),  # some authors mean a distribution
     "streams": ("streams", "n_streams", "num_streams"),
     "spans": ("n_spans", "nspans", "num_spans", "spans"),
     "status": ("status", "result", "verdict"),
 }
-# At the end of what such a column is called, behind the implementation that it is of.
+# A column of host times or launches ends so, after the name of its implementation.
 HOST = re.compile(r"(^|[_\s])(host|cpu)(_time)?$")
 LAUNCHES = re.compile(r"(^|[_\s])(n_|num_)?(kernel_)?launches$")
+# The driver's own call takes this long (H200, docs/explanation/regimes.md): no launcher is faster.
+LAUNCH_MS = 1.3e-3
 UNITS_MS = {"_ms": 1.0, "_us": 1e-3, "_ns": 1e-6, "_s": 1e3}
 DIRECTIONS = {
     "": Direction.FORWARD,
@@ -69,7 +71,7 @@ MODES = {
     "cudagraph": Mode.GRAPH,
 }
 
-# Columns that say what came out, and not what went in: by a word of their name.
+# Columns with one of these words in their name hold results, not settings.
 RESULT = re.compile(
     r"err|errors?|diff|deviation|mae|mse|rmse|rel|std|stdev|stddev|variance|cv|ci|[pq]\d+|median|"
     r"avg|average|best|winner|faster|slower|speedup|[tg]flops?|flops|gbps|bandwidth|bw|throughput|"
@@ -77,7 +79,7 @@ RESULT = re.compile(
     r"energy|joules|watts|temp|temperature|clock|mhz|compile|reason|notes?|comment|remark|ok|"
     r"passed|correct|match|allclose|valid|actual|expected|samples"
 )
-# Columns that say that the same was done once more: by their whole name.
+# Columns with one of these names count repetitions.
 REPEAT = re.compile(
     r"#|id|idx|index|no|nr|row|line|run|run_id|reps?|repeat|repetition|trial|attempt|round|iter|"
     r"iteration|timestamp|date|time"
@@ -90,12 +92,12 @@ class Line:
     cells: Mapping[str, str]
 
     def value(self, column: str | None) -> float | None:
-        """The cell as a finite number, else None."""
-        value = self.number_or_nan(column)
+        """Return the cell as a finite number, else None."""
+        value = self.any_number(column)
         return value if value is not None and math.isfinite(value) else None
 
-    def number_or_nan(self, column: str | None) -> float | None:
-        """The cell as any number that `float` knows, NaN and infinity among them, else None."""
+    def any_number(self, column: str | None) -> float | None:
+        """Return the cell as any number, NaN and infinity included, else None."""
         try:
             return float(self.cells.get(column or "", ""))
         except ValueError:
@@ -104,10 +106,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Table:
-    """A table with the roles of its columns. `times` maps a column to its unit in ms.
+    """A table with the roles of its columns.
 
-    hosts: by implementation, in lower case, the column of what a call holds its host for and its
-      unit in ms; launches: by implementation, the column of these. "": a column that names none.
+    times: the unit of a column, in ms. hosts: columns of host time and their units in ms, by
+    implementation in lower case; stated times come before launches. The key "" is for a column that
+    does not name an implementation.
     """
 
     lines: list[Line]
@@ -117,16 +120,18 @@ class Table:
     times: dict[str, float]
     candidate: str | None
     baselines: list[str]
-    hosts: dict[str, tuple[str, float]] = field(default_factory=dict)
-    launches: dict[str, str] = field(default_factory=dict)
+    hosts: tuple[dict[str, tuple[str, float]], ...] = ()
+
+    @property
+    def first_size(self) -> str | None:
+        return next((c for c in self.columns if c not in self.times), None)
 
     def time_ms(self, line: Line, column: str) -> float | None:
         value = line.value(column)
         return value * self.times[column] if value is not None and value > 0 else None
 
     def label(self, line: Line) -> str:
-        """The line in words: its sizes, or its first cell, and whatever else tells its case from
-        others."""
+        """Return the line in words: sizes or first cell, and what else identifies its case."""
         return self._words(line, self._distribution(line))
 
     def _words(self, line: Line, distribution: str) -> str:
@@ -145,15 +150,14 @@ class Table:
         return " ".join(word for word in words if word)
 
     def cell(self, line: Line, other: str) -> str:
-        """The line's cell in a column of `OTHERS`; empty where the table has none."""
+        """Return the line's cell in a column of `OTHERS`, or an empty text."""
         return line.cells.get(self.others.get(other, ""), "")
 
     def _direction(self, line: Line) -> Direction | None:
-        """None of a word that is not known."""
         return DIRECTIONS.get(self.cell(line, "direction").lower())
 
     def mode(self, line: Line) -> Mode | None:
-        """None of a word that is not known."""
+        """Return the mode of a line, or None for an unknown word."""
         return MODES.get(self.cell(line, "mode").lower())
 
     def _streams(self, line: Line) -> int:
@@ -162,48 +166,51 @@ class Table:
     @cached_property
     def _unknown(self) -> list[str]:
         known = {*self.times, *self.sizes.values(), *self.others.values()}
-        known |= {column for column, _ in self.hosts.values()} | {*self.launches.values()}
+        known |= {column for columns in self.hosts for column, _ in columns.values()}
         return [column for column in self.columns if column not in known]
 
     @cached_property
     def _settings(self) -> list[str]:
         known = [self._words(line, self._stated_distribution(line)) for line in self.lines]
-        return _telling_apart([line.cells for line in self.lines], known, self._unknown)
+        return _find_distinguishing([line.cells for line in self.lines], known, self._unknown)
 
     def _distribution(self, line: Line) -> str:
-        """With all that makes another case and has no place of its own."""
+        """Return the distribution, and all settings that have no field of their own."""
         settings = [f"{c}={line.cells[c]}" for c in self._settings if line.cells[c]]
         return " ".join([w for w in [self._stated_distribution(line)] if w] + settings)
 
     def _stated_distribution(self, line: Line) -> str:
-        """With every word of a direction or mode that is not known: it makes another case."""
+        """Return the distribution with unknown words for direction and mode, which also make
+        another case."""
         words = [self.cell(line, "distribution")]
         words += [self.cell(line, "direction")] if self._direction(line) is None else []
         words += [self.cell(line, "mode")] if self.mode(line) is None else []
         return " ".join(word for word in words if word)
 
     def records(self) -> list[Record]:
-        """What the checks read: a row a timed implementation, where the sizes are all known."""
+        """Return a record for each timed implementation in each line that gives all sizes."""
         roles = dict.fromkeys(self.baselines, Role.BASELINE)
         if self.candidate:
             roles[self.candidate] = Role.CANDIDATE
-        records = (self._record(line, c, role) for line in self.lines for c, role in roles.items())
+        records = (
+            self._make_record(line, c, role) for line in self.lines for c, role in roles.items()
+        )
         return [record for record in records if record is not None]
 
     def shape(self, line: Line) -> Shape | None:
-        """The sizes of the line's case; None where they are not all given, or are none."""
+        """Return the sizes of the line's case, or None if some are missing or not valid."""
         sizes = {axis: line.cells[c] for axis, c in self.sizes.items()}
         try:
             return ops.get(OP).shape_model.model_validate(sizes)
         except ValidationError:
             return None
 
-    def _record(self, line: Line, column: str, role: Role) -> Record | None:
+    def _make_record(self, line: Line, column: str, role: Role) -> Record | None:
         time, shape = self.time_ms(line, column), self.shape(line)
         if shape is None:
             return None
         dtype = self._dtype(line)
-        # Of one call forward: whatever was timed does that much at least.
+        # The work of a forward: every timed call does at least that.
         work = ops.get(OP).work(shape, dtype, "dense", 0)
         spans = line.value(self.others.get("spans"))
         record = Record(
@@ -223,7 +230,7 @@ class Table:
             distribution=self._distribution(line),
             streams=self._streams(line),
             mode=self.mode(line) or Mode.STREAM,
-            mae=line.number_or_nan(self.others.get("mae")) if role is Role.CANDIDATE else None,
+            mae=line.any_number(self.others.get("mae")) if role is Role.CANDIDATE else None,
         )
         timed = replace(record.own, median_ms=time)
         return replace(record, comparisons=(timed,)) if time is not None else record
@@ -231,19 +238,19 @@ class Table:
     def _dtype(self, line: Line) -> DType:
         name = self.cell(line, "dtype").lower().removeprefix("torch.")
         name = DTYPE_NAMES.get(name, name)
-        # Where nothing is said, the smaller format: fewer bytes, so nothing is accused wrongly.
+        # By default the smaller format: with fewer bytes no time is wrongly called impossible.
         return DType(name) if name in set(DType) else DType.FLOAT16
 
 
 def name_of(column: str) -> str:
-    """The implementation that a time column is about."""
+    """Return the implementation that a time column names."""
     return next((column[: -len(u)] for u in UNITS_MS if column.lower().endswith(u)), column)
 
 
 def _parse(data: bytes) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """The columns, and for each row its line in the file and as many cells as there are columns.
+    """Return the columns, and the line number and cells of each row that is not blank.
 
-    Blank rows and blanks around cells are left out. Raises `OutOfBounds`, also if it is no CSV.
+    Raises `OutOfBounds` for a file that is too large or is not CSV.
     """
     columns: list[str] = []
     rows: list[tuple[int, list[str]]] = []
@@ -263,12 +270,12 @@ def _parse(data: bytes) -> tuple[list[str], list[tuple[int, list[str]]]]:
     except UnicodeDecodeError:
         raise reading.OutOfBounds("is not UTF-8 text") from None
     except csv.Error as error:
-        raise reading.OutOfBounds(f"is no CSV: {error}") from None
+        raise reading.OutOfBounds(f"is not CSV: {error}") from None
     return columns, rows
 
 
 def read(path: Path) -> Table:
-    """Raises `UsageError` when the file cannot be read or holds no time column."""
+    """Read a table. Raises `UsageError` if the file cannot be read or has no time column."""
     try:
         columns, rows = _parse(reading.read(path, limits.CSV))
     except OSError as error:
@@ -277,27 +284,27 @@ def read(path: Path) -> Table:
         raise UsageError(f"{path} {error}", "give a CSV file of timings.") from None
     lines = [Line(number, dict(zip(columns, cells, strict=True))) for number, cells in rows]
     times = {c: unit for c in columns for u, unit in UNITS_MS.items() if c.lower().endswith(u)}
-    hosts = {
+    stated = {
         HOST.sub("", name_of(c).lower()): (c, times.pop(c))
         for c in list(times)
         if HOST.search(name_of(c).lower())
     }
-    launches = {LAUNCHES.sub("", c.lower()): c for c in columns if LAUNCHES.search(c.lower())}
+    launches = {
+        LAUNCHES.sub("", c.lower()): (c, LAUNCH_MS) for c in columns if LAUNCHES.search(c.lower())
+    }
     if not times or not lines:
         raise UsageError(
             f"{path} holds no timings: its columns are {', '.join(columns) or 'missing'}",
             "name time columns with their unit, for example triton_ms and sdpa_ms.",
         )
-    others = {k: c for k, names in OTHERS.items() if (c := _column(columns, names))}
     candidate = next((c for c in times if name_of(c).lower() in CANDIDATES), None)
     return Table(
         lines=lines,
         columns=columns,
-        sizes={k: c for k, names in SIZES.items() if (c := _column(columns, names))},
-        others=others,
+        sizes=_find_columns(columns, SIZES),
+        others=_find_columns(columns, OTHERS),
         times=times,
-        hosts=hosts,
-        launches=launches,
+        hosts=(stated, launches),
         candidate=candidate,
         baselines=[
             c for c in times if c != candidate and name_of(c).lower().split("_")[0] in BASELINES
@@ -305,24 +312,23 @@ def read(path: Path) -> Table:
     )
 
 
-def _column(columns: list[str], names: tuple[str, ...]) -> str | None:
-    for name in names:
-        for column in columns:
+def _find_columns(columns: list[str], wanted: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return the first column that has one of the names of each entry, if there is one."""
+    found = {}
+    for key, names in wanted.items():
+        for name, column in ((n, c) for n in reversed(names) for c in reversed(columns)):
             plain = column.lower().replace("-", "_").replace(" ", "_")
             if column == name or (len(name) > 1 and plain == name.lower()):
-                return column
-    return None
+                found[key] = column
+    return found
 
 
-def _telling_apart(
+def _find_distinguishing(
     lines: Sequence[Mapping[str, str]], known: Sequence[str], columns: Sequence[str]
 ) -> list[str]:
-    """The fewest of `columns` that tell lines apart which agree in what is known of them.
-
-    known: of each line, what is known of its case, in words.
-    """
+    """Return the fewest columns that distinguish lines with the same known case, in words."""
     candidates = [c for c in columns if _is_setting(c, [line.get(c, "") for line in lines])]
-    # One that follows from another, a product of batch and length say, has more values than it.
+    # A column that follows from others, such as batch times length, has more values than they.
     candidates.sort(key=lambda c: len({line.get(c) for line in lines}))
     cases: list[tuple[str, ...]] = [(words,) for words in known]
     telling = []
@@ -340,7 +346,7 @@ def _is_setting(column: str, cells: Sequence[str]) -> bool:
     name = re.sub(r"[\s\-.]+", "_", column.strip().lower())
     if REPEAT.fullmatch(name) or any(map(RESULT.fullmatch, re.split(r"[_/()%]+", name))):
         return False
-    # What was measured is a fraction and comes but once.
+    # Measured values are fractions that do not repeat.
     filled = [cell for cell in cells if cell]
     return not any(map(_is_fraction, filled)) or 2 * len(set(filled)) <= len(filled)
 

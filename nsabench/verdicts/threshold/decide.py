@@ -1,9 +1,9 @@
-"""The decision: the smallest tested length from which every tested case passes the margin."""
+"""Decide the smallest tested length from which every tested case passes the margin."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,17 +25,18 @@ from nsabench.verdicts.threshold.union import (
 )
 from nsabench.verdicts.verdict import NEAR
 
-# A candidate was not tested on a case that it declines: the gate does not use it there.
+# A gate does not use a candidate on cases that it declines.
 DECLINED = frozenset({Status.UNSUPPORTED, Status.SKIPPED})
 LEAST_LENGTHS = 2
 LEAST_VALUES = 2  # of each size in `AXES` that the op has
-# The sizes that stand for what a kernel may depend on, if an op has them.
+SELECTED = "L"  # the axis of `runtime.sel_triton_min_L`
+# A kernel may depend on these sizes, if its op has them.
 AXES = {"head dims": "D", "heads": "H", "numbers of spans": "n_spans"}
 
 
 @dataclass(frozen=True)
 class Rung:
-    """The cases of one length. weakest: the smallest lower end; None if a case has none."""
+    """The cases of one length. weakest: the smallest lower end, or None if a case has none."""
 
     length: int
     cases: int
@@ -45,33 +46,28 @@ class Rung:
 
 @dataclass(frozen=True)
 class Decision:
-    """`min_length` in keys; None with the reasons. `decided_by`: the case that stopped the walk.
-
-    own: it is of the user's own file. notes: what is worth saying and keeps nothing from being
-    decided. one_process: how many cases from there on pass by little, and no second process looked
-    at them for this margin.
-    """
+    """The answer for a candidate, with its reasons."""
 
     gpu: str
     combo: str
     op: str
     candidate: str
     margin: float
-    min_length: int | None
+    min_length: int | None  # in sizes of `axis`; None: see `reasons`
     reasons: list[str] = field(default_factory=list)
     rungs: list[Rung] = field(default_factory=list)
-    decided_by: Tested | None = None
+    decided_by: Tested | None = None  # the failing case below the threshold
     runs: list[str] = field(default_factory=list)
-    axis: str = "L"  # the size that lengths are of
-    notes: list[str] = field(default_factory=list)
-    one_process: int = 0
-    caveats: list[str] = field(default_factory=list)  # what it rests on that is not proven
-    own: bool = False
+    axis: str = SELECTED  # the size that is the length.
+    notes: list[str] = field(default_factory=list)  # they do not prevent a decision.
+    one_process: int = 0  # close cases above the threshold that one process measured.
+    caveats: list[str] = field(default_factory=list)  # unproven checks behind it.
+    own: bool = False  # the candidate is from the user's own file
     answer: Answer = Answer.NOT_TESTED
-    where: tuple[str, ...] = ()  # the conditions that it is for
+    where: tuple[str, ...] = ()  # conditions on the cases
     regime: Regime = Regime.DEVICE
-    caution: str = ""  # what to bear in mind beside it, and in how many of its cases
-    unpaired: str = ""  # that torch and Triton of the combo are no pair
+    caution: str = ""  # with the number of its cases
+    unpaired: str = ""  # a warning if torch and Triton of the combo do not belong together
 
     @property
     def said(self) -> str:
@@ -89,7 +85,7 @@ class Decision:
 
     @property
     def on(self) -> str:
-        """The combo, and a warning if its torch and its Triton do not belong together."""
+        """The combo, with the warning about its versions."""
         return f"{self.combo} ({self.unpaired})" if self.unpaired else self.combo
 
     @property
@@ -111,7 +107,7 @@ class _Group:
 
 
 def combo(record: Record) -> str:
-    """The versions that a record was measured with."""
+    """Return the versions that a record was measured with, in words."""
     if record.torch is None:
         return "as in the table"
     named = f"torch {record.torch}, triton {record.triton}"
@@ -119,15 +115,15 @@ def combo(record: Record) -> str:
 
 
 def decide_all(given: Sequence[Evidence], margin: float = MARGIN) -> list[Decision]:
-    """One decision a GPU, combo, op, regime and candidate. Within an op and regime the user's
-    own come first, then the smallest threshold, then the best.
+    """Decide for each GPU, combo, op, regime and candidate, sorted by `preference` within an op and
+    regime.
 
-    Raises `UsageError` when a candidate is not one kernel in all that is given.
+    Raises `UsageError` if a candidate is not the same kernel in all evidence.
     """
     refuse_several_kernels(given)
     taken = taken_for_one(given)
     conditions = {evidence.where for evidence in given}
-    # If they were not narrowed alike, they are together for no one shape.
+    # Runs with different conditions together have none.
     where = conditions.pop() if len(conditions) == 1 else ()
     groups: dict[_Key, _Group] = defaultdict(_Group)
     for evidence in decide_together(given):
@@ -148,13 +144,13 @@ def decide_all(given: Sequence[Evidence], margin: float = MARGIN) -> list[Decisi
                 if note.implementation == name or note.implementation not in group.tested
             ]
             caveats = [*group.caveats, *taken.get((key[2], name), ())]
-            decided.append(_decide(rows, group.against, notes, caveats, margin, where))
+            decided.append(_decide_candidate(rows, group.against, notes, caveats, margin, where))
         decisions += sorted(decided, key=preference)
     return decisions
 
 
 def decide_run(records: Sequence[Record], plan: Plan) -> list[Decision]:
-    """Decide one run for the margin that it was made for."""
+    """Decide one run at the margin of its plan."""
     return decide_all([of_records(records, plan)], plan.margin)
 
 
@@ -163,11 +159,11 @@ def _key(tested: Tested) -> _Key:
     return record.gpu_name, combo(record), record.op, tested.comparison.regime
 
 
-def _add_new(known: list[Any], found: Iterable[Any]) -> None:
-    known += [one for one in found if one not in known]
+def _add_new(known: list[Any], more: Iterable[Any]) -> None:
+    known += [item for item in more if item not in known]
 
 
-def _decide(
+def _decide_candidate(
     rows: Sequence[Tested],
     objections: Sequence[str],
     notes: Sequence[str],
@@ -191,15 +187,15 @@ def _decide(
             answer = Answer.NO
         reasons.append(
             f"nothing qualifies: at the greatest length, {_length(stopper)}, "
-            f"{_why(stopper, margin)}"
+            f"{_say_why_failed(stopper, margin)}"
         )
     else:
-        reasons += _gaps(above, rows, threshold, Narrowed(where).pinned)
+        reasons += _find_gaps(above, rows, threshold, Narrowed(where).pinned)
         if not reasons:
             answer = Answer.FROM
     unconfirmed = [] if reasons else [row for row in above if _is_unconfirmed(row, margin)]
     if unconfirmed:
-        notes = [*notes, _one_process(unconfirmed, margin)]
+        notes = [*notes, _note_one_process(unconfirmed, margin)]
     first, regime = rows[0].record, rows[0].comparison.regime
     return Decision(
         gpu=first.gpu_name,
@@ -209,7 +205,7 @@ def _decide(
         margin=margin,
         min_length=None if reasons else threshold,
         reasons=reasons,
-        rungs=[_rung(length, cases, margin) for length, cases in by_length(tested).items()],
+        rungs=[_make_rung(length, cases, margin) for length, cases in by_length(tested).items()],
         decided_by=stopper,
         runs=sorted({row.record.run_id for row in rows}),
         axis=labels.axis(first.op),
@@ -230,17 +226,17 @@ def _length(tested: Tested) -> str:
 
 
 def _is_open(row: Tested) -> bool:
-    """Whether it is not known that this case does not pass."""
+    """Return whether the case might still pass."""
     return row.record.status is Status.OK and row.comparison.verdict is Verdict.INCONCLUSIVE
 
 
 def _is_unconfirmed(row: Tested, margin: float) -> bool:
-    """Whether one process alone says that it passes, and another might well not."""
+    """Return whether a passing case is so close that a second process should have confirmed it."""
     assert row.lo is not None
     return row.lo < margin * (1 + NEAR) and row.margin != margin
 
 
-def _one_process(rows: Sequence[Tested], margin: float) -> str:
+def _note_one_process(rows: Sequence[Tested], margin: float) -> str:
     confirmed_at = sorted({row.margin for row in rows if row.margin is not None})
     confirmations = (
         f"verdicts were confirmed at {' and '.join(f'{m:g}' for m in confirmed_at)}"
@@ -255,7 +251,7 @@ def _one_process(rows: Sequence[Tested], margin: float) -> str:
     )
 
 
-def _why(row: Tested, margin: float) -> str:
+def _say_why_failed(row: Tested, margin: float) -> str:
     who, why = f"{row.record.implementation} on {row.label}", f" ({row.why})" if row.why else ""
     verdict = row.comparison.verdict
     if row.record.status is not Status.OK:
@@ -265,10 +261,10 @@ def _why(row: Tested, margin: float) -> str:
     return f"{who} is {verdict}, speedup_lo {row.lo:.3f} against {margin:g}{why}"
 
 
-def _gaps(
+def _find_gaps(
     above: Sequence[Tested], rows: Sequence[Tested], length: int, pinned: frozenset[str]
 ) -> Iterable[str]:
-    """Say which sizes were tested too little. pinned: sizes with one value asked for."""
+    """Say which sizes were tested too little. pinned: sizes that the user limited to one value."""
     if len({row.length for row in above}) < LEAST_LENGTHS:
         yield f"coverage is too small: from {length} on only one length was tested"
     for name, size in AXES.items():
@@ -280,17 +276,98 @@ def _gaps(
             yield f"coverage is too small: from {length} on the tested {name} are {tested}"
 
 
-def _rung(length: int, rows: Sequence[Tested], margin: float) -> Rung:
+def _make_rung(length: int, rows: Sequence[Tested], margin: float) -> Rung:
     values = [row.lo for row in rows]
     weakest = None if None in values else min(v for v in values if v is not None)
     return Rung(length, len(rows), sum(row.passes(margin) for row in rows), weakest)
 
 
 def preference(decision: Decision) -> tuple[bool, float, int, float, str]:
-    """The user's own first, then the smallest threshold, then the one that passes most cases, then
-    the best weakest speed-up."""
+    """Sort the user's own first, then by the smallest threshold, most passing cases, and the best
+    weakest speed-up."""
     least = float("inf") if decision.min_length is None else float(decision.min_length)
     used = [rung for rung in decision.rungs if rung.length >= (decision.min_length or 0)]
     passed = sum(rung.passed for rung in used)
     worst = min((rung.weakest or 0.0 for rung in used), default=0.0)
     return not decision.own, least, -passed, -worst, decision.candidate
+
+
+@dataclass(frozen=True)
+class Gate:
+    """The kernel that a gate uses for an op on a GPU, with every combo that was given.
+
+    A gate knows one length for each GPU and calls one kernel, even if another is better with some
+    combo.
+    """
+
+    decisions: list[Decision]  # one for each combo in which the kernel was tested
+    untested: list[str]  # the other combos
+    better: list[Decision]  # other kernels that come first with their combo
+
+    @property
+    def min_length(self) -> int | None:
+        """The length that holds with every combo, or None."""
+        lengths = [decision.min_length for decision in self.decisions]
+        if self.untested or None in lengths:
+            return None
+        return max(length for length in lengths if length is not None)
+
+    @property
+    def notes(self) -> Iterator[str]:
+        chosen = self.decisions[0]
+        where = f"{chosen.op} on {chosen.gpu}, {chosen.regime}: a gate goes by one kernel"
+        if self.untested:
+            yield (
+                f"{where}, here {chosen.candidate}, which was not tested with "
+                f"{' and '.join(self.untested)}: no length holds for all that was given"
+            )
+        for best in self.better:
+            yield (
+                f"{where} with every combo, here {chosen.candidate}; with {best.combo} "
+                f"{best.candidate} is better"
+            )
+
+
+def gates(decisions: Iterable[Decision]) -> list[Gate]:
+    """Choose a kernel for each op, regime and GPU, in the order of the decisions. A gate compares
+    selected lengths, so ops on another axis have none."""
+    groups: dict[tuple[str, str, Regime], dict[str, list[Decision]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for decision in decisions:
+        if decision.gpu and decision.axis == SELECTED:
+            groups[decision.gpu, decision.op, decision.regime][decision.combo].append(decision)
+    return [_choose_kernel(by_combo) for by_combo in groups.values()]
+
+
+def _choose_kernel(by_combo: dict[str, list[Decision]]) -> Gate:
+    """Choose the user's own kernel if there is one. Else choose a kernel that was tested with most
+    combos, and of these the one whose worst combo is best."""
+    candidates: dict[str, list[Decision]] = defaultdict(list)
+    for decision in (d for group in by_combo.values() for d in group):
+        candidates[decision.candidate].append(decision)
+
+    def order(own_decisions: list[Decision]) -> tuple[bool, int, tuple[object, ...]]:
+        own = any(decision.own for decision in own_decisions)
+        return not own, -len(own_decisions), max(map(preference, own_decisions))
+
+    chosen = min(candidates.values(), key=order)
+    tested = {decision.combo for decision in chosen}
+    firsts = [min(group, key=preference) for combo, group in by_combo.items() if combo in tested]
+    return Gate(
+        decisions=chosen,
+        untested=[combo for combo in by_combo if combo not in tested],
+        better=[first for first in firsts if first not in chosen],
+    )
+
+
+def per_gpu(decisions: Sequence[Decision], regime: Regime = Regime.DEVICE) -> dict[str, int | None]:
+    """Return the length for each GPU in a regime that holds for every op and combo, or None."""
+    lengths: dict[str, list[int | None]] = defaultdict(list)
+    for gate in gates(decisions):
+        if gate.decisions[0].regime is regime:
+            lengths[gate.decisions[0].gpu].append(gate.min_length)
+    return {
+        gpu: None if None in values else max(v for v in values if v is not None)
+        for gpu, values in lengths.items()
+    }

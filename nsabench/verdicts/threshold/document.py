@@ -1,4 +1,4 @@
-"""Decisions as thresholds.yaml, which a gate loads, and as Markdown, which people read."""
+"""Write decisions as thresholds.yaml for a gate, and as Markdown for people."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from nsabench.sources import digest_packages
 from nsabench.text import code, markdown
 from nsabench.verdicts import break_even
 from nsabench.verdicts.break_even import BreakEven
-from nsabench.verdicts.threshold.decide import Decision
-from nsabench.verdicts.threshold.gate import gates, per_gpu
+from nsabench.verdicts.threshold.decide import Decision, gates, per_gpu
 
 SCHEMA_VERSION = 1
 THRESHOLDS = "thresholds.yaml"
@@ -38,7 +37,7 @@ HEAD = """\
 
 @cache
 def decided_with() -> str:
-    """The version of nsabench that decides, and the first digits of the sha256 of its files."""
+    """Return the version of nsabench, and the first digits of the sha256 of its files."""
     return f"nsabench {__version__} ({digest_packages({'nsabench'})[:12]})"
 
 
@@ -47,46 +46,45 @@ def as_data(decisions: Sequence[Decision], payments: Sequence[BreakEven] = ()) -
     return {
         "schema_version": SCHEMA_VERSION,
         "decided_with": decided_with(),
-        "runtime": {"sel_triton_min_L": per_gpu(decisions) or None} | _by_regime(decisions),
+        "runtime": {"sel_triton_min_L": per_gpu(decisions) or None} | _lengths_by_regime(decisions),
         "notes": notes(decisions),
         "pays": break_even.as_data(payments),
-        "decisions": [_decision(d, gate=d in of_gate) for d in decisions],
+        "decisions": [_decision_data(d, gate=d in of_gate) for d in decisions],
     }
 
 
-def _by_regime(decisions: Sequence[Decision]) -> dict[str, Any]:
-    """Nothing where no length is decided by, as for ops that have no selected length."""
-    held = {regime.value: per_gpu(decisions, regime) for regime in Regime}
-    lengths = {regime: lengths for regime, lengths in held.items() if lengths}
+def _lengths_by_regime(decisions: Sequence[Decision]) -> dict[str, Any]:
+    """Return the lengths by regime; nothing for ops without a selected length."""
+    of_all = {regime.value: per_gpu(decisions, regime) for regime in Regime}
+    lengths = {regime: lengths for regime, lengths in of_all.items() if lengths}
     return {"sel_triton_min_L_by_regime": lengths} if lengths else {}
 
 
 def notes(decisions: Sequence[Decision]) -> list[str]:
-    """Notes on the kernels that a gate goes by."""
     return [note for gate in gates(decisions) for note in gate.notes]
 
 
-def _decision(d: Decision, *, gate: bool) -> dict[str, Any]:
+def _decision_data(d: Decision, *, gate: bool) -> dict[str, Any]:
     by = d.decided_by
     return {
         "gpu": d.gpu,
         "combo": d.combo,
-        "unpaired": d.unpaired,  # empty: its torch and its triton belong together
+        "unpaired": d.unpaired,
         "op": d.op,
         "regime": str(d.regime),
         "candidate": d.candidate,
-        "own": d.own,  # of the user's own file
-        "gate": gate,  # runtime.sel_triton_min_L goes by it
-        "where": list(d.where),  # the only cases that it is for
+        "own": d.own,
+        "gate": gate,  # runtime.sel_triton_min_L is its length
+        "where": list(d.where),
         "margin": d.margin,
-        "axis": d.axis,  # the size that min_L and the lengths are of
+        "axis": d.axis,
         "answer": str(d.answer),
         "min_L": d.min_length,
         "reasons": list(d.reasons),
         "notes": list(d.notes),
-        "one_process": d.one_process,  # cases that pass by little, and only one process saw
+        "one_process": d.one_process,
         "caveats": list(d.caveats),
-        "caution": d.caution,  # what to bear in mind beside min_L, and in how many of its cases
+        "caution": d.caution,
         "cases": d.tested,
         "decided_by": by
         and {
@@ -114,7 +112,7 @@ def write(decisions: Sequence[Decision], path: Path, payments: Sequence[BreakEve
 
 
 def read(path: Path) -> Any:
-    """What a thresholds.yaml holds. Raises `OSError`, and `ValueError` when it is none."""
+    """Return what a thresholds.yaml holds. Raises `OSError`, and `ValueError` if it is invalid."""
     text = reading.read(path, limits.MATRIX).decode()
     try:
         refuse_nested(text)
@@ -124,13 +122,13 @@ def read(path: Path) -> Any:
 
 
 def as_markdown(decisions: Sequence[Decision]) -> str:
-    """A section a decision, with the lengths that decide it, and what to know of the gate."""
+    """Format a section for each decision, and one for the notes on the gate."""
     of_gate = [f"- {markdown(note)}" for note in notes(decisions)]
-    lines = [line for d in decisions for line in _section(d)]
+    lines = [line for d in decisions for line in _format_section(d)]
     return "\n".join([*lines, *(["## The gate", "", *of_gate, ""] if of_gate else [])])
 
 
-def _section(d: Decision) -> list[str]:
+def _format_section(d: Decision) -> list[str]:
     lines = [
         f"## {code(d.candidate)} ({markdown(d.op)}) on {markdown(d.gpu or 'a CPU')}, {d.said}",
         "",
@@ -157,8 +155,8 @@ def _section(d: Decision) -> list[str]:
 
 
 def said_otherwise(folder: Path, plan: Plan, decisions: Sequence[Decision]) -> str:
-    """Say how the `thresholds.yaml` of a run differs from what is decided here, and which version
-    wrote it. Empty if nothing differs."""
+    """Say how a run's `thresholds.yaml` differs from these decisions, and which version wrote it.
+    Empty if nothing differs."""
     try:
         content = read(folder / THRESHOLDS)
     except (OSError, ValueError):
@@ -171,11 +169,12 @@ def said_otherwise(folder: Path, plan: Plan, decisions: Sequence[Decision]) -> s
     }
     now = {(d.gpu, d.combo, d.op, d.regime, d.candidate): d.min_length for d in decisions}
     other = [(who, length) for who, length in before.items() if now.get(who, "") != length]
-    lacking = sorted({_who(key) for key in now.keys() - before.keys()})
+    lacking = sorted({_name_decision(key) for key in now.keys() - before.keys()})
     if not other and not lacking:
         return ""
     says = [
-        f"{_who(key)} {'never' if length is None else f'from {length} on'}" for key, length in other
+        f"{_name_decision(key)} {'never' if length is None else f'from {length} on'}"
+        for key, length in other
     ]
     margins = {d["margin"] for d in content["decisions"]} - {plan.margin}
     at = "".join(f" for the margin {margin:g}," for margin in sorted(margins))
@@ -187,6 +186,6 @@ def said_otherwise(folder: Path, plan: Plan, decisions: Sequence[Decision]) -> s
     )
 
 
-def _who(key: tuple[str, str, str, Regime, str]) -> str:
+def _name_decision(key: tuple[str, str, str, Regime, str]) -> str:
     _, _, op, regime, name = key
     return f"{name} ({op})" + ("" if regime is Regime.DEVICE else f" in the regime {regime}")

@@ -1,4 +1,4 @@
-"""The evidence for a threshold: the cases of each candidate, from runs or CSV tables."""
+"""Read the evidence for a threshold: the cases of each candidate, from runs or CSV tables."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from nsabench.verdicts.tables import read_records
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that was tested on one machine, and what speaks against deciding from it.
+    """All that was tested on one machine, and the objections to deciding from it.
 
-    caveats: by op, what the verdicts rest on that is not proven. margin: at which the run confirmed
-    verdicts. records: the candidates and baselines that were timed, for checks along a length.
-    where: the conditions that all cases meet. notes: findings that stop nothing.
+    caveats: unproven checks behind the verdicts, by op. margin: the run confirmed verdicts at it.
+    records: timed candidates and baselines, for checks along a length. where: conditions that all
+    cases meet. notes: findings that prevent nothing.
     """
 
     tested: list[Tested]
@@ -41,15 +41,15 @@ class Evidence:
     notes: Mapping[str, list[Finding]] = field(default_factory=dict)  # by op
 
     def without_records(self) -> Evidence:
-        """Return what a decision needs if no other run is decided with it."""
+        """Return what a decision needs without other runs."""
         return replace(self, records=[])
 
 
 def of_run(folder: Path, narrowed: Narrowed = ALL) -> Evidence:
     """Return the evidence of the chosen cases of a run.
 
-    Raises `UsageError` when the folder holds no plan or no readable records, when the op of its
-    plan is not the one that is there, or when no case is chosen.
+    Raises `UsageError` if the plan or the records cannot be read, if the installed op is another
+    one, or if no case is chosen.
     """
     plan = Plan.read(folder / "plan.json")
     evidence = of_records(records_of(folder, narrowed), plan)
@@ -57,7 +57,7 @@ def of_run(folder: Path, narrowed: Narrowed = ALL) -> Evidence:
 
 
 def records_of(folder: Path, narrowed: Narrowed = ALL) -> list[Record]:
-    """Return the records of the chosen cases of a run. Raises as `of_run`."""
+    """Return the records of the chosen cases of a run. Raises `UsageError` like `of_run`."""
     records, plan = read_records(folder), Plan.read(folder / "plan.json")
     ops.refuse_other(plan)
     narrowed.refuse_unmet([planned.case for planned in plan.cases])
@@ -66,8 +66,8 @@ def records_of(folder: Path, narrowed: Narrowed = ALL) -> list[Record]:
 
 
 def of_records(records: Sequence[Record], plan: Plan | None = None) -> Evidence:
-    """Return the evidence of one run. A threshold switches a forward on, so backward cases have no
-    say in it. The records of each shard of a merged run are held to the controls of that shard."""
+    """Return the evidence of one run, without backward cases: a threshold switches a forward on.
+    Each shard of a merged run has its own controls."""
     if plan is not None and plan.shards:
         own: dict[int, list[Record]] = {}
         for record in records:
@@ -100,8 +100,7 @@ def of_records(records: Sequence[Record], plan: Plan | None = None) -> Evidence:
 
 
 def _with_plan(record: Record, plan: Plan) -> Record:
-    """Return the record with what its plan says: its source with a digest, and whether the matrix
-    left it out."""
+    """Return the record with its source, and whether it runs only for a control."""
     info, planned = plan.by_name.get((record.op, record.implementation)), plan.by_id[record.case_id]
     source = info.source if info else Source()
     digest = plan.sources.get(source)
@@ -112,14 +111,13 @@ def _with_plan(record: Record, plan: Plan) -> Record:
 
 
 def _is_own(record: Record, plan: Plan | None) -> bool:
-    """Whether it is of the user's own file."""
+    """Return whether an implementation is from the user's own file."""
     info = plan.by_name.get((record.op, record.implementation)) if plan else None
     return info is not None and info.source.is_file
 
 
 def together(parts: Sequence[Evidence]) -> Evidence:
-    """Return the evidence of the shards of one plan as that of one run. A plan parts no length
-    series."""
+    """Join the evidence of the shards of a plan. All cases of a length series are in one shard."""
     caveats = joined({(op, None): s for op, s in part.caveats.items()} for part in parts)
     return replace(
         parts[0],
@@ -131,8 +129,8 @@ def together(parts: Sequence[Evidence]) -> Evidence:
 
 
 def of_tables(paths: Sequence[Path], gpu: str) -> Evidence:
-    """Return the evidence of CSV tables from elsewhere, without an interval: the ratio of medians
-    counts. A finding of the audit is an objection if it is graver than a note.
+    """Return the evidence of CSV tables from elsewhere: ratios of medians, without an interval.
+    Findings of the audit that are graver than a note are objections.
 
     Raises `UsageError` for a file without timings and for an unknown device.
     """

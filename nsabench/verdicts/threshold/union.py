@@ -1,7 +1,6 @@
-"""Runs that are decided together: of one kernel, and checked along a length as one run would be.
+"""Decide several runs together: each candidate is one kernel, and checks see all their lengths.
 
-A length series may be spread over several runs, shards or matrices. Then none of them holds all of
-it.
+A length series may be spread over several runs or matrices, so that none holds all of it.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ ALONG_A_LENGTH = (cliff.check, monotone.check, scaling.check)
 
 
 def refuse_several_kernels(given: Iterable[Evidence]) -> None:
-    """Raises `UsageError` when a candidate is not the same code wherever it was tested."""
+    """Raise `UsageError` if a candidate is not the same code wherever it was tested."""
     seen: dict[tuple[str, str], Record] = {}
     for record in (t.record for evidence in given for t in evidence.tested if t.record.source):
         first = seen.setdefault((record.op, record.implementation), record)
-        if _code(first.source) != _code(record.source):
+        if _identify_code(first.source) != _identify_code(record.source):
             raise UsageError(
                 f"{record.implementation} of {record.op} is not one kernel: it is of "
                 f"{first.source} in run {first.run_id} and of {record.source} in run "
@@ -39,76 +38,81 @@ def refuse_several_kernels(given: Iterable[Evidence]) -> None:
 
 
 def taken_for_one(given: Iterable[Evidence]) -> dict[tuple[str, str], list[str]]:
-    """Say of candidates, by op and name, that not all runs or tables tell what code was tested."""
+    """Return caveats, by op and candidate: some runs or tables do not say what code was tested."""
     tested: dict[tuple[str, str], dict[str, Source]] = defaultdict(dict)
     for record in (t.record for evidence in given for t in evidence.tested):
         tested[record.op, record.implementation][record.run_id] = record.source
-    said = {}
+    caveats = {}
     for (op, name), sources in tested.items():
-        unsaid = sorted(run for run, source in sources.items() if not source)
-        if unsaid and len(sources) > 1:
-            said[op, name] = [
+        unknown = sorted(run for run, source in sources.items() if not source)
+        if unknown and len(sources) > 1:
+            caveats[op, name] = [
                 f"{name} is taken for one kernel in {' and '.join(sorted(sources))}: nothing says "
-                f"what code was measured in {' and '.join(unsaid)}"
+                f"what code was measured in {' and '.join(unknown)}"
             ]
-    return said
+    return caveats
 
 
-def _code(source: Source) -> str:
-    """Return what identifies the code; a file may have been renamed."""
+def _identify_code(source: Source) -> str:
+    """Return what identifies the code, even if its file was renamed."""
     return source.digest or source
 
 
 def decide_together(given: Sequence[Evidence]) -> list[Evidence]:
-    """The evidence of each run, with what shows only beside the runs that agree with it."""
+    """Return the evidence of each run, with the findings that show only beside runs on the same
+    versions and GPU."""
     return [
-        _beside(evidence, [other for other in given if other is not evidence]) for evidence in given
+        _check_with(evidence, [other for other in given if other is not evidence])
+        for evidence in given
     ]
 
 
-def _beside(own: Evidence, others: Sequence[Evidence]) -> Evidence:
+def _check_with(own: Evidence, others: Sequence[Evidence]) -> Evidence:
     company = [
-        # Its own record of a length comes first in a series; cases of two runs are never one.
+        # The first record of a length counts, so its own come first. Cases of two runs differ.
         replace(record, case_id=f"{record.case_id} of another run")
         for other in others
-        if _agree(own.records, other.records)
+        if _are_comparable(own.records, other.records)
         for record in other.records
     ]
     if not company:
         return own
-    # By the data sheet, as for any host; our timer leaves nothing in L2.
+    # The data sheet applies to every host, and our timer flushes the L2.
     sheet = datasheet.find_unique(own.records[0].gpu_name)
     limits = replace(Limits.of_sheet(sheet), l2_bytes=0) if sheet else Limits()
-    known = set(_find(own.records, limits))
+    before = set(_run_checks(own.records, limits))
     by_case = {record.case_id: record for record in own.records}
-    for finding in _find([*own.records, *company], limits):
-        if finding.case_id in by_case and finding not in known:
-            own = _with(own, finding, by_case[finding.case_id].op)
+    for finding in _run_checks([*own.records, *company], limits):
+        if finding.case_id in by_case and finding not in before:
+            own = _add_finding(own, finding, by_case[finding.case_id].op)
     return own
 
 
-def _agree(own: Sequence[Record], other: Sequence[Record]) -> bool:
+def _are_comparable(own: Sequence[Record], other: Sequence[Record]) -> bool:
     if not own or not other:
         return False
     machines = [(r.gpu_name, r.torch, r.triton, r.cuda) for r in (own[0], other[0])]
-    code = {(r.op, r.implementation): _code(r.source) for r in own}
-    same = all(code.get((r.op, r.implementation), c) == c for r in other for c in [_code(r.source)])
-    return machines[0] == machines[1] and same
+    codes = [
+        {(r.op, r.implementation): _identify_code(r.source) for r in records}
+        for records in (own, other)
+    ]
+    common = codes[0].keys() & codes[1].keys()
+    return machines[0] == machines[1] and all(codes[0][key] == codes[1][key] for key in common)
 
 
-def _find(records: Sequence[Record], limits: Limits) -> list[Finding]:
+def _run_checks(records: Sequence[Record], limits: Limits) -> list[Finding]:
     return [finding for check in ALONG_A_LENGTH for finding in check(records, limits)]
 
 
-def _with(evidence: Evidence, finding: Finding, op: str) -> Evidence:
-    """The evidence, now that this is known of one of its cases."""
+def _add_finding(evidence: Evidence, finding: Finding, op: str) -> Evidence:
+    """Return the evidence with a finding about one of its cases."""
     if finding.effect is not Effect.NOTE:
-        return replace(evidence, tested=[_held_to(t, finding) for t in evidence.tested])
+        return replace(evidence, tested=[_apply_finding(t, finding) for t in evidence.tested])
     notes = dict.fromkeys([*evidence.notes.get(op, ()), finding])
     return replace(evidence, notes={**evidence.notes, op: list(notes)})
 
 
-def _held_to(tested: Tested, finding: Finding) -> Tested:
+def _apply_finding(tested: Tested, finding: Finding) -> Tested:
     judged = tested.comparison.verdict in (Verdict.FASTER, Verdict.SLOWER, Verdict.SAME)
     if not judged or not finding.concerns(tested.record):
         return tested
