@@ -1,9 +1,8 @@
-"""The checks. Each module of this folder with a function `check` is one; adding a file adds one.
+"""The checks. Each module of this folder that has a function `check` is one.
 
     check(records: Sequence[Record], limits: Limits) -> list[Finding]
 
-It is pure: records in, findings out, no device, no torch. `controls` comes last, since it judges
-the other checks.
+A check needs neither a device nor torch. `controls` comes last, because it judges the other checks.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Check = Callable[[Sequence[Record], Limits], list[Finding]]
 
 @cache
 def all_checks() -> dict[str, Check]:
-    """Every check, by the name of its module."""
+    """Return every check by the name of its module."""
     modules = (
         importlib.import_module(f"{__name__}.{module.name}")
         for module in pkgutil.iter_modules(__path__)
@@ -33,12 +32,12 @@ def all_checks() -> dict[str, Check]:
 
 
 def run_all(records: Sequence[Record], limits: Limits) -> list[Finding]:
-    """What every check finds in the records of one run, the gravest first."""
+    """Return the findings of every check in the records of a run, the gravest first."""
     return judge_all(records, limits)[0]
 
 
 def judge_all(records: Sequence[Record], limits: Limits) -> tuple[list[Finding], list[Record]]:
-    """As `run_all`, and the records, of which each control says what became of it."""
+    """Return the findings, and the records, in which each control has its `caught`."""
     from nsabench.checks import controls
 
     findings = [finding for check in all_checks().values() for finding in check(records, limits)]

@@ -1,7 +1,7 @@
-"""Baseline: a speed-up over something slow says nothing about the candidate.
+"""Baseline: find slow baselines, because a speed-up over one says nothing about the candidate.
 
-Verdicts compare with the fastest valid baseline of a case, so a slow one decides nothing as long
-as a faster one is there. This check says which ones are slow, and when the fastest is slow too.
+A verdict compares with the fastest valid baseline of a case, so a slow one matters only if no
+baseline is fast.
 """
 
 from __future__ import annotations
@@ -16,25 +16,24 @@ from nsabench.model.record import Record
 from nsabench.model.vocabulary import Role
 
 SLOW = 3.0  # times the best valid baseline; K and V expanded over heads are honest at 3.5
-# What the launches of an eager baseline, or its host code on a CPU, may take on top of its work.
-FIXED_COST_MS = 0.2
+FIXED_COST_MS = 0.2  # for the launches of an eager baseline, or its host code on a CPU
 FAR_FROM_ROOFLINE = 30.0
-HIDDEN = 0.5  # share of samples whose launch gap the timer could hide
+HIDDEN = 0.5  # share of samples that were queued before the device was let go
 
 
 def check(rows: Sequence[Record], limits: Limits) -> list[Finding]:
-    """Baselines (and controls that pose as one) that no speed-up may be quoted against."""
+    """Find baselines, and controls that pose as one, that are too slow for a speed-up."""
     cases = by_case(r for r in rows if r.median_ms is not None)
     return [f for case in cases.values() for f in _check_case(case, limits)]
 
 
 def _check_case(rows: list[Record], limits: Limits) -> Iterator[Finding]:
-    yield from _slow(rows)
+    yield from _find_slow(rows)
     best = best_baseline(rows)
     if best is None or not best.median_ms:
         return
     if best.dtype not in limits.tflop_s:
-        return  # half a roofline: what looks slow may be busy computing
+        return  # without a rate, a time far from the memory bound may be arithmetic
     bound = least(best, limits, l2_bytes=0)
     if bound is not None and best.median_ms > FAR_FROM_ROOFLINE * bound.ms + FIXED_COST_MS:
         sentence = (
@@ -42,22 +41,21 @@ def _check_case(rows: list[Record], limits: Limits) -> Iterator[Finding]:
             f"{best.median_ms / bound.ms:.0f} times what {bound.why} take: a speed-up over it "
             f"says that it is slow"
         )
-        # A baseline that waits for the device within the call (`.item()` in a loop, say) is slow by
-        # how it is written; one that does not may just be the best there is for this op.
+        # A baseline that waits for the device within a call, as by `.item()`, is written badly.
+        # Another one may just be the best for this op.
         effect = Effect.INCONCLUSIVE if _synchronises(best) else Effect.NOTE
         yield Finding("baseline", effect, sentence, best.case_id)
 
 
 def _synchronises(record: Record) -> bool:
-    """Whether most calls could not be queued before the device was let go. Nothing is known of a
-    timer that is not ours."""
+    """Return whether most calls wait for the device. For timers from elsewhere that is assumed."""
     if record.observation is None:
         return True
     hidden = record.observation.samples.gap_hidden
     return bool(hidden) and sum(hidden) / len(hidden) < HIDDEN
 
 
-def _slow(rows: list[Record]) -> Iterator[Finding]:
+def _find_slow(rows: list[Record]) -> Iterator[Finding]:
     best = best_baseline(rows, alongside=True)
     if best is None or not best.median_ms:
         return

@@ -1,4 +1,4 @@
-"""Which baseline of a case counts."""
+"""Find the baseline of a case that counts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def best_baseline(
     alongside: bool = False,
     regime: Regime | None = None,
 ) -> Record | None:
-    """The fastest baseline among the records of one case that is `ok` and within tolerance.
+    """Return the fastest baseline of a case that is `ok` and within tolerance, or None.
 
-    beside: only what was interleaved with this record, since nothing else forms a ratio with it,
-    and what comes from another package than it, if there is any.
-    alongside: also what runs for a control alone.
-    regime: in which it is the fastest; None: in the regime of the samples.
+    beside: only baselines of this record's attempt, because others form no ratio with it. Baselines
+    from its own package count only if all are.
+    alongside: also baselines that run only for a control.
+    regime: compare times in it; by default in the regime of the samples.
     """
     valid = [
         r
@@ -37,9 +37,10 @@ def best_baseline(
 
 
 def fastest(valid: Sequence[Record], regime: Regime | None = None) -> Record | None:
-    """The fastest of records of one case that were timed in a regime.
+    """Return the fastest of the timed records of a case, or None.
 
-    In a regime of samples it was sampled to the end: clocks may have moved since an early round.
+    Except in the queue, records that left their attempt early do not count, because the clocks may
+    have changed later.
     """
     if regime is not Regime.QUEUE:
         most: dict[int, int] = {}

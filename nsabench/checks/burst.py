@@ -1,7 +1,7 @@
-"""Burst: what calls one behind the other return must be right, and there when the clock stops.
+"""Burst: the results of back-to-back calls must be right, and complete when the clock stops.
 
-The worker holds a call of a burst, often the last, to the oracle, as it was at that moment: work
-that is put off into a thread of the host is not in the time, and its result is not there yet.
+The worker checks a call of a burst, often the last, as its result was at that moment. Work that a
+call leaves to a thread of the host is not in the time, and its result is not there yet.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from nsabench.checks.limits import Limits
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Status
 
-IN_A_BURST = "called one behind the other, "  # how the worker begins to say it
+IN_A_BURST = "called one behind the other, "  # the worker's reason begins so
 
 
 def check(records: Sequence[Record], limits: Limits) -> list[Finding]:
-    """Records that were right by themselves, and wrong among others."""
+    """Find records that are right when called alone, and wrong in a burst."""
     return [
         Finding(
             "burst",

@@ -1,9 +1,8 @@
-"""Cliff: a time that leaps far beyond the growth of its work looks like another program's.
+"""Cliff: a time that grows far more than its work is probably another program's.
 
-Libraries fall back in silence: to uncompiled code once too many shapes were compiled, to a backend
-that takes anything. On a ladder such a record is off by tens of times, which no honest kernel is:
-even one that compares every token with every other grows by no more than the square of the work.
-What no foot shows is not seen: a ladder of one rung, or one that begins up there.
+Libraries silently fall back to uncompiled code, or to a backend for all inputs, and take tens of
+times as long. An honest kernel grows at most by the square of its work. A cliff shows only in a
+length series that begins below it.
 """
 
 from __future__ import annotations
@@ -18,24 +17,24 @@ from nsabench.checks.series import by_case, length_series, length_text
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Role
 
-# Beyond the square of the work's growth. Seen in three runs on an H200: FlexAttention that torch no
-# longer compiled 15 to 44 times, everything else at most twice.
+# Times the square of the work's growth. In three runs on an H200, uncompiled FlexAttention took 15
+# to 44 times, and everything else at most twice.
 LEAP = 8.0
-IN_THE_RUNNING = 2.0  # times the best baseline at the foot: what may be the best further on
+IN_THE_RUNNING = 2.0  # times the best baseline at the foot: it may be the best at greater lengths
 
 
 def check(rows: Sequence[Record], limits: Limits) -> list[Finding]:
-    """Every record at the top of a cliff: from the leap on, until one is faster than its edge."""
+    """Find every record on a cliff: after the leap, until one is faster than the edge."""
     possible = [
         r
         for r in rows
         if r.role is not Role.CONTROL and r.median_ms and not any(impossible(r, limits))
     ]
     cases = by_case(possible)
-    return [finding for ladder in length_series(possible) for finding in _tops(ladder, cases)]
+    return [finding for ladder in length_series(possible) for finding in _find_tops(ladder, cases)]
 
 
-def _tops(ladder: list[Record], cases: dict[str, list[Record]]) -> Iterator[Finding]:
+def _find_tops(ladder: list[Record], cases: dict[str, list[Record]]) -> Iterator[Finding]:
     foot, edge = ladder[0], None
     for row in ladder[1:]:
         if _leaps(foot, row):
@@ -44,13 +43,13 @@ def _tops(ladder: list[Record], cases: dict[str, list[Record]]) -> Iterator[Find
             foot, edge = row, None
         if edge is None:
             continue
-        # Of a baseline that counts, it is the case that is in doubt, not only this record.
+        # If the baseline may be the best, the whole case is in doubt.
         best = best_baseline(cases[foot.case_id])
         if row.role is Role.BASELINE and best and _ms(foot) <= IN_THE_RUNNING * _ms(best):
-            sentence = f"{_say(foot, edge)}; without that it may be the best baseline here"
+            sentence = f"{_describe(foot, edge)}; without that it may be the best baseline here"
             yield Finding("cliff", Effect.INCONCLUSIVE, sentence, row.case_id)
         else:
-            yield Finding("cliff", Effect.NOTE, _say(foot, edge), *row.key)
+            yield Finding("cliff", Effect.NOTE, _describe(foot, edge), *row.key)
 
 
 def _leaps(foot: Record, row: Record) -> bool:
@@ -65,7 +64,7 @@ def _growth(foot: Record, row: Record) -> float:
     )
 
 
-def _say(foot: Record, edge: Record) -> str:
+def _describe(foot: Record, edge: Record) -> str:
     return (
         f"{edge.implementation} takes {_ms(foot):.3g} ms at {length_text(foot)} but "
         f"{_ms(edge):.3g} ms at {length_text(edge)}: {_ms(edge) / _ms(foot):.0f} times as long for "

@@ -1,4 +1,4 @@
-"""Clocks and neighbours: was the device its normal self, and alone, while a case was measured?"""
+"""Clocks: was the device at its normal clocks, and unshared, while a case was measured?"""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from nsabench.model.measurement import Conditions
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Role
 
-# A ratio in time and the same ratio in cycles differ only if the arms ran at different clocks.
+# A ratio in time differs from the ratio in cycles only if the arms ran at different clocks.
 RATIO_TOLERANCE = 0.02
 
 
 def check(rows: Sequence[Record], limits: Limits) -> list[Finding]:
-    """Cases that were throttled, shared, or that time and cycles tell differently."""
+    """Find cases that were throttled or shared, or whose ratios differ in time and in cycles."""
     cases = by_case(r for r in rows if r.median_ms is not None)
-    return [f for case in cases.values() for f in [*_conditions(case), *_cycles(case)]]
+    return [f for case in cases.values() for f in [*_check_conditions(case), *_check_cycles(case)]]
 
 
-def _conditions(rows: list[Record]) -> Iterator[Finding]:
+def _check_conditions(rows: list[Record]) -> Iterator[Finding]:
     conditions = [row.conditions for row in rows]
     for sentence in disturbances(conditions):
         yield Finding("clocks", Effect.INCONCLUSIVE, sentence, rows[0].case_id)
@@ -39,8 +39,8 @@ def _conditions(rows: list[Record]) -> Iterator[Finding]:
 
 
 def disturbances(conditions: Sequence[Conditions]) -> Iterator[str]:
-    """Why what was timed on one case under these conditions is not to be relied on. The power cap
-    alone is no reason, as long as it is known how far it moved the clock: see `clock_spread`."""
+    """Yield the reasons why times under these conditions are unreliable. The power cap alone is not
+    one if the clocks are known: see `clock_spread`."""
     reasons = {x for c in conditions for x in c.clock_event_reasons} & THROTTLING
     clocks = _range(conditions)
     if reasons - {POWER_CAP} or (reasons and clocks is None):
@@ -56,20 +56,20 @@ def disturbances(conditions: Sequence[Conditions]) -> Iterator[str]:
 
 
 def clock_spread(conditions: Sequence[Conditions]) -> float:
-    """How many times as far an interval of a ratio must reach, since the power cap held the clock
-    down: 1 where it did not, else the highest SM clock over the lowest.
+    """Return the factor by which the interval of a ratio must widen if the power cap lowered the
+    clock: the highest SM clock over the lowest, or 1 without a cap.
 
-    A call takes a/f + b at the clock f, where a is what the clock speeds up and b what it does not.
-    So between two clocks its time changes by no more than they do, and if one arm ran at f1 and the
-    other at f2, their ratio at any one clock between is within f1/f2 of the measured one.
+    A call takes a/f + b at the clock f. So between two clocks its time changes by no more than they
+    do. If the arms ran at f1 and f2, their ratio at any clock between is within f1/f2 of the
+    measured one.
     """
     clocks = _range(conditions)
-    if clocks is None or not any(map(_capped, conditions)):
+    if clocks is None or not any(map(_is_capped, conditions)):
         return 1.0
     return clocks[1] / clocks[0]
 
 
-def _capped(conditions: Conditions) -> bool:
+def _is_capped(conditions: Conditions) -> bool:
     return POWER_CAP in conditions.clock_event_reasons
 
 
@@ -81,14 +81,14 @@ def _range(conditions: Sequence[Conditions]) -> tuple[int, int] | None:
         low, high = c.sm_clock_mhz_min or 0, c.sm_clock_mhz_max or 0
         if 0 < low <= high:
             ranges.append((low, high))
-        elif _capped(c):
+        elif _is_capped(c):
             return None
     if not ranges:
         return None
     return min(low for low, _ in ranges), max(high for _, high in ranges)
 
 
-def _cycles(rows: list[Record]) -> Iterator[Finding]:
+def _check_cycles(rows: list[Record]) -> Iterator[Finding]:
     for row in rows:
         if row.role is not Role.CANDIDATE or clock_spread([row.conditions]) > 1:
             continue  # the interval says how far the clock moved
@@ -109,7 +109,7 @@ def _cycles(rows: list[Record]) -> Iterator[Finding]:
 
 
 def median_mcycles(record: Record) -> float | None:
-    """Median of sample time x SM clock, in 1e6 cycles; None if the clock was not read."""
+    """Return the median of sample time x SM clock, in 1e6 cycles; None without clocks."""
     if record.observation is None:
         return None
     samples = record.observation.samples

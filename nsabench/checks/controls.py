@@ -1,27 +1,23 @@
-"""Controls: a run decides something only if every implementation that cheats in it was caught.
+"""Controls: a run decides something only if every control that cheats in it was caught.
 
-A control declares the check that is meant to catch it (`caught_by`), and declines by itself, with
-`Unsupported`, the cases on which it happens to be right (reading the first 64 keys is no fault
-where there are 64). So whatever it does run, it must be caught on:
+A control declares the check that must catch it (`caught_by`). It declines with `Unsupported` the
+cases on which it happens to be right. So it must be caught on every case that it runs:
 
-- `parity`: its status is `wrong`, or any check says that its output is (`ordering` sees in the
-  samples what a look at the output may come too late for);
-- `timer`: it is right and aims at the clock; it is defeated if it gained nothing, that is, if it
-  is not faster than the best valid baseline, one of which is the implementation that it wraps;
-- any other: the check of that name found something in it. One that aims at being too fast to be
-  true (`roofline`) and gained nothing, because its host held it up, has proven nothing.
+- `parity`: its status is `wrong`, or a check says that its output is wrong. `ordering` may see that
+  in the samples when the output itself is already right.
+- `timer`: it manipulates the clock, and is caught if it gains nothing. It must not be faster than
+  the best valid baseline, one of which is the implementation that it wraps.
+- `host`: the check found it bound by its host. It declines if the device takes as long.
+- `burst`: its result was wrong when the clock of a burst stopped. It declines if a call is as long
+  as a burst and was called alone.
+- Any other: the check of that name has a finding about it. For `roofline`, a control that is not
+  faster than the baseline has proven nothing.
 
-- `host`: it costs its host far more than the device takes, and the check of that name found it
-  bound by its host; where the device takes as long, there is nothing to be found;
-- `burst`: what it returned in a burst was found wrong when the clock stopped, and never before;
-  where a call is as long as a burst it is called alone.
+A missed control of `host` or `burst` invalidates verdicts in the regime `queue` alone.
 
-These two guard the regime `queue`, and one that is missed takes the worth of verdicts there alone.
-
-Where some control failed before its check was reached, another one of that group (op, direction,
-mode, one stream or several) must show that the check works: a check that may be broken decides
-nothing there. Where all declined or none was there, nothing speaks against the check and nothing
-for it: verdicts stand, and the decision says what is behind them.
+If a control fails before its check, another control of its group (op, direction, mode, one stream
+or several) must show that the check works. Otherwise nothing is decided there. Without any control
+that ran, verdicts stand, and the decision names the unproven checks.
 """
 
 from __future__ import annotations
@@ -42,19 +38,17 @@ from nsabench.model.record import Record
 from nsabench.model.vocabulary import Catch, Regime, Role, Status
 
 CHECK = "controls"
-AGAINST_BASELINES = ("timer", "baseline")  # checks that hold a control to what it wraps
-# A trick on the clock that works makes a time vanish; less than this is noise between two arms.
-GAINED = 0.8
-# On the host's clock the arms of a busy machine differ several-fold (seen: 2.6); a clock that was
-# stopped, which is what the trick there aims at, still shows.
+AGAINST_BASELINES = ("timer", "baseline")  # checks that compare a control with what it wraps.
+GAINED = 0.8  # a working trick on the clock makes a time vanish; a smaller gain is noise.
+# On the host's clock the arms of a busy machine differ several-fold (2.6 was seen). The trick there
+# stops the clock, which still shows.
 GAINED_ON_HOST = 0.1
-# A call that finds the caches of its CPU cold holds it for up to so many times as long as in a row.
-COLD = 2.5
-A_BURST_MS = 1.9  # a call that takes as long as that has a burst for itself
+COLD = 2.5  # times longer that a call holds its CPU if the caches are cold
+A_BURST_MS = 1.9  # a longer call has a burst for itself
 
 
 def with_catches(records: Sequence[Record], findings: Sequence[Finding]) -> list[Record]:
-    """The records, of which each control says what became of it, given what the checks found."""
+    """Return the records, in which each control has its `caught` by these findings."""
     cases, of_case = by_case(records), by_case(findings)
     return [
         replace(r, caught=catch(r, cases[r.case_id], of_case.get(r.case_id, [])))
@@ -65,12 +59,12 @@ def with_catches(records: Sequence[Record], findings: Sequence[Finding]) -> list
 
 
 def judge(records: Sequence[Record]) -> list[Finding]:
-    """Speak about each control once, and about each check that no control has put to the proof."""
+    """Find controls that were missed or stuck, and checks that no control proved."""
     by_control: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         if record.role is Role.CONTROL:
             by_control[record.implementation].append(record)
-    findings = [f for name, own in by_control.items() for f in _judge(name, own)]
+    findings = [f for name, own in by_control.items() for f in _judge_control(name, own)]
     lacking = proofs.unproven(records)
     for lack in lacking:
         if lack.lack is Lack.STUCK:
@@ -90,58 +84,58 @@ def judge(records: Sequence[Record]) -> list[Finding]:
 
 
 def catch(row: Record, case: Sequence[Record], findings: Sequence[Finding]) -> Catch:
-    """What became of this control, given all rows of its case and what the checks found."""
+    """Return whether a control was caught, from the records and findings of its case."""
     if row.status in (Status.UNSUPPORTED, Status.SKIPPED):
         return Catch.DECLINED
     if row.status not in (Status.OK, Status.WRONG, Status.IMPLAUSIBLE):
         return Catch.UNPROVEN
     if row.caught_by in QUEUE and row.streams > 1:
-        return Catch.DECLINED  # calls at once have no bursts
+        return Catch.DECLINED  # concurrent calls have no bursts
     if row.caught_by == "burst":
-        return Catch.CAUGHT if any(_names(f, row) for f in findings) else _in_a_burst(row)
+        return Catch.CAUGHT if any(_names(f, row) for f in findings) else _judge_in_burst(row)
     if row.caught_by == "parity":
         found = any(f.effect is Effect.WRONG and f.names(row) for f in findings)
         return Catch.CAUGHT if row.status is Status.WRONG or found else Catch.MISSED
     if row.status is Status.WRONG or row.median_ms is None:
-        return Catch.UNPROVEN  # another check was there first, or it was never timed
+        return Catch.UNPROVEN  # another check was first, or it was never timed
     if row.caught_by in AGAINST_BASELINES:
         wrapped = [r for r in case if not row.wraps or r.implementation == row.wraps]
         if best_baseline(wrapped, alongside=True) is None:
-            return Catch.UNPROVEN  # the best of the others may be slower for reasons of its own
+            return Catch.UNPROVEN  # other baselines may be slower for other reasons
     if row.caught_by == "timer":
-        return _gained(row, best_baseline(case, alongside=True))
+        return _judge_gain(row, best_baseline(case, alongside=True))
     if any(_names(f, row) for f in findings):
         return Catch.CAUGHT
     if row.caught_by == "host":
-        return _bound(row)
+        return _judge_by_host(row)
     if row.caught_by == "roofline":
         best = best_baseline(case, alongside=True)
         if best is not None and best.median_ms and row.median_ms >= GAINED * best.median_ms:
-            return Catch.UNPROVEN  # held up by its host: nothing was too fast to be true
+            return Catch.UNPROVEN  # its host held it up, so it was not too fast
     return Catch.MISSED
 
 
-def _in_a_burst(record: Record) -> Catch:
-    """What became of a control that was not found wrong in a burst: did it play its trick there?"""
+def _judge_in_burst(record: Record) -> Catch:
+    """Return whether a control played its trick in a burst at all."""
     if record.status is not Status.OK or record.median_in(Regime.QUEUE) is None:
         return Catch.UNPROVEN
     alone = max(record.median_ms or 0.0, (record.host_us or 0.0) / 1e3) >= A_BURST_MS
     return Catch.DECLINED if alone else Catch.MISSED
 
 
-def _bound(record: Record) -> Catch:
-    """What became of a control that was not found bound by its host: is it, as far as is known?"""
+def _judge_by_host(record: Record) -> Catch:
+    """Return whether a control is bound by its host at all."""
     work_ms, queued_ms = worked_ms(record), record.median_in(Regime.QUEUE)
     if work_ms is None or queued_ms is None:
         return Catch.UNPROVEN
-    if record.host_us is None:  # the device was not held, so only the queue says what a host takes
+    if record.host_us is None:  # the device was not held, so only the queue shows the host time
         hidden = queued_ms <= MORE * work_ms
     else:
         hidden = record.host_us / 1e3 < COLD * MORE * work_ms
     return Catch.DECLINED if hidden else Catch.MISSED
 
 
-def _gained(record: Record, best: Record | None) -> Catch:
+def _judge_gain(record: Record, best: Record | None) -> Catch:
     if best is None or not best.median_ms or not record.median_ms:
         return Catch.UNPROVEN
     gained = GAINED if median_mcycles(record) is not None else GAINED_ON_HOST
@@ -152,7 +146,7 @@ def _names(finding: Finding, record: Record) -> bool:
     return finding.check == record.caught_by and finding.names(record)
 
 
-def _judge(name: str, records: Sequence[Record]) -> Iterator[Finding]:
+def _judge_control(name: str, records: Sequence[Record]) -> Iterator[Finding]:
     by_catch = {c: [r for r in records if r.caught is c] for c in Catch}
     missed, unproven = by_catch[Catch.MISSED], by_catch[Catch.UNPROVEN]
     if missed:

@@ -1,4 +1,4 @@
-"""Duplicates: one implementation has one record a case."""
+"""Duplicates: find implementations with more than one record of a case."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from nsabench.model.record import Record
 
 
 def check(rows: Sequence[Record], limits: Limits) -> list[Finding]:
-    """Records that are there more than once."""
     counts = Counter(r.key for r in rows)
     return [
         Finding("duplicates", Effect.INVALID, f"it is there {count} times", *key)

@@ -1,4 +1,4 @@
-"""What a check found: one sentence with the numbers in it, and what it does to a record."""
+"""The findings of checks: a sentence with its numbers, and its effect on records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nsabench.model.vocabulary import Direction, Mode, Regime, Word
 
 
 class Effect(Word):
-    """What a finding changes. The order is the order of gravity."""
+    """The effect of a finding on records, the gravest first."""
 
     INVALID = "invalid", "nothing may be decided: on the case, or on the run if no case is named"
     WRONG = "wrong", "the record is not ok: its output is not the op's"
@@ -21,18 +21,17 @@ class Effect(Word):
     NOTE = "note", "worth saying, changes nothing"
 
 
-# What says something about a run and objects to nothing in it.
+# These effects change no verdict.
 HARMLESS = frozenset({Effect.UNPROVEN, Effect.NOTE})
 
 
 class Group(NamedTuple):
-    """The cases of an op that the same code of the bench measures: a direction, a mode, and one
-    call at a time or several."""
+    """The cases of an op that share measuring code: a direction, a mode, one stream or several."""
 
     op: str
     direction: Direction
     mode: Mode
-    at_once: bool = False  # calls on several streams; how many makes no difference
+    at_once: bool = False  # on several streams
 
     @classmethod
     def of(cls, record: Record) -> Group:
@@ -43,22 +42,25 @@ class Group(NamedTuple):
 
     @property
     def way(self) -> str:
-        """How it is measured, if not as usual: ` backward`, ` in graph mode`."""
+        """Its direction, mode and streams in words, if unusual: ` backward in graph mode`."""
         backward = "" if self.direction is Direction.FORWARD else f" {self.direction}"
         graph = " in graph mode" if self.mode is Mode.GRAPH else ""
         return backward + graph + (" on several streams" if self.at_once else "")
 
 
 def named(groups: Iterable[Group]) -> str:
-    """`decode_dense, decode_step in graph mode`: of groups that are measured in one way."""
+    """Join groups with the same `way`: `decode_dense, decode_step in graph mode`."""
     groups = list(groups)
     return ", ".join(group.op for group in groups) + groups[0].way
 
 
 @dataclass(frozen=True)
 class Finding:
-    """An empty `case_id` speaks of the whole run, or of all cases of `groups` if there are some;
-    an empty `implementation` of all of a case."""
+    """A finding about a record, a case or a run.
+
+    Without `implementation` it is about all of a case. Without `case_id` it is about all cases of
+    `groups`. Without both it is about the whole run.
+    """
 
     check: str
     effect: Effect
@@ -66,10 +68,9 @@ class Finding:
     case_id: str = ""
     implementation: str = ""
     groups: tuple[Group, ...] = ()
-    regime: Regime | None = None  # the only one in which it speaks; None: it speaks in all
+    regime: Regime | None = None  # the only one that it is about; None: all
 
     def concerns(self, record: Record) -> bool:
-        """Whether the finding bears on this record."""
         return (
             self.case_id in ("", record.case_id)
             and self.implementation in ("", record.implementation)
@@ -77,14 +78,12 @@ class Finding:
         )
 
     def names(self, record: Record) -> bool:
-        """Whether it is about this record and no other."""
+        """Return whether it is about this record alone."""
         return (self.case_id, self.implementation) == record.key
 
     def speaks_in(self, regime: Regime) -> bool:
-        """Whether it has a say in the verdicts of this regime."""
         return self.regime in (None, regime)
 
     @property
     def of_run(self) -> bool:
-        """Whether it speaks of the whole run, in one regime or in all."""
         return not self.case_id and not self.groups

@@ -1,6 +1,7 @@
-"""Host: where calls one behind the other take longer than the device works on each, the host is
-what a caller waits for. The time of the device hides what such a caller pays; the verdict in the
-regime `queue` is about it.
+"""Host: find calls whose host takes longer than their work on the device.
+
+A caller in Python then waits for the host, which the device time hides. The verdict in the regime
+`queue` shows it.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from nsabench.checks.limits import Limits
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Mode, Regime, Role
 
-MORE = 1.25  # times the time of the device: no doubt which of the two is awaited
+MORE = 1.25  # times the device time: then a caller clearly waits for the host
 
 
 def check(records: Sequence[Record], limits: Limits) -> list[Finding]:
-    """Candidates, and controls of it, that are bound by their host."""
-    return list(_find(records))
+    """Find candidates, and controls of this check, that are bound by their host."""
+    return list(_find_bound(records))
 
 
-def _find(records: Sequence[Record]) -> Iterator[Finding]:
+def _find_bound(records: Sequence[Record]) -> Iterator[Finding]:
     for record in records:
         work_ms, queued_ms = worked_ms(record), record.median_in(Regime.QUEUE)
         if record.role is not Role.CANDIDATE and record.caught_by != "host":
@@ -37,10 +38,10 @@ def _find(records: Sequence[Record]) -> Iterator[Finding]:
 
 
 def worked_ms(record: Record) -> float | None:
-    """How long the device works on a call: its time if the device was held meanwhile.
+    """Return how long the device works on a call; None if that is unknown, as on a CPU.
 
-    A call that launches more than a device queues, or that waits for it, has its own gaps in that
-    time: there it is what its kernels take by themselves. None: not known, as on a CPU.
+    It is the median time if the device was held until the call was queued. A call that waits for
+    the device, or launches more than it queues, has gaps in that time, so its kernels' time counts.
     """
     if record.median_ms is None:
         return None

@@ -1,4 +1,4 @@
-"""What a device can do at most: measured in the run, or from a data sheet."""
+"""The ceilings of a device, measured or from a data sheet, and the bounds on a time from them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ OVERCLOCKING = 1.05
 
 @dataclass(frozen=True)
 class Limits:
-    """Ceilings of one device. None: unknown, and then nothing is held against it.
+    """Ceilings of one device. None: unknown, so no bound follows from it.
 
-    l2_bytes: how much of a working set may have been in L2 before the call: 0 where the timer
-      flushes it, the size of the L2 where the timer is not ours.
-    margin: how far beyond a ceiling a time must be before it counts as impossible. A measured
-      ceiling is that of a copy, and reading alone is up to a tenth faster (H200: 4.25 TB/s
-      copied of a nominal 4.8).
+    l2_bytes: so much of a working set may have been in L2 before a call. It is 0 if the timer
+      flushes the L2, and the size of the L2 for timers from elsewhere.
+    margin: a time is impossible if it beats a bound by this factor. The measured bandwidth is
+      from a copy, and reading is up to a tenth faster (H200: 4.25 TB/s copied of a nominal 4.8).
     """
 
     source: str = "no ceilings"
@@ -34,12 +33,11 @@ class Limits:
     timer_floor_ms: float | None = None
     known_duration_error: float | None = None
     margin: float = 1.1
-    sheet: Limits | None = None  # of a measured device: what its data sheet says
+    sheet: Limits | None = None  # the data sheet of a measured device
 
     @classmethod
     def of_sheet(cls, sheet: Sheet) -> Limits:
-        """The ceilings of a data sheet, allowing a whole L2 of hits: it is not known what a foreign
-        timer flushed."""
+        """Return the ceilings of a data sheet. A timer from elsewhere may have left the L2 full."""
         return cls(
             source=f"data sheet of the {sheet.name}",
             memory_gb_s=sheet.memory_gb_s,
@@ -50,7 +48,7 @@ class Limits:
 
     @classmethod
     def measured(cls, ceilings: Ceilings, sheet: Limits | None = None) -> Limits:
-        """The ceilings that a run measured, with caches flushed before every sample."""
+        """Return the measured ceilings of a run, whose timer flushes the caches."""
         return cls(
             source="measured in this run",
             memory_gb_s=ceilings.copy_gb_s,
@@ -64,26 +62,28 @@ class Limits:
 
 @dataclass(frozen=True)
 class Bound:
-    """The least time that some work can take, and what sets it."""
+    """The least time that some work can take, and the reason."""
 
     ms: float
     why: str
 
 
 def bounds(row: Record, limits: Limits, *, l2_bytes: int | None = None) -> list[Bound]:
-    """Every lower bound on the time of this case's compulsory work, allowing `limits.l2_bytes`
-    (or the `l2_bytes` given instead) to come from L2."""
-    held = limits.l2_bytes if l2_bytes is None else l2_bytes
-    # How much of it fits is not known here: what is warm may all come from there.
-    resident = row.bytes_min if row.l2 is L2.WARM else min(held, row.bytes_min)
+    """Return every lower bound on the time of a call, if `limits.l2_bytes` come from L2.
+
+    l2_bytes: instead of `limits.l2_bytes`.
+    """
+    in_l2 = limits.l2_bytes if l2_bytes is None else l2_bytes
+    # Warm inputs may all come from L2, because it is not known here how much fits.
+    resident = row.bytes_min if row.l2 is L2.WARM else min(in_l2, row.bytes_min)
     rate = limits.tflop_s.get(row.dtype)
     return list(
-        _bounds(row.bytes_min, row.flops, resident, limits.memory_gb_s, limits.l2_gb_s, rate)
+        _list_bounds(row.bytes_min, row.flops, resident, limits.memory_gb_s, limits.l2_gb_s, rate)
     )
 
 
-@lru_cache(maxsize=64)  # the same for nearly all rows of a case, and asked of each several times
-def _bounds(
+@lru_cache(maxsize=64)  # nearly all rows of a case share their bounds
+def _list_bounds(
     bytes_min: int,
     flops: int,
     resident: int,
@@ -107,33 +107,32 @@ def _bounds(
 
 
 def least(row: Record, limits: Limits, *, l2_bytes: int | None = None) -> Bound | None:
-    """The greatest of the lower bounds, or None where no ceiling is known."""
+    """Return the greatest lower bound, or None without ceilings."""
     return max(bounds(row, limits, l2_bytes=l2_bytes), key=lambda b: b.ms, default=None)
 
 
 def beaten(row: Record, limits: Limits) -> Bound | None:
-    """The lower bound that the record's time is below, by more than the margin; else None."""
-    return _beaten(row, row.median_ms, limits)
+    """Return the lower bound that a record's time beats by more than the margin, or None."""
+    return _find_beaten(row, row.median_ms, limits)
 
 
 def beaten_in_a_burst(row: Record, limits: Limits) -> Bound | None:
-    """The lower bound that a queued call is below. Nothing was flushed before the call, so all that
-    it reads may come from L2."""
-    return _beaten(replace(row, l2=L2.WARM), row.median_in(Regime.QUEUE), limits)
+    """Return the lower bound that the time of a queued call beats, or None. Nothing is flushed
+    between the calls of a burst, so all inputs may come from L2."""
+    return _find_beaten(replace(row, l2=L2.WARM), row.median_in(Regime.QUEUE), limits)
 
 
-def _beaten(row: Record, time_ms: float | None, limits: Limits) -> Bound | None:
-    bound = least(row, _by_any_unit(limits) if row.dtype is DType.FLOAT32 else limits)
+def _find_beaten(row: Record, time_ms: float | None, limits: Limits) -> Bound | None:
+    bound = least(row, _allow_tensor_cores(limits) if row.dtype is DType.FLOAT32 else limits)
     if bound is None or time_ms is None or time_ms * limits.margin >= bound.ms:
         return None
     return bound
 
 
-def _by_any_unit(limits: Limits) -> Limits:
-    """Return the limits with the float32 rate of tensor cores.
+def _allow_tensor_cores(limits: Limits) -> Limits:
+    """Return the limits with the float32 rate of tensor cores, which the run does not measure.
 
-    Three TF32 products make one in float32, at half the rate of the 16-bit formats. The matrix
-    product of torch, which the run measures, does not use them.
+    Three TF32 products make one in float32, at half the rate of the 16-bit formats.
     """
     sixteen = [rate for dtype, rate in limits.tflop_s.items() if dtype != DType.FLOAT32]
     full_precision = limits.tflop_s.get(DType.FLOAT32)

@@ -1,4 +1,4 @@
-"""Monotone: an advantage that is there at some length and gone at a greater one."""
+"""Monotone: find advantages at some length that are lost at a greater length."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ LOST = 1.0
 
 
 def check(rows: Sequence[Record], limits: Limits) -> list[Finding]:
-    """Candidates for which "from this length on" is not how it is."""
+    """Find candidates that have no length from which they are always faster."""
     cases = by_case(rows)
     candidates = [r for r in rows if r.role is Role.CANDIDATE]
-    falls = (_falls(ladder, cases) for ladder in length_series(candidates))
+    falls = (_find_fall(ladder, cases) for ladder in length_series(candidates))
     return [finding for finding in falls if finding is not None]
 
 
-def _falls(ladder: list[Record], cases: dict[str, list[Record]]) -> Finding | None:
+def _find_fall(ladder: list[Record], cases: dict[str, list[Record]]) -> Finding | None:
     won: tuple[float, Record] | None = None
     for row in ladder:
         baseline = best_baseline(cases[row.case_id], beside=row)

@@ -1,4 +1,4 @@
-"""Ordering: the work of a call must be over when the caller's stream says so."""
+"""Ordering: the work of a call must end before the caller's stream goes on."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.limits import Limits
 from nsabench.model.record import Record
 
-# One late sample can be the host's noise; most samples cannot.
-OFTEN = 0.5
+OFTEN = 0.5  # share of samples; a few late ones can be noise of the host
 
 
 def check(records: Sequence[Record], limits: Limits) -> list[Finding]:
-    """Records whose work outlived the end event in most samples."""
-    return list(_find(records))
+    """Find records whose work outlived the end event in most samples."""
+    return list(_find_escaped(records))
 
 
-def _find(records: Sequence[Record]) -> Iterator[Finding]:
+def _find_escaped(records: Sequence[Record]) -> Iterator[Finding]:
     for record in records:
         escaped = record.observation.samples.escaped_ms if record.observation else []
         if record.median_ms is None or not escaped:

@@ -1,7 +1,7 @@
-"""Roofline: no time below what the compulsory work takes at the device's ceilings.
+"""Roofline: no time is shorter than the compulsory work takes at the device's ceilings.
 
-Calls one behind the other are held to it, too. Who waits for the device, to look up what it knows,
-is slow alone on a slow host and may then pass for possible; among others its wait is hidden.
+Back-to-back calls are also checked. A call that cheats by waiting for the device may be slow enough
+to look possible on its own, but in a burst its wait is hidden.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nsabench.model.vocabulary import Regime
 
 
 def check(rows: Sequence[Record], limits: Limits) -> list[Finding]:
-    """Records whose time is impossible whatever the code did."""
+    """Find records with an impossible time."""
     return [
         Finding("roofline", Effect.IMPLAUSIBLE, sentence, *row.key)
         for row in rows
@@ -24,20 +24,20 @@ def check(rows: Sequence[Record], limits: Limits) -> list[Finding]:
 
 
 def impossible(row: Record, limits: Limits) -> Iterator[str]:
-    """Why the record's time cannot be; nothing where it can."""
+    """Yield the reasons why a record's time is impossible."""
     time, queued = row.median_ms, row.median_in(Regime.QUEUE)
     if time is None:
         return
     if bound := beaten(row, limits):
-        yield _sentence(f"{time:.3g} ms", time, bound, limits)
+        yield _describe(f"{time:.3g} ms", time, bound, limits)
     elif queued is not None and (bound := beaten_in_a_burst(row, limits)):
-        yield _sentence(f"{queued:.3g} ms a call, one behind the other,", queued, bound, limits)
+        yield _describe(f"{queued:.3g} ms a call, one behind the other,", queued, bound, limits)
     floor = limits.timer_floor_ms
     if floor is not None and time * limits.margin < floor:
         yield f"{time:.3g} ms is below the {floor:.3g} ms that the timer reads for an empty call"
 
 
-def _sentence(what: str, time_ms: float, bound: Bound, limits: Limits) -> str:
+def _describe(what: str, time_ms: float, bound: Bound, limits: Limits) -> str:
     return (
         f"{what} is {bound.ms / time_ms:.2f} times faster than possible: "
         f"{bound.why} take {bound.ms:.3g} ms ({limits.source})"

@@ -1,8 +1,8 @@
-"""Scaling: time must grow when compulsory work grows beyond the launch floor.
+"""Scaling: a time must grow with its compulsory work once the work exceeds the launch cost.
 
-An honest time is at least a fixed cost plus the work, in part overlapped: it may stay flat only
-while the work takes less than the fixed cost. Where the work alone would fill half of a time, a
-fourfold of it cannot come for nothing.
+An honest time is at least a fixed cost plus the work, partly overlapped. It may stay flat while the
+work takes less than the fixed cost. If the work fills half of a time, four times the work does not
+fit into the same time.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from nsabench.checks.series import length_series, length_text
 from nsabench.model.record import Record
 
 GROWTH_OF_WORK = 4.0
-FLAT = 1.1  # a time that grows less than this over such growth of work is flat
-FILLED = 0.5  # share of a time that its work alone would take, above which flat is suspicious
+FLAT = 1.1  # a time that grows less than this over such growth of work is flat.
+FILLED = 0.5  # if its work alone takes this share of a time, a flat time is suspicious.
 # Work below this can hide behind launches and the latency of the first loads.
 LAUNCH_FLOOR_MS = 0.02
 
 
 def check(rows: Sequence[Record], limits: Limits) -> list[Finding]:
-    """The longest flat stretch of each ladder that physics does not explain."""
-    flats = (_flat(ladder, limits) for ladder in length_series(rows))
+    """Find the longest flat part of each length series that launch costs do not explain."""
+    flats = (_find_flat(ladder, limits) for ladder in length_series(rows))
     return [finding for finding in flats if finding is not None]
 
 
-def _flat(ladder: list[Record], limits: Limits) -> Finding | None:
+def _find_flat(ladder: list[Record], limits: Limits) -> Finding | None:
     for top in reversed(ladder):
         for bottom in ladder:
             grown = top.bytes_min / bottom.bytes_min
@@ -37,13 +37,13 @@ def _flat(ladder: list[Record], limits: Limits) -> Finding | None:
             assert top.median_ms is not None
             assert bottom.median_ms is not None
             if top.median_ms < FLAT * bottom.median_ms:
-                effect = _effect(top, limits)
+                effect = _judge_flat(top, limits)
                 if effect is not None:
-                    return _say(bottom, top, effect, limits)
+                    return _describe(bottom, top, effect, limits)
     return None
 
 
-def _effect(top: Record, limits: Limits) -> Effect | None:
+def _judge_flat(top: Record, limits: Limits) -> Effect | None:
     assert top.median_ms is not None
     cold = least(top, limits, l2_bytes=0)
     if cold is None:
@@ -53,7 +53,7 @@ def _effect(top: Record, limits: Limits) -> Effect | None:
     return Effect.IMPLAUSIBLE if beaten(top, limits) else Effect.INCONCLUSIVE
 
 
-def _say(bottom: Record, top: Record, effect: Effect, limits: Limits) -> Finding:
+def _describe(bottom: Record, top: Record, effect: Effect, limits: Limits) -> Finding:
     cold = least(top, limits, l2_bytes=0)
     if cold is None:
         why = "without known ceilings it cannot be told from launch cost"

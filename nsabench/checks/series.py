@@ -1,4 +1,4 @@
-"""Records and findings by case, and records that differ only in length."""
+"""Group records and findings by case, and records that differ only in length."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ T = TypeVar("T", bound=OfCase)
 
 
 def by_case(items: Iterable[T]) -> dict[str, list[T]]:
-    """Group items by the id of their case."""
     cases: dict[str, list[T]] = {}
     for item in items:
         cases.setdefault(item.case_id, []).append(item)
@@ -28,7 +27,7 @@ def by_case(items: Iterable[T]) -> dict[str, list[T]]:
 
 def length_series(records: Iterable[Record]) -> list[list[Record]]:
     """Group the timed records of an implementation that differ only in length, the shortest first.
-    If several have one length, the first counts."""
+    The first record of a length counts."""
     groups: dict[Hashable, dict[int, Record]] = defaultdict(dict)
     for record in records:
         if record.median_ms is not None:
@@ -37,5 +36,5 @@ def length_series(records: Iterable[Record]) -> list[list[Record]]:
 
 
 def length_text(record: Record) -> str:
-    """The length as people say it: `L=512`."""
+    """Return the length with its axis: `L=512`."""
     return f"{ops.get(record.op).length_axis}={record.length}"

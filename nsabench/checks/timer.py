@@ -1,4 +1,4 @@
-"""Timer: does the clock of this run read a known duration right, within the run's own ceilings?"""
+"""Timer: does this run's clock read a known duration right, and are its ceilings plausible?"""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from nsabench.checks.limits import Limits
 from nsabench.model.record import Record
 
 KNOWN_DURATION_TOLERANCE = 0.02
-# A measured ceiling above the data sheet's means that the measurement is broken; one far below
-# means that the device is not what its name says (partitioned, shared, capped).
+# Above the data sheet, the measurement of a ceiling is broken. Far below it, the device is
+# partitioned, shared or capped.
 ABOVE_SHEET = 1.05
 BELOW_SHEET = 0.6
 
 
 def check(rows: Sequence[Record], limits: Limits) -> list[Finding]:
-    """Findings about the whole run: its timer, and its ceilings against the data sheet."""
-    return [*_known_duration(limits), *_against_sheet(limits)]
+    """Check the timer of a run, and its ceilings against the data sheet."""
+    return [*_check_known_duration(limits), *_check_ceilings(limits)]
 
 
-def _known_duration(limits: Limits) -> Iterator[Finding]:
+def _check_known_duration(limits: Limits) -> Iterator[Finding]:
     error = limits.known_duration_error
     if error is not None and not abs(error) <= KNOWN_DURATION_TOLERANCE:
         sentence = (
@@ -30,7 +30,7 @@ def _known_duration(limits: Limits) -> Iterator[Finding]:
         yield Finding("timer", Effect.INCONCLUSIVE, sentence)
 
 
-def _against_sheet(limits: Limits) -> Iterator[Finding]:
+def _check_ceilings(limits: Limits) -> Iterator[Finding]:
     sheet = limits.sheet
     if sheet is None:
         return
