@@ -142,10 +142,15 @@ def _matrices() -> Iterator[str]:
         op = ops.get(name)
         yield f"\n### `{name}`\n"
         yield _wrapped(f"{_doc(op.shape_model)}\n")
-        yield _wrapped(f"- sizes: {', '.join(f'`{s}`' for s in op.shape_model.model_fields)}")
+        yield _wrapped(f"- sizes: {', '.join(_sizes(op.shape_model))}")
         yield _wrapped(f"- directions: {', '.join(f'`{d}`' for d in op.directions)}")
         yield _wrapped(f"- distributions: {', '.join(f'`{d}`' for d in op.distributions)}")
         yield f"- called as:\n\n```python\n{op.call_form('f')}\n```"
+
+
+def _sizes(model: type[BaseModel]) -> Iterator[str]:
+    for size, field in model.model_fields.items():
+        yield f"`{size}`" if field.is_required() else f"`{size}` (default {field.default})"
 
 
 def _model(title: str, model: type[BaseModel]) -> Iterator[str]:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable
+from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import model_validator
 
 from nsabench.model.vocabulary import DType
+from nsabench.ops import _draws
 from nsabench.ops._contract import Inputs, Op, Shape, Size, Work
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+# The sizes of q before D, and those of k and v before D and Dv.
+Axes = tuple[tuple[int, ...], tuple[int, ...]]
+Indices = dict[str, NDArray[np.int32]]
 
 
 class AttentionShape(Shape):
@@ -46,6 +55,52 @@ class AttentionOp(Op):
     options: ClassVar[tuple[str, ...]] = ("sm_scale",)
     differentiable: ClassVar[tuple[str, ...]] = ("q", "k", "v")
     rows_stand_alone: ClassVar[bool] = True
+    # How many gates a query has.
+    gates: ClassVar[int] = 0
+
+    @abstractmethod
+    def axes(self, shape: Any, distribution: str, seed: int) -> Axes:
+        """Return the sizes of q, k and v for inputs of this seed."""
+
+    @abstractmethod
+    def count(self, shape: Any, distribution: str, seed: int) -> tuple[int, int, int]:
+        """Count the pairs of query and key, the keys to read, and the bytes of `indices`."""
+
+    def indices(self, shape: Any, distribution: str, seed: int) -> Indices:
+        """Draw the tensors that say which keys a query attends to, by name."""
+        return {}
+
+    def drawn_options(self, shape: Any, distribution: str, seed: int) -> dict[str, Any]:
+        """Return the options that are sizes of the shape, and the default scale 1/sqrt(D)."""
+        names = (name for name in self.options if name in self.shape_model.model_fields)
+        return {**{name: getattr(shape, name) for name in names}, "sm_scale": shape.D**-0.5}
+
+    def draw(self, shape: Any, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
+        normal = _draws.normal(dtype, device, seed)
+        axes = self.axes(shape, distribution, seed)
+        tensors = _draws.attention(distribution, normal, *axes, shape)
+        tensors |= self.draw_indices(shape, distribution, seed, device)
+        return Inputs(tensors, self.drawn_options(shape, distribution, seed))
+
+    def draw_indices(
+        self, shape: Any, distribution: str, seed: int, device: str
+    ) -> dict[str, Tensor]:
+        import torch
+
+        drawn = self.indices(shape, distribution, seed).items()
+        return {name: torch.tensor(index, device=device) for name, index in drawn}
+
+    def work(self, shape: Any, dtype: DType, distribution: str, seed: int) -> Work:
+        """Every input that is needed, and the output, move once. Nothing else need move."""
+        pairs, keys, index_bytes = self.count(shape, distribution, seed)
+        widths = shape.D + shape.Dv
+        queries = prod(self.axes(shape, distribution, seed)[0])
+        elements = queries * (widths + self.gates) + keys * widths
+        return Work(elements * dtype.itemsize + index_bytes, 2 * pairs * widths)
+
+    def differentiable_elements(self, shape: Any) -> int:
+        queries, keys = map(prod, self.axes(shape, self.distributions[0], 0))
+        return int(queries * (shape.D + self.gates) + keys * (shape.D + shape.Dv))
 
     def terms(self, shape: Any) -> int:
         """A logit sums D products, the output `length` values."""
@@ -59,11 +114,6 @@ class AttentionOp(Op):
 
     def output_shape(self, inputs: Inputs) -> tuple[int, ...]:
         return (*inputs.tensors["q"].shape[:-1], inputs.tensors["v"].shape[-1])
-
-    def drawn_options(self, shape: Any) -> dict[str, Any]:
-        """Return the options that are sizes of the shape, and the default scale 1/sqrt(D)."""
-        names = (name for name in self.options if name in self.shape_model.model_fields)
-        return {**{name: getattr(shape, name) for name in names}, "sm_scale": shape.D**-0.5}
 
 
 class Portion:

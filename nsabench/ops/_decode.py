@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from nsabench.model.vocabulary import DType
-from nsabench.ops import _attention, _draws
-from nsabench.ops._attention import AttentionOp, HeadsShape
-from nsabench.ops._contract import Inputs, Shape, Size, Work
+from nsabench.ops import _attention
+from nsabench.ops._attention import AttentionOp, Axes, HeadsShape
+from nsabench.ops._contract import Inputs, Shape, Size, by_device
 from nsabench.ops._draws import Ints
 from nsabench.ops._nsa import LOCAL
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+CACHES = {
+    "cpu": ("B=1,S=200,HQ=4,H=2,D=32", "B=2,S=77,HQ=4,H=2,D=32"),
+    "cuda": ("B=8,S=8192,HQ=64,H=4,D=128", "B=3,S=5000,HQ=64,H=4,D=128"),
+}
 LOUDNESS = 20.0  # of a compressed key that is to be selected, along the sum of its queries
 
 
@@ -54,21 +59,22 @@ class DecodeOp(AttentionOp):
     """An op of one token. Its length is the length of the cache."""
 
     arguments: ClassVar[tuple[str, ...]] = ("q", "k", "v")
+    check_shapes: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType(CACHES)
     shape_model: ClassVar[type[Shape]] = CacheShape
     length_axis: ClassVar[str] = "S"
     distributions: ClassVar[tuple[str, ...]] = ("random",)
 
-    def work(self, shape: Any, dtype: DType, distribution: str, seed: int) -> Work:
-        """q, the output and every key and value that is read move once."""
-        widths, heads = shape.D + shape.Dv, shape.B * shape.HQ
-        elements = (heads + shape.B * shape.H * shape.reads) * widths
-        return Work(elements * dtype.itemsize, 2 * heads * shape.reads * widths)
+    @staticmethod
+    def check_caches(*on_cpu: str) -> Mapping[str, tuple[str, ...]]:
+        """Return shapes to check that have their default sizes on a GPU, and these on a CPU."""
+        some = zip(CACHES["cpu"], on_cpu, strict=True)
+        return by_device(cpu=tuple(map(",".join, some)), cuda=CACHES["cuda"])
 
-    def draw(self, shape: Any, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
-        normal = _draws.normal(dtype, device, seed)
-        queries, keys = (shape.B, shape.HQ), (shape.B, shape.H, shape.cached)
-        tensors = _draws.attention(distribution, normal, queries, keys, shape)
-        return Inputs(tensors, self.drawn_options(shape))
+    def axes(self, shape: Any, distribution: str, seed: int) -> Axes:
+        return (shape.B, shape.HQ), (shape.B, shape.H, shape.cached)
+
+    def count(self, shape: Any, distribution: str, seed: int) -> tuple[int, int, int]:
+        return shape.B * shape.HQ * shape.reads, shape.B * shape.H * shape.reads, 0
 
     def oracle(self, inputs: Inputs) -> Tensor:
         t = inputs.tensors

@@ -5,14 +5,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from itertools import pairwise, product
+from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from nsabench.model.vocabulary import Direction, DType
+from nsabench.model.vocabulary import Direction
 from nsabench.ops import _attention, _draws
-from nsabench.ops._attention import AttentionOp, HeadsShape, Portion
-from nsabench.ops._contract import Inputs, Size, Work
+from nsabench.ops._attention import AttentionOp, Axes, HeadsShape, Indices, Portion
+from nsabench.ops._contract import Inputs, Size
 from nsabench.ops._draws import Ints
 
 if TYPE_CHECKING:
@@ -45,11 +47,9 @@ def draw_lengths(shape: SequencesShape, distribution: str, seed: int) -> Ints:
     return np.random.default_rng(seed).permutation(lengths)
 
 
-def cumulated(lengths: Ints, device: str) -> Tensor:
-    """Return where packed sequences begin, and the end of the last: int32 [n+1]."""
-    import torch
-
-    return torch.from_numpy(np.append([0], np.cumsum(lengths)).astype(np.int32)).to(device)
+def cumulate(lengths: Ints) -> NDArray[np.int32]:
+    """Return where packed sequences begin, and the end of the last: [n+1]."""
+    return np.append([0], np.cumsum(lengths)).astype(np.int32)
 
 
 def sequence_ends(inputs: Inputs) -> tuple[Tensor, Tensor]:
@@ -87,8 +87,6 @@ class SequenceOp(AttentionOp):
     directions: ClassVar[tuple[Direction, ...]] = (Direction.FORWARD, Direction.BACKWARD)
     length_axis: ClassVar[str] = "T"
     distributions: ClassVar[tuple[str, ...]] = ("dense", PACKED)
-    # Gates of each query head and token.
-    gates: ClassVar[int] = 0
 
     @abstractmethod
     def seen(self, lengths: list[int], shape: Any) -> int:
@@ -98,33 +96,26 @@ class SequenceOp(AttentionOp):
         """Return how many keys sequences of so many tokens have."""
         return tokens
 
-    def work(self, shape: Any, dtype: DType, distribution: str, seed: int) -> Work:
-        """Every input and the output move once; intermediate results need not move."""
+    def axes(self, shape: Any, distribution: str, seed: int) -> Axes:
+        rows = 1 if distribution == PACKED else shape.B
+        keys = int(self.count_keys(draw_lengths(shape, distribution, seed), shape).sum())
+        return (rows, shape.B * shape.T // rows, shape.HQ), (rows, keys // rows, shape.H)
+
+    def count(self, shape: Any, distribution: str, seed: int) -> tuple[int, int, int]:
+        index_bytes = 4 * (shape.B + 1) * len(self.optional) if distribution == PACKED else 0
+        pairs = shape.HQ * self.seen(draw_lengths(shape, distribution, seed).tolist(), shape)
+        return pairs, prod(self.axes(shape, distribution, seed)[1]), index_bytes
+
+    def indices(self, shape: Any, distribution: str, seed: int) -> Indices:
+        if distribution != PACKED:
+            return {}
         lengths = draw_lengths(shape, distribution, seed)
-        keys = int(self.count_keys(lengths, shape).sum())
-        widths, heads = shape.D + shape.Dv, shape.B * shape.T * shape.HQ
-        elements = heads * (widths + self.gates) + keys * shape.H * widths
-        cu_bytes = 4 * (shape.B + 1) * len(self.optional) if distribution == PACKED else 0
-        seen = self.seen(lengths.tolist(), shape)
-        return Work(elements * dtype.itemsize + cu_bytes, 2 * shape.HQ * seen * widths)
+        counts = lengths, self.count_keys(lengths, shape)
+        return {name: cumulate(each) for name, each in zip(self.optional, counts, strict=False)}
 
-    def differentiable_elements(self, shape: Any) -> int:
-        keys = int(self.count_keys(np.array(shape.T), shape))
-        of_queries = shape.T * shape.HQ * (shape.D + self.gates)
-        return int(shape.B * (of_queries + keys * shape.H * (shape.D + shape.Dv)))
-
-    def draw(self, shape: Any, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
-        normal = _draws.normal(dtype, device, seed)
-        lengths, packed = draw_lengths(shape, distribution, seed), distribution == PACKED
-        counts = self.count_keys(lengths, shape)
-        rows = 1 if packed else shape.B
-        tokens, keys = int(lengths.sum()) // rows, int(counts.sum()) // rows
-        sizes = (rows, tokens, shape.HQ), (rows, keys, shape.H)
-        tensors = _draws.attention(distribution, normal, *sizes, shape)
-        if packed:
-            for name, each in zip(self.optional, (lengths, counts), strict=False):
-                tensors[name] = cumulated(each, device)
-        return Inputs(tensors, {**self.drawn_options(shape), "max_seqlen": int(lengths.max())})
+    def drawn_options(self, shape: Any, distribution: str, seed: int) -> dict[str, Any]:
+        longest = int(draw_lengths(shape, distribution, seed).max())
+        return {**super().drawn_options(shape, distribution, seed), "max_seqlen": longest}
 
 
 class BandedOp(SequenceOp):

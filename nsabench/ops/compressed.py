@@ -27,8 +27,8 @@ class CompressedShape(SequencesShape):
     """B sequences of T tokens (packed: of T in the mean), HQ query heads on H key heads, head dims
     D (q, k) and Dv (v; D unless given), `block` tokens a compressed key, one every `stride`."""
 
-    block: Size
-    stride: Size
+    block: Size = 32
+    stride: Size = 16
 
     @model_validator(mode="after")
     def _fits(self) -> CompressedShape:
@@ -46,10 +46,7 @@ class Compressed(BandedOp):
             "B=1,T=64,HQ=2,H=1,D=32,block=16,stride=8",
             "B=2,T=50,HQ=4,H=2,D=32,block=16,stride=8",
         ),
-        cuda=(
-            "B=1,T=4096,HQ=64,H=4,D=128,block=32,stride=16",
-            "B=2,T=1000,HQ=64,H=4,D=128,block=32,stride=16",
-        ),
+        cuda=("B=1,T=4096,HQ=64,H=4,D=128", "B=2,T=1000,HQ=64,H=4,D=128"),
     )
     optional = ("cu_seqlens", "cu_keys")
     options = ("block", "stride", "sm_scale", "max_seqlen")

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from pydantic import model_validator
 
-from nsabench.model.vocabulary import DType
-from nsabench.ops._contract import Inputs, Size, Work, by_device
+from nsabench.ops._attention import Indices
+from nsabench.ops._contract import Inputs, Size
 from nsabench.ops._decode import CacheShape, DecodeOp, attend, count_selected, draw_blocks
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ class SelectedShape(CacheShape):
     """B tokens, each with a cache of S tokens; HQ query heads on H key heads, head dims D (q, k)
     and Dv (v; D unless given); `n_selected` blocks of `block_size` tokens."""
 
-    block_size: Size
-    n_selected: Size
+    block_size: Size = 64
+    n_selected: Size = 16
 
     @model_validator(mode="after")
     def _fits(self) -> SelectedShape:
@@ -39,35 +40,20 @@ class SelectedShape(CacheShape):
 
 class DecodeSelected(DecodeOp):
     name = "decode_selected"
-    check_shapes = by_device(
-        cpu=(
-            "B=1,S=200,HQ=4,H=2,D=32,block_size=32,n_selected=4",
-            "B=2,S=77,HQ=4,H=2,D=32,block_size=32,n_selected=4",
-        ),
-        cuda=(
-            "B=8,S=8192,HQ=64,H=4,D=128,block_size=64,n_selected=16",
-            "B=3,S=5000,HQ=64,H=4,D=128,block_size=64,n_selected=16",
-        ),
-    )
+    check_shapes = DecodeOp.check_caches(*["block_size=32,n_selected=4"] * 2)
     arguments = ("q", "k", "v", "ranges")
     options = ("block_size", "sm_scale")
     shape_model = SelectedShape
 
-    def work(self, shape: SelectedShape, dtype: DType, distribution: str, seed: int) -> Work:
-        attention = super().work(shape, dtype, distribution, seed)
-        ranges_bytes = 8 * shape.B * shape.H * shape.n_selected
-        return Work(attention.bytes_min + ranges_bytes, attention.flops)
+    def count(self, shape: Any, distribution: str, seed: int) -> tuple[int, int, int]:
+        pairs, keys, _ = super().count(shape, distribution, seed)
+        return pairs, keys, 8 * shape.B * shape.H * shape.n_selected
 
-    def draw(self, shape: Any, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
-        import torch
-
-        inputs = super().draw(shape, dtype, distribution, seed, device)
+    def indices(self, shape: Any, distribution: str, seed: int) -> Indices:
         size = shape.block_size
-        blocks = draw_blocks((shape.B, shape.H), shape.S, size, shape.n_selected, seed)
-        start = (torch.from_numpy(blocks).to(device) * size).to(torch.int32)
-        end = (start + size).clamp_(max=shape.S)
-        inputs.tensors["ranges"] = torch.stack([start, end], -1)
-        return inputs
+        start = draw_blocks((shape.B, shape.H), shape.S, size, shape.n_selected, seed) * size
+        end = np.minimum(start + size, shape.S)
+        return {"ranges": np.stack([start, end], -1).astype(np.int32)}
 
     def oracle(self, inputs: Inputs) -> Tensor:
         import torch

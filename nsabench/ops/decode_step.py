@@ -19,7 +19,7 @@ from pydantic import model_validator
 
 from nsabench.model.vocabulary import DType
 from nsabench.ops import _draws, _nsa
-from nsabench.ops._contract import Inputs, Size, Work, by_device
+from nsabench.ops._contract import Inputs, Size, Work
 from nsabench.ops._decode import (
     LOUDNESS,
     CacheShape,
@@ -41,11 +41,11 @@ class StepShape(CacheShape):
     and Dv (v; D unless given); compressed keys of `block` tokens, one every `stride`; `n_selected`
     blocks of `block_size` tokens; `window` keys."""
 
-    block: Size
-    stride: Size
-    block_size: Size
-    n_selected: Size
-    window: Size
+    block: Size = 32
+    stride: Size = 16
+    block_size: Size = 64
+    n_selected: Size = 16
+    window: Size = 512
 
     @model_validator(mode="after")
     def _fits(self) -> StepShape:
@@ -76,17 +76,11 @@ class StepShape(CacheShape):
 
 class DecodeStep(DecodeOp):
     name = "decode_step"
-    check_shapes = by_device(
-        cpu=(
-            "B=1,S=200,HQ=4,H=2,D=32,block=32,stride=16,block_size=32,n_selected=4,window=64",
-            "B=2,S=77,HQ=4,H=2,D=32,block=32,stride=16,block_size=32,n_selected=4,window=30",
-        ),
-        cuda=(
-            "B=8,S=8192,HQ=64,H=4,D=128,block=32,stride=16,block_size=64,n_selected=16,window=512",
-            "B=3,S=5000,HQ=64,H=4,D=128,block=32,stride=16,block_size=64,n_selected=16,window=512",
-        ),
+    check_shapes = DecodeOp.check_caches(
+        "block_size=32,n_selected=4,window=64", "block_size=32,n_selected=4,window=30"
     )
     arguments = ("q", "k", "v", "k_cmp", "v_cmp", "gates")
+    gates = 3
     options = ("sizes", "sm_scale")
     shape_model = StepShape
 
@@ -97,22 +91,23 @@ class DecodeStep(DecodeOp):
         end = np.minimum(begin + shape.block_size, shape.S)
         near = np.maximum(begin, shape.S - shape.window)
         shared = int(np.maximum(end - near, 0).sum())
-        elements = shape.B * shape.HQ * 3 - shared * (shape.D + shape.Dv)
-        return Work(branches.bytes_min + elements * dtype.itemsize, branches.flops)
+        shared_bytes = shared * (shape.D + shape.Dv) * dtype.itemsize
+        return Work(branches.bytes_min - shared_bytes, branches.flops)
 
     def draw(self, shape: Any, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
         import torch
 
         normal = _draws.normal(dtype, device, seed)
-        queries, keys = (shape.B, shape.HQ), (shape.B, shape.H, shape.S)
-        tensors = _draws.attention(distribution, normal, queries, keys, shape)
+        axes = self.axes(shape, distribution, seed)
+        tensors = _draws.attention(distribution, normal, *axes, shape)
         k_cmp = normal(shape.B, shape.H, shape.compressed, shape.D)
         v_cmp = normal(shape.B, shape.H, shape.compressed, shape.Dv)
         chosen = torch.from_numpy(shape.blocks(seed)).to(device)
         _make_loud(tensors["q"], k_cmp, chosen, shape.block_size // shape.stride)
-        gates = torch.sigmoid(normal(shape.B, shape.HQ, 3))
+        gates = torch.sigmoid(normal(shape.B, shape.HQ, self.gates))
         tensors |= {"k_cmp": k_cmp, "v_cmp": v_cmp, "gates": gates}
-        return Inputs(tensors, {"sizes": shape.sizes, **self.drawn_options(shape)})
+        options = self.drawn_options(shape, distribution, seed)
+        return Inputs(tensors, {"sizes": shape.sizes, **options})
 
     def oracle(self, inputs: Inputs) -> Tensor:
         import torch

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsabench.ops._contract import Inputs, Size, by_device
+from nsabench.ops._contract import Inputs, Size
 from nsabench.ops._decode import CacheShape, DecodeOp, attend
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ class WindowShape(CacheShape):
     """B tokens, each with a cache of S tokens; HQ query heads on H key heads, head dims D (q, k)
     and Dv (v; D unless given); `window` keys."""
 
-    window: Size
+    window: Size = 512
 
     @property
     def reads(self) -> int:
@@ -28,10 +28,7 @@ class WindowShape(CacheShape):
 
 class DecodeWindow(DecodeOp):
     name = "decode_window"
-    check_shapes = by_device(
-        cpu=("B=1,S=200,HQ=4,H=2,D=32,window=64", "B=2,S=77,HQ=4,H=2,D=32,window=30"),
-        cuda=("B=8,S=8192,HQ=64,H=4,D=128,window=512", "B=3,S=5000,HQ=64,H=4,D=128,window=512"),
-    )
+    check_shapes = DecodeOp.check_caches("window=64", "window=30")
     options = ("window", "sm_scale")
     shape_model = WindowShape
 

@@ -25,7 +25,7 @@ from nsabench.ops import _draws, _nsa, _sampled
 from nsabench.ops._contract import Inputs, Legal, Size, by_device
 from nsabench.ops._left_out import NOT_COMPUTED, ROUNDING_DECIDES
 from nsabench.ops._nsa import LOCAL
-from nsabench.ops._sequences import PACKED, SequenceOp, SequencesShape, cumulated, draw_lengths
+from nsabench.ops._sequences import SequenceOp, SequencesShape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -106,8 +106,7 @@ class NsaAttention(SequenceOp):
         import torch
 
         normal = _draws.normal(dtype, device, seed)
-        lengths, packed = draw_lengths(shape, distribution, seed), distribution == PACKED
-        b, t = (1, shape.B * shape.T) if packed else (shape.B, shape.T)
+        b, t, _ = self.axes(shape, distribution, seed)[0]
         q, k = normal(b, t, shape.HQ, shape.D), normal(b, t, shape.H, shape.D)
         q.unflatten(2, (shape.H, -1)).add_(normal(b, t, shape.H, 1, shape.D) * QUERIES_ALIKE)
         strides = -(-t // shape.stride)
@@ -116,10 +115,8 @@ class NsaAttention(SequenceOp):
         v = normal(b, t, shape.H, shape.Dv)
         gates = torch.sigmoid(normal(b, t, shape.HQ, 3))
         tensors = {"q": q, "k": k, "v": v, "gates": gates}
-        if packed:
-            tensors["cu_seqlens"] = cumulated(lengths, device)
-        options = {**self.drawn_options(shape), "max_seqlen": int(lengths.max())}
-        inputs = Inputs(tensors, options)
+        tensors |= self.draw_indices(shape, distribution, seed, device)
+        inputs = Inputs(tensors, self.drawn_options(shape, distribution, seed))
         last = torch.tensor([b * t - 1], device=device)
         # Where a kernel is compiled without a GPU, tensors have no values.
         for _ in range(TRIES if type(q) is torch.Tensor else 0):

@@ -11,17 +11,17 @@ positions and blocks count from the start of the query's own sequence.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import model_validator
 
 from nsabench.errors import UsageError
-from nsabench.model.vocabulary import Direction, DType
+from nsabench.model.vocabulary import Direction
 from nsabench.ops import _block_draws, _block_major, _draws
-from nsabench.ops._attention import AttentionOp, AttentionShape
+from nsabench.ops._attention import AttentionOp, AttentionShape, Axes, Indices
 from nsabench.ops._block_draws import Ints
-from nsabench.ops._contract import Inputs, Size, Work, by_device
+from nsabench.ops._contract import Inputs, Size, by_device
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,26 +70,18 @@ class SelectionBlocks(AttentionOp):
     def drawn(self, shape: BlocksShape) -> int:
         return shape.B * shape.T * shape.H * shape.S
 
-    def work(self, shape: BlocksShape, dtype: DType, distribution: str, seed: int) -> Work:
+    def axes(self, shape: BlocksShape, distribution: str, seed: int) -> Axes:
+        return (shape.B, shape.T, shape.HQ), (shape.B, shape.T, shape.H)
+
+    def count(self, shape: BlocksShape, distribution: str, seed: int) -> tuple[int, int, int]:
         """A key that several queries select must come from memory only once."""
         selected, touched, index_bytes = _counts(shape, distribution, seed)
-        widths = shape.D + shape.Dv
-        elements = shape.B * shape.T * shape.HQ * widths + touched * widths
-        flops = 2 * shape.HQ // shape.H * selected * widths
-        return Work(elements * dtype.itemsize + index_bytes, flops)
+        return shape.HQ // shape.H * selected, touched, index_bytes
 
-    def draw(self, shape: Any, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
-        import torch
-
+    def indices(self, shape: BlocksShape, distribution: str, seed: int) -> Indices:
         cu_seqlens, indices = _selection(shape, distribution, seed)
-        normal = _draws.normal(dtype, device, seed)
-        queries, keys = (shape.B, shape.T, shape.HQ), (shape.B, shape.T, shape.H)
-        tensors = _draws.attention(distribution, normal, queries, keys, shape)
-        # Copies, since the selection is cached.
-        tensors["block_indices"] = torch.tensor(indices, device=device)
-        if distribution == "packed":
-            tensors["cu_seqlens"] = torch.tensor(cu_seqlens, device=device)
-        return Inputs(tensors, self.drawn_options(shape))
+        packed = {"cu_seqlens": cu_seqlens} if distribution == "packed" else {}
+        return {"block_indices": indices, **packed}
 
     def oracle(self, inputs: Inputs) -> Tensor:
         out = _empty_result(inputs)
@@ -115,9 +107,6 @@ class SelectionBlocks(AttentionOp):
             out[chunk.rows], dq = chunk.differentiate(grad_out[chunk.rows], dk, dv)
             grads["q"][chunk.rows] = dq.mul_(inputs.options["sm_scale"])
         return out, grads
-
-    def differentiable_elements(self, shape: BlocksShape) -> int:
-        return shape.B * shape.T * (shape.HQ * shape.D + shape.H * (shape.D + shape.Dv))
 
 
 def _empty_result(inputs: Inputs) -> Tensor:

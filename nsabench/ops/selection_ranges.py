@@ -12,12 +12,13 @@ import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from pydantic import model_validator
 
-from nsabench.model.vocabulary import Direction, DType
+from nsabench.model.vocabulary import Direction
 from nsabench.ops import _attention, _draws
-from nsabench.ops._attention import AttentionOp, AttentionShape, Portion
-from nsabench.ops._contract import Inputs, Size, Work, by_device
+from nsabench.ops._attention import AttentionOp, AttentionShape, Axes, Indices, Portion
+from nsabench.ops._contract import Inputs, Size, by_device
 from nsabench.ops._draws import Ints
 
 if TYPE_CHECKING:
@@ -78,40 +79,31 @@ class SelectionRanges(AttentionOp):
         *_draws.VALUES,
     )
 
-    def work(self, shape: RangesShape, dtype: DType, distribution: str, seed: int) -> Work:
+    def axes(self, shape: RangesShape, distribution: str, seed: int) -> Axes:
+        return (shape.B, shape.S, shape.G, shape.H), (shape.B, shape.G, shape.S_kv)
+
+    def count(self, shape: RangesShape, distribution: str, seed: int) -> tuple[int, int, int]:
         """A key that several queries of a group select must come from memory only once."""
-        spans = _spans(shape, distribution, seed).reshape(shape.B, shape.S, shape.G, -1, 2)
+        spans = _spans(shape, distribution, seed)
         selected = int(_draws.union_sizes(spans.reshape(shape.rows, -1, 2), shape.S_kv).sum())
         touched = sum(
             _draws.touched(spans[b, :, g].reshape(-1, 2), shape.S_kv)
             for b in range(shape.B)
             for g in range(shape.G)
         )
-        widths = shape.D + shape.Dv
-        elements = shape.rows * shape.H * widths + touched * widths
-        ranges_bytes = 4 * 2 * shape.rows * shape.n_spans
-        return Work(elements * dtype.itemsize + ranges_bytes, 2 * shape.H * selected * widths)
+        return shape.H * selected, touched, 4 * spans.size
 
-    def draw(self, shape: Any, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
-        import torch
+    def indices(self, shape: RangesShape, distribution: str, seed: int) -> Indices:
+        return {"ranges": _spans(shape, distribution, seed).astype(np.int32)}
 
-        normal = _draws.normal(dtype, device, seed)
-        queries, keys = (shape.B, shape.S, shape.G, shape.H), (shape.B, shape.G, shape.S_kv)
-        tensors = _draws.attention(distribution, normal, queries, keys, shape)
-        spans = _spans(shape, distribution, seed).astype("int32")
-        spans = spans.reshape(shape.B, shape.S, shape.G, shape.n_spans, 2)
-        tensors["ranges"] = torch.from_numpy(spans).to(device)
-        return Inputs(tensors, {**self.drawn_options(shape), "selected_len": shape.L})
+    def drawn_options(self, shape: RangesShape, distribution: str, seed: int) -> dict[str, Any]:
+        return {**super().drawn_options(shape, distribution, seed), "selected_len": shape.L}
 
     def oracle(self, inputs: Inputs) -> Tensor:
         return _attention.attend(inputs, _portions(inputs))
 
     def gradients(self, inputs: Inputs, grad_out: Tensor) -> dict[str, Tensor]:
         return _attention.differentiate(inputs, grad_out, _portions(inputs))
-
-    def differentiable_elements(self, shape: RangesShape) -> int:
-        keys = shape.B * shape.G * shape.S_kv
-        return shape.rows * shape.H * shape.D + keys * (shape.D + shape.Dv)
 
 
 def _portions(inputs: Inputs) -> Iterator[Portion]:
@@ -132,7 +124,8 @@ def _portions(inputs: Inputs) -> Iterator[Portion]:
 
 
 def _spans(shape: RangesShape, distribution: str, seed: int) -> Ints:
-    return _draws.spans(distribution, shape.rows, shape.n_spans, shape.L, shape.S_kv, seed)
+    spans = _draws.spans(distribution, shape.rows, shape.n_spans, shape.L, shape.S_kv, seed)
+    return spans.reshape(shape.B, shape.S, shape.G, shape.n_spans, 2)
 
 
 OP = SelectionRanges()

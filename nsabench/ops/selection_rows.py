@@ -6,12 +6,11 @@ q [N,H,D], k [N,L,D], v [N,L,Dv] -> out [N,H,Dv]; K and V of a row are shared by
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from nsabench.model.vocabulary import DType
 from nsabench.ops import _draws
-from nsabench.ops._attention import AttentionOp, AttentionShape
-from nsabench.ops._contract import Inputs, Size, Work, by_device
+from nsabench.ops._attention import AttentionOp, AttentionShape, Axes
+from nsabench.ops._contract import Inputs, Size, by_device
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,16 +39,11 @@ class SelectionRows(AttentionOp):
     shape_model = RowsShape
     distributions = ("dense", *_draws.VALUES)
 
-    def work(self, shape: RowsShape, dtype: DType, distribution: str, seed: int) -> Work:
-        rows, widths = shape.N * shape.H, shape.D + shape.Dv
-        elements = (rows + shape.N * shape.L) * widths
-        return Work(elements * dtype.itemsize, 2 * rows * shape.L * widths)
+    def axes(self, shape: RowsShape, distribution: str, seed: int) -> Axes:
+        return (shape.N, shape.H), (shape.N, shape.L)
 
-    def draw(self, shape: Any, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
-        normal = _draws.normal(dtype, device, seed)
-        keys = shape.N, shape.L
-        tensors = _draws.attention(distribution, normal, (shape.N, shape.H), keys, shape)
-        return Inputs(tensors, self.drawn_options(shape))
+    def count(self, shape: RowsShape, distribution: str, seed: int) -> tuple[int, int, int]:
+        return shape.N * shape.H * shape.L, shape.N * shape.L, 0
 
     def oracle(self, inputs: Inputs) -> Tensor:
         import torch

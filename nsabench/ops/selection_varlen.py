@@ -10,11 +10,10 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from nsabench.model.vocabulary import DType
 from nsabench.ops import _draws
-from nsabench.ops._attention import AttentionOp
-from nsabench.ops._contract import Inputs, Work, by_device
-from nsabench.ops._sequences import cumulated
+from nsabench.ops._attention import AttentionOp, Axes, Indices
+from nsabench.ops._contract import Inputs, by_device
+from nsabench.ops._sequences import cumulate
 from nsabench.ops.selection_rows import RowsShape
 
 if TYPE_CHECKING:
@@ -36,18 +35,19 @@ class SelectionVarlen(AttentionOp):
     shape_model = VarlenShape
     distributions = ("spread", "equal", "mixed", "empty_rows", "all_empty", *_draws.VALUES)
 
-    def work(self, shape: VarlenShape, dtype: DType, distribution: str, seed: int) -> Work:
+    def axes(self, shape: VarlenShape, distribution: str, seed: int) -> Axes:
         total = int(_draws.lengths(distribution, shape.N, shape.L, seed).sum())
-        widths = shape.D + shape.Dv
-        elements = (shape.N * shape.H + total) * widths
-        return Work(elements * dtype.itemsize + 4 * (shape.N + 1), 2 * shape.H * total * widths)
+        return (shape.N, shape.H), (total,)
 
-    def draw(self, shape: Any, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
-        lengths = _draws.lengths(distribution, shape.N, shape.L, seed)
-        normal, total = _draws.normal(dtype, device, seed), int(lengths.sum())
-        tensors = _draws.attention(distribution, normal, (shape.N, shape.H), (total,), shape)
-        tensors["cu_seqlens"] = cumulated(lengths, device)
-        return Inputs(tensors, {**self.drawn_options(shape), "max_seqlen": shape.L})
+    def count(self, shape: VarlenShape, distribution: str, seed: int) -> tuple[int, int, int]:
+        [total] = self.axes(shape, distribution, seed)[1]
+        return shape.H * total, total, 4 * (shape.N + 1)
+
+    def indices(self, shape: VarlenShape, distribution: str, seed: int) -> Indices:
+        return {"cu_seqlens": cumulate(_draws.lengths(distribution, shape.N, shape.L, seed))}
+
+    def drawn_options(self, shape: VarlenShape, distribution: str, seed: int) -> dict[str, Any]:
+        return {**super().drawn_options(shape, distribution, seed), "max_seqlen": shape.L}
 
     def oracle(self, inputs: Inputs) -> Tensor:
         import torch
