@@ -116,7 +116,7 @@ class Mailbox:
 
 
 def draw(case: Case, seed: int, device: str) -> tuple[Any, Tensor | None]:
-    """Return inputs and the gradient of their output, with the same bits in every process."""
+    """Return inputs and the gradient of their output, the same bits in every process."""
     from nsabench import ops
 
     op = ops.get(case.op)

@@ -25,12 +25,12 @@ MOST = 16  # processes
 _work: tuple[Callable[[Any], Any], Sequence[Any]] | None = None
 
 
-def each(do: Callable[[A], B], things: Sequence[A], worth_it: int = WORTH_IT) -> Iterator[B]:
-    """Yield `do(thing)` for each thing, in order. `do` may be any function, since workers are
-    forked.
+def parallel_map(
+    do: Callable[[A], B], things: Sequence[A], worth_it: int = WORTH_IT
+) -> Iterator[B]:
+    """Yield `do(thing)` for each thing, in order; with few things, in this process.
 
-    worth_it: this process does fewer things alone. Raises `EnvironmentRefused` if a process was
-    killed.
+    Workers are forked, so `do` may be any function. Raises `EnvironmentRefused` if one was killed.
     """
     processes = min(len(os.sched_getaffinity(0)), MOST)
     if len(things) < worth_it or processes < 2:

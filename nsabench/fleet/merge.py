@@ -26,7 +26,7 @@ from nsabench.files import refuse_filled, writing
 from nsabench.fleet.shard import Shard, admit, refuse_gaps, refuse_others
 from nsabench.model.plan import Plan
 from nsabench.output.report import Facts
-from nsabench.processes import each
+from nsabench.processes import parallel_map
 from nsabench.running.folder import KEPT, RunFolder
 from nsabench.running.run import Finished
 from nsabench.signing import Signer
@@ -110,7 +110,7 @@ def _admit(
 ) -> list[Shard]:
     ops.refuse_other(Plan.read(RunFolder.existing(folders[0]).plan))
     shards: list[Shard] = []
-    for shard in each(partial(admit, trusted=trusted, require=require), folders):
+    for shard in parallel_map(partial(admit, trusted=trusted, require=require), folders):
         if shards:
             refuse_others(shards[0], shard)
             shard = shard.sharing(shards[0])
@@ -141,7 +141,7 @@ def _make(
     ops.count(planned.case for planned in plan.cases)  # once: the processes below are forked
     derive = partial(_derive, run_id=plan.run_id, sizes=sizes, shown=shown)
     with Tables(folder) as tables:
-        for own in each(derive, given, worth_it=2):
+        for own in parallel_map(derive, given, worth_it=2):
             tables.add(own.tables)
             found.failed += own.failed
             found.records += own.tables[0].num_rows

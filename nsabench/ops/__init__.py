@@ -19,7 +19,7 @@ from nsabench.ops import _left_out as rows_left_out
 from nsabench.ops import _outside
 from nsabench.ops._contract import Inputs, Legal, Op, Shape, Size, Work
 from nsabench.ops._decode import DecodeSizes
-from nsabench.processes import each
+from nsabench.processes import parallel_map
 
 # Other modules import these by name; functions are called as `ops.get`.
 __all__ = ["DecodeSizes", "Inputs", "Legal", "Op", "Shape", "Size", "Work", "rows_left_out"]
@@ -162,7 +162,7 @@ def count(cases: Iterable[Case]) -> None:
             drawn = key.op.name, key.shape, key.distribution, key.seed
             alike.setdefault(drawn, {})[key] = None
     groups = [list(keys) for keys in alike.values()]
-    for keys, works in zip(groups, each(_count_all, groups, worth_it=FEW), strict=True):
+    for keys, works in zip(groups, parallel_map(_count_all, groups, worth_it=FEW), strict=True):
         _works.update(zip(keys, works, strict=True))
 
 

@@ -65,7 +65,7 @@ Family = list[Call]
 
 
 def calls_of(plan: Plan, left: Sequence[Job]) -> dict[bool, list[list[Family]]]:
-    """Return the calls of each implementation, by whether its worker imports no candidate."""
+    """Return the calls to make. The keys say whether their worker imports no candidate."""
     calls: dict[ImplementationInfo, dict[str, Call]] = {}
     for job in left:
         case = plan.measured(job.case.id).case
@@ -89,7 +89,7 @@ def _may_compile(info: ImplementationInfo) -> bool:
 
 
 def in_turn(calls: Sequence[Call]) -> list[Family]:
-    """Return families of calls, the smallest case first. A backward also compiles its forward."""
+    """Return families of calls: the smallest case first, and a backward before a forward."""
 
     def bytes_of(call: Call) -> int:
         return ops.work(call.case).bytes_min
@@ -139,7 +139,7 @@ class Ahead:
     def compile(
         self, left: Sequence[Job], memory_bytes: int | None, note: Callable[[str], None]
     ) -> None:
-        """Compile what the jobs need, once, if the processes are worth it."""
+        """Compile what the jobs need, once, if there are enough of them."""
         room_bytes = int(SHARE * (memory_bytes or 0))
         count = most_processes(room_bytes)
         few = len({job.case.id for job in left}) < WORTH_IT or count < 2

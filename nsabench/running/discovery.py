@@ -1,4 +1,4 @@
-"""Find what is installed, in a process without the user's file, and what that file adds."""
+"""Find what is installed, without the user's file, and what that file adds."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def join_file(
     installed: Sequence[ImplementationInfo],
     loaded: Iterable[ImplementationInfo],
 ) -> list[ImplementationInfo]:
-    """Return what is loaded with a file. Raises `UsageError` if that alters what is installed."""
+    """Return `loaded`. Raises `UsageError` if the file has altered what is installed."""
     before = {(info.op, info.name): info for info in installed}
     after = {(info.op, info.name): info for info in loaded}
     own = _find_source(kernels, sources)

@@ -145,7 +145,7 @@ class RunFolder:
             raise Interrupted(str(self.path)) from None
 
     def writing(self) -> AbstractContextManager[None]:
-        """Raise `EnvironmentRefused` inside if the disk is full or the folder is read-only."""
+        """Turn a full disk or a read-only folder into `EnvironmentRefused`."""
         return writing(self.path, f"go on with --resume {self.path}")
 
     @classmethod

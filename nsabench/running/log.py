@@ -29,8 +29,7 @@ class LogFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises `UsageError` for a broken line or a second writer, `VerificationFailed` for a
-        seal."""
+        """Raises what `examine` raises, and `UsageError` if another process writes the log."""
         self.path = path
         self._file = _open_for_append(path)
         self._sealer: Sealer | None = None

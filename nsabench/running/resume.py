@@ -18,7 +18,7 @@ START_ANEW = "start a new run here; what others measured is theirs to sign."
 
 
 def find_signer(folder: RunFolder, origin: Origin | None, named: Signer | None) -> Signer:
-    """Return the named signer or the run key. Raises `VerificationFailed` if another signed."""
+    """Return the named signer, else the run key. Raises `VerificationFailed` if it did not sign."""
     if origin is None:
         raise UsageError(f"{folder.log} is empty, and no key signed the plan", "start a new run.")
     signer = named or read_run_key(folder.path)

@@ -210,7 +210,7 @@ def resume(
 
 
 def read(path: Path) -> Finished:
-    """Return a run without executing its files. Raises `UsageError` if its op is in one."""
+    """Return a run without executing a file. Raises `UsageError` if its op is in a file."""
     folder = RunFolder.existing(path)
     plan = Plan.read(folder.plan)
     if not ops.has_op_of(plan):

@@ -157,7 +157,7 @@ def forget_earlier_cases() -> None:
 
 
 def give_back(device: str) -> None:
-    """Free the device's cached memory for other workers. The next request finds a lost device."""
+    """Free the device's cached memory for other workers. The next request reports an error."""
     if device == "cuda":
         with suppress(Failure, DeviceLost):
             for step in (_collect_garbage, _empty_cache):

@@ -14,7 +14,7 @@ from nsabench.model.description import Described
 from nsabench.model.log import Log
 from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import Purpose
-from nsabench.processes import each
+from nsabench.processes import parallel_map
 from nsabench.running import log
 from nsabench.running.folder import KEPT, MANIFEST, RunFolder
 from nsabench.running.seals import Origin
@@ -70,7 +70,7 @@ def check_shards(folder: Path, plan: Plan) -> Logged:
     """Check that each shard is as its host signed it, and return what the logs hold."""
     if len(set(plan.shards)) != len(plan.shards):
         raise VerificationFailed("plan.json names a shard twice")
-    shards = list(each(lambda run_id: _check_shard(folder, run_id), plan.shards))
+    shards = list(parallel_map(lambda run_id: _check_shard(folder, run_id), plan.shards))
     _check_plan(plan, [own for own, _ in shards])
     first = files.sha256(RunFolder(folder).shard(plan.shards[0]).path, "environment.json")
     require_same("environment.json: its sha256", files.sha256(folder, "environment.json"), first)

@@ -27,7 +27,7 @@ from nsabench.model.plan import Plan
 from nsabench.model.version import __version__
 from nsabench.model.vocabulary import Catch, Direction, Mode
 from nsabench.planning import yaml_document
-from nsabench.processes import each
+from nsabench.processes import parallel_map
 from nsabench.reading import OutOfBounds
 from nsabench.running.folder import RunFolder
 from nsabench.verdicts import break_even, merged, threshold
@@ -59,7 +59,7 @@ def derive_tables(folder: Path, plan: Plan, outlying: Mapping[str, str], into: P
         ops.refuse_other(plan)
         ops.count(planned.case for planned in plan.cases)
         with Tables(into) as tables:
-            for part in each(derive, parts, worth_it=2):
+            for part in parallel_map(derive, parts, worth_it=2):
                 tables.add(part)
         if run.thresholds.exists():  # `nsabench run` writes none
             records = read_records(into)

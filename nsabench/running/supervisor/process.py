@@ -90,7 +90,7 @@ class WorkerProcess:
     def ask(
         self, request: Message, limit_s: float, *, max_steps: int = MAX_STEPS
     ) -> Iterator[Message]:
-        """Yield the replies up to the answer. Raises `WorkerLost`, or `WorkerRefused` early."""
+        """Yield the replies up to the answer. Raises `WorkerLost` or `WorkerRefused`."""
         deadline = Deadline(limit_s, max_steps)
         if self._has_answered:
             name = getattr(request, "implementation", "")
