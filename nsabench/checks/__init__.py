@@ -23,7 +23,6 @@ Check = Callable[[Sequence[Record], Limits], list[Finding]]
 
 @cache
 def all_checks() -> dict[str, Check]:
-    """Return every check by the name of its module."""
     modules = (
         importlib.import_module(f"{__name__}.{module.name}")
         for module in pkgutil.iter_modules(__path__)
@@ -32,7 +31,6 @@ def all_checks() -> dict[str, Check]:
 
 
 def run_all(records: Sequence[Record], limits: Limits) -> list[Finding]:
-    """Return the findings of every check in the records of a run, the gravest first."""
     return judge_all(records, limits)[0]
 
 

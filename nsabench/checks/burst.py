@@ -17,7 +17,6 @@ IN_A_BURST = "called one behind the other, "  # the worker's reason begins so
 
 
 def check(records: Sequence[Record], limits: Limits) -> list[Finding]:
-    """Find records that are right when called alone, and wrong in a burst."""
     return [
         Finding(
             "burst",

@@ -116,7 +116,6 @@ def catch(row: Record, case: Sequence[Record], findings: Sequence[Finding]) -> C
 
 
 def _judge_in_burst(record: Record) -> Catch:
-    """Return whether a control played its trick in a burst at all."""
     if record.status is not Status.OK or record.median_in(Regime.QUEUE) is None:
         return Catch.UNPROVEN
     alone = max(record.median_ms or 0.0, (record.host_us or 0.0) / 1e3) >= A_BURST_MS
@@ -124,7 +123,6 @@ def _judge_in_burst(record: Record) -> Catch:
 
 
 def _judge_by_host(record: Record) -> Catch:
-    """Return whether a control is bound by its host at all."""
     work_ms, queued_ms = worked_ms(record), record.median_in(Regime.QUEUE)
     if work_ms is None or queued_ms is None:
         return Catch.UNPROVEN

@@ -78,7 +78,6 @@ class Finding:
         )
 
     def names(self, record: Record) -> bool:
-        """Return whether it is about this record alone."""
         return (self.case_id, self.implementation) == record.key
 
     def speaks_in(self, regime: Regime) -> bool:

@@ -48,7 +48,6 @@ class Limits:
 
     @classmethod
     def measured(cls, ceilings: Ceilings, sheet: Limits | None = None) -> Limits:
-        """Return the measured ceilings of a run, whose timer flushes the caches."""
         return cls(
             source="measured in this run",
             memory_gb_s=ceilings.copy_gb_s,
@@ -107,7 +106,6 @@ def _list_bounds(
 
 
 def least(row: Record, limits: Limits, *, l2_bytes: int | None = None) -> Bound | None:
-    """Return the greatest lower bound, or None without ceilings."""
     return max(bounds(row, limits, l2_bytes=l2_bytes), key=lambda b: b.ms, default=None)
 
 

@@ -16,7 +16,6 @@ LOST = 1.0
 
 
 def check(rows: Sequence[Record], limits: Limits) -> list[Finding]:
-    """Find candidates that have no length from which they are always faster."""
     cases = by_case(rows)
     candidates = [r for r in rows if r.role is Role.CANDIDATE]
     falls = (_find_fall(ladder, cases) for ladder in length_series(candidates))

@@ -12,7 +12,6 @@ OFTEN = 0.5  # share of samples; a few late ones can be noise of the host
 
 
 def check(records: Sequence[Record], limits: Limits) -> list[Finding]:
-    """Find records whose work outlived the end event in most samples."""
     return list(_find_escaped(records))
 
 

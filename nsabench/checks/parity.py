@@ -164,7 +164,6 @@ def _check_worst_row(row: Record, best: Record | None) -> str:
 
 
 def _relative_error(row: Record) -> float:
-    """Return the error of the worst row, in units of the allowed error."""
     assert row.worst_row is not None
     return row.worst_row / row_noise(_find_result(row), row.dtype, _count_terms(row))
 

@@ -25,8 +25,6 @@ def regime_of(check: str) -> Regime | None:
 
 
 class Lack(Word):
-    """The reason why it is not known whether a check works."""
-
     STUCK = "stuck", "none got as far as being caught"
     DECLINED = "declined", "all declined"
     ABSENT = "absent", "none was there"
@@ -34,8 +32,6 @@ class Lack(Word):
 
 @dataclass(frozen=True)
 class Unproven:
-    """A check that no control showed to work on the cases of a group."""
-
     group: Group
     check: str
     lack: Lack

@@ -15,7 +15,6 @@ from nsabench.model.vocabulary import Regime
 
 
 def check(rows: Sequence[Record], limits: Limits) -> list[Finding]:
-    """Find records with an impossible time."""
     return [
         Finding("roofline", Effect.IMPLAUSIBLE, sentence, *row.key)
         for row in rows

@@ -36,5 +36,4 @@ def length_series(records: Iterable[Record]) -> list[list[Record]]:
 
 
 def length_text(record: Record) -> str:
-    """Return the length with its axis: `L=512`."""
     return f"{ops.get(record.op).length_axis}={record.length}"

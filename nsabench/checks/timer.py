@@ -16,7 +16,6 @@ BELOW_SHEET = 0.6
 
 
 def check(rows: Sequence[Record], limits: Limits) -> list[Finding]:
-    """Check the timer of a run, and its ceilings against the data sheet."""
     return [*_check_known_duration(limits), *_check_ceilings(limits)]
 
 

@@ -85,7 +85,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One implementation on one case. None and an empty text mean that there is no value."""
+    """One implementation on one case. None and an empty text stand for a missing value."""
 
     run_id: Annotated[str, "the run"]
     case_id: Annotated[str, "hash of op, shape, dtype, direction, distribution, streams, mode, l2"]
@@ -204,7 +204,7 @@ class Record:
         return None
 
     def comparison(self, regime: Regime, reference: Reference = Reference.BASELINE) -> Comparison:
-        """Return the comparison with a reference in a regime; an empty one if there is none."""
+        """Return the comparison with a reference in a regime, empty if it was not made."""
         return self.compared(regime, reference) or Comparison(
             run_id=self.run_id,
             case_id=self.case_id,
@@ -309,7 +309,7 @@ Table = type[Record] | type[Comparison] | type[Sample]
 
 
 def columns(table: Table, sizes: Iterable[str] = ()) -> list[Column]:
-    """Return the columns of a table in their order. Those of `sizes` are in front of the length."""
+    """Return the columns of a table in order. The columns of `sizes` precede the length."""
     found = list(_COLUMNS[table])
     names = [column.name for column in found]
     place = names.index("length") if "length" in names else 0
@@ -318,7 +318,6 @@ def columns(table: Table, sizes: Iterable[str] = ()) -> list[Column]:
 
 
 def size_columns(sizes: Iterable[str]) -> list[Column]:
-    """Return the columns of a record's shape, by name."""
     return [Column(size, int, "1", f"size {size} of the op's shape") for size in sorted(sizes)]
 
 

@@ -73,7 +73,6 @@ def state_of(
 
 
 def states_of(plan: Plan, log: Log, purpose: Purpose) -> dict[str, CaseState]:
-    """Return the states of the settled cases of a pass, by case id."""
     canary = [plan.canary] if plan.canary is not None else []
     states = {}
     for planned in canary if purpose is Purpose.CANARY else plan.cases:

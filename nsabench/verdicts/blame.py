@@ -36,8 +36,6 @@ NONE = 0  # the attempt of an implementation that no worker measured to the end
 
 @dataclass(frozen=True)
 class NextAttempt:
-    """The implementations to measure together next."""
-
     implementations: tuple[str, ...]
     patience: float = 1.0  # times the timeout of the case
     pause_s: float = 0.0  # before the attempt

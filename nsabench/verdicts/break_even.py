@@ -88,7 +88,6 @@ class BreakEven:
 
 
 def crossings(series: Sequence[Tested]) -> list[float]:
-    """Return the lengths at which the ratio of a series passes 1."""
     found = []
     for a, b in pairwise(series):
         below, above = a.comparison.ratio, b.comparison.ratio
@@ -197,7 +196,6 @@ def _may_yet_pay(last: Tested, found: BreakEven) -> bool:
 
 
 def as_data(decided: Sequence[BreakEven]) -> list[dict[str, Any]]:
-    """Return the content of `thresholds.yaml` and of JSON."""
     return [_to_data(answer) for answer in decided]
 
 
@@ -233,7 +231,6 @@ def _to_data(p: BreakEven) -> dict[str, Any]:
 
 
 def said(p: BreakEven) -> str:
-    """`nsa_attention 64/4 forward (device): pays from T = 32768 on, against dense_flash_attn_4`."""
     _, against = p.used
     head = " ".join(filter(None, (p.op, p.heads, str(p.direction))))
     to = f", against {', '.join(against)}" if against and p.answer != "not decided" else ""
@@ -241,7 +238,6 @@ def said(p: BreakEven) -> str:
 
 
 def as_markdown(decided: Sequence[BreakEven]) -> str:
-    """Format a section for each decision: the tested lengths, and the weakest case of each."""
     return "\n".join(line for answer in decided for line in _format_section(answer))
 
 

@@ -114,7 +114,6 @@ def outlying(canaries: Mapping[str, Canary]) -> dict[str, str]:
 
 
 def _timed_by_most(shards: Iterable[Mapping[str, float]]) -> set[str]:
-    """Return the implementations that more than half of the shards have a median of."""
     shards = list(shards)
     counts = Counter(name for medians in shards for name in medians)
     return {name for name, count in counts.items() if 2 * count > len(shards)}

@@ -32,7 +32,6 @@ def _name_with_case(record: Record) -> str:
 
 
 def unproven(results: Results) -> list[str]:
-    """Return the findings about checks that no control showed to work."""
     return [f.sentence for f in results.findings if f.effect is Effect.UNPROVEN]
 
 

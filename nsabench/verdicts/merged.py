@@ -34,7 +34,6 @@ def assemble(run_id: str, parts: Sequence[Part]) -> Results:
 
 
 def name_of(plan: Plan) -> str:
-    """Return the name of a shard in a merged run."""
     return f"shard {plan.shard} (run {plan.run_id})"
 
 
@@ -57,7 +56,6 @@ def _with_run_id(record: Record, run_id: str) -> Record:
 
 
 def together(parts: Iterable[Results]) -> Results:
-    """Join the results of all shards."""
     records: list[Record] = []
     findings: dict[Finding, None] = {}
     for results in parts:

@@ -14,7 +14,6 @@ Objections = Mapping[tuple[str, Regime | None], list[str]]
 
 
 def objections(records: Sequence[Record]) -> Objections:
-    """Return why the records of a run may decide nothing."""
     found: dict[tuple[str, Regime | None], list[str]] = defaultdict(list)
     if any(r.device != "cuda" for r in records):
         found["", None].append("it was measured on a CPU, which decides nothing for a GPU")
@@ -51,7 +50,6 @@ def against(found: Objections, op: str, regime: Regime) -> list[str]:
 
 
 def joined(parts: Iterable[Objections]) -> Objections:
-    """Return the objections to several parts of a run, each sentence once."""
     whole: dict[tuple[str, Regime | None], list[str]] = defaultdict(list)
     for part in parts:
         for key, sentences in part.items():

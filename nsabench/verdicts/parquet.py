@@ -37,7 +37,6 @@ def write(results: Results, run_id: str, folder: Path) -> list[Path]:
 
 
 def replace(path: Path, table: pa.Table) -> None:
-    """Write a table in one step: a reader sees the old file or the new one."""
     with replacing(path) as temporary:
         growing = _Growing(temporary, 0)
         growing.add(table)
@@ -56,7 +55,6 @@ def tables_of(
 
 
 def of_samples(run_id: str, records: Iterable[Record]) -> pa.Table:
-    """Make the table of samples.parquet."""
     timed = [
         (record, regime, record.observation.timings(regime))
         for record in records
@@ -86,7 +84,6 @@ def of_samples(run_id: str, records: Iterable[Record]) -> pa.Table:
 
 
 def _round_to_ticks(seconds: list[float | None]) -> pa.Array:
-    """Round times to a whole number of ticks."""
     known = pa.array(seconds, pa.float64())
     values: NDArray[np.float64] = known.fill_null(0.0).to_numpy()
     # Adding zero removes the sign of a negative zero.

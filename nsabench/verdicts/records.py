@@ -91,7 +91,6 @@ def of_state(plan: Plan, session: Session, state: CaseState) -> list[Record]:
 
 
 def _copy_observation(observation: Observation) -> dict[str, Any]:
-    """Return the fields of a record that an observation sets in every regime."""
     timed = bool(observation.samples.time_ms)
     # A host time of 0 means that the device was not held, so the call may have waited for it.
     host = _find_quantiles([us for us in observation.samples.host_us if us > 0])
@@ -110,7 +109,6 @@ def _copy_observation(observation: Observation) -> dict[str, Any]:
 def _make_comparisons(
     run_id: str, case: Case, observation: Observation, offset_ms: float | None
 ) -> Iterator[Comparison]:
-    """Yield a comparison, still without a ratio, for each regime that has times."""
     own = Regime.of_samples(case.mode)
     for regime in (own, Regime.QUEUE) if observation.status is Status.OK else ():
         times = observation.timings(regime).time_ms
@@ -146,7 +144,6 @@ def failed(record: Record, observation: Observation) -> Record:
 
 
 def without_times(observation: Observation, status: Status, reason: str) -> Observation:
-    """Return an observation that a check made a failure, with its errors."""
     update = {"status": status, "reason": reason, "samples": Samples(), "bursts": Bursts()}
     return observation.model_copy(update=update)
 

@@ -28,8 +28,6 @@ OF_TIMES = ("timer", "clocks", "scaling", "canary")
 
 @dataclass(frozen=True)
 class Results:
-    """The records of a run, with their samples, and the findings."""
-
     records: list[Record]
     findings: list[Finding]
 
@@ -94,7 +92,6 @@ class Assessed:
         return replace(state, observations=observations)
 
     def results(self, log: Log) -> Results:
-        """Return the final records and findings."""
         confirmations = self._check_states(log, Purpose.CONFIRMATION)
         failing = _find_failing(confirmations)
         notes = by_case(f for f in self.findings if f.effect is Effect.NOTE)
@@ -143,7 +140,6 @@ def _find_failing(confirmations: Mapping[str, CaseState]) -> dict[Key, Observati
 
 
 def _fail_record(record: Record, observation: Observation) -> Record:
-    """Return the record of a candidate that failed in a second process. Verdicts are invalid."""
     judged = tuple(
         c for c in record.comparisons if c.reference is Reference.BASELINE and c.verdict is not None
     )
@@ -186,7 +182,6 @@ def assess_states(
 
 
 def _name_unproven(records: Sequence[Record]) -> list[Record]:
-    """Return the records; each candidate has the names of the unproven checks behind it."""
     unproven: dict[Group, list[str]] = {}
     for lack in proofs.unproven(records):
         if proofs.regime_of(lack.check) is None:
@@ -200,7 +195,6 @@ def _name_unproven(records: Sequence[Record]) -> list[Record]:
 
 
 def belongs(plan: Plan, log: Log) -> None:
-    """Raise `UsageError` if the log is not from this plan."""
     names = {planned.id: set(planned.implementations) for planned in plan.cases}
     if plan.canary is not None:
         names.setdefault(plan.canary.id, set(plan.canary.implementations))

@@ -52,7 +52,6 @@ class Tested:
 
 
 def by_length(tested: Iterable[Tested]) -> dict[int, list[Tested]]:
-    """Group by length, the shortest first."""
     lengths: dict[int, list[Tested]] = {}
     for case in sorted(tested, key=lambda case: case.length):
         lengths.setdefault(case.length, []).append(case)

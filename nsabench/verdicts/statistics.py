@@ -28,7 +28,6 @@ class Ratio:
 
     @property
     def width(self) -> float:
-        """The width of the interval, relative to the ratio."""
         return (self.hi - self.lo) / self.value
 
     def widened(self, times: float) -> Ratio:
@@ -233,7 +232,6 @@ def _draw_middles(sizes: tuple[int, ...]) -> tuple[_Middles, ...]:
 def paired(
     round_a: list[int], time_a: list[float], round_b: list[int], time_b: list[float]
 ) -> tuple[list[float], list[float]]:
-    """Return the times of the rounds that both arms have."""
     b = dict(zip(round_b, time_b, strict=True))
     pairs = [(t, b[r]) for r, t in zip(round_a, time_a, strict=True) if r in b]
     return [p[0] for p in pairs], [p[1] for p in pairs]

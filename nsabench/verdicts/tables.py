@@ -40,7 +40,6 @@ ARROW = {str: pa.string(), float: pa.float64(), int: pa.int64(), bool: pa.bool_(
 
 
 def schema(columns: Iterable[Column]) -> pa.Schema:
-    """Return the Arrow schema, with the unit and meaning of each column as its metadata."""
     return pa.schema(
         [
             pa.field(c.name, ARROW[c.type], metadata={"unit": c.unit, "meaning": c.meaning})
@@ -86,7 +85,6 @@ def of_records(records: Sequence[Record], sizes: Iterable[str] | None = None) ->
 
 
 def of_comparisons(records: Iterable[Record]) -> pa.Table:
-    """Make the table of comparisons.parquet."""
     rows = [comparison for record in records for comparison in record.comparisons]
     cells = {c.name: [getattr(row, c.name) for row in rows] for c in COMPARISONS}
     return pa.Table.from_pydict(cells, schema=schema(COMPARISONS))

@@ -69,7 +69,6 @@ def _is_judged(case: Sequence[Record], regime: Regime) -> bool:
 
 
 def _compare_with_alternatives(record: Record, case: Sequence[Record]) -> Iterator[Comparison]:
-    """Yield the ratios of a candidate or baseline to the best alternative of its attempt."""
     if record.role not in (Role.CANDIDATE, Role.BASELINE):
         return
     for regime in Regime:
@@ -149,7 +148,6 @@ def _make_inconclusive(judged: Comparison, reason: str) -> Comparison:
 
 
 def _note_own_baseline(case: Sequence[Record], record: Record, best: Record, regime: Regime) -> str:
-    """Say so if the fastest baseline is from the candidate's own package: it does not decide."""
     own = best_baseline(
         [r for r in case if r.source == record.source], beside=record, regime=regime
     )
@@ -221,7 +219,6 @@ def revise(
 
 
 def _describe_failure(name: str, second: CaseState) -> str:
-    """Say how the candidate failed in a second process, which invalidates every regime."""
     for observation in second.observations:
         if observation.implementation == name and observation.status not in BENIGN:
             return f"a second process found it {observation.status}: {observation.reason}"
@@ -229,7 +226,6 @@ def _describe_failure(name: str, second: CaseState) -> str:
 
 
 def _confirm_verdict(judged: Comparison, second: CaseState, margin: float) -> Comparison:
-    """Return the verdict, or `inconclusive` if the second process does not confirm it."""
     timed = {
         o.implementation: timings
         for o in second.observations

@@ -28,7 +28,6 @@ Array = NDArray[np.float32]
 
 
 def check(rows: Sequence[Record], findings: Sequence[Finding]) -> list[Finding]:
-    """Find the mistake that best reproduces all error curves of the table."""
     curves: dict[tuple[int, int], dict[int, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         elements = row.length * max(row.shape["D"], row.shape["Dv"])

@@ -92,7 +92,6 @@ class Line:
     cells: Mapping[str, str]
 
     def value(self, column: str | None) -> float | None:
-        """Return the cell as a finite number, else None."""
         value = self.any_number(column)
         return value if value is not None and math.isfinite(value) else None
 
@@ -150,14 +149,12 @@ class Table:
         return " ".join(word for word in words if word)
 
     def cell(self, line: Line, other: str) -> str:
-        """Return the line's cell in a column of `OTHERS`, or an empty text."""
         return line.cells.get(self.others.get(other, ""), "")
 
     def _direction(self, line: Line) -> Direction | None:
         return DIRECTIONS.get(self.cell(line, "direction").lower())
 
     def mode(self, line: Line) -> Mode | None:
-        """Return the mode of a line, or None for an unknown word."""
         return MODES.get(self.cell(line, "mode").lower())
 
     def _streams(self, line: Line) -> int:
@@ -243,7 +240,6 @@ class Table:
 
 
 def name_of(column: str) -> str:
-    """Return the implementation that a time column names."""
     return next((column[: -len(u)] for u in UNITS_MS if column.lower().endswith(u)), column)
 
 

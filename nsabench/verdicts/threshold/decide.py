@@ -46,8 +46,6 @@ class Rung:
 
 @dataclass(frozen=True)
 class Decision:
-    """The answer for a candidate, with its reasons."""
-
     gpu: str
     combo: str
     op: str
@@ -71,12 +69,10 @@ class Decision:
 
     @property
     def said(self) -> str:
-        """The answer in words, with its regime."""
         return f"{self.regime}: {self.sentence}"
 
     @property
     def sentence(self) -> str:
-        """The answer in words, without the regime."""
         if self.answer is Answer.FROM:
             only = f" where {' and '.join(self.where)}" if self.where else ""
             bear = f" ({self.caution})" if self.caution else ""
@@ -85,7 +81,6 @@ class Decision:
 
     @property
     def on(self) -> str:
-        """The combo, with the warning about its versions."""
         return f"{self.combo} ({self.unpaired})" if self.unpaired else self.combo
 
     @property
@@ -98,8 +93,6 @@ _Key = tuple[str, str, str, Regime]
 
 @dataclass
 class _Group:
-    """The tested candidates of one op on one GPU and combo, in one regime."""
-
     tested: dict[str, list[Tested]] = field(default_factory=lambda: defaultdict(list))
     against: list[str] = field(default_factory=list)
     notes: list[Finding] = field(default_factory=list)
@@ -107,7 +100,6 @@ class _Group:
 
 
 def combo(record: Record) -> str:
-    """Return the versions that a record was measured with, in words."""
     if record.torch is None:
         return "as in the table"
     named = f"torch {record.torch}, triton {record.triton}"
@@ -226,12 +218,10 @@ def _length(tested: Tested) -> str:
 
 
 def _is_open(row: Tested) -> bool:
-    """Return whether the case might still pass."""
     return row.record.status is Status.OK and row.comparison.verdict is Verdict.INCONCLUSIVE
 
 
 def _is_unconfirmed(row: Tested, margin: float) -> bool:
-    """Return whether a passing case is so close that a second process should have confirmed it."""
     assert row.lo is not None
     return row.lo < margin * (1 + NEAR) and row.margin != margin
 
@@ -306,7 +296,6 @@ class Gate:
 
     @property
     def min_length(self) -> int | None:
-        """The length that holds with every combo, or None."""
         lengths = [decision.min_length for decision in self.decisions]
         if self.untested or None in lengths:
             return None

@@ -54,7 +54,6 @@ def as_data(decisions: Sequence[Decision], payments: Sequence[BreakEven] = ()) -
 
 
 def _lengths_by_regime(decisions: Sequence[Decision]) -> dict[str, Any]:
-    """Return the lengths by regime; nothing for ops without a selected length."""
     of_all = {regime.value: per_gpu(decisions, regime) for regime in Regime}
     lengths = {regime: lengths for regime, lengths in of_all.items() if lengths}
     return {"sel_triton_min_L_by_regime": lengths} if lengths else {}
@@ -122,7 +121,6 @@ def read(path: Path) -> Any:
 
 
 def as_markdown(decisions: Sequence[Decision]) -> str:
-    """Format a section for each decision, and one for the notes on the gate."""
     of_gate = [f"- {markdown(note)}" for note in notes(decisions)]
     lines = [line for d in decisions for line in _format_section(d)]
     return "\n".join([*lines, *(["## The gate", "", *of_gate, ""] if of_gate else [])])

@@ -41,7 +41,6 @@ class Evidence:
     notes: Mapping[str, list[Finding]] = field(default_factory=dict)  # by op
 
     def without_records(self) -> Evidence:
-        """Return what a decision needs without other runs."""
         return replace(self, records=[])
 
 
@@ -100,7 +99,6 @@ def of_records(records: Sequence[Record], plan: Plan | None = None) -> Evidence:
 
 
 def _with_plan(record: Record, plan: Plan) -> Record:
-    """Return the record with its source, and whether it runs only for a control."""
     info, planned = plan.by_name.get((record.op, record.implementation)), plan.by_id[record.case_id]
     source = info.source if info else Source()
     digest = plan.sources.get(source)
@@ -111,7 +109,6 @@ def _with_plan(record: Record, plan: Plan) -> Record:
 
 
 def _is_own(record: Record, plan: Plan | None) -> bool:
-    """Return whether an implementation is from the user's own file."""
     info = plan.by_name.get((record.op, record.implementation)) if plan else None
     return info is not None and info.source.is_file
 

@@ -54,7 +54,6 @@ def taken_for_one(given: Iterable[Evidence]) -> dict[tuple[str, str], list[str]]
 
 
 def _identify_code(source: Source) -> str:
-    """Return what identifies the code, even if its file was renamed."""
     return source.digest or source
 
 
@@ -105,7 +104,6 @@ def _run_checks(records: Sequence[Record], limits: Limits) -> list[Finding]:
 
 
 def _add_finding(evidence: Evidence, finding: Finding, op: str) -> Evidence:
-    """Return the evidence with a finding about one of its cases."""
     if finding.effect is not Effect.NOTE:
         return replace(evidence, tested=[_apply_finding(t, finding) for t in evidence.tested])
     notes = dict.fromkeys([*evidence.notes.get(op, ()), finding])
