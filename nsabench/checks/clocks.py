@@ -74,8 +74,8 @@ def _is_capped(conditions: Conditions) -> bool:
 
 
 def _range(conditions: Sequence[Conditions]) -> tuple[int, int] | None:
-    """The lowest and the highest SM clock, in MHz; None where none was read, or not where the power
-    cap held it down. A worker says them, so they may be no clocks: such are not read."""
+    """Return the lowest and the highest SM clock in MHz, or None if they are unknown or one is
+    missing under the power cap. Values from a worker that cannot be clocks are ignored."""
     ranges = []
     for c in conditions:
         low, high = c.sm_clock_mhz_min or 0, c.sm_clock_mhz_max or 0

@@ -6,7 +6,7 @@ A caller in Python then waits for the host, which the device time hides. The ver
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.limits import Limits
@@ -18,10 +18,7 @@ MORE = 1.25  # times the device time: then a caller clearly waits for the host
 
 def check(records: Sequence[Record], limits: Limits) -> list[Finding]:
     """Find candidates, and controls of this check, that are bound by their host."""
-    return list(_find_bound(records))
-
-
-def _find_bound(records: Sequence[Record]) -> Iterator[Finding]:
+    findings = []
     for record in records:
         work_ms, queued_ms = worked_ms(record), record.median_in(Regime.QUEUE)
         if record.role is not Role.CANDIDATE and record.caught_by != "host":
@@ -34,7 +31,8 @@ def _find_bound(records: Sequence[Record]) -> Iterator[Finding]:
             f"{work_ms * 1e3:.0f} µs of work"
             f"{f', in {record.launches} launches' if record.launches else ''}"
         )
-        yield Finding("host", Effect.NOTE, sentence, *record.key)
+        findings.append(Finding("host", Effect.NOTE, sentence, *record.key))
+    return findings
 
 
 def worked_ms(record: Record) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.limits import Limits
@@ -12,10 +12,7 @@ OFTEN = 0.5  # share of samples; a few late ones can be noise of the host
 
 
 def check(records: Sequence[Record], limits: Limits) -> list[Finding]:
-    return list(_find_escaped(records))
-
-
-def _find_escaped(records: Sequence[Record]) -> Iterator[Finding]:
+    findings = []
     for record in records:
         escaped = record.observation.samples.escaped_ms if record.observation else []
         if record.median_ms is None or not escaped:
@@ -26,4 +23,5 @@ def _find_escaped(records: Sequence[Record]) -> Iterator[Finding]:
                 f"in {share:.0%} of the samples work went on after the caller's stream was done: "
                 f"the next operation on that stream would read an unfinished output"
             )
-            yield Finding("ordering", Effect.WRONG, sentence, *record.key)
+            findings.append(Finding("ordering", Effect.WRONG, sentence, *record.key))
+    return findings

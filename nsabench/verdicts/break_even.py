@@ -117,7 +117,7 @@ def decide(records: Sequence[Record]) -> list[BreakEven]:
         op, direction, layout, regime = key
         reasons = against(speaking, op, regime)
         gpu, axis = groups[key][0].gpu_name, labels.axis(op)
-        tested = [_tested(case, regime) for case in by_case(groups[key]).values()]
+        tested = [_compare_best(case, regime) for case in by_case(groups[key]).values()]
         tested.sort(key=lambda case: (case.length, case.label))
         found = BreakEven(
             gpu, op, direction, layout, regime, axis, Pays.NOT_DECIDED, None, "", tuple(tested)
@@ -126,7 +126,7 @@ def decide(records: Sequence[Record]) -> list[BreakEven]:
         if reasons:
             answer, length, why = Pays.NOT_DECIDED, None, reasons[0]
         elif answer is Pays.FROM:
-            why = _left_out([r for r in groups[key] if r.length >= (length or 0)])
+            why = _name_failed([r for r in groups[key] if r.length >= (length or 0)])
         decided.append(replace(found, answer=answer, length=length, why=why))
     return decided
 
@@ -137,17 +137,17 @@ def heads(record: Record) -> str:
     return f"{query}/{key}" if query and key else ""
 
 
-def _left_out(records: Sequence[Record]) -> str:
-    """The alternatives that no ratio is against, since they failed where the op pays."""
+def _name_failed(records: Sequence[Record]) -> str:
+    """Name the alternatives that failed where the op pays."""
     failed = {
         r.implementation for r in records if r.role is Role.ALTERNATIVE and r.status not in BENIGN
     }
     return f"without {', '.join(sorted(failed))}, which failed" if failed else ""
 
 
-def _tested(case: Sequence[Record], regime: Regime) -> Tested:
-    """The best implementation of a case, against the best alternative. Without a ratio, the reason
-    of the comparison says why."""
+def _compare_best(case: Sequence[Record], regime: Regime) -> Tested:
+    """Compare the best implementation of a case with the best alternative. Without a ratio, the
+    comparison has the reason."""
     label = labels.case(case[0])
     ours = [
         r
@@ -158,10 +158,10 @@ def _tested(case: Sequence[Record], regime: Regime) -> Tested:
     ]
     best = min(ours, key=lambda r: r.median_in(regime) or 0.0, default=None)
     if best is None:
-        nobody = replace(case[0], implementation="", reason="", comparisons=())
-        unknown = nobody.comparison(regime, Reference.ALTERNATIVE)
+        untested = replace(case[0], implementation="", reason="", comparisons=())
+        unknown = untested.comparison(regime, Reference.ALTERNATIVE)
         why = f"no implementation is valid and timed at {label}"
-        return Tested(nobody, replace(unknown, reason=why), label)
+        return Tested(untested, replace(unknown, reason=why), label)
     unknown = replace(best, comparisons=()).comparison(regime, Reference.ALTERNATIVE)
     beside = best.compared(regime, Reference.ALTERNATIVE)
     if beside is None:

@@ -7,8 +7,8 @@ difference over L depends on little but the mistake, so the curve identifies it.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,27 +25,26 @@ EXPLAINS = 0.1  # mean relative deviation of a simulated from a stated curve
 SEED = 0
 
 Array = NDArray[np.float32]
+Errors = dict[tuple[int, int, int], float]  # by D, Dv and L
 
 
 def check(rows: Sequence[Record], findings: Sequence[Finding]) -> list[Finding]:
-    curves: dict[tuple[int, int], dict[int, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    stated_errors: dict[tuple[int, int, int], list[float]] = defaultdict(list)
     for row in rows:
-        elements = row.length * max(row.shape["D"], row.shape["Dv"])
-        forward = row.direction is Direction.FORWARD  # as simulated
-        if row.mae is None or not forward or elements > MOST_ELEMENTS:
+        d, dv = row.shape["D"], row.shape["Dv"]
+        too_long = row.length * max(d, dv) > MOST_ELEMENTS
+        if row.mae is None or row.direction is not Direction.FORWARD or too_long:
             continue
         if math.isfinite(row.mae):
-            curves[row.shape["D"], row.shape["Dv"]][row.length].append(row)
+            stated_errors[d, dv, row.length].append(row.mae)
+    points = Counter((d, dv) for d, dv, _ in stated_errors)
     stated = {
-        dims: {
-            length: float(np.mean([r.mae or 0.0 for r in points]))
-            for length, points in curve.items()
-        }
-        for dims, curve in curves.items()
-        if len(curve) >= LEAST_POINTS
+        (d, dv, length): float(np.mean(errors))
+        for (d, dv, length), errors in stated_errors.items()
+        if points[d, dv] >= LEAST_POINTS
     }
     tolerance = max((r.tolerances.mae for r in rows), default=0.0)
-    if not any(mae > tolerance for curve in stated.values() for mae in curve.values()):
+    if not any(mae > tolerance for mae in stated.values()):
         return []
     best, deviation, simulated = _find_nearest(stated, tolerance)
     if deviation > EXPLAINS:
@@ -54,18 +53,18 @@ def check(rows: Sequence[Record], findings: Sequence[Finding]) -> list[Finding]:
             f"{best}, is off by {deviation:.0%}"
         )
         return [Finding(CHECK, Effect.NOTE, sentence)]
-    dims = max(stated, key=lambda d: len(stated[d]))
-    lengths = sorted(stated[dims])
+    [(dims, _)] = points.most_common(1)
+    curve = sorted(key for key in stated if key[:2] == dims)
     sentence = (
         f"{_name_culprit(rows, findings)} {best}: that explains the errors over L, simulated "
-        f"{_curve(simulated[dims], lengths)}, stated {_curve(stated[dims], lengths)} at "
-        f"L={', '.join(map(str, lengths))} (off by {deviation:.1%} on average)"
+        f"{_format(simulated, curve)}, stated {_format(stated, curve)} at "
+        f"L={', '.join(str(length) for _, _, length in curve)} (off by {deviation:.1%} on average)"
     )
     return [Finding(CHECK, Effect.WRONG, sentence)]
 
 
-def _curve(curve: Mapping[int, float], lengths: Sequence[int]) -> str:
-    return " ".join(f"{curve[length]:.3f}" for length in lengths)
+def _format(errors: Errors, curve: Sequence[tuple[int, int, int]]) -> str:
+    return " ".join(f"{errors[key]:.3f}" for key in curve)
 
 
 def _name_culprit(rows: Sequence[Record], findings: Sequence[Finding]) -> str:
@@ -78,35 +77,28 @@ def _name_culprit(rows: Sequence[Record], findings: Sequence[Finding]) -> str:
     return "the candidate" if flat == {Role.CANDIDATE} else "one side"
 
 
-def _find_nearest(
-    stated: Mapping[tuple[int, int], Mapping[int, float]], tolerance: float
-) -> tuple[str, float, dict[tuple[int, int], dict[int, float]]]:
-    simulated: dict[str, dict[tuple[int, int], dict[int, float]]] = defaultdict(dict)
-    for (d, dv), curve in stated.items():
-        for length in curve:
-            for mistake, mae in _simulate(d, dv, length, max(curve)):
-                simulated[mistake].setdefault((d, dv), {})[length] = mae
+def _find_nearest(stated: Errors, tolerance: float) -> tuple[str, float, Errors]:
+    simulated: dict[str, Errors] = defaultdict(dict)
+    for d, dv, length in stated:
+        longest = max(key[2] for key in stated if key[:2] == (d, dv))
+        for mistake, mae in _simulate(d, dv, length, longest):
+            simulated[mistake][d, dv, length] = mae
     deviations = {
-        mistake: _mean_deviation(stated, curves, tolerance)
-        for mistake, curves in simulated.items()
-        if all(curves.get(dims, {}).keys() == curve.keys() for dims, curve in stated.items())
+        mistake: _mean_deviation(stated, errors, tolerance)
+        for mistake, errors in simulated.items()
+        if errors.keys() == stated.keys()
     }
     best = min(deviations, key=lambda m: deviations[m])
     return best, deviations[best], simulated[best]
 
 
-def _mean_deviation(
-    stated: Mapping[tuple[int, int], Mapping[int, float]],
-    simulated: Mapping[tuple[int, int], Mapping[int, float]],
-    tolerance: float,
-) -> float:
+def _mean_deviation(stated: Errors, simulated: Errors, tolerance: float) -> float:
     """Return the mean relative deviation. Two values within the tolerance agree."""
     off = []
-    for dims, curve in stated.items():
-        for length, mae in curve.items():
-            guess = simulated[dims][length]
-            agree = max(mae, guess) <= tolerance
-            off.append(0.0 if agree else min(1.0, abs(mae - guess) / max(mae, guess)))
+    for key, mae in stated.items():
+        guess = simulated[key]
+        agree = max(mae, guess) <= tolerance
+        off.append(0.0 if agree else min(1.0, abs(mae - guess) / max(mae, guess)))
     return float(np.mean(off))
 
 

@@ -56,8 +56,8 @@ class Decision:
     rungs: list[Rung] = field(default_factory=list)
     decided_by: Tested | None = None  # the failing case below the threshold
     runs: list[str] = field(default_factory=list)
-    axis: str = SELECTED  # the size that is the length.
-    notes: list[str] = field(default_factory=list)  # they do not prevent a decision.
+    axis: str = SELECTED  # the size that is the length
+    notes: list[str] = field(default_factory=list)  # they prevent nothing
     one_process: int = 0  # close cases above the threshold that one process measured.
     caveats: list[str] = field(default_factory=list)  # unproven checks behind it.
     own: bool = False  # the candidate is from the user's own file
@@ -163,6 +163,7 @@ def _decide_candidate(
     margin: float,
     where: tuple[str, ...],
 ) -> Decision:
+    first, regime, axis = rows[0].record, rows[0].comparison.regime, labels.axis(rows[0].record.op)
     tested = [row for row in rows if row.record.status not in DECLINED]
     threshold, failing = walk(tested, margin)
     stopper = min(failing, key=lambda row: (_is_open(row), row.lo or 0.0), default=None)
@@ -178,7 +179,7 @@ def _decide_candidate(
         if not reasons and not _is_open(stopper):
             answer = Answer.NO
         reasons.append(
-            f"nothing qualifies: at the greatest length, {_length(stopper)}, "
+            f"nothing qualifies: at the greatest length, {axis}={stopper.length}, "
             f"{_say_why_failed(stopper, margin)}"
         )
     else:
@@ -188,7 +189,6 @@ def _decide_candidate(
     unconfirmed = [] if reasons else [row for row in above if _is_unconfirmed(row, margin)]
     if unconfirmed:
         notes = [*notes, _note_one_process(unconfirmed, margin)]
-    first, regime = rows[0].record, rows[0].comparison.regime
     return Decision(
         gpu=first.gpu_name,
         combo=combo(first),
@@ -200,7 +200,7 @@ def _decide_candidate(
         rungs=[_make_rung(length, cases, margin) for length, cases in by_length(tested).items()],
         decided_by=stopper,
         runs=sorted({row.record.run_id for row in rows}),
-        axis=labels.axis(first.op),
+        axis=axis,
         notes=list(notes),
         one_process=len(unconfirmed),
         caveats=list(caveats),
@@ -211,10 +211,6 @@ def _decide_candidate(
         unpaired=belongs(first.torch, first.triton),
         caution="" if reasons else tally(beside(row.record, regime) for row in above),
     )
-
-
-def _length(tested: Tested) -> str:
-    return f"{labels.axis(tested.record.op)}={tested.length}"
 
 
 def _is_open(row: Tested) -> bool:
