@@ -65,7 +65,7 @@ def in_folder(folder: Path) -> dict[str, Path]:
     return found
 
 
-def asked(given: str, folder: Path | None = None) -> list[Triton]:
+def parse(given: str, folder: Path | None = None) -> list[Triton]:
     """Return the Tritons of a list such as `3.1.0,3.6.0` or `all`, oldest first.
 
     Without a folder, missing versions are installed into the cache. Raises `UsageError` for an
@@ -73,10 +73,10 @@ def asked(given: str, folder: Path | None = None) -> list[Triton]:
     """
     installed = installed_triton()
     folders = {} if folder is None else in_folder(folder)
-    known = cached.locked() if folder is None else folders
+    available = cached.locked() if folder is None else folders
     names = list(dict.fromkeys(part.strip() for part in given.split(",") if part.strip()))
     if names == ["all"]:
-        names = list({*known, installed})
+        names = list({*available, installed})
     if not names:
         raise UsageError("--triton names no version", "give it some, such as 3.1.0,3.6.0.")
     others = [name for name in names if name != installed]
@@ -87,7 +87,7 @@ def asked(given: str, folder: Path | None = None) -> list[Triton]:
         if name not in folders:
             raise UsageError(
                 f"Triton {name} is not in {folder}",
-                f"give --triton some of {', '.join(sorted(known, key=numbers))}.",
+                f"give --triton some of {', '.join(sorted(available, key=numbers))}.",
             )
     return [Triton(name, folders.get(name)) for name in sorted(names, key=numbers)]
 

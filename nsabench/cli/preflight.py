@@ -72,15 +72,7 @@ def command(
 
     Example: nsabench preflight --arch sm_89,sm_90 --triton 3.1.0,3.9.0 --kernels mine.py
     """
-    order = run.Order(
-        architectures=architectures.parse(arch),
-        versions=tritons.parse(triton),
-        matrices=matrices,
-        kernels=kernels,
-        ops_file=ops_file,
-        jobs=jobs,
-        cache=not no_cache,
-    )
+    listed, versions = architectures.parse(arch), tritons.parse(triton)
     with _refusing(out):  # known before hours of compiling, not after
         out.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out.parent).close()
@@ -91,7 +83,17 @@ def command(
         kernel = row.kernel or row.implementation
         status.update(f"compiled {kernel} under Triton {row.triton} for {row.architecture}")
 
-    with console.status("compiling") as status, closing(run.run(order, show)) as running:
+    running = run.run(
+        show,
+        architectures=listed,
+        versions=versions,
+        matrices=matrices,
+        kernels=kernels,
+        ops_file=ops_file,
+        jobs=jobs,
+        cache=not no_cache,
+    )
+    with console.status("compiling") as status, closing(running):
         try:
             for rows in filter(None, running):
                 compiled += rows

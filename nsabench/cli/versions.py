@@ -45,7 +45,7 @@ def command(asked: Measuring, triton: str, folder: Path | None) -> int:
 
     Example: nsabench versions selection_rows --triton 3.1.0,3.6.0,3.9.0 --out results/versions
     """
-    chosen = versions.asked(triton, folder)
+    chosen = versions.parse(triton, folder)
     out = asked.out or Path("results") / f"versions-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     arguments = asked_again(absolute(asked))
     measured = versions.measure(arguments, out, chosen, lambda v, line: say(f"[{v}] {line}"))

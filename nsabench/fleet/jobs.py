@@ -6,16 +6,14 @@ can be started again.
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
-from textwrap import indent
 
+import jinja2
 import yaml
 
 from nsabench.errors import UsageError
@@ -35,14 +33,16 @@ class Work:
     ops_file: Path | None = None
 
     @property
-    def folders(self) -> str:
-        return " ".join(f"shards/{number}" for number in range(1, self.shards + 1))
+    def ops_words(self) -> list[str]:
+        return ["--ops", str(self.ops_file)] if self.ops_file else []
 
     @property
     def merge_words(self) -> list[str]:
-        return ["--ops", str(self.ops_file)] if self.ops_file else []
+        folders = [f"shards/{number}" for number in range(1, self.shards + 1)]
+        return ["merge", *folders, "--out", "whole", *self.ops_words]
 
-    def moved(self, words: Sequence[str]) -> list[str]:
+    def move_files(self, words: Sequence[str]) -> list[str]:
+        """Return the words with the paths of files in `INPUT`."""
         places = {str(file): f"{INPUT}/{file.name}" for file in self.files}
         if len(set(places.values())) < len(places):
             raise UsageError("two of the files have the same name", "rename one of them.")
@@ -56,19 +56,16 @@ def slurm(
 
     Nodes share the folder `out` and this installation. options: further `sbatch` options.
     """
+    nsabench = [sys.executable, "-m", "nsabench"]
     values = {
-        "NAME": _name(out),
-        "SHARDS": work.shards,
-        "TIME": time,
-        "MEMORY": memory,
-        "GRES": f"\n#SBATCH --gres={gres}" if gres else "",
-        "OPTIONS": "".join(f"\n#SBATCH {option}" for option in options),
-        "NSABENCH": shlex.join([sys.executable, "-m", "nsabench"]),
-        "ARGUMENTS": shlex.join(work.words),
-        "MERGE": "".join(f" {shlex.quote(word)}" for word in work.merge_words),
-        "FOLDERS": work.folders,
+        "time": time,
+        "memory": memory,
+        "gres": gres,
+        "options": options,
+        "measure": [*nsabench, "all", *work.words],
+        "merge": [*nsabench, *work.merge_words],
     }
-    _render(out, values, "shard.sh", "merge.sh", "submit.sh")
+    _render(out, work, values, "shard.sh", "merge.sh", "submit.sh")
     (out / "logs").mkdir()
 
 
@@ -79,17 +76,14 @@ def kubernetes(out: Path, work: Work, *, image: str, claim: str, gpus: int) -> N
     """
     data = {file.name: file.read_text() for file in work.files}
     values = {
-        "NAME": _name(out),
-        "SHARDS": work.shards,
-        "DATA": indent(yaml.safe_dump(data, default_style="|") if data else "{}", "  ").rstrip(),
-        "IMAGE": json.dumps(image),
-        "CLAIM": json.dumps(claim),
-        "GPUS": f", nvidia.com/gpu: {gpus}" if gpus else "",
-        "ARGUMENTS": shlex.join(work.moved(work.words)),
-        "MERGE": "".join(f" {shlex.quote(word)}" for word in work.moved(work.merge_words)),
-        "FOLDERS": work.folders,
+        "data": yaml.safe_dump(data, default_style="|").rstrip() if data else "{}",
+        "image": image,
+        "claim": claim,
+        "gpus": gpus,
+        "measure": ["nsabench", "all", *work.move_files(work.words)],
+        "merge": ["nsabench", *work.move_files(work.merge_words)],
     }
-    _render(out, values, "shards.yaml", "merge.yaml")
+    _render(out, work, values, "shards.yaml", "merge.yaml")
 
 
 def modal(out: Path, work: Work, *, gpu: str, combo: str, checkout: Path, index: str) -> None:
@@ -99,28 +93,30 @@ def modal(out: Path, work: Work, *, gpu: str, combo: str, checkout: Path, index:
     PyPI, or empty.
     """
     values = {
-        "NAME": _name(out),
-        "SHARDS": work.shards,
-        "ARGUMENTS": repr(work.moved(work.words)),
-        "MERGE": repr(work.moved(work.merge_words)),
-        "FILES": repr({str(file): f"{INPUT}/{file.name}" for file in work.files}),
-        "CHECKOUT": repr(str(checkout)),
-        "COMBO": repr(combo),
-        "INDEX": f"--extra-index-url {index} " if index else "",
-        "GPU": repr(gpu),
+        "words": work.move_files(work.words),
+        "ops_words": work.move_files(work.ops_words),
+        "files": {str(file): f"{INPUT}/{file.name}" for file in work.files},
+        "checkout": str(checkout),
+        "combo": combo,
+        "index": index,
+        "gpu": gpu,
     }
-    _render(out, values, "app.py")
+    _render(out, work, values, "app.py")
 
 
-def _name(out: Path) -> str:
-    return f"nsabench-{re.sub('[^a-z0-9]+', '-', out.name.lower()).strip('-')}"[:52].strip("-")
-
-
-def _render(out: Path, values: Mapping[str, object], *names: str) -> None:
+def _render(out: Path, work: Work, values: Mapping[str, object], *names: str) -> None:
+    # A name that Kubernetes and Modal accept.
+    name = f"nsabench-{re.sub('[^a-z0-9]+', '-', out.name.lower()).strip('-')}"[:52].strip("-")
+    templates = jinja2.Environment(
+        loader=jinja2.PackageLoader("nsabench.fleet"),
+        trim_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    templates.filters |= {"join_words": shlex.join, "repr": repr}
     refuse_filled(out)
     with writing(out, "try again"):
         out.mkdir(parents=True, exist_ok=True)
-        for name in names:
-            text = (files("nsabench.fleet") / "templates" / f"{name}.txt").read_text()
-            filled = re.sub("@([A-Z]+)@", lambda found: str(values[found[1]]), text)
-            whole(out / name, filled.encode())
+        for file in names:
+            text = templates.get_template(f"{file}.j2").render(values, name=name, work=work)
+            whole(out / file, text.encode())

@@ -95,14 +95,14 @@ def merge(
     with writing(out.parent, "merge again"):
         making.mkdir(parents=True)
         try:
-            found = _make(making, shards, plan, signer, note)
+            made = _write_run(making, shards, plan, signer, note)
             making.replace(out)
         except BaseException:
             shutil.rmtree(making)
             raise
-    if found.finished is not None:
-        found.finished = replace(found.finished, folder=RunFolder(out))
-    return found
+    if made.finished is not None:
+        made.finished = replace(made.finished, folder=RunFolder(out))
+    return made
 
 
 def _admit(
@@ -120,7 +120,7 @@ def _admit(
     return sorted(shards, key=lambda shard: shard.index)
 
 
-def _make(
+def _write_run(
     folder: Path, shards: Sequence[Shard], plan: Plan, signer: Signer, note: Callable[[str], None]
 ) -> Merged:
     run = RunFolder(folder)
@@ -129,13 +129,13 @@ def _make(
     outlying = canary.outlying({merged.name_of(s.plan): s.logged.canary for s in shards})
     for name, why in outlying.items():
         note(f"{name} differs from the others, so its verdicts are inconclusive: {why}")
-    found = Merged(plan, None, outlying=outlying)
+    made = Merged(plan, None, outlying=outlying)
     parts: list[Results] = []
     evidence: list[Evidence] = []
     sizes = {size for planned in plan.cases for size in planned.case.shape}
     wall_s = measuring_s = 0.0
     for shard in shards:
-        _keep(run, shard)
+        _copy_files(run, shard)
     given = [(run.shard(s.plan.run_id), outlying.get(merged.name_of(s.plan), "")) for s in shards]
     shown = merged.has_page(plan)
     ops.count(planned.case for planned in plan.cases)  # once: the processes below are forked
@@ -143,8 +143,8 @@ def _make(
     with Tables(folder) as tables:
         for own in parallel_map(derive, given, worth_it=2):
             tables.add(own.tables)
-            found.failed += own.failed
-            found.records += own.tables[0].num_rows
+            made.failed += own.failed
+            made.records += own.tables[0].num_rows
             wall_s += own.wall_s
             measuring_s += own.measuring_s
             evidence.append(own.evidence)
@@ -155,18 +155,18 @@ def _make(
     lacking = ""
     if shown:
         results = merged.together(parts)
-        found.finished = Finished(run, plan, results, wall_s, measuring_s, signer)
+        made.finished = Finished(run, plan, results, wall_s, measuring_s, signer)
         threshold.write(decisions, run.thresholds, break_even.decide(results.records))
         lacking = conclusion.report(Facts.read(folder, results, signer))
     else:
         threshold.write(decisions, run.thresholds)
         lacking = (
-            f"there is no page: {found.records} records are more than the "
+            f"there is no page: {made.records} records are more than the "
             f"{merged.MOST_ON_A_PAGE} that one shows"
         )
     signed = conclusion.sign(run, signer)
-    found.signed = f"{signed}\n{lacking}" if lacking else signed
-    return found
+    made.signed = f"{signed}\n{lacking}" if lacking else signed
+    return made
 
 
 def _derive(
@@ -186,12 +186,12 @@ def _derive(
     )
 
 
-def _keep(run: RunFolder, shard: Shard) -> None:
+def _copy_files(run: RunFolder, shard: Shard) -> None:
     place = run.shard(shard.plan.run_id).path
     place.mkdir(parents=True)
     for name in KEPT:
         content = (shard.folder / name).read_bytes()
-        _unchanged(shard, name, content, shard.digests[name])
+        _refuse_changed(shard, name, content, shard.digests[name])
         (place / name).write_bytes(content)
     own = {planned.id for planned in shard.cases}
     for name in shard.digests:
@@ -199,7 +199,7 @@ def _keep(run: RunFolder, shard: Shard) -> None:
             shutil.copyfile(shard.folder / name, run.path / name, follow_symlinks=False)
 
 
-def _unchanged(shard: Shard, name: str, content: bytes, expected: str) -> None:
+def _refuse_changed(shard: Shard, name: str, content: bytes, expected: str) -> None:
     """Raise `VerificationFailed` if a file has changed since it was verified."""
     if hashlib.sha256(content).hexdigest() != expected:
         raise VerificationFailed(

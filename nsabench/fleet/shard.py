@@ -88,11 +88,11 @@ def admit(folder: Path, trusted: Iterable[str], require: Trust) -> Shard:
         plan=plan,
         logged=logged,
         digests={**report.digests, MANIFEST: files.sha256(folder, MANIFEST)},
-        traits=_traits(plan, logged.described, Environment.read(run.environment)),
+        traits=_read_traits(plan, logged.described, Environment.read(run.environment)),
     )
 
 
-def _traits(plan: Plan, described: Described, environment: Environment) -> dict[str, str]:
+def _read_traits(plan: Plan, described: Described, environment: Environment) -> dict[str, str]:
     software, device = described.software, described.device
     sources = ", ".join(f"{of} {sha256[:12]}" for of, sha256 in sorted(plan.sources.items()))
     matrices = ", ".join(f"{m.name} {m.sha256[:12]}" for m in plan.matrices)
@@ -128,18 +128,18 @@ def refuse_others(first: Shard, other: Shard) -> None:
         if what in OF_A_PLAN:
             raise UsageError(
                 f"{other.folder} is a shard of another plan than {first.folder}: the {what} "
-                f"differ{_values(value, expected)}",
+                f"differ{_list_values(value, expected)}",
                 "give the shards of one plan; `nsabench compare` and `nsabench threshold` take "
                 "runs of several.",
             )
         raise UsageError(
             f"{other.folder} and {first.folder} are not parts of one run: the {what} "
-            f"differ{_values(value, expected)}",
+            f"differ{_list_values(value, expected)}",
             "merge the shards that are alike, and compare the merged runs with `nsabench compare`.",
         )
 
 
-def _values(value: str, expected: str) -> str:
+def _list_values(value: str, expected: str) -> str:
     if max(len(value), len(expected)) > 100:
         return ""
     return f", {value or 'none'} and {expected or 'none'}"
@@ -153,7 +153,7 @@ def refuse_gaps(shards: Sequence[Shard]) -> None:
     if twice:
         both = [s for s in shards if any(case.id == twice[0] for case in s.cases)]
         raise UsageError(
-            f"{_cases(twice)} there twice: in {' and in '.join(str(s) for s in both)}",
+            f"{_list_cases(twice)} there twice: in {' and in '.join(str(s) for s in both)}",
             "give each shard once.",
         )
     missing = [case_id for case_id in planned if not counts[case_id]]
@@ -163,12 +163,12 @@ def refuse_gaps(shards: Sequence[Shard]) -> None:
         which = ", ".join(f"{i}/{shards[0].count}" for i in lacking[:NAMED])
         more = f" and {len(lacking) - NAMED} more" if len(lacking) > NAMED else ""
         raise UsageError(
-            f"{_cases(missing)} missing: shard {which}{more} is not among those given",
+            f"{_list_cases(missing)} missing: shard {which}{more} is not among those given",
             "give them also, or measure them with `nsabench all --shard i/n`.",
         )
 
 
-def _cases(ids: Collection[str]) -> str:
+def _list_cases(ids: Collection[str]) -> str:
     named = ", ".join(sorted(ids)[:NAMED])
     if len(ids) == 1:
         return f"the case {named} is"

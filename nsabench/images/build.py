@@ -33,7 +33,7 @@ def build(
     base = base or combos.base
     locked = lock.existing(checkout, name)
     client, image = daemon.connect(), tag(name)
-    with daemon.in_words(base), tempfile.TemporaryFile() as context:
+    with daemon.explained(base), tempfile.TemporaryFile() as context:
         _pack(checkout, locked, wheelhouse, context)
         lines = client.api.build(
             fileobj=context,
@@ -53,7 +53,7 @@ def build(
                 "LOCK_SHA256": lock.sha256(locked),
             },
         )
-        _follow(lines, image, say)
+        _follow_build(lines, image, say)
         return str(client.images.get(image).id)
 
 
@@ -61,14 +61,14 @@ def _pack(checkout: Checkout, locked: Path, wheelhouse: Path | None, file: IO[by
     """Write the tar archive that the Dockerfile copies from, and rewind `file`."""
     with tarfile.open(fileobj=file, mode="w") as tar:
         for part in (*SOURCES, "docker/Dockerfile"):
-            tar.add(checkout.root / part, part, filter=_plain)
-        tar.add(locked, "docker/lock.txt", filter=_plain)
+            tar.add(checkout.root / part, part, filter=_normalise)
+        tar.add(locked, "docker/lock.txt", filter=_normalise)
         for wheel in sorted(wheelhouse.glob("*.whl")) if wheelhouse is not None else ():
-            tar.add(wheel, f"wheels/{wheel.name}", filter=_plain)
+            tar.add(wheel, f"wheels/{wheel.name}", filter=_normalise)
     file.seek(0)
 
 
-def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+def _normalise(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     """Remove differences between checkouts, so that the daemon can use its cache."""
     if any(member.name.endswith(end) or f"{end}/" in member.name for end in NOT_SOURCES):
         return None
@@ -78,7 +78,7 @@ def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return member
 
 
-def _follow(lines: Iterator[dict[str, Any]], image: str, say: Callable[[str], None]) -> None:
+def _follow_build(lines: Iterator[dict[str, Any]], image: str, say: Callable[[str], None]) -> None:
     last: list[str] = []
     for line in lines:
         if "error" in line:

@@ -23,7 +23,7 @@ def connect() -> Any:
             "the Docker SDK is not installed", "pip install 'nsabench[images]'."
         ) from None
     tried = []
-    for address in _addresses():
+    for address in _list_addresses():
         try:
             client = (
                 docker.DockerClient(base_url=address, timeout=CONNECT_LIMIT_S)
@@ -41,7 +41,7 @@ def connect() -> Any:
     )
 
 
-def _addresses() -> list[str]:
+def _list_addresses() -> list[str]:
     if os.environ.get("DOCKER_HOST"):
         return [""]
     folders = [os.environ.get("XDG_RUNTIME_DIR", ""), "/run"]
@@ -50,7 +50,7 @@ def _addresses() -> list[str]:
 
 
 @contextmanager
-def in_words(image: str) -> Iterator[None]:
+def explained(image: str) -> Iterator[None]:
     """Raise the daemon's errors as sentences with a remedy."""
     from docker.errors import APIError, ImageNotFound
     from requests.exceptions import RequestException

@@ -43,12 +43,12 @@ def run(launch: Launch, say: Callable[[str], None]) -> int:
     _check_results(launch.results)
     image = tag(launch.combo)
     client = daemon.connect()
-    with daemon.in_words(image):
+    with daemon.explained(image):
         digest = str(client.images.get(image).id)
-        container = client.containers.create(image, **_settings(launch, digest))
+        container = client.containers.create(image, **_make_settings(launch, digest))
         try:
             _check_gpus(container, launch)
-            return _attend(container, say)
+            return _follow(container, say)
         finally:
             container.remove(force=True)
 
@@ -69,7 +69,7 @@ def _check_results(results: Path) -> None:
         raise EnvironmentRefused(f"the disk of {results} is full", "make room for the results.")
 
 
-def _settings(launch: Launch, digest: str) -> dict[str, Any]:
+def _make_settings(launch: Launch, digest: str) -> dict[str, Any]:
     from docker.types import DeviceRequest, Ulimit
 
     volumes = {str(launch.results.resolve()): {"bind": RESULTS, "mode": "rw"}}
@@ -111,10 +111,10 @@ def _check_gpus(container: Any, launch: Launch) -> None:
         )
 
 
-def _attend(container: Any, say: Callable[[str], None]) -> int:
+def _follow(container: Any, say: Callable[[str], None]) -> int:
     container.start()
     try:
-        for line in _lines(container.logs(stream=True, follow=True)):
+        for line in _split_lines(container.logs(stream=True, follow=True)):
             say(line)
         return int(container.wait()["StatusCode"])
     except KeyboardInterrupt:
@@ -123,7 +123,7 @@ def _attend(container: Any, say: Callable[[str], None]) -> int:
         raise
 
 
-def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
+def _split_lines(chunks: Iterable[bytes]) -> Iterator[str]:
     rest = b""
     for chunk in chunks:
         *whole, rest = (rest + chunk).split(b"\n")

@@ -64,11 +64,11 @@ def make(
                 shutil.copyfile(origin, target)
         built = ["--no-index", "--no-build-isolation", copied, f"{copied}/kernels"]
         programs.run([*install, *built], "installing nsabench", LIMIT_S)
-    said = {
+    description = {
         "runtime": "venv",
         "combo": name,
         "revision": checkout.revision(),
         "lock_sha256": sha256(lock),
     }
-    (folder / COMBO_FILE).write_text(json.dumps(said, indent=1) + "\n")
+    (folder / COMBO_FILE).write_text(json.dumps(description, indent=1) + "\n")
     return folder / "bin/nsabench"

@@ -21,7 +21,7 @@ def last_level_bytes(folder: Path = CACHES) -> int:
     sizes = [0]
     with suppress(OSError):
         for path in folder.glob("index*"):
-            told = re.fullmatch(r"(\d+)([KMG]?)", (path / "size").read_text().strip())
-            if told is not None and int((path / "level").read_text()) >= SHARED_LEVEL:
-                sizes.append(int(told[1]) * _UNITS[told[2]])
+            match = re.fullmatch(r"(\d+)([KMG]?)", (path / "size").read_text().strip())
+            if match is not None and int((path / "level").read_text()) >= SHARED_LEVEL:
+                sizes.append(int(match[1]) * _UNITS[match[2]])
     return min(max(*sizes, LEAST_BYTES), MOST_BYTES) if any(sizes) else COMMON_BYTES

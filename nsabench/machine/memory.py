@@ -5,7 +5,7 @@ from __future__ import annotations
 import psutil
 import pynvml
 
-from nsabench.machine.environment.cgroup import read_cgroup
+from nsabench.machine.environment.host import read_cgroup
 from nsabench.machine.environment.nvml import Device, attempt
 
 

@@ -123,7 +123,7 @@ def restrict(*, signals: bool = False, connects: bool = False) -> None:
     """
     if platform.machine() not in _CALLS:
         raise OSError(errno.ENOSYS, f"no filter is known for {platform.machine()}")
-    lines = _filter(_CALLS[platform.machine()], signals=signals, connects=connects)
+    lines = _make_filter(_CALLS[platform.machine()], signals=signals, connects=connects)
     instructions = (_Instruction * len(lines))(*(_Instruction(*line) for line in lines))
     program = _Program(len(lines), instructions)
     no_new_privileges()
@@ -131,7 +131,7 @@ def restrict(*, signals: bool = False, connects: bool = False) -> None:
     require_success(result, "seccomp")
 
 
-def _filter(calls: _Calls, *, signals: bool, connects: bool) -> list[Line]:
+def _make_filter(calls: _Calls, *, signals: bool, connects: bool) -> list[Line]:
     lines: list[Line] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         # Jumps count the instructions that they skip.
@@ -141,55 +141,57 @@ def _filter(calls: _Calls, *, signals: bool, connects: bool) -> list[Line]:
         (_AT_LEAST, 0, 1, _X32),
         _DENY_ACCESS,
     ]
-    lines += _where(calls.lasting, [_DENY_ACCESS])
+    lines += _match_calls(calls.lasting, [_DENY_ACCESS])
     # A datagram socket can reach others without connect(2); socketpair(2) is another call.
-    local = _choose(0, _LOCAL, _ALLOW, _DENY_ACCESS) if connects else _connected()
-    lines += _where(calls.socket, local)
+    local = _match_values(0, _LOCAL, _ALLOW, _DENY_ACCESS) if connects else _match_connected()
+    lines += _match_calls(calls.socket, local)
     itself = (0, os.getpid())
-    lines += _where(calls.of_a_process, _choose(0, itself, _ALLOW, _DENY))
+    lines += _match_calls(calls.of_a_process, _match_values(0, itself, _ALLOW, _DENY))
     for number in calls.of_several:
-        of_a_user = [_load(0), (_EQUALS, 0, 1, _OF_A_USER[number]), _DENY]
-        lines += _where((number,), [*of_a_user, *_choose(1, itself, _ALLOW, _DENY)])
-    lines += _where(calls.affinity, _choose(0, itself, _ALLOW, _IGNORE))
-    lines += _where(calls.modes, [_IGNORE])
-    lines += _where(calls.attributes, [_DENY])
+        of_a_user = [_load_argument(0), (_EQUALS, 0, 1, _OF_A_USER[number]), _DENY]
+        lines += _match_calls((number,), [*of_a_user, *_match_values(1, itself, _ALLOW, _DENY)])
+    lines += _match_calls(calls.affinity, _match_values(0, itself, _ALLOW, _IGNORE))
+    lines += _match_calls(calls.modes, [_IGNORE])
+    lines += _match_calls(calls.attributes, [_DENY])
     commands = (*_LEASE, *_OWNERS) if signals else _LEASE
-    lines += _where(calls.fcntl, _choose(1, commands, _DENY, _ALLOW))
+    lines += _match_calls(calls.fcntl, _match_values(1, commands, _DENY, _ALLOW))
     if signals:  # to this process, and to its group by 0 or by number, if it leads the group
         pid = os.getpid()
         own = (0, pid, -pid & 0xFFFFFFFF) if os.getpgid(0) == pid else (pid,)
-        lines += _where(calls.signals, _choose(0, own, _ALLOW, _DENY))
-        lines += _where(calls.by_descriptor, [_DENY])
-        lines += _where(calls.ioctl, _choose(1, _OWNERS_BY_IOCTL, _DENY, _ALLOW))
+        lines += _match_calls(calls.signals, _match_values(0, own, _ALLOW, _DENY))
+        lines += _match_calls(calls.by_descriptor, [_DENY])
+        lines += _match_calls(calls.ioctl, _match_values(1, _OWNERS_BY_IOCTL, _DENY, _ALLOW))
     if not connects:
-        lines += _where(calls.connect, [_DENY_ACCESS])
+        lines += _match_calls(calls.connect, [_DENY_ACCESS])
     return [*lines, _ALLOW]
 
 
-def _where(numbers: tuple[int, ...], block: list[Line]) -> list[Line]:
+def _match_calls(numbers: tuple[int, ...], block: list[Line]) -> list[Line]:
     """Return code that runs `block`, which ends the filter, for each of these calls."""
     return [line for n in numbers for line in [(_EQUALS, 0, len(block), n), *block]]
 
 
-def _choose(argument: int, values: tuple[int, ...], matched: Line, otherwise: Line) -> list[Line]:
+def _match_values(
+    argument: int, values: tuple[int, ...], matched: Line, otherwise: Line
+) -> list[Line]:
     """Return code that ends the filter by whether an argument is one of these values."""
     jumps = [(_EQUALS, len(values) - place, 0, value) for place, value in enumerate(values)]
-    return [_load(argument), *jumps, otherwise, matched]
+    return [_load_argument(argument), *jumps, otherwise, matched]
 
 
-def _connected() -> list[Line]:
+def _match_connected() -> list[Line]:
     """Return code that allows netlink, and local sockets that need connect(2)."""
     local, kernel = _LOCAL
     return [
-        _load(0),
+        _load_argument(0),
         (_EQUALS, 0, 1, kernel),
         _ALLOW,
         (_EQUALS, 1, 0, local),
         _DENY_ACCESS,
-        *_choose(1, _DATAGRAMS, _DENY_ACCESS, _ALLOW),
+        *_match_values(1, _DATAGRAMS, _DENY_ACCESS, _ALLOW),
     ]
 
 
-def _load(argument: int) -> Line:
+def _load_argument(argument: int) -> Line:
     """Load the lower 32 bits of an argument; the kernel reads no more of an int."""
     return (_LOAD, 0, 0, _FIRST_ARGUMENT + 8 * argument)

@@ -53,7 +53,7 @@ class Package:
         return Origin(package=self.name, version=self.version, licence=self.licence)
 
 
-def _fetched(
+def _from_commit(
     github: str, module: str, licence: str, commit: str, sha256: str, *repairs: Repair
 ) -> Package:
     repository = Repository(github, commit, sha256, repairs)
@@ -61,14 +61,14 @@ def _fetched(
 
 
 FLA = Package("fla-core", "fla", "MIT", "fla-org/flash-linear-attention")
-NSA_TRITON = _fetched(
+NSA_TRITON = _from_commit(
     "XunhaoLai/native-sparse-attention-triton",
     "native_sparse_attention",
     "Apache-2.0",
     "9bea856c911ebf263be88d797fb28458f82f1d94",
     "22bcac63056d728e0089ed133b2caf752073cad76652c3337049d7f27b3612ec",
 )
-FSA = _fetched(
+FSA = _from_commit(
     "Relaxed-System-Lab/Flash-Sparse-Attention",
     "fsa",
     "Apache-2.0",
@@ -81,7 +81,7 @@ FSA = _fetched(
         why="a tuple of one pointer, which Triton refuses from 3.6",
     ),
 )
-FLASH_NSA = _fetched(
+FLASH_NSA = _from_commit(
     "mdy666/Scalable-Flash-Native-Sparse-Attention",
     "flash_nsa",
     "MIT",

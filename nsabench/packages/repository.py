@@ -65,16 +65,16 @@ def folder() -> Path:
 def is_here(repository: Repository) -> bool:
     """Return whether the repository was fetched at this commit with these repairs."""
     try:
-        return (_place(repository) / _MARK).read_text() == _mark(repository)
+        return (_get_folder(repository) / _MARK).read_text() == _make_mark(repository)
     except OSError:
         return False
 
 
-def _place(repository: Repository) -> Path:
+def _get_folder(repository: Repository) -> Path:
     return folder() / f"{repository.name}-{repository.commit[:12]}"
 
 
-def _mark(repository: Repository) -> str:
+def _make_mark(repository: Repository) -> str:
     repairs = "".join(f"\n{r.file}: {r.why}" for r in repository.repairs)
     return f"{repository.commit} {repository.sha256}{repairs}\n"
 
@@ -82,7 +82,7 @@ def _mark(repository: Repository) -> str:
 @contextmanager
 def importable(repository: Repository) -> Iterator[None]:
     """Let Python import from a repository, after what is installed."""
-    path = str(_place(repository))
+    path = str(_get_folder(repository))
     sys.path.append(path)
     try:
         yield
@@ -112,14 +112,14 @@ def fetch(repository: Repository, source: Path | None = None) -> Path:
     for repair in repository.repairs:  # the digest says that each text is there
         text = files[repair.file].decode()
         files[repair.file] = text.replace(repair.old, repair.new).encode()
-    target = _place(repository)
+    target = _get_folder(repository)
     with writing(target, "fetch it again"):
         shutil.rmtree(target, ignore_errors=True)
         for name, content in files.items():
             path = target / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        (target / _MARK).write_text(_mark(repository))
+        (target / _MARK).write_text(_make_mark(repository))
     return target
 
 

@@ -64,7 +64,7 @@ def parse(given: str) -> list[Architecture]:
     return [ARCHITECTURES[name] for name in dict.fromkeys(names)] or list(ARCHITECTURES.values())
 
 
-def declared(triton: str, architecture: str) -> bool:
+def is_supported(triton: str, architecture: str) -> bool:
     """Return whether this Triton supports the architecture."""
     return numbers(triton)[:2] >= OLDEST_TRITON.get(architecture, OLDEST_SUPPORTED)
 

@@ -53,7 +53,7 @@ def launches(item: Implementation, case: Case, architecture: Architecture) -> li
     Tensors are on `meta` first; if the code reads values, small tensors on the CPU follow.
     """
     try:
-        return _attempt(item, case, architecture, "meta")
+        return _record_calls(item, case, architecture, "meta")
     except Failure as first:
         if first.status is Status.UNSUPPORTED:
             raise
@@ -61,13 +61,15 @@ def launches(item: Implementation, case: Case, architecture: Architecture) -> li
             raise Failure(
                 Status.SKIPPED, f"it needs values, and the case is too large to make them: {first}"
             ) from first
-        return _attempt(item, case, architecture, "cpu")
+        return _record_calls(item, case, architecture, "cpu")
 
 
-def _attempt(item: Implementation, case: Case, architecture: Architecture, real: str) -> list[Call]:
+def _record_calls(
+    item: Implementation, case: Case, architecture: Architecture, real: str
+) -> list[Call]:
     """Collect the launches of a call on tensors on the device `real`, "meta" or "cpu"."""
     calls: list[Call] = []
-    inputs = _inputs(case, real)
+    inputs = _make_inputs(case, real)
 
     def call() -> None:
         with (
@@ -82,7 +84,7 @@ def _attempt(item: Implementation, case: Case, architecture: Architecture, real:
     return calls
 
 
-def _inputs(case: Case, real: str) -> Inputs:
+def _make_inputs(case: Case, real: str) -> Inputs:
     op = ops.get(case.op)
     arguments = (ops.sizes(case), case.dtype, case.distribution, case.seed, "cpu")
     if real == "cpu":

@@ -68,8 +68,8 @@ class Compiler:
         try:
             built: dict[str, CompiledLaunch] = {}
             for launch in self._rows_to_build(cases):
-                known = not launch.key or self.stopped
-                row = launch if known else self._build(launch, cases, built)
+                is_complete = not launch.key or self.stopped
+                row = launch if is_complete else self._build(launch, cases, built)
                 if self.stopped:
                     break
                 rows.append(row)

@@ -49,8 +49,8 @@ class Unwritten:
 
 def unwritten(listing: str) -> list[Unwritten]:
     """Return reads without a write in a listing of `nvdisasm -c` for sm_90."""
-    code, labels = _parsed(listing)
-    before = _written_before(code, labels)
+    code, labels = _parse_listing(listing)
+    before = _find_written(code, labels)
     found = []
     for instruction, written in zip(code, before, strict=True):
         if written is not None and (missing := instruction.reads - written):
@@ -58,7 +58,7 @@ def unwritten(listing: str) -> list[Unwritten]:
     return found
 
 
-def _parsed(listing: str) -> tuple[list[Instruction], dict[str, int]]:
+def _parse_listing(listing: str) -> tuple[list[Instruction], dict[str, int]]:
     code: list[Instruction] = []
     labels: dict[str, int] = {}
     for line in listing.splitlines():
@@ -66,11 +66,11 @@ def _parsed(listing: str) -> tuple[list[Instruction], dict[str, int]]:
             labels[label[1]] = len(code)
         elif found := _LINE.match(line):
             address, predicate, opcode, operands = found.groups()
-            code.append(_instruction(address, predicate is not None, opcode, operands))
+            code.append(_make_instruction(address, predicate is not None, opcode, operands))
     return code, labels
 
 
-def _instruction(address: str, predicated: bool, opcode: str, operands: str) -> Instruction:
+def _make_instruction(address: str, predicated: bool, opcode: str, operands: str) -> Instruction:
     given = [operand.strip() for operand in operands.split(",")]
     while opcode.startswith("R2UR") and re.match(r"U?P[T\d]", given[0]):
         del given[0]  # it may write a predicate first
@@ -81,12 +81,12 @@ def _instruction(address: str, predicated: bool, opcode: str, operands: str) -> 
         opcode,
         conditional,
         target[0] if target and opcode.startswith("BRA") else "",
-        frozenset(_writes(opcode, given[0])),
-        frozenset(chain.from_iterable(_reads(opcode, given))) - {_ZERO},
+        frozenset(_list_writes(opcode, given[0])),
+        frozenset(chain.from_iterable(_list_reads(opcode, given))) - {_ZERO},
     )
 
 
-def _writes(opcode: str, first: str) -> range:
+def _list_writes(opcode: str, first: str) -> range:
     register = re.match(r"UR(\d+)\b", first)
     if register is None or not opcode.startswith(_WRITES_UNIFORM):
         return range(0)
@@ -95,9 +95,9 @@ def _writes(opcode: str, first: str) -> range:
     return range(number, number + (4 if ".128" in opcode else 2 if wide else 1))
 
 
-def _reads(opcode: str, operands: list[str]) -> Iterator[range]:
+def _list_reads(opcode: str, operands: list[str]) -> Iterator[range]:
     for place, operand in enumerate(operands):
-        if place == 0 and len(_writes(opcode, operand)):
+        if place == 0 and len(_list_writes(opcode, operand)):
             continue
         for kind, name in _REGISTER.findall(operand):
             number = int(name)
@@ -110,7 +110,7 @@ def _reads(opcode: str, operands: list[str]) -> Iterator[range]:
                 yield range(number, number + (2 if pair else 1))
 
 
-def _written_before(code: list[Instruction], labels: dict[str, int]) -> list[frozenset[int] | None]:
+def _find_written(code: list[Instruction], labels: dict[str, int]) -> list[frozenset[int] | None]:
     """Return what is written on all paths to each instruction; None without a path."""
     before: list[frozenset[int] | None] = [None] * len(code)
     if code:
@@ -119,16 +119,16 @@ def _written_before(code: list[Instruction], labels: dict[str, int]) -> list[fro
     while waiting:
         at = waiting.pop()
         after = (before[at] or frozenset()) | code[at].writes
-        for following in _following(at, code, labels):
-            known = before[following]
-            joined = after if known is None else known & after
-            if joined != known:
+        for following in _list_following(at, code, labels):
+            earlier = before[following]
+            joined = after if earlier is None else earlier & after
+            if joined != earlier:
                 before[following] = joined
                 waiting.append(following)
     return before
 
 
-def _following(at: int, code: list[Instruction], labels: dict[str, int]) -> Iterator[int]:
+def _list_following(at: int, code: list[Instruction], labels: dict[str, int]) -> Iterator[int]:
     instruction = code[at]
     if instruction.target:
         yield labels[instruction.target]

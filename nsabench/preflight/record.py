@@ -78,7 +78,7 @@ class Pointer:
 _original_run = jit.JITFunction.run
 
 
-def _call_of(function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Call:
+def _make_call(function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Call:
     """Return the launch of a Triton kernel. keywords: include compiler options."""
     given = {**dict(zip(function.arg_names, arguments, strict=False)), **keywords}
     named = {name: value for name, value in given.items() if name in function.arg_names}
@@ -89,11 +89,11 @@ def _call_of(function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
         p.name for p in function.params if getattr(p, "do_not_specialize_on_alignment", False)
     }
     signature = [
-        f"{name}:{_kind(value, name not in plain, name not in at_any_address)}"
+        f"{name}:{_specialisation(value, name not in plain, name not in at_any_address)}"
         for name, value in named.items()
         if name not in constant
     ]
-    constants = [f"{name}={_shown(given[name])}" for name in given if name in constant]
+    constants = [f"{name}={_format(given[name])}" for name in given if name in constant]
     options = [f"{name}={given[name]}" for name in sorted(given) if name not in named]
     return Call(
         kernel=str(getattr(function, "__name__", function)),
@@ -122,7 +122,7 @@ def _is_descriptor(value: Any) -> bool:
     return is_dataclass(value) and hasattr(value, "base") and hasattr(value, "block_shape")
 
 
-def _kind(value: Any, specialised: bool = True, by_alignment: bool = True) -> str:
+def _specialisation(value: Any, specialised: bool = True, by_alignment: bool = True) -> str:
     """Return what a launch specialises on: the type, and whether a value is 1 or aligned."""
     if isinstance(value, Pointer):
         aligned = value.data_ptr() % ALIGNMENT == 0 or not by_alignment
@@ -139,22 +139,22 @@ def _kind(value: Any, specialised: bool = True, by_alignment: bool = True) -> st
         wide = "i32" if -(2**31) <= value < 2**31 else "i64"
         return f"{wide}{'/16' if by_alignment and value % ALIGNMENT == 0 else ''}"
     if isinstance(value, tuple | list):
-        return f"({','.join(map(_kind, value))})"
+        return f"({','.join(map(_specialisation, value))})"
     return type(value).__name__
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     inner = getattr(value, "value", value)
     return str(getattr(inner, "__name__", inner))
 
 
-def _pointers(value: Any) -> Any:
+def _make_pointers(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return Pointer(value)
     if _is_descriptor(value):
         return replace(value, base=Pointer(value.base))
     if type(value) is tuple:
-        return tuple(map(_pointers, value))
+        return tuple(map(_make_pointers, value))
     return value
 
 
@@ -163,8 +163,8 @@ def recording(note: Callable[[Call], None]) -> Iterator[None]:
     """Record launches instead of running kernels, with every autotune configuration."""
 
     def launch(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
-        keywords = {name: _pointers(value) for name, value in kwargs.items()}
-        note(_call_of(self, tuple(map(_pointers, args)), keywords))
+        keywords = {name: _make_pointers(value) for name, value in kwargs.items()}
+        note(_make_call(self, tuple(map(_make_pointers, args)), keywords))
 
     def every_configuration(self: Any, *args: Any, **kwargs: Any) -> None:
         self.nargs = dict(zip(self.arg_names, args, strict=False))

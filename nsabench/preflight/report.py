@@ -23,17 +23,21 @@ MOST_COLUMNS = 8
 
 
 def render(compiled: Sequence[CompiledLaunch]) -> RenderableType:
-    parts: list[RenderableType] = [*_grids(compiled), *_unpaired(compiled), _resources(compiled)]
-    problems = _problems(compiled)
+    parts: list[RenderableType] = [
+        *_make_grids(compiled),
+        *_explain_unpaired(compiled),
+        _list_resources(compiled),
+    ]
+    problems = _list_problems(compiled)
     parts += [Text(""), *problems] if problems else []
     return Group(*parts)
 
 
-def _row(launch: CompiledLaunch) -> tuple[str, str, str]:
+def _make_row(launch: CompiledLaunch) -> tuple[str, str, str]:
     return launch.implementation, launch.op, launch.kernel or "(not recorded)"
 
 
-def _column(launch: CompiledLaunch) -> tuple[str, str, str]:
+def _name_column(launch: CompiledLaunch) -> tuple[str, str, str]:
     return launch.torch, launch.triton, launch.architecture
 
 
@@ -42,32 +46,34 @@ def order_of(launch: CompiledLaunch) -> tuple[Any, ...]:
     return numbers(launch.triton), number, launch.triton, numbers(launch.torch), launch.torch
 
 
-def _grids(compiled: Sequence[CompiledLaunch]) -> list[Table]:
+def _make_grids(compiled: Sequence[CompiledLaunch]) -> list[Table]:
     """Return one grid, or one an architecture if the terminal is narrow."""
-    if len({_column(c) for c in compiled}) <= MOST_COLUMNS:
-        return [_grid(compiled, "launches compiled")]
+    if len({_name_column(c) for c in compiled}) <= MOST_COLUMNS:
+        return [_make_grid(compiled, "launches compiled")]
     architectures = dict.fromkeys(c.architecture for c in compiled)
     return [
-        _grid([c for c in compiled if c.architecture == name], f"launches compiled for {name}")
+        _make_grid([c for c in compiled if c.architecture == name], f"launches compiled for {name}")
         for name in architectures
     ]
 
 
-def _grid(compiled: Sequence[CompiledLaunch], title: str) -> Table:
+def _make_grid(compiled: Sequence[CompiledLaunch], title: str) -> Table:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column("implementation", no_wrap=True)
     table.add_column("kernel", no_wrap=True)
-    columns = list(dict.fromkeys(_column(c) for c in sorted(compiled, key=order_of)))
+    columns = list(dict.fromkeys(_name_column(c) for c in sorted(compiled, key=order_of)))
     torches = Counter(triton for _, triton in {column[:2] for column in columns})
     for torch, triton, architecture in columns:
         mark = "*" if belongs(torch, triton) else ""
         of = f"\ntorch {torch}" if torches[triton] > 1 else ""
         table.add_column(f"{triton}{mark}{of}\n{architecture}", justify="right")
-    rows = sorted({_row(c) for c in compiled})
+    rows = sorted({_make_row(c) for c in compiled})
     ops = Counter(name for name, _ in {row[:2] for row in rows})
     for row in rows:
         texts = [
-            _count([c for c in compiled if _row(c) == row and _column(c) == column])
+            _count_failed(
+                [c for c in compiled if _make_row(c) == row and _name_column(c) == column]
+            )
             for column in columns
         ]
         name, op, kernel = row
@@ -75,7 +81,7 @@ def _grid(compiled: Sequence[CompiledLaunch], title: str) -> Table:
     return table
 
 
-def _count(compiled: Sequence[CompiledLaunch]) -> Text:
+def _count_failed(compiled: Sequence[CompiledLaunch]) -> Text:
     if not compiled:
         return Text("-", "dim")
     good = sum(c.status == Status.OK for c in compiled)
@@ -88,7 +94,7 @@ def _count(compiled: Sequence[CompiledLaunch]) -> Text:
     return Text(f"{good}/{len(compiled)}\n{status}", "bold red" if failed else "dim")
 
 
-def _unpaired(compiled: Sequence[CompiledLaunch]) -> list[Text]:
+def _explain_unpaired(compiled: Sequence[CompiledLaunch]) -> list[Text]:
     pairs = dict.fromkeys((c.torch, c.triton) for c in compiled)
     return [
         Text(f"* Triton {triton} with torch {torch} is {other}", "yellow")
@@ -97,7 +103,7 @@ def _unpaired(compiled: Sequence[CompiledLaunch]) -> list[Text]:
     ]
 
 
-def _resources(compiled: Sequence[CompiledLaunch]) -> Table:
+def _list_resources(compiled: Sequence[CompiledLaunch]) -> Table:
     """Return the maxima over the launches of a kernel, for each architecture and Triton."""
     table = Table(
         title="\nmost that a launch takes", title_justify="left", box=None, pad_edge=False
@@ -129,7 +135,7 @@ def _resources(compiled: Sequence[CompiledLaunch]) -> Table:
     return table
 
 
-def _problems(compiled: Sequence[CompiledLaunch]) -> list[Text]:
+def _list_problems(compiled: Sequence[CompiledLaunch]) -> list[Text]:
     """Return a line for each way in which a kernel did not compile, failures first."""
     seen: Counter[tuple[bool, str]] = Counter()
     for c in compiled:

@@ -89,7 +89,7 @@ def in_container(arguments: Sequence[str], image: str = "") -> int:
     image = image or tag(COMBO)
     with (
         tempfile.TemporaryDirectory(prefix="attacks-", ignore_cleanup_errors=True) as folder,
-        daemon.in_words(image),
+        daemon.explained(image),
     ):
         results, packages = Path(folder, "results"), Path(folder, "packages")
         results.mkdir()

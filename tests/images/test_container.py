@@ -266,7 +266,7 @@ def test_a_few_attacks_gain_nothing_in_it(image: str, capfd: pytest.CaptureFixtu
 def test_the_daemon_receives_the_request_for_gpus(
     image: str, results: Path, gpus: str, count: int, ids: list[str]
 ) -> None:
-    settings = launch._settings(launch.Launch("cpu", ["doctor"], results, gpus=gpus), image)
+    settings = launch._make_settings(launch.Launch("cpu", ["doctor"], results, gpus=gpus), image)
     container = daemon.connect().containers.create(image, **settings)
     try:
         received = container.attrs["HostConfig"]

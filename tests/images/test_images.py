@@ -16,7 +16,7 @@ from nsabench import programs
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.images import combos, launch, lock
 from nsabench.machine.environment.pairs import OLDEST_DRIVER, PAIRS
-from nsabench.preflight.architectures import declared
+from nsabench.preflight.architectures import is_supported
 
 CHECKOUT = combos.checkout()
 COMBOS = CHECKOUT.combos()
@@ -33,7 +33,7 @@ def test_a_combo_names_the_driver_of_its_cuda(name: str) -> None:
     combo = COMBOS.get(name)
     assert combo.cuda is not None
     assert combo.driver == OLDEST_DRIVER[int(combo.cuda.split(".")[0])]
-    assert all(declared(combo.triton, architecture) for architecture in combo.architectures)
+    assert all(is_supported(combo.triton, architecture) for architecture in combo.architectures)
 
 
 @pytest.mark.parametrize("name", list(COMBOS.combos))
@@ -113,7 +113,7 @@ def test_an_unknown_combo_is_named_with_the_nearest() -> None:
 def test_the_container_is_shut_off(tmp_path: Path) -> None:
     pytest.importorskip("docker")
     asked = launch.Launch("cpu", ["all"], tmp_path, gpus="0,1", inputs=[Path("m.yaml")])
-    settings = launch._settings(asked, "sha256:1")
+    settings = launch._make_settings(asked, "sha256:1")
     assert settings["read_only"] and settings["network_mode"] == "none"
     assert settings["cap_drop"] == ["ALL"]
     assert settings["security_opt"] == ["no-new-privileges"]

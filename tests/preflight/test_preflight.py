@@ -305,9 +305,11 @@ def test_occupancy(name: str, warps: int, registers: int, shared: int, expected:
 
 
 def test_which_failures_count() -> None:
-    assert architectures.declared("3.0.0", "sm_90") and architectures.declared("3.9.0", "sm_120")
-    assert not architectures.declared("3.1.0", "sm_100")
-    assert not architectures.declared("2.3.1", "sm_80")
+    assert architectures.is_supported("3.0.0", "sm_90") and architectures.is_supported(
+        "3.9.0", "sm_120"
+    )
+    assert not architectures.is_supported("3.1.0", "sm_100")
+    assert not architectures.is_supported("2.3.1", "sm_80")
     with pytest.raises(UsageError):
         architectures.parse("sm_1")
 
@@ -317,16 +319,8 @@ def test_an_architecture_that_a_triton_does_not_know_is_unsupported(
 ) -> None:
     monkeypatch.setattr(tritons, "install", lambda version: tmp_path)
     monkeypatch.setattr(compile_all, "WarmWorker", lambda _: pytest.fail("it compiles"))
-    order = run.Order(
-        architectures=[ARCHITECTURES["sm_100"]],
-        versions=["3.1.0"],
-        matrices=["quick"],
-        kernels=None,
-        ops_file=None,
-        jobs=1,
-        cache=False,
-    )
-    [[row]] = run.run(order, lambda row: None)
+    given = {"architectures": [ARCHITECTURES["sm_100"]], "versions": ["3.1.0"]}
+    [[row]] = run.run(lambda row: None, **given, matrices=["quick"], jobs=1, cache=False)
     assert (row.status, row.failed) == (Status.UNSUPPORTED, False)
     assert row.reason == "Triton 3.1.0 does not know sm_100"
 

@@ -12,7 +12,7 @@ import pytest
 
 from nsabench.errors import UsageError
 from nsabench.machine.environment.pairs import unpaired
-from nsabench.versions import Triton, asked, in_folder
+from nsabench.versions import Triton, in_folder, parse
 
 INSTALLED = metadata.version("triton")
 
@@ -32,10 +32,10 @@ def test_a_folder_is_looked_through_by_what_lies_there(tmp_path: Path) -> None:
     put(tmp_path, "old", "3.1.0")
     put(tmp_path, "3.10.0", "3.10.0")
     (tmp_path / "notes").mkdir()
-    chosen = asked("3.10.0, 3.1.0,3.1.0", tmp_path)
+    chosen = parse("3.10.0, 3.1.0,3.1.0", tmp_path)
     assert [t.version for t in chosen] == ["3.1.0", "3.10.0"]  # by number, not by letter
     assert [t.folder and t.folder.name for t in chosen] == ["old", "3.10.0"]
-    assert {t.version for t in asked("all", tmp_path)} == {"3.1.0", "3.10.0", INSTALLED}
+    assert {t.version for t in parse("all", tmp_path)} == {"3.1.0", "3.10.0", INSTALLED}
 
 
 def test_what_is_not_to_be_had_is_said_with_a_remedy(tmp_path: Path) -> None:
@@ -44,19 +44,19 @@ def test_what_is_not_to_be_had_is_said_with_a_remedy(tmp_path: Path) -> None:
     assert "pip install" in none.value.remedy
     put(tmp_path, "a", "3.1.0")
     with pytest.raises(UsageError, match=r"Triton 3\.2\.0 is not in") as lacking:
-        asked("3.2.0", tmp_path)
+        parse("3.2.0", tmp_path)
     assert "3.1.0" in lacking.value.remedy
     with pytest.raises(UsageError, match="names no version"):
-        asked(" , ", tmp_path)
+        parse(" , ", tmp_path)
     put(tmp_path, "b", "3.1.0")
     with pytest.raises(UsageError, match=r"3\.1\.0 twice, in a and b"):
         in_folder(tmp_path)
     with pytest.raises(UsageError, match="not among those that preflight has hashes of"):
-        asked("0.0.1")
+        parse("0.0.1")
 
 
 def test_the_installed_one_needs_no_folder() -> None:
-    assert asked(INSTALLED) == [Triton(INSTALLED)]
+    assert parse(INSTALLED) == [Triton(INSTALLED)]
 
 
 def test_a_process_finds_the_one_it_is_started_with(tmp_path: Path) -> None:

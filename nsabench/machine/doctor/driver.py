@@ -11,8 +11,8 @@ from nsabench.machine.environment.pairs import OLDEST_DRIVER, numbers
 
 def examine(environment: Environment) -> Iterator[Problem]:
     if not environment.gpus:
-        yield _without_gpu(environment)
-    too_old = list(_too_old(environment))
+        yield _explain_no_gpu(environment)
+    too_old = list(_check_version(environment))
     yield from too_old
     software = environment.software
     hidden = environment.run.variables.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles")
@@ -33,7 +33,7 @@ def examine(environment: Environment) -> Iterator[Problem]:
         )
 
 
-def _without_gpu(environment: Environment) -> Problem:
+def _explain_no_gpu(environment: Environment) -> Problem:
     driver = environment.driver
     failed = driver.nvml_failure or "NVML shows no device"
     if "mismatch" in failed.lower():
@@ -73,7 +73,7 @@ def _without_gpu(environment: Environment) -> Problem:
     )
 
 
-def _too_old(environment: Environment) -> Iterator[Problem]:
+def _check_version(environment: Environment) -> Iterator[Problem]:
     software = environment.software
     installed, cuda = environment.driver.version, software.torch_cuda
     if installed is None or cuda is None or software.cuda_usable:

@@ -21,11 +21,11 @@ _FEWEST_CPUS = 2.0
 _SELF_SCALING = frozenset({"intel_pstate", "amd-pstate-epp"})
 
 
-def _any(value: str) -> bool:
+def _is_set(value: str) -> bool:
     return bool(value)
 
 
-def _on(value: str) -> bool:
+def _is_on(value: str) -> bool:
     return value.strip().lower() not in ("", "0", "false", "off", "no")
 
 
@@ -44,23 +44,25 @@ class Switch:
 
 
 SWITCHES = (
-    Switch("CUDA_LAUNCH_BLOCKING", _on, Severity.ERROR, "every launch waits for the device"),
+    Switch("CUDA_LAUNCH_BLOCKING", _is_on, Severity.ERROR, "every launch waits for the device"),
     Switch("CUDA_VISIBLE_DEVICES", _hides_all, Severity.ERROR, "every GPU is hidden"),
-    Switch("CUDA_INJECTION64_PATH", _any, Severity.WARNING, "a profiler slows the device down"),
+    Switch("CUDA_INJECTION64_PATH", _is_set, Severity.WARNING, "a profiler slows the device down"),
     Switch(
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
-        _any,
+        _is_set,
         Severity.WARNING,
         "only a part of the multiprocessors is used",
     ),
     Switch(
-        "PYTORCH_NO_CUDA_MEMORY_CACHING", _on, Severity.WARNING, "every allocation is timed too"
+        "PYTORCH_NO_CUDA_MEMORY_CACHING", _is_on, Severity.WARNING, "every allocation is timed too"
     ),
     Switch(
-        "NVIDIA_TF32_OVERRIDE", _any, Severity.WARNING, "float32 products change their precision"
+        "NVIDIA_TF32_OVERRIDE", _is_set, Severity.WARNING, "float32 products change their precision"
     ),
-    Switch("TRITON_PTXAS_PATH", _any, Severity.NOTE, "kernels are not assembled by triton's ptxas"),
-    Switch("LD_PRELOAD", _any, Severity.NOTE, "libraries may not be the ones installed"),
+    Switch(
+        "TRITON_PTXAS_PATH", _is_set, Severity.NOTE, "kernels are not assembled by triton's ptxas"
+    ),
+    Switch("LD_PRELOAD", _is_set, Severity.NOTE, "libraries may not be the ones installed"),
 )
 
 

@@ -12,17 +12,17 @@ from nsabench.machine.environment.pairs import OLDEST_DRIVER, PAIRS, numbers, pa
 
 
 def examine(environment: Environment) -> Iterator[Problem]:
-    yield from _missing_torch(environment)
+    yield from _check_torch(environment)
     torch = environment.software.known_torch
     if torch is None:
         return
-    yield from _missing_triton(environment)
-    yield from _unpaired(environment, torch)
-    yield from _torch_for_other_devices(environment, torch)
-    yield from _numpy(environment)
+    yield from _check_triton(environment)
+    yield from _check_pair(environment, torch)
+    yield from _check_architectures(environment, torch)
+    yield from _check_numpy(environment)
 
 
-def _missing_torch(environment: Environment) -> Iterator[Problem]:
+def _check_torch(environment: Environment) -> Iterator[Problem]:
     software = environment.software
     installed = software.distributions.get("torch")
     why = environment.absent.get("software.torch", NO_WORKER)
@@ -40,12 +40,12 @@ def _missing_torch(environment: Environment) -> Iterator[Problem]:
         )
 
 
-def _missing_triton(environment: Environment) -> Iterator[Problem]:
+def _check_triton(environment: Environment) -> Iterator[Problem]:
     software = environment.software
     if software.triton is not None:
         return
     why = environment.absent.get("software.triton", NO_WORKER)
-    wanted = _wanted_triton(environment)
+    wanted = _find_pinned_triton(environment)
     pinned = f"triton=={wanted}" if wanted else "triton"
     if software.known_triton is None:
         yield warning(
@@ -61,9 +61,9 @@ def _missing_triton(environment: Environment) -> Iterator[Problem]:
         )
 
 
-def _unpaired(environment: Environment, torch: str) -> Iterator[Problem]:
+def _check_pair(environment: Environment, torch: str) -> Iterator[Problem]:
     """Yield a problem for a triton that torch does not pin: it may import and fail late."""
-    triton, wanted = environment.software.known_triton, _wanted_triton(environment)
+    triton, wanted = environment.software.known_triton, _find_pinned_triton(environment)
     if triton is None or wanted is None or numbers(triton)[:2] == numbers(wanted)[:2]:
         return
     matching = next((p.torch for p in PAIRS if numbers(p.triton)[:2] == numbers(triton)[:2]), None)
@@ -77,7 +77,7 @@ def _unpaired(environment: Environment, torch: str) -> Iterator[Problem]:
     )
 
 
-def _torch_for_other_devices(environment: Environment, version: str) -> Iterator[Problem]:
+def _check_architectures(environment: Environment, version: str) -> Iterator[Problem]:
     software = environment.software
     has_cuda = software.torch_cuda if software.torch else not version.endswith("+cpu")
     if environment.gpus and not has_cuda:
@@ -85,7 +85,7 @@ def _torch_for_other_devices(environment: Environment, version: str) -> Iterator
             "torch_without_cuda",
             f"There is a GPU, but torch {version} was built without CUDA.",
             f"Run `pip install --force-reinstall torch=={version.partition('+')[0]}"
-            f"{_wheel_index(environment)}`.",
+            f"{_find_index(environment)}`.",
         )
     for gpu in list_watched(environment):
         capability = numbers(gpu.compute_capability or "")
@@ -100,7 +100,7 @@ def _torch_for_other_devices(environment: Environment, version: str) -> Iterator
             return
 
 
-def _numpy(environment: Environment) -> Iterator[Problem]:
+def _check_numpy(environment: Environment) -> Iterator[Problem]:
     numpy = environment.software.numpy or environment.software.distributions.get("numpy")
     triton = environment.software.known_triton
     if numpy is None or triton is None or environment.gpus:
@@ -119,7 +119,7 @@ def _numpy(environment: Environment) -> Iterator[Problem]:
         )
 
 
-def _wanted_triton(environment: Environment) -> str | None:
+def _find_pinned_triton(environment: Environment) -> str | None:
     """Return the triton that this torch pins, by its metadata or by `PAIRS`."""
     pair = pair_of(environment.software.known_torch or "")
     return environment.software.pinned_triton or (pair.triton if pair is not None else None)
@@ -139,7 +139,7 @@ def _runs_on(code: str, capability: tuple[int, ...]) -> bool:
     return own[0] == capability[0] and own[1] <= capability[1]
 
 
-def _wheel_index(environment: Environment) -> str:
+def _find_index(environment: Environment) -> str:
     driver = numbers(environment.driver.version or "")
     pair = pair_of(environment.software.known_torch or "")
     if pair is None or driver < (OLDEST_DRIVER[numbers(pair.cuda)[0]],):

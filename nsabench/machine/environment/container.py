@@ -19,10 +19,10 @@ COMBO_FILE = "combo.json"
 def combo_file(prefix: Path = Path(sys.prefix)) -> dict[str, str]:
     """Return the content of `combo.json`; empty in other environments."""
     try:
-        said = json.loads((prefix / COMBO_FILE).read_text())
+        content = json.loads((prefix / COMBO_FILE).read_text())
     except (OSError, ValueError):
         return {}
-    return {str(k): str(v) for k, v in said.items()} if isinstance(said, dict) else {}
+    return {str(k): str(v) for k, v in content.items()} if isinstance(content, dict) else {}
 
 
 def read_container(

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from nsabench.machine.environment.cgroup import read_cgroup
-from nsabench.machine.environment.model import Host
+from nsabench.machine.environment.model import Cgroup, Host
 
 
 def read_host(absent: dict[str, str], root: Path = Path("/")) -> Host:
@@ -38,6 +37,20 @@ def read_host(absent: dict[str, str], root: Path = Path("/")) -> Host:
         wsl="microsoft" in release.lower(),
         root_user=os.geteuid() == 0,
         cgroup=read_cgroup(root),
+    )
+
+
+def read_cgroup(root: Path = Path("/")) -> Cgroup:
+    """Return the lowest limits of this process's control group and its parents (version 2)."""
+    mount = root / "sys/fs/cgroup"
+    # In a container the path may be the host's.
+    group = mount / (_read(root / "proc/self/cgroup") or "").removeprefix("0::").strip("/")
+    groups = [mount, *(g for g in (group, *group.parents) if mount in g.parents)]
+    quotas = [(_read(g / "cpu.max") or "max").split() for g in groups]
+    limits = [_read(g / "memory.max") or "max" for g in groups]
+    return Cgroup(
+        cpus=min((int(q[0]) / int(q[1]) for q in quotas if q[0] != "max"), default=None),
+        memory_bytes=min((int(limit) for limit in limits if limit != "max"), default=None),
     )
 
 

@@ -27,8 +27,8 @@ def _machine_id(root: Path) -> str:
     """Return the host's machine id; "" without one, as in images."""
     for name in ("etc/machine-id", "var/lib/dbus/machine-id"):  # some have only the second
         with suppress(OSError, UnicodeDecodeError):
-            if found := (root / name).read_text().strip():
-                return found
+            if number := (root / name).read_text().strip():
+                return number
     return ""
 
 

@@ -100,7 +100,7 @@ class Device:
         if failure() is not None:
             return None
         if first.isdecimal():
-            kinds = {attempt(pynvml.nvmlDeviceGetName, one.handle) for one in cls.all()}
+            kinds = {attempt(pynvml.nvmlDeviceGetName, device.handle) for device in cls.all()}
             if len(kinds) > 1 and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
                 return None
             handle = attempt(pynvml.nvmlDeviceGetHandleByIndex, int(first))

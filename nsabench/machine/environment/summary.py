@@ -13,8 +13,11 @@ def summarise(environment: Environment, gpus: Sequence[Gpu]) -> Iterator[tuple[s
     """Yield the label and text of each line."""
     host, software, driver = environment.host, environment.software, environment.driver
     for gpu in gpus:
-        yield f"GPU {gpu.index}", _join(*_gpu(gpu), len(gpus) > 1 and gpu.used and "in use")
-        yield f"GPU {gpu.index} state", _join(*_gpu_state(gpu))
+        yield (
+            f"GPU {gpu.index}",
+            _join(*_describe_gpu(gpu), len(gpus) > 1 and gpu.used and "in use"),
+        )
+        yield f"GPU {gpu.index} state", _join(*_describe_state(gpu))
     if not environment.gpus:
         yield "GPU", f"none ({environment.absent.get('gpus', 'not seen')})"
     if driver.version or driver.kernel_module:
@@ -53,7 +56,7 @@ def summarise(environment: Environment, gpus: Sequence[Gpu]) -> Iterator[tuple[s
     yield "nsabench", software.nsabench
 
 
-def _gpu(gpu: Gpu) -> Iterator[object]:
+def _describe_gpu(gpu: Gpu) -> Iterator[object]:
     yield gpu.name or "unnamed"
     yield gpu.compute_capability and f"sm_{gpu.compute_capability.replace('.', '')}"
     yield gpu.multiprocessors and f"{gpu.multiprocessors} SMs"
@@ -61,7 +64,7 @@ def _gpu(gpu: Gpu) -> Iterator[object]:
     yield gpu.l2_bytes and f"L2 {gpu.l2_bytes / (1 << 20):.0f} MiB"
 
 
-def _gpu_state(gpu: Gpu) -> Iterator[object]:
+def _describe_state(gpu: Gpu) -> Iterator[object]:
     yield gpu.power_limit_w and f"power limit {gpu.power_limit_w:.0f} W"
     yield gpu.sm_clock_mhz and f"SM clock {gpu.sm_clock_mhz} of {gpu.sm_clock_max_mhz} MHz"
     yield gpu.temperature_c is not None and f"{gpu.temperature_c} °C"

@@ -40,17 +40,17 @@ def describe(device: str) -> Described:
     facts: dict[str, Any] = {"type": device.partition(":")[0]}
     if (triton := modules["triton"]) is not None:
         for name in ("ptxas", "ptxas_blackwell"):
-            software[name] = attempt(name, _ptxas_version, name, Path(triton.__file__).parent)
+            software[name] = attempt(name, _read_ptxas_version, name, Path(triton.__file__).parent)
     if (torch := modules["torch"]) is not None:
         software["torch_cuda"] = getattr(torch.version, "cuda", None)
-        codes = attempt("torch_architectures", _architectures, torch)
+        codes = attempt("torch_architectures", _read_architectures, torch)
         software["torch_architectures"] = codes or ()
-        software["cudnn"] = attempt("cudnn", _cudnn_version, torch)
+        software["cudnn"] = attempt("cudnn", _read_cudnn_version, torch)
         if device.startswith("cuda"):
             described = attempt("cuda_usable", describe_cuda_device, torch, device)
             facts |= described or {}
             software["cuda_usable"] = described is not None
-            software["cuda_driver"] = attempt("cuda_driver", _driver_version, torch)
+            software["cuda_driver"] = attempt("cuda_driver", _read_driver_version, torch)
         else:
             facts["capability"] = attempt("capability", torch.backends.cpu.get_cpu_capability)
     return Described(
@@ -81,19 +81,19 @@ def describe_cuda_device(torch: Any, device: str) -> dict[str, Any]:
     }
 
 
-def _architectures(torch: Any) -> list[str]:
+def _read_architectures(torch: Any) -> list[str]:
     # get_arch_list() is empty without CUDA; the flags are in the binary.
     read_flags = getattr(torch._C, "_cuda_getArchFlags", None)  # None: a torch for CPUs
     return str(read_flags() or "").split() if read_flags is not None else []
 
 
-def _driver_version(torch: Any) -> str:
+def _read_driver_version(torch: Any) -> str:
     """Return the driver's CUDA version, which torch packs as 1000 * major + 10 * minor."""
     packed = torch._C._cuda_getDriverVersion()
     return f"{packed // 1000}.{packed % 1000 // 10}"
 
 
-def _cudnn_version(torch: Any) -> str:
+def _read_cudnn_version(torch: Any) -> str:
     """Return cuDNN's version, packed as 10000 * major + 100 * minor + patch (before 9: 1000 *
     major)."""
     packed = torch.backends.cudnn.version()
@@ -103,7 +103,7 @@ def _cudnn_version(torch: Any) -> str:
     return f"{major}.{rest // 100}.{rest % 100}"
 
 
-def _ptxas_version(name: str, triton: Path) -> str:
+def _read_ptxas_version(name: str, triton: Path) -> str:
     """Return the version of triton's assembler, or of the one that the environment names."""
     named = os.environ.get(f"TRITON_{name.upper()}_PATH")
     own = triton / "backends/nvidia/bin" / name.replace("_", "-")
