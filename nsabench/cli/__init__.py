@@ -1,7 +1,4 @@
-"""The command line: parses, hands over, and turns errors into a sentence and an exit code.
-
-Each module of this folder holds one command under the name `command`; adding a file adds one.
-"""
+"""The command line. Each module of this folder holds one command under the name `command`."""
 
 from __future__ import annotations
 
@@ -26,16 +23,34 @@ from nsabench.signing.secrecy import seclude
 from nsabench.text import shown
 
 INTERRUPTED = 130
-# Commands that read what others made. Others measure, and need what memory there is.
+# These commands read what others made, so their memory is limited.
 READING = {"archive", "audit", "compare", "merge", "report", "site", "threshold", "verify"}
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+SECTIONS = {
+    "Write a kernel": ("init", "check", "plan", "profile", "preflight"),
+    "Measure": ("all", "run", "versions", "fleet", "merge"),
+    "Read": ("report", "compare", "threshold", "explain", "site"),
+    "Trust": ("verify", "audit", "key", "archive"),
+    "Set up": ("doctor", "list", "packages", "images", "completion"),
+}
+
+
+class Commands(click.Group):
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name, self.commands[name].get_short_help_str(60)) for name in names]
+                )
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 @click.option("--debug", is_flag=True, help="Show a traceback with an error.")
 @click.pass_context
 def group(context: click.Context, debug: bool) -> None:
-    """Is a custom GPU kernel right, is it faster than PyTorch, and from which length on?
+    """Decide whether a GPU kernel is right and faster than PyTorch, and from which length.
 
     Example: nsabench all matrices/selection_rows.yaml --device cuda
     """
@@ -56,7 +71,6 @@ def main() -> None:
         with writing():
             code = group.main(standalone_mode=False)
     except (click.exceptions.Abort, KeyboardInterrupt) as stopped:
-        # Click raises its own from the one that it caught.
         sys.exit(_interrupted(stopped.__cause__ or stopped))
     except click.ClickException as error:
         message = io.StringIO()
@@ -85,7 +99,7 @@ def _explained(error: Exception) -> int:
     say(f"nsabench: {shown(error)}", err=True)
     if error.remedy:
         say(f"  remedy: {shown(error.remedy)}", err=True)
-    if error.folder:  # what resumes it, and how, depends on how it was begun
+    if error.folder:
         say(f"  what was measured is kept in {error.folder}: resume it then", err=True)
     return error.exit_code
 

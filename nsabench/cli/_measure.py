@@ -1,4 +1,4 @@
-"""Measuring with progress on the terminal, and the end of a run, for `all` and `run`."""
+"""Measure with progress on the terminal, and show the end of a run, for `all` and `run`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
 
 
 def show(finished: Finished, asked: Measuring, signed: str = "") -> int:
-    """Show the end of a run, and return the exit code. signed: what was said of its signature."""
+    """Show the end of a run, and return the exit code. signed: a sentence about the signature."""
     if asked.as_json:
         events.finished(finished, signed)
     else:

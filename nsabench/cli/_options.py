@@ -34,13 +34,13 @@ kernels = click.option(
     "--kernels",
     type=PATH,
     metavar="FILE.py",
-    help="A file of your own with @nsabench.implementation functions.",
+    help="Your file with @nsabench.implementation functions.",
 )
 shard = click.option(
     "--shard",
     default=ALL,
     metavar="i/n",
-    help="Take the i-th of n parts of the plan; cases that differ only in length stay together.",
+    help="The i-th of n parts of the plan. Cases that differ only in length stay together.",
 )
 margin = click.option(
     "--margin",
@@ -48,12 +48,12 @@ margin = click.option(
     default=MARGIN,
     show_default=True,
     metavar="RATIO",
-    help="How many times as fast is worth it: what is decided, and which verdicts are confirmed.",
+    help="Speed-up that makes a kernel worth using, for decisions and confirmed verdicts.",
 )
 no_sandbox = click.option(
     "--no-sandbox",
     is_flag=True,
-    help="Let kernels read and write whatever this user may; the run says so.",
+    help="Let kernels read and write all that you may. The run says so.",
 )
 out = click.option(
     "--out", type=FOLDER, metavar="DIR", help="Folder of the run. Default: results/RUN_ID."
@@ -62,8 +62,8 @@ resume = click.option(
     "--resume",
     type=FOLDER,
     metavar="DIR",
-    help="Continue the run in this folder. With a matrix or other options, start it there if it "
-    "does not exist.",
+    help="Folder of a run to continue. With a matrix or other options, a run is started there if "
+    "it does not exist.",
 )
 trusted = click.option(
     "--key",
@@ -71,33 +71,33 @@ trusted = click.option(
     multiple=True,
     type=FILE,
     metavar="FILE.pub",
-    help="A public key that you trust; may be given again. See also NSABENCH_TRUSTED_KEYS.",
+    help="Public key that you trust. May be given again. See also NSABENCH_TRUSTED_KEYS.",
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program to read.")
 where = click.option(
     "--where",
     multiple=True,
     metavar="CONDITION",
-    help="Only the cases for which it holds, such as 'D=128 and L>=512'. May be given again.",
+    help="Only cases that meet it, such as 'D=128 and L>=512'. May be given again.",
 )
 only = click.option(
     "-k",
     "--only",
     multiple=True,
     metavar="PATTERN",
-    help="Only candidates of such a name, such as `mine` or `rows_*`. May be given again.",
+    help="Only candidates with such a name: `mine`, `rows_*`. May be given again.",
 )
 tag = click.option(
-    "--tag", default="", metavar="NAME", help="A word of your own in the name of the run's folder."
+    "--tag", default="", metavar="NAME", help="Word to add to the name of the run's folder."
 )
 verbose = click.option(
-    "-v", "--verbose", is_flag=True, help="Every baseline, control and finding, a line each."
+    "-v", "--verbose", is_flag=True, help="Show every baseline, control and finding."
 )
 junit = click.option(
     "--junit",
     type=FILE,
     metavar="FILE.xml",
-    help="Write what passed and failed as JUnit XML, which CI systems show.",
+    help="JUnit XML to write, for CI systems.",
 )
 
 
@@ -114,18 +114,17 @@ _own_op = functools.partial(
     "ops_file",
     type=PATH,
     metavar="FILE.py",
-    help="A file of your own that holds an op, under the name OP.",
+    help="File with an op of your own, under the name OP.",
 )
 ops_file = _own_op()
 loaded_ops = _own_op(callback=_load_op)
-# For a command that reads runs: all that it needs is that the op is there.
 ops_of_the_run = click.option(
     "--ops",
     type=PATH,
     metavar="FILE.py",
     expose_value=False,
     callback=_load_op,
-    help="The file with the op that the run was made with, if it was one of your own.",
+    help="File with the op of the run, if it is an op of your own.",
 )
 
 
@@ -149,7 +148,7 @@ class Measuring:
 
 
 def asked_again(asked: Measuring) -> list[str]:
-    """Return the words that ask for the same measurement, without --out, --resume and --shard."""
+    """Return arguments for the same measurement, without --out, --resume and --shard."""
     words = [*asked.matrices, "--device", asked.device, "--margin", repr(asked.margin)]
     texts = {"--kernels": asked.kernels, "--ops": asked.ops_file, "--tag": asked.tag}
     flags = {"--no-sandbox": asked.no_sandbox, "--verbose": asked.verbose}
@@ -159,13 +158,12 @@ def asked_again(asked: Measuring) -> list[str]:
     return [*words, *(name for name, flag in flags.items() if flag)]
 
 
-# Options of a plan.
 PLAN = (tag, no_sandbox, ops_file, kernels, only, where, margin, device, matrices)
 RUN = (junit, as_json, verbose, shard, resume, out)
 
 
 def measuring(*options: Decorator) -> Decorator:
-    """Add options of a command that measures. The command receives them as one `Measuring`."""
+    """Add options to a command, which receives them as one `Measuring`."""
     names = {field.name for field in fields(Measuring)}
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -180,7 +178,7 @@ def measuring(*options: Decorator) -> Decorator:
 
 
 def all_of(*options: Decorator) -> Decorator:
-    """Add several options. The last one is the first that `--help` shows."""
+    """Add options. `--help` shows the last one first."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in options:

@@ -1,4 +1,4 @@
-"""How commands answer: what others wrote in a text is shown, and not obeyed by the terminal."""
+"""Print answers of commands. The terminal obeys nothing in text that others wrote."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from nsabench.text import shown
 
 
 def say(text: object, *, err: bool = False, nl: bool = True) -> None:
-    """Print text, on standard error if `err`."""
     click.echo(shown(text, lines=True), err=err, nl=nl)
 
 
@@ -24,7 +23,7 @@ def say_json(data: object) -> None:
 
 
 def say_columns(rows: Sequence[Sequence[object]]) -> None:
-    """Print rows in columns. A list is printed as its words, None as a dash."""
+    """Print rows in columns: a list as its words, None as a dash."""
     texts = [
         [" ".join(map(str, v)) if isinstance(v, list | tuple) else str(v or "-") for v in row]
         for row in rows
@@ -35,8 +34,10 @@ def say_columns(rows: Sequence[Sequence[object]]) -> None:
 
 
 def say_to_ci(tests: Sequence[Test], junit: Path | None, name: str, kernels: str = "") -> None:
-    """Write JUnit XML if it is asked for. On a runner of GitHub, also print annotations on standard
-    error, where it looks for them. kernels: the user's file."""
+    """Write JUnit XML if asked to. On a GitHub runner, also print annotations on standard error.
+
+    kernels: the user's file.
+    """
     if junit is not None:
         ci.write_junit(tests, junit, name)
     if os.environ.get("GITHUB_ACTIONS") == "true":

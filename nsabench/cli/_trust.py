@@ -1,4 +1,4 @@
-"""What commands ask of a run before they read or write beside it: is it what was signed?"""
+"""Refuse altered runs, and files inside signed runs, before a command reads or writes."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from nsabench.running.folder import RunFolder
 
 
 def admit(run: Path, *, tables: bool = True) -> None:
-    """Say so if the run is unsigned. Raises `UsageError` without a run, and `VerificationFailed` if
-    it was altered or holds a link. tables: whether the command reads the tables."""
+    """Refuse a run that was altered or holds a link, and say if it is unsigned.
+
+    tables: whether the command reads the tables.
+    """
     RunFolder.existing(run).refuse_links()
     if refuse_altered(run, tables=tables) is Trust.UNSIGNED:
         say_unsigned(run)
 
 
 def least_trust(public: tuple[Path, ...], required: str | None = None) -> Trust:
-    """Return the least trust that passes. public: the keys that the user trusts."""
+    """Return the least trust that passes. public: keys that the user trusts."""
     return Trust(required or (Trust.PINNED if public else Trust.EPHEMERAL))
 
 
 def say_unsigned(run: Path) -> None:
-    """Say it on standard error: what a command prints may be read by a program."""
+    # Programs may read what a command prints on standard output.
     say(f"nsabench: {run} is unsigned: nothing shows that it was not altered", err=True)
 
 
 def refuse_inside(option: str, path: Path | None, run: Path | None = None) -> None:
-    """Raises `UsageError` for a file inside `run`, or inside any signed run: it would not be among
-    what is signed."""
+    """Raise `UsageError` for a file inside `run` or inside a signed run."""
     if path is None:
         return
     in_run = run is not None and run.resolve() in path.resolve().parents

@@ -30,13 +30,13 @@ from nsabench.signing import load_signer
 @click.option(
     "--devices",
     metavar="0,1|all",
-    help="Measure one shard on each of these GPUs at the same time, and merge them into one run.",
+    help="GPUs that measure a shard each at the same time; the shards are merged into one run.",
 )
 @_options.measuring(*_options.RUN, *_options.PLAN)
 def command(asked: Measuring, devices: str | None) -> int:
-    """Check the machine, measure the matrices, decide, and report.
+    """Check the machine, measure, decide and report.
 
-    Without a MATRIX: all that ship on a GPU, the quick one on a CPU.
+    Without a MATRIX, all matrices are measured on a GPU, and the quick one on a CPU.
 
     Example: nsabench all matrices/selection_rows.yaml --kernels mine.py
     """
@@ -49,16 +49,17 @@ def command(asked: Measuring, devices: str | None) -> int:
 
 
 def _measure_on(asked: Measuring, given: str) -> int | None:
-    """Measure on the GPUs that `given` names, and merge. Returns the exit code of `all`.
+    """Measure on the GPUs that `given` names, merge, and return the exit code.
 
-    Returns None for a single GPU, which needs no shards: this process measures on it."""
+    Returns None for a single GPU: this process then measures on it, without shards.
+    """
     if asked.resume is not None or asked.shard != ALL or asked.device == "cpu":
         raise UsageError(
             "--devices makes shards on GPUs, and takes no --resume, --shard or --device cpu",
-            "leave them away; the same command with --out continues its shards.",
+            "leave them out; the same command with --out continues its shards.",
         )
     if asked.as_json or asked.junit is not None:
-        raise UsageError("--devices takes no --json and no --junit", "leave them away.")
+        raise UsageError("--devices takes no --json and no --junit", "leave them out.")
     places = devices.places(given)
     if len(places) == 1:
         os.environ.update(places[0].variables)

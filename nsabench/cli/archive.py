@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def _open(location: str, *, create: bool = False) -> Archive:
-    # Its libraries come with an extra, and would slow --help down.
+    # Its libraries come with an extra, and would slow down --help.
     from nsabench.evidence.archive import Archive
 
     return Archive(location, create=create)
@@ -30,9 +30,9 @@ def _open(location: str, *, create: bool = False) -> Archive:
 
 @click.group("archive")
 def command() -> None:
-    """Keep verified runs in a folder or in S3, and query them.
+    """Keep and query verified runs.
 
-    ARCHIVE is a folder or s3://BUCKET/PREFIX. The AWS_* variables say how to reach S3.
+    ARCHIVE is a folder or s3://BUCKET/PREFIX. The AWS_* variables give access to S3.
 
     Example: nsabench archive query archive "SELECT gpu, count(*) FROM runs GROUP BY gpu"
     """
@@ -44,7 +44,9 @@ def command() -> None:
 @_options.trusted
 @_options.ops_of_the_run
 def add(runs: tuple[Path, ...], location: str, public: tuple[Path, ...]) -> int:
-    """Verify runs and add them; adding one again changes nothing.
+    """Verify runs and add them to an archive.
+
+    Adding a run again changes nothing.
 
     Example: nsabench archive add results/* --to s3://bench/runs
     """
@@ -68,7 +70,9 @@ def add(runs: tuple[Path, ...], location: str, public: tuple[Path, ...]) -> int:
 @click.argument("location", metavar="ARCHIVE")
 @_options.as_json
 def list_(location: str, as_json: bool) -> None:
-    """List the runs of an archive. Broken runs are reported and left out.
+    """List the runs of an archive.
+
+    Broken runs are reported and left out.
 
     Example: nsabench archive list archive
     """
@@ -79,10 +83,10 @@ def list_(location: str, as_json: bool) -> None:
         unpaired = belongs(e.torch, e.triton)
         rows.append({**p.model_dump(mode="json"), "trust": run.trust, "unpaired": unpaired})
         if not as_json:
-            said = f"{unpaired}  ".lstrip()
+            warning = f"{unpaired}  ".lstrip()
             say(
                 f"{p.run_id}  {e.gpu or 'no GPU'}  torch {e.torch}  triton {e.triton}  "
-                f"{said}{p.records} records  {run.trust}  verified"
+                f"{warning}{p.records} records  {run.trust}  verified"
             )
     if as_json:
         say_json(rows)
@@ -95,7 +99,10 @@ def list_(location: str, as_json: bool) -> None:
 @_options.trusted
 @_options.as_json
 def verify(location: str, public: tuple[Path, ...], as_json: bool) -> int:
-    """Check signature and hashes of every run of an archive. Exits with 4 when one is broken.
+    """Verify every run of an archive.
+
+    Checks signatures, hashes, and what the manifests say of the tables. Exits with 4 if a run is
+    broken.
 
     Example: nsabench archive verify s3://bench/runs --key signing.key.pub
     """
@@ -120,9 +127,10 @@ def verify(location: str, public: tuple[Path, ...], as_json: bool) -> int:
 @click.argument("sql")
 @_options.as_json
 def query(location: str, sql: str, as_json: bool) -> None:
-    """Query the verified runs in SQL: the views are runs, records, comparisons, samples and pays.
+    """Query the verified runs of an archive in SQL.
 
-    pays: the break-even length of each op, by run, head layout, direction and regime.
+    The views are runs, records, comparisons, samples and pays. The view pays holds the break-even
+    length of each op by run, head layout, direction and regime.
 
     Example: nsabench archive query archive "SELECT run_id, max(ratio) FROM comparisons GROUP BY 1"
     """

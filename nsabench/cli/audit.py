@@ -24,15 +24,15 @@ from nsabench.verdicts.merged import assemble
 
 @click.command("audit")
 @click.argument("path", type=click.Path(path_type=Path, exists=True))
-@click.option("--gpu", metavar="NAME", help='The device of a CSV, such as "RTX 4090".')
-@click.option("--each", is_flag=True, help="One line for each finding, also if many are alike.")
+@click.option("--gpu", metavar="NAME", help='Device of a CSV table, such as "RTX 4090".')
+@click.option("--each", is_flag=True, help="Print each finding on a line, even if many are alike.")
 @_options.ops_of_the_run
 @_options.as_json
 def command(path: Path, gpu: str | None, each: bool, as_json: bool) -> int:
-    """Apply the checks to a run, or to a CSV of timings from elsewhere.
+    """Apply the checks to a run or a CSV table.
 
-    Lines of a CSV are of one case if they agree in sizes, dtype, distribution, direction, mode,
-    streams and n_spans. Other columns, such as batch or seed, tell lines apart that agree in these.
+    Lines of a CSV table are of one case if they agree in sizes, dtype, distribution, direction,
+    mode, streams and n_spans. Other columns, such as batch or seed, distinguish lines of a case.
 
     Exits with 1 if a finding makes a verdict invalid.
 
@@ -46,7 +46,7 @@ def command(path: Path, gpu: str | None, each: bool, as_json: bool) -> int:
         cases = {planned.id: labels.named(planned.case) for planned in plan.cases}
         controls = {i.name for i in plan.implementations if i.role is Role.CONTROL}
         results = assemble(plan.run_id, parts)
-        findings = [  # a control is there to be found, unless it got away
+        findings = [  # a finding about a control is expected, unless it was missed
             f
             for f in results.findings
             if f.effect is Effect.INVALID or f.implementation not in controls

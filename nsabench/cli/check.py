@@ -23,33 +23,33 @@ LOOK_S = 0.3
 
 @click.command("check")
 @click.argument("file", type=_options.PATH, metavar="FILE.py")
-@click.option("--op", default="", metavar="NAME", help="Try what the file has of this op only.")
+@click.option("--op", default="", metavar="NAME", help="Op to check, if the file has several.")
 @click.option(
     "--shape",
     "shapes",
     multiple=True,
     metavar="N=64,L=1024",
-    help="Sizes to try; may be given again. Default: those that the op brings.",
+    help="Sizes to try. May be given again. Default: those of the op.",
 )
 @click.option(
     "--dtype",
     type=click.Choice([dtype.value for dtype in DType]),
     default=DType.FLOAT16.value,
     show_default=True,
-    help="Of the inputs.",
+    help="Dtype of the inputs.",
 )
 @click.option(
     "--direction",
     type=click.Choice([direction.value for direction in Direction]),
     default=Direction.FORWARD.value,
     show_default=True,
-    help="What is called and timed.",
+    help="Direction that is called and timed.",
 )
 @_options.device
 @_options.ops_file
 @_options.no_sandbox
-@click.option("--fresh", is_flag=True, help="Measure the baselines again, too.")
-@click.option("--watch", is_flag=True, help="Do it again whenever the file is saved.")
+@click.option("--fresh", is_flag=True, help="Measure the baselines again.")
+@click.option("--watch", is_flag=True, help="Check again whenever the file is saved.")
 @_options.as_json
 def command(
     file: Path,
@@ -64,10 +64,10 @@ def command(
     watch: bool,
     as_json: bool,
 ) -> int:
-    """Is my kernel right, and how fast is it? In seconds, without a matrix or a run.
+    """Check one kernel for correctness and speed.
 
-    No control runs along, and nothing is decided or signed: `nsabench all` does that. Baselines
-    that were measured before on this machine, with these versions, come from a cache.
+    It takes seconds and needs no matrix. Times of baselines on this machine with these versions
+    come from a cache. No control runs, and nothing is decided or signed: `nsabench all` does that.
 
     Example: nsabench check mine.py --shape N=1024,H=8,D=128,L=512
     """
@@ -89,9 +89,9 @@ def command(
             )
             return _check(question, as_json)
         except NsabenchError as error:
-            if as_json:  # a program is told what cannot be asked
+            if as_json:
                 say_json(shown.refusal(error))
-            elif watch:  # the next save may mend it
+            elif watch:  # the next save may correct it
                 say(f"nsabench: {error}\n{error.remedy}", err=True)
             else:
                 raise
@@ -104,7 +104,7 @@ def command(
 
 
 def _check(question: Question, as_json: bool) -> int:
-    # A person need not wait for its times to know that it is wrong.
+    # Say that a kernel is wrong before it is timed.
     waits = not as_json and sys.stderr.isatty()
     answers = answer(question, lambda step: say(shown.of_step(step), err=True) if waits else None)
     if as_json:
@@ -115,13 +115,13 @@ def _check(question: Question, as_json: bool) -> int:
 
 
 def _saves(file: Path) -> Iterator[None]:
-    """Yield now, and each time that the file is another; never end."""
+    """Yield now, and whenever the file was saved; never end."""
     seen: object = None
     while True:
         try:
             status = file.stat()
             now = (status.st_mtime_ns, status.st_size, status.st_ino)
-        except FileNotFoundError:  # an editor puts another in its place
+        except FileNotFoundError:  # an editor replaces it
             now = None
         if now is not None and now != seen:
             seen = now

@@ -23,14 +23,14 @@ from nsabench.planning.narrow import Narrowed
 @click.option(
     "--intersection",
     is_flag=True,
-    help="Compare what runs with different plans have in common; without it that is refused.",
+    help="Compare what runs with different plans have in common. Else such runs are refused.",
 )
 @click.option(
     "--only",
     multiple=True,
     metavar="PATTERN",
     default=("*",),
-    help="Implementations to compare, such as `mine` or `sdpa_*`. May be given again.",
+    help="Implementations to compare: `mine`, `sdpa_*`. May be given again.",
 )
 @_options.where
 @click.option(
@@ -39,18 +39,18 @@ from nsabench.planning.narrow import Narrowed
     default=compare.BAND,
     show_default=True,
     metavar="SHARE",
-    help="Differences up to this are none. Baselines of the same code in both runs may show that "
-    "hosts differ by more; then that is the band.",
+    help="Largest difference that does not count. It grows if baselines of the same code differ by "
+    "more between the runs.",
 )
 @click.option(
     "--fail-on",
     type=click.Choice(["regression", "status"]),
-    help="Exit with 1 when something got worse. status: what was ok is not any more. "
-    "regression: that, or a candidate got slower, or an op pays later or no more.",
+    help="Exit with 1 if something got worse. status: an implementation is no longer ok. "
+    "regression: that, or a candidate is slower, or an op pays later or no longer.",
 )
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown.")
 @click.option(
-    "--html", type=_options.FILE, metavar="FILE", help="Write a page with the version matrix."
+    "--html", type=_options.FILE, metavar="FILE", help="Page to write, with the version matrix."
 )
 @_options.junit
 @_options.ops_of_the_run
@@ -67,11 +67,11 @@ def command(
     junit: Path | None,
     as_json: bool,
 ) -> int:
-    """Hold runs against the first one: other versions, GPUs, or commits.
+    """Compare runs with the first of them.
 
-    Runs are joined by case and implementation. The comparison shows statuses that changed, ratios
-    of median times with 95 % intervals (above 1: the later run is faster), from which length ops
-    pay in each run, and the candidates in each. Signed runs are verified first.
+    The runs may have other versions, GPUs or commits. They are joined by case and implementation.
+    The comparison shows changed statuses, ratios of median times with 95 % intervals (above 1: the
+    later run is faster), break-even lengths and candidates. Signed runs are verified first.
 
     Example: nsabench compare results/before results/after --fail-on regression
     """

@@ -10,7 +10,7 @@ from click.shell_completion import get_completion_class
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def command(context: click.Context, shell: str) -> None:
-    """Print what makes a shell complete commands, options and words.
+    """Print a completion script for a shell.
 
     Example: nsabench completion bash > ~/.local/share/bash-completion/completions/nsabench
     """

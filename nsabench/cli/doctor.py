@@ -23,13 +23,13 @@ from nsabench.running.supervisor.executor import WorkerExecutor
     "--results",
     type=_options.PATH,
     default=Path("results"),
-    help="Folder that will hold the runs; its disk is looked at.",
+    help="Folder for the runs, whose disk is checked.",
 )
 @_options.as_json
 def command(device: str, results: Path, as_json: bool) -> int:
-    """Describe this machine, what is wrong with it, and what to do about it.
+    """Describe this machine and its problems.
 
-    Exits with 3 when something is wrong that makes measuring pointless.
+    Exits with 3 if a problem makes measuring pointless.
 
     Example: nsabench doctor --json
     """
@@ -38,7 +38,6 @@ def command(device: str, results: Path, as_json: bool) -> int:
         with closing(WorkerExecutor(chosen)) as executor:
             described = executor.describe()
     except EnvironmentRefused as refused:
-        # A worker that cannot tell its versions is a finding, not a reason to stop.
         described = None
         say(f"nsabench: {refused}", err=True)
     environment = collect(described, None)

@@ -27,9 +27,10 @@ def _complete(
 @click.argument("word", required=False, shell_complete=_complete)
 @_options.as_json
 def command(word: str | None, as_json: bool) -> None:
-    """Say what a word in the output means: a status, verdict, check, column or op.
+    """Explain a word of the output.
 
-    Without a WORD: all of them, by kind.
+    A word is a status, verdict, check, column, op or implementation. Without a WORD, all are
+    listed by kind.
 
     Example: nsabench explain implausible
     """

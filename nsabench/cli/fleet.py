@@ -22,7 +22,7 @@ from nsabench.planning.narrow import Narrowed
 
 @click.group("fleet")
 def command() -> None:
-    """Write jobs that measure a plan on many GPUs, and merge it.
+    """Write jobs that measure on many GPUs.
 
     Example: nsabench fleet slurm selection_rows --shards 8 --out fleets/rows
     """
@@ -49,10 +49,6 @@ _job = _options.measuring(
 
 
 def _work(asked: Measuring, shards: int) -> Work:
-    """Return what the shards measure.
-
-    Raises `UsageError` for a bad matrix, and for more shards than the plan has parts.
-    """
     if asked.device == "auto":  # this host may have no GPU
         asked = replace(asked, device="cuda")
     asked = _options.absolute(asked)
@@ -61,7 +57,7 @@ def _work(asked: Measuring, shards: int) -> Work:
     device: Device = "cpu" if asked.device == "cpu" else "cuda"
     loaded = resolve.load_matrices(asked.matrices or resolve.default_matrices(device))
     wants = Narrowed(asked.where, asked.only).wants
-    series = {ops.ladder(case) for one in loaded for case in one.cases if wants(case)}
+    series = {ops.ladder(case) for m in loaded for case in m.cases if wants(case)}
     if shards > len(series):
         raise UsageError(
             f"{shards} shards are too many: the cases make {len(series)} length series, and a "
@@ -94,9 +90,10 @@ def slurm(
     memory: str,
     options: tuple[str, ...],
 ) -> None:
-    """Write a job array for Slurm, and the job that merges.
+    """Write jobs for Slurm.
 
-    All nodes share FLEET and this installation. A task that is requeued continues its shard.
+    They are a job array and a job that merges. All nodes share FLEET and this installation. A
+    requeued task continues its shard.
 
     Example: nsabench fleet slurm selection_rows --shards 8 --out fleets/rows
     """
@@ -119,7 +116,9 @@ def slurm(
 def kubernetes(
     asked: Measuring, shards: int, folder: Path, image: str, claim: str, gpus: int
 ) -> None:
-    """Write an Indexed Job for Kubernetes, and the Job that merges.
+    """Write Jobs for Kubernetes.
+
+    They are an Indexed Job and a Job that merges.
 
     Example: nsabench fleet kubernetes decode --shards 8 --out fleets/decode --image me/nsabench:1
     """
@@ -133,7 +132,9 @@ def kubernetes(
 @click.option("--gpu", required=True, metavar="TYPE", help="GPU as Modal names it, such as H100!.")
 @click.option("--combo", required=True, metavar="COMBO", help="Pinned versions for the image.")
 def modal(asked: Measuring, shards: int, folder: Path, gpu: str, combo: str) -> None:
-    """Write an app that measures and merges on GPUs rented from Modal.
+    """Write an app that measures on GPUs of Modal.
+
+    The app also merges the shards.
 
     Example: nsabench fleet modal decode --shards 4 --out fleets/decode --gpu H100! --combo COMBO
     """

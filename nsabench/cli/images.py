@@ -36,7 +36,9 @@ WHEELHOUSE = click.option(
 
 @click.group("images")
 def command() -> None:
-    """Build and run pinned images, one for each combo of torch, Triton and CUDA.
+    """Build and run images with pinned versions.
+
+    There is an image for each combo of torch, Triton and CUDA.
 
     Example: nsabench images run torch2.5.1-cu124 -- all matrices/selection_rows.yaml
     """
@@ -45,7 +47,7 @@ def command() -> None:
 @command.command("list")
 @_options.as_json
 def list_(as_json: bool) -> None:
-    """List the combos, and which of them have a lock.
+    """List the combos of versions.
 
     Example: nsabench images list --json
     """
@@ -74,9 +76,10 @@ def list_(as_json: bool) -> None:
 )
 @LINKS
 def lock(combos: tuple[str, ...], exclude_newer: str, links: str) -> None:
-    """Resolve combos (default: all) and write docker/locks/COMBO.txt with every hash.
+    """Lock the packages of combos.
 
-    Do it again when the dependencies in pyproject.toml change.
+    Writes docker/locks/COMBO.txt with every hash, by default for all combos. Lock again when the
+    dependencies in pyproject.toml change.
 
     Example: nsabench images lock torch2.5.1-cu124 --exclude-newer 2026-11-15
     """
@@ -93,7 +96,9 @@ def lock(combos: tuple[str, ...], exclude_newer: str, links: str) -> None:
 )
 @LINKS
 def wheelhouse(combo: str, folder: Path | None, links: str) -> None:
-    """Download every wheel of a combo, to build its image without a network.
+    """Download the wheels of a combo.
+
+    With them, its image can be built without a network.
 
     Example: nsabench images wheelhouse torch2.5.1-cu124
     """
@@ -129,10 +134,10 @@ def build(combo: str, base: str, wheelhouse: Path | None, verbose: bool) -> None
 @click.option("--folder", type=_options.FOLDER, help="New or empty folder. Default: venvs/COMBO.")
 @WHEELHOUSE
 def venv(combo: str, folder: Path | None, wheelhouse: Path | None) -> None:
-    """Make the virtual environment of a combo, for hosts without containers.
+    """Make the virtual environment of a combo.
 
-    uv installs what the image holds, from the same lock. `environment.json` of a run in it names
-    the combo.
+    It is for hosts without containers. uv installs what the image holds, from the same lock. Runs
+    in it name the combo in `environment.json`.
 
     Example: nsabench images venv torch2.5.1-cu124
     """
@@ -150,7 +155,7 @@ def venv(combo: str, folder: Path | None, wheelhouse: Path | None) -> None:
     type=_options.FOLDER,
     default=Path("results"),
     show_default=True,
-    help="Folder that holds the runs; it must be yours to write.",
+    help="Folder for the runs. You must be its owner.",
 )
 @click.option(
     "--gpus",
@@ -168,13 +173,13 @@ def venv(combo: str, folder: Path | None, wheelhouse: Path | None) -> None:
     "inputs",
     multiple=True,
     type=click.Path(path_type=Path, exists=True),
-    help="File that the run sees, read-only, as /input/NAME. Can be repeated.",
+    help="File that the run can read as /input/NAME. May be given again.",
 )
 def run(combo: str, gpus: str, **given: Any) -> int:
-    """Run nsabench in the image of a combo; without ARGUMENTS, `nsabench all`.
+    """Run nsabench in the image of a combo.
 
-    The container has no network, no capabilities, a read-only root, and the caller's uid. Its
-    working folder is /, so `results` there is the folder that --results names here.
+    Without ARGUMENTS, it runs `nsabench all`. The container has no network, no capabilities, a
+    read-only root, and your uid. Its folder `results` is the one that --results names.
 
     Example: nsabench images run cpu --results runs -- all quick --out results/first
     """

@@ -20,9 +20,10 @@ from nsabench.output import templates
 @click.argument("file", type=_options.FILE, metavar="FILE.py")
 @_options.loaded_ops
 def command(op: str, file: Path, ops_file: Path | None) -> None:
-    """Write FILE.py with an implementation of OP to start from, and a matrix beside it.
+    """Write a first kernel and a matrix for an op.
 
-    The implementation is right, and slow: it is the op's oracle, for your kernel to take its place.
+    FILE.py holds a right but slow implementation of OP, its oracle. Replace it by your kernel. The
+    matrix is beside it.
 
     Example: nsabench init selection_rows mine.py
     """

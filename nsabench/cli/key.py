@@ -22,10 +22,10 @@ from nsabench.signing.signer import (
 
 @click.group("key")
 def command() -> None:
-    """Make and show the key that signs runs.
+    """Make and show keys that sign runs.
 
-    NSABENCH_SIGNING_KEY_FILE names the file of the key, or NSABENCH_SIGNING_KEY holds the key. The
-    first line of the file NSABENCH_SIGNING_KEY_PASSPHRASE_FILE opens it.
+    NSABENCH_SIGNING_KEY_FILE names the file of the key, or NSABENCH_SIGNING_KEY holds the key.
+    NSABENCH_SIGNING_KEY_PASSPHRASE_FILE names a file with the passphrase in its first line.
 
     Example: nsabench key generate --out ~/.config/nsabench/signing.key
     """
@@ -40,9 +40,10 @@ def command() -> None:
     help="File of the private key; the public key goes to FILE.pub.",
 )
 def generate(out: Path) -> None:
-    """Make an encrypted Ed25519 key and its public half.
+    """Make a signing key and its public half.
 
-    The passphrase comes from the file NSABENCH_SIGNING_KEY_PASSPHRASE_FILE, or from a prompt.
+    The private half (Ed25519) is encrypted. The passphrase comes from the file that
+    NSABENCH_SIGNING_KEY_PASSPHRASE_FILE names, or from a prompt.
 
     Example: nsabench key generate --out signing.key
     """
@@ -53,7 +54,7 @@ def generate(out: Path) -> None:
         passphrase = click.prompt("passphrase", hide_input=True, confirmation_prompt=True).encode()
     else:
         raise UsageError(
-            "there is no terminal to ask for a passphrase",
+            "a passphrase is needed, and there is no terminal",
             f"name the file that holds one in {PASSPHRASE_FILE}.",
         )
     public = keys.generate(out, passphrase)
@@ -66,7 +67,9 @@ def generate(out: Path) -> None:
 @click.argument("public", required=False, type=_options.FILE, metavar="[FILE.pub]")
 @_options.as_json
 def show(public: Path | None, as_json: bool) -> None:
-    """Show the id and the public half of the keys in FILE.pub, or of the key that would sign now.
+    """Show public keys and their ids.
+
+    Without FILE.pub, the key that would sign now is shown.
 
     Example: nsabench key show signing.key.pub
     """

@@ -25,7 +25,9 @@ Row = dict[str, Any]
 @_options.loaded_ops
 @_options.as_json
 def command(what: str, kernels: Path | None, ops_file: Path | None, as_json: bool) -> None:
-    """List ops, matrices, implementations, or the packages that bring them.
+    """List ops, matrices or implementations.
+
+    It also lists the packages that bring implementations.
 
     Example: nsabench list implementations --kernels mine.py
     """

@@ -28,7 +28,7 @@ from nsabench.signing import load_signer
 @click.option(
     "--require",
     type=click.Choice([Trust.EPHEMERAL.value, Trust.UNPINNED.value, Trust.PINNED.value]),
-    help="The least trust that a shard must have. Default: ephemeral; pinned where --key is given.",
+    help="Least trust of a shard. Default: ephemeral, or pinned with --key.",
 )
 @_options.ops_of_the_run
 @_options.as_json
@@ -39,11 +39,11 @@ def command(
     require: str | None,
     as_json: bool,
 ) -> int:
-    """Join the shards of one plan into one signed run.
+    """Join the shards of a plan into a signed run.
 
-    Each shard is verified, and held to its own controls and to the case that all of them measured.
-    Verdicts and thresholds are derived anew. Shards that are not of one plan, or were not measured
-    with the same code, versions, driver and GPU model, are refused.
+    Each shard is verified, and compared with the others on one case. Verdicts and thresholds are
+    derived again. The shards must be of one plan, measured with the same code, versions, driver and
+    GPU model.
 
     Example: nsabench merge results/shard-* --out results/whole
     """

@@ -15,7 +15,7 @@ from nsabench.packages import repository
 
 @click.group("packages")
 def command() -> None:
-    """List and fetch the public libraries that implementations call.
+    """Fetch libraries that implementations call.
 
     Example: nsabench packages list
     """
@@ -24,7 +24,9 @@ def command() -> None:
 @command.command("list")
 @_options.as_json
 def listing(as_json: bool) -> None:
-    """List the libraries that have an adapter: version, licence, and command to install.
+    """List libraries with version and licence.
+
+    The list also has the command that installs each library.
 
     Example: nsabench packages list --json
     """
@@ -45,12 +47,13 @@ def listing(as_json: bool) -> None:
     "--from",
     "source",
     type=click.Path(exists=True, path_type=Path),
-    help="Checkout or archive to take the files from, instead of GitHub.",
+    help="Checkout or archive to use instead of GitHub.",
 )
 def fetch(names: tuple[str, ...], source: Path | None) -> None:
-    """Fetch the libraries that are not on PyPI (default: all), each checked by a sha256.
+    """Fetch libraries that are not on PyPI.
 
-    They go to the user's cache, or to the folder that NSABENCH_PACKAGES names.
+    By default all are fetched, each checked by its sha256, into the user's cache or into the folder
+    that NSABENCH_PACKAGES names.
 
     Example: nsabench packages fetch native-sparse-attention-triton --from ~/checkout
     """

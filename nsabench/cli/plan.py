@@ -34,10 +34,10 @@ def command(
     only: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Print the resolved cases and their ids, about how long each takes and how much memory at
-    least, without running them.
+    """Show the cases of a plan without measuring.
 
-    A case that cannot fit the memory of this machine, or of its GPU, is refused.
+    Each case has its id, about how long it takes, and the least memory that it needs. A case that
+    does not fit into the memory of this machine or its GPU is refused.
 
     Example: nsabench plan matrices/selection_rows.yaml
     """
@@ -62,7 +62,7 @@ def command(
     for item in plan.implementations:
         say(f"  {item.role:9}  {item.op}  {item.name}  (from {item.source})")
         beside = sum(item.name in c.alongside for c in plan.cases if c.case.op == item.op)
-        if beside:  # the matrix leaves it out
+        if beside:
             cases = f"{beside} of {len(plan.cases)} cases"
             say(f"             runs in {cases} for controls that wrap it, and is not to be beaten")
     total = estimate.duration(sum(took.seconds for took in takes.values()))

@@ -30,8 +30,8 @@ from nsabench.preflight.launch import CompiledLaunch
     "--triton",
     default="",
     metavar="LIST",
-    help="Versions to compile with, or `all`; each is installed into the cache, checked by its "
-    "hash. Default: the one that is installed.",
+    help="Versions to compile with, or `all`, from the cache or installed into it with a checked "
+    "hash. Default: the installed version.",
 )
 @_options.kernels
 @_options.ops_file
@@ -41,13 +41,13 @@ from nsabench.preflight.launch import CompiledLaunch
     default=Path("results/preflight.parquet"),
     show_default=True,
     metavar="FILE",
-    help="Where the table goes.",
+    help="File of the table.",
 )
 @click.option("--jobs", type=click.IntRange(1), help="Compilers at once. Default: one a core.")
 @click.option(
     "--no-cache",
     is_flag=True,
-    help="Compile also what Triton has in the cache of an earlier preflight.",
+    help="Compile again what the cache of an earlier preflight holds.",
 )
 @_options.as_json
 def command(
@@ -61,14 +61,14 @@ def command(
     no_cache: bool,
     as_json: bool,
 ) -> int:
-    """Compile every candidate's kernels for other GPUs and other Tritons, without a GPU.
+    """Compile kernels for other GPUs and Tritons.
 
-    Candidates are called on the cases of the matrices (default: all that ship) as if a GPU of each
-    architecture were there; what they launch, with every autotune configuration, is recorded,
-    compiled to a cubin, and not run. With --kernels only that file's candidates.
+    No GPU is needed. Candidates are called on the cases of the matrices (default: all that ship) as
+    if a GPU of each architecture were there. Their launches, with every autotune configuration, are
+    compiled to a cubin, and not run. With --kernels, only candidates of that file are called.
 
-    Exits with 1 when something fails; an architecture that a Triton does not know is `unsupported`.
-    When it is interrupted, the table holds each architecture under a Triton that was complete.
+    Exits with 1 if something fails. An architecture that a Triton does not know is `unsupported`.
+    If it is interrupted, the table holds each architecture that was complete under a Triton.
 
     Example: nsabench preflight --arch sm_89,sm_90 --triton 3.1.0,3.9.0 --kernels mine.py
     """
@@ -99,7 +99,7 @@ def command(
                 compiled += rows
                 counts = f"{len(rows)} launches, {sum(row.failed for row in rows)} failed"
                 say(f"Triton {rows[0].triton} {rows[0].architecture}: {counts}", err=True)
-        finally:  # whatever ends it, what is complete is kept
+        finally:
             compiled.sort(key=report.order_of)
             if compiled:
                 with _refusing(out):
@@ -107,7 +107,7 @@ def command(
     if not compiled:
         raise UsageError(
             "no candidate has a case in these matrices, so that nothing was compiled",
-            "name matrices of the candidates' ops; `nsabench plan MATRIX` shows who runs.",
+            "name matrices of the candidates' ops; `nsabench plan MATRIX` lists implementations.",
         )
     failed = sum(c.failed for c in compiled)
     if as_json:

@@ -35,14 +35,15 @@ TOOLS = {
     "--script",
     type=_options.FILE,
     metavar="FILE.py",
-    help="Write a file that calls it on the same inputs, with torch alone, and stop there.",
+    help="File to write instead: it calls the implementation with torch alone.",
 )
-@click.option("--out", default="profile", show_default=True, help="What the profile is called.")
+@click.option("--out", default="profile", show_default=True, help="Name of the profile.")
 def command(run: Path, case: str, implementation: str, script: Path | None, out: str) -> None:
-    """Look at one implementation on one case of a run, alone, with ncu or nsys.
+    """Profile one implementation on one case.
 
-    CASE is its id, or how it begins. With --script, no profiler is needed: the file calls the
-    implementation on the inputs in the file beside it, for a profiler or a bug report.
+    The implementation runs alone under ncu or nsys. CASE is the beginning of the id of a case. With
+    --script, no profiler is needed: FILE.py calls the implementation on the inputs in FILE.pt, for
+    a profiler or a bug report.
 
     Example: nsabench profile results/rows 25b3bbb3bf1c mine --script alone.py
     """
@@ -67,7 +68,7 @@ def command(run: Path, case: str, implementation: str, script: Path | None, out:
 
 
 def _refuse_standing(script: Path) -> None:
-    """Raises `UsageError` where a file would be lost, or a signed run altered."""
+    """Raise `UsageError` if a file would be lost, or a signed run altered."""
     if script.suffix != ".py":
         raise UsageError(f"{script} is not a Python file", "give one such as alone.py.")
     for path in (script, script.with_suffix(".pt")):
@@ -90,7 +91,7 @@ def _write(run: Path, case: str, name: str, script: Path) -> None:
         raise UsageError(f"{name!r} was not measured on {planned.id}", remedy)
     info = plan.info(planned.case.op, name)
     if info.source.is_file:
-        digest_of(Path(plan.kernels), plan.sources)  # refuses one that is another by now
+        digest_of(Path(plan.kernels), plan.sources)  # refuses a file that has changed
     write_text(script, templates.reproduction(plan, planned.case, info))
     drawing = [sys.executable, "-m", "nsabench.running.draw", str(run), planned.id]
     inputs = str(script.with_suffix(".pt"))

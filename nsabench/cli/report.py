@@ -22,12 +22,12 @@ from nsabench.planning.narrow import Narrowed
     "--out",
     type=_options.FOLDER,
     metavar="DIR",
-    help="Where to write them. Default: into the run's folder, unless it is signed.",
+    help="Folder to write to. Default: the run's folder, unless it is signed.",
 )
 @click.option(
     "--derive",
     is_flag=True,
-    help="Write the tables and thresholds anew as well, from the plan and the log alone.",
+    help="Also write the tables and thresholds, from plan and log alone.",
 )
 @_options.where
 @_options.ops_of_the_run
@@ -35,7 +35,9 @@ from nsabench.planning.narrow import Narrowed
 def command(
     run: Path, out: Path | None, derive: bool, where: tuple[str, ...], as_json: bool
 ) -> None:
-    """Write report.html and selection_report.md of a run.
+    """Write the report of a run.
+
+    Writes report.html and selection_report.md.
 
     Example: nsabench report results/20260101T120000Z-a1b2c3 --out again
     """
@@ -55,7 +57,7 @@ def command(
             "give --out another folder.",
         )
     if derive and where:
-        raise UsageError("--derive writes the tables of all cases", "leave --where away.")
+        raise UsageError("--derive writes the tables of all cases", "leave --where out.")
     folder.mkdir(parents=True, exist_ok=True)
     written = conclusion.derive(facts, folder) if derive else []
     written += [report.write_markdown(some, folder), report.write_html(some, folder)]

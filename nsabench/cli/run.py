@@ -12,8 +12,9 @@ from nsabench.cli._options import Measuring
 @click.command("run")
 @_options.measuring(*_options.RUN, *_options.PLAN)
 def command(asked: Measuring) -> int:
-    """Parity and timing only: without looking at the machine first, and nothing is decided,
-    reported or signed.
+    """Measure, but decide and sign nothing.
+
+    The machine is not checked first, and no report is written.
 
     Example: nsabench run quick --device cpu
     """

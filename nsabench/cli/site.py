@@ -18,18 +18,18 @@ from nsabench.cli._say import say
     default=Path("site"),
     show_default=True,
     metavar="DIR",
-    help="A new folder for the site.",
+    help="New folder for the site.",
 )
 @_options.ops_of_the_run
 def command(places: tuple[str, ...], out: Path) -> None:
-    """Write a static site: what was decided where, leaderboards, every run, downloads.
+    """Write a static site about runs.
 
-    It works from a folder as from any host, and asks nothing of a network. Signed runs are verified
-    first.
+    It has decisions, leaderboards, a page for each run, and downloads. It needs no server and no
+    network. Signed runs are verified first.
 
     Example: nsabench site results/20260101T120000Z-a1b2c3 docs/results/archive --out site
     """
-    # Its libraries come with an extra and take a while to load: not for the sake of --help.
+    # Its libraries come with an extra, and would slow down --help.
     from nsabench.output import site
 
     say(site.write(places, out))

@@ -30,16 +30,16 @@ from nsabench.verdicts.threshold.patch import patch as make_patch
     "--margin",
     type=click.FloatRange(min=1),
     metavar="RATIO",
-    help="How many times as fast is worth it. Default: what the runs were made for, else 1.2.",
+    help="Speed-up that makes a kernel worth using. Default: that of the runs, else 1.2.",
 )
 @_options.where
-@click.option("--op", metavar="NAME", help="Decide for this op alone.")
-@click.option("--gpu", metavar="NAME", help='The device of CSV tables, such as "RTX 4090".')
+@click.option("--op", metavar="NAME", help="Op to decide for.")
+@click.option("--gpu", metavar="NAME", help='Device of CSV tables, such as "RTX 4090".')
 @click.option(
     "--patch",
     type=_options.EXISTING_FILE,
     metavar="FILE.yaml",
-    help="Print a patch that sets runtime.sel_triton_min_L in this file, and the same by regime.",
+    help="File to print a patch for: it sets runtime.sel_triton_min_L, also by regime.",
 )
 @click.option("--yaml", "as_yaml", is_flag=True, help="Print what thresholds.yaml holds.")
 @_options.ops_of_the_run
@@ -54,13 +54,13 @@ def command(
     as_yaml: bool,
     as_json: bool,
 ) -> None:
-    """From which selected length on should a candidate be switched on?
+    """Find the length from which to use a kernel.
 
-    It is the smallest tested L from which every tested case is faster than the best baseline, by
-    the margin at the lower end of its 95 % interval; or null, with the reasons. RUNS are run
-    folders, or CSV tables with --gpu.
+    It is the smallest tested length from which every tested case is faster than the best baseline.
+    The lower end of each 95 % interval must reach the margin. If no length qualifies, the answer is
+    null, with the reasons. RUNS are run folders, or CSV tables with --gpu.
 
-    If a run has alternatives (dense attention beside NSA), the command also says from which length
+    If a run has alternatives (dense attention for NSA), the command also shows from which length
     the op is faster than the best of them.
 
     Example: nsabench threshold results/20260101T120000Z-a1b2c3 --patch config.yaml
@@ -78,7 +78,7 @@ def command(
                 "a threshold switches a forward on, and all of these cases are backward",
                 "`nsabench report RUN` shows where a backward is faster.",
             )
-        raise UsageError("there is no candidate to decide about", "give a run that has one.")
+        raise UsageError("these runs have no candidate", "give a run that has one.")
     if as_json:
         say_json(as_data(decisions, payments))
     elif as_yaml:
@@ -105,7 +105,7 @@ def _patch(file: Path, decisions: Sequence[Decision]) -> None:
 
 
 def _lengths(by_gpu: dict[str, int | None]) -> dict[str, int | None] | int | None:
-    """By GPU; of one GPU, its own length; measured on none: never."""
+    """Return the lengths by GPU, the length of a single GPU, or None without a GPU."""
     return by_gpu if len(by_gpu) > 1 else next(iter(by_gpu.values()), None)
 
 
@@ -120,7 +120,6 @@ def _payments(paths: tuple[Path, ...], narrowed: Narrowed) -> list[BreakEven]:
 
 
 def _margin_of(evidence: list[Evidence]) -> float:
-    """Return the margin that all runs were made for."""
     margins = sorted({found.margin for found in evidence if found.margin is not None})
     if len(margins) > 1:
         raise UsageError(
@@ -144,6 +143,5 @@ def _evidence(paths: tuple[Path, ...], gpu: str | None, narrowed: Narrowed) -> I
             decisions = threshold.decide_all([found], plan.margin)
             otherwise = threshold.said_otherwise(path, plan, decisions)
             if otherwise and not narrowed.where:
-                # On standard error: what is printed may be read by a program.
                 say(f"nsabench: {otherwise}", err=True)
             yield found

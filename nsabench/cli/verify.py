@@ -21,14 +21,14 @@ from nsabench.text import shown
 @click.option(
     "--require",
     type=click.Choice([t.value for t in Trust]),
-    help="The least trust that passes. Default: ephemeral, and pinned where --key is given.",
+    help="Least trust that passes. Default: ephemeral, or pinned with --key.",
 )
 @click.option(
     "--revoked",
     multiple=True,
     type=_options.FILE,
     metavar="FILE",
-    help="A list of keys that no longer count. See also NSABENCH_REVOKED_KEYS.",
+    help="List of keys that no longer count. See also NSABENCH_REVOKED_KEYS.",
 )
 @_options.ops_of_the_run
 @_options.as_json
@@ -39,10 +39,10 @@ def command(
     revoked: tuple[Path, ...],
     as_json: bool,
 ) -> int:
-    """Check that a run is whole and unaltered, and show the key that signed it.
+    """Check that a run is complete and unaltered.
 
-    Checks the signature and every hash, derives the tables from the log again, and compares them.
-    Exits with 4 and names the first broken check.
+    Checks the signature and every hash, derives tables and thresholds from the log again, and
+    compares them. Shows the key that signed. Exits with 4 and names the first broken check.
 
     Example: nsabench verify results/20260101T120000Z-a1b2c3 --key signing.key.pub
     """

@@ -22,26 +22,25 @@ from nsabench.output.compare import compare, document, read
     "--triton",
     required=True,
     metavar="A,B,C|all",
-    help="Versions to measure with. One that is not installed comes from the cache that preflight "
-    "fills, checked by its hash, and runs with the installed torch.",
+    help="Versions to measure with. Missing versions are installed into the cache with a checked "
+    "hash. All run with the installed torch.",
 )
 @click.option(
     "--tritons",
     "folder",
     type=_options.EXISTING_FOLDER,
     metavar="DIR",
-    help="Folder of the versions, each as `pip install --target DIR/VERSION` makes it; nothing is "
-    "installed.",
+    help="Folder of versions that `pip install --target DIR/VERSION` installed.",
 )
 @_options.measuring(_options.verbose, _options.out, *_options.PLAN)
 def command(asked: Measuring, triton: str, folder: Path | None) -> int:
-    """Measure the same matrices under several Tritons on this host, without containers.
+    """Measure under several versions of Triton.
 
-    Each version has a signed run below --out. comparison.md, comparison.html and comparison.json
-    compare them with the first. With the same --out again, finished runs are kept and an unfinished
-    one is resumed.
+    No containers are needed. Each version has a signed run below --out. comparison.md,
+    comparison.html and comparison.json compare them with the first. With the same --out again,
+    finished runs are kept and an unfinished run is resumed.
 
-    Exits with 1 when something failed in a run, and with 3 when one gave no run.
+    Exits with 1 if something failed in a run, and with 3 if a version has no run.
 
     Example: nsabench versions selection_rows --triton 3.1.0,3.6.0,3.9.0 --out results/versions
     """
@@ -50,14 +49,14 @@ def command(asked: Measuring, triton: str, folder: Path | None) -> int:
     arguments = asked_again(absolute(asked))
     measured = versions.measure(arguments, out, chosen, lambda v, line: say(f"[{v}] {line}"))
     click.echo()
-    for one in measured:
-        belongs = f" (unpaired: this torch belongs with {one.triton.unpaired})"
-        ended = "was there" if one.exit_code is None else f"exit {one.exit_code}"
+    for run in measured:
+        belongs = f" (unpaired: this torch belongs with {run.triton.unpaired})"
+        ended = "was there" if run.exit_code is None else f"exit {run.exit_code}"
         say(
-            f"Triton {one.triton.version}{belongs if one.triton.unpaired else ''}: {ended}, "
-            f"{one.folder if one.finished else 'no run'}"
+            f"Triton {run.triton.version}{belongs if run.triton.unpaired else ''}: {ended}, "
+            f"{run.folder if run.finished else 'no run'}"
         )
-    finished = [one.folder for one in measured if one.finished]
+    finished = [run.folder for run in measured if run.finished]
     if len(finished) > 1:
         # An implementation may not exist under every Triton.
         comparison = compare(read(finished), intersection=True)
@@ -66,6 +65,6 @@ def command(asked: Measuring, triton: str, folder: Path | None) -> int:
         say(write_text(out / "comparison.md", document.to_markdown(comparison)))
         say(write_text(out / "comparison.json", data))
         say(document.write_page(comparison, out / "comparison.html"))
-    if any(not one.finished for one in measured):
+    if any(not run.finished for run in measured):
         return 3
-    return 1 if any(one.exit_code for one in measured) else 0
+    return 1 if any(run.exit_code for run in measured) else 0

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
-from nsabench.cli import group
+from nsabench.cli import SECTIONS, group
 
 # They measure, write or change something; what they make is read by the others.
 WRITING = {
@@ -56,6 +56,17 @@ def test_every_command_has_an_example_that_it_would_accept(
     options = {o for p in command.params for o in [*p.opts, *p.secondary_opts] if o[0] == "-"}
     own = [*words[: words.index("--")]] if "--" in words else words
     assert {w for w in own if w.startswith("--")} <= options, example
+
+
+def test_the_help_shows_every_command_under_a_heading_in_a_short_line() -> None:
+    listed = [name for names in SECTIONS.values() for name in names]
+    assert sorted(listed) == sorted(group.commands)
+    groups = [command for command in group.commands.values() if isinstance(command, click.Group)]
+    for command in [*groups, *(command for _, command in commands())]:
+        summary = (command.help or "").partition("\n\n")[0]
+        assert len(summary.removesuffix(".")) <= 45, summary
+    _, heading, shown = group.get_help(click.Context(group)).partition("Write a kernel:\n")
+    assert heading and "..." not in shown, shown
 
 
 def test_whatever_reads_has_json() -> None:
