@@ -28,6 +28,7 @@ from nsabench.running.supervisor.death import (
     ScratchFilled,
     WorkerLost,
     WorkerRefused,
+    broke_protocol,
 )
 from nsabench.running.supervisor.program import Program, measuring
 from nsabench.running.supervisor.scratch import Scratch
@@ -142,19 +143,23 @@ class WorkerExecutor:
         limit_s: float,
         max_steps: int = MAX_STEPS,
         max_deliveries: int = 0,
+        computes: Mapping[str, str] = MappingProxyType({}),
         at_step: Callable[[Step], None] = lambda step: None,
     ) -> M:
-        deliveries, suspect = 0, ""
+        deliveries, suspect, step = 0, "", Step(phase="start")
 
         def take(reply: Message) -> None:
-            nonlocal deliveries, suspect
+            nonlocal deliveries, suspect, step
             if isinstance(reply, Step):
+                step = reply
                 at_step(reply)
                 self.on_step(reply)
             elif isinstance(reply, Delivery):
                 deliveries, suspect = deliveries + 1, reply.implementation
                 if deliveries > max_deliveries:
                     raise broken_protocol(f"delivered more than {max_deliveries} outputs")
+                if how := find_forgery(reply, step, computes):
+                    raise WorkerLost(broke_protocol(step, how))
                 assert self._worker.process is not None
                 self._worker.process.tell(self._checker.check(reply))
             elif isinstance(reply, LostDevice):
@@ -249,9 +254,9 @@ class WorkerExecutor:
     def _measure(self, job: Job) -> Measured:
         case, names = job.case, list(job.implementations)
         seeds = input_seeds(self._entropy, job.purpose, case)
-        computes = {self._computes.get((case.op, name), "") for name in names}
+        computes = {name: self._computes.get((case.op, name), "") for name in names}
         try:
-            prepared = self._checker.prepare(case, sorted(computes), seeds)
+            prepared = self._checker.prepare(case, sorted({*computes.values()}), seeds)
         except CheckerLost as lost:
             self.retire()
             raise _without_checker(lost, BEFORE_ANY) from lost
@@ -267,7 +272,13 @@ class WorkerExecutor:
         max_deliveries = len(names) * most_deliveries(case)
         with sensors.watching(self.device, process.own_processes) as watch:
             measured = self._ask(
-                request, Measured, case.timeout_s, max_steps, max_deliveries, watch.at_step
+                request,
+                Measured,
+                case.timeout_s,
+                max_steps,
+                max_deliveries,
+                computes,
+                watch.at_step,
             )
         if watch.seen is not None:
             measured.conditions = watch.seen
@@ -338,6 +349,22 @@ class WorkerExecutor:
         if self._scratch is not None and not self._scratch_is_lent:
             self._scratch.remove()
         self._scratch = None
+
+
+def find_forgery(delivery: Delivery, step: Step, computes: Mapping[str, str]) -> str:
+    """Return why only foreign code can have sent a delivery at this step, or an empty text.
+
+    computes: the op that each implementation of the job computes. In timed rounds the step names no
+    implementation, so one may deliver for another.
+    """
+    name = delivery.implementation
+    if name not in computes:
+        return f"delivered an output of {name[:40]!r}, which is not measured here"
+    if delivery.computes != computes[name]:
+        return f"delivered an output of {name!r} for the op {delivery.computes[:40]!r}"
+    if step.implementation not in ("", name):
+        return f"delivered an output of {name!r} while {step.implementation[:40]!r} was called"
+    return ""
 
 
 def most_deliveries(case: Case) -> int:

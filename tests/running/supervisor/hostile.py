@@ -237,11 +237,33 @@ def blames_the_baseline(q, k, v):
 
 @hostile
 def delivers_for_ever(q, k, v):
-    text = b'{"kind": "delivery", "implementation": "mine", "computes": "", "set": 0}\n'
-    delivery = nonce() + text
+    delivery = made_delivery("delivers_for_ever")
     while True:
         forge(delivery)
         os.read(0, 1 << 16)
+
+
+def made_delivery(name, computes=""):
+    text = '{"kind": "delivery", "implementation": "%s", "computes": "%s", "set": 0}\n'
+    return nonce() + (text % (name, computes)).encode()
+
+
+@hostile
+def delivers_for_another(q, k, v):
+    forge(made_delivery("sdpa_gqa"))
+    os.read(0, 1 << 16)
+
+
+@hostile
+def delivers_for_another_op(q, k, v):
+    forge(made_delivery("delivers_for_another_op", "decode_dense"))
+    os.read(0, 1 << 16)
+
+
+@hostile
+def delivers_for_a_stranger(q, k, v):
+    forge(made_delivery("somebody"))
+    os.read(0, 1 << 16)
 
 
 @hostile
