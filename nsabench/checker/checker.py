@@ -91,10 +91,7 @@ class Checker:
         return Checked(right=True)
 
     def _find_flaw(self, delivery: Delivery, findings: Findings) -> str:
-        """Return why a delivery cannot be checked, or an empty text.
-
-        A worker sends deliveries, and foreign code in it may forge them.
-        """
+        """Return why a delivery cannot be checked, or an empty text. Foreign code may forge one."""
         oracles = self._oracles.get(delivery.computes)
         if oracles is None or delivery.computes != findings.computes:
             return f"there is no oracle of {delivery.computes[:40]!r} for it"
@@ -106,7 +103,6 @@ class Checker:
         return ""
 
     def _compare(self, findings: Findings, result: Suspect) -> Errors:
-        """Return the errors of a result. Raises `WrongValues`."""
         oracles, delivery = self._oracles[findings.computes], result.delivery
         expected = oracles.expected[delivery.set][result.name]
         is_output = result.name == OUTPUT
@@ -128,7 +124,7 @@ class Checker:
         return errors
 
     def conclude(self) -> Concluded:
-        """Say what was found of each implementation of the case, and forget the case."""
+        """Return the findings about each implementation of the case, and forget the case."""
         judged = {name: self._judge(findings) for name, findings in self.findings.items()}
         self._forget()
         self.mailbox.close()
@@ -168,7 +164,6 @@ class Checker:
         self._free_memory()
 
     def _free_memory(self) -> None:
-        """Leave the device's memory to the worker."""
         gc.collect()
         if self.device == "cuda":
             torch.cuda.empty_cache()

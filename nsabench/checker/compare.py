@@ -27,9 +27,9 @@ PIECE = 1 << 26  # elements compared at a time: half a GiB in float64
 class Errors:
     """Distances of a result from the float64 oracle.
 
-    worst_row: the error of a row (of the last axis), relative to the row's norm: of the row that
-    exceeds most what a row of its result may be off by. worst_row_at: "output[4095, 7]".
-    rows_compared, rows_left_out: None if all rows are compared.
+    - worst_row: the error of a row (of the last axis), relative to the row's norm. It is the row
+      that exceeds its limit most. worst_row_at: "output[4095, 7]".
+    - rows_compared, rows_left_out: None if all rows are compared.
     """
 
     mae: float
@@ -60,7 +60,6 @@ class Errors:
 
     @property
     def result(self) -> str:
-        """The name of the result that the worst row belongs to."""
         return checks.result_of(self.worst_row_at)
 
 
@@ -76,11 +75,9 @@ def measure(
 ) -> Errors:
     """Measure the errors of a result [..., w] as a whole, and of its worst row [w], in float64.
 
-    A mean hides one row among thousands, so each row counts by itself. Its error is relative to its
-    own norm or to the norm of a typical row (the root mean square), whichever is larger. The error
-    of a lost row is relative to the row's own norm: it is nearly zero and should not be.
+    The error of a row is relative to its norm or to a typical row's norm, whichever is larger. The
+    error of a lost row is relative to its own norm: it is nearly zero and should not be.
 
-    name: what the result is called in `worst_row_at`.
     resolved: the relative error that sums in this format may have (`checks.noise`).
     factor: the output belongs to an input `factor` times as large, so errors are divided by it.
     leaves_out: the oracle marks rows that are not compared (`ops.rows_left_out`).
@@ -119,10 +116,10 @@ def measure(
 def _measure_pieces(
     result: Tensor, expected: Tensor, factor: float, leaves_out: bool, legal: Legal | None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield measures of a few rows [rows, width] at a time, to bound the memory, in float64.
+    """Yield float64 measures of a few rows [rows, width] at a time, to bound the memory.
 
     First the norms of each row of the result, the oracle and the difference: [3, rows]. Then the
-    sum and the largest of the differences, and the number of rows that are compared: [3].
+    sum and the largest of the differences, and the number of compared rows: [3].
     """
     at_once = max(PIECE // result.shape[1], 1)
     nearest = legal.nearest(result) if legal is not None else None
@@ -152,7 +149,7 @@ def _measure_pieces(
 
 
 def _underflow(dtype: torch.dtype) -> float:
-    """Return the value below which an honest result may be zero: a few of its least steps."""
+    """Return the value below which an honest result may be zero."""
     format_ = torch.finfo(dtype)
     return 8 * float(format_.smallest_normal) * float(format_.eps)
 
@@ -160,8 +157,7 @@ def _underflow(dtype: torch.dtype) -> float:
 def unit(oracle: Tensor, case: Case) -> float:
     """Return what the mean absolute error of a gradient is divided by: 1, or more if it is large.
 
-    An output is a mean of values of about 1, so its error is held to the tolerance. A gradient is a
-    sum over keys or queries of any size, so a large one is held to what its format resolves.
+    A gradient is a sum of any size, so a large one is held to what its format resolves.
     """
     kept = oracle.numel()
     if ops.get(case.op).leaves_rows_out:

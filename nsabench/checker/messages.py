@@ -16,7 +16,7 @@ class Prepare(Message):
     """Compute the oracles of a case.
 
     computes: the ops that the implementations compute; "" is the op of the case. seeds: one for
-    each set of inputs; there are fewer sets if memory is short.
+    each set of inputs. There are fewer sets if memory is short.
     """
 
     kind: Literal["prepare"] = "prepare"
@@ -37,8 +37,6 @@ REQUEST: TypeAdapter[Prepare | Delivery | Conclude] = TypeAdapter(
 
 
 class NoOracle(Message):
-    """Why an op has no oracle in this case."""
-
     status: Status
     reason: str
 
@@ -52,17 +50,15 @@ class Prepared(Message):
 
 
 class Checked(Message):
-    """Whether the results that were delivered are right."""
-
     kind: Literal["checked"] = "checked"
     right: bool
 
 
 class Judged(Message):
-    """The findings about one implementation.
+    """The findings about one implementation, with the largest errors of all calls.
 
-    reason: what is wrong; empty if nothing is. diagnosis: what a wrong result looks like, or one
-    that the baselines may show to be wrong. The errors are the largest of all calls.
+    reason: what is wrong; empty if nothing is. diagnosis: what a wrong or doubtful result looks
+    like.
     """
 
     status: Status = Status.OK

@@ -19,13 +19,13 @@ MOST_OF_MEMORY = 0.6  # that the fewest possible sets may take
 
 
 class Oracles:
-    """The right results for several sets of inputs of a case.
+    """The right results for several sets of inputs of a case: one a seed, or fewer if memory is
+    short.
 
-    There are as many sets as seeds, or fewer if memory is short. Two at least show whether an
-    output was computed or remembered, and calls at once need a set each.
+    Two sets at least show whether an output was computed or remembered.
 
-    expected: the float64 results of each set by name: gradients in the order of the op, then
-      `output`. legal: the bounds in each set of the rows that the oracle leaves out.
+    - expected: the float64 results of each set by name, gradients first, then `output`.
+    - legal: the bounds of the rows that the oracle leaves out.
     """
 
     def __init__(self, case: Case, seeds: Sequence[int], device: str) -> None:
@@ -64,7 +64,6 @@ class Oracles:
 
 
 def _count_free_bytes() -> int:
-    """Count the device memory that is free, including what torch only keeps for later."""
     free, _ = torch.cuda.mem_get_info()
     return int(free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated())
 

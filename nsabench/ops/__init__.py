@@ -1,5 +1,7 @@
-"""The ops. Each module of this folder without a leading underscore holds one, under the name `OP`.
-Other ops come from entry points of the group `nsabench.ops` and from the file of `--ops`."""
+"""The ops. Each public module of this folder holds one, under the name `OP`.
+
+Other ops come from entry points of the group `nsabench.ops` and from the file of `--ops`.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,6 @@ FEW = 4  # selections: for fewer, starting processes takes longer
 
 
 class _WorkKey(NamedTuple):
-    """What the work of a case depends on."""
-
     op: Op
     shape: tuple[tuple[str, int], ...]
     direction: Direction
@@ -49,7 +49,6 @@ def shipped() -> tuple[str, ...]:
 
 
 def names() -> tuple[str, ...]:
-    """Return the ops that a run can be made of."""
     return tuple(sorted({*shipped(), *_outside.installed(), *_outside.from_files}))
 
 
@@ -86,7 +85,7 @@ def find(name: str) -> Op | None:
     if name in _outside.from_files:
         return _outside.from_files[name][0]
     if name in _outside.installed():
-        return _outside.of_entry_point(name)
+        return _outside.import_entry_point(name)
     return None
 
 
@@ -110,9 +109,9 @@ def sizes(case: Case) -> Shape:
 
 
 def computed(case: Case, name: str) -> Case:
-    """Return the case of the op `name` with the sizes that it has of this case, and the same seed.
+    """Return a case as one of the op `name`, with the same seed. An empty name changes nothing.
 
-    An empty name returns the case itself. Raises `UsageError` if the op has no such case.
+    Raises `UsageError` if the op has no such case.
     """
     if not name:
         return case
@@ -131,7 +130,6 @@ def computed(case: Case, name: str) -> Case:
 
 
 def terms(case: Case) -> int:
-    """Return how many terms the longest sum of the case has."""
     return get(case.op).terms(sizes(case))
 
 
@@ -190,7 +188,7 @@ def _count(key: _WorkKey) -> Work:
         sizes = key.op.shape_model.model_validate(dict(key.shape))
         question = partial(getattr(key.op, method), sizes, key.dtype, key.distribution, key.seed)
         ships = key.op.name in shipped()
-        _works[key] = question() if ships else _outside.answer_of(question, key.op, method)
+        _works[key] = question() if ships else _outside.ask_method(question, key.op, method)
     return _works[key]
 
 
@@ -200,6 +198,6 @@ def refuse_unanswered(case: Case) -> None:
     if op.name in shipped():
         return
     shape = sizes(case)
-    _outside.answer_of(lambda: op.length(shape), op, "length")
-    _outside.answer_of(lambda: op.terms(shape), op, "terms")
+    _outside.ask_method(lambda: op.length(shape), op, "length")
+    _outside.ask_method(lambda: op.terms(shape), op, "terms")
     work(case)

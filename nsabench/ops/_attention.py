@@ -18,14 +18,12 @@ from nsabench.ops._contract import Inputs, Op, Shape, Size, Work
 if TYPE_CHECKING:
     from torch import Tensor
 
-# The sizes of q before D, and those of k and v before D and Dv.
+# The sizes of q before D, then the sizes of k and v before D and Dv.
 Axes = tuple[tuple[int, ...], tuple[int, ...]]
 Indices = dict[str, NDArray[np.int32]]
 
 
 class AttentionShape(Shape):
-    """Head dims D (q, k) and Dv (v; D unless given)."""
-
     @model_validator(mode="before")
     @classmethod
     def _dv_is_d(cls, given: object) -> object:
@@ -35,7 +33,7 @@ class AttentionShape(Shape):
 
 
 class HeadsShape(AttentionShape):
-    """HQ query heads on H key heads; head dims D (q, k) and Dv (v; D unless given)."""
+    """HQ query heads on H key heads. Head dims D (q, k) and Dv (v; D unless given)."""
 
     HQ: Size
     H: Size
@@ -50,7 +48,9 @@ class HeadsShape(AttentionShape):
 
 
 class AttentionOp(Op):
-    """q [..., D], k [..., D], v [..., Dv] and what else an op has -> out [..., Dv], shaped as q."""
+    """q [..., D], k [..., D], v [..., Dv] and other arguments of the op -> out [..., Dv], shaped as
+    q.
+    """
 
     options: ClassVar[tuple[str, ...]] = ("sm_scale",)
     differentiable: ClassVar[tuple[str, ...]] = ("q", "k", "v")
@@ -107,8 +107,7 @@ class AttentionOp(Op):
         return int(shape.D) + self.length(shape)
 
     def backward_work(self, shape: Any, dtype: DType, distribution: str, seed: int) -> Work:
-        """A backward has four products (dq, dk, dv and the gradient of the weights), the forward
-        two of the same sizes. A kernel may recompute the weights, a fifth product, but need not."""
+        """Count four products (dq, dk, dv, the gradient of the weights); a forward has two."""
         backward = super().backward_work(shape, dtype, distribution, seed)
         return Work(backward.bytes_min, backward.flops * 2)
 
@@ -119,8 +118,8 @@ class AttentionOp(Op):
 class Portion:
     """Some queries of a key head and the keys that they attend to, in float64.
 
-    queries, keys: their places in the inputs' q and k. q: [n,h,D] of n queries and h heads. k:
-    [L,D]. v: [L,Dv]. p: weights [n,h,L]. heads_first: whether p and q are [h,n,...] instead.
+    queries, keys: their places in the inputs' q and k. q: [n,h,D], k: [L,D], v: [L,Dv]. p: weights
+    [n,h,L]. heads_first: whether p and q are [h,n,...] instead.
     """
 
     def __init__(
@@ -151,7 +150,7 @@ def attend(inputs: Inputs, portions: Iterable[Portion], elsewhere: float = 0.0) 
 def differentiate(
     inputs: Inputs, grad_out: Tensor, portions: Iterable[Portion], elsewhere: float = 0.0
 ) -> dict[str, Tensor]:
-    """Compute dq, dk and dv of all portions; rows of dq of no portion hold `elsewhere`."""
+    """Compute dq, dk and dv of all portions; other rows of dq hold `elsewhere`."""
     import torch
 
     grads = {
@@ -171,9 +170,9 @@ def differentiate(
 
 
 def weights(q: Tensor, k: Tensor, scale: float, keep: Tensor) -> Tensor:
-    """Compute softmax weights of float64 queries [..., H, D] on keys [..., L, D].
+    """Compute softmax weights of float64 queries [...,H,D] on keys [...,L,D].
 
-    keep: bool, broadcast to [..., H, L]; a query that keeps no key has all its weights zero.
+    keep: bool, broadcast to [...,H,L]. A query that keeps no key has all its weights zero.
     """
     import torch
 
@@ -184,11 +183,7 @@ def weights(q: Tensor, k: Tensor, scale: float, keep: Tensor) -> Tensor:
 def gradients(
     p: Tensor, q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute dq, dk, dv of `p @ v` with p = weights(q, k, scale, ...), all in float64.
-
-    dv = p^T do; ds = p (do v^T - rowsum(p (do v^T))); dq = scale ds k; dk = scale ds^T q
-    (FlashAttention, arXiv 2205.14135, appendix B.2).
-    """
+    """Compute dq, dk, dv of `p @ v` in float64 (FlashAttention, arXiv 2205.14135, appendix B.2)."""
     dp = grad_out @ v.mT
     ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * scale
     return ds @ k, ds.mT @ q, p.mT @ grad_out

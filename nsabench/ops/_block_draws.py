@@ -1,18 +1,19 @@
 """How the blocks of a query are drawn (op selection_blocks): numpy, on the host.
 
-A row is a query and a KV head. It sees the blocks 0 to n-1; its own is n-1. If n <= S, it selects
-all of them. Else it selects its own, the first and the one before its own, as NSA forces (arXiv
-2502.11089, section 4.1), and S-3 of the others, each once, by the distribution:
+A query sees the blocks 0 to n-1 and selects S of them, or all if n <= S. It always selects the
+first block and the last two, as NSA does (arXiv 2502.11089, section 4.1). The distribution chooses
+the others:
 
-random, repeated, empty_rows and the distributions of values: any, evenly. local: the queries of one
-block agree in seven of eight choices. skewed: block r about 1/r times as often as the first (Zipf).
-scored: those whose compressed keys score best in `_features` of a text. dense: all, so S must be
-large enough. packed: evenly, within the query's own sequence. recorded: as the layers of a trained
-model chose (`_recorded`), for up to 16,384 tokens.
+- random: evenly. So do repeated, empty_rows, packed and the distributions of values.
+- local: the queries of one block agree in seven of eight choices.
+- skewed: block r is chosen about 1/r times as often as the first (Zipf).
+- scored: the blocks whose compressed keys score best in a text (`_draw_features`).
+- dense: all blocks, so S must be large enough.
+- recorded: as the layers of a trained model chose (`_recorded`), for up to 16,384 tokens.
 
-repeated: half of the slots then repeat another one. empty_rows: every fourth row then selects
-nothing. The number of selected keys does not depend on the seed. Unused slots hold -1. The order of
-the slots is random.
+In repeated, half of the slots repeat another slot. In empty_rows, every fourth row selects nothing.
+Unused slots hold -1, and the slots are in random order. The number of selected keys does not depend
+on the seed.
 """
 
 from __future__ import annotations
@@ -41,10 +42,7 @@ Floats = NDArray[np.float32]
 
 
 def sequences(distribution: str, tokens: int, seed: int) -> Ints:
-    """Return where sequences begin, and the end of the last. There is one, unless packed.
-
-    packed: a half, a quarter, an eighth, one token, and the rest, in an order of the seed.
-    """
+    """Return where sequences begin, and the end of the last. There are five if packed, else one."""
     lengths = np.array([tokens])
     if distribution == "packed" and tokens >= 16:
         most = [tokens // 2 + 1, tokens // 4 - 1, tokens // 8, 1]
@@ -62,7 +60,7 @@ def indices(
 ) -> Ints:
     """Draw block_indices [B,T,H,S] for tokens at these positions [T] of their sequences.
 
-    Raises `UsageError` if the distribution has no such blocks.
+    Raises `UsageError` if `dense` does not fit into the slots, or `recorded` has other sizes.
     """
     tokens = len(position)
     seen = position // block + 1
@@ -81,14 +79,14 @@ def indices(
         forced = np.stack([n - 1, 0 * n, n - 2], 1)[:, :slots]
         count = slots - forced.shape[1]
         if distribution == "scored":
-            chosen = _scored(batches, position, heads, count, block, rng)
+            chosen = _draw_scored(batches, position, heads, count, block, rng)
         elif distribution == "local":
-            chosen = _local(batches, position, heads, count, block, rng)
+            chosen = _draw_local(batches, position, heads, count, block, rng)
         elif distribution == "recorded":
             first = int(rng.integers(1 << 16))
             chosen = _recorded.choices(batches, tokens, heads, slots, block, first)
         else:
-            chosen = _distinct(n - FORCED, count, distribution == "skewed", rng)
+            chosen = _draw_distinct(n - FORCED, count, distribution == "skewed", rng)
         selection[many] = np.concatenate([forced, chosen], 1)[many]
     if distribution == "repeated":
         half = slots // 2
@@ -99,8 +97,8 @@ def indices(
     return rng.permuted(selection, axis=1).reshape(*shape, slots)
 
 
-def _distinct(others: Ints, count: int, skewed: bool, rng: np.random.Generator) -> Ints:
-    """Draw `count` different ones of the blocks 1 to others[row] a row, if there are as many."""
+def _draw_distinct(others: Ints, count: int, skewed: bool, rng: np.random.Generator) -> Ints:
+    """Draw `count` different ones of the blocks 1 to others[row], if there are as many."""
     rows = len(others)
     selection = np.full((rows, count), -1, dtype=np.int32)
     for j in range(count):
@@ -121,7 +119,7 @@ def _distinct(others: Ints, count: int, skewed: bool, rng: np.random.Generator) 
     return selection
 
 
-def _local(
+def _draw_local(
     batches: int, position: Ints, heads: int, count: int, block: int, rng: np.random.Generator
 ) -> Ints:
     seen = position // block + 1
@@ -129,7 +127,7 @@ def _local(
     first = np.flatnonzero(np.diff(seen, prepend=0) != 0)
     leader = np.cumsum(np.diff(seen, prepend=0) != 0) - 1
     lead = np.broadcast_to(seen[first][:, None], (batches, len(first), heads)).reshape(-1)
-    shared = _distinct(lead - FORCED, count, False, rng)
+    shared = _draw_distinct(lead - FORCED, count, False, rng)
     shared = shared.reshape(batches, len(first), heads, count)[:, leader]
     shared = shared.reshape(batches * len(position) * heads, count)
     others = np.broadcast_to(seen[:, None] - FORCED, (batches, len(seen), heads)).reshape(-1, 1)
@@ -142,20 +140,19 @@ def _local(
     return selection
 
 
-def _scored(
+def _draw_scored(
     batches: int, position: Ints, heads: int, count: int, block: int, rng: np.random.Generator
 ) -> Ints:
     selection = np.empty((batches, len(position), heads, count), dtype=np.int32)
     for b in range(batches):
         text = int(rng.integers(1 << 30))
         for h in range(heads):
-            selection[b, :, h] = _best(position, count, block, text, rng)
+            selection[b, :, h] = _find_best(position, count, block, text, rng)
     return selection.reshape(batches * len(position) * heads, count)
 
 
-def _best(position: Ints, count: int, block: int, text: int, rng: np.random.Generator) -> Ints:
-    """Return the `count` best of the blocks 1 to n-3 of each query, if there are as many."""
-    queries, keys = _features(text, len(position), rng)
+def _find_best(position: Ints, count: int, block: int, text: int, rng: np.random.Generator) -> Ints:
+    queries, keys = _draw_features(text, len(position), rng)
     blocks = -(-len(position) // block)
     padded = np.zeros((blocks * block, WIDTH), dtype=np.float32)
     padded[: len(keys)] = keys
@@ -174,13 +171,13 @@ def _best(position: Ints, count: int, block: int, text: int, rng: np.random.Gene
     return chosen
 
 
-def _features(text: int, tokens: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
+def _draw_features(text: int, tokens: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
     """Draw queries and keys [tokens, WIDTH] of a head that attends to similar bytes before.
 
-    A byte has a random embedding. A token sums the embeddings of the last CONTEXT bytes, each
-    turned by a matrix of its place. Queries and keys differ by noise in these matrices.
+    A token is the sum of random embeddings of the last CONTEXT bytes, each turned by a matrix of
+    its place. These matrices differ a little between queries and keys.
     """
-    source = _text()
+    source = _read_text()
     data = source[(text + np.arange(tokens)) % len(source)]
     embedding = rng.standard_normal((256, WIDTH), dtype=np.float32)[data]
     sides = []
@@ -195,15 +192,14 @@ def _features(text: int, tokens: int, rng: np.random.Generator) -> tuple[Floats,
 
 
 @cache
-def _text() -> NDArray[np.uint8]:
-    """Return the bytes of a fixed English text, the Apache License 2.0."""
+def _read_text() -> NDArray[np.uint8]:
     return np.frombuffer((files(__package__) / "text.txt").read_bytes(), dtype=np.uint8)
 
 
 def visible(indices: Ints, position: Ints, block: int) -> tuple[Ints, Ints]:
-    """Return each row's blocks, sorted, [B,T,H,S], and how many of their keys the row may see.
+    """Return each row's blocks, sorted, [B,T,H,S], and how many keys of each the row sees.
 
-    It sees no key of repeated, absent and future blocks.
+    A row sees no key of a repeated, absent or future block.
     """
     ordered = np.sort(indices, axis=-1)
     keys = np.clip(position[:, None, None] + 1 - ordered * block, 0, block)

@@ -1,8 +1,8 @@
 """Attention to chosen blocks of keys in float64, block by block: the oracle of selection_blocks.
 
-Pairs of a query and a chosen block are sorted by the block and cut into tiles of one block each, so
-a block's keys move once a tile instead of once a query. Scores are computed again for their
-maximum, the output and the gradients (FlashAttention, arXiv 2205.14135, algorithms 1 and 4).
+Pairs of a query and a block are sorted by block and cut into tiles, so that keys move once a tile.
+Scores are computed anew for their maximum, the output and the gradients (FlashAttention, arXiv
+2205.14135, algorithms 1 and 4).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ HELD = 3  # times the elements of a tile that are in memory at once; a backward 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Pairs of a query and a block; all pairs of a tile have the same block."""
+    """Pairs of a query and a block. All pairs of a tile have the same block."""
 
     query: Tensor  # int64 [tiles,rows]
     seen: Tensor  # int64 [tiles,rows], how many keys of the block the query sees; 0 in empty rows
     first: Tensor  # int64 [tiles], the first key of the block
 
     @classmethod
-    def of(
+    def make(
         cls, blocks: Tensor, start: Tensor, last: Tensor, size: int, most_rows: int = MOST_ROWS
     ) -> Tiles:
         """Make tiles of the blocks [n,S] of n queries.
@@ -73,8 +73,10 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores s [tiles,rows*G,size] of some tiles, -inf where a query does not see a key, and their
-    queries q [tiles,rows*G,D] and keys k [tiles,size,D]."""
+    """Scores s [tiles,rows*G,size], queries q [tiles,rows*G,D] and keys k [tiles,size,D].
+
+    s is -inf where a query does not see a key.
+    """
 
     query: Tensor  # int64 [tiles*rows], numbers in the chunk
     key: Tensor  # int64 [tiles,size], numbers in the KV head
@@ -83,18 +85,14 @@ class Scores:
     s: Tensor
 
     def take_queries(self, x: Tensor) -> Tensor:
-        """Return x [n,G,...] for the queries of each tile: [tiles,rows*G,...]."""
         return x.index_select(0, self.query).view(*self.s.shape[:2], *x.shape[2:])
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
-        """Add x [tiles,rows*G,...] of each tile to total [n,G,...] of the queries."""
         total.index_add_(0, self.query, x.view(-1, *total.shape[1:]))
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some queries of one batch and KV head, and the keys and values of the head."""
-
     rows: tuple[int, slice, slice]  # the place of the queries in the inputs' q
     q: Tensor  # float64 [n,G,D], scaled
     k: Tensor  # [T,D]
@@ -139,8 +137,10 @@ class Chunk:
         return part.s.sub_(part.take_queries(self.top).unsqueeze(-1)).exp_()
 
     def attend(self, do: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the output [n,G,Dv], the sums of weights that it is divided by, [n,G], and, if do
-        [n,G,Dv] is given, rowsum(p (do v^T)) [n,G]."""
+        """Compute the output [n,G,Dv], the sums of its weights [n,G] and rowsum(p (do v^T)) [n,G].
+
+        The last is zero if no do [n,G,Dv] is given.
+        """
         out = self.q.new_zeros(*self.q.shape[:2], self.v.shape[1])
         total, delta = (self.q.new_zeros(self.q.shape[:2]) for _ in range(2))
         for part in self.scores():
@@ -155,8 +155,7 @@ class Chunk:
     def differentiate(self, grad_out: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the output, and dq without the scale; add to dk [T,D] and dv [T,Dv] of the head.
 
-        rowsum(do o) instead of rowsum(p (do v^T)) would give noise as dq of a query with all its
-        weight on one key; that dq is zero.
+        It uses rowsum(p (do v^T)) instead of rowsum(do o), whose rounding makes noise of a zero dq.
         """
         do = grad_out.double()
         out, total, delta = self.attend(do)
@@ -177,10 +176,7 @@ def _most_elements(x: Tensor) -> int:
 
 
 def chunks(inputs: Inputs) -> Iterator[Chunk]:
-    """Yield all queries.
-
-    With the option `causal` False, which a diagnosis sets, a query sees all keys of its blocks.
-    """
+    """Yield all queries. With the option `causal` False, they see all keys of their blocks."""
     import torch
 
     q, k, v, chosen = (inputs.tensors[name] for name in ("q", "k", "v", "block_indices"))
@@ -198,6 +194,6 @@ def chunks(inputs: Inputs) -> Iterator[Chunk]:
             for t in range(0, tokens, step):
                 some = slice(t, t + step)
                 rows = (b, some, slice(h * group, (h + 1) * group))
-                tiles = Tiles.of(chosen[b, some, h], start[some], last[some], size, most_rows)
+                tiles = Tiles.make(chosen[b, some, h], start[some], last[some], size, most_rows)
                 scaled = q[rows].double() * inputs.options["sm_scale"]
                 yield Chunk(rows, scaled, k[b, :, h], v[b, :, h], tiles, size)

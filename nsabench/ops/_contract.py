@@ -56,10 +56,10 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Legal:
-    """Bounds lo and hi, float64 [n,w], of the rows of a result for which several values are right.
+    """Bounds lo and hi, float64 [n,w], of rows of a result for which several values are right.
 
-    rows: int64 [n], rising, of a result [..., w] with all axes but the last as one. All are on the
-    CPU, where no kernel that is measured reaches them by accident.
+    rows: int64 [n], rising, of a result [..., w] with all axes but the last as one. All tensors are
+    on the CPU, so that no kernel reaches them by accident.
     """
 
     rows: Tensor
@@ -67,7 +67,7 @@ class Legal:
     hi: Tensor
 
     def nearest(self, result: Tensor) -> Tensor:
-        """Return what is nearest to these rows within the bounds: float64 [n,w]. NaN stays NaN."""
+        """Return the values within the bounds that are nearest to these rows. NaN stays NaN."""
         import torch
 
         held = result.reshape(-1, result.shape[-1])[self.rows.to(result.device)].double().cpu()
@@ -81,8 +81,8 @@ def by_device(*, cpu: tuple[str, ...], cuda: tuple[str, ...]) -> Mapping[str, tu
 class Op(ABC):
     """An op. Subclasses are stateless; a module holds one instance, named `OP`.
 
-    Every `shape` is an instance of `shape_model`. The supervisor has no torch: only `draw`,
-    `oracle` and other methods that make tensors may import it, inside the method.
+    Every `shape` is an instance of `shape_model`. The supervisor has no torch, so only methods that
+    make tensors may import it, inside the method.
     """
 
     name: ClassVar[str]
@@ -114,7 +114,7 @@ class Op(ABC):
         return f"{name}({', '.join([*self.arguments, *optional, '*', *self.options])})"
 
     def length(self, shape: Any) -> int:
-        """Return the size that a threshold is decided on: the size of `length_axis`."""
+        """Return the size that a threshold is decided on."""
         return int(getattr(shape, self.length_axis))
 
     def terms(self, shape: Any) -> int:
@@ -130,9 +130,8 @@ class Op(ABC):
         """Return the compulsory work of one call on the inputs that `draw` makes of this seed."""
 
     def backward_work(self, shape: Any, dtype: DType, distribution: str, seed: int) -> Work:
-        """Return the compulsory work of one backward.
-
-        By default it moves what the forward moves, writes the gradients, and does as many FLOPs.
+        """Return the compulsory work of one backward: by default, of a forward that writes
+        gradients.
         """
         forward = self.work(shape, dtype, distribution, seed)
         written = self.differentiable_elements(shape) * dtype.itemsize

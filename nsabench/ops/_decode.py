@@ -27,8 +27,11 @@ LOUDNESS = 20.0  # of a compressed key that is to be selected, along the sum of 
 
 @dataclass(frozen=True)
 class DecodeSizes:
-    """The sizes of a decode step that its tensors do not tell: compressed keys of `block` tokens,
-    one every `stride`; `n_selected` blocks of `block_size` tokens; `window` keys."""
+    """The sizes of a decode step that its tensors do not tell.
+
+    Compressed keys are of `block` tokens, one every `stride`. `n_selected` blocks of `block_size`
+    tokens are selected. The window has `window` keys.
+    """
 
     block: int
     stride: int
@@ -38,26 +41,23 @@ class DecodeSizes:
 
 
 class CacheShape(HeadsShape):
-    """B tokens, each with a cache of S tokens; HQ query heads on H key heads, head dims D (q, k)
-    and Dv (v; D unless given)."""
+    """B tokens, each with a cache of S tokens. HQ query heads on H key heads. Head dims D (q, k)
+    and Dv (v; D unless given).
+    """
 
     B: Size
     S: Size
 
     @property
     def cached(self) -> int:
-        """The number of keys in a cache."""
         return self.S
 
     @property
     def reads(self) -> int:
-        """The number of keys that a head reads."""
         return self.cached
 
 
 class DecodeOp(AttentionOp):
-    """An op of one token. Its length is the length of the cache."""
-
     arguments: ClassVar[tuple[str, ...]] = ("q", "k", "v")
     check_shapes: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType(CACHES)
     shape_model: ClassVar[type[Shape]] = CacheShape
@@ -84,7 +84,7 @@ class DecodeOp(AttentionOp):
 def count_compressed(tokens: int, block: int, stride: int) -> int:
     """Count the complete compressed keys. Raises `ValueError` if no key is complete."""
     if block > tokens:
-        raise ValueError(f"S={tokens} tokens are fewer than those of one key, {block=}")
+        raise ValueError(f"S={tokens} tokens are fewer than the {block=} tokens of one key")
     if block % stride:
         raise ValueError(f"{stride=} does not divide {block=}")
     return (tokens - block) // stride + 1
@@ -105,7 +105,7 @@ def draw_blocks(
 ) -> Ints:
     """Draw the blocks of each row, int64 [B,H,n]: others at random, then the forced ones.
 
-    Slots behind them hold the number of blocks.
+    Unused slots hold the number of blocks.
     """
     rng = np.random.default_rng(seed)
     blocks = -(-tokens // block_size)

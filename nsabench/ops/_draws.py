@@ -1,6 +1,6 @@
 """How inputs are drawn: values by torch on the device, index structures by numpy on the host.
 
-Every seed gives index structures of the same lengths, so all sets of inputs have the same work.
+Index structures of every seed have the same lengths, so all sets of inputs have the same work.
 """
 
 from __future__ import annotations
@@ -67,9 +67,10 @@ def _shape_values(distribution: str, q: Tensor, k: Tensor) -> None:
 def lengths(distribution: str, rows: int, longest: int, seed: int) -> Ints:
     """Draw lengths of packed rows, at most `longest`, in an order of the seed.
 
-    spread: evenly from 1 to `longest`; a single row has `longest`. equal: all have `longest`.
-    mixed: three quarters are an eighth as long. empty_rows: a quarter has no key. all_empty: none
-    has."""
+    - spread: evenly from 1 to `longest`. A single row has `longest`.
+    - equal: all have `longest`. mixed: three quarters are an eighth as long.
+    - empty_rows: a quarter has no key. all_empty: no row has a key.
+    """
     steps = np.arange(rows)
     if distribution == "all_empty":
         counts = np.zeros(rows, dtype=np.int64)
@@ -87,16 +88,15 @@ def lengths(distribution: str, rows: int, longest: int, seed: int) -> Ints:
 
 
 def spans(distribution: str, rows: int, count: int, selected: int, keys: int, seed: int) -> Ints:
-    """Draw half-open spans [rows, count, 2] over `keys` keys, `selected` keys a row in their union.
+    """Draw half-open spans [rows, count, 2] over `keys` keys. Their union holds `selected` keys.
 
-    disjoint: equal spans with gaps, sorted. touching: each begins where the last one ends.
-    overlapping: every other span touches the next one and covers half of it as well. unsorted: in
-    any order. mixed: a row uses any number of its spans, of very unequal lengths; the others are
-    empty. out_of_bounds: the first span begins before the first key, and the last one, if there
-    are two, ends behind the last.
-
-    Three select fewer keys, as many for every seed. reversed: every other span has its ends swapped
-    and is empty. empty_rows: a quarter of the rows selects nothing. all_empty: no row does.
+    - disjoint: equal spans with gaps, sorted. unsorted: disjoint spans in any order.
+    - touching: each begins where the last one ends.
+    - overlapping: every other span covers half of the next one.
+    - mixed: a row uses some of its spans, of very unequal lengths. The others are empty.
+    - out_of_bounds: the first span begins before key 0, and the last ends behind the last key.
+    - reversed: every other span has its ends swapped and is empty.
+    - empty_rows: a quarter of the rows selects nothing. all_empty: no row selects a key.
     """
     rng = np.random.default_rng(seed)
     if distribution == "mixed":

@@ -1,8 +1,7 @@
-"""Rows of a result that are not compared: how the oracle of an op with `leaves_rows_out` marks
-them.
+"""Rows of a result that are not compared: how the oracle of an op marks them.
 
-A row (of the last axis) of NaN was not computed: of a long case the oracle computes some queries. A
-row of infinity is left out, since rounding decides what is right there.
+A row (of the last axis) of NaN was not computed, since the case is long. A row of infinity is left
+out, since rounding decides its value.
 """
 
 from __future__ import annotations
@@ -27,5 +26,4 @@ def counts(truth: Tensor) -> tuple[int, int]:
 
 
 def without(truth: Tensor) -> Tensor:
-    """Return the result with zeros in the rows that are not compared."""
     return truth.masked_fill(~compared(truth).unsqueeze(-1), 0.0)

@@ -1,5 +1,7 @@
-"""Native Sparse Attention in float64, some queries of one key head at a time (arXiv 2502.11089,
-section 3), and the bounds of outputs whose selection of blocks rounding decides."""
+"""Native Sparse Attention in float64, some queries of one key head at a time.
+
+See arXiv 2502.11089, section 3.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +18,18 @@ if TYPE_CHECKING:
 LOCAL = 2  # blocks up to the query's own that are always selected, as is the first
 # What is gathered for some queries, and their weights: half a GiB in float64.
 CHUNK_ELEMENTS = 1 << 26
-# The n-th score and the next are distinct if they differ by more than this part of the n-th: twice
-# the largest error of scores on drawn inputs, 2.8e-3 in bfloat16 and 3.7e-4 in float16.
+# Two scores are distinct if they differ by more than this share. It is twice the largest error of
+# scores on drawn inputs: 2.8e-3 in bfloat16 and 3.7e-4 in float16.
 RESOLVED = {"torch.float16": 7.5e-4, "torch.bfloat16": 6e-3, "torch.float32": 1e-5}
-OF_ONE_KEY = 2  # the limit is so many times as large if a block is one compressed key
-LEAST_SCORE = 1e-30  # a smaller score may be zero in float32
-# A block is doubtful if its score is within so many times the limit.
+OF_ONE_KEY = 2  # The share is twice as large if a block is one compressed key.
+LEAST_SCORE = 1e-30  # A smaller score may be zero in float32.
+# A block is doubtful if its score is within twice the share of the last selected score.
 IN_DOUBT = 2.0
 LOGITS = 1 << 24  # in float64 at a time, where a selection is in doubt
 
 
 @dataclass(frozen=True)
 class Branch:
-    """Some queries on the keys of a branch: weights p [n,G,L] on k [n,L,D] or [L,D], v likewise."""
-
     p: Tensor
     k: Tensor
     v: Tensor
@@ -132,10 +132,10 @@ def pieces(inputs: Inputs, sampled: Tensor | None = None) -> Iterator[Piece]:
             cmp = tuple(means(x, options["block"], options["stride"]) for x in (kh, vh))
             heads = slice(head * group, (head + 1) * group)
             for some in own.split(step):
-                yield _piece(inputs, (batch, some, heads), head, start, kh, vh, cmp)
+                yield _compute_piece(inputs, (batch, some, heads), head, start, kh, vh, cmp)
 
 
-def _piece(
+def _compute_piece(
     inputs: Inputs,
     rows: tuple[int, Tensor, slice],
     head: int,
@@ -158,16 +158,15 @@ def _piece(
     ranked = rank(scores, position, size)
     chosen, hangs = choose(ranked, o["n_selected"], resolved(inputs))
     of_block = chosen.unsqueeze(-1) * size + torch.arange(size, device=q.device)
-    selected = _gathered(q, k, v, of_block.flatten(1), position, scale)
+    selected = _gather_keys(q, k, v, of_block.flatten(1), position, scale)
     near = position.unsqueeze(1) - torch.arange(min(o["window"], k.shape[0]), device=q.device)
-    window = _gathered(q, k, v, near, position, scale)
+    window = _gather_keys(q, k, v, near, position, scale)
     return Piece(rows, head, start, q, gates, compressed, selected, window, hangs, ranked)
 
 
-def _gathered(
+def _gather_keys(
     q: Tensor, k: Tensor, v: Tensor, keys: Tensor, position: Tensor, scale: float
 ) -> Branch:
-    """Compute queries [n,G,D] on keys [n,L] of their own, those up to the query that exist."""
     keep = (keys >= 0) & (keys <= position.unsqueeze(1))
     keys = keys.clamp(0, k.shape[0] - 1)
     kd, vd = k[keys].double(), v[keys].double()
@@ -175,7 +174,7 @@ def _gathered(
 
 
 def accumulate(piece: Piece, grad_out: Tensor, inputs: Inputs, grads: dict[str, Any]) -> None:
-    """Add the share of a piece's queries to the gradients; dq and dgates are theirs alone."""
+    """Add the share of a piece's queries to the gradients."""
     import torch
 
     scale, options = inputs.options["sm_scale"], inputs.options
@@ -208,12 +207,12 @@ def legal(inputs: Inputs, oracle: Tensor) -> Legal | None:
     """Return bounds of the rows that an oracle of `nsa_attention` leaves out, if there are any.
 
     The certain blocks A have the output o_A and the weight Z_A. A doubtful block b moves the output
-    by at most Z_b / (Z_A + Z_b) of the way to its own output o_b, whatever else is selected.
+    towards its own output o_b by at most Z_b / (Z_A + Z_b).
     """
     import torch
 
     tokens = oracle[..., 0].isinf().any(-1).flatten().nonzero().flatten()
-    found = list(_bounds(inputs, tokens))
+    found = list(_find_bounds(inputs, tokens))
     if not found:
         return None
     rows, lo, hi = (torch.cat(parts).cpu() for parts in zip(*found, strict=True))
@@ -221,8 +220,7 @@ def legal(inputs: Inputs, oracle: Tensor) -> Legal | None:
     return Legal(rows[order], lo[order], hi[order])
 
 
-def _bounds(inputs: Inputs, tokens: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield the rows and bounds of the queries of some tokens that rounding decides."""
+def _find_bounds(inputs: Inputs, tokens: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     import torch
 
     length, heads = inputs.tensors["q"].shape[1:3]
@@ -234,7 +232,7 @@ def _bounds(inputs: Inputs, tokens: Tensor) -> Iterator[tuple[Tensor, Tensor, Te
         of_head = torch.arange(own.start, own.stop, device=places.device)
         index = (batch * length + places[some]).unsqueeze(1) * heads + of_head
         gates = piece.gates[some].unsqueeze(-1)  # [n,G,3,1]
-        low, high = _bounds_of_selected(inputs, piece, some)
+        low, high = _bound_selected(inputs, piece, some)
         exact = gates[..., 0, :] * piece.compressed.out[some]
         exact += gates[..., 2, :] * piece.window.out[some]
         ends = gates[..., 1, :] * low, gates[..., 1, :] * high
@@ -245,13 +243,12 @@ def _bounds(inputs: Inputs, tokens: Tensor) -> Iterator[tuple[Tensor, Tensor, Te
         )
 
 
-def _bounds_of_selected(inputs: Inputs, piece: Piece, some: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute bounds [n,G,Dv] of the selected branch of some queries of a piece."""
+def _bound_selected(inputs: Inputs, piece: Piece, some: Tensor) -> tuple[Tensor, Tensor]:
     import torch
 
     batch, places, _ = piece.rows
     size, scale = inputs.options["block_size"], inputs.options["sm_scale"]
-    certain, doubtful = _certain_and_doubtful(piece, some, inputs)
+    certain, doubtful = _sort_blocks_by_doubt(piece, some, inputs)
     blocks = certain.shape[1]
     k, v = (
         inputs.tensors[name][batch, piece.start : piece.start + blocks * size, piece.head].double()
@@ -280,8 +277,8 @@ def _bounds_of_selected(inputs: Inputs, piece: Piece, some: Tensor) -> tuple[Ten
     return low, high
 
 
-def _certain_and_doubtful(piece: Piece, some: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """Return the blocks that every legal choice holds, and those that some do: bool [n,blocks]."""
+def _sort_blocks_by_doubt(piece: Piece, some: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """Return the blocks that all legal choices hold, and that some hold: bool [n,blocks]."""
     import torch
 
     ranked, count = piece.ranked[some], inputs.options["n_selected"]

@@ -1,7 +1,6 @@
 """Ops that do not ship: from entry points of the group `nsabench.ops`, and from the user's file.
 
-The supervisor imports this foreign code for its sizes, work and labels: an entry point when its op
-is first named, a file when the user gives it. It has no torch, so neither may import torch.
+The supervisor imports this foreign code and has no torch, so the code may not import torch.
 """
 
 from __future__ import annotations
@@ -39,19 +38,18 @@ def installed() -> dict[str, list[EntryPoint]]:
 
 
 def owners(name: str) -> str:
-    """Return the distributions that have an op of that name."""
     return " and ".join(p.dist.name if p.dist else p.value for p in installed()[name])
 
 
 @cache
-def of_entry_point(name: str) -> Op:
+def import_entry_point(name: str) -> Op:
     """Import the op of an entry point. Raises `UsageError` unless one valid op has that name."""
     if len(installed()[name]) > 1:
         raise UsageError(f"{owners(name)} each have an op {name!r}", "uninstall all but one.")
     [point] = installed()[name]
     what = f"entry point {name!r} of {owners(name)}"
     value = _without_torch(lambda: sources.imported(point.load, what), what)
-    op = _checked(getattr(value, "OP", value) if isinstance(value, ModuleType) else value, what)
+    op = _check_op(getattr(value, "OP", value) if isinstance(value, ModuleType) else value, what)
     if op.name != name:
         raise UsageError(f"{what} holds the op {op.name!r}", "give the entry point that name.")
     return op
@@ -72,7 +70,7 @@ def load_file(path: Path, owned: Mapping[str, str], expected_sha256: str | None 
         if of_file == digest:  # like a module, a file is executed once a process
             return op
     module = _without_torch(lambda: sources.execute(path, content, USER_MODULE), str(path))
-    op = _checked(getattr(module, "OP", None), str(path))
+    op = _check_op(getattr(module, "OP", None), str(path))
     if op.name in owned:
         raise UsageError(
             f"{path} holds an op {op.name!r}, and {owned[op.name]}", "give it another name."
@@ -93,7 +91,7 @@ def _without_torch(load: Callable[[], T], what: str) -> T:
     return value
 
 
-def answer_of(question: Callable[[], T], op: Op, method: str) -> T:
+def ask_method(question: Callable[[], T], op: Op, method: str) -> T:
     """Return the answer of a method: a number for `length` and `terms`, `Work` for the others.
 
     Raises `UsageError` if the method fails or its answer makes no sense.
@@ -101,48 +99,47 @@ def answer_of(question: Callable[[], T], op: Op, method: str) -> T:
     what = f"{method} of the op {op.name!r}"
     answer = sources.imported(question, what, "does not answer", "correct that method of the op.")
     if method in ("length", "terms"):
-        if not _whole(answer, 1):
+        if not _is_whole(answer, 1):
             raise UsageError(
-                f"{what} returned {_shown(answer)}", "return a whole number of at least 1."
+                f"{what} returned {_describe(answer)}", "return a whole number of at least 1."
             )
     elif not isinstance(answer, Work):
         raise UsageError(
             f"{what} returned a {type(answer).__name__}",
             "return Work(bytes_min, flops), both whole numbers.",
         )
-    elif not (_whole(answer.bytes_min, 1) and _whole(answer.flops, 0)):
+    elif not (_is_whole(answer.bytes_min, 1) and _is_whole(answer.flops, 0)):
         raise UsageError(
-            f"{what} returned bytes_min {_shown(answer.bytes_min)} and flops "
-            f"{_shown(answer.flops)}",
+            f"{what} returned bytes_min {_describe(answer.bytes_min)} and flops "
+            f"{_describe(answer.flops)}",
             "return Work(bytes_min, flops), both whole numbers, of which bytes_min is at least 1.",
         )
     return answer
 
 
-def _whole(value: Any, least: int) -> bool:
-    """Return whether it is an int of at least that size that the tables can hold."""
+def _is_whole(value: Any, least: int) -> bool:
     return type(value) is int and least <= value < 1 << 53
 
 
-def _shown(value: Any) -> str:
-    """Return a short text: the value of a plain number or text, else its type."""
+def _describe(value: Any) -> str:
     if type(value) in (int, float, str, bool, type(None)):
         return repr(value)[:40]
     return f"a {type(value).__name__}"
 
 
-def _checked(value: Any, what: str) -> Op:
+def _check_op(value: Any, what: str) -> Op:
     if not isinstance(value, Op):
         raise UsageError(f"{what} holds no op under the name OP", FORM)
     remedy = "see docs/how-to/op-of-your-own.md."
-    wrong = sources.imported(lambda: _misfit(value), f"the op of {what}", "cannot be read", remedy)
+    wrong = sources.imported(
+        lambda: _find_misfit(value), f"the op of {what}", "cannot be read", remedy
+    )
     if wrong:
         raise UsageError(f"the op of {what} {wrong}", remedy)
     return value
 
 
-def _misfit(op: Op) -> str:
-    """Return what is wrong with an op's attributes, or an empty text."""
+def _find_misfit(op: Op) -> str:
     name = getattr(op, "name", None)
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", name):
         return f"has the name {name!r}: up to 64 small letters, digits and '_'"

@@ -1,8 +1,7 @@
 """The distribution `recorded`: blocks that layers of a trained model chose on text new to them.
 
-`recorded.xz` holds a row of bits for each KV head and token, one a block. A bit is set if the head
-chose the block besides the first one and the last two, which every query selects. A row is stored
-as its difference from the row before, since neighbours mostly agree.
+`recorded.xz` holds a row of bits for each KV head and token. A bit is set if the head chose that
+block besides the three forced ones. Each row is stored as its difference from the row before.
 """
 
 from __future__ import annotations

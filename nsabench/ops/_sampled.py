@@ -1,8 +1,7 @@
-"""Which queries an oracle computes: all up to `ALL` tokens, beyond that a sample of them.
+"""Which queries an oracle computes: all up to `ALL` tokens, and a sample of more.
 
-Other inputs have another sample, and the last token, where tails are lost, is always in it. The
-gradient of the output has its usual size at sampled queries, and is so small at the others that dk
-and dv do not feel it. So dk and dv are known for every key, and a backward takes as long.
+Each set of inputs has its own sample, and the last token is always in it. The gradient of the
+output is almost zero at the other queries, so dk and dv are known for every key.
 """
 
 from __future__ import annotations
@@ -48,8 +47,10 @@ def tokens(inputs: Inputs) -> Tensor:
 def by_sequence(
     inputs: Inputs, sampled: Tensor | None = None
 ) -> Iterator[tuple[int, int, int, Tensor]]:
-    """Yield the batch, the first token and the end of each sequence that has sampled queries, and
-    these, counted in their row of the batch. sampled: `tokens`, unless given."""
+    """Yield the batch, first token and end of each sequence, and its sampled queries in the row.
+
+    sampled: `tokens`, unless given.
+    """
     sampled = tokens(inputs) if sampled is None else sampled
     length = inputs.tensors["q"].shape[1]
     for batch, start, end in spans(inputs):

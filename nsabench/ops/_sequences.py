@@ -25,18 +25,16 @@ QUERIES_AT_A_TIME = 512  # of a band, with the keys that they see
 
 
 class SequencesShape(HeadsShape):
-    """B sequences of T tokens (packed: of T in the mean), HQ query heads on H key heads, head dims
-    D (q, k) and Dv (v; D unless given)."""
+    """B sequences of T tokens (packed: of T in the mean). HQ query heads on H key heads. Head dims
+    D (q, k) and Dv (v; D unless given).
+    """
 
     B: Size
     T: Size
 
 
 def draw_lengths(shape: SequencesShape, distribution: str, seed: int) -> Ints:
-    """Draw the tokens of each sequence.
-
-    Packed ones sum to B * T and are very unequal; one of two or more is a single token.
-    """
+    """Draw the tokens of each sequence. Packed ones are very unequal and sum to B * T."""
     count, mean = shape.B, shape.T
     if distribution != PACKED:
         return np.full(count, mean)
@@ -79,8 +77,10 @@ def spans(inputs: Inputs) -> list[tuple[int, int, int]]:
 
 
 class SequenceOp(AttentionOp):
-    """q [B,T,HQ,D], k [B,T,H,D], v [B,T,H,Dv] -> out [B,T,HQ,Dv]. `packed`: B sequences one after
-    another in q [1,B*T,HQ,D], and cu_seqlens int32 [B+1]; each sees itself only."""
+    """q [B,T,HQ,D], k [B,T,H,D], v [B,T,H,Dv] -> out [B,T,HQ,Dv].
+
+    `packed`: B sequences one after another in q [1,B*T,HQ,D], with cu_seqlens int32 [B+1].
+    """
 
     arguments: ClassVar[tuple[str, ...]] = ("q", "k", "v")
     optional: ClassVar[tuple[str, ...]] = ("cu_seqlens",)
@@ -128,12 +128,12 @@ class BandedOp(SequenceOp):
         """Return lo and hi, int64 [T] each."""
 
     def oracle(self, inputs: Inputs) -> Tensor:
-        return _attention.attend(inputs, self._portions(inputs))
+        return _attention.attend(inputs, self._cut_portions(inputs))
 
     def gradients(self, inputs: Inputs, grad_out: Tensor) -> dict[str, Tensor]:
-        return _attention.differentiate(inputs, grad_out, self._portions(inputs))
+        return _attention.differentiate(inputs, grad_out, self._cut_portions(inputs))
 
-    def _portions(self, inputs: Inputs) -> Iterator[Portion]:
+    def _cut_portions(self, inputs: Inputs) -> Iterator[Portion]:
         import torch
 
         lo, hi = self.bounds(inputs)

@@ -1,9 +1,9 @@
 """causal_attention: dense attention over everything up to the query itself.
 
-q [B,T,HQ,D], k [B,T,H,D], v [B,T,H,Dv] -> out [B,T,HQ,Dv]. `packed`: B sequences of unequal lengths
-one after another in q [1,B*T,HQ,D], and cu_seqlens int32 [B+1]; each sees itself only. max_seqlen:
-no sequence is longer; the caller knows it on the host. It is what a model runs instead of
-`nsa_attention`.
+q [B,T,HQ,D], k [B,T,H,D], v [B,T,H,Dv] -> out [B,T,HQ,Dv]. It is what a model runs instead of
+`nsa_attention`. `packed`: B sequences of unequal lengths lie one after another in q [1,B*T,HQ,D].
+Each sees only itself. cu_seqlens int32 [B+1] says where they begin. max_seqlen: no sequence is
+longer. The caller knows it on the host.
 """
 
 from __future__ import annotations
@@ -43,14 +43,13 @@ class CausalAttention(SequenceOp):
         return _sampled.grad_out(inputs, super().draw_grad(inputs, seed))
 
     def oracle(self, inputs: Inputs) -> Tensor:
-        return _attention.attend(inputs, _portions(inputs), NOT_COMPUTED)
+        return _attention.attend(inputs, _cut_portions(inputs), NOT_COMPUTED)
 
     def gradients(self, inputs: Inputs, grad_out: Tensor) -> dict[str, Tensor]:
-        return _attention.differentiate(inputs, grad_out, _portions(inputs), NOT_COMPUTED)
+        return _attention.differentiate(inputs, grad_out, _cut_portions(inputs), NOT_COMPUTED)
 
 
-def _portions(inputs: Inputs) -> Iterator[Portion]:
-    """Yield the queries that the oracle computes, some of a sequence at a time."""
+def _cut_portions(inputs: Inputs) -> Iterator[Portion]:
     import torch
 
     q, k = inputs.tensors["q"], inputs.tensors["k"]

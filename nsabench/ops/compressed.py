@@ -3,9 +3,9 @@
 q [B,T,HQ,D], k [B,Nc,H,D], v [B,Nc,H,Dv] -> out [B,T,HQ,Dv]. Compressed key i stands for the tokens
 i * stride up to i * stride + block. Query t sees the first (t + 1 - block) // stride + 1 keys
 (arXiv 2502.11089, section 3.3.1). Before token block - 1 a query sees no key, and out is 0.
-`packed`: B sequences of unequal lengths one after another in q [1,B*T,HQ,D], their keys likewise,
-with cu_seqlens and cu_keys int32 [B+1]. max_seqlen: no sequence is longer; the caller knows it on
-the host.
+`packed`: B sequences of unequal lengths lie one after another in q [1,B*T,HQ,D]. Each sees only
+itself. cu_seqlens int32 [B+1] says where they begin, and cu_keys int32 [B+1] where their keys
+begin. max_seqlen: no sequence is longer. The caller knows it on the host.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 
 class CompressedShape(SequencesShape):
-    """B sequences of T tokens (packed: of T in the mean), HQ query heads on H key heads, head dims
-    D (q, k) and Dv (v; D unless given), `block` tokens a compressed key, one every `stride`."""
+    """B sequences of T tokens (packed: of T in the mean). HQ query heads on H key heads. Head dims
+    D (q, k) and Dv (v; D unless given). A compressed key has `block` tokens, and one begins every
+    `stride` tokens.
+    """
 
     block: Size = 32
     stride: Size = 16
@@ -34,7 +36,7 @@ class CompressedShape(SequencesShape):
     def _fits(self) -> CompressedShape:
         if self.block > self.T:
             raise ValueError(
-                f"T={self.T} tokens are fewer than those of one key, block={self.block}"
+                f"T={self.T} tokens are fewer than the block={self.block} tokens of one key"
             )
         return self
 

@@ -1,8 +1,8 @@
 """decode_compressed: the compressed branch of a decode step, one token against compressed keys.
 
-q [B,HQ,D]; complete compressed keys k [B,H,Nc,D], v [B,H,Nc,Dv] -> out [B,HQ,Dv], with
-Nc = (S - block) // stride + 1 of a cache of S tokens (arXiv 2502.11089, section 3.3.1). The token
-sees all of them.
+q [B,HQ,D]; complete compressed keys k [B,H,Nc,D], v [B,H,Nc,Dv] -> out [B,HQ,Dv]. A cache of S
+tokens has Nc = (S - block) // stride + 1 of these (arXiv 2502.11089, section 3.3.1). The token sees
+all of them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from nsabench.ops._decode import CacheShape, DecodeOp, count_compressed
 
 
 class CompressedCacheShape(CacheShape):
-    """B tokens, each with a cache of S tokens, compressed to keys of `block` tokens, one every
-    `stride`; HQ query heads on H key heads, head dims D (q, k) and Dv (v; D unless given)."""
+    """B tokens, each with a cache of S tokens. HQ query heads on H key heads. Head dims D (q, k)
+    and Dv (v; D unless given). A compressed key has `block` tokens, and one begins every `stride`
+    tokens.
+    """
 
     block: Size = 32
     stride: Size = 16

@@ -1,9 +1,9 @@
 """decode_selected: the selection branch of a decode step, one token against blocks of its cache.
 
-q [B,HQ,D]; caches k [B,H,S,D], v [B,H,S,Dv], the token itself at S - 1; ranges int32 [B,H,n,2],
-half-open and disjoint, each a block of `block_size` tokens (the last is cut off at the token, and
-some may be empty) -> out [B,HQ,Dv]. The heads of a group share their blocks (arXiv 2502.11089,
-section 3.3.2).
+q [B,HQ,D]; caches k [B,H,S,D], v [B,H,S,Dv], the token itself at S - 1; ranges int32 [B,H,n,2] ->
+out [B,HQ,Dv]. Ranges are half-open and disjoint. Each is a block of `block_size` tokens, cut off
+behind the token, or empty. The heads of a group share their blocks (arXiv 2502.11089, section
+3.3.2).
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 
 class SelectedShape(CacheShape):
-    """B tokens, each with a cache of S tokens; HQ query heads on H key heads, head dims D (q, k)
-    and Dv (v; D unless given); `n_selected` blocks of `block_size` tokens."""
+    """B tokens, each with a cache of S tokens. HQ query heads on H key heads. Head dims D (q, k)
+    and Dv (v; D unless given). `n_selected` blocks of `block_size` tokens.
+    """
 
     block_size: Size = 64
     n_selected: Size = 16

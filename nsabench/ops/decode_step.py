@@ -1,13 +1,12 @@
 """decode_step: one token of Native Sparse Attention against its caches, all branches together.
 
-q [B,HQ,D]; caches k [B,H,S,D], v [B,H,S,Dv], the token itself at S - 1; complete compressed keys
-k_cmp [B,H,Nc,D], v_cmp [B,H,Nc,Dv]; gates [B,HQ,3] -> out [B,HQ,Dv] = gates[0] compressed +
-gates[1] selected + gates[2] window, the selection made from the block scores (arXiv 2502.11089,
-sections 3.2 and 3.3). The sizes that the caches do not tell come as one object, `sizes`
-(`DecodeSizes`).
+q [B,HQ,D]; caches k [B,H,S,D], v [B,H,S,Dv]; complete compressed keys k_cmp [B,H,Nc,D], v_cmp
+[B,H,Nc,Dv]; gates [B,HQ,3] -> out [B,HQ,Dv]. The token itself is at S - 1. The gates weigh a
+compressed, a selected and a window branch in this order. The block scores choose the selection
+(arXiv 2502.11089, sections 3.2 and 3.3). One object, `sizes` (`DecodeSizes`), holds the sizes that
+the caches do not tell.
 
-In drawn inputs the blocks with the highest scores stand out, so that rounding cannot decide which
-are selected.
+In drawn inputs the best blocks stand out, so that rounding cannot decide the selection.
 """
 
 from __future__ import annotations
@@ -37,9 +36,10 @@ if TYPE_CHECKING:
 
 
 class StepShape(CacheShape):
-    """B tokens, each with a cache of S tokens; HQ query heads on H key heads, head dims D (q, k)
-    and Dv (v; D unless given); compressed keys of `block` tokens, one every `stride`; `n_selected`
-    blocks of `block_size` tokens; `window` keys."""
+    """B tokens, each with a cache of S tokens. HQ query heads on H key heads. Head dims D (q, k)
+    and Dv (v; D unless given). A compressed key has `block` tokens, and one begins every `stride`
+    tokens. `n_selected` blocks of `block_size` tokens; `window` keys.
+    """
 
     block: Size = 32
     stride: Size = 16
@@ -65,12 +65,11 @@ class StepShape(CacheShape):
 
     @property
     def reads(self) -> int:
-        """How many keys a head reads in all branches, those that they share counted for each."""
+        """How many keys a head reads in all branches."""
         selected = count_selected(self.S, self.block_size, self.n_selected)
         return self.compressed + selected + min(self.window, self.S)
 
     def blocks(self, seed: int) -> Ints:
-        """Draw the blocks that are to be selected, int64 [B,H,n]."""
         return draw_blocks((self.B, self.H), self.S, self.block_size, self.n_selected, seed)
 
 
@@ -141,8 +140,7 @@ def _make_loud(q: Tensor, k_cmp: Tensor, chosen: Tensor, keys_a_block: int) -> N
 
 
 def _select(weights: Tensor, tokens: int, sizes: DecodeSizes) -> Tensor:
-    """Return the blocks that weights [B,H,HQ/H,Nc] select (equations 9 to 12): bool
-    [B,H,blocks]."""
+    """Return the blocks that weights [B,H,HQ/H,Nc] select (equations 9 to 12)."""
     import torch
 
     blocks, of_rows = -(-tokens // sizes.block_size), weights.flatten(0, 1)

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 
 class WindowShape(CacheShape):
-    """B tokens, each with a cache of S tokens; HQ query heads on H key heads, head dims D (q, k)
-    and Dv (v; D unless given); `window` keys."""
+    """B tokens, each with a cache of S tokens. HQ query heads on H key heads. Head dims D (q, k)
+    and Dv (v; D unless given). `window` keys.
+    """
 
     window: Size = 512
 

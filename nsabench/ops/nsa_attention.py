@@ -1,16 +1,16 @@
 """nsa_attention: Native Sparse Attention as a whole, prefill and training.
 
-q [B,T,HQ,D], k [B,T,H,D], v [B,T,H,Dv], gates [B,T,HQ,3] -> out [B,T,HQ,Dv] = gates[0] compressed +
-gates[1] selected + gates[2] window (arXiv 2502.11089, section 3.3). Compressed keys and values are
-means of `block` tokens, one every `stride`. `n_selected` blocks of `block_size` tokens are
-selected: the first, the two up to the query's own, and the blocks with the highest scores, the
-lowest index where scores are equal. The window is the last `window` keys. `packed`: B sequences one
-after another in q [1,B*T,HQ,D], and cu_seqlens int32 [B+1]. max_seqlen: no sequence is longer.
+q [B,T,HQ,D], k [B,T,H,D], v [B,T,H,Dv], gates [B,T,HQ,3] -> out [B,T,HQ,Dv]. The gates weigh a
+compressed, a selected and a window branch in this order (arXiv 2502.11089, section 3.3). Compressed
+keys and values are means of `block` tokens, one every `stride`. A query selects `n_selected` blocks
+of `block_size` tokens: the first, the last two, and the blocks with the highest scores. The lowest
+index wins among equal scores. The window is the last `window` keys. `packed`: B sequences of
+unequal lengths lie one after another in q [1,B*T,HQ,D]. Each sees only itself. cu_seqlens int32
+[B+1] says where they begin. max_seqlen: no sequence is longer. The caller knows it on the host.
 
-If the n-th and the next score are closer than the format resolves, rounding decides which block is
-right. Such queries are left out of the comparison and counted. They are held to bounds that every
-choice between these blocks keeps. In a backward the gradient of their output is next to nothing, so
-that dk and dv do not depend on the choice.
+If rounding decides which block is selected, the query is left out of the comparison and counted.
+Its output is held to bounds that every such choice keeps. In a backward, the gradient of its output
+is almost zero, so that dk and dv do not depend on the choice.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ KEYS_ALIKE, QUERIES_ALIKE = 1.0, 0.7
 
 
 class NsaShape(SequencesShape):
-    """B sequences of T tokens (packed: of T in the mean), HQ query heads on H key heads, head dims
-    D (q, k) and Dv (v; D unless given); compressed keys of `block` tokens, one every `stride`;
-    `n_selected` blocks of `block_size` tokens; `window` keys."""
+    """B sequences of T tokens (packed: of T in the mean). HQ query heads on H key heads. Head dims
+    D (q, k) and Dv (v; D unless given). A compressed key has `block` tokens, and one begins every
+    `stride` tokens. `n_selected` blocks of `block_size` tokens; `window` keys.
+    """
 
     block: Size = 32
     stride: Size = 16
@@ -56,8 +57,9 @@ class NsaShape(SequencesShape):
         return self
 
     def seen_by_branch(self, lengths: list[int]) -> tuple[int, int, int]:
-        """Return how many keys all queries of sequences of these lengths see together in the
-        compressed, the selected and the window branch."""
+        """Count the keys that all queries see together in the compressed, selected and window
+        branch.
+        """
         compressed = selected = window = 0
         for length in lengths:
             position = np.arange(length)

@@ -1,11 +1,10 @@
 """nsa_without_window: a variant of NSA that libraries compute: no overlap, and no window.
 
-q [B,T,HQ,D], k [B,T,H,D], v [B,T,H,Dv], gates [B,T,HQ,2] -> out [B,T,HQ,Dv] = gates[0] compressed +
-gates[1] selected. Compressed keys and values are means of whole blocks of `block_size` tokens; a
-query sees a block from the block's last token on. `n_selected` of these blocks are selected: the
-first, the two up to the query's own, and the blocks with the highest scores. The score of a block
-is the weight of its compressed key, summed over the heads of the group. `parallel_nsa` of fla-core
-computes this if it is given no `g_swa`.
+q [B,T,HQ,D], k [B,T,H,D], v [B,T,H,Dv], gates [B,T,HQ,2] -> out [B,T,HQ,Dv]. The gates weigh a
+compressed and a selected branch. Compressed keys and values are means of whole blocks of
+`block_size` tokens. A query sees a block that ends at the query or before it. It selects
+`n_selected` blocks as in `nsa_attention`. The score of a block is the weight of its compressed key,
+summed over the heads of the group. `parallel_nsa` of fla-core computes this without `g_swa`.
 
 It is a case of `nsa_attention`, with one block a stride and a gate of zero on the window. `packed`,
 max_seqlen and the rows that are left out are as in `nsa_attention`.
@@ -31,9 +30,10 @@ NO_WINDOW = 1  # the query's own key, at a gate of zero
 
 
 class WithoutWindowShape(SequencesShape):
-    """B sequences of T tokens (packed: of T in the mean), HQ query heads on H key heads, head dims
-    D (q, k) and Dv (v; D unless given); `n_selected` blocks of `block_size` tokens, each of which
-    is also one compressed key."""
+    """B sequences of T tokens (packed: of T in the mean). HQ query heads on H key heads. Head dims
+    D (q, k) and Dv (v; D unless given). `n_selected` blocks of `block_size` tokens, each of which
+    is also one compressed key.
+    """
 
     block_size: Size = 64
     n_selected: Size = 16

@@ -2,10 +2,10 @@
 
 q [B,T,HQ,D], k [B,T,H,D], v [B,T,H,Dv], block_indices int32 [B,T,H,S] -> out [B,T,HQ,Dv]. Query
 head i belongs to KV head i // (HQ/H). Block j holds the keys j*block_size up to (j+1)*block_size. A
-query at position t attends to the keys of its blocks up to t. A -1 marks an empty slot and may be
-anywhere in a row. A block that is given twice counts once. A query without keys gives zeros (arXiv
-2502.11089, section 3.3.2). Packed batches have B = 1 and a fifth tensor, cu_seqlens int32 [n+1]:
-positions and blocks count from the start of the query's own sequence.
+query attends to the keys of its blocks up to itself. A -1 marks an empty slot and may be anywhere
+in a row. A block that is given twice counts once. A query without keys gives zeros (arXiv
+2502.11089, section 3.3.2). `packed` has B = 1 and cu_seqlens int32 [n+1]. Positions and blocks then
+count from the start of the query's own sequence.
 """
 
 from __future__ import annotations
@@ -75,16 +75,16 @@ class SelectionBlocks(AttentionOp):
 
     def count(self, shape: BlocksShape, distribution: str, seed: int) -> tuple[int, int, int]:
         """A key that several queries select must come from memory only once."""
-        selected, touched, index_bytes = _counts(shape, distribution, seed)
+        selected, touched, index_bytes = _count_keys(shape, distribution, seed)
         return shape.HQ // shape.H * selected, touched, index_bytes
 
     def indices(self, shape: BlocksShape, distribution: str, seed: int) -> Indices:
-        cu_seqlens, indices = _selection(shape, distribution, seed)
+        cu_seqlens, indices = _draw_selection(shape, distribution, seed)
         packed = {"cu_seqlens": cu_seqlens} if distribution == "packed" else {}
         return {"block_indices": indices, **packed}
 
     def oracle(self, inputs: Inputs) -> Tensor:
-        out = _empty_result(inputs)
+        out = _make_result(inputs)
         for chunk in _block_major.chunks(inputs):
             out[chunk.rows] = chunk.attend()[0]
         return out
@@ -95,7 +95,7 @@ class SelectionBlocks(AttentionOp):
     def results(self, inputs: Inputs, grad_out: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         import torch
 
-        out = _empty_result(inputs)
+        out = _make_result(inputs)
         grads = {
             name: torch.zeros_like(inputs.tensors[name], dtype=torch.float64)
             for name in self.differentiable
@@ -109,7 +109,7 @@ class SelectionBlocks(AttentionOp):
         return out, grads
 
 
-def _empty_result(inputs: Inputs) -> Tensor:
+def _make_result(inputs: Inputs) -> Tensor:
     import torch
 
     q, v = inputs.tensors["q"], inputs.tensors["v"]
@@ -117,11 +117,8 @@ def _empty_result(inputs: Inputs) -> Tensor:
 
 
 @lru_cache(maxsize=4)
-def _selection(shape: BlocksShape, distribution: str, seed: int) -> tuple[Ints, Ints]:
-    """Draw cu_seqlens, of one sequence unless packed, and block_indices [B,T,H,S].
-
-    Raises `UsageError` if a packed batch is not one row.
-    """
+def _draw_selection(shape: BlocksShape, distribution: str, seed: int) -> tuple[Ints, Ints]:
+    """Draw cu_seqlens and block_indices [B,T,H,S]. Raises `UsageError` if packed and B > 1."""
     cu_seqlens = _block_draws.sequences(distribution, shape.T, seed)
     if len(cu_seqlens) > 2 and shape.B != 1:
         raise UsageError(f"a packed batch is one row of tokens and B is {shape.B}", "give B 1.")
@@ -131,10 +128,9 @@ def _selection(shape: BlocksShape, distribution: str, seed: int) -> tuple[Ints, 
 
 
 @lru_cache(maxsize=1024)
-def _counts(shape: BlocksShape, distribution: str, seed: int) -> tuple[int, int, int]:
-    """Count the keys that all rows select together, the keys that some row selects, and the bytes
-    of the indices."""
-    cu_seqlens, indices = _selection(shape, distribution, seed)
+def _count_keys(shape: BlocksShape, distribution: str, seed: int) -> tuple[int, int, int]:
+    """Count the keys of all rows, the keys that some row selects, and the bytes of the indices."""
+    cu_seqlens, indices = _draw_selection(shape, distribution, seed)
     block = shape.block_size
     position = _block_draws.positions(cu_seqlens)
     blocks, keys = _block_draws.visible(indices, position, block)

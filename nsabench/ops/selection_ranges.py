@@ -31,8 +31,9 @@ MOST_SPANS = 1 << 26
 
 
 class RangesShape(AttentionShape):
-    """B batches, S queries, G groups, H heads a group (h above), head dims D and Dv, S_kv keys,
-    n_spans spans a query, L keys in their union (fewer where the distribution says so)."""
+    """B batches, S queries, G groups, H heads a group (h above), head dims D and Dv. S_kv keys.
+    n_spans spans a query, with L keys in their union, or fewer in some distributions.
+    """
 
     B: Size
     S: Size
@@ -84,7 +85,7 @@ class SelectionRanges(AttentionOp):
 
     def count(self, shape: RangesShape, distribution: str, seed: int) -> tuple[int, int, int]:
         """A key that several queries of a group select must come from memory only once."""
-        spans = _spans(shape, distribution, seed)
+        spans = _draw_spans(shape, distribution, seed)
         selected = int(_draws.union_sizes(spans.reshape(shape.rows, -1, 2), shape.S_kv).sum())
         touched = sum(
             _draws.touched(spans[b, :, g].reshape(-1, 2), shape.S_kv)
@@ -94,20 +95,19 @@ class SelectionRanges(AttentionOp):
         return shape.H * selected, touched, 4 * spans.size
 
     def indices(self, shape: RangesShape, distribution: str, seed: int) -> Indices:
-        return {"ranges": _spans(shape, distribution, seed).astype(np.int32)}
+        return {"ranges": _draw_spans(shape, distribution, seed).astype(np.int32)}
 
     def drawn_options(self, shape: RangesShape, distribution: str, seed: int) -> dict[str, Any]:
         return {**super().drawn_options(shape, distribution, seed), "selected_len": shape.L}
 
     def oracle(self, inputs: Inputs) -> Tensor:
-        return _attention.attend(inputs, _portions(inputs))
+        return _attention.attend(inputs, _cut_portions(inputs))
 
     def gradients(self, inputs: Inputs, grad_out: Tensor) -> dict[str, Tensor]:
-        return _attention.differentiate(inputs, grad_out, _portions(inputs))
+        return _attention.differentiate(inputs, grad_out, _cut_portions(inputs))
 
 
-def _portions(inputs: Inputs) -> Iterator[Portion]:
-    """Yield queries of one batch and group, some at a time, on all keys of the group."""
+def _cut_portions(inputs: Inputs) -> Iterator[Portion]:
     import torch
 
     q, k, ranges = (inputs.tensors[name] for name in ("q", "k", "ranges"))
@@ -123,7 +123,7 @@ def _portions(inputs: Inputs) -> Iterator[Portion]:
             yield Portion(inputs, rows, (b, g), chosen.unsqueeze(1), heads_first=False)
 
 
-def _spans(shape: RangesShape, distribution: str, seed: int) -> Ints:
+def _draw_spans(shape: RangesShape, distribution: str, seed: int) -> Ints:
     spans = _draws.spans(distribution, shape.rows, shape.n_spans, shape.L, shape.S_kv, seed)
     return spans.reshape(shape.B, shape.S, shape.G, shape.n_spans, 2)
 

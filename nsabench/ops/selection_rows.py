@@ -1,7 +1,7 @@
 """selection_rows: every row of queries attends to its own dense span of L keys.
 
-q [N,H,D], k [N,L,D], v [N,L,Dv] -> out [N,H,Dv]; K and V of a row are shared by its H heads
-(arXiv 2502.11089, section 3.3.2, after the gather). Scale 1/sqrt(D) unless given.
+q [N,H,D], k [N,L,D], v [N,L,Dv] -> out [N,H,Dv]. The H heads of a row share its K and V (arXiv
+2502.11089, section 3.3.2, after the gather). The scale is 1/sqrt(D) unless given.
 """
 
 from __future__ import annotations

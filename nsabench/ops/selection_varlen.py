@@ -1,8 +1,8 @@
 """selection_varlen: rows of unequal length, their keys packed one after another.
 
-q [N,H,D], k [total,D], v [total,Dv], cu_seqlens int32 [N+1] -> out [N,H,Dv]; row i attends to keys
+q [N,H,D], k [total,D], v [total,Dv], cu_seqlens int32 [N+1] -> out [N,H,Dv]. Row i attends to keys
 cu_seqlens[i] up to cu_seqlens[i+1]. A row without keys gives zeros. max_seqlen: no row has more
-keys; the caller knows it on the host.
+keys. The caller knows it on the host.
 """
 
 from __future__ import annotations

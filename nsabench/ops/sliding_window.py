@@ -1,9 +1,9 @@
 """sliding_window: causal attention over the last `window` keys.
 
-q [B,T,HQ,D], k [B,T,H,D], v [B,T,H,Dv] -> out [B,T,HQ,Dv]. Query t sees the keys
-max(0, t - window + 1) .. t (arXiv 2502.11089, section 3.3.3). `packed`: B sequences of unequal
-lengths one after another in q [1,B*T,HQ,D], and cu_seqlens int32 [B+1]; each sees itself only.
-max_seqlen: no sequence is longer; the caller knows it on the host.
+q [B,T,HQ,D], k [B,T,H,D], v [B,T,H,Dv] -> out [B,T,HQ,Dv]. Query t sees the keys max(0, t - window
++ 1) .. t (arXiv 2502.11089, section 3.3.3). `packed`: B sequences of unequal lengths lie one after
+another in q [1,B*T,HQ,D]. Each sees only itself. cu_seqlens int32 [B+1] says where they begin.
+max_seqlen: no sequence is longer. The caller knows it on the host.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 
 class SlidingShape(SequencesShape):
-    """B sequences of T tokens (packed: of T in the mean), HQ query heads on H key heads, head dims
-    D (q, k) and Dv (v; D unless given), `window` keys a query."""
+    """B sequences of T tokens (packed: of T in the mean). HQ query heads on H key heads. Head dims
+    D (q, k) and Dv (v; D unless given). `window` keys a query.
+    """
 
     window: Size
 

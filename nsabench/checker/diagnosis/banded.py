@@ -18,14 +18,12 @@ from nsabench.ops._sequences import BandedOp, sequence_ends, spread_over_tokens
 
 
 def place_in_sequences(inputs: Inputs, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the token of each row, and where its sequence begins and ends."""
     token = place_rows(inputs, rows)[1]
     start, end = sequence_ends(inputs)
     return token, start[token], end[token]
 
 
 def mistake_packing(inputs: Inputs) -> OtherInputs:
-    """Yield mistakes of any op on packed sequences."""
     t = inputs.tensors
     if "cu_seqlens" not in t:
         return
@@ -62,7 +60,6 @@ def select_window(inputs: Inputs, rows: Tensor) -> Tensor:
 
 
 def _select_band(op: BandedOp, inputs: Inputs, rows: Tensor) -> Tensor:
-    """Return the keys that the token of each row sees."""
     token = place_rows(inputs, rows)[1]
     first, end = op.bounds(inputs)
     return make_spans(first[token], end[token])

@@ -30,10 +30,9 @@ OtherKeys = Iterator[tuple[str, Tensor | list[Tensor]]]
 class Known:
     """The known mistakes of an op. A mistake is a sentence and what it changes.
 
-    inputs: yields other inputs, on which the right op gives what the mistake gives. They serve for
-      outputs and for gradients.
-    spans: gives the keys that rows select, for an op whose rows select keys.
-    keys: yields other keys of some rows, for mistakes that no other inputs show.
+    - inputs: yields other inputs, on which the right op gives what the mistake gives.
+    - spans: gives the keys that rows select, for an op whose rows select keys.
+    - keys: yields other keys of some rows, for mistakes that no other inputs show.
     """
 
     inputs: Callable[[Inputs], OtherInputs] = lambda inputs: iter(())
@@ -113,7 +112,6 @@ class Selection:
 
     @property
     def count(self) -> Tensor:
-        """The number of keys that each row selects."""
         return torch.tensor([len(keys) for keys in self.chosen], device=self.q.device)
 
     def gather(
@@ -211,11 +209,9 @@ class Evidence:
         return x.reshape(self.count, -1)
 
     def take(self, whole: Tensor) -> Tensor:
-        """Return these rows of a result of the full problem."""
         return self.shape(self._split(whole)[self.rows])
 
     def _choose_rows(self, wrong: Tensor) -> Tensor:
-        """Return as many of the rows, evenly, as a thin problem may have."""
         few = choose_evenly(wrong, 4)
         taken = self._thin(self.full, few).tensors.values()
         each = sum(tensor.numel() for tensor in taken) // len(few)
@@ -235,7 +231,6 @@ class Evidence:
         return self._thin(self.full, (self.rows + offset) % self.count)
 
     def compute(self, inputs: Inputs) -> Tensor:
-        """Compute these rows for other inputs of the full problem."""
         if self.spans is None:
             return self.op.oracle(self._thin(inputs, self.rows))
         return self.shape(Selection.of_rows(inputs, self.rows, self.spans).attend())
@@ -243,7 +238,6 @@ class Evidence:
     def suppose(
         self, text: str, tensors: dict[str, Tensor] | None = None, **options: float
     ) -> Hypothesis:
-        """Return the hypothesis that these rows are computed with other tensors or options."""
         return Hypothesis(text, partial(self.op.oracle, self.inputs.replaced(tensors, **options)))
 
     def attend(self, chosen: Sequence[Tensor] | None = None, **changes: object) -> Tensor:
@@ -252,19 +246,14 @@ class Evidence:
         return self.shape(self.selection.attend(chosen, **changes))  # type: ignore[arg-type]
 
     def shape(self, rows: Tensor) -> Tensor:
-        """Shape [R,h,Dv] as the oracle."""
         return rows.reshape(self.oracle.shape)
 
     def mae(self, expected: Tensor) -> float:
-        """Return the mean absolute error of the marked vectors.
-
-        Vectors that are left out because of rounding do not count; infinite if most are.
-        """
+        """Return the mean absolute error of the marked vectors; infinite if most are left out."""
         off = (self.output - expected).abs().mean(-1)[self.marked]
         finite = off[off.isfinite()]
         return float(finite.mean()) if 2 * finite.numel() > off.numel() else math.inf
 
 
 def choose_evenly(rows: Tensor, most: int) -> Tensor:
-    """Return at most so many of the rows, evenly spread."""
     return rows[torch.linspace(0, len(rows) - 1, min(len(rows), most)).round().long()]

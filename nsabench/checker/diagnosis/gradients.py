@@ -44,7 +44,6 @@ class Problem:
 
     @property
     def is_small(self) -> bool:
-        """Whether there is time and memory to compute its gradients a few times."""
         return int(self.grad_out.numel() + self.got.numel()) <= MOST_ELEMENTS
 
     @property
@@ -53,7 +52,6 @@ class Problem:
 
     @property
     def group(self) -> int:
-        """The number of query heads that share a KV head."""
         q, k = self.inputs.tensors["q"], self.inputs.tensors["k"]
         return int(q.shape[3] if q.dim() == 5 else q.shape[2] // k.shape[2])
 
@@ -64,11 +62,9 @@ class Problem:
         return torch.arange(q.shape[-2], device=q.device).unsqueeze(1) % self.group
 
     def compute(self, grad_out: Tensor, inputs: Inputs | None = None) -> Tensor:
-        """Compute the gradient for another gradient of the output, or other inputs."""
         return self.blank(self.op.gradients(inputs or self.inputs, grad_out)[self.by])
 
     def blank(self, result: Tensor) -> Tensor:
-        """Set the rows that are not compared to zero, as in the right gradient."""
         return rows_left_out.without(result) if self.op.leaves_rows_out else result
 
     @cached_property
@@ -77,7 +73,6 @@ class Problem:
 
     @cached_property
     def wrong(self) -> Tensor:
-        """The vectors (of the last axis) that are off."""
         by_vector = self.off.mean(-1)
         return by_vector >= by_vector.max() / FAR_OFF
 
@@ -96,8 +91,8 @@ def diagnose_gradient(
 ) -> str:
     """Say in one line what a wrong gradient looks like, given its inputs.
 
-    grad_out: the gradient of the output, up to a factor. name: such as `dq`. right, previous: what
-      it should be, and what the call before this one should have returned, if it had other inputs.
+    grad_out: the gradient of the output, up to a factor. name: such as `dq`. right: the expected
+    gradient. previous: what the call before should have returned, if it had other inputs.
     """
     got, right = search.blank_left_out(op, got, right)
     if previous is not None:
@@ -129,12 +124,12 @@ def _find_factor(p: Problem) -> Iterator[str]:
         known[1 / p.scale] = "the softmax scale is missing"
         known[p.scale] = "the softmax scale is applied twice"
     factor = search.find_factor(p.got, p.right)
-    if _leaves(p.got, p.right, factor) < SMALL and abs(factor - 1) > NEAR:
+    if _measure_rest(p.got, p.right, factor) < SMALL and abs(factor - 1) > NEAR:
         texts = (text for value, text in known.items() if math.isclose(factor, value, rel_tol=NEAR))
         yield f"is {factor:.4g} times the right one" + "".join(f" ({text})" for text in texts)
     if p.previous is not None and p.previous.any():
         factor = search.find_factor(p.got, p.previous)
-        if _leaves(p.got, p.previous, factor) < SMALL:
+        if _measure_rest(p.got, p.previous, factor) < SMALL:
             yield "is the gradient of an earlier call, not of this one"
 
 
@@ -145,20 +140,20 @@ def find_hypotheses(p: Problem) -> Iterator[Hypothesis]:
             f"is zero in {locate(unwritten)}, and right elsewhere",
             lambda: p.right.masked_fill(unwritten, 0.0),
         )
-    yield from _permuted(p)
+    yield from _find_permutation(p)
     if not p.is_small:
         return
     for text, other in KNOWN.get(p.op.name, NOTHING).inputs(p.inputs):
         yield Hypothesis(text, partial(p.compute, p.grad_out, other))
     if isinstance(p.op, AttentionOp):
-        yield from _terms(p)
-        yield from _left_out(p)
+        yield from _find_missing_term(p)
+        yield from _find_left_out(p)
         for text, other in mistake_scale(p.inputs, p.grad_out.shape[-1]):
             yield Hypothesis(text, partial(p.compute, p.grad_out, other))
-        yield from _in_fewer_bits(p)
+        yield from _find_fewer_bits(p)
 
 
-def _permuted(p: Problem) -> Iterator[Hypothesis]:
+def _find_permutation(p: Problem) -> Iterator[Hypothesis]:
     for axis in range(1, p.right.dim() - 1):
         size = p.right.shape[axis]
         if 1 < size <= 128:
@@ -173,11 +168,8 @@ def _permuted(p: Problem) -> Iterator[Hypothesis]:
                 )
 
 
-def _terms(p: Problem) -> Iterator[Hypothesis]:
-    """ds = p (do v^T - rowsum(do o)) scale lacks its second term.
-
-    A sum of p over keys is the op itself with other values; one over queries is its gradient by v.
-    """
+def _find_missing_term(p: Problem) -> Iterator[Hypothesis]:
+    """Yield ds = p (do v^T - rowsum(do o)) scale without its second term."""
     delta = (p.grad_out * p.blank(p.op.oracle(p.inputs))).sum(-1, keepdim=True)
     text = "lacks the term rowsum(do o)"
     with_keys = p.inputs.replaced({"v": p.inputs.tensors["k"]})
@@ -190,7 +182,7 @@ def _terms(p: Problem) -> Iterator[Hypothesis]:
         )
 
 
-def _left_out(p: Problem) -> Iterator[Hypothesis]:
+def _find_left_out(p: Problem) -> Iterator[Hypothesis]:
     if p.by == "q":
         return
     q, group, head = p.inputs.tensors["q"], p.group, p.head_in_group
@@ -215,7 +207,7 @@ def _left_out(p: Problem) -> Iterator[Hypothesis]:
             yield Hypothesis(text, partial(p.compute, p.grad_out * some))
 
 
-def _in_fewer_bits(p: Problem) -> Iterator[Hypothesis]:
+def _find_fewer_bits(p: Problem) -> Iterator[Hypothesis]:
     q = p.inputs.tensors["q"]
     for name, dtype in LOWER.items():
         if q.dtype == torch.float32:
@@ -232,12 +224,11 @@ def _in_fewer_bits(p: Problem) -> Iterator[Hypothesis]:
                 if parts > 1 and parts * p.grad_out.numel() <= MOST_PARTS:
                     yield Hypothesis(
                         f"is summed in {name}, " + ", ".join(filter(None, (text, queries))),
-                        partial(_summed, p, heads, tile, dtype),
+                        partial(_sum_in_parts, p, heads, tile, dtype),
                     )
 
 
-def _summed(p: Problem, heads: int, tile: int, dtype: torch.dtype) -> Tensor:
-    """Sum what each tile of queries adds, each of `heads` heads by itself."""
+def _sum_in_parts(p: Problem, heads: int, tile: int, dtype: torch.dtype) -> Tensor:
     total = torch.zeros_like(p.right)
     for head in range(heads):
         of_head = p.grad_out * (p.head_in_group % heads == head)
@@ -248,5 +239,5 @@ def _summed(p: Problem, heads: int, tile: int, dtype: torch.dtype) -> Tensor:
     return total
 
 
-def _leaves(got: Tensor, guess: Tensor, factor: float) -> float:
+def _measure_rest(got: Tensor, guess: Tensor, factor: float) -> float:
     return float((got - factor * guess).norm() / (got.norm() or 1.0))

@@ -1,8 +1,6 @@
 """Mistakes in which of its selected keys a row attends to, and in how it weighs them.
 
-Most are weighted sums of the same exponentials, which are computed once. In row r and head h the
-l-th selected key has the weight exp(scale q.k - max). A mistake leaves keys out, or counts them
-twice.
+Most are weighted sums of the same exponentials, which are computed once.
 """
 
 from __future__ import annotations
@@ -25,8 +23,8 @@ LOWER = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 class Keys:
     """The softmax weights of the evidence, not yet divided by their sum: [R,H,L].
 
-    k [R,L,D] and v [R,L,Dv] are the keys that each row selects, in order; count [R] of the L are
-    keys, the others fill the shape.
+    k [R,L,D] and v [R,L,Dv] hold the keys that each row selects, in order. The first count [R] of
+    the L are keys, and the others fill the shape.
     """
 
     def __init__(self, evidence: Evidence, k: Tensor, v: Tensor, count: Tensor) -> None:
@@ -52,7 +50,6 @@ class Keys:
         return self.shape(divide(weights @ self.v, weights))
 
     def between(self, start: int, stop: int) -> Tensor:
-        """Return ones from key `start` to key `stop` of each row, else zeros."""
         return ((self.rank >= start) & (self.rank < stop)).double()
 
 
@@ -62,27 +59,32 @@ def divide(x: Tensor, weights: Tensor) -> Tensor:
 
 
 def find_in_rows(evidence: Evidence) -> Iterator[Hypothesis]:
-    """Yield mistakes of selection_rows, whose rows all have L keys of their own."""
     k, v = evidence.inputs.tensors["k"], evidence.inputs.tensors["v"]
     keys = Keys(evidence, k, v, torch.full(k.shape[:1], k.shape[1], device=k.device))
-    for find in (_prefixes, _causal_over_heads, _tiles, _softmax, _other_values, _precision):
+    for find in (
+        _find_prefixes,
+        _find_causal_over_heads,
+        _find_tiles,
+        _find_softmax,
+        _find_other_values,
+        _find_precision,
+    ):
         yield from find(keys)
 
 
 def find_in_selection(evidence: Evidence, selection: Selection) -> Iterator[Hypothesis]:
-    """Yield mistakes of any op whose rows select keys of a K and V that they share."""
-    yield from _dealt_heads(evidence, selection)
-    yield from _other_heads(evidence, selection)
-    yield from _no_keys(evidence, selection)
+    yield from _find_dealt_heads(evidence, selection)
+    yield from _find_other_heads(evidence, selection)
+    yield from _find_no_keys(evidence, selection)
     if int(selection.count.max()):
         keys = Keys(evidence, *selection.gather(), selection.count)
-        for find in (_prefixes, _ends, _softmax, _other_values):
+        for find in (_find_prefixes, _find_ends, _find_softmax, _find_other_values):
             yield from find(keys)
-        yield from _masked_keys(evidence, selection)
-        yield from _precision(keys)
+        yield from _find_masked_keys(evidence, selection)
+        yield from _find_precision(keys)
 
 
-def _dealt_heads(evidence: Evidence, selection: Selection) -> Iterator[Hypothesis]:
+def _find_dealt_heads(evidence: Evidence, selection: Selection) -> Iterator[Hypothesis]:
     heads, group = selection.k.shape[1], selection.q.shape[1]
     if heads == 1 or group == 1:
         return
@@ -100,7 +102,7 @@ def _dealt_heads(evidence: Evidence, selection: Selection) -> Iterator[Hypothesi
     yield Hypothesis(f"takes KV head i % {heads} for query head i", predict)
 
 
-def _other_heads(evidence: Evidence, selection: Selection) -> Iterator[Hypothesis]:
+def _find_other_heads(evidence: Evidence, selection: Selection) -> Iterator[Hypothesis]:
     batches, heads = selection.k.shape[:2]
     head = selection.head
     if heads > 1:
@@ -120,7 +122,7 @@ def _other_heads(evidence: Evidence, selection: Selection) -> Iterator[Hypothesi
         yield Hypothesis("reads K and V of sequence 0", partial(evidence.attend, batch=first))
 
 
-def _no_keys(evidence: Evidence, selection: Selection) -> Iterator[Hypothesis]:
+def _find_no_keys(evidence: Evidence, selection: Selection) -> Iterator[Hypothesis]:
     empty = selection.count == 0
     if not empty.any():
         return
@@ -135,7 +137,7 @@ def _no_keys(evidence: Evidence, selection: Selection) -> Iterator[Hypothesis]:
     yield Hypothesis("gives rows without keys the mean of all values", mean)
 
 
-def _masked_keys(evidence: Evidence, selection: Selection) -> Iterator[Hypothesis]:
+def _find_masked_keys(evidence: Evidence, selection: Selection) -> Iterator[Hypothesis]:
     for tile in TILES[:4]:
         offsets = torch.arange(tile, device=selection.q.device)
         chosen, unscored = [], []
@@ -148,7 +150,7 @@ def _masked_keys(evidence: Evidence, selection: Selection) -> Iterator[Hypothesi
             yield Hypothesis(text, partial(evidence.attend, chosen, unscored=unscored))
 
 
-def _causal_over_heads(keys: Keys) -> Iterator[Hypothesis]:
+def _find_causal_over_heads(keys: Keys) -> Iterator[Hypothesis]:
     if keys.heads == 1 or keys.length == 1:
         return
     full = torch.ones(keys.heads, keys.length, dtype=torch.float64, device=keys.v.device)
@@ -159,7 +161,7 @@ def _causal_over_heads(keys: Keys) -> Iterator[Hypothesis]:
         yield Hypothesis(text.format("bottom-right"), partial(keys.attend, aligned))
 
 
-def _tiles(keys: Keys) -> Iterator[Hypothesis]:
+def _find_tiles(keys: Keys) -> Iterator[Hypothesis]:
     length = keys.length
     for padding in sorted({-length % tile for tile in TILES} - {0}):
         text = f"counts {padding} zero keys of padding after the {length}"
@@ -173,7 +175,7 @@ def _tiles(keys: Keys) -> Iterator[Hypothesis]:
     yield Hypothesis("counts key 0 twice", lambda: keys.attend(1 + keys.between(0, 1)))
 
 
-def _prefixes(keys: Keys) -> Iterator[Hypothesis]:
+def _find_prefixes(keys: Keys) -> Iterator[Hypothesis]:
     length = keys.length
     if length <= 1:
         return
@@ -206,7 +208,7 @@ def _find_prefix(keys: Keys, ranks: Tensor) -> int:
     return int((guesses - output).abs().mean((0, 2)).argmin()) + 1
 
 
-def _ends(keys: Keys) -> Iterator[Hypothesis]:
+def _find_ends(keys: Keys) -> Iterator[Hypothesis]:
     counted = {
         "leaves out the first key of each row": keys.rank.expand(len(keys.count), -1) >= 1,
         "leaves out the last key of each row": keys.rank < keys.count - 1,
@@ -229,19 +231,19 @@ def _pad(keys: Keys, count: Tensor) -> Tensor:
     return keys.shape((keys.weights @ keys.v / total).nan_to_num())
 
 
-def _softmax(keys: Keys) -> Iterator[Hypothesis]:
+def _find_softmax(keys: Keys) -> Iterator[Hypothesis]:
     text = "does not divide by the sum of the weights"
     yield Hypothesis(text, lambda: keys.shape(keys.weights @ keys.v))
     text = "neither subtracts the maximum nor divides by the sum of the weights"
     yield Hypothesis(text, lambda: keys.shape((keys.weights * keys.top.exp()) @ keys.v))
-    yield from _not_rescaled(keys)
-    yield from _splits(keys)
+    yield from _find_not_rescaled(keys)
+    yield from _find_splits(keys)
     yield Hypothesis("takes no softmax of the scores", lambda: keys.shape(keys.scores @ keys.v))
     mean = keys.v.sum(1, keepdim=True) / keys.count.clamp(min=1).unsqueeze(-1)
     yield Hypothesis("is the plain mean of V", lambda: keys.shape(mean.expand(-1, keys.heads, -1)))
 
 
-def _not_rescaled(keys: Keys) -> Iterator[Hypothesis]:
+def _find_not_rescaled(keys: Keys) -> Iterator[Hypothesis]:
     for tile in TILES[:4]:
         if keys.length > tile:
             stale = keys.weights * torch.exp(keys.top - _running_maximum(keys, tile))
@@ -257,7 +259,6 @@ def _not_rescaled(keys: Keys) -> Iterator[Hypothesis]:
 
 
 def _weigh(keys: Keys, output: Tensor, weights: Tensor) -> Tensor:
-    """Compute the output with some weights, divided by the sum of others."""
     return keys.shape(divide(output @ keys.v, weights))
 
 
@@ -268,7 +269,7 @@ def _running_maximum(keys: Keys, tile: int) -> Tensor:
     return running.nan_to_num(neginf=0.0)
 
 
-def _splits(keys: Keys) -> Iterator[Hypothesis]:
+def _find_splits(keys: Keys) -> Iterator[Hypothesis]:
     sizes = sorted({-(-keys.length // parts) for parts in (2, 4, 8, 16, 32)} | set(TILES))
     for size in sizes:
         if 1 < size < keys.length:
@@ -290,7 +291,7 @@ def _merge_splits(keys: Keys, size: int) -> Tensor:
     return _weigh(keys, own, own)
 
 
-def _other_values(keys: Keys) -> Iterator[Hypothesis]:
+def _find_other_values(keys: Keys) -> Iterator[Hypothesis]:
     if keys.length < 2:
         return
 
@@ -307,7 +308,7 @@ def _other_values(keys: Keys) -> Iterator[Hypothesis]:
             yield Hypothesis(text, partial(weigh, before))
 
 
-def _precision(keys: Keys) -> Iterator[Hypothesis]:
+def _find_precision(keys: Keys) -> Iterator[Hypothesis]:
     for name, dtype in LOWER.items():
         for tile in (*(tile for tile in TILES[:4] if tile < keys.length), keys.length):
             whole = tile == keys.length

@@ -18,7 +18,6 @@ NOTHING = Known()
 
 
 def mistake_scale(inputs: Inputs, dim_v: int) -> OtherInputs:
-    """Yield mistakes of any attention in the scale of its softmax."""
     if "sm_scale" not in inputs.options or "q" not in inputs.tensors:
         return
     right, dim = inputs.options["sm_scale"], inputs.tensors["q"].shape[-1]
@@ -39,7 +38,6 @@ def mistake_scale(inputs: Inputs, dim_v: int) -> OtherInputs:
 
 
 def find_known(evidence: Evidence, name: str) -> Iterator[Hypothesis]:
-    """Yield what is known of the op of that name as hypotheses for the output."""
     known = KNOWN.get(name, NOTHING)
     for text, other in known.inputs(evidence.full):
         yield Hypothesis(text, partial(evidence.compute, other))

@@ -16,7 +16,6 @@ BRANCHES = ("compressed", "selected", "window")
 
 
 def mistake_sequences(inputs: Inputs) -> OtherInputs:
-    """Yield mistakes of nsa_attention, and of nsa_without_window."""
     gates, options = inputs.tensors["gates"], inputs.options
     yield from _mistake_gates(inputs)
     heads = gates.shape[2]
@@ -39,7 +38,6 @@ def mistake_sequences(inputs: Inputs) -> OtherInputs:
 
 
 def mistake_step(inputs: Inputs) -> OtherInputs:
-    """Yield mistakes of decode_step."""
     yield from _mistake_gates(inputs)
     sizes: DecodeSizes = inputs.options["sizes"]
     for text, other in mistake_window_size(inputs.replaced(window=sizes.window)):
@@ -50,7 +48,6 @@ def mistake_step(inputs: Inputs) -> OtherInputs:
 
 
 def _mistake_gates(inputs: Inputs) -> OtherInputs:
-    """Yield mistakes in gates [..., HQ, branches]."""
     gates = inputs.tensors["gates"]
     branches = BRANCHES[: gates.shape[-1]]
     for i, branch in enumerate(branches):

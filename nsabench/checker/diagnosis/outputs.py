@@ -47,20 +47,20 @@ def diagnose(op: Op, inputs: Inputs, output: Tensor, previous: Tensor | None = N
 
 def find_hypotheses(evidence: Evidence, op: Op) -> Iterator[Hypothesis]:
     """Yield every hypothesis, likely ones first."""
-    yield from _remembered(evidence)
-    yield from _straight_line(evidence)
+    yield from _find_remembered(evidence)
+    yield from _find_straight_line(evidence)
     yield from find_known(evidence, op.name)
-    yield from _scales(evidence)
-    yield from _other_rows(evidence)
-    yield from _swapped(evidence)
-    yield from _heads(evidence)
-    yield from _layouts(evidence)
-    yield from _fewer_dimensions(evidence)
-    yield from _rounded(evidence)
-    yield from _any_scale(evidence)
+    yield from _find_known_scale(evidence)
+    yield from _find_other_rows(evidence)
+    yield from _find_swapped(evidence)
+    yield from _find_heads(evidence)
+    yield from _find_layouts(evidence)
+    yield from _find_fewer_dimensions(evidence)
+    yield from _find_rounded(evidence)
+    yield from _find_any_scale(evidence)
 
 
-def _remembered(e: Evidence) -> Iterator[Hypothesis]:
+def _find_remembered(e: Evidence) -> Iterator[Hypothesis]:
     # One row that is zero for another reason may be the only one that is far off.
     if search.is_all(e.off, e.whole_output == 0):
         yield Hypothesis("is zero everywhere", lambda: torch.zeros_like(e.oracle))
@@ -75,13 +75,12 @@ def _remembered(e: Evidence) -> Iterator[Hypothesis]:
         )
 
 
-def _scales(e: Evidence) -> Iterator[Hypothesis]:
+def _find_known_scale(e: Evidence) -> Iterator[Hypothesis]:
     for text, other in mistake_scale(e.inputs, e.oracle.shape[-1]):
         yield Hypothesis(text, partial(e.op.oracle, other))
 
 
-def _any_scale(e: Evidence) -> Iterator[Hypothesis]:
-    """Search the nearest scale by golden sections."""
+def _find_any_scale(e: Evidence) -> Iterator[Hypothesis]:
     if "sm_scale" not in e.inputs.options or not e.is_thin:
         return  # the full problem would be solved again and again
     right = e.inputs.options["sm_scale"]
@@ -92,15 +91,15 @@ def _any_scale(e: Evidence) -> Iterator[Hypothesis]:
     factor = min(FACTORS, key=off)
     low, high = factor / FACTORS_APART, factor * FACTORS_APART
     for _ in range(SECTIONS):
-        one, other = high - (high - low) * GOLDEN, low + (high - low) * GOLDEN
-        low, high = (low, other) if off(one) < off(other) else (one, high)
+        first, second = high - (high - low) * GOLDEN, low + (high - low) * GOLDEN
+        low, high = (low, second) if off(first) < off(second) else (first, high)
     factor = (low + high) / 2
     if abs(factor - 1) > NO_OTHER_SCALE:
         text = f"uses as softmax scale {factor:.3g} times the right one"
         yield e.suppose(text, sm_scale=right * factor)
 
 
-def _other_rows(e: Evidence) -> Iterator[Hypothesis]:
+def _find_other_rows(e: Evidence) -> Iterator[Hypothesis]:
     for where, offset in (("next", 1), ("previous", -1)):
         other = e.shift_rows(offset)
         if other is None:
@@ -114,7 +113,7 @@ def _other_rows(e: Evidence) -> Iterator[Hypothesis]:
             yield e.suppose(f"takes {name.upper()} of the {where} row", {name: other.tensors[name]})
 
 
-def _swapped(e: Evidence) -> Iterator[Hypothesis]:
+def _find_swapped(e: Evidence) -> Iterator[Hypothesis]:
     if not {"k", "v"} <= e.inputs.tensors.keys():
         return
     k, v = e.inputs.tensors["k"], e.inputs.tensors["v"]
@@ -122,7 +121,7 @@ def _swapped(e: Evidence) -> Iterator[Hypothesis]:
         yield e.suppose("has K and V swapped", {"k": v, "v": k})
 
 
-def _heads(e: Evidence) -> Iterator[Hypothesis]:
+def _find_heads(e: Evidence) -> Iterator[Hypothesis]:
     """Find the head of the oracle that each head of the output holds. Heads are axis -2."""
     if "q" not in e.inputs.tensors or e.whole.dim() < 2 or e.whole.shape[-2] == 1:
         return
@@ -140,15 +139,15 @@ def _heads(e: Evidence) -> Iterator[Hypothesis]:
     yield Hypothesis(text, lambda: e.take(e.whole[..., nearest, :]))
 
 
-def _layouts(e: Evidence) -> Iterator[Hypothesis]:
+def _find_layouts(e: Evidence) -> Iterator[Hypothesis]:
     names = [n for n in ("q", "k", "v") if n in e.full.tensors and e.full.tensors[n].dim() > 2]
     for which in [(n,) for n in names] + ([("k", "v")] if {"k", "v"} <= set(names) else []):
         tensors = {n: e.full.tensors[n] for n in which}
         for axis in range(min(t.dim() for t in tensors.values()) - 1):
-            changed = {n: _swap(t, axis) for n, t in tensors.items()}
+            changed = {n: _swap_axes(t, axis) for n, t in tensors.items()}
             if all(t.shape[axis] > 1 and t.shape[axis + 1] > 1 for t in tensors.values()):
                 yield Hypothesis(
-                    f"reads {_list(which)} as if {'its' if len(which) == 1 else 'their'} axes "
+                    f"reads {_join(which)} as if {'its' if len(which) == 1 else 'their'} axes "
                     f"{axis} and {axis + 1} were stored the other way round",
                     partial(e.compute, e.full.replaced(changed)),
                 )
@@ -169,11 +168,11 @@ def _layouts(e: Evidence) -> Iterator[Hypothesis]:
                     yield Hypothesis(text, partial(e.compute, wide))
 
 
-def _list(names: tuple[str, ...]) -> str:
+def _join(names: tuple[str, ...]) -> str:
     return " and ".join(", ".join(names).upper().rsplit(", ", 1))
 
 
-def _swap(x: Tensor, axis: int) -> Tensor:
+def _swap_axes(x: Tensor, axis: int) -> Tensor:
     shape = list(x.shape)
     shape[axis], shape[axis + 1] = shape[axis + 1], shape[axis]
     return x.reshape(shape).transpose(axis, axis + 1)
@@ -188,7 +187,7 @@ def _read_as_wide(v: Tensor, k: Tensor, kept: int) -> Tensor:
     return torch.cat([flat, beyond]).as_strided(v.shape, strides)
 
 
-def _fewer_dimensions(e: Evidence) -> Iterator[Hypothesis]:
+def _find_fewer_dimensions(e: Evidence) -> Iterator[Hypothesis]:
     if not {"q", "k"} <= e.inputs.tensors.keys():
         return
     q = e.inputs.tensors["q"]
@@ -200,24 +199,24 @@ def _fewer_dimensions(e: Evidence) -> Iterator[Hypothesis]:
             yield e.suppose(f"uses the first {some} of {dim} dimensions of Q and K", {"q": cut})
 
 
-def _rounded(e: Evidence) -> Iterator[Hypothesis]:
+def _find_rounded(e: Evidence) -> Iterator[Hypothesis]:
     names = [n for n in ("q", "k", "v") if n in e.inputs.tensors]
     if len(names) < 3 or e.inputs.tensors["q"].dtype != torch.float32:
         return
-    for form, rounded in (("TF32", _tf32), ("bfloat16", lambda x: x.bfloat16().float())):
+    for form, rounded in (("TF32", _round_to_tf32), ("bfloat16", lambda x: x.bfloat16().float())):
         for which in (("q", "k"), ("v",), ("q", "k", "v")):
             changed = {n: rounded(e.inputs.tensors[n]) for n in which}
-            yield e.suppose(f"rounds {_list(which)} to {form}", changed)
+            yield e.suppose(f"rounds {_join(which)} to {form}", changed)
 
 
-def _tf32(x: Tensor) -> Tensor:
+def _round_to_tf32(x: Tensor) -> Tensor:
     """Round float32 to ten bits of mantissa, to nearest, ties to even."""
     bits = x.view(torch.int32)
     odd = (bits >> 13) & 1
     return ((bits + 0xFFF + odd) & ~0x1FFF).view(torch.float32)
 
 
-def _straight_line(e: Evidence) -> Iterator[Hypothesis]:
+def _find_straight_line(e: Evidence) -> Iterator[Hypothesis]:
     offset = float((e.output - e.oracle)[e.marked].mean())
     yield Hypothesis(f"is off by a constant {offset:.3g}", lambda: e.oracle + offset)
     factor = search.find_factor(e.output[e.marked], e.oracle[e.marked])

@@ -11,9 +11,9 @@ from torch import Tensor
 from nsabench.machine.clock import now_s
 from nsabench.ops import Op, rows_left_out
 
-EXPLAINS = 0.2  # an explanation leaves at most this share of the error
-SURE = 0.01  # and one that leaves no more than this need not be beaten
-BETTER = 0.9  # a later hypothesis must beat an earlier one by this much
+EXPLAINS = 0.2  # An explanation leaves at most this share of the error.
+SURE = 0.01  # The search ends at a hypothesis that leaves at most this share.
+BETTER = 0.9  # A later hypothesis replaces an earlier one if its error is smaller by this factor.
 TIME_LIMIT_S = 2.0
 FAR_OFF = 4.0  # a vector is wrong if its error is within this factor of the worst one's
 EVERYWHERE = "every part of it"
@@ -60,7 +60,6 @@ def explain(best: Hypothesis | None, error: float, off: float, by_vector: Tensor
 
 
 def blank_left_out(op: Op, result: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both with zeros in the rows that are not compared: they need no explanation."""
     if not op.leaves_rows_out:
         return result, right
     left_out = ~rows_left_out.compared(right).unsqueeze(-1)
@@ -105,6 +104,5 @@ def find_factor(result: Tensor, of: Tensor) -> float:
 
 
 def is_all(off: Tensor, marked: Tensor) -> bool:
-    """Return whether only the marked elements are off."""
     rest = off.masked_fill(marked, 0.0).mean(-1)
     return float(rest.max()) <= float(off.mean(-1).max()) / SMALL
