@@ -1,5 +1,7 @@
-"""`nsabench check`: tries the kernels of one file on a few shapes, and judges and times them at
-once, without a run. It tries no control and signs nothing, so it decides nothing."""
+"""Checks the kernels of one file on a few shapes (`nsabench check`).
+
+It is not a run: it tries no control and signs nothing, so it decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +36,9 @@ __all__ = ["Answer", "Question", "answer"]
 
 @dataclass(frozen=True)
 class Answer:
-    """How one implementation of the file did on one case.
+    """How one implementation did on one case. baseline: the fastest that is right.
 
-    baseline: the fastest that is right; is_cached: whether it was measured earlier; log: what was
-    printed, and the traceback. speedup: the ratio of device medians, None if a time is missing or
-    in doubt; caution: a warning about it, or why it is missing.
+    speedup: the ratio of device medians. caution: a warning, or why it is missing.
     """
 
     case: Case
@@ -53,10 +53,10 @@ class Answer:
 def answer(
     question: Question, on_found: Callable[[Step], None] = lambda step: None
 ) -> list[Answer]:
-    """Measure the file; what is installed is measured in a process that never imports it.
+    """Measure the file, and installed code in another process, which never imports the file.
 
-    on_found: told whether an implementation is right, by the name of the step, before any is timed.
-    Raises `UsageError` for a bad shape or file.
+    on_found: called with whether an implementation is right, before any is timed. Raises
+    `UsageError` for a bad shape or file.
     """
     sources = registry.sources(question.file, question.ops_file)
     clean = discovery.without_file(question.file, sources)
@@ -84,8 +84,7 @@ def answer(
 
 @dataclass(frozen=True)
 class Check:
-    """own: the worker that imports the file; apart: one that does not, and measures what is
-    installed; printed: what was printed in a case, by implementation."""
+    """own: the worker that imports the file; apart: the worker for installed code."""
 
     plan: Plan
     own: WorkerExecutor
@@ -100,7 +99,7 @@ class Check:
         installed = [i.name for i in infos if known.keeps(i) and i.name not in cached]
         beside = self.measure_installed(planned, installed)
         state = self.measure(self.own, planned, [i.name for i in infos if not known.keeps(i)])
-        # Samples of another process form no ratio with the samples of the file.
+        # Samples of two processes must not form a ratio.
         others = [o.model_copy(update={"attempt": ATTEMPT}) for o in beside.observations]
         observations = [*state.observations, *cached.values(), *others]
         alone = self.plan.model_copy(update={"cases": [planned]})
@@ -128,7 +127,8 @@ class Check:
                 yield Answer(planned.case, record, best, is_cached, log, speedup, caution)
 
     def measure_installed(self, planned: PlannedCase, installed: Sequence[str]) -> CaseState:
-        """Measure what is installed while nothing of the file runs. Keep it if nothing else did."""
+        """Measure installed code while the file's worker is stopped, and cache undisturbed
+        times."""
         if installed:
             self.own.retire()
         was_busy = pressure.watch(self.apart.processes)

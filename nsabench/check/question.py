@@ -1,4 +1,4 @@
-"""Plans what `nsabench check` tries: the kernels of one file, on given shapes or the op's own."""
+"""Plans the cases of `nsabench check`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nsabench.model.vocabulary import Direction, DType, Role, Runs
 from nsabench.sources import digest_of
 
 TIMING = Timing(stopping=RatioCI(width=0.02, min_rounds=10, max_rounds=100, budget_s=1.0))
-# For baselines that run only because parity is judged by what they are off.
+# For baselines that run only for their error, which parity needs.
 UNTIMED = Timing(warmup_s=1e-6, stopping=FixedCount(kind="fixed_count", rounds=1))
 TIMEOUT_S = 30.0
 SEED = 20260101
@@ -27,8 +27,8 @@ SEED = 20260101
 
 @dataclass(frozen=True)
 class Question:
-    """op: empty for every op of the file; shapes: such as "N=64,L=1024", empty for those that the
-    op brings; fresh: use no cached baseline."""
+    """op: empty for all ops of the file; shapes: such as "N=64,L=1024", or empty for the op's own;
+    fresh: ignore cached baselines."""
 
     file: Path
     device: Device
@@ -44,7 +44,7 @@ class Question:
 def plan(
     question: Question, infos: Sequence[ImplementationInfo], sources: Mapping[str, str]
 ) -> Plan:
-    """Plan the cases of the file's ops, each with the file's implementations and every baseline."""
+    """Plan the cases of the file's ops, with the file's implementations and every baseline."""
     own = Source.of_digest(question.file, digest_of(question.file, sources))
     mine = [i for i in infos if i.source == own and i.role is Role.CANDIDATE]
     tried = [i for i in mine if question.op in ("", i.op)]
@@ -60,7 +60,7 @@ def plan(
     measured = [i for i in infos if i in tried or i.role is Role.BASELINE]
     for op_name in op_names:
         timed = any(Runs.timed(i.devices, question.device) for i in tried if i.op == op_name)
-        for case in _cases(question, op_name, TIMING if timed else UNTIMED):
+        for case in _plan_cases(question, op_name, TIMING if timed else UNTIMED):
             beside = tuple(i.name for i in measured if i.concerns(case))
             cases.append(PlannedCase(id=case.id, case=case, implementations=beside))
     return Plan(
@@ -79,7 +79,7 @@ def plan(
     )
 
 
-def _cases(question: Question, op_name: str, timing: Timing) -> Iterator[Case]:
+def _plan_cases(question: Question, op_name: str, timing: Timing) -> Iterator[Case]:
     op = ops.get(op_name, str(question.file))
     shapes = question.shapes or op.check_shapes.get(question.device, ())
     if not shapes:
@@ -97,7 +97,7 @@ def _cases(question: Question, op_name: str, timing: Timing) -> Iterator[Case]:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "the shape"
             raise UsageError(
-                f"--shape {text} is none of {op_name}: {where}: {first['msg']}",
+                f"--shape {text} does not fit {op_name}: {where}: {first['msg']}",
                 f"its sizes are {', '.join(op.shape_model.model_fields)}.",
             ) from None
         except ValueError:

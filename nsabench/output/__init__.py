@@ -1,4 +1,4 @@
-"""What people read: the terminal, the report, comparisons, explanations."""
+"""Everything that people read: the terminal, reports, comparisons and explanations."""
 
 from __future__ import annotations
 

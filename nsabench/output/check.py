@@ -1,4 +1,4 @@
-"""What `nsabench check` says: right or wrong first, then why, then how fast."""
+"""Shows the answers of `nsabench check`: right or wrong first, then why, then how fast."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def lines(answers: Sequence[Answer]) -> Iterator[str]:
     for (name, op), cases in sorted(groups.items()):
         yield f"{name} ({op}): {head([answer.record for answer in cases])}"
         for answer in cases:
-            yield f"  {labels.of_case(answer.case)}: {_outcome(answer)}"
+            yield f"  {labels.of_case(answer.case)}: {_describe_outcome(answer)}"
         log = next((a.log for a in cases if has_failed(a) and a.log.strip()), "")
         if log:
             yield "  what it printed and raised:"
@@ -31,7 +31,8 @@ def lines(answers: Sequence[Answer]) -> Iterator[str]:
 
 
 def as_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """Return the same for programs; fields are only ever added (docs/how-to/check-a-kernel.md)."""
+    """Return the answers for programs. Fields are only ever added
+    (docs/how-to/check-a-kernel.md)."""
     return [
         {
             "version": FORM,
@@ -68,7 +69,6 @@ def refusal(error: NsabenchError) -> list[dict[str, Any]]:
 
 
 def of_step(step: Step) -> str:
-    """Return whether an implementation is right in its first calls, before any is timed."""
     return f"{step.implementation}: {loud(Status(step.phase))} in its first calls"
 
 
@@ -76,25 +76,25 @@ def has_failed(answer: Answer) -> bool:
     return answer.record.status not in BENIGN
 
 
-def _outcome(answer: Answer) -> str:
+def _describe_outcome(answer: Answer) -> str:
     record, best = answer.record, answer.baseline
     if record.status is not Status.OK:
         why = record.diagnosis or record.reason
         return why if record.status is Status.WRONG else f"{record.status}: {why}"
     if record.median_ms is None:
         return "right, not timed"
-    times = f"right, {_times(record)}"
+    times = f"right, {_describe_times(record)}"
     if best is None:
         return f"{times}; no baseline was timed"
     cached = ", cached" if answer.is_cached else ""
-    against = f"{best.implementation} ({_times(best)}{cached})"
+    against = f"{best.implementation} ({_describe_times(best)}{cached})"
     if answer.speedup is None:
         return f"{times}; beside {against}, no speed-up: {answer.caution}"
     caution = f" ({answer.caution})" if answer.caution else ""
     return f"{times}; {answer.speedup:.2f} x as fast as {against}{caution}"
 
 
-def _times(record: Record) -> str:
+def _describe_times(record: Record) -> str:
     host_ms = record.host_us and record.host_us / 1e3
     queued_ms = record.median_in(Regime.QUEUE)
     parts = {"device": record.median_ms, "queue": queued_ms, "host": host_ms}

@@ -1,4 +1,4 @@
-"""What a CI system reads of a run and of a comparison: JUnit XML, and annotations of GitHub."""
+"""Writes JUnit XML and GitHub annotations of runs and comparisons."""
 
 from __future__ import annotations
 
@@ -24,10 +24,7 @@ MOST = 10  # annotations: GitHub shows no more of a step
 
 @dataclass(frozen=True)
 class Test:
-    """A test case of JUnit. `failed` and `skipped` say why; if both are empty, it passed.
-
-    kind: of the failure, in a word; said: what it prints, such as verdicts and ratios.
-    """
+    """A test case of JUnit. It passed if `failed` and `skipped` are empty. kind: of failure."""
 
     group: str
     name: str
@@ -42,17 +39,16 @@ class Test:
 
 
 def of_run(results: Results) -> list[Test]:
-    """Return a test for each implementation and case, and one for the run as a whole. A control
-    passes when it was caught, or could not cheat."""
-    tests = [_of_record(record) for record in results.records]
+    """Return a test for the whole run, and one for each implementation and case."""
+    tests = [_test_record(record) for record in results.records]
     of_all = failures(results)
-    # Failures that no record stands for come first.
+    # Failures of the whole run come first.
     of_records = sum(bool(test.failed) for test in tests)
     whole = "; ".join(of_all[: len(of_all) - of_records])
     return [Test("run", "every check was put to the proof", whole, kind="invalid"), *tests]
 
 
-def _of_record(record: Record) -> Test:
+def _test_record(record: Record) -> Test:
     group, name = f"{record.op}.{record.implementation}", labels.case(record)
     if record.role is Role.CONTROL:
         missed = f"it was not caught by {record.caught_by}" if record.caught is Catch.MISSED else ""
@@ -60,13 +56,13 @@ def _of_record(record: Record) -> Test:
     if record.status in BENIGN:
         was_compared = record.median_ms is not None or record.mae is not None
         skipped = "" if was_compared else f"{record.status}: {record.reason}"
-        return Test(group, name, skipped=skipped, said="\n".join(_verdicts(record)))
+        return Test(group, name, skipped=skipped, said="\n".join(_describe_verdicts(record)))
     why = f"{record.status}: {record.diagnosis or record.reason}"
     return Test(group, name, why, kind=record.status.value)
 
 
-def _verdicts(record: Record) -> Iterator[str]:
-    """`device: faster, 4.20 times as fast as masked_sdpa; no specialised baseline`, by regime."""
+def _describe_verdicts(record: Record) -> Iterator[str]:
+    """Yield lines such as `device: faster, 4.20 times as fast as masked_sdpa`."""
     for regime in Regime:
         found = record.compared(regime)
         if found is not None and found.verdict is not None:
@@ -76,10 +72,9 @@ def _verdicts(record: Record) -> Iterator[str]:
 
 
 def of_comparison(comparison: Comparison, *, slower: bool) -> list[Test]:
-    """Return a test for each cell and later run, and one more if it was called in the queue too.
+    """Return a test for each cell and later run, and one more if both runs timed it in the queue.
 
-    slower: whether a judged cell that lost time has failed. If so, a run that is invalid, or of
-    which no time can be compared, has failed as well.
+    slower: whether lost time is a failure. If so, a run without a comparable time has also failed.
     """
     tests = [
         Test("runs", side.name, side.objection if slower else "", kind="invalid")
@@ -95,78 +90,77 @@ def of_comparison(comparison: Comparison, *, slower: bool) -> list[Test]:
                 why = f"{paid.said(later + 1)}, and before: {paid.said(0)}; {shift.why}"
             tests.append(Test("pays", f"{paid.name} in {side.name}", why, kind="pays less"))
         for cell in comparison.cells:
-            tests += _of_cell(comparison, cell, later, slower and id(cell) in judged)
+            tests += _test_cell(comparison, cell, later, slower and id(cell) in judged)
     return tests
 
 
-def _of_cell(
+def _test_cell(
     comparison: Comparison, cell: ComparedCell, later: int, slower: bool
 ) -> Iterator[Test]:
     group, name = cell.implementation, f"{cell.label} in {comparison.later[later].name}"
     first, after = comparison.first.name, cell.records[later + 1]
-    said = standing(after) if after and after.speedup is not None else ""
+    printed = standing(after) if after and after.speedup is not None else ""
     shift, queued = cell.shifts[later], cell.by_regime[later].get(Regime.QUEUE)
     if shift.change is Change.BROKE:
         why = f"{cell.status(0)} became {cell.status(later + 1)}"
-        yield Test(group, name, why, kind="broke", said=said)
+        yield Test(group, name, why, kind="broke", said=printed)
     else:
-        yield _of_shift(group, name, shift, first, slower, said)
+        yield _test_shift(group, name, shift, first, slower, printed)
     if queued is not None:
-        yield _of_shift(group, f"{name}, in the queue", queued, first, slower)
+        yield _test_shift(group, f"{name}, in the queue", queued, first, slower)
 
 
-def _of_shift(
-    group: str, name: str, shift: Shift, first: str, slower: bool, said: str = ""
+def _test_shift(
+    group: str, name: str, shift: Shift, first: str, slower: bool, printed: str = ""
 ) -> Test:
     if slower and shift.difference is Difference.SLOWER:
         why = f"{shift.ratio:.3f} of the speed of {first}"
-        return Test(group, name, why, kind="slower", said=said)
+        return Test(group, name, why, kind="slower", said=printed)
     skipped = (shift.why or "not compared") if shift.ratio is None else ""
-    return Test(group, name, skipped=skipped, said=said)
+    return Test(group, name, skipped=skipped, said=printed)
 
 
 def write_junit(tests: Sequence[Test], path: Path, name: str) -> Path:
-    """Write JUnit XML, one suite. Raises `UsageError` for a path that cannot be written."""
+    """Write one suite as JUnit XML. Raises `UsageError` if the path cannot be written."""
     suite = Xml.Element(
         "testsuite",
-        name=_plain(name),
+        name=_make_plain(name),
         tests=str(len(tests)),
         failures=str(sum(bool(test.failed) for test in tests)),
         errors="0",
         skipped=str(sum(bool(test.skipped) for test in tests)),
     )
     for test in tests:
-        names = {"classname": _plain(test.group), "name": _plain(test.name)}
+        names = {"classname": _make_plain(test.group), "name": _make_plain(test.name)}
         case = Xml.SubElement(suite, "testcase", names)
         if test.failed:
-            Xml.SubElement(case, "failure", type=test.kind, message=_plain(test.failed))
+            Xml.SubElement(case, "failure", type=test.kind, message=_make_plain(test.failed))
         elif test.skipped:
-            Xml.SubElement(case, "skipped", message=_plain(test.skipped))
+            Xml.SubElement(case, "skipped", message=_make_plain(test.skipped))
         if test.said:
-            Xml.SubElement(case, "system-out").text = _plain(test.said)
+            Xml.SubElement(case, "system-out").text = _make_plain(test.said)
     root = Xml.Element("testsuites")
     root.append(suite)
     Xml.indent(root)
     return write_text(path, Xml.tostring(root, encoding="unicode", xml_declaration=True) + "\n")
 
 
-def _plain(text: str) -> str:
+def _make_plain(text: str) -> str:
     return shown(text, lines=True)
 
 
 def remarks(tests: Iterable[Test], kernels: str = "") -> Iterator[str]:
-    """Yield GitHub's commands, a line each, that show what failed beside the code. kernels: the
-    user's file, as the repository knows it."""
+    """Yield GitHub commands that show failures beside the code of the file `kernels`."""
     failed = [test for test in tests if test.failed]
-    file = f"file={_escaped(kernels, ':,')}," if kernels else ""
+    file = f"file={_escape(kernels, ':,')}," if kernels else ""
     for test in failed[:MOST]:
-        title = _escaped(f"{test.group} {test.name}", ":,")
-        yield f"::error {file}title={title}::{_escaped(test.failed)}"
+        title = _escape(f"{test.group} {test.name}", ":,")
+        yield f"::error {file}title={title}::{_escape(test.failed)}"
     if len(failed) > MOST:
         yield f"::error::and {len(failed) - MOST} more failed: see the log"
 
 
-def _escaped(text: str, more: str = "") -> str:
+def _escape(text: str, more: str = "") -> str:
     for character in "%\r\n" + more:
         text = text.replace(character, f"%{ord(character):02X}")
     return shown(text)

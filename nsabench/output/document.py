@@ -1,7 +1,6 @@
-"""The blocks of every output: the terminal, Markdown and pages (`templates/table.html.j2`) show the
-same tables and sentences.
+"""The tables and sentences that the terminal, Markdown and pages (`templates/table.html.j2`) share.
 
-A cell is foreign text, unless `Name`, `Tag` or `Ours` says what it is.
+A cell is foreign text, unless its class says what it is.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from rich.text import Text
 
 from nsabench.text import code, markdown, shown
 
-# Rows of a long table; the JSON holds all.
+# Rows of a long table. The JSON has all rows.
 MOST = 60
 MOST_ON_TERMINAL = 20
-# Words of vocabularies on a terminal. All others are failures.
+# Styles of words on a terminal. All other words are failures.
 STYLES = {
     "ok": "green",
     "skipped": "dim",
@@ -41,7 +40,7 @@ class Name(str):
 
 
 class Tag(str):
-    """A text in the colour of a word of a vocabulary; by default the text is the word."""
+    """A text in the colour of a word of a vocabulary. The word is the text by default."""
 
     kind = "tag"
     word: str
@@ -52,6 +51,20 @@ class Tag(str):
         return tag
 
 
+class Strong(str):
+    kind = "strong"
+
+
+class Link(str):
+    kind = "link"
+    href: str
+
+    def __new__(cls, text: str, href: str) -> Link:
+        link = super().__new__(cls, text)
+        link.href = href
+        return link
+
+
 class Ours(str):
     """A text without any word of the run, such as a number."""
 
@@ -60,7 +73,7 @@ class Ours(str):
 
 @dataclass(frozen=True)
 class Sentence:
-    """style: as rich names it; bold sentences are also bold in Markdown."""
+    """A sentence with a style of rich. A bold sentence is also bold in Markdown."""
 
     text: str
     style: str = ""
@@ -68,8 +81,7 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Table:
-    """numbers: the columns to align at the right. nothing: the text for a table without rows.
-    is_long: whether the terminal, Markdown and pages show the first rows alone."""
+    """numbers: columns to align at the right; nothing: the text for a table without rows."""
 
     title: str
     columns: Sequence[str]
@@ -97,17 +109,17 @@ def table_as_markdown(table: Table) -> str:
     if not table.rows and table.nothing:
         return table.nothing
     rows = table.rows[:MOST] if table.is_long else table.rows
-    lines = [_line(table.columns), "|" + "---|" * len(table.columns), *map(_line, rows)]
+    lines = [_format_row(table.columns), "|" + "---|" * len(table.columns), *map(_format_row, rows)]
     if len(rows) < len(table.rows):
         lines.append(f"\nand {len(table.rows) - MOST} more.")
     return "\n".join(lines)
 
 
-def _line(row: Sequence[str]) -> str:
-    return f"| {' | '.join(map(_in_markdown, row))} |"
+def _format_row(row: Sequence[str]) -> str:
+    return f"| {' | '.join(map(_format_cell, row))} |"
 
 
-def _in_markdown(cell: str) -> str:
+def _format_cell(cell: str) -> str:
     if isinstance(cell, Ours):
         return cell
     return code(cell) if isinstance(cell, Name) else markdown(cell)
@@ -118,12 +130,12 @@ def on_terminal(blocks: Iterable[Block]) -> Iterator[RenderableType]:
         if isinstance(block, Sentence):
             yield Text(shown(block.text), block.style)
         elif block.rows:
-            yield from _table_on_terminal(block)
+            yield from _build_rich_table(block)
         elif block.nothing:
             yield Text(shown(f"{block.title}: {block.nothing}"))
 
 
-def _table_on_terminal(table: Table) -> Iterator[RenderableType]:
+def _build_rich_table(table: Table) -> Iterator[RenderableType]:
     made = rich_table.Table(
         title=Text(shown(table.title)) if table.title else None,
         title_justify="left",
@@ -133,7 +145,7 @@ def _table_on_terminal(table: Table) -> Iterator[RenderableType]:
     )
     for place, name in enumerate(table.columns):
         is_number = name in table.numbers
-        # Words may take a second line; numbers and verdicts are never cut off.
+        # Words may be wrapped, but numbers and verdicts may not.
         made.add_column(
             Text(shown(name).replace(" ", "\n", 1) if is_number else shown(name)),
             justify="right" if is_number else "left",
@@ -142,13 +154,13 @@ def _table_on_terminal(table: Table) -> Iterator[RenderableType]:
         )
     rows = table.rows[:MOST_ON_TERMINAL] if table.is_long else table.rows
     for row in rows:
-        made.add_row(*map(_on_terminal, row))
+        made.add_row(*map(_style_cell, row))
     yield made
     if len(rows) < len(table.rows):
         yield Text(f"... and {len(table.rows) - len(rows)} more", "dim")
 
 
-def _on_terminal(cell: str) -> Text:
+def _style_cell(cell: str) -> Text:
     if isinstance(cell, Tag):
         return Text(shown(cell, lines=True), STYLES.get(cell.word, FAILED))
     return Text(shown(cell))

@@ -1,4 +1,4 @@
-"""A run for programs: what happens as JSON, a line each, and its result as the last line.
+"""Prints a run for programs: a line of JSON for each event, and the result as the last line.
 
 Fields are only ever added.
 """
@@ -47,7 +47,7 @@ class Events:
         )
 
     def case_started(self, planned: PlannedCase, number: int, total: int) -> None:
-        _print("case_started", **_case(planned), number=number, total=total)
+        _print("case_started", **_name_case(planned), number=number, total=total)
 
     def step(self, step: Step) -> None:
         _print("step", phase=step.phase, implementation=step.implementation)
@@ -55,15 +55,14 @@ class Events:
     def case_finished(self, planned: PlannedCase, state: CaseState) -> None:
         names = ("implementation", "status", "reason", "diagnosis")
         outcomes = [{name: getattr(o, name) for name in names} for o in state.observations]
-        _print("case_finished", **_case(planned), wall_s=state.wall_s, outcomes=outcomes)
+        _print("case_finished", **_name_case(planned), wall_s=state.wall_s, outcomes=outcomes)
 
     def note(self, text: str) -> None:
         _print("note", text=text)
 
 
 def finished(run: Finished, signature: str = "") -> None:
-    """Print the result, as the last line. signature: what was said of it; nothing is decided of a
-    run that is not signed."""
+    """Print the result. Without a signature, nothing is decided."""
     records = run.results.records
     decisions = threshold.decide_run(records, run.plan) if signature else []
     broken = failures(run.results)
@@ -90,7 +89,7 @@ def finished(run: Finished, signature: str = "") -> None:
     )
 
 
-def _case(planned: PlannedCase) -> dict[str, Any]:
+def _name_case(planned: PlannedCase) -> dict[str, Any]:
     return {"case_id": planned.id, "case": labels.of_case(planned.case)}
 
 

@@ -1,4 +1,4 @@
-"""What any word in the output means, in the words of the code that prints it."""
+"""Explains any word of the output, by the docstrings of the code that prints it."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class Meaning:
 
 @cache
 def meanings() -> dict[str, list[Meaning]]:
-    return grouped(_meanings(), lambda meaning: meaning.word.lower())
+    return grouped(_list_meanings(), lambda meaning: meaning.word.lower())
 
 
-def _meanings() -> Iterator[Meaning]:
+def _list_meanings() -> Iterator[Meaning]:
     for kind, words in VOCABULARIES.items():
         yield from (Meaning(word.value, kind, word.meaning) for word in words)
     for words in VOCABULARIES.values():
@@ -57,9 +57,9 @@ def _meanings() -> Iterator[Meaning]:
         text = "\n".join([inspect.getdoc(words) or "", *members])
         yield Meaning(words.__name__.lower(), "vocabulary", text)
     for name in (*checks.all_checks(), "controls"):
-        yield Meaning(name, "check", _docstring(f"nsabench.checks.{name}"))
+        yield Meaning(name, "check", _read_docstring(f"nsabench.checks.{name}"))
     for name in ops.shipped():
-        yield Meaning(name, "op", _docstring(f"nsabench.ops.{name}"))
+        yield Meaning(name, "op", _read_docstring(f"nsabench.ops.{name}"))
     yield from (Meaning(word, "word of the output", text) for word, text in WORDS.items())
     for name in ops.shipped():
         shape = ops.get(name).shape_model
@@ -73,37 +73,39 @@ def _meanings() -> Iterator[Meaning]:
 
 
 def explain(word: str) -> list[Meaning]:
-    """Return all meanings of a word. Raises `UsageError`, naming the nearest words, if unknown."""
+    """Return all meanings of a word. Raises `UsageError` with the nearest words if it is
+    unknown."""
     known, wanted = meanings(), word.strip().lower()
     explained = list(known.get(wanted, ()))
     if wanted in ops.names() and wanted not in ops.shipped():
-        explained.append(_op_from_outside(wanted))
-    explained = explained or _implementations(wanted)
+        explained.append(_explain_user_op(wanted))
+    explained = explained or _explain_implementations(wanted)
     if not explained:
         near = difflib.get_close_matches(word.lower(), {*known, *ops.names()}, 3)
         raise UsageError(
-            f"{word!r} is no word of nsabench",
+            f"nsabench has no word {word!r}",
             f"did you mean {' or '.join(near)}?" if near else "`nsabench explain` lists them all.",
         )
     return explained
 
 
-def _op_from_outside(name: str) -> Meaning:
+def _explain_user_op(name: str) -> Meaning:
     kind = type(ops.get(name))
     text = sys.modules[kind.__module__].__doc__ or kind.__doc__
     return Meaning(name, "op", inspect.cleandoc(text or "Its author wrote nothing about it."))
 
 
-def _implementations(wanted: str) -> list[Meaning]:
-    """What the implementations of this name do. They are imported for that, and not before."""
+def _explain_implementations(wanted: str) -> list[Meaning]:
     named = [item for item in registry.load() if item.name.lower() == wanted]
     return [
         Meaning(wanted, f"{role} of {', '.join(item.op for item in items)}", text)
-        for (role, text), items in grouped(named, lambda i: (i.role, _sentence(i.call))).items()
+        for (role, text), items in grouped(
+            named, lambda i: (i.role, _read_first_sentence(i.call))
+        ).items()
     ]
 
 
-def _sentence(call: Callable[..., object]) -> str:
+def _read_first_sentence(call: Callable[..., object]) -> str:
     while isinstance(call, partial):
         call = call.func
     own = inspect.getdoc(call) if inspect.isfunction(call) else None
@@ -111,7 +113,7 @@ def _sentence(call: Callable[..., object]) -> str:
     return " ".join((own or inspect.getdoc(module) or "").partition("\n\n")[0].split())
 
 
-def _docstring(module: str) -> str:
+def _read_docstring(module: str) -> str:
     return inspect.getdoc(importlib.import_module(module)) or ""
 
 

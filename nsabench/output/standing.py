@@ -1,4 +1,4 @@
-"""How each candidate of a run came out, for the terminal, the reports and the archive."""
+"""Summarises how each candidate of a run came out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nsabench.verdicts.statistics import geometric_mean
 
 
 def head(records: Sequence[Record]) -> str:
-    """`RIGHT 3 of 3, declined 1`, or the most frequent failure in its place."""
+    """Return `RIGHT 3 of 3, declined 1`, or the most frequent failure."""
     ran = [r for r in records if r.status not in (Status.UNSUPPORTED, Status.SKIPPED)]
     if not ran:
         return f"NOT RUN in {len(records)} of {len(records)}: {records[0].reason}"
@@ -38,7 +38,6 @@ class Standing:
 
     @cached_property
     def ran(self) -> list[Record]:
-        """The cases that it neither declined nor was kept from."""
         return [r for r in self.records if r.status not in (Status.UNSUPPORTED, Status.SKIPPED)]
 
     @cached_property
@@ -47,7 +46,7 @@ class Standing:
 
     @cached_property
     def verdicts(self) -> Mapping[Regime, Counter[Verdict]]:
-        judged = [r for r in self.records if not _only_checked(r)]
+        judged = [r for r in self.records if not _is_untimed(r)]
         counts = {
             regime: Counter(c.verdict for r in judged if (c := r.compared(regime)) and c.verdict)
             for regime in Regime
@@ -56,7 +55,7 @@ class Standing:
 
     @cached_property
     def speedups(self) -> Mapping[Regime, Sequence[float]]:
-        """By regime, the ratios that an average is made of: those without a caution."""
+        """The ratios without a caution, by regime."""
         ratios = {regime: caution.speedups(self.records, regime) for regime in Regime}
         return {regime: found for regime, found in ratios.items() if found}
 
@@ -67,9 +66,9 @@ class Standing:
     @cached_property
     def unjudged(self) -> Counter[str]:
         return Counter(
-            "not timed" if _only_checked(r) else str(r.status)
+            "not timed" if _is_untimed(r) else str(r.status)
             for r in self.records
-            if not r.verdict or _only_checked(r)
+            if not r.verdict or _is_untimed(r)
         )
 
     @cached_property
@@ -79,8 +78,7 @@ class Standing:
 
     @property
     def proviso(self) -> str:
-        """How many verdicts rest on a check that was not shown to work, and the cautions."""
-        unproven = sum(r.unproven_verdict and not _only_checked(r) for r in self.records)
+        unproven = sum(r.unproven_verdict and not _is_untimed(r) for r in self.records)
         rest = [f"{unproven} rest on an unproven check"] if unproven else []
         return "".join(f"; {text}" for text in [*rest, *self._cautions])
 
@@ -95,19 +93,18 @@ class Standing:
 
     @property
     def speed(self) -> list[str]:
-        """By regime, the average ratio of what is right, and the verdicts; then the cautions."""
         if not self.right:
             return []
         if all(r.median_ms is None for r in self.right):
             return ["not timed (CPU)" if self.right[0].device == "cpu" else "not timed"]
-        said = []
+        parts = []
         for regime, verdicts in self.verdicts.items():
             average, ratios = self.averages.get(regime), self.speedups.get(regime, ())
             span = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""
             speed = "no ratio" if average is None else f"{average:.2f}x as fast{span}"
             counts = [f"{verdicts[v]} {v}" for v in Verdict if verdicts[v]]
-            said.append(f"{regime}: {', '.join([speed, *counts])}")
-        return [*said, *self._cautions] if said else ["no verdict"]
+            parts.append(f"{regime}: {', '.join([speed, *counts])}")
+        return [*parts, *self._cautions] if parts else ["no verdict"]
 
     @property
     def sentence(self) -> str:
@@ -126,13 +123,12 @@ def versions(record: Record) -> list[str]:
 
 
 def tally_of_controls(records: Iterable[Record], *, always: Iterable[Catch] = ()) -> str:
-    """`16 caught, 2 declined`; empty without controls. always: words to say even of 0 controls."""
+    """Return `16 caught, 2 declined`. always: words to count even if the count is 0."""
     counts = Counter(r.caught for r in records if r.caught)
     words = [word for word in Catch if counts[word] or word in always]
     return ", ".join(f"{counts[word]} {word}" for word in words) if counts else ""
 
 
-def _only_checked(record: Record) -> bool:
-    """Whether it is right and was not timed, such as a Triton kernel on a CPU. That its verdict is
-    inconclusive says nothing about it."""
+def _is_untimed(record: Record) -> bool:
+    """Whether it is right and was not timed, such as a Triton kernel on a CPU."""
     return record.status is Status.OK and record.median_ms is None

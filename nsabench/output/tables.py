@@ -1,4 +1,4 @@
-"""The tables of a run that need its records alone."""
+"""The tables of a run that need only its records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nsabench.output import grouped
 from nsabench.output.document import Block, Name, Ours, Sentence, Table, Tag, number
 from nsabench.verdicts.caution import beside
 
-# The columns of a table of candidates. A terminal has as many as it has room for.
+# The columns of a table of candidates, by the room for them.
 NARROW = ("case", "candidate", "ms", "baseline ms", "speed-up", "outcome")
 WIDE = (
     *("case", "candidate", "status", "MAE", "ms", "of roofline", "baseline ms"),
@@ -30,7 +30,6 @@ TEXTS = (
     *("case", "candidate", "status", "best baseline", "outcome", "verdict", "verdict in full"),
     "in the queue",
 )
-# Marks of verdicts, and what they mean.
 MARKS = {
     "*": "* no control showed that each check behind it works: see `unproven`",
     "†": f"† {NO_SPECIALISED}: a ratio over 3, over masks, gathers or FlexAttention alone",
@@ -39,19 +38,18 @@ MOST_CHARACTERS = 100  # of an example
 
 
 def candidates(records: Sequence[Record], columns: Sequence[str]) -> Table:
-    """Return a row for each case and candidate, with its best baseline."""
     by_key = {r.key: r for r in records}
     rows = []
     for r in records:
         if r.role is Role.CANDIDATE:
-            cells = _cells(r, by_key.get((r.case_id, r.best_baseline)))
+            cells = _format_cells(r, by_key.get((r.case_id, r.best_baseline)))
             rows.append([cells[column] for column in columns])
     numbers = [Ours(column) for column in columns if column not in TEXTS]
     names = [Ours(column.removesuffix(" in full")) for column in columns]
     return Table("candidates", names, rows, numbers)
 
 
-def _cells(r: Record, baseline: Record | None) -> dict[str, str]:
+def _format_cells(r: Record, baseline: Record | None) -> dict[str, str]:
     ratio = number(r.speedup, ".3f")
     decides = r.verdict if r.verdict and r.median_ms is not None else "note"
     verdict = Tag(standing(r).replace(" ", "\n"), decides)
@@ -74,54 +72,48 @@ def _cells(r: Record, baseline: Record | None) -> dict[str, str]:
         "speed-up [95 %]": Ours(ratio + interval),
         "outcome": verdict if r.status is Status.OK else Tag(r.status),
         "verdict": verdict,
-        # Without a verdict, the reason takes its place.
-        "verdict in full": _full_verdict(r, r.regime) or f"{r.status}: {r.why}",
-        "in the queue": _full_verdict(r, Regime.QUEUE) or "–",
+        "verdict in full": _describe_verdict(r, r.regime) or f"{r.status}: {r.why}",
+        "in the queue": _describe_verdict(r, Regime.QUEUE) or "–",
     }
 
 
 def standing(record: Record) -> str:
-    """Return the verdict of each regime, marked if a check behind it was not shown to work, or if
-    something is to be borne in mind."""
+    """Return the verdict of each regime, with marks for unproven checks and cautions."""
     if record.status is Status.OK and record.median_ms is None:
         return "not timed"
-    said = []
+    verdicts = []
     for regime in (record.regime, Regime.QUEUE):
         found = record.compared(regime)
         if found is not None and found.verdict:
             star = "*" if regime is record.regime and record.unproven_verdict else ""
             dagger = "†" if beside(record, regime) else ""
-            said.append(f"{regime} {found.verdict}{star}{dagger}")
-    return ", ".join(said) or "-"
+            verdicts.append(f"{regime} {found.verdict}{star}{dagger}")
+    return ", ".join(verdicts) or "-"
 
 
-def _full_verdict(record: Record, regime: Regime) -> str:
-    """Return the verdict with what it rests on; in the queue also the ratio to its best baseline
-    there, which may be another."""
+def _describe_verdict(record: Record, regime: Regime) -> str:
+    """Return the verdict with its evidence. In the queue the best baseline may be another one."""
     found = record.compared(regime)
     if found is None or not found.verdict:
         return ""
-    said = f"{regime}: {found.verdict}"
+    text = f"{regime}: {found.verdict}"
     if regime is not record.regime and found.ratio is not None:
         ratio, lo, hi = (number(value, ".3f") for value in (found.ratio, found.lo, found.hi))
-        said += f", {ratio} ({lo} to {hi}) against {found.against}"
+        text += f", {ratio} ({lo} to {hi}) against {found.against}"
     elif regime is record.regime and record.unproven_verdict:
-        said += f" (unproven: {record.unproven})"
+        text += f" (unproven: {record.unproven})"
     caution = beside(record, regime)
-    return f"{said} ({caution})" if caution else said
+    return f"{text} ({caution})" if caution else text
 
 
 def candidates_on_terminal(records: Sequence[Record], width: int) -> Iterator[Block]:
-    """Yield the table of candidates and what its marks mean. A narrow terminal gets the columns
-    that decide. Names would be broken into pieces if it had more."""
+    """Yield the table and the meaning of its marks. A narrow terminal gets the deciding columns."""
     yield candidates(records, NARROW if width < 120 else WIDE if width < 160 else WIDEST)
     standings = "".join(standing(r) for r in records if r.median_ms is not None)
     yield from (Sentence(text, "dim") for mark, text in MARKS.items() if mark in standings)
 
 
 def others(records: Sequence[Record]) -> Table:
-    """Return a row for each baseline, alternative and control: what became of it, and how often it
-    was the best."""
     best = Counter({r.case_id: r.best_baseline for r in records if r.best_baseline}.values())
     rows = []
     rest = (r for r in records if r.role is not Role.CANDIDATE)
@@ -130,13 +122,13 @@ def others(records: Sequence[Record]) -> Table:
         example = reasons[0] if reasons else ""
         if len(example) > MOST_CHARACTERS:
             example = f"{example[: MOST_CHARACTERS - 1]}…"
-        caught = _counts(r.caught for r in own) if role is Role.CONTROL else str(best[name])
-        rows.append((Name(name), role, _counts(r.status for r in own), caught, example))
+        caught = _count_words(r.caught for r in own) if role is Role.CONTROL else str(best[name])
+        rows.append((Name(name), role, _count_words(r.status for r in own), caught, example))
     columns = ("implementation", "role", "outcomes", "best of, caught", "example")
     return Table("baselines, alternatives and controls", columns, rows)
 
 
-def _counts(words: Iterable[str | None]) -> str:
+def _count_words(words: Iterable[str | None]) -> str:
     return ", ".join(f"{n} {word}" for word, n in sorted(Counter(map(str, words)).items()))
 
 
@@ -148,9 +140,9 @@ def parity(records: Iterable[Record]) -> Table:
             dtype,
             str(sum(r.mae is not None for r in own)),
             str(sum(r.status is Status.WRONG for r in own)),
-            _worst(r.mae for r in own),
-            _worst(r.rel_l2 for r in own),
-            _worst(r.worst_row for r in own),
+            _format_worst(r.mae for r in own),
+            _format_worst(r.rel_l2 for r in own),
+            _format_worst(r.worst_row for r in own),
         )
         for (name, role, dtype), own in grouped(
             records, lambda r: (r.implementation, r.role, r.dtype)
@@ -160,5 +152,5 @@ def parity(records: Iterable[Record]) -> Table:
     return Table("Parity", ("implementation", "role", "dtype", "compared", "wrong", *errors), rows)
 
 
-def _worst(errors: Iterable[float | None]) -> str:
+def _format_worst(errors: Iterable[float | None]) -> str:
     return number(max((error for error in errors if error is not None), default=None), ".2e")

@@ -1,4 +1,4 @@
-"""The templates of pages, reports, scripts and first kernels, in `report/templates`."""
+"""Renders the templates in `report/templates`."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ def environment(**options: Any) -> jinja2.Environment:
 
 
 def first_kernel(op: Op, name: str, ops_file: str = "") -> str:
-    """Return a module with an implementation of `op`: its float64 oracle. ops_file: a user's file
-    that the op comes from."""
+    """Return a module that implements `op` by its oracle. ops_file: the user's file of the op."""
     optional = [f"{argument}=None" for argument in op.optional]
     named_only = ["*", *op.options] if op.options else []
     return (
@@ -43,15 +42,14 @@ def first_kernel(op: Op, name: str, ops_file: str = "") -> str:
             name=name,
             with_ops=f" --ops {ops_file}" if ops_file else "",
             signature=", ".join([*op.arguments, *optional, *named_only]),
-            tensors=_dictionary(op.arguments),
-            options=_dictionary(op.options),
+            tensors=_format_dictionary(op.arguments),
+            options=_format_dictionary(op.options),
         )
     )
 
 
 def first_matrix(op: Op, name: str) -> str:
-    """Return a matrix over the shapes of `nsabench check`, so that both call the same right. Raises
-    `UsageError` for an op that brings no shape for a CPU."""
+    """Return a matrix over the CPU shapes of `nsabench check`. Raises `UsageError` without any."""
     if not op.check_shapes.get("cpu"):
         raise UsageError(
             f"{op.name} brings no shape to start from",
@@ -63,13 +61,12 @@ def first_matrix(op: Op, name: str) -> str:
 def reproduction(plan: Plan, case: Case, info: ImplementationInfo) -> str:
     """Return a script that calls one implementation on one case by itself.
 
-    It has at most 60 lines, and needs torch, the file of the inputs beside it, and the user's file.
-    An implementation of a package needs nsabench also.
+    It needs torch, a file of inputs beside it, and the user's file or nsabench.
     """
     templates = environment()
     templates.filters["repr"] = repr
     return templates.get_template("alone.py.j2").render(
-        # A name of a plan could end the line, and go on as code.
+        # A foreign name must not end the line and continue as code.
         head=shown(
             f"# {info.name} on {labels.of_case(case)}, as the run {plan.run_id} measured it."
         ),
@@ -81,5 +78,5 @@ def reproduction(plan: Plan, case: Case, info: ImplementationInfo) -> str:
     )
 
 
-def _dictionary(names: Iterable[str]) -> str:
+def _format_dictionary(names: Iterable[str]) -> str:
     return "{" + ", ".join(f'"{name}": {name}' for name in names) + "}"

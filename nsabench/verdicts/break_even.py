@@ -51,6 +51,11 @@ class BreakEven:
     tested: tuple[Tested, ...]
 
     @property
+    def what(self) -> str:
+        """`nsa_attention 64/4 forward`."""
+        return " ".join(filter(None, (self.op, self.heads, self.direction)))
+
+    @property
     def sentence(self) -> str:
         if self.answer is Pays.FROM:
             but = f" ({self.why})" if self.why else ""
@@ -232,9 +237,8 @@ def _to_data(p: BreakEven) -> dict[str, Any]:
 
 def said(p: BreakEven) -> str:
     _, against = p.used
-    head = " ".join(filter(None, (p.op, p.heads, str(p.direction))))
     to = f", against {', '.join(against)}" if against and p.answer != "not decided" else ""
-    return f"{head} ({p.regime}): {p.sentence}{to}"
+    return f"{p.what} ({p.regime}): {p.sentence}{to}"
 
 
 def as_markdown(decided: Sequence[BreakEven]) -> str:

@@ -223,8 +223,8 @@ def test_what_fails_shows_what_it_printed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--shape", "N=4,H=2"], "--shape N=4,H=2 is none of selection_rows"),
-        (["--shape", "N=four"], "--shape N=four is none of selection_rows: N: Input should be"),
+        (["--shape", "N=4,H=2"], "--shape N=4,H=2 does not fit selection_rows"),
+        (["--shape", "N=four"], "--shape N=four does not fit selection_rows: N: Input should be"),
         (["--shape", "N"], "--shape 'N' holds no sizes"),
         (["--op", "sliding_window"], "implements nothing of the op sliding_window"),
         (["--direction", "backward"], "the op selection_rows has no backward"),

@@ -1,9 +1,8 @@
-"""What became of the same cases in another run: another torch, Triton, GPU, or commit.
+"""Compares the same cases in several runs: another torch, Triton, GPU or commit.
 
-Runs are joined by case and implementation, and every later one is held against the first. A ratio
-is the median time in the first run over that in the later one: above 1 the later one is faster.
-The share of the timer is subtracted. If a baseline is known to be the same code in both runs, the
-ratio is divided by the ratio of that baseline, so that the hosts cancel.
+Every later run is compared with the first. A ratio is the median time in the first run over that in
+the later one, without the share of the timer. Above 1 the later run is faster. If a baseline has
+the same code in both runs, the ratio is divided by the baseline's ratio, to cancel the hosts.
 """
 
 from nsabench.output.compare.band import BAND

@@ -1,10 +1,8 @@
-"""Learns how far times of the same code lie apart in two runs, from code that cannot have changed.
+"""Learns by how much times differ between two runs, from code that did not change.
 
-Hosts differ by more than the intervals of their times say, and short times by more than long ones.
-So the band of a cell is the widest difference among the baselines of like duration that are known
-to be the same code in both runs. The chance that one more of the same code differs by more than 50
-such baselines is 1 in 51, whatever the distribution is (conformal prediction: Vovk, Gammerman,
-Shafer, Algorithmic Learning in a Random World, 2.2).
+The band of a cell is the widest difference among the 50 unchanged baselines of nearest duration.
+One more baseline exceeds that with a chance of 1 in 51, for any distribution (conformal prediction:
+Vovk, Gammerman, Shafer, Algorithmic Learning in a Random World, 2.2).
 """
 
 from __future__ import annotations
@@ -19,23 +17,23 @@ from nsabench.model.record import Key
 from nsabench.model.vocabulary import Role, Status
 from nsabench.output.compare.side import Side
 
-# The band if no code is known to be the same. "How well it measures" in
-# docs/explanation/measurement.md: 97.6 % of medians within 3 %, and 99.6 % of those over 20 µs.
+# The band without unchanged code: 97.6 % of medians were within 3 %, and 99.6 % of those over 20 µs
+# (docs/explanation/measurement.md, "How well it measures").
 BAND = 0.05
-# Hosts differ by more than devices; what two hosts, or two versions, cost a caller shows beyond it.
+# In the queue, hosts differ by more than devices.
 BAND_IN_QUEUE = 0.10
-NEAREST = 50  # baselines by which a band is learned
-FEWEST = 20  # fewer teach nothing
-# What a timer's share is known to, ms: 4.3 to 4.5 µs were read on the GPUs of one host.
+NEAREST = 50  # baselines from which a band is learned.
+FEWEST = 20
+# The error of the timer's share (ms): the GPUs of one host read 4.3 to 4.5 µs.
 SHARE_ERROR_MS = 0.0002
-# If one of these differs, no code is known to be the same on both devices.
+# If one of these differs, no code counts as unchanged.
 ALIKE = ("device", "torch", "CUDA")
 SHIPPED = "nsabench"
 
 
 @dataclass(frozen=True)
 class Known:
-    """Two times of the same code: the time in the first run (ms), and how far apart, as |ln|."""
+    """Two times of the same code. time_ms: in the first run; apart: |ln| of their ratio."""
 
     time_ms: float
     apart: float
@@ -43,7 +41,7 @@ class Known:
 
 
 class Learned:
-    """The bands of the cells of two runs that are measured in one way. least: of all bands."""
+    """The bands of cells that are measured in one way. least: the narrowest band."""
 
     def __init__(self, differences: Iterable[Known], least: float) -> None:
         self._ordered = sorted(differences, key=lambda d: d.time_ms)
@@ -51,7 +49,7 @@ class Learned:
         self._least = least
 
     def __bool__(self) -> bool:
-        return len(self._ordered) > FEWEST  # one of them may be the cell that is asked for
+        return len(self._ordered) > FEWEST
 
     def band(self, time_ms: float, key: Key) -> float:
         """Return the band of a cell as a share, learned from the other cells."""
@@ -64,8 +62,7 @@ class Learned:
 
 
 def same_code(first: Side, later: Side) -> dict[Key, Role]:
-    """Return the baselines and alternatives that ran in both runs with the same device, torch,
-    CUDA, source and library, and the same Triton if Triton compiles them."""
+    """Return the baselines and alternatives whose code and software are equal in both runs."""
     if any(first.versions.get(name) != later.versions.get(name) for name in ALIKE):
         return {}
     same_triton = first.versions.get("triton") == later.versions.get("triton")
@@ -78,7 +75,7 @@ def same_code(first: Side, later: Side) -> dict[Key, Role]:
         and i.origin == other.origin
         and (digest := first.plan.sources.get(i.source)) is not None
         and digest == later.plan.sources.get(other.source)
-        and (same_triton or (_without_triton(i) and _without_triton(other)))
+        and (same_triton or (_needs_no_triton(i) and _needs_no_triton(other)))
     }
     return {
         key: same[record.op, record.implementation]
@@ -89,5 +86,5 @@ def same_code(first: Side, later: Side) -> dict[Key, Role]:
     }
 
 
-def _without_triton(info: ImplementationInfo) -> bool:
+def _needs_no_triton(info: ImplementationInfo) -> bool:
     return info.source == SHIPPED and info.compiled_by == ""

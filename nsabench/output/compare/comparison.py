@@ -1,4 +1,4 @@
-"""From runs to a comparison: the object that every renderer shows."""
+"""Builds the comparison that every renderer shows."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ from nsabench.verdicts.statistics import geometric_mean
 
 @dataclass(frozen=True)
 class ComparedCell:
-    """An implementation on a case. records: one for each run, None if it was not measured there.
-    by_regime: the shifts of each later run."""
+    """An implementation on a case. records: of each run; by_regime: shifts of each later run."""
 
     planned: PlannedCase
     implementation: str
@@ -58,8 +57,8 @@ class ComparedCell:
         return record.status if record else MISSING
 
     def worsened(self) -> Iterator[tuple[int, Change | None]]:
-        """Yield the first run in which it broke with `BROKE`, and the first in which it was slower
-        with None."""
+        """Yield the first run that broke it, with `BROKE`, and the first that slowed it, with
+        None."""
         for run, shift in enumerate(self.shifts, 1):
             if shift.change is Change.BROKE and self.status(run) != MISSING:
                 yield run, Change.BROKE
@@ -72,7 +71,7 @@ class ComparedCell:
 
 @dataclass(frozen=True)
 class Mean:
-    """An implementation in a later run. value: the geometric mean over the `valid` cells."""
+    """The geometric mean of an implementation's ratios in a later run, over its `valid` cells."""
 
     op: str
     implementation: str
@@ -102,8 +101,7 @@ class Breakage:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs, and every cell that they have in common. disagreements: how their plans differ, a
-    sentence each."""
+    """Runs and the cells that they share. disagreements: sentences about their different plans."""
 
     sides: tuple[Side, ...]
     cells: tuple[ComparedCell, ...]
@@ -134,7 +132,7 @@ class Comparison:
         return {name: row for name, row in values.items() if len(set(row)) > 1}
 
     def changes(self, later: int) -> list[tuple[ComparedCell, Shift]]:
-        """Cells whose status is another in the later run of that index, the worst first."""
+        """Return the cells whose status changed, the worst first."""
         pairs = ((cell, cell.shifts[later]) for cell in self.cells)
         order = list(Change)
         changed = [pair for pair in pairs if pair[1].change]
@@ -142,13 +140,13 @@ class Comparison:
 
     def means(self, later: int) -> list[Mean]:
         groups = grouped(self.cells, lambda cell: (cell.case.op, cell.implementation))
-        return [_mean(op, name, cells, later) for (op, name), cells in groups.items()]
+        return [_average(op, name, cells, later) for (op, name), cells in groups.items()]
 
     def broken(self, later: int) -> list[tuple[ComparedCell, Shift]]:
         return [pair for pair in self.changes(later) if pair[1].change is Change.BROKE]
 
     def slower(self, later: int) -> list[tuple[ComparedCell, Regime, Shift]]:
-        """Cells that lost time, those of the queue last, the worst first."""
+        """Return the cells that lost time, the worst first. Times in the queue come last."""
         lost = [
             (cell, regime, shift)
             for cell in self.judged
@@ -159,7 +157,7 @@ class Comparison:
 
     @cached_property
     def breakages(self) -> list[Breakage]:
-        """By implementation, the first run in which cells got worse; broken ones come first."""
+        """The first run in which each implementation broke or got slower."""
         worse = [(cell, *first) for cell in self.judged for first in cell.worsened()]
         worse.sort(key=lambda item: item[2] is None)
         groups = grouped(worse, lambda item: (item[0].case.op, item[0].implementation, *item[1:]))
@@ -176,7 +174,7 @@ class Comparison:
         return [pair for pair in pairs if pair[1].doubtful]
 
     def undecided(self, later: int) -> str:
-        """Why no time of a judged cell could be compared; empty if one could."""
+        """Say why no time of a judged cell could be compared, if none could."""
         doubtful = self.doubtful(later)
         if not doubtful or any(cell.shifts[later].ratio is not None for cell in self.judged):
             return ""
@@ -190,18 +188,17 @@ def compare(
     only: Sequence[str] = ("*",),
     band: float = BAND,
 ) -> Comparison:
-    """Hold every later run against the first. only: patterns of implementations.
+    """Compare every later run with the first. only: patterns of implementations.
 
-    Raises `UsageError` when the plans differ and `intersection` is not set, and when the runs have
-    nothing in common.
+    Raises `UsageError` if the runs share no cell, or if their plans differ without `intersection`.
     """
-    disagreements = tuple(_disagreements(sides))
+    disagreements = tuple(_list_disagreements(sides))
     if disagreements and not intersection:
         raise UsageError(
             f"these runs have different plans: {'; '.join(disagreements)}",
             "compare what they have in common with --intersection.",
         )
-    cells = tuple(_cells(sides, only, band))
+    cells = tuple(_compare_cells(sides, only, band))
     if not cells:
         raise UsageError(
             "these runs have nothing in common",
@@ -211,7 +208,7 @@ def compare(
     return Comparison(tuple(sides), cells, disagreements, band, paying)
 
 
-def _disagreements(sides: Sequence[Side]) -> Iterator[str]:
+def _list_disagreements(sides: Sequence[Side]) -> Iterator[str]:
     first = sides[0]
     ours = first.plan.by_id
     for side in sides[1:]:
@@ -223,7 +220,9 @@ def _disagreements(sides: Sequence[Side]) -> Iterator[str]:
                 yield f"{len(alone)} cases are only in {name}, such as {example}"
         shared = [i for i in ours if i in theirs]
         for what in ("seed", "tolerances", "timing"):
-            differing = sum(_settings(ours[i])[what] != _settings(theirs[i])[what] for i in shared)
+            differing = sum(
+                _read_settings(ours[i])[what] != _read_settings(theirs[i])[what] for i in shared
+            )
             if differing:
                 yield f"{differing} cases have another {what} in {side.name}"
         own_keys, their_keys = set(compared(first)), set(compared(side))
@@ -233,13 +232,14 @@ def _disagreements(sides: Sequence[Side]) -> Iterator[str]:
                 yield f"{who} is measured only in {name} ({count} cases)"
 
 
-def _settings(planned: PlannedCase) -> dict[str, object]:
-    """What makes two measurements of one case different ones. How long is sampled does not."""
+def _read_settings(planned: PlannedCase) -> dict[str, object]:
     case = planned.case
     return {"seed": case.seed, "tolerances": case.tolerances, "timing": case.timing.rotate}
 
 
-def _cells(sides: Sequence[Side], only: Sequence[str], band: float) -> Iterator[ComparedCell]:
+def _compare_cells(
+    sides: Sequence[Side], only: Sequence[str], band: float
+) -> Iterator[ComparedCell]:
     common = [compared(side) for side in sides]
     pairs = [Pair(sides[0], later, band) for later in sides[1:]]
     for key, role in common[0].items():
@@ -247,7 +247,7 @@ def _cells(sides: Sequence[Side], only: Sequence[str], band: float) -> Iterator[
         if not all(key in other for other in common):
             continue
         planned = [side.plan.by_id[case_id] for side in sides]
-        if any(_settings(p) != _settings(planned[0]) for p in planned):
+        if any(_read_settings(p) != _read_settings(planned[0]) for p in planned):
             continue
         if not any(fnmatchcase(name, pattern) for pattern in only):
             continue
@@ -263,7 +263,7 @@ def _cells(sides: Sequence[Side], only: Sequence[str], band: float) -> Iterator[
         )
 
 
-def _mean(op: str, name: str, cells: Sequence[ComparedCell], later: int) -> Mean:
+def _average(op: str, name: str, cells: Sequence[ComparedCell], later: int) -> Mean:
     shifts = [cell.shifts[later] for cell in cells]
     ratios = [shift.ratio for shift in shifts if shift.ratio is not None]
     counts = Counter(shift.difference for shift in shifts)

@@ -1,7 +1,4 @@
-"""A comparison as blocks for the terminal and Markdown, as a page, and as JSON.
-
-All forms depend on the runs alone.
-"""
+"""Renders a comparison for the terminal, as Markdown, as a page and as JSON."""
 
 from __future__ import annotations
 
@@ -43,7 +40,6 @@ UNMEASURED = dict.fromkeys(MEASURED) | {
 
 
 def blocks(comparison: Comparison) -> Iterator[Block]:
-    """Yield what changed, then the means, then every case."""
     for side in comparison.sides:
         if side.objection:
             yield Sentence(f"{side.objection}.", "bold red")
@@ -92,13 +88,13 @@ def to_markdown(comparison: Comparison) -> str:
 
 
 def write_page(comparison: Comparison, path: Path) -> Path:
-    """Raises `EnvironmentRefused` where the extra `report` is not installed."""
+    """Write the page. Raises `EnvironmentRefused` if the extra `report` is not installed."""
     return write_text(path, page(comparison))
 
 
 def page(comparison: Comparison) -> str:
     data = {
-        **html.rows(_rows(comparison)),
+        **html.rows(_list_rows(comparison)),
         "runs": [side.name for side in comparison.sides],
         "band": comparison.band,
         "margin": comparison.first.plan.margin,
@@ -109,7 +105,7 @@ def page(comparison: Comparison) -> str:
         ("comparison.js",),
         data,
         comparison=comparison,
-        later=[_later(comparison, number) for number in range(len(comparison.later))],
+        later=[_summarise_later(comparison, number) for number in range(len(comparison.later))],
         runs=tables.runs(comparison),
         pays=tables.pays(comparison),
         breakages=comparison.breakages if len(comparison.later) > 1 else [],
@@ -117,7 +113,7 @@ def page(comparison: Comparison) -> str:
     )
 
 
-def _later(comparison: Comparison, number: int) -> dict[str, Any]:
+def _summarise_later(comparison: Comparison, number: int) -> dict[str, Any]:
     return {
         "side": comparison.later[number],
         "broken": len(comparison.broken(number)),
@@ -129,8 +125,7 @@ def _later(comparison: Comparison, number: int) -> dict[str, Any]:
     }
 
 
-def _rows(comparison: Comparison) -> Iterator[dict[str, Any]]:
-    """Yield a row for each cell and run. The ratio to the first run is null in that run."""
+def _list_rows(comparison: Comparison) -> Iterator[dict[str, Any]]:
     for cell in comparison.cells:
         case = {
             "label": labels.case(cell.case),
@@ -148,10 +143,10 @@ def _rows(comparison: Comparison) -> Iterator[dict[str, Any]]:
         }
         shifts = (Shift(None), *cell.shifts)
         for side, record, shift in zip(comparison.sides, cell.records, shifts, strict=True):
-            yield {**case, "run": side.name, **asdict(shift), **_measured(record)}
+            yield {**case, "run": side.name, **asdict(shift), **_list_measured(record)}
 
 
-def _measured(record: Record | None) -> dict[str, Any]:
+def _list_measured(record: Record | None) -> dict[str, Any]:
     if record is None:
         return UNMEASURED
     values = {name: getattr(record, name) for name in MEASURED}
@@ -159,10 +154,7 @@ def _measured(record: Record | None) -> dict[str, Any]:
 
 
 def as_data(comparison: Comparison) -> dict[str, Any]:
-    """Return a comparison for programs; fields are only ever added.
-
-    Ratios are time in the first run / time in the later one; times are in ms.
-    """
+    """Return a comparison for programs, to which fields are only ever added. Times are in ms."""
     return {
         "band": comparison.band,
         "disagreements": list(comparison.disagreements),
@@ -194,7 +186,7 @@ def as_data(comparison: Comparison) -> dict[str, Any]:
             for later, side in enumerate(comparison.later)
             for mean in comparison.means(later)
         ],
-        "pays": [_payment(paid) for paid in comparison.payments],
+        "pays": [_list_payment(paid) for paid in comparison.payments],
         "cells": [
             {
                 "case_id": cell.planned.id,
@@ -202,7 +194,7 @@ def as_data(comparison: Comparison) -> dict[str, Any]:
                 "op": cell.case.op,
                 "implementation": cell.implementation,
                 "role": cell.role,
-                "runs": [_measured(record) for record in cell.records],
+                "runs": [_list_measured(record) for record in cell.records],
                 "later": [asdict(shift) for shift in cell.shifts],
             }
             for cell in comparison.cells
@@ -210,7 +202,7 @@ def as_data(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _payment(paid: ComparedPayment) -> dict[str, Any]:
+def _list_payment(paid: ComparedPayment) -> dict[str, Any]:
     return {
         "op": paid.op,
         "heads": paid.heads,

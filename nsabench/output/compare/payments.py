@@ -1,4 +1,4 @@
-"""From which length on an op paid in the first run, and pays in later ones."""
+"""Compares the break-even lengths of several runs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from nsabench.verdicts.series import Tested
 
 @dataclass(frozen=True)
 class PaymentShift:
-    """A later run against the first. change: None if nothing changed; `broke` if the op pays from a
-    greater length or no more. cases: those that show it, by more than runs of one code differ."""
+    """A later run against the first. It broke if its break-even length is greater or missing."""
 
     change: Change | None
     why: str = ""
@@ -24,8 +23,7 @@ class PaymentShift:
 
 @dataclass(frozen=True)
 class ComparedPayment:
-    """An op, head layout, direction and regime. answers: of each run, None if it has none; shifts:
-    one for each later run."""
+    """One break-even decision in all runs. answers: None for a run without it."""
 
     op: str
     heads: str
@@ -36,12 +34,11 @@ class ComparedPayment:
 
     @property
     def what(self) -> str:
-        """`nsa_attention 64/4 forward`."""
         return " ".join(filter(None, (self.op, self.heads, self.direction)))
 
     @property
     def name(self) -> str:
-        """`nsa_attention 64/4 forward (queue)`."""
+        """Return `nsa_attention 64/4 forward (queue)`."""
         return f"{self.what} ({self.regime})"
 
     def said(self, number: int) -> str:
@@ -50,7 +47,7 @@ class ComparedPayment:
 
 
 def compared(sides: Sequence[Side], band: float, band_in_queue: float) -> Iterator[ComparedPayment]:
-    """Decide what pays, by the cases that all runs have. Bands: of a ratio to an alternative."""
+    """Decide by the cases that all runs have. The bands are of ratios to an alternative."""
     common = set.intersection(*({case_id for case_id, _ in side.records} for side in sides))
     decided = [
         {
@@ -63,11 +60,13 @@ def compared(sides: Sequence[Side], band: float, band_in_queue: float) -> Iterat
         op, heads, direction, regime = key
         answers = tuple(by_key.get(key) for by_key in decided)
         width = band_in_queue if regime is Regime.QUEUE else band
-        shifts = tuple(_shift(answers[0], later, width) for later in answers[1:])
+        shifts = tuple(_compare_answers(answers[0], later, width) for later in answers[1:])
         yield ComparedPayment(op, heads, direction, regime, answers, shifts)
 
 
-def _shift(before: BreakEven | None, after: BreakEven | None, band: float) -> PaymentShift:
+def _compare_answers(
+    before: BreakEven | None, after: BreakEven | None, band: float
+) -> PaymentShift:
     if before is None or after is None:
         return PaymentShift(None, "only one of the two runs was asked")
     if (before.answer, before.length) == (after.answer, after.length):
@@ -76,9 +75,9 @@ def _shift(before: BreakEven | None, after: BreakEven | None, band: float) -> Pa
         if payment.answer is Pays.NOT_DECIDED:
             return PaymentShift(Change.OTHER, payment.why)
     if _pays_less(before, after):
-        return _shown(Change.BROKE, before, after, band)
+        return _find_cases(Change.BROKE, before, after, band)
     if _pays_less(after, before):
-        return _shown(Change.MENDED, after, before, band)
+        return _find_cases(Change.MENDED, after, before, band)
     return PaymentShift(Change.OTHER, "at no length in either")
 
 
@@ -86,23 +85,24 @@ def _pays_less(more: BreakEven, less: BreakEven) -> bool:
     return more.length is not None and (less.length is None or less.length > more.length)
 
 
-def _shown(change: Change, more: BreakEven, less: BreakEven, band: float) -> PaymentShift:
-    """The shift, if a case shows it: one that pays in one run, does not in the other, and lies
-    further apart than the band. Two runs of the same code may differ where a ratio is near 1."""
-    other = {one.record.case_id: one for one in less.tested}
+def _find_cases(change: Change, more: BreakEven, less: BreakEven, band: float) -> PaymentShift:
+    """Return the change if a case shows it: its ratios must differ by more than the band."""
+    other = {case.record.case_id: case for case in less.tested}
     pairs = [
-        (one, other[one.record.case_id])
-        for one in more.tested
-        if one.passes(LIMIT) and one.length >= (more.length or 0) and one.record.case_id in other
+        (case, other[case.record.case_id])
+        for case in more.tested
+        if case.passes(LIMIT) and case.length >= (more.length or 0) and case.record.case_id in other
     ]
-    cases = tuple(one.label for one, there in pairs if _apart(one, there, band))
+    cases = tuple(case.label for case, other_case in pairs if _are_apart(case, other_case, band))
     if cases:
         return PaymentShift(change, f"it shows at {cases[0]}", cases)
-    unknown = next((there.why for _, there in pairs if there.comparison.ratio is None), "")
+    unknown = next(
+        (other_case.why for _, other_case in pairs if other_case.comparison.ratio is None), ""
+    )
     return PaymentShift(Change.OTHER, unknown or "by less than two runs of the same code differ")
 
 
-def _apart(more: Tested, less: Tested, band: float) -> bool:
+def _are_apart(more: Tested, less: Tested, band: float) -> bool:
     a, b = more.comparison, less.comparison
     if less.passes(LIMIT) or None in (a.lo, a.ratio, b.hi, b.ratio):
         return False

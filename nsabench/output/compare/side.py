@@ -1,4 +1,4 @@
-"""A run as a comparison sees it: its plan, what it measured, and where."""
+"""Reads a run for a comparison."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SAMPLE_COLUMNS = ("case_id", "implementation", "regime", "time_ms")
 
 @dataclass(frozen=True)
 class Side:
-    """One of the runs. name: tells it from the others; samples: times in ms, sorted."""
+    """One of the compared runs. name: unique among them; samples: times in ms, sorted."""
 
     name: str
     folder: Path
@@ -68,7 +68,7 @@ class Side:
 
     @cached_property
     def stuck(self) -> list[Group]:
-        """The cases of which nothing is decided, since a check of them may be broken."""
+        """The groups of cases that decide nothing, because a check of them may be broken."""
         lacking = proofs.unproven(list(self.records.values()))
         stuck = [
             u.group for u in lacking if u.lack is Lack.STUCK and proofs.regime_of(u.check) is None
@@ -99,7 +99,7 @@ class Side:
 
     @cached_property
     def unpaired(self) -> str:
-        """The Triton that the torch of the run belongs with, if it had another; else empty."""
+        """The Triton version that the run's torch needs, if the run had another."""
         torch, triton = self.versions.get("torch"), self.versions.get("triton")
         return unpaired(torch, triton) if torch and triton else ""
 
@@ -132,11 +132,10 @@ class Side:
 
 
 def read(folders: Sequence[Path]) -> tuple[Side, ...]:
-    """Raises `UsageError` when there are fewer than two runs or one is not finished, and
-    `VerificationFailed` when one is not what was signed."""
+    """Read two or more finished runs. Raises `UsageError` or `VerificationFailed`."""
     if len(folders) < 2:
         raise UsageError("a comparison needs two runs", "give at least two run folders.")
-    sides = [_read(folder) for folder in folders]
+    sides = [_read_side(folder) for folder in folders]
     counts = Counter(side.name for side in sides)
     return tuple(
         replace(side, name=f"{number}: {side.name}") if counts[side.name] > 1 else side
@@ -144,7 +143,7 @@ def read(folders: Sequence[Path]) -> tuple[Side, ...]:
     )
 
 
-def _read(path: Path) -> Side:
+def _read_side(path: Path) -> Side:
     folder = RunFolder.existing(path)
     trust = refuse_altered(path, trusted_keyids(()))
     try:
@@ -166,15 +165,15 @@ def _read(path: Path) -> Side:
         environment=brief_environment(folder.environment),
         trust=trust,
         records={record.key: record for record in read_records(path)},
-        samples=_by_key(parts),
+        samples=_group_samples(parts),
     )
 
 
-def _by_key(parts: Sequence[pa.RecordBatch]) -> dict[Key, NDArray[np.float64]]:
+def _group_samples(parts: Sequence[pa.RecordBatch]) -> dict[Key, NDArray[np.float64]]:
     if not parts:  # nothing was timed
         return {}
     table = pa.Table.from_batches(parts).unify_dictionaries()
-    # Bursts are few, and quantiles of them are in the records.
+    # Times in the queue are compared by the quantiles in the records.
     table = table.filter(pc.not_equal(table["regime"].cast(pa.string()), Regime.QUEUE.value))
     keys = {name: table[name].cast(pa.string()) for name in SAMPLE_COLUMNS[:2]}
     groups = pa.table({**keys, "time_ms": table["time_ms"]}).group_by(list(keys))
@@ -185,7 +184,7 @@ def _by_key(parts: Sequence[pa.RecordBatch]) -> dict[Key, NDArray[np.float64]]:
 
 
 def compared(side: Side) -> dict[Key, Role]:
-    """Return what was planned and can be compared: everything except controls."""
+    """Return the planned cells without controls."""
     roles = {(i.op, i.name): i.role for i in side.plan.implementations}
     return {
         (planned.id, name): role

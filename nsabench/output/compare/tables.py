@@ -24,7 +24,7 @@ SIGNS = {
 }
 
 
-def _headings(comparison: Comparison) -> list[str]:
+def _list_headings(comparison: Comparison) -> list[str]:
     return [side.heading for side in comparison.sides]
 
 
@@ -50,16 +50,15 @@ def pays(comparison: Comparison) -> Table:
             paid.what,
             paid.regime.value,
             *(paid.said(place) for place in places),
-            _changes(paid.shifts),
+            _describe_changes(paid.shifts),
         )
         for paid in comparison.payments
     ]
-    columns = ("op", "regime", *_headings(comparison), "change")
+    columns = ("op", "regime", *_list_headings(comparison), "change")
     return Table("From which length on it pays", columns, rows)
 
 
-def _changes(shifts: Sequence[PaymentShift]) -> str:
-    """Say what changed in each later run; a dash where nothing did."""
+def _describe_changes(shifts: Sequence[PaymentShift]) -> str:
     return "; ".join(": ".join(filter(None, (s.change or "", s.why))) or "–" for s in shifts)
 
 
@@ -85,7 +84,7 @@ def means(comparison: Comparison, later: int) -> Table:
             number(mean.value, ".3f"),
             str(mean.valid),
             str(mean.invalid),
-            _counts(mean),
+            _count_differences(mean),
         )
         for mean in comparison.means(later)
     ]
@@ -95,39 +94,40 @@ def means(comparison: Comparison, later: int) -> Table:
     return Table(title, columns, rows, numbers)
 
 
-def _counts(mean: Mean) -> str:
+def _count_differences(mean: Mean) -> str:
     words = [f"{mean.differences[d]} {d}" for d in Difference if mean.differences[d]]
     return ", ".join(words) or "declined by both"
 
 
 def slower(comparison: Comparison, later: int) -> Table:
-    """Return the candidates that lost time, by regime. In the queue quantiles bound the ratio."""
     rows = []
     for cell, regime, shift in comparison.slower(later):
         records = cell.records[0], cell.records[later + 1]
         times = [number(r.median_in(regime) if r else None, ".4g") for r in records]
-        rows.append((cell.label, Name(cell.implementation), regime.value, *times, _ratio(shift)))
+        rows.append(
+            (cell.label, Name(cell.implementation), regime.value, *times, _format_ratio(shift))
+        )
     numbers = ("ms before", "ms after", Ours("ratio [95 %]"))
     columns = ("case", "implementation", "regime", *numbers)
     title = f"Slower in {comparison.later[later].name}"
     return Table(title, columns, rows, numbers, nothing="No candidate.", is_long=True)
 
 
-def _ratio(shift: Shift) -> str:
+def _format_ratio(shift: Shift) -> str:
     return Ours(f"{shift.ratio:.3f} [{shift.lo:.3f}, {shift.hi:.3f}]")
 
 
 def over_all(comparison: Comparison) -> Table:
-    """Return every case in every run. Cases that are not alike in all runs come first."""
+    """Return every case in every run. Cases that changed come first."""
     rows = [
-        (cell.label, Name(cell.implementation), *_in_each_run(cell))
-        for cell in sorted(comparison.judged, key=_differs, reverse=True)
+        (cell.label, Name(cell.implementation), *_list_runs(cell))
+        for cell in sorted(comparison.judged, key=_has_changed, reverse=True)
     ]
-    columns = ("case", "candidate", *_headings(comparison))
+    columns = ("case", "candidate", *_list_headings(comparison))
     return Table("Every case in every run", columns, rows, is_long=True)
 
 
-def _in_each_run(cell: ComparedCell) -> Iterator[str]:
+def _list_runs(cell: ComparedCell) -> Iterator[str]:
     first = cell.records[0]
     timed = first is not None and first.status is Status.OK and first.median_ms is not None
     yield f"{first.median_ms:.4g} ms" if first and timed else cell.status(0)
@@ -139,7 +139,7 @@ def _in_each_run(cell: ComparedCell) -> Iterator[str]:
             yield sign if shift.ratio is None else f"{sign} {shift.ratio:.3f}"
 
 
-def _differs(cell: ComparedCell) -> bool:
+def _has_changed(cell: ComparedCell) -> bool:
     real = (Difference.FASTER, Difference.SLOWER)
     return any(s.change is not None or s.difference in real for s in cell.shifts)
 
@@ -149,43 +149,43 @@ def standings(comparison: Comparison) -> Table:
         (cell.label, Name(cell.implementation), *map(standing, cell.records))
         for cell in comparison.candidates
     ]
-    columns = ("case", "candidate", *_headings(comparison))
+    columns = ("case", "candidate", *_list_headings(comparison))
     nothing = "No candidate takes part."
     return Table(f"{STANDINGS}, case by case", columns, rows, nothing=nothing, is_long=True)
 
 
 def standing(record: Record | None) -> str:
-    """`1.23x faster (device)`, or the status that keeps it from having a ratio."""
+    """Return `1.23x faster (device)`, or the status of a record without a ratio."""
     if record is None:
         return MISSING
     if record.status is not Status.OK or record.speedup is None:
         return record.status
-    said = f"{record.speedup:.2f}x {record.verdict} ({record.regime})"
+    text = f"{record.speedup:.2f}x {record.verdict} ({record.regime})"
     caution = beside(record, record.regime)
-    return f"{said}, {caution}" if caution else said
+    return f"{text}, {caution}" if caution else text
 
 
 def matrix(comparison: Comparison) -> Table:
-    """Return for each candidate and run how many cases are ok, the mean speed-up, and verdicts."""
+    """Return the counts of cases and verdicts, and the mean speed-up, by candidate and run."""
     groups = grouped(comparison.candidates, lambda cell: (cell.case.op, cell.implementation))
     runs = range(len(comparison.sides))
     rows = [
-        (op, Name(name), *(_tally([cell.records[run] for cell in cells]) for run in runs))
+        (op, Name(name), *(_summarise([cell.records[run] for cell in cells]) for run in runs))
         for (op, name), cells in groups.items()
     ]
-    return Table(STANDINGS, ("op", "candidate", *_headings(comparison)), rows)
+    return Table(STANDINGS, ("op", "candidate", *_list_headings(comparison)), rows)
 
 
-def _tally(records: Sequence[Record | None]) -> str:
+def _summarise(records: Sequence[Record | None]) -> str:
     if len(records) == 1:
         return standing(records[0])
     measured = [record for record in records if record is not None]
     right = sum(record.status is Status.OK for record in measured)
     mean = geometric_mean(r.speedup for r in measured if r.speedup is not None)
-    said = [f"{right}/{len(records)} ok"]
+    parts = [f"{right}/{len(records)} ok"]
     if mean is not None:
         faster = sum(record.verdict is Verdict.FASTER for record in measured)
         regimes = "/".join(dict.fromkeys(record.regime for record in measured))
-        said += [f"{mean:.2f}x", f"{faster} faster ({regimes})"]
-        said += filter(None, [tally(beside(r, r.regime) for r in measured)])
-    return ", ".join(said)
+        parts += [f"{mean:.2f}x", f"{faster} faster ({regimes})"]
+        parts += filter(None, [tally(beside(r, r.regime) for r in measured)])
+    return ", ".join(parts)

@@ -1,4 +1,4 @@
-"""What people read of a run: report.html and selection_report.md."""
+"""The reports of a run: report.html and selection_report.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["HTML", "MARKDOWN", "Facts", "write_html", "write_markdown"]
 
 
 def write_html(facts: Facts, folder: Path) -> Path:
-    """Raises `EnvironmentRefused` where the extra `report` is not installed."""
+    """Write the page. Raises `EnvironmentRefused` if the extra `report` is not installed."""
     from nsabench.output.report.page import render
 
     return write_text(folder / HTML, render(facts))

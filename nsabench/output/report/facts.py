@@ -1,4 +1,4 @@
-"""Everything that a report tells, gathered once from a run."""
+"""Gathers all facts of a run that its reports show."""
 
 from __future__ import annotations
 
@@ -41,8 +41,7 @@ MOST_OPS = 3  # that a title names
 
 @dataclass(frozen=True)
 class Facts:
-    """A run as a reader sees it. signer: the key that is about to sign it; where: the conditions
-    that the cases were chosen by for this report."""
+    """signer: the key that will sign the run; where: the conditions that chose its cases."""
 
     folder: RunFolder
     plan: Plan
@@ -55,7 +54,7 @@ class Facts:
     def read(
         cls, path: Path, results: Results | None = None, signer: Signer | None = None
     ) -> Facts:
-        """Raises `UsageError` when nothing was measured. Results are derived if not given."""
+        """Read a run. Raises `UsageError` if nothing was measured."""
         folder = RunFolder.existing(path)
         plan = Plan.read(folder.plan)
         parts = folder.parts()
@@ -107,7 +106,7 @@ class Facts:
 
     @cached_property
     def environment(self) -> Environment | None:
-        """The content of `environment.json`; None if it is missing or not readable."""
+        """Return the content of `environment.json`, or None if it is not readable."""
         try:
             return Environment.read(self.folder.environment)
         except (OSError, ValueError):
@@ -115,11 +114,11 @@ class Facts:
 
     @cached_property
     def problems(self) -> list[Problem]:
-        """Problems of the machine as it was before the first case."""
+        """Return the problems of the machine before the first case."""
         if self.environment is None:
             return []
         problems = doctor.examine(self.environment, results=self.folder.path)
-        # The disk is as it is now, not as it was during the run.
+        # The disk may have changed since the run.
         return [problem for problem in problems if problem.code not in doctor.OF_THE_FOLDER]
 
     @cached_property
@@ -128,7 +127,7 @@ class Facts:
 
     @cached_property
     def said_otherwise(self) -> str:
-        """How the run's `thresholds.yaml` differs from the decisions here, if it does."""
+        """Say how the run's `thresholds.yaml` differs from `decisions`, if it does."""
         if self.where:
             return ""  # it speaks of all cases
         return threshold.said_otherwise(self.folder.path, self.plan, self.decisions)
@@ -139,15 +138,17 @@ class Facts:
 
     @cached_property
     def trust(self) -> str:
-        """A sentence about the signature, as far as the folder shows it."""
         if self.signer is not None:
-            return f"Made to be signed with {_key(self.signer.keyid, self.signer.ephemeral)}"
+            return (
+                f"Made to be signed with {_describe_key(self.signer.keyid, self.signer.ephemeral)}"
+            )
         if not os.path.lexists(self.folder.path / MANIFEST):
             return "Unsigned: nothing shows that it was not altered"
         report = verify(self.folder.path, tables=False)
         if report.broken:
             return f"Not to be trusted: {report.broken}"
-        return f"Signed with {_key(report.keyid, report.trust is Trust.EPHEMERAL)}, and unaltered"
+        key = _describe_key(report.keyid, report.trust is Trust.EPHEMERAL)
+        return f"Signed with {key}, and unaltered"
 
     @cached_property
     def title(self) -> str:
@@ -187,7 +188,7 @@ class Facts:
 
     @cached_property
     def undecided(self) -> list[Finding]:
-        """Findings that invalidate the cases of an op in a direction and mode, or a regime."""
+        """Findings that invalidate some cases or one regime."""
         invalid = (f for f in self.results.findings if f.effect is Effect.INVALID)
         return [f for f in invalid if f.groups or (f.of_run and f.regime is not None)]
 
@@ -196,28 +197,27 @@ class Facts:
         return failures(self.results)
 
     def log(self, case_id: str, name: str, lines: int = 40) -> str:
-        """Return the last lines of what an implementation printed and raised on a case, pass by
-        pass."""
+        """Return the last lines that an implementation printed on a case, by pass."""
         parts = []
         for purpose in Purpose:
             try:
                 text = reading.tail(self.folder.printed(case_id, purpose), limits.PRINTED)
             except (OSError, reading.OutOfBounds):
                 continue
-            own = list(_lines_of(name, text))
+            own = list(_filter_log(name, text))
             heading = [f"--- {purpose}"] if own and purpose is not Purpose.MAIN else []
             parts += [*heading, *own[-lines:]]
         return "\n".join(parts)
 
 
-def _key(keyid: str, ephemeral: bool) -> str:
+def _describe_key(keyid: str, ephemeral: bool) -> str:
     if ephemeral:
         return "a key made for this run alone: nothing shows who made it"
     return f"the key {keyid}"
 
 
-def _lines_of(name: str, log: str) -> Iterator[str]:
-    """Yield the lines of a log that are of `name`. Lines before the first part are of all."""
+def _filter_log(name: str, log: str) -> Iterator[str]:
+    """Yield the lines that name an implementation in their heading, or have none."""
     is_own = True
     for line in log.rstrip().splitlines():
         if line.startswith(HEAD):
@@ -227,9 +227,8 @@ def _lines_of(name: str, log: str) -> Iterator[str]:
 
 
 def surroundings(facts: Facts) -> dict[str, Any]:
-    """Where the run was made, under which conditions, and how it is repeated."""
     lines = machine(facts.environment)
-    return {"machine": lines, "conditions": _conditions(facts), "commands": commands(facts)}
+    return {"machine": lines, "conditions": _list_conditions(facts), "commands": commands(facts)}
 
 
 def machine(environment: Environment | None) -> list[tuple[str, str]]:
@@ -238,7 +237,7 @@ def machine(environment: Environment | None) -> list[tuple[str, str]]:
     return list(summarise(environment, [environment.gpu] if environment.gpu else []))
 
 
-def _conditions(facts: Facts) -> list[tuple[str, str]]:
+def _list_conditions(facts: Facts) -> list[tuple[str, str]]:
     seen = [c for state in facts.main_states for c in state.conditions.values()]
     clocks = [x for c in seen for x in (c.sm_clock_mhz_min, c.sm_clock_mhz_max) if x is not None]
     hottest = max((c.temperature_c_max for c in seen if c.temperature_c_max), default=None)

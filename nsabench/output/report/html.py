@@ -1,4 +1,4 @@
-"""What all pages share: one self-contained file each, that asks nothing of a network."""
+"""Renders pages. Each is one file that asks nothing of a network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from nsabench.text import shown
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-# Each builds on those before it. The scripts of a page follow.
+# Scripts of every page, in the order of their dependencies.
 COMMON = ("data.js", "theme.js", "filters.js", "table.js", "draw.js")
 ASSETS = files("nsabench.output.report").joinpath("assets")
 
@@ -33,32 +33,26 @@ def render(
     template: str, scripts: Iterable[str], data: Mapping[str, Any], **context: object
 ) -> str:
     """Return a page. Raises `EnvironmentRefused` if the extra `report` is not installed."""
-    # Every text of a run is foreign.
-    templates = environment(autoescape=True, finalize=_shown)
+    templates = environment(autoescape=True, finalize=_make_safe)
     templates.filters.update(
         ms=lambda value: "–" if value is None else f"{value:.4g} ms",
         ratio=lambda value: "–" if value is None else f"{value:.2f}×",
         tiny=lambda value: number(value, ".1e"),
-        ticks=_ticks,
+        ticks=_mark_code,
     )
     return templates.get_template(template).render(
         version=__version__,
-        # Package data and the bundle are ours; nothing of the run is in them.
-        style=_asset("report.css"),
-        scripts=[_asset(name) for name in (*COMMON, *scripts)],
-        charts=_charts(),
-        vega=_bundle(),
+        style=_read_asset("report.css"),
+        scripts=[_read_asset(name) for name in (*COMMON, *scripts)],
+        charts=_read_charts(),
+        vega=_bundle_scripts(),
         data=_pack(data),
         **context,
     )
 
 
 def rows(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return records as the scripts unpack them: by column, where alike values pack well.
-
-    Texts are given by their place among all texts, numbers in five digits, which is more than a
-    timing has.
-    """
+    """Return records by column, texts as indices and numbers with five digits."""
     records = list(records)
     columns = {key: [r[key] for r in records] for key in (records[0] if records else ())}
     texts = {key: cells for key, cells in columns.items() if any(isinstance(c, str) for c in cells)}
@@ -79,26 +73,26 @@ def rows(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _pack(data: Mapping[str, Any]) -> str:
-    text = json.dumps(_shown(data), separators=(",", ":"), sort_keys=True, allow_nan=False)
+    text = json.dumps(_make_safe(data), separators=(",", ":"), sort_keys=True, allow_nan=False)
     return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 
-def _shown(data: Any) -> Any:
-    """Data with all texts in it as they are shown; markup that is ours stays as it is."""
+def _make_safe(data: Any) -> Any:
+    """Return the data with its foreign texts made safe to show. Our own markup stays as it is."""
     if isinstance(data, str):
         return data if hasattr(data, "__html__") else shown(data, lines=True)
     if isinstance(data, Mapping):
-        return {_shown(key): _shown(value) for key, value in data.items()}
+        return {_make_safe(key): _make_safe(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
-        return [_shown(value) for value in data]
+        return [_make_safe(value) for value in data]
     return data
 
 
-def _asset(name: str) -> str:
+def _read_asset(name: str) -> str:
     return ASSETS.joinpath(name).read_text()
 
 
-def _charts() -> Mapping[str, Any]:
+def _read_charts() -> Mapping[str, Any]:
     specifications = ASSETS.joinpath("charts").iterdir()
     return {
         path.name.removesuffix(".vl.json"): json.loads(path.read_text())
@@ -109,23 +103,22 @@ def _charts() -> Mapping[str, Any]:
 def draw(
     chart: str, datasets: Mapping[str, list[dict[str, Any]]], axis: Mapping[str, object]
 ) -> Markup:
-    """Return a chart as SVG that needs no script. chart: the name of its specification in `assets`;
-    axis: the title and the values of its x-axis."""
+    """Return a chart as SVG that needs no script. axis: the title and the values of its x-axis."""
     import markupsafe
 
-    specification = json.loads(_asset(chart))
-    specification["datasets"] = _shown(datasets)
+    specification = json.loads(_read_asset(chart))
+    specification["datasets"] = _make_safe(datasets)
     x = specification["layer"][0]["encoding"]["x"]
-    x["axis"] |= _shown(axis)
-    svg: str = _vl_convert().vegalite_to_svg(specification)
-    # A pointer over a point shows its label, which the text is escaped in.
+    x["axis"] |= _make_safe(axis)
+    svg: str = _import_vl_convert().vegalite_to_svg(specification)
+    # Show the label of a point under the pointer. The label is already escaped.
     titled = re.sub(
         r'<path aria-label="([^"]*)"([^>]*)/>', r"<path\2><title>\1</title></path>", svg
     )
     return markupsafe.Markup(titled)
 
 
-def _vl_convert() -> ModuleType:
+def _import_vl_convert() -> ModuleType:
     try:
         import vl_convert
     except ModuleNotFoundError:
@@ -137,9 +130,9 @@ def _vl_convert() -> ModuleType:
 
 
 @cache
-def _bundle() -> str:
-    """The scripts that draw charts. Bundling them takes over a second, so they are kept."""
-    vl_convert = _vl_convert()
+def _bundle_scripts() -> str:
+    """Return the scripts that draw charts. Bundling takes over a second, so they are cached."""
+    vl_convert = _import_vl_convert()
     kept = user_cache() / "vega" / f"{metadata.version('vl-convert-python')}.js"
     with suppress(OSError):
         return kept.read_bytes().decode()
@@ -150,7 +143,7 @@ def _bundle() -> str:
     return text
 
 
-def _ticks(text: str) -> Markup:
+def _mark_code(text: str) -> Markup:
     """Escape a text, and show as code what is between backticks."""
     import markupsafe
 

@@ -1,4 +1,4 @@
-"""selection_report.md: the same facts as plain text that two runs can be compared by."""
+"""Writes selection_report.md: plain text, by which two runs can be compared."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ MOST = 40  # lines of a list of problems; records.parquet holds all
 
 
 def render(facts: Facts) -> str:
-    """Every text of a run is foreign, and is shown but not obeyed."""
-    templates = environment(finalize=_shown)
+    templates = environment(finalize=_make_safe)
     templates.filters.update(
         code=lambda text: Ours(code(text)),
         form=number,
@@ -35,7 +34,6 @@ def render(facts: Facts) -> str:
         controls=tally_of_controls(facts.records),
         machine=Table("Environment", ("what", "value"), lines),
         shards=list(report_tables.shards(facts)) if facts.plan.shards else [],
-        # A file holds one for each of its documents.
         matrices=list(dict.fromkeys((m.name, m.sha256[:12]) for m in facts.plan.matrices)),
         parity=tables.parity(facts.compared),
         distributions=report_tables.by_distribution(facts),
@@ -48,5 +46,5 @@ def render(facts: Facts) -> str:
     )
 
 
-def _shown(value: Any) -> Any:
+def _make_safe(value: Any) -> Any:
     return markdown(value) if isinstance(value, str) and not isinstance(value, Ours) else value

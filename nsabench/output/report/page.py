@@ -1,6 +1,6 @@
-"""report.html: the page of one run, section by section.
+"""Writes report.html, the page of one run.
 
-A section has a template of its name in `templates`, which sees the facts and its own context `s`.
+Each section has a template of its name, which sees the facts and the section's context `s`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from nsabench.model.measurement import Ceilings
 from nsabench.model.record import Column, Comparison, Record, columns
 from nsabench.model.vocabulary import BENIGN, Catch, Regime, Status
 from nsabench.output import grouped
-from nsabench.output.document import Name, Table, Tag, number
-from nsabench.output.report import html
+from nsabench.output.document import Name, Strong, Table, Tag, number
+from nsabench.output.report import html, payment_chart
 from nsabench.output.report.facts import Facts, surroundings
-from nsabench.output.report.payment_chart import charts
 from nsabench.output.report.tables import by_length, shards
 from nsabench.output.standing import tally_of_controls
 from nsabench.verdicts import threshold
-from nsabench.verdicts.break_even import CALLED
+from nsabench.verdicts.break_even import CALLED, BreakEven
 from nsabench.verdicts.caution import beside
 from nsabench.verdicts.failures import found_while_measuring, unproven
 from nsabench.verdicts.tables import COMPARISONS, RECORDS
@@ -38,7 +37,7 @@ SCRIPTS = ("series.js", "charts.js", "main.js")
 MOST_LOGS = 30  # excerpts; the run's folder has the whole logs
 
 COLUMNS = tuple(column.name for column in columns(Record))
-# What the scripts call the fields of a comparison, by regime: the own one, and the queue.
+# The fields of a comparison by their names in the scripts.
 COMPARED = {
     "verdict": "verdict",
     "best_baseline": "against",
@@ -47,7 +46,7 @@ COMPARED = {
     "speedup_hi": "hi",
     **{name: name for name in ("median_ms", "net_ms", "p20_ms", "p80_ms", "n_samples")},
 }
-# Quantiles of the samples that are kept for each record, by how many records have samples.
+# Quantiles for each record: fewer if many records have samples.
 FINE, COARSE = 40, 12
 MANY = 5000
 GRAIN = 1e-4
@@ -63,10 +62,9 @@ class Section:
 
 
 def render(facts: Facts) -> str:
-    """Return the page. Raises `EnvironmentRefused` if the extra `report` is not installed."""
     sections = [section for section in SECTIONS if section.applies(facts)]
     data = data_of(facts.records, facts.ceilings, facts.plan.margin, facts.tolerances)
-    data["samples"] = _samples(facts)
+    data["samples"] = _list_quantiles(facts)
     return html.render("page.html.j2", SCRIPTS, data, facts=facts, sections=sections)
 
 
@@ -76,7 +74,7 @@ def data_of(
     margin: float,
     tolerances: Mapping[str, float],
 ) -> dict[str, Any]:
-    """Return what the scripts of a page unpack. tolerances: MAE by case, where they are known."""
+    """Return the data that the scripts of a page unpack. tolerances: MAE by case."""
     limits = Limits.measured(ceilings)
     constant = labels.constant(records)
     ops = {r.op for r in records}
@@ -87,16 +85,14 @@ def data_of(
         rows.append(
             {
                 **{name: getattr(record, name) for name in COLUMNS},
-                **_compared(record.compared(record.regime), ""),
-                **_compared(record.compared(Regime.QUEUE), "queue_"),
+                **_list_comparison(record.compared(record.regime), ""),
+                **_list_comparison(record.compared(Regime.QUEUE), "queue_"),
                 "reason": record.why,
                 "caution": beside(record, record.regime),
                 "queue_caution": beside(record, Regime.QUEUE),
                 "label": labels.case(record),
-                # What tells the case from others of this page.
                 "short": " ".join([record.op, *own] if len(ops) > 1 else own),
                 "shape": labels.shape(record),
-                # The least time that the compulsory work takes at the ceilings of this run.
                 "floor_ms": bound.ms if bound else None,
                 "tolerance": tolerances.get(record.case_id),
             }
@@ -105,7 +101,7 @@ def data_of(
         **html.rows(rows),
         "samples": [None] * len(rows),
         "grain": GRAIN,
-        "columns": {name: {"unit": c.unit, "meaning": c.meaning} for name, c in _described()},
+        "columns": {name: {"unit": c.unit, "meaning": c.meaning} for name, c in _list_columns()},
         "ceilings": ceilings.model_dump(mode="json"),
         "margin": margin,
         "axes": {op: labels.axis(op) for op in ops},
@@ -113,21 +109,19 @@ def data_of(
     }
 
 
-def _described() -> Iterator[tuple[str, Column]]:
-    """The columns of a row by the names that the scripts know."""
+def _list_columns() -> Iterator[tuple[str, Column]]:
     yield from ((column.name, column) for column in RECORDS)
     fields = {column.name: column for column in COMPARISONS}
     for prefix in ("", "queue_"):
         yield from ((prefix + name, fields[field]) for name, field in COMPARED.items())
 
 
-def _compared(found: Comparison | None, prefix: str) -> dict[str, Any]:
+def _list_comparison(found: Comparison | None, prefix: str) -> dict[str, Any]:
     return {prefix + name: getattr(found, field, None) for name, field in COMPARED.items()}
 
 
-def _samples(facts: Facts) -> list[list[int] | None]:
-    """Return quantiles of each record's samples, or None if it has none. They are in steps of
-    `GRAIN` away from the median: in these runs are alike, and pack well."""
+def _list_quantiles(facts: Facts) -> list[list[int] | None]:
+    """Return quantiles of each record's samples, in steps of `GRAIN` from the median."""
     timed = sum(r.status is Status.OK for r in facts.records)
     shares = np.linspace(0, 1, (FINE if timed <= MANY else COARSE) + 1)
     found: list[list[int] | None] = []
@@ -141,36 +135,64 @@ def _samples(facts: Facts) -> list[list[int] | None]:
     return found
 
 
-def _decision(facts: Facts) -> dict[str, Any]:
-    regimes = [r for r in CALLED if any(p.regime is r for p in facts.payments)]
-    rows = grouped(facts.payments, lambda p: (p.op, p.heads, p.direction))
+def pays(payments: Sequence[BreakEven], records: Sequence[Record]) -> dict[str, Any]:
     return {
-        # A line for each op, head layout and direction, a column for each regime.
-        "regimes": [f"{CALLED[regime]} ({regime})" for regime in regimes],
-        "pays": [
-            (what, [next((p for p in row if p.regime is r), None) for r in regimes])
-            for what, row in rows.items()
-        ],
+        "charts": payment_chart.charts(payments, records),
+        "tables": [_build_cases(payment) for payment in payments],
+    }
+
+
+def _build_cases(payment: BreakEven) -> Table:
+    rows = []
+    for case in payment.tested:
+        c = case.comparison
+        ratio, lo, hi = (number(value, ".2f") for value in (c.ratio, c.lo, c.hi))
+        ratio = "–" if c.ratio is None else f"{ratio}× [{lo}×, {hi}×]"
+        rows.append((case.label, ratio, c.implementation or "–", c.against or c.reason))
+    title = f"{payment.what} ({payment.regime}): {payment.sentence}"
+    return Table(title, ("case", "ratio [95 %]", "by", "against"), rows)
+
+
+def _build_payments(payments: Sequence[BreakEven]) -> Table:
+    regimes = [regime for regime in CALLED if any(p.regime is regime for p in payments)]
+    rows = []
+    for what, own in grouped(payments, lambda p: p.what).items():
+        by_regime = {p.regime: p for p in own}
+        rows.append((what, *(_describe_answer(by_regime.get(regime)) for regime in regimes)))
+    columns = ("does it pay?", *(f"{CALLED[regime]} ({regime})" for regime in regimes))
+    return Table("Does it pay?", columns, rows)
+
+
+def _describe_answer(payment: BreakEven | None) -> str:
+    if payment is None:
+        return "–"
+    against = payment.used[1] if payment.length is not None else []
+    return Strong(", against ".join(filter(None, (payment.sentence, ", ".join(against)))))
+
+
+def _gather_decision(facts: Facts) -> dict[str, Any]:
+    return {
+        "pays": _build_payments(facts.payments),
         "controls": tally_of_controls(facts.records),
         "unproven": unproven(facts.results),
         "thresholds": threshold.as_yaml(facts.decisions, facts.payments),
     }
 
 
-def _faster(facts: Facts) -> dict[str, Any]:
+def _gather_speedups(facts: Facts) -> dict[str, Any]:
     several = len({r.op for r in facts.candidates}) > 1
     return {
         "any": any(r.speedup is not None for r in facts.candidates),
         "lengths": by_length(facts, ops=several),
         "cautions": sorted({said for r in facts.candidates if (said := beside(r, r.regime))}),
-        # Labels of cases leave out the words that all cases of an op share.
+        # The labels of cases omit these words.
         "constant": {op: words for op, words in labels.constant(facts.records).items() if words},
         "several": several,
         "why_not": sorted({r.why for r in facts.candidates if r.speedup is None}),
     }
 
 
-def _correct(facts: Facts) -> dict[str, Any]:
+def _gather_parity(facts: Facts) -> dict[str, Any]:
     rows = [
         (
             labels.case(r),
@@ -191,7 +213,7 @@ def _correct(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _failed(facts: Facts) -> dict[str, Any]:
+def _gather_failures(facts: Facts) -> dict[str, Any]:
     statuses = [s for s in Status if any(r.status is s for r in facts.compared)]
     rows = []
     for (name, role), own in grouped(facts.compared, lambda r: (r.implementation, r.role)).items():
@@ -216,31 +238,28 @@ def _failed(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _trust(facts: Facts) -> list[dict[str, Any]]:
-    """Return what each check asks and found. Findings in controls are expected."""
+def _build_checks(facts: Facts) -> Table:
     controls = {r.key for r in facts.controls}
     findings = [*facts.results.findings, *found_while_measuring(facts.results)]
-    lines = []
+    rows = []
     for name in [*checks.all_checks(), CHECK]:
         own = [f for f in findings if f.check == name]
         others = [f for f in own if (f.case_id, f.implementation) not in controls]
         counts = Counter(f.effect for f in others)
+        found = ", ".join(f"{counts[effect]} {effect}" for effect in Effect if counts[effect])
+        examples = "; ".join(
+            " ".join(filter(None, (f.case_id, f.implementation, f.sentence))) for f in others[:3]
+        )
         module = importlib.import_module(f"nsabench.checks.{name}")
         first_line = " ".join((inspect.getdoc(module) or "").partition("\n\n")[0].split())
-        lines.append(
-            {
-                "name": name,
-                # "Roofline: no time below ..." repeats the name.
-                "asks": first_line.partition(": ")[2],
-                "counts": [(effect, counts[effect]) for effect in Effect if counts[effect]],
-                "in_controls": len(own) - len(others),
-                "examples": others[:3],
-            }
-        )
-    return lines
+        asks = first_line.partition(": ")[2]
+        in_controls = str(len(own) - len(others))
+        rows.append((Name(name), asks, found or "✓ none", in_controls, examples or "–"))
+    columns = ("check", "asks", "findings", "in controls, as it should be", "examples")
+    return Table("Checks", columns, rows, ("in controls, as it should be",))
 
 
-def _controls(facts: Facts) -> dict[str, Any]:
+def _gather_controls(facts: Facts) -> dict[str, Any]:
     rows = []
     for (_, name), own in grouped(facts.controls, lambda r: (r.op, r.implementation)).items():
         became = ", ".join(
@@ -257,27 +276,26 @@ def _controls(facts: Facts) -> dict[str, Any]:
 
 
 SECTIONS = (
-    Section("decision", "Decision", "Is it right, is it faster, and from where on?", _decision),
+    Section(
+        "decision", "Decision", "Is it right, is it faster, and from where on?", _gather_decision
+    ),
     Section(
         "pays",
         "Pays",
         "From which length on is it faster than what a model could run instead?",
-        lambda facts: {
-            "payments": facts.payments,
-            "charts": charts(facts.payments, facts.records),
-        },
+        lambda facts: pays(facts.payments, facts.records),
         lambda facts: bool(facts.payments),
     ),
     Section(
         "faster",
         "Speed-up",
         "Where is the candidate faster than the best valid baseline?",
-        _faster,
+        _gather_speedups,
     ),
     Section("why", "Time", "Why: how far is each implementation from what the device can do?"),
-    Section("correct", "Parity", "Is the output right?", _correct),
-    Section("failed", "Failures", "What failed, and how?", _failed),
-    Section("trust", "Trust", "Can it be trusted?", _trust),
+    Section("correct", "Parity", "Is the output right?", _gather_parity),
+    Section("failed", "Failures", "What failed, and how?", _gather_failures),
+    Section("trust", "Trust", "Can it be trusted?", _build_checks),
     Section(
         "shards",
         "Shards",
@@ -287,5 +305,7 @@ SECTIONS = (
     ),
     Section("where", "Environment", "Where did it run, and how is it repeated?", surroundings),
     Section("records", "Records", "Everything that was measured"),
-    Section("controls", "Controls", "What was wrong on purpose, and was it caught?", _controls),
+    Section(
+        "controls", "Controls", "What was wrong on purpose, and was it caught?", _gather_controls
+    ),
 )

@@ -1,7 +1,6 @@
-"""The time of an op and of its parts over the length, beside the best alternative.
+"""Draws the time of an op over the length, beside its best alternative and its parts.
 
-Each head layout, direction and regime has a chart, which needs no script. The parts of
-`nsa_attention` are other ops of the run on the same sizes.
+The parts of `nsa_attention` are other ops of the run on the same sizes.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ PARTS = {
         "sliding_window": "window",
     }
 }
-# The sizes that a part shares with its op, by their names in both.
+# Sizes of a part by the names of the same sizes of its op.
 SHARED = {
     size: size for size in ("B", "HQ", "H", "D", "Dv", "block", "stride", "block_size", "window")
 } | {"S": "n_selected"}
@@ -36,7 +35,7 @@ AS_DRAWN = ("dense", "scored")  # chosen as the op chooses
 
 @dataclass(frozen=True)
 class Chart:
-    """lines: by name, the lengths and times (ms) of its points. crossings: lengths."""
+    """A chart of one decision. lines: lengths and times (ms) by name; crossings: lengths."""
 
     payment: BreakEven
     lines: Mapping[str, Points]
@@ -44,8 +43,7 @@ class Chart:
 
     @property
     def title(self) -> str:
-        p = self.payment
-        return " ".join(filter(None, (p.op, p.heads, p.direction, f"({p.regime})")))
+        return f"{self.payment.what} ({self.payment.regime})"
 
     @property
     def caption(self) -> str:
@@ -53,7 +51,6 @@ class Chart:
         return f"{self.payment.sentence}. Median time of a call {called}, in ms over {axis}"
 
     def draw(self) -> Markup:
-        """Return the chart as SVG."""
         points = [
             {"line": name, "length": length, "ms": ms, "text": f"{name}, {length}: {ms:.4g} ms"}
             for name, line in self.lines.items()
@@ -70,25 +67,24 @@ class Chart:
 
 
 def charts(payments: Sequence[BreakEven], records: Sequence[Record]) -> list[Chart]:
-    """Return a chart for each decision that has two lengths or more."""
-    return [drawn for p in payments if (drawn := _chart(p, records)) is not None]
+    """Return a chart for each decision that has at least two lengths."""
+    return [drawn for p in payments if (drawn := _build_chart(p, records)) is not None]
 
 
-def _chart(p: BreakEven, records: Sequence[Record]) -> Chart | None:
-    """The op, its best alternative and its parts, on the length series with the most lengths."""
+def _build_chart(p: BreakEven, records: Sequence[Record]) -> Chart | None:
     series = max(p.series, key=len, default=[])
     if len(series) < 2:
         return None
     by_key = {r.key: r for r in records}
-    wholes = [one.record for one in series]
-    dense = [by_key[one.record.case_id, one.comparison.against] for one in series]
+    wholes = [case.record for case in series]
+    dense = [by_key[case.record.case_id, case.comparison.against] for case in series]
     lines = {
-        p.op: _points(wholes, p.regime),
-        "best alternative": _points(dense, p.regime),
+        p.op: _list_points(wholes, p.regime),
+        "best alternative": _list_points(dense, p.regime),
     }
     for op, name in PARTS.get(p.op, {}).items():
         parts = [r for r in records if r.op == op and _is_part(r, wholes[0])]
-        points = _points(parts, p.regime)
+        points = _list_points(parts, p.regime)
         if len(points) > 1:
             lines[name] = points
     return Chart(p, lines, crossings(series))
@@ -106,7 +102,7 @@ def _is_part(record: Record, whole: Record) -> bool:
     )
 
 
-def _points(records: Sequence[Record], regime: Regime) -> Points:
+def _list_points(records: Sequence[Record], regime: Regime) -> Points:
     timed = [(r.length, ms) for r in records if (ms := r.timed_in(regime))]
     lengths = grouped(timed, lambda point: point[0])
     return tuple((length, min(ms for _, ms in lengths[length])) for length in sorted(lengths))

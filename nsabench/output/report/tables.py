@@ -20,8 +20,7 @@ MOST_LENGTHS = 16
 
 
 def by_length(facts: Facts, *, ops: bool = False) -> Table:
-    """Return statistics of candidates by length, or by powers of two if there are many: 64-127,
-    128-255. ops: name the ops."""
+    """Return statistics of candidates by length. Many lengths are grouped by powers of two."""
     exact = len({r.length for r in facts.candidates}) <= MOST_LENGTHS
 
     def key(record: Record) -> tuple[int, str]:
@@ -30,26 +29,28 @@ def by_length(facts: Facts, *, ops: bool = False) -> Table:
             return record.length, str(record.length)
         return low, f"{low}–{2 * low - 1}"
 
-    return _statistics(facts, "length", key, ops)
+    return _build_statistics(facts, "length", key, ops)
 
 
 def by_distribution(facts: Facts) -> Table:
-    """Return statistics of candidates by distribution. Replays of a graph are apart from calls."""
-
     def key(record: Record) -> tuple[int, str]:
         graph = [Mode.GRAPH] if record.mode is Mode.GRAPH else []
         return 0, ", ".join([record.distribution, record.direction, *graph])
 
-    return _statistics(facts, "distribution", key, ops=False)
+    return _build_statistics(facts, "distribution", key, ops=False)
 
 
-def _statistics(
+def _build_statistics(
     facts: Facts, title: str, key: Callable[[Record], tuple[int, str]], ops: bool
 ) -> Table:
-    """key: the place of the group of a record, and its name."""
+    """Return statistics by group. key: the order of a record's group, and its name."""
     groups = grouped(facts.candidates, lambda r: (r.op, r.implementation, key(r)))
     rows = [
-        (Name(who), *([op] if ops else []), *_cells(name, groups[op, who, (place, name)], facts))
+        (
+            Name(who),
+            *([op] if ops else []),
+            *_format_cells(name, groups[op, who, (place, name)], facts),
+        )
         for op, who, (place, name) in sorted(groups)
     ]
     margin = f"≥ {facts.plan.margin:g}×"
@@ -58,7 +59,7 @@ def _statistics(
     return Table(f"Statistics by {title}", columns, rows, numbers)
 
 
-def _cells(name: str, records: Sequence[Record], facts: Facts) -> tuple[str, ...]:
+def _format_cells(name: str, records: Sequence[Record], facts: Facts) -> tuple[str, ...]:
     ratios = [r.speedup for r in records if r.speedup is not None]
     caution = tally(beside(r, r.regime) for r in records if r.speedup is not None)
     margin, tolerances = facts.plan.margin, facts.tolerances
@@ -75,9 +76,9 @@ def _cells(name: str, records: Sequence[Record], facts: Facts) -> tuple[str, ...
 
 
 def shards(facts: Facts) -> Iterator[Block]:
-    """Yield which shard of a merged run measured what, and whether their devices agree.
+    """Yield what each shard of a merged run measured, and whether the devices agree.
 
-    All shards measure one case. The times are of the baseline that most of them timed on it.
+    All shards measure one case. The times are of the baseline that most shards timed on it.
     """
     plan, parts = facts.plan, facts.parts
     ends = {part.plan.run_id: canary_of(part.plan, part.log) for part in parts}
@@ -105,5 +106,4 @@ def shards(facts: Facts) -> Iterator[Block]:
         rows.append((part.plan.shard, Name(run_id), *counts, number(ms, ".4g"), ratio, remark))
     counted = ("cases", "seconds") if of_all else ()
     numbers = (*counted, "at its end, ms", "over the median of all")
-    # The findings name the shards that are apart from the others.
     yield Table("Shards", ("shard", "run", *numbers, "remark"), rows, numbers, is_long=True)

@@ -1,5 +1,4 @@
-"""Builds a site of runs and archives: pages and downloads that any static host, or a browser alone,
-can show."""
+"""Builds a static site of runs and archives."""
 
 from __future__ import annotations
 
@@ -22,8 +21,9 @@ from nsabench.model.measurement import Ceilings
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, MARGIN, Catch, Role
 from nsabench.output import grouped
-from nsabench.output.report import HTML, Facts, html, payment_chart, write_html
-from nsabench.output.report.page import SCRIPTS, data_of
+from nsabench.output.document import Link, Name, Strong, Table
+from nsabench.output.report import HTML, Facts, html, write_html
+from nsabench.output.report.page import SCRIPTS, data_of, pays
 from nsabench.output.site.leaderboard import at_least_half, is_paired, leaderboards, software
 from nsabench.output.standing import tally_of_controls
 from nsabench.running.folder import KEPT, RunFolder
@@ -37,8 +37,7 @@ ARCHIVE, RUNS = "archive", "runs"  # folders of a site
 
 @dataclass(frozen=True)
 class SiteRun:
-    """A run as the site shows it. facts: of a run folder; an archive keeps the tables alone.
-    downloads: names of files and the links to them."""
+    """A run of a site. facts: None for an archived run; downloads: names and links of files."""
 
     run_id: str
     created: str
@@ -74,15 +73,19 @@ class SiteRun:
         return len({r.case_id for r in self.records})
 
     @property
+    def link(self) -> Link:
+        return Link(self.created[:10], f"#run-{self.run_id}")
+
+    @property
     def missed(self) -> list[str]:
         return sorted({r.implementation for r in self.records if r.caught is Catch.MISSED})
 
 
 def payments(runs: Sequence[SiteRun]) -> list[tuple[SiteRun, BreakEven]]:
-    """Return what pays, once for each device and software. runs: the latest first.
+    """Return the break-even decisions, one for each device and software. runs: the latest first.
 
-    The latest run says it that decides, and has at least half of the cases of the largest. Unpaired
-    software comes last; otherwise the ops with the most cases come first.
+    A decision is from the latest valid run with at least half of the most cases. Unpaired software
+    comes last, and ops with many cases come first.
     """
 
     def place(found: tuple[SiteRun, BreakEven]) -> tuple[str, ...]:
@@ -103,16 +106,15 @@ def payments(runs: Sequence[SiteRun]) -> list[tuple[SiteRun, BreakEven]]:
 
 
 def gather(places: Iterable[str], copied: Path) -> list[SiteRun]:
-    """Return the runs of folders and archives, a run once, the latest first.
+    """Return the runs of folders and archives, the latest first, and copy signed ones to `copied`.
 
-    Signed runs are copied into a new archive at `copied`. Raises `UsageError` for a place that is
-    neither, and `VerificationFailed` for a run that is not what was signed.
+    Raises `UsageError` if a place holds no run, and `VerificationFailed` if a run was altered.
     """
     runs: dict[str, SiteRun] = {}
     archived: list[tuple[Archive, ArchivedRun]] = []
     for place in places:
         if (Path(place) / "plan.json").is_file():
-            run = _of_folder(Path(place), copied)
+            run = _read_folder(Path(place), copied)
             runs[run.run_id] = run
             continue
         archive = Archive(place)
@@ -124,15 +126,15 @@ def gather(places: Iterable[str], copied: Path) -> list[SiteRun]:
             )
         archived += [(archive, sound) for sound in found.sound]
     if not runs and not archived:
-        raise UsageError("there is no run for a site", "give run folders, or an archive.")
+        raise UsageError("a site needs a run", "give run folders, or an archive.")
     for archive, of_archive in archived:
-        _copy(archive, of_archive, copied)
+        _copy_archived(archive, of_archive, copied)
         if of_archive.run_id not in runs:
-            runs[of_archive.run_id] = _of_archive(archive, of_archive)
+            runs[of_archive.run_id] = _read_archive(archive, of_archive)
     return sorted(runs.values(), key=lambda run: run.created, reverse=True)
 
 
-def _of_folder(folder: Path, copied: Path) -> SiteRun:
+def _read_folder(folder: Path, copied: Path) -> SiteRun:
     RunFolder.existing(folder).refuse_links()
     trust, keyid = Trust.UNSIGNED, ""
     if (folder / MANIFEST).exists():
@@ -154,7 +156,7 @@ def _of_folder(folder: Path, copied: Path) -> SiteRun:
     )
 
 
-def _of_archive(archive: Archive, run: ArchivedRun) -> SiteRun:
+def _read_archive(archive: Archive, run: ArchivedRun) -> SiteRun:
     records = archive.records(run)
     predicate = run.statement.predicate
     missed = any(r.caught is Catch.MISSED for r in records)
@@ -171,7 +173,7 @@ def _of_archive(archive: Archive, run: ArchivedRun) -> SiteRun:
     )
 
 
-def _copy(archive: Archive, run: ArchivedRun, to: Path) -> None:
+def _copy_archived(archive: Archive, run: ArchivedRun, to: Path) -> None:
     objects = [(run.object(table), limits.TABLE) for table in TABLES]
     for name, most in [*objects, (run.prefix + MANIFEST, limits.MANIFEST)]:
         path = to / name
@@ -196,10 +198,8 @@ DATA = (
 
 
 def write(places: Sequence[str], folder: Path) -> Path:
-    """Write the site of runs and archives into a new folder, and return its first page.
-
-    Raises `UsageError` for a folder that is not empty, and as `gather` does.
-    """
+    """Write the site into a new folder, and return its first page. Raises errors as `gather`
+    does."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is not an empty folder", "give --out a new one.")
     _refuse_inside(places, folder)
@@ -207,7 +207,7 @@ def write(places: Sequence[str], folder: Path) -> Path:
     runs = gather(places, folder / ARCHIVE)
     for run in runs:
         if run.facts is not None:
-            _keep(run.facts, run.trust, folder / RUNS / run.run_id)
+            _copy_folder(run.facts, run.trust, folder / RUNS / run.run_id)
             write_html(run.facts, folder / PAGES / run.run_id)
         else:
             write_text(folder / PAGES / run.run_id / HTML, archived_page(run))
@@ -215,21 +215,19 @@ def write(places: Sequence[str], folder: Path) -> Path:
 
 
 def _refuse_inside(places: Sequence[str], folder: Path) -> None:
-    """Raises `UsageError` for a site inside one of its runs or archives: it would hold itself, and
-    alter what was signed."""
+    """Raise `UsageError` for a site inside a run or archive, which it would alter."""
     around = {folder.resolve(), *folder.resolve().parents}
     inside = next((place for place in places if Path(place).resolve() in around), None)
     signed = signed_around(folder)
     if inside is not None or signed is not None:
         raise UsageError(
-            f"{folder} lies in {inside or signed}, which stays as it is",
+            f"{folder} is inside {inside or signed}, which must not change",
             "give --out another folder.",
         )
 
 
-def _keep(facts: Facts, trust: Trust, to: Path) -> None:
-    """Copy a run's folder. If it is unsigned, copy only the data that nsabench writes: visitors
-    would take other files for the publisher's."""
+def _copy_folder(facts: Facts, trust: Trust, to: Path) -> None:
+    """Copy a run's folder, or only files that nsabench writes if it is unsigned."""
     of = facts.folder
     paths = [path for path in sorted(of.path.rglob("*")) if path.is_file()]
     if trust is Trust.UNSIGNED:
@@ -244,7 +242,7 @@ def _keep(facts: Facts, trust: Trust, to: Path) -> None:
 
 
 def archived_page(run: SiteRun) -> str:
-    """Return the page of a run of which an archive keeps the tables alone."""
+    """Return the page of a run from an archive, which keeps only tables."""
     records = run.records
     data = data_of(records, Ceilings(), MARGIN, tolerances={})
     failed = [r for r in records if r.role is not Role.CONTROL and r.status not in BENIGN]
@@ -253,7 +251,7 @@ def archived_page(run: SiteRun) -> str:
         SCRIPTS,
         data,
         run=run,
-        charts_of_payments=payment_chart.charts(run.payments, records),
+        pays=pays(run.payments, records),
         meaning=run.trust.meaning,
         margin=MARGIN,
         tally=tally_of_controls(records),
@@ -266,13 +264,36 @@ def archived_page(run: SiteRun) -> str:
     )
 
 
+def _build_payments(runs: Sequence[SiteRun]) -> Table:
+    rows = []
+    for run, p in payments(runs):
+        against, machine = ", ".join(p.used[1]), f"{p.gpu or 'a CPU'}, {run.versions}"
+        rows.append((p.what, p.regime, Strong(p.sentence), against or "–", machine, run.link))
+    return Table("Pays", ("op", "regime", "decision", "against", "on", "run"), rows)
+
+
+def _build_decisions(runs: Sequence[SiteRun]) -> Table:
+    rows = []
+    for run in sorted(runs, key=lambda run: not run.is_paired):
+        for d in run.decisions:
+            why = "; ".join(d.reasons) if d.min_length is None else ""
+            machine = f"{d.gpu or 'a CPU'}, {d.on}"
+            decision = Strong(d.sentence)
+            rows.append(
+                (d.op, Name(d.candidate), d.regime, decision, why or "–", machine, run.link)
+            )
+    columns = ("op", "candidate", "regime", "decision", "why", "on", "run")
+    return Table("Decisions", columns, rows)
+
+
 def index(runs: Sequence[SiteRun]) -> str:
     return html.render(
         "site.html.j2",
         ("site.js",),
         html.rows([]),
         runs=runs,
-        payments=payments(runs),
+        pays=_build_payments(runs),
+        decisions=_build_decisions(runs),
         boards=leaderboards((run.run_id, run.records) for run in runs if not run.missed),
         keys=sorted({run.keyid for run in runs if run.keyid and run.trust is not Trust.EPHEMERAL}),
         signed=any(run.trust is not Trust.UNSIGNED for run in runs),

@@ -1,5 +1,4 @@
-"""Leaderboards of an op on a machine in a regime: every right implementation, the fastest first.
-Implementations that were wrong, and alternatives, are listed apart."""
+"""Leaderboards of an op on a machine in a regime, the fastest implementation first."""
 
 from __future__ import annotations
 
@@ -12,6 +11,7 @@ from nsabench.machine.environment.pairs import belongs
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Direction, Regime, Role, Status
 from nsabench.output import grouped
+from nsabench.output.document import Name, Table, number
 from nsabench.output.standing import versions
 from nsabench.packages.catalogue import CATALOGUE
 from nsabench.verdicts.caution import beside, tally
@@ -26,8 +26,7 @@ IN = {
 
 @dataclass(frozen=True)
 class Entry:
-    """An implementation. Ratios are its time over the time of the fastest right rival of the case;
-    None if it was not timed in the regime."""
+    """An implementation. Ratios are its time over the time of the fastest right rival."""
 
     implementation: str
     role: str
@@ -36,17 +35,16 @@ class Entry:
     mean: float | None
     least: float | None
     greatest: float | None
-    fastest: int  # cases in which no right rival was faster
-    wrong: str = ""  # what was wrong, most frequent first
-    library: str = ""  # that it calls, with version and licence
-    computes: str = ""  # of an alternative: its own op
-    caution: str = ""  # of a candidate: in how many of its cases it has no specialised rival
+    fastest: int  # Cases without a faster right rival.
+    wrong: str = ""  # Its failures, the most frequent first.
+    library: str = ""
+    computes: str = ""  # The op of an alternative.
+    caution: str = ""
 
 
 @dataclass(frozen=True)
 class Leaderboard:
-    """One op and direction in one regime on one GPU with one set of versions, from one run.
-    alternatives: implementations that compute another function."""
+    """Entries of one run. alternatives: implementations that compute another function."""
 
     op: str
     direction: str
@@ -60,9 +58,30 @@ class Leaderboard:
 
     @property
     def title(self) -> str:
-        """Its op and regime: no board is of a time without one."""
         more = [self.direction] if self.direction != Direction.FORWARD else []
         return " ".join([self.op, *more, IN[self.regime]])
+
+    @property
+    def table(self) -> Table:
+        """The entries that are right in every case that they ran."""
+        rows = [
+            (
+                Name(entry.implementation),
+                ", ".join(filter(None, (entry.role, entry.computes))),
+                entry.library or "–",
+                number(entry.mean, ".2f"),
+                f"{number(entry.least, '.2f')} to {number(entry.greatest, '.2f')}",
+                "–" if entry.computes else str(entry.fastest),
+                f"{entry.right} of {entry.cases}",
+                entry.caution or "–",
+            )
+            for entry in (*self.entries, *self.alternatives)
+            if entry.right and not entry.wrong
+        ]
+        numbers = (f"time, {self.regime}", "least to greatest", "fastest in", "right in")
+        columns = ("implementation", "role", "library", *numbers, "caution")
+        nothing = "Nothing was right in every case it ran."
+        return Table(self.title, columns, rows, numbers, nothing)
 
 
 def software(record: Record) -> str:
@@ -86,36 +105,36 @@ def at_least_half(measured: Sequence[T], size: Callable[[T], int]) -> list[T]:
 
 
 def leaderboards(runs: Iterable[tuple[str, Sequence[Record]]]) -> list[Leaderboard]:
-    """Return the boards; unpaired software comes last. runs: the latest first.
+    """Return the boards, unpaired software last. runs: the latest first.
 
-    A board is from the latest run that has at least half of the cases and public libraries of the
-    runs with the most: a few cases that were measured again say nothing of all the others.
+    A board is from the latest run with at least half of the most cases and public libraries, so
+    that another measurement of a few cases does not replace it.
     """
     measured: dict[_Key, list[_Measured]] = {}
     for run_id, records in runs:
         rivals = (r for r in records if r.role is not Role.CONTROL)
-        for key, rows in grouped(rivals, _place).items():
+        for key, rows in grouped(rivals, _find_place).items():
             queue = [Regime.QUEUE] if any(r.timed_in(Regime.QUEUE) for r in rows) else []
             for regime in (key[-1], *queue):
                 measured.setdefault((*key[:-1], regime), []).append((run_id, rows))
     boards = [
-        _board(key, *at_least_half(_beside_most(several, key[-1]), _cases)[0])
+        _build_board(key, *at_least_half(_filter_by_libraries(several, key[-1]), _count_cases)[0])
         for key, several in measured.items()
     ]
-    return sorted(boards, key=_order)
+    return sorted(boards, key=_find_order)
 
 
-def _place(record: Record) -> _Key:
+def _find_place(record: Record) -> _Key:
     gpu = record.gpu_name or "a CPU"
     return record.op, str(record.direction), gpu, software(record), record.regime
 
 
-def _cases(measured: _Measured) -> int:
+def _count_cases(measured: _Measured) -> int:
     return len({r.case_id for r in measured[1]})
 
 
-def _beside_most(measured: Sequence[_Measured], regime: Regime) -> list[_Measured]:
-    """Runs with at least half as many public libraries as the run with the most."""
+def _filter_by_libraries(measured: Sequence[_Measured], regime: Regime) -> list[_Measured]:
+    """Return the runs with at least half as many public libraries as the run with the most."""
 
     def libraries(run: _Measured) -> int:
         rivals = [r for r in run[1] if r.role is Role.BASELINE and r.status is Status.OK]
@@ -124,12 +143,12 @@ def _beside_most(measured: Sequence[_Measured], regime: Regime) -> list[_Measure
     return at_least_half(measured, libraries)
 
 
-def _order(board: Leaderboard) -> tuple[Any, ...]:
+def _find_order(board: Leaderboard) -> tuple[Any, ...]:
     regime = list(Regime).index(board.regime)
     return board.op, board.direction, board.device, not board.paired, board.versions, regime
 
 
-def _board(key: _Key, run_id: str, rows: Sequence[Record]) -> Leaderboard:
+def _build_board(key: _Key, run_id: str, rows: Sequence[Record]) -> Leaderboard:
     op, direction, gpu, line, regime = key
     rivals = [r for r in rows if r.role is not Role.ALTERNATIVE]
     best: dict[str, float] = {}
@@ -146,24 +165,27 @@ def _board(key: _Key, run_id: str, rows: Sequence[Record]) -> Leaderboard:
         line,
         is_paired(rows[0]),
         run_id,
-        _entries(rivals, best, regime),
-        _entries(alternatives, best, regime),
+        _build_entries(rivals, best, regime),
+        _build_entries(alternatives, best, regime),
     )
 
 
-def _entries(records: Sequence[Record], best: Mapping[str, float], regime: Regime) -> list[Entry]:
+def _build_entries(
+    records: Sequence[Record], best: Mapping[str, float], regime: Regime
+) -> list[Entry]:
     by_name = grouped(records, lambda r: r.implementation)
-    entries = [_entry(name, rows, best, regime) for name, rows in by_name.items()]
+    entries = [_build_entry(name, rows, best, regime) for name, rows in by_name.items()]
     most = len({r.case_id for r in records})
-    # Implementations that are ever wrong come last, before them those that were not timed, and
-    # before these those that were right in few cases: their mean is of other cases.
+    # The last are, in this order: right in few cases, not timed, wrong in a case.
     return sorted(
         entries,
         key=lambda e: (bool(e.wrong), e.mean is None, 2 * e.right < most, e.mean or 0, -e.right),
     )
 
 
-def _entry(name: str, rows: Sequence[Record], best: Mapping[str, float], regime: Regime) -> Entry:
+def _build_entry(
+    name: str, rows: Sequence[Record], best: Mapping[str, float], regime: Regime
+) -> Entry:
     right = [r for r in rows if r.status is Status.OK]
     ratios = [
         time / best[r.case_id] for r in right if (time := r.timed_in(regime)) and r.case_id in best

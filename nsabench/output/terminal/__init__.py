@@ -1,4 +1,4 @@
-"""What a run shows in a terminal: progress while it goes, tables and a summary at its end."""
+"""Shows a run in a terminal: its progress, and tables and a summary at its end."""
 
 from nsabench.output.terminal.progress import Progress, console
 from nsabench.output.terminal.summary import print_counts, print_findings, print_summary

@@ -1,4 +1,4 @@
-"""Progress of a run, while it goes."""
+"""Shows the progress of a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nsabench.worker.protocol import Step
 
 
 class _Console(Console):
-    """One that obeys nothing in the texts that it prints: no escapes, no markup, no `:x:`."""
+    """A console that ignores escapes, markup and emoji codes in the texts that it prints."""
 
     def render_str(self, text: str, **how: Any) -> Text:
         return super().render_str(shown(text, lines=True), **how)
@@ -33,13 +33,13 @@ class _Console(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        # Texts with a style do not pass `render_str`; they are laid out by what they were.
+        # Texts with a style do not pass `render_str`.
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else shown(text, lines=True), style, control)
 
 
 def console() -> Console:
-    """Standard output: as wide as its tables if it is not a terminal, or as `COLUMNS` says."""
+    """Return standard output. Without a terminal it is 160 columns wide, or as `COLUMNS` says."""
     width = None if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit() else 160
     return _Console(width=width, soft_wrap=False, markup=False, emoji=False)
 
@@ -49,10 +49,9 @@ def interactive(console: Console) -> bool:
 
 
 class Progress:
-    """Progress of a run: a line for each case, and on a terminal one more for what runs now.
+    """Prints a line for each case, and shows on a terminal what runs now.
 
-    That line is redrawn when the worker reports a step or a case is done. The worker reports none
-    while it times, so nothing is redrawn inside a timed region.
+    The worker reports no step while it times, so nothing is redrawn inside a timed region.
     """
 
     def __init__(self, console: Console) -> None:
@@ -95,7 +94,7 @@ class Progress:
     def case_finished(self, planned: PlannedCase, state: CaseState) -> None:
         self._ran += 1
         op = planned.case.op
-        # A control that is wrong has done its work; what became of each is judged at the end.
+        # Controls are judged at the end.
         judged = [
             o for o in state.observations if self._roles[op, o.implementation] is not Role.CONTROL
         ]
@@ -113,11 +112,11 @@ class Progress:
 
     def _draw(self, doing: str) -> None:
         if self._live:
-            head = f"[{self._number}/{self._total}] {self._time_left()}".rstrip()
+            head = f"[{self._number}/{self._total}] {self._estimate_time_left()}".rstrip()
             line = f"{head}  {self._case}  {doing}"
             self._live.update(Text(line, "cyan", no_wrap=True, overflow="ellipsis"), refresh=True)
 
-    def _time_left(self) -> str:
+    def _estimate_time_left(self) -> str:
         if not self._ran:
             return ""
         left = self._total - self._number + 1

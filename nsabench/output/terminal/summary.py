@@ -1,7 +1,4 @@
-"""The end of a run: findings, the table with the user's own last, and a panel of ten lines.
-
-The panel says what is right, faster, from which length, and whether to believe it.
-"""
+"""Shows the end of a run: findings, the table of candidates, and a panel of ten lines."""
 
 from __future__ import annotations
 
@@ -29,25 +26,24 @@ from nsabench.verdicts.threshold import Decision
 
 
 def print_summary(finished: Finished, console: Console, *, verbose: bool = False) -> None:
-    """Print the findings, the table and the last panel of a run. verbose: every baseline, control
-    and finding, a line each."""
+    """Print findings, table and panel. verbose: print every baseline, control and finding."""
     records = finished.results.records
     missed = any(r.caught is Catch.MISSED for r in records)
     if verbose or missed:
         console.print(*on_terminal([tables.others(records)]))
     else:
-        for line in (_baselines(records), controls(records)):
+        for line in (_count_best(records), controls(records)):
             if line:
                 console.print(shown(line), highlight=False, soft_wrap=True)
-    console.print(_time(finished), highlight=False, soft_wrap=True)
+    console.print(_describe_time(finished), highlight=False, soft_wrap=True)
     _print_grave(finished, console, verbose=verbose)
-    for line in _failed(finished):
+    for line in _list_failed(finished):
         console.print(Text(shown(line)), soft_wrap=True)
     own = of_the_user(finished)
     own_last = sorted(records, key=lambda r: (r.op, r.implementation) in own)
     for block in on_terminal(tables.candidates_on_terminal(own_last, console.width)):
         console.print(block)
-    console.print(_panel(finished, console.width))
+    console.print(_build_panel(finished, console.width))
 
 
 def _print_grave(finished: Finished, console: Console, *, verbose: bool) -> None:
@@ -56,7 +52,7 @@ def _print_grave(finished: Finished, console: Console, *, verbose: bool) -> None
     grave = [
         f
         for f in finished.results.findings
-        # Findings in a control are expected, unless it got away.
+        # Findings in a caught control are expected.
         if f.effect is Effect.INVALID
         or (f.implementation not in controls and (f.effect is not Effect.NOTE or not f.case_id))
     ]
@@ -65,13 +61,13 @@ def _print_grave(finished: Finished, console: Console, *, verbose: bool) -> None
         print_findings(grave, cases, console, each=verbose)
 
 
-def _baselines(records: Sequence[Record]) -> str:
+def _count_best(records: Sequence[Record]) -> str:
     best = Counter({r.case_id: r.best_baseline for r in records if r.best_baseline}.values())
     counts = ", ".join(f"{name} in {n}" for name, n in best.most_common())
     return f"best baselines: {counts}" if counts else ""
 
 
-def _failed(finished: Finished) -> Iterator[str]:
+def _list_failed(finished: Finished) -> Iterator[str]:
     records = finished.results.records
     failed = (r for r in records if r.role is not Role.CONTROL and r.status not in BENIGN)
     groups = grouped(failed, lambda r: (r.implementation, r.status, r.diagnosis or r.reason))
@@ -83,7 +79,7 @@ def _failed(finished: Finished) -> Iterator[str]:
             yield f"  its traceback and what it printed: {log}"
 
 
-def _time(finished: Finished) -> str:
+def _describe_time(finished: Finished) -> str:
     count, wall_s = len(finished.results.records), max(finished.wall_s, 1e-9)
     harness_s, queue_s = finished.wall_s - finished.measuring_s, finished.queue_s
     line = f"{count} records in {finished.wall_s:.1f} s; "
@@ -91,16 +87,16 @@ def _time(finished: Finished) -> str:
     return f"{line}, the queue {queue_s:.1f} s ({queue_s / wall_s:.0%})" if queue_s else line
 
 
-def _panel(finished: Finished, width: int) -> Panel:
+def _build_panel(finished: Finished, width: int) -> Panel:
     failed = failures(finished.results)
-    said = list(of_payments(break_even.decide(finished.results.records)))[:PAYS]
-    # Lines that are cut are also above, or on the page. The lines of what pays are not.
-    for line in lines(finished, ROOM - len(said)):
-        said.append(line if len(line) <= width - 4 else f"{line[: width - 5]}…")
+    texts = list(of_payments(break_even.decide(finished.results.records)))[:PAYS]
+    # The table or the page has the whole of a line that is cut here.
+    for line in lines(finished, ROOM - len(texts)):
+        texts.append(line if len(line) <= width - 4 else f"{line[: width - 5]}…")
     page = finished.folder.path / "report.html"
-    said.append(f"report: {page}" if page.exists() else f"results: {finished.folder.path}")
+    texts.append(f"report: {page}" if page.exists() else f"results: {finished.folder.path}")
     return Panel(
-        Text("\n".join(map(shown, said))),
+        Text("\n".join(map(shown, texts))),
         title="failed" if failed else "complete",
         border_style="red" if failed else "green",
     )
@@ -113,12 +109,11 @@ def print_findings(
     *,
     each: bool = False,
 ) -> None:
-    """Print a line for each check and implementation, with the number of findings and the last
-    one. each: print a line for each finding. cases: names of cases by id."""
+    """Print a line for each check and implementation, or for each finding. cases: names by id."""
 
     def alike(place: int) -> object:
         finding = findings[place]
-        # A finding that names no case speaks of the run, and stands alone.
+        # A finding without a case is about the run.
         alone = each or not finding.case_id
         return place if alone else (finding.check, finding.effect, finding.implementation)
 
@@ -146,22 +141,26 @@ def print_counts(findings: Sequence[Finding], console: Console) -> None:
         console.print("in all: " + ", ".join(words), highlight=False)
 
 
-LEAST = 3  # lines of the candidates, however much pays
-PAYS = 6  # lines of what pays, an op and regime each; they come before all others
-ROOM = 8  # lines of all that is said, if what pays leaves so many for the rest
+LEAST = 3  # lines of the candidates at least.
+PAYS = 6  # lines of break-even lengths at most.
+ROOM = 8  # lines in all, if the break-even lengths leave room.
 
 
 def of_payments(payments: Sequence[BreakEven]) -> Iterator[str]:
-    """`nsa_attention pays from Python (queue): 64/4 forward from T = 32768, step from T = 8192`."""
+    """Yield lines such as `nsa_attention pays from Python (queue): 64/4 forward from T = 32768`."""
     for (op, regime), of_op in grouped(payments, lambda p: (p.op, p.regime)).items():
         parts = [
-            " ".join(filter(None, (heads, ", ".join(f"{p.direction} {_when(p)}" for p in own))))
+            " ".join(
+                filter(
+                    None, (heads, ", ".join(f"{p.direction} {_describe_length(p)}" for p in own))
+                )
+            )
             for heads, own in grouped(of_op, lambda p: p.heads).items()
         ]
         yield f"{op} pays {CALLED[regime]} ({regime}): {'; '.join(parts)}"
 
 
-def _when(p: BreakEven) -> str:
+def _describe_length(p: BreakEven) -> str:
     if p.answer is Pays.FROM:
         return f"from {p.axis} = {p.length}"
     if p.answer in (Pays.NO, Pays.NOT_FAR_ENOUGH):
@@ -170,43 +169,45 @@ def _when(p: BreakEven) -> str:
 
 
 def lines(finished: Finished, room: int) -> list[str]:
-    """Say how the user's candidates did, or else all; what was decided; and whether to believe it.
-    room: for all except the last line. The candidates have at least `LEAST` lines of it."""
+    """Say how the user's candidates did, what was decided, and whether to believe it.
+
+    A run without candidates of the user shows all candidates. The last line is not counted in
+    `room`.
+    """
     candidates = standings(finished.results.records)
     own = of_the_user(finished)
     shown = [s for s in candidates if (s.op, s.implementation) in own] or candidates
     room = max(room, LEAST)
-    # The decisions come first when lines are few.
-    decided = list(_decisions(finished, {s.implementation for s in shown}))[: room - 1]
-    said = [] if shown else ["no candidate took part: there is nothing to decide"]
+    decided = list(_list_decisions(finished, {s.implementation for s in shown}))[: room - 1]
+    texts = [] if shown else ["no candidate took part: there is nothing to decide"]
     for count in range(len(shown), 0, -1):
-        said = [line for standing in shown[:count] for line in _candidate(standing)]
+        texts = [line for standing in shown[:count] for line in _describe_candidate(standing)]
         if left := len(shown) - count:
-            said.append(f"and {left} more candidate{'s' if left > 1 else ''}: see the table")
-        if len(said) + len(decided) <= room:
+            texts.append(f"and {left} more candidate{'s' if left > 1 else ''}: see the table")
+        if len(texts) + len(decided) <= room:
             break
-    return [*said[: room - len(decided)], *decided, _believable(finished)]
+    return [*texts[: room - len(decided)], *decided, _judge_run(finished)]
 
 
 def of_the_user(finished: Finished) -> set[tuple[str, str]]:
     return {(i.op, i.name) for i in finished.plan.implementations if i.source.is_file}
 
 
-def _candidate(standing: Standing) -> list[str]:
+def _describe_candidate(standing: Standing) -> list[str]:
     correct = f"{standing.implementation}: {standing.correctness}"
     if standing.right == standing.ran:
         return [", ".join([correct, *standing.speed])]
     return [correct, *(f"  {line}" for line in standing.speed)]
 
 
-def _decisions(finished: Finished, names: set[str]) -> Iterator[str]:
+def _list_decisions(finished: Finished, names: set[str]) -> Iterator[str]:
     if not finished.folder.thresholds.exists():
         return
     decisions = threshold.decide_run(finished.results.records, finished.plan)
     own = [d for d in decisions if d.candidate in names]
     alike: dict[tuple[str, str, str], list[Regime]] = {}
     for (regime, sentence, why), same in grouped(
-        own, lambda d: (d.regime, d.sentence, _why(d))
+        own, lambda d: (d.regime, d.sentence, _explain_decision(d))
     ).items():
         who = ", ".join(dict.fromkeys(d.candidate for d in same))
         alike.setdefault((who, sentence, why), []).append(regime)
@@ -217,7 +218,7 @@ def _decisions(finished: Finished, names: set[str]) -> Iterator[str]:
         yield otherwise
 
 
-def _why(decision: Decision) -> str:
+def _explain_decision(decision: Decision) -> str:
     by = decision.decided_by
     if decision.answer is Answer.NO and by is not None:
         verdict, status = by.comparison.verdict, by.record.status
@@ -228,7 +229,7 @@ def _why(decision: Decision) -> str:
     return decision.reasons[0] if decision.reasons else ""
 
 
-def _believable(finished: Finished) -> str:
+def _judge_run(finished: Finished) -> str:
     records = finished.results.records
     got_away = [r for r in records if r.caught is Catch.MISSED]
     lacking = "; what is unproven stands above" if unproven(finished.results) else ""
