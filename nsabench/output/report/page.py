@@ -20,12 +20,12 @@ from nsabench.checks.controls import CHECK
 from nsabench.checks.limits import Limits, least
 from nsabench.model.measurement import Ceilings
 from nsabench.model.record import Column, Comparison, Record, columns
-from nsabench.model.vocabulary import BENIGN, Catch, Regime, Status
+from nsabench.model.vocabulary import BENIGN, Catch, Regime, Role, Status
 from nsabench.output import grouped
 from nsabench.output.document import Name, Strong, Table, Tag, number
 from nsabench.output.report import html, payment_chart
 from nsabench.output.report.facts import Facts, surroundings
-from nsabench.output.report.tables import by_length, shards
+from nsabench.output.report.tables import Statistics, shards
 from nsabench.output.standing import tally_of_controls
 from nsabench.verdicts import threshold
 from nsabench.verdicts.break_even import CALLED, BreakEven
@@ -62,10 +62,44 @@ class Section:
 
 
 def render(facts: Facts) -> str:
-    sections = [section for section in SECTIONS if section.applies(facts)]
     data = data_of(facts.records, facts.ceilings, facts.plan.margin, facts.tolerances)
     data["samples"] = _list_quantiles(facts)
-    return html.render("page.html.j2", SCRIPTS, data, facts=facts, sections=sections)
+    contexts = {s.name: s.context(facts) for s in SECTIONS if s.applies(facts)}
+    meta = [
+        facts.machine,
+        f"run {facts.plan.run_id}",
+        f"{facts.plan.created:%Y-%m-%d %H:%M} UTC",
+        f"{len(facts.plan.cases) - facts.missing} of {len(facts.plan.cases)} cases",
+        f"{len(facts.records)} records",
+        ", ".join(dict.fromkeys(matrix.name for matrix in facts.plan.matrices)),
+    ]
+    return render_sections(facts.title, meta, contexts, data, facts, bool(facts.invalidating))
+
+
+def render_sections(
+    title: str,
+    meta: Sequence[str],
+    contexts: Mapping[str, Any],
+    data: Mapping[str, Any],
+    facts: Facts | None = None,
+    is_invalid: bool = False,
+) -> str:
+    """Return the page of a run. contexts: by the name of a section; facts: None of an archived run.
+
+    Raises `EnvironmentRefused` if the extra `report` is not installed.
+    """
+    return html.render(
+        "page.html.j2",
+        SCRIPTS,
+        data,
+        title=title,
+        meta=meta,
+        sections=[
+            (section, contexts[section.name]) for section in SECTIONS if section.name in contexts
+        ],
+        facts=facts,
+        is_invalid=is_invalid,
+    )
 
 
 def data_of(
@@ -179,16 +213,20 @@ def _gather_decision(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _gather_speedups(facts: Facts) -> dict[str, Any]:
-    several = len({r.op for r in facts.candidates}) > 1
+def gather_speedups(
+    records: Sequence[Record], margin: float, tolerances: Mapping[str, float]
+) -> dict[str, Any]:
+    candidates = [r for r in records if r.role is Role.CANDIDATE]
+    several = len({r.op for r in candidates}) > 1
     return {
-        "any": any(r.speedup is not None for r in facts.candidates),
-        "lengths": by_length(facts, ops=several),
-        "cautions": sorted({said for r in facts.candidates if (said := beside(r, r.regime))}),
+        "any": any(r.speedup is not None for r in candidates),
+        "margin": margin,
+        "lengths": Statistics(candidates, margin, tolerances).by_length(ops=several),
+        "cautions": sorted({caution for r in candidates if (caution := beside(r, r.regime))}),
         # The labels of cases omit these words.
-        "constant": {op: words for op, words in labels.constant(facts.records).items() if words},
+        "constant": {op: words for op, words in labels.constant(records).items() if words},
         "several": several,
-        "why_not": sorted({r.why for r in facts.candidates if r.speedup is None}),
+        "why_not": sorted({r.why for r in candidates if r.speedup is None}),
     }
 
 
@@ -213,15 +251,16 @@ def _gather_parity(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _gather_failures(facts: Facts) -> dict[str, Any]:
-    statuses = [s for s in Status if any(r.status is s for r in facts.compared)]
+def gather_failures(records: Sequence[Record], log: Callable[[str, str], str]) -> dict[str, Any]:
+    compared = [r for r in records if r.role is not Role.CONTROL]
+    statuses = [s for s in Status if any(r.status is s for r in compared)]
     rows = []
-    for (name, role), own in grouped(facts.compared, lambda r: (r.implementation, r.role)).items():
+    for (name, role), own in grouped(compared, lambda r: (r.implementation, r.role)).items():
         counts = Counter(r.status for r in own)
         rows.append((Name(name), role, *(number(counts[s] or None, "d") for s in statuses)))
-    failed = (r for r in facts.compared if r.status is not Status.OK)
+    failed = (r for r in compared if r.status is not Status.OK)
     reasons = Counter((r.status, r.reason) for r in failed).most_common()
-    grave = [r for r in facts.compared if r.status not in BENIGN]
+    grave = [r for r in compared if r.status not in BENIGN]
     return {
         "statuses": Table("Statuses", ("implementation", "role", *statuses), rows, statuses),
         "reasons": Table(
@@ -231,9 +270,7 @@ def _gather_failures(facts: Facts) -> dict[str, Any]:
             ("records",),
             is_long=True,
         ),
-        "logs": [
-            (labels.case(r), r, facts.log(r.case_id, r.implementation)) for r in grave[:MOST_LOGS]
-        ],
+        "logs": [(labels.case(r), r, log(r.case_id, r.implementation)) for r in grave[:MOST_LOGS]],
         "more": max(len(grave) - MOST_LOGS, 0),
     }
 
@@ -290,11 +327,16 @@ SECTIONS = (
         "faster",
         "Speed-up",
         "Where is the candidate faster than the best valid baseline?",
-        _gather_speedups,
+        lambda facts: gather_speedups(facts.records, facts.plan.margin, facts.tolerances),
     ),
     Section("why", "Time", "Why: how far is each implementation from what the device can do?"),
     Section("correct", "Parity", "Is the output right?", _gather_parity),
-    Section("failed", "Failures", "What failed, and how?", _gather_failures),
+    Section(
+        "failed",
+        "Failures",
+        "What failed, and how?",
+        lambda facts: gather_failures(facts.records, facts.log),
+    ),
     Section("trust", "Trust", "Can it be trusted?", _build_checks),
     Section(
         "shards",
@@ -304,7 +346,7 @@ SECTIONS = (
         lambda facts: bool(facts.plan.shards),
     ),
     Section("where", "Environment", "Where did it run, and how is it repeated?", surroundings),
-    Section("records", "Records", "Everything that was measured"),
+    Section("records", "Records", "Everything that was measured", lambda facts: len(facts.records)),
     Section(
         "controls", "Controls", "What was wrong on purpose, and was it caught?", _gather_controls
     ),

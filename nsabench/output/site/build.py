@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,11 +18,17 @@ from nsabench.evidence.manifest.statement import Trust
 from nsabench.files import write_text
 from nsabench.model.measurement import Ceilings
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import BENIGN, MARGIN, Catch, Role
+from nsabench.model.vocabulary import MARGIN, Catch
 from nsabench.output import grouped
 from nsabench.output.document import Link, Name, Strong, Table
 from nsabench.output.report import HTML, Facts, html, write_html
-from nsabench.output.report.page import SCRIPTS, data_of, pays
+from nsabench.output.report.page import (
+    data_of,
+    gather_failures,
+    gather_speedups,
+    pays,
+    render_sections,
+)
 from nsabench.output.site.leaderboard import at_least_half, is_paired, leaderboards, software
 from nsabench.output.standing import tally_of_controls
 from nsabench.running.folder import KEPT, RunFolder
@@ -244,24 +249,20 @@ def _copy_folder(facts: Facts, trust: Trust, to: Path) -> None:
 def archived_page(run: SiteRun) -> str:
     """Return the page of a run from an archive, which keeps only tables."""
     records = run.records
+    contexts = {
+        "decision": {"run": run, "tally": tally_of_controls(records)},
+        "faster": gather_speedups(records, MARGIN, {}),
+        "failed": gather_failures(records, lambda case_id, name: ""),
+        "records": len(records),
+        "trust": [(name, f"{UP}{path}") for name, path in run.downloads],
+    }
+    if run.payments:
+        contexts["pays"] = pays(run.payments, records)
+    counts = f"{run.cases} cases", f"{len(records)} records"
+    meta = [run.versions, f"run {run.run_id}", f"{run.created} UTC", *counts]
+    title = f"{', '.join(run.ops)} on {run.device}"
     data = data_of(records, Ceilings(), MARGIN, tolerances={})
-    failed = [r for r in records if r.role is not Role.CONTROL and r.status not in BENIGN]
-    return html.render(
-        "archived.html.j2",
-        SCRIPTS,
-        data,
-        run=run,
-        pays=pays(run.payments, records),
-        meaning=run.trust.meaning,
-        margin=MARGIN,
-        tally=tally_of_controls(records),
-        compared=any(r.speedup is not None for r in records if r.role is Role.CANDIDATE),
-        failed=Counter(
-            (r.implementation, r.status, r.diagnosis or r.reason) for r in failed
-        ).most_common(),
-        cautions=sorted({r.caution for r in records if r.caution}),
-        downloads=[(name, f"{UP}{path}") for name, path in run.downloads],
-    )
+    return render_sections(title, meta, contexts, data, is_invalid=bool(run.missed))
 
 
 def _build_payments(runs: Sequence[SiteRun]) -> Table:

@@ -102,7 +102,9 @@ def test_lengths_count_what_exists_and_many_are_told_by_ranges(
     run: Path, monkeypatch: pytest.MonkeyPatch, most: int, name: str
 ) -> None:
     monkeypatch.setattr(tables, "MOST_LENGTHS", most)
-    rows = {row[:2]: row[2:] for row in tables.by_length(Facts.read(run)).rows}
+    facts = Facts.read(run)
+    statistics = tables.Statistics(facts.candidates, facts.plan.margin, facts.tolerances)
+    rows = {row[:2]: row[2:] for row in statistics.by_length().rows}
     assert rows["quick_one", name][0] == "2 of 2"
     other = "128" if most == 16 else "128–255"
     assert rows["nasty_one", other][:3] == ("0 of 2", "0", "–")

@@ -60,11 +60,11 @@ def test_a_link_in_a_run_is_not_followed(run: Path, tmp_path: Path, command: str
 
 def test_a_site_is_not_put_into_what_it_is_of(run: Path, tmp_path: Path) -> None:
     before = sorted(run.rglob("*"))
-    with pytest.raises(UsageError, match="stays as it is"):
+    with pytest.raises(UsageError, match="must not change"):
         site.write([str(run)], run / "site")
     seal(run, SIGNER)
     other = make_run(tmp_path / "other", Made(run_id="20260201T000000Z-abc123"))
-    with pytest.raises(UsageError, match="stays as it is"):
+    with pytest.raises(UsageError, match="must not change"):
         site.write([str(other)], run / "site")
     assert {path.name for path in run.rglob("*")} - {path.name for path in before} <= {
         "manifest.dsse.json"
