@@ -37,6 +37,7 @@ def write(results: Results, run_id: str, folder: Path) -> list[Path]:
 
 
 def replace(path: Path, table: pa.Table) -> None:
+    """Write a table in one step: a reader sees the old file or the new one."""
     with replacing(path) as temporary:
         growing = _Growing(temporary, 0)
         growing.add(table)
