@@ -58,7 +58,7 @@ class Comparison:
     case_id: Annotated[str, "the case"]
     implementation: Annotated[str, "the implementation"]
     regime: Annotated[Regime, "how both are called: device, queue or graph"]
-    reference: Annotated[Reference, "what it is held against"]
+    reference: Annotated[Reference, "what the implementation is compared with"]
     median_ms: Annotated[Float, "median time of a call", "ms"] = None
     net_ms: Annotated[
         Float, "median_ms less what the timer adds; null if that is not known", "ms"
@@ -66,7 +66,9 @@ class Comparison:
     p20_ms: Annotated[Float, "20 % quantile of the time of a call", "ms"] = None
     p80_ms: Annotated[Float, "80 % quantile of the time of a call", "ms"] = None
     n_samples: Annotated[int, "timed calls, or bursts of calls", "1"] = 0
-    against: Annotated[str, "which that is; empty: none was valid beside it"] = ""
+    against: Annotated[
+        str, "the implementation that is the reference; empty if none was valid in the case"
+    ] = ""
     ratio: Annotated[
         Float,
         "median time of the reference / median time of the implementation; where the baselines "
@@ -91,7 +93,7 @@ class Record:
     case_id: Annotated[str, "hash of op, shape, dtype, direction, distribution, streams, mode, l2"]
     op: Annotated[str, "the contract"]
     implementation: Annotated[str, "the code that was measured"]
-    role: Annotated[Role, "candidate, baseline or control"]
+    role: Annotated[Role, "candidate, baseline, alternative or control"]
     direction: Annotated[Direction, "forward, backward or step"]
     dtype: Annotated[DType, "element type of the inputs and the output"]
     device: Annotated[Device, "cuda or cpu"]
@@ -117,9 +119,9 @@ class Record:
     ] = None
     rel_l2: Annotated[Float, "||out - oracle|| / ||oracle||; of gradients the worst", "1"] = None
     worst_row: Annotated[
-        Float, "the same of the worst row, over the norm of a typical row at least", "1"
+        Float, "relative error of the worst row, over the norm of a typical row at least", "1"
     ] = None
-    worst_row_at: Annotated[str, "which row that is, as an index of the result"] = ""
+    worst_row_at: Annotated[str, "the worst row, as an index of the result"] = ""
     rows_compared: Annotated[
         Int, "rows of the output held to the oracle; null: all of them", "1"
     ] = None
@@ -129,13 +131,17 @@ class Record:
     host_us: Annotated[
         Float, "median time that a call holds the CPU, the device held meanwhile", "µs"
     ] = None
-    host_p20_us: Annotated[Float, "20 % quantile of that time", "µs"] = None
-    host_p80_us: Annotated[Float, "80 % quantile of that time", "µs"] = None
+    host_p20_us: Annotated[Float, "20 % quantile of the time that a call holds the CPU", "µs"] = (
+        None
+    )
+    host_p80_us: Annotated[Float, "80 % quantile of the time that a call holds the CPU", "µs"] = (
+        None
+    )
     launches: Annotated[
         Int, "kernels, copies and fills that a call puts on the device, counted by CUPTI", "1"
     ] = None
     kernels_us: Annotated[
-        Float, "what these take on the device, one after the other, by CUPTI's clock", "µs"
+        Float, "time of these launches on the device, one after the other, by CUPTI's clock", "µs"
     ] = None
     attempt: Annotated[int, "implementations of a case with the same one were interleaved", "1"] = 0
     bytes_min: Annotated[int, "compulsory memory traffic of a call", "byte"] = 0

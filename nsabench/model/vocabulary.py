@@ -154,10 +154,10 @@ class L2(Word):
 class Regime(Word):
     """How an implementation is called. Each regime has its own verdicts and thresholds."""
 
-    DEVICE = "device", "one call at a time on a cold L2, its launch gap hidden: the kernels alone"
+    DEVICE = "device", "one call at a time with its launch gap hidden: the kernels alone"
     QUEUE = (
         "queue",
-        "calls from Python one behind the other, nothing awaited: what eager code pays",
+        "calls from Python back to back, without waiting: what eager code pays",
     )
     GRAPH = "graph", "replays of a CUDA graph, as serving that captures its steps makes them"
 

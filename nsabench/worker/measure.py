@@ -54,7 +54,7 @@ def measure(
     report(Step(phase="inputs"))
     forget_earlier_cases()
     timer.forget()
-    rng = SystemRandom()  # an implementation must not guess which calls are checked
+    rng = SystemRandom()  # no implementation can guess the order of calls, or which are checked
     observations: dict[str, Observation] = {}
     tried: list[CaseArm] = []
     arms: list[CaseArm] = []  # the right ones that are timed on this device
@@ -111,7 +111,9 @@ def measure(
     if case.l2 is L2.WARM:
         timer.touch = partial(_touch_inputs, arms)
     if arms:
-        conditions, busy_s, queue_s = _time_arms(case, arms, observations, timer, sensors, report)
+        conditions, busy_s, queue_s = _time_arms(
+            case, arms, observations, timer, sensors, report, rng
+        )
     timer.touch = None  # it refers to the arms and their inputs
     return Measured(
         observations=[observations[item.name] for item in items],
@@ -145,6 +147,7 @@ def _time_arms(
     timer: Timer,
     sensors: nvml.Device | None,
     report: Report,
+    rng: Random,
 ) -> tuple[Conditions, float, float]:
     """Sample the arms. Return sensor readings, and seconds of timed calls and for the queue."""
     rule = stopping.build(
@@ -160,9 +163,10 @@ def _time_arms(
             sampling.warm_up(arm, timer, case.timing.warmup_s, out)
         report(Step(phase="timing", allowance=len(arms) + 1))
         start = now_s()
-        sampling.collect(arms, timer, rule, Random(case.seed), out)
+        sampling.collect(arms, timer, rule, rng, out)
         sampled = now_s()
-        by_arm = _take_bursts(case, [a for a in arms if a.name in out.samples], timer, report, out)
+        sampled_arms = [arm for arm in arms if arm.name in out.samples]
+        by_arm = _take_bursts(case, sampled_arms, timer, report, rng, out)
     counted = _count_launches(
         [a for a in arms if a.name in out.samples.keys() - out.failed], report
     )
@@ -181,7 +185,7 @@ def _time_arms(
 
 
 def _take_bursts(
-    case: Case, arms: list[CaseArm], timer: Timer, report: Report, out: Collected
+    case: Case, arms: list[CaseArm], timer: Timer, report: Report, rng: Random, out: Collected
 ) -> dict[str, Bursts]:
     """Return bursts of the arms that were timed."""
     if case.streams > 1 or not arms:  # calls at once are another load than calls in a row
@@ -189,11 +193,9 @@ def _take_bursts(
     report(Step(phase="bursts", allowance=len(arms) + 1))
     call_ms = {arm.name: _least_ms(out.samples[arm.name]) for arm in arms}
     call_bytes = arms[0].sets.nbytes if case.direction.differentiates else 0
-    judged = _find_contenders(arms, call_ms)
+    contenders = _find_contenders(arms, call_ms)
     with out.busy(*arms):
-        return bursts.collect(
-            arms, timer, call_ms, call_bytes, Random(case.seed), out.failed, judged
-        )
+        return bursts.collect(arms, timer, call_ms, call_bytes, rng, out.failed, contenders)
 
 
 def _count_launches(arms: list[CaseArm], report: Report) -> dict[str, Counted]:

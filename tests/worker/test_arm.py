@@ -44,6 +44,13 @@ def observations(
     return measured_by_checker(case, arms, timer=timer).observations
 
 
+def test_the_order_of_the_calls_cannot_be_known_beforehand() -> None:
+    timing = Timing(rotate=3, warmup_s=0.001, stopping=FixedCount(kind="fixed_count", rounds=20))
+    case = a_case("selection_rows", SHAPE, timing=timing)
+    orders = [[o.samples.order for o in observations(*[honest] * 3, case=case)] for _ in range(2)]
+    assert orders[0] != orders[1]
+
+
 def arm_on(sets: InputSets) -> CaseArm:
     return arm_of(item(), CASE, sets, Random(0))
 
