@@ -41,7 +41,7 @@ from nsabench.planning.shards import ALL, canary, share
 from nsabench.running.folder import RunFolder
 from nsabench.running.log import LogFile
 from nsabench.running.policy import next_job
-from nsabench.running.resume import digest
+from nsabench.running.resume_checks import digest
 from nsabench.running.seals import Sealer
 from nsabench.signing import Signer
 from nsabench.verdicts import parquet

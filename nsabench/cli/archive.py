@@ -13,7 +13,7 @@ from nsabench.cli._say import say, say_json
 from nsabench.cli._trust import least_trust
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest.keys import trusted_keyids
-from nsabench.machine.environment.pairs import belongs
+from nsabench.machine.environment.pairs import describe_mismatch
 from nsabench.output import terminal
 from nsabench.text import shown
 
@@ -80,7 +80,7 @@ def list_(location: str, as_json: bool) -> None:
     rows = []
     for run in found.sound:
         p, e = run.statement.predicate, run.statement.predicate.environment
-        unpaired = belongs(e.torch, e.triton)
+        unpaired = describe_mismatch(e.torch, e.triton)
         rows.append({**p.model_dump(mode="json"), "trust": run.trust, "unpaired": unpaired})
         if not as_json:
             warning = f"{unpaired}  ".lstrip()

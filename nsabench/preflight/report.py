@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from nsabench.machine.environment.pairs import belongs, numbers
+from nsabench.machine.environment.pairs import describe_mismatch, numbers
 from nsabench.model.vocabulary import Status
 from nsabench.preflight.architectures import KIB
 from nsabench.preflight.launch import CompiledLaunch
@@ -64,7 +64,7 @@ def _make_grid(compiled: Sequence[CompiledLaunch], title: str) -> Table:
     columns = list(dict.fromkeys(_name_column(c) for c in sorted(compiled, key=order_of)))
     torches = Counter(triton for _, triton in {column[:2] for column in columns})
     for torch, triton, architecture in columns:
-        mark = "*" if belongs(torch, triton) else ""
+        mark = "*" if describe_mismatch(torch, triton) else ""
         of = f"\ntorch {torch}" if torches[triton] > 1 else ""
         table.add_column(f"{triton}{mark}{of}\n{architecture}", justify="right")
     rows = sorted({_make_row(c) for c in compiled})
@@ -99,7 +99,7 @@ def _explain_unpaired(compiled: Sequence[CompiledLaunch]) -> list[Text]:
     return [
         Text(f"* Triton {triton} with torch {torch} is {other}", "yellow")
         for torch, triton in pairs
-        if (other := belongs(torch, triton))
+        if (other := describe_mismatch(torch, triton))
     ]
 
 

@@ -28,7 +28,7 @@ from nsabench.model.source import Source
 from nsabench.model.vocabulary import MARGIN, Purpose
 from nsabench.planning import resolve
 from nsabench.planning.narrow import ALL, Narrowed
-from nsabench.running import resume as resuming
+from nsabench.running import resume_checks
 from nsabench.running.attempt import attempt
 from nsabench.running.compilation import Ahead
 from nsabench.running.discovery import discover
@@ -44,7 +44,7 @@ from nsabench.signing.signer import make_run_key
 from nsabench.verdicts import parquet, tables
 from nsabench.verdicts.attempts import CaseState, state_of
 from nsabench.verdicts.merged import assemble
-from nsabench.verdicts.results import Results, assess, belongs
+from nsabench.verdicts.results import Results, assess, refuse_other_log
 from nsabench.worker.protocol import Step
 
 ANNOUNCEMENTS = {
@@ -262,7 +262,7 @@ class _Run:
             ) as self._checker,
         ):
             log = self._file.log
-            belongs(self.plan, log)
+            refuse_other_log(self.plan, log)
             self.signer = self._find_signer()
             if ops_file is not None and not ops.has_op_of(self.plan):
                 # Not before the signature was checked: a plan without one may name any file.
@@ -289,8 +289,8 @@ class _Run:
     def _find_signer(self) -> Signer:
         if not self.resumed:
             return self.signer or make_run_key(self.folder.path)
-        signer = resuming.find_signer(self.folder, self._file.origin, self.signer)
-        resuming.refuse_changed_environment(self.folder, self._file.log)
+        signer = resume_checks.find_signer(self.folder, self._file.origin, self.signer)
+        resume_checks.refuse_changed_environment(self.folder, self._file.log)
         return signer
 
     def _run_jobs(self) -> None:
@@ -342,9 +342,9 @@ class _Run:
         """Describe and calibrate the machine, and log the session of this process."""
         log = self._file.log
         described = executor.describe()
-        resuming.refuse_other_software(described, log)
+        resume_checks.refuse_other_software(described, log)
         machine = machine_of(self.plan.run_id, described)
-        resuming.refuse_other_machine(machine, log)
+        resume_checks.refuse_other_machine(machine, log)
         if self.fit or not log.sessions:
             # Before this run itself changes clocks, temperature and processes.
             environment = collect(described, self.plan)
@@ -361,7 +361,7 @@ class _Run:
             Session(
                 run_id=self.plan.run_id,
                 plan_sha256=self.plan.sha256,
-                environment_sha256=resuming.digest(self.folder.environment),
+                environment_sha256=resume_checks.digest(self.folder.environment),
                 started=datetime.now(UTC),
                 machine=machine,
                 distributions=registry.distributions(),

@@ -159,7 +159,7 @@ class Part:
 def assess(plan: Plan, log: Log, known: Sequence[Finding] = ()) -> Assessed:
     """Apply the checks. known: further findings. Raises `UsageError` if the log is empty, or not
     from this plan."""
-    belongs(plan, log)
+    refuse_other_log(plan, log)
     ops.refuse_other(plan)
     if not log.sessions:
         raise UsageError("the log is empty: nothing was measured", "resume with --resume RUN.")
@@ -194,7 +194,7 @@ def _name_unproven(records: Sequence[Record]) -> list[Record]:
     ]
 
 
-def belongs(plan: Plan, log: Log) -> None:
+def refuse_other_log(plan: Plan, log: Log) -> None:
     names = {planned.id: set(planned.implementations) for planned in plan.cases}
     if plan.canary is not None:
         names.setdefault(plan.canary.id, set(plan.canary.implementations))

@@ -13,7 +13,7 @@ from nsabench.cli.archive import command as archive_command
 from nsabench.evidence.archive import Archive
 from nsabench.evidence.archive.query import query
 from nsabench.evidence.manifest import seal, verify
-from nsabench.machine.environment.pairs import belongs
+from nsabench.machine.environment.pairs import describe_mismatch
 from nsabench.output import site
 from nsabench.output.report import Facts
 from nsabench.preflight import report
@@ -43,7 +43,7 @@ def signed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_one_place_says_it(torch: str | None, triton: str | None, said: str) -> None:
-    assert belongs(torch, triton) == said
+    assert describe_mismatch(torch, triton) == said
 
 
 def test_a_run_and_its_site(signed: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from nsabench import limits, ops
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.evidence.archive.archive import READERS, Archive, ArchivedRun
 from nsabench.evidence.archive.store import _INSTALL
-from nsabench.machine.environment.pairs import belongs
+from nsabench.machine.environment.pairs import describe_mismatch
 from nsabench.reading import size
 from nsabench.verdicts import break_even
 from nsabench.verdicts.parquet import TABLES
@@ -188,7 +188,7 @@ def _runs(runs: Sequence[ArchivedRun]) -> pa.Table:
                 "commit": p.environment.commits.get("nsabench"),
                 "kernels_commit": p.environment.commits.get("kernels"),
                 # Empty if the torch and the Triton belong together.
-                "unpaired": belongs(p.environment.torch, p.environment.triton),
+                "unpaired": describe_mismatch(p.environment.torch, p.environment.triton),
             }
         )
     return pa.Table.from_pylist(rows)

@@ -22,7 +22,7 @@ from nsabench.verdicts import canary
 from nsabench.verdicts.attempts import states_of
 from nsabench.verdicts.canary import Canary
 from nsabench.verdicts.merged import name_of
-from nsabench.verdicts.results import belongs
+from nsabench.verdicts.results import refuse_other_log
 
 # Fields of a plan in which shards may differ: the folders of the user's files, for example.
 _OWN = {"shard", "cases", "implementations", "kernels", "ops"}
@@ -60,7 +60,7 @@ def read_log(folder: Path, plan: Plan) -> tuple[Log, Origin]:
     """Return the log of a run, finished or not, and its signer."""
     try:
         found, origin = log.examine(folder / "log.jsonl")
-        belongs(plan, found)
+        refuse_other_log(plan, found)
         return found, origin
     except (UsageError, VerificationFailed) as error:
         raise VerificationFailed(f"log.jsonl: {error}") from None

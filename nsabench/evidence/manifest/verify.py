@@ -26,7 +26,7 @@ from nsabench.evidence.manifest.statement import (
 )
 from nsabench.evidence.manifest.tables import check_summary, check_tables, derive_tables
 from nsabench.machine.environment.model import Environment
-from nsabench.machine.environment.pairs import belongs
+from nsabench.machine.environment.pairs import describe_mismatch
 from nsabench.model.plan import Plan
 from nsabench.reading import OutOfBounds
 from nsabench.running.folder import KEPT, MANIFEST, SHARDS, is_run_file
@@ -238,7 +238,7 @@ def _check_environment(folder: Path, predicate: Predicate | None) -> Environment
 def _describe_environment(environment: Environment) -> str:
     brief = brief_of(environment)
     complete = "complete" if environment.complete else "not complete"
-    return "; ".join(filter(None, (complete, belongs(brief.torch, brief.triton))))
+    return "; ".join(filter(None, (complete, describe_mismatch(brief.torch, brief.triton))))
 
 
 def _check_origin(

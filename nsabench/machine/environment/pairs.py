@@ -56,7 +56,7 @@ def unpaired(torch: str, triton: str) -> str:
 
 
 @lru_cache(maxsize=16)  # called for every record
-def belongs(torch: str | None, triton: str | None) -> str:
+def describe_mismatch(torch: str | None, triton: str | None) -> str:
     """Return "unpaired: this torch belongs with triton 3.6.0", or "" if the versions fit or are
     unknown."""
     other = unpaired(torch, triton) if torch and triton else ""

@@ -24,7 +24,7 @@ from nsabench.evidence.manifest.keys import trusted_keyids
 from nsabench.evidence.manifest.seal import brief_environment
 from nsabench.evidence.manifest.statement import EnvironmentBrief, Trust
 from nsabench.machine.environment.nvml import THROTTLING
-from nsabench.machine.environment.pairs import belongs, unpaired
+from nsabench.machine.environment.pairs import describe_mismatch, unpaired
 from nsabench.model.plan import Plan
 from nsabench.model.record import Key, Record
 from nsabench.model.vocabulary import Catch, Regime, Role
@@ -115,7 +115,7 @@ class Side:
         written = (e.gpu, e.torch, e.triton, e.cuda)
         device, torch, triton, cuda = (w or r for w, r in zip(written, recorded, strict=True))
         versions = {
-            "pair": belongs(torch, triton),
+            "pair": describe_mismatch(torch, triton),
             "device": device or plan.device,
             "driver": e.driver,
             "torch": torch,

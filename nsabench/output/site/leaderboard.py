@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from nsabench.machine.environment.pairs import belongs
+from nsabench.machine.environment.pairs import describe_mismatch
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Direction, Regime, Role, Status
 from nsabench.output import grouped
@@ -85,12 +85,12 @@ class Leaderboard:
 
 
 def software(record: Record) -> str:
-    line, other = ", ".join(versions(record)), belongs(record.torch, record.triton)
+    line, other = ", ".join(versions(record)), describe_mismatch(record.torch, record.triton)
     return f"{line} ({other})" if other else line
 
 
 def is_paired(record: Record) -> bool:
-    return not belongs(record.torch, record.triton)
+    return not describe_mismatch(record.torch, record.triton)
 
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from typing import Any
 
 from nsabench import labels
 from nsabench.checks import Finding
-from nsabench.machine.environment.pairs import belongs
+from nsabench.machine.environment.pairs import describe_mismatch
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import MARGIN, Answer, Regime, Status, Verdict
@@ -208,7 +208,7 @@ def _decide_candidate(
         answer=answer,
         where=where,
         regime=regime,
-        unpaired=belongs(first.torch, first.triton),
+        unpaired=describe_mismatch(first.torch, first.triton),
         caution="" if reasons else tally(beside(row.record, regime) for row in above),
     )
 
