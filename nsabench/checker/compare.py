@@ -100,14 +100,16 @@ def measure(
     least = max(rounding * typical, math.sqrt(width) * _underflow(output.dtype))
     scale = abs(factor)
     lost = (norms <= right * (LOST * scale)) & (right >= least)
-    worst, row = (off / torch.where(lost, right, held_to)).max(0)
+    worst, row = torch.stack(
+        [found.double() for found in (off / torch.where(lost, right, held_to)).max(0)]
+    ).tolist()
     index = np.unravel_index(int(row), output.shape[:-1])
     return Errors(
         # A result of which no row is compared is not shown to be right.
         total / (kept * width) / scale if kept else math.nan,
         max_abs_err / scale,
         l2 / scale / (size or 1.0),
-        float(worst) / scale,
+        worst / scale,
         f"{name}[{', '.join(map(str, index))}]" if index else name,
         *counted,
     )
@@ -126,7 +128,8 @@ def _measure_pieces(
     bounded = legal.rows.to(result.device) if legal is not None else None
     begin = 0
     for part, truth in zip(result.split(at_once), expected.split(at_once), strict=True):
-        truth, kept = truth.double(), torch.tensor(len(truth), device=truth.device)
+        truth = truth.double()
+        kept = truth.new_full((), len(truth))
         if leaves_out:
             out = ~rows_left_out.compared(truth).unsqueeze(1)
             if nearest is not None and bounded is not None:

@@ -282,8 +282,8 @@ class _Callers:
         [first, *own], *others = families
         compiled = self._call(first)
         if first.info.compiled_by or first.info.name in self.compiling:
-            for call in own:
-                self._submit(self._call, call)
+            if own:  # its first call may compile what its others need
+                self._submit(self._call_family, own)
             for family in [] if first.info.compiled_by else others:
                 self._submit(self._call_family, family)
         elif compiled.is_unsupported and (left := [*own, *chain.from_iterable(others)]):

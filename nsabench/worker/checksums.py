@@ -25,6 +25,10 @@ class Cut(NamedTuple):
     rest: Tensor
 
     @property
+    def ends(self) -> list[Tensor]:
+        return [self.words, self.rest.long()] if self.rest.numel() else [self.words]
+
+    @property
     def is_gathered(self) -> bool:
         return bool(self.folded.is_cuda and 0 < self.folded.nbytes <= GATHERED_BYTES)
 
@@ -54,7 +58,7 @@ class Sums:
             if not cuts[first].is_gathered:
                 alike = [_sum_folds(cut.folded[None]) for cut in cuts[first::each]]
                 sums += map(torch.cat, zip(*alike, strict=True))
-        ends = torch.cat([end for cut in cuts for end in (cut.words, cut.rest.long())])
+        ends = torch.cat([end for cut in cuts for end in cut.ends])
         return torch.cat([*sums, ends.view(self._sets, ends.numel() // self._sets)], 1)
 
     def _cut_all(self) -> list[Cut]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -18,6 +17,7 @@ from nsabench.errors import EnvironmentRefused
 from nsabench.machine.environment import nvml
 from nsabench.model.measurement import Message
 from nsabench.registry import Implementation
+from nsabench.worker import state
 from nsabench.worker.channel import Channel
 from nsabench.worker.compilation import compile_case
 from nsabench.worker.inputs import InputSets
@@ -33,7 +33,6 @@ from nsabench.worker.protocol import (
     Measured,
     Step,
 )
-from nsabench.worker.state import give_back
 from nsabench.worker.timing import ceilings
 from nsabench.worker.timing.timer import CpuTimer, Timer
 
@@ -79,8 +78,7 @@ class Session:
     def items(self) -> dict[tuple[str, str], Implementation]:
         """The implementations by op and name. Raises `UsageError` if one cannot be imported."""
         loaded = registry.load(self.kernels, self.sources, ops_file=self.ops_file)
-        gc.collect()
-        gc.freeze()  # so that collections between cases skip what is imported
+        state.collect_all()
         return {(item.op, item.name): item for item in loaded}
 
     def answer(self, request: Discover | Calibrate | Compile | Measure) -> Message:
@@ -131,7 +129,7 @@ class Session:
             deliver=deliver,
             early_exit=request.early_exit,
         )
-        give_back(self.device)
+        state.give_back(self.device)
         return measured
 
     def _announce(self, step: Step) -> None:

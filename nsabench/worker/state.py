@@ -151,7 +151,7 @@ def forget_earlier_cases() -> None:
     # To import what `reset` needs takes seconds, so only if something was compiled.
     if frames is not None and frames.FRAME_COUNTER:
         sys.modules["torch._dynamo"].reset()
-        _collect_all()
+        collect_all()
     else:
         _collect_garbage()
 
@@ -160,11 +160,12 @@ def give_back(device: str) -> None:
     """Free the device's cached memory for other workers. The next request reports an error."""
     if device == "cuda":
         with suppress(Failure, DeviceLost):
-            for step in (_collect_garbage, _empty_cache):
+            for step in (_collect_garbage, _collect_dropped, _empty_cache):
                 guarded(step, device)
 
 
 _modules_frozen = 0
+_idle_bytes: int | None = None  # of device memory that stays allocated after the first case
 
 
 def _collect_garbage() -> None:
@@ -172,10 +173,21 @@ def _collect_garbage() -> None:
     if len(sys.modules) == _modules_frozen:
         _collect()
     else:
-        _collect_all()
+        collect_all()
 
 
-def _collect_all() -> None:
+def _collect_dropped() -> None:
+    """Collect all if more memory is allocated than after the first case: an object that was frozen
+    in an earlier case may hold it."""
+    global _idle_bytes
+    if _idle_bytes is None:
+        _idle_bytes = torch.cuda.memory_allocated()
+    elif torch.cuda.memory_allocated() > _idle_bytes:
+        collect_all()
+
+
+def collect_all() -> None:
+    """Collect all objects, and freeze what is left."""
     global _modules_frozen
     _unfreeze()
     _collect()

@@ -245,11 +245,6 @@ class WorkerExecutor:
             return self._measure(job)
         except WorkerLost as lost:
             return lost.death
-        except WorkerRefused as refused:
-            if not self.is_clean:
-                raise
-            # A source may need a module that only comes with a candidate.
-            return Death(status=Status.CRASHED, reason=str(refused))
 
     def _measure(self, job: Job) -> Measured:
         case, names = job.case, list(job.implementations)
@@ -270,16 +265,22 @@ class WorkerExecutor:
         # Prechecks, parity, its result and warm-up of each, and a few steps of the case.
         max_steps = 8 * len(names) + 8
         max_deliveries = len(names) * most_deliveries(case)
-        with sensors.watching(self.device, process.own_processes) as watch:
-            measured = self._ask(
-                request,
-                Measured,
-                case.timeout_s,
-                max_steps,
-                max_deliveries,
-                computes,
-                watch.at_step,
-            )
+        try:
+            with sensors.watching(self.device, process.own_processes) as watch:
+                measured = self._ask(
+                    request,
+                    Measured,
+                    case.timeout_s,
+                    max_steps,
+                    max_deliveries,
+                    computes,
+                    watch.at_step,
+                )
+        except WorkerRefused as refused:
+            if not self.is_clean:
+                raise
+            # A source may need a module that only comes with a candidate.
+            raise WorkerLost(Death(status=Status.CRASHED, reason=str(refused))) from refused
         if watch.seen is not None:
             measured.conditions = watch.seen
         self._refuse_answer(measured, names)
