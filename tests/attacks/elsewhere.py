@@ -99,7 +99,7 @@ def in_container(arguments: Sequence[str], image: str = "") -> int:
         for part in ("tests", "pyproject.toml"):
             shown[str(CHECKOUT / part)] = f"{THERE}/{part}"
         digest = str(client.images.get(image).id)
-        settings = launch._settings(launch.Launch(COMBO, [], results, user=OWNER), digest)
+        settings = launch._make_settings(launch.Launch(COMBO, [], results, user=OWNER), digest)
         assert settings["read_only"] and settings["network_mode"] == "none"
         assert settings["cap_drop"] == ["ALL"]
         settings["volumes"] |= {path: {"bind": at, "mode": "ro"} for path, at in shown.items()}

@@ -3,6 +3,7 @@
 import atexit
 import ctypes
 import fcntl
+import json
 import os
 import platform
 import signal
@@ -155,18 +156,25 @@ def ignores_every_signal(q, k, v, sm_scale):
 @once
 def patch_outcome(values):
     [channel] = instances("Channel")
-    send = channel.send
+    stream = channel._stream
 
-    def forged(message):
-        for observation in getattr(message, "observations", ()):
-            for name, value in values.items():
-                if name == "time_ms":
-                    observation.samples.time_ms[:] = [value] * len(observation.samples.time_ms)
-                elif observation.implementation != "sdpa_gqa":
-                    setattr(observation, name, value)
-        send(message)
+    class Forger:
+        def write(self, line):
+            nonce, _, content = line.partition(b" ")
+            message = json.loads(content)
+            for observation in message.get("observations", ()):
+                for name, value in values.items():
+                    if name == "time_ms":
+                        samples = observation["samples"]
+                        samples["time_ms"] = [value] * len(samples["time_ms"])
+                    elif observation["implementation"] != "sdpa_gqa":
+                        observation[name] = value
+            stream.write(nonce + b" " + json.dumps(message).encode() + b"\n")
 
-    channel.send = forged
+        def flush(self):
+            stream.flush()
+
+    channel._stream = Forger()  # `send` was looked up before the call
 
 
 @attack("crashed", "wrote on the descriptor of the worker's answers")

@@ -381,5 +381,5 @@ def test_each_device_of_a_kind_has_its_own_baselines(monkeypatch: pytest.MonkeyP
     for uuid in ("GPU-1", "GPU-2"):
         monkeypatch.setattr(identity, "_device_uuid", lambda described, uuid=uuid: uuid)
         known = baselines.KnownBaselines(described, {"x": "0"}, fresh=False)
-        keys.add(known._file(case, info))
+        keys.add(known._find_file(case, info))
     assert len(keys) == 2

@@ -385,7 +385,7 @@ def test_whatever_ends_it_keeps_what_is_complete(
 ) -> None:
     out = tmp_path / "p.parquet"
 
-    def ends(order: object, done: object) -> Generator[list[CompiledLaunch], None, None]:
+    def ends(*_: object, **__: object) -> Generator[list[CompiledLaunch], None, None]:
         if out.exists():
             raise EnvironmentRefused("there is no Triton")
         yield compiler().run([])

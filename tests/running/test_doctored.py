@@ -21,7 +21,7 @@ from nsabench.running.log import LogFile, read
 from nsabench.running.seals import Sealer
 from nsabench.sources import sha256
 from tests.running.test_resume import ME, Silent
-from tests.running.test_vouch import DONE, STRANGER
+from tests.running.test_resume_checks import DONE, STRANGER
 from tests.runs import Made, make_run
 
 SECRET = b"a token without a line end"

@@ -13,7 +13,7 @@ from nsabench.checks import Effect
 from nsabench.errors import UsageError
 from nsabench.model.vocabulary import Catch, Role, Status, Verdict
 from nsabench.output import tables
-from nsabench.output.explain import _sentence, explain, meanings
+from nsabench.output.explain import _read_first_sentence, explain, meanings
 from nsabench.output.report import Facts
 from nsabench.verdicts.tables import COMPARISONS, RECORDS, SAMPLES
 from nsabench.verdicts.threshold import decide_run
@@ -83,7 +83,7 @@ def test_every_implementation_that_ships_has_a_sentence() -> None:
     silent = [
         f"{item.op}: {item.name}"
         for item in registry.load()
-        if len(_sentence(item.call).split()) < 3
+        if len(_read_first_sentence(item.call).split()) < 3
     ]
     assert silent == []
     [meaning] = explain("lazy_output")
