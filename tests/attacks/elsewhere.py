@@ -109,7 +109,7 @@ def in_container(arguments: Sequence[str], image: str = "") -> int:
         settings["command"] = pytest_in("/tmp/tests", arguments)
         container = client.containers.create(image, **settings)
         try:
-            return launch._attend(container, lambda line: print(line, flush=True))
+            return launch._follow(container, lambda line: print(line, flush=True))
         finally:
             container.remove(force=True)
 
