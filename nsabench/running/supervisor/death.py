@@ -61,7 +61,10 @@ def took_too_much_memory(step: Step, limit_bytes: int) -> Death:
     return _death(step, Status.OUT_OF_MEMORY, how, "; killed")
 
 
-def broke_protocol(step: Step, how: str) -> Death:
+def broke_protocol(how: str, step: Step | None = None) -> Death:
+    """step: the last one of the process, if it is known."""
+    if step is None:
+        return Death(status=Status.CRASHED, reason=f"its process {how}; killed")
     return _death(step, Status.CRASHED, f"its process {how}", "; killed")
 
 

@@ -33,7 +33,7 @@ from nsabench.running.supervisor.death import (
 from nsabench.running.supervisor.program import Program, measuring
 from nsabench.running.supervisor.scratch import Scratch
 from nsabench.running.supervisor.timeouts import MAX_STEPS
-from nsabench.running.supervisor.warm import WarmWorker, broken_protocol
+from nsabench.running.supervisor.warm import WarmWorker
 from nsabench.verdicts.blame import BEFORE_ANY
 from nsabench.worker.protocol import (
     Calibrate,
@@ -157,9 +157,11 @@ class WorkerExecutor:
             elif isinstance(reply, Delivery):
                 deliveries, suspect = deliveries + 1, reply.implementation
                 if deliveries > max_deliveries:
-                    raise broken_protocol(f"delivered more than {max_deliveries} outputs")
+                    raise WorkerLost(
+                        broke_protocol(f"delivered more than {max_deliveries} outputs")
+                    )
                 if how := find_forgery(reply, step, computes):
-                    raise WorkerLost(broke_protocol(step, how))
+                    raise WorkerLost(broke_protocol(how, step))
                 assert self._worker.process is not None
                 self._worker.process.tell(self._checker.check(reply))
             elif isinstance(reply, LostDevice):
@@ -304,12 +306,12 @@ class WorkerExecutor:
         broken = None
         size = len(measured.model_dump_json(exclude=_ELSEWHERE).encode())
         if size > min(len(names) * MOST_ANSWER_BYTES, limits.LOG_LINE // 2):
-            broken = broken_protocol(f"answered with {size} bytes, more than the log has room for")
+            broken = broke_protocol(f"answered with {size} bytes, more than the log has room for")
         elif [observation.implementation for observation in measured.observations] != names:
-            broken = broken_protocol("answered for others than it was asked for")
+            broken = broke_protocol("answered for others than it was asked for")
         if broken is not None:
             self.retire()
-            raise broken
+            raise WorkerLost(broken)
 
     def _end_children(self, observations: list[Observation]) -> None:
         left = self._worker.process.children() if self._worker.process is not None else []

@@ -180,7 +180,7 @@ class WorkerProcess:
         return kind(how)
 
     def _broke(self, how: str) -> WorkerLost:
-        return self._lost(death.broke_protocol(self._step, how))
+        return self._lost(death.broke_protocol(how, self._step))
 
     def _died(self) -> WorkerLost:
         try:
@@ -200,7 +200,7 @@ class WorkerProcess:
         walks = self._scratch and scratch.begins_walk(self._scratch)
         if walks and scratch.holds_more(Path(self._scratch)):
             how = f"wrote more than {scratch.LIMIT} to its scratch"
-            raise self._lost(death.broke_protocol(self._step, how), ScratchFilled)
+            raise self._lost(death.broke_protocol(how, self._step), ScratchFilled)
 
     def children(self) -> list[psutil.Process]:
         return [p for p in family.family(self.pid) if p.pid != self.pid]

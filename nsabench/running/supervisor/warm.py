@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from nsabench.model.job import Death
 from nsabench.model.measurement import Message
-from nsabench.model.vocabulary import Status
-from nsabench.running.supervisor.death import WorkerLost
+from nsabench.running.supervisor.death import WorkerLost, broke_protocol
 from nsabench.running.supervisor.printed import Printed
 from nsabench.running.supervisor.process import WorkerProcess
 from nsabench.running.supervisor.program import Program
@@ -50,7 +48,7 @@ class WarmWorker:
                 if isinstance(reply, expected):
                     return reply
                 take(reply)
-            raise broken_protocol(f"answered with a {type(reply).__name__}")
+            raise WorkerLost(broke_protocol(f"answered with a {type(reply).__name__}"))
         except BaseException:
             self.retire()
             raise
@@ -65,7 +63,3 @@ class WarmWorker:
         process, self.process = self.process, None
         if process is not None:
             process.stop()
-
-
-def broken_protocol(how: str) -> WorkerLost:
-    return WorkerLost(Death(status=Status.CRASHED, reason=f"its process {how}; killed"))
