@@ -21,15 +21,15 @@ from nsabench.cli import group
 from nsabench.errors import UsageError
 from nsabench.machine import pressure
 from nsabench.machine.environment import identity
-from nsabench.model.case import Case
 from nsabench.model.description import Described
 from nsabench.model.measurement import Conditions
 from nsabench.model.plan import ImplementationInfo
-from nsabench.model.vocabulary import Direction, DType, Purpose, Role, Runs
+from nsabench.model.vocabulary import Purpose, Role, Runs
 from nsabench.output.check import of_step
 from nsabench.running import run
 from nsabench.running.supervisor.executor import WorkerExecutor
 from nsabench.verdicts.attempts import CaseState
+from tests.checking import a_case
 
 TWO = """
 from nsabench import implementation
@@ -367,17 +367,8 @@ def test_each_device_of_a_kind_has_its_own_baselines(monkeypatch: pytest.MonkeyP
     info = ImplementationInfo(
         op="selection_rows", name="x", role=Role.BASELINE, devices=(Runs.CUDA,), source="x"
     )
-    case = Case(
-        op="selection_rows",
-        shape={"N": 4, "H": 2, "D": 32, "Dv": 32, "L": 16},
-        dtype=DType.FLOAT16,
-        direction=Direction.FORWARD,
-        distribution="dense",
-        streams=1,
-        timeout_s=1,
-        seed=1,
-        timing=checking.question.TIMING,
-    )
+    shape = {"N": 4, "H": 2, "D": 32, "Dv": 32, "L": 16}
+    case = a_case("selection_rows", shape, timeout_s=1, timing=checking.question.TIMING)
     for uuid in ("GPU-1", "GPU-2"):
         monkeypatch.setattr(identity, "_device_uuid", lambda described, uuid=uuid: uuid)
         known = baselines.KnownBaselines(described, {"x": "0"}, fresh=False)

@@ -12,10 +12,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from nsabench.model.case import Case
-from nsabench.model.vocabulary import Direction, DType, Role, Status, Verdict
+from nsabench.model.job import Job
+from nsabench.model.vocabulary import Purpose, Role, Status, Verdict
 from nsabench.running.supervisor.executor import WorkerExecutor
 from nsabench.verdicts.tables import read_records
+from tests.checking import a_case
 
 torch = pytest.importorskip("torch")
 pytestmark = [
@@ -466,20 +467,18 @@ def test_an_implementation_does_not_beat_itself(tmp_path: Path) -> None:
 def test_a_worker_that_waits_holds_no_memory() -> None:
     """What torch keeps for later is taken for another worker: `check` has two, and called a right
     kernel out of memory."""
-    case = Case(
-        op="selection_rows",
-        shape={"N": 1024, "H": 8, "D": 128, "Dv": 128, "L": 2048},
-        dtype=DType.FLOAT16,
-        direction=Direction.FORWARD,
-        distribution="dense",
-        streams=1,
-        timeout_s=120,
-        seed=1,
+    shape = {"N": 1024, "H": 8, "D": 128, "Dv": 128, "L": 2048}
+    job = Job(
+        purpose=Purpose.MAIN,
+        case=a_case("selection_rows", shape, timeout_s=120),
+        sources=(),
+        attempt=1,
+        implementations=("sdpa_gqa_math",),
     )
     with closing(WorkerExecutor("cuda")) as executor:
         executor.describe()
         before, _ = torch.cuda.mem_get_info()
-        [observation] = executor.measure(case, ["sdpa_gqa_math"], 1).observations
+        [observation] = executor.run(job).observations
         after, _ = torch.cuda.mem_get_info()
     assert observation.status is Status.OK and observation.peak_mem_bytes, observation.reason
     assert before - after < 2 << 30  # its context, and what the timer keeps
