@@ -79,7 +79,6 @@ gpu-results: install
 
 # Every public library that is here, called once, then measured beside the kernels (CUDA)
 gpu-packages *arguments: install
-    .venv/bin/nsabench packages list
     {{ python }} -m tests.gpu.call_packages
     .venv/bin/nsabench all tests/gpu/packages.yaml --device cuda --out results/packages "$@"
 

@@ -32,7 +32,7 @@ SECTIONS = {
     "Measure": ("all", "run", "versions", "fleet", "merge"),
     "Read": ("report", "compare", "threshold", "explain", "site"),
     "Trust": ("verify", "audit", "key", "archive"),
-    "Set up": ("doctor", "list", "packages", "images", "completion"),
+    "Set up": ("doctor", "list", "images", "completion"),
 }
 
 

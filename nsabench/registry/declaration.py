@@ -14,7 +14,7 @@ from nsabench.errors import UsageError
 from nsabench.model.plan import ImplementationInfo, LeastWork, Origin
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Kind, Role
-from nsabench.packages import Package
+from nsabench.registry.package import Package
 
 if TYPE_CHECKING:
     from nsabench.ops import Op

@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from nsabench.machine import capabilities, landlock, seccomp
-from nsabench.packages import repository
 from nsabench.worker.caches import Caches
 from nsabench.worker.protocol import Sandbox
 
@@ -48,7 +47,6 @@ _restrictions = ""
 def enter(sandbox: Sandbox) -> None:
     global _restrictions
     scratch = Path(sandbox.scratch)
-    os.environ[repository.FOLDER] = str(repository.folder())  # XDG_CACHE_HOME would hide it
     for variable, name in _CACHES.items():
         (scratch / name).mkdir(exist_ok=True)
         os.environ[variable] = str(scratch / name)

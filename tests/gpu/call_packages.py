@@ -133,10 +133,11 @@ def main() -> None:
     if len(sys.argv) > 2 and sys.argv[1] == "--one":
         call_all(sys.argv[2])
         return
-    from nsabench.packages import CATALOGUE
+    from nsabench import registry
 
-    names = sys.argv[1:] or [*(p.name for p in CATALOGUE), "query_major", "split_keys"]
-    for package in CATALOGUE:
+    libraries = {item.package for item in registry.load() if item.package is not None}
+    names = sys.argv[1:] or [*(p.name for p in libraries), "query_major", "split_keys"]
+    for package in libraries:
         print(f"{package.name:34} {package.version or '-- ' + package.install}", flush=True)
 
     def one(name: str) -> str:

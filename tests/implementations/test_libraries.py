@@ -15,10 +15,17 @@ import torch
 
 from nsabench import Unsupported, ops, registry
 from nsabench.implementations import torch_attention
-from nsabench.implementations.libraries import _calls, fla, flash_attn_4, flashinfer, nsa_pytorch
+from nsabench.implementations.libraries import (
+    _calls,
+    _catalogue,
+    fla,
+    flash_attn_4,
+    flashinfer,
+    nsa_pytorch,
+)
+from nsabench.implementations.libraries._catalogue import FLA
 from nsabench.model.vocabulary import DType, Kind, Role
-from nsabench.packages import CATALOGUE, Package
-from nsabench.packages.catalogue import FLA
+from nsabench.registry.package import Package
 from tests.implementations import libraries
 from tests.implementations.stand_ins import assert_right, drawn, registered
 
@@ -245,10 +252,7 @@ def test_it_is_said_whether_keys_are_split(
     assert told == [splits]
 
 
-def test_one_that_is_not_installed_says_how_to_install_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("NSABENCH_PACKAGES", str(tmp_path))
+def test_one_that_is_not_installed_says_how_to_install_it() -> None:
     for item in registry.load():
         if item.package is None or item.package.version:
             continue
@@ -342,8 +346,20 @@ def test_a_library_that_fails_as_it_is_imported_is_unsupported(
 
 def test_every_library_has_an_implementation_and_a_licence() -> None:
     used = {i.package for i in registry.load() if i.package is not None}
-    assert used <= set(CATALOGUE)
-    assert all(p.licence and p.site.startswith("https://") for p in CATALOGUE)
+    assert used == {p for p in vars(_catalogue).values() if isinstance(p, Package)}
+    assert all(p.licence and p.github for p in used)
+
+
+def test_a_checkout_on_the_path_is_told_by_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _catalogue.FSA.version == ""
+    (tmp_path / "fsa/ops").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert _catalogue.FSA.version == "of an unknown version"
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git/HEAD").write_text(_catalogue.FSA.commit + "\n")
+    assert str(_catalogue.FSA.origin) == "Flash-Sparse-Attention 1da34f35cb18"
 
 
 def test_masks_gathers_and_flex_attention_are_general() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import cache
 from typing import Any, TypeVar
 
@@ -16,8 +15,7 @@ from nsabench import Unsupported
 from nsabench.implementations import torch_attention as _torch
 from nsabench.implementations._register import baseline
 from nsabench.ops.selection_blocks import OP as _SELECTION_BLOCKS
-from nsabench.packages import Package
-from nsabench.packages import repository as _repository
+from nsabench.registry.package import Package
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -60,23 +58,19 @@ def refuse_changed(
 
 
 def _explain_change(package: Package, what: str) -> Unsupported:
-    version = package.version or "of an unknown version"
-    return Unsupported(f"{package.name} {version} is not supported: {what}")
+    return Unsupported(f"{package.name} {package.version} is not supported: {what}")
 
 
 def _import_library(package: Package, module: str) -> Any:
     if not package.version:
         raise Unsupported(f"{package.name} is not installed: {package.install}")
-    own, release = package.repository, f"{package.name} {package.version}"
-    with _repository.importable(own) if own is not None else nullcontext():
-        try:
-            return importlib.import_module(module)
-        except ImportError as error:
-            raise Unsupported(f"{release} cannot be imported: {error}") from error
-        except (RuntimeError, OSError, AttributeError, TypeError) as error:
-            raise Unsupported(
-                f"{release} fails to import: {type(error).__name__}: {error}"
-            ) from error
+    release = f"{package.name} {package.version}"
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise Unsupported(f"{release} cannot be imported: {error}") from error
+    except (RuntimeError, OSError, AttributeError, TypeError) as error:
+        raise Unsupported(f"{release} fails to import: {type(error).__name__}: {error}") from error
 
 
 def selected_blocks(

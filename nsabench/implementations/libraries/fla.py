@@ -14,8 +14,8 @@ from torch import Tensor
 from nsabench import Unsupported
 from nsabench.implementations._register import Packing, baseline
 from nsabench.implementations.libraries import _calls, flash_attn
+from nsabench.implementations.libraries._catalogue import FLA
 from nsabench.implementations.torch_attention import is_power_of_two, wants_grad
-from nsabench.packages.catalogue import FLA
 
 PARALLEL = "fla.ops.nsa.parallel:parallel_nsa"
 GATES = ("g_cmp", "g_slc", "g_swa")

@@ -15,8 +15,8 @@ from nsabench.implementations.baselines import bands, compressed, selection_varl
 from nsabench.implementations.baselines.causal_attention import dense_attention
 from nsabench.implementations.baselines.decode import whole_cache
 from nsabench.implementations.libraries import _calls
-from nsabench.packages import Package
-from nsabench.packages.catalogue import FLASH_ATTN
+from nsabench.implementations.libraries._catalogue import FLASH_ATTN
+from nsabench.registry.package import Package
 
 PLAIN, VARLEN, CACHED = "flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"
 PACKED = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")

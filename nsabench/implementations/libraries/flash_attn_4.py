@@ -16,9 +16,9 @@ from nsabench.implementations._register import Packing, baseline
 from nsabench.implementations.baselines.decode import whole_cache
 from nsabench.implementations.baselines.selection_blocks import chosen_table
 from nsabench.implementations.libraries import _calls
+from nsabench.implementations.libraries._catalogue import FLASH_ATTN_4
 from nsabench.implementations.libraries.flash_attn import PLAIN, VARLEN, Flash, output_only
 from nsabench.implementations.torch_attention import TILE
-from nsabench.packages.catalogue import FLASH_ATTN_4
 
 FLASH = Flash(FLASH_ATTN_4, "flash_attn.cute.interface")
 SPARSITY = "flash_attn.cute.block_sparsity:BlockSparseTensorsTorch"

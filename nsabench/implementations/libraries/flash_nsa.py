@@ -13,7 +13,7 @@ from nsabench import Unsupported
 from nsabench.implementations import torch_attention as _torch
 from nsabench.implementations._register import Packing, baseline
 from nsabench.implementations.libraries import _calls, flash_attn_4
-from nsabench.packages.catalogue import FLASH_ATTN, FLASH_NSA
+from nsabench.implementations.libraries._catalogue import FLASH_ATTN, FLASH_NSA
 
 HELPER = "flash_nsa:NSAHelper"
 CONFIG = "flash_nsa:NSAConfig"

@@ -21,7 +21,7 @@ from nsabench.implementations._register import baseline
 from nsabench.implementations.baselines.decode import whole_cache
 from nsabench.implementations.baselines.selection_ranges import disjoint, first_keys
 from nsabench.implementations.libraries import _calls
-from nsabench.packages.catalogue import FLASHINFER
+from nsabench.implementations.libraries._catalogue import FLASHINFER
 
 WORKSPACE_BYTES = 128 << 20
 MOST_PLANS = 16  # that are kept

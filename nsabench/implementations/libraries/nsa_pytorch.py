@@ -10,7 +10,7 @@ from torch import Tensor
 from nsabench import Unsupported
 from nsabench.implementations._register import Packing
 from nsabench.implementations.libraries import _calls
-from nsabench.packages.catalogue import NSA_PYTORCH
+from nsabench.implementations.libraries._catalogue import NSA_PYTORCH
 
 ATTEND = "native_sparse_attention_pytorch.triton_native_sparse_attention:native_sparse_attend"
 TAKES: tuple[str, ...] = ("fq", "fk", "fv", "block_size", "selected_block_indices", "fmask")

@@ -10,8 +10,8 @@ from nsabench import Unsupported
 from nsabench.implementations import torch_attention as _torch
 from nsabench.implementations._register import Packing
 from nsabench.implementations.libraries import _calls
-from nsabench.packages import Package
-from nsabench.packages.catalogue import FSA, NSA_TRITON
+from nsabench.implementations.libraries._catalogue import FSA, NSA_TRITON
+from nsabench.registry.package import Package
 
 TOPK = "native_sparse_attention.ops.triton.topk_sparse_attention:topk_sparse_attention"
 FSA_TOPK = "fsa.ops.FSA_topk_sparse_attention:FSA_topk_sparse_attention"

@@ -13,7 +13,6 @@ from nsabench.model.vocabulary import BENIGN, Direction, Regime, Role, Status
 from nsabench.output import grouped
 from nsabench.output.document import Name, Table, number
 from nsabench.output.standing import versions
-from nsabench.packages.catalogue import CATALOGUE
 from nsabench.verdicts.caution import beside, tally
 from nsabench.verdicts.statistics import geometric_mean
 
@@ -96,7 +95,6 @@ def is_paired(record: Record) -> bool:
 T = TypeVar("T")
 _Key = tuple[str, str, str, str, Regime]  # op, direction, GPU, versions
 _Measured = tuple[str, list[Record]]  # the id of a run, and its records
-_KNOWN = {package.name for package in CATALOGUE}
 
 
 def at_least_half(measured: Sequence[T], size: Callable[[T], int]) -> list[T]:
@@ -138,7 +136,7 @@ def _filter_by_libraries(measured: Sequence[_Measured], regime: Regime) -> list[
 
     def libraries(run: _Measured) -> int:
         rivals = [r for r in run[1] if r.role is Role.BASELINE and r.status is Status.OK]
-        return len({r.package for r in rivals if r.timed_in(regime)} & _KNOWN)
+        return len({r.package for r in rivals if r.package and r.timed_in(regime)})
 
     return at_least_half(measured, libraries)
 
