@@ -24,6 +24,7 @@ from nsabench.fleet.merge import merge
 from nsabench.output import terminal
 from nsabench.planning.shards import ALL
 from nsabench.signing import load_signer
+from nsabench.verdicts.failures import failures
 
 
 @click.command("all")
@@ -85,8 +86,7 @@ def measure_shards(asked: Measuring, places: list[Place]) -> int:
         folders, out, signer, trusted=trusted_keyids(()), note=lambda text: say(text, err=True)
     )
     click.echo()
-    if found.finished is not None:
-        terminal.print_summary(found.finished, terminal.console(), verbose=asked.verbose)
-    say(f"{len(folders)} shards, {len(found.plan.cases)} cases, {found.records} records: {out}")
+    terminal.print_summary(found.finished, terminal.console(), verbose=asked.verbose)
+    say(f"{len(folders)} shards, {len(found.finished.plan.cases)} cases: {out}")
     say(found.signed)
-    return 1 if found.failed else 0
+    return 1 if failures(found.finished.results) else 0

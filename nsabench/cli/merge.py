@@ -15,6 +15,7 @@ from nsabench.evidence.manifest.statement import Trust
 from nsabench.fleet.merge import merge
 from nsabench.output import terminal
 from nsabench.signing import load_signer
+from nsabench.verdicts.failures import failures
 
 
 @click.command("merge")
@@ -55,21 +56,22 @@ def command(
         require=least_trust(public, require),
         note=lambda text: say(f"nsabench: {text}", err=True),
     )
+    plan, results = found.finished.plan, found.finished.results
+    failed = failures(results)
     if as_json:
         say_json(
             {
                 "run": str(out),
-                "run_id": found.plan.run_id,
-                "shards": list(found.plan.shards),
-                "cases": len(found.plan.cases),
-                "records": found.records,
+                "run_id": plan.run_id,
+                "shards": list(plan.shards),
+                "cases": len(plan.cases),
+                "records": len(results.records),
                 "outlying": found.outlying,
-                "failures": found.failed,
+                "failures": failed,
             }
         )
     else:
-        if found.finished is not None:
-            terminal.print_summary(found.finished, terminal.console())
-        say(f"{len(shards)} shards, {len(found.plan.cases)} cases, {found.records} records: {out}")
+        terminal.print_summary(found.finished, terminal.console())
+        say(f"{len(shards)} shards, {len(plan.cases)} cases, {len(results.records)} records: {out}")
         say(found.signed)
-    return 1 if found.failed else 0
+    return 1 if failed else 0

@@ -9,13 +9,11 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
-
-import pyarrow as pa
 
 from nsabench import conclusion, ops
 from nsabench.errors import UsageError, VerificationFailed
@@ -30,42 +28,16 @@ from nsabench.processes import parallel_map
 from nsabench.running.folder import KEPT, RunFolder
 from nsabench.running.run import Finished
 from nsabench.signing import Signer
-from nsabench.verdicts import break_even, canary, merged, threshold
-from nsabench.verdicts.failures import failures
-from nsabench.verdicts.parquet import Tables, tables_of
-from nsabench.verdicts.results import Results
-from nsabench.verdicts.threshold import decide_all
-from nsabench.verdicts.threshold.evidence import Evidence, together
-from nsabench.verdicts.threshold.evidence import of_records as of_evidence
-
-
-@dataclass
-class Merged:
-    """A merged run.
-
-    finished: None if the run has too many records for a page.
-    outlying: the reason why a shard's times decide nothing, by shard.
-    failed: one line a failure. signed: one sentence.
-    """
-
-    plan: Plan
-    finished: Finished | None
-    records: int = 0
-    outlying: dict[str, str] = field(default_factory=dict)
-    failed: list[str] = field(default_factory=list)
-    signed: str = ""
+from nsabench.verdicts import merged
 
 
 @dataclass(frozen=True)
-class _Derived:
-    """The results derived from a shard; they are None if the run has no page. Times in seconds."""
+class Merged:
+    """A merged run. outlying: why a shard's times decide nothing. signed: one sentence."""
 
-    results: Results | None
-    tables: tuple[pa.Table, pa.Table, pa.Table]
-    failed: list[str]
-    evidence: Evidence
-    wall_s: float
-    measuring_s: float
+    finished: Finished
+    outlying: dict[str, str]
+    signed: str
 
 
 def merge(
@@ -100,9 +72,7 @@ def merge(
         except BaseException:
             shutil.rmtree(making)
             raise
-    if made.finished is not None:
-        made.finished = replace(made.finished, folder=RunFolder(out))
-    return made
+    return replace(made, finished=replace(made.finished, folder=RunFolder(out)))
 
 
 def _admit(
@@ -126,64 +96,21 @@ def _write_run(
     run = RunFolder(folder)
     plan.write(run.plan)
     run.logs.mkdir()
-    outlying = canary.outlying({merged.name_of(s.plan): s.logged.canary for s in shards})
-    for name, why in outlying.items():
-        note(f"{name} differs from the others, so its verdicts are inconclusive: {why}")
-    made = Merged(plan, None, outlying=outlying)
-    parts: list[Results] = []
-    evidence: list[Evidence] = []
-    sizes = {size for planned in plan.cases for size in planned.case.shape}
-    wall_s = measuring_s = 0.0
     for shard in shards:
         _copy_files(run, shard)
-    given = [(run.shard(s.plan.run_id), outlying.get(merged.name_of(s.plan), "")) for s in shards]
-    shown = merged.has_page(plan)
-    ops.count(planned.case for planned in plan.cases)  # once: the processes below are forked
-    derive = partial(_derive, run_id=plan.run_id, sizes=sizes, shown=shown)
-    with Tables(folder) as tables:
-        for own in parallel_map(derive, given, worth_it=2):
-            tables.add(own.tables)
-            made.failed += own.failed
-            made.records += own.tables[0].num_rows
-            wall_s += own.wall_s
-            measuring_s += own.measuring_s
-            evidence.append(own.evidence)
-            if own.results is not None:
-                parts.append(own.results)
     shutil.copyfile(shards[0].folder / "environment.json", run.environment)
-    decisions = decide_all([together(evidence)], plan.margin)
-    lacking = ""
-    if shown:
-        results = merged.together(parts)
-        made.finished = Finished(run, plan, results, wall_s, measuring_s, signer)
-        threshold.write(decisions, run.thresholds, break_even.decide(results.records))
-        lacking = conclusion.report(Facts.read(folder, results, signer))
-    else:
-        threshold.write(decisions, run.thresholds)
-        lacking = (
-            f"there is no page: {made.records} records are more than the "
-            f"{merged.MOST_ON_A_PAGE} that one shows"
-        )
+    parts = run.parts()
+    outlying = merged.outlying(parts)
+    for name, why in outlying.items():
+        note(f"{name} differs from the others, so its verdicts are inconclusive: {why}")
+    facts = Facts.read(folder, signer=signer)
+    conclusion.derive(facts, folder)
+    lacking = conclusion.report(facts)
     signed = conclusion.sign(run, signer)
-    made.signed = f"{signed}\n{lacking}" if lacking else signed
-    return made
-
-
-def _derive(
-    given: tuple[RunFolder, str], run_id: str, sizes: Iterable[str], shown: bool
-) -> _Derived:
-    """Derive what follows from a shard of the merged run, in a process of its own."""
-    folder, outlying = given
-    [part] = folder.parts()
-    results = merged.of_shard(run_id, part, outlying)
-    return _Derived(
-        results=results if shown else None,
-        tables=tables_of(results, run_id, sizes),
-        failed=failures(results),
-        evidence=of_evidence(results.records, part.plan).without_records(),
-        wall_s=part.log.wall_s,
-        measuring_s=part.log.measuring_s,
-    )
+    wall_s = sum(part.log.wall_s for part in parts)
+    measuring_s = sum(part.log.measuring_s for part in parts)
+    finished = Finished(run, plan, facts.results, wall_s, measuring_s, signer)
+    return Merged(finished, outlying, f"{signed}\n{lacking}" if lacking else signed)
 
 
 def _copy_files(run: RunFolder, shard: Shard) -> None:

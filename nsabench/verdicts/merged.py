@@ -6,7 +6,7 @@ not like the others, its times decide nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from nsabench.checks.finding import Effect, Finding
@@ -15,33 +15,36 @@ from nsabench.model.record import Record
 from nsabench.verdicts import canary
 from nsabench.verdicts.results import Part, Results, assess
 
-MOST_ON_A_PAGE = 20_000  # records; a longer page is of no use
-
-
-def has_page(plan: Plan) -> bool:
-    """Return whether a run has a page and break-even lengths: very large merged runs do not."""
-    records = sum(len(planned.implementations) for planned in plan.cases)
-    return not plan.shards or records <= MOST_ON_A_PAGE
-
 
 def assemble(run_id: str, parts: Sequence[Part]) -> Results:
     """Apply the checks to a run and judge its candidates. run_id: of the whole run."""
     if len(parts) == 1 and parts[0].plan.run_id == run_id:
         return assess(parts[0].plan, parts[0].log).results(parts[0].log)
-    canaries = {name_of(part.plan): canary.canary_of(part.plan, part.log) for part in parts}
-    outlying = canary.outlying(canaries)
-    return together(of_shard(run_id, part, outlying.get(name_of(part.plan), "")) for part in parts)
+    why = outlying(parts)
+    records: list[Record] = []
+    findings: dict[Finding, None] = {}
+    for part in parts:
+        results = _assess_shard(run_id, part, why.get(name_of(part.plan), ""))
+        records += results.records
+        # Many shards have the same findings about checks that no control proved.
+        findings |= dict.fromkeys(results.findings)
+    gravity = list(Effect)
+    return Results(records, sorted(findings, key=lambda f: gravity.index(f.effect)))
+
+
+def outlying(parts: Sequence[Part]) -> dict[str, str]:
+    """Return the shards whose host is not like the others, each with the reason."""
+    return canary.outlying(
+        {name_of(part.plan): canary.canary_of(part.plan, part.log) for part in parts}
+    )
 
 
 def name_of(plan: Plan) -> str:
     return f"shard {plan.shard} (run {plan.run_id})"
 
 
-def of_shard(run_id: str, part: Part, outlying: str) -> Results:
-    """Return the results of a shard, as records of the merged run.
-
-    run_id: of the merged run. outlying: why its host is not like the others, if it is not.
-    """
+def _assess_shard(run_id: str, part: Part, outlying: str) -> Results:
+    """Return the results of a shard, as records of the merged run."""
     name = name_of(part.plan)
     objections = [canary.finding(f"{name}: {outlying}")] if outlying else []
     results = assess(part.plan, part.log, objections).results(part.log)
@@ -53,17 +56,6 @@ def of_shard(run_id: str, part: Part, outlying: str) -> Results:
 def _with_run_id(record: Record, run_id: str) -> Record:
     comparisons = tuple(replace(c, run_id=run_id) for c in record.comparisons)
     return replace(record, run_id=run_id, comparisons=comparisons)
-
-
-def together(parts: Iterable[Results]) -> Results:
-    records: list[Record] = []
-    findings: dict[Finding, None] = {}
-    for results in parts:
-        records += results.records
-        # Many shards have the same findings about checks that no control proved.
-        findings |= dict.fromkeys(results.findings)
-    gravity = list(Effect)
-    return Results(records, sorted(findings, key=lambda f: gravity.index(f.effect)))
 
 
 def _name_shard(finding: Finding, shard: str, part: Plan) -> Iterator[Finding]:

@@ -68,12 +68,9 @@ def misfit(schema: pa.Schema, columns: Iterable[Column], needed: Iterable[str]) 
     return ""
 
 
-def of_records(records: Sequence[Record], sizes: Iterable[str] | None = None) -> pa.Table:
-    """Make the table of records.parquet. Sizes of ops from elsewhere come last.
-
-    sizes: of all records, if these are a part of a table.
-    """
-    found = {size for record in records for size in record.shape} if sizes is None else set(sizes)
+def of_records(records: Sequence[Record]) -> pa.Table:
+    """Make the table of records.parquet. Sizes of ops from elsewhere come last."""
+    found = {size for record in records for size in record.shape}
     named = schema([*RECORDS, *size_columns(found - SIZES)])
     fixed = [column.name for column in columns(Record)]
     values = zip(*map(attrgetter(*fixed), records), strict=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -18,10 +18,7 @@ from nsabench.processes import parallel_map
 from nsabench.running import log
 from nsabench.running.folder import KEPT, MANIFEST, RunFolder
 from nsabench.running.seals import Origin
-from nsabench.verdicts import canary
 from nsabench.verdicts.attempts import states_of
-from nsabench.verdicts.canary import Canary
-from nsabench.verdicts.merged import name_of
 from nsabench.verdicts.results import refuse_other_log
 
 # Fields of a plan in which shards may differ: the folders of the user's files, for example.
@@ -30,13 +27,11 @@ _OWN = {"shard", "cases", "implementations", "kernels", "ops"}
 
 @dataclass(frozen=True)
 class Logged:
-    """The content of a log. A merged run has the machine, signer and canary of its first shard."""
+    """The content of a log. A merged run has the machine and signer of its first shard."""
 
     cases: int
     described: Described
     origin: Origin
-    canary: Canary
-    outlying: Mapping[str, str] = field(default_factory=dict)  # shard -> why its times do not count
 
 
 def check_log(folder: Path, plan: Plan) -> Logged:
@@ -44,7 +39,6 @@ def check_log(folder: Path, plan: Plan) -> Logged:
     found, origin = read_log(folder, plan)
     try:
         states = states_of(plan, found, Purpose.MAIN)
-        measured = canary.canary_of(plan, found)
     except UsageError as error:
         raise VerificationFailed(f"log.jsonl: {error}") from None
     for case_id in plan.by_id.keys() - states.keys():
@@ -53,7 +47,7 @@ def check_log(folder: Path, plan: Plan) -> Logged:
     for session in found.sessions:
         stated = session.environment_sha256
         require_same("environment.json: its sha256, by the log,", digest, stated)
-    return Logged(len(states), found.sessions[0].described, origin, measured)
+    return Logged(len(states), found.sessions[0].described, origin)
 
 
 def read_log(folder: Path, plan: Plan) -> tuple[Log, Origin]:
@@ -74,9 +68,7 @@ def check_shards(folder: Path, plan: Plan) -> Logged:
     _check_plan(plan, [own for own, _ in shards])
     first = files.sha256(RunFolder(folder).shard(plan.shards[0]).path, "environment.json")
     require_same("environment.json: its sha256", files.sha256(folder, "environment.json"), first)
-    canaries = {name_of(own): found.canary for own, found in shards}
-    cases = sum(found.cases for _, found in shards)
-    return replace(shards[0][1], cases=cases, outlying=canary.outlying(canaries))
+    return replace(shards[0][1], cases=sum(found.cases for _, found in shards))
 
 
 def _check_shard(folder: Path, run_id: str) -> tuple[Plan, Logged]:

@@ -7,16 +7,15 @@ version of pyarrow. docs/reference/manifest.md lists what depends on versions.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nsabench import limits, ops, reading
+from nsabench import limits, reading
 from nsabench.checks.finding import Group
 from nsabench.checks.proofs import lacking
 from nsabench.errors import UsageError, VerificationFailed
@@ -27,11 +26,10 @@ from nsabench.model.plan import Plan
 from nsabench.model.version import __version__
 from nsabench.model.vocabulary import Catch, Direction, Mode
 from nsabench.planning import yaml_document
-from nsabench.processes import parallel_map
 from nsabench.reading import OutOfBounds
 from nsabench.running.folder import RunFolder
-from nsabench.verdicts import break_even, merged, threshold
-from nsabench.verdicts.parquet import TABLES, Tables, tables_of
+from nsabench.verdicts import break_even, merged, parquet, threshold
+from nsabench.verdicts.parquet import TABLES
 from nsabench.verdicts.tables import (
     BATCH,
     COMPARISONS,
@@ -39,46 +37,27 @@ from nsabench.verdicts.tables import (
     SAMPLES,
     check_table,
     misfit,
-    read_records,
 )
 
 _DECIDED_WITH = re.compile(rb"^decided_with: .*\n", re.MULTILINE)  # the build of nsabench
 COLUMNS = {"records": RECORDS, "comparisons": COMPARISONS, "samples": SAMPLES}
 
 
-def derive_tables(folder: Path, plan: Plan, outlying: Mapping[str, str], into: Path) -> None:
-    """Write the tables, and the thresholds if the run has some, that follow from its logs.
-
-    outlying: shard -> why its times decide nothing.
-    """
+def derive_tables(folder: Path, plan: Plan, into: Path) -> None:
+    """Write the tables, and the thresholds if the run has some, that follow from its logs."""
     run = RunFolder(folder)
-    parts = [run.shard(run_id) for run_id in plan.shards] or [run]
-    sizes = {size for planned in plan.cases for size in planned.case.shape}
-    derive = partial(_derive_part, plan.run_id, sizes, outlying)
     try:
-        ops.refuse_other(plan)
-        ops.count(planned.case for planned in plan.cases)
-        with Tables(into) as tables:
-            for part in parallel_map(derive, parts, worth_it=2):
-                tables.add(part)
+        results = merged.assemble(plan.run_id, run.parts())
+        parquet.write(results, plan.run_id, into)
         if run.thresholds.exists():  # `nsabench run` writes none
-            records = read_records(into)
-            payments = break_even.decide(records) if merged.has_page(plan) else []
-            decisions = threshold.decide_run(records, plan)
+            decisions = threshold.decide_run(results.records, plan)
+            payments = break_even.decide(results.records)
             threshold.write(decisions, RunFolder(into).thresholds, payments)
     except UsageError as error:
         raise VerificationFailed(f"they cannot be derived: {error}", error.remedy) from None
     except (ArithmeticError, AssertionError, LookupError, ValueError) as error:
         # A sealed log can still hold numbers that no device measures.
         raise VerificationFailed(f"they do not follow from the log: {error!r}") from None
-
-
-def _derive_part(
-    run_id: str, sizes: Iterable[str], outlying: Mapping[str, str], folder: RunFolder
-) -> tuple[pa.Table, pa.Table, pa.Table]:
-    [part] = folder.parts()
-    why = outlying.get(merged.name_of(part.plan), "")
-    return tables_of(merged.of_shard(run_id, part, why), run_id, sizes)
 
 
 def check_tables(folder: Path, derived: Path, plan: Plan, logged: Logged) -> str:

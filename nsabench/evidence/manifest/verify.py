@@ -262,7 +262,7 @@ def _check_origin(
 def _check_tables(folder: Path, plan: Plan, logged: Logged, predicate: Predicate | None) -> str:
     with TemporaryDirectory() as scratch:
         derived = Path(scratch)
-        derive_tables(folder, plan, logged.outlying, derived)
+        derive_tables(folder, plan, derived)
         if predicate is not None:
             check_summary(derived, predicate)
         return check_tables(folder, derived, plan, logged)

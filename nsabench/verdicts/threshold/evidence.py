@@ -40,9 +40,6 @@ class Evidence:
     where: tuple[str, ...] = ()
     notes: Mapping[str, list[Finding]] = field(default_factory=dict)  # by op
 
-    def without_records(self) -> Evidence:
-        return replace(self, records=[])
-
 
 def of_run(folder: Path, narrowed: Narrowed = ALL) -> Evidence:
     """Return the evidence of the chosen cases of a run.

@@ -431,7 +431,8 @@ def test_a_seal_that_fails_leaves_the_earlier_signature(
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        seal(run, signer)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            seal(run, signer)
     assert verify(run).broken is None
