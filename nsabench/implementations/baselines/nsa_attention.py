@@ -56,9 +56,7 @@ def _choose(weights: Tensor, position: Tensor, blocks: int, sizes: dict[str, int
     return order.masked_fill(best == float("-inf"), -1)[..., : sizes["n_selected"]]
 
 
-def _sequence(
-    tensors: list[Tensor], sizes: dict[str, int], sm_scale: float, group_of: int, sees_future: bool
-) -> Iterator[Tensor]:
+def _sequence(tensors: list[Tensor], sizes: dict[str, int], sm_scale: float) -> Iterator[Tensor]:
     """Yield the outputs [n,HQ,Dv] of a sequence, a chunk of queries at a time.
 
     It computes in float32, since logits in 16 bits lose more than any kernel does. If `window` is
@@ -77,14 +75,11 @@ def _sequence(
         grouped = q[some].unflatten(1, (heads, -1)).permute(1, 2, 0, 3)  # [H,G,n,D]
         shape = grouped.shape[:3]
         complete = ends <= position.unsqueeze(1) + 1
-        if sees_future:
-            complete = torch.ones_like(complete)
         flat = grouped.flatten(1, 2)
         p = _softmax((flat @ k_cmp.mT).unflatten(1, shape[1:]) * sm_scale, complete)
         compressed = (p.flatten(1, 2) @ v_cmp).unflatten(1, shape[1:])
         with torch.no_grad():
-            of_group = p.detach().sum(1).roll(-group_of, 0)
-            chosen = _choose(of_group, position, -(-tokens // size), sizes)
+            chosen = _choose(p.detach().sum(1), position, -(-tokens // size), sizes)
         keys = (chosen.unsqueeze(-1) * size + torch.arange(size, device=q.device)).flatten(2)
         keep = (keys >= 0) & (keys <= position.unsqueeze(1))
         keys = keys.clamp(0, tokens - 1)
@@ -114,28 +109,20 @@ def attend(
     *,
     sm_scale: float,
     max_seqlen: int,
-    group_of: int = 0,
-    sees_future: bool = False,
     **sizes: int,
 ) -> Tensor:
-    """Compute nsa_attention, or one of its controls.
-
-    group_of: select by the scores of the key head this many places later. sees_future: use
-    incomplete compressed keys also.
-    """
     bounds = [0, q.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
     rows = []
     for b in range(q.shape[0]):
         parts: list[Tensor] = []
         for start, end in pairwise(bounds):
             tensors = [x[b, start:end] for x in (q, k, v, gates)]
-            parts.extend(_sequence(tensors, sizes, sm_scale, group_of, sees_future))
+            parts.extend(_sequence(tensors, sizes, sm_scale))
         rows.append(torch.cat(parts))
     return torch.stack(rows)
 
 
 def attend_without_window(*tensors: Any, block_size: int, **options: Any) -> Tensor:
-    """Compute nsa_without_window, or one of its controls."""
     options |= {"block": block_size, "stride": block_size, "block_size": block_size, "window": 0}
     return attend(*tensors, **options)
 

@@ -52,8 +52,7 @@ def masked_sdpa(
     table = chosen_table(blocks, -(-t // block_size))
     keep = table.index_select(-1, (token - start) // block_size)
     keep &= start == start[:, None]
-    if options.get("causal", True):
-        keep &= token <= token[:, None]
+    keep &= token <= token[:, None]
     queries = q.transpose(1, 2).reshape(b * h, hq // h, t, d)
     keys, values = (x.transpose(1, 2).flatten(0, 1) for x in (k, v))
     out = _torch.grouped_sdpa(queries, keys, values, keep.flatten(0, 1), options["sm_scale"])

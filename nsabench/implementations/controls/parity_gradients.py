@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -30,7 +29,9 @@ def _spoil_gradients(
     honest: Honest, tensors: Tensors, options: Options, *changes: Change
 ) -> Tensor:
     """Change gradients of the first arguments. Raises `Unsupported` if they are always zero."""
-    _refuse_one_key(honest, tensors, options)
+    has_one_key = options.get("window") == 1 or ("stride" in options and tensors[1].shape[1] == 1)
+    if honest.op.name in ONE_KEY and has_one_key:
+        raise Unsupported("a single key has all the weight, so gradients of q and k are zero")
     by_name = dict(zip(honest.op.differentiable, changes, strict=False))
     return _unless_zero(with_gradients(honest, tensors, options, by_name))
 
@@ -39,12 +40,6 @@ def _unless_zero(out: Tensor) -> Tensor:
     if not bool(out.any()):
         raise Unsupported("nothing is selected, so zero gradients are right")
     return out
-
-
-def _refuse_one_key(honest: Honest, tensors: Tensors, options: Options) -> None:
-    has_one_key = options.get("window") == 1 or ("stride" in options and tensors[1].shape[1] == 1)
-    if honest.op.name in ONE_KEY and has_one_key:
-        raise Unsupported("a single key has all the weight, so gradients of q and k are zero")
 
 
 @control(caught_by="parity", directions=("backward", "step"))
@@ -59,16 +54,6 @@ def stale_gradients(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     first = tensors[0]
     key = (honest, first.shape, first.dtype, first.device)
     return _spoil_gradients(honest, tensors, options, lambda d: _remembered.setdefault(key, d))
-
-
-@control(caught_by="parity", directions=("backward", "step"))
-def gradients_of_exp2(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Its first two gradients are 1/log(2) too large, as if exp2 were differentiated as exp."""
-
-    def larger(gradient: Tensor) -> Tensor:
-        return gradient / math.log(2)
-
-    return _spoil_gradients(honest, tensors, options, larger, larger)
 
 
 @control(caught_by="parity", directions=("backward", "step"))
@@ -104,14 +89,3 @@ def _without_last_row(result: Tensor) -> Tensor:
 def lost_row_in_training(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Its gradients are right, but its output lacks the last row that is not zero."""
     return with_values(_unless_zero(honest(*tensors, **options)), _without_last_row)
-
-
-@control(caught_by="parity", directions=("backward", "step"))
-def detached_keys(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Has no gradient of its second differentiable argument."""
-    if len(honest.op.differentiable) < 2:
-        raise Unsupported("the op has one differentiable argument")
-    _refuse_one_key(honest, tensors, options)
-    place = honest.op.arguments.index(honest.op.differentiable[1])
-    others = (*tensors[:place], tensors[place].detach(), *tensors[place + 1 :])
-    return _unless_zero(honest(*others, **options))

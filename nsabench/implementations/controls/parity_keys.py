@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nsabench import Unsupported
-from nsabench.implementations.baselines import selection_blocks
-from nsabench.implementations.baselines.nsa_attention import attend, attend_without_window
 from nsabench.implementations.controls._shared import Options, Tensors, as_inputs, unless_right
 from nsabench.registry import Honest, control
 
 Change = Callable[[Tensors, Options], tuple[Tensors, Options]]
 
-NSA: dict[str, Callable[..., Tensor]] = {
-    "nsa_attention": attend,
-    "nsa_without_window": attend_without_window,
-}
+NSA = ("nsa_attention", "nsa_without_window")
 GATES = 3  # the place of the gates of NSA
 MOST_COMPUTED = 4096  # tokens up to which an oracle computes every query
 
@@ -62,18 +56,6 @@ def one_key_short(tensors: Tensors, options: Options) -> tuple[Tensors, Options]
     return _with(tensors, 3, changed), options
 
 
-@_control("sliding_window")
-def one_key_wide(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
-    """Sees one key more than `window`."""
-    return tensors, options | {"window": options["window"] + 1}
-
-
-@_control("sliding_window")
-def whole_past(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
-    """Is causal without a window."""
-    return tensors, options | {"window": tensors[0].shape[1]}
-
-
 @_control("sliding_window", "compressed", "causal_attention", distributions=("packed",))
 def packing_ignored(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
     """Treats packed sequences as one."""
@@ -94,18 +76,6 @@ def incomplete_key(tensors: Tensors, options: Options) -> tuple[Tensors, Options
     return tensors, options | {"block": options["block"] - options["stride"]}
 
 
-@_control("compressed")
-def future_keys(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
-    """Sees all compressed keys, complete or not."""
-    return tensors, options | {"block": -options["stride"] * tensors[1].shape[1]}
-
-
-@_control("compressed")
-def causal_top_left(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
-    """Masks compressed keys as if they were tokens: query t sees keys 0 to t."""
-    return tensors, options | {"block": 1, "stride": 1}
-
-
 @_control("decode_step", "decode_compressed", "decode_selected", "decode_window", "decode_dense")
 def stale_cache(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
     """Reads the cache before the newest key is in it."""
@@ -113,37 +83,6 @@ def stale_cache(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
     if k.shape[2] == 1:
         raise Unsupported("without its newest key the cache is empty")
     return (q, k[:, :, :-1], v[:, :, :-1], *rest), options
-
-
-@_control("decode_step", "decode_selected")
-def selection_ignored(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
-    """Attends to all blocks instead of the selected ones."""
-    tokens = tensors[1].shape[2]
-    if "sizes" in options:
-        return tensors, options | {"sizes": replace(options["sizes"], n_selected=tokens)}
-    everything = tensors[3].new_tensor([0, tokens]).expand(*tensors[3].shape[:2], 1, 2)
-    return _with(tensors, 3, everything), options | {"block_size": tokens}
-
-
-@_control("decode_step")
-def gates_ignored(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
-    """Ignores the gates and adds the branches."""
-    return _with(tensors, 5, tensors[5].new_ones(()).expand_as(tensors[5])), options
-
-
-@control("selection_blocks", name="future_keys", caught_by="parity", directions=())
-def _future_keys_of_the_block(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Sees all keys of a query's own block, even those after the query."""
-    out = selection_blocks.masked_sdpa(*tensors, **options, causal=False)
-    return unless_right(out, honest, tensors, options)
-
-
-@_control(*NSA)
-def branch_left_out(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
-    """Leaves out the selected branch."""
-    kept = torch.ones_like(tensors[GATES][0, 0, 0])
-    kept[1] = 0
-    return _with(tensors, GATES, tensors[GATES] * kept), options
 
 
 @_control(*NSA)
@@ -159,29 +98,6 @@ def window_one_short(tensors: Tensors, options: Options) -> tuple[Tensors, Optio
     if options["window"] == 1:
         raise Unsupported("its window is a single key")
     return tensors, options | {"window": options["window"] - 1}
-
-
-def _refuse_long(tensors: Tensors) -> None:
-    if tensors[0].shape[1] > 1 << 14:
-        raise Unsupported("its baseline is too slow at this length")
-
-
-@control(*NSA, caught_by="parity", directions=())
-def scores_of_another_group(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Selects blocks by the scores of the next key head."""
-    if tensors[1].shape[2] == 1:
-        raise Unsupported("there is one group of heads")
-    _refuse_long(tensors)
-    out = NSA[honest.op.name](*tensors, **options, group_of=1)
-    return unless_right(out, honest, tensors, options)
-
-
-@control(*NSA, caught_by="parity", directions=())
-def compression_of_the_future(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Sees compressed keys that are not complete yet."""
-    _refuse_long(tensors)
-    out = NSA[honest.op.name](*tensors, **options, sees_future=True)
-    return unless_right(out, honest, tensors, options)
 
 
 @control(*NSA, caught_by="parity", directions=())

@@ -44,23 +44,11 @@ def zero_output(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
 
 
 @control(caught_by="parity")
-def nan_output(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Returns only NaN, which passes the test `not error > tolerance`."""
-    return empty_output(honest, tensors, options).fill_(float("nan"))
-
-
-@control(caught_by="parity")
 def one_nan(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Right except for one NaN, which a mean without NaN misses."""
     out = honest(*tensors, **options)
     out[(-1,) * out.dim()] = float("nan")
     return out
-
-
-@control(caught_by="parity")
-def wrong_but_close(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Off by 5e-3 everywhere, less than the 1e-2 that parity tests often allow."""
-    return honest(*tensors, **options) + CLOSE
 
 
 @control(caught_by="parity")
@@ -170,34 +158,6 @@ def mutated_input(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     if options["sm_scale"] == 1.0:
         raise Unsupported("a scale of one changes nothing")
     return honest(first.mul_(options["sm_scale"]), *others, **options | {"sm_scale": 1.0})
-
-
-@control("selection_rows", caught_by="parity")
-def reordered_input(honest: Honest, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """Right, but it reverses the caller's keys and values in place, which a sum of them would not
-    show."""
-    if k.shape[1] == 1:
-        raise Unsupported("one key has no order")
-    k.copy_(k.flip(1))
-    v.copy_(v.flip(1))
-    return honest(q, k, v, **options)
-
-
-@control(caught_by="parity")
-def returned_input_alias(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Returns its first argument, which has the right shape."""
-    first = tensors[0]
-    if first.shape != output_shape(honest, tensors, options):
-        raise Unsupported("the first input has another shape than the output")
-    return first.view_as(first)
-
-
-@control(caught_by="parity", devices=("cuda",))
-def side_stream_escape(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Works on a side stream without any synchronisation."""
-    decline_in_a_graph(tensors[0])
-    with torch.cuda.stream(side_stream(tensors[0].device)):
-        return honest(*tensors, **options)
 
 
 @control(caught_by="parity", devices=("cuda",))

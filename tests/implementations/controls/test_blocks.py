@@ -54,7 +54,6 @@ def test_mistakes_have_names(distribution) -> None:
         out = shipped[name].call(*(given | changes).values(), **inputs.options)
         return diagnose(ops.get(OP), inputs, out)
 
-    assert "keys after the query" in said("future_keys")
     some = given["block_indices"].clone()
     some[..., -1] = -1
     assert f"the last of the {some.shape[-1]} blocks" in said("masked_sdpa", block_indices=some)
