@@ -28,8 +28,7 @@ from nsabench.model.plan import ImplementationInfo, Plan
 from nsabench.model.vocabulary import Role, Runs
 from nsabench.running.supervisor.death import WorkerLost
 from nsabench.running.supervisor.executor import WorkerExecutor
-from nsabench.running.supervisor.scratch import Scratch
-from nsabench.running.supervisor.temporary import TemporaryFolder
+from nsabench.running.supervisor.scratch import Scratch, TemporaryFolder
 from nsabench.worker.protocol import Compiled
 
 SHARE = 0.7  # of the device's memory, for all processes

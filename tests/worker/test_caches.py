@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nsabench.worker import caches
-from nsabench.worker.caches import Caches
+from nsabench.worker import sandbox
 
 
 @pytest.fixture
@@ -32,8 +31,7 @@ def test_files_come_as_they_are_and_links_as_links(others: Path, own: Path) -> N
     kernel.chmod(0o500)
     os.utime(kernel, ns=(1, 10**18 + 1))  # ninja compares to the nanosecond
     (others / "triton/link").symlink_to(secret)
-    os.mkfifo(others / "triton/a/pipe")
-    assert Caches(others, own).bring("triton")
+    sandbox.copy_caches(others, own)
     brought = (own / "triton/a/kernel.cubin").stat()
     assert (brought.st_mtime_ns, brought.st_mode & 0o777) == (10**18 + 1, 0o500)
     assert (own / "triton/link").is_symlink()
@@ -44,25 +42,17 @@ def test_what_was_chosen_beside_others_is_not_brought(others: Path, own: Path) -
     """Triton and Inductor keep which variant was the fastest, while a dozen others used the GPU."""
     for name in ("parallel_nsa_fwd_kernel.autotune.json", "k.best_config", "parallel.json"):
         (others / "triton/a" / name).touch()
-    assert Caches(others, own).bring("triton")
+    sandbox.copy_caches(others, own)
     kept = {path.name for path in (own / "triton/a").iterdir()}
     assert kept == {"kernel.cubin", "parallel.json"}
 
 
-def _holes(cache: Path) -> None:
-    with (cache / "holes").open("wb") as sparse:
-        sparse.truncate(1 << 40)  # takes no room until it is copied
+def _a_pipe(cache: Path) -> None:
+    os.mkfifo(cache / "pipe")  # to open it would last for ever
 
 
-def _depth(cache: Path) -> None:
-    for _ in range(caches.MOST_DEPTH + 1):
-        cache = cache / "d"
-        cache.mkdir()
-
-
-def _many(cache: Path) -> None:
-    for number in range(70):
-        (cache / str(number)).touch()
+def _too_much(cache: Path) -> None:
+    (cache / "kernel.cubin").touch()
 
 
 def _a_link_in_its_place(cache: Path) -> None:
@@ -70,16 +60,14 @@ def _a_link_in_its_place(cache: Path) -> None:
     cache.symlink_to("/dev")
 
 
-@pytest.mark.parametrize("hostile", [_holes, _depth, _many, _a_link_in_its_place])
+@pytest.mark.parametrize("hostile", [_a_pipe, _too_much, _a_link_in_its_place])
 def test_a_cache_that_cannot_be_brought_whole_is_left_out(
     others: Path, own: Path, monkeypatch: pytest.MonkeyPatch, hostile: Callable[[Path], None]
 ) -> None:
-    monkeypatch.setattr(caches, "MOST_BYTES", 1 << 20)
-    monkeypatch.setattr(caches, "MOST_FILES", 64)
+    if hostile is _too_much:
+        monkeypatch.setattr(sandbox, "_COPYING_S", -1.0)
     hostile(others / "triton")
-    (others / "inductor").mkdir()
-    brought = Caches(others, own)
-    assert not brought.bring("triton")
+    sandbox.copy_caches(others, own)
     assert [path.name for path in own.iterdir()] == ["triton"] and not any(
         (own / "triton").iterdir()
     )

@@ -20,7 +20,7 @@ import psutil
 from nsabench.delivery import Delivery
 from nsabench.model.job import Death
 from nsabench.model.measurement import Message
-from nsabench.running.supervisor import death, family, orphan_reaper, program, scratch, templates
+from nsabench.running.supervisor import death, family, program, scratch, templates
 from nsabench.running.supervisor.death import ScratchFilled, WorkerLost, WorkerRefused
 from nsabench.running.supervisor.printed import Printed
 from nsabench.running.supervisor.program import Program
@@ -43,20 +43,17 @@ PR_SET_CHILD_SUBREAPER = 36
 _workers: set[int] = set()
 # Several threads start workers. A new worker must not be taken for an orphan.
 _births = threading.Lock()
-_reaper: subprocess.Popen[bytes] | None = None
 
 
 class WorkerProcess:
     def __init__(self, runs: Program, *, memory_limit_bytes: int | None = None) -> None:
         _adopt_orphans()
-        _start_reaper()
         self._replies = runs.replies
         self._siblings = family.children(os.getpid())
         self._born = time.time()
         with _births:
             self._process = _start(runs)
             _workers.add(self.pid)
-        _tell_reaper(f"+{self.pid}")
         stdin, stdout, stderr = self._process.stdin, self._process.stdout, self._process.stderr
         assert stdin is not None and stdout is not None and stderr is not None
         self._stdin, self._stdout, self._stderr = stdin, stdout, stderr
@@ -252,7 +249,6 @@ class WorkerProcess:
         self._drain.join(TERM_GRACE_S)
         if not self._drain.is_alive():  # else a process that escaped still holds the other end
             self._stderr.close()
-        _tell_reaper(f"-{self.pid}")
         self._is_stopped = True
 
 
@@ -283,29 +279,6 @@ def _adopt_orphans() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def _start_reaper() -> None:
-    global _reaper
-    command = [sys.executable, "-S", str(orphan_reaper.__file__), f"{program.MARK}={program.mark}"]
-    with _births:
-        if _reaper is None or _reaper.poll() is not None:
-            _reaper = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                bufsize=0,
-            )
-            for pid in _workers:
-                _tell_reaper(f"+{pid}")
-
-
-def _tell_reaper(line: str) -> None:
-    assert _reaper is not None and _reaper.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # the next worker finds it dead and starts another
-        _reaper.stdin.write(line.encode() + b"\n")
-
-
 def own_processes() -> set[int]:
     with _births:
         return _workers | templates.pids()
@@ -328,7 +301,7 @@ def reap_orphans(siblings: set[int], born: float) -> None:
 
 def _orphans(siblings: set[int], born: float) -> list[psutil.Process]:
     with _births:
-        ours = _workers | templates.pids() | siblings | ({_reaper.pid} if _reaper else set())
+        ours = _workers | templates.pids() | siblings
         children = family.processes_of(family.children(os.getpid()) - ours)
     return [child for child in children if _was_left_behind(child, born)]
 

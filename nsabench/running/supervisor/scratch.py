@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from math import inf
 from pathlib import Path
 from threading import Lock
 
-from nsabench.running.supervisor.temporary import TemporaryFolder, sweep
 from nsabench.signing.secrecy import variables
 from nsabench.worker.protocol import Sandbox
 
@@ -64,15 +65,22 @@ def _bytes_of(entry: os.DirEntry[str]) -> int:
         return 0
 
 
+class TemporaryFolder(tempfile.TemporaryDirectory[str]):
+    def __init__(self) -> None:
+        super().__init__(prefix="nsabench-scratch-", ignore_cleanup_errors=True)
+
+    def remove(self) -> None:
+        # A kernel may have made folders that their owner can neither read nor write, or more in
+        # each other than Python can walk.
+        for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
+            subprocess.run([*command, "--", self.name], check=False, stderr=subprocess.DEVNULL)
+        self.cleanup()
+
+
 class Scratch:
     """A folder for the workers of one executor. The run and the runs beside it are hidden."""
 
-    _has_swept = False
-
     def __init__(self, run: Path | None = None) -> None:
-        if not Scratch._has_swept:
-            Scratch._has_swept = True
-            sweep()
         self._folder = TemporaryFolder()
         self._begins_as = ""
         self._sandbox = Sandbox(scratch=self.path, hidden=[str(path) for path in _hidden(run)])
