@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from nsabench import ops
 from nsabench.cli import group
-from nsabench.model.case import FixedCount, RatioCI, TimeBudget, Timing, Tolerances
+from nsabench.model.case import FixedCount, RatioCI, Timing, Tolerances
 from nsabench.model.record import Column
 from nsabench.model.vocabulary import Direction, DType
 from nsabench.planning.matrix import COMMON_AXES, Matrix, Selection
@@ -123,7 +123,7 @@ def _matrices() -> Iterator[str]:
     yield from _model("`implementations`", Selection)
     yield from _model("`tolerances`", Tolerances)
     yield from _model("`timing`", Timing)
-    for kind in (RatioCI, FixedCount, TimeBudget):
+    for kind in (RatioCI, FixedCount):
         (name,) = get_args(kind.model_fields["kind"].annotation)
         yield from _model(f"`timing.stopping`, kind `{name}`", kind)
     yield "## Axes\n"

@@ -26,7 +26,7 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-# docs/reference/matrices.md shows the docstrings of the next five classes.
+# docs/reference/matrices.md shows the docstrings of the next four classes.
 class RatioCI(Strict):
     """Stop when the 95 % interval of every candidate's ratio to its best baseline is narrow."""
 
@@ -50,14 +50,7 @@ class FixedCount(Strict):
     rounds: PositiveInt = 50
 
 
-class TimeBudget(Strict):
-    """Stop when the time is spent."""
-
-    kind: Literal["time_budget"]
-    budget_s: PositiveFloat = 1.0
-
-
-Stopping = Annotated[RatioCI | FixedCount | TimeBudget, Field(discriminator="kind")]
+Stopping = Annotated[RatioCI | FixedCount, Field(discriminator="kind")]
 
 
 class Tolerances(Strict):

@@ -49,7 +49,6 @@ class Ended(Message):
     conditions: Conditions = Conditions()
     wall_s: float = 0.0
     measuring_s: float = 0.0  # in kernels and compilation
-    queue_s: float = 0.0  # in bursts and for counting launches
 
 
 Entry = Session | Begun | Observed | Ended
@@ -147,10 +146,6 @@ class Log:
     @property
     def measuring_s(self) -> float:
         return sum(ended.measuring_s for ended in self._ended)
-
-    @property
-    def queue_s(self) -> float:
-        return sum(ended.queue_s for ended in self._ended)
 
     @property
     def _ended(self) -> list[Ended]:

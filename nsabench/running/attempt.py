@@ -52,6 +52,5 @@ def attempt(
         conditions=answer.conditions,
         wall_s=wall_s,
         measuring_s=answer.measuring_s,
-        queue_s=answer.queue_s,
     )
     append(*(Observed(observation=observation) for observation in observations), ended)

@@ -68,7 +68,7 @@ class View(Protocol):
 
 @dataclass(frozen=True)
 class Finished:
-    """A complete run. wall_s, measuring_s, queue_s: seconds since it was started or resumed.
+    """A complete run. wall_s, measuring_s: seconds since it was started or resumed.
 
     signer: None if the run was only read. log_end: the digest of the last line of its log.
     """
@@ -80,7 +80,6 @@ class Finished:
     measuring_s: float
     signer: Signer | None = None
     log_end: str = ""
-    queue_s: float = 0.0
 
 
 def choose_device(requested: str) -> Device:
@@ -267,7 +266,7 @@ class _Run:
             if ops_file is not None and not ops.has_op_of(self.plan):
                 # Not before the signature was checked: a plan without one may name any file.
                 ops.load_file(ops_file, self.plan.ops_sha256)
-            before_s, queue_before_s = log.measuring_s, log.queue_s
+            before_s = log.measuring_s
             try:
                 self._run_jobs()
             finally:
@@ -283,7 +282,6 @@ class _Run:
             log.measuring_s - before_s + self._ahead.wall_s,
             self.signer,
             self._file.end,
-            log.queue_s - queue_before_s,
         )
 
     def _find_signer(self) -> Signer:

@@ -251,7 +251,7 @@ class CaseArm:
         self.outputs.check(self._guarded(queue), when)
         return was_held
 
-    # --- timing (the protocol of timing.sampling.Arm)
+    # --- timing
 
     def prepare(self, round_: int) -> Call:
         index = round_ % len(self.sets)

@@ -1,4 +1,7 @@
-"""Read the device's sensors in a thread while a case is measured."""
+"""Read the device's sensors in a thread while a case is measured.
+
+The supervisor does it as well, where the worker cannot forge the readings.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,10 @@ from collections.abc import Collection
 from nsabench.machine.clock import now_s
 from nsabench.machine.environment import nvml
 from nsabench.model.measurement import Conditions, Samples
+from nsabench.worker.protocol import Step
 
 INTERVAL_S = 0.02
+TIMED = ("warm-up", "timing")
 
 
 class ConditionMonitor:
@@ -48,9 +53,9 @@ class ConditionMonitor:
             clock = self._readings[max(i, 0)].sm_clock_mhz if self._readings else None
             samples.sm_clock_mhz.append(clock or 0)
 
-    def begin(self) -> None:
-        """Forget what was read so far. Later calls do nothing."""
-        if not self._begun:
+    def at_step(self, step: Step) -> None:
+        """Forget what was read before the first timed step: clocks differ while kernels compile."""
+        if step.phase in TIMED and not self._begun:
             self._begun = len(self._readings)
 
     def summary(self, own: Collection[int] = ()) -> Conditions:

@@ -107,19 +107,16 @@ def measure(
         if device == "cuda":  # cycles that foreign code made hold memory
             gc.collect()
     gc.collect()
-    conditions, busy_s, queue_s = Conditions(), 0.0, 0.0
+    conditions, busy_s = Conditions(), 0.0
     if case.l2 is L2.WARM:
         timer.touch = partial(_touch_inputs, arms)
     if arms:
-        conditions, busy_s, queue_s = _time_arms(
-            case, arms, observations, timer, sensors, report, rng
-        )
+        conditions, busy_s = _time_arms(case, arms, observations, timer, sensors, report, rng)
     timer.touch = None  # it refers to the arms and their inputs
     return Measured(
         observations=[observations[item.name] for item in items],
         conditions=conditions,
         measuring_s=busy_s + sum(arm.called_s for arm in tried),
-        queue_s=queue_s,
     )
 
 
@@ -148,8 +145,8 @@ def _time_arms(
     sensors: nvml.Device | None,
     report: Report,
     rng: Random,
-) -> tuple[Conditions, float, float]:
-    """Sample the arms. Return sensor readings, and seconds of timed calls and for the queue."""
+) -> tuple[Conditions, float]:
+    """Sample the arms. Return sensor readings, and the seconds of timed calls."""
     rule = stopping.build(
         case.timing.stopping,
         {a.name for a in arms if a.item.role is Role.CANDIDATE},
@@ -164,13 +161,11 @@ def _time_arms(
         report(Step(phase="timing", allowance=len(arms) + 1))
         start = now_s()
         sampling.collect(arms, timer, rule, rng, out)
-        sampled = now_s()
         sampled_arms = [arm for arm in arms if arm.name in out.samples]
         by_arm = _take_bursts(case, sampled_arms, timer, report, rng, out)
     counted = _count_launches(
         [a for a in arms if a.name in out.samples.keys() - out.failed], report
     )
-    queue_s = now_s() - sampled
     for arm in arms:
         failure = out.failed.get(arm.name)
         observations[arm.name] = _observe(arm, failure)
@@ -181,7 +176,7 @@ def _time_arms(
                 observations[arm.name].launches = counted[arm.name].launches
                 observations[arm.name].kernels_us = counted[arm.name].kernels_us
             monitor.annotate(out.samples[arm.name], start)
-    return monitor.summary(), out.busy_s, queue_s
+    return monitor.summary(), out.busy_s
 
 
 def _take_bursts(

@@ -97,7 +97,6 @@ class Measured(Message):
     observations: list[Observation]
     conditions: Conditions = Conditions()
     measuring_s: float = 0.0  # in kernels, compilation and warm-up
-    queue_s: float = 0.0  # in bursts and for counting launches
 
 
 class LostDevice(Message):

@@ -81,10 +81,11 @@ def _list_failed(finished: Finished) -> Iterator[str]:
 
 def _describe_time(finished: Finished) -> str:
     count, wall_s = len(finished.results.records), max(finished.wall_s, 1e-9)
-    harness_s, queue_s = finished.wall_s - finished.measuring_s, finished.queue_s
-    line = f"{count} records in {finished.wall_s:.1f} s; "
-    line += f"the harness took {harness_s:.1f} s of it ({harness_s / wall_s:.0%})"
-    return f"{line}, the queue {queue_s:.1f} s ({queue_s / wall_s:.0%})" if queue_s else line
+    harness_s = finished.wall_s - finished.measuring_s
+    return (
+        f"{count} records in {finished.wall_s:.1f} s; "
+        f"the harness took {harness_s:.1f} s of it ({harness_s / wall_s:.0%})"
+    )
 
 
 def _build_panel(finished: Finished, width: int) -> Panel:

@@ -14,14 +14,15 @@ from nsabench import limits
 from nsabench.checker.messages import Judged
 from nsabench.delivery import Delivery
 from nsabench.errors import EnvironmentRefused, UsageError
-from nsabench.model.case import Case, FixedCount, RatioCI
+from nsabench.machine.environment import nvml
+from nsabench.model.case import Case
 from nsabench.model.description import Described
 from nsabench.model.job import Death, Job, input_seeds
 from nsabench.model.measurement import Bursts, Ceilings, Message, Observation, Samples
 from nsabench.model.plan import Device, ImplementationInfo, Plan
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Status
-from nsabench.running.supervisor import process, sensors
+from nsabench.running.supervisor import process
 from nsabench.running.supervisor.checker import CheckerProcess
 from nsabench.running.supervisor.death import (
     CheckerLost,
@@ -35,6 +36,7 @@ from nsabench.running.supervisor.scratch import Scratch
 from nsabench.running.supervisor.timeouts import MAX_STEPS
 from nsabench.running.supervisor.warm import WarmWorker
 from nsabench.verdicts.blame import BEFORE_ANY
+from nsabench.worker.conditions import ConditionMonitor
 from nsabench.worker.protocol import (
     Calibrate,
     Calibrated,
@@ -53,8 +55,7 @@ START_LIMIT_S = 120.0  # to import everything, or to calibrate
 # For each implementation; 10,000 samples take less. A longer line of the log is refused.
 MOST_ANSWER_BYTES = limits.LOG_LINE // 16
 _ELSEWHERE = {"observations": {"__all__": {"traceback"}}}  # a file holds them
-# To check an output takes longer than 0.1 ms. Parity and bursts check fewer than 1,000.
-MOST_DELIVERIES_PER_S, MOST_UNTIMED_DELIVERIES = 10_000, 1000
+MOST_DELIVERIES = 100_000  # in a job: minutes of the checker, and more than an honest worker needs
 
 M = TypeVar("M", bound=Message)
 
@@ -142,7 +143,6 @@ class WorkerExecutor:
         expected: type[M],
         limit_s: float,
         max_steps: int = MAX_STEPS,
-        max_deliveries: int = 0,
         computes: Mapping[str, str] = MappingProxyType({}),
         at_step: Callable[[Step], None] = lambda step: None,
     ) -> M:
@@ -156,9 +156,9 @@ class WorkerExecutor:
                 self.on_step(reply)
             elif isinstance(reply, Delivery):
                 deliveries, suspect = deliveries + 1, reply.implementation
-                if deliveries > max_deliveries:
+                if deliveries > MOST_DELIVERIES:
                     raise WorkerLost(
-                        broke_protocol(f"delivered more than {max_deliveries} outputs")
+                        broke_protocol(f"delivered more than {MOST_DELIVERIES} outputs")
                     )
                 if how := find_forgery(reply, step, computes):
                     raise WorkerLost(broke_protocol(how, step))
@@ -266,25 +266,24 @@ class WorkerExecutor:
         )
         # Prechecks, parity, its result and warm-up of each, and a few steps of the case.
         max_steps = 8 * len(names) + 8
-        max_deliveries = len(names) * most_deliveries(case)
+        sensors = nvml.Device.visible() if self.device == "cuda" else None
         try:
-            with sensors.watching(self.device, process.own_processes) as watch:
+            with ConditionMonitor(sensors) as monitor:
                 measured = self._ask(
                     request,
                     Measured,
                     case.timeout_s,
                     max_steps,
-                    max_deliveries,
                     computes,
-                    watch.at_step,
+                    monitor.at_step,
                 )
         except WorkerRefused as refused:
             if not self.is_clean:
                 raise
             # A source may need a module that only comes with a candidate.
             raise WorkerLost(Death(status=Status.CRASHED, reason=str(refused))) from refused
-        if watch.seen is not None:
-            measured.conditions = watch.seen
+        if sensors is not None:
+            measured.conditions = monitor.summary(process.own_processes())
         self._refuse_answer(measured, names)
         try:
             judged = self._checker.conclude(len(names))
@@ -368,20 +367,6 @@ def find_forgery(delivery: Delivery, step: Step, computes: Mapping[str, str]) ->
     if step.implementation not in ("", name):
         return f"delivered an output of {name!r} while {step.implementation[:40]!r} was called"
     return ""
-
-
-def most_deliveries(case: Case) -> int:
-    """Return more outputs than an honest worker delivers of one implementation."""
-    stopping, timed_s = case.timing.stopping, 4 * case.timing.warmup_s
-    rounds = 0
-    if isinstance(stopping, FixedCount):
-        rounds = stopping.rounds
-    elif isinstance(stopping, RatioCI):
-        rounds = stopping.max_rounds
-    else:
-        timed_s += stopping.budget_s
-    calls = rounds + timed_s * MOST_DELIVERIES_PER_S + MOST_UNTIMED_DELIVERIES
-    return case.streams * int(calls)
 
 
 def with_judgement(observation: Observation, judged: Judged | None) -> Observation:

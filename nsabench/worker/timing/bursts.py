@@ -10,13 +10,16 @@ import math
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from nsabench.failure import Failure
 from nsabench.machine.clock import now_s
 from nsabench.model.measurement import Bursts
 from nsabench.verdicts.statistics import MIN_ROUNDS_EVER
 from nsabench.worker.timing.timer import Timer
+
+if TYPE_CHECKING:
+    from nsabench.worker.arm import CaseArm
 
 ROUNDS = 8
 BURST_S = 2e-3  # much longer than a device synchronise, about 10 µs
@@ -25,14 +28,6 @@ SLOW_MS = 20.0  # A slower call hides all host time of the next one.
 ARM_BUDGET_S = 0.06  # An arm without a verdict leaves after this time in bursts.
 NEEDED_MS = 1000.0  # An arm with slower calls leaves in any case.
 HELD_BYTES = 2 << 30  # For all calls that are made ready before a burst.
-
-
-class BurstArm(Protocol):
-    name: str
-
-    def burst(self, timer: Timer, count: int) -> float:
-        """Make `count` calls in turn; return ms a call. Raises `Failure`."""
-        ...
 
 
 @dataclass
@@ -52,7 +47,7 @@ class _Arm:
 
 
 def collect(
-    arms: Sequence[BurstArm],
+    arms: Sequence[CaseArm],
     timer: Timer,
     call_ms: Mapping[str, float],
     call_bytes: int,

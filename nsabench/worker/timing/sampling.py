@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from nsabench.failure import Failure
 from nsabench.machine.clock import now_s
@@ -15,24 +15,12 @@ from nsabench.model.measurement import Samples
 from nsabench.worker.timing.stopping import Rule
 from nsabench.worker.timing.timer import Timer
 
+if TYPE_CHECKING:
+    from nsabench.worker.arm import CaseArm
+
 MIN_WARMUP_CALLS = 3
 SETTLED = 0.03  # medians of two successive warm-up thirds agree this well
 MAX_WARMUP = 4  # multiple of the requested time
-
-
-class Arm(Protocol):
-    """One implementation. Its methods, and the calls that it prepares, raise `Failure`."""
-
-    name: str
-    called_s: float  # in calls that the arm counts itself
-
-    def prepare(self, round_: int) -> Callable[[], Any]:
-        """Do the untimed part of a call; return the timed part."""
-        ...
-
-    def inspect(self, round_: int, result: Any) -> None: ...
-
-    def finish(self) -> None: ...
 
 
 @dataclass
@@ -42,7 +30,7 @@ class Collected:
     busy_s: float = 0.0  # in warm-up and timed calls, without what arms count themselves
 
     @contextmanager
-    def busy(self, *arms: Arm) -> Iterator[None]:
+    def busy(self, *arms: CaseArm) -> Iterator[None]:
         begun, called_s = now_s(), sum(arm.called_s for arm in arms)
         try:
             yield
@@ -51,7 +39,7 @@ class Collected:
             self.busy_s += now_s() - begun - counted_s
 
 
-def warm_up(arm: Arm, timer: Timer, seconds: float, out: Collected) -> None:
+def warm_up(arm: CaseArm, timer: Timer, seconds: float, out: Collected) -> None:
     """Call an arm for `seconds`, and then until its times settle, at most four times as long."""
     times: list[float] = []
     start = now_s()
@@ -74,7 +62,7 @@ def _is_warm(times: list[float], elapsed: float, seconds: float) -> bool:
     return abs(last / before[len(before) // 2] - 1) < SETTLED or elapsed > MAX_WARMUP * seconds
 
 
-def collect(arms: Sequence[Arm], timer: Timer, rule: Rule, rng: Random, out: Collected) -> None:
+def collect(arms: Sequence[CaseArm], timer: Timer, rule: Rule, rng: Random, out: Collected) -> None:
     by_name = {arm.name: arm for arm in arms if arm.name not in out.failed}
     out.samples = {name: Samples() for name in by_name}
     times = {name: s.time_ms for name, s in out.samples.items()}

@@ -1,26 +1,18 @@
-"""Decide when enough samples were taken: a class for each rule of a matrix."""
+"""Decide when enough samples were taken: a class for each rule of a matrix.
+
+A rule is asked after each round with the times so far, of the same length for all active arms.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
-from nsabench.model.case import FixedCount, RatioCI, Stopping, TimeBudget
+from nsabench.model.case import FixedCount, RatioCI, Stopping
 from nsabench.verdicts.statistics import MIN_ROUNDS_EVER, quantile, ratio_of_medians
 
 STOP_RESAMPLES = 200  # fewer than for a verdict
 CONTENDER_MARGIN = 1.1  # a slower baseline cannot become the best one
 HOPELESS = 3.0  # multiple of the best baseline's time
-
-
-class Rule(Protocol):
-    """Asked after each round with the times so far, all of the same length for active arms."""
-
-    def enough(
-        self, rounds: int, elapsed_s: float, times: Mapping[str, Sequence[float]]
-    ) -> bool: ...
-
-    def active(self, rounds: int, times: Mapping[str, Sequence[float]]) -> set[str]: ...
 
 
 class StopAtRatioCI:
@@ -38,11 +30,11 @@ class StopAtRatioCI:
         model: RatioCI,
         candidates: set[str],
         baselines: set[str],
-        alternatives: set[str] | None = None,
+        alternatives: set[str],
     ) -> None:
         self.model = model
         self.candidates = candidates
-        self.rivals = [kind for kind in (baselines, alternatives or set()) if kind]
+        self.rivals = [kind for kind in (baselines, alternatives) if kind]
         self._next_look = model.min_rounds
         self._began_s = 0.0
 
@@ -110,24 +102,14 @@ class StopAtCount:
         return set(times)
 
 
-class StopAtBudget:
-    def __init__(self, model: TimeBudget) -> None:
-        self.model = model
-
-    def enough(self, rounds: int, elapsed_s: float, times: Mapping[str, Sequence[float]]) -> bool:
-        return rounds >= MIN_ROUNDS_EVER and elapsed_s >= self.model.budget_s
-
-    def active(self, rounds: int, times: Mapping[str, Sequence[float]]) -> set[str]:
-        return set(times)
+Rule = StopAtRatioCI | StopAtCount
 
 
 def build(
-    model: Stopping, candidates: set[str], baselines: set[str], alternatives: set[str] | None = None
+    model: Stopping, candidates: set[str], baselines: set[str], alternatives: set[str]
 ) -> Rule:
     match model:
         case RatioCI():
             return StopAtRatioCI(model, candidates, baselines, alternatives)
         case FixedCount():
             return StopAtCount(model)
-        case TimeBudget():
-            return StopAtBudget(model)

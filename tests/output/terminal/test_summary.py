@@ -45,7 +45,7 @@ def shown(
 
 def summary(facts: Facts, *, width: int, verbose: bool = False) -> str:
     console = Console(file=io.StringIO(), width=width, markup=False)
-    finished = Finished(facts.folder, facts.plan, facts.results, 2.0, 1.0, queue_s=0.25)
+    finished = Finished(facts.folder, facts.plan, facts.results, 2.0, 1.0)
     terminal.print_summary(finished, console, verbose=verbose)
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     return text
@@ -69,9 +69,9 @@ def test_the_answer_comes_last_in_at_most_ten_lines(tmp_path: Path) -> None:
     assert not any("rows_" in line for line in lines), "what ships stands in the table"
 
 
-def test_what_the_harness_and_the_queue_take_is_said(tmp_path: Path) -> None:
+def test_what_the_harness_takes_is_said(tmp_path: Path) -> None:
     text = " ".join(shown(tmp_path, Made()).split())
-    assert "the harness took 1.0 s of it (50%), the queue 0.2 s (12%)" in text
+    assert "the harness took 1.0 s of it (50%)" in text
 
 
 def test_a_ratio_over_a_slow_loop_alone_is_in_no_average(tmp_path: Path) -> None:

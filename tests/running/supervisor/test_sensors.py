@@ -9,8 +9,8 @@ import pytest
 
 from nsabench.machine.environment import nvml
 from nsabench.machine.environment.nvml import Reading
-from nsabench.running.supervisor import sensors
 from nsabench.worker import conditions
+from nsabench.worker.conditions import ConditionMonitor
 from nsabench.worker.protocol import Step
 
 
@@ -32,7 +32,6 @@ class Fake:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
     fake = Fake()
-    monkeypatch.setattr(nvml.Device, "visible", classmethod(lambda cls: fake))
     monkeypatch.setattr(conditions, "INTERVAL_S", 1e-3)
     yield fake
 
@@ -45,10 +44,10 @@ def reads(device: Fake, count: int) -> None:
 
 def test_the_supervisor_reads_the_sensors_itself(device: Fake) -> None:
     """Throttling and neighbours that a worker keeps to itself."""
-    with sensors.watching("cuda", lambda: {11, 12}) as watch:
+    with ConditionMonitor(device) as monitor:
         reads(device, 5)
-    seen = watch.seen
-    assert seen is not None and seen.clock_event_reasons == ["hw_slowdown"]
+    seen = monitor.summary({11, 12})
+    assert seen.clock_event_reasons == ["hw_slowdown"]
     assert seen.competing_processes == 1, "13: the others are our own workers"
     assert seen.sm_clock_mhz_min == 1000 and (seen.sm_clock_mhz_max or 0) >= 5000
     assert (seen.temperature_c_max or 0) > 50 and seen.power_w_max == 300.0
@@ -57,25 +56,14 @@ def test_the_supervisor_reads_the_sensors_itself(device: Fake) -> None:
 @pytest.mark.parametrize("phase", ["parity", "precheck"])
 def test_what_was_before_it_was_timed_does_not_count(device: Fake, phase: str) -> None:
     """A device that compiles has other clocks."""
-    with sensors.watching("cuda", lambda: ()) as watch:
+    with ConditionMonitor(device) as monitor:
         reads(device, 3)
-        watch.at_step(Step(phase=phase))
+        monitor.at_step(Step(phase=phase))
         before = device.times
-        watch.at_step(Step(phase="timing"))
+        monitor.at_step(Step(phase="timing"))
         reads(device, 3)
-        watch.at_step(Step(phase="timing"))  # once more, to have it forgotten
-    assert watch.seen is not None and watch.seen.sm_clock_mhz_min is not None
-    assert 1000 * (before - 1) <= watch.seen.sm_clock_mhz_min <= 1000 * (before + 2)
-
-
-def test_without_sensors_what_a_worker_says_is_what_there_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(nvml.Device, "visible", classmethod(lambda cls: None))
-    for kind in ("cuda", "cpu"):
-        with sensors.watching(kind, lambda: ()) as watch:
-            pass
-        assert watch.seen is None
+        monitor.at_step(Step(phase="timing"))  # once more, to have it forgotten
+    assert 1000 * (before - 1) <= (monitor.summary().sm_clock_mhz_min or 0) <= 1000 * (before + 2)
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def rounds(
     clock: Clock, count: int, *arms: KnownArm, seed: int = 0
 ) -> tuple[Collected, KnownTimer]:
-    rule = stopping.build(FixedCount(kind="fixed_count", rounds=count), set(), set())
+    rule = stopping.build(FixedCount(kind="fixed_count", rounds=count), set(), set(), set())
     out, timer = Collected(), KnownTimer(clock)
     collect(arms, timer, rule, Random(seed), out)
     return out, timer
@@ -142,7 +142,7 @@ def test_a_failure_in_warm_up_leaves_no_samples(clock: Clock) -> None:
     good, bad, out = KnownArm("good", 1.0), KnownArm("bad", 1.0, fails_at=2), Collected()
     for arm in (good, bad):
         warm_up(arm, KnownTimer(clock), 0.025, out)
-    rule = stopping.build(FixedCount(kind="fixed_count", rounds=4), set(), set())
+    rule = stopping.build(FixedCount(kind="fixed_count", rounds=4), set(), set(), set())
     collect([good, bad], KnownTimer(clock), rule, Random(0), out)
     assert set(out.samples) == {"good"}
     assert out.failed["bad"].reason == "in call"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nsabench.model.case import FixedCount, RatioCI, TimeBudget
+from nsabench.model.case import FixedCount, RatioCI
 from nsabench.worker.timing import stopping
 from nsabench.worker.timing.stopping import MIN_ROUNDS_EVER, StopAtRatioCI
 
@@ -13,7 +13,7 @@ MODEL = RatioCI(width=0.01, min_rounds=20, max_rounds=200, budget_s=2.0)
 
 
 def rule(model: RatioCI = MODEL) -> StopAtRatioCI:
-    return StopAtRatioCI(model, {"mine"}, {"best", "near", "far"})
+    return StopAtRatioCI(model, {"mine"}, {"best", "near", "far"}, set())
 
 
 def times(rounds: int, noise: float = 1e-4, **medians: float) -> dict[str, list[float]]:
@@ -78,13 +78,15 @@ def test_the_second_best_baseline_may_not_eat_the_budget() -> None:
 
 
 def test_every_candidate_must_be_known_well_enough() -> None:
-    both = StopAtRatioCI(MODEL, {"mine", "other"}, {"best"})
+    both = StopAtRatioCI(MODEL, {"mine", "other"}, {"best"}, set())
     taken = times(40, mine=1.0, best=1.0) | times(40, noise=0.3, other=1.0)
     assert not both.enough(40, 0.1, taken)
 
 
 def test_baselines_alone_are_enough_after_the_least_rounds() -> None:
-    assert StopAtRatioCI(MODEL, set(), {"best"}).enough(20, 0.1, times(20, noise=0.3, best=1.0))
+    assert StopAtRatioCI(MODEL, set(), {"best"}, set()).enough(
+        20, 0.1, times(20, noise=0.3, best=1.0)
+    )
 
 
 def test_only_contenders_go_on() -> None:
@@ -99,22 +101,10 @@ def test_without_a_baseline_all_go_on_and_no_ratio_is_waited_for() -> None:
     assert rule().enough(20, 0.1, taken)
 
 
-@pytest.mark.parametrize(
-    ("model", "rounds", "elapsed_s", "enough"),
-    [
-        (FixedCount(kind="fixed_count", rounds=5), 4, 1e9, False),
-        (FixedCount(kind="fixed_count", rounds=5), 5, 0.0, True),
-        (TimeBudget(kind="time_budget", budget_s=1.0), 10**9, 0.99, False),
-        (TimeBudget(kind="time_budget", budget_s=1.0), MIN_ROUNDS_EVER, 1.0, True),
-        (TimeBudget(kind="time_budget", budget_s=1.0), MIN_ROUNDS_EVER - 1, 9.0, False),
-    ],
-)
-def test_the_simple_rules(
-    model: FixedCount | TimeBudget, rounds: int, elapsed_s: float, enough: bool
-) -> None:
-    built = stopping.build(model, {"mine"}, {"best"})
-    assert built.enough(rounds, elapsed_s, {}) is enough
-    assert built.active(rounds, {"mine": [], "best": []}) == {"mine", "best"}
+def test_a_fixed_count_is_waited_for_by_all() -> None:
+    built = stopping.build(FixedCount(kind="fixed_count", rounds=5), {"mine"}, {"best"}, set())
+    assert not built.enough(4, 1e9, {}) and built.enough(5, 0.0, {})
+    assert built.active(5, {"mine": [], "best": []}) == {"mine", "best"}
 
 
 def test_alternatives_are_ranked_among_themselves() -> None:
