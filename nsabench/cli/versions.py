@@ -36,9 +36,9 @@ from nsabench.output.compare import compare, document, read
 def command(asked: Measuring, triton: str, folder: Path | None) -> int:
     """Measure under several versions of Triton.
 
-    No containers are needed. Each version has a signed run below --out. comparison.md,
-    comparison.html and comparison.json compare them with the first. With the same --out again,
-    finished runs are kept and an unfinished run is resumed.
+    No containers are needed. Each version has a signed run below --out. comparison.md and
+    comparison.json compare them with the first. With the same --out again, finished runs are kept
+    and an unfinished run is resumed.
 
     Exits with 1 if something failed in a run, and with 3 if a version has no run.
 
@@ -64,7 +64,6 @@ def command(asked: Measuring, triton: str, folder: Path | None) -> int:
         data = json.dumps(document.as_data(comparison), indent=1) + "\n"
         say(write_text(out / "comparison.md", document.to_markdown(comparison)))
         say(write_text(out / "comparison.json", data))
-        say(document.write_page(comparison, out / "comparison.html"))
     if any(not run.finished for run in measured):
         return 3
     return 1 if any(run.exit_code for run in measured) else 0

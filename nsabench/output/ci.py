@@ -1,4 +1,4 @@
-"""Writes JUnit XML and GitHub annotations of runs and comparisons."""
+"""Writes JUnit XML and GitHub annotations of runs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from xml.etree import ElementTree as Xml
 from nsabench import labels
 from nsabench.files import write_text
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import BENIGN, Catch, Change, Difference, Regime, Role
-from nsabench.output.compare import ComparedCell, Comparison
-from nsabench.output.compare.shift import Shift
-from nsabench.output.compare.tables import standing
+from nsabench.model.vocabulary import BENIGN, Catch, Regime, Role
 from nsabench.text import shown
 from nsabench.verdicts.caution import beside
 from nsabench.verdicts.failures import failures
@@ -32,10 +29,6 @@ class Test:
     skipped: str = ""
     kind: str = ""
     said: str = ""
-
-    @property
-    def sentence(self) -> str:
-        return f"{self.group}: {self.name}: {self.failed}"
 
 
 def of_run(results: Results) -> list[Test]:
@@ -69,55 +62,6 @@ def _describe_verdicts(record: Record) -> Iterator[str]:
             ratio, caution = found.ratio, beside(record, regime)
             speed = f", {ratio:.2f} times as fast as {found.against}" if ratio is not None else ""
             yield f"{regime}: {found.verdict}{speed}{f'; {caution}' if caution else ''}"
-
-
-def of_comparison(comparison: Comparison, *, slower: bool) -> list[Test]:
-    """Return a test for each cell and later run, and one more if both runs timed it in the queue.
-
-    slower: whether lost time is a failure. If so, a run without a comparable time has also failed.
-    """
-    tests = [
-        Test("runs", side.name, side.objection if slower else "", kind="invalid")
-        for side in comparison.sides
-    ]
-    judged = {id(cell) for cell in comparison.judged}
-    for later, side in enumerate(comparison.later):
-        undecided = comparison.undecided(later) if slower else ""
-        tests.append(Test("runs", f"times of {side.name}", undecided, kind="undecided"))
-        for paid in comparison.payments:
-            shift, why = paid.shifts[later], ""
-            if slower and shift.change is Change.BROKE:
-                why = f"{paid.said(later + 1)}, and before: {paid.said(0)}; {shift.why}"
-            tests.append(Test("pays", f"{paid.name} in {side.name}", why, kind="pays less"))
-        for cell in comparison.cells:
-            tests += _test_cell(comparison, cell, later, slower and id(cell) in judged)
-    return tests
-
-
-def _test_cell(
-    comparison: Comparison, cell: ComparedCell, later: int, slower: bool
-) -> Iterator[Test]:
-    group, name = cell.implementation, f"{cell.label} in {comparison.later[later].name}"
-    first, after = comparison.first.name, cell.records[later + 1]
-    printed = standing(after) if after and after.speedup is not None else ""
-    shift, queued = cell.shifts[later], cell.by_regime[later].get(Regime.QUEUE)
-    if shift.change is Change.BROKE:
-        why = f"{cell.status(0)} became {cell.status(later + 1)}"
-        yield Test(group, name, why, kind="broke", said=printed)
-    else:
-        yield _test_shift(group, name, shift, first, slower, printed)
-    if queued is not None:
-        yield _test_shift(group, f"{name}, in the queue", queued, first, slower)
-
-
-def _test_shift(
-    group: str, name: str, shift: Shift, first: str, slower: bool, printed: str = ""
-) -> Test:
-    if slower and shift.difference is Difference.SLOWER:
-        why = f"{shift.ratio:.3f} of the speed of {first}"
-        return Test(group, name, why, kind="slower", said=printed)
-    skipped = (shift.why or "not compared") if shift.ratio is None else ""
-    return Test(group, name, skipped=skipped, said=printed)
 
 
 def write_junit(tests: Sequence[Test], path: Path, name: str) -> Path:

@@ -41,7 +41,7 @@ def test_a_run_agrees_with_itself(compared: dict[str, Any]) -> None:
         {
             **cell,
             "runs": [cell["runs"][0]] * 2,
-            "later": [{"alone": cell["later"][0]["alone"] and 1.0}],
+            "later": [{"ratio": cell["later"][0]["ratio"] and 1.0}],
         }
         for cell in compared["cells"]
     ]

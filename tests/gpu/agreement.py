@@ -68,7 +68,7 @@ def of(comparison: Mapping[str, Any]) -> Agreement:
     timed = [
         cell
         for cell in cells
-        if cell["role"] != "control" and cell["later"][0]["alone"] is not None
+        if cell["role"] != "control" and cell["later"][0]["ratio"] is not None
     ]
     medians = [operator.truediv(*(run["median_ms"] for run in cell["runs"])) for cell in timed]
     return Agreement(
@@ -76,7 +76,7 @@ def of(comparison: Mapping[str, Any]) -> Agreement:
         cells=len(judged),
         medians=_near(medians),
         times=len(timed),
-        device_times=_near(cell["later"][0]["alone"] for cell in timed),
+        device_times=_near(cell["later"][0]["ratio"] for cell in timed),
     )
 
 

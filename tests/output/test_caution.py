@@ -28,18 +28,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def test_a_comparison(runs: list[Path]) -> None:
     comparison = compare(read(runs))
-    lines = [line for line in document.to_markdown(comparison).splitlines() if "x faster (" in line]
-    shown = [line for line in lines if "L256" in line or "L512" in line]
-    assert (len(lines), len(shown)) == (16, 8)
-    assert all(line.count(f"x faster (device), {NO_SPECIALISED}") == 2 for line in shown)
     console = Console(width=200, record=True)
     console.print(document.render(comparison))
     assert console.export_text().count(IN_HALF) == 2
-    assert f"† {NO_SPECIALISED}" in document.page(comparison)
     [cell] = [c for c in document.as_data(comparison)["cells"] if c["role"] == "candidate"][-1:]
     assert [m["caution"] for m in cell["runs"]] == [NO_SPECIALISED] * 2
-    tests = ci.of_comparison(comparison, slower=True)
-    assert sum(NO_SPECIALISED in test.said for test in tests) == 8
+    assert document.to_markdown(comparison).count(IN_HALF) == 2
 
 
 @pytest.mark.parametrize(("device", "said"), [(1.5, False), (4.0, True)])

@@ -1,16 +1,13 @@
-"""What a CI system is told of runs and comparisons."""
+"""What a CI system is told of runs."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as Xml
 
-from nsabench.model.vocabulary import Status
-from nsabench.output import ci, compare
+from nsabench.output import ci
 from nsabench.output.report import Facts
 from nsabench.verdicts.failures import failures
-from tests.output.compare.test_comparison import NEWER, STEADY
 from tests.output.report.conftest import HOSTILE
 from tests.output.report.conftest import make_run as make_nasty_run
 from tests.runs import Made, make_run
@@ -49,16 +46,3 @@ def test_a_remark_is_one_command_whatever_a_kernel_says() -> None:
     )
     lines = list(ci.remarks([evil] * 15))
     assert len(lines) == ci.MOST + 1 and "5 more" in lines[-1]
-
-
-def test_a_comparison_fails_what_got_worse(tmp_path: Path) -> None:
-    slower = replace(NEWER, ratio=lambda _: 1.0, status=lambda n: OK if n != 64 else CRASHED)
-    folders = [make_run(tmp_path / "before", STEADY), make_run(tmp_path / "after", slower)]
-    comparison = compare.compare(compare.read(folders))
-    for lost in (False, True):
-        tests = ci.of_comparison(comparison, slower=lost)
-        kinds = {test.kind for test in tests if test.failed}
-        assert kinds == ({"broke", "slower"} if lost else {"broke"})
-
-
-OK, CRASHED = Status.OK, Status.CRASHED

@@ -149,7 +149,7 @@ def as_markdown(folder: Path) -> str:
 
 
 def pages(folder: Path) -> str:
-    return page.render(report.Facts.read(folder)) + document.page(comparison(folder))
+    return page.render(report.Facts.read(folder))
 
 
 @pytest.mark.parametrize("render", [on_terminal, compared_on_terminal, as_markdown])

@@ -1,20 +1,11 @@
 """Compares the same cases in several runs: another torch, Triton, GPU or commit.
 
 Every later run is compared with the first. A ratio is the median time in the first run over that in
-the later one, without the share of the timer. Above 1 the later run is faster. If a baseline has
-the same code in both runs, the ratio is divided by the baseline's ratio, to cancel the hosts.
+the later one, without the share of the timer. Above 1 the later run is faster.
 """
 
-from nsabench.output.compare.band import BAND
 from nsabench.output.compare.comparison import ComparedCell, Comparison, Mean, compare
+from nsabench.output.compare.shift import BAND
 from nsabench.output.compare.side import Side, read
 
-__all__ = [
-    "BAND",
-    "ComparedCell",
-    "Comparison",
-    "Mean",
-    "Side",
-    "compare",
-    "read",
-]
+__all__ = ["BAND", "ComparedCell", "Comparison", "Mean", "Side", "compare", "read"]

@@ -15,11 +15,8 @@ from nsabench.model.plan import PlannedCase
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Change, Difference, Regime, Role
 from nsabench.output import grouped
-from nsabench.output.compare import payments
-from nsabench.output.compare.band import BAND, BAND_IN_QUEUE
-from nsabench.output.compare.payments import ComparedPayment
-from nsabench.output.compare.shift import MISSING, Pair, Shift
-from nsabench.output.compare.side import Side, compared
+from nsabench.output.compare.shift import BAND, MISSING, Pair, Shift
+from nsabench.output.compare.side import Side
 from nsabench.verdicts.statistics import geometric_mean
 
 
@@ -30,7 +27,6 @@ class ComparedCell:
     planned: PlannedCase
     implementation: str
     role: Role
-    length: int | None
     records: tuple[Record | None, ...]
     by_regime: tuple[Mapping[Regime, Shift], ...]
 
@@ -45,28 +41,12 @@ class ComparedCell:
         return self.planned.case
 
     @property
-    def label(self) -> str:
-        return labels.of_case(self.case)
-
-    @property
     def name(self) -> str:
-        return f"{self.implementation} on {self.label}"
+        return f"{self.implementation} on {labels.of_case(self.case)}"
 
     def status(self, run: int) -> str:
         record = self.records[run]
         return record.status if record else MISSING
-
-    def worsened(self) -> Iterator[tuple[int, Change | None]]:
-        """Yield the first run that broke it, with `BROKE`, and the first that slowed it, with
-        None."""
-        for run, shift in enumerate(self.shifts, 1):
-            if shift.change is Change.BROKE and self.status(run) != MISSING:
-                yield run, Change.BROKE
-                break
-        for run, shift in enumerate(self.shifts, 1):
-            if shift.difference is Difference.SLOWER:
-                yield run, None
-                break
 
 
 @dataclass(frozen=True)
@@ -83,23 +63,6 @@ class Mean:
 
 
 @dataclass(frozen=True)
-class Breakage:
-    op: str
-    implementation: str
-    run: str
-    change: Change | None
-    statuses: tuple[str, ...]
-    cells: tuple[ComparedCell, ...]
-
-    @property
-    def sentence(self) -> str:
-        what = f"broke in {self.run}" if self.change else f"got slower in {self.run}"
-        why = f" ({', '.join(self.statuses)})" if self.statuses else ""
-        number = f"{len(self.cells)} cell{'s' if len(self.cells) > 1 else ''}"
-        return f"{self.implementation} of {self.op} {what}: {number}{why}"
-
-
-@dataclass(frozen=True)
 class Comparison:
     """Runs and the cells that they share. disagreements: sentences about their different plans."""
 
@@ -107,7 +70,6 @@ class Comparison:
     cells: tuple[ComparedCell, ...]
     disagreements: tuple[str, ...]
     band: float
-    payments: tuple[ComparedPayment, ...] = ()
 
     @property
     def first(self) -> Side:
@@ -142,9 +104,6 @@ class Comparison:
         groups = grouped(self.cells, lambda cell: (cell.case.op, cell.implementation))
         return [_average(op, name, cells, later) for (op, name), cells in groups.items()]
 
-    def broken(self, later: int) -> list[tuple[ComparedCell, Shift]]:
-        return [pair for pair in self.changes(later) if pair[1].change is Change.BROKE]
-
     def slower(self, later: int) -> list[tuple[ComparedCell, Regime, Shift]]:
         """Return the cells that lost time, the worst first. Times in the queue come last."""
         lost = [
@@ -155,30 +114,25 @@ class Comparison:
         ]
         return sorted(lost, key=lambda item: (item[1] is Regime.QUEUE, item[2].ratio or 0))
 
-    @cached_property
-    def breakages(self) -> list[Breakage]:
-        """The first run in which each implementation broke or got slower."""
-        worse = [(cell, *first) for cell in self.judged for first in cell.worsened()]
-        worse.sort(key=lambda item: item[2] is None)
-        groups = grouped(worse, lambda item: (item[0].case.op, item[0].implementation, *item[1:]))
-        found = []
-        for (op, name, run, change), members in groups.items():
-            cells = tuple(member[0] for member in members)
-            statuses = sorted({cell.status(run) for cell in cells}) if change else ()
-            where = self.sides[run].name
-            found.append(Breakage(op, name, where, change, tuple(statuses), cells))
-        return found
-
     def doubtful(self, later: int) -> list[tuple[ComparedCell, Shift]]:
         pairs = [(cell, cell.shifts[later]) for cell in self.judged]
         return [pair for pair in pairs if pair[1].doubtful]
 
-    def undecided(self, later: int) -> str:
-        """Say why no time of a judged cell could be compared, if none could."""
-        doubtful = self.doubtful(later)
-        if not doubtful or any(cell.shifts[later].ratio is not None for cell in self.judged):
-            return ""
-        return f"no time in {self.later[later].name} could be compared: {doubtful[0][1].why}"
+    def failures(self, *, slower: bool) -> Iterator[str]:
+        """Yield what got worse. slower: whether lost time counts. If so, no time at all does."""
+        if slower:
+            yield from (side.objection for side in self.sides if side.objection)
+        for place, side in enumerate(self.later):
+            doubtful = self.doubtful(place)
+            if slower and doubtful and all(c.shifts[place].ratio is None for c in self.judged):
+                yield f"no time in {side.name} could be compared: {doubtful[0][1].why}"
+            for cell, shift in self.changes(place):
+                if shift.change is Change.BROKE:
+                    statuses = f"{cell.status(0)} became {cell.status(place + 1)}"
+                    yield f"{cell.name} in {side.name}: {statuses}"
+            for cell, regime, shift in self.slower(place) if slower else ():
+                speed = f"{shift.ratio:.3f} of the speed of {self.first.name}"
+                yield f"{cell.name} in {side.name} ({regime}): {speed}"
 
 
 def compare(
@@ -204,8 +158,7 @@ def compare(
             "these runs have nothing in common",
             "run the same matrices, or name other implementations with --only.",
         )
-    paying = tuple(payments.compared(sides, band, BAND_IN_QUEUE))
-    return Comparison(tuple(sides), cells, disagreements, band, paying)
+    return Comparison(tuple(sides), cells, disagreements, band)
 
 
 def _list_disagreements(sides: Sequence[Side]) -> Iterator[str]:
@@ -225,7 +178,7 @@ def _list_disagreements(sides: Sequence[Side]) -> Iterator[str]:
             )
             if differing:
                 yield f"{differing} cases have another {what} in {side.name}"
-        own_keys, their_keys = set(compared(first)), set(compared(side))
+        own_keys, their_keys = set(first.roles), set(side.roles)
         for keys, name in ((own_keys - their_keys, first.name), (their_keys - own_keys, side.name)):
             counts = Counter(who for case_id, who in keys if case_id in set(shared))
             for who, count in sorted(counts.items()):
@@ -240,25 +193,22 @@ def _read_settings(planned: PlannedCase) -> dict[str, object]:
 def _compare_cells(
     sides: Sequence[Side], only: Sequence[str], band: float
 ) -> Iterator[ComparedCell]:
-    common = [compared(side) for side in sides]
     pairs = [Pair(sides[0], later, band) for later in sides[1:]]
-    for key, role in common[0].items():
+    for key, role in sides[0].roles.items():
         case_id, name = key
-        if not all(key in other for other in common):
+        if not all(key in side.roles for side in sides):
             continue
         planned = [side.plan.by_id[case_id] for side in sides]
         if any(_read_settings(p) != _read_settings(planned[0]) for p in planned):
             continue
         if not any(fnmatchcase(name, pattern) for pattern in only):
             continue
-        records = tuple(side.records.get(key) for side in sides)
         regime = Regime.of_samples(planned[0].case.timing.mode)
         yield ComparedCell(
             planned[0],
             name,
             role,
-            length=next((r.length for r in records if r), None),
-            records=records,
+            records=tuple(side.records.get(key) for side in sides),
             by_regime=tuple(pair.shifts(key, regime) for pair in pairs),
         )
 

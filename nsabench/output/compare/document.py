@@ -1,31 +1,35 @@
-"""Renders a comparison for the terminal, as Markdown, as a page and as JSON."""
+"""Renders a comparison for the terminal, as Markdown and as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich.console import Group
 
 from nsabench import labels
-from nsabench.files import write_text
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Change, Role
-from nsabench.output.compare import tables
-from nsabench.output.compare.comparison import Comparison
-from nsabench.output.compare.payments import ComparedPayment
+from nsabench.model.vocabulary import Difference, Status, Verdict
+from nsabench.output import grouped
+from nsabench.output.compare.comparison import Comparison, Mean
 from nsabench.output.compare.shift import MISSING, Shift
-from nsabench.output.document import Block, Sentence, as_markdown, number, on_terminal
-from nsabench.output.report import html
-from nsabench.text import markdown
-from nsabench.verdicts.caution import beside
-
-SIGNS_MEAN = (
-    "The first run, and each later one held against it: ▲ faster, ▼ slower, = the same, "
-    "? inconclusive, and by how much (time there / time here); ✕ without a ratio; else the status."
+from nsabench.output.document import (
+    Block,
+    Name,
+    Ours,
+    Sentence,
+    Table,
+    Tag,
+    as_markdown,
+    number,
+    on_terminal,
 )
+from nsabench.text import markdown
+from nsabench.verdicts.caution import beside, tally
+from nsabench.verdicts.statistics import geometric_mean
+
+STANDINGS = "Candidates against the best baseline of each run"
 MEASURED = (
     *("status", "reason", "median_ms", "best_baseline", "speedup", "speedup_lo", "speedup_hi"),
     *("verdict", "regime"),
@@ -46,25 +50,14 @@ def blocks(comparison: Comparison) -> Iterator[Block]:
     for line in comparison.disagreements:
         yield Sentence(f"left out: {line}", "yellow")
     later = range(len(comparison.later))
-    if len(later) > 1:
-        for breakage in comparison.breakages:
-            yield Sentence(breakage.sentence, "bold red")
-        if not comparison.breakages:
-            yield Sentence("Nothing broke, and nothing got slower.")
     for run in later:
-        yield tables.changes(comparison, run)
-        yield tables.slower(comparison, run)
-    if len(later) > 1:
-        yield tables.over_all(comparison)
-        yield Sentence(SIGNS_MEAN)
-    if comparison.payments:
-        yield tables.pays(comparison)
+        yield _build_changes(comparison, run)
+        yield _build_slower(comparison, run)
     if comparison.candidates:
-        yield tables.matrix(comparison)
+        yield _build_standings(comparison)
     for run in later:
-        yield tables.means(comparison, run)
-    yield tables.standings(comparison)
-    yield tables.runs(comparison)
+        yield _build_means(comparison, run)
+    yield _build_runs(comparison)
     if not comparison.differing:
         yield Sentence("Device, versions and commits are the same in all, as far as is known.")
 
@@ -75,82 +68,109 @@ def render(comparison: Comparison) -> Group:
 
 def to_markdown(comparison: Comparison) -> str:
     introduction = (
-        "Ratio: median time in the first run over that in the later one, with its 95 % interval; "
-        "above 1 the later one is faster. It is of the samples, less what the timer adds: of the "
-        "regime device, or graph where that is the mode. Where a baseline of the case is known to "
-        "be the same code in both runs, the ratio is to that one, so that the hosts cancel. Within "
-        f"{number(comparison.band, '.0%')} of 1, or further where such baselines of like duration "
-        "differ by more, they are the same. `nsabench compare --json` has what tables leave out."
+        "Ratio: median time in the first run over that in the later one, with its 95 % interval. "
+        "Above 1 the later run is faster. The times are those of the regime device, or graph if "
+        "that is the mode, without the timer's share. Times within "
+        f"{number(comparison.band, '.0%')} of each other are the same. The band is wider if "
+        "unchanged baselines differ by more. `nsabench compare --json` has every cell."
     )
     title = f"# Comparison with {markdown(comparison.first.name)}"
     parts = [title, introduction, *map(as_markdown, blocks(comparison))]
     return "\n\n".join(parts) + "\n"
 
 
-def write_page(comparison: Comparison, path: Path) -> Path:
-    """Write the page. Raises `EnvironmentRefused` if the extra `report` is not installed."""
-    return write_text(path, page(comparison))
+def _build_runs(comparison: Comparison) -> Table:
+    differing = comparison.differing
+    rows = [
+        (
+            side.name,
+            Name(side.plan.run_id),
+            f"{side.plan.created:%Y-%m-%d %H:%M}",
+            side.trust.value,
+            *(values[place] or "–" for values in differing.values()),
+        )
+        for place, side in enumerate(comparison.sides)
+    ]
+    return Table("Runs", ("run", "id", "made", "trust", *differing), rows)
 
 
-def page(comparison: Comparison) -> str:
-    data = {
-        **html.rows(_list_rows(comparison)),
-        "runs": [side.name for side in comparison.sides],
-        "band": comparison.band,
-        "margin": comparison.first.plan.margin,
-    }
-    records = [r for cell in comparison.cells for r in cell.records if r]
-    return html.render(
-        "comparison.html.j2",
-        ("comparison.js",),
-        data,
-        comparison=comparison,
-        later=[_summarise_later(comparison, number) for number in range(len(comparison.later))],
-        runs=tables.runs(comparison),
-        pays=tables.pays(comparison),
-        breakages=comparison.breakages if len(comparison.later) > 1 else [],
-        cautions=sorted({beside(r, r.regime) for r in records} - {""}),
-    )
+def _build_changes(comparison: Comparison, later: int) -> Table:
+    rows = []
+    for cell, shift in comparison.changes(later):
+        before, after = cell.records[0], cell.records[later + 1]
+        statuses = Tag(cell.status(0)), Tag(cell.status(later + 1))
+        why = next((r.reason for r in (after, before) if r and r.reason), "")
+        label = labels.of_case(cell.case)
+        rows.append((Tag(shift.change or ""), label, Name(cell.implementation), *statuses, why))
+    columns = ("change", "case", "implementation", "before", "after", "reason")
+    title = f"Statuses that changed in {comparison.later[later].name}"
+    return Table(title, columns, rows, nothing="None.", is_long=True)
 
 
-def _summarise_later(comparison: Comparison, number: int) -> dict[str, Any]:
-    return {
-        "side": comparison.later[number],
-        "broken": len(comparison.broken(number)),
-        "pays_less": sum(p.shifts[number].change is Change.BROKE for p in comparison.payments),
-        "candidates": [m for m in comparison.means(number) if m.role is Role.CANDIDATE],
-        "changes": tables.changes(comparison, number),
-        "slower": tables.slower(comparison, number),
-        "means": tables.means(comparison, number),
-    }
+def _build_slower(comparison: Comparison, later: int) -> Table:
+    rows = []
+    for cell, regime, shift in comparison.slower(later):
+        records = cell.records[0], cell.records[later + 1]
+        times = [number(r.median_in(regime) if r else None, ".4g") for r in records]
+        label, ratio = labels.of_case(cell.case), _format_ratio(shift)
+        rows.append((label, Name(cell.implementation), regime.value, *times, ratio))
+    numbers = ("ms before", "ms after", Ours("ratio [95 %]"))
+    columns = ("case", "implementation", "regime", *numbers)
+    title = f"Slower in {comparison.later[later].name}"
+    return Table(title, columns, rows, numbers, nothing="No candidate.", is_long=True)
 
 
-def _list_rows(comparison: Comparison) -> Iterator[dict[str, Any]]:
-    for cell in comparison.cells:
-        case = {
-            "label": labels.case(cell.case),
-            "shape": labels.shape(cell.case),
-            "case_id": cell.planned.id,
-            "op": cell.case.op,
-            "implementation": cell.implementation,
-            "role": cell.role,
-            "dtype": cell.case.dtype,
-            "direction": cell.case.direction,
-            "distribution": cell.case.distribution,
-            "mode": cell.case.timing.mode,
-            "length": cell.length,
-            "streams": cell.case.streams,
-        }
-        shifts = (Shift(None), *cell.shifts)
-        for side, record, shift in zip(comparison.sides, cell.records, shifts, strict=True):
-            yield {**case, "run": side.name, **asdict(shift), **_list_measured(record)}
+def _format_ratio(shift: Shift) -> str:
+    return Ours(f"{shift.ratio:.3f} [{shift.lo:.3f}, {shift.hi:.3f}]")
 
 
-def _list_measured(record: Record | None) -> dict[str, Any]:
-    if record is None:
-        return UNMEASURED
-    values = {name: getattr(record, name) for name in MEASURED}
-    return values | {"caution": beside(record, record.regime)}
+def _build_means(comparison: Comparison, later: int) -> Table:
+    rows = [
+        (
+            mean.op,
+            Name(mean.implementation),
+            mean.role.value,
+            number(mean.value, ".3f"),
+            str(mean.valid),
+            str(mean.invalid),
+            _count_differences(mean),
+        )
+        for mean in comparison.means(later)
+    ]
+    numbers = ("geometric mean", "of cells", "invalid")
+    columns = ("op", "implementation", "role", *numbers, "cells")
+    title = f"{comparison.later[later].name} against {comparison.first.name}"
+    return Table(title, columns, rows, numbers)
+
+
+def _count_differences(mean: Mean) -> str:
+    words = [f"{mean.differences[d]} {d}" for d in Difference if mean.differences[d]]
+    return ", ".join(words) or "declined by both"
+
+
+def _build_standings(comparison: Comparison) -> Table:
+    """Return the counts of cases and verdicts, and the mean speed-up, by candidate and run."""
+    groups = grouped(comparison.candidates, lambda cell: (cell.case.op, cell.implementation))
+    runs = range(len(comparison.sides))
+    rows = [
+        (op, Name(name), *(_summarise([cell.records[run] for cell in cells]) for run in runs))
+        for (op, name), cells in groups.items()
+    ]
+    headings = [side.heading for side in comparison.sides]
+    return Table(STANDINGS, ("op", "candidate", *headings), rows)
+
+
+def _summarise(records: Sequence[Record | None]) -> str:
+    measured = [record for record in records if record is not None]
+    right = sum(record.status is Status.OK for record in measured)
+    mean = geometric_mean(r.speedup for r in measured if r.speedup is not None)
+    parts = [f"{right}/{len(records)} ok"]
+    if mean is not None:
+        faster = sum(record.verdict is Verdict.FASTER for record in measured)
+        regimes = "/".join(dict.fromkeys(record.regime for record in measured))
+        parts += [f"{mean:.2f}x", f"{faster} faster ({regimes})"]
+        parts += filter(None, [tally(beside(r, r.regime) for r in measured)])
+    return ", ".join(parts)
 
 
 def as_data(comparison: Comparison) -> dict[str, Any]:
@@ -170,27 +190,15 @@ def as_data(comparison: Comparison) -> dict[str, Any]:
             }
             for side in comparison.sides
         ],
-        "breakages": [
-            {
-                "op": found.op,
-                "implementation": found.implementation,
-                "run": found.run,
-                "change": found.change,
-                "statuses": list(found.statuses),
-                "cases": [cell.planned.id for cell in found.cells],
-            }
-            for found in comparison.breakages
-        ],
         "means": [
             {"run": side.name, **asdict(mean)}
             for later, side in enumerate(comparison.later)
             for mean in comparison.means(later)
         ],
-        "pays": [_list_payment(paid) for paid in comparison.payments],
         "cells": [
             {
                 "case_id": cell.planned.id,
-                "case": cell.label,
+                "case": labels.of_case(cell.case),
                 "op": cell.case.op,
                 "implementation": cell.implementation,
                 "role": cell.role,
@@ -202,15 +210,8 @@ def as_data(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _list_payment(paid: ComparedPayment) -> dict[str, Any]:
-    return {
-        "op": paid.op,
-        "heads": paid.heads,
-        "direction": paid.direction,
-        "regime": paid.regime,
-        "runs": [
-            {"answer": p.answer, "from": p.length, "axis": p.axis} if p else None
-            for p in paid.answers
-        ],
-        "later": [asdict(shift) for shift in paid.shifts],
-    }
+def _list_measured(record: Record | None) -> dict[str, Any]:
+    if record is None:
+        return UNMEASURED
+    values = {name: getattr(record, name) for name in MEASURED}
+    return values | {"caution": beside(record, record.regime)}

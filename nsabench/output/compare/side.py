@@ -54,6 +54,17 @@ class Side:
         return replace(self, plan=plan, records=records)
 
     @cached_property
+    def roles(self) -> dict[Key, Role]:
+        """The planned cells without controls."""
+        roles = {(i.op, i.name): i.role for i in self.plan.implementations}
+        return {
+            (planned.id, name): role
+            for planned in self.plan.cases
+            for name in planned.implementations
+            if (role := roles[planned.case.op, name]) is not Role.CONTROL
+        }
+
+    @cached_property
     def _missed(self) -> list[Record]:
         return [r for r in self.records.values() if r.caught is Catch.MISSED]
 
@@ -181,14 +192,3 @@ def _group_samples(parts: Sequence[pa.RecordBatch]) -> dict[Key, NDArray[np.floa
     cases, names = (lists[name].to_pylist() for name in keys)
     times = (np.sort(cell.values.to_numpy()) for cell in lists["time_ms_list"])
     return dict(zip(zip(cases, names, strict=True), times, strict=True))
-
-
-def compared(side: Side) -> dict[Key, Role]:
-    """Return the planned cells without controls."""
-    roles = {(i.op, i.name): i.role for i in side.plan.implementations}
-    return {
-        (planned.id, name): role
-        for planned in side.plan.cases
-        for name in planned.implementations
-        if (role := roles[planned.case.op, name]) is not Role.CONTROL
-    }

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from nsabench.output import ci
 from nsabench.output.compare import Comparison, compare, read
 from tests.runs import Made, make_run
 
@@ -21,9 +20,3 @@ def compared(tmp_path: Path) -> Compared:
         return compare(read(folders), **how)  # type: ignore[arg-type]
 
     return made
-
-
-def failures(comparison: Comparison, *, slower: bool) -> list[str]:
-    """Why a gate stays shut."""
-    tests = ci.of_comparison(comparison, slower=slower)
-    return [test.sentence for test in tests if test.failed]

@@ -17,7 +17,7 @@ from nsabench.model.measurement import Ceilings, Conditions
 from nsabench.model.vocabulary import Change, Difference, Regime, Role, Status, Verdict
 from nsabench.output.compare import compare, document, read
 from nsabench.verdicts.tables import of_comparisons, read_records
-from tests.output.compare.conftest import Compared, failures
+from tests.output.compare.conftest import Compared
 from tests.runs import LENGTHS, SIGNER, Made, make_run, with_comparison
 
 STEADY = Made(ratio=lambda _: 1.5)
@@ -33,7 +33,7 @@ def test_two_runs_of_the_same_are_the_same(compared: Compared) -> None:
     for mean in comparison.means(0):
         assert mean.value == pytest.approx(1, abs=0.01)
         assert (mean.valid, mean.invalid) == (16, 0)
-    assert comparison.changes(0) == [] and failures(comparison, slower=True) == []
+    assert comparison.changes(0) == [] and list(comparison.failures(slower=True)) == []
     assert comparison.differing.keys() == {"torch", "triton"}
     assert comparison.differing["torch"] == ["2.11.0", "2.13.0"]
 
@@ -41,7 +41,7 @@ def test_two_runs_of_the_same_are_the_same(compared: Compared) -> None:
 def test_a_candidate_that_got_slower(compared: Compared) -> None:
     comparison = compared(STEADY, replace(NEWER, ratio=lambda n: 1.2 if n == 512 else 1.5))
     slow = comparison.slower(0)
-    assert {cell.length for cell, _, _ in slow} == {512} and len(slow) == 4
+    assert {cell.case.shape["L"] for cell, _, _ in slow} == {512} and len(slow) == 4
     for _, _, shift in slow:
         assert shift.ratio == pytest.approx(0.8, rel=0.01)
         assert (
@@ -49,8 +49,8 @@ def test_a_candidate_that_got_slower(compared: Compared) -> None:
             and shift.hi is not None
             and shift.lo < shift.ratio < shift.hi < 0.95
         )
-    assert failures(comparison, slower=False) == []
-    assert len(failures(comparison, slower=True)) == 4
+    assert list(comparison.failures(slower=False)) == []
+    assert len(list(comparison.failures(slower=True))) == 4
 
 
 def test_a_candidate_that_got_slower_from_python_alone(compared: Compared) -> None:
@@ -58,13 +58,13 @@ def test_a_candidate_that_got_slower_from_python_alone(compared: Compared) -> No
     quick = replace(STEADY, queue_ratio=lambda _: 1.5)
     comparison = compared(quick, replace(NEWER, queue_ratio=lambda n: 1.0 if n == 64 else 1.5))
     slow = comparison.slower(0)
-    assert {(cell.length, regime) for cell, regime, _ in slow} == {(64, Regime.QUEUE)}
+    assert {(cell.case.shape["L"], regime) for cell, regime, _ in slow} == {(64, Regime.QUEUE)}
     assert len(slow) == 4
     for _, _, shift in slow:
         assert shift.ratio == pytest.approx(1 / 1.5, rel=0.01)
-    shut = failures(comparison, slower=True)
-    assert len(shut) == 4 and all(", in the queue: 0.667 of" in line for line in shut)
-    assert failures(comparison, slower=False) == []
+    shut = list(comparison.failures(slower=True))
+    assert len(shut) == 4 and all(" (queue): 0.667 of" in line for line in shut)
+    assert list(comparison.failures(slower=False)) == []
     assert document.to_markdown(comparison).count("| `mine` | queue |") == 4
 
 
@@ -82,7 +82,7 @@ def test_a_slower_baseline_is_no_regression_of_the_candidate(compared: Compared)
     comparison = compared(STEADY, replace(NEWER, base_ms=0.3, ratio=lambda _: 2.25))
     differences = {(c.implementation, c.shifts[0].difference) for c in comparison.cells}
     assert differences == {("mine", Difference.SAME), ("sdpa_gqa", Difference.SLOWER)}
-    assert failures(comparison, slower=True) == []
+    assert list(comparison.failures(slower=True)) == []
 
 
 def test_what_crashed_comes_first_and_has_no_ratio(compared: Compared) -> None:
@@ -94,7 +94,7 @@ def test_what_crashed_comes_first_and_has_no_ratio(compared: Compared) -> None:
     [mine] = [m for m in comparison.means(0) if m.implementation == "mine"]
     assert (mine.valid, mine.invalid) == (8, 8)
     assert mine.value == pytest.approx(1, abs=0.01), "of what there is, and not 0 for the rest"
-    assert len(failures(comparison, slower=False)) == 8
+    assert len(list(comparison.failures(slower=False))) == 8
     text = document.to_markdown(comparison)
     assert text.index("## Statuses that changed") < text.index("geometric mean")
     assert "| broke | selection_rows N256 H4 D64 L256 fp16 | `mine` | ok | crashed |" in text
@@ -140,7 +140,7 @@ def test_a_run_that_decides_nothing_shuts_the_gate(
     comparison = compared(STEADY, replace(NEWER, **made))  # type: ignore[arg-type]
     objection = comparison.sides[1].objection
     assert why in objection
-    assert failures(comparison, slower=True) == [f"runs: run1: {objection}"]
+    assert list(comparison.failures(slower=True)) == [objection]
     assert "**the run run1 decides nothing" in document.to_markdown(comparison)
     if "control_caught" in made:
         differences = {s.difference for cell in comparison.cells for s in cell.shifts}
@@ -179,9 +179,9 @@ def test_a_copy_with_half_the_times_and_a_timer_that_is_off_is_no_faster(
         (shift,) = cell.shifts
         assert (shift.difference, shift.ratio) == (Difference.INCONCLUSIVE, None)
         assert f"in run{which} the timer reads a kernel of known duration +50.0% off" in shift.why
-    (failure,) = failures(comparison, slower=True)
+    (failure,) = list(comparison.failures(slower=True))
     assert f"no time in run1 could be compared: in run{which} the timer" in failure
-    assert failures(comparison, slower=False) == []
+    assert list(comparison.failures(slower=False)) == []
     assert document.as_data(comparison)["cells"][0]["later"][0]["doubtful"] is True
 
 
@@ -199,10 +199,10 @@ def test_what_was_disturbed_is_no_slower(compared: Compared, slower: tuple[int, 
     """What is slower elsewhere still shuts the gate."""
     later = replace(busy_at(512), ratio=lambda n: 0.75 if n in (512, *slower) else 1.5)
     comparison = compared(STEADY, later)
-    assert {cell.length for cell, _, _ in comparison.slower(0)} == set(slower)
-    assert len(failures(comparison, slower=True)) == 4 * len(slower)
+    assert {cell.case.shape["L"] for cell, _, _ in comparison.slower(0)} == set(slower)
+    assert len(list(comparison.failures(slower=True))) == 4 * len(slower)
     doubtful = comparison.doubtful(0)
-    assert {cell.length for cell, _ in doubtful} == {512} and len(doubtful) == 4
+    assert {cell.case.shape["L"] for cell, _ in doubtful} == {512} and len(doubtful) == 4
     assert "in run1 2 other processes computed on the device" in doubtful[0][1].why
 
 
@@ -214,7 +214,7 @@ def test_a_time_that_does_not_grow_with_the_work_is_no_slower(compared: Compared
     grows = replace(large, ratio=lambda n: 2.0 if n == 512 else 1.0)
     comparison = compared(grows, replace(grows, run_id=NEWER.run_id, ratio=lambda n: n / 64))
     doubtful = comparison.doubtful(0)
-    assert {(cell.implementation, cell.length) for cell, _ in doubtful} == {("mine", 512)}
+    assert {(cell.implementation, cell.case.shape["L"]) for cell, _ in doubtful} == {("mine", 512)}
     for _, shift in doubtful:
         assert (shift.difference, shift.ratio) == (Difference.INCONCLUSIVE, None)
         assert shift.why.startswith("in run1 time is flat while work grows: ")
@@ -230,7 +230,7 @@ def test_cells_that_are_invalid_have_no_ratio(tmp_path: Path) -> None:
     ]
     pq.write_table(of_comparisons(records), folders[1] / "comparisons.parquet")
     for cell in compare(read(folders)).cells:
-        invalid = cell.role is Role.CANDIDATE and cell.length == 64
+        invalid = cell.role is Role.CANDIDATE and cell.case.shape["L"] == 64
         assert (cell.shifts[0].difference is Difference.INVALID) == invalid
 
 
@@ -259,7 +259,7 @@ def test_the_intersection_of_different_plans(compared: Compared, tmp_path: Path)
     only = compared(STEADY, other, intersection=True, only=("sdpa_*",))
     assert {cell.implementation for cell in only.cells} == {"sdpa_gqa"}
     comparison = compare(only.sides, intersection=True)
-    assert {cell.length for cell in comparison.cells} == {64, 128}
+    assert {cell.case.shape["L"] for cell in comparison.cells} == {64, 128}
     assert {cell.implementation for cell in comparison.cells} == {"mine", "sdpa_gqa"}
     assert len(comparison.disagreements) == 3
     assert "only in run0" in document.to_markdown(comparison)

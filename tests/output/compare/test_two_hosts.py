@@ -45,6 +45,10 @@ def ghosts(cells: Iterable[ComparedCell]) -> float:
     return sum(counts[verdict] for verdict in VERDICTS) / len(differences)
 
 
+def narrowest(cells: Iterable[ComparedCell]) -> float:
+    return min(cell.shifts[0].band for cell in cells if cell.shifts[0].band is not None)
+
+
 @pytest.mark.parametrize("told", [False, True])
 def test_candidates_that_did_not_change_get_no_verdict(
     sides: tuple[Side, Side], told: bool
@@ -55,15 +59,13 @@ def test_candidates_that_did_not_change_get_no_verdict(
         c for c in compare([first, second], intersection=True).cells if c.role is Role.CANDIDATE
     ]
     assert len(cells) == 228
-    assert {bool(c.shifts[0].beside) for c in cells} == {told}
+    assert (narrowest(cells) > 1.1 * BAND) == told
     assert ghosts(cells) <= MOST_GHOSTS
     ratios = [c.shifts[0].ratio for c in cells if c.shifts[0].ratio is not None]
     assert len(ratios) == 228 and median(ratios) == pytest.approx(1, abs=0.011)
 
 
-def test_baselines_get_no_verdict_by_the_bands_that_the_others_teach(
-    sides: tuple[Side, Side],
-) -> None:
+def test_baselines_get_no_verdict_by_the_band_that_they_teach(sides: tuple[Side, Side]) -> None:
     first, second = map(of_the_same_code, sides)
     comparison = compare([first, second], intersection=True)
     cells = [c for c in comparison.cells if c.role is Role.BASELINE]
@@ -71,28 +73,17 @@ def test_baselines_get_no_verdict_by_the_bands_that_the_others_teach(
     assert ghosts(cells) <= MOST_GHOSTS
     by_rule = [c for c in compare(sides, intersection=True).cells if c.role is Role.BASELINE]
     assert ghosts(by_rule) > MOST_GHOSTS  # a fixed band is not enough
-    widths = [(c.records[0].median_ms or 0, c.shifts[0].band or 0) for c in cells]
-    short = median(band for ms, band in widths if 0 < ms < 0.02)
-    assert short > median(band for ms, band in widths if ms > 0.1) >= BAND
 
 
-def test_who_was_left_out_in_one_run_is_compared_with_nothing_and_teaches_nothing(
-    sides: tuple[Side, Side],
-) -> None:
+def test_a_cell_that_was_called_a_few_times_is_not_compared(sides: tuple[Side, Side]) -> None:
     """Its two calls differ by what they happen to differ by."""
     first, second = map(of_the_same_code, sides)
-    before = compare([first, second], intersection=True)
-    [(name, _)] = Counter(c.shifts[0].beside for c in before.cells).most_common(1)
-    few = {key for key in second.samples if key[1] == name}
-    called = replace(
-        second,
-        samples={k: t[:2] * 1.2 if k in few else t for k, t in second.samples.items()},
-    )
-    after = compare([first, called], intersection=True)
-    cells = [c for c in after.cells if c.implementation == name and c.records[0].median_ms]
-    assert name and {c.shifts[0].difference for c in cells} == {Difference.INCONCLUSIVE}
+    few = {key for key in second.samples if key[1] == "sdpa_gqa"}
+    samples = {k: t[:2] * 1.2 if k in few else t for k, t in second.samples.items()}
+    after = compare([first, replace(second, samples=samples)], intersection=True)
+    cells = [c for c in after.cells if c.implementation == "sdpa_gqa" and c.records[0].median_ms]
+    assert cells and {c.shifts[0].difference for c in cells} == {Difference.INCONCLUSIVE}
     assert {c.shifts[0].why for c in cells} == {"it was called a few times only"}
-    assert not [c for c in after.cells if c.shifts[0].beside == name]
 
 
 def test_a_real_loss_is_found_on_another_host(sides: tuple[Side, Side]) -> None:
@@ -110,29 +101,17 @@ def test_a_real_loss_is_found_on_another_host(sides: tuple[Side, Side]) -> None:
     assert set(found) == {"rows_cuda"} and found["rows_cuda"] >= 60  # of 76
 
 
-def test_where_torch_differs_nothing_is_known_to_be_the_same(sides: tuple[Side, Side]) -> None:
+@pytest.mark.parametrize("changed", ["torch", "triton"])
+def test_under_other_versions_less_is_known_to_be_the_same(
+    sides: tuple[Side, Side], changed: str
+) -> None:
+    """Under another torch nothing is, and under another Triton nothing that it compiles."""
     first, second = map(of_the_same_code, sides)
-    newer = {key: replace(r, torch="2.12.1") for key, r in second.records.items()}
-    environment = second.environment.model_copy(update={"torch": "2.12.1"})
-    other = replace(second, records=newer, environment=environment)
-    cells = compare([first, other], intersection=True).cells
-    assert {c.shifts[0].beside for c in cells} == {""}
+    newer = second.environment.model_copy(update={changed: "9.9.9"})
 
-
-def test_under_another_triton_what_it_compiles_teaches_nothing(sides: tuple[Side, Side]) -> None:
-    first, second = map(of_the_same_code, sides)
-    newer = second.environment.model_copy(update={"triton": "3.7.1"})
-    other = replace(second, environment=newer)
-
-    def says(side: Side) -> Side:
-        compiled = {"sdpa_gqa": "triton"}
-        infos = [
-            i.model_copy(update={"compiled_by": compiled.get(i.name, "")})
-            for i in side.plan.implementations
-        ]
+    def compiled(side: Side) -> Side:
+        infos = [i.model_copy(update={"compiled_by": "triton"}) for i in side.plan.implementations]
         return replace(side, plan=side.plan.model_copy(update={"implementations": infos}))
 
-    beside = {
-        c.shifts[0].beside for c in compare([says(first), says(other)], intersection=True).cells
-    }
-    assert beside - {""} and "sdpa_gqa" not in beside
+    pair = [compiled(first), compiled(replace(second, environment=newer))]
+    assert narrowest(compare(pair, intersection=True).cells) < 1.01 * BAND

@@ -125,14 +125,3 @@ def test_a_script_replaces_nothing(run: Path, tmp_path: Path) -> None:
     seal(run, SIGNER)
     assert "which is signed" in asked(run / "alone.py")
     assert (tmp_path / "mine.py").read_text() == "my kernel"
-
-
-@pytest.mark.parametrize("option", ["--junit", "--html"])
-def test_a_comparison_writes_into_no_signed_run(run: Path, tmp_path: Path, option: str) -> None:
-    later = make_run(tmp_path / "later", Made(run_id="20260201T000000Z-abc123"))
-    seal(run, SIGNER)
-    done = CliRunner().invoke(
-        group, ["compare", str(run), str(later), option, str(run / "x")], standalone_mode=False
-    )
-    assert isinstance(done.exception, UsageError) and "is signed as it is" in str(done.exception)
-    assert not (run / "x").exists()
