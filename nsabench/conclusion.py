@@ -75,7 +75,7 @@ def finish(finished: Finished) -> str:
         if (path / MANIFEST).exists():
             return "it was signed before, and is left as it is"
         assert finished.signer is not None
-        sentence = _seal(finished, finished.signer)
+        sentence = conclude(finished, finished.signer)
     if finished.signer.ephemeral:
         (path / RUN_KEY).unlink(missing_ok=True)
     return sentence
@@ -88,7 +88,8 @@ def derive(facts: pages.Facts, folder: Path) -> list[Path]:
     return [*parquet.write(facts.results, facts.plan.run_id, folder), path]
 
 
-def _seal(finished: Finished, signer: Signer) -> str:
+def conclude(finished: Finished, signer: Signer) -> str:
+    """Write thresholds and reports of a run, sign it, and return a sentence about it."""
     facts = pages.Facts.read(finished.folder.path, finished.results, finished.signer)
     threshold.write(facts.decisions, finished.folder.thresholds, facts.payments)
     lacking = report(facts)

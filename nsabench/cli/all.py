@@ -21,10 +21,8 @@ from nsabench.files import refuse_filled
 from nsabench.fleet import devices
 from nsabench.fleet.devices import Place
 from nsabench.fleet.merge import merge
-from nsabench.output import terminal
 from nsabench.planning.shards import ALL
 from nsabench.signing import load_signer
-from nsabench.verdicts.failures import failures
 
 
 @click.command("all")
@@ -82,11 +80,6 @@ def measure_shards(asked: Measuring, places: list[Place]) -> int:
     except KeyboardInterrupt:
         say(f"nsabench: the same command with --out {out} continues its shards.", err=True)
         raise
-    found = merge(
-        folders, out, signer, trusted=trusted_keyids(()), note=lambda text: say(text, err=True)
-    )
+    finished, signed = merge(folders, out, signer, trusted=trusted_keyids(()))
     click.echo()
-    terminal.print_summary(found.finished, terminal.console(), verbose=asked.verbose)
-    say(f"{len(folders)} shards, {len(found.finished.plan.cases)} cases: {out}")
-    say(found.signed)
-    return 1 if failures(found.finished.results) else 0
+    return show(finished, asked, signed)

@@ -48,16 +48,14 @@ def command(
 
     Example: nsabench merge results/shard-* --out results/whole
     """
-    found = merge(
+    finished, signed = merge(
         shards,
         out,
         conclusion.prepare() or load_signer(),
         trusted=trusted_keyids(public),
         require=least_trust(public, require),
-        note=lambda text: say(f"nsabench: {text}", err=True),
     )
-    plan, results = found.finished.plan, found.finished.results
-    failed = failures(results)
+    plan, failed = finished.plan, failures(finished.results)
     if as_json:
         say_json(
             {
@@ -65,13 +63,12 @@ def command(
                 "run_id": plan.run_id,
                 "shards": list(plan.shards),
                 "cases": len(plan.cases),
-                "records": len(results.records),
-                "outlying": found.outlying,
+                "records": len(finished.results.records),
                 "failures": failed,
             }
         )
     else:
-        terminal.print_summary(found.finished, terminal.console())
-        say(f"{len(shards)} shards, {len(plan.cases)} cases, {len(results.records)} records: {out}")
-        say(found.signed)
+        terminal.print_summary(finished, terminal.console())
+        say(f"{len(shards)} shards, {len(plan.cases)} cases: {out}")
+        say(signed)
     return 1 if failed else 0

@@ -6,38 +6,44 @@ of each measuring host still counts.
 
 from __future__ import annotations
 
-import hashlib
+import re
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from secrets import token_hex
 
 from nsabench import conclusion, ops
 from nsabench.errors import UsageError, VerificationFailed
-from nsabench.evidence.manifest import signed_around
+from nsabench.evidence.manifest import MANIFEST, files, signed_around, verify
 from nsabench.evidence.manifest.logs import plan_together
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.files import refuse_filled, writing
-from nsabench.fleet.shard import Shard, admit, refuse_gaps, refuse_others
+from nsabench.machine.environment.model import Environment
+from nsabench.model.description import Described
 from nsabench.model.plan import Plan
-from nsabench.output.report import Facts
-from nsabench.processes import parallel_map
+from nsabench.running import run as runs
 from nsabench.running.folder import KEPT, RunFolder
 from nsabench.running.run import Finished
 from nsabench.signing import Signer
-from nsabench.verdicts import merged
+from nsabench.verdicts import parquet
 
 
 @dataclass(frozen=True)
-class Merged:
-    """A merged run. outlying: why a shard's times decide nothing. signed: one sentence."""
+class Shard:
+    """A verified shard, number `index` of `count`.
 
-    finished: Finished
-    outlying: dict[str, str]
-    signed: str
+    machine: the versions and devices that all shards must share. digests: the sha256 of its files.
+    """
+
+    folder: Path
+    index: int
+    count: int
+    plan: Plan
+    machine: dict[str, str]
+    digests: dict[str, str]
 
 
 def merge(
@@ -47,9 +53,10 @@ def merge(
     *,
     trusted: Iterable[str] = (),
     require: Trust = Trust.EPHEMERAL,
-    note: Callable[[str], None] = lambda _: None,
-) -> Merged:
+) -> tuple[Finished, str]:
     """Merge shards into a new run `out`, which appears complete or not at all.
+
+    Returns the run, and a sentence about its signature.
 
     Raises `UsageError` unless the shards are one whole plan, measured alike.
     Raises `VerificationFailed` if a shard was altered or is trusted less than required.
@@ -58,8 +65,13 @@ def merge(
     signed = signed_around(out)
     if signed is not None:
         raise UsageError(f"{out} is inside {signed}, which is signed", "give --out another folder.")
-    shards = _admit(folders, frozenset(trusted), require, note)
-    refuse_gaps(shards)
+    ops.refuse_other(Plan.read(RunFolder.existing(folders[0]).plan))
+    keyids = frozenset(trusted)
+    shards = [_admit(folder, keyids, require) for folder in folders]
+    shards.sort(key=lambda shard: shard.index)
+    _refuse_gaps(shards)
+    for shard in shards:
+        _refuse_other_machine(shards[0], shard)
     now = datetime.now(UTC).replace(microsecond=0)
     run_id = f"{now:%Y%m%dT%H%M%SZ}-{token_hex(3)}"
     plan = plan_together([shard.plan for shard in shards], run_id, now)
@@ -67,69 +79,117 @@ def merge(
     with writing(out.parent, "merge again"):
         making.mkdir(parents=True)
         try:
-            made = _write_run(making, shards, plan, signer, note)
+            finished, sentence = _write_run(RunFolder(making), shards, plan, signer)
             making.replace(out)
         except BaseException:
             shutil.rmtree(making)
             raise
-    return replace(made, finished=replace(made.finished, folder=RunFolder(out)))
+    return replace(finished, folder=RunFolder(out)), sentence
 
 
-def _admit(
-    folders: Sequence[Path], trusted: frozenset[str], require: Trust, note: Callable[[str], None]
-) -> list[Shard]:
-    ops.refuse_other(Plan.read(RunFolder.existing(folders[0]).plan))
-    shards: list[Shard] = []
-    for shard in parallel_map(partial(admit, trusted=trusted, require=require), folders):
-        if shards:
-            refuse_others(shards[0], shard)
-            shard = shard.sharing(shards[0])
-        shards.append(shard)
-        if len(shards) % 100 == 0:
-            note(f"verified {len(shards)} of {len(folders)} shards")
-    return sorted(shards, key=lambda shard: shard.index)
+def _admit(folder: Path, trusted: Iterable[str], require: Trust) -> Shard:
+    """Verify the shard in a folder, except for its tables, which a merge derives again."""
+    run = RunFolder.existing(folder)
+    least = require if require.reaches(Trust.EPHEMERAL) else Trust.EPHEMERAL
+    report = verify(folder, trusted=trusted, require=least, tables=False)
+    report.raise_if_broken()
+    plan, logged = report.plan, report.logged
+    assert plan is not None and logged is not None
+    if plan.shards:
+        raise UsageError(f"{folder} is a merged run", "give its shards.")
+    named = re.fullmatch(r"(\d+)/(\d+)", plan.shard)
+    if named is None or not plan.whole:
+        raise UsageError(
+            f"{folder} is not a shard: it has shard {plan.shard} of a plan that it does not name",
+            "give runs that `nsabench all --shard i/n` of this version has made.",
+        )
+    return Shard(
+        folder=folder,
+        index=int(named[1]),
+        count=int(named[2]),
+        plan=plan,
+        machine=_describe_machine(logged.described, Environment.read(run.environment)),
+        digests={**report.digests, MANIFEST: files.sha256(folder, MANIFEST)},
+    )
+
+
+def _describe_machine(described: Described, environment: Environment) -> dict[str, str]:
+    software, device = described.software, described.device
+    return {
+        "GPU model": device.name or "",
+        "CPU's instructions": device.capability or "",
+        "driver": environment.driver.version or "",
+        "torch": software.torch or "",
+        "Triton": software.triton or "",
+        "CUDA": software.torch_cuda or "",
+        "Python": environment.software.python,
+    }
+
+
+def _refuse_other_machine(first: Shard, other: Shard) -> None:
+    for what, value in other.machine.items():
+        expected = first.machine[what]
+        if value != expected:
+            raise UsageError(
+                f"{other.folder} and {first.folder} are not parts of one run: the {what} differ, "
+                f"{value or 'none'} and {expected or 'none'}",
+                "merge the shards that are alike, and compare the merged runs with `nsabench "
+                "compare`.",
+            )
+
+
+def _refuse_gaps(shards: Sequence[Shard]) -> None:
+    """Raise `UsageError` if a shard of the plan is missing or is there twice."""
+    count = shards[0].count
+    given = Counter(shard.index for shard in shards)
+    for shard in shards:
+        if shard.count != count:
+            raise UsageError(
+                f"{shard.folder} is shard {shard.plan.shard}, and {shards[0].folder} is one of "
+                f"{count}",
+                "give the shards of one plan.",
+            )
+        if given[shard.index] > 1:
+            both = " and ".join(str(s.folder) for s in shards if s.index == shard.index)
+            raise UsageError(f"shard {shard.plan.shard} is there twice: {both}", "give it once.")
+    missing = [f"{index}/{count}" for index in range(1, count + 1) if index not in given]
+    if missing:
+        raise UsageError(
+            f"of {count} shards {len(missing)} are missing: {', '.join(missing[:5])}",
+            "give them also, or measure them with `nsabench all --shard i/n`.",
+        )
 
 
 def _write_run(
-    folder: Path, shards: Sequence[Shard], plan: Plan, signer: Signer, note: Callable[[str], None]
-) -> Merged:
-    run = RunFolder(folder)
+    run: RunFolder, shards: Sequence[Shard], plan: Plan, signer: Signer
+) -> tuple[Finished, str]:
     plan.write(run.plan)
     run.logs.mkdir()
     for shard in shards:
         _copy_files(run, shard)
     shutil.copyfile(shards[0].folder / "environment.json", run.environment)
-    parts = run.parts()
-    outlying = merged.outlying(parts)
-    for name, why in outlying.items():
-        note(f"{name} differs from the others, so its verdicts are inconclusive: {why}")
-    facts = Facts.read(folder, signer=signer)
-    conclusion.derive(facts, folder)
-    lacking = conclusion.report(facts)
-    signed = conclusion.sign(run, signer)
-    wall_s = sum(part.log.wall_s for part in parts)
-    measuring_s = sum(part.log.measuring_s for part in parts)
-    finished = Finished(run, plan, facts.results, wall_s, measuring_s, signer)
-    return Merged(finished, outlying, f"{signed}\n{lacking}" if lacking else signed)
+    logs = [part.log for part in run.parts()]
+    finished = replace(
+        runs.read(run.path),
+        signer=signer,
+        wall_s=sum(log.wall_s for log in logs),
+        measuring_s=sum(log.measuring_s for log in logs),
+    )
+    parquet.write(finished.results, plan.run_id, run.path)
+    return finished, conclusion.conclude(finished, signer)
 
 
 def _copy_files(run: RunFolder, shard: Shard) -> None:
     place = run.shard(shard.plan.run_id).path
     place.mkdir(parents=True)
     for name in KEPT:
-        content = (shard.folder / name).read_bytes()
-        _refuse_changed(shard, name, content, shard.digests[name])
-        (place / name).write_bytes(content)
-    own = {planned.id for planned in shard.cases}
+        shutil.copyfile(shard.folder / name, place / name, follow_symlinks=False)
+        if files.sha256(place, name) != shard.digests[name]:
+            raise VerificationFailed(
+                f"{shard.folder / name} was changed while it was merged",
+                "merge shards that nothing writes to.",
+            )
+    own = {planned.id for planned in shard.plan.cases}
     for name in shard.digests:
         if name.startswith("logs/") and Path(name).name.partition(".")[0] in own:
             shutil.copyfile(shard.folder / name, run.path / name, follow_symlinks=False)
-
-
-def _refuse_changed(shard: Shard, name: str, content: bytes, expected: str) -> None:
-    """Raise `VerificationFailed` if a file has changed since it was verified."""
-    if hashlib.sha256(content).hexdigest() != expected:
-        raise VerificationFailed(
-            f"{shard.folder / name} was changed while it was merged",
-            "merge shards that nothing writes to.",
-        )

@@ -20,7 +20,8 @@ def assemble(run_id: str, parts: Sequence[Part]) -> Results:
     """Apply the checks to a run and judge its candidates. run_id: of the whole run."""
     if len(parts) == 1 and parts[0].plan.run_id == run_id:
         return assess(parts[0].plan, parts[0].log).results(parts[0].log)
-    why = outlying(parts)
+    canaries = {name_of(part.plan): canary.canary_of(part.plan, part.log) for part in parts}
+    why = canary.outlying(canaries)
     records: list[Record] = []
     findings: dict[Finding, None] = {}
     for part in parts:
@@ -30,13 +31,6 @@ def assemble(run_id: str, parts: Sequence[Part]) -> Results:
         findings |= dict.fromkeys(results.findings)
     gravity = list(Effect)
     return Results(records, sorted(findings, key=lambda f: gravity.index(f.effect)))
-
-
-def outlying(parts: Sequence[Part]) -> dict[str, str]:
-    """Return the shards whose host is not like the others, each with the reason."""
-    return canary.outlying(
-        {name_of(part.plan): canary.canary_of(part.plan, part.log) for part in parts}
-    )
 
 
 def name_of(plan: Plan) -> str:

@@ -14,7 +14,6 @@ from nsabench.model.description import Described
 from nsabench.model.log import Log
 from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import Purpose
-from nsabench.processes import parallel_map
 from nsabench.running import log
 from nsabench.running.folder import KEPT, MANIFEST, RunFolder
 from nsabench.running.seals import Origin
@@ -64,7 +63,7 @@ def check_shards(folder: Path, plan: Plan) -> Logged:
     """Check that each shard is as its host signed it, and return what the logs hold."""
     if len(set(plan.shards)) != len(plan.shards):
         raise VerificationFailed("plan.json names a shard twice")
-    shards = list(parallel_map(lambda run_id: _check_shard(folder, run_id), plan.shards))
+    shards = [_check_shard(folder, run_id) for run_id in plan.shards]
     _check_plan(plan, [own for own, _ in shards])
     first = files.sha256(RunFolder(folder).shard(plan.shards[0]).path, "environment.json")
     require_same("environment.json: its sha256", files.sha256(folder, "environment.json"), first)
@@ -113,7 +112,11 @@ def plan_together(shards: Sequence[Plan], run_id: str, created: datetime) -> Pla
         other |= {f"case {planned.id}" for planned in own.cases if planned.id in cases}
         if other:
             names = ", ".join(sorted(other)[:5])
-            raise UsageError(f"{own.run_id} does not fit those before it: {names}")
+            raise UsageError(
+                f"{own.run_id} does not fit the shards before it: its {names} differ",
+                "give the shards of one plan; `nsabench compare` and `nsabench threshold` take "
+                "runs of several.",
+            )
         cases |= {p.id: p.model_copy(update={"shard": number}) for p in own.cases}
     ids = first.whole.split()
     if cases.keys() != set(ids):
