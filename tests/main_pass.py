@@ -13,7 +13,6 @@ from nsabench.running.attempt import Executor, attempt
 from nsabench.running.folder import RunFolder
 from nsabench.running.log import LogFile
 from nsabench.running.policy import next_jobs
-from nsabench.running.seals import Sealer
 from nsabench.verdicts.attempts import CaseState, states_of
 from tests.runs import SIGNER, session_of
 
@@ -27,7 +26,7 @@ def measure(
     (folder / "logs").mkdir(exist_ok=True, parents=True)
     described = Described(software={"torch": "2"}, device={"type": plan.device}, sandbox=sandbox)
     with closing(LogFile(folder / "log.jsonl")) as file:
-        file.seal_with(Sealer(SIGNER))
+        file.sign_as(SIGNER)
         file.append(session_of(plan, described))
         while jobs := next_jobs(plan, file.log, lambda plan, log: {}):
             with _executor(workers) as executor:

@@ -42,7 +42,6 @@ from nsabench.running.folder import RunFolder
 from nsabench.running.log import LogFile
 from nsabench.running.policy import next_job
 from nsabench.running.resume_checks import digest
-from nsabench.running.seals import Sealer
 from nsabench.signing import Signer
 from nsabench.verdicts import parquet
 from nsabench.verdicts.attempts import CaseState, state_of
@@ -235,7 +234,7 @@ def make_run(
         device={"type": "cuda", "name": made.gpu, "compute_capability": "9.0"},
     )
     with closing(LogFile(folder / "log.jsonl")) as log:
-        log.seal_with(Sealer(signer))
+        log.sign_as(signer)
         log.append(session_of(plan, described, folder, made.ceilings))
         rng = np.random.default_rng(made.seed)
         for planned in plan.cases:

@@ -17,7 +17,7 @@ from nsabench.model.vocabulary import Purpose
 
 
 class Session(Message):
-    """A process begins to measure. Its `Line` has the certificate of its signer."""
+    """A process begins to measure. Its `Line` has its signer."""
 
     kind: Literal["session"] = "session"
     run_id: str
@@ -54,22 +54,20 @@ class Ended(Message):
 Entry = Session | Begun | Observed | Ended
 
 
-class Certificate(Message):
-    """A signer vouches for the key of a session. Keys are public halves, DER in base64."""
+class LogSigner(Message):
+    """Who seals the lines of a session."""
 
-    key: str
     keyid: str
-    public_key: str  # of the signer
+    public_key: str  # DER in base64
     ephemeral: bool  # whether the key was made for this run alone
-    signature: str  # over `running.seals.certified`, in base64
 
 
 class Line(Message):
-    """A line of the log, with the certificate of a session."""
+    """A line of the log, with the signer of a session."""
 
     previous: str = ""  # the sha256 of the line before
     entry: Annotated[Entry, Field(discriminator="kind")]
-    certificate: Certificate | None = None
+    signer: LogSigner | None = None
     seal: str = ""  # over the line without its seal, in base64
 
 

@@ -16,7 +16,8 @@ from nsabench import limits, reading
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.model.log import LINE, Entry, Line, Log
 from nsabench.running import seals
-from nsabench.running.seals import Origin, Sealer
+from nsabench.running.seals import Origin
+from nsabench.signing import Signer
 
 _NO_FILE = {errno.ELOOP: "a link", errno.ENXIO: "a pipe or a device"}
 _REMEDY = "give the folder that nsabench made."
@@ -32,7 +33,7 @@ class LogFile:
         """Raises what `examine` raises, and `UsageError` if another process writes the log."""
         self.path = path
         self._file = _open_for_append(path)
-        self._sealer: Sealer | None = None
+        self._signer: Signer | None = None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.log = Log()
@@ -48,16 +49,16 @@ class LogFile:
             raise
         self._file.truncate(self._size)
 
-    def seal_with(self, sealer: Sealer) -> None:
-        self._sealer = sealer
+    def sign_as(self, signer: Signer) -> None:
+        self._signer = signer
 
     def append(self, *entries: Entry) -> None:
         """Write and sync entries. Raises `OSError`, or `VerificationFailed` for a foreign write."""
-        assert self._sealer is not None
+        assert self._signer is not None
         if os.fstat(self._file.fileno()).st_size != self._size:
             self._refuse_foreign()
         for entry in entries:
-            content = self._sealer.seal(entry, self.end)
+            content = seals.seal(entry, self.end, self._signer)
             self._file.write(content + b"\n")
             self.end = seals.digest(content)
             self._size += len(content) + 1

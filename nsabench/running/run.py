@@ -36,7 +36,6 @@ from nsabench.running.folder import SHARDS, RunFolder
 from nsabench.running.log import LogFile
 from nsabench.running.log import read as read_log
 from nsabench.running.policy import canary_jobs, judge, next_jobs
-from nsabench.running.seals import Sealer
 from nsabench.running.supervisor.checker import CheckerProcess
 from nsabench.running.supervisor.executor import WorkerExecutor
 from nsabench.signing import Signer
@@ -354,7 +353,7 @@ class _Run:
                     self.view.note(f"{problem.severity}: {problem.what} {problem.remedy}")
         ceilings = executor.calibrate()
         assert self.signer is not None
-        self._file.seal_with(Sealer(self.signer))
+        self._file.sign_as(self.signer)
         self._file.append(
             Session(
                 run_id=self.plan.run_id,

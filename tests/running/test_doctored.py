@@ -18,7 +18,6 @@ from nsabench.model.source import Source
 from nsabench.output import report
 from nsabench.running import run
 from nsabench.running.log import LogFile, read
-from nsabench.running.seals import Sealer
 from nsabench.sources import sha256
 from tests.running.test_resume import ME, Silent
 from tests.running.test_resume_checks import DONE, STRANGER
@@ -124,7 +123,7 @@ def test_no_file_that_a_strangers_plan_names_is_executed(tmp_path: Path, measure
     (folder / "log.jsonl").write_bytes(b"")
     if measured == "by a stranger":
         with closing(LogFile(folder / "log.jsonl")) as log:
-            log.seal_with(Sealer(STRANGER))
+            log.sign_as(STRANGER)
             log.append(session.model_copy(update={"plan_sha256": plan.sha256}))
     with pytest.raises(NsabenchError, match=r"log\.jsonl") as refused:
         conclusion.resume(folder, Silent(), signer=ME)

@@ -17,7 +17,6 @@ from nsabench.model.description import Described
 from nsabench.model.plan import Plan
 from nsabench.running import run
 from nsabench.running.log import LogFile
-from nsabench.running.seals import Sealer
 from nsabench.signing import Signer
 from nsabench.signing.keys import create, generate, private_pem
 from nsabench.signing.signer import KEY_FILE, PASSPHRASE_FILE, RUN_KEY, make_run_key
@@ -159,7 +158,7 @@ def test_a_log_that_was_changed_while_it_was_measured_is_not_signed(tmp_path: Pa
     path = folder / "log.jsonl"
     sealed = path.read_bytes()
     with closing(LogFile(path)) as log:
-        log.seal_with(Sealer(ME))
+        log.sign_as(ME)
         log.append(log.log.sessions[0])
     with pytest.raises(VerificationFailed, match="is not what was written there"):
         conclusion.finish(finished)

@@ -17,7 +17,6 @@ from nsabench.model.measurement import Ceilings, Observation, Samples
 from nsabench.model.plan import ImplementationInfo, MatrixInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import Direction, DType, Purpose, Role, Runs, Status
 from nsabench.running.log import LogFile
-from nsabench.running.seals import Sealer
 from tests.output.report.browser import CHROMIUM, DRIVER, Browser, chromium
 from tests.runs import SIGNER, add_attempt, session_of
 
@@ -98,7 +97,7 @@ def write_log(folder: Path, plan: Plan, observations: Mapping[str, Sequence[Obse
         known_duration_error=0.001,
     )
     with closing(LogFile(folder / "log.jsonl")) as log:
-        log.seal_with(Sealer(SIGNER))
+        log.sign_as(SIGNER)
         log.append(session_of(plan, described, ceilings=ceilings))
         for case_id, found in observations.items():
             add_attempt(log, plan, Purpose.MAIN, case_id, found)

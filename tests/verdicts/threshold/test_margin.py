@@ -19,7 +19,6 @@ from nsabench.model.vocabulary import Purpose
 from nsabench.running.folder import RunFolder
 from nsabench.running.log import LogFile
 from nsabench.running.policy import next_jobs
-from nsabench.running.seals import Sealer
 from nsabench.text import markdown
 from nsabench.verdicts.merged import assemble
 from nsabench.verdicts.results import Results
@@ -96,7 +95,7 @@ def test_what_a_second_process_saw_below_the_margin_does_not_pass_it(tmp_path: P
     rng = np.random.default_rng(1)
     plan = Plan.read(folder / "plan.json")
     with closing(LogFile(folder / "log.jsonl")) as log:
-        log.seal_with(Sealer(SIGNER))
+        log.sign_as(SIGNER)
         log.append(session_of(plan, log.log.sessions[0].described, folder))
         for planned in plan.cases:
             base = 0.2 * planned.case.shape["L"] / 64
