@@ -16,22 +16,8 @@ from nsabench.images import build as building
 from nsabench.images import combos as known
 from nsabench.images import launch as launching
 from nsabench.images import lock as locking
-from nsabench.images import venv as venvs
 
 COMBO = click.argument("combo")
-LINKS = click.option(
-    "--find-links",
-    "links",
-    default="",
-    metavar="DIR",
-    help="Folder of wheels to use instead of the combo's own index.",
-)
-WHEELHOUSE = click.option(
-    "--wheelhouse",
-    type=_options.EXISTING_FOLDER,
-    metavar="DIR",
-    help="Folder of wheels to install, instead of an index.",
-)
 
 
 @click.group("images")
@@ -74,7 +60,13 @@ def list_(as_json: bool) -> None:
     metavar="DATE",
     help="Date after which packages are ignored. Default: today.",
 )
-@LINKS
+@click.option(
+    "--find-links",
+    "links",
+    default="",
+    metavar="DIR",
+    help="Folder of wheels to use instead of the combo's own index.",
+)
 def lock(combos: tuple[str, ...], exclude_newer: str, links: str) -> None:
     """Lock the packages of combos.
 
@@ -89,29 +81,15 @@ def lock(combos: tuple[str, ...], exclude_newer: str, links: str) -> None:
         say(f"{path}: {len(list(locking.pinned(path)))} packages")
 
 
-@command.command("wheelhouse")
-@COMBO
-@click.option(
-    "--folder", type=_options.FOLDER, help="Folder of the wheels. Default: wheelhouse/COMBO."
-)
-@LINKS
-def wheelhouse(combo: str, folder: Path | None, links: str) -> None:
-    """Download the wheels of a combo.
-
-    With them, its image can be built without a network.
-
-    Example: nsabench images wheelhouse torch2.5.1-cu124
-    """
-    target = folder or Path("wheelhouse") / combo
-    wheels = list(locking.download(known.checkout(), combo, target, links).glob("*.whl"))
-    size = sum(wheel.stat().st_size for wheel in wheels)
-    say(f"{target}: {len(wheels)} wheels, {size / 2**30:.2f} GiB")
-
-
 @command.command("build")
 @COMBO
 @click.option("--base", default="", help="Base image. Default: the one in combos.yaml.")
-@WHEELHOUSE
+@click.option(
+    "--wheelhouse",
+    type=_options.EXISTING_FOLDER,
+    metavar="DIR",
+    help="Folder of wheels to install, instead of an index.",
+)
 @click.option("--verbose", is_flag=True, help="Show what the daemon prints.")
 def build(combo: str, base: str, wheelhouse: Path | None, verbose: bool) -> None:
     """Build the image of a combo.
@@ -127,24 +105,6 @@ def build(combo: str, base: str, wheelhouse: Path | None, verbose: bool) -> None
         say=say if verbose else lambda line: None,
     )
     say(f"{known.tag(combo)} {identifier} in {time.monotonic() - began:.0f} s")
-
-
-@command.command("venv")
-@COMBO
-@click.option("--folder", type=_options.FOLDER, help="New or empty folder. Default: venvs/COMBO.")
-@WHEELHOUSE
-def venv(combo: str, folder: Path | None, wheelhouse: Path | None) -> None:
-    """Make the virtual environment of a combo.
-
-    It is for hosts without containers. uv installs what the image holds, from the same lock. Runs
-    in it name the combo in `environment.json`.
-
-    Example: nsabench images venv torch2.5.1-cu124
-    """
-    target = folder or Path("venvs") / combo
-    began = time.monotonic()
-    program = venvs.make(known.checkout(), combo, target, wheelhouse=wheelhouse, say=say)
-    say(f"{program} in {time.monotonic() - began:.0f} s")
 
 
 @command.command("run", context_settings={"ignore_unknown_options": True})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator
@@ -18,13 +17,7 @@ from nsabench.images.combos import Checkout, Combo
 
 PYTHON = "3.11"
 PLATFORM = "x86_64-manylinux_2_28"
-# The tags of the wheels that pip downloads.
-PLATFORMS = (
-    *("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014"),
-    *("manylinux_2_12", "manylinux_2_5", "manylinux2010", "manylinux1", "linux"),
-)
 LOCK_LIMIT_S = 600.0
-DOWNLOAD_LIMIT_S = 3600.0
 # Needed to build nsabench in the image without a network.
 BUILD = ("setuptools>=77,<82", "wheel>=0.45")
 
@@ -96,25 +89,6 @@ def existing(checkout: Checkout, name: str) -> Path:
 
 def recorded_requirements(path: Path) -> list[str]:
     return re.findall(r"^# asked: (.+)$", path.read_text(), re.MULTILINE)
-
-
-def download(checkout: Checkout, name: str, folder: Path, links: str = "") -> Path:
-    """Download the wheels of a lock that are not there yet, checked by their hashes."""
-    path = existing(checkout, name)
-    index = checkout.combos().get(name).index
-    folder.mkdir(parents=True, exist_ok=True)
-    command: list[str | Path] = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    command += ["download", "--quiet", "--retries", "1", "--require-hashes", "--no-deps"]
-    command += ["--only-binary", ":all:", "--python-version", PYTHON, "--implementation", "cp"]
-    command += ["--abi", "cp311", "--abi", "abi3", "--abi", "none"]
-    for platform in PLATFORMS:
-        command += ["--platform", f"{platform}_x86_64"]
-    command += ["--find-links", links or folder]
-    if index and not links:
-        command += ["--extra-index-url", index]
-    command += ["--dest", folder, "--requirement", path]
-    programs.run(command, f"downloading the wheels of {name}", DOWNLOAD_LIMIT_S)
-    return folder
 
 
 def sha256(path: Path) -> str:

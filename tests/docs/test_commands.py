@@ -31,8 +31,6 @@ WRITING = {
     "images build",
     "images lock",
     "images run",
-    "images venv",
-    "images wheelhouse",
 }
 
 

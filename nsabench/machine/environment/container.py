@@ -1,9 +1,7 @@
-"""Reads which container, or which virtual environment of a combo, this process runs in."""
+"""Reads which container this process runs in."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,30 +10,12 @@ from nsabench.machine.environment.model import Container
 # `nsabench images run` sets it, since an image cannot contain its own digest.
 DIGEST_VARIABLE = "NSABENCH_IMAGE_DIGEST"
 COMBO_VARIABLE = "NSABENCH_COMBO"
-# `nsabench images venv` writes it: runtime, combo, revision and hash of the lock.
-COMBO_FILE = "combo.json"
-
-
-def combo_file(prefix: Path = Path(sys.prefix)) -> dict[str, str]:
-    """Return the content of `combo.json`; empty in other environments."""
-    try:
-        content = json.loads((prefix / COMBO_FILE).read_text())
-    except (OSError, ValueError):
-        return {}
-    return {str(k): str(v) for k, v in content.items()} if isinstance(content, dict) else {}
 
 
 def read_container(
-    variables: Mapping[str, str],
-    absent: dict[str, str],
-    root: Path = Path("/"),
-    prefix: Path = Path(sys.prefix),
+    variables: Mapping[str, str], absent: dict[str, str], root: Path = Path("/")
 ) -> Container:
     runtime = _runtime(variables, root)
-    made = combo_file(prefix)
-    if made.get("runtime") == "venv" and made.get("combo"):
-        # Also in a container, it is the environment that pins the packages.
-        return Container(runtime="venv", combo=made["combo"])
     digest = variables.get(DIGEST_VARIABLE) or None
     if runtime is not None and digest is None:
         absent["container.image_digest"] = f"{DIGEST_VARIABLE} is not set"

@@ -114,7 +114,7 @@ class Software(DescribedSoftware):
 
 
 class Container(Part):
-    # "docker", "podman", "apptainer", "kubernetes", "venv" (by `images venv`), or None: unknown.
+    # "docker", "podman", "apptainer", "kubernetes", or None: unknown.
     runtime: str | None = None
     image_digest: str | None = None
     combo: str | None = None
@@ -122,7 +122,7 @@ class Container(Part):
     @property
     def shut_in(self) -> bool:
         """Whether it hides devices and users of the host."""
-        return self.runtime not in (None, "venv")
+        return self.runtime is not None
 
 
 class Run(Part):

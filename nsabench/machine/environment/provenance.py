@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nsabench import errors
-from nsabench.machine.environment.container import combo_file
 from nsabench.machine.environment.model import Run
 from nsabench.machine.environment.redaction import redact
 from nsabench.model.plan import Plan
@@ -33,7 +32,7 @@ def read_run(plan: Plan | None, variables: Mapping[str, str], absent: dict[str, 
     folders = {"nsabench": Path(errors.__file__).parent}
     if plan is not None and plan.kernels:
         folders["kernels"] = Path(plan.kernels).resolve().parent
-    built_from = variables.get(COMMIT_VARIABLE) or combo_file().get("revision")
+    built_from = variables.get(COMMIT_VARIABLE)
     commits = {}
     for name, folder in folders.items():
         try:

@@ -90,17 +90,6 @@ def test_container(
     assert ("container.image_digest" in absent) == (runtime is not None)
 
 
-def test_an_environment_made_of_a_combo_is_told_from_a_container(tmp_path: Path) -> None:
-    (tmp_path / "combo.json").write_text('{"runtime": "venv", "combo": "torch2.8.0-cu128"}')
-    absent: dict[str, str] = {}
-    container = read_container({}, absent, tmp_path, prefix=tmp_path)
-    assert (container.runtime, container.combo) == ("venv", "torch2.8.0-cu128")
-    assert not container.shut_in, "it hides no GPU"
-    assert absent == {}
-    (tmp_path / "combo.json").write_text("[]")
-    assert read_container({}, absent, tmp_path, prefix=tmp_path).runtime is None
-
-
 def test_an_image_is_known_by_what_its_starter_says(tmp_path: Path) -> None:
     told = {"NSABENCH_IMAGE_DIGEST": "sha256:1", "NSABENCH_COMBO": "torch-2.8", "container": "x"}
     absent: dict[str, str] = {}
