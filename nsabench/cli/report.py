@@ -13,7 +13,6 @@ from nsabench.cli._trust import admit
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import signed_around
 from nsabench.output import report
-from nsabench.planning.narrow import Narrowed
 
 
 @click.command("report")
@@ -29,12 +28,9 @@ from nsabench.planning.narrow import Narrowed
     is_flag=True,
     help="Also write the tables and thresholds, from plan and log alone.",
 )
-@_options.where
 @_options.ops_of_the_run
 @_options.as_json
-def command(
-    run: Path, out: Path | None, derive: bool, where: tuple[str, ...], as_json: bool
-) -> None:
+def command(run: Path, out: Path | None, derive: bool, as_json: bool) -> None:
     """Write the report of a run.
 
     Writes report.html and selection_report.md.
@@ -43,7 +39,6 @@ def command(
     """
     admit(run, tables=False)
     facts = report.Facts.read(run)
-    some = facts.narrowed(Narrowed(where))
     folder = out or run
     signed = signed_around(folder)
     if signed is not None:
@@ -51,16 +46,9 @@ def command(
             f"{signed if out else run} is signed, and a new report would not be what was signed",
             "give --out another folder.",
         )
-    if where and out is None:
-        raise UsageError(
-            "a report of some cases must not replace the report of the run",
-            "give --out another folder.",
-        )
-    if derive and where:
-        raise UsageError("--derive writes the tables of all cases", "leave --where out.")
     folder.mkdir(parents=True, exist_ok=True)
     written = conclusion.derive(facts, folder) if derive else []
-    written += [report.write_markdown(some, folder), report.write_html(some, folder)]
+    written += [report.write_markdown(facts, folder), report.write_html(facts, folder)]
     if as_json:
         say_json({"valid": not facts.invalidating, "written": [str(path) for path in written]})
     else:

@@ -11,7 +11,7 @@ from nsabench.cli._say import say
 
 
 @click.command("site")
-@click.argument("places", nargs=-1, required=True, metavar="RUN|ARCHIVE...")
+@click.argument("places", nargs=-1, required=True, metavar="ARCHIVE...")
 @click.option(
     "--out",
     type=_options.FOLDER,
@@ -22,12 +22,12 @@ from nsabench.cli._say import say
 )
 @_options.ops_of_the_run
 def command(places: tuple[str, ...], out: Path) -> None:
-    """Write a static site about runs.
+    """Write a static site about archived runs.
 
     It has decisions, leaderboards, a page for each run, and downloads. It needs no server and no
-    network. Signed runs are verified first.
+    network. The runs are verified first.
 
-    Example: nsabench site results/20260101T120000Z-a1b2c3 docs/results/archive --out site
+    Example: nsabench site docs/results/archive --out site
     """
     # Its libraries come with an extra, and would slow down --help.
     from nsabench.output import site

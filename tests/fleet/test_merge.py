@@ -24,7 +24,6 @@ from nsabench.fleet.merge import merge
 from nsabench.model.case import Case
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import L2, Verdict
-from nsabench.output import site
 from nsabench.output.report import Facts, write_html, write_markdown
 from nsabench.running.folder import KEPT, RunFolder
 from nsabench.signing import Signer
@@ -112,17 +111,6 @@ def test_a_merged_run_keeps_what_each_host_signed(_made: Path, _merged: Path) ->
         assert {path.name for path in kept.iterdir()} == set(KEPT)
         assert all((kept / name).read_bytes() == (own / name).read_bytes() for name in KEPT)
     assert not (_merged / "log.jsonl").exists()
-
-
-def test_an_unsigned_merged_run_on_a_site_keeps_its_shards(_merged: Path, tmp_path: Path) -> None:
-    out = Path(shutil.copytree(_merged, tmp_path / "whole"))
-    (out / MANIFEST).unlink()
-    (out / "shards/shard-1/page.html").write_text("by a stranger")
-    site.write([str(out)], tmp_path / "site")
-    [kept] = (tmp_path / "site/runs").iterdir()
-    for shard in (kept / "shards").iterdir():
-        assert {path.name for path in shard.iterdir()} == set(KEPT)
-    assert len(RunFolder(kept).parts()) == COUNT
 
 
 def test_what_is_derived_again_is_what_was_written(_merged: Path, tmp_path: Path) -> None:

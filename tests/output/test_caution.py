@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from nsabench.model.vocabulary import NO_SPECIALISED, Kind
-from nsabench.output import ci, site
+from nsabench.output import ci
 from nsabench.output.compare import compare, document, read
 from nsabench.output.report import Facts
 from nsabench.output.report.page import render as page_of
@@ -43,11 +43,6 @@ def test_the_legend_of_a_report(tmp_path: Path, device: float, said: bool) -> No
     facts = Facts.read(make_run(tmp_path / "run", made))
     assert all(r.caution for r in facts.candidates)
     assert (f"✕ invalid † {NO_SPECIALISED}." in page_of(facts)) is said
-
-
-def test_a_site(runs: list[Path], tmp_path: Path) -> None:
-    text = site.write([str(runs[0])], tmp_path / "site").read_text()
-    assert f"worth using from L = 64 on ({IN_HALF})" in text
 
 
 def test_what_a_ci_system_reads(runs: list[Path]) -> None:

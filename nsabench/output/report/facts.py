@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from nsabench.model.plan import Plan
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import MARGIN, Direction, Purpose, Role
 from nsabench.output.standing import Standing, standings, versions
-from nsabench.planning.narrow import Narrowed
 from nsabench.running.folder import HEAD, RunFolder
 from nsabench.signing import Signer
 from nsabench.verdicts import break_even, threshold
@@ -41,14 +40,13 @@ MOST_OPS = 3  # that a title names
 
 @dataclass(frozen=True)
 class Facts:
-    """signer: the key that will sign the run; where: the conditions that chose its cases."""
+    """signer: the key that will sign the run."""
 
     folder: RunFolder
     plan: Plan
     parts: Sequence[Part]
     results: Results
     signer: Signer | None = None
-    where: tuple[str, ...] = ()
 
     @classmethod
     def read(
@@ -63,18 +61,6 @@ class Facts:
                 f"{path} holds no measurement yet", f"resume with `nsabench all --resume {path}`."
             )
         return cls(folder, plan, parts, results or assemble(plan.run_id, parts), signer)
-
-    def narrowed(self, narrowed: Narrowed) -> Facts:
-        """Return the facts of the chosen cases. Raises `UsageError` without any."""
-        if not narrowed.where:
-            return self
-        plan = narrowed.plan(self.plan)
-        results = replace(
-            self.results,
-            records=[r for r in self.records if r.case_id in plan.by_id],
-            findings=[f for f in self.results.findings if not f.case_id or f.case_id in plan.by_id],
-        )
-        return replace(self, plan=plan, results=results, where=narrowed.where)
 
     @property
     def records(self) -> Sequence[Record]:
@@ -128,8 +114,6 @@ class Facts:
     @cached_property
     def said_otherwise(self) -> str:
         """Say how the run's `thresholds.yaml` differs from `decisions`, if it does."""
-        if self.where:
-            return ""  # it speaks of all cases
         return threshold.said_otherwise(self.folder.path, self.plan, self.decisions)
 
     @cached_property

@@ -102,15 +102,13 @@ def shards(facts: Facts) -> Iterator[Block]:
         what = f"Times of {name} on {case}" if name else f"No shard timed {case}"
         count = f"{len(times)} of {len(parts)} shards have one"
         yield Sentence(f"{what}, which each shard measures at its end: {count}.")
-    of_all = not facts.where  # cases and seconds count whole shards
     rows = []
     for part in parts:
         run_id, end = part.plan.run_id, ends[part.plan.run_id]
-        counts = (str(len(part.plan.cases)), f"{part.log.wall_s:.0f}") if of_all else ()
+        counts = (str(len(part.plan.cases)), f"{part.log.wall_s:.0f}")
         ms = times.get(run_id)
         ratio = number(ms and ms / middle, ".3f")
         remark = end.disturbed or end.failed.get(name, "") or end.lost or "–"
         rows.append((part.plan.shard, Name(run_id), *counts, number(ms, ".4g"), ratio, remark))
-    counted = ("cases", "seconds") if of_all else ()
-    numbers = (*counted, "at its end, ms", "over the median of all")
+    numbers = ("cases", "seconds", "at its end, ms", "over the median of all")
     yield Table("Shards", ("shard", "run", *numbers, "remark"), rows, numbers, is_long=True)

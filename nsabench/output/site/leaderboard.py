@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import NamedTuple
 
 from nsabench.machine.environment.pairs import describe_mismatch
 from nsabench.model.record import Record
@@ -23,64 +23,23 @@ IN = {
 }
 
 
-@dataclass(frozen=True)
-class Entry:
-    """An implementation. Ratios are its time over the time of the fastest right rival."""
-
-    implementation: str
-    role: str
-    cases: int
-    right: int
-    mean: float | None
-    least: float | None
-    greatest: float | None
-    fastest: int  # Cases without a faster right rival.
-    wrong: str = ""  # Its failures, the most frequent first.
-    library: str = ""
-    computes: str = ""  # The op of an alternative.
-    caution: str = ""
+class Place(NamedTuple):
+    op: str
+    direction: Direction
+    machine: str  # device and versions
+    regime: Regime
 
 
 @dataclass(frozen=True)
 class Leaderboard:
-    """Entries of one run. alternatives: implementations that compute another function."""
+    """A table of the implementations that are right in every case that they ran.
 
-    op: str
-    direction: str
-    regime: Regime
-    device: str
-    versions: str
-    paired: bool  # whether torch and Triton belong together
-    run_id: str
-    entries: list[Entry]
-    alternatives: list[Entry]
+    wrong: the other implementations, with what is wrong.
+    """
 
-    @property
-    def title(self) -> str:
-        more = [self.direction] if self.direction != Direction.FORWARD else []
-        return " ".join([self.op, *more, IN[self.regime]])
-
-    @property
-    def table(self) -> Table:
-        """The entries that are right in every case that they ran."""
-        rows = [
-            (
-                Name(entry.implementation),
-                ", ".join(filter(None, (entry.role, entry.computes))),
-                entry.library or "–",
-                number(entry.mean, ".2f"),
-                f"{number(entry.least, '.2f')} to {number(entry.greatest, '.2f')}",
-                "–" if entry.computes else str(entry.fastest),
-                f"{entry.right} of {entry.cases}",
-                entry.caution or "–",
-            )
-            for entry in (*self.entries, *self.alternatives)
-            if entry.right and not entry.wrong
-        ]
-        numbers = (f"time, {self.regime}", "least to greatest", "fastest in", "right in")
-        columns = ("implementation", "role", "library", *numbers, "caution")
-        nothing = "Nothing was right in every case it ran."
-        return Table(self.title, columns, rows, numbers, nothing)
+    place: Place
+    table: Table
+    wrong: Sequence[tuple[str, str]]
 
 
 def software(record: Record) -> str:
@@ -92,117 +51,86 @@ def is_paired(record: Record) -> bool:
     return not describe_mismatch(record.torch, record.triton)
 
 
-T = TypeVar("T")
-_Key = tuple[str, str, str, str, Regime]  # op, direction, GPU, versions
-_Measured = tuple[str, list[Record]]  # the id of a run, and its records
+def leaderboards(runs: Iterable[Sequence[Record]]) -> list[Leaderboard]:
+    """Return the boards, unpaired software last. runs: records of each, the latest first.
 
-
-def at_least_half(measured: Sequence[T], size: Callable[[T], int]) -> list[T]:
-    least = max(map(size, measured)) / 2
-    return [run for run in measured if size(run) >= least]
-
-
-def leaderboards(runs: Iterable[tuple[str, Sequence[Record]]]) -> list[Leaderboard]:
-    """Return the boards, unpaired software last. runs: the latest first.
-
-    A board is from the latest run with at least half of the most cases and public libraries, so
-    that another measurement of a few cases does not replace it.
+    A board is of the run with the most times, so that a few cases do not replace it.
     """
-    measured: dict[_Key, list[_Measured]] = {}
-    for run_id, records in runs:
-        rivals = (r for r in records if r.role is not Role.CONTROL)
-        for key, rows in grouped(rivals, _find_place).items():
-            queue = [Regime.QUEUE] if any(r.timed_in(Regime.QUEUE) for r in rows) else []
-            for regime in (key[-1], *queue):
-                measured.setdefault((*key[:-1], regime), []).append((run_id, rows))
-    boards = [
-        _build_board(key, *at_least_half(_filter_by_libraries(several, key[-1]), _count_cases)[0])
-        for key, several in measured.items()
-    ]
-    return sorted(boards, key=_find_order)
+    largest: dict[Place, list[Record]] = {}
+    for records in runs:
+        for place, rows in _group(records).items():
+            if _count_times(rows, place) > _count_times(largest.get(place, ()), place):
+                largest[place] = rows
+    boards = sorted(largest.items(), key=lambda item: (not is_paired(item[1][0]), item[0]))
+    return [_build_board(place, rows) for place, rows in boards]
 
 
-def _find_place(record: Record) -> _Key:
-    gpu = record.gpu_name or "a CPU"
-    return record.op, str(record.direction), gpu, software(record), record.regime
+def _group(records: Sequence[Record]) -> dict[Place, list[Record]]:
+    groups: dict[Place, list[Record]] = {}
+    for r in records:
+        if r.role is not Role.CONTROL:
+            machine = f"{r.gpu_name or 'a CPU'}, {software(r)}"
+            for regime in (r.regime, Regime.QUEUE):
+                groups.setdefault(Place(r.op, r.direction, machine, regime), []).append(r)
+    return groups
 
 
-def _count_cases(measured: _Measured) -> int:
-    return len({r.case_id for r in measured[1]})
+def _count_times(rows: Sequence[Record], place: Place) -> int:
+    return sum(r.timed_in(place.regime) is not None for r in rows)
 
 
-def _filter_by_libraries(measured: Sequence[_Measured], regime: Regime) -> list[_Measured]:
-    """Return the runs with at least half as many public libraries as the run with the most."""
-
-    def libraries(run: _Measured) -> int:
-        rivals = [r for r in run[1] if r.role is Role.BASELINE and r.status is Status.OK]
-        return len({r.package for r in rivals if r.package and r.timed_in(regime)})
-
-    return at_least_half(measured, libraries)
-
-
-def _find_order(board: Leaderboard) -> tuple[Any, ...]:
-    regime = list(Regime).index(board.regime)
-    return board.op, board.direction, board.device, not board.paired, board.versions, regime
-
-
-def _build_board(key: _Key, run_id: str, rows: Sequence[Record]) -> Leaderboard:
-    op, direction, gpu, line, regime = key
-    rivals = [r for r in rows if r.role is not Role.ALTERNATIVE]
+def _build_board(place: Place, rows: Sequence[Record]) -> Leaderboard:
     best: dict[str, float] = {}
-    for r in rivals:
-        time = r.timed_in(regime)
-        if r.status is Status.OK and time:
+    for r in rows:
+        time = r.timed_in(place.regime)
+        if r.status is Status.OK and r.role is not Role.ALTERNATIVE and time:
             best[r.case_id] = min(time, best.get(r.case_id, time))
-    alternatives = [r for r in rows if r.role is Role.ALTERNATIVE]
-    return Leaderboard(
-        op,
-        direction,
-        regime,
-        gpu,
-        line,
-        is_paired(rows[0]),
-        run_id,
-        _build_entries(rivals, best, regime),
-        _build_entries(alternatives, best, regime),
-    )
-
-
-def _build_entries(
-    records: Sequence[Record], best: Mapping[str, float], regime: Regime
-) -> list[Entry]:
-    by_name = grouped(records, lambda r: r.implementation)
-    entries = [_build_entry(name, rows, best, regime) for name, rows in by_name.items()]
-    most = len({r.case_id for r in records})
-    # The last are, in this order: right in few cases, not timed, wrong in a case.
-    return sorted(
-        entries,
-        key=lambda e: (bool(e.wrong), e.mean is None, 2 * e.right < most, e.mean or 0, -e.right),
-    )
+    right, wrong = [], []
+    most = len({r.case_id for r in rows})
+    for name, own in grouped(rows, lambda r: r.implementation).items():
+        faults = Counter(
+            f"{r.status}: {r.diagnosis or r.reason}" for r in own if r.status not in BENIGN
+        )
+        if faults:
+            texts = [f"{text} ({n} of {len(own)})" for text, n in faults.most_common(2)]
+            wrong.append((name, "; ".join(texts)))
+        elif any(r.status is Status.OK for r in own):
+            right.append(_build_entry(name, own, best, place.regime, most))
+    numbers = (f"time, {place.regime}", "least to greatest", "fastest in", "right in")
+    columns = ("implementation", "role", "library", *numbers, "caution")
+    more = [place.direction] if place.direction != Direction.FORWARD else []
+    title = " ".join([place.op, *more, IN[place.regime]])
+    cells = [cells for _, cells in sorted(right, key=lambda entry: entry[0])]
+    nothing = "Nothing was right in every case it ran."
+    return Leaderboard(place, Table(title, columns, cells, numbers, nothing), wrong)
 
 
 def _build_entry(
-    name: str, rows: Sequence[Record], best: Mapping[str, float], regime: Regime
-) -> Entry:
+    name: str, rows: Sequence[Record], best: Mapping[str, float], regime: Regime, most: int
+) -> tuple[tuple[object, ...], Sequence[str]]:
+    """Return the cells of an implementation, and its place. Alternatives come last.
+
+    The times are over those of the fastest right implementation. An implementation that is right in
+    fewer than half of the cases comes after the others.
+    """
+    first = rows[0]
     right = [r for r in rows if r.status is Status.OK]
     ratios = [
         time / best[r.case_id] for r in right if (time := r.timed_in(regime)) and r.case_id in best
     ]
-    faults = Counter(
-        f"{r.status}: {r.diagnosis or r.reason}" for r in rows if r.status not in BENIGN
+    mean = geometric_mean(ratios)
+    is_alternative = first.role is Role.ALTERNATIVE
+    library = ", ".join(x for x in (first.package, first.package_version, first.licence) if x)
+    least, greatest = min(ratios, default=None), max(ratios, default=None)
+    cells = (
+        Name(name),
+        ", ".join(filter(None, (first.role, first.computes))),
+        library or "–",
+        number(mean, ".2f"),
+        f"{number(least, '.2f')} to {number(greatest, '.2f')}",
+        "–" if is_alternative else str(sum(ratio <= 1 for ratio in ratios)),
+        f"{len(right)} of {len(rows)}",
+        tally(beside(r, regime) for r in right) or "–",
     )
-    first = rows[0]
-    return Entry(
-        name,
-        first.role,
-        len(rows),
-        len(right),
-        geometric_mean(ratios),
-        min(ratios, default=None),
-        max(ratios, default=None),
-        sum(ratio <= 1 for ratio in ratios),
-        "; ".join(f"{text} ({n} of {len(rows)})" for text, n in faults.most_common(2)),
-        ", ".join(x for x in (first.package, first.package_version, first.licence) if x),
-        first.computes,
-        tally(beside(r, regime) for r in right),
-    )
+    place = (is_alternative, mean is None, 2 * len(right) < most, mean or 0, -len(right))
+    return place, cells

@@ -117,22 +117,6 @@ def test_the_command_writes_both(run: Path, tmp_path: Path) -> None:
     assert (tmp_path / "report.html").is_file() and (tmp_path / "selection_report.md").is_file()
 
 
-def test_a_report_of_the_cases_of_one_model(tmp_path: Path) -> None:
-    made = make_whole_run(tmp_path / "run")
-    arguments = [str(made), "--where", "L>=256", "--out", str(tmp_path / "again")]
-    done = CliRunner().invoke(command, arguments)
-    assert done.exit_code == 0, done.output
-    text = (tmp_path / "again" / "selection_report.md").read_text()
-    assert "**Only the cases for which** `L>=256`" in text
-    assert " L64 " not in text and " L256 " in text
-    assert "from L = 256 on where L\\>=256" in text, "the decision is made from these cases alone"
-    page = (tmp_path / "again" / "report.html").read_text()
-    assert "L&gt;=256" in page and "Otherwise before" not in text
-    refused = CliRunner().invoke(command, arguments[:3])
-    assert isinstance(refused.exception, UsageError)
-    assert "must not replace" in str(refused.exception)
-
-
 def test_a_signed_folder_is_left_as_it_was_signed(tmp_path: Path) -> None:
     signed = make_whole_run(tmp_path / "signed")
     seal(signed, SIGNER)
