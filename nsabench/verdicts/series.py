@@ -15,16 +15,11 @@ from nsabench.model.vocabulary import Status, Verdict
 
 @dataclass(frozen=True)
 class Tested:
-    """An implementation on a case in one regime, compared with one reference.
-
-    label: the case in words. margin: at which the run confirmed verdicts, if that is known.
-    """
+    """An implementation on a case in one regime, compared with one reference."""
 
     record: Record
     comparison: Comparison
-    label: str
-    margin: float | None = None
-    own: bool = False  # from the user's own file
+    label: str  # the case in words
 
     @property
     def length(self) -> int:

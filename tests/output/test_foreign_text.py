@@ -102,7 +102,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
             log.write_text(ALL)
         results = assemble(plan.run_id, RunFolder(folder).parts())
         parquet.write(results, plan.run_id, folder)
-        decisions = threshold.decide_all([threshold.of_run(folder)])
+        decisions = threshold.decide_run(*threshold.read_run(folder))
         threshold.write(decisions, folder / "thresholds.yaml")
         return folder
 
@@ -138,7 +138,7 @@ def compared_on_terminal(folder: Path) -> str:
 
 
 def as_markdown(folder: Path) -> str:
-    decisions = threshold.decide_all([threshold.of_run(folder)])
+    decisions = threshold.decide_run(*threshold.read_run(folder))
     return "\n".join(
         (
             markdown_of(report.Facts.read(folder)),

@@ -90,9 +90,7 @@ def test_it_stands_beside_the_ratio_that_is_great_and_no_other(tmp_path: Path) -
 
 def test_a_threshold_says_in_how_many_of_its_cases(tmp_path: Path) -> None:
     made = Made(kind=Kind.GENERAL, ratio=rising, queue_ratio=lambda _: 1.5)
-    device, queue = threshold.decide_all(
-        [threshold.of_records(read_records(make_run(tmp_path, made)))]
-    )
+    device, queue = threshold.decide_run(read_records(make_run(tmp_path, made)))
     assert device.min_length == queue.min_length == 64
     assert device.sentence.endswith("(no specialised baseline in 8 of 16)")
     assert device.regime is Regime.DEVICE and not queue.caution

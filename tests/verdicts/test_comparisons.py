@@ -10,8 +10,7 @@ from nsabench.model.vocabulary import Reference, Regime, Role, Status, Verdict, 
 from nsabench.verdicts import parquet
 from nsabench.verdicts.results import Results
 from nsabench.verdicts.tables import COMPARISONS, RECORDS, read_records
-from nsabench.verdicts.threshold import decide_all
-from nsabench.verdicts.threshold.evidence import of_records
+from nsabench.verdicts.threshold import decide_run
 from tests.runs import Made, make_run, with_comparison
 
 
@@ -49,7 +48,7 @@ def test_another_regime_or_reference_is_only_a_value(
         else:
             assert in_loop is to_goal is None
     monkeypatch.setattr(Regime, "of_samples", lambda mode: loop)
-    [decision] = decide_all([of_records(read)])
+    [decision] = decide_run(read)
     assert (decision.regime, decision.min_length) == (loop, 64)
 
 

@@ -112,11 +112,6 @@ class Facts:
         return threshold.decide_run(self.records, self.plan)
 
     @cached_property
-    def said_otherwise(self) -> str:
-        """Say how the run's `thresholds.yaml` differs from `decisions`, if it does."""
-        return threshold.said_otherwise(self.folder.path, self.plan, self.decisions)
-
-    @cached_property
     def payments(self) -> list[BreakEven]:
         return break_even.decide(self.records)
 

@@ -133,7 +133,7 @@ def _read(archive: Archive, run: ArchivedRun) -> SiteRun:
         run.trust,
         predicate.signer.keyid,
         records,
-        [] if missed else threshold.decide_all([threshold.of_records(records)]),
+        [] if missed else threshold.decide_run(records),
         downloads=[(name, quote(f"{ARCHIVE}/{place}")) for name, place in objects.items()],
     )
 

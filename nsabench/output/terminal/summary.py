@@ -214,9 +214,6 @@ def _list_decisions(finished: Finished, names: set[str]) -> Iterator[str]:
         alike.setdefault((who, sentence, why), []).append(regime)
     for (who, sentence, why), regimes in alike.items():
         yield f"decision ({', '.join(regimes)}): {who}: {sentence}{f' ({why})' if why else ''}"
-    otherwise = threshold.said_otherwise(finished.folder.path, finished.plan, decisions)
-    if otherwise:
-        yield otherwise
 
 
 def _explain_decision(decision: Decision) -> str:

@@ -1,30 +1,15 @@
 """From which selected length on is a candidate worth switching on?"""
 
-from nsabench.model.vocabulary import MARGIN
-from nsabench.verdicts.threshold.decide import Decision, decide_all, decide_run
-from nsabench.verdicts.threshold.document import (
-    THRESHOLDS,
-    as_markdown,
-    as_yaml,
-    read,
-    said_otherwise,
-    write,
-)
-from nsabench.verdicts.threshold.evidence import of_records, of_run, of_tables, records_of
+from nsabench.verdicts.threshold.decide import Decision, decide_run, read_run
+from nsabench.verdicts.threshold.document import THRESHOLDS, as_markdown, as_yaml, read, write
 
 __all__ = [
-    "MARGIN",
     "THRESHOLDS",
     "Decision",
     "as_markdown",
     "as_yaml",
-    "decide_all",
     "decide_run",
-    "of_records",
-    "of_run",
-    "of_tables",
     "read",
-    "records_of",
-    "said_otherwise",
+    "read_run",
     "write",
 ]

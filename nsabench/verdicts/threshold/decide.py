@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
 
-from nsabench import labels
-from nsabench.checks import Finding
+from nsabench import labels, ops
+from nsabench.checks import proofs
 from nsabench.machine.environment.pairs import describe_mismatch
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import MARGIN, Answer, Regime, Status, Verdict
-from nsabench.planning.narrow import Narrowed
+from nsabench.model.vocabulary import MARGIN, Answer, Direction, Regime, Role, Status, Verdict
+from nsabench.planning.narrow import ALL, Narrowed
 from nsabench.verdicts.caution import beside, tally
-from nsabench.verdicts.objections import against
+from nsabench.verdicts.objections import against, joined, objections
 from nsabench.verdicts.series import Tested, by_length, walk
-from nsabench.verdicts.threshold.evidence import Evidence, of_records
-from nsabench.verdicts.threshold.union import (
-    decide_together,
-    refuse_several_kernels,
-    taken_for_one,
-)
+from nsabench.verdicts.tables import read_records
 from nsabench.verdicts.verdict import NEAR
 
-# A gate does not use a candidate on cases that it declines.
 DECLINED = frozenset({Status.UNSUPPORTED, Status.SKIPPED})
 LEAST_LENGTHS = 2
 LEAST_VALUES = 2  # of each size in `AXES` that the op has
@@ -46,6 +40,7 @@ class Rung:
 
 @dataclass(frozen=True)
 class Decision:
+    run_id: str
     gpu: str
     combo: str
     op: str
@@ -55,10 +50,8 @@ class Decision:
     reasons: list[str] = field(default_factory=list)
     rungs: list[Rung] = field(default_factory=list)
     decided_by: Tested | None = None  # the failing case below the threshold
-    runs: list[str] = field(default_factory=list)
     axis: str = SELECTED  # the size that is the length
     notes: list[str] = field(default_factory=list)  # they prevent nothing
-    one_process: int = 0  # close cases above the threshold that one process measured.
     caveats: list[str] = field(default_factory=list)  # unproven checks behind it.
     own: bool = False  # the candidate is from the user's own file
     answer: Answer = Answer.NOT_TESTED
@@ -88,83 +81,94 @@ class Decision:
         return sum(rung.cases for rung in self.rungs)
 
 
-_Key = tuple[str, str, str, Regime]
-
-
-@dataclass
-class _Group:
-    tested: dict[str, list[Tested]] = field(default_factory=lambda: defaultdict(list))
-    against: list[str] = field(default_factory=list)
-    notes: list[Finding] = field(default_factory=list)
-    caveats: list[str] = field(default_factory=list)
-
-
 def combo(record: Record) -> str:
     if record.torch is None:
-        return "as in the table"
+        return "unknown versions"
     named = f"torch {record.torch}, triton {record.triton}"
     return f"{named}, CUDA {record.cuda}" if record.cuda else named
 
 
-def decide_all(given: Sequence[Evidence], margin: float = MARGIN) -> list[Decision]:
-    """Decide for each GPU, combo, op, regime and candidate, sorted by `preference` within an op and
-    regime.
+def read_run(folder: Path, narrowed: Narrowed = ALL) -> tuple[list[Record], Plan]:
+    """Return the chosen cases of a run, and the plan of these alone.
 
-    Raises `UsageError` if a candidate is not the same kernel in all evidence.
+    Raises `UsageError` if the plan or the records cannot be read, if the installed op is another
+    one, or if no case is chosen.
     """
-    refuse_several_kernels(given)
-    taken = taken_for_one(given)
-    conditions = {evidence.where for evidence in given}
-    # Runs with different conditions together have none.
-    where = conditions.pop() if len(conditions) == 1 else ()
-    groups: dict[_Key, _Group] = defaultdict(_Group)
-    for evidence in decide_together(given):
-        for tested in evidence.tested:
-            groups[_key(tested)].tested[tested.record.implementation].append(tested)
-        for key in {_key(tested) for tested in evidence.tested}:
-            _, _, op, regime = key
-            _add_new(groups[key].against, against(evidence.against, op, regime))
-            _add_new(groups[key].notes, evidence.notes.get(op, ()))
-            _add_new(groups[key].caveats, evidence.caveats.get(op, ()))
+    records, plan = read_records(folder), narrowed.plan(Plan.read(folder / "plan.json"))
+    ops.refuse_other(plan)
+    return [r for r in records if r.case_id in plan.by_id], plan
+
+
+def decide_run(
+    records: Sequence[Record], plan: Plan | None = None, margin: float | None = None
+) -> list[Decision]:
+    """Decide a run for each op, regime and candidate, sorted by `preference`.
+
+    Backward cases do not count: a threshold switches a forward on. plan: None for a run in an
+    archive, which keeps no plan. margin: by default the plan's.
+    """
+    margin = margin or (plan.margin if plan else MARGIN)
+    records = [r for r in records if r.direction is Direction.FORWARD]
+    shards = _split(records, plan)
+    objecting = joined(objections(own) for own in shards)
+    caveats = _find_caveats(shards)
+    groups: dict[tuple[str, Regime], dict[str, list[Tested]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for tested in _find_tested(records):
+        key = tested.record.op, tested.comparison.regime
+        groups[key][tested.record.implementation].append(tested)
     decisions = []
-    for key, group in sorted(groups.items()):
-        decided = []
-        for name, rows in group.tested.items():
-            notes = [
-                f"{note.implementation}: {note.sentence}"
-                for note in group.notes
-                if note.implementation == name or note.implementation not in group.tested
-            ]
-            caveats = [*group.caveats, *taken.get((key[2], name), ())]
-            decided.append(_decide_candidate(rows, group.against, notes, caveats, margin, where))
+    for (op, regime), by_candidate in sorted(groups.items()):
+        reasons = against(objecting, op, regime)
+        decided = [
+            _decide_candidate(rows, reasons, caveats.get(op, []), margin, plan)
+            for rows in by_candidate.values()
+        ]
         decisions += sorted(decided, key=preference)
     return decisions
 
 
-def decide_run(records: Sequence[Record], plan: Plan) -> list[Decision]:
-    """Decide one run at the margin of its plan."""
-    return decide_all([of_records(records, plan)], plan.margin)
+def _split(records: Sequence[Record], plan: Plan | None) -> list[list[Record]]:
+    """Return the records of each shard of a merged run: each has its own controls."""
+    shards: dict[int, list[Record]] = defaultdict(list)
+    for record in records:
+        shards[plan.by_id[record.case_id].shard if plan else 0].append(record)
+    return [shards[number] for number in sorted(shards)]
 
 
-def _key(tested: Tested) -> _Key:
-    record = tested.record
-    return record.gpu_name, combo(record), record.op, tested.comparison.regime
+def _find_caveats(shards: Iterable[Sequence[Record]]) -> Mapping[str, list[str]]:
+    """Return the unproven checks behind the verdicts of each op, as sentences."""
+    caveats: dict[str, list[str]] = defaultdict(list)
+    for records in shards:
+        lacking = proofs.unproven(records)
+        for op in sorted({lack.group.op for lack in lacking}):
+            for _, sentence in proofs.by_way([lack for lack in lacking if lack.group.op == op]):
+                if sentence not in caveats[op]:
+                    caveats[op].append(sentence)
+    return caveats
 
 
-def _add_new(known: list[Any], more: Iterable[Any]) -> None:
-    known += [item for item in more if item not in known]
+def _find_tested(records: Iterable[Record]) -> Iterator[Tested]:
+    candidates = [r for r in records if r.role is Role.CANDIDATE]
+    queues = any(r.compared(Regime.QUEUE) for r in candidates)
+    for record in candidates:
+        for regime in (record.regime, Regime.QUEUE) if queues else (record.regime,):
+            if record.may_be_judged_in(regime):
+                yield Tested(record, record.comparison(regime), labels.named(record))
 
 
 def _decide_candidate(
     rows: Sequence[Tested],
     objections: Sequence[str],
-    notes: Sequence[str],
     caveats: Sequence[str],
     margin: float,
-    where: tuple[str, ...],
+    plan: Plan | None,
 ) -> Decision:
     first, regime, axis = rows[0].record, rows[0].comparison.regime, labels.axis(rows[0].record.op)
-    tested = [row for row in rows if row.record.status not in DECLINED]
+    where = plan.where if plan else ()
+    info = plan.by_name.get((first.op, first.implementation)) if plan else None
+    tested = _without_declined_series(rows)
     threshold, failing = walk(tested, margin)
     stopper = min(failing, key=lambda row: (_is_open(row), row.lo or 0.0), default=None)
     above = [row for row in tested if threshold is not None and row.length >= threshold]
@@ -186,10 +190,8 @@ def _decide_candidate(
         reasons += _find_gaps(above, rows, threshold, Narrowed(where).pinned)
         if not reasons:
             answer = Answer.FROM
-    unconfirmed = [] if reasons else [row for row in above if _is_unconfirmed(row, margin)]
-    if unconfirmed:
-        notes = [*notes, _note_one_process(unconfirmed, margin)]
     return Decision(
+        run_id=first.run_id,
         gpu=first.gpu_name,
         combo=combo(first),
         op=first.op,
@@ -199,12 +201,10 @@ def _decide_candidate(
         reasons=reasons,
         rungs=[_make_rung(length, cases, margin) for length, cases in by_length(tested).items()],
         decided_by=stopper,
-        runs=sorted({row.record.run_id for row in rows}),
         axis=axis,
-        notes=list(notes),
-        one_process=len(unconfirmed),
+        notes=[] if reasons else list(_note_one_process(above, margin, plan)),
         caveats=list(caveats),
-        own=any(row.own for row in rows),
+        own=info is not None and info.source.is_file,
         answer=answer,
         where=where,
         regime=regime,
@@ -213,28 +213,33 @@ def _decide_candidate(
     )
 
 
+def _without_declined_series(rows: Sequence[Tested]) -> list[Tested]:
+    """Leave out the length series that a candidate declines as a whole, such as a dtype.
+
+    A length that it declines in a series where it ran is one that it does not pass.
+    """
+    series: dict[Hashable, list[Tested]] = defaultdict(list)
+    for row in rows:
+        series[ops.ladder(row.record)].append(row)
+    ran = [own for own in series.values() if any(r.record.status not in DECLINED for r in own)]
+    return [row for own in ran for row in own]
+
+
 def _is_open(row: Tested) -> bool:
     return row.record.status is Status.OK and row.comparison.verdict is Verdict.INCONCLUSIVE
 
 
-def _is_unconfirmed(row: Tested, margin: float) -> bool:
-    assert row.lo is not None
-    return row.lo < margin * (1 + NEAR) and row.margin != margin
-
-
-def _note_one_process(rows: Sequence[Tested], margin: float) -> str:
-    confirmed_at = sorted({row.margin for row in rows if row.margin is not None})
-    confirmations = (
-        f"verdicts were confirmed at {' and '.join(f'{m:g}' for m in confirmed_at)}"
-        if confirmed_at
-        else "none of them is known to have been measured twice"
-    )
-    weakest = min(rows, key=lambda row: row.lo or 0.0)
-    return (
-        f"it rests on one process: {len(rows)} of the cases that pass do so by less than "
-        f"{NEAR:.0%}, such as {weakest.label} with speedup_lo {weakest.lo:.3f}, and "
-        f"{confirmations}; `nsabench all --margin {margin:g}` measures such cases twice"
-    )
+def _note_one_process(above: Iterable[Tested], margin: float, plan: Plan | None) -> Iterator[str]:
+    """Note close cases that only one process measured: the run confirmed another margin."""
+    close = [row for row in above if row.lo is not None and row.lo < margin * (1 + NEAR)]
+    if close and plan is not None and margin != plan.margin:
+        weakest = min(close, key=lambda row: row.lo or 0.0)
+        yield (
+            f"it rests on one process: {len(close)} of the cases that pass do so by less than "
+            f"{NEAR:.0%}, such as {weakest.label} with speedup_lo {weakest.lo:.3f}, and verdicts "
+            f"were confirmed at {plan.margin:g}; `nsabench all --margin {margin:g}` measures such "
+            f"cases twice"
+        )
 
 
 def _say_why_failed(row: Tested, margin: float) -> str:
@@ -278,81 +283,26 @@ def preference(decision: Decision) -> tuple[bool, float, int, float, str]:
     return not decision.own, least, -passed, -worst, decision.candidate
 
 
-@dataclass(frozen=True)
-class Gate:
-    """The kernel that a gate uses for an op on a GPU, with every combo that was given.
+def of_the_gate(decisions: Iterable[Decision]) -> list[Decision]:
+    """Return the decisions that a gate goes by: the best of each run, op and regime.
 
-    A gate knows one length for each GPU and calls one kernel, even if another is better with some
-    combo.
+    A gate compares selected lengths, so ops on another axis have none.
     """
-
-    decisions: list[Decision]  # one for each combo in which the kernel was tested
-    untested: list[str]  # the other combos
-    better: list[Decision]  # other kernels that come first with their combo
-
-    @property
-    def min_length(self) -> int | None:
-        lengths = [decision.min_length for decision in self.decisions]
-        if self.untested or None in lengths:
-            return None
-        return max(length for length in lengths if length is not None)
-
-    @property
-    def notes(self) -> Iterator[str]:
-        chosen = self.decisions[0]
-        where = f"{chosen.op} on {chosen.gpu}, {chosen.regime}: a gate goes by one kernel"
-        if self.untested:
-            yield (
-                f"{where}, here {chosen.candidate}, which was not tested with "
-                f"{' and '.join(self.untested)}: no length holds for all that was given"
-            )
-        for best in self.better:
-            yield (
-                f"{where} with every combo, here {chosen.candidate}; with {best.combo} "
-                f"{best.candidate} is better"
-            )
-
-
-def gates(decisions: Iterable[Decision]) -> list[Gate]:
-    """Choose a kernel for each op, regime and GPU, in the order of the decisions. A gate compares
-    selected lengths, so ops on another axis have none."""
-    groups: dict[tuple[str, str, Regime], dict[str, list[Decision]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
-    for decision in decisions:
+    best: dict[Hashable, Decision] = {}
+    for decision in sorted(decisions, key=preference):
         if decision.gpu and decision.axis == SELECTED:
-            groups[decision.gpu, decision.op, decision.regime][decision.combo].append(decision)
-    return [_choose_kernel(by_combo) for by_combo in groups.values()]
+            place = decision.run_id, decision.gpu, decision.op, decision.regime
+            best.setdefault(place, decision)
+    return list(best.values())
 
 
-def _choose_kernel(by_combo: dict[str, list[Decision]]) -> Gate:
-    """Choose the user's own kernel if there is one. Else choose a kernel that was tested with most
-    combos, and of these the one whose worst combo is best."""
-    candidates: dict[str, list[Decision]] = defaultdict(list)
-    for decision in (d for group in by_combo.values() for d in group):
-        candidates[decision.candidate].append(decision)
-
-    def order(own_decisions: list[Decision]) -> tuple[bool, int, tuple[object, ...]]:
-        own = any(decision.own for decision in own_decisions)
-        return not own, -len(own_decisions), max(map(preference, own_decisions))
-
-    chosen = min(candidates.values(), key=order)
-    tested = {decision.combo for decision in chosen}
-    firsts = [min(group, key=preference) for combo, group in by_combo.items() if combo in tested]
-    return Gate(
-        decisions=chosen,
-        untested=[combo for combo in by_combo if combo not in tested],
-        better=[first for first in firsts if first not in chosen],
-    )
-
-
-def per_gpu(decisions: Sequence[Decision], regime: Regime = Regime.DEVICE) -> dict[str, int | None]:
-    """Return the length for each GPU in a regime that holds for every op and combo, or None."""
+def per_gpu(decisions: Iterable[Decision], regime: Regime = Regime.DEVICE) -> dict[str, int | None]:
+    """Return the length for each GPU in a regime that holds for every op and run, or None."""
     lengths: dict[str, list[int | None]] = defaultdict(list)
-    for gate in gates(decisions):
-        if gate.decisions[0].regime is regime:
-            lengths[gate.decisions[0].gpu].append(gate.min_length)
+    for decision in of_the_gate(decisions):
+        if decision.regime is regime:
+            lengths[decision.gpu].append(decision.min_length)
     return {
         gpu: None if None in values else max(v for v in values if v is not None)
-        for gpu, values in lengths.items()
+        for gpu, values in sorted(lengths.items())
     }

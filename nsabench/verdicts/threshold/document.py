@@ -11,7 +11,6 @@ import yaml
 
 from nsabench import limits, reading
 from nsabench.files import whole
-from nsabench.model.plan import Plan
 from nsabench.model.version import __version__
 from nsabench.model.vocabulary import Regime
 from nsabench.planning.yaml_document import LOADER, refuse_nested
@@ -19,7 +18,7 @@ from nsabench.sources import digest_packages
 from nsabench.text import code, markdown
 from nsabench.verdicts import break_even
 from nsabench.verdicts.break_even import BreakEven
-from nsabench.verdicts.threshold.decide import Decision, gates, per_gpu
+from nsabench.verdicts.threshold.decide import Decision, of_the_gate, per_gpu
 
 SCHEMA_VERSION = 1
 THRESHOLDS = "thresholds.yaml"
@@ -28,8 +27,7 @@ HEAD = """\
 # runtime.sel_triton_min_L: keys, by GPU name; null: never. A GPU that is not listed: never. It is
 # that of the regime `device`; runtime.sel_triton_min_L_by_regime holds those that were measured:
 # a gate takes `queue` for calls from Python, and `graph`, or else `device`, for all others.
-# It goes by the decisions with `gate`: of each op the user's own kernel, or else the best. That is
-# one kernel for all combos of a GPU; `notes` say where that matters.
+# It goes by the decisions with `gate`: of each op the user's own kernel, or else the best.
 # pays: from which length on an op is faster than what a model could run in its place (dense
 # attention), a direction, head layout and regime at a time.
 """
@@ -42,12 +40,11 @@ def decided_with() -> str:
 
 
 def as_data(decisions: Sequence[Decision], payments: Sequence[BreakEven] = ()) -> dict[str, Any]:
-    of_gate = [d for gate in gates(decisions) for d in gate.decisions]
+    of_gate = of_the_gate(decisions)
     return {
         "schema_version": SCHEMA_VERSION,
         "decided_with": decided_with(),
         "runtime": {"sel_triton_min_L": per_gpu(decisions) or None} | _lengths_by_regime(decisions),
-        "notes": notes(decisions),
         "pays": break_even.as_data(payments),
         "decisions": [_decision_data(d, gate=d in of_gate) for d in decisions],
     }
@@ -57,10 +54,6 @@ def _lengths_by_regime(decisions: Sequence[Decision]) -> dict[str, Any]:
     of_all = {regime.value: per_gpu(decisions, regime) for regime in Regime}
     lengths = {regime: lengths for regime, lengths in of_all.items() if lengths}
     return {"sel_triton_min_L_by_regime": lengths} if lengths else {}
-
-
-def notes(decisions: Sequence[Decision]) -> list[str]:
-    return [note for gate in gates(decisions) for note in gate.notes]
 
 
 def _decision_data(d: Decision, *, gate: bool) -> dict[str, Any]:
@@ -81,7 +74,6 @@ def _decision_data(d: Decision, *, gate: bool) -> dict[str, Any]:
         "min_L": d.min_length,
         "reasons": list(d.reasons),
         "notes": list(d.notes),
-        "one_process": d.one_process,
         "caveats": list(d.caveats),
         "caution": d.caution,
         "cases": d.tested,
@@ -98,7 +90,7 @@ def _decision_data(d: Decision, *, gate: bool) -> dict[str, Any]:
             {"length": r.length, "cases": r.cases, "passed": r.passed, "speedup_lo": r.weakest}
             for r in d.rungs
         ],
-        "runs": d.runs,
+        "run_id": d.run_id,
     }
 
 
@@ -121,9 +113,7 @@ def read(path: Path) -> Any:
 
 
 def as_markdown(decisions: Sequence[Decision]) -> str:
-    of_gate = [f"- {markdown(note)}" for note in notes(decisions)]
-    lines = [line for d in decisions for line in _format_section(d)]
-    return "\n".join([*lines, *(["## The gate", "", *of_gate, ""] if of_gate else [])])
+    return "\n".join(line for d in decisions for line in _format_section(d))
 
 
 def _format_section(d: Decision) -> list[str]:
@@ -150,40 +140,3 @@ def _format_section(d: Decision) -> list[str]:
             f"{by.comparison.verdict or by.record.status}, {value}{why}",
         ]
     return [*lines, ""]
-
-
-def said_otherwise(folder: Path, plan: Plan, decisions: Sequence[Decision]) -> str:
-    """Say how a run's `thresholds.yaml` differs from these decisions, and which version wrote it.
-    Empty if nothing differs."""
-    try:
-        content = read(folder / THRESHOLDS)
-    except (OSError, ValueError):
-        return ""
-    if not isinstance(content, dict):
-        return ""
-    before = {
-        (d["gpu"], d["combo"], d["op"], Regime(d["regime"]), d["candidate"]): d["min_L"]
-        for d in content.get("decisions", [])
-    }
-    now = {(d.gpu, d.combo, d.op, d.regime, d.candidate): d.min_length for d in decisions}
-    other = [(who, length) for who, length in before.items() if now.get(who, "") != length]
-    lacking = sorted({_name_decision(key) for key in now.keys() - before.keys()})
-    if not other and not lacking:
-        return ""
-    says = [
-        f"{_name_decision(key)} {'never' if length is None else f'from {length} on'}"
-        for key, length in other
-    ]
-    margins = {d["margin"] for d in content["decisions"]} - {plan.margin}
-    at = "".join(f" for the margin {margin:g}," for margin in sorted(margins))
-    parts = [f"it says{at} {', '.join(says)}"] if says else []
-    parts += [f"it says nothing of {', '.join(lacking)}"] if lacking else []
-    return (
-        f"the run's {THRESHOLDS} was decided by {content['decided_with']}, and not as by "
-        f"this one, {decided_with()}: {'; '.join(parts)}"
-    )
-
-
-def _name_decision(key: tuple[str, str, str, Regime, str]) -> str:
-    _, _, op, regime, name = key
-    return f"{name} ({op})" + ("" if regime is Regime.DEVICE else f" in the regime {regime}")

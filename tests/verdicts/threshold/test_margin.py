@@ -13,7 +13,6 @@ import pytest
 from click.testing import CliRunner
 
 from nsabench.cli.threshold import command
-from nsabench.errors import UsageError
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Purpose
 from nsabench.running.folder import RunFolder
@@ -22,8 +21,7 @@ from nsabench.running.policy import next_jobs
 from nsabench.text import markdown
 from nsabench.verdicts.merged import assemble
 from nsabench.verdicts.results import Results
-from nsabench.verdicts.threshold import Decision, as_markdown, as_yaml, decide_all, of_tables
-from nsabench.verdicts.threshold.evidence import of_records
+from nsabench.verdicts.threshold import Decision, as_markdown, decide_run
 from tests.runs import SIGNER, Made, add_attempt, make_run, session_of, timed
 
 
@@ -48,22 +46,21 @@ def results_of(folder: Path) -> Results:
 
 
 def decision_of(folder: Path, margin: float) -> Decision:
-    evidence = of_records(results_of(folder).records, Plan.read(folder / "plan.json"))
-    [decision] = decide_all([evidence], margin)
+    plan = Plan.read(folder / "plan.json")
+    [decision] = decide_run(results_of(folder).records, plan, margin)
     return decision
 
 
 def test_a_threshold_that_one_process_alone_saw_says_so(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", NARROW)
     document = decided(folder, "--margin", "1.05")
-    assert (document["min_L"], document["one_process"]) == (256, 8)
+    assert document["min_L"] == 256
     [note] = document["notes"]  # type: ignore[misc]
     assert "it rests on one process: 8 of the cases that pass do so by less than 1%" in note
     assert "verdicts were confirmed at 1.2" in note
     assert "`nsabench all --margin 1.05`" in note
     decision = decision_of(folder, 1.05)
     assert markdown(note) in as_markdown([decision])
-    assert "one_process: 8" in as_yaml([decision])
 
 
 @pytest.mark.parametrize(("ratio", "margin"), [(1.09, 1.05), (1.205, 1.2), (1.055, 1.2)])
@@ -72,7 +69,7 @@ def test_what_is_clear_or_was_looked_at_or_decides_nothing_is_not_flagged(
 ) -> None:
     folder = make_run(tmp_path / "run", replace(NARROW, ratio=at_the_top(ratio)))
     document = decided(folder, "--margin", str(margin))
-    assert (document["one_process"], document["notes"]) == (0, [])
+    assert document["notes"] == []
 
 
 def test_a_run_for_a_margin_looks_twice_at_what_lies_near_it(tmp_path: Path) -> None:
@@ -87,7 +84,7 @@ def test_a_run_for_a_margin_looks_twice_at_what_lies_near_it(tmp_path: Path) -> 
     assert len(looked_at[asked]) == 8
     assert {job.implementations for job in looked_at[asked]} == {("sdpa_gqa", "mine")}
     document = decided(asked)
-    assert (document["margin"], document["min_L"], document["one_process"]) == (1.05, 256, 0)
+    assert (document["margin"], document["min_L"], document["notes"]) == (1.05, 256, [])
 
 
 def test_what_a_second_process_saw_below_the_margin_does_not_pass_it(tmp_path: Path) -> None:
@@ -110,28 +107,11 @@ def test_what_a_second_process_saw_below_the_margin_does_not_pass_it(tmp_path: P
     assert decision.decided_by.lo < 1.045
 
 
-def test_runs_for_two_margins_do_not_say_for_which_to_decide(tmp_path: Path) -> None:
+def test_each_run_is_decided_for_its_own_margin(tmp_path: Path) -> None:
     folders = [
         str(make_run(tmp_path / run, replace(NARROW, run_id=run, margin=margin)))
         for run, margin in (("one", 1.05), ("other", 1.2))
     ]
-    done = CliRunner().invoke(command, folders)
-    assert isinstance(done.exception, UsageError), done.output
-    assert "the margins 1.05 and 1.2" in str(done.exception)
-    assert "--margin 1.2" in done.exception.remedy
-    flagged = CliRunner().invoke(command, [*folders, "--margin", "1.05", "--json"])
-    assert json.loads(flagged.stdout)["decisions"][0]["one_process"] == 8  # those of the other
-
-
-def test_a_table_that_passes_by_little_is_of_one_process(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    lines = [
-        f"1024,{h},{d},{n},{n * h * d * 1e-6},{1.205 * n * h * d * 1e-6}"
-        for h in (4, 8)
-        for d in (64, 128)
-        for n in (64, 256, 1024)
-    ]
-    path.write_text("N,H,D,L,triton_ms,sdpa_ms\n" + "\n".join(lines))
-    [decision] = decide_all([of_tables([path], "RTX 4090")])
-    assert (decision.min_length, decision.one_process) == (64, 12)
-    assert "none of them is known to have been measured twice" in decision.notes[0]
+    done = CliRunner().invoke(command, [*folders, "--json"])
+    decisions = json.loads(done.stdout)["decisions"]
+    assert [(d["run_id"], d["margin"]) for d in decisions] == [("one", 1.05), ("other", 1.2)]

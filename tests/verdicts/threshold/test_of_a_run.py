@@ -1,9 +1,8 @@
-"""What one run decides is the same wherever it is shown, or it is said what was decided before."""
+"""What one run decides is the same wherever it is shown."""
 
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 from pathlib import Path
 
 import yaml
@@ -11,23 +10,15 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from nsabench.cli.threshold import command
-from nsabench.model.vocabulary import Answer, Status, Verdict
+from nsabench.model.vocabulary import Answer, Role, Status, Verdict
 from nsabench.output import report, terminal
 from nsabench.output.report import Facts
 from nsabench.running.folder import RunFolder
 from nsabench.running.run import Finished
 from nsabench.verdicts import threshold
-from tests.runs import Made, make_run
-from tests.verdicts.threshold.test_threshold import changed
+from tests.runs import Made, make_run, with_comparison
 
 TWO = Made(implementations=("rows_cuda", "rows_group"))
-
-
-def before(folder: Path, decisions: list[threshold.Decision]) -> None:
-    """Write what another version decided: of an op one candidate alone."""
-    content = yaml.safe_load(threshold.as_yaml([replace(decisions[0], min_length=512)]))
-    content["decided_with"] = "nsabench 9 (abc)"
-    (folder / "thresholds.yaml").write_text(yaml.safe_dump(content))
 
 
 def shown(folder: Path) -> dict[str, str]:
@@ -46,24 +37,14 @@ def shown(folder: Path) -> dict[str, str]:
     }
 
 
-def test_all_say_the_same_and_that_another_version_did_not(tmp_path: Path) -> None:
+def test_all_say_the_same(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", TWO)
-    before(folder, threshold.decide_all([threshold.of_run(folder)]))
+    threshold.write(threshold.decide_run(*threshold.read_run(folder)), folder / "thresholds.yaml")
     for where, text in shown(folder).items():
         for name in TWO.implementations:
             assert name in text, where
         least = 1 if where == "panel" else 2  # which says of both together what is so of both
         assert text.count("worth using from L = 256 on") >= least, where
-        assert "was decided by nsabench 9 (abc)" in text, where
-        assert "it says rows_cuda (selection_rows) from 512 on" in text, where
-        assert "it says nothing of rows_group (selection_rows)" in text, where
-
-
-def test_what_this_version_wrote_is_not_remarked_on(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", TWO)
-    decisions = threshold.decide_all([threshold.of_run(folder)])
-    threshold.write(decisions, folder / "thresholds.yaml")
-    assert all("was decided by" not in text for text in shown(folder).values())
 
 
 def test_no_not_decided_and_not_tested_are_three_answers(tmp_path: Path) -> None:
@@ -76,7 +57,7 @@ def test_no_not_decided_and_not_tested_are_three_answers(tmp_path: Path) -> None
     }
     for answer, one in made.items():
         folder = make_run(tmp_path / answer, one)
-        [decision] = threshold.decide_all([threshold.of_run(folder)])
+        [decision] = threshold.decide_run(*threshold.read_run(folder))
         assert decision.answer is answer
         assert yaml.safe_load(threshold.as_yaml([decision]))["decisions"][0]["answer"] == answer
         threshold.write([decision], folder / "thresholds.yaml")
@@ -89,14 +70,15 @@ def test_no_not_decided_and_not_tested_are_three_answers(tmp_path: Path) -> None
 
 def test_an_open_case_at_the_top_is_no_no(tmp_path: Path) -> None:
     """What is not known to be too slow is not known to be no good."""
-    evidence = threshold.of_run(make_run(tmp_path / "run"))
+    records, plan = threshold.read_run(make_run(tmp_path / "run"))
+    tops = [r for r in records if r.role is Role.CANDIDATE and r.length == 512]
     for slower, answer in ((0, Answer.NOT_DECIDED), (1, Answer.NO)):
-        tops = [t for t in evidence.tested if t.length == 512]
         cells = [
-            *(changed(t, verdict=Verdict.INCONCLUSIVE, lo=0.5) for t in tops[slower:]),
-            *(changed(t, verdict=Verdict.SLOWER, lo=0.9) for t in tops[:slower]),
+            *(with_comparison(r, verdict=Verdict.INCONCLUSIVE, lo=0.5) for r in tops[slower:]),
+            *(with_comparison(r, verdict=Verdict.SLOWER, lo=0.9) for r in tops[:slower]),
         ]
-        [decision] = threshold.decide_all([replace(evidence, tested=cells)])
+        others = [r for r in records if r not in tops]
+        [decision] = threshold.decide_run([*others, *cells], plan)
         assert decision.answer is answer
 
 

@@ -14,9 +14,8 @@ from nsabench.model.vocabulary import Answer, Mode, Regime, Status, Verdict
 from nsabench.output.report import Facts, write_html, write_markdown
 from nsabench.running.folder import RunFolder
 from nsabench.verdicts.tables import read_records
-from nsabench.verdicts.threshold import as_markdown, as_yaml, decide_all, of_run
+from nsabench.verdicts.threshold import as_markdown, as_yaml, decide_run, read_run
 from nsabench.verdicts.threshold.decide import Decision
-from nsabench.verdicts.threshold.evidence import of_records
 from tests.runs import Made, make_run
 
 # On the device from 128 keys on; from Python, where the host is what is awaited, from 512 on.
@@ -28,7 +27,7 @@ BOTH = Made(
 
 
 def decide(folder: Path, made: Made = BOTH) -> dict[Regime, Decision]:
-    decisions = decide_all([of_run(make_run(folder, made))])
+    decisions = decide_run(*read_run(make_run(folder, made)))
     assert len({d.regime for d in decisions}) == len(decisions)
     return {d.regime: d for d in decisions}
 
@@ -100,7 +99,7 @@ def test_without_its_controls_the_queue_decides_nothing(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", BOTH)
     names = ("needless_python", "hidden_in_a_thread")
     records = [r for r in read_records(run) if r.implementation not in names]
-    decisions = {d.regime: d for d in decide_all([of_records(records)])}
+    decisions = {d.regime: d for d in decide_run(records)}
     assert decisions[Regime.DEVICE].min_length == 128
     assert decisions[Regime.QUEUE].min_length is None
     assert "the checks host and burst work" in decisions[Regime.QUEUE].reasons[0]
@@ -116,7 +115,7 @@ def test_graphs_decide_for_graphs(tmp_path: Path) -> None:
         return plan.model_copy(update={"cases": cases})
 
     run = make_run(tmp_path / "run", BOTH, change=in_graphs)
-    [decision] = decide_all([of_records(read_records(run), Plan.read(run / "plan.json"))])
+    [decision] = decide_run(*read_run(run))
     assert (decision.regime, decision.min_length) == (Regime.GRAPH, 128)
     runtime = yaml.safe_load(as_yaml([decision]))["runtime"]
     assert runtime["sel_triton_min_L_by_regime"] == {"graph": {"NVIDIA H200": 128}}
@@ -128,5 +127,5 @@ def test_every_decision_that_is_shown_names_its_regime(tmp_path: Path, write) ->
     text = write(Facts.read(RunFolder(run).path), tmp_path).read_text()
     for said in ("device: worth using from L = 128 on", "queue: worth using from L = 512 on"):
         assert said in text
-    decisions = decide_all([of_run(run)])
+    decisions = decide_run(*read_run(run))
     assert "device: worth using from L = 128 on" in as_markdown(decisions)

@@ -6,7 +6,6 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -20,31 +19,19 @@ from nsabench.cli.threshold import command
 from nsabench.errors import UsageError
 from nsabench.model.record import Record
 from nsabench.model.source import Source
-from nsabench.model.vocabulary import Direction, Regime, Role, Status, Verdict
-from nsabench.verdicts.objections import against
+from nsabench.model.vocabulary import Answer, Direction, DType, Regime, Role, Status, Verdict
+from nsabench.verdicts.objections import against, joined, objections
 from nsabench.verdicts.series import Tested as Cell  # pytest would collect a `Test…`
 from nsabench.verdicts.tables import read_records
-from nsabench.verdicts.threshold import as_markdown, as_yaml, decide_all, of_run, of_tables
+from nsabench.verdicts.threshold import as_markdown, as_yaml, decide_run, read_run
 from nsabench.verdicts.threshold.decide import Decision
 from nsabench.verdicts.threshold.document import as_data
-from nsabench.verdicts.threshold.evidence import Evidence, of_records
 from nsabench.verdicts.threshold.patch import patch
 from tests.runs import Made, make_run, record, with_comparison
 
 
-def changed(tested: Cell, name: str = "", **known: Any) -> Cell:
-    """The same with another name, or with these values in its comparison."""
-    renamed = replace(tested.record, implementation=name or tested.record.implementation)
-    return replace(tested, record=renamed, comparison=replace(tested.comparison, **known))
-
-
-def of_kernels(tested: Cell) -> Cell:
-    """The same of a package instead of the user's own file."""
-    return replace(tested, record=replace(tested.record, source=Source("kernels")), own=False)
-
-
 def decide(tmp_path: Path, made: Made) -> Decision:
-    [decision] = decide_all([of_run(make_run(tmp_path / made.run_id, made))])
+    [decision] = decide_run(*read_run(make_run(tmp_path / made.run_id, made)))
     return decision
 
 
@@ -111,123 +98,51 @@ def test_a_crash_below_the_threshold_does_not_matter_and_above_it_does(tmp_path:
 def test_several_runs_combine_to_what_holds_for_all(tmp_path: Path) -> None:
     one, other = Made(), Made(run_id="r2", torch="2.12.1", ratio=lambda n: n / 64)
     third = replace(one, run_id="r3", gpu="NVIDIA L4", ratio=lambda _: 0.5)
-    decisions = decide_all([of_run(make_run(tmp_path / m.run_id, m)) for m in (one, other, third)])
-    assert len(decisions) == 3
+    decisions = [decide(tmp_path, made) for made in (one, other, third)]
     content = yaml.safe_load(as_yaml(decisions))
     assert content["runtime"]["sel_triton_min_L"] == {"NVIDIA H200": 256, "NVIDIA L4": None}
 
 
-def test_of_two_that_pass_alike_the_faster_is_named(tmp_path: Path) -> None:
-    evidence = of_run(make_run(tmp_path / "run", Made(ratio=lambda _: 2.0)))
-    faster = [changed(t, name="zz", lo=3 * (t.lo or 0)) for t in evidence.tested]
-    first, second = decide_all([replace(evidence, tested=[*evidence.tested, *faster])])
-    assert (first.candidate, second.candidate) == ("zz", "mine")
-
-
 def test_every_candidate_is_decided_and_the_users_own_comes_first(tmp_path: Path) -> None:
     """A shipped one that is better does not hide what became of the user's, nor set its gate."""
-    own = of_run(make_run(tmp_path / "own", Made(source="mine.py@aaaaaaaaaaaa")))
-    # What is shipped has a digest, too.
-    made = Made(implementations=("rows_cuda",), ratio=lambda _: 3.0, sources={"x": "a" * 64})
-    shipped = of_run(make_run(tmp_path / "shipped", made))
-    decisions = decide_all([replace(own, tested=[*shipped.tested, *own.tested])])
+    made = Made(implementations=("faster", "mine", "shipped"), source="kernels")
+    records, plan = read_run(make_run(tmp_path / "run", made))
+    infos = [
+        i.model_copy(update={"source": Source("mine.py@aaaaaaaaaaaa")}) if i.name == "mine" else i
+        for i in plan.implementations
+    ]
+    better = [
+        with_comparison(r, verdict=Verdict.FASTER, lo=3.0) if r.implementation == "faster" else r
+        for r in records
+    ]
+    decisions = decide_run(better, plan.model_copy(update={"implementations": infos}))
     assert [(d.candidate, d.own, d.min_length) for d in decisions] == [
         ("mine", True, 256),
-        ("rows_cuda", False, 64),
+        ("faster", False, 64),
+        ("shipped", False, 256),
     ]
     document = as_data(decisions)
-    assert [(d["candidate"], d["own"], d["gate"]) for d in document["decisions"]] == [
-        ("mine", True, True),
-        ("rows_cuda", False, False),
-    ]
+    assert [d["gate"] for d in document["decisions"]] == [True, False, False]
     assert document["runtime"]["sel_triton_min_L"] == {"NVIDIA H200": 256}
     text = as_markdown(decisions)
     assert "## `mine` (selection_rows) on NVIDIA H200, device: worth using from L = 256 on" in text
-    assert (
-        "## `rows_cuda` (selection_rows) on NVIDIA H200, device: worth using from L = 64 on" in text
-    )
-
-
-def test_a_gate_goes_by_one_kernel_with_every_combo(tmp_path: Path) -> None:
-    """Two of different sources gave one length that neither was shown to be worth."""
-    a = Made(implementations=("a",))
-    b = Made(run_id="r2", torch="2.12.1", implementations=("b",), ratio=lambda _: 2.0, seed=1)
-    decisions = decide_all(
-        [of_run(make_run(tmp_path / name, made)) for name, made in (("a", a), ("b", b))]
-    )
-    assert [(d.candidate, d.min_length) for d in decisions] == [("a", 256), ("b", 64)]
-    document = as_data(decisions)
-    assert document["runtime"]["sel_triton_min_L"] == {"NVIDIA H200": None}
-    assert [d["gate"] for d in document["decisions"]] == [False, True]
-    [note] = document["notes"]
-    assert note == (
-        "selection_rows on NVIDIA H200, device: a gate goes by one kernel, here b, which was not "
-        "tested with torch 2.11.0, triton 3.6.0, CUDA 13.0: no length holds for all that was given"
-    )
-    assert note in as_markdown(decisions)
-
-
-def test_a_gate_that_goes_by_the_second_best_of_a_combo_says_so(tmp_path: Path) -> None:
-    one = Made(implementations=("a",))
-    other = Made(run_id="r2", torch="2.12.1", implementations=("a", "b"))
-    evidence = of_run(make_run(tmp_path / "2", other))
-    faster = [
-        changed(t, lo=3.0, verdict=Verdict.FASTER) if t.record.implementation == "b" else t
-        for t in evidence.tested
-    ]
-    decisions = decide_all(
-        [of_run(make_run(tmp_path / "1", one)), replace(evidence, tested=faster)]
-    )
-    document = as_data(decisions)
-    assert document["runtime"]["sel_triton_min_L"] == {"NVIDIA H200": 256}
-    assert document["notes"] == [
-        "selection_rows on NVIDIA H200, device: a gate goes by one kernel with every combo, here "
-        "a; with torch 2.12.1, triton 3.6.0, CUDA 13.0 b is better"
-    ]
-
-
-def test_a_gate_goes_by_the_users_own_or_by_nothing(tmp_path: Path) -> None:
-    """Where it was not tested, another kernel does not stand in for it."""
-    own = replace(Made(source="mine.py@aaaaaaaaaaaa"), implementations=("mine", "shipped"))
-    evidence = of_run(make_run(tmp_path / "own", own))
-    tested = [of_kernels(t) if t.record.implementation == "shipped" else t for t in evidence.tested]
-    made = Made(run_id="r2", torch="2.12.1", implementations=("shipped",), ratio=lambda _: 3.0)
-    shipped = of_run(make_run(tmp_path / "shipped", made))
-    shipped = replace(shipped, tested=[of_kernels(t) for t in shipped.tested])
-    document = as_data(decide_all([replace(evidence, tested=tested), shipped]))
-    assert document["runtime"]["sel_triton_min_L"] == {"NVIDIA H200": None}
-    assert "here mine, which was not tested with torch 2.12.1" in document["notes"][0]
-
-
-def test_a_patch_says_why_it_never_uses_a_kernel(tmp_path: Path) -> None:
-    runs = [
-        make_run(tmp_path / name, Made(run_id=name, torch=torch, implementations=(name,)))
-        for name, torch in (("a", "2.11.0"), ("b", "2.12.1"))
-    ]
-    config = tmp_path / "config.yaml"
-    config.write_text("runtime:\n  sel_triton_min_L: 64\n")
-    done = CliRunner().invoke(command, [*map(str, runs), "--patch", str(config)])
-    assert "+  sel_triton_min_L: null" in done.stdout
-    assert "here a, which was not tested with torch 2.12.1" in done.stderr
+    assert "## `faster` (selection_rows) on NVIDIA H200, device: worth using from L = 64" in text
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([64, 128, 256, 512]), st.floats(0.5, 3)), min_size=1))
 def test_monotone(cells: list[tuple[int, float]]) -> None:
     """No tested case at or above a threshold fails, and any lower length has one that does."""
-    rows = [
-        found
+    records = [
+        with_comparison(
+            record("k", Role.CANDIDATE, case_id=str(i), length=n),
+            verdict=Verdict.FASTER if lo > 1 else Verdict.SLOWER,
+            lo=lo,
+        )
         for i, (n, lo) in enumerate(cells)
-        for verdict in [Verdict.FASTER if lo > 1 else Verdict.SLOWER]
-        for found in of_records(
-            [
-                with_comparison(
-                    record("k", Role.CANDIDATE, case_id=str(i), length=n), verdict=verdict, lo=lo
-                )
-            ]
-        ).tested
     ]
-    [decision] = decide_all([Evidence(rows)])
+    [decision] = decide_run(records)
+    rows = [Cell(r, r.own, "") for r in records]
     if decision.min_length is not None:
         assert all(r.passes(1.2) for r in rows if r.length >= decision.min_length)
         for lower in {r.length for r in rows if r.length < decision.min_length}:
@@ -235,18 +150,6 @@ def test_monotone(cells: list[tuple[int, float]]) -> None:
     elif any("qualifies" in reason for reason in decision.reasons):
         top = max(r.length for r in rows)
         assert not all(r.passes(1.2) for r in rows if r.length == top)
-
-
-def test_the_earlier_tables_decide_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "dense.csv"
-    path.write_text(
-        "N,H,D,Dv,L,triton_ms,sdpa_ms,speedup,mae,status\n"
-        "256,4,64,64,64,0.02,0.074,3.7,1.17e-04,FASTER\n"
-        "256,4,64,64,128,0.02,0.074,3.7,1.09e-01,FASTER\n"
-    )
-    [decision] = decide_all([of_tables([path], "RTX 4090")])
-    assert decision.min_length is None
-    assert any("dense.csv: parity" in reason for reason in decision.reasons)
 
 
 def test_the_gate_loads_what_we_write(tmp_path: Path) -> None:
@@ -281,9 +184,9 @@ A_RECORD = {
 }
 
 
-def rows_of(op: str, lengths: dict[int, float]) -> list[Cell]:
+def records_of(op: str, lengths: dict[int, float], controls: bool = True) -> list[Record]:
     """Through records, as a run gives them; `lengths` to the lower end of the speed-up."""
-    records = [
+    return [
         with_comparison(
             Record.from_row(
                 {**A_RECORD, "case_id": f"{op} {length}", "op": op, "role": role, "length": length}
@@ -292,11 +195,8 @@ def rows_of(op: str, lengths: dict[int, float]) -> list[Cell]:
             lo=lo,
         )
         for length, lo in lengths.items()
-        for role in ("candidate", "control")
+        for role in ("candidate", *(["control"] if controls else []))
     ]
-    evidence = of_records(records)
-    assert not evidence.against.get(("", None))
-    return evidence.tested
 
 
 @pytest.mark.parametrize(
@@ -304,7 +204,7 @@ def rows_of(op: str, lengths: dict[int, float]) -> list[Cell]:
 )
 def test_a_length_that_is_not_selected_sets_no_gate(op: str, axis: str) -> None:
     """Or a compressed branch that wins from T = 32 on would switch the selection kernel on."""
-    [decision] = decide_all([Evidence(rows_of(op, {32: 3.0, 64: 3.0}))])
+    [decision] = decide_run(records_of(op, {32: 3.0, 64: 3.0}))
     assert (decision.min_length, decision.axis) == (32, axis)
     assert as_data([decision])["runtime"]["sel_triton_min_L"] is None
 
@@ -410,7 +310,7 @@ def test_a_backward_has_no_say(tmp_path: Path) -> None:
     records = read_records(make_run(tmp_path / "run"))
     backward = [replace(record, direction=Direction.BACKWARD) for record in records]
     slow = [with_comparison(record, verdict=Verdict.SLOWER, lo=0.5) for record in backward]
-    [decision] = decide_all([of_records([*records, *slow])])
+    [decision] = decide_run([*records, *slow])
     assert decision.min_length == 256
 
 
@@ -424,54 +324,56 @@ def test_records_without_a_column_decide_nothing(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run") / "records.parquet"
     pq.write_table(pq.read_table(path).drop_columns(["direction"]), path)
     with pytest.raises(UsageError, match="holds a record that has no direction"):
-        of_run(path.parent)
-
-
-def test_a_table_that_an_audit_does_not_rely_on_decides_nothing(tmp_path: Path) -> None:
-    """Times that do not grow with the work, of data that fit into an L2."""
-    path = tmp_path / "flat.csv"
-    lines = [f"64,{h},{d},{n},0.02,0.1" for h in (4, 8) for d in (64, 128) for n in (64, 256, 1024)]
-    path.write_text("N,H,D,L,triton_ms,sdpa_ms\n" + "\n".join(lines))
-    [decision] = decide_all([of_tables([path], "RTX 4090")])
-    assert decision.min_length is None
-    assert any("scaling" in reason for reason in decision.reasons)
-
-
-def sized(settings: tuple[str, ...], slow: str = "") -> str:
-    """A table of honest times; of the setting `slow`, the kernel is slower than its baseline."""
-    lines = [
-        f"1024,{h},{d},{n},{work * (4 if word == slow else 1)},{2 * work},{word}"
-        for h in (4, 8)
-        for d in (64, 128)
-        for n in (64, 256, 1024)
-        for word in settings
-        for work in [n * h * d * 1e-6]
-    ]
-    return "\n".join(lines)
-
-
-def test_the_distributions_of_a_table_are_cases_of_their_own(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text(f"N,H,D,L,triton_ms,sdpa_ms,distribution\n{sized(('dense', 'spread'))}")
-    [decision] = decide_all([of_tables([path], "RTX 4090")])
-    assert (decision.min_length, decision.tested, decision.reasons) == (64, 24, [])
-
-
-def test_a_backward_of_a_table_has_no_say(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text(f"N,H,D,L,triton_ms,sdpa_ms,direction\n{sized(('fwd', 'bwd'), slow='bwd')}")
-    [decision] = decide_all([of_tables([path], "RTX 4090")])
-    assert (decision.min_length, decision.tested) == (64, 12)
+        read_run(path.parent)
 
 
 def test_an_op_without_controls_keeps_no_other_from_a_decision() -> None:
-    mine = rows_of("selection_rows", dict.fromkeys((64, 128, 256), 1.5))
-    [bare] = rows_of("sliding_window", {64: 1.5})
+    mine = records_of("selection_rows", dict.fromkeys((64, 128, 256), 1.5))
+    bare = records_of("sliding_window", {64: 1.5}, controls=False)
     objection = "no control shows that a mistake in sliding_window would be noticed: none ran"
-    together = Evidence([*mine, bare], {("sliding_window", None): [objection]})
-    reasons = {d.op: d.reasons for d in decide_all([together])}
+    reasons = {d.op: d.reasons for d in decide_run([*mine, *bare])}
     assert objection in reasons["sliding_window"]
     assert objection not in reasons["selection_rows"]
+
+
+def test_a_control_missed_in_one_shard_counts_in_the_merged_run() -> None:
+    found = {("", Regime.QUEUE): ["missed"], ("decode_step", Regime.QUEUE): ["no control ran"]}
+    whole = joined([{}, found, found])
+    assert against(whole, "decode_step", Regime.QUEUE) == ["missed", "no control ran"]
+    assert against(whole, "decode_step", Regime.DEVICE) == []
+
+
+def declining(at: int | None) -> Callable[[int], Status]:
+    return lambda length: Status.UNSUPPORTED if length == at else Status.OK
+
+
+@pytest.mark.parametrize(("at", "length"), [(64, 128), (128, 256), (256, None), (512, None)])
+def test_a_length_that_is_declined_ends_the_walk(
+    tmp_path: Path, at: int, length: int | None
+) -> None:
+    """A kernel that declines where it would lose is not worth using from below there."""
+    decision = decide(tmp_path, Made(ratio=lambda _: 2.0, status=declining(at)))
+    assert decision.min_length == length
+    by = decision.decided_by
+    assert by is not None and (by.length, by.record.status) == (at, Status.UNSUPPORTED)
+    if at == 512:
+        assert decision.answer is Answer.NO
+        assert "L=512, mine on " in decision.reasons[0]
+        assert "is unsupported (as the test wants it)" in decision.reasons[0]
+
+
+def test_a_series_that_is_declined_as_a_whole_does_not_count(tmp_path: Path) -> None:
+    records, plan = read_run(make_run(tmp_path / "run"))
+    declined = [
+        replace(r, case_id=f"b{r.case_id}", dtype=DType.FLOAT32, status=Status.UNSUPPORTED)
+        for r in records
+        if r.role is Role.CANDIDATE
+    ]
+    cases = {r.case_id: plan.by_id[r.case_id.removeprefix("b")] for r in declined}
+    wider = [*plan.cases, *(p.model_copy(update={"id": new}) for new, p in cases.items())]
+    plan = plan.model_copy(update={"cases": wider})
+    [decision] = decide_run([*records, *declined], plan)
+    assert (decision.min_length, decision.tested) == (256, 16)
 
 
 def test_an_op_of_which_no_control_was_caught_is_named() -> None:
@@ -486,9 +388,9 @@ def test_an_op_of_which_no_control_was_caught_is_named() -> None:
         )
         for one in [A_RECORD]
     ]
-    evidence = of_records([Record.from_row(row) for row in rows])
+    found = objections([Record.from_row(row) for row in rows])
     said = {
-        op: against(evidence.against, op, Regime.DEVICE)
+        op: against(found, op, Regime.DEVICE)
         for op in ("selection_rows", "sliding_window", "compressed")
     }
     assert said["selection_rows"] == []
@@ -510,12 +412,10 @@ def test_a_threshold_for_one_shape_needs_no_other_shapes(tmp_path: Path) -> None
     assert isinstance(done.exception, UsageError)
 
 
-def test_runs_that_are_not_narrowed_alike_are_for_no_one_shape(tmp_path: Path) -> None:
+def test_a_run_of_one_shape_says_so(tmp_path: Path) -> None:
     made = Made(shapes=((256, 8, 128),))
     pinned = {"where": ("H=8", "D=128")}
     narrow = make_run(tmp_path / "a", made, change=lambda p: p.model_copy(update=pinned))
-    wide = make_run(tmp_path / "b", replace(made, run_id="b"))
-    [alone] = decide_all([of_run(narrow)])
+    [alone] = decide_run(*read_run(narrow))
     assert (alone.min_length, alone.where) == (256, ("H=8", "D=128"))
-    [together] = decide_all([of_run(narrow), of_run(wide)])
-    assert together.min_length is None and "coverage" in together.reasons[0]
+    assert decide(tmp_path, made).min_length is None
