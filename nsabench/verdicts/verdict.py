@@ -19,7 +19,7 @@ from nsabench.verdicts.statistics import (
     paired,
     quantile,
     ratio_of_independent_medians,
-    ratio_of_medians,
+    ratio_of_rounds,
 )
 
 # Medians of one implementation in two processes differ by this much
@@ -173,7 +173,7 @@ def paired_ratio(baseline: Samples | Bursts, candidate: Samples | Bursts) -> Rat
         raise TooFewRounds(
             f"only {len(times[0])} rounds have both it and a baseline; {MIN_ROUNDS_EVER} are needed"
         )
-    return ratio_of_medians(*times)
+    return ratio_of_rounds(*times)
 
 
 def is_close(judged: Comparison, margin: float = MARGIN) -> bool:

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsabench.verdicts.statistics import COUNTED, paired, quantile, ratio_of_medians
+from nsabench.verdicts.statistics import (
+    COUNTED,
+    paired,
+    quantile,
+    ratio_of_medians,
+    ratio_of_rounds,
+)
 
 Times = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=60)
 
@@ -64,6 +70,37 @@ def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
         widths.append(ratio.width)
     assert 0.9 <= covered / 300 <= 1.0
     assert np.mean(widths) < 0.06
+
+
+def draw_noise(rng: np.random.Generator, rounds: int, correlation: float) -> np.ndarray:
+    """Draw an autoregressive series with a standard deviation of 1."""
+    series = rng.standard_normal(rounds)
+    for i in range(1, rounds):
+        series[i] = correlation * series[i - 1] + math.sqrt(1 - correlation**2) * series[i]
+    return series
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
+def test_the_interval_covers_the_truth_of_correlated_rounds(correlation: float) -> None:
+    rng, truth, covered = np.random.default_rng(11), 1.01, 0
+    for _ in range(300):
+        a, b = (np.exp(0.01 * draw_noise(rng, 100, correlation)) for _ in range(2))
+        ratio = ratio_of_rounds([*(truth * a)], [*b])
+        covered += ratio.lo <= truth <= ratio.hi
+    assert 0.93 <= covered / 300 <= 0.975
+
+
+@pytest.mark.parametrize("noise", [0.002, 0.02])
+def test_the_interval_covers_the_truth_of_a_coarse_clock(noise: float) -> None:
+    """The clock ticks once in 2 % of the time of a call."""
+    rng, truth, tick, covered = np.random.default_rng(12), 1.01, 0.02, 0
+    for _ in range(300):
+        work = 1 + tick * rng.random()
+        a, b = (np.exp(noise * rng.standard_normal(100)) for _ in range(2))
+        read = [[*(np.round(x / tick) * tick)] for x in (truth * work * a, work * b)]
+        ratio = ratio_of_rounds(read[0], read[1])
+        covered += ratio.lo <= truth <= ratio.hi
+    assert covered / 300 >= 0.93
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 5, 8, 40, 41, COUNTED, COUNTED + 1])
