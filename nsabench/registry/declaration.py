@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
@@ -14,7 +15,6 @@ from nsabench.errors import UsageError
 from nsabench.model.plan import ImplementationInfo, LeastWork, Origin
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Kind, Role
-from nsabench.registry.package import Package
 
 if TYPE_CHECKING:
     from nsabench.ops import Op
@@ -43,6 +43,34 @@ class KernelVariant:
     shared_bytes: int
     compiler: str
     compile: Callable[[], bytes]
+
+
+@dataclass(frozen=True)
+class Package:
+    """A public library that implementations call: the name of its distribution, and its licence.
+
+    pip: the arguments of `pip install`, if not the name.
+    """
+
+    name: str
+    licence: str
+    pip: str = ""
+
+    @property
+    def install(self) -> str:
+        return f"pip install {self.pip or self.name}"
+
+    @property
+    def version(self) -> str:
+        """The installed version; empty without one."""
+        try:
+            return metadata.version(self.name)
+        except metadata.PackageNotFoundError:
+            return ""
+
+    @property
+    def origin(self) -> Origin:
+        return Origin(package=self.name, version=self.version, licence=self.licence)
 
 
 class Implementation(ImplementationInfo):

@@ -26,7 +26,6 @@ SHAPES = {
         ("B=2,S=200,HQ=64,H=4,D=128,block_size=64,n_selected=16", ""),
     ],
     "selection_ranges": [
-        ("B=64,S=1,G=2,H=8,D=128,S_kv=8192,n_spans=8,L=1024", "disjoint"),
         ("B=64,S=1,G=2,H=8,D=128,S_kv=8192,n_spans=8,L=1000", "mixed"),
         ("B=1,S=256,G=4,H=4,D=64,S_kv=4096,n_spans=8,L=1024", "overlapping"),
     ],
@@ -46,7 +45,6 @@ SHAPES = {
     "nsa_attention": [
         ("B=1,T=4096,HQ=64,H=4,D=128", "dense"),
         ("B=2,T=700,HQ=32,H=2,D=128,n_selected=8,window=100", "packed"),
-        ("B=1,T=1024,HQ=32,H=2,D=128,block=64,stride=64", "dense"),
     ],
     "nsa_without_window": [
         ("B=1,T=1024,HQ=32,H=2,D=128,block_size=64,n_selected=16", "dense"),

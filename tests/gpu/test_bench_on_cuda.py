@@ -93,8 +93,6 @@ GRAPHS_AND_GRADIENTS = {
     "selection_blocks": (
         "axes: {dtype: bfloat16, direction: backward, B: 1, T: 2048, HQ: 64, H: 4,\n"
         "       D: 128, S: 16, block_size: 64}\n"
-        # Where it is installed, dq of the first query is wrong (docs/lab/upstream.md).
-        "implementations: {skip: [fsa]}\n"
         "timing: {rotate: 2}\n",
         IN_A_BACKWARD,
     ),

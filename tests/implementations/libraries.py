@@ -25,7 +25,7 @@ def topk_sparse_attention(
     cu_seqlens: Tensor,
     softmax_scale: float,
 ) -> Tensor:
-    """XunhaoLai's and FSA's: a row is read from its first slot, as many as are there."""
+    """Flash-NSA's: a row is read from its first slot, as many as are there."""
     assert topk_idx.dtype == cu_seqlens.dtype == torch.int32 and topk_idx.is_contiguous()
     out = torch.zeros_like(q)
     group = q.shape[1] // k.shape[1]
@@ -114,31 +114,6 @@ def parallel_nsa(
     return out
 
 
-def native_sparse_attend(
-    *,
-    fq: Tensor,
-    fk: Tensor,
-    fv: Tensor,
-    block_size: int,
-    selected_block_indices: Tensor,
-    fmask: Tensor,
-    include_block_causal: bool,
-) -> Tensor:
-    """lucidrains': [B,heads,T,D]; whole blocks under a mask, and the query's own causally."""
-    assert include_block_causal and fmask.dtype == torch.bool
-    assert fmask.shape == selected_block_indices.shape and selected_block_indices.min() >= 0
-    out = torch.empty_like(fq)
-    group = fq.shape[1] // fk.shape[1]
-    for b, h, t in itertools.product(*(range(n) for n in (fk.shape[0], fk.shape[1], fq.shape[2]))):
-        blocks = selected_block_indices[b, h, t][fmask[b, h, t]]
-        keys = (blocks[:, None] * block_size + torch.arange(block_size)).flatten()
-        own = torch.arange(t // block_size * block_size, t + 1)
-        keys, heads = torch.cat([keys, own]), slice(h * group, (h + 1) * group)
-        scale = fq.shape[3] ** -0.5
-        out[b, heads, t] = attend(fq[b, heads, t], fk[b, h, keys], fv[b, h, keys], scale)
-    return out
-
-
 class PagedDecode:
     """FlashInfer's `BatchDecodeWithPagedKVCacheWrapper`, NHD."""
 
@@ -203,40 +178,6 @@ class PagedDecode:
             for p, n in zip(pages, held, strict=True)
         ]
         return flat[torch.cat(places)[:, None] + torch.arange(x.shape[-1])]
-
-
-class PagedPrefill(PagedDecode):
-    """FlashInfer's `BatchPrefillWithPagedKVCacheWrapper`, of one query a request."""
-
-    def __init__(
-        self, float_workspace_buffer: Tensor, kv_layout: str = "NHD", backend: str = "auto"
-    ) -> None:
-        super().__init__(float_workspace_buffer, kv_layout)
-        assert backend in ("auto", "fa2")
-        self.backend = backend
-
-    def plan(  # type: ignore[override]
-        self,
-        qo_indptr: Tensor,
-        paged_kv_indptr: Tensor,
-        paged_kv_indices: Tensor,
-        paged_kv_last_page_len: Tensor,
-        num_qo_heads: int,
-        num_kv_heads: int,
-        head_dim_qk: int,
-        page_size: int,
-        q_data_type: torch.dtype,
-        sm_scale: float,
-    ) -> None:
-        assert qo_indptr.tolist() == list(range(len(paged_kv_indptr)))
-        of_keys = (paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
-        of_heads = (num_qo_heads, num_kv_heads, head_dim_qk, page_size, q_data_type, sm_scale)
-        super().plan(*of_keys, *of_heads)
-
-    def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor]) -> Tensor:
-        if self.backend == "auto":  # FlashAttention-3's counts pages in strides of tokens
-            assert all(x.stride(0) % x.stride(1) == 0 for x in paged_kv_cache)
-        return super().run(q, paged_kv_cache)
 
 
 def of_sequence(
@@ -325,12 +266,8 @@ def named(name: str) -> Any:
 
 STAND_INS: dict[str, Any] = {
     "parallel_nsa": parallel_nsa,
-    "native_sparse_attend": native_sparse_attend,
-    "topk_sparse_attention": topk_sparse_attention,
-    "FSA_topk_sparse_attention": topk_sparse_attention,
     "selection_attention_wrapper": selection_attention_wrapper,
     "BatchDecodeWithPagedKVCacheWrapper": PagedDecode,
-    "BatchPrefillWithPagedKVCacheWrapper": PagedPrefill,
     "flash_attn_func": flash_attn_func,
     "flash_attn_with_kvcache": flash_attn_with_kvcache,
     "flash_attn_varlen_func": flash_attn_varlen_func,

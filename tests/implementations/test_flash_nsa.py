@@ -3,8 +3,7 @@ for the library, with its shapes, its state of a class, and gates that are sigmo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -139,45 +138,15 @@ def near(
     return out
 
 
-class Core(torch.nn.Module):
-    """`NSACore`: the parts, and a window of one key more than it is told."""
-
-    sm_scale: float
-
-    def __init__(self, config: SimpleNamespace) -> None:
-        super().__init__()
-        self.window = config.window_size
-        Helper.set_hyperparameters(
-            config.num_init_blocks,
-            config.num_local_blocks,
-            kernel_size=config.kernel_size,
-            stride=config.stride,
-            block_size=config.block_size,
-            window_size=config.window_size,
-            top_n=config.top_n,
-        )
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, w: Tensor, cu_seqlens: Tensor) -> Tensor:
-        Helper.init_cu_seqlens(cu_seqlens)
-        means, scale = (mean_pooling(k), mean_pooling(v)), self.sm_scale
-        out, lse = compress_attn(q, *means, scale)
-        chosen, _ = slc_topk_indices(q, means[0], lse, scale, True)
-        window = near(q, k, v, None, None, scale, self.window + 1)
-        return fused_sigmoid_combine(out, select_attn(q, k, v, chosen, scale), window, w)
-
-
 @pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def library(monkeypatch: pytest.MonkeyPatch) -> None:
     held = {
         flash_nsa.HELPER: Helper,
-        flash_nsa.CONFIG: lambda **sizes: SimpleNamespace(**sizes),
-        flash_nsa.CORE: Core,
         flash_nsa.MEANS: mean_pooling,
         flash_nsa.COMPRESSED: compress_attn,
         flash_nsa.CHOICE: slc_topk_indices,
         flash_nsa.SELECTED: select_attn,
         flash_nsa.SUM: fused_sigmoid_combine,
-        **dict.fromkeys(flash_nsa.ITS_WINDOWS, True),
     }
 
     def function(where: str, *takes: str) -> Any:
@@ -186,12 +155,9 @@ def library(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(flash_nsa, "_function", function)
     monkeypatch.setattr(_calls, "refuse_float32", lambda *_: None)
     monkeypatch.setattr(flash_attn.Flash, "__call__", lambda self, *given: near(*given))
-    flash_nsa._core.cache_clear()
-    return held
 
 
-@pytest.mark.parametrize("call", [flash_nsa.flash_nsa, flash_nsa.flash_nsa_fa4])
-def test_the_whole_is_the_op(library: dict[str, Any], call: Callable[..., Tensor]) -> None:
+def test_the_whole_is_the_op(library: None) -> None:
     """Of sizes that change from case to case, and sequences that do not where sizes do."""
     cases = [
         ("dense", {}),
@@ -202,39 +168,31 @@ def test_the_whole_is_the_op(library: dict[str, Any], call: Callable[..., Tensor
     ]
     for distribution, changed in cases:
         inputs = drawn("nsa_attention", distribution, seed=5, **{**WHOLE, **changed})
-        assert_right(call, "nsa_attention", inputs)
+        assert_right(flash_nsa.flash_nsa_fa4, "nsa_attention", inputs)
 
 
-@pytest.mark.parametrize("call", [flash_nsa.flash_nsa, flash_nsa.flash_nsa_fa4])
-def test_sequences_that_change_in_place_are_seen(
-    library: dict[str, Any], call: Callable[..., Tensor]
-) -> None:
+def test_sequences_that_change_in_place_are_seen(library: None) -> None:
     """It keeps the tensor that it is given; inputs of a case are swapped in place."""
     sizes = {**WHOLE, "B": 3, "T": 60}
     first, second = (drawn("nsa_attention", "packed", seed=seed, **sizes) for seed in (5, 6))
     assert not torch.equal(first.tensors["cu_seqlens"], second.tensors["cu_seqlens"])
-    call(*first.tensors.values(), **first.options)
+    flash_nsa.flash_nsa_fa4(*first.tensors.values(), **first.options)
     for name, x in first.tensors.items():
         x.copy_(second.tensors[name])
-    assert_right(call, "nsa_attention", ops.Inputs(first.tensors, second.options))
+    assert_right(
+        flash_nsa.flash_nsa_fa4, "nsa_attention", ops.Inputs(first.tensors, second.options)
+    )
 
 
 @pytest.mark.parametrize("distribution", ["random", "packed", "skewed"])
-def test_chosen_blocks_are_handed_over(library: dict[str, Any], distribution: str) -> None:
+def test_chosen_blocks_are_handed_over(library: None, distribution: str) -> None:
     sizes = {"B": 1, "T": 150, "HQ": 4, "H": 2, "D": 32, "S": 4, "block_size": 16}
     for changed in ({}, {"T": 75}) if distribution == "packed" else ({}, {"B": 2, "T": 75}):
         inputs = drawn("selection_blocks", distribution, **{**sizes, **changed})
         assert_right(flash_nsa.flash_nsa_blocks, "selection_blocks", inputs)
 
 
-def test_without_a_window_it_says_where_it_comes_from(library: dict[str, Any]) -> None:
-    library.update(dict.fromkeys(flash_nsa.ITS_WINDOWS, False))
-    inputs = drawn("nsa_attention", "dense", **WHOLE)
-    with pytest.raises(Unsupported, match="needs flash-attn for its window: pip install"):
-        flash_nsa.flash_nsa(*inputs.tensors.values(), **inputs.options)
-
-
-def test_a_capture_is_refused(library: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_is_refused(library: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_calls, "is_capturing", lambda: True)
     inputs = drawn("nsa_attention", "dense", **WHOLE)
     with pytest.raises(Unsupported, match="reads cu_seqlens on the host"):

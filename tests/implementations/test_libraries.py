@@ -7,7 +7,6 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,17 +14,10 @@ import torch
 
 from nsabench import Unsupported, ops, registry
 from nsabench.implementations import torch_attention
-from nsabench.implementations.libraries import (
-    _calls,
-    _catalogue,
-    fla,
-    flash_attn_4,
-    flashinfer,
-    nsa_pytorch,
-)
-from nsabench.implementations.libraries._catalogue import FLA
+from nsabench.implementations.libraries import _calls, fla, flash_attn_4, flashinfer
+from nsabench.implementations.libraries.fla import FLA
 from nsabench.model.vocabulary import DType, Kind, Role
-from nsabench.registry.package import Package
+from nsabench.registry import Package
 from tests.implementations import libraries
 from tests.implementations.stand_ins import assert_right, drawn, registered
 
@@ -55,16 +47,12 @@ OF_FLA = {"T": 70, "HQ": 16, "H": 1, "D": 16, "S": 2, "block_size": 16}
     ("name", "distribution", "sizes"),
     [
         *(
-            (name, distribution, sizes)
-            for name in ("nsa_triton", "fsa", "cudnn_nsa", "flashinfer_pages")
+            ("cudnn_nsa", distribution, sizes)
             for distribution, sizes in (
                 *(("random", {}), ("random", {"B": 2, "T": 75}), ("packed", {})),
                 *(("packed", {"T": 75}), ("skewed", {}), ("skewed", {"B": 2, "T": 75})),
             )
         ),
-        ("nsa_pytorch", "local", {}),  # its own block is given to no kernel that adds it
-        ("nsa_pytorch", "local", {"B": 2, "T": 75}),
-        ("flashinfer_prefill", "packed", {"T": 75}),
         ("fla", "random", OF_FLA),
         ("fla", "packed", OF_FLA),
     ],
@@ -76,88 +64,31 @@ def test_chosen_blocks_are_handed_over(
     assert_right(registered("selection_blocks", name), "selection_blocks", inputs)
 
 
-@pytest.mark.parametrize(
-    ("distribution", "changed", "says"),
-    [
-        ("packed", {}, "no packed sequences"),
-        ("random", {"HQ": 6}, "groups of 1, 2"),
-        ("random", {"D": 256}, "128 at most"),
-        ("random", {"block_size": 24}, "blocks of 16, 32"),
-    ],
-)
-def test_nsa_pytorch_declines_what_its_kernels_are_not_for(
-    stand_ins: None, distribution: str, changed: dict[str, int], says: str
-) -> None:
-    inputs = drawn("selection_blocks", distribution, **{**BLOCKS, "T": 40, **changed})
-    with pytest.raises(Unsupported, match=says):
-        nsa_pytorch.nsa_pytorch(*inputs.tensors.values(), **inputs.options)
-
-
 VARIANT = {"B": 1, "T": 90, "HQ": 16, "H": 1, "D": 16, "block_size": 16, "n_selected": 4}
-WINDOW = {"block": 16, "stride": 16, "window": 7}
 
 
 @pytest.mark.parametrize("distribution", ["dense", "packed"])
-@pytest.mark.parametrize("op", ["nsa_without_window", "nsa_attention"])
-def test_fla_is_given_gates_and_chooses_blocks(stand_ins: None, op: str, distribution: str) -> None:
+def test_fla_is_given_gates_and_chooses_blocks(stand_ins: None, distribution: str) -> None:
     sizes = VARIANT | ({"B": 2, "T": 45} if distribution == "packed" else {})
-    inputs = drawn(op, distribution, **sizes, **(WINDOW if op == "nsa_attention" else {}))
-    assert_right(registered(op, "fla_whole"), op, inputs)
+    inputs = drawn("nsa_without_window", distribution, **sizes)
+    assert_right(fla.fla_whole, "nsa_without_window", inputs)
 
 
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
         ({"n_selected": 5}, "chooses 1, 2, 4, … blocks a query, not 5"),
-        (
-            {"block_size": 48, "block": 48, "stride": 48},
-            "chooses blocks of 16, 32, 64, … tokens, not of 48",
-        ),
+        ({"block_size": 48}, "chooses blocks of 16, 32, 64, … tokens, not of 48"),
         ({"n_selected": 16}, "at most 8 blocks of 16"),
         ({"H": 2}, "groups of 16"),
-        ({"block": 32}, "not blocks of 32 tokens every 16"),
     ],
 )
 def test_fla_declines_what_its_whole_is_not(
     stand_ins: None, changed: dict[str, int], says: str
 ) -> None:
-    inputs = drawn("nsa_attention", "dense", **VARIANT | WINDOW | changed)
+    inputs = drawn("nsa_without_window", "dense", **VARIANT | changed)
     with pytest.raises(Unsupported, match=says):
-        fla.fla_whole_with_window(*inputs.tensors.values(), **inputs.options)
-
-
-def test_the_window_of_fla_scales_by_itself(stand_ins: None) -> None:
-    inputs = drawn("nsa_attention", "dense", **VARIANT | WINDOW)
-    with pytest.raises(Unsupported, match="scales by 1/sqrt"):
-        fla.fla_whole_with_window(*inputs.tensors.values(), **inputs.options | {"sm_scale": 0.3})
-
-
-SPANS = {"B": 2, "S": 3, "G": 2, "H": 4, "D": 64, "S_kv": 200, "n_spans": 3, "L": 96}
-
-
-OF_SPANS = ("disjoint", "mixed", "touching", "overlapping", "unsorted", "reversed")
-
-
-@pytest.mark.parametrize(
-    ("name", "distribution"),
-    [*(("flashinfer_pages", d) for d in OF_SPANS), ("flashinfer_prefill", "mixed")],
-)
-def test_spans_are_pages_of_each_key_once(stand_ins: None, name: str, distribution: str) -> None:
-    call = registered("selection_ranges", name)
-    for changed in ({"S": 2}, {"S": 1, "L": 97}):
-        inputs = drawn("selection_ranges", distribution, **{**SPANS, **changed})
-        for _ in range(2):  # the plan of one query a sequence is kept, and the table written anew
-            assert_right(call, "selection_ranges", inputs)
-
-
-@pytest.mark.parametrize("name", ["flashinfer_pages", "flashinfer_prefill"])
-@pytest.mark.parametrize("distribution", ["empty_rows", "all_empty"])
-def test_flashinfer_declines_a_query_without_keys(
-    stand_ins: None, distribution: str, name: str
-) -> None:
-    inputs = drawn("selection_ranges", distribution, **SPANS)
-    with pytest.raises(Unsupported, match="no query without keys"):
-        registered("selection_ranges", name)(*inputs.tensors.values(), **inputs.options)
+        fla.fla_whole(*inputs.tensors.values(), **inputs.options)
 
 
 CACHE = {"B": 2, "HQ": 8, "H": 2, "D": 64, "block_size": 64, "n_selected": 4}
@@ -217,24 +148,16 @@ def test_flash_attention_is_given_rows(stand_ins: None, name: str, distribution:
     assert_right(registered("selection_varlen", name), "selection_varlen", inputs)
 
 
-@pytest.mark.parametrize(
-    "name", ["flash_attn", "flash_attn_unsplit", "flash_attn_4", "flash_attn_4_splits"]
-)
+@pytest.mark.parametrize("name", ["flash_attn", "flash_attn_4"])
 @pytest.mark.parametrize("op", ["decode_dense", "decode_window", "decode_compressed"])
-def test_flash_attention_is_given_a_cache(
-    stand_ins: None, monkeypatch: pytest.MonkeyPatch, op: str, name: str
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
+def test_flash_attention_is_given_a_cache(stand_ins: None, op: str, name: str) -> None:
     more = {"decode_dense": {}, "decode_window": {"window": 20}}
     sizes = more.get(op, {"block": 8, "stride": 4})
     inputs = drawn(op, "random", B=2, HQ=8, H=2, D=16, S=50, **sizes)
     assert_right(registered(op, name), op, inputs)
 
 
-@pytest.mark.parametrize(
-    ("name", "splits"),
-    [("flash_attn", 0), ("flash_attn_unsplit", 1), ("flash_attn_4", 1), ("flash_attn_4_splits", 0)],
-)
+@pytest.mark.parametrize(("name", "splits"), [("flash_attn", 0), ("flash_attn_4", 1)])
 def test_it_is_said_whether_keys_are_split(
     stand_ins: None, monkeypatch: pytest.MonkeyPatch, name: str, splits: int
 ) -> None:
@@ -244,7 +167,6 @@ def test_it_is_said_whether_keys_are_split(
         told.append(num_splits)
         return q
 
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
     for function_name in ("flash_attn_func", "flash_attn_with_kvcache"):
         monkeypatch.setitem(libraries.STAND_INS, function_name, attend)
     inputs = drawn("decode_dense", "random", B=1, HQ=4, H=2, D=16, S=20)
@@ -344,22 +266,8 @@ def test_a_library_that_fails_as_it_is_imported_is_unsupported(
         _calls.find_function(FLA, WHERE)
 
 
-def test_every_library_has_an_implementation_and_a_licence() -> None:
-    used = {i.package for i in registry.load() if i.package is not None}
-    assert used == {p for p in vars(_catalogue).values() if isinstance(p, Package)}
-    assert all(p.licence and p.github for p in used)
-
-
-def test_a_checkout_on_the_path_is_told_by_its_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert _catalogue.FSA.version == ""
-    (tmp_path / "fsa/ops").mkdir(parents=True)
-    monkeypatch.syspath_prepend(tmp_path)
-    assert _catalogue.FSA.version == "of an unknown version"
-    (tmp_path / ".git").mkdir()
-    (tmp_path / ".git/HEAD").write_text(_catalogue.FSA.commit + "\n")
-    assert str(_catalogue.FSA.origin) == "Flash-Sparse-Attention 1da34f35cb18"
+def test_every_library_has_a_licence() -> None:
+    assert all(i.package.licence for i in registry.load() if i.package is not None)
 
 
 def test_masks_gathers_and_flex_attention_are_general() -> None:
@@ -368,26 +276,3 @@ def test_masks_gathers_and_flex_attention_are_general() -> None:
             words = ("mask", "gather", "flex", "packed_sdpa")
             general = any(word in item.name for word in words)
             assert not general or item.kind is Kind.GENERAL, item
-
-
-def test_tiles_of_chosen_blocks_are_those_that_any_query_of_the_tile_chose() -> None:
-    """FlashAttention-4 takes them as lists; the sort that makes them once refused its arguments."""
-    t, size, group, heads = 4 * flash_attn_4.TILE, 64, 2, 2
-    generator = torch.Generator().manual_seed(1)
-    last = (torch.arange(t) // size).view(1, t, 1, 1)
-    chosen = (torch.rand(1, t, heads, 3, generator=generator) * (last + 1)).long()
-    chosen[:, : t // 2, :, 2] = -1
-
-    table, counts, order = flash_attn_4.chosen_tiles(chosen.int(), t, size, group)
-
-    per = flash_attn_4.TILE // size
-    for head in range(heads):
-        for tile in range(4):
-            mine = chosen[0, tile * flash_attn_4.TILE : (tile + 1) * flash_attn_4.TILE, head]
-            expected = sorted({int(block) // per for block in mine.flatten() if block >= 0})
-            for query_head in range(head * group, (head + 1) * group):
-                count = int(counts[0, query_head, tile])
-                assert order[0, query_head, tile, :count].tolist() == expected
-        for query in (0, t // 2, t - 1):
-            expected = sorted({int(b) for b in chosen[0, query, head] if b >= 0})
-            assert table[0, head, query].nonzero().flatten().tolist() == expected

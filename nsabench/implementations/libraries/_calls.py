@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from nsabench import Unsupported
 from nsabench.implementations import torch_attention as _torch
 from nsabench.implementations._register import baseline
 from nsabench.ops.selection_blocks import OP as _SELECTION_BLOCKS
-from nsabench.registry.package import Package
+from nsabench.registry import Package
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -73,15 +73,12 @@ def _import_library(package: Package, module: str) -> Any:
         raise Unsupported(f"{release} fails to import: {type(error).__name__}: {error}") from error
 
 
-def selected_blocks(
-    name: str, package: Package, *, without: Sequence[str] = (), **declared: Any
-) -> Callable[[F], F]:
+def selected_blocks(name: str, package: Package, **declared: Any) -> Callable[[F], F]:
     """Register the decorated function as a library's baseline of selection_blocks.
 
-    Libraries count a repeated block twice and are undefined for a query without blocks. without:
-    other distributions that this one does not compute.
+    Libraries count a repeated block twice and are undefined for a query without blocks.
     """
-    left_out = ("repeated", "empty_rows", *without)
+    left_out = ("repeated", "empty_rows")
     fits = tuple(d for d in _SELECTION_BLOCKS.distributions if d not in left_out)
     return baseline("selection_blocks", name, package=package, distributions=fits, **declared)
 

@@ -10,8 +10,9 @@ from nsabench import Unsupported
 from nsabench.implementations import torch_attention as _torch
 from nsabench.implementations._register import Packing
 from nsabench.implementations.libraries import _calls
-from nsabench.implementations.libraries._catalogue import CUDNN
+from nsabench.registry import Package
 
+CUDNN = Package("nvidia-cudnn-frontend", "Apache-2.0 AND MIT", "'nvidia-cudnn-frontend[cutedsl]'")
 SELECTION = "cudnn.native_sparse_attention.selection:selection_attention_wrapper"
 TENSORS = ("q_tensor", "k_tensor", "v_tensor", "block_indices_tensor", "block_counts_tensor")
 TAKES = (

@@ -15,9 +15,9 @@ from nsabench.implementations.baselines import bands, compressed, selection_varl
 from nsabench.implementations.baselines.causal_attention import dense_attention
 from nsabench.implementations.baselines.decode import whole_cache
 from nsabench.implementations.libraries import _calls
-from nsabench.implementations.libraries._catalogue import FLASH_ATTN
-from nsabench.registry.package import Package
+from nsabench.registry import Package
 
+FLASH_ATTN = Package("flash-attn", "BSD-3-Clause", "flash-attn --no-build-isolation")
 PLAIN, VARLEN, CACHED = "flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"
 PACKED = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
 
@@ -61,7 +61,7 @@ class Flash:
     def cached(
         self, name: str, splits: int, q: Tensor, k: Tensor, v: Tensor, sm_scale: float
     ) -> Tensor:
-        """Attend one query [B,HQ,D] to a cache [B,H,S,D]."""
+        """Attend one query [B,HQ,D] to a cache [B,H,S,D]. splits: of the keys, 0 to suit it."""
         kv = ("k_cache", "v_cache") if name == CACHED else ("k", "v")
         attend = self.find(name, "q", *kv, "softmax_scale", "num_splits")
         _torch.check_flash(q, v)
@@ -90,7 +90,4 @@ class Flash:
 
 FLASH = Flash(FLASH_ATTN, "flash_attn")
 FLASH.register("flash_attn", package=FLASH_ATTN)
-
-# 0 splits: as many as suit it.
-for _name, _splits in (("flash_attn", 0), ("flash_attn_unsplit", 1)):
-    whole_cache(_name, package=FLASH_ATTN)(partial(FLASH.cached, CACHED, _splits))
+whole_cache("flash_attn", package=FLASH_ATTN)(partial(FLASH.cached, CACHED, 0))

@@ -3,7 +3,7 @@ attributes."""
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,24 +13,19 @@ from nsabench import Unsupported
 from nsabench.implementations import torch_attention as _torch
 from nsabench.implementations._register import Packing, baseline
 from nsabench.implementations.libraries import _calls, flash_attn_4
-from nsabench.implementations.libraries._catalogue import FLASH_ATTN, FLASH_NSA
+from nsabench.registry import Package
 
+REPOSITORY = "https://github.com/mdy666/Scalable-Flash-Native-Sparse-Attention"
+FLASH_NSA = Package("flash-nsa", "MIT", f"-e git+{REPOSITORY}@fcf117c3c8a1#egg=flash-nsa")
 HELPER = "flash_nsa:NSAHelper"
-CONFIG = "flash_nsa:NSAConfig"
-CORE = "flash_nsa:NSACore"
 MEANS = "flash_nsa:mean_pooling"
 COMPRESSED = "flash_nsa:compress_attn"
 CHOICE = "flash_nsa:slc_topk_indices"
 SELECTED = "flash_nsa:select_attn"
 SUM = "flash_nsa.ops.combine:fused_sigmoid_combine"
-ITS_WINDOWS = (
-    "flash_nsa.ops.sliding_window_attention:HAVE_FA3",
-    "flash_nsa.ops.sliding_window_attention:HAVE_FA2",
-)
 FIRST, LOCAL = 1, 2  # blocks that every query selects
 LEAST_GATE = 2.0**-12  # a gate that was rounded to 0 or 1 has no logit
 _function = partial(_calls.find_function, FLASH_NSA)
-_baseline = partial(baseline, "nsa_attention", package=FLASH_NSA, compiled_by="triton")
 
 
 def _prepare_state(cu_seqlens: Tensor, **sizes: int) -> None:
@@ -46,47 +41,7 @@ def _prepare_state(cu_seqlens: Tensor, **sizes: int) -> None:
     helper.init_cu_seqlens(cu_seqlens.clone())  # it keeps them, to compare the next ones with
 
 
-def _sizes(options: dict[str, Any]) -> dict[str, int]:
-    return {
-        "kernel_size": options["block"],
-        "stride": options["stride"],
-        "block_size": options["block_size"],
-        "top_n": options["n_selected"],
-        "window_size": options["window"] - 1,
-    }
-
-
-def _logits(gates: Tensor) -> Tensor:
-    """Return logits in float32: its gates are sigmoids, and rounded logits would add an error."""
-    return torch.logit(gates.float(), eps=LEAST_GATE)
-
-
-@cache
-def _core(device: torch.device, **sizes: int) -> Any:
-    """Return its training module, which has no parameters if it compresses by means."""
-    config = _function(CONFIG)(num_init_blocks=FIRST, num_local_blocks=LOCAL, **sizes)
-    return _function(CORE)(config).to(device)
-
-
-@_baseline("flash_nsa")
-def flash_nsa(
-    q: Tensor, k: Tensor, v: Tensor, gates: Tensor, cu: Packing = None, **options: Any
-) -> Tensor:
-    """`NSACore`, its window by FlashAttention-3 or -2."""
-    _calls.refuse_float32(q, FLASH_NSA.name)
-    if not any(_function(where) for where in ITS_WINDOWS):
-        raise Unsupported(f"{FLASH_NSA.name} needs flash-attn for its window: {FLASH_ATTN.install}")
-    packed, sizes = _torch.get_cu_seqlens(q, cu), _sizes(options)
-    _prepare_state(packed, **sizes)
-    # After `_prepare`, because the module sets these sizes without marking them as new.
-    heads = {"num_heads": q.shape[2], "num_kv_heads": k.shape[2]}
-    core = _core(q.device, head_dim=q.shape[3], v_head_dim=v.shape[3], **heads, **sizes)
-    core.sm_scale = options["sm_scale"]
-    out = core(*_calls.flatten_batch(q, k, v, _logits(gates)), packed)
-    return out.view(*q.shape[:3], v.shape[3])
-
-
-@_baseline("flash_nsa_fa4")
+@baseline("nsa_attention", "flash_nsa_fa4", package=FLASH_NSA, compiled_by="triton")
 def flash_nsa_fa4(
     q: Tensor, k: Tensor, v: Tensor, gates: Tensor, cu: Packing = None, **options: Any
 ) -> Tensor:
@@ -97,8 +52,16 @@ def flash_nsa_fa4(
     select = _function(SELECTED, "q", "k", "v", "topk", "sm_scale")
     add = _function(SUM, "a", "b", "c", "w")
     packed, scale = _torch.get_cu_seqlens(q, cu), options["sm_scale"]
-    _prepare_state(packed, **_sizes(options))
-    queries, keys, values, logits = _calls.flatten_batch(q, k, v, _logits(gates))
+    _prepare_state(
+        packed,
+        kernel_size=options["block"],
+        stride=options["stride"],
+        block_size=options["block_size"],
+        top_n=options["n_selected"],
+    )
+    # Its gates are sigmoids of float32, since rounded logits would add an error.
+    logits = torch.logit(gates.float(), eps=LEAST_GATE)
+    queries, keys, values, logits = _calls.flatten_batch(q, k, v, logits)
     k_cmp, v_cmp = means(keys), means(values)
     attend = _function(COMPRESSED, "q", "k", "v", "sm_scale")
     compressed, lse = attend(queries, k_cmp, v_cmp, sm_scale=scale)
