@@ -105,15 +105,13 @@ class Checker:
     def _compare(self, findings: Findings, result: Suspect) -> Errors:
         oracles, delivery = self._oracles[findings.computes], result.delivery
         expected = oracles.expected[delivery.set][result.name]
-        is_output = result.name == OUTPUT
         try:
             errors = compare.check_values(
                 result.name,
                 result.result,
                 expected,
                 oracles.case,
-                1.0 if is_output else delivery.factor,
-                oracles.legal[delivery.set] if is_output else None,
+                1.0 if result.name == OUTPUT else delivery.factor,
             )
         except WrongValues:
             findings.suspect = result

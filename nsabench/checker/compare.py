@@ -14,7 +14,6 @@ from nsabench import ops
 from nsabench.checks import parity as checks
 from nsabench.delivery import OUTPUT
 from nsabench.model.case import Case
-from nsabench.ops import Legal, rows_left_out
 
 LOST = 1 / 8  # a row is lost if at most this share of its norm is left
 # Rounding cannot cancel this many elements of a row by accident. A narrower row, such as the three
@@ -29,7 +28,7 @@ class Errors:
 
     - worst_row: the error of a row (of the last axis), relative to the row's norm. It is the row
       that exceeds its limit most. worst_row_at: "output[4095, 7]".
-    - rows_compared, rows_left_out: None if all rows are compared.
+    - rows_compared: None if all rows are compared.
     """
 
     mae: float
@@ -38,24 +37,19 @@ class Errors:
     worst_row: float
     worst_row_at: str
     rows_compared: int | None = None
-    rows_left_out: int | None = None
 
     @classmethod
     def worst(cls, errors: Sequence[Errors]) -> Errors:
         """Return the largest error of each kind, and the fewest rows that a call was held to."""
         worst = max(errors, key=lambda e: e.worst_row / checks.row_ratio(e.result))
-        counted = [
-            (e.rows_compared, e.rows_left_out)
-            for e in errors
-            if e.rows_compared is not None and e.rows_left_out is not None
-        ]
+        counted = [e.rows_compared for e in errors if e.rows_compared is not None]
         return cls(
             max(e.mae for e in errors),
             max(e.max_abs_err for e in errors),
             max(e.rel_l2 for e in errors),
             worst.worst_row,
             worst.worst_row_at,
-            *min(counted, default=(None, None)),
+            min(counted, default=None),
         )
 
     @property
@@ -69,9 +63,7 @@ def measure(
     oracle: Tensor,
     resolved: float,
     factor: float = 1.0,
-    *,
-    leaves_out: bool = False,
-    legal: Legal | None = None,
+    sampled: bool = False,
 ) -> Errors:
     """Measure the errors of a result [..., w] as a whole, and of its worst row [w], in float64.
 
@@ -80,21 +72,26 @@ def measure(
 
     resolved: the relative error that sums in this format may have (`checks.noise`).
     factor: the output belongs to an input `factor` times as large, so errors are divided by it.
-    leaves_out: the oracle marks rows that are not compared (`ops.rows_left_out`).
-    legal: bounds of some of these rows, whose error is the distance to the bounds.
+    sampled: only the rows that the oracle has computed are compared.
     """
     width = max(output.shape[-1] if output.dim() else 1, 1)
     result, expected = output.reshape(-1, width), oracle.reshape(-1, width)
-    counted = rows_left_out.counts(oracle) if leaves_out and name == OUTPUT else (None, None)
     if not len(expected):
-        return Errors(0.0, 0.0, 0.0, 0.0, "", *counted)
-    pieces = list(_measure_pieces(result, expected, factor, leaves_out, legal))
+        return Errors(0.0, 0.0, 0.0, 0.0, "")
+    rows = None
+    # A row that is not compared must be finite all the same, or it was never written.
+    is_written = True
+    if sampled:
+        is_written = bool(torch.stack(result.aminmax()).isfinite().all())
+        rows = ops.compared(expected).nonzero().flatten()
+        result, expected = result[rows], expected[rows]
+    pieces = list(_measure_pieces(result, expected, factor))
     norms, right, off = torch.cat([of_rows for of_rows, _ in pieces], 1)
-    sums, largest, counts = torch.stack([of_piece for _, of_piece in pieces], 1)
-    of_all = sums.sum(), largest.max(), *map(torch.linalg.vector_norm, (off, right)), counts.sum()
+    sums, largest = torch.stack([of_piece for _, of_piece in pieces], 1)
+    of_all = sums.sum(), largest.max(), *map(torch.linalg.vector_norm, (off, right))
     # The host of a GPU waits for these numbers at once, and then for the worst row.
-    total, max_abs_err, l2, size, kept = torch.stack(of_all).tolist()
-    typical = size / math.sqrt(max(kept, 1)) or 1.0
+    total, max_abs_err, l2, size = torch.stack(of_all).tolist()
+    typical = size / math.sqrt(len(expected)) or 1.0
     held_to = right.clamp_min(checks.least_row(name) * typical)
     rounding = resolved * (checks.row_ratio(name) if width < MANY else 1.0)
     least = max(rounding * typical, math.sqrt(width) * _underflow(output.dtype))
@@ -103,52 +100,36 @@ def measure(
     worst, row = torch.stack(
         [found.double() for found in (off / torch.where(lost, right, held_to)).max(0)]
     ).tolist()
-    index = np.unravel_index(int(row), output.shape[:-1])
+    number = int(row) if rows is None else int(rows[int(row)])
+    index = np.unravel_index(number, output.shape[:-1])
     return Errors(
-        # A result of which no row is compared is not shown to be right.
-        total / (kept * width) / scale if kept else math.nan,
+        total / (len(expected) * width) / scale if is_written else math.nan,
         max_abs_err / scale,
         l2 / scale / (size or 1.0),
         worst / scale,
         f"{name}[{', '.join(map(str, index))}]" if index else name,
-        *counted,
+        len(rows) if rows is not None and name == OUTPUT else None,
     )
 
 
 def _measure_pieces(
-    result: Tensor, expected: Tensor, factor: float, leaves_out: bool, legal: Legal | None
+    result: Tensor, expected: Tensor, factor: float
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield float64 measures of a few rows [rows, width] at a time, to bound the memory.
 
     First the norms of each row of the result, the oracle and the difference: [3, rows]. Then the
-    sum and the largest of the differences, and the number of compared rows: [3].
+    sum and the largest of the differences: [2].
     """
     at_once = max(PIECE // result.shape[1], 1)
-    nearest = legal.nearest(result) if legal is not None else None
-    bounded = legal.rows.to(result.device) if legal is not None else None
-    begin = 0
     for part, truth in zip(result.split(at_once), expected.split(at_once), strict=True):
         truth = truth.double()
-        kept = truth.new_full((), len(truth))
-        if leaves_out:
-            out = ~rows_left_out.compared(truth).unsqueeze(1)
-            if nearest is not None and bounded is not None:
-                here = (bounded >= begin) & (bounded < begin + len(part))
-                local = bounded[here] - begin
-                truth = truth.index_copy(0, local, nearest[here])
-                out[local] = False
-            kept = (~out).sum()
-            # A row that is not compared must be finite all the same, or it was never written.
-            number = part.isfinite().all(1, keepdim=True)
-            part, truth = part.masked_fill(out & number, 0.0), truth.masked_fill(out, 0.0)
-        begin += len(part)
         difference = torch.sub(part, truth, alpha=factor)  # in the wider format
         norms = [
             torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
             for rows in (part, truth, difference)
         ]
         total = difference.abs_().sum()
-        yield torch.stack(norms), torch.stack([total, difference.max(), kept.double()])
+        yield torch.stack(norms), torch.stack([total, difference.max()])
 
 
 def _underflow(dtype: torch.dtype) -> float:
@@ -162,11 +143,9 @@ def unit(oracle: Tensor, case: Case) -> float:
 
     A gradient is a sum of any size, so a large one is held to what its format resolves.
     """
-    kept = oracle.numel()
-    if ops.get(case.op).leaves_rows_out:
-        kept = rows_left_out.counts(oracle)[0] * oracle.shape[-1]
-        oracle = rows_left_out.without(oracle)
-    size = float(oracle.norm()) / math.sqrt(max(kept, 1))
+    if ops.get(case.op).samples_queries:
+        oracle = oracle[ops.compared(oracle)]
+    size = float(oracle.norm()) / math.sqrt(max(oracle.numel(), 1))
     return max(1.0, size * checks.EPSILON[case.dtype] / case.tolerances.mae)
 
 
@@ -181,12 +160,11 @@ def check_values(
     oracle: Tensor,
     case: Case,
     factor: float = 1.0,
-    legal: Legal | None = None,
 ) -> Errors:
     """Return the errors of a result. Raises `WrongValues` if they exceed the case's tolerance."""
     resolved = checks.noise(case.dtype, ops.terms(case))
-    leaves_out = ops.get(case.op).leaves_rows_out
-    errors = measure(name, output, oracle, resolved, factor, leaves_out=leaves_out, legal=legal)
+    sampled = ops.get(case.op).samples_queries
+    errors = measure(name, output, oracle, resolved, factor, sampled)
     # If the output has NaN or infinity, so has the mean; only then they are counted.
     if not math.isfinite(errors.mae) and (bad := int((~torch.isfinite(output)).sum())):
         raise WrongValues(f"{bad} of {output.numel()} {name} elements are NaN or infinite", None)

@@ -70,7 +70,6 @@ class Judged(Message):
     worst_row: Number | None = None
     worst_row_at: str = ""
     rows_compared: Whole | None = None
-    rows_left_out: Whole | None = None
 
 
 class Concluded(Message):

@@ -12,7 +12,6 @@ from nsabench.delivery import OUTPUT, Form, draw
 from nsabench.failure import Failure
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Status
-from nsabench.ops import Legal
 
 MEMORY_SHARE = 0.25  # of the free device memory that all sets together may take
 MOST_OF_MEMORY = 0.6  # that the fewest possible sets may take
@@ -24,8 +23,7 @@ class Oracles:
 
     Two sets at least show whether an output was computed or remembered.
 
-    - expected: the float64 results of each set by name, gradients first, then `output`.
-    - legal: the bounds of the rows that the oracle leaves out.
+    expected: the float64 results of each set by name, gradients first, then `output`.
     """
 
     def __init__(self, case: Case, seeds: Sequence[int], device: str) -> None:
@@ -35,7 +33,6 @@ class Oracles:
         self.seeds = seeds
         self._device = device
         self.expected: list[dict[str, Tensor]] = []
-        self.legal: list[Legal | None] = []
         free = _count_free_bytes() if device == "cuda" else None
         nbytes = self._add_set(seeds[0])
         count = len(seeds) if free is None else _count_sets(case, len(seeds), nbytes, free)
@@ -53,7 +50,6 @@ class Oracles:
             # Half the memory; its error is a twentieth of what honest sums in float32 differ by.
             expected[OUTPUT] = output.float()
         self.expected.append(expected)
-        self.legal.append(self.op.legal(inputs, expected[OUTPUT]))
         tensors = [*inputs.tensors.values(), *expected.values(), grad_out]
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 

@@ -79,7 +79,6 @@ class Observation(Message):
     worst_row: Number | None = None
     worst_row_at: str = ""
     rows_compared: Whole | None = None  # of the output, with the oracle; None: all
-    rows_left_out: Whole | None = None  # rows in which rounding decides what is right
     compile_s: Number | None = None
     peak_mem_bytes: Whole | None = None
     config: str = ""

@@ -125,9 +125,6 @@ class Record:
     rows_compared: Annotated[
         Int, "rows of the output held to the oracle; null: all of them", "1"
     ] = None
-    rows_left_out: Annotated[
-        Int, "rows left out of parity: rounding decides which blocks are selected there", "1"
-    ] = None
     host_us: Annotated[
         Float, "median time that a call holds the CPU, the device held meanwhile", "µs"
     ] = None

@@ -17,14 +17,14 @@ from nsabench.errors import UsageError
 from nsabench.model.case import Case
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Direction, DType
-from nsabench.ops import _left_out as rows_left_out
 from nsabench.ops import _outside
-from nsabench.ops._contract import Inputs, Legal, Op, Shape, Size, Work
+from nsabench.ops._contract import Inputs, Op, Shape, Size, Work
 from nsabench.ops._decode import DecodeSizes
+from nsabench.ops._sampled import compared
 from nsabench.processes import parallel_map
 
 # Other modules import these by name; functions are called as `ops.get`.
-__all__ = ["DecodeSizes", "Inputs", "Legal", "Op", "Shape", "Size", "Work", "rows_left_out"]
+__all__ = ["DecodeSizes", "Inputs", "Op", "Shape", "Size", "Work", "compared"]
 
 MANY = 1 << 18  # numbers that are drawn in some 10 ms
 FEW = 4  # selections: for fewer, starting processes takes longer

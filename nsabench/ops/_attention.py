@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -47,6 +48,20 @@ class HeadsShape(AttentionShape):
         return self
 
 
+@dataclass(frozen=True)
+class Part:
+    """Some queries of an op, and the keys that they see.
+
+    queries: their place in q, in the gates and in the output. keys: the place of the keys in k and
+    v. attend: computes the output of these float64 parts of q, k, v and the gates, if there are
+    any.
+    """
+
+    queries: Any
+    keys: Any
+    attend: Callable[..., Tensor]
+
+
 class AttentionOp(Op):
     """q [..., D], k [..., D], v [..., Dv] and other arguments of the op -> out [..., Dv], shaped as
     q.
@@ -57,6 +72,10 @@ class AttentionOp(Op):
     rows_stand_alone: ClassVar[bool] = True
     # How many gates a query has.
     gates: ClassVar[int] = 0
+
+    @abstractmethod
+    def parts(self, inputs: Inputs) -> Iterable[Part]:
+        """Cut the op into parts that fit into memory."""
 
     @abstractmethod
     def axes(self, shape: Any, distribution: str, seed: int) -> Axes:
@@ -114,76 +133,66 @@ class AttentionOp(Op):
     def output_shape(self, inputs: Inputs) -> tuple[int, ...]:
         return (*inputs.tensors["q"].shape[:-1], inputs.tensors["v"].shape[-1])
 
+    def oracle(self, inputs: Inputs) -> Tensor:
+        return self._evaluate(inputs, None)[0]
 
-class Portion:
-    """Some queries of a key head and the keys that they attend to, in float64.
+    def gradients(self, inputs: Inputs, grad_out: Tensor) -> dict[str, Tensor]:
+        return self._evaluate(inputs, grad_out)[1]
 
-    queries, keys: their places in the inputs' q and k. q: [n,h,D], k: [L,D], v: [L,Dv]. p: weights
-    [n,h,L]. heads_first: whether p and q are [h,n,...] instead.
-    """
+    def results(self, inputs: Inputs, grad_out: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        return self._evaluate(inputs, grad_out)
 
-    def __init__(
-        self, inputs: Inputs, queries: Any, keys: Any, keep: Tensor, heads_first: bool = True
-    ) -> None:
-        """keep: bool, which keys a query sees, broadcast to the shape of p."""
-        self.queries, self.keys, self.heads_first = queries, keys, heads_first
-        q, k, v = (inputs.tensors[name] for name in ("q", "k", "v"))
-        self.q, self.k, self.v = self.turn(q[queries].double()), k[keys].double(), v[keys].double()
-        self.p = weights(self.q, self.k, inputs.options["sm_scale"], keep)
+    def _evaluate(
+        self, inputs: Inputs, grad_out: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        import torch
 
-    def turn(self, x: Tensor) -> Tensor:
-        """Convert between [n,h,...], as the inputs have it, and the layout of p and q."""
-        return x.transpose(0, 1) if self.heads_first else x
-
-
-def attend(inputs: Inputs, portions: Iterable[Portion], elsewhere: float = 0.0) -> Tensor:
-    """Compute the output of all portions; rows of no portion hold `elsewhere`."""
-    import torch
-
-    q, v = inputs.tensors["q"], inputs.tensors["v"]
-    out = q.new_full((*q.shape[:-1], v.shape[-1]), elsewhere, dtype=torch.float64)
-    for portion in portions:
-        out[portion.queries] = portion.turn(portion.p @ portion.v)
-    return out
-
-
-def differentiate(
-    inputs: Inputs, grad_out: Tensor, portions: Iterable[Portion], elsewhere: float = 0.0
-) -> dict[str, Tensor]:
-    """Compute dq, dk and dv of all portions; other rows of dq hold `elsewhere`."""
-    import torch
-
-    grads = {
-        name: torch.zeros_like(inputs.tensors[name], dtype=torch.float64)
-        for name in AttentionOp.differentiable
-    }
-    grads["q"].fill_(elsewhere)
-    for portion in portions:
-        do = portion.turn(grad_out[portion.queries].double())
-        # Queries and heads as the rows of one matrix, since they share their keys.
-        p, q, g = (x.flatten(0, 1) for x in (portion.p, portion.q, do))
-        dq, dk, dv = gradients(p, q, portion.k, portion.v, g, inputs.options["sm_scale"])
-        grads["q"][portion.queries] = portion.turn(dq.view_as(portion.q))
-        grads["k"][portion.keys] += dk
-        grads["v"][portion.keys] += dv
-    return grads
+        q, v = inputs.tensors["q"], inputs.tensors["v"]
+        of_queries = ("q", "gates") if self.gates else ("q",)
+        elsewhere = float("nan") if self.samples_queries else 0.0
+        out = q.new_full((*q.shape[:-1], v.shape[-1]), elsewhere, dtype=torch.float64)
+        grads = {}
+        for name in self.differentiable if grad_out is not None else ():
+            empty = elsewhere if name in of_queries else 0.0
+            grads[name] = torch.full_like(inputs.tensors[name], empty, dtype=torch.float64)
+        for part in self.parts(inputs):
+            places = {"q": part.queries, "k": part.keys, "v": part.keys}
+            places |= dict.fromkeys(of_queries, part.queries)
+            leaves = [inputs.tensors[name][at].detach().double() for name, at in places.items()]
+            if grad_out is None:
+                out[part.queries] = part.attend(*leaves)
+                continue
+            with torch.enable_grad():
+                result = part.attend(*(leaf.requires_grad_() for leaf in leaves))
+            out[part.queries] = result.detach()
+            found = torch.autograd.grad(result, leaves, grad_out[part.queries].double())
+            for (name, at), gradient in zip(places.items(), found, strict=True):
+                if name in of_queries:
+                    grads[name][at] = gradient
+                else:
+                    grads[name][at] += gradient
+        return out, grads
 
 
-def weights(q: Tensor, k: Tensor, scale: float, keep: Tensor) -> Tensor:
+def weights(q: Tensor, k: Tensor, scale: float, keep: Tensor | None = None) -> Tensor:
     """Compute softmax weights of float64 queries [...,H,D] on keys [...,L,D].
 
     keep: bool, broadcast to [...,H,L]. A query that keeps no key has all its weights zero.
     """
     import torch
 
-    scores = (q @ k.mT).mul_(scale).masked_fill_(~keep, float("-inf"))
-    return torch.softmax(scores, -1).nan_to_num_(0.0)
+    scores = (q @ k.mT).mul_(scale)
+    if keep is not None:
+        scores.masked_fill_(~keep, float("-inf"))
+    return torch.softmax(scores, -1).nan_to_num(0.0)
 
 
-def gradients(
-    p: Tensor, q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute dq, dk, dv of `p @ v` in float64 (FlashAttention, arXiv 2205.14135, appendix B.2)."""
-    dp = grad_out @ v.mT
-    ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * scale
-    return ds @ k, ds.mT @ q, p.mT @ grad_out
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, keep: Tensor | None = None) -> Tensor:
+    return weights(q, k, scale, keep) @ v
+
+
+def attend_to(q: Tensor, k: Tensor, v: Tensor, scale: float, index: Tensor, keep: Tensor) -> Tensor:
+    """Compute the attention of q [n,h,D] to keys of its own, k[index], index and keep [n,L]."""
+    index = index.masked_fill(~keep, 0)
+    k, v = (x.index_select(0, index.flatten()).unflatten(0, index.shape) for x in (k, v))
+    return attend(q, k, v, scale, keep.unsqueeze(1))

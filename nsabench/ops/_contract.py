@@ -54,26 +54,6 @@ class Inputs:
         return Inputs({**self.tensors, **(tensors or {})}, {**self.options, **options})
 
 
-@dataclass(frozen=True)
-class Legal:
-    """Bounds lo and hi, float64 [n,w], of rows of a result for which several values are right.
-
-    rows: int64 [n], rising, of a result [..., w] with all axes but the last as one. All tensors are
-    on the CPU, so that no kernel reaches them by accident.
-    """
-
-    rows: Tensor
-    lo: Tensor
-    hi: Tensor
-
-    def nearest(self, result: Tensor) -> Tensor:
-        """Return the values within the bounds that are nearest to these rows. NaN stays NaN."""
-        import torch
-
-        held = result.reshape(-1, result.shape[-1])[self.rows.to(result.device)].double().cpu()
-        return torch.minimum(torch.maximum(held, self.lo), self.hi).to(result.device)
-
-
 def by_device(*, cpu: tuple[str, ...], cuda: tuple[str, ...]) -> Mapping[str, tuple[str, ...]]:
     return MappingProxyType({"cpu": cpu, "cuda": cuda})
 
@@ -95,8 +75,8 @@ class Op(ABC):
     directions: ClassVar[tuple[Direction, ...]] = (Direction.FORWARD,)
     # The arguments that a backward differentiates by.
     differentiable: ClassVar[tuple[str, ...]] = ()
-    # Whether its oracle marks rows that are not compared (`_left_out`).
-    leaves_rows_out: ClassVar[bool] = False
+    # Whether its oracle holds NaN in rows that are not compared (`_sampled`).
+    samples_queries: ClassVar[bool] = False
     # Whether the first axis, where all arguments share its size, counts independent rows: some of
     # them are then a smaller problem.
     rows_stand_alone: ClassVar[bool] = False
@@ -154,10 +134,6 @@ class Op(ABC):
     @abstractmethod
     def oracle(self, inputs: Inputs) -> Tensor:
         """Compute the float64 result on the quantised values of `inputs`, in bounded memory."""
-
-    def legal(self, inputs: Inputs, oracle: Tensor) -> Legal | None:
-        """Return bounds of the rows that the oracle leaves out, if the op knows some."""
-        return None
 
     def output_shape(self, inputs: Inputs) -> tuple[int, ...]:
         """Return the shape of the output, by default the shape of the first argument."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from nsabench.ops import _attention
-from nsabench.ops._attention import AttentionOp, Axes, HeadsShape
+from nsabench.ops._attention import AttentionOp, Axes, HeadsShape, Part, attend
 from nsabench.ops._contract import Inputs, Shape, Size, by_device
 from nsabench.ops._draws import Ints
 from nsabench.ops._nsa import LOCAL
@@ -76,9 +77,16 @@ class DecodeOp(AttentionOp):
     def count(self, shape: Any, distribution: str, seed: int) -> tuple[int, int, int]:
         return shape.B * shape.HQ * shape.reads, shape.B * shape.H * shape.reads, 0
 
-    def oracle(self, inputs: Inputs) -> Tensor:
-        t = inputs.tensors
-        return attend(t["q"], t["k"], t["v"], inputs.options["sm_scale"])[0]
+    def parts(self, inputs: Inputs) -> Iterator[Part]:
+        heads, kv_heads = inputs.tensors["q"].shape[1], inputs.tensors["k"].shape[1]
+        group = heads // kv_heads
+        for b, h in product(range(len(inputs.tensors["q"])), range(kv_heads)):
+            queries = (b, slice(h * group, (h + 1) * group))
+            yield Part(queries, (b, h), self.attend_head(inputs, b, h))
+
+    def attend_head(self, inputs: Inputs, b: int, h: int) -> Callable[..., Tensor]:
+        """Return what computes the output of the queries of a key head, as a `Part` has it."""
+        return partial(attend, scale=inputs.options["sm_scale"])
 
 
 def count_compressed(tokens: int, block: int, stride: int) -> int:
@@ -118,20 +126,3 @@ def draw_blocks(
         chosen[row][:count] = rng.permutation(free)[:count]
         chosen[row][count : count + len(forced)] = forced
     return chosen
-
-
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, sm_scale: float, keep: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Compute out [B,HQ,Dv] and the weights [B,H,HQ/H,L], a batch at a time; keep: bool [B,H,L]."""
-    import torch
-
-    out, weights = [], []
-    for b in range(q.shape[0]):
-        qd = q[b].double().view(k.shape[1], -1, q.shape[2])
-        every = torch.ones((1, 1, 1), dtype=torch.bool, device=q.device)
-        allowed = every if keep is None else keep[b].unsqueeze(1)
-        p = _attention.weights(qd, k[b].double(), sm_scale, allowed)
-        out.append((p @ v[b].double()).flatten(0, 1))
-        weights.append(p)
-    return torch.stack(out), torch.stack(weights)

@@ -1,7 +1,8 @@
 """Which queries an oracle computes: all up to `ALL` tokens, and a sample of more.
 
 Each set of inputs has its own sample, and the last token is always in it. The gradient of the
-output is almost zero at the other queries, so dk and dv are known for every key.
+output is almost zero at the other queries, so dk and dv are known for every key. The oracle holds
+NaN in the rows of the other queries.
 """
 
 from __future__ import annotations
@@ -28,20 +29,19 @@ def tokens(inputs: Inputs) -> Tensor:
     """Return the sampled tokens, counted through the batch: int64 [n], rising."""
     import torch
 
-    q = inputs.tensors["q"]
-    batches, length = q.shape[:2]
-    total = batches * length
+    k = inputs.tensors["k"]
+    total = k.shape[0] * k.shape[1]
     if total <= ALL:
-        return torch.arange(total, device=q.device)
+        return torch.arange(total, device=k.device)
     # The choice depends on the values and on a secret. An implementation that knew the sampled
     # queries could leave out the others.
-    some = q.reshape(total, -1)[:: max(1, total // ALL)].contiguous()
-    bits = some.view(torch.int32 if q.element_size() == 4 else torch.int16)
+    some = k.reshape(total, -1)[:: max(1, total // ALL)].contiguous()
+    bits = some.view(torch.int32 if k.element_size() == 4 else torch.int16)
     generator = torch.Generator().manual_seed((int(bits.long().sum()) ^ _SECRET) & (2**62 - 1))
     places = torch.arange(SOME) + torch.rand(SOME, generator=generator)
     chosen = (places * (total / SOME)).long().clamp_(max=total - 1)
     chosen[-1] = total - 1
-    return chosen.unique().to(q.device)
+    return chosen.unique().to(k.device)
 
 
 def by_sequence(
@@ -60,19 +60,17 @@ def by_sequence(
             yield batch, start, end, own
 
 
-def grad_out(inputs: Inputs, normal: Tensor, left_out: Tensor | None = None) -> Tensor:
-    """Return the gradient [B,T,HQ,Dv] of the output: `normal`, but quiet where nothing is compared.
-
-    left_out: bool [n,HQ], of the sampled tokens, rows that are left out.
-    """
-    import torch
-
-    dtype = str(normal.dtype)
+def grad_out(inputs: Inputs, normal: Tensor) -> Tensor:
+    """Return a gradient of the output [B,T,HQ,Dv] that is quiet where nothing is compared."""
     at = tokens(inputs)
-    if at.numel() == normal.shape[0] * normal.shape[1] and left_out is None:
+    if at.numel() == normal.shape[0] * normal.shape[1]:
         return normal
-    flat = normal.flatten(0, 1)
-    loud = torch.zeros(flat.shape[:2], dtype=torch.bool, device=normal.device)
-    loud[at] = True if left_out is None else ~left_out
-    size = torch.where(loud, LOUD.get(dtype, 1.0), QUIET[dtype]).to(normal.dtype)
-    return (flat * size.unsqueeze(-1)).view_as(normal)
+    dtype = str(normal.dtype)
+    size = normal.new_full((normal.shape[0] * normal.shape[1],), QUIET[dtype])
+    size[at] = LOUD.get(dtype, 1.0)
+    return normal * size.view(*normal.shape[:2], 1, 1)
+
+
+def compared(truth: Tensor) -> Tensor:
+    """Return which rows (of the last axis) an oracle has computed: bool."""
+    return truth[..., 0].isfinite()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise, product
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -12,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nsabench.model.vocabulary import Direction
-from nsabench.ops import _attention, _draws
-from nsabench.ops._attention import AttentionOp, Axes, HeadsShape, Indices, Portion
+from nsabench.ops import _draws
+from nsabench.ops._attention import AttentionOp, Axes, HeadsShape, Indices, Part, attend
 from nsabench.ops._contract import Inputs, Size
 from nsabench.ops._draws import Ints
 
@@ -127,24 +128,18 @@ class BandedOp(SequenceOp):
     def bounds(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Return lo and hi, int64 [T] each."""
 
-    def oracle(self, inputs: Inputs) -> Tensor:
-        return _attention.attend(inputs, self._cut_portions(inputs))
-
-    def gradients(self, inputs: Inputs, grad_out: Tensor) -> dict[str, Tensor]:
-        return _attention.differentiate(inputs, grad_out, self._cut_portions(inputs))
-
-    def _cut_portions(self, inputs: Inputs) -> Iterator[Portion]:
+    def parts(self, inputs: Inputs) -> Iterator[Part]:
         import torch
 
         lo, hi = self.bounds(inputs)
         q, k = inputs.tensors["q"], inputs.tensors["k"]
         group = q.shape[2] // k.shape[2]
-        for b, h in product(range(k.shape[0]), range(k.shape[2])):
-            for t in range(0, q.shape[1], QUERIES_AT_A_TIME):
-                some = slice(t, t + QUERIES_AT_A_TIME)
-                first, end = int(lo[some].min()), min(int(hi[some].max()), k.shape[1])
-                keys = (b, slice(first, max(first, end)), h)
+        for t in range(0, q.shape[1], QUERIES_AT_A_TIME):
+            some = slice(t, t + QUERIES_AT_A_TIME)
+            first, end = int(lo[some].min()), min(int(hi[some].max()), k.shape[1])
+            key = torch.arange(first, max(first, end), device=q.device)
+            keep = (key >= lo[some].unsqueeze(1)) & (key < hi[some].unsqueeze(1))
+            call = partial(attend, scale=inputs.options["sm_scale"], keep=keep.unsqueeze(1))
+            for b, h in product(range(k.shape[0]), range(k.shape[2])):
                 queries = (b, some, slice(h * group, (h + 1) * group))
-                key = torch.arange(first, max(first, end), device=q.device)
-                keep = (key >= lo[some].unsqueeze(1)) & (key < hi[some].unsqueeze(1))
-                yield Portion(inputs, queries, keys, keep)
+                yield Part(queries, (b, slice(first, max(first, end)), h), call)

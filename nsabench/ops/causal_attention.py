@@ -9,20 +9,20 @@ longer. The caller knows it on the host.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nsabench.model.vocabulary import Direction
-from nsabench.ops import _attention, _sampled
-from nsabench.ops._attention import Portion
+from nsabench.ops import _sampled
+from nsabench.ops._attention import Part, attend
 from nsabench.ops._contract import Inputs, by_device
-from nsabench.ops._left_out import NOT_COMPUTED
 from nsabench.ops._sequences import SequenceOp, SequencesShape
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Weights in float64 at a time: half a GiB.
-CHUNK_ELEMENTS = 1 << 26
+# Weights in float64 at a time: a quarter of a GiB.
+CHUNK_ELEMENTS = 1 << 25
 
 
 class CausalAttention(SequenceOp):
@@ -34,7 +34,7 @@ class CausalAttention(SequenceOp):
     options = ("sm_scale", "max_seqlen")
     shape_model = SequencesShape
     directions = (Direction.FORWARD, Direction.BACKWARD, Direction.STEP)
-    leaves_rows_out = True
+    samples_queries = True
 
     def seen(self, lengths: list[int], shape: SequencesShape) -> int:
         return sum(n * (n + 1) // 2 for n in lengths)
@@ -42,27 +42,19 @@ class CausalAttention(SequenceOp):
     def draw_grad(self, inputs: Inputs, seed: int) -> Tensor:
         return _sampled.grad_out(inputs, super().draw_grad(inputs, seed))
 
-    def oracle(self, inputs: Inputs) -> Tensor:
-        return _attention.attend(inputs, _cut_portions(inputs), NOT_COMPUTED)
+    def parts(self, inputs: Inputs) -> Iterator[Part]:
+        import torch
 
-    def gradients(self, inputs: Inputs, grad_out: Tensor) -> dict[str, Tensor]:
-        return _attention.differentiate(inputs, grad_out, _cut_portions(inputs), NOT_COMPUTED)
-
-
-def _cut_portions(inputs: Inputs) -> Iterator[Portion]:
-    import torch
-
-    q, k = inputs.tensors["q"], inputs.tensors["k"]
-    group = q.shape[2] // k.shape[2]
-    for batch, start, end, own in _sampled.by_sequence(inputs):
-        step = max(1, CHUNK_ELEMENTS // (group * max(end - start, 1)))
-        for some in own.split(step):
-            last = int(some.max()) + 1
-            keep = torch.arange(start, last, device=q.device) <= some.unsqueeze(1)
-            for h in range(k.shape[2]):
-                queries = (batch, some, slice(h * group, (h + 1) * group))
-                keys = (batch, slice(start, last), h)
-                yield Portion(inputs, queries, keys, keep)
+        q, k = inputs.tensors["q"], inputs.tensors["k"]
+        group = q.shape[2] // k.shape[2]
+        for batch, start, end, own in _sampled.by_sequence(inputs):
+            for some in own.split(max(1, CHUNK_ELEMENTS // (group * (end - start)))):
+                last = int(some.max()) + 1
+                keep = torch.arange(start, last, device=q.device) <= some.unsqueeze(1)
+                call = partial(attend, scale=inputs.options["sm_scale"], keep=keep.unsqueeze(1))
+                for h in range(k.shape[2]):
+                    queries = (batch, some, slice(h * group, (h + 1) * group))
+                    yield Part(queries, (batch, slice(start, last), h), call)
 
 
 OP = CausalAttention()

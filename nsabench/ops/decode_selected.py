@@ -8,14 +8,16 @@ behind the token, or empty. The heads of a group share their blocks (arXiv 2502.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import model_validator
 
-from nsabench.ops._attention import Indices
+from nsabench.ops._attention import Indices, attend
 from nsabench.ops._contract import Inputs, Size
-from nsabench.ops._decode import CacheShape, DecodeOp, attend, count_selected, draw_blocks
+from nsabench.ops._decode import CacheShape, DecodeOp, count_selected, draw_blocks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,15 +58,13 @@ class DecodeSelected(DecodeOp):
         end = np.minimum(start + size, shape.S)
         return {"ranges": np.stack([start, end], -1).astype(np.int32)}
 
-    def oracle(self, inputs: Inputs) -> Tensor:
+    def attend_head(self, inputs: Inputs, b: int, h: int) -> Callable[..., Tensor]:
         import torch
 
-        q, k, v, ranges = (inputs.tensors[name] for name in self.arguments)
-        token = torch.arange(k.shape[2], device=q.device)
-        keep = torch.zeros(*k.shape[:3], dtype=torch.bool, device=q.device)
-        for span in ranges.unbind(2):
-            keep |= (token >= span[..., :1]) & (token < span[..., 1:])
-        return attend(q, k, v, inputs.options["sm_scale"], keep)[0]
+        ranges, keys = inputs.tensors["ranges"][b, h], inputs.tensors["k"].shape[2]
+        token = torch.arange(keys, device=ranges.device)
+        keep = ((token >= ranges[:, :1]) & (token < ranges[:, 1:])).any(0)
+        return partial(attend, scale=inputs.options["sm_scale"], keep=keep)
 
 
 OP = DecodeSelected()

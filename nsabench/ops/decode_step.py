@@ -11,6 +11,8 @@ In drawn inputs the best blocks stand out, so that rounding cannot decide the se
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +26,6 @@ from nsabench.ops._decode import (
     CacheShape,
     DecodeOp,
     DecodeSizes,
-    attend,
     count_compressed,
     count_selected,
     draw_blocks,
@@ -108,20 +109,19 @@ class DecodeStep(DecodeOp):
         options = self.drawn_options(shape, distribution, seed)
         return Inputs(tensors, {"sizes": shape.sizes, **options})
 
-    def oracle(self, inputs: Inputs) -> Tensor:
+    def attend_head(self, inputs: Inputs, b: int, h: int) -> Callable[..., Tensor]:
         import torch
 
-        t, scale = inputs.tensors, inputs.options["sm_scale"]
-        sizes: DecodeSizes = inputs.options["sizes"]
-        tokens = t["k"].shape[2]
-        near = slice(max(tokens - sizes.window, 0), None)
-        window = attend(t["q"], t["k"][:, :, near], t["v"][:, :, near], scale)[0]
-        compressed, weights = attend(t["q"], t["k_cmp"], t["v_cmp"], scale)
-        of_token = torch.arange(tokens, device=t["q"].device) // sizes.block_size
-        keep = _select(weights, tokens, sizes)[..., of_token]
-        selected = attend(t["q"], t["k"], t["v"], scale, keep)[0]
-        gates = t["gates"].double().unsqueeze(-1)
-        return gates[:, :, 0] * compressed + gates[:, :, 1] * selected + gates[:, :, 2] * window
+        t, options = inputs.tensors, inputs.options
+        k_cmp, v_cmp = (t[name][b, h].double() for name in ("k_cmp", "v_cmp"))
+        position = torch.tensor([t["k"].shape[2] - 1], device=k_cmp.device)
+        sizes = asdict(options["sizes"])
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, gates: Tensor) -> Tensor:
+            token = q[None], k, v, gates[None], k_cmp, v_cmp, position
+            return _nsa.attend(*token, **sizes, sm_scale=options["sm_scale"])[0]
+
+        return attend
 
 
 def _make_loud(q: Tensor, k_cmp: Tensor, chosen: Tensor, keys_a_block: int) -> None:
@@ -137,19 +137,6 @@ def _make_loud(q: Tensor, k_cmp: Tensor, chosen: Tensor, keys_a_block: int) -> N
     index = torch.where(inside, keys, torch.zeros_like(keys)).unsqueeze(-1)
     index = index.expand(-1, -1, -1, k_cmp.shape[3])
     k_cmp.scatter_(2, index, loud.unsqueeze(2).expand(-1, -1, keys.shape[2], -1))
-
-
-def _select(weights: Tensor, tokens: int, sizes: DecodeSizes) -> Tensor:
-    """Return the blocks that weights [B,H,HQ/H,Nc] select (equations 9 to 12)."""
-    import torch
-
-    blocks, of_rows = -(-tokens // sizes.block_size), weights.flatten(0, 1)
-    scores = _nsa.block_scores(of_rows, blocks, sizes.block, sizes.stride, sizes.block_size)
-    position = torch.full_like(scores[:, 0], tokens - 1, dtype=torch.int64)
-    ranked = _nsa.rank(scores, position, sizes.block_size)
-    chosen, _ = _nsa.choose(ranked, sizes.n_selected, 0.0)
-    keep = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, chosen, True)
-    return keep.unflatten(0, weights.shape[:2])
 
 
 OP = DecodeStep()

@@ -6,10 +6,13 @@ see the last min(window, S) keys (arXiv 2502.11089, section 3.3.3).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
+from nsabench.ops._attention import attend
 from nsabench.ops._contract import Inputs, Size
-from nsabench.ops._decode import CacheShape, DecodeOp, attend
+from nsabench.ops._decode import CacheShape, DecodeOp
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,10 +36,12 @@ class DecodeWindow(DecodeOp):
     options = ("window", "sm_scale")
     shape_model = WindowShape
 
-    def oracle(self, inputs: Inputs) -> Tensor:
-        t, options = inputs.tensors, inputs.options
-        near = slice(max(t["k"].shape[2] - options["window"], 0), None)
-        return attend(t["q"], t["k"][:, :, near], t["v"][:, :, near], options["sm_scale"])[0]
+    def attend_head(self, inputs: Inputs, b: int, h: int) -> Callable[..., Tensor]:
+        import torch
+
+        k, window = inputs.tensors["k"], inputs.options["window"]
+        keep = torch.arange(k.shape[2], device=k.device) >= k.shape[2] - window
+        return partial(attend, scale=inputs.options["sm_scale"], keep=keep)
 
 
 OP = DecodeWindow()

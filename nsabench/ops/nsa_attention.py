@@ -8,13 +8,13 @@ index wins among equal scores. The window is the last `window` keys. `packed`: B
 unequal lengths lie one after another in q [1,B*T,HQ,D]. Each sees only itself. cu_seqlens int32
 [B+1] says where they begin. max_seqlen: no sequence is longer. The caller knows it on the host.
 
-If rounding decides which block is selected, the query is left out of the comparison and counted.
-Its output is held to bounds that every such choice keeps. In a backward, the gradient of its output
-is almost zero, so that dk and dv do not depend on the choice.
+In drawn inputs rounding decides no selection of a query that is compared.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -22,15 +22,18 @@ from pydantic import model_validator
 
 from nsabench.model.vocabulary import Direction, DType
 from nsabench.ops import _draws, _nsa, _sampled
-from nsabench.ops._contract import Inputs, Legal, Size, by_device
-from nsabench.ops._left_out import NOT_COMPUTED, ROUNDING_DECIDES
+from nsabench.ops._attention import Part
+from nsabench.ops._contract import Inputs, Size, by_device
 from nsabench.ops._nsa import LOCAL
 from nsabench.ops._sequences import SequenceOp, SequencesShape
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-TRIES = 64  # to draw a last query whose selection rounding does not decide
+SIZES = ("block", "stride", "block_size", "n_selected", "window")
+TRIES = 64  # to draw queries whose selection rounding does not decide
+# What is gathered for some queries, and their weights: a quarter of a GiB in float64.
+CHUNK_ELEMENTS = 1 << 25
 # The share that the keys of a stride, and the queries of a group, have in common. As in a model,
 # neighbours are alike, so that their mean says something about them.
 KEYS_ALIKE, QUERIES_ALIKE = 1.0, 0.7
@@ -52,25 +55,13 @@ class NsaShape(SequencesShape):
     def _fits(self) -> NsaShape:
         if self.block % self.stride or self.block_size % self.stride:
             raise ValueError(f"{self.stride=} does not divide {self.block=} and {self.block_size=}")
-        if self.n_selected <= LOCAL:
-            raise ValueError(f"{self.n_selected=} does not hold the first and {LOCAL} local blocks")
+        check_selected(self.n_selected)
         return self
 
-    def seen_by_branch(self, lengths: list[int]) -> tuple[int, int, int]:
-        """Count the keys that all queries see together in the compressed, selected and window
-        branch.
-        """
-        compressed = selected = window = 0
-        for length in lengths:
-            position = np.arange(length)
-            complete = (position + 1 - self.block) // self.stride + 1
-            blocks = np.minimum(position // self.block_size + 1, self.n_selected)
-            # The last block ends with the query.
-            of_blocks = (blocks - 1) * self.block_size + position % self.block_size + 1
-            compressed += int(np.maximum(0, complete).sum())
-            selected += int(of_blocks.sum())
-            window += int(np.minimum(position + 1, self.window).sum())
-        return compressed, selected, window
+
+def check_selected(n_selected: int) -> None:
+    if n_selected <= LOCAL:
+        raise ValueError(f"{n_selected=} does not hold the first and {LOCAL} local blocks")
 
 
 class NsaAttention(SequenceOp):
@@ -83,15 +74,12 @@ class NsaAttention(SequenceOp):
         cuda=("B=1,T=4096,HQ=64,H=4,D=128", "B=2,T=1000,HQ=64,H=4,D=128"),
     )
     arguments = ("q", "k", "v", "gates")
-    options: ClassVar[tuple[str, ...]] = (
-        *("block", "stride", "block_size", "n_selected", "window"),
-        *("sm_scale", "max_seqlen"),
-    )
+    options: ClassVar[tuple[str, ...]] = (*SIZES, "sm_scale", "max_seqlen")
     differentiable = ("q", "k", "v", "gates")
     gates = 3
     shape_model: ClassVar[type[SequencesShape]] = NsaShape
     directions = (Direction.FORWARD, Direction.BACKWARD, Direction.STEP)
-    leaves_rows_out = True
+    samples_queries = True
     rows_stand_alone = False  # which queries are sampled depends on all of them
 
     def terms(self, shape: Any) -> int:
@@ -101,8 +89,21 @@ class NsaAttention(SequenceOp):
 
     def seen(self, lengths: list[int], shape: Any) -> int:
         """Keys that selection and window share need be computed once, so the larger counts."""
-        compressed, selected, window = shape.seen_by_branch(lengths)
-        return int(compressed + max(selected, window))
+        compressed = selected = window = 0
+        for length in lengths:
+            position = np.arange(length)
+            complete = (position + 1 - shape.block) // shape.stride + 1
+            blocks = np.minimum(position // shape.block_size + 1, shape.n_selected)
+            # The last block ends with the query.
+            of_blocks = (blocks - 1) * shape.block_size + position % shape.block_size + 1
+            compressed += int(np.maximum(0, complete).sum())
+            selected += int(of_blocks.sum())
+            window += int(np.minimum(position + 1, shape.window).sum())
+        return compressed + max(selected, window)
+
+    def sizes(self, options: Mapping[str, Any]) -> dict[str, int]:
+        """Return the sizes of `_nsa.attend`."""
+        return {name: int(options[name]) for name in SIZES}
 
     def draw(self, shape: Any, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
         import torch
@@ -115,59 +116,77 @@ class NsaAttention(SequenceOp):
         common = normal(b, strides, shape.H, shape.D).repeat_interleave(shape.stride, 1)[:, :t]
         k += common * KEYS_ALIKE
         v = normal(b, t, shape.H, shape.Dv)
-        gates = torch.sigmoid(normal(b, t, shape.HQ, 3))
+        gates = torch.sigmoid(normal(b, t, shape.HQ, self.gates))
         tensors = {"q": q, "k": k, "v": v, "gates": gates}
         tensors |= self.draw_indices(shape, distribution, seed, device)
         inputs = Inputs(tensors, self.drawn_options(shape, distribution, seed))
-        last = torch.tensor([b * t - 1], device=device)
         # Where a kernel is compiled without a GPU, tensors have no values.
-        for _ in range(TRIES if type(q) is torch.Tensor else 0):
-            if not any(bool(piece.hangs.any()) for piece in _nsa.pieces(inputs, last)):
-                break
-            # The last row is where tails are lost, so that one is compared.
-            q[-1, -1] = normal(shape.HQ, shape.D)
-            q[-1, -1].unflatten(0, (shape.H, -1)).add_(normal(shape.H, 1, shape.D))
+        if type(q) is torch.Tensor:
+            self._settle(inputs, normal)
         return inputs
 
+    def _settle(self, inputs: Inputs, normal: Callable[..., Tensor]) -> None:
+        """Draw queries anew, in place, until rounding decides no selection that is compared."""
+        import torch
+
+        q, tokens = inputs.tensors["q"], _sampled.tokens(inputs)
+        for _ in range(TRIES):
+            places = list(self.undecided(inputs, tokens))
+            if not places:
+                return
+            for place in places:
+                _, some, heads = place
+                size = len(some), heads.stop - heads.start, q.shape[3]
+                q[place] = normal(*size) + normal(size[0], 1, size[2]) * QUERIES_ALIKE
+            tokens = torch.cat([batch * q.shape[1] + some for batch, some, _ in places]).unique()
+
+    def undecided(self, inputs: Inputs, tokens: Tensor) -> Iterator[tuple[int, Tensor, slice]]:
+        """Yield the places in q of those queries whose selection hangs on rounding."""
+        q, sizes = inputs.tensors["q"], self.sizes(inputs.options)
+        block, stride, size = sizes["block"], sizes["stride"], sizes["block_size"]
+        resolved = _nsa.RESOLVED[str(q.dtype)]
+        if block == stride == size:
+            resolved *= _nsa.OF_ONE_KEY
+        for batch, start, end, own in _sampled.by_sequence(inputs, tokens):
+            for head in range(inputs.tensors["k"].shape[2]):
+                k_cmp = _nsa.means(inputs.tensors["k"][batch, start:end, head], block, stride)
+                heads = _heads_of(inputs, head)
+                for some in own.split(max(1, CHUNK_ELEMENTS // (q.shape[2] * len(k_cmp) + 1))):
+                    scale, position = inputs.options["sm_scale"], some - start
+                    queries = q[batch, some, heads].double()
+                    p = _nsa.compressed_weights(queries, k_cmp, position, block, stride, scale)
+                    scores = _nsa.block_scores(p, -(-(end - start) // size), block, stride, size)
+                    ranked = _nsa.rank(scores, position, size)
+                    hangs = _nsa.hangs_on_rounding(ranked, sizes["n_selected"], resolved)
+                    if bool(hangs.any()):
+                        yield batch, some[hangs], heads
+
     def draw_grad(self, inputs: Inputs, seed: int) -> Tensor:
-        import torch
+        return _sampled.grad_out(inputs, super().draw_grad(inputs, seed))
 
-        at = _sampled.tokens(inputs)
-        tokens = inputs.tensors["q"].shape[1]
-        left_out = torch.zeros(at.numel(), inputs.tensors["q"].shape[2], dtype=torch.bool)
-        left_out = left_out.to(at.device)
-        for piece in _nsa.pieces(inputs):
-            batch, some, heads = piece.rows
-            left_out[torch.searchsorted(at, some + batch * tokens), heads] = piece.hangs[:, None]
-        return _sampled.grad_out(inputs, super().draw_grad(inputs, seed), left_out)
+    def parts(self, inputs: Inputs) -> Iterator[Part]:
+        k, v = inputs.tensors["k"], inputs.tensors["v"]
+        sizes, scale = self.sizes(inputs.options), inputs.options["sm_scale"]
+        group, width = inputs.tensors["q"].shape[2] // k.shape[2], k.shape[3] + v.shape[3]
+        for batch, start, end, own in _sampled.by_sequence(inputs):
+            keys = sizes["n_selected"] * sizes["block_size"] + min(sizes["window"], end - start)
+            every = keys + (end - start) // sizes["stride"]
+            step = max(1, CHUNK_ELEMENTS // (keys * width + 3 * group * every))
+            for head in range(k.shape[2]):
+                for some in own.split(step):
+                    call = partial(_attend, position=some - start, sm_scale=scale, **sizes)
+                    queries = (batch, some, _heads_of(inputs, head))
+                    yield Part(queries, (batch, slice(start, end), head), call)
 
-    def oracle(self, inputs: Inputs) -> Tensor:
-        import torch
 
-        q, v = inputs.tensors["q"], inputs.tensors["v"]
-        shape = (*q.shape[:3], v.shape[3])
-        out = torch.full(shape, NOT_COMPUTED, dtype=torch.float64, device=q.device)
-        for piece in _nsa.pieces(inputs):
-            branches = torch.stack([branch.out for branch in piece.branches], -2)
-            whole = (piece.gates.unsqueeze(-1) * branches).sum(-2)
-            out[piece.rows] = whole.masked_fill(piece.hangs.view(-1, 1, 1), ROUNDING_DECIDES)
-        return out
+def _heads_of(inputs: Inputs, head: int) -> slice:
+    group = inputs.tensors["q"].shape[2] // inputs.tensors["k"].shape[2]
+    return slice(head * group, (head + 1) * group)
 
-    def legal(self, inputs: Inputs, oracle: Tensor) -> Legal | None:
-        return _nsa.legal(inputs, oracle)
 
-    def gradients(self, inputs: Inputs, grad_out: Tensor) -> dict[str, Tensor]:
-        import torch
-
-        grads = {
-            name: torch.zeros_like(inputs.tensors[name], dtype=torch.float64)
-            for name in self.differentiable
-        }
-        for name in ("q", "gates"):
-            grads[name].fill_(NOT_COMPUTED)
-        for piece in _nsa.pieces(inputs):
-            _nsa.accumulate(piece, grad_out, inputs, grads)
-        return grads
+def _attend(q: Tensor, k: Tensor, v: Tensor, gates: Tensor, **options: Any) -> Tensor:
+    k_cmp, v_cmp = (_nsa.means(x, options["block"], options["stride"]) for x in (k, v))
+    return _nsa.attend(q, k, v, gates, k_cmp, v_cmp, **options)
 
 
 OP = NsaAttention()

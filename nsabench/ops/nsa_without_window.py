@@ -6,27 +6,19 @@ compressed and a selected branch. Compressed keys and values are means of whole 
 `n_selected` blocks as in `nsa_attention`. The score of a block is the weight of its compressed key,
 summed over the heads of the group. `parallel_nsa` of fla-core computes this without `g_swa`.
 
-It is a case of `nsa_attention`, with one block a stride and a gate of zero on the window. `packed`,
-max_seqlen and the rows that are left out are as in `nsa_attention`.
+`packed` and max_seqlen are as in `nsa_attention`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from pydantic import model_validator
 
-from nsabench.model.vocabulary import DType
-from nsabench.ops._contract import Inputs, Legal, Size, by_device
+from nsabench.ops._contract import Size, by_device
 from nsabench.ops._sequences import SequencesShape
-from nsabench.ops.nsa_attention import OP as WHOLE
-from nsabench.ops.nsa_attention import NsaAttention, NsaShape
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-GATES = 2
-NO_WINDOW = 1  # the query's own key, at a gate of zero
+from nsabench.ops.nsa_attention import NsaAttention, check_selected
 
 
 class WithoutWindowShape(SequencesShape):
@@ -40,13 +32,20 @@ class WithoutWindowShape(SequencesShape):
 
     @model_validator(mode="after")
     def _fits(self) -> WithoutWindowShape:
-        self.whole()
+        check_selected(self.n_selected)
         return self
 
-    def whole(self) -> NsaShape:
-        """Return this shape as one of `nsa_attention`. Raises `ValueError` if it cannot be."""
-        size = self.block_size
-        return NsaShape(**self.model_dump(), block=size, stride=size, window=NO_WINDOW)
+    @property
+    def block(self) -> int:
+        return self.block_size
+
+    @property
+    def stride(self) -> int:
+        return self.block_size
+
+    @property
+    def window(self) -> int:
+        return 0
 
 
 class NsaWithoutWindow(NsaAttention):
@@ -59,43 +58,13 @@ class NsaWithoutWindow(NsaAttention):
         cuda=("B=1,T=4096,HQ=64,H=4,D=128", "B=2,T=1000,HQ=64,H=4,D=128"),
     )
     options = ("block_size", "n_selected", "sm_scale", "max_seqlen")
-    gates = GATES
+    gates = 2
     shape_model = WithoutWindowShape
 
-    def terms(self, shape: Any) -> int:
-        return super().terms(shape.whole())
-
-    def seen(self, lengths: list[int], shape: Any) -> int:
-        return int(sum(shape.whole().seen_by_branch(lengths)[:2]))
-
-    def draw(self, shape: Any, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
-        whole = WHOLE.draw(shape.whole(), dtype, distribution, seed, device)
-        gates = whole.tensors["gates"][..., :GATES].contiguous()
-        options = {name: whole.options[name] for name in self.options}
-        return Inputs({**whole.tensors, "gates": gates}, options)
-
-    def draw_grad(self, inputs: Inputs, seed: int) -> Tensor:
-        return WHOLE.draw_grad(as_whole(inputs), seed)
-
-    def oracle(self, inputs: Inputs) -> Tensor:
-        return WHOLE.oracle(as_whole(inputs))
-
-    def legal(self, inputs: Inputs, oracle: Tensor) -> Legal | None:
-        return WHOLE.legal(as_whole(inputs), oracle)
-
-    def gradients(self, inputs: Inputs, grad_out: Tensor) -> dict[str, Tensor]:
-        grads = WHOLE.gradients(as_whole(inputs), grad_out)
-        return {**grads, "gates": grads["gates"][..., :GATES].contiguous()}
-
-
-def as_whole(inputs: Inputs) -> Inputs:
-    """Return inputs of `nsa_attention` on which it is this op; they hold the same tensors."""
-    import torch
-
-    gates = torch.nn.functional.pad(inputs.tensors["gates"], (0, 1))
-    size = inputs.options["block_size"]
-    options = {**inputs.options, "block": size, "stride": size, "window": NO_WINDOW}
-    return Inputs({**inputs.tensors, "gates": gates}, options)
+    def sizes(self, options: Mapping[str, Any]) -> dict[str, int]:
+        size = int(options["block_size"])
+        of_keys = dict.fromkeys(("block", "stride", "block_size"), size)
+        return {**of_keys, "n_selected": int(options["n_selected"]), "window": 0}
 
 
 OP = NsaWithoutWindow()

@@ -10,21 +10,30 @@ count from the start of the query's own sequence.
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from functools import lru_cache, partial
+from itertools import product
 
 import numpy as np
 from pydantic import model_validator
 
 from nsabench.errors import UsageError
 from nsabench.model.vocabulary import Direction
-from nsabench.ops import _block_draws, _block_major, _draws
-from nsabench.ops._attention import AttentionOp, AttentionShape, Axes, Indices
+from nsabench.ops import _block_draws, _draws
+from nsabench.ops._attention import (
+    AttentionOp,
+    AttentionShape,
+    Axes,
+    Indices,
+    Part,
+    attend_to,
+)
 from nsabench.ops._block_draws import Ints
 from nsabench.ops._contract import Inputs, Size, by_device
+from nsabench.ops._sequences import sequence_ends
 
-if TYPE_CHECKING:
-    from torch import Tensor
+# Keys and values that are gathered for some queries, in float64: a quarter of a GiB.
+CHUNK_ELEMENTS = 1 << 25
 
 
 class BlocksShape(AttentionShape):
@@ -83,37 +92,31 @@ class SelectionBlocks(AttentionOp):
         packed = {"cu_seqlens": cu_seqlens} if distribution == "packed" else {}
         return {"block_indices": indices, **packed}
 
-    def oracle(self, inputs: Inputs) -> Tensor:
-        out = _make_result(inputs)
-        for chunk in _block_major.chunks(inputs):
-            out[chunk.rows] = chunk.attend()[0]
-        return out
-
-    def gradients(self, inputs: Inputs, grad_out: Tensor) -> dict[str, Tensor]:
-        return self.results(inputs, grad_out)[1]
-
-    def results(self, inputs: Inputs, grad_out: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def parts(self, inputs: Inputs) -> Iterator[Part]:
+        """With the option `causal` False, queries see all keys of their blocks."""
         import torch
 
-        out = _make_result(inputs)
-        grads = {
-            name: torch.zeros_like(inputs.tensors[name], dtype=torch.float64)
-            for name in self.differentiable
-        }
-        for chunk in _block_major.chunks(inputs):
-            batch, _, heads = chunk.rows
-            kv_head = heads.start // chunk.q.shape[1]
-            dk, dv = (grads[name][batch, :, kv_head] for name in ("k", "v"))
-            out[chunk.rows], dq = chunk.differentiate(grad_out[chunk.rows], dk, dv)
-            grads["q"][chunk.rows] = dq.mul_(inputs.options["sm_scale"])
-        return out, grads
-
-
-def _make_result(inputs: Inputs) -> Tensor:
-    import torch
-
-    q, v = inputs.tensors["q"], inputs.tensors["v"]
-    return torch.empty(*q.shape[:3], v.shape[3], dtype=torch.float64, device=q.device)
+        q, k, v, chosen = (inputs.tensors[name] for name in self.arguments)
+        batches, tokens, kv_heads, slots = chosen.shape
+        size, group = int(inputs.options["block_size"]), q.shape[2] // kv_heads
+        start, end = sequence_ends(inputs)
+        causal = inputs.options.get("causal", True)
+        last = torch.arange(tokens, device=q.device) if causal else end - 1
+        step = max(1, CHUNK_ELEMENTS // (slots * size * (k.shape[3] + v.shape[3] + 2 * group)))
+        within = torch.arange(size, device=q.device)
+        for b, h, t in product(range(batches), range(kv_heads), range(0, tokens, step)):
+            some = slice(t, t + step)
+            blocks = chosen[b, some, h].long().sort(-1).values
+            blocks[:, 1:].masked_fill_(blocks[:, 1:] == blocks[:, :-1], -1)  # each counts once
+            keys = (start[some].unsqueeze(1) + blocks * size).unsqueeze(-1) + within
+            keep = (blocks >= 0).unsqueeze(-1) & (keys <= last[some].view(-1, 1, 1))
+            call = partial(
+                attend_to,
+                scale=inputs.options["sm_scale"],
+                index=keys.flatten(1),
+                keep=keep.flatten(1),
+            )
+            yield Part((b, some, slice(h * group, (h + 1) * group)), (b, slice(None), h), call)
 
 
 @lru_cache(maxsize=4)

@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
 from pydantic import model_validator
 
 from nsabench.model.vocabulary import Direction
-from nsabench.ops import _attention, _draws
-from nsabench.ops._attention import AttentionOp, AttentionShape, Axes, Indices, Portion
+from nsabench.ops import _draws
+from nsabench.ops._attention import AttentionOp, AttentionShape, Axes, Indices, Part, attend
 from nsabench.ops._contract import Inputs, Size, by_device
 from nsabench.ops._draws import Ints
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # Bounds the oracle's mask and float64 scores of a chunk of queries to a few hundred MB.
 ORACLE_CHUNK_ELEMENTS = 1 << 24
@@ -100,27 +98,20 @@ class SelectionRanges(AttentionOp):
     def drawn_options(self, shape: RangesShape, distribution: str, seed: int) -> dict[str, Any]:
         return {**super().drawn_options(shape, distribution, seed), "selected_len": shape.L}
 
-    def oracle(self, inputs: Inputs) -> Tensor:
-        return _attention.attend(inputs, _cut_portions(inputs))
+    def parts(self, inputs: Inputs) -> Iterator[Part]:
+        import torch
 
-    def gradients(self, inputs: Inputs, grad_out: Tensor) -> dict[str, Tensor]:
-        return _attention.differentiate(inputs, grad_out, _cut_portions(inputs))
-
-
-def _cut_portions(inputs: Inputs) -> Iterator[Portion]:
-    import torch
-
-    q, k, ranges = (inputs.tensors[name] for name in ("q", "k", "ranges"))
-    batches, queries, groups, heads, _ = q.shape
-    keys = k.shape[2]
-    step = max(1, ORACLE_CHUNK_ELEMENTS // (keys * max(heads, ranges.shape[3])))
-    key = torch.arange(keys, device=q.device)
-    for b, g in itertools.product(range(batches), range(groups)):
-        for s in range(0, queries, step):
-            rows = (b, slice(s, s + step), g)
-            spans = ranges[rows].long().unsqueeze(-1)
-            chosen = ((key >= spans[:, :, 0]) & (key < spans[:, :, 1])).any(1)
-            yield Portion(inputs, rows, (b, g), chosen.unsqueeze(1), heads_first=False)
+        q, k, ranges = (inputs.tensors[name] for name in ("q", "k", "ranges"))
+        batches, queries, groups, heads, _ = q.shape
+        step = max(1, ORACLE_CHUNK_ELEMENTS // (k.shape[2] * max(heads, ranges.shape[3])))
+        key = torch.arange(k.shape[2], device=q.device)
+        for b, g in itertools.product(range(batches), range(groups)):
+            for s in range(0, queries, step):
+                rows = (b, slice(s, s + step), g)
+                spans = ranges[rows].long().unsqueeze(-1)
+                chosen = ((key >= spans[:, :, 0]) & (key < spans[:, :, 1])).any(1)
+                call = partial(attend, scale=inputs.options["sm_scale"], keep=chosen.unsqueeze(1))
+                yield Part(rows, (b, g), call)
 
 
 def _draw_spans(shape: RangesShape, distribution: str, seed: int) -> Ints:

@@ -6,14 +6,12 @@ q [N,H,D], k [N,L,D], v [N,L,Dv] -> out [N,H,Dv]. The H heads of a row share its
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from functools import partial
 
 from nsabench.ops import _draws
-from nsabench.ops._attention import AttentionOp, AttentionShape, Axes
+from nsabench.ops._attention import AttentionOp, AttentionShape, Axes, Part, attend
 from nsabench.ops._contract import Inputs, Size, by_device
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # Keeps the oracle's float64 copies of K and V under about half a GiB.
 ORACLE_CHUNK_ELEMENTS = 1 << 25
@@ -45,17 +43,12 @@ class SelectionRows(AttentionOp):
     def count(self, shape: RowsShape, distribution: str, seed: int) -> tuple[int, int, int]:
         return shape.N * shape.H * shape.L, shape.N * shape.L, 0
 
-    def oracle(self, inputs: Inputs) -> Tensor:
-        import torch
-
-        q, k, v = inputs.tensors["q"], inputs.tensors["k"], inputs.tensors["v"]
-        rows = max(1, ORACLE_CHUNK_ELEMENTS // (k.shape[1] * (k.shape[2] + v.shape[2])))
-        out = [
-            torch.softmax(qi.double() @ ki.double().mT * inputs.options["sm_scale"], -1)
-            @ vi.double()
-            for qi, ki, vi in zip(q.split(rows), k.split(rows), v.split(rows), strict=True)
-        ]
-        return torch.cat(out)
+    def parts(self, inputs: Inputs) -> Iterator[Part]:
+        count, keys, width = inputs.tensors["k"].shape
+        step = max(1, ORACLE_CHUNK_ELEMENTS // (2 * keys * width))
+        for n in range(0, count, step):
+            some = slice(n, n + step)
+            yield Part(some, some, partial(attend, scale=inputs.options["sm_scale"]))
 
 
 OP = SelectionRows()

@@ -7,17 +7,16 @@ keys. The caller knows it on the host.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nsabench.ops import _draws
-from nsabench.ops._attention import AttentionOp, Axes, Indices
+from nsabench.ops._attention import AttentionOp, Axes, Indices, Part, attend
 from nsabench.ops._contract import Inputs, by_device
 from nsabench.ops._sequences import cumulate
 from nsabench.ops.selection_rows import RowsShape
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class VarlenShape(RowsShape):
@@ -49,17 +48,10 @@ class SelectionVarlen(AttentionOp):
     def drawn_options(self, shape: VarlenShape, distribution: str, seed: int) -> dict[str, Any]:
         return {**super().drawn_options(shape, distribution, seed), "max_seqlen": shape.L}
 
-    def oracle(self, inputs: Inputs) -> Tensor:
-        import torch
-
-        q, k, v = (inputs.tensors[name] for name in ("q", "k", "v"))
-        out = torch.zeros(*q.shape[:2], v.shape[1], dtype=torch.float64, device=q.device)
+    def parts(self, inputs: Inputs) -> Iterator[Part]:
         for row, (start, end) in enumerate(pairwise(inputs.tensors["cu_seqlens"].tolist())):
-            if end > start:
-                keys, values = k[start:end].double(), v[start:end].double()
-                scores = q[row].double() @ keys.mT * inputs.options["sm_scale"]
-                out[row] = torch.softmax(scores, -1) @ values
-        return out
+            keys = slice(start, end)
+            yield Part(row, keys, partial(attend, scale=inputs.options["sm_scale"]))
 
 
 OP = SelectionVarlen()

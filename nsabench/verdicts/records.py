@@ -23,7 +23,7 @@ STATUS_OF = {Effect.WRONG: Status.WRONG, Effect.IMPLAUSIBLE: Status.IMPLAUSIBLE}
 # Fields with the same name in a record and in an observation.
 OBSERVED = (
     *("status", "reason", "mae", "max_abs_err", "rel_l2", "worst_row", "worst_row_at"),
-    *("rows_compared", "rows_left_out", "compile_s", "peak_mem_bytes", "config"),
+    *("rows_compared", "compile_s", "peak_mem_bytes", "config"),
 )
 
 

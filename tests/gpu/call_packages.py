@@ -122,7 +122,7 @@ def call_all(package: str) -> None:
 def relative(torch: Any, found: Any, wanted: Any) -> float:
     """The error over the norm, where the oracle says something."""
     wanted = wanted.double()
-    there = wanted.isfinite()  # of rows that hang on rounding the oracle says nothing
+    there = wanted.isfinite()  # the oracle computes a sample of many queries
     difference = (found.double() - wanted).where(there, 0)
     return (difference.norm() / wanted.where(there, 0).norm()).item()
 

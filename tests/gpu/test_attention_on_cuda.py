@@ -90,9 +90,7 @@ def test_the_library_is_right(items, shape, tokens, distribution, dtype, directi
     sets = sets_of(case, DEVICE)
     errors = checked(items["nsa"], case, sets)
     assert_honest(errors, case)
-    compared, left_out = errors.rows_compared or 0, errors.rows_left_out or 0
-    rows = sets.sets[0].tensors["q"][..., 0].numel()
-    assert compared + left_out == rows and compared > 0.5 * rows
+    assert errors.rows_compared == sets.sets[0].tensors["q"][..., 0].numel()
     assert_honest(checked(items["torch_nsa"], case, sets), case)
 
 
@@ -102,7 +100,7 @@ def test_at_a_great_length_some_queries_are_looked_at(items) -> None:
         case = case_of(WIDE, 16384, "dense", DType.BFLOAT16, direction)
         errors = checked(items["nsa"], case, sets_of(case, DEVICE))
         assert_honest(errors, case)
-        assert 100 * 64 < (errors.rows_compared or 0) + (errors.rows_left_out or 0) <= 256 * 64
+        assert 100 * 64 < (errors.rows_compared or 0) <= 256 * 64
 
 
 ALTERNATIVES = ("sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flash_varlen", "flex_attention")

@@ -119,7 +119,7 @@ def _rows(case: Case, device: str, kernels: list[Any]) -> Iterator[dict[str, Any
             rows = [
                 errors_of.measure(
                     *(name, answer.results[name], right, resolved, answer.factor),
-                    leaves_out=ops.get(case.op).leaves_rows_out,
+                    sampled=ops.get(case.op).samples_queries,
                 )
                 for name, right in oracles.expected[0].items()
             ]

@@ -31,14 +31,10 @@ def registered(op: str, name: str) -> Callable[..., Any]:
 
 
 def assert_right(call: Callable[..., Any], op: str, inputs: Inputs, tolerance: float = 1e-5) -> Any:
-    """Compare the rows that do not hang on rounding, and return the output."""
+    """Compare the output with the oracle, and return it."""
     out = call(*inputs.tensors.values(), **inputs.options)
     oracle = ops.get(op).oracle(inputs)
-    held = oracle.isfinite()
-    assert held.float().mean() > 0.9
-    torch.testing.assert_close(
-        out.detach().double()[held], oracle[held], atol=tolerance, rtol=tolerance
-    )
+    torch.testing.assert_close(out.detach().double(), oracle, atol=tolerance, rtol=tolerance)
     return out
 
 

@@ -1,21 +1,22 @@
-"""NSA with and without a window: the oracle against the definition, the rows that it leaves out,
+"""NSA with and without a window: the oracle against the definition, the draws,
 the queries that it samples, and the work."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from nsabench import ops
 from nsabench.checks.parity import EPSILON
 from nsabench.model.vocabulary import DType
-from nsabench.ops import Inputs, Shape, _nsa, _sampled, rows_left_out
+from nsabench.ops import Inputs, Shape, _nsa, _sampled, nsa_attention, nsa_without_window
 from nsabench.ops._sequences import spans
-from nsabench.ops.nsa_without_window import as_whole
+from nsabench.ops.nsa_attention import NsaAttention
 
 SIZES = {"HQ": 4, "H": 2, "D": 16, "Dv": 8, "block": 4, "stride": 2, "block_size": 8}
 SIZES |= {"n_selected": 4, "window": 5}
-OP, WITHOUT = ops.get("nsa_attention"), ops.get("nsa_without_window")
+OP, WITHOUT = nsa_attention.OP, nsa_without_window.OP
 
 
 def drawn(
@@ -78,37 +79,36 @@ def test_the_oracle_and_its_gradients_are_those_of_the_definition(
     _, inputs = drawn(op=name, distribution=distribution, **sizes)
     x = {n: inputs.tensors[n].double().requires_grad_() for n in op.differentiable}
     out, grad_out = op.oracle(inputs), op.draw_grad(inputs, 5)
-    held = rows_left_out.compared(out)
-    assert held.float().mean() > 0.9
     total = torch.zeros((), dtype=torch.float64)
-    for row, t, head in held.nonzero().tolist():
+    for row, t, head in np.ndindex(*out.shape[:-1]):
         expected = by_hand(inputs, x, row, t, head)
         torch.testing.assert_close(out[row, t, head], expected.detach(), rtol=1e-9, atol=1e-12)
         total = total + (expected * grad_out[row, t, head].double()).sum()
     total.backward()  # type: ignore[no-untyped-call]
     for n, found in op.gradients(inputs, grad_out).items():
-        rows = rows_left_out.compared(found)
-        atol = 1e-9 if held.all() or n in ("q", "gates") else 1e-6  # left out is quiet, not silent
-        torch.testing.assert_close(found[rows], x[n].grad[rows], rtol=1e-8, atol=atol)
+        torch.testing.assert_close(found, x[n].grad, rtol=1e-8, atol=1e-9)
 
 
-def test_what_hangs_on_rounding_is_left_out_and_counted() -> None:
+@pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT16])
+@pytest.mark.parametrize("op", [OP, WITHOUT])
+@pytest.mark.parametrize("tokens", [600, _sampled.ALL + 7])
+def test_rounding_decides_no_selection_of_drawn_inputs(
+    op: NsaAttention, dtype: DType, tokens: int
+) -> None:
+    _, inputs = drawn(dtype, op=op.name, B=1, T=tokens)
+    sampled = _sampled.tokens(inputs)
+    assert not list(op.undecided(inputs, sampled))
+    inputs.tensors["q"][0, sampled] = torch.randn_like(inputs.tensors["q"][0, sampled])
+    assert list(op.undecided(inputs, sampled)), "queries that were not drawn anew"
+
+
+def test_a_query_with_equal_scores_is_undecided() -> None:
     """Two blocks of the same keys have the same scores: which is chosen is the toss of a coin."""
     _, inputs = drawn(DType.BFLOAT16, B=1)
-    k = inputs.tensors["k"]
-    k[:, 6:34] = k[:, 6:7]  # all compressed keys of blocks 1 to 3 are alike
-    out = OP.oracle(inputs)
-    hangs = out[..., 0].isinf()
-    assert not hangs[:, :32].any()  # four blocks or fewer are all selected
-    assert hangs[:, 40:48].all()
-    compared, left_out = rows_left_out.counts(out)
-    assert (compared, left_out) == (int((~hangs).sum()), int(hangs.sum()))
-    grad_out = OP.draw_grad(inputs, 5)
-    quiet = grad_out.double().square().mean(-1).sqrt() < 1e-4
-    assert torch.equal(quiet, hangs)
-    grads = OP.gradients(inputs, grad_out)
-    assert torch.equal(grads["q"][..., 0].isinf(), hangs)
-    assert torch.isfinite(grads["k"]).all() and torch.isfinite(grads["v"]).all()
+    inputs.tensors["k"][:, 6:34] = inputs.tensors["k"][:, 6:7]  # of blocks 1 to 3
+    tokens = {t for _, some, _ in OP.undecided(inputs, torch.arange(60)) for t in some.tolist()}
+    assert min(tokens) >= 32  # four blocks or fewer are all selected
+    assert {*range(40, 48)} <= tokens
 
 
 @pytest.mark.parametrize("op", ["nsa_attention", "causal_attention"])
@@ -119,7 +119,7 @@ def test_of_many_queries_some_are_looked_at_and_always_the_last(op: str) -> None
     assert 200 <= int(looked_at.sum()) <= _sampled.SOME
     assert bool(looked_at[-1]) and bool(torch.isfinite(out[0, -1]).all())
     _, others = drawn(DType.BFLOAT16, op=op, B=1, T=_sampled.ALL + 7)
-    others.tensors["q"][0, :2000] *= 2
+    others.tensors["k"][0, :2000] *= 2
     assert not torch.equal(_sampled.tokens(inputs), _sampled.tokens(others))
 
 
@@ -143,7 +143,7 @@ def test_gradients_that_are_not_looked_at_do_not_reach_those_that_are(
     for name in ("k", "v"):
         off = float((some[name] - every[name]).norm() / every[name].norm())
         assert 0 < off * more_at_most**0.5 < EPSILON[dtype] / 4
-    rows = rows_left_out.compared(some["q"])
+    rows = ops.compared(some["q"])
     # In float64, but not of sums in the same order: that hangs on which queries are beside one.
     assert (some["q"][rows] - every["q"][rows]).abs().max() < 1e-15 * every["q"].abs().max()
 
@@ -194,7 +194,7 @@ def test_scores_of_one_rounded_key_are_off_by_less_than_tells_them_apart(dtype: 
     right = scores(q.double() * scale, keys)
     rounded = scores((q.float() * scale).to(q.dtype), keys.to(q.dtype).double())
     off = ((rounded - right).abs() / right)[right > _nsa.LEAST_SCORE].max()
-    assert off < _nsa.resolved(as_whole(inputs))
+    assert off < _nsa.RESOLVED[str(q.dtype)] * _nsa.OF_ONE_KEY
 
 
 def test_sizes_that_do_not_fit_together_are_refused() -> None:

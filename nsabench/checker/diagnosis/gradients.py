@@ -14,7 +14,7 @@ from nsabench.checker.diagnosis import search
 from nsabench.checker.diagnosis.keys import LOWER, TILES
 from nsabench.checker.diagnosis.known import KNOWN, NOTHING, mistake_scale
 from nsabench.checker.diagnosis.search import FAR_OFF, Hypothesis, locate
-from nsabench.ops import Inputs, Op, rows_left_out
+from nsabench.ops import Inputs, Op
 from nsabench.ops._attention import AttentionOp
 
 SMALL = 0.05  # an explanation by a factor leaves at most this share of the gradient's norm
@@ -65,7 +65,7 @@ class Problem:
         return self.blank(self.op.gradients(inputs or self.inputs, grad_out)[self.by])
 
     def blank(self, result: Tensor) -> Tensor:
-        return rows_left_out.without(result) if self.op.leaves_rows_out else result
+        return search.blank_left_out(self.op, result, result)[1]
 
     @cached_property
     def off(self) -> Tensor:

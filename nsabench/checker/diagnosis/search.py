@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nsabench import ops
 from nsabench.machine.clock import now_s
-from nsabench.ops import Op, rows_left_out
+from nsabench.ops import Op
 
 EXPLAINS = 0.2  # An explanation leaves at most this share of the error.
 SURE = 0.01  # The search ends at a hypothesis that leaves at most this share.
@@ -60,10 +61,10 @@ def explain(best: Hypothesis | None, error: float, off: float, by_vector: Tensor
 
 
 def blank_left_out(op: Op, result: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    if not op.leaves_rows_out:
+    if not op.samples_queries:
         return result, right
-    left_out = ~rows_left_out.compared(right).unsqueeze(-1)
-    return result.masked_fill(left_out, 0.0), rows_left_out.without(right)
+    left_out = ~ops.compared(right).unsqueeze(-1)
+    return result.masked_fill(left_out, 0.0), right.masked_fill(left_out, 0.0)
 
 
 def locate_not_finite(result: Tensor) -> str:

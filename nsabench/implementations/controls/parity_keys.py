@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from nsabench import Unsupported
-from nsabench.implementations.controls._shared import Options, Tensors, as_inputs, unless_right
+from nsabench.implementations.controls._shared import Options, Tensors, unless_right
 from nsabench.registry import Honest, control
 
 Change = Callable[[Tensors, Options], tuple[Tensors, Options]]
 
 NSA = ("nsa_attention", "nsa_without_window")
 GATES = 3  # the place of the gates of NSA
-MOST_COMPUTED = 4096  # tokens up to which an oracle computes every query
 
 
 def _control(*ops: str, distributions: Sequence[str] = ()) -> Callable[[Change], Change]:
@@ -98,18 +97,3 @@ def window_one_short(tensors: Tensors, options: Options) -> tuple[Tensors, Optio
     if options["window"] == 1:
         raise Unsupported("its window is a single key")
     return tensors, options | {"window": options["window"] - 1}
-
-
-@control(*NSA, caught_by="parity", directions=())
-def rows_left_out_made_up(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Computes only rows that do not depend on rounding, and fills the others with plausible
-    noise."""
-    if tensors[0].shape[0] * tensors[0].shape[1] > MOST_COMPUTED:
-        raise Unsupported("finding these rows would take longer than computing the others")
-    inputs = as_inputs(honest, tuple(t.detach() for t in tensors), options)
-    left_out = honest.op.oracle(inputs)[..., 0].isinf()
-    if not bool(left_out.any()):
-        raise Unsupported("rounding decides no selection")
-    out = honest(*tensors, **options)
-    noise = torch.randn_like(out) * out.detach().float().square().mean().sqrt().to(out.dtype)
-    return torch.where(left_out.unsqueeze(-1), noise, out)
