@@ -48,7 +48,6 @@ LOOK_S = 0.3
 @_options.device
 @_options.ops_file
 @_options.no_sandbox
-@click.option("--fresh", is_flag=True, help="Measure the baselines again.")
 @click.option("--watch", is_flag=True, help="Check again whenever the file is saved.")
 @_options.as_json
 def command(
@@ -60,14 +59,13 @@ def command(
     device: str,
     ops_file: Path | None,
     no_sandbox: bool,
-    fresh: bool,
     watch: bool,
     as_json: bool,
 ) -> int:
     """Check one kernel for correctness and speed.
 
-    It takes seconds and needs no matrix. Times of baselines on this machine with these versions
-    come from a cache. No control runs, and nothing is decided or signed: `nsabench all` does that.
+    It takes seconds and needs no matrix. Baselines are timed in turn with the kernel. No control
+    runs, and nothing is decided or signed: `nsabench all` does that.
 
     Example: nsabench check mine.py --shape N=1024,H=8,D=128,L=512
     """
@@ -85,7 +83,6 @@ def command(
                 direction=Direction(direction),
                 ops_file=ops_file.absolute() if ops_file is not None else None,
                 sandboxed=not no_sandbox,
-                fresh=fresh,
             )
             return _check(question, as_json)
         except NsabenchError as error:

@@ -15,7 +15,7 @@ from nsabench.output.standing import head, loud
 from nsabench.worker.protocol import Step
 
 LOG_LINES = 40
-FORM = 1  # of what programs read; another one where a field means something else
+FORM = 2  # of what programs read; another one where a field means something else
 
 
 def lines(answers: Sequence[Answer]) -> Iterator[str]:
@@ -54,9 +54,10 @@ def as_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
             "baseline_queued_ms": answer.baseline.median_in(Regime.QUEUE)
             if answer.baseline
             else None,
-            "baseline_is_cached": answer.is_cached,
-            "speedup": answer.speedup,
-            "caution": answer.caution,
+            "speedup": answer.record.speedup,
+            "speedup_lo": answer.record.speedup_lo,
+            "speedup_hi": answer.record.speedup_hi,
+            "caution": _find_caution(answer.record),
             "log": answer.log if has_failed(answer) else "",
         }
         for answer in answers
@@ -86,12 +87,15 @@ def _describe_outcome(answer: Answer) -> str:
     times = f"right, {_describe_times(record)}"
     if best is None:
         return f"{times}; no baseline was timed"
-    cached = ", cached" if answer.is_cached else ""
-    against = f"{best.implementation} ({_describe_times(best)}{cached})"
-    if answer.speedup is None:
-        return f"{times}; beside {against}, no speed-up: {answer.caution}"
-    caution = f" ({answer.caution})" if answer.caution else ""
-    return f"{times}; {answer.speedup:.2f} x as fast as {against}{caution}"
+    against = f"{best.implementation} ({_describe_times(best)})"
+    caution = _find_caution(record)
+    said = f" ({caution})" if caution else ""
+    interval = f"{record.speedup:.2f} [{record.speedup_lo:.2f}, {record.speedup_hi:.2f}]"
+    return f"{times}; {interval} x as fast as {against}{said}"
+
+
+def _find_caution(record: Record) -> str:
+    return "; ".join(filter(None, (record.time_doubt, record.caution)))
 
 
 def _describe_times(record: Record) -> str:

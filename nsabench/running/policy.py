@@ -37,7 +37,7 @@ def judge(plan: Plan, log: Log) -> list[Comparison]:
 def next_jobs(plan: Plan, log: Log, judge: Judge = judge) -> list[Job]:
     """Return the jobs of the first incomplete stage. Ask again after a death or a disturbance."""
     return (
-        list(_plan_main(plan, log))
+        list(plan_main(plan, log))
         or list(_plan_confirmation(plan, log, judge))
         or list(_plan_isolated(plan, log, judge))
         or canary_jobs(plan, log)
@@ -51,7 +51,7 @@ def canary_jobs(plan: Plan, log: Log) -> list[Job]:
     return list(_plan_job(plan, log, Purpose.CANARY, plan.canary, names))
 
 
-def _plan_main(plan: Plan, log: Log) -> Iterator[Job]:
+def plan_main(plan: Plan, log: Log) -> Iterator[Job]:
     for planned in plan.cases:
         early_exit = ALL_STAY
         # Other stopping rules promise rounds or time to all. A baseline that shares a source with a

@@ -1,8 +1,12 @@
-"""Plans the cases of `nsabench check`."""
+"""Check the kernels of one file on a few shapes (`nsabench check`).
+
+It is the main pass of a run without controls, and signs nothing, so it decides nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,13 +14,23 @@ from secrets import token_hex
 
 from pydantic import ValidationError
 
-from nsabench import ops
+from nsabench import ops, registry
 from nsabench.errors import UsageError
 from nsabench.model.case import Case, FixedCount, RatioCI, Timing
+from nsabench.model.job import Job
+from nsabench.model.log import Log, Session
+from nsabench.model.measurement import Ceilings, Observation
 from nsabench.model.plan import Device, ImplementationInfo, Plan, PlannedCase
+from nsabench.model.record import Record
 from nsabench.model.source import Source
-from nsabench.model.vocabulary import Direction, DType, Role, Runs
+from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
+from nsabench.running import discovery
+from nsabench.running.attempt import attempt
+from nsabench.running.policy import plan_main
+from nsabench.running.supervisor.executor import WorkerExecutor
 from nsabench.sources import digest_of
+from nsabench.verdicts.results import assess
+from nsabench.worker.protocol import Step
 
 TIMING = Timing(stopping=RatioCI(width=0.02, min_rounds=10, max_rounds=100, budget_s=1.0))
 # For baselines that run only for their error, which parity needs.
@@ -27,8 +41,7 @@ SEED = 20260101
 
 @dataclass(frozen=True)
 class Question:
-    """op: empty for all ops of the file; shapes: such as "N=64,L=1024", or empty for the op's own;
-    fresh: ignore cached baselines."""
+    """op: empty for all of the file. shapes: such as "N=64,L=1024", or empty for the op's own."""
 
     file: Path
     device: Device
@@ -38,7 +51,78 @@ class Question:
     direction: Direction = Direction.FORWARD
     ops_file: Path | None = None
     sandboxed: bool = True
-    fresh: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How one implementation did on one case. baseline: the fastest that was right beside it."""
+
+    case: Case
+    record: Record
+    baseline: Record | None
+    log: str  # what it printed and raised
+
+
+def answer(
+    question: Question, on_found: Callable[[Step], None] = lambda step: None
+) -> list[Answer]:
+    """Measure the implementations of the file in turn with the baselines.
+
+    on_found: called with whether an implementation is right, before any is timed. Raises
+    `UsageError` for a bad shape or file.
+    """
+    sources = registry.sources(question.file, question.ops_file)
+    installed: list[ImplementationInfo] = []
+
+    def on_step(step: Step) -> None:
+        is_own = all(step.implementation != info.name for info in installed)
+        if is_own and step.phase in list(Status):
+            on_found(step)
+
+    def start(file: Path | None, imported: Mapping[str, str]) -> WorkerExecutor:
+        return WorkerExecutor(
+            question.device,
+            file,
+            sources=imported,
+            ops_file=question.ops_file,
+            sandboxed=question.sandboxed,
+            on_step=on_step,
+        )
+
+    with closing(start(None, discovery.without_file(question.file, sources))) as clean:
+        installed += clean.discover()
+    with closing(start(question.file, sources)) as worker:
+        infos = discovery.join_file(question.file, sources, installed, worker.discover())
+        return list(_measure(plan(question, infos, sources), worker))
+
+
+def _measure(plan: Plan, worker: WorkerExecutor) -> Iterator[Answer]:
+    session = Session(
+        run_id=plan.run_id,
+        plan_sha256=plan.sha256,
+        environment_sha256="",
+        started=plan.created,
+        described=worker.describe(),
+        ceilings=Ceilings(),
+    )
+    log = Log([session])
+    printed: dict[tuple[str, str], str] = {}
+
+    def keep_printed(job: Job, observations: Sequence[Observation], text: str) -> None:
+        traces = {o.implementation: o.traceback for o in observations}
+        for name in job.implementations:
+            parts = (text.rstrip(), traces.get(name, ""))
+            printed[job.case.id, name] = "\n".join(filter(None, parts))
+
+    while (job := next(plan_main(plan, log), None)) is not None:
+        attempt(job, worker, log.extend, keep_printed)
+    records = {r.key: r for r in assess(plan, log).results(log).records}
+    for planned in plan.cases:
+        for name in planned.implementations:
+            record = records[planned.id, name]
+            if record.role is Role.CANDIDATE:
+                best = records.get((planned.id, record.best_baseline))
+                yield Answer(planned.case, record, best, printed.get(record.key, ""))
 
 
 def plan(
@@ -57,7 +141,7 @@ def plan(
         )
     cases = []
     op_names = dict.fromkeys(i.op for i in tried)
-    measured = [i for i in infos if i in tried or i.role is Role.BASELINE]
+    measured = [*tried, *(i for i in infos if i.role is Role.BASELINE and i not in tried)]
     for op_name in op_names:
         timed = any(Runs.timed(i.devices, question.device) for i in tried if i.op == op_name)
         for case in _plan_cases(question, op_name, TIMING if timed else UNTIMED):
