@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
 from nsabench.cli import _options
-from nsabench.cli._say import say, say_json
+from nsabench.cli._say import say_json
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.output import terminal
 from nsabench.preflight import architectures, report, run, tritons
@@ -44,11 +44,6 @@ from nsabench.preflight.launch import CompiledLaunch
     help="File of the table.",
 )
 @click.option("--jobs", type=click.IntRange(1), help="Compilers at once. Default: one a core.")
-@click.option(
-    "--no-cache",
-    is_flag=True,
-    help="Compile again what the cache of an earlier preflight holds.",
-)
 @_options.as_json
 def command(
     matrices: tuple[str, ...],
@@ -58,7 +53,6 @@ def command(
     ops_file: Path | None,
     out: Path,
     jobs: int | None,
-    no_cache: bool,
     as_json: bool,
 ) -> int:
     """Compile kernels for other GPUs and Tritons.
@@ -68,7 +62,7 @@ def command(
     compiled to a cubin, and not run. With --kernels, only candidates of that file are called.
 
     Exits with 1 if something fails. An architecture that a Triton does not know is `unsupported`.
-    If it is interrupted, the table holds each architecture that was complete under a Triton.
+    If it is interrupted, the next preflight finds in the cache what was compiled.
 
     Example: nsabench preflight --arch sm_89,sm_90 --triton 3.1.0,3.9.0 --kernels mine.py
     """
@@ -77,38 +71,29 @@ def command(
         out.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out.parent).close()
     console = terminal.console()
-    compiled: list[CompiledLaunch] = []
 
     def show(row: CompiledLaunch) -> None:
         kernel = row.kernel or row.implementation
         status.update(f"compiled {kernel} under Triton {row.triton} for {row.architecture}")
 
-    running = run.run(
-        show,
-        architectures=listed,
-        versions=versions,
-        matrices=matrices,
-        kernels=kernels,
-        ops_file=ops_file,
-        jobs=jobs,
-        cache=not no_cache,
-    )
-    with console.status("compiling") as status, closing(running):
-        try:
-            for rows in filter(None, running):
-                compiled += rows
-                counts = f"{len(rows)} launches, {sum(row.failed for row in rows)} failed"
-                say(f"Triton {rows[0].triton} {rows[0].architecture}: {counts}", err=True)
-        finally:
-            compiled.sort(key=report.order_of)
-            if compiled:
-                with _refusing(out):
-                    report.write(compiled, out)
+    with console.status("compiling") as status:
+        compiled = run.run(
+            show,
+            architectures=listed,
+            versions=versions,
+            matrices=matrices,
+            kernels=kernels,
+            ops_file=ops_file,
+            jobs=jobs,
+        )
     if not compiled:
         raise UsageError(
             "no candidate has a case in these matrices, so that nothing was compiled",
             "name matrices of the candidates' ops; `nsabench plan MATRIX` lists implementations.",
         )
+    compiled.sort(key=report.order_of)
+    with _refusing(out):
+        report.write(compiled, out)
     failed = sum(c.failed for c in compiled)
     if as_json:
         say_json([c.model_dump() for c in compiled])

@@ -11,7 +11,6 @@ from nsabench.machine.environment.pairs import numbers
 
 KIB = 1024
 REGISTERS = 65536  # a multiprocessor's, the same on all of them
-REGISTERS_AT_ONCE = 256  # registers are given to a warp in units of this many
 RESERVED_SHARED = KIB  # the driver's share of every block's shared memory
 
 
@@ -23,7 +22,6 @@ class Architecture:
     shared_per_block: int
     shared_per_sm: int
     warps_per_sm: int
-    blocks_per_sm: int
     gpu: str
 
     @property
@@ -38,12 +36,12 @@ class Architecture:
 ARCHITECTURES = {
     a.name: a
     for a in (
-        Architecture(80, 163 * KIB, 164 * KIB, 64, 32, "NVIDIA A100-SXM4-80GB"),
-        Architecture(86, 99 * KIB, 100 * KIB, 48, 16, "NVIDIA GeForce RTX 3090"),
-        Architecture(89, 99 * KIB, 100 * KIB, 48, 24, "NVIDIA GeForce RTX 4090"),
-        Architecture(90, 227 * KIB, 228 * KIB, 64, 32, "NVIDIA H200"),
-        Architecture(100, 227 * KIB, 228 * KIB, 64, 32, "NVIDIA B200"),
-        Architecture(120, 99 * KIB, 100 * KIB, 48, 24, "NVIDIA GeForce RTX 5090"),
+        Architecture(80, 163 * KIB, 164 * KIB, 64, "NVIDIA A100-SXM4-80GB"),
+        Architecture(86, 99 * KIB, 100 * KIB, 48, "NVIDIA GeForce RTX 3090"),
+        Architecture(89, 99 * KIB, 100 * KIB, 48, "NVIDIA GeForce RTX 4090"),
+        Architecture(90, 227 * KIB, 228 * KIB, 64, "NVIDIA H200"),
+        Architecture(100, 227 * KIB, 228 * KIB, 64, "NVIDIA B200"),
+        Architecture(120, 99 * KIB, 100 * KIB, 48, "NVIDIA GeForce RTX 5090"),
     )
 }
 
@@ -67,15 +65,3 @@ def parse(given: str) -> list[Architecture]:
 def is_supported(triton: str, architecture: str) -> bool:
     """Return whether this Triton supports the architecture."""
     return numbers(triton)[:2] >= OLDEST_TRITON.get(architecture, OLDEST_SUPPORTED)
-
-
-def occupancy(architecture: Architecture, warps: int, registers: int, shared: int) -> float:
-    """Return resident warps over the most that a multiprocessor holds; 0 if no block fits."""
-    by_warps = architecture.warps_per_sm // warps
-    units = -(-registers * 32 // REGISTERS_AT_ONCE)
-    by_registers = REGISTERS // (max(units, 1) * REGISTERS_AT_ONCE) // warps
-    by_shared = architecture.shared_per_sm // (shared + RESERVED_SHARED)
-    if shared > architecture.shared_per_block:
-        by_shared = 0
-    blocks = min(architecture.blocks_per_sm, by_warps, by_registers, by_shared)
-    return blocks * warps / architecture.warps_per_sm

@@ -15,9 +15,8 @@ from triton.compiler.errors import CompilationError
 
 from nsabench.failure import Failure
 from nsabench.model.vocabulary import Status
-from nsabench.preflight.architectures import KIB, RESERVED_SHARED, Architecture, occupancy
+from nsabench.preflight.architectures import KIB, RESERVED_SHARED, Architecture
 from nsabench.preflight.launch import CompiledLaunch
-from nsabench.preflight.machine_code import Unwritten, unwritten
 from nsabench.preflight.record import Call
 from nsabench.worker.guard import guarded, one_line
 
@@ -41,19 +40,12 @@ def build(launch: CompiledLaunch, call: Call, architecture: Architecture) -> Com
     registers, spill_bytes = cubin.read_usage()
     shared = compiled.dynamic_shared_bytes + cubin.static_shared_bytes()
     status, reason = Status.OK, ""
-    if wrong := cubin.list_unwritten() if compiled.uses_wgmma else []:
-        status = Status.COMPILE_ERROR
-        reason = (
-            f"its machine code is wrong: {wrong[0]}, which nothing wrote. The compiler made it so; "
-            "it must not run"
-        )
-    elif shared > architecture.shared_per_block:
+    if shared > architecture.shared_per_block:
         status = Status.OUT_OF_MEMORY
         reason = (
             f"it needs {shared / KIB:.1f} KiB of shared memory and {architecture.name} gives a "
             f"block {architecture.shared_per_block // KIB} KiB"
         )
-    warps = compiled.warps
     return launch.model_copy(
         update={
             "status": status,
@@ -62,10 +54,7 @@ def build(launch: CompiledLaunch, call: Call, architecture: Architecture) -> Com
             "spill_bytes": spill_bytes,
             "shared_bytes": shared,
             "shared_limit_bytes": architecture.shared_per_block,
-            "warps": warps,
-            "occupancy": occupancy(architecture, warps, registers, shared)
-            if registers is not None
-            else None,
+            "warps": compiled.warps,
             "code_bytes": cubin.code_bytes(),
             "compile_s": compile_s,
         }
@@ -93,35 +82,28 @@ class Cubin:
     kernel: str
 
     def read_usage(self) -> tuple[int | None, int | None]:
-        """Return registers and spilled bytes a thread; None without cuobjdump."""
-        listing = self._shown_by("cuobjdump", "-res-usage")
-        functions = [m for m in _FUNCTION.findall(listing) if self.kernel in m[0]]
+        """Return registers and spilled bytes a thread; None without Triton's cuobjdump."""
+        tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+        with NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(self.content)
+            file.flush()
+            try:
+                done = subprocess.run(
+                    [tool, "-res-usage", file.name],
+                    capture_output=True,
+                    text=True,
+                    timeout=_TOOL_LIMIT_S,
+                    check=True,
+                )
+            except (OSError, subprocess.SubprocessError):
+                return None, None
+        functions = [m for m in _FUNCTION.findall(done.stdout) if self.kernel in m[0]]
         if not functions:
             return None, None
         return (
             max(int(registers) for _, registers, _, _ in functions),
             max(max(int(stack), int(local)) for *_, stack, local in functions),
         )
-
-    def list_unwritten(self) -> list[Unwritten]:
-        return unwritten(self._shown_by("nvdisasm", "-c"))
-
-    def _shown_by(self, program: str, *options: str) -> str:
-        """Return the output of a tool of Triton for the cubin; empty if it cannot run."""
-        tool = Path(triton.__file__).parent / "backends/nvidia/bin" / program
-        with NamedTemporaryFile(suffix=".cubin") as file:
-            file.write(self.content)
-            file.flush()
-            try:
-                return subprocess.run(
-                    [tool, *options, file.name],
-                    capture_output=True,
-                    text=True,
-                    timeout=_TOOL_LIMIT_S,
-                    check=True,
-                ).stdout
-            except (OSError, subprocess.SubprocessError):
-                return ""
 
     def static_shared_bytes(self) -> int:
         sizes = {name: size for name, size in self._sections() if name.startswith(".nv.shared.")}

@@ -55,23 +55,21 @@ class Compiler:
         self._done = done
         self._worker = WarmWorker(self._make_program)
         self._lost: list[CompiledLaunch] = []  # while they were recorded
-        self.stopped = False
+        self._stopped = False
 
     def stop(self) -> None:
-        """Stop at once, from any thread; `run` returns what is complete."""
-        self.stopped = True
+        """Stop at once, from any thread."""
+        self._stopped = True
         self._worker.kill()
 
     def run(self, cases: list[Case]) -> list[CompiledLaunch]:
         """Record and compile. If a worker dies, only the launch that it compiled is lost."""
         rows: list[CompiledLaunch] = []
         try:
-            built: dict[str, CompiledLaunch] = {}
             for launch in self._rows_to_build(cases):
-                is_complete = not launch.key or self.stopped
-                row = launch if is_complete else self._build(launch, cases, built)
-                if self.stopped:
+                if self._stopped:
                     break
+                row = self._build(launch, cases) if launch.key else launch
                 rows.append(row)
                 self._done(row)
         finally:
@@ -93,18 +91,12 @@ class Compiler:
                 request = Record(cases=cases, skip=skip, ahead=self._task.ahead)
                 return self._worker.ask(request, Recorded, self._timeout_s).launches
             except WorkerLost as lost:
-                if self.stopped or not lost.death.suspect:
+                if self._stopped or not lost.death.suspect:
                     raise
                 op, _, name = lost.death.suspect.partition("/")
                 self._lost.append(self._task.row(op, name, lost.death.status, lost.death.reason))
 
-    def _build(
-        self, launch: CompiledLaunch, cases: list[Case], built: dict[str, CompiledLaunch]
-    ) -> CompiledLaunch:
-        """Compile a launch, unless `built` has its key."""
-        if (same := built.get(launch.key)) is not None:
-            own = {"op", "implementation", "example", "cases"}
-            return same.model_copy(update=launch.model_dump(include=own))
+    def _build(self, launch: CompiledLaunch, cases: list[Case]) -> CompiledLaunch:
         try:
             if self._worker.process is None:
                 self._record(cases)
@@ -114,7 +106,6 @@ class Compiler:
             row = launch.model_copy(update=changed)
         if row.status is Status.COMPILE_ERROR and self._worker.process is not None:
             row.reason += _diagnostic(self._worker.log.text())
-        built[launch.key] = row
         return row
 
     def _make_program(self) -> Program:

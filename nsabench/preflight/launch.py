@@ -47,9 +47,6 @@ class CompiledLaunch(Message):
     shared_limit_bytes: int | None = Field(
         None, description="byte; shared memory the architecture gives a block"
     )
-    occupancy: float | None = Field(
-        None, description="1; resident warps over those a multiprocessor can hold"
-    )
     schema_version: int = 1
 
     @property

@@ -22,17 +22,12 @@ ALIGNMENT = 16  # bytes or units: what Triton specialises pointers and integers 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled kernel.
-
-    kernel: its name in the cubin, or a part of it. uses_wgmma: whether it multiplies tiles in
-    shared memory by sm_90 instructions.
-    """
+    """A compiled kernel. kernel: its name in the cubin, or a part of it."""
 
     cubin: bytes
     kernel: str
     warps: int
     dynamic_shared_bytes: int
-    uses_wgmma: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,7 +108,6 @@ def _compile(function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
         str(made.metadata.name),
         int(made.metadata.num_warps),
         int(made.metadata.shared),
-        "wgmma" in made.asm["ptx"],
     )
 
 

@@ -1,17 +1,17 @@
-"""Runs a preflight: versions, architectures, a pool of compilers, the rows."""
+"""Runs a preflight: versions, architectures and a pool of compilers."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 
 from nsabench import ops
 from nsabench.errors import EnvironmentRefused
+from nsabench.files import writing
 from nsabench.machine.environment.pairs import numbers
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Status
@@ -33,54 +33,39 @@ def run(
     kernels: Path | None = None,
     ops_file: Path | None = None,
     jobs: int | None = None,
-    cache: bool = True,
-) -> Generator[list[CompiledLaunch], None, None]:
-    """Compile everything; yield all rows of an architecture and Triton when they are complete.
+) -> list[CompiledLaunch]:
+    """Compile everything that the cache does not hold, and return a row for each launch.
 
     done: receives each row, in several threads. versions: empty for the installed Triton.
-    cache: keep compiled code. Raises `EnvironmentRefused` if a Triton is missing.
+
+    Raises `EnvironmentRefused` if a Triton is missing or the cache cannot be written.
     """
     tasks = _list_tasks(architectures, versions)
     cases = _load_cases(matrices, ops_file)
-    with ExitStack() as stack:
-        folder = _find_cache() if cache else None
-        if folder is None:
-            # A killed compiler may write to the folder while it is removed.
-            temporary = tempfile.TemporaryDirectory(
-                prefix="nsabench-preflight-", ignore_cleanup_errors=True
-            )
-            folder = Path(stack.enter_context(temporary))
-        # An option and not a variable, since worker templates depend on the environment.
-        given = {"--cache": folder, "--kernels": kernels, "--ops": ops_file}
-        options = [word for name, file in given.items() if file for word in (name, str(file))]
-        supported = [task for task in tasks if is_supported(task.triton, task.architecture.name)]
-        for task in tasks:
-            if task not in supported:
-                reason = f"Triton {task.triton} does not know {task.architecture.name}"
-                yield [task.row("", "(all)", Status.UNSUPPORTED, reason)]
-        compilers = [Compiler(task, options, TIMEOUT_S, done) for task in supported]
-        pool = stack.enter_context(ThreadPoolExecutor(jobs or len(os.sched_getaffinity(0))))
-        futures = [pool.submit(compiler.run, cases) for compiler in compilers]
+    cache = tritons.cache_folder() / "preflight"
+    with writing(cache, f"try again, or name another folder in {tritons.CACHE_VARIABLE}"):
+        cache.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=cache).close()
+    # An option and not a variable, since worker templates depend on the environment.
+    given = {"--cache": cache, "--kernels": kernels, "--ops": ops_file}
+    options = [word for name, file in given.items() if file for word in (name, str(file))]
+    rows: list[CompiledLaunch] = []
+    compilers: list[Compiler] = []
+    for task in tasks:
+        if is_supported(task.triton, task.architecture.name):
+            compilers.append(Compiler(task, options, TIMEOUT_S, done))
+        else:
+            reason = f"Triton {task.triton} does not know {task.architecture.name}"
+            rows.append(task.row("", "(all)", Status.UNSUPPORTED, reason))
+    with ThreadPoolExecutor(jobs or len(os.sched_getaffinity(0))) as pool:
         try:
-            for future in as_completed(futures):
-                yield future.result()
+            for compiled in pool.map(lambda compiler: compiler.run(cases), compilers):
+                rows += compiled
         except BaseException:
-            for future in futures:
-                future.cancel()
             for compiler in compilers:
                 compiler.stop()
             raise
-
-
-def _find_cache() -> Path | None:
-    """Return the folder for compiled code; None if it cannot be written."""
-    folder = tritons.cache_folder() / "preflight"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError:
-        return None
-    return folder
+    return rows
 
 
 def _list_tasks(architectures: Sequence[Architecture], versions: Sequence[str]) -> list[Task]:

@@ -1,5 +1,5 @@
 """Windows over keys and values that nothing can be copied from asynchronously, values narrower than
-keys: once with as many columns a tile as values have, once as the library launches it."""
+keys, with as many columns a tile as values have. The library launches wider tiles."""
 
 from unittest import mock
 
@@ -21,10 +21,5 @@ def as_wide_as_values(q, k, v, cu_seqlens=None, *, window, sm_scale, max_seqlen)
         mock.patch.object(forward, "value_columns", lambda d, dv, size: dv),
         mock.patch.object(config, "value_columns", lambda d, dv, size: dv),
     ):
-        return as_shipped(q, k, v, cu_seqlens, window=window, sm_scale=sm_scale, max_seqlen=0)
-
-
-@implementation(op="sliding_window", name="as_shipped", devices=("cuda",))
-def as_shipped(q, k, v, cu_seqlens=None, *, window, sm_scale, max_seqlen):
-    keys, values = odd(k, k.shape[3]), odd(v, v.shape[3] // 4)
-    return nsa_kernels.sliding_window(q, keys, values, window=window, sm_scale=sm_scale)[0]
+        keys, values = odd(k, k.shape[3]), odd(v, v.shape[3] // 4)
+        return nsa_kernels.sliding_window(q, keys, values, window=window, sm_scale=sm_scale)[0]
