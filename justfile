@@ -86,6 +86,11 @@ gpu-packages *arguments: install
 gpu-self-check *arguments: install
     .venv/bin/nsabench all tests/gpu/self_check.yaml --kernels tests/gpu/self_check.py --device cuda --out results/self-check "$@"
 
+# One implementation against itself in 20 processes of three shapes: what does a process change? (CUDA)
+gpu-offsets: install
+    .venv/bin/nsabench run tests/gpu/process_offsets.yaml --kernels tests/gpu/self_check.py --device cuda --out results/offsets
+    {{ python }} -m tests.gpu.process_offsets results/offsets
+
 # One run on one GPU, and one on two: how long, and do they agree? (2 x CUDA)
 gpu-two: install
     #!/bin/sh

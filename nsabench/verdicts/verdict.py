@@ -22,8 +22,8 @@ from nsabench.verdicts.statistics import (
     ratio_of_rounds,
 )
 
-# Medians of one implementation in two processes differ by this much
-# (docs/explanation/measurement.md).
+# Medians of one implementation in two processes differ by as much as this, and their ratios by a
+# standard deviation of 0.6 % (docs/explanation/measurement.md).
 DRIFT = 0.03
 # A second run moves ratios by as much as this, and smaller differences are of no use.
 SAME_BAND = 0.01
@@ -182,9 +182,7 @@ def is_close(judged: Comparison, margin: float = MARGIN) -> bool:
         return False
     at_margin = judged.lo < margin * (1 + NEAR) and judged.hi > margin * (1 - NEAR)
     by_little = (
-        abs(judged.ratio - 1) < SAME_BAND + NEAR
-        or abs(judged.lo - 1) < NEAR
-        or abs(judged.hi - 1) < NEAR
+        abs(judged.ratio - 1) < DRIFT or abs(judged.lo - 1) < NEAR or abs(judged.hi - 1) < NEAR
     )
     # An inconclusive verdict stays so, and `same` is far from the margin.
     return judged.verdict in (Verdict.FASTER, Verdict.SLOWER) and (by_little or at_margin)

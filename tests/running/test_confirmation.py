@@ -100,7 +100,15 @@ def test_throttling_makes_a_verdict_inconclusive() -> None:
 
 @pytest.mark.parametrize(
     ("ratio", "expected"),
-    [(1.5, False), (0.5, False), (1.2, True), (1.205, True), (1.015, True), (1.0, False)],
+    [
+        (1.5, False),
+        (0.5, False),
+        (1.2, True),
+        (1.205, True),
+        (1.015, True),
+        (1.025, True),
+        (1.0, False),
+    ],
 )
 def test_what_hangs_on_little(ratio: float, expected: bool) -> None:
     assert is_close(verdict(ratio)) is expected
@@ -112,6 +120,19 @@ def again(ratio: float, count: int = 50) -> CaseState:
         Observation(implementation="best", status=Status.OK, samples=samples(ratio, count=count)),
     ]
     return confirmation(case_id="c", observations=observations)
+
+
+@pytest.mark.parametrize(("offset", "most"), [(0.006, 0.01), (0.01, 0.05)])
+def test_a_kernel_against_itself_is_hardly_ever_faster(offset: float, most: float) -> None:
+    """Each process treats the two arms differently, by a ratio of that standard deviation."""
+    rng, trials, faster = np.random.default_rng(5), 300, 0
+    for _ in range(trials):
+        first, second = np.exp(offset * rng.standard_normal(2))
+        judgement = verdict(first, count=20)
+        if is_close(judgement):
+            judgement = verdict(first, count=20, second=again(second, count=20))
+        faster += judgement.verdict is Verdict.FASTER
+    assert faster / trials <= most
 
 
 def test_a_second_process_that_agrees_changes_nothing() -> None:
@@ -232,7 +253,9 @@ def test_a_clear_verdict_is_not_touched_by_a_confirmation() -> None:
 
 def test_a_baseline_that_was_dropped_early_cannot_become_the_best_by_drift() -> None:
     """Clocks fall by a fifth after round 20: early medians flatter whoever was dropped there."""
-    late = Samples(round=list(range(200)), time_ms=[1.0] * 20 + [1.2] * 180)
+    steps = [1.0] * 20 + [1.2] * 180
+    times = [ms * (1 + 1e-5 * (i % 7)) for i, ms in enumerate(steps)]
+    late = Samples(round=list(range(200)), time_ms=times)
     records = [
         record("mine", Role.CANDIDATE, samples=late),
         record("best", Role.BASELINE, samples=late),
