@@ -18,6 +18,7 @@ from nsabench.output import terminal
 from nsabench.running.folder import RunFolder
 from nsabench.verdicts import audit
 from nsabench.verdicts.attempts import states_of
+from nsabench.verdicts.audit.table import UNITS_MS
 from nsabench.verdicts.failures import found_while_measuring
 from nsabench.verdicts.merged import assemble
 
@@ -25,16 +26,28 @@ from nsabench.verdicts.merged import assemble
 @click.command("audit")
 @click.argument("path", type=click.Path(path_type=Path, exists=True))
 @click.option("--gpu", metavar="NAME", help='Device of a CSV table, such as "RTX 4090".')
+@click.option("--candidate", multiple=True, metavar="NAME", help="Candidate of a CSV table.")
+@click.option("--baseline", multiple=True, metavar="NAME", help="Baseline of a CSV table.")
+@click.option("--unit", type=click.Choice(list(UNITS_MS)), help="Unit of columns that name none.")
 @click.option("--each", is_flag=True, help="Print each finding on a line, even if many are alike.")
 @_options.ops_of_the_run
 @_options.as_json
-def command(path: Path, gpu: str | None, each: bool, as_json: bool) -> int:
+def command(
+    path: Path,
+    gpu: str | None,
+    candidate: tuple[str, ...],
+    baseline: tuple[str, ...],
+    unit: str | None,
+    each: bool,
+    as_json: bool,
+) -> int:
     """Apply the checks to a run or a CSV table.
 
-    Lines of a CSV table are of one case if they agree in sizes, dtype, distribution, direction,
-    mode, streams and n_spans. Other columns, such as batch or seed, distinguish lines of a case.
+    A table has a column of times for each implementation (triton_ms, sdpa_ms), or a row for each
+    (implementation, time_ms). The first lines say which column was taken for what. If the names do
+    not tell a candidate, give --candidate.
 
-    Exits with 1 if a finding makes a verdict invalid.
+    Exits with 1 if a finding makes a verdict invalid, and with 2 without a candidate.
 
     Example: nsabench audit timings.csv --gpu "RTX 4090"
     """
@@ -58,7 +71,9 @@ def command(path: Path, gpu: str | None, each: bool, as_json: bool) -> int:
             sentence = f"{len(missing)} of {len(plan.cases)} cases were not measured"
             findings.insert(0, Finding("completeness", Effect.INVALID, sentence))
     else:
-        findings = audit.audit_csv(path, gpu)
+        findings = audit.audit_csv(
+            path, gpu, candidates=candidate, baselines=baseline, unit=unit or ""
+        )
     if as_json:
         say_json([asdict(f) for f in findings])
     else:

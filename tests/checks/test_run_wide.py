@@ -1,6 +1,6 @@
-"""The small checks: ordering, timer, duplicates, monotone."""
+"""The small checks: ordering, timer."""
 
-from nsabench.checks import Effect, Limits, duplicates, monotone, ordering, timer
+from nsabench.checks import Effect, Limits, ordering, timer
 from nsabench.model.vocabulary import Status
 
 
@@ -30,24 +30,3 @@ def test_measured_ceilings_are_held_against_the_data_sheet():
     assert effects(4250.0, 780.0) == []
     assert effects(5500.0, 780.0) == [Effect.INCONCLUSIVE]
     assert effects(4250.0, 300.0) == [Effect.NOTE]
-
-
-def test_a_record_that_is_there_twice_makes_its_case_invalid(make_row):
-    (finding,) = duplicates.check([make_row(), make_row(), make_row(L=64)], Limits())
-    assert (finding.effect, finding.implementation) == (Effect.INVALID, "mine")
-    assert "2 times" in finding.sentence
-
-
-def test_an_advantage_that_ends_is_no_threshold(make_row):
-    def rows(speedups):
-        lengths = (64, 128, 256)
-        return [
-            row
-            for n, s in zip(lengths, speedups, strict=True)
-            for row in (make_row("b", "baseline", s, L=n), make_row(median_ms=1.0, L=n))
-        ]
-
-    (finding,) = monotone.check(rows([0.5, 1.4, 0.8]), Limits())
-    assert finding.effect is Effect.NOTE
-    assert "1.40 times as fast as the baseline at L=128 but 0.80 at L=256" in finding.sentence
-    assert monotone.check(rows([0.5, 1.4, 1.1]), Limits()) == []

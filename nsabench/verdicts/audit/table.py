@@ -1,4 +1,7 @@
-"""Read a CSV of timings whose columns have the names that its author gave them."""
+"""Read a CSV of timings whose columns have the names that its author gave them.
+
+A wide table has a column of times for each implementation, and a long one a row.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,8 @@ import csv
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -16,19 +18,11 @@ from pydantic import ValidationError
 from nsabench import limits, ops, reading
 from nsabench.errors import UsageError
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import (
-    DTYPE_NAMES,
-    Direction,
-    DType,
-    Mode,
-    Role,
-    Status,
-)
+from nsabench.model.vocabulary import DTYPE_NAMES, Direction, DType, Role, Status
 from nsabench.ops import Shape
 
 OP = "selection_rows"
-
-# Names of one letter must match exactly. Longer names match in any case, with - or blank for _.
+# Names of one letter must match exactly, longer ones in any case.
 SIZES = {
     "N": ("N", "rows", "n_rows", "num_rows"),
     "H": ("H", "heads", "n_heads", "num_heads"),
@@ -36,48 +30,30 @@ SIZES = {
     "Dv": ("Dv", "d_v", "head_dim_v", "v_dim"),
     "L": ("L", "length", "sel_len", "selected_length", "kv_len", "n_keys"),
 }
-CANDIDATES = ("triton", "tri", "candidate", "kernel", "custom", "ours", "mine", "fa2", "nsa")
-BASELINES = ("sdpa", "ref", "reference", "baseline", "torch", "pytorch", "eager", "naive", "masked")
 OTHERS = {
     "speedup": ("speedup", "speed_up", "ratio"),
     "mae": ("mae", "mean_abs_err", "mean_abs_error", "l1"),
     "dtype": ("dtype", "precision"),
-    "distribution": ("distribution", "dist"),
     "direction": ("direction",),
-    "mode": ("mode",),  # some authors mean a distribution
-    "streams": ("streams", "n_streams", "num_streams"),
-    "spans": ("n_spans", "nspans", "num_spans", "spans"),
     "status": ("status", "result", "verdict"),
 }
-# A column of host times or launches ends so, after the name of its implementation.
-HOST = re.compile(r"(^|[_\s])(host|cpu)(_time)?$")
-LAUNCHES = re.compile(r"(^|[_\s])(n_|num_)?(kernel_)?launches$")
-# The driver's own call takes this long (H200, docs/explanation/regimes.md): no launcher is faster.
-LAUNCH_MS = 1.3e-3
-UNITS_MS = {"_ms": 1.0, "_us": 1e-3, "_ns": 1e-6, "_s": 1e3}
-DIRECTIONS = {
-    "": Direction.FORWARD,
-    "forward": Direction.FORWARD,
-    "fwd": Direction.FORWARD,
-    "backward": Direction.BACKWARD,
-    "bwd": Direction.BACKWARD,
-}
-MODES = {
-    "": Mode.STREAM,
-    "stream": Mode.STREAM,
-    "eager": Mode.STREAM,
-    "graph": Mode.GRAPH,
-    "cuda_graph": Mode.GRAPH,
-    "cudagraph": Mode.GRAPH,
-}
-
-# Columns with one of these words in their name hold results, not settings.
+# Column of a long table whose cells name the implementations.
+NAMES = (
+    *("implementation", "impl", "kernel", "provider", "backend", "method"),
+    *("variant", "library", "algorithm", "name"),
+)
+# Words in the name of an implementation. With words of both kinds it is a baseline.
+BASELINES = {"sdpa", "ref", "reference", "baseline", "torch", "pytorch", "eager", "naive", "masked"}
+CANDIDATES = {"triton", "tri", "candidate", "kernel", "custom", "ours", "mine", "my", "fa2", "nsa"}
+UNITS_MS = {"ms": 1.0, "us": 1e-3, "µs": 1e-3, "ns": 1e-6, "s": 1e3}
+TYPICAL = {"median", "mean", "avg", "average", "time", "latency", "runtime", "duration", "elapsed"}
+# A column with one of these words holds another result than the typical time of a call.
 RESULT = re.compile(
-    r"err|errors?|diff|deviation|mae|mse|rmse|rel|std|stdev|stddev|variance|cv|ci|[pq]\d+|median|"
-    r"avg|average|best|winner|faster|slower|speedup|[tg]flops?|flops|gbps|bandwidth|bw|throughput|"
-    r"util|utilization|occupancy|mfu|roofline|efficiency|percent|pct|mem|memory|bytes|peak|power|"
-    r"energy|joules|watts|temp|temperature|clock|mhz|compile|reason|notes?|comment|remark|ok|"
-    r"passed|correct|match|allclose|valid|actual|expected|samples"
+    r"err|errors?|diff|deviation|mae|mse|rmse|rel|std|stdev|stddev|variance|cv|ci|[pq]\d+|min|max|"
+    r"best|winner|faster|slower|speedup|[tg]flops?|flops|gbps|bandwidth|bw|throughput|host|cpu|"
+    r"launches|util|utilization|occupancy|mfu|roofline|efficiency|percent|pct|mem|memory|bytes|"
+    r"peak|power|energy|joules|watts|temp|temperature|clock|mhz|compile|reason|notes?|comment|"
+    r"remark|ok|passed|correct|match|allclose|valid|actual|expected|samples"
 )
 # Columns with one of these names count repetitions.
 REPEAT = re.compile(
@@ -91,143 +67,103 @@ class Line:
     number: int
     cells: Mapping[str, str]
 
-    def value(self, column: str | None) -> float | None:
-        value = self.any_number(column)
-        return value if value is not None and math.isfinite(value) else None
-
-    def any_number(self, column: str | None) -> float | None:
+    def number_in(self, column: str | None) -> float | None:
         """Return the cell as any number, NaN and infinity included, else None."""
         try:
             return float(self.cells.get(column or "", ""))
         except ValueError:
             return None
 
+    def value(self, column: str | None) -> float | None:
+        value = self.number_in(column)
+        return value if value is not None and math.isfinite(value) else None
+
+
+@dataclass(frozen=True)
+class Times:
+    """A column of times, or the part of a long table about one implementation."""
+
+    column: str
+    implementation: str
+    unit_ms: float  # ms in the unit of a cell
+    role: Role | None  # None: not used
+    named_in: str = ""  # the column of a long table that names the implementation
+
+    def is_in(self, line: Line) -> bool:
+        return not self.named_in or line.cells[self.named_in] == self.implementation
+
+    def ms(self, line: Line) -> float | None:
+        value = line.value(self.column)
+        return value * self.unit_ms if value is not None and value > 0 else None
+
 
 @dataclass(frozen=True)
 class Table:
-    """A table with the roles of its columns.
-
-    times: the unit of a column, in ms. hosts: columns of host time and their units in ms, by
-    implementation in lower case; stated times come before launches. The key "" is for a column that
-    does not name an implementation.
-    """
-
     lines: list[Line]
-    columns: list[str]
+    times: list[Times]
     sizes: dict[str, str]
     others: dict[str, str]
-    times: dict[str, float]
-    candidate: str | None
-    baselines: list[str]
-    hosts: tuple[dict[str, tuple[str, float]], ...] = ()
+    settings: list[str]  # columns that tell cases of the same sizes apart
 
-    @property
-    def first_size(self) -> str | None:
-        return next((c for c in self.columns if c not in self.times), None)
+    def of_role(self, role: Role) -> list[Times]:
+        return [times for times in self.times if times.role is role]
 
-    def time_ms(self, line: Line, column: str) -> float | None:
-        value = line.value(column)
-        return value * self.times[column] if value is not None and value > 0 else None
-
-    def label(self, line: Line) -> str:
-        """Return the line in words: sizes or first cell, and what else identifies its case."""
-        return self._words(line, self._distribution(line))
-
-    def _words(self, line: Line, distribution: str) -> str:
-        sizes = [f"{axis}={line.cells[column]}" for axis, column in self.sizes.items()]
-        if not sizes:
-            sizes = [f"{c}={line.cells[c]}" for c in self._unknown[:1]]
-        words = [*sizes, self.cell(line, "dtype"), distribution]
-        if self._direction(line) is Direction.BACKWARD:
-            words.append("backward")
-        if self._streams(line) != 1:
-            words.append(f"{self._streams(line)} streams")
-        if self.mode(line) is Mode.GRAPH:
-            words.append("graph")
-        if spans := self.cell(line, "spans"):
-            words.append(f"{spans} spans")
-        return " ".join(word for word in words if word)
+    def measured(self) -> Iterator[tuple[Line, Times]]:
+        for line in self.lines:
+            for times in self.times:
+                if times.role is not None and times.is_in(line):
+                    yield line, times
 
     def cell(self, line: Line, other: str) -> str:
         return line.cells.get(self.others.get(other, ""), "")
 
-    def _direction(self, line: Line) -> Direction | None:
-        return DIRECTIONS.get(self.cell(line, "direction").lower())
+    def label(self, line: Line) -> str:
+        """Return the case of a line in words: its sizes, dtype and settings."""
+        sizes = [f"{axis}={line.cells[column]}" for axis, column in self.sizes.items()]
+        return " ".join(filter(None, [*sizes, self.cell(line, "dtype"), self._setting(line)]))
 
-    def mode(self, line: Line) -> Mode | None:
-        return MODES.get(self.cell(line, "mode").lower())
-
-    def _streams(self, line: Line) -> int:
-        return int(line.value(self.others.get("streams")) or 1)
-
-    @cached_property
-    def _unknown(self) -> list[str]:
-        known = {*self.times, *self.sizes.values(), *self.others.values()}
-        known |= {column for columns in self.hosts for column, _ in columns.values()}
-        return [column for column in self.columns if column not in known]
-
-    @cached_property
-    def _settings(self) -> list[str]:
-        known = [self._words(line, self._stated_distribution(line)) for line in self.lines]
-        return _find_distinguishing([line.cells for line in self.lines], known, self._unknown)
-
-    def _distribution(self, line: Line) -> str:
-        """Return the distribution, and all settings that have no field of their own."""
-        settings = [f"{c}={line.cells[c]}" for c in self._settings if line.cells[c]]
-        return " ".join([w for w in [self._stated_distribution(line)] if w] + settings)
-
-    def _stated_distribution(self, line: Line) -> str:
-        """Return the distribution with unknown words for direction and mode, which also make
-        another case."""
-        words = [self.cell(line, "distribution")]
-        words += [self.cell(line, "direction")] if self._direction(line) is None else []
-        words += [self.cell(line, "mode")] if self.mode(line) is None else []
-        return " ".join(word for word in words if word)
-
-    def records(self) -> list[Record]:
-        """Return a record for each timed implementation in each line that gives all sizes."""
-        roles = dict.fromkeys(self.baselines, Role.BASELINE)
-        if self.candidate:
-            roles[self.candidate] = Role.CANDIDATE
-        records = (
-            self._make_record(line, c, role) for line in self.lines for c, role in roles.items()
-        )
-        return [record for record in records if record is not None]
+    def _setting(self, line: Line) -> str:
+        return " ".join(f"{c}={line.cells[c]}" for c in self.settings if line.cells[c])
 
     def shape(self, line: Line) -> Shape | None:
         """Return the sizes of the line's case, or None if some are missing or not valid."""
-        sizes = {axis: line.cells[c] for axis, c in self.sizes.items()}
+        sizes = {axis: line.cells[column] for axis, column in self.sizes.items()}
         try:
             return ops.get(OP).shape_model.model_validate(sizes)
         except ValidationError:
             return None
 
-    def _make_record(self, line: Line, column: str, role: Role) -> Record | None:
-        time, shape = self.time_ms(line, column), self.shape(line)
-        if shape is None:
+    def records(self) -> list[Record]:
+        """Return a record for each time of a line that gives all sizes."""
+        records = (self._make_record(line, times) for line, times in self.measured())
+        return [record for record in records if record is not None]
+
+    def _make_record(self, line: Line, times: Times) -> Record | None:
+        time, shape = times.ms(line), self.shape(line)
+        if shape is None or times.role is None:
             return None
         dtype = self._dtype(line)
         # The work of a forward: every timed call does at least that.
         work = ops.get(OP).work(shape, dtype, "dense", 0)
-        spans = line.value(self.others.get("spans"))
+        is_backward = self.cell(line, "direction").lower().startswith("b")
+        is_candidate = times.role is Role.CANDIDATE
         record = Record(
             run_id="",
             case_id=self.label(line),
             op=OP,
-            implementation=name_of(column),
+            implementation=times.implementation,
             device="cuda",
-            role=role,
+            role=times.role,
             status=Status.OK if time is not None else Status.SKIPPED,
             dtype=dtype,
-            shape=shape.model_dump() | ({"n_spans": int(spans)} if spans else {}),
+            shape=shape.model_dump(),
             length=ops.get(OP).length(shape),
             bytes_min=work.bytes_min,
             flops=work.flops,
-            direction=self._direction(line) or Direction.FORWARD,
-            distribution=self._distribution(line),
-            streams=self._streams(line),
-            mode=self.mode(line) or Mode.STREAM,
-            mae=line.any_number(self.others.get("mae")) if role is Role.CANDIDATE else None,
+            direction=Direction.BACKWARD if is_backward else Direction.FORWARD,
+            distribution=self._setting(line),
+            streams=1,
+            mae=line.number_in(self.others.get("mae")) if is_candidate else None,
         )
         timed = replace(record.own, median_ms=time)
         return replace(record, comparisons=(timed,)) if time is not None else record
@@ -239,8 +175,51 @@ class Table:
         return DType(name) if name in set(DType) else DType.FLOAT16
 
 
-def name_of(column: str) -> str:
-    return next((column[: -len(u)] for u in UNITS_MS if column.lower().endswith(u)), column)
+def read(
+    path: Path,
+    candidates: Collection[str] = (),
+    baselines: Collection[str] = (),
+    unit: str = "",
+) -> Table:
+    """Read a table.
+
+    candidates, baselines: names of implementations, by default those with a telling word. unit: of
+    columns that name none. Raises `UsageError` if the file cannot be read, or has no candidate.
+    """
+    try:
+        columns, rows = _parse(reading.read(path, limits.CSV))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", "give a CSV file.") from None
+    except reading.OutOfBounds as error:
+        raise UsageError(f"{path} {error}", "give a CSV file of timings.") from None
+    lines = [Line(number, dict(zip(columns, cells, strict=True))) for number, cells in rows]
+    named = {*map(str.lower, candidates), *map(str.lower, baselines)}
+    found = [t for c in columns if (t := _find_times(c, unit, named)) is not None]
+    if not found or not lines:
+        raise UsageError(
+            f"{path} holds no timings: its columns are {', '.join(columns) or 'missing'}",
+            "name time columns with their unit, such as triton_ms, or give --unit.",
+        )
+    times = [_set_role(t, candidates, baselines) for t in _spread(found, columns, lines)]
+    names = [t.implementation for t in times]
+    known = {name.lower() for name in names}
+    for name in (*candidates, *baselines):
+        if name.lower() not in known:
+            raise UsageError(
+                f"{path} has no times of {name!r}", f"it has times of {', '.join(names)}."
+            )
+    if all(t.role is not Role.CANDIDATE for t in times):
+        raise UsageError(
+            f"{path} does not say which of {', '.join(names)} is the candidate",
+            "name it with --candidate NAME.",
+        )
+    sizes, others = _find_columns(columns, SIZES), _find_columns(columns, OTHERS)
+    known = {*sizes.values(), *others.values(), *(t.column for t in times)}
+    known -= {others.get("direction", "")}
+    known |= {t.named_in for t in times}
+    unknown = [column for column in columns if column not in known]
+    table = Table(lines, times, sizes, others, [])
+    return replace(table, settings=_find_settings(table, unknown))
 
 
 def _parse(data: bytes) -> tuple[list[str], list[tuple[int, list[str]]]]:
@@ -270,42 +249,46 @@ def _parse(data: bytes) -> tuple[list[str], list[tuple[int, list[str]]]]:
     return columns, rows
 
 
-def read(path: Path) -> Table:
-    """Read a table. Raises `UsageError` if the file cannot be read or has no time column."""
-    try:
-        columns, rows = _parse(reading.read(path, limits.CSV))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", "give a CSV file.") from None
-    except reading.OutOfBounds as error:
-        raise UsageError(f"{path} {error}", "give a CSV file of timings.") from None
-    lines = [Line(number, dict(zip(columns, cells, strict=True))) for number, cells in rows]
-    times = {c: unit for c in columns for u, unit in UNITS_MS.items() if c.lower().endswith(u)}
-    stated = {
-        HOST.sub("", name_of(c).lower()): (c, times.pop(c))
-        for c in list(times)
-        if HOST.search(name_of(c).lower())
-    }
-    launches = {
-        LAUNCHES.sub("", c.lower()): (c, LAUNCH_MS) for c in columns if LAUNCHES.search(c.lower())
-    }
-    if not times or not lines:
-        raise UsageError(
-            f"{path} holds no timings: its columns are {', '.join(columns) or 'missing'}",
-            "name time columns with their unit, for example triton_ms and sdpa_ms.",
-        )
-    candidate = next((c for c in times if name_of(c).lower() in CANDIDATES), None)
-    return Table(
-        lines=lines,
-        columns=columns,
-        sizes=_find_columns(columns, SIZES),
-        others=_find_columns(columns, OTHERS),
-        times=times,
-        hosts=(stated, launches),
-        candidate=candidate,
-        baselines=[
-            c for c in times if c != candidate and name_of(c).lower().split("_")[0] in BASELINES
-        ],
-    )
+def _split(name: str) -> list[str]:
+    return [word for word in re.split(r"[^a-z0-9µ#]+", name.lower()) if word]
+
+
+def _find_times(column: str, unit: str, named: Collection[str]) -> Times | None:
+    """Return the times of a column, or None if it holds none. What is left of its name without unit
+    and without words such as median names the implementation, except in a long table."""
+    words = _split(column)
+    if len(words) > 1 and words[-1] in UNITS_MS:
+        unit_ms = UNITS_MS[words.pop()]
+    elif unit and (column.lower() in named or {*words} & (BASELINES | CANDIDATES | TYPICAL)):
+        unit_ms = UNITS_MS[unit]
+    else:
+        return None
+    if any(map(RESULT.fullmatch, words)):
+        return None
+    while words and words[-1] in TYPICAL:
+        words.pop()
+    return Times(column, "_".join(words), unit_ms, None)
+
+
+def _spread(found: Sequence[Times], columns: Sequence[str], lines: Sequence[Line]) -> list[Times]:
+    """Split the times of a long table by implementation."""
+    first = found[0]
+    naming = next((c for c in columns if "_".join(_split(c)) in NAMES), None)
+    if first.implementation or naming is None:
+        return list(found)
+    names = dict.fromkeys(line.cells[naming] for line in lines)
+    return [replace(first, implementation=name, named_in=naming) for name in names]
+
+
+def _set_role(times: Times, candidates: Collection[str], baselines: Collection[str]) -> Times:
+    name, words = times.implementation.lower(), {*_split(times.implementation)}
+    if name in map(str.lower, candidates):
+        return replace(times, role=Role.CANDIDATE)
+    if name in map(str.lower, baselines) or (not baselines and words & BASELINES):
+        return replace(times, role=Role.BASELINE)
+    if not candidates and not words & BASELINES and words & CANDIDATES:
+        return replace(times, role=Role.CANDIDATE)
+    return times
 
 
 def _find_columns(columns: list[str], wanted: Mapping[str, Sequence[str]]) -> dict[str, str]:
@@ -313,34 +296,33 @@ def _find_columns(columns: list[str], wanted: Mapping[str, Sequence[str]]) -> di
     found = {}
     for key, names in wanted.items():
         for name, column in ((n, c) for n in reversed(names) for c in reversed(columns)):
-            plain = column.lower().replace("-", "_").replace(" ", "_")
-            if column == name or (len(name) > 1 and plain == name.lower()):
+            if column == name or (len(name) > 1 and "_".join(_split(column)) == name.lower()):
                 found[key] = column
     return found
 
 
-def _find_distinguishing(
-    lines: Sequence[Mapping[str, str]], known: Sequence[str], columns: Sequence[str]
-) -> list[str]:
-    """Return the fewest columns that distinguish lines with the same known case, in words."""
-    candidates = [c for c in columns if _is_setting(c, [line.get(c, "") for line in lines])]
+def _find_settings(table: Table, columns: Sequence[str]) -> list[str]:
+    """Return the fewest columns that tell lines of the same sizes apart."""
+    cells = {c: [line.cells[c] for line in table.lines] for c in columns}
+    settings = [c for c in columns if _is_setting(c, cells[c])]
     # A column that follows from others, such as batch times length, has more values than they.
-    candidates.sort(key=lambda c: len({line.get(c) for line in lines}))
-    cases: list[tuple[str, ...]] = [(words,) for words in known]
-    telling = []
-    for column in candidates:
-        if len(set(cases)) == len(lines):
-            break
-        finer = [(*case, line.get(column, "")) for case, line in zip(cases, lines, strict=True)]
+    settings.sort(key=lambda c: len(set(cells[c])))
+    naming = table.times[0].named_in
+    cases: list[tuple[str, ...]] = [
+        (table.label(line), line.cells.get(naming, "")) for line in table.lines
+    ]
+    chosen = []
+    for column in settings:
+        finer = [(*case, cell) for case, cell in zip(cases, cells[column], strict=True)]
         if len(set(finer)) > len(set(cases)):
-            telling.append(column)
+            chosen.append(column)
             cases = finer
-    return [column for column in columns if column in telling]
+    return [column for column in columns if column in chosen]
 
 
 def _is_setting(column: str, cells: Sequence[str]) -> bool:
-    name = re.sub(r"[\s\-.]+", "_", column.strip().lower())
-    if REPEAT.fullmatch(name) or any(map(RESULT.fullmatch, re.split(r"[_/()%]+", name))):
+    words = _split(column)
+    if REPEAT.fullmatch("_".join(words)) or any(map(RESULT.fullmatch, words)):
         return False
     # Measured values are fractions that do not repeat.
     filled = [cell for cell in cells if cell]
