@@ -1,8 +1,8 @@
 """Compile kernels ahead of all timing, in several processes.
 
-A compiler keeps only one core busy. So every implementation that compiles is first called on each
-of its cases, and later workers begin with the compiler caches that these calls fill. A call that
-fails here fails again, and is recorded, when it is measured.
+A compiler keeps only one core busy. So every implementation that may compile is first called on
+each of its cases, and later workers begin with the compiler caches that these calls fill. A call
+that fails here fails again, and is recorded, when it is measured.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Condition
@@ -29,7 +28,6 @@ from nsabench.model.vocabulary import Role, Runs
 from nsabench.running.supervisor.death import WorkerLost
 from nsabench.running.supervisor.executor import WorkerExecutor
 from nsabench.running.supervisor.scratch import Scratch, TemporaryFolder
-from nsabench.worker.protocol import Compiled
 
 SHARE = 0.7  # of the device's memory, for all processes
 WORTH_IT = 4  # cases
@@ -40,11 +38,8 @@ SETS = 6  # Memory of a call, in multiples of its inputs and outputs.
 CALL_LIMIT_S = 300.0  # FlashInfer compiles for 144 s beside eleven others.
 MOST_S = 450.0  # workers of one kind begin no call later
 SAY_EVERY_S = 30.0
-# If the first call takes so much longer than the second, it compiled or tuned something.
-COMPILES_S = 0.15
 # The number of shards that share the cores of this host (`fleet.devices` sets it).
 SHARDS_ON_HOST = "NSABENCH_SHARDS_ON_HOST"
-SKIPPED = Compiled(reason="it is compiled when it is measured")
 
 
 @dataclass(frozen=True)
@@ -63,20 +58,23 @@ class Call:
 Family = list[Call]
 
 
-def calls_of(plan: Plan, left: Sequence[Job]) -> dict[bool, list[list[Family]]]:
+def families_of(plan: Plan, left: Sequence[Job]) -> dict[bool, list[Family]]:
     """Return the calls to make. The keys say whether their worker imports no candidate."""
-    calls: dict[ImplementationInfo, dict[str, Call]] = {}
+    families: dict[Hashable, dict[str, Call]] = {}
     for job in left:
         case = plan.measured(job.case.id).case
         for name in job.implementations:
             info = plan.info(case.op, name)
             if _may_compile(info):
+                key = info, ops.sizes_but_length(case), case.dtype, case.distribution, case.streams
                 content = json.dumps(case.content)  # without its timing
-                calls.setdefault(info, {}).setdefault(content, Call(case, info))
-    by_kind: dict[bool, list[list[Family]]] = {True: [], False: []}
-    for info, by_content in calls.items():
+                families.setdefault(key, {}).setdefault(content, Call(case, info))
+    by_kind: dict[bool, list[Family]] = {True: [], False: []}
+    for by_content in families.values():
+        family = sorted(by_content.values(), key=_order)
+        info = family[0].info
         is_clean = info.role is Role.BASELINE and info.source in plan.clean_sources
-        by_kind[is_clean].append(in_turn([*by_content.values()]))
+        by_kind[is_clean].append(family)
     return by_kind
 
 
@@ -87,29 +85,9 @@ def _may_compile(info: ImplementationInfo) -> bool:
     return info.role is Role.CANDIDATE or bool(info.compiled_by)
 
 
-def in_turn(calls: Sequence[Call]) -> list[Family]:
-    """Return families of calls: the smallest case first, and a backward before a forward."""
-
-    def bytes_of(call: Call) -> int:
-        return ops.work(call.case).bytes_min
-
-    smallest = min(calls, key=bytes_of)
-    families: dict[Hashable, Family] = {_key_family(smallest.case): []}
-    for call in calls:
-        families.setdefault(_key_family(call.case), []).append(call)
-    for family in families.values():
-        family.sort(
-            key=lambda call: (
-                call is not smallest,
-                not call.case.direction.differentiates,
-                bytes_of(call),
-            )
-        )
-    return list(families.values())
-
-
-def _key_family(case: Case) -> Hashable:
-    return case.op, ops.sizes_but_length(case), case.dtype, case.distribution, case.streams
+def _order(call: Call) -> tuple[bool, int]:
+    """A backward goes before a forward, and small cases before large ones."""
+    return not call.case.direction.differentiates, ops.work(call.case).bytes_min
 
 
 class Ahead:
@@ -128,7 +106,6 @@ class Ahead:
         self._aside: dict[bool, TemporaryFolder] = {}
         self._is_done = False
         self.first_s: dict[tuple[str, str], float] = {}
-        self.implementations: set[str] = set()
         self.wall_s = 0.0
 
     @property
@@ -144,18 +121,16 @@ class Ahead:
         few = len({job.case.id for job in left}) < WORTH_IT or count < 2
         if self._plan.device != "cuda" or few or self._is_done:
             return
-        calls = calls_of(self._plan, left)
-        if any(calls.values()):
+        families = families_of(self._plan, left)
+        if any(families.values()):
             note(f"compiling ahead in {count} processes")
-            self.call(calls, count, room_bytes, note)
-            note(
-                f"kernels of {len(self.implementations)} implementations were compiled ahead in "
-                f"{self.wall_s:.0f} s"
-            )
+            self.call(families, count, room_bytes, note)
+            names = {name for _, name in self.first_s}
+            note(f"{len(names)} implementations were called ahead in {self.wall_s:.0f} s")
 
     def call(
         self,
-        calls: Mapping[bool, Sequence[list[Family]]],
+        families: Mapping[bool, Sequence[Family]],
         count: int,
         room_bytes: int,
         note: Callable[[str], None],
@@ -167,9 +142,8 @@ class Ahead:
             if not is_clean and self._plan.sandboxed:  # else all share the user's own caches
                 self._begin_with(self._aside[True], executor)
             with _Callers(executor, count, room_bytes) as callers:
-                callers.call_all(calls[is_clean], note)
+                callers.call_all(families[is_clean], note)
             self.first_s |= callers.first_s
-            self.implementations |= callers.compiling
             self._aside[is_clean] = self._scratch.put_aside()
         self._is_done = True
         self.wall_s = time.monotonic() - began
@@ -235,7 +209,6 @@ class Room:
 class _Callers:
     def __init__(self, executor: WorkerExecutor, count: int, room_bytes: int) -> None:
         self.first_s: dict[tuple[str, str], float] = {}
-        self.compiling: set[str] = set()
         self._room = Room(room_bytes - count * CONTEXT_BYTES)
         self._workers = [executor.sibling() for _ in range(count)]
         self._free: SimpleQueue[WorkerExecutor] = SimpleQueue()
@@ -259,14 +232,9 @@ class _Callers:
         for worker in self._workers:
             worker.close()
 
-    def call_all(
-        self, implementations: Sequence[list[Family]], note: Callable[[str], None]
-    ) -> None:
-        for families in implementations:
-            self._submit(self._call_implementation, families)
-            if families[0][0].info.compiled_by:  # its first call need not show that it compiles
-                for family in families[1:]:
-                    self._submit(self._call_family, family)
+    def call_all(self, families: Sequence[Family], note: Callable[[str], None]) -> None:
+        for family in families:
+            self._submit(self._call_family, family)
         while left := [future for future in self._futures if not future.done()]:
             if wait(left, timeout=SAY_EVERY_S).not_done:
                 note(f"compiling ahead: {len(self.first_s)} calls are done")
@@ -276,41 +244,25 @@ class _Callers:
     def _submit(self, do: Callable[..., object], *given: object) -> None:
         self._futures.append(self._threads.submit(do, *given))
 
-    def _call_implementation(self, families: list[Family]) -> None:
-        """Call the smallest case, and the others only if that call compiles something."""
-        [first, *own], *others = families
-        compiled = self._call(first)
-        if first.info.compiled_by or first.info.name in self.compiling:
-            if own:  # its first call may compile what its others need
-                self._submit(self._call_family, own)
-            for family in [] if first.info.compiled_by else others:
-                self._submit(self._call_family, family)
-        elif compiled.is_unsupported and (left := [*own, *chain.from_iterable(others)]):
-            self._call_implementation(in_turn(left))
-
     def _call_family(self, family: Family) -> None:
         first, *others = family
         self._call(first)
         for call in others:
             self._submit(self._call, call)
 
-    def _call(self, call: Call) -> Compiled:
+    def _call(self, call: Call) -> None:
         name = call.info.name
         if name in self._fatal or time.monotonic() >= self._ends_at:
-            return SKIPPED
+            return
         with self._room.take(SETS * ops.work(call.case).bytes_min):
             worker = self._free.get()
             began = time.monotonic()
             try:
-                compiled = worker.compile(call.case, name, call.limit_s)
+                first_s = worker.compile(call.case, name, call.limit_s).first_s
             except (WorkerLost, NsabenchError):
                 self._fatal.add(name)
-                compiled = SKIPPED
+                first_s = 0.0
             finally:
                 self._free.put(worker)
         # Foreign code may have said it.
-        first_s = min(max(compiled.first_s, 0.0), time.monotonic() - began)
-        self.first_s[call.case.id, name] = first_s
-        if first_s - compiled.second_s >= COMPILES_S:
-            self.compiling.add(name)
-        return compiled
+        self.first_s[call.case.id, name] = min(max(first_s, 0.0), time.monotonic() - began)

@@ -274,13 +274,6 @@ class CaseArm:
     def prepare_unchecked(self, round_: int) -> Call:
         return self._without_guard(self._prepare_guarded(round_ % len(self.sets)))
 
-    def time_by_host_s(self) -> float:
-        self.sets.repair_and_flag()
-        call = self._prepare_guarded(0)
-        begun = now_s()
-        self._guarded(call)
-        return now_s() - begun
-
     def _without_guard(self, prepared: Call) -> Call:
         def call() -> Answers:  # the guard would wait for the device
             try:

@@ -83,13 +83,11 @@ class Calibrated(Message):
 
 
 class Compiled(Message):
-    """The times of the first and the second call, or why they failed."""
+    """The time of the call, or why it failed."""
 
     kind: Literal["compiled"] = "compiled"
     first_s: Time = 0.0
-    second_s: Time = 0.0
     reason: str = ""
-    is_unsupported: bool = False
 
 
 class Measured(Message):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch.nn.functional import scaled_dot_product_attention
 
-from nsabench import Unsupported, implementation
+from nsabench import implementation
 
 COMPILES_S = 0.5
 
@@ -45,11 +45,6 @@ def waits_for_the_other(length):
 
 
 @registered
-def ready_made(length):
-    pass
-
-
-@registered
 def ends_its_process(length):
     os._exit(7)
 
@@ -57,16 +52,3 @@ def ends_its_process(length):
 @registered
 def never_ends(length):
     time.sleep(600)
-
-
-@registered
-def fails(length):
-    raise ValueError("not for any length")
-
-
-@registered
-def picky(length):
-    """Compiles what it takes."""
-    if length < 64:
-        raise Unsupported("it takes 64 keys and more")
-    compiles(length)
