@@ -9,18 +9,19 @@ from pathlib import Path
 from nsabench.model.description import Described
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Purpose
-from nsabench.running.attempt import Executor, attempt
+from nsabench.running.attempt import attempt
 from nsabench.running.folder import RunFolder
 from nsabench.running.log import LogFile
 from nsabench.running.policy import next_jobs
+from nsabench.running.supervisor.executor import WorkerExecutor
 from nsabench.verdicts.attempts import CaseState, states_of
 from tests.runs import SIGNER, session_of
 
-Workers = Callable[[], AbstractContextManager[Executor]]
+Workers = Callable[[], AbstractContextManager[WorkerExecutor]]
 
 
 def measure(
-    plan: Plan, folder: Path, workers: Executor | Workers, sandbox: str = ""
+    plan: Plan, folder: Path, workers: WorkerExecutor | Workers, sandbox: str = ""
 ) -> list[CaseState]:
     """Measure all cases. workers: one executor for all of them, or a maker of one for each job."""
     (folder / "logs").mkdir(exist_ok=True, parents=True)
@@ -35,7 +36,7 @@ def measure(
 
 
 @contextmanager
-def _executor(workers: Executor | Workers) -> Iterator[Executor]:
+def _executor(workers: WorkerExecutor | Workers) -> Iterator[WorkerExecutor]:
     if callable(workers):
         with workers() as executor:
             yield executor

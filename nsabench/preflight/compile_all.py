@@ -13,8 +13,8 @@ from nsabench.model.vocabulary import Status
 from nsabench.preflight.architectures import Architecture
 from nsabench.preflight.launch import REPLY, Build, Built, CompiledLaunch, Record, Recorded
 from nsabench.running.supervisor.death import SIGNATURES, WorkerLost
+from nsabench.running.supervisor.process import WarmWorker
 from nsabench.running.supervisor.program import Program, worker_environment
-from nsabench.running.supervisor.warm import WarmWorker
 
 
 @dataclass(frozen=True)

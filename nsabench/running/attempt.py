@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from nsabench.model.job import Death, Job
-from nsabench.model.log import Begun, Ended, Entry, Observed
+from nsabench.model.log import Begun, Ended, Observed
 from nsabench.model.measurement import Observation
-from nsabench.worker.protocol import Measured
-
-
-class Executor(Protocol):
-    def run(self, job: Job) -> Measured | Death: ...
-
-    def log(self) -> str: ...
-
-
-class Append(Protocol):
-    def __call__(self, *entries: Entry) -> None: ...
+from nsabench.running.supervisor.executor import WorkerExecutor
 
 
 def attempt(
     job: Job,
-    executor: Executor,
-    append: Append,
+    executor: WorkerExecutor,
+    append: Callable[..., None],
     keep_printed: Callable[
         [Job, Sequence[Observation], str], None
     ] = lambda job, observations, log: None,

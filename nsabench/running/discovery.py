@@ -28,8 +28,8 @@ def discover(
         worker = WorkerExecutor(
             device, file, sources=imported, ops_file=ops_file, sandboxed=sandboxed
         )
-        with closing(worker) as executor:
-            return executor.discover()
+        with closing(worker):
+            return worker.discover()
 
     installed = list_with(None, without_file(kernels, sources))
     if kernels is None:
@@ -38,7 +38,7 @@ def discover(
 
 
 def without_file(kernels: Path | None, sources: Mapping[str, str]) -> dict[str, str]:
-    own = _find_source(kernels, sources) if kernels is not None else None
+    own = Source.of_digest(kernels, digest_of(kernels, sources)) if kernels is not None else None
     return {source: digest for source, digest in sources.items() if source != own}
 
 
@@ -51,7 +51,7 @@ def join_file(
     """Return `loaded`. Raises `UsageError` if the file has altered what is installed."""
     before = {(info.op, info.name): info for info in installed}
     after = {(info.op, info.name): info for info in loaded}
-    own = _find_source(kernels, sources)
+    own = Source.of_digest(kernels, digest_of(kernels, sources))
     altered = [key for key, info in before.items() if after.get(key) != info]
     # The controls of an op are wrapped around its first baseline, which may be the file's.
     altered += [
@@ -61,13 +61,8 @@ def join_file(
     ]
     if altered:
         op, name = altered[0]
-        more = f" and {len(altered) - 1} more" if len(altered) > 1 else ""
         raise UsageError(
-            f"{kernels} alters what is installed: {name} of {op}{more}",
+            f"{kernels} alters what is installed: {name} of {op}",
             "a file of kernels adds implementations under names of their own, and nothing else.",
         )
     return list(after.values())
-
-
-def _find_source(kernels: Path, sources: Mapping[str, str]) -> Source:
-    return Source.of_digest(kernels, digest_of(kernels, sources))

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from nsabench import labels, ops
 from nsabench.errors import UsageError
 from nsabench.model.plan import Device, Plan, PlannedCase
 from nsabench.planning.shards import estimate_s
-
-# Calls of an alternative besides its samples, and the rate of dense attention on an H200.
-CALLS, FLOP_S = 20, 4e14
 
 
 @dataclass(frozen=True)
@@ -22,28 +17,13 @@ class Estimate:
 
 
 def of_plan(plan: Plan) -> dict[str, Estimate]:
-    computes = {(i.op, i.name): i.computes for i in plan.implementations if i.computes}
-    return {
-        planned.id: of_case(
-            planned,
-            plan.device,
-            {name: dense for (op, name), dense in computes.items() if op == planned.case.op},
-        )
-        for planned in plan.cases
-    }
+    return {planned.id: of_case(planned, plan.device) for planned in plan.cases}
 
 
-def of_case(
-    planned: PlannedCase, device: Device, computes: Mapping[str, str] = MappingProxyType({})
-) -> Estimate:
-    """computes: the op that an alternative computes, by its name."""
+def of_case(planned: PlannedCase, device: Device) -> Estimate:
     case = planned.case
-    seconds = estimate_s(planned, device)
-    if device == "cuda":
-        dense = [computes[name] for name in planned.implementations if name in computes]
-        seconds += CALLS * sum(ops.computed_work(case, op).flops for op in dense) / FLOP_S
     return Estimate(
-        min(seconds, case.timeout_s * len(planned.implementations)),
+        min(estimate_s(planned, device), case.timeout_s * len(planned.implementations)),
         max(2, case.streams) * ops.work(case).bytes_min,
     )
 
@@ -56,9 +36,7 @@ def refuse_unfitting(plan: Plan, memory: int | None) -> None:
     over = [planned for planned in plan.cases if needs[planned.id] > memory]
     if over:
         worst = max(over, key=lambda planned: needs[planned.id])
-        more = {1: "", 2: ", and so does another"}.get(
-            len(over), f", and so do {len(over) - 1} others"
-        )
+        more = f" (the most of {len(over)} cases)" if len(over) > 1 else ""
         raise UsageError(
             f"{labels.named(worst.case)} takes at least {gigabytes(needs[worst.id])}{more}, "
             f"and there are {gigabytes(memory)}",

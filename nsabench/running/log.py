@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
-import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -19,7 +17,6 @@ from nsabench.running import seals
 from nsabench.running.seals import Origin
 from nsabench.signing import Signer
 
-_NO_FILE = {errno.ELOOP: "a link", errno.ENXIO: "a pipe or a device"}
 _REMEDY = "give the folder that nsabench made."
 
 
@@ -53,10 +50,12 @@ class LogFile:
         self._signer = signer
 
     def append(self, *entries: Entry) -> None:
-        """Write and sync entries. Raises `OSError`, or `VerificationFailed` for a foreign write."""
+        """Write and sync entries. Raises `VerificationFailed` after a foreign write."""
         assert self._signer is not None
         if os.fstat(self._file.fileno()).st_size != self._size:
-            self._refuse_foreign()
+            raise VerificationFailed(
+                f"something else wrote to {self.path}", "find out what it was, and start a new run."
+            )
         for entry in entries:
             content = seals.seal(entry, self.end, self._signer)
             self._file.write(content + b"\n")
@@ -67,34 +66,16 @@ class LogFile:
         for entry in entries:
             self.log.add(entry)
 
-    def _refuse_foreign(self) -> None:
-        try:
-            _examine(self.path, lambda entry: None)
-        except (UsageError, VerificationFailed) as error:
-            error.args = (f"something else wrote to {self.path}: {error}",)
-            raise
-        raise VerificationFailed(
-            f"something else wrote to {self.path}: its length is not what was written",
-            f"find out what it was, then resume with --resume {self.path.parent}.",
-        )
-
     def close(self) -> None:
         self._file.close()
 
 
 def _open_for_append(path: Path) -> BinaryIO:
-    # Not through a link, which could lead out of the run.
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        file = os.fdopen(os.open(path, flags, 0o666), "ab")
-    except OSError as error:
-        if error.errno not in _NO_FILE:
-            raise
-        raise UsageError(f"{path} is {_NO_FILE[error.errno]} and not a file", _REMEDY) from None
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise UsageError(f"{path} is a pipe or a device and not a file", _REMEDY)
-    return file
+    # A link could lead out of the run.
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        what = "a link" if path.is_symlink() else "a pipe or a device"
+        raise UsageError(f"{path} is {what} and not a file", _REMEDY)
+    return path.open("ab")
 
 
 def read(path: Path) -> Log:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -315,20 +315,19 @@ class LostTwice:
 
     made = 0
 
-    def __init__(self, program: object, memory_limit_bytes: object) -> None:
+    def __init__(self, program: object) -> None:
         LostTwice.made += 1
         self.number, self.log = LostTwice.made, Printed()
 
-    def ask(self, request: Message, limit_s: float, max_steps: int) -> Iterator[Message]:
+    def ask(self, request: Message, expected: type, limit_s: float, *_: object) -> Message:
         if self.number == 2:
             raise WorkerLost(timed_out(Step(phase="start"), limit_s))
         if isinstance(request, Record):
-            yield Recorded(launches=[launch(key) for key in "abcd"])
-            return
+            return Recorded(launches=[launch(key) for key in "abcd"])
         assert isinstance(request, Build)
         if request.launch.key == "b":
             raise WorkerLost(timed_out(Step(phase="build"), limit_s))
-        yield Built(launch=request.launch)
+        return Built(launch=request.launch)
 
     def kill(self) -> None: ...
 
@@ -337,7 +336,7 @@ class LostTwice:
 
 @pytest.fixture
 def lost_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsabench.running.supervisor.warm.WorkerProcess", LostTwice)
+    monkeypatch.setattr("nsabench.running.supervisor.process.WorkerProcess", LostTwice)
     monkeypatch.setattr(LostTwice, "made", 0)
 
 

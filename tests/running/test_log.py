@@ -160,25 +160,6 @@ def test_every_torn_end_is_forgiven(path: Path) -> None:
     assert origin.sessions == 3
 
 
-@pytest.mark.parametrize(
-    ("foreign", "sentence"),
-    [
-        (b"rubbish\n", "log.jsonl:9: not a line"),
-        (b"no end of a line", "its length is not what was written"),
-    ],
-)
-def test_what_something_else_wrote_is_told_at_once(
-    path: Path, foreign: bytes, sentence: str
-) -> None:
-    good = path.read_bytes()
-    with closing(LogFile(path)) as log:
-        log.sign_as(ME)
-        path.write_bytes(good + foreign)
-        with pytest.raises((VerificationFailed, UsageError), match=sentence):
-            log.append(SESSION)
-    assert path.read_bytes() == good + foreign, "it is left as it is for a person to look at"
-
-
 def test_only_one_process_writes_a_log(path: Path) -> None:
     with closing(LogFile(path)), pytest.raises(UsageError, match="another nsabench"):
         LogFile(path)

@@ -42,8 +42,8 @@ def mine(q, k, v, *, sm_scale):
     [
         ("environment.json", '"cpu":', '"cpu": "Xeon", "was":', "environment.json: its sha256"),
         ("plan.json", '"mae": ', '"mae": 1', "written under another plan"),
-        ("log.jsonl", '"copy_gb_s":', '"copy_gb_s":9', "line 1 is not what was measured"),
-        ("log.jsonl", "", '{"entry":{"kind":"ended"}}\n', "line "),
+        ("log.jsonl", '"copy_gb_s":', '"copy_gb_s":9', "something else wrote"),
+        ("log.jsonl", "", '{"entry":{"kind":"ended"}}\n', "something else wrote"),
     ],
 )
 def test_what_a_kernel_altered_is_not_signed(

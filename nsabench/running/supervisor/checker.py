@@ -17,8 +17,8 @@ from nsabench.model.job import Death
 from nsabench.model.measurement import Message
 from nsabench.model.plan import Device
 from nsabench.running.supervisor.death import CheckerLost, WorkerLost
+from nsabench.running.supervisor.process import WarmWorker
 from nsabench.running.supervisor.program import Program, worker_environment
-from nsabench.running.supervisor.warm import WarmWorker
 from nsabench.worker.protocol import Refused, Step
 
 DIAGNOSIS_LIMIT_S = 60.0  # for each implementation; its own search ends after two seconds

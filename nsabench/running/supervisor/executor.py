@@ -8,10 +8,8 @@ from secrets import token_hex
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-import psutil
-
 from nsabench import limits
-from nsabench.checker.messages import Judged
+from nsabench.checker.messages import Checked, Judged
 from nsabench.delivery import Delivery
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.machine.environment import nvml
@@ -31,10 +29,10 @@ from nsabench.running.supervisor.death import (
     WorkerRefused,
     broke_protocol,
 )
+from nsabench.running.supervisor.process import WarmWorker
 from nsabench.running.supervisor.program import Program, measuring
 from nsabench.running.supervisor.scratch import Scratch
 from nsabench.running.supervisor.timeouts import MAX_STEPS
-from nsabench.running.supervisor.warm import WarmWorker
 from nsabench.verdicts.blame import BEFORE_ANY
 from nsabench.worker.conditions import ConditionMonitor
 from nsabench.worker.protocol import (
@@ -81,7 +79,6 @@ class WorkerExecutor:
         is_clean: bool = False,
         checker: CheckerProcess | None = None,
         on_step: Callable[[Step], None] = lambda step: None,
-        memory_limit_bytes: int | None = None,
     ) -> None:
         self.device = device
         self.kernels = kernels
@@ -89,7 +86,6 @@ class WorkerExecutor:
         self.ops_file = ops_file
         self.on_step = on_step
         self.is_clean = is_clean
-        self._memory_limit = memory_limit_bytes
         self._run = run
         self._sandboxed = sandboxed
         self._computes = computes
@@ -98,7 +94,7 @@ class WorkerExecutor:
         self._scratch_is_lent = False
         self._is_sibling = False  # others write to its scratch at the same time
         self._compiled_s: Mapping[tuple[str, str], float] = {}
-        self._worker = WarmWorker(self._make_program, memory_limit_bytes)
+        self._worker = WarmWorker(self._make_program)
         self._checker = checker or CheckerProcess(device, ops_file)
         self._own_checker = checker is None
 
@@ -148,7 +144,7 @@ class WorkerExecutor:
     ) -> M:
         deliveries, suspect, step = 0, "", Step(phase="start")
 
-        def take(reply: Message) -> None:
+        def take(reply: Message) -> Checked | None:
             nonlocal deliveries, suspect, step
             if isinstance(reply, Step):
                 step = reply
@@ -162,13 +158,13 @@ class WorkerExecutor:
                     )
                 if how := find_forgery(reply, step, computes):
                     raise WorkerLost(broke_protocol(how, step))
-                assert self._worker.process is not None
-                self._worker.process.tell(self._checker.check(reply))
+                return self._checker.check(reply)
             elif isinstance(reply, LostDevice):
                 death = Death(
                     status=Status.CRASHED, reason=reply.reason, suspect=reply.implementation
                 )
                 raise WorkerLost(death)
+            return None
 
         try:
             return self._worker.ask(request, expected, limit_s, max_steps, take)
@@ -229,7 +225,6 @@ class WorkerExecutor:
             ops_file=self.ops_file,
             run=self._run,
             sandboxed=self._sandboxed,
-            memory_limit_bytes=self._memory_limit,
         )
         made.borrow(self.scratch)
         made._is_sibling = True
@@ -316,13 +311,12 @@ class WorkerExecutor:
         left = self._worker.process.children() if self._worker.process is not None else []
         if not left:
             return
-        names = ", ".join(sorted({_name_of(child) for child in left}))
         self.retire()
         # Any of the implementations may have started them.
         for observation in observations:
             observation.notes.append(
                 f"after it and those measured with it {len(left)} process(es) were left behind "
-                f"and killed: {names}"
+                "and killed"
             )
 
     @property
@@ -386,10 +380,3 @@ def with_judgement(observation: Observation, judged: Judged | None) -> Observati
 
 def _without_checker(lost: CheckerLost, phase: str, suspect: str = "") -> WorkerLost:
     return WorkerLost(lost.death.model_copy(update={"phase": phase, "suspect": suspect}))
-
-
-def _name_of(process: psutil.Process) -> str:
-    try:
-        return process.name()
-    except psutil.Error:
-        return "?"

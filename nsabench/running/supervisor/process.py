@@ -11,13 +11,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from secrets import token_hex
+from typing import NoReturn, TypeVar
 
 import psutil
 
-from nsabench.delivery import Delivery
 from nsabench.model.job import Death
 from nsabench.model.measurement import Message
 from nsabench.running.supervisor import death, family, program, scratch, templates
@@ -32,6 +32,7 @@ TERM_GRACE_S = 2.0
 REAP_S = 10.0
 READ_TIMEOUT_S = 20.0  # of a worker that waits for a request
 POLL_S = 0.25
+MEMORY_SHARE = 0.85  # of the host memory that is free when a worker starts
 # RLIMIT_NPROC does not limit root. A compiler may start one process for each core.
 MOST_PROCESSES = 64 + 4 * (os.cpu_count() or 1)
 MAX_REPLY_BYTES = 64 << 20
@@ -40,13 +41,16 @@ MOST_PRINTED_BYTES = 1 << 20  # a pipe holds no more, unless root made it larger
 REFUSALS = (1, 2, 3)  # exit codes a worker may ask for
 PR_SET_CHILD_SUBREAPER = 36
 
+M = TypeVar("M", bound=Message)
+Take = Callable[[Message], Message | None]
+
 _workers: set[int] = set()
 # Several threads start workers. A new worker must not be taken for an orphan.
 _births = threading.Lock()
 
 
 class WorkerProcess:
-    def __init__(self, runs: Program, *, memory_limit_bytes: int | None = None) -> None:
+    def __init__(self, runs: Program) -> None:
         _adopt_orphans()
         self._replies = runs.replies
         self._siblings = family.children(os.getpid())
@@ -69,7 +73,7 @@ class WorkerProcess:
         self._is_stopped = False
         self.log = Printed()
         self._step = Step(phase="start")
-        self._memory_limit = memory_limit_bytes or int(psutil.virtual_memory().available * 0.85)
+        self._memory_limit = int(psutil.virtual_memory().available * MEMORY_SHARE)
         self._weighed_at = time.monotonic()
         self._scratch = runs.scratch
         self._buffer = bytearray()
@@ -85,47 +89,54 @@ class WorkerProcess:
         return self._process.pid
 
     def ask(
-        self, request: Message, limit_s: float, *, max_steps: int = MAX_STEPS
-    ) -> Iterator[Message]:
-        """Yield the replies up to the answer. Raises `WorkerLost` or `WorkerRefused`."""
+        self,
+        request: Message,
+        expected: type[M],
+        limit_s: float,
+        max_steps: int = MAX_STEPS,
+        take: Take = lambda reply: None,
+    ) -> M:
+        """Return the answer; see `WarmWorker.ask`."""
         deadline = Deadline(limit_s, max_steps)
+        reads_within_s = deadline.step_s
         if self._has_answered:
             name = getattr(request, "implementation", "")
             self._step = Step(phase="request", implementation=name)
+            reads_within_s = READ_TIMEOUT_S
         try:
-            reads_within_s = READ_TIMEOUT_S if self._has_answered else deadline.step_s
             self._write(request.model_dump_json().encode() + b"\n", reads_within_s)
         except BrokenPipeError:
             raise self._died() from None
         self._step = Step(phase="start")
         while True:
             reply = self._receive(deadline)
+            if isinstance(reply, expected):
+                self._has_answered = True
+                self._may_refuse &= isinstance(request, Describe | Calibrate)
+                self._take_printed()  # what precedes the answer belongs to this request
+                return reply
             if isinstance(reply, Step):
                 self._step = reply
                 if broken := deadline.renew(reply):
                     raise self._broke(broken)
             elif isinstance(reply, Refused):
-                is_early = self._may_refuse and self._step.phase == "start"
-                if not is_early or reply.exit_code not in REFUSALS:
-                    raise self._broke("sent a refusal in the middle of measuring")
-                self.stop()
-                raise WorkerRefused(reply.sentence, reply.remedy, reply.exit_code)
-            # Before `yield`, since the caller may not come back.
-            self._has_answered = not isinstance(reply, Step | Delivery)
-            if self._has_answered:
-                self._may_refuse &= isinstance(request, Describe | Calibrate)
-                self._take_printed()  # what precedes the answer belongs to this request
-            yield reply
-            if self._has_answered:
-                return
-            if isinstance(reply, Step) and reply.awaits:
-                with contextlib.suppress(BrokenPipeError):  # it died; what comes next says how
-                    self._write(GO, deadline.step_s)
+                self._refuse(reply)
+            response = take(reply)
+            if response is not None:
+                data = response.model_dump_json().encode() + b"\n"
+            elif isinstance(reply, Step):
+                data = GO if reply.awaits else b""
+            else:
+                raise self._broke(f"answered with a {type(reply).__name__}")
+            with contextlib.suppress(BrokenPipeError):  # it died; what comes next says how
+                self._write(data, deadline.step_s)
 
-    def tell(self, message: Message) -> None:
-        """Answer a delivery, before the next reply is asked for."""
-        with contextlib.suppress(BrokenPipeError):  # it died; what comes next says how
-            self._write(message.model_dump_json().encode() + b"\n", READ_TIMEOUT_S)
+    def _refuse(self, reply: Refused) -> NoReturn:
+        is_early = self._may_refuse and self._step.phase == "start"
+        if not is_early or reply.exit_code not in REFUSALS:
+            raise self._broke("sent a refusal in the middle of measuring")
+        self.stop()
+        raise WorkerRefused(reply.sentence, reply.remedy, reply.exit_code)
 
     def _write(self, data: bytes, limit_s: float) -> None:
         """Raise `WorkerLost` if the worker does not read in time, `BrokenPipeError` if it died."""
@@ -250,6 +261,50 @@ class WorkerProcess:
         if not self._drain.is_alive():  # else a process that escaped still holds the other end
             self._stderr.close()
         self._is_stopped = True
+
+
+class WarmWorker:
+    """Starts a process for the first request, and a new one after a process was lost."""
+
+    def __init__(self, make_program: Callable[[], Program]) -> None:
+        self.process: WorkerProcess | None = None
+        self.log = Printed()  # of the last process
+        self._make_program = make_program
+        self._is_killed = False
+
+    def ask(
+        self,
+        request: Message,
+        expected: type[M],
+        limit_s: float,
+        max_steps: int = MAX_STEPS,
+        take: Take = lambda reply: None,
+    ) -> M:
+        """Return the answer. Raises `WorkerLost` or `WorkerRefused`.
+
+        take: called with every other reply; returns what the worker is told.
+        """
+        process = self.process = self.process or WorkerProcess(self._make_program())
+        if self._is_killed:
+            process.kill()
+        self.log = process.log
+        self.log.clear()
+        try:
+            return process.ask(request, expected, limit_s, max_steps, take)
+        except BaseException:
+            self.retire()
+            raise
+
+    def kill(self) -> None:
+        """End the process at once and for good; the thread that asks finds it lost."""
+        self._is_killed = True
+        if (process := self.process) is not None:
+            process.kill()
+
+    def retire(self) -> None:
+        process, self.process = self.process, None
+        if process is not None:
+            process.stop()
 
 
 def _start(runs: Program) -> templates.ForkedProcess | subprocess.Popen[bytes]:

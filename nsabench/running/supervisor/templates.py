@@ -92,10 +92,8 @@ class Template:
         try:
             handed = [*theirs, *([] if mailbox is None else [mailbox])]
             socket.send_fds(self._socket, [json.dumps(request).encode()], handed)
-            pid = self._answer(FORK_TIMEOUT_S).get("pid")
-            if not isinstance(pid, int):
-                raise NoTemplate("it is not what it was")
-        except (OSError, NoTemplate) as error:
+            pid = self._answer(FORK_TIMEOUT_S)["pid"]
+        except (OSError, KeyError, NoTemplate) as error:
             for descriptor in ours:
                 os.close(descriptor)
             self.stop()

@@ -28,17 +28,15 @@ def measure(
     tmp_path: Path,
     hostile: str,
     *,
-    memory_limit_bytes: int | None = None,
     timeout_s: float = 3.0,
 ) -> dict[str, Observation]:
     plan = make_plan([hostile, "sdpa_gqa"], timeout_s=timeout_s)
-    [state] = run(plan, tmp_path, memory_limit_bytes)
+    [state] = run(plan, tmp_path)
     return {observation.implementation: observation for observation in state.observations}
 
 
-def run(plan: Plan, folder: Path, memory_limit_bytes: int | None = None) -> list[CaseState]:
-    executor = WorkerExecutor("cpu", HOSTILE, memory_limit_bytes=memory_limit_bytes)
-    with closing(executor):
+def run(plan: Plan, folder: Path) -> list[CaseState]:
+    with closing(WorkerExecutor("cpu", HOSTILE)) as executor:
         states = main_pass.measure(plan, folder, executor)
     assert leftovers() == []
     return states
@@ -146,17 +144,24 @@ def test_outputs_to_check_are_bounded(
     assert observations["sdpa_gqa"].status is Status.OK
 
 
+@pytest.fixture
+def two_gib(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = psutil.virtual_memory()._replace(available=2 << 30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    monkeypatch.setattr(process, "MEMORY_SHARE", 1.0)
+
+
+@pytest.mark.usefixtures("two_gib")
 def test_host_memory_is_bounded(make_plan: MakePlan, tmp_path: Path) -> None:
-    observations = measure(
-        make_plan, tmp_path, "out_of_memory", memory_limit_bytes=2 << 30, timeout_s=60
-    )
+    observations = measure(make_plan, tmp_path, "out_of_memory", timeout_s=60)
     assert observations["out_of_memory"].status == Status.OUT_OF_MEMORY
     assert "2.0 GiB" in observations["out_of_memory"].reason
     assert observations["sdpa_gqa"].status == Status.OK
 
 
+@pytest.mark.usefixtures("two_gib")
 def test_memory_that_processes_share_counts_once(make_plan: MakePlan, tmp_path: Path) -> None:
-    observations = measure(make_plan, tmp_path, "children_share_memory", memory_limit_bytes=2 << 30)
+    observations = measure(make_plan, tmp_path, "children_share_memory")
     assert observations["children_share_memory"].status == Status.OK
     assert any("6 process(es) were left" in n for n in observations["children_share_memory"].notes)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from nsabench.model.description import Described
 from nsabench.running.supervisor import templates
 from nsabench.running.supervisor.process import WorkerProcess
 from nsabench.running.supervisor.program import Program, measuring
@@ -51,7 +52,7 @@ def test_a_worker_is_forked_and_is_a_child_of_this_process(
     assert templates.pids() == template  # both came from one
     for process, folder in ((worker, None), (other, tmp_path)):
         assert isinstance(process._process, ForkedProcess)
-        [*_, answer] = process.ask(Describe(), 60)
+        answer = process.ask(Describe(), Described, 60)
         assert answer.model_dump()["software"]["torch"]
         seen = psutil.Process(process.pid)
         assert seen.ppid() == os.getpid()
