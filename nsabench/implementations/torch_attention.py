@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Hashable
-from contextlib import AbstractContextManager
 from functools import cache, wraps
 from types import ModuleType
 from typing import Any, TypeVar
@@ -12,11 +11,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from nsabench import Unsupported
 
 T = TypeVar("T")
+Attention = Callable[[Tensor, Tensor, Tensor, float], Tensor]  # q, k, v, sm_scale
 FlashAttention = Callable[..., Tensor]  # called as `aten_flash` is
 
 # A larger dense mask is not a serious alternative.
@@ -30,11 +30,22 @@ _SDPA_BACKENDS = {
     "math": SDPBackend.MATH,
 }
 BACKENDS = tuple(_SDPA_BACKENDS)
+BACKENDS_ON_CPU = ("flash", "math")
 
 
-def select_backend(name: str) -> AbstractContextManager[None]:
-    context: AbstractContextManager[None] = sdpa_kernel(_SDPA_BACKENDS[name])
-    return context
+def forced(attention: Attention, backend: str) -> Attention:
+    """Return `attention` by one backend of SDPA; it raises `Unsupported` if there is no kernel."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
+        with sdpa_kernel(_SDPA_BACKENDS[backend]):
+            try:
+                return attention(q, k, v, sm_scale)
+            except RuntimeError as error:
+                if "No available kernel" not in str(error):
+                    raise
+                raise Unsupported(f"torch's {backend} attention takes no such inputs") from error
+
+    return attend
 
 
 SHARES_HEADS = torch.__version__ >= (2, 5)  # SDPA has `enable_gqa`
@@ -211,52 +222,24 @@ def flex_attend(q: Tensor, k: Tensor, v: Tensor, block_mask: Any, sm_scale: floa
 
 
 def block_mask(
-    partial: Tensor,
-    full: Tensor | None,
-    mask_mod: Any,
-    seq_lengths: tuple[int, int],
-    *,
-    backward: bool,
+    tiles: Tensor, mask_mod: Any, seq_lengths: tuple[int, int], *, backward: bool
 ) -> Any:
     """Return the BlockMask of tiles of `TILE` queries by `TILE` keys, without synchronisation.
 
-    partial, full: bool [B,H,query tiles,key tiles]; `mask_mod` decides in `partial`, and in `full`
-    all keys are seen. backward: also build the half that only a backward reads.
+    tiles: bool [B,H,query tiles,key tiles], in which `mask_mod` decides. backward: also build the
+    half that only a backward reads.
     """
     make = flex()[1].BlockMask.from_kv_blocks
     if not accepts(make, "seq_lengths"):
         raise Unsupported(f"torch {torch.__version__} has no seq_lengths in BlockMask")
     halves = not backward and accepts(make, "compute_q_blocks")
+    # The key tiles of each query tile come first.
+    order = tiles.to(torch.int32).argsort(dim=-1, descending=True, stable=True)
     return make(
-        *count_tiles(partial),
-        *(count_tiles(full) if full is not None else ()),
+        tiles.sum(-1, dtype=torch.int32),
+        order.to(torch.int32),
         BLOCK_SIZE=TILE,
         mask_mod=mask_mod,
         seq_lengths=seq_lengths,
         **({"compute_q_blocks": False} if halves else {}),
     )
-
-
-def count_tiles(tiles: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many key tiles each query tile has, and the tiles with those first, both int32."""
-    order = tiles.to(torch.int32).argsort(dim=-1, descending=True, stable=True)
-    return tiles.sum(-1, dtype=torch.int32), order.to(torch.int32)
-
-
-def band_mask(lo: Tensor, hi: Tensor, keys: int, *, backward: bool) -> Any:
-    """Return the BlockMask of queries that see keys lo to hi, int32 [T], which never decrease.
-
-    `create_block_mask` would write T x keys elements; here only the ends of each tile are read.
-    """
-
-    def seen(b: Tensor, h: Tensor, qi: Tensor, ki: Tensor) -> Tensor:
-        return (ki >= lo[qi]) & (ki < hi[qi])
-
-    ragged = (0, -(-lo.numel() // TILE) - lo.numel() // TILE)
-    # Pad a partial last tile with `keys`, so that it counts as partial, never as full.
-    lo_last, hi_last = (pad(x[TILE - 1 :: TILE], ragged, value=keys).unsqueeze(1) for x in (lo, hi))
-    key = torch.arange(0, keys, TILE, dtype=torch.int32, device=lo.device)
-    some = (key < hi_last) & (key + TILE > lo[::TILE].unsqueeze(1))
-    full = (key >= lo_last) & (key + TILE <= hi[::TILE].unsqueeze(1))
-    partial, full = (some ^ full)[None, None], full[None, None]
-    return block_mask(partial, full, seen, (lo.numel(), keys), backward=backward)

@@ -116,13 +116,10 @@ def _block_mask(
 @baseline("sliding_window", "flex_attention", kind="general", compiled_by="triton")
 @baseline("compressed", "flex_attention", kind="general", compiled_by="triton")
 def flex_attention(q: Tensor, k: Tensor, v: Tensor, *packing: Tensor, **options: Any) -> Tensor:
-    """FlexAttention with a block mask."""
+    """FlexAttention with a block mask, without packing."""
+    if packing:
+        raise Unsupported("sequences are packed; use flash_varlen")
     t, keys = q.shape[1], k.shape[1]
     _torch.refuse_mask(t, keys)
-    sizes = _band_sizes(options)
-    if packing:
-        lo, hi = _bounds(_positions(q), packing, *sizes)
-        mask = _torch.band_mask(lo, hi, keys, backward=_torch.wants_grad(q, k, v))
-    else:
-        mask = _block_mask(t, keys, q.device, *sizes)
+    mask = _block_mask(t, keys, q.device, *_band_sizes(options))
     return _torch.flex_attend(q, k, v, mask, options["sm_scale"])

@@ -44,12 +44,14 @@ def sdpa_math(q: Tensor, k: Tensor, v: Tensor, cu: Packing = None, **options: An
         raise Unsupported(f"it would hold {scores:.1e} scores")
     lengths = [q.shape[1]] if cu is None else cu.diff().tolist()
     parts = zip(q.split(lengths, 1), k.split(lengths, 1), v.split(lengths, 1), strict=True)
-    with _torch.select_backend("math"):
-        outs = [causal_sdpa(*part, options["sm_scale"]) for part in parts]
+    attend = _torch.forced(causal_sdpa, "math")
+    outs = [attend(*part, options["sm_scale"]) for part in parts]
     return outs[0] if cu is None else torch.cat(outs, 1)
 
 
 def _register(backend: str) -> None:
+    attend = _torch.forced(causal_sdpa, backend)
+
     @dense_attention(f"sdpa_{backend}")
     def call(q: Tensor, k: Tensor, v: Tensor, cu: Packing = None, **options: Any) -> Tensor:
         if cu is not None:
@@ -59,15 +61,7 @@ def _register(backend: str) -> None:
         group = q.shape[2] // k.shape[2]
         if backend == "efficient" and group > 1:  # it shares no heads
             k, v = (x.transpose(1, 2).repeat_interleave(group, 1).transpose(1, 2) for x in (k, v))
-        with _torch.select_backend(backend):
-            try:
-                return causal_sdpa(q, k, v, options["sm_scale"])
-            except RuntimeError as error:
-                if "No available kernel" not in str(error):
-                    raise
-                raise Unsupported(
-                    f"torch's {backend} attention does not support these inputs"
-                ) from error
+        return attend(q, k, v, options["sm_scale"])
 
 
 for _backend in ("flash", "cudnn", "efficient"):

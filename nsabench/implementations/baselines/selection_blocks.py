@@ -13,8 +13,14 @@ from nsabench.implementations import torch_attention as _torch
 from nsabench.implementations._register import baseline
 from nsabench.implementations.baselines.causal_attention import causal_sdpa
 from nsabench.implementations.baselines.selection_ranges import gather_rows
-from nsabench.implementations.baselines.selection_rows import ON_CPU, forced
-from nsabench.implementations.torch_attention import BACKENDS, TILE, sequence_starts, wants_grad
+from nsabench.implementations.torch_attention import (
+    BACKENDS,
+    BACKENDS_ON_CPU,
+    TILE,
+    forced,
+    sequence_starts,
+    wants_grad,
+)
 
 MAX_MASK_ELEMENTS = 1 << 29
 GATHERED_BYTES = 2 << 30  # of K and V at a time
@@ -23,11 +29,11 @@ MAX_SAVED_BYTES = 32 << 30  # of gathered K and V that a backward needs
 _baseline = partial(baseline, "selection_blocks")
 
 
-def chosen_table(block_indices: Tensor, blocks: int, dtype: torch.dtype = torch.bool) -> Tensor:
-    """Return which blocks each row selected, [B,H,T,blocks]."""
+def chosen_table(block_indices: Tensor, blocks: int) -> Tensor:
+    """Return which blocks each row selected, bool [B,H,T,blocks]."""
     chosen = block_indices.transpose(1, 2).long()
     chosen = chosen.where((chosen >= 0) & (chosen < blocks), blocks)
-    table = torch.zeros(*chosen.shape[:3], blocks + 1, dtype=dtype, device=chosen.device)
+    table = torch.zeros(*chosen.shape[:3], blocks + 1, dtype=torch.bool, device=chosen.device)
     return table.scatter_(-1, chosen, 1)[..., :blocks]
 
 
@@ -102,6 +108,8 @@ def flex_attention(
     q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, *packing: Tensor, **options: Any
 ) -> Tensor:
     """FlexAttention; it skips blocks of 128 keys that none of 128 queries selected."""
+    if packing:
+        raise Unsupported("blocks of packed sequences cross tiles")
     b, t, hq = q.shape[:3]
     h, block_size = k.shape[2], options["block_size"]
     group = hq // h
@@ -110,24 +118,14 @@ def flex_attention(
     if t % TILE or TILE % block_size:
         raise Unsupported(f"T must be a multiple of {TILE}, which must be a multiple of block_size")
     table = chosen_table(blocks, t // block_size)
-    if not packing:
-        per = TILE // block_size
-        tiles = table.view(b, h, t // TILE, TILE, t // TILE, per).any(5).any(3)
+    per = TILE // block_size
+    tiles = table.view(b, h, t // TILE, TILE, t // TILE, per).any(5).any(3)
 
-        def selected(bi: Tensor, hi: Tensor, qi: Tensor, ki: Tensor) -> Tensor:
-            return (ki <= qi) & table[bi, hi // group, qi, ki // block_size]
-    else:
-        # Blocks of packed sequences cross tiles, so only the mask decides.
-        tiles = torch.ones(b, h, t // TILE, t // TILE, dtype=torch.bool, device=q.device)
-        start = sequence_starts(t, packing, q.device)
-        local = (torch.arange(t, device=q.device) - start) // block_size
-
-        def selected(bi: Tensor, hi: Tensor, qi: Tensor, ki: Tensor) -> Tensor:
-            visible = (ki <= qi) & (start[qi] == start[ki])
-            return visible & table[bi, hi // group, qi, local[ki]]
+    def selected(bi: Tensor, hi: Tensor, qi: Tensor, ki: Tensor) -> Tensor:
+        return (ki <= qi) & table[bi, hi // group, qi, ki // block_size]
 
     tiles = tiles.tril().repeat_interleave(group, 1)
-    mask = _torch.block_mask(tiles, None, selected, (t, t), backward=wants_grad(q, k, v))
+    mask = _torch.block_mask(tiles, selected, (t, t), backward=wants_grad(q, k, v))
     return _torch.flex_attend(q, k, v, mask, options["sm_scale"])
 
 
@@ -143,5 +141,7 @@ _register("sdpa_causal", causal_sdpa)
 for _backend in BACKENDS:
     if _backend != "math":
         _register(
-            f"sdpa_causal_{_backend}", forced(causal_sdpa, _backend), on_cpu=_backend in ON_CPU
+            f"sdpa_causal_{_backend}",
+            forced(causal_sdpa, _backend),
+            on_cpu=_backend in BACKENDS_ON_CPU,
         )

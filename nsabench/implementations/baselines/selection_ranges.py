@@ -104,25 +104,7 @@ def packed_sdpa(
 ) -> Tensor:
     """Selected keys gathered for each row, then SDPA under a mask."""
     width = min(selected_len, k.shape[2])
-    return _attend_packed(q, k, v, disjoint(ranges, k.shape[2]), width, sm_scale, masked=True)
-
-
-@_baseline("packed_sdpa_unmasked", on_cpu=True)
-def packed_sdpa_unmasked(
-    q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int
-) -> Tensor:
-    """`packed_sdpa` without a mask, if all rows select as many keys; SDPA is then faster."""
-    spans = disjoint(ranges, k.shape[2])
-    fewest, width = torch.stack(spans[1][:, -1].aminmax()).tolist()
-    if fewest < width or width == 0:
-        raise Unsupported("rows select unequal numbers of keys, or none")
-    return _attend_packed(q, k, v, spans, width, sm_scale, masked=False)
-
-
-def _attend_packed(
-    q: Tensor, k: Tensor, v: Tensor, spans: Spans, width: int, sm_scale: float, *, masked: bool
-) -> Tensor:
-    start, before = spans
+    start, before = disjoint(ranges, k.shape[2])
     b, s, g, h, d = q.shape
     rows, s_kv, dv = b * s * g, k.shape[2], v.shape[3]
     counts = before[:, -1]
@@ -132,12 +114,11 @@ def _attend_packed(
     span.clamp_(max=start.shape[1] - 1)
     key = start.gather(1, span) + step - before.gather(1, span)
     index = (key.clamp_(0, s_kv - 1) + first_keys(q, s_kv).unsqueeze(1)).flatten()
-    keep = step < counts.clamp(min=1).unsqueeze(1) if masked else None
+    keep = step < counts.clamp(min=1).unsqueeze(1)
     keys = gather_rows(k.reshape(-1, d), index).view(rows, width, d)
     values = gather_rows(v.reshape(-1, dv), index).view(rows, width, dv)
     out = heads_as_queries(q.reshape(rows, h, d), keys, values, sm_scale, keep)
-    out = out.reshape(b, s, g, h, dv)
-    return out.masked_fill(counts.view(b, s, g, 1, 1) == 0, 0) if masked else out
+    return out.reshape(b, s, g, h, dv).masked_fill(counts.view(b, s, g, 1, 1) == 0, 0)
 
 
 def _flash(groups: bool, q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, **options: Any) -> Tensor:
@@ -192,7 +173,7 @@ def flex_attention(
         return keep[bi, gi, qi // h, ki]
 
     backward = wants_grad(q, k, v)
-    mask = _torch.block_mask(tiles, None, selected, (s * h, s_kv), backward=backward)
+    mask = _torch.block_mask(tiles, selected, (s * h, s_kv), backward=backward)
     queries = q.transpose(1, 2).reshape(b, g, s * h, d)
     queries, k, v = (x.transpose(1, 2) for x in (queries, k, v))
     out = _torch.flex_attend(queries, k, v, mask, sm_scale).transpose(1, 2)

@@ -67,9 +67,7 @@ def _import_library(package: Package, module: str) -> Any:
     release = f"{package.name} {package.version}"
     try:
         return importlib.import_module(module)
-    except ImportError as error:
-        raise Unsupported(f"{release} cannot be imported: {error}") from error
-    except (RuntimeError, OSError, AttributeError, TypeError) as error:
+    except (ImportError, RuntimeError, OSError, AttributeError, TypeError) as error:
         raise Unsupported(f"{release} fails to import: {type(error).__name__}: {error}") from error
 
 
