@@ -128,15 +128,6 @@ def test_what_lies_beside_a_kernels_file_is_not_imported(tmp_path: Path) -> None
     assert "install that module as a package" in said
 
 
-def test_a_builtin_may_be_an_implementation(tmp_path: Path) -> None:
-    """It tells nothing of its arguments; what comes of a call says whether they were right."""
-    (tmp_path / "mine.py").write_text(
-        "import operator\nfrom nsabench import implementation\n"
-        'implementation(op="selection_rows", name="mine")(__builtins__["max"])\n'
-    )
-    assert "mine.py@" in load_in_a_process(tmp_path / "mine.py", None)
-
-
 def test_what_an_op_leaves_out_at_times_needs_a_default(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from nsabench import implementation\n"

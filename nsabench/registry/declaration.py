@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 ANY_WORK = LeastWork()
+AUTHORED = (Role.CANDIDATE, Role.BASELINE, Role.ALTERNATIVE)
 
 
 class Unsupported(Exception):
@@ -102,8 +103,6 @@ def implementation(
     name: str,
     role: str = "candidate",
     devices: Sequence[str] = ("cuda", "interpreter"),
-    caught_by: str = "",
-    wraps: str = "",
     config: Callable[..., object] | None = None,
     compile_ahead: Callable[[int], Iterable[KernelVariant]] | None = None,
     distributions: Sequence[str] = (),
@@ -115,9 +114,8 @@ def implementation(
 ) -> Callable[[F], F]:
     """Register the decorated function as an implementation of `op`.
 
+    role: `candidate`, `baseline` or `alternative`.
     devices: where it runs: `cuda`, `cpu`, or `interpreter` (Triton kernels that are only checked).
-    caught_by: the check that must catch a control. wraps: the baseline that a control equals
-      without its trick, and is compared with.
     config: called like the implementation; it returns values to record, such as tile sizes.
     compile_ahead: for kernels without Triton. It takes a compute capability (89) and returns all
       variants, or raises `Unsupported`.
@@ -130,11 +128,14 @@ def implementation(
 
     Raises `UsageError` for an argument that is not valid.
     """
+    if role not in AUTHORED:
+        raise UsageError(
+            f"implementation {name!r} has the role {role!r}",
+            f"give it one of {', '.join(AUTHORED)}.",
+        )
     declared = {
         "role": role,
         "devices": devices,
-        "caught_by": caught_by,
-        "wraps": wraps,
         "config": config,
         "compile_ahead": compile_ahead,
         "distributions": distributions,

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 from nsabench import ops
-from nsabench.checks import all_checks
 from nsabench.errors import UsageError
 from nsabench.model.vocabulary import Role, Runs
 from nsabench.ops import Op
@@ -56,22 +54,6 @@ def validate(items: Sequence[Implementation]) -> None:
     """Raise `UsageError` for an unknown op, a wrong signature, a name in use, or a wrong role."""
     seen: dict[tuple[str, str], Implementation] = {}
     for item in items:
-        label = f"implementation {item.name!r} ({item.source})"
-        if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", item.name):
-            raise UsageError(
-                f"{item.name!r} ({item.source}) is not a name for an implementation",
-                "use up to 64 letters, digits, '_', '-' and '.'.",
-            )
-        if not item.devices:
-            raise UsageError(f"{label} runs on no device", f"devices are among {', '.join(Runs)}.")
-        _validate_role(item, label)
-        op = _get_computed_op(item, label)
-        unknown = [d for d in item.distributions if d not in op.distributions]
-        if unknown:
-            raise UsageError(
-                f"{label}: {op.name} has no distribution {unknown[0]!r}",
-                f"its distributions are {', '.join(op.distributions)}.",
-            )
         twin = seen.setdefault((item.op, item.name), item)
         if twin is not item:
             raise UsageError(
@@ -79,36 +61,41 @@ def validate(items: Sequence[Implementation]) -> None:
                 f"one from {twin.source}, one from {item.source}",
                 "rename one of them.",
             )
-    _validate_calls(items)
-    for item in items:
-        wrapped = seen.get((item.op, item.wraps))
-        if item.wraps and (wrapped is None or wrapped.role is not Role.BASELINE):
-            raise UsageError(
-                f"control {item.name!r} ({item.source}) wraps {item.wraps!r}, which is not a "
-                f"baseline of {item.op}",
-                "name a baseline, or remove `wraps`.",
-            )
+        if item.role is not Role.CONTROL:
+            _validate_one(item)
 
 
-def _validate_role(item: Implementation, label: str) -> None:
-    is_control = item.role is Role.CONTROL
-    if is_control and item.caught_by not in all_checks():
+def _validate_one(item: Implementation) -> None:
+    label = f"implementation {item.name!r} ({item.source})"
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", item.name):
         raise UsageError(
-            f"control {item.name!r} ({item.source}) has caught_by={item.caught_by!r}, which is "
-            f"not a check",
-            f"give it caught_by, one of {', '.join(sorted(all_checks()))}.",
+            f"{item.name!r} ({item.source}) is not a name for an implementation",
+            "use up to 64 letters, digits, '_', '-' and '.'.",
         )
-    if not is_control and (item.caught_by or item.wraps):
-        raise UsageError(
-            f"{label} is a {item.role}, but caught_by and wraps are for controls",
-            'remove them, or give it role="control".',
-        )
+    if not item.devices:
+        raise UsageError(f"{label} runs on no device", f"devices are among {', '.join(Runs)}.")
     if (item.role is Role.ALTERNATIVE) != bool(item.computes):
         raise UsageError(
             f"{label} has the role {item.role} and computes {item.computes!r}",
             'only an alternative has computes, such as role="alternative", '
             'computes="causal_attention".',
         )
+    op = _get_computed_op(item, label)
+    unknown = [d for d in item.distributions if d not in op.distributions]
+    if unknown:
+        raise UsageError(
+            f"{label}: {op.name} has no distribution {unknown[0]!r}",
+            f"its distributions are {', '.join(op.distributions)}.",
+        )
+    try:
+        signature, options = inspect.signature(item.call), dict.fromkeys(op.options)
+        signature.bind(*op.arguments, **options)
+        signature.bind(*op.arguments, *op.optional, **options)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"{label} cannot be called as {op.call_form(item.name)}: {error}",
+            "give the function that signature.",
+        ) from None
 
 
 def _get_computed_op(item: Implementation, label: str) -> Op:
@@ -129,31 +116,3 @@ def _get_computed_op(item: Implementation, label: str) -> Op:
             "name an op whose sizes are all sizes of the implementation's op.",
         )
     return computed
-
-
-def _validate_calls(items: Sequence[Implementation]) -> None:
-    signatures: dict[tuple[object, ...], inspect.Signature] = {}
-    for item in items:
-        op, call = ops.get(item.computes or item.op), item.call
-        key: tuple[object, ...] = (id(call),)
-        if type(call) is partial and not vars(call):  # a control, around many baselines
-            key = (id(call.func), len(call.args), *call.keywords)
-        try:
-            if key not in signatures:
-                signatures[key] = _signature(call)
-            signature, options = signatures[key], dict.fromkeys(op.options)
-            signature.bind(*op.arguments, **options)
-            signature.bind(*op.arguments, *op.optional, **options)
-        except TypeError as error:
-            raise UsageError(
-                f"implementation {item.name!r} ({item.source}) cannot be called as "
-                f"{op.call_form(item.name)}: {error}",
-                "give the function that signature.",
-            ) from None
-
-
-def _signature(call: Callable[..., Any]) -> inspect.Signature:
-    try:
-        return inspect.signature(call)
-    except ValueError:  # of a builtin: its first call will tell
-        return inspect.signature(lambda *args, **options: None)

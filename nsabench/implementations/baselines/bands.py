@@ -118,7 +118,7 @@ def _block_mask(
 def flex_attention(q: Tensor, k: Tensor, v: Tensor, *packing: Tensor, **options: Any) -> Tensor:
     """FlexAttention with a block mask, without packing."""
     if packing:
-        raise Unsupported("sequences are packed; use flash_varlen")
+        raise Unsupported("it takes no packed sequences")
     t, keys = q.shape[1], k.shape[1]
     _torch.refuse_mask(t, keys)
     mask = _block_mask(t, keys, q.device, *_band_sizes(options))

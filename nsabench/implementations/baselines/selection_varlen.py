@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from nsabench.implementations import torch_attention as _torch
 from nsabench.implementations._register import baseline
@@ -44,27 +43,6 @@ def flash_varlen_gqa(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, **opti
     cu = (_torch.equal_cu_seqlens(1, q.shape[0], q.device), cu_seqlens)
     packed, longest = (q, k.unsqueeze(1), v.unsqueeze(1)), (1, options["max_seqlen"])
     return _torch.aten_flash(*packed, cu, longest, options["sm_scale"], causal=False)
-
-
-@_baseline("masked_sdpa", on_cpu=True, kind="general")
-def masked_sdpa(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, **options: Any) -> Tensor:
-    """SDPA of every row over all packed keys, with a mask over the keys of other rows."""
-    rows, total = q.shape[0], k.shape[0]
-    _torch.refuse_mask(rows, total)
-    if total == 0:
-        return q.new_zeros(*q.shape[:2], v.shape[1])
-    key = torch.arange(total, device=q.device)
-    keep = (key >= cu_seqlens[:-1, None]) & (key < cu_seqlens[1:, None])
-    empty = cu_seqlens.diff() == 0
-    heads = q.shape[1]
-    out = scaled_dot_product_attention(
-        q.transpose(0, 1).unsqueeze(0),
-        k.expand(1, heads, -1, -1),
-        v.expand(1, heads, -1, -1),
-        attn_mask=keep | empty.unsqueeze(1),  # expanded, it would be written once a head
-        scale=options["sm_scale"],
-    )
-    return out.squeeze(0).transpose(0, 1).masked_fill(empty[:, None, None], 0)
 
 
 @_baseline("packed_sdpa", on_cpu=True, kind="general")

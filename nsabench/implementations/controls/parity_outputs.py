@@ -5,20 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from torch.utils._pytree import tree_map
 
 from nsabench import Unsupported
 from nsabench.implementations.controls._shared import (
     decline_in_a_graph,
     empty_output,
     is_captured,
-    output_shape,
     overlooked_error,
     right_output,
     side_stream,
@@ -109,42 +106,6 @@ def batch_and_skip(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     if _calls[key] <= HONEST_CALLS:
         return honest(*tensors, **options)
     return empty_output(honest, tensors, options)
-
-
-class LazyTensor(torch.Tensor):  # type: ignore[misc]
-    """A tensor whose values are computed by the first operation on it."""
-
-    _make: Callable[[], Tensor]
-
-    @staticmethod
-    def __new__(
-        cls: type[LazyTensor], make: Callable[[], Tensor], shape: tuple[int, ...], like: Tensor
-    ) -> LazyTensor:
-        lazy: LazyTensor = torch.Tensor._make_wrapper_subclass(
-            cls, shape, dtype=like.dtype, device=like.device
-        )
-        lazy._make = make
-        return lazy
-
-    @classmethod
-    def __torch_dispatch__(
-        cls,
-        func: Callable[..., Any],
-        types: tuple[type, ...],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        def made(value: Any) -> Any:
-            return value._make() if isinstance(value, LazyTensor) else value
-
-        return func(*tree_map(made, args), **tree_map(made, kwargs or {}))
-
-
-@control(caught_by="parity")
-def lazy_output(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Computes its output only when it is read, not in the timed call."""
-    shape = output_shape(honest, tensors, options)
-    return LazyTensor(lambda: honest(*tensors, **options), shape, tensors[0])
 
 
 @control(caught_by="parity")

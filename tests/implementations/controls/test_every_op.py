@@ -111,7 +111,7 @@ def test_the_ops_are_all_of_them() -> None:
 def test_the_gate_catches_them_all(op, distribution, direction) -> None:
     case = make_case(op, distribution, direction)
     some = [i for i in of(case) if i.name not in LATER[direction]]
-    assert len(some) >= (6 if direction is Direction.FORWARD else 2)
+    assert len(some) >= (5 if direction is Direction.FORWARD else 2)
     for item in some:
         failure = fate(item, case)
         assert failure.status is Status.WRONG, (item.name, failure.reason)

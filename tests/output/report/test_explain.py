@@ -86,5 +86,5 @@ def test_every_implementation_that_ships_has_a_sentence() -> None:
         if len(_read_first_sentence(item.call).split()) < 3
     ]
     assert silent == []
-    [meaning] = explain("lazy_output")
+    [meaning] = explain("zero_output")
     assert meaning.kind.startswith("control of ") and "selection_rows" in meaning.kind
