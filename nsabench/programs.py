@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,19 +10,12 @@ from pathlib import Path
 
 from nsabench.errors import EnvironmentRefused
 
+UV = (sys.executable, "-m", "uv", "pip")
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
-def find_uv() -> list[str]:
-    """Return the command that starts uv. Raises `EnvironmentRefused` if it is not installed."""
-    beside = Path(sys.executable).parent / "uv"
-    if beside.is_file():
-        return [str(beside)]
-    # Packages that are borrowed from another environment (`.pth`, `--target`) have no scripts here.
-    if importlib.util.find_spec("uv") is not None:
-        return [sys.executable, "-m", "uv"]
-    program = shutil.which("uv")
-    if program is None:
-        raise EnvironmentRefused("uv is not installed", "pip install 'nsabench[images]' (or uv).")
-    return [program]
+
+def has(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
 
 
 def run(
@@ -33,6 +25,8 @@ def run(
     remedy: str = "check the network and the versions in combos.yaml.",
 ) -> None:
     """Run a command. Raises `EnvironmentRefused` with its last lines if it fails."""
+    if "uv" in command and not has("uv"):
+        raise EnvironmentRefused("uv is not installed", "pip install 'nsabench[images]' (or uv).")
     try:
         done = subprocess.run(
             list(map(str, command)), capture_output=True, text=True, timeout=timeout_s

@@ -20,12 +20,6 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
     """Start or resume a run. fit: check the machine first."""
     refuse_inside("--junit", asked.junit, asked.out or asked.resume)
     signer = conclusion.prepare()
-    for exposure in signer.exposed if signer is not None else ():
-        say(
-            f"nsabench: the kernels that are measured could take the signing key: {exposure} "
-            "(docs/explanation/promises.md)",
-            err=True,
-        )
     if asked.out is not None and asked.resume is not None:
         raise UsageError("--out and --resume name a folder each", "give one of them.")
     is_resumed_as_it_was = asked.resume is not None and asked == Measuring(

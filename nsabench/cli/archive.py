@@ -129,8 +129,7 @@ def verify(location: str, public: tuple[Path, ...], as_json: bool) -> int:
 def query(location: str, sql: str, as_json: bool) -> None:
     """Query the verified runs of an archive in SQL.
 
-    The views are runs, records, comparisons, samples and pays. The view pays holds the break-even
-    length of each op by run, head layout, direction and regime.
+    The views are runs, records, comparisons and samples.
 
     Example: nsabench archive query archive "SELECT run_id, max(ratio) FROM comparisons GROUP BY 1"
     """

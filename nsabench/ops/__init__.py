@@ -9,7 +9,9 @@ import difflib
 import importlib
 import pkgutil
 from collections.abc import Hashable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +23,6 @@ from nsabench.ops import _outside
 from nsabench.ops._contract import Inputs, Op, Shape, Size, Work
 from nsabench.ops._decode import DecodeSizes
 from nsabench.ops._sampled import compared
-from nsabench.processes import parallel_map
 
 # Other modules import these by name; functions are called as `ops.get`.
 __all__ = ["DecodeSizes", "Inputs", "Op", "Shape", "Size", "Work", "compared"]
@@ -160,8 +161,11 @@ def count(cases: Iterable[Case]) -> None:
             drawn = key.op.name, key.shape, key.distribution, key.seed
             alike.setdefault(drawn, {})[key] = None
     groups = [list(keys) for keys in alike.values()]
-    for keys, works in zip(groups, parallel_map(_count_all, groups, worth_it=FEW), strict=True):
-        _works.update(zip(keys, works, strict=True))
+    if len(groups) < FEW:  # `work` counts them as fast
+        return
+    with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
+        for keys, works in zip(groups, pool.map(_count_all, groups), strict=True):
+            _works.update(zip(keys, works, strict=True))
 
 
 def computed_work(case: Case, name: str) -> Work:

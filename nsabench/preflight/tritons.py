@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import re
 import sys
@@ -74,10 +73,8 @@ def install(version: str) -> Path:
 def _install(version: str, requirement: str, temporary: Path) -> None:
     lock = temporary / "lock.txt"
     lock.write_text(requirement)
-    if importlib.util.find_spec("pip") is not None:
-        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install"]
-    else:
-        command = [*programs.find_uv(), "pip", "install", "--python", sys.executable]
+    installer = programs.PIP if programs.has("pip") else programs.UV
+    command = [*installer, "install"]
     command += ["--quiet", "--only-binary", ":all:", "--no-deps", "--require-hashes"]
     command += ["--target", str(temporary / "triton.tree"), "--requirement", str(lock)]
     remedy = "look at the connection to the package index, or leave this version out of --triton."

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-from pathlib import Path
 
 PR_SET_DUMPABLE = 4
 PR_CAPBSET_DROP = 24
@@ -47,19 +46,3 @@ def is_secret(name: str) -> bool:
 def variables() -> dict[str, str]:
     """Return the secret variables, including those that `seclude` removed."""
     return {**_withheld, **{name: os.environ[name] for name in os.environ if is_secret(name)}}
-
-
-def ancestors_with(name: str) -> list[int]:
-    """Return the processes above this one that were started with a variable and let it be read."""
-    pids = []
-    pid = os.getppid()
-    while pid > 1:
-        try:
-            environment = Path(f"/proc/{pid}/environ").read_bytes()
-            status = Path(f"/proc/{pid}/stat").read_text()
-        except OSError:  # ended, or not readable
-            break
-        if any(line.startswith(f"{name}=".encode()) for line in environment.split(b"\0")):
-            pids.append(pid)
-        pid = int(status.rpartition(")")[2].split()[1])
-    return pids

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,6 @@ RUN_KEY = "run.key"  # the file of an ephemeral key, in the folder of an unfinis
 class Signer:
     key: Ed25519PrivateKey
     ephemeral: bool  # made for one run and forgotten after it
-    exposed: tuple[str, ...] = ()  # sentences: how code of the same user could read the key
 
     @property
     def keyid(self) -> str:
@@ -52,9 +50,7 @@ def named_signer(variables: Mapping[str, str] | None = None) -> Signer | None:
     passphrase_file = variables.get(PASSPHRASE_FILE)
     passphrase = read_passphrase(Path(passphrase_file)) if passphrase_file else None
     pem = keys.read(Path(value), KEY_FILE) if named == [KEY_FILE] else value.encode()
-    key = keys.private_key(pem, named[0], passphrase)
-    opened_by = passphrase_file if b"ENCRYPTED" in pem else None
-    return Signer(key, False, tuple(_exposures(named[0], value, opened_by)))
+    return Signer(keys.private_key(pem, named[0], passphrase), ephemeral=False)
 
 
 def read_passphrase(path: Path) -> bytes:
@@ -78,21 +74,3 @@ def read_run_key(run: Path) -> Signer | None:
         return None
     pem = keys.read(path, "the key of the run")
     return Signer(keys.private_key(pem, str(path), None), ephemeral=True)
-
-
-def _exposures(name: str, value: str, passphrase_file: str | None) -> list[str]:
-    """Return `Signer.exposed` of a key. passphrase_file: None if the key is not encrypted."""
-    if passphrase_file is not None and not _is_readable_again(passphrase_file):
-        return []  # without the passphrase, the key is of no use
-    opened = f" and its passphrase in {passphrase_file}" if passphrase_file else ""
-    if name == KEY_FILE:
-        return [f"{value}{opened} can be read"] if _is_readable_again(value) else []
-    return [
-        f"the environment of process {pid}, which started this one, holds the key{opened}"
-        for pid in secrecy.ancestors_with(KEY)
-    ]
-
-
-def _is_readable_again(path: str) -> bool:
-    # A pipe that was read to its end is not readable again.
-    return Path(path).is_file() and os.access(path, os.R_OK)

@@ -87,16 +87,10 @@ def test_a_lock_of_other_requirements_is_not_built_from(tmp_path: Path) -> None:
         assert "nsabench images lock cpu" in caught.value.remedy
 
 
-def test_uv_is_found_where_only_its_module_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("uv")
-    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert programs.find_uv() == [str(tmp_path / "python"), "-m", "uv"]
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+def test_a_lock_without_uv_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "has", lambda name: False)
     with pytest.raises(EnvironmentRefused, match="uv is not installed"):
-        programs.find_uv()
+        programs.run([*programs.UV, "compile"], "resolving", 1.0)
 
 
 def test_the_base_is_pinned_by_digest() -> None:

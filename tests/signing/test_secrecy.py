@@ -91,11 +91,11 @@ class Stage:
             pass_fds=[pipe],
             preexec_fn=None if as_root else unprivileged,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
         )
         os.close(pipe)
-        _, self.said = self.process.communicate(timeout=250)
+        self.said, _ = self.process.communicate(timeout=250)
         assert self.process.returncode in (0, 1), self.said
         found: dict[str, Any] = json.loads((self.folder / "found.json").read_text())
         assert str(self.process.pid) in found["processes"] and found["parent"] == self.process.pid
@@ -147,8 +147,6 @@ def test_a_key_in_a_variable_is_in_no_process_that_a_kernel_can_read(
     assert own["memory"] == "PermissionError"
     assert own["environ"] in ("PermissionError", []), "refused, or shown empty: as the kernel is"
     assert stage.is_signed()
-    # The test, above the run, holds the key in no variable of its own.
-    assert "could take the signing key" not in stage.said
 
 
 def test_a_key_file_that_is_opened_through_a_pipe(stage: Stage) -> None:
@@ -157,7 +155,6 @@ def test_a_key_file_that_is_opened_through_a_pipe(stage: Stage) -> None:
     )
     assert hits(found) == [] and found["files"] == {str(stage.key): []}
     assert stage.is_signed()
-    assert "could take the signing key" not in stage.said
 
 
 def test_what_a_kernel_can_read_is_said(stage: Stage) -> None:
@@ -168,9 +165,7 @@ def test_what_a_kernel_can_read_is_said(stage: Stage) -> None:
         passphrase, **{KEY_FILE: str(stage.key), PASSPHRASE_FILE: str(passphrase)}
     )
     assert hits(found) == [] and found["files"] == {str(passphrase): ["passphrase"]}
-    assert f"could take the signing key: {stage.key} and its passphrase in {passphrase} can" in (
-        stage.said
-    )
+    assert "not kept from this user's files, runs and keys" in " ".join(stage.said.split())
 
 
 def test_the_first_environment_of_the_run_is_wiped(stage: Stage) -> None:

@@ -1,4 +1,4 @@
-"""Query the tables, runs and break-even lengths of an archive in SQL, with DuckDB.
+"""Query the runs of an archive and their tables in SQL, with DuckDB.
 
 DuckDB has no access to files, extensions or the network, and its configuration is locked before the
 query runs. It reads the tables through Arrow.
@@ -6,26 +6,23 @@ query runs. It reads the tables through Arrow.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Timer
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet as pq
 
-from nsabench import limits, ops
+from nsabench import limits
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.evidence.archive.archive import READERS, Archive, ArchivedRun
 from nsabench.evidence.archive.store import _INSTALL
 from nsabench.machine.environment.pairs import describe_mismatch
 from nsabench.reading import size
-from nsabench.verdicts import break_even
 from nsabench.verdicts.parquet import TABLES
-from nsabench.verdicts.tables import records_in
 
 try:
     import duckdb
@@ -41,17 +38,6 @@ _CONFIGURATION: dict[str, str | bool | int | float | list[str]] = {
     "python_enable_replacements": False,
     "temp_directory": "",
 }
-_TEXTS = "gpu torch triton combo kernels_commit op heads direction regime axis answer"
-PAYS = pa.schema(
-    [
-        ("run_id", pa.string()),
-        ("created", pa.timestamp("us", tz="UTC")),
-        *((name, pa.string()) for name in _TEXTS.split()),
-        ("pays_from", pa.int64()),  # null where it does not, or nothing is decided
-        ("tested_to", pa.int64()),
-        *((name, pa.string()) for name in ("why", "implementations", "alternatives")),
-    ]
-)
 
 
 def query(
@@ -84,7 +70,7 @@ def query(
             sentence = " ".join(str(error).split())[:300]
             raise UsageError(
                 f"the query cannot be answered: {sentence}",
-                "it may select from runs, records, comparisons, samples and pays, in DuckDB's SQL.",
+                "it may select from runs, records, comparisons and samples, in DuckDB's SQL.",
             ) from None
         finally:
             interrupt.cancel()
@@ -107,11 +93,6 @@ def _register(
             schema = pa.unify_schemas(schemas, promote_options="default")
             dataset = pyarrow.dataset.dataset(paths, schema=schema, format="parquet")
             connection.register(table, dataset)
-    if "pays" in named:
-        files = [_files(archive, runs, name, scratch) for name in ("records", "comparisons")]
-        found = [(run, Path(a), Path(b)) for run, a, b in zip(runs, *files, strict=True)]
-        rows = [row for run, *paths in found for row in _payments(run, *paths)]
-        connection.register("pays", pa.Table.from_pylist(rows, schema=PAYS))
 
 
 def _answer(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
@@ -133,35 +114,6 @@ def _answer(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
 def _files(archive: Archive, runs: Sequence[ArchivedRun], table: str, scratch: Path) -> list[str]:
     with ThreadPoolExecutor(READERS) as pool:
         return list(pool.map(lambda run: str(archive.file(run, table, scratch)), runs))
-
-
-def _payments(run: ArchivedRun, records: Path, comparisons: Path) -> Iterator[dict[str, Any]]:
-    predicate = run.statement.predicate
-    environment = predicate.environment
-    # The lengths of an op that is not installed here are not known.
-    known = [r for r in records_in(records, comparisons) if ops.find(r.op) is not None]
-    for payment in break_even.decide(known):
-        by, against = payment.used
-        yield {
-            "run_id": predicate.run_id,
-            "created": predicate.plan.created,
-            "gpu": environment.gpu,
-            "torch": environment.torch,
-            "triton": environment.triton,
-            "combo": environment.combo,
-            "kernels_commit": environment.commits.get("kernels"),
-            "op": payment.op,
-            "heads": payment.heads,
-            "direction": payment.direction.value,
-            "regime": payment.regime.value,
-            "axis": payment.axis,
-            "answer": payment.answer.value,
-            "pays_from": payment.length,
-            "tested_to": payment.greatest,
-            "why": payment.why,
-            "implementations": ", ".join(by),
-            "alternatives": ", ".join(against),
-        }
 
 
 def _runs(runs: Sequence[ArchivedRun]) -> pa.Table:
