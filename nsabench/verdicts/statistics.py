@@ -13,7 +13,6 @@ from numpy.typing import ArrayLike, NDArray
 
 RESAMPLES = 2000
 SEED = 0
-FEW = 200  # a list of so many samples is sorted faster than numpy makes an array of it.
 COUNTED = 255  # the most rounds that a byte counts.
 # Fewer rounds give no useful interval: with one, both ends are the ratio itself.
 MIN_ROUNDS_EVER = 5
@@ -43,43 +42,27 @@ def geometric_mean(values: Iterable[float]) -> float | None:
     return math.exp(sum(logs) / len(logs)) if logs else None
 
 
-def quantile(samples: ArrayLike, q: float) -> float:
+def quantile(samples: Iterable[float], q: float) -> float:
     return quantiles(samples, q)[0]
 
 
-def quantiles(samples: ArrayLike, *qs: float) -> list[float]:
+def quantiles(samples: Iterable[float], *qs: float) -> list[float]:
     """Return quantiles, equal to numpy's to the last bit. Numpy takes 20 times as long for a few
     samples."""
-    if not isinstance(samples, list) or not 0 < len(samples) <= FEW:
-        return [float(x) for x in np.quantile(np.asarray(samples, dtype=np.float64), qs)]
     ordered = sorted(map(float, samples))
-    if math.isnan(sum(ordered)) and any(map(math.isnan, ordered)):  # inf - inf
+    if any(map(math.isnan, ordered)):
         return [math.nan] * len(qs)
-    places = [_locate(len(ordered), q) for q in qs]
     last = len(ordered) - 1
-    return [_interpolate(ordered[at], ordered[min(at + 1, last)], part) for at, part in places]
-
-
-def _locate(count: int, q: float) -> tuple[int, float]:
-    """Return the index of the ordered value below a quantile, and the share of the way to the
-    next value."""
-    place = (count - 1) * q
-    below = min(int(place), count - 1)
-    return below, place - below
-
-
-def _interpolate(low: float, high: float, part: float) -> float:
-    return high - (high - low) * (1 - part) if part >= 0.5 else low + (high - low) * part
-
-
-def _interval(drawn: NDArray[np.float64]) -> tuple[float, float]:
-    """Return the 2.5 and 97.5 % quantiles of at least two values."""
-    if np.isnan(drawn).any():
-        return math.nan, math.nan
-    (first, low_part), (last, high_part) = (_locate(drawn.size, q) for q in (0.025, 0.975))
-    ordered = np.partition(drawn, (first, first + 1, last, last + 1))
-    ends = [float(ordered[place]) for place in (first, first + 1, last, last + 1)]
-    return _interpolate(ends[0], ends[1], low_part), _interpolate(ends[2], ends[3], high_part)
+    found = []
+    for q in qs:
+        place = last * q
+        below = min(int(place), last)
+        low, high, part = ordered[below], ordered[min(below + 1, last)], place - below
+        is_near_high = part >= 0.5
+        found.append(
+            high - (high - low) * (1 - part) if is_near_high else low + (high - low) * part
+        )
+    return found
 
 
 def ratio_of_medians(
@@ -94,12 +77,14 @@ def ratio_of_medians(
     b: NDArray[np.float64] = np.asarray(denominator, dtype=np.float64)
     if a.shape != b.shape or a.size == 0:
         raise ValueError(f"paired samples needed, got {a.size} and {b.size}")
-    if a.size <= COUNTED:
-        (above, drawn), (below, under) = (_resample_medians(x.tobytes(), resamples) for x in (a, b))
-        return Ratio(above / below, *_interval(drawn / under))
-    pick = _pick_rounds(a.size, resamples)
-    ratios = np.median(a[pick], axis=1) / np.median(b[pick], axis=1)
-    return Ratio(float(np.median(a) / np.median(b)), *_interval(ratios))
+    above, drawn_above = _resample_medians(a.tobytes(), resamples)
+    below, drawn_below = _resample_medians(b.tobytes(), resamples)
+    return _make_ratio(above / below, drawn_above / drawn_below)
+
+
+def _make_ratio(value: float, drawn: NDArray[np.float64]) -> Ratio:
+    lo, hi = np.quantile(drawn, (0.025, 0.975))
+    return Ratio(value, float(lo), float(hi))
 
 
 def ratio_of_rounds(numerator: Sequence[float], denominator: Sequence[float]) -> Ratio:
@@ -145,22 +130,24 @@ def _clock_tick(times: Sequence[float]) -> float:
     return float(differences.min()) if differences.size else 0.0
 
 
-def _pick_rounds(rounds: int, resamples: int) -> NDArray[np.int64]:
+def _pick_rounds(rounds: int, resamples: int, seed: int) -> NDArray[np.int64]:
     """Draw the rounds of each resample [resamples, rounds]."""
-    return np.random.default_rng(SEED).integers(0, rounds, (resamples, rounds))
+    return np.random.default_rng(seed).integers(0, rounds, (resamples, rounds))
 
 
 @lru_cache(maxsize=32)
-def _count_rounds(rounds: int, resamples: int) -> NDArray[np.uint8]:
+def _count_rounds(rounds: int, resamples: int, seed: int) -> NDArray[np.uint8]:
     """Count how often each round is in each resample [rounds, resamples]. The counts do not depend
     on the samples, so thousands of ratios share them."""
-    places = _pick_rounds(rounds, resamples) + rounds * np.arange(resamples)[:, None]
+    places = _pick_rounds(rounds, resamples, seed) + rounds * np.arange(resamples)[:, None]
     counts = np.bincount(places.ravel(), minlength=rounds * resamples)
     return np.ascontiguousarray(counts.reshape(resamples, rounds).T, dtype=np.uint8)
 
 
 @lru_cache(maxsize=64)
-def _resample_medians(times: bytes, resamples: int) -> tuple[float, NDArray[np.float64]]:
+def _resample_medians(
+    times: bytes, resamples: int, seed: int = SEED
+) -> tuple[float, NDArray[np.float64]]:
     """Return the median of samples, and the medians of their resamples [resamples].
 
     The samples are visited in ascending order, and their counts are added up in all resamples at
@@ -169,11 +156,14 @@ def _resample_medians(times: bytes, resamples: int) -> tuple[float, NDArray[np.f
     """
     samples = np.frombuffer(times, dtype=np.float64)
     n = samples.size
+    if n > COUNTED:
+        picked = samples[_pick_rounds(n, resamples, seed)]
+        return float(np.median(samples)), np.median(picked, axis=1)
     order = np.argsort(samples)
     ordered = samples[order]
     if np.isnan(ordered[-1]):
         return math.nan, np.full(resamples, math.nan)
-    drawn = _count_rounds(n, resamples)
+    drawn = _count_rounds(n, resamples, seed)
     half = (n + 1) // 2
     reached, lower, upper = np.zeros((3, resamples), np.uint8)
     for sample in order[:-1]:
@@ -187,91 +177,26 @@ def _resample_medians(times: bytes, resamples: int) -> tuple[float, NDArray[np.f
     return float((ordered[half - 1] + ordered[half]) / 2), (middle + ordered[upper]) / 2
 
 
-def ratio_of_independent_medians(numerator: ArrayLike, denominator: ArrayLike) -> Ratio:
+def ratio_of_independent_medians(
+    numerator: ArrayLike, denominator: ArrayLike, less: tuple[float, float] = (0.0, 0.0)
+) -> Ratio:
     """Return median(numerator) / median(denominator) of samples that were not taken together.
 
     A percentile bootstrap resamples each arm on its own. It does not include what differs between
-    two processes or machines. Raises `ValueError` if an arm has no sample.
+    two processes or machines. less: is subtracted from each median first. Raises `ValueError` if an
+    arm has no sample, or if nothing is left of a median.
     """
-    return ratio_of_independent_arms([Arm(numerator)], [Arm(denominator)])
-
-
-# For each resample: the indices of the lower and, for even sizes, the upper middle sorted sample.
-_Middles = tuple[NDArray[np.intp], NDArray[np.intp] | None]
-
-
-@dataclass(frozen=True)
-class Arm:
-    """Samples that were taken together. less: is subtracted from their median, in their unit."""
-
-    samples: ArrayLike
-    less: float = 0.0
-
-
-def ratio_of_independent_arms(above: Sequence[Arm], below: Sequence[Arm]) -> Ratio:
-    """Return the product of the medians of `above` over the product for `below`.
-
-    `less` is subtracted from each median first. A percentile bootstrap resamples each arm on its
-    own. Raises `ValueError` if an arm has no sample, or if nothing is left of a median.
-    """
-    if not all(np.size(arm.samples) for arm in (*above, *below)):
-        raise ValueError(
-            "samples of all arms needed, got "
-            + " and ".join(str(np.size(arm.samples)) for arm in (*above, *below))
-        )
-    sizes = tuple(int(np.size(arm.samples)) for arm in (*above, *below))
-    middles = _draw_middles(sizes)
-    value, drawn = _multiply_medians(above, middles[: len(above)])
-    under, drawn_under = _multiply_medians(below, middles[len(above) :])
-    lo, hi = np.quantile(drawn / drawn_under, [0.025, 0.975])
-    return Ratio(value / under, float(lo), float(hi))
-
-
-def _multiply_medians(
-    arms: Sequence[Arm], middles: Sequence[_Middles]
-) -> tuple[float, NDArray[np.float64]]:
-    """Return the product of the medians of arms, and of the medians of their resamples [RESAMPLES].
-
-    The caller divides once: arms that are the same on both sides then give exactly 1.
-    """
-    value = 1.0
-    drawn = np.ones(RESAMPLES)
-    for arm, (lower, upper) in zip(arms, middles, strict=True):
-        ordered = np.sort(np.asarray(arm.samples, dtype=np.float64), axis=None)
-        median = float(np.median(ordered)) - arm.less
-        resampled = ordered[lower]
-        if upper is not None:
-            resampled = (resampled + ordered[upper]) / 2
-        resampled = resampled - arm.less
-        if median <= 0 or resampled.min() <= 0:
+    arms = [np.asarray(samples, dtype=np.float64) for samples in (numerator, denominator)]
+    if not all(arm.size for arm in arms):
+        raise ValueError(f"samples of both arms needed, got {arms[0].size} and {arms[1].size}")
+    medians, drawn = [], []
+    for seed, (arm, offset) in enumerate(zip(arms, less, strict=True)):
+        median, resampled = _resample_medians(arm.tobytes(), RESAMPLES, seed)
+        if median <= offset or resampled.min() <= offset:
             raise ValueError("nothing is left of a median")
-        value *= median
-        drawn *= resampled
-    return value, drawn
-
-
-@lru_cache(maxsize=64)  # 0.1 MB each; most arms of a comparison have one of a few sizes
-def _draw_middles(sizes: tuple[int, ...]) -> tuple[_Middles, ...]:
-    """Draw which sorted samples are in the middle of each resample, for arms of these sizes.
-
-    The k-th smallest of n uniform picks is Beta(k, n + 1 - k). The next is the smallest of the
-    n - k picks above it (David & Nagaraja, Order Statistics, 2.1). So the middle is drawn directly,
-    with the same distribution as if all n were drawn.
-    """
-    rng = np.random.default_rng(SEED)
-    middles: list[_Middles] = []
-    for n in sizes:
-        k = (n + 1) // 2
-        rank = rng.beta(k, n + 1 - k, RESAMPLES)
-        lower = np.minimum((rank * n).astype(np.intp), n - 1)
-        upper = None
-        if n % 2 == 0:
-            rank += (1 - rank) * (1 - rng.random(RESAMPLES) ** (1 / (n - k)))
-            upper = np.minimum((rank * n).astype(np.intp), n - 1)
-            upper.flags.writeable = False  # callers share it
-        lower.flags.writeable = False
-        middles.append((lower, upper))
-    return tuple(middles)
+        medians.append(median - offset)
+        drawn.append(resampled - offset)
+    return _make_ratio(medians[0] / medians[1], drawn[0] / drawn[1])
 
 
 def paired(

@@ -14,7 +14,7 @@ from nsabench.model.plan import ImplementationInfo
 from nsabench.model.record import Key
 from nsabench.model.vocabulary import BENIGN, Change, Difference, Regime, Role, Status, Verdict
 from nsabench.output.compare.side import Side
-from nsabench.verdicts.statistics import MIN_ROUNDS_EVER, Arm, ratio_of_independent_arms
+from nsabench.verdicts.statistics import MIN_ROUNDS_EVER, ratio_of_independent_medians
 
 NOTHING_LEFT = "less is left of its time than the timer's share is known to"
 MISSING = "missing"  # The status of a planned cell that was not measured.
@@ -98,8 +98,11 @@ class Pair:
         times = self._read_times(key)
         assert times is not None
         try:
-            above, below = (self._build_arm(side, key) for side in (self.first, self.later))
-            ratio = ratio_of_independent_arms([above], [below])
+            ratio = ratio_of_independent_medians(
+                self.first.samples[key],
+                self.later.samples[key],
+                (self._read_timer_share(self.first, key), self._read_timer_share(self.later, key)),
+            )
         except ValueError:  # nothing is left of a resampled median
             return Shift(Difference.INCONCLUSIVE, NOTHING_LEFT, doubtful=True)
         band = self._learn_band(self.first.records[key].regime)
@@ -180,11 +183,9 @@ class Pair:
     def _is_net(self, key: Key) -> bool:
         return all(side.records[key].own.net_ms is not None for side in (self.first, self.later))
 
-    def _build_arm(self, side: Side, key: Key) -> Arm:
+    def _read_timer_share(self, side: Side, key: Key) -> float:
         record = side.records[key]
-        less = (record.median_ms or 0) - (record.own.net_ms or 0) if self._is_net(key) else 0.0
-        # Only the median is surely longer than the timer's share.
-        return Arm(side.samples[key], less)
+        return (record.median_ms or 0) - (record.own.net_ms or 0) if self._is_net(key) else 0.0
 
 
 def _needs_no_triton(info: ImplementationInfo) -> bool:
