@@ -23,7 +23,6 @@ class DescribedSoftware(Message):
     numpy: str | None = None
     cudnn: str | None = None
     ptxas: str | None = None
-    ptxas_blackwell: str | None = None
 
 
 class DescribedDevice(Message):

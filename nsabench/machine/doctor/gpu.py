@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nsabench.machine.doctor.problem import Problem, error, note, warning
+from nsabench.machine.doctor.problem import Problem, error, warning
 from nsabench.machine.environment.model import Environment, Gpu
 from nsabench.machine.environment.nvml import THROTTLING
 
@@ -12,7 +12,6 @@ _GIB = 1 << 30
 _LEAST_FREE_BYTES = 4 * _GIB
 _BUSY_PERCENT = 10
 _FOREIGN_MEMORY_BYTES = 2 * _GIB  # the context of our own worker takes some 0.6 GiB
-_HOT_MARGIN_C = 5
 _OLDEST_CAPABILITY = (8, 0)
 
 
@@ -87,13 +86,6 @@ def _examine_clocks(gpu: Gpu, name: str) -> Iterator[Problem]:
             f"{name} holds its clocks down now: {', '.join(reasons)}.",
             "Improve its cooling or power supply; see `nvidia-smi -q -d PERFORMANCE`.",
         )
-    now, slowdown = gpu.temperature_c, gpu.temperature_slowdown_c
-    if now is not None and slowdown is not None and now >= slowdown - _HOT_MARGIN_C:
-        yield warning(
-            "gpu_hot",
-            f"{name} is at {now} °C and slows down at {slowdown} °C.",
-            "Let it cool down, and check its fans and the air around it.",
-        )
     limit, usual = gpu.power_limit_w, gpu.power_default_w
     if limit is not None and usual is not None and limit < usual - 1:
         yield warning(
@@ -116,28 +108,9 @@ def _examine_mode(gpu: Gpu, name: str) -> Iterator[Problem]:
             f"{name} admits no compute process.",
             f"Run `nvidia-smi -i {gpu.index} -c DEFAULT` as root.",
         )
-    elif gpu.compute_mode in ("exclusive_process", "exclusive_thread"):
-        yield note(
-            "gpu_exclusive",
-            f"{name} admits one process at a time: a new worker may wait for the last one to end.",
-            f"Run `nvidia-smi -i {gpu.index} -c DEFAULT` as root.",
-        )
     if gpu.mig:
         yield warning(
             "gpu_mig",
             f"{name} is split by MIG: numbers hold for this slice, and others share its power.",
             f"Run `nvidia-smi -i {gpu.index} -mig 0` as root for numbers of the whole device.",
-        )
-    if gpu.virtualisation == "vgpu":
-        yield warning(
-            "gpu_virtual",
-            f"{name} is a virtual GPU: others may be scheduled on the same hardware.",
-            "Measure on a device that is passed through whole.",
-        )
-    if gpu.ecc is not None and gpu.ecc_default is not None and gpu.ecc != gpu.ecc_default:
-        now, usual = ("on", "off") if gpu.ecc else ("off", "on")
-        yield note(
-            "gpu_ecc_changed",
-            f"ECC of {name} is {now}, and its default is {usual}: bandwidth differs.",
-            f"Run `nvidia-smi -i {gpu.index} -e {int(gpu.ecc_default)}` as root and reboot.",
         )

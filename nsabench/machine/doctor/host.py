@@ -59,16 +59,11 @@ SWITCHES = (
     Switch(
         "NVIDIA_TF32_OVERRIDE", _is_set, Severity.WARNING, "float32 products change their precision"
     ),
-    Switch(
-        "TRITON_PTXAS_PATH", _is_set, Severity.NOTE, "kernels are not assembled by triton's ptxas"
-    ),
-    Switch("LD_PRELOAD", _is_set, Severity.NOTE, "libraries may not be the ones installed"),
 )
 
 
 def examine(environment: Environment) -> Iterator[Problem]:
     yield from _examine_resources(environment)
-    yield from _examine_user(environment)
     # Variables matter only with a GPU.
     values = environment.run.variables if environment.gpus else {}
     for switch in SWITCHES:
@@ -119,23 +114,6 @@ def _examine_resources(environment: Environment) -> Iterator[Problem]:
             "cpu_powersave",
             "The CPU governor is `powersave`: CPU times are not those of the full clock.",
             "Run `cpupower frequency-set -g performance` as root.",
-        )
-
-
-def _examine_user(environment: Environment) -> Iterator[Problem]:
-    if environment.host.wsl:
-        yield note(
-            "wsl",
-            "This is WSL: Windows uses the GPU too, and NVML does not report clock events.",
-            "Measure under Linux itself for numbers to be published.",
-        )
-    if environment.host.root_user:
-        in_container = environment.container.shut_in
-        other = "`docker run --user 1000:1000`" if in_container else "an ordinary user"
-        yield note(
-            "root_user",
-            "nsabench runs as root, and so does every kernels file that it loads.",
-            f"Use {other}; nothing here needs root.",
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from nsabench.machine.doctor.gpu import list_watched
 from nsabench.machine.doctor.problem import Problem, error, note, warning
 from nsabench.machine.environment.model import NO_WORKER, Environment
-from nsabench.machine.environment.pairs import OLDEST_DRIVER, PAIRS, numbers, pair_of
+from nsabench.machine.environment.pairs import PAIRS, numbers, pair_of
 
 
 def examine(environment: Environment) -> Iterator[Problem]:
@@ -84,8 +84,7 @@ def _check_architectures(environment: Environment, version: str) -> Iterator[Pro
         yield error(
             "torch_without_cuda",
             f"There is a GPU, but torch {version} was built without CUDA.",
-            f"Run `pip install --force-reinstall torch=={version.partition('+')[0]}"
-            f"{_find_index(environment)}`.",
+            "Install a torch that was built for CUDA: https://pytorch.org/get-started/locally.",
         )
     for gpu in list_watched(environment):
         capability = numbers(gpu.compute_capability or "")
@@ -137,11 +136,3 @@ def _runs_on(code: str, capability: tuple[int, ...]) -> bool:
     if match[1] == "compute" and not match[4]:
         return own <= capability
     return own[0] == capability[0] and own[1] <= capability[1]
-
-
-def _find_index(environment: Environment) -> str:
-    driver = numbers(environment.driver.version or "")
-    pair = pair_of(environment.software.known_torch or "")
-    if pair is None or driver < (OLDEST_DRIVER[numbers(pair.cuda)[0]],):
-        return ""
-    return f" --index-url https://download.pytorch.org/whl/cu{pair.cuda.replace('.', '')}"

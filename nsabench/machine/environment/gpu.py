@@ -16,7 +16,6 @@ from nsabench.machine.environment.nvml import Device, attempt, failure
 from nsabench.model.description import DescribedDevice
 
 _COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
-_VIRTUALISATIONS = {0: "none", 1: "passthrough", 2: "vgpu", 3: "host_vgpu", 4: "host_vsga"}
 _NVIDIA_VENDOR = "0x10de"
 _DISPLAY_CLASS = "0x03"  # display controllers, to which compute cards belong
 _SM = (pynvml.NVML_CLOCK_SM,)
@@ -35,15 +34,8 @@ _FIELDS: tuple[tuple[str, str, tuple[int, ...], Callable[[Any], Any]], ...] = (
     ("power_limit_w", "PowerManagementLimit", (), _watts),
     ("power_default_w", "PowerManagementDefaultLimit", (), _watts),
     ("sm_clock_max_mhz", "MaxClockInfo", _SM, int),
-    (
-        "temperature_slowdown_c",
-        "TemperatureThreshold",
-        (pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN,),
-        int,
-    ),
     ("utilisation_percent", "UtilizationRates", (), lambda load: load.gpu),
     ("ecc", "CurrentEccMode", (), bool),
-    ("ecc_default", "DefaultEccMode", (), bool),
     (
         "ecc_uncorrected",
         "TotalEccErrors",
@@ -54,7 +46,6 @@ _FIELDS: tuple[tuple[str, str, tuple[int, ...], Callable[[Any], Any]], ...] = (
     ("persistence", "PersistenceMode", (), bool),
     ("mig", "MigMode", (), lambda modes: bool(modes[0])),
     ("compute_mode", "ComputeMode", (), _COMPUTE_MODES.get),
-    ("virtualisation", "VirtualizationMode", (), _VIRTUALISATIONS.get),
 )
 
 

@@ -20,7 +20,6 @@ def read_host(absent: dict[str, str], root: Path = Path("/")) -> Host:
     governor = _read(scaling / "scaling_governor")
     if governor is None:
         absent["host.governor"] = "the kernel offers no frequency scaling here"
-    release = platform.uname().release
     return Host(
         cpu=_read_processor(root, absent),
         architecture=platform.machine() or None,
@@ -33,9 +32,7 @@ def read_host(absent: dict[str, str], root: Path = Path("/")) -> Host:
         ram_bytes=memory.total,
         ram_available_bytes=memory.available,
         os=_os_name(),
-        kernel=f"{platform.uname().system} {release}",
-        wsl="microsoft" in release.lower(),
-        root_user=os.geteuid() == 0,
+        kernel=f"{platform.uname().system} {platform.uname().release}",
         cgroup=read_cgroup(root),
     )
 

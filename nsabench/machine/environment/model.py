@@ -45,19 +45,16 @@ class Gpu(Part):
     clock_event_reasons: list[str] = []
 
     temperature_c: int | None = None
-    temperature_slowdown_c: int | None = None
     utilisation_percent: int | None = None
     competing_processes: int | None = None
     competing_memory_bytes: int | None = None
 
     ecc: bool | None = None
-    ecc_default: bool | None = None
     ecc_uncorrected: int | None = None  # since the driver was loaded
     remap_pending: bool | None = None  # a row waits for a reset to be remapped
     persistence: bool | None = None
     mig: bool | None = None
     compute_mode: str | None = None
-    virtualisation: str | None = None
 
 
 class Driver(Part):
@@ -88,8 +85,6 @@ class Host(Part):
     ram_available_bytes: int | None = None
     os: str | None = None
     kernel: str | None = None
-    wsl: bool = False
-    root_user: bool = False
     cgroup: Cgroup = Cgroup()
 
 

@@ -39,8 +39,7 @@ def describe(device: str) -> Described:
     software = {name: getattr(module, "__version__", None) for name, module in modules.items()}
     facts: dict[str, Any] = {"type": device.partition(":")[0]}
     if (triton := modules["triton"]) is not None:
-        for name in ("ptxas", "ptxas_blackwell"):
-            software[name] = attempt(name, _read_ptxas_version, name, Path(triton.__file__).parent)
+        software["ptxas"] = attempt("ptxas", _read_ptxas_version, Path(triton.__file__).parent)
     if (torch := modules["torch"]) is not None:
         software["torch_cuda"] = getattr(torch.version, "cuda", None)
         codes = attempt("torch_architectures", _read_architectures, torch)
@@ -103,15 +102,10 @@ def _read_cudnn_version(torch: Any) -> str:
     return f"{major}.{rest // 100}.{rest % 100}"
 
 
-def _read_ptxas_version(name: str, triton: Path) -> str:
+def _read_ptxas_version(triton: Path) -> str:
     """Return the version of triton's assembler, or of the one that the environment names."""
-    named = os.environ.get(f"TRITON_{name.upper()}_PATH")
-    own = triton / "backends/nvidia/bin" / name.replace("_", "-")
-    program = Path(named) if named and Path(named).is_file() else own
-    if not program.is_file():
-        raise RuntimeError("this triton has none")
     done = subprocess.run(
-        [program, "--version"],
+        [os.environ.get("TRITON_PTXAS_PATH") or triton / "backends/nvidia/bin/ptxas", "--version"],
         capture_output=True,
         text=True,
         timeout=_PTXAS_TIMEOUT_S,

@@ -32,17 +32,13 @@ def only(environment: Environment, tmp_path: Path) -> Problem:
         ({"utilisation_percent": 40}, "gpu_busy", "40 % busy"),
         ({"memory_used_bytes": 20 * GIB}, "gpu_busy", "20.0 GiB"),
         ({"clock_event_reasons": ["hw_slowdown", "gpu_idle"]}, "gpu_throttled", ": hw_slowdown."),
-        ({"temperature_c": 86}, "gpu_hot", "slows down at 90"),
         ({"power_limit_w": 500.0}, "gpu_power_limited", "limited to 500 W"),
         ({"mig": True}, "gpu_mig", "slice"),
-        ({"virtualisation": "vgpu"}, "gpu_virtual", "virtual"),
         ({"persistence": False}, "gpu_persistence_off", "persistence"),
         ({"memory_bytes": 3 * GIB}, "gpu_little_memory", "2.5 GiB free"),
-        ({"compute_mode": "exclusive_process"}, "gpu_exclusive", "one process"),
         ({"compute_mode": "prohibited"}, "gpu_prohibited", "no compute"),
         ({"ecc_uncorrected": 1}, "gpu_memory_faults", "1 uncorrected memory error since"),
         ({"remap_pending": True}, "gpu_memory_faults", "row"),
-        ({"ecc": False}, "gpu_ecc_changed", "ECC of GPU 0 (NVIDIA H200) is off"),
     ],
 )
 def test_gpu(but: Change, tmp_path: Path, fields: dict[str, Any], code: str, said: str) -> None:
@@ -145,7 +141,7 @@ def test_no_gpu_is_an_error_where_one_was_asked_for(
             {"software": {"torch": "2.11.0+cpu", "torch_cuda": None, "cuda_usable": False}},
             "torch_without_cuda",
             Severity.ERROR,
-            "torch==2.11.0 --index-url https://download.pytorch.org/whl/cu130",
+            "https://pytorch.org/get-started/locally.",
         ),
         (
             {
@@ -162,12 +158,6 @@ def test_no_gpu_is_an_error_where_one_was_asked_for(
             "driver_too_old",
             Severity.ERROR,
             "Update the driver to 580 or newer, or install a torch built for CUDA 12.",
-        ),
-        (
-            {"host": {"root_user": True}, "container": {"runtime": None}},
-            "root_user",
-            Severity.NOTE,
-            "Use an ordinary user; nothing here needs root.",
         ),
         (
             {"gpu": {"compute_capability": "7.5"}, "software": {"torch_architectures": ["sm_75"]}},
@@ -285,8 +275,6 @@ def test_numpy_with_the_interpreter(
             },
             "cpu_powersave",
         ),
-        ({"wsl": True}, "wsl"),
-        ({"root_user": True}, "root_user"),
     ],
 )
 def test_host(but: Change, tmp_path: Path, fields: dict[str, Any], code: str) -> None:
@@ -305,8 +293,6 @@ def test_kernels_that_nothing_holds_are_told(but: Change, tmp_path: Path) -> Non
     [
         {"gpu": {"sm_clock_mhz": 210}},
         {"gpu": {"power_limit_w": 750.0}},
-        {"gpu": {"temperature_c": 70}},
-        {"gpu": {"virtualisation": "passthrough"}},
         {"gpu": dict.fromkeys(("persistence", "mig", "ecc", "temperature_c"))},
         {"driver": {"version": "535.104.05"}},  # old, but CUDA works
         {"software": {"numpy": "2.4.0"}},  # only the interpreter minds
@@ -366,8 +352,6 @@ def test_low_disk(
         ("CUDA_VISIBLE_DEVICES", "1", None),
         ("CUDA_INJECTION64_PATH", "/opt/profiler.so", Severity.WARNING),
         ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1", Severity.WARNING),
-        ("TRITON_PTXAS_PATH", "/usr/local/cuda/bin/ptxas", Severity.NOTE),
-        ("LD_PRELOAD", "", None),
     ],
 )
 def test_variables(
@@ -394,13 +378,13 @@ def test_variables_do_not_matter_without_a_gpu(
 
 def test_a_run_on_a_gpu_is_refused_for_an_error_only(but: Change, tmp_path: Path) -> None:
     on_gpu = {"device": "cuda"}
-    ill = but(run={**on_gpu, "variables": {"CUDA_LAUNCH_BLOCKING": "1"}}, gpu={"temperature_c": 86})
+    ill = but(run={**on_gpu, "variables": {"CUDA_LAUNCH_BLOCKING": "1"}}, gpu={"mig": True})
     with pytest.raises(EnvironmentRefused, match="every launch waits") as caught:
         refuse_unfit(ill, results=tmp_path)
     assert caught.value.remedy == (
         "Run `unset CUDA_LAUNCH_BLOCKING`. `nsabench doctor` says what else is wrong."
     )
-    warm = but(run=on_gpu, gpu={"temperature_c": 86, "mig": True})
+    warm = but(run=on_gpu, gpu={"persistence": False, "mig": True})
     assert {p.severity for p in refuse_unfit(warm, results=tmp_path)} == {Severity.WARNING}
 
 

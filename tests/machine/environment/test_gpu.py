@@ -34,8 +34,7 @@ def test_reads_the_whole_device(h200: Callable[..., None]) -> None:
     assert gpu.clock_event_reasons == ["gpu_idle"]
     assert (gpu.ecc, gpu.persistence, gpu.mig, gpu.compute_mode) == (True, True, False, "default")
     assert (gpu.multiprocessors, gpu.l2_bytes) == (132, 60 << 20)
-    assert gpu.virtualisation is None
-    assert absent == {"gpus.0.virtualisation": "Not Supported"}
+    assert absent == {}
 
 
 @pytest.mark.parametrize(("index", "used"), [(0, [True, False]), (1, [False, True])])

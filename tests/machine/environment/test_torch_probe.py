@@ -21,7 +21,7 @@ def test_this_installation() -> None:
     assert told.software.torch == torch.__version__
     assert told.device.type == "cpu"
     assert REPLY.validate_json(told.model_dump_json()) == told
-    for name in ("triton", "numpy", "cudnn", "ptxas", "ptxas_blackwell"):
+    for name in ("triton", "numpy", "cudnn", "ptxas"):
         assert getattr(told.software, name) or told.absent[f"software.{name}"], name
 
 
@@ -139,8 +139,7 @@ def test_a_ptxas_that_the_environment_names(
     program = script(no_torch, "echo 'Cuda compilation tools, release 12.4, V12.4.131'")
     monkeypatch.setenv("TRITON_PTXAS_PATH", str(program))
     told = torch_probe.describe("cpu")
-    assert (told.software.ptxas, told.software.ptxas_blackwell) == ("12.4.131", None)
-    assert "this triton has none" in told.absent["software.ptxas_blackwell"]
+    assert told.software.ptxas == "12.4.131"
 
 
 @pytest.mark.parametrize(
