@@ -133,7 +133,6 @@ def _matrices() -> Iterator[str]:
         "direction": ", ".join(f"`{d}`" for d in Direction) + ", as far as the op has them",
         "distribution": "those of the op, below; the first is the default",
         "streams": "calls at once, one a stream; 1 is the default",
-        "l2": "`cold`, which is the default, or `warm`: all inputs but the first were just read",
     }
     yield "| axis | values |\n|---|---|"
     for axis in COMMON_AXES:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from nsabench import ops
 from nsabench.model.case import Case
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import L2, Direction, DType, Mode
+from nsabench.model.vocabulary import Direction, DType, Mode
 
 SHORT = {DType.FLOAT16: "fp16", DType.BFLOAT16: "bf16", DType.FLOAT32: "fp32"}
 Labelled = Case | Record
@@ -50,8 +50,6 @@ def words(labelled: Labelled) -> list[str]:
         found.append(f"{labelled.streams} streams")
     if labelled.mode is Mode.GRAPH:
         found.append("graph")
-    if labelled.l2 is L2.WARM:
-        found.append("warm L2")
     return found
 
 

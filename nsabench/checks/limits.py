@@ -9,7 +9,7 @@ from functools import lru_cache
 from nsabench.machine.datasheet import Sheet
 from nsabench.model.measurement import Ceilings
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import L2, DType, Regime
+from nsabench.model.vocabulary import DType, Regime
 
 # Memory and core clocks are often set a few percent above the data sheet's.
 OVERCLOCKING = 1.05
@@ -67,14 +67,15 @@ class Bound:
     why: str
 
 
-def bounds(row: Record, limits: Limits, *, l2_bytes: int | None = None) -> list[Bound]:
+def bounds(
+    row: Record, limits: Limits, *, l2_bytes: int | None = None, warm: bool = False
+) -> list[Bound]:
     """Return every lower bound on the time of a call, if `limits.l2_bytes` come from L2.
 
-    l2_bytes: instead of `limits.l2_bytes`.
+    l2_bytes: instead of `limits.l2_bytes`. warm: all inputs may come from L2.
     """
     in_l2 = limits.l2_bytes if l2_bytes is None else l2_bytes
-    # Warm inputs may all come from L2, because it is not known here how much fits.
-    resident = row.bytes_min if row.l2 is L2.WARM else min(in_l2, row.bytes_min)
+    resident = row.bytes_min if warm else min(in_l2, row.bytes_min)
     rate = limits.tflop_s.get(row.dtype)
     return list(
         _list_bounds(row.bytes_min, row.flops, resident, limits.memory_gb_s, limits.l2_gb_s, rate)
@@ -105,8 +106,11 @@ def _list_bounds(
     return tuple(bounds)
 
 
-def least(row: Record, limits: Limits, *, l2_bytes: int | None = None) -> Bound | None:
-    return max(bounds(row, limits, l2_bytes=l2_bytes), key=lambda b: b.ms, default=None)
+def least(
+    row: Record, limits: Limits, *, l2_bytes: int | None = None, warm: bool = False
+) -> Bound | None:
+    found = bounds(row, limits, l2_bytes=l2_bytes, warm=warm)
+    return max(found, key=lambda b: b.ms, default=None)
 
 
 def beaten(row: Record, limits: Limits) -> Bound | None:
@@ -117,11 +121,14 @@ def beaten(row: Record, limits: Limits) -> Bound | None:
 def beaten_in_a_burst(row: Record, limits: Limits) -> Bound | None:
     """Return the lower bound that the time of a queued call beats, or None. Nothing is flushed
     between the calls of a burst, so all inputs may come from L2."""
-    return _find_beaten(replace(row, l2=L2.WARM), row.median_in(Regime.QUEUE), limits)
+    return _find_beaten(row, row.median_in(Regime.QUEUE), limits, warm=True)
 
 
-def _find_beaten(row: Record, time_ms: float | None, limits: Limits) -> Bound | None:
-    bound = least(row, _allow_tensor_cores(limits) if row.dtype is DType.FLOAT32 else limits)
+def _find_beaten(
+    row: Record, time_ms: float | None, limits: Limits, *, warm: bool = False
+) -> Bound | None:
+    allowed = _allow_tensor_cores(limits) if row.dtype is DType.FLOAT32 else limits
+    bound = least(row, allowed, warm=warm)
     if bound is None or time_ms is None or time_ms * limits.margin >= bound.ms:
         return None
     return bound

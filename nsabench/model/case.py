@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
-from nsabench.model.vocabulary import L2, Direction, DType, Mode
+from nsabench.model.vocabulary import Direction, DType, Mode
 
 Seed = Annotated[int, Field(ge=0, lt=2**62)]
 
@@ -82,7 +82,6 @@ class Case(Strict):
     seed: Seed
     tolerances: Tolerances = Tolerances()
     timing: Timing = Timing()
-    l2: L2 = L2.COLD
 
     @property
     def content(self) -> dict[str, Any]:
@@ -97,8 +96,6 @@ class Case(Strict):
         content = self.content
         if self.timing.mode is not Mode.STREAM:
             content["mode"] = self.timing.mode.value
-        if self.l2 is not L2.COLD:
-            content["l2"] = self.l2.value
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
     @property

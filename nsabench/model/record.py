@@ -17,7 +17,6 @@ from nsabench.model.measurement import Conditions, Observation
 from nsabench.model.plan import Device
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import (
-    L2,
     NO_SPECIALISED,
     Catch,
     Direction,
@@ -90,7 +89,7 @@ class Record:
     """One implementation on one case. None and an empty text stand for a missing value."""
 
     run_id: Annotated[str, "the run"]
-    case_id: Annotated[str, "hash of op, shape, dtype, direction, distribution, streams, mode, l2"]
+    case_id: Annotated[str, "hash of op, shape, dtype, direction, distribution, streams, mode"]
     op: Annotated[str, "the contract"]
     implementation: Annotated[str, "the code that was measured"]
     role: Annotated[Role, "candidate, baseline, alternative or control"]
@@ -103,9 +102,6 @@ class Record:
     streams: Annotated[int, "calls that ran at once, one a stream", "1"]
     mode: Annotated[Mode, "what is timed: calls on a stream, or replays of a CUDA graph"] = (
         Mode.STREAM
-    )
-    l2: Annotated[L2, "what the L2 held before a timed call: cold, or warm with its inputs"] = (
-        L2.COLD
     )
     status: Annotated[Status, "outcome; everything but ok has a reason"]
     reason: Annotated[str, "why the status is not ok"] = ""

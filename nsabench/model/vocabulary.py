@@ -144,13 +144,6 @@ class Mode(StrEnum):
     GRAPH = "graph"  # a replay of a CUDA graph of the call
 
 
-class L2(Word):
-    """The content of the device's L2 cache when a timed call begins."""
-
-    COLD = "cold", "nothing of its inputs: flushed before each sample"
-    WARM = "warm", "all inputs but the first, as far as they fit: flushed, and then read"
-
-
 class Regime(Word):
     """How an implementation is called. Each regime has its own verdicts and thresholds."""
 

@@ -137,7 +137,7 @@ def terms(case: Case) -> int:
 def ladder(case: Any) -> Hashable:
     """Return a key that is equal for cases, or their records, that differ only in length."""
     inputs = case.op, case.dtype, case.direction, case.distribution, sizes_but_length(case)
-    return *inputs, case.streams, case.mode, case.l2
+    return *inputs, case.streams, case.mode
 
 
 def sizes_but_length(case: Any) -> tuple[tuple[str, int], ...]:

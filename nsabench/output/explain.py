@@ -23,7 +23,6 @@ VOCABULARIES: dict[str, type[Word]] = {
     "status": vocabulary.Status,
     "verdict": vocabulary.Verdict,
     "regime": vocabulary.Regime,
-    "state of the L2": vocabulary.L2,
     "answer of a decision": vocabulary.Answer,
     "whether an op pays": vocabulary.Pays,
     "role": vocabulary.Role,

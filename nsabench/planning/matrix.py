@@ -20,13 +20,13 @@ from pydantic import (
 from nsabench import limits, ops
 from nsabench.errors import UsageError
 from nsabench.model.case import Case, Frozen, Seed, Strict, Timing, Tolerances
-from nsabench.model.vocabulary import DTYPE_NAMES, L2, Direction, DType
+from nsabench.model.vocabulary import DTYPE_NAMES, Direction, DType
 from nsabench.ops import Op
 from nsabench.planning import yaml_document as yaml_lines
 from nsabench.planning.yaml_document import Document, nearest
 
 # Every op has these axes. Further axes are the sizes of its shape.
-COMMON_AXES = ("dtype", "direction", "distribution", "streams", "l2")
+COMMON_AXES = ("dtype", "direction", "distribution", "streams")
 
 Scalar = int | float | str
 Values = Annotated[
@@ -106,7 +106,7 @@ def _load(path: Path, document: Document) -> LoadedMatrix:
 
 def _span(matrix: Matrix, op: Op, document: Document) -> Iterator[Case]:
     valid = [*COMMON_AXES, *op.shape_model.model_fields]
-    usual = (DType.FLOAT16, Direction.FORWARD, op.distributions[0], 1, L2.COLD)
+    usual = (DType.FLOAT16, Direction.FORWARD, op.distributions[0], 1)
     defaults: dict[str, Scalar] = dict(zip(COMMON_AXES, usual, strict=True))
     common = {axis: values for axis, values in matrix.axes.items() if axis in COMMON_AXES}
     blocks: list[tuple[tuple[str | int, ...], Mapping[str, list[Scalar]]]] = [

@@ -114,7 +114,7 @@ def _parse(condition: str) -> list[Term]:
 
 def _values(case: Case) -> dict[str, int | str]:
     content = case.content
-    return {**content.pop("shape"), **content, "mode": case.mode.value, "l2": case.l2.value}
+    return {**content.pop("shape"), **content, "mode": case.mode.value}
 
 
 def _holds(term: Term, values: Mapping[str, int | str]) -> bool:

@@ -44,7 +44,6 @@ def of_state(plan: Plan, session: Session, state: CaseState) -> list[Record]:
         "distribution": case.distribution,
         "streams": case.streams,
         "mode": case.mode,
-        "l2": case.l2,
         "tolerances": case.tolerances,
         "gpu_name": described.device.name or "",
         "sm": f"sm_{capability.replace('.', '')}" if capability else "",

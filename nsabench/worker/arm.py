@@ -132,7 +132,6 @@ class CaseArm:
 
     def _prepare_next(self, index: int) -> Call:
         self.outputs.expect(index)
-        self.sets.made_ready(index)
         return partial(self._replay, index) if self._graphs else self.ready(index)
 
     # --- parity, before anything is timed

@@ -12,12 +12,9 @@ from torch import Tensor
 
 from nsabench import ops
 from nsabench.delivery import OUTPUT, Form, draw
-from nsabench.machine.clock import now_s
 from nsabench.model.case import Case
 from nsabench.ops import Inputs
 from nsabench.worker.checksums import BITS, Sums
-
-_amax = torch.amax  # bound before foreign code is imported
 
 CHUNK_BYTES = 256 << 20  # copied at a time
 # Names in a reason.
@@ -35,8 +32,6 @@ class InputSets:
     def __init__(self, case: Case, seeds: Sequence[int], form: Form, device: str) -> None:
         self._case, self._device = case, device
         self.form = form
-        self.next = 0  # the place of the last call that was made ready
-        self.ready_s = 0.0  # when that was
         self.is_written_to = False  # an input changed between two checks
         op = ops.get(case.op)
         self.wanted = op.differentiable if case.direction.differentiates else ()
@@ -52,17 +47,6 @@ class InputSets:
                 self.grads.append(grad_out.contiguous())
         self._sums = Sums(*([*self._protected(index).values()] for index in self.ids))
         self._right_sums = [*self._sums.now()]
-
-    def made_ready(self, index: int) -> None:
-        self.next, self.ready_s = index, now_s()
-
-    def touch(self) -> None:
-        """Read all inputs except the first, as a model that has just written them would."""
-        streams = self._case.streams > 1
-        for inputs in self.sets if streams else [self.sets[self.next]]:
-            for tensor in list(inputs.tensors.values())[1:]:
-                if tensor.numel():
-                    _amax(tensor)
 
     def _protected(self, index: int) -> dict[str, Tensor]:
         """Return the tensors that no call may write to, by their names in a reason."""

@@ -15,7 +15,7 @@ from nsabench.machine.environment import nvml
 from nsabench.model.case import Case
 from nsabench.model.job import ALL_STAY, EarlyExit
 from nsabench.model.measurement import Bursts, Conditions, Observation, Samples
-from nsabench.model.vocabulary import L2, Mode, Role, Runs, Status
+from nsabench.model.vocabulary import Mode, Role, Runs, Status
 from nsabench.registry import Implementation
 from nsabench.verdicts.statistics import quantile
 from nsabench.worker import launches
@@ -73,10 +73,7 @@ def measure(
     precheck = Precheck(early_exit)
     # In a graph, the replay may be much faster than the captured call.
     if case.timing.mode is Mode.STREAM and case.streams == 1:
-        if case.l2 is L2.WARM:
-            timer.touch = partial(_touch_inputs, tried)
         precheck.run([a for a in tried if Runs.timed(a.item.devices, device)], timer, report)
-        timer.touch = None
     for arm in precheck.ordered(tried):
         item, sets = arm.item, arm.sets
         few = precheck.left_out(arm.name, [timed.name for timed in arms])
@@ -108,20 +105,13 @@ def measure(
             gc.collect()
     gc.collect()
     conditions, busy_s = Conditions(), 0.0
-    if case.l2 is L2.WARM:
-        timer.touch = partial(_touch_inputs, arms)
     if arms:
         conditions, busy_s = _time_arms(case, arms, observations, timer, sensors, report, rng)
-    timer.touch = None  # it refers to the arms and their inputs
     return Measured(
         observations=[observations[item.name] for item in items],
         conditions=conditions,
         measuring_s=busy_s + sum(arm.called_s for arm in tried),
     )
-
-
-def _touch_inputs(arms: Sequence[CaseArm]) -> None:
-    max(arms, key=lambda arm: arm.sets.ready_s).sets.touch()  # arms may have sets of their own
 
 
 def _draw_inputs(

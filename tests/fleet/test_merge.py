@@ -23,7 +23,7 @@ from nsabench.evidence.manifest.statement import Trust, encode_key, read_envelop
 from nsabench.fleet.merge import merge
 from nsabench.model.case import Case
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import L2, Verdict
+from nsabench.model.vocabulary import Verdict
 from nsabench.output.report import Facts, write_html, write_markdown
 from nsabench.running.folder import KEPT, RunFolder
 from nsabench.signing import Signer
@@ -316,7 +316,7 @@ def replan(out: Path, change: Callable[[Plan], dict[str, Any]]) -> None:
 def one_more(plan: Plan) -> dict[str, Any]:
     """A case that no shard measured, beside those that they did."""
     [first, *_] = plan.cases
-    case = Case.model_validate(first.case.model_dump() | {"l2": L2.WARM})
+    case = Case.model_validate(first.case.model_dump() | {"streams": 2})
     more = first.model_copy(update={"id": case.id, "case": case, "shard": COUNT + 1})
     return {"cases": [*plan.cases, more]}
 

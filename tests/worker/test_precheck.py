@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from nsabench.model.case import Case
 from nsabench.model.job import ALL_STAY, EarlyExit
 from nsabench.model.measurement import Observation
-from nsabench.model.vocabulary import L2, Role, Status
+from nsabench.model.vocabulary import Role, Status
 from nsabench.registry import Implementation
 from nsabench.worker import precheck
 from nsabench.worker.timing.timer import CpuTimer
@@ -22,7 +21,6 @@ from tests.worker.test_arm import item as candidate
 
 # So long that a machine that others use makes nobody else hopeless.
 QUICK_S, SLOW_S = 0.005, 0.1
-WARM = CASE.model_copy(update={"l2": L2.WARM})
 CALLS = 1 + precheck.ROUNDS  # held to the oracle, and by the timer
 LEAST_MS = 20.0
 calls = {"slow": 0}
@@ -58,14 +56,13 @@ def broken(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
 def found(
     *given: Callable[..., Tensor],
     early_exit: EarlyExit | None = None,
-    case: Case = CASE,
     timer: CpuTimer | None = None,
 ) -> dict[str, Observation]:
     """early_exit: where it is not given, all are, and one of them stays."""
     calls["slow"] = 0
     names = tuple(call.__name__ for call in given)
     measured = measured_by_checker(
-        case,
+        CASE,
         [item(call, call.__name__) for call in given],
         timer=timer,
         early_exit=early_exit or EarlyExit(baselines=names),
@@ -82,9 +79,8 @@ def is_measured(observation: Observation) -> bool:
     )
 
 
-@pytest.mark.parametrize("case", [CASE, WARM], ids=["cold", "warm"])
-def test_who_is_far_behind_is_not_looked_at_any_further(case: Case) -> None:
-    seen = found(slow, quick, wrong, broken, case=case)
+def test_who_is_far_behind_is_not_looked_at_any_further() -> None:
+    seen = found(slow, quick, wrong, broken)
     assert calls["slow"] == CALLS
     left = seen["slow"]
     assert left.status is Status.OK

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 from nsabench.implementations.baselines.selection_rows import gqa
 from nsabench.model.case import Case
-from nsabench.model.vocabulary import L2, DType, Status
+from nsabench.model.vocabulary import DType, Status
 from nsabench.registry import Implementation
 from nsabench.worker.channel import Channel
 from nsabench.worker.inputs import InputSets
@@ -29,10 +28,10 @@ def _session(item: Implementation) -> Session:
     return session
 
 
-def _case(length: int = 8, l2: L2 = L2.COLD) -> Case:
+def _case(length: int = 8) -> Case:
     shape = {"N": 4, "H": 2, "D": 16, "Dv": 16, "L": length}
     timing = rounds(2, warmup_s=0.001)
-    return a_case("selection_rows", shape, dtype=DType.FLOAT32, l2=l2, timing=timing)
+    return a_case("selection_rows", shape, dtype=DType.FLOAT32, timing=timing)
 
 
 def test_the_tenth_shape_runs_compiled_too() -> None:
@@ -68,12 +67,11 @@ def test_the_tenth_shape_runs_compiled_too() -> None:
     assert uncompiled == []
 
 
-@pytest.mark.parametrize("l2", L2)
-def test_nothing_of_a_case_outlives_it(l2: L2) -> None:
-    """With a warm L2 the timer kept the inputs of all arms until the next case."""
+def test_nothing_of_a_case_outlives_it() -> None:
+    """A timer must not keep the inputs of its arms."""
     item = registered("selection_rows", "mine", _rows)
     session = _session(item)
-    case = _case(l2=l2)
+    case = _case()
     desk = Desk(case)
     request = desk.request([item.name], case)
     [observation] = session.measure(request, lambda step: None, desk.deliver).observations

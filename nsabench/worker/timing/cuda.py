@@ -44,7 +44,6 @@ class _Once(NamedTuple):
 class CudaTimer:
     def __init__(self) -> None:
         self._flush_l2 = L2Flush()
-        self.touch: Callable[[], None] | None = None
         self._start = _Event(enable_timing=True)
         self._end = _Event(enable_timing=True)
         self._spin: dict[str, int] = {}
@@ -107,8 +106,6 @@ class CudaTimer:
             _sleep(spin)
         queued = now_s()
         self._flush_l2()
-        if self.touch is not None:
-            self.touch()
         self._start.record(stream)
         called = now_s()
         result = call()
@@ -138,4 +135,3 @@ class CudaTimer:
         self._spin.clear()
         self._late.clear()
         self._exposed.clear()
-        self.touch = None

@@ -30,9 +30,7 @@ Timed = tuple[Sample, Any]
 
 
 class Timer(Protocol):
-    """Times calls on cold caches, except for what `touch` reads after the flush."""
-
-    touch: Callable[[], None] | None
+    """Times calls on cold caches."""
 
     def sample(self, arm: str, call: Call, retry: Callable[[], Call] | None = None) -> Timed:
         """Time `call` once. A bad sample is repeated with the call that `retry` makes."""
@@ -75,12 +73,9 @@ def flush() -> NDArray[np.float64]:
 class CpuTimer:
     def __init__(self) -> None:
         self._flush = flush()
-        self.touch: Callable[[], None] | None = None
 
     def sample(self, arm: str, call: Call, retry: Callable[[], Call] | None = None) -> Timed:
         self._flush[::LINE_WORDS].sum()
-        if self.touch is not None:
-            self.touch()
         start = now_s()
         result = call()
         return Sample((now_s() - start) * 1e3), result
@@ -97,4 +92,4 @@ class CpuTimer:
         return None
 
     def forget(self) -> None:
-        self.touch = None
+        return None
