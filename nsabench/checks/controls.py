@@ -32,7 +32,7 @@ from nsabench.checks.best_baseline import best_baseline
 from nsabench.checks.clocks import median_mcycles
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.host import MORE, worked_ms
-from nsabench.checks.proofs import QUEUE, Lack, regime_of
+from nsabench.checks.proofs import QUEUE, regime_of
 from nsabench.checks.series import by_case
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Catch, Regime, Role, Status
@@ -67,12 +67,12 @@ def judge(records: Sequence[Record]) -> list[Finding]:
     findings = [f for name, own in by_control.items() for f in _judge_control(name, own)]
     lacking = proofs.unproven(records)
     for lack in lacking:
-        if lack.lack is Lack.STUCK:
+        if lack.is_stuck:
             regime = regime_of(lack.check)
             where = f" in the regime {regime}" if regime else ""
             sentence = (
-                f"no control of {lack.group} showed that the check {lack.check!r} works: "
-                f"{lack.lack.meaning}, so nothing is decided of it{where}"
+                f"no control of {lack.group} showed that the check {lack.check!r} works: none got "
+                f"as far as being caught, so nothing is decided of it{where}"
             )
             findings.append(
                 Finding(CHECK, Effect.INVALID, sentence, groups=(lack.group,), regime=regime)

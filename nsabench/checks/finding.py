@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -46,12 +45,6 @@ class Group(NamedTuple):
         backward = "" if self.direction is Direction.FORWARD else f" {self.direction}"
         graph = " in graph mode" if self.mode is Mode.GRAPH else ""
         return backward + graph + (" on several streams" if self.at_once else "")
-
-
-def named(groups: Iterable[Group]) -> str:
-    """Join groups with the same `way`: `decode_dense, decode_step in graph mode`."""
-    groups = list(groups)
-    return ", ".join(group.op for group in groups) + groups[0].way
 
 
 @dataclass(frozen=True)

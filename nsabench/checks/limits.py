@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
 from nsabench.machine.datasheet import Sheet
 from nsabench.model.measurement import Ceilings
@@ -76,34 +75,20 @@ def bounds(
     """
     in_l2 = limits.l2_bytes if l2_bytes is None else l2_bytes
     resident = row.bytes_min if warm else min(in_l2, row.bytes_min)
-    rate = limits.tflop_s.get(row.dtype)
-    return list(
-        _list_bounds(row.bytes_min, row.flops, resident, limits.memory_gb_s, limits.l2_gb_s, rate)
-    )
-
-
-@lru_cache(maxsize=64)  # nearly all rows of a case share their bounds
-def _list_bounds(
-    bytes_min: int,
-    flops: int,
-    resident: int,
-    memory_gb_s: float | None,
-    l2_gb_s: float | None,
-    tflop_s: float | None,
-) -> tuple[Bound, ...]:
     bounds = []
-    if memory_gb_s is not None:
-        beyond = bytes_min - resident
+    if limits.memory_gb_s is not None:
+        beyond = row.bytes_min - resident
         hits = f" that a full L2 of {resident / 1e6:.0f} MB leaves" if resident else ""
-        why = f"the {beyond / 1e6:.1f} MB{hits} at {memory_gb_s:.0f} GB/s"
-        bounds.append(Bound(beyond / memory_gb_s / 1e6, why))
-    if resident and l2_gb_s is not None:
-        why = f"{bytes_min / 1e6:.1f} MB through an L2 of {l2_gb_s:.0f} GB/s"
-        bounds.append(Bound(bytes_min / l2_gb_s / 1e6, why))
-    if tflop_s is not None:
-        why = f"{flops / 1e9:.2f} GFLOP at {tflop_s:.0f} TFLOP/s"
-        bounds.append(Bound(flops / tflop_s / 1e9, why))
-    return tuple(bounds)
+        why = f"the {beyond / 1e6:.1f} MB{hits} at {limits.memory_gb_s:.0f} GB/s"
+        bounds.append(Bound(beyond / limits.memory_gb_s / 1e6, why))
+    if resident and limits.l2_gb_s is not None:
+        why = f"{row.bytes_min / 1e6:.1f} MB through an L2 of {limits.l2_gb_s:.0f} GB/s"
+        bounds.append(Bound(row.bytes_min / limits.l2_gb_s / 1e6, why))
+    rate = limits.tflop_s.get(row.dtype)
+    if rate is not None:
+        why = f"{row.flops / 1e9:.2f} GFLOP at {rate:.0f} TFLOP/s"
+        bounds.append(Bound(row.flops / rate / 1e9, why))
+    return bounds
 
 
 def least(

@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from nsabench.checks.finding import Group, named
+from nsabench.checks.finding import Group
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Catch, Regime, Role, Word
+from nsabench.model.vocabulary import Catch, Regime, Role
 
 OUTPUT, TIME = ("parity",), ("timer", "baseline", "roofline")
 GUARDS = (*OUTPUT, *TIME)  # every verdict needs these checks
@@ -24,17 +24,16 @@ def regime_of(check: str) -> Regime | None:
     return Regime.QUEUE if check in QUEUE else None
 
 
-class Lack(Word):
-    STUCK = "stuck", "none got as far as being caught"
-    DECLINED = "declined", "all declined"
-    ABSENT = "absent", "none was there"
-
-
 @dataclass(frozen=True)
 class Unproven:
+    """A check that no control of a group showed to work.
+
+    is_stuck: its controls failed before it; otherwise all declined, or there are none.
+    """
+
     group: Group
     check: str
-    lack: Lack
+    is_stuck: bool
 
 
 def unproven(records: Sequence[Record]) -> list[Unproven]:
@@ -58,8 +57,12 @@ def lacking(
         catches[group, check].add(caught)
     stuck = [key for key, all_ in catches.items() if Catch.UNPROVEN in all_]
     wanted = dict.fromkeys([*guarded, *stuck])
-    found = [(group, check, _find_lack(catches[group, check])) for group, check in wanted]
-    return [Unproven(group, check, lack) for group, check, lack in found if lack is not None]
+    return [
+        Unproven(group, check, Catch.UNPROVEN in catches[group, check])
+        for group, check in wanted
+        # A missed control has its own finding.
+        if catches[group, check].isdisjoint((Catch.CAUGHT, Catch.MISSED))
+    ]
 
 
 def guarded(records: Iterable[Record]) -> Iterator[tuple[Group, str]]:
@@ -70,38 +73,15 @@ def guarded(records: Iterable[Record]) -> Iterator[tuple[Group, str]]:
                 yield Group.of(record), check
 
 
-def _find_lack(catches: set[Catch]) -> Lack | None:
-    if catches & {Catch.CAUGHT, Catch.MISSED}:  # a missed control has its own finding
-        return None
-    if Catch.UNPROVEN in catches:
-        return Lack.STUCK
-    return Lack.DECLINED if catches else Lack.ABSENT
-
-
 def by_way(lacking: Iterable[Unproven]) -> Iterator[tuple[tuple[Group, ...], str]]:
     """Yield a sentence for groups that lack the same checks, without those that are stuck."""
-    of_group: dict[Group, list[Unproven]] = defaultdict(list)
+    checks: dict[Group, list[str]] = defaultdict(list)
     for lack in lacking:
-        if lack.lack is not Lack.STUCK:
-            of_group[lack.group].append(lack)
+        if not lack.is_stuck:
+            checks[lack.group].append(lack.check)
     alike: dict[tuple[str, str], list[Group]] = defaultdict(list)
-    for group, own in of_group.items():
-        alike[group.way, _list_checks(own)].append(group)
-    for (_, checks), groups in alike.items():
-        yield tuple(groups), f"no control showed that {checks} for {named(groups)}"
-
-
-def _list_checks(lacking: Sequence[Unproven]) -> str:
-    """`the checks timer and baseline (all declined) and roofline (none was there) work`."""
-    parts = []
-    for lack in Lack:
-        names = [u.check for u in lacking if u.lack is lack]
-        if names:
-            parts.append(f"{_join_words(names)} ({lack.meaning})")
-    checks, work = ("checks", "work") if len(lacking) > 1 else ("check", "works")
-    return f"the {checks} {_join_words(parts)} {work}"
-
-
-def _join_words(words: Sequence[str]) -> str:
-    *most, last = words
-    return f"{', '.join(most)} and {last}" if most else last
+    for group, lacked in checks.items():
+        alike[group.way, ", ".join(lacked)].append(group)
+    for (way, names), groups in alike.items():
+        where = ", ".join(group.op for group in groups) + way
+        yield tuple(groups), f"no control showed that these checks work for {where}: {names}"

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from nsabench import limits
 from nsabench.checks import proofs
 from nsabench.checks.finding import Group
-from nsabench.checks.proofs import Lack
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import refuse_altered
 from nsabench.evidence.manifest.keys import trusted_keyids
@@ -81,9 +80,7 @@ class Side:
     def stuck(self) -> list[Group]:
         """The groups of cases that decide nothing, because a check of them may be broken."""
         lacking = proofs.unproven(list(self.records.values()))
-        stuck = [
-            u.group for u in lacking if u.lack is Lack.STUCK and proofs.regime_of(u.check) is None
-        ]
+        stuck = [u.group for u in lacking if u.is_stuck and proofs.regime_of(u.check) is None]
         return list(dict.fromkeys(stuck))
 
     @property

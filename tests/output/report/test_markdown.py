@@ -77,9 +77,11 @@ def test_where_a_check_may_be_broken_its_part_of_the_run_decides_nothing(tmp_pat
 def test_verdicts_with_an_unproven_check_behind_them_say_so(tmp_path: Path) -> None:
     facts = Facts.read(make_whole_run(tmp_path / "run"))
     text = write_markdown(facts, tmp_path).read_text()
-    lacking = "no control showed that the checks timer, baseline and roofline (none was there) work"
+    lacking = (
+        "no control showed that these checks work for selection_rows: timer, baseline, roofline"
+    )
     summary = text.partition("## Environment")[0]
-    assert f"**Unproven:** {markdown(lacking)} for selection_rows." in summary
+    assert f"**Unproven:** {markdown(lacking)}." in summary
     assert "; 16 rest on an unproven check" in summary
     assert "| device: faster (unproven: timer, baseline, roofline) |" in text
     page = write_html(facts, tmp_path).read_text()
