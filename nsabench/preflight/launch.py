@@ -37,7 +37,7 @@ class CompiledLaunch(Message):
     )
     shared_bytes: int | None = Field(None, description="byte; shared memory a block")
     warps: int | None = Field(None, description="1; warps a block")
-    code_bytes: int | None = Field(None, description="byte; machine code of the cubin")
+    cubin_bytes: int | None = Field(None, description="byte; what the compiler made")
     compile_s: float | None = Field(
         None, description="s; wall time of compilation, short for a kernel in Triton's cache"
     )

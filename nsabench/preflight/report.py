@@ -66,7 +66,7 @@ def _list_resources(compiled: Sequence[CompiledLaunch]) -> Table:
     table = Table(title="most that a launch takes", title_justify="left", box=None, pad_edge=False)
     for name in ("kernel", "triton", "arch"):
         table.add_column(name, no_wrap=True)
-    for name in ("registers", "spill B", "shared KiB", "limit", "code KiB", "compile s"):
+    for name in ("registers", "spill B", "shared KiB", "limit", "cubin KiB", "compile s"):
         table.add_column(name, justify="right")
     measured = [c for c in compiled if c.registers is not None]
     by_kernel = grouped(measured, lambda c: (c.kernel, *order_of(c)))
@@ -80,7 +80,7 @@ def _list_resources(compiled: Sequence[CompiledLaunch]) -> Table:
             Text(str(spilled), "yellow" if spilled else ""),
             f"{max(c.shared_bytes or 0 for c in group) / KIB:.1f}",
             f"{(group[0].shared_limit_bytes or 0) // KIB}",
-            f"{max(c.code_bytes or 0 for c in group) / KIB:.1f}",
+            f"{max(c.cubin_bytes or 0 for c in group) / KIB:.1f}",
             f"{max(c.compile_s or 0.0 for c in group):.1f}",
         )
     return table
