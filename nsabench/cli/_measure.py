@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from nsabench import conclusion
 from nsabench.cli._options import Measuring
-from nsabench.cli._say import say, say_to_ci
+from nsabench.cli._say import say, say_json, say_to_ci
 from nsabench.cli._trust import refuse_inside
 from nsabench.errors import Interrupted, UsageError
 from nsabench.machine.memory import memory_of
 from nsabench.model.plan import Plan
-from nsabench.output import ci, events, terminal
+from nsabench.output import ci, result, terminal
 from nsabench.planning.narrow import Narrowed
 from nsabench.running import estimate, run
 from nsabench.running.run import Finished
@@ -26,7 +26,8 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
         resume=asked.resume, verbose=asked.verbose, as_json=asked.as_json, junit=asked.junit
     )
     plan = None if is_resumed_as_it_was else _plan(asked)
-    shown = events.Events() if asked.as_json else terminal.Progress(terminal.console())
+    # Standard output is for programs then.
+    shown = terminal.Progress(terminal.console(stderr=asked.as_json))
     try:
         with shown as progress:
             if asked.resume is not None:
@@ -41,7 +42,7 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
 def show(finished: Finished, asked: Measuring, signed: str = "") -> int:
     """Show the end of a run, and return the exit code. signed: a sentence about the signature."""
     if asked.as_json:
-        events.finished(finished, signed)
+        say_json(result.as_data(finished, signed))
     else:
         terminal.print_summary(finished, terminal.console(), verbose=asked.verbose)
         if signed:
@@ -60,7 +61,6 @@ def _plan(asked: Measuring) -> Plan:
         asked.ops_file,
         asked.margin,
         narrowed=Narrowed(asked.where, asked.only),
-        tag=asked.tag,
         sandboxed=not asked.no_sandbox,
     )
     if plan.device == "cpu":

@@ -87,9 +87,6 @@ only = click.option(
     metavar="PATTERN",
     help="Only candidates with such a name: `mine`, `rows_*`. May be given again.",
 )
-tag = click.option(
-    "--tag", default="", metavar="NAME", help="Word to add to the name of the run's folder."
-)
 verbose = click.option(
     "-v", "--verbose", is_flag=True, help="Show every baseline, control and finding."
 )
@@ -140,7 +137,6 @@ class Measuring:
     margin: float = MARGIN
     where: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
-    tag: str = ""
     no_sandbox: bool = False
     verbose: bool = False
     as_json: bool = False
@@ -150,7 +146,7 @@ class Measuring:
 def asked_again(asked: Measuring) -> list[str]:
     """Return arguments for the same measurement, without --out, --resume and --shard."""
     words = [*asked.matrices, "--device", asked.device, "--margin", repr(asked.margin)]
-    texts = {"--kernels": asked.kernels, "--ops": asked.ops_file, "--tag": asked.tag}
+    texts = {"--kernels": asked.kernels, "--ops": asked.ops_file}
     flags = {"--no-sandbox": asked.no_sandbox, "--verbose": asked.verbose}
     words += [word for name, text in texts.items() if text for word in (name, str(text))]
     for name, values in (("--where", asked.where), ("--only", asked.only)):
@@ -158,7 +154,7 @@ def asked_again(asked: Measuring) -> list[str]:
     return [*words, *(name for name, flag in flags.items() if flag)]
 
 
-PLAN = (tag, no_sandbox, ops_file, kernels, only, where, margin, device, matrices)
+PLAN = (no_sandbox, ops_file, kernels, only, where, margin, device, matrices)
 RUN = (junit, as_json, verbose, shard, resume, out)
 
 

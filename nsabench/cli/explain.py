@@ -6,30 +6,19 @@ from dataclasses import asdict
 from textwrap import indent
 
 import click
-from click.shell_completion import CompletionItem
 
 from nsabench.cli import _options
 from nsabench.cli._say import say, say_json
 from nsabench.output import explain, grouped
 
 
-def _complete(
-    context: click.Context, parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    return [
-        CompletionItem(word, help=of_word[0].kind)
-        for word, of_word in explain.meanings().items()
-        if word.startswith(incomplete.lower())
-    ]
-
-
 @click.command("explain")
-@click.argument("word", required=False, shell_complete=_complete)
+@click.argument("word", required=False)
 @_options.as_json
 def command(word: str | None, as_json: bool) -> None:
     """Explain a word of the output.
 
-    A word is a status, verdict, check, column, op or implementation. Without a WORD, all are
+    A word is a status, verdict, check, column or op. Without a WORD, all are
     listed by kind.
 
     Example: nsabench explain implausible

@@ -12,7 +12,7 @@ from nsabench import ops
 from nsabench.cli import _options
 from nsabench.cli._say import say_columns, say_json
 from nsabench.model.plan import ImplementationInfo
-from nsabench.output import explain, grouped
+from nsabench.output import explain
 from nsabench.planning import matrix, resolve
 from nsabench.running import run
 
@@ -20,14 +20,12 @@ Row = dict[str, Any]
 
 
 @click.command("list")
-@click.argument("what", type=click.Choice(["ops", "matrices", "implementations", "packages"]))
+@click.argument("what", type=click.Choice(["ops", "matrices", "implementations"]))
 @_options.kernels
 @_options.loaded_ops
 @_options.as_json
 def command(what: str, kernels: Path | None, ops_file: Path | None, as_json: bool) -> None:
     """List ops, matrices or implementations.
-
-    It also lists the packages that bring implementations.
 
     Example: nsabench list implementations --kernels mine.py
     """
@@ -36,8 +34,7 @@ def command(what: str, kernels: Path | None, ops_file: Path | None, as_json: boo
     elif what == "matrices":
         rows = list(_matrices())
     else:
-        found = run.installed(kernels, ops_file)
-        rows = list(_packages(found) if what == "packages" else _implementations(found))
+        rows = list(_implementations(run.installed(kernels, ops_file)))
     if as_json:
         say_json(rows)
     else:
@@ -69,14 +66,4 @@ def _implementations(found: Sequence[ImplementationInfo]) -> Iterator[Row]:
             "role": item.role,
             "source": str(item.source),
             "library": str(item.origin) or "-",
-        }
-
-
-def _packages(found: Sequence[ImplementationInfo]) -> Iterator[Row]:
-    for source, items in sorted(grouped(found, lambda item: item.source).items()):
-        yield {
-            "package": str(source),
-            "version": run.version_of(source),
-            "implementations": len(items),
-            "ops": sorted({item.op for item in items}),
         }

@@ -61,10 +61,6 @@ def command(
         say(f"{planned.id}  {cost}  {labels.of_case(planned.case)}")
     for item in plan.implementations:
         say(f"  {item.role:9}  {item.op}  {item.name}  (from {item.source})")
-        beside = sum(item.name in c.alongside for c in plan.cases if c.case.op == item.op)
-        if beside:
-            cases = f"{beside} of {len(plan.cases)} cases"
-            say(f"             runs in {cases} for controls that wrap it, and is not to be beaten")
     total = estimate.duration(sum(took.seconds for took in takes.values()))
     records = sum(len(c.implementations) for c in plan.cases)
     say(f"{len(plan.cases)} cases, {records} records, about {total} and as much again to compile")

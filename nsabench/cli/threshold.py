@@ -37,7 +37,6 @@ from nsabench.verdicts.threshold.patch import patch as make_patch
     metavar="FILE.yaml",
     help="File to print a patch for: it sets runtime.sel_triton_min_L, also by regime.",
 )
-@click.option("--yaml", "as_yaml", is_flag=True, help="Print what thresholds.yaml holds.")
 @_options.ops_of_the_run
 @_options.as_json
 def command(
@@ -46,7 +45,6 @@ def command(
     where: tuple[str, ...],
     op: str | None,
     patch: Path | None,
-    as_yaml: bool,
     as_json: bool,
 ) -> None:
     """Find the length from which to use a kernel.
@@ -79,8 +77,6 @@ def command(
         raise UsageError("these runs have no candidate", "give a run that has one.")
     if as_json:
         say_json(as_data(decisions, payments))
-    elif as_yaml:
-        say(threshold.as_yaml(decisions, payments), nl=False)
     elif patch is not None:
         _patch(patch, decisions)
     else:

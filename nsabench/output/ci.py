@@ -10,9 +10,8 @@ from xml.etree import ElementTree as Xml
 from nsabench import labels
 from nsabench.files import write_text
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import BENIGN, Catch, Regime, Role
+from nsabench.model.vocabulary import BENIGN, Catch, Role
 from nsabench.text import shown
-from nsabench.verdicts.caution import beside
 from nsabench.verdicts.failures import failures
 from nsabench.verdicts.results import Results
 
@@ -28,7 +27,6 @@ class Test:
     failed: str = ""
     skipped: str = ""
     kind: str = ""
-    said: str = ""
 
 
 def of_run(results: Results) -> list[Test]:
@@ -49,19 +47,9 @@ def _test_record(record: Record) -> Test:
     if record.status in BENIGN:
         was_compared = record.median_ms is not None or record.mae is not None
         skipped = "" if was_compared else f"{record.status}: {record.reason}"
-        return Test(group, name, skipped=skipped, said="\n".join(_describe_verdicts(record)))
+        return Test(group, name, skipped=skipped)
     why = f"{record.status}: {record.diagnosis or record.reason}"
     return Test(group, name, why, kind=record.status.value)
-
-
-def _describe_verdicts(record: Record) -> Iterator[str]:
-    """Yield lines such as `device: faster, 4.20 times as fast as masked_sdpa`."""
-    for regime in Regime:
-        found = record.compared(regime)
-        if found is not None and found.verdict is not None:
-            ratio, caution = found.ratio, beside(record, regime)
-            speed = f", {ratio:.2f} times as fast as {found.against}" if ratio is not None else ""
-            yield f"{regime}: {found.verdict}{speed}{f'; {caution}' if caution else ''}"
 
 
 def write_junit(tests: Sequence[Test], path: Path, name: str) -> Path:
@@ -81,8 +69,6 @@ def write_junit(tests: Sequence[Test], path: Path, name: str) -> Path:
             Xml.SubElement(case, "failure", type=test.kind, message=_make_plain(test.failed))
         elif test.skipped:
             Xml.SubElement(case, "skipped", message=_make_plain(test.skipped))
-        if test.said:
-            Xml.SubElement(case, "system-out").text = _make_plain(test.said)
     root = Xml.Element("testsuites")
     root.append(suite)
     Xml.indent(root)

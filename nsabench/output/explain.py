@@ -6,11 +6,11 @@ import difflib
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 
-from nsabench import checks, ops, registry
+from nsabench import checks, ops
 from nsabench.checks import Effect
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest.statement import Trust
@@ -78,7 +78,6 @@ def explain(word: str) -> list[Meaning]:
     explained = list(known.get(wanted, ()))
     if wanted in ops.names() and wanted not in ops.shipped():
         explained.append(_explain_user_op(wanted))
-    explained = explained or _explain_implementations(wanted)
     if not explained:
         near = difflib.get_close_matches(word.lower(), {*known, *ops.names()}, 3)
         raise UsageError(
@@ -92,24 +91,6 @@ def _explain_user_op(name: str) -> Meaning:
     kind = type(ops.get(name))
     text = sys.modules[kind.__module__].__doc__ or kind.__doc__
     return Meaning(name, "op", inspect.cleandoc(text or "Its author wrote nothing about it."))
-
-
-def _explain_implementations(wanted: str) -> list[Meaning]:
-    named = [item for item in registry.load() if item.name.lower() == wanted]
-    return [
-        Meaning(wanted, f"{role} of {', '.join(item.op for item in items)}", text)
-        for (role, text), items in grouped(
-            named, lambda i: (i.role, _read_first_sentence(i.call))
-        ).items()
-    ]
-
-
-def _read_first_sentence(call: Callable[..., object]) -> str:
-    while isinstance(call, partial):
-        call = call.func
-    own = inspect.getdoc(call) if inspect.isfunction(call) else None
-    module = sys.modules.get(getattr(call, "__module__", ""))
-    return " ".join((own or inspect.getdoc(module) or "").partition("\n\n")[0].split())
 
 
 def _read_docstring(module: str) -> str:
@@ -134,12 +115,9 @@ WORDS = {
     "speed-up": "the median time of the best valid baseline over that of the candidate",
     "speedup_lo": "the lower end of the 95 % interval of the speed-up",
     "baseline ms": "the median time of the best valid baseline",
-    "baseline queued": "the time of a queued call of the best valid baseline",
-    "in the queue": "the verdict for calls from Python back to back, with its ratio",
     "outcome": "the verdict of each regime, or the status of what is not ok",
     "best baseline": "the fastest baseline of a case that is right and was measured beside it",
     "queued": "the time of a call among others, one behind the other, from Python",
-    "host": "how long a call holds the CPU",
     "host µs": "how long a call holds the CPU",
     "ms": "the median time of a call on the device, L2 flushed before it",
     "failed": "implementations that are wrong, crash, or are otherwise not ok, without a reason of "

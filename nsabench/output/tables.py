@@ -15,21 +15,10 @@ from nsabench.verdicts.caution import beside
 # The columns of a table of candidates, by the room for them.
 NARROW = ("case", "candidate", "ms", "baseline ms", "speed-up", "outcome")
 WIDE = (
-    *("case", "candidate", "status", "MAE", "ms", "of roofline", "baseline ms"),
-    *("speed-up [95 %]", "verdict"),
+    *("case", "candidate", "status", "MAE", "ms", "queued", "host µs", "of roofline"),
+    *("best baseline", "baseline ms", "speed-up [95 %]", "verdict"),
 )
-WIDEST = (
-    *("case", "candidate", "status", "MAE", "ms", "queued", "host µs, launches"),
-    *("of roofline", "best baseline", "baseline ms", "speed-up [95 %]", "verdict"),
-)
-COMPLETE = (
-    *("case", "candidate", "ms", "queued", "host µs", "best baseline", "baseline ms"),
-    *("baseline queued", "speed-up [95 %]", "verdict in full", "in the queue"),
-)
-TEXTS = (
-    *("case", "candidate", "status", "best baseline", "outcome", "verdict", "verdict in full"),
-    "in the queue",
-)
+TEXTS = ("case", "candidate", "status", "best baseline", "outcome", "verdict")
 MARKS = {
     "*": "* no control showed that each check behind it works: see `unproven`",
     "†": f"† {NO_SPECIALISED}: a ratio over 3, over masks, gathers or FlexAttention alone",
@@ -45,15 +34,13 @@ def candidates(records: Sequence[Record], columns: Sequence[str]) -> Table:
             cells = _format_cells(r, by_key.get((r.case_id, r.best_baseline)))
             rows.append([cells[column] for column in columns])
     numbers = [Ours(column) for column in columns if column not in TEXTS]
-    names = [Ours(column.removesuffix(" in full")) for column in columns]
-    return Table("candidates", names, rows, numbers)
+    return Table("candidates", list(map(Ours, columns)), rows, numbers)
 
 
 def _format_cells(r: Record, baseline: Record | None) -> dict[str, str]:
     ratio = number(r.speedup, ".3f")
     decides = r.verdict if r.verdict and r.median_ms is not None else "note"
     verdict = Tag(standing(r).replace(" ", "\n"), decides)
-    launches = "" if r.launches is None else f", {r.launches}"
     interval = f" [{r.speedup_lo:.3f}, {r.speedup_hi:.3f}]" if r.speedup is not None else ""
     return {
         "case": labels.case(r),
@@ -63,17 +50,13 @@ def _format_cells(r: Record, baseline: Record | None) -> dict[str, str]:
         "ms": number(r.median_ms, ".4g"),
         "queued": number(r.median_in(Regime.QUEUE), ".4g"),
         "host µs": number(r.host_us, ".0f"),
-        "host µs, launches": Ours(f"{number(r.host_us, '.0f')}{launches}"),
         "of roofline": number(r.roofline_fraction, ".0%"),
         "best baseline": Name(r.best_baseline) if r.best_baseline else "–",
         "baseline ms": number(baseline.median_ms if baseline else None, ".4g"),
-        "baseline queued": number(baseline.median_in(Regime.QUEUE) if baseline else None, ".4g"),
         "speed-up": number(r.speedup, ".2f"),
         "speed-up [95 %]": Ours(ratio + interval),
         "outcome": verdict if r.status is Status.OK else Tag(r.status),
         "verdict": verdict,
-        "verdict in full": _describe_verdict(r, r.regime) or f"{r.status}: {r.why}",
-        "in the queue": _describe_verdict(r, Regime.QUEUE) or "–",
     }
 
 
@@ -91,26 +74,15 @@ def standing(record: Record) -> str:
     return ", ".join(verdicts) or "-"
 
 
-def _describe_verdict(record: Record, regime: Regime) -> str:
-    """Return the verdict with its evidence. In the queue the best baseline may be another one."""
-    found = record.compared(regime)
-    if found is None or not found.verdict:
-        return ""
-    text = f"{regime}: {found.verdict}"
-    if regime is not record.regime and found.ratio is not None:
-        ratio, lo, hi = (number(value, ".3f") for value in (found.ratio, found.lo, found.hi))
-        text += f", {ratio} ({lo} to {hi}) against {found.against}"
-    elif regime is record.regime and record.unproven_verdict:
-        text += f" (unproven: {record.unproven})"
-    caution = beside(record, regime)
-    return f"{text} ({caution})" if caution else text
-
-
 def candidates_on_terminal(records: Sequence[Record], width: int) -> Iterator[Block]:
     """Yield the table and the meaning of its marks. A narrow terminal gets the deciding columns."""
-    yield candidates(records, NARROW if width < 120 else WIDE if width < 160 else WIDEST)
+    yield candidates(records, NARROW if width < 160 else WIDE)
+    yield from (Sentence(text, "dim") for text in explain_marks(records))
+
+
+def explain_marks(records: Sequence[Record]) -> list[str]:
     standings = "".join(standing(r) for r in records if r.median_ms is not None)
-    yield from (Sentence(text, "dim") for mark, text in MARKS.items() if mark in standings)
+    return [text for mark, text in MARKS.items() if mark in standings]
 
 
 def others(records: Sequence[Record]) -> Table:

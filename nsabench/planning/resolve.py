@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -51,15 +50,12 @@ def resolve(
     margin: float = MARGIN,
     sandboxed: bool = True,
     narrowed: Narrowed = ALL,
-    tag: str = "",
 ) -> Plan:
     """Return the plan of some matrices. If two name the same case, the first one counts.
 
-    tag: a word in the id of the run. Raises `UsageError` for a pattern without an implementation, a
-    bad shard or tag, and if nothing is left to measure.
+    Raises `UsageError` for a pattern without an implementation, a bad shard, and if nothing is left
+    to measure.
     """
-    if not re.fullmatch(r"[A-Za-z0-9-]{0,40}", tag):
-        raise UsageError(f"{tag!r} is not a tag", "use up to 40 letters, digits and hyphens.")
     narrowed.refuse_unknown(matrices, implementations)
     chosen: dict[str, PlannedCase] = {}
     for loaded in matrices:
@@ -75,7 +71,7 @@ def resolve(
     used = {(c.case.op, name) for c in measured for name in c.implementations}
     now = datetime.now(UTC).replace(microsecond=0)
     return Plan(
-        run_id="-".join(filter(None, (f"{now:%Y%m%dT%H%M%SZ}", token_hex(3), tag))),
+        run_id=f"{now:%Y%m%dT%H%M%SZ}-{token_hex(3)}",
         created=now,
         device=device,
         kernels=str(kernels) if kernels else "",

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Protocol
 
@@ -24,7 +23,6 @@ from nsabench.model.log import Log, Session
 from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Device, ImplementationInfo, Plan, PlannedCase
 from nsabench.model.record import Comparison
-from nsabench.model.source import Source
 from nsabench.model.vocabulary import MARGIN, Purpose
 from nsabench.planning import resolve
 from nsabench.planning.narrow import ALL, Narrowed
@@ -97,7 +95,6 @@ def make_plan(
     *,
     sandboxed: bool = True,
     narrowed: Narrowed = ALL,
-    tag: str = "",
 ) -> Plan:
     """Resolve matrices against what is installed. Raises `UsageError` if something is broken."""
     kernels, ops_file = _absolute(kernels), _absolute(ops_file)
@@ -119,7 +116,6 @@ def make_plan(
         margin=margin,
         sandboxed=sandboxed,
         narrowed=narrowed,
-        tag=tag,
     )
     ops.refuse_other(plan)  # the file may have changed since its op was loaded
     return plan
@@ -136,15 +132,6 @@ def installed(
 
 def _absolute(file: Path | None) -> Path | None:
     return file.absolute() if file is not None else None  # a run may be resumed elsewhere
-
-
-def version_of(source: Source) -> str:
-    if source.is_file:
-        return source.digest
-    try:
-        return metadata.version(source)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def start(

@@ -81,7 +81,6 @@ def test_whatever_reads_has_json() -> None:
     [
         (["nsabench", "comp"], {"compare", "completion"}),
         (["nsabench", "archive", "q"], {"query"}),
-        (["nsabench", "explain", "implaus"], {"implausible"}),
         (["nsabench", "compare", "--fail-on", ""], {"regression", "status"}),
         (["nsabench", "verify", "--req"], {"--require"}),
     ],

@@ -9,7 +9,6 @@ import pytest
 from rich.console import Console
 
 from nsabench.model.vocabulary import NO_SPECIALISED, Kind
-from nsabench.output import ci
 from nsabench.output.compare import compare, document, read
 from nsabench.output.report import Facts
 from nsabench.output.report.page import render as page_of
@@ -43,10 +42,3 @@ def test_the_legend_of_a_report(tmp_path: Path, device: float, said: bool) -> No
     facts = Facts.read(make_run(tmp_path / "run", made))
     assert all(r.caution for r in facts.candidates)
     assert (f"✕ invalid † {NO_SPECIALISED}." in page_of(facts)) is said
-
-
-def test_what_a_ci_system_reads(runs: list[Path]) -> None:
-    said = [test.said for test in ci.of_run(Facts.read(runs[0]).results) if test.said]
-    assert len(said) == 16 and sum(NO_SPECIALISED in text for text in said) == 8
-    assert any(text.startswith("device: faster, 4.") for text in said)
-    assert all(" times as fast as sdpa_gqa" in text for text in said)

@@ -12,12 +12,12 @@ from click.testing import CliRunner
 
 from nsabench.cli.all import command as measure
 from nsabench.cli.threshold import command as ask
-from nsabench.model.vocabulary import Direction, Regime, Role
+from nsabench.model.vocabulary import Regime, Role
 from nsabench.output.report import payment_chart
 from nsabench.verdicts import break_even
 from nsabench.verdicts.tables import read_records
 from tests.runs import with_comparison
-from tests.verdicts.test_break_even import SHAPE, ladder, made, queued
+from tests.verdicts.test_break_even import ladder, queued
 
 MATRIX = """
 op: nsa_attention
@@ -59,35 +59,19 @@ def test_every_place_says_the_same(run: tuple[Path, str]) -> None:
     assert all(break_even.said(d).split(":")[0] in text for d in decided)
 
 
-def test_the_parts_stand_beside_the_whole_and_the_crossing_is_marked() -> None:
+def test_both_are_drawn_and_the_crossing_is_marked() -> None:
     rows = []
     for r in ladder({4096: 0.5, 16384: 2.0}):
-        whole = r.role is Role.CANDIDATE
         times = {4096: (2.0, 1.0), 16384: (4.0, 8.0)}[r.length]
-        rows.append(with_comparison(r, median_ms=times[0] if whole else times[1]))
-    for length in (4096, 16384):
-        part = {"op": "sliding_window", "shape": {**SHAPE, "T": length}, "median_ms": length / 1e4}
-        rows.append(made(length, "band", Role.CANDIDATE, **part))
-        for other in ({"HQ": 8}, {"window": 64}):
-            shape = {**SHAPE, "T": length, **other}
-            rows.append(made(length, "band", Role.CANDIDATE, **{**part, "shape": shape}))
-        blocks = {**part, "op": "selection_blocks", "distribution": "scored", "median_ms": 0.5}
-        blocks["shape"] = {**SHAPE, "T": length, "S": 16}
-        rows.append(made(length, "blocks", Role.CANDIDATE, **blocks))
-        more = {"shape": {**blocks["shape"], "S": 32}, "median_ms": 0.1}
-        rows.append(made(length, "blocks", Role.CANDIDATE, **(blocks | more)))
-        backward = part | {"direction": Direction.BACKWARD, "median_ms": 1e-3}
-        rows.append(made(length, "band", Role.CANDIDATE, **backward))
+        rows.append(with_comparison(r, median_ms=times[r.role is not Role.CANDIDATE]))
     [chart] = payment_chart.charts(break_even.decide(rows), rows)
     assert chart.lines == {
         "nsa_attention": ((4096, 2.0), (16384, 4.0)),
         "best alternative": ((4096, 1.0), (16384, 8.0)),
-        "chosen blocks": ((4096, 0.5), (16384, 0.5)),
-        "window": ((4096, 0.4096), (16384, 1.6384)),
     }
     assert chart.crossings == [pytest.approx(8192)]
     drawn = chart.draw()
-    assert "T = 8,192" in drawn and "<title>window, 4096: 0.4096 ms</title>" in drawn
+    assert "T = 8,192" in drawn and "<title>best alternative, 4096: 1 ms</title>" in drawn
 
 
 def test_a_chart_of_the_queue_is_of_calls_that_are_queued() -> None:

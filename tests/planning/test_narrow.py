@@ -66,8 +66,6 @@ def test_only_names_candidates_and_leaves_the_baselines(tmp_path: Path) -> None:
         ({"where": ["L>many"]}, "L is a number, not 'many'", "give one"),
         ({"only": ("mines",)}, "no candidate is named 'mines'", "--kernels FILE.py; else, did you"),
         ({"only": ("sdpa_*",)}, "no candidate is named 'sdpa_*'", "--kernels FILE.py"),
-        ({"tag": "a b"}, "'a b' is not a tag", "letters"),
-        ({"tag": "a_b"}, "'a_b' is not a tag", "letters, digits and hyphens"),
     ],
 )
 def test_what_cannot_be_met_is_refused(
@@ -76,7 +74,3 @@ def test_what_cannot_be_met_is_refused(
     with pytest.raises(UsageError) as refused:
         planned(tmp_path, *given.pop("where", ()), **given)
     assert sentence in str(refused.value) and remedy in refused.value.remedy
-
-
-def test_a_tag_stands_in_the_name_of_the_run(tmp_path: Path) -> None:
-    assert planned(tmp_path, tag="before").run_id.endswith("-before")

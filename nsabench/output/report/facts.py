@@ -23,7 +23,7 @@ from nsabench.model.log import Log
 from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import MARGIN, Direction, Purpose, Role
+from nsabench.model.vocabulary import Direction, Purpose, Role
 from nsabench.output.standing import Standing, standings, versions
 from nsabench.running.folder import HEAD, RunFolder
 from nsabench.signing import Signer
@@ -232,31 +232,17 @@ def _list_conditions(facts: Facts) -> list[tuple[str, str]]:
 
 def commands(facts: Facts) -> list[tuple[str, str]]:
     folder = shlex.quote(facts.folder.path.name or ".")
-    if not facts.plan.shards:
-        lines = [("the run, again", command(facts))]
-    else:  # a merged run has the environment of its first shard
-        known = facts.environment is not None and facts.environment.run.command
-        lines = [("its first shard, again", command(facts))] if known else []
-        lines.append(("all of them as one", "nsabench merge SHARD… --out again"))
-    container = facts.environment.container if facts.environment else None
-    if container is not None and container.image_digest:
-        lines.append(("the image", f"docker pull {container.image_digest}"))
+    environment = facts.environment
+    lines = []
+    if facts.plan.shards:
+        lines.append(("the run, again", "nsabench merge SHARD… --out again"))
+    elif environment is not None:
+        lines.append(("the run, again", shlex.join(environment.run.command)))
+    if environment is not None and environment.container.image_digest:
+        lines.append(("the image", f"docker pull {environment.container.image_digest}"))
     return [
         *lines,
         ("its checks, again", f"nsabench audit {folder}"),
         ("this report, again", f"nsabench report {folder} --out again"),
         ("its signature", f"nsabench verify {folder}"),
     ]
-
-
-def command(facts: Facts) -> str:
-    if facts.environment is not None and facts.environment.run.command:
-        return shlex.join(facts.environment.run.command)
-    plan = facts.plan
-    words = ["nsabench", "all", *dict.fromkeys(m.name for m in plan.matrices)]
-    words += ["--device", plan.device]
-    words += ["--kernels", plan.kernels] if plan.kernels else []
-    words += ["--ops", plan.ops] if plan.ops else []
-    words += ["--shard", plan.shard] if plan.shard != "1/1" else []
-    words += ["--margin", f"{plan.margin:g}"] if plan.margin != MARGIN else []
-    return shlex.join(words)

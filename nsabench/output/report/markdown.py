@@ -26,7 +26,6 @@ def render(facts: Facts) -> str:
         block=lambda block: Ours(as_markdown(block)),
     )
     controls = {r.implementation for r in facts.controls}
-    statistics = report_tables.Statistics(facts.candidates, facts.plan.margin, facts.tolerances)
     findings = facts.results.findings
     lines = [(name, line or "not readable") for name, line in machine(facts.environment)]
     return templates.get_template("selection_report.md.j2").render(
@@ -37,9 +36,9 @@ def render(facts: Facts) -> str:
         shards=list(report_tables.shards(facts)) if facts.plan.shards else [],
         matrices=list(dict.fromkeys((m.name, m.sha256[:12]) for m in facts.plan.matrices)),
         parity=tables.parity(facts.compared),
-        distributions=statistics.by_distribution(),
-        cases=tables.candidates(facts.records, tables.COMPLETE),
-        lengths=statistics.by_length(),
+        cases=tables.candidates(facts.records, tables.WIDE),
+        marks=tables.explain_marks(facts.records),
+        lengths=report_tables.by_length(facts.candidates, facts.plan.margin, facts.tolerances),
         findings=[f for f in findings if f.implementation not in controls or not f.case_id],
         most=MOST,
         unproven=unproven(facts.results),

@@ -25,7 +25,7 @@ from nsabench.output import grouped
 from nsabench.output.document import Name, Strong, Table, Tag, number
 from nsabench.output.report import html, payment_chart
 from nsabench.output.report.facts import Facts, surroundings
-from nsabench.output.report.tables import Statistics, shards
+from nsabench.output.report.tables import by_length, shards
 from nsabench.output.standing import tally_of_controls
 from nsabench.verdicts import threshold
 from nsabench.verdicts.break_even import CALLED, BreakEven
@@ -46,9 +46,7 @@ COMPARED = {
     "speedup_hi": "hi",
     **{name: name for name in ("median_ms", "net_ms", "p20_ms", "p80_ms", "n_samples")},
 }
-# Quantiles for each record: fewer if many records have samples.
-FINE, COARSE = 40, 12
-MANY = 5000
+QUANTILES = 24  # of the samples of each record
 GRAIN = 1e-4
 
 
@@ -156,8 +154,7 @@ def _list_comparison(found: Comparison | None, prefix: str) -> dict[str, Any]:
 
 def _list_quantiles(facts: Facts) -> list[list[int] | None]:
     """Return quantiles of each record's samples, in steps of `GRAIN` from the median."""
-    timed = sum(r.status is Status.OK for r in facts.records)
-    shares = np.linspace(0, 1, (FINE if timed <= MANY else COARSE) + 1)
+    shares = np.linspace(0, 1, QUANTILES + 1)
     found: list[list[int] | None] = []
     for record in facts.records:
         if record.median_ms is None or record.observation is None:
@@ -221,7 +218,7 @@ def gather_speedups(
     return {
         "any": any(r.speedup is not None for r in candidates),
         "margin": margin,
-        "lengths": Statistics(candidates, margin, tolerances).by_length(ops=several),
+        "lengths": by_length(candidates, margin, tolerances, ops=several),
         "cautions": sorted({caution for r in candidates if (caution := beside(r, r.regime))}),
         # The labels of cases omit these words.
         "constant": {op: words for op, words in labels.constant(records).items() if words},

@@ -1,7 +1,4 @@
-"""Draws the time of an op over the length, beside its best alternative and its parts.
-
-The parts of `nsa_attention` are other ops of the run on the same sizes.
-"""
+"""Draws the time of an op over the length, beside its best alternative."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Regime, Role, Status
+from nsabench.model.vocabulary import Regime
 from nsabench.output import grouped
 from nsabench.output.report import html
 from nsabench.verdicts.break_even import CALLED, BreakEven, crossings
@@ -19,18 +16,6 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 Points = tuple[tuple[int, float], ...]
-PARTS = {
-    "nsa_attention": {
-        "compressed": "compressed keys",
-        "selection_blocks": "chosen blocks",
-        "sliding_window": "window",
-    }
-}
-# Sizes of a part by the names of the same sizes of its op.
-SHARED = {
-    size: size for size in ("B", "HQ", "H", "D", "Dv", "block", "stride", "block_size", "window")
-} | {"S": "n_selected"}
-AS_DRAWN = ("dense", "scored")  # chosen as the op chooses
 
 
 @dataclass(frozen=True)
@@ -82,24 +67,7 @@ def _build_chart(p: BreakEven, records: Sequence[Record]) -> Chart | None:
         p.op: _list_points(wholes, p.regime),
         "best alternative": _list_points(dense, p.regime),
     }
-    for op, name in PARTS.get(p.op, {}).items():
-        parts = [r for r in records if r.op == op and _is_part(r, wholes[0])]
-        points = _list_points(parts, p.regime)
-        if len(points) > 1:
-            lines[name] = points
     return Chart(p, lines, crossings(series))
-
-
-def _is_part(record: Record, whole: Record) -> bool:
-    shared = [(own, size) for own, size in SHARED.items() if own in record.shape]
-    return (
-        all(record.shape[own] == whole.shape.get(size) for own, size in shared)
-        and record.distribution in AS_DRAWN
-        and record.role is Role.CANDIDATE
-        and record.status is Status.OK
-        and (record.dtype, record.direction) == (whole.dtype, whole.direction)
-        and record.streams == 1
-    )
 
 
 def _list_points(records: Sequence[Record], regime: Regime) -> Points:

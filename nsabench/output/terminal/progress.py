@@ -38,10 +38,11 @@ class _Console(Console):
             yield Segment(text if control else shown(text, lines=True), style, control)
 
 
-def console() -> Console:
+def console(*, stderr: bool = False) -> Console:
     """Return standard output. Without a terminal it is 160 columns wide, or as `COLUMNS` says."""
-    width = None if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit() else 160
-    return _Console(width=width, soft_wrap=False, markup=False, emoji=False)
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or os.environ.get("COLUMNS", "").isdigit() else 160
+    return _Console(stderr=stderr, width=width, soft_wrap=False, markup=False, emoji=False)
 
 
 def interactive(console: Console) -> bool:

@@ -31,10 +31,8 @@ def print_summary(finished: Finished, console: Console, *, verbose: bool = False
     missed = any(r.caught is Catch.MISSED for r in records)
     if verbose or missed:
         console.print(*on_terminal([tables.others(records)]))
-    else:
-        for line in (_count_best(records), controls(records)):
-            if line:
-                console.print(shown(line), highlight=False, soft_wrap=True)
+    elif told := controls(records):
+        console.print(told, highlight=False, soft_wrap=True)
     console.print(_describe_time(finished), highlight=False, soft_wrap=True)
     _print_grave(finished, console, verbose=verbose)
     for line in _list_failed(finished):
@@ -59,12 +57,6 @@ def _print_grave(finished: Finished, console: Console, *, verbose: bool) -> None
     if grave:
         cases = {r.case_id: labels.named(r) for r in records}
         print_findings(grave, cases, console, each=verbose)
-
-
-def _count_best(records: Sequence[Record]) -> str:
-    best = Counter({r.case_id: r.best_baseline for r in records if r.best_baseline}.values())
-    counts = ", ".join(f"{name} in {n}" for name, n in best.most_common())
-    return f"best baselines: {counts}" if counts else ""
 
 
 def _list_failed(finished: Finished) -> Iterator[str]:
@@ -92,7 +84,7 @@ def _build_panel(finished: Finished, width: int) -> Panel:
     failed = failures(finished.results)
     texts = list(of_payments(break_even.decide(finished.results.records)))[:PAYS]
     # The table or the page has the whole of a line that is cut here.
-    for line in lines(finished, ROOM - len(texts)):
+    for line in lines(finished):
         texts.append(line if len(line) <= width - 4 else f"{line[: width - 5]}…")
     page = finished.folder.path / "report.html"
     texts.append(f"report: {page}" if page.exists() else f"results: {finished.folder.path}")
@@ -142,9 +134,8 @@ def print_counts(findings: Sequence[Finding], console: Console) -> None:
         console.print("in all: " + ", ".join(words), highlight=False)
 
 
-LEAST = 3  # lines of the candidates at least.
-PAYS = 6  # lines of break-even lengths at most.
-ROOM = 8  # lines in all, if the break-even lengths leave room.
+MOST = 3  # candidates, and decisions, in the panel
+PAYS = 6  # lines of break-even lengths in the panel
 
 
 def of_payments(payments: Sequence[BreakEven]) -> Iterator[str]:
@@ -169,25 +160,19 @@ def _describe_length(p: BreakEven) -> str:
     return str(p.answer)
 
 
-def lines(finished: Finished, room: int) -> list[str]:
+def lines(finished: Finished) -> list[str]:
     """Say how the user's candidates did, what was decided, and whether to believe it.
 
-    A run without candidates of the user shows all candidates. The last line is not counted in
-    `room`.
+    A run without candidates of the user shows all candidates.
     """
     candidates = standings(finished.results.records)
     own = of_the_user(finished)
     shown = [s for s in candidates if (s.op, s.implementation) in own] or candidates
-    room = max(room, LEAST)
-    decided = list(_list_decisions(finished, {s.implementation for s in shown}))[: room - 1]
-    texts = [] if shown else ["no candidate took part: there is nothing to decide"]
-    for count in range(len(shown), 0, -1):
-        texts = [line for standing in shown[:count] for line in _describe_candidate(standing)]
-        if left := len(shown) - count:
-            texts.append(f"and {left} more candidate{'s' if left > 1 else ''}: see the table")
-        if len(texts) + len(decided) <= room:
-            break
-    return [*texts[: room - len(decided)], *decided, _judge_run(finished)]
+    texts = [line for standing in shown[:MOST] for line in _describe_candidate(standing)]
+    if len(shown) > MOST:
+        texts.append(f"and {len(shown) - MOST} more: see the table")
+    texts += list(_list_decisions(finished, {s.implementation for s in shown}))[:MOST]
+    return [*(texts or ["no candidate took part"]), _judge_run(finished)]
 
 
 def of_the_user(finished: Finished) -> set[tuple[str, str]]:
@@ -206,14 +191,10 @@ def _list_decisions(finished: Finished, names: set[str]) -> Iterator[str]:
         return
     decisions = threshold.decide_run(finished.results.records, finished.plan)
     own = [d for d in decisions if d.candidate in names]
-    alike: dict[tuple[str, str, str], list[Regime]] = {}
-    for (regime, sentence, why), same in grouped(
-        own, lambda d: (d.regime, d.sentence, _explain_decision(d))
-    ).items():
-        who = ", ".join(dict.fromkeys(d.candidate for d in same))
-        alike.setdefault((who, sentence, why), []).append(regime)
-    for (who, sentence, why), regimes in alike.items():
-        yield f"decision ({', '.join(regimes)}): {who}: {sentence}{f' ({why})' if why else ''}"
+    groups = grouped(own, lambda d: (d.candidate, d.sentence, _explain_decision(d)))
+    for (name, sentence, why), alike in groups.items():
+        regimes = ", ".join(dict.fromkeys(d.regime for d in alike))
+        yield f"decision ({regimes}): {name}: {sentence}{f' ({why})' if why else ''}"
 
 
 def _explain_decision(decision: Decision) -> str:

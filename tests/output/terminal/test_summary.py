@@ -135,15 +135,15 @@ def test_what_is_alike_is_said_once(tmp_path: Path) -> None:
     assert "its traceback and what it printed:" in text
 
 
-@pytest.mark.parametrize(("count", "least"), [(4, 4), (6, 1)])
+@pytest.mark.parametrize(("count", "least"), [(3, 3), (6, 3)])
 def test_many_candidates_do_not_fill_the_panel(tmp_path: Path, count: int, least: int) -> None:
     names = tuple(f"k{n}" for n in range(count))
     lines = panel(shown(tmp_path, Made(implementations=names), mine=""))
-    assert len(lines) <= 10 and sum(line.startswith("decision") for line in lines) == 1
+    assert len(lines) <= 10 and sum(line.startswith("decision") for line in lines) <= 3
     told = [line for line in lines if ": RIGHT " in line]
     left = count - len(told)
     assert len(told) >= least
-    assert not left or any(f"and {left} more candidate" in line for line in lines)
+    assert not left or any(f"and {left} more: see" in line for line in lines)
 
 
 def test_what_is_so_in_all_regimes_is_said_once(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -402,7 +403,7 @@ def test_a_threshold_for_one_shape_needs_no_other_shapes(tmp_path: Path) -> None
     one = ["--where", "H=8 and D=128"]
     done = CliRunner().invoke(command, [str(folder), *one])
     assert "worth using from L = 256 on where H=8 and D=128" in done.stdout
-    content = yaml.safe_load(CliRunner().invoke(command, [str(folder), *one, "--yaml"]).stdout)
+    content = json.loads(CliRunner().invoke(command, [str(folder), *one, "--json"]).stdout)
     [decision] = content["decisions"]
     assert (decision["where"], decision["cases"]) == (["H=8 and D=128"], 8)
     done = CliRunner().invoke(command, [str(folder), "--where", "H>4"])

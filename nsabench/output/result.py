@@ -1,0 +1,45 @@
+"""Describes a finished run for programs. Fields are only ever added."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from nsabench import labels
+from nsabench.model.vocabulary import Role
+from nsabench.running.run import Finished
+from nsabench.verdicts import threshold
+from nsabench.verdicts.failures import failures
+from nsabench.verdicts.threshold.document import as_data as thresholds_as_data
+
+OF_A_CANDIDATE = (
+    *("case_id", "op", "implementation", "dtype", "direction", "distribution", "streams", "mode"),
+    *("length", "status", "reason", "diagnosis", "median_ms", "best_baseline", "speedup"),
+    *("speedup_lo", "speedup_hi", "verdict", "caution", "package", "package_version", "licence"),
+)
+
+
+def as_data(run: Finished, signature: str = "") -> dict[str, Any]:
+    """Return the result. Without a signature, nothing is decided."""
+    records = run.results.records
+    decisions = threshold.decide_run(records, run.plan) if signature else []
+    broken = failures(run.results)
+    return {
+        "run_id": run.plan.run_id,
+        "folder": str(run.folder.path),
+        "wall_s": run.wall_s,
+        "failures": broken,
+        "exit_code": 1 if broken else 0,
+        "controls": Counter(r.caught for r in records if r.caught),
+        "candidates": [
+            {
+                **{name: getattr(record, name) for name in OF_A_CANDIDATE},
+                "case": labels.case(record),
+                "shape": dict(record.shape),
+            }
+            for record in records
+            if record.role is Role.CANDIDATE
+        ],
+        "thresholds": thresholds_as_data(decisions) if decisions else None,
+        "signature": signature,
+    }
