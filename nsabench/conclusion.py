@@ -46,7 +46,6 @@ def resume(
     started, and a run of another machine is moved away and started again.
     """
     if plan is not None and not (path / MANIFEST).exists() and not run.is_begun(path):
-        run.discard_unbegun(path)
         return run.start(plan, path, view, signer=signer, fit=fit)
     folder = RunFolder.existing(path)
     trust = refuse_altered(path, tables=False)

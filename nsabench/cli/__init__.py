@@ -14,7 +14,7 @@ from types import FrameType
 import click
 
 from nsabench import limits
-from nsabench.cli._say import say
+from nsabench.cli._say import open_closed_streams, outlive_readers, say
 from nsabench.errors import Interrupted, NsabenchError, VerificationFailed
 from nsabench.files import writing
 from nsabench.model.version import __version__
@@ -25,6 +25,8 @@ from nsabench.text import shown
 INTERRUPTED = 130
 # These commands read what others made, so their memory is limited.
 READING = {"archive", "audit", "compare", "merge", "report", "site", "threshold", "verify"}
+# The work of these is not lost if their output is piped into `head`.
+MEASURING = {"all", "run", "versions"}
 
 
 SECTIONS = {
@@ -64,9 +66,13 @@ for _module in pkgutil.iter_modules(__path__):
 
 def main() -> None:
     signal.signal(signal.SIGTERM, _as_interrupt)
+    open_closed_streams()
     seclude()  # before anything is started
-    if next((word for word in sys.argv[1:] if not word.startswith("-")), "") in READING:
+    command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    if command in READING:
         limit_memory()
+    elif command in MEASURING:
+        outlive_readers()
     try:
         with writing():
             code = group.main(standalone_mode=False)

@@ -2,16 +2,55 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from nsabench.output import ci
 from nsabench.output.ci import Test
 from nsabench.text import shown
+
+
+class _Lasting(io.FileIO):
+    """A standard stream whose reader may leave: what cannot be written is dropped."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.fileno())
+            os.close(null)
+            if self.fileno() == sys.stdout.fileno():
+                why = f"standard output cannot be written: {error.strerror}"
+                say(f"nsabench: {why}. The run goes on without it.", err=True)
+            return len(data)
+
+
+def outlive_readers() -> None:
+    """Let a command end its work if standard output or error cannot be written any more."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        raw = io.BufferedWriter(_Lasting(stream.fileno(), "wb", closefd=False))
+        how = {"encoding": stream.encoding, "errors": stream.errors, "line_buffering": True}
+        setattr(sys, name, io.TextIOWrapper(raw, **how))
+
+
+def open_closed_streams() -> None:
+    """Open the null device for closed standard streams, before another file takes their place."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            setattr(sys, name, os.fdopen(number, "w" if number else "r"))
 
 
 def say(text: object, *, err: bool = False, nl: bool = True) -> None:

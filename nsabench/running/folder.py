@@ -6,7 +6,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,9 +81,16 @@ class RunFolder:
         return [part for run_id in plan.shards for part in self.shard(run_id).parts()]
 
     def create(self) -> None:
-        """Make the folder. Raises `UsageError` if that fails or it is not empty."""
+        """Make the folder. Raises `UsageError` if that fails or it is not empty.
+
+        What a killed run left that had measured nothing is removed.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            if self._is_unbegun():
+                with closing(log.LogFile(self.log)):  # it holds the lock
+                    self.discard()
+            self.path.mkdir(exist_ok=True)
             if any(self.path.iterdir()):
                 raise UsageError(
                     f"{self.path} is not empty",
@@ -94,6 +101,17 @@ class RunFolder:
             raise UsageError(
                 f"{self.path} cannot be made: {error.strerror}", "give --out a writable folder."
             ) from None
+
+    def _is_unbegun(self) -> bool:
+        """Whether it holds only what a run writes before it measures."""
+        first = [self.path / name for name in ("plan.json", "log.jsonl", "environment.json")]
+        first += [self.path / RUN_KEY, self.logs]
+        known = {*first, *map(unfinished, first)}
+        if self.logs.is_symlink() or not self.logs.is_dir() or any(self.logs.iterdir()):
+            return False
+        if set(self.path.iterdir()) - known:
+            return False
+        return not self.log.exists() or not log.read(self.log).sessions
 
     def refuse_foreign(self) -> None:
         """Remove temporary files. Raise `VerificationFailed` for files that no run has."""
@@ -130,6 +148,7 @@ class RunFolder:
     def discard(self) -> None:
         for path in (self.plan, self.log, self.environment, self.path / RUN_KEY):
             path.unlink(missing_ok=True)
+            unfinished(path).unlink(missing_ok=True)
         link = self.path.parent / LATEST
         if link.is_symlink() and link.readlink() == Path(self.path.name):
             link.unlink()

@@ -20,7 +20,10 @@ START_ANEW = "start a new run here; what others measured is theirs to sign."
 def find_signer(folder: RunFolder, origin: Origin | None, named: Signer | None) -> Signer:
     """Return the named signer, else the run key. Raises `VerificationFailed` if it did not sign."""
     if origin is None:
-        raise UsageError(f"{folder.log} is empty, and no key signed the plan", "start a new run.")
+        raise UsageError(
+            f"{folder.log} is empty, and no key signed the plan",
+            "name the matrices, too: the run is then started again in this folder.",
+        )
     signer = named or read_run_key(folder.path)
     if signer is not None and (signer.keyid, signer.ephemeral) == (origin.keyid, origin.ephemeral):
         return signer

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from nsabench import labels, ops, registry
-from nsabench.errors import NsabenchError, UsageError
+from nsabench.errors import Interrupted, NsabenchError, UsageError
 from nsabench.files import whole, writing
 from nsabench.machine import doctor
 from nsabench.machine.environment import nvml
@@ -152,6 +152,11 @@ def start(
                 folder.link_latest()
         with folder.resumable():
             return _Run(folder, plan, view, signer, fit).measure()
+    except Interrupted:
+        if not is_begun(folder.path):
+            folder.discard()
+            raise KeyboardInterrupt from None
+        raise
     except NsabenchError as refused:
         # If the disk is full, the remedy is to resume this run.
         if not isinstance(refused.__cause__, OSError):
@@ -167,15 +172,6 @@ def is_begun(path: Path) -> bool:
     folder = RunFolder(path)
     is_merged = (path / SHARDS).exists()
     return is_merged or (folder.log.exists() and bool(read_log(folder.log).sessions))
-
-
-def discard_unbegun(path: Path) -> None:
-    """Remove a run without measurements. Raises `UsageError` if another process writes it."""
-    folder = RunFolder(path)
-    if not folder.plan.is_file():
-        return
-    with closing(LogFile(folder.log)):  # it holds the lock
-        folder.discard()
 
 
 def resume(

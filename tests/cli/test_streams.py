@@ -1,0 +1,90 @@
+"""A run outlives its reader, and a command needs none."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import forked
+from tests.cli.conftest import Nsabench, complete
+from tests.cli.conftest import nsabench as nsabench
+from tests.cli.conftest import tiny as tiny
+
+NSABENCH = [sys.executable, "-m", "nsabench"]
+
+
+def test_a_run_goes_on_without_its_reader(tmp_path: Path, tiny: Path) -> None:
+    words = [*NSABENCH, "all", str(tiny), "--device", "cpu", "--where", "L<=8", "--out", "run"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(words, cwd=tmp_path, **pipes)
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.readline()
+    process.stdout.close()
+    said = process.stderr.read()
+    assert process.wait() in (0, 1), said
+    assert said.count("The run goes on without it") == 1 and "Traceback" not in said
+    assert (tmp_path / "run" / "manifest.dsse.json").is_file()
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&-", ">&- 2>&-"])
+def test_closed_streams_are_no_fault(tmp_path: Path, closed: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", *NSABENCH, "explain", "same"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_run_that_was_killed_before_it_measured_is_begun_again(
+    tmp_path: Path, tiny: Path, nsabench: Nsabench
+) -> None:
+    words = ("all", str(tiny), "--device", "cpu", "--where", "L<=8")
+    run = tmp_path / "run"
+    (run / "logs").mkdir(parents=True)  # killed before it wrote its plan
+    (run / "plan.tmp").write_text("{")
+    for _ in range(2):
+        process = forked.Command((*words, "--out", str(run)), tmp_path, os.environ)
+        while not (run / "log.jsonl").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+        process.wait()
+        assert (run / "log.jsonl").read_bytes() == b""
+    alone = nsabench("all", "--resume", run)
+    assert alone.returncode == 2 and "name the matrices, too" in alone.stderr
+    complete(nsabench(*words, "--resume", run))
+    again = nsabench(*words, "--out", run)
+    assert again.returncode == 2 and "is not empty" in again.stderr
+
+
+def test_an_interrupted_run_that_measured_nothing_leaves_nothing(
+    tmp_path: Path, tiny: Path
+) -> None:
+    words = [*NSABENCH, "all", str(tiny), "--device", "cpu", "--out", "run"]
+    process = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "run" / "log.jsonl").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert (process.returncode, said.strip()) == (130, "nsabench: interrupted.")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_plan_of_somebody_is_not_overwritten(
+    tmp_path: Path, tiny: Path, nsabench: Nsabench
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "plan.json").write_text(json.dumps("mine"))
+    done = nsabench("all", tiny, "--device", "cpu", "--out", "run")
+    assert done.returncode == 2 and "is not empty" in done.stderr
+    assert json.loads((tmp_path / "run" / "plan.json").read_text()) == "mine"
