@@ -68,15 +68,16 @@ def add(runs: tuple[Path, ...], location: str, public: tuple[Path, ...]) -> int:
 
 @command.command("list")
 @click.argument("location", metavar="ARCHIVE")
+@_options.trusted
 @_options.as_json
-def list_(location: str, as_json: bool) -> None:
+def list_(location: str, public: tuple[Path, ...], as_json: bool) -> None:
     """List the runs of an archive.
 
     Broken runs are reported and left out.
 
     Example: nsabench archive list archive
     """
-    found = _surveyed(_open(location))
+    found = _surveyed(_open(location), public)
     rows = []
     for run in found.sound:
         p, e = run.statement.predicate, run.statement.predicate.environment
@@ -125,8 +126,9 @@ def verify(location: str, public: tuple[Path, ...], as_json: bool) -> int:
 @command.command("query")
 @click.argument("location", metavar="ARCHIVE")
 @click.argument("sql")
+@_options.trusted
 @_options.as_json
-def query(location: str, sql: str, as_json: bool) -> None:
+def query(location: str, sql: str, public: tuple[Path, ...], as_json: bool) -> None:
     """Query the verified runs of an archive in SQL.
 
     The views are runs, records, comparisons and samples.
@@ -136,7 +138,7 @@ def query(location: str, sql: str, as_json: bool) -> None:
     from nsabench.evidence.archive.query import query as ask
 
     archive = _open(location)
-    answer = ask(archive, sql, _surveyed(archive).sound)
+    answer = ask(archive, sql, _surveyed(archive, public).sound)
     if as_json:
         say_json(answer.to_pylist())
         return
@@ -146,8 +148,8 @@ def query(location: str, sql: str, as_json: bool) -> None:
     terminal.console().print(table)
 
 
-def _surveyed(archive: Archive) -> Surveyed:
-    found = archive.survey(trusted_keyids(()))
+def _surveyed(archive: Archive, public: tuple[Path, ...]) -> Surveyed:
+    found = archive.survey(trusted_keyids(public))
     for sentence in found.broken:
         say(f"nsabench: left out: {sentence}", err=True)
     return found

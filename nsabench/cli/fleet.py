@@ -39,7 +39,7 @@ _job = _options.measuring(
     ),
     click.option(
         "--shards",
-        type=click.IntRange(1, 10_000),
+        type=click.IntRange(2, 10_000),
         required=True,
         metavar="N",
         help="Number of shards, each measured on a GPU of its own.",

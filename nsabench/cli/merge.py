@@ -29,7 +29,10 @@ from nsabench.verdicts.failures import failures
 @click.option(
     "--require",
     type=click.Choice([Trust.EPHEMERAL.value, Trust.UNPINNED.value, Trust.PINNED.value]),
-    help="Least trust of a shard. Default: ephemeral, or pinned with --key.",
+    help=(
+        "Least trust of a shard. Default: pinned with --key, unpinned if the merged run is signed "
+        "with a lasting key, and ephemeral otherwise."
+    ),
 )
 @_options.ops_of_the_run
 @_options.as_json
@@ -48,13 +51,11 @@ def command(
 
     Example: nsabench merge results/shard-* --out results/whole
     """
-    finished, signed = merge(
-        shards,
-        out,
-        conclusion.prepare() or load_signer(),
-        trusted=trusted_keyids(public),
-        require=least_trust(public, require),
-    )
+    signer = conclusion.prepare() or load_signer()
+    least = least_trust(public, require)
+    if require is None and not signer.ephemeral and not least.reaches(Trust.UNPINNED):
+        least = Trust.UNPINNED
+    finished, signed = merge(shards, out, signer, trusted=trusted_keyids(public), require=least)
     plan, failed = finished.plan, failures(finished.results)
     if as_json:
         say_json(

@@ -8,6 +8,7 @@ import click
 
 from nsabench.cli import _options
 from nsabench.cli._say import say
+from nsabench.evidence.manifest.keys import trusted_keyids
 
 
 @click.command("site")
@@ -20,8 +21,9 @@ from nsabench.cli._say import say
     metavar="DIR",
     help="New folder for the site.",
 )
+@_options.trusted
 @_options.ops_of_the_run
-def command(places: tuple[str, ...], out: Path) -> None:
+def command(places: tuple[str, ...], out: Path, public: tuple[Path, ...]) -> None:
     """Write a static site about archived runs.
 
     It has decisions, leaderboards, a page for each run, and downloads. It needs no server and no
@@ -32,4 +34,4 @@ def command(places: tuple[str, ...], out: Path) -> None:
     # Its libraries come with an extra, and would slow down --help.
     from nsabench.output import site
 
-    say(site.write(places, out))
+    say(site.write(places, out, trusted_keyids(public)))

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from nsabench import conclusion
 from nsabench.cli.merge import command
 from nsabench.errors import UsageError, VerificationFailed
+from nsabench.evidence.archive.archive import Archive
 from nsabench.evidence.manifest import MANIFEST, dsse, seal, verify
 from nsabench.evidence.manifest.logs import plan_together
 from nsabench.evidence.manifest.statement import Trust, encode_key, read_envelope, signed
@@ -27,7 +28,7 @@ from nsabench.model.vocabulary import Verdict
 from nsabench.output.report import Facts, write_html, write_markdown
 from nsabench.running.folder import KEPT, RunFolder
 from nsabench.signing import Signer
-from nsabench.signing.keys import public_der
+from nsabench.signing.keys import private_pem, public_der
 from nsabench.verdicts import canary
 from nsabench.verdicts.failures import failures
 from nsabench.verdicts.results import Results
@@ -95,7 +96,7 @@ def test_a_merged_run_verifies_and_says_what_its_shards_say(
     found, out = merged([shards[2], shards[0], shards[1]], signer)
     report = verify(out, trusted=[signer.keyid], require=Trust.PINNED)
     assert report.broken is None
-    assert "3 shards, each measured with the key that signed it" in report.details["origin"]
+    assert signer.keyid in report.details["origin"]
     each = [verdicts(s) for s in shards]
     assert verdicts(out) == each[0] | each[1] | each[2]
     assert len(found.records) == sum(map(len, each)) == 16 * 3
@@ -105,7 +106,8 @@ def test_a_merged_run_verifies_and_says_what_its_shards_say(
 
 def test_a_merged_run_keeps_what_each_host_signed(_made: Path, _merged: Path) -> None:
     statement, _ = signed(read_envelope(_merged))
-    assert statement.predicate.plan.shards == ("shard-1", "shard-2", "shard-3")
+    named = [own.run_id for own in statement.predicate.shards]
+    assert named == ["shard-1", "shard-2", "shard-3"]
     for own in sorted(_made.iterdir()):
         kept = _merged / "shards" / Plan.read(own / "plan.json").run_id
         assert {path.name for path in kept.iterdir()} == set(KEPT)
@@ -194,6 +196,56 @@ def test_a_shard_that_was_altered_or_is_not_trusted_is_refused(
         log.write("\n")
     with pytest.raises(VerificationFailed, match=r"log\.jsonl was changed"):
         merged(shards, signer)
+
+
+@pytest.fixture
+def mixed(tmp_path: Path, signer: Signer) -> tuple[Path, Signer]:
+    """Return a merged run of which an unknown key measured one shard, and that key."""
+    unknown = Signer(Ed25519PrivateKey.generate(), ephemeral=True)
+    made = [shard(tmp_path, unknown if i == 2 else signer, i) for i in range(1, COUNT + 1)]
+    merge(made, tmp_path / "whole", signer)
+    return tmp_path / "whole", unknown
+
+
+def test_a_merged_run_is_trusted_as_far_as_its_least_shard(
+    mixed: tuple[Path, Signer], signer: Signer, tmp_path: Path
+) -> None:
+    out, _ = mixed
+    report = verify(out, trusted=[signer.keyid])
+    assert (report.broken, report.trust) == (None, Trust.EPHEMERAL)
+    assert "ephemeral" in report.details["origin"] and "ephemeral" in Facts.read(out).trust
+    assert verify(out, trusted=[signer.keyid], require=Trust.PINNED).broken is not None
+    archive = Archive(str(tmp_path / "archive"), create=True)
+    archive.add(out, trusted=[signer.keyid])
+    assert [run.trust for run in archive.runs(frozenset([signer.keyid]))] == [Trust.EPHEMERAL]
+
+
+def test_the_key_of_a_shard_can_be_revoked(
+    mixed: tuple[Path, Signer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, unknown = mixed
+    archive = Archive(str(tmp_path / "archive"), create=True)
+    archive.add(out)
+    revoked = tmp_path / "revoked"
+    revoked.write_text(f"{unknown.keyid} 2026-01-01 compromised\n")
+    monkeypatch.setenv("NSABENCH_REVOKED_KEYS", str(revoked))
+    assert unknown.keyid in (verify(out).broken or "")
+    surveyed = archive.survey()
+    assert not surveyed.sound and unknown.keyid in surveyed.broken[0]
+
+
+def test_a_lasting_key_vouches_for_no_unknown_shard(
+    tmp_path: Path, signer: Signer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [shard(tmp_path, Signer(Ed25519PrivateKey.generate(), True), i) for i in (1, 2, 3)]
+    key = tmp_path / "signing.key"
+    key.write_bytes(private_pem(signer.key))
+    key.chmod(0o600)
+    monkeypatch.setenv("NSABENCH_SIGNING_KEY_FILE", str(key))
+    arguments = [*map(str, made), "--out", str(tmp_path / "whole")]
+    refused = CliRunner().invoke(command, arguments)
+    assert isinstance(refused.exception, VerificationFailed), refused.output
+    assert CliRunner().invoke(command, [*arguments, "--require", "ephemeral"]).exit_code == 0
 
 
 def test_the_verdicts_of_an_outlying_host_are_inconclusive(

@@ -74,10 +74,18 @@ def revocations(
 def trust_in(
     predicate: Predicate, trusted: frozenset[str], revoked: Mapping[str, Revocation]
 ) -> Trust:
-    """Return how far a verified signature can be trusted. A revoked key is refused."""
-    keyid = predicate.signer.keyid
-    refuse_revoked(keyid, predicate.signed, revoked)
-    return Trust.PINNED if keyid in trusted else predicate.signer.trust
+    """Return how far a verified run can be trusted: as far as the least of its signatures.
+
+    A merged run has the signatures of its shards, too. Raises `VerificationFailed` for a revoked
+    key.
+    """
+    signer = predicate.signer
+    signatures = [(signer.keyid, signer.trust, predicate.signed)]
+    signatures += [(shard.keyid, shard.trust, shard.signed) for shard in predicate.shards]
+    for keyid, _, signed in signatures:
+        refuse_revoked(keyid, signed, revoked)
+    levels = [Trust.PINNED if keyid in trusted else stated for keyid, stated, _ in signatures]
+    return min(levels, key=list(Trust).index)
 
 
 def refuse_less(trust: Trust, require: Trust) -> None:

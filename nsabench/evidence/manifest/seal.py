@@ -13,11 +13,14 @@ from nsabench.evidence.manifest.statement import (
     Library,
     PlanBrief,
     Predicate,
+    ShardSigned,
     SignedBy,
     Statement,
     Subject,
     Trust,
     encode_key,
+    read_envelope,
+    signed,
 )
 from nsabench.evidence.manifest.tables import summarize_tables
 from nsabench.files import whole
@@ -59,6 +62,7 @@ def describe(folder: Path, signer: Signer) -> Statement:
             plan=brief_plan(plan),
             environment=brief_environment(folder / "environment.json"),
             results_schema=SCHEMA_VERSION,
+            shards=brief_shards(folder, plan),
             **summarize_tables(folder),
         ),
     )
@@ -75,8 +79,21 @@ def brief_plan(plan: Plan) -> PlanBrief:
         ops_sha256=plan.ops_sha256,
         packages={o.package: Library(version=o.version, licence=o.licence) for o in plan.origins},
         cases=len(plan.cases),
-        shards=plan.shards,
     )
+
+
+def brief_shards(folder: Path, plan: Plan) -> tuple[ShardSigned, ...]:
+    """Return who signed each shard of a merged run.
+
+    Raises `VerificationFailed` if a manifest is broken.
+    """
+    signatures = []
+    for run_id in plan.shards:
+        statement, keyid = signed(read_envelope(RunFolder(folder).shard(run_id).path))
+        own = statement.predicate
+        trust = own.signer.trust
+        signatures.append(ShardSigned(run_id=run_id, keyid=keyid, trust=trust, signed=own.signed))
+    return tuple(signatures)
 
 
 def brief_environment(path: Path) -> EnvironmentBrief:

@@ -57,6 +57,15 @@ class SignedBy(Frozen):
     trust: Literal[Trust.EPHEMERAL, Trust.UNPINNED]  # as the signer says
 
 
+class ShardSigned(Frozen):
+    """Who signed a shard of a merged run, and when. Its own manifest is beside its log."""
+
+    run_id: RunId
+    keyid: Sha256
+    trust: Literal[Trust.EPHEMERAL, Trust.UNPINNED]  # as its signer says
+    signed: Moment
+
+
 class Library(Frozen):
     version: str  # or commit
     licence: str  # an SPDX expression
@@ -74,7 +83,6 @@ class PlanBrief(Frozen):
     ops_sha256: str
     packages: dict[str, Library]  # by name, those that were installed
     cases: Count
-    shards: tuple[RunId, ...] = ()  # that were merged
 
 
 class EnvironmentBrief(Frozen):
@@ -104,6 +112,7 @@ class Predicate(Frozen):
     samples: Count
     controls_caught: bool  # False: a control was missed, and the run decides nothing
     results_schema: Count
+    shards: tuple[ShardSigned, ...] = ()  # that were merged
 
 
 class Statement(BaseModel):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +13,11 @@ from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import files
 from nsabench.evidence.manifest.keys import Revocation, refuse_less, revocations, trust_in
 from nsabench.evidence.manifest.logs import Logged, check_log, check_shards
-from nsabench.evidence.manifest.seal import brief_of, brief_plan
+from nsabench.evidence.manifest.seal import brief_of, brief_plan, brief_shards
 from nsabench.evidence.manifest.statement import (
     NOT_SIGNED,
     Predicate,
+    ShardSigned,
     Statement,
     Trust,
     is_device,
@@ -170,7 +171,7 @@ def _check_contents(report: Report) -> tuple[Plan, Logged]:
         report.logged = logged = (check_shards if plan.shards else check_log)(folder, plan)
         report.details["log"] = f"{logged.cases} cases"
     with report.check("origin"):
-        report.details["origin"] = _check_origin(plan, environment, logged, predicate)
+        report.details["origin"] = _check_origin(folder, plan, environment, logged, predicate)
     return plan, logged
 
 
@@ -181,8 +182,8 @@ def _read_digests(statement: Statement) -> dict[str, str]:
     for name in digests:
         if not is_run_file(name):
             raise VerificationFailed(f"the statement names {name[:200]!r}, which no run holds")
-    merged = statement.predicate.plan.shards
-    logs = [f"{SHARDS}/{run_id}/{name}" for run_id in merged for name in KEPT] or ["log.jsonl"]
+    merged = statement.predicate.shards
+    logs = [f"{SHARDS}/{s.run_id}/{name}" for s in merged for name in KEPT] or ["log.jsonl"]
     for needed in ("plan.json", *logs, *(f"{table}.parquet" for table in TABLES)):
         if needed not in digests:
             raise VerificationFailed(f"the statement does not speak of {needed}")
@@ -237,7 +238,7 @@ def _describe_environment(environment: Environment) -> str:
 
 
 def _check_origin(
-    plan: Plan, environment: Environment, logged: Logged, predicate: Predicate | None
+    folder: Path, plan: Plan, environment: Environment, logged: Logged, predicate: Predicate | None
 ) -> str:
     """Check that one key measured and signed, and that the environment is what the log says."""
     software, device = logged.described.software, logged.described.device
@@ -247,7 +248,10 @@ def _check_origin(
     if plan.device == "cuda" and gpu is not None and not is_device(gpu.name or "", measured):
         require_same("environment.json: the GPU, by the log,", gpu.name or "", measured)
     if plan.shards:
-        return f"{len(plan.shards)} shards, each measured with the key that signed it"
+        shards = brief_shards(folder, plan)
+        if predicate is not None:
+            require_same("the signers of its shards", shards, predicate.shards)
+        return describe_signers(shards)
     if predicate is not None:
         signer, key = predicate.signer.keyid, logged.origin.keyid
         require_same("log.jsonl: the key that it is signed with", key, signer)
@@ -261,3 +265,16 @@ def _check_tables(folder: Path, plan: Plan, logged: Logged, predicate: Predicate
         if predicate is not None:
             check_summary(derived, predicate)
         return check_tables(folder, derived, plan, logged)
+
+
+def describe_signers(shards: Sequence[ShardSigned]) -> str:
+    """Say with which keys the shards of a merged run were measured and signed."""
+    named = {
+        shard.keyid: "an ephemeral key" if shard.trust is Trust.EPHEMERAL else f"key {shard.keyid}"
+        for shard in shards
+    }
+    by_key = [
+        f"{', '.join(s.run_id for s in shards if s.keyid == keyid)} with {name}"
+        for keyid, name in named.items()
+    ]
+    return f"{len(shards)} shards, measured and signed: {'; '.join(by_key)}"

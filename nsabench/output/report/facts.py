@@ -127,7 +127,8 @@ class Facts:
         if report.broken:
             return f"Not to be trusted: {report.broken}"
         key = _describe_key(report.keyid, report.trust is Trust.EPHEMERAL)
-        return f"Signed with {key}, and unaltered"
+        measured = report.details["origin"] if self.plan.shards else ""
+        return ". ".join(filter(None, (f"Signed with {key}, and unaltered", measured)))
 
     @cached_property
     def title(self) -> str:

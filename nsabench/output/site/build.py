@@ -99,7 +99,9 @@ def payments(runs: Sequence[SiteRun]) -> list[tuple[SiteRun, BreakEven]]:
     return sorted(most.values(), key=lambda pair: not pair[0].is_paired)
 
 
-def gather(places: Iterable[str], copied: Path) -> list[SiteRun]:
+def gather(
+    places: Iterable[str], copied: Path, trusted: frozenset[str] = frozenset()
+) -> list[SiteRun]:
     """Return the runs of archives, the latest first, and copy them to `copied`.
 
     Raises `UsageError` for an archive that is not sound, and without any run.
@@ -107,7 +109,7 @@ def gather(places: Iterable[str], copied: Path) -> list[SiteRun]:
     runs: dict[str, SiteRun] = {}
     for place in places:
         archive = Archive(place)
-        found = archive.survey()
+        found = archive.survey(trusted)
         if found.broken:
             raise UsageError(
                 f"{place} is not sound: {found.broken[0]}",
@@ -146,7 +148,7 @@ def _copy(archive: Archive, run: ArchivedRun, to: Path) -> None:
         path.write_bytes(archive.store.read(name, most))
 
 
-def write(places: Sequence[str], folder: Path) -> Path:
+def write(places: Sequence[str], folder: Path, trusted: frozenset[str] = frozenset()) -> Path:
     """Write the site into a new folder, and return its first page. Raises errors as `gather`
     does."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -157,7 +159,7 @@ def write(places: Sequence[str], folder: Path) -> Path:
             f"{folder} is inside a run or an archive, which must not change",
             "give --out another folder.",
         )
-    runs = gather(places, folder / ARCHIVE)
+    runs = gather(places, folder / ARCHIVE, trusted)
     for run in runs:
         write_text(folder / PAGES / run.run_id / HTML, page(run))
     return write_text(folder / INDEX, index(runs))
