@@ -140,7 +140,7 @@ def _matrices() -> Iterator[str]:
     for name in ops.shipped():
         op = ops.get(name)
         yield f"\n### `{name}`\n"
-        yield _wrapped(f"{_doc(op.shape_model)}\n")
+        yield _wrapped(f"{op.shape_model.describe()}\n")
         yield _wrapped(f"- sizes: {', '.join(_sizes(op.shape_model))}")
         yield _wrapped(f"- directions: {', '.join(f'`{d}`' for d in op.directions)}")
         yield _wrapped(f"- distributions: {', '.join(f'`{d}`' for d in op.distributions)}")

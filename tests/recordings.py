@@ -49,7 +49,7 @@ def agreement(recording: Recording, neighbours: int) -> float:
     included: the mean over heads and stretches."""
     begin = recording.slots * recording.block
     rows = np.unpackbits(recording.chosen, axis=-1)[:, begin:].astype(bool)
-    own = np.arange(begin, recording.tokens) // recording.block
+    own = np.arange(begin, recording.chosen.shape[1]) // recording.block
     at = np.arange(len(own))
     rows[:, at, own] = rows[:, at, own - 1] = rows[:, at, 0] = True
     usable = len(own) // neighbours * neighbours

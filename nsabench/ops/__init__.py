@@ -8,12 +8,10 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
-from collections.abc import Hashable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from functools import cache, partial
-from multiprocessing import get_context
+from collections.abc import Hashable
+from functools import cache, lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from nsabench.errors import UsageError
 from nsabench.model.case import Case
@@ -26,21 +24,6 @@ from nsabench.ops._sampled import compared
 
 # Other modules import these by name; functions are called as `ops.get`.
 __all__ = ["DecodeSizes", "Inputs", "Op", "Shape", "Size", "Work", "compared"]
-
-MANY = 1 << 18  # numbers that are drawn in some 10 ms
-FEW = 4  # selections: for fewer, starting processes takes longer
-
-
-class _WorkKey(NamedTuple):
-    op: Op
-    shape: tuple[tuple[str, int], ...]
-    direction: Direction
-    dtype: DType
-    distribution: str
-    seed: int
-
-
-_works: dict[_WorkKey, Work] = {}
 
 
 @cache
@@ -148,24 +131,27 @@ def sizes_but_length(case: Any) -> tuple[tuple[str, int], ...]:
 
 def work(case: Case) -> Work:
     """Return the compulsory work of a case: one call a stream."""
-    of_call = _count(_key_work(case))
+    shape = tuple(case.shape.items())
+    of_call = _count(get(case.op), shape, case.direction, case.dtype, case.distribution, case.seed)
     return Work(of_call.bytes_min * case.streams, of_call.flops * case.streams)
 
 
-def count(cases: Iterable[Case]) -> None:
-    """Count the work of cases that draw many numbers for it, on all cores, for `work` to find."""
-    alike: dict[Hashable, dict[_WorkKey, None]] = {}
-    for case in cases:
-        key = _key_work(case)
-        if key.op.name in shipped() and key not in _works and key.op.drawn(sizes(case)) >= MANY:
-            drawn = key.op.name, key.shape, key.distribution, key.seed
-            alike.setdefault(drawn, {})[key] = None
-    groups = [list(keys) for keys in alike.values()]
-    if len(groups) < FEW:  # `work` counts them as fast
-        return
-    with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
-        for keys, works in zip(groups, pool.map(_count_all, groups), strict=True):
-            _works.update(zip(keys, works, strict=True))
+@lru_cache(maxsize=4096)
+def _count(
+    op: Op,
+    shape: tuple[tuple[str, int], ...],
+    direction: Direction,
+    dtype: DType,
+    distribution: str,
+    seed: int,
+) -> Work:
+    method = "work" if direction is Direction.FORWARD else f"{direction}_work"
+    sizes = op.shape_model.model_validate(dict(shape))
+    question = partial(getattr(op, method), sizes, dtype, distribution, seed)
+    if op.name not in shipped():
+        return _outside.ask_method(question, op, method, Work)
+    work: Work = question()
+    return work
 
 
 def computed_work(case: Case, name: str) -> Work:
@@ -176,32 +162,12 @@ def computed_work(case: Case, name: str) -> Work:
         return Work(0, 0)
 
 
-def _key_work(case: Case) -> _WorkKey:
-    shape = tuple(case.shape.items())
-    op = get(case.op)
-    return _WorkKey(op, shape, case.direction, case.dtype, case.distribution, case.seed)
-
-
-def _count_all(keys: Sequence[_WorkKey]) -> list[Work]:
-    return [_count(key) for key in keys]
-
-
-def _count(key: _WorkKey) -> Work:
-    if key not in _works:
-        method = "work" if key.direction is Direction.FORWARD else f"{key.direction}_work"
-        sizes = key.op.shape_model.model_validate(dict(key.shape))
-        question = partial(getattr(key.op, method), sizes, key.dtype, key.distribution, key.seed)
-        ships = key.op.name in shipped()
-        _works[key] = question() if ships else _outside.ask_method(question, key.op, method)
-    return _works[key]
-
-
 def refuse_unanswered(case: Case) -> None:
     """Raise `UsageError` if an op that does not ship cannot answer what a report asks of a case."""
     op = get(case.op)
     if op.name in shipped():
         return
     shape = sizes(case)
-    _outside.ask_method(lambda: op.length(shape), op, "length")
-    _outside.ask_method(lambda: op.terms(shape), op, "terms")
+    _outside.ask_method(lambda: op.length(shape), op, "length", int)
+    _outside.ask_method(lambda: op.terms(shape), op, "terms", int)
     work(case)

@@ -69,7 +69,6 @@ class AttentionOp(Op):
 
     options: ClassVar[tuple[str, ...]] = ("sm_scale",)
     differentiable: ClassVar[tuple[str, ...]] = ("q", "k", "v")
-    rows_stand_alone: ClassVar[bool] = True
     # How many gates a query has.
     gates: ClassVar[int] = 0
 

@@ -16,6 +16,7 @@ from nsabench.ops import _draws
 if TYPE_CHECKING:
     from torch import Tensor
 
+MOST = 1 << 53  # beyond any number of bytes or operations
 # Beyond any device, and products of a few still fit 64 bits.
 Size = Annotated[int, Field(gt=0, le=1 << 24)]
 
@@ -25,6 +26,12 @@ class Shape(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    @classmethod
+    def describe(cls) -> str:
+        """Return the docstrings of this class and of those that it extends."""
+        shapes = [c for c in reversed(cls.__mro__) if issubclass(c, Shape) and c is not Shape]
+        return " ".join(" ".join((vars(c)["__doc__"] or "").split()) for c in shapes).strip()
+
 
 @dataclass(frozen=True)
 class Work:
@@ -32,6 +39,11 @@ class Work:
 
     bytes_min: int
     flops: int
+
+    def __post_init__(self) -> None:
+        for value in (self.bytes_min, self.flops):
+            if type(value) is not int or not 0 <= value < MOST:
+                raise ValueError(f"Work takes whole numbers of at least 0, not {value}")
 
 
 @dataclass
@@ -77,9 +89,6 @@ class Op(ABC):
     differentiable: ClassVar[tuple[str, ...]] = ()
     # Whether its oracle holds NaN in rows that are not compared (`_sampled`).
     samples_queries: ClassVar[bool] = False
-    # Whether the first axis, where all arguments share its size, counts independent rows: some of
-    # them are then a smaller problem.
-    rows_stand_alone: ClassVar[bool] = False
     # The size that `length` returns.
     length_axis: ClassVar[str] = "L"
     # The first is the default.
@@ -100,10 +109,6 @@ class Op(ABC):
     def terms(self, shape: Any) -> int:
         """Return the terms in the sums behind one output element: float32 errors grow with them."""
         return self.length(shape)
-
-    def drawn(self, shape: Any) -> int:
-        """Return how many numbers `work` draws to count what must be read."""
-        return 0
 
     @abstractmethod
     def work(self, shape: Any, dtype: DType, distribution: str, seed: int) -> Work:

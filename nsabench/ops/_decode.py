@@ -42,9 +42,7 @@ class DecodeSizes:
 
 
 class CacheShape(HeadsShape):
-    """B tokens, each with a cache of S tokens. HQ query heads on H key heads. Head dims D (q, k)
-    and Dv (v; D unless given).
-    """
+    """B tokens, each with a cache of S tokens."""
 
     B: Size
     S: Size

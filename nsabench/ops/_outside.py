@@ -17,11 +17,15 @@ from typing import Any, TypeVar, get_args
 from nsabench import sources
 from nsabench.errors import UsageError
 from nsabench.model.vocabulary import Direction
-from nsabench.ops._contract import Op, Shape, Work
+from nsabench.ops._contract import MOST, Op, Shape, Work
 
 T = TypeVar("T")
 
 USER_MODULE = "nsabench_user_ops"
+KINDS: dict[str, type] = {
+    **dict.fromkeys(("arguments", "optional", "options", "distributions", "differentiable"), str),
+    "directions": Direction,
+}
 FORM = "give it `OP = MyOp()`, with a class MyOp(Op) of `from nsabench.ops import Op`."
 
 from_files: dict[str, tuple[Op, str]] = {}  # by name, with the sha256 of the file
@@ -91,40 +95,15 @@ def _without_torch(load: Callable[[], T], what: str) -> T:
     return value
 
 
-def ask_method(question: Callable[[], T], op: Op, method: str) -> T:
-    """Return the answer of a method: a number for `length` and `terms`, `Work` for the others.
-
-    Raises `UsageError` if the method fails or its answer makes no sense.
-    """
+def ask_method(question: Callable[[], T], op: Op, method: str, kind: type[T]) -> T:
+    """Return the answer of a method. Raises `UsageError` if it fails or its answer is no `kind`."""
     what = f"{method} of the op {op.name!r}"
     answer = sources.imported(question, what, "does not answer", "correct that method of the op.")
-    if method in ("length", "terms"):
-        if not _is_whole(answer, 1):
-            raise UsageError(
-                f"{what} returned {_describe(answer)}", "return a whole number of at least 1."
-            )
-    elif not isinstance(answer, Work):
-        raise UsageError(
-            f"{what} returned a {type(answer).__name__}",
-            "return Work(bytes_min, flops), both whole numbers.",
-        )
-    elif not (_is_whole(answer.bytes_min, 1) and _is_whole(answer.flops, 0)):
-        raise UsageError(
-            f"{what} returned bytes_min {_describe(answer.bytes_min)} and flops "
-            f"{_describe(answer.flops)}",
-            "return Work(bytes_min, flops), both whole numbers, of which bytes_min is at least 1.",
-        )
+    if type(answer) is not kind or (isinstance(answer, int) and not 0 < answer < MOST):
+        shown = answer if type(answer) is int else f"a {type(answer).__name__}"
+        asked = "Work(bytes_min, flops)" if kind is Work else "a whole number of at least 1"
+        raise UsageError(f"{what} returned {shown}", f"return {asked}.")
     return answer
-
-
-def _is_whole(value: Any, least: int) -> bool:
-    return type(value) is int and least <= value < 1 << 53
-
-
-def _describe(value: Any) -> str:
-    if type(value) in (int, float, str, bool, type(None)):
-        return repr(value)[:40]
-    return f"a {type(value).__name__}"
 
 
 def _check_op(value: Any, what: str) -> Op:
@@ -143,14 +122,13 @@ def _find_misfit(op: Op) -> str:
     name = getattr(op, "name", None)
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", name):
         return f"has the name {name!r}: up to 64 small letters, digits and '_'"
+    for several, kind in KINDS.items():
+        values = getattr(op, several, None)
+        if not isinstance(values, tuple) or not all(isinstance(value, kind) for value in values):
+            return f"has {several} that are no tuple of {kind.__name__}"
     for several in ("arguments", "distributions", "directions"):
-        if not isinstance(getattr(op, several, None), tuple) or not getattr(op, several):
+        if not getattr(op, several):
             return f"names no {several}, a tuple of at least one"
-    for several in ("arguments", "optional", "options", "distributions", "differentiable"):
-        if not _all_are(str, getattr(op, several)):
-            return f"has {several} that are no tuple of texts"
-    if not _all_are(Direction, op.directions):
-        return "has directions that are no tuple of `Direction`"
     model = getattr(op, "shape_model", None)
     if not (isinstance(model, type) and issubclass(model, Shape)):
         return "has no shape_model, a subclass of Shape"
@@ -166,7 +144,3 @@ def _find_misfit(op: Op) -> str:
             if getattr(type(op), method) is getattr(Op, method):
                 return f"has a backward and no {method}"
     return ""
-
-
-def _all_are(kind: type, values: Any) -> bool:
-    return isinstance(values, tuple) and all(isinstance(value, kind) for value in values)

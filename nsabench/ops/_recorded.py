@@ -32,16 +32,6 @@ class Recording:
     made: str
     chosen: NDArray[np.uint8]
 
-    @property
-    def tokens(self) -> int:
-        return int(self.chosen.shape[1])
-
-    def others(self, head: int, tokens: int) -> Ints:
-        """Return the blocks besides the forced ones of tokens that see more than `slots` blocks."""
-        rows = self.chosen[head % len(self.chosen), self.slots * self.block : tokens]
-        _, blocks = np.nonzero(np.unpackbits(rows, axis=1))
-        return blocks.astype(np.int32).reshape(len(rows), self.slots - FORCED)
-
 
 def unpack(data: bytes) -> Recording:
     head, _, body = lzma.decompress(data).partition(b"\n")
@@ -56,20 +46,27 @@ def shipped() -> Recording:
     return unpack((files(__package__) / FILE).read_bytes())
 
 
-def choices(batches: int, tokens: int, heads: int, slots: int, block: int, first: int) -> Ints:
-    """Return blocks [batches * tokens * heads, slots - 3], zeros where a query selects all.
-
-    Heads are taken from number `first`, in a circle. Raises `UsageError` for other sizes.
-    """
+def refuse_misfit(slots: int, block: int, tokens: int) -> None:
     recording = shipped()
-    if (slots, block) != (recording.slots, recording.block) or tokens > recording.tokens:
+    longest = recording.chosen.shape[1]
+    if (slots, block) != (recording.slots, recording.block) or tokens > longest:
         raise UsageError(
             f"distribution recorded holds {recording.slots} blocks of {recording.block} keys a "
-            f"query for up to {recording.tokens} tokens, not {slots} of {block} for {tokens}",
+            f"query for up to {longest} tokens, not {slots} of {block} for {tokens}",
             "give such sizes, or another distribution, such as local.",
         )
-    chosen = np.zeros((batches, tokens, heads, slots - FORCED), dtype=np.int32)
-    for b in range(batches):
-        for h in range(heads):
-            chosen[b, slots * block :, h] = recording.others(first + b * heads + h, tokens)
-    return chosen.reshape(-1, slots - FORCED)
+
+
+def choices(batches: int, tokens: int, heads: int, first: int) -> Ints:
+    """Return blocks [batches * tokens * heads, slots - 3], zeros where a query selects all.
+
+    Heads are taken from number `first`, in a circle.
+    """
+    recording = shipped()
+    free, some = recording.slots - FORCED, slice(recording.slots * recording.block, tokens)
+    chosen = np.zeros((batches, heads, tokens, free), dtype=np.int32)
+    for number, of_head in enumerate(chosen.reshape(-1, tokens, free)):
+        rows = recording.chosen[(first + number) % len(recording.chosen), some]
+        _, blocks = np.nonzero(np.unpackbits(rows, axis=1))
+        of_head[some] = blocks.reshape(len(rows), free)
+    return chosen.transpose(0, 2, 1, 3).reshape(-1, free)

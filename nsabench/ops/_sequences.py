@@ -26,9 +26,7 @@ QUERIES_AT_A_TIME = 512  # of a band, with the keys that they see
 
 
 class SequencesShape(HeadsShape):
-    """B sequences of T tokens (packed: of T in the mean). HQ query heads on H key heads. Head dims
-    D (q, k) and Dv (v; D unless given).
-    """
+    """B sequences of T tokens (packed: of T in the mean)."""
 
     B: Size
     T: Size

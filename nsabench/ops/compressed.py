@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 
 
 class CompressedShape(SequencesShape):
-    """B sequences of T tokens (packed: of T in the mean). HQ query heads on H key heads. Head dims
-    D (q, k) and Dv (v; D unless given). A compressed key has `block` tokens, and one begins every
-    `stride` tokens.
-    """
+    """A compressed key has `block` tokens, and one begins every `stride` tokens."""
 
     block: Size = 32
     stride: Size = 16

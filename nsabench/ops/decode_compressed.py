@@ -14,10 +14,7 @@ from nsabench.ops._decode import CacheShape, DecodeOp, count_compressed
 
 
 class CompressedCacheShape(CacheShape):
-    """B tokens, each with a cache of S tokens. HQ query heads on H key heads. Head dims D (q, k)
-    and Dv (v; D unless given). A compressed key has `block` tokens, and one begins every `stride`
-    tokens.
-    """
+    """A compressed key has `block` tokens, and one begins every `stride` tokens."""
 
     block: Size = 32
     stride: Size = 16

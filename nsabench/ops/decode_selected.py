@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 
 class SelectedShape(CacheShape):
-    """B tokens, each with a cache of S tokens. HQ query heads on H key heads. Head dims D (q, k)
-    and Dv (v; D unless given). `n_selected` blocks of `block_size` tokens.
-    """
+    """`n_selected` blocks of `block_size` tokens."""
 
     block_size: Size = 64
     n_selected: Size = 16

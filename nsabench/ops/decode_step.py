@@ -37,9 +37,8 @@ if TYPE_CHECKING:
 
 
 class StepShape(CacheShape):
-    """B tokens, each with a cache of S tokens. HQ query heads on H key heads. Head dims D (q, k)
-    and Dv (v; D unless given). A compressed key has `block` tokens, and one begins every `stride`
-    tokens. `n_selected` blocks of `block_size` tokens; `window` keys.
+    """A compressed key has `block` tokens, and one begins every `stride` tokens. `n_selected`
+    blocks of `block_size` tokens; `window` keys.
     """
 
     block: Size = 32

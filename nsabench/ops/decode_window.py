@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 
 class WindowShape(CacheShape):
-    """B tokens, each with a cache of S tokens. HQ query heads on H key heads. Head dims D (q, k)
-    and Dv (v; D unless given). `window` keys.
-    """
+    """`window` keys."""
 
     window: Size = 512
 

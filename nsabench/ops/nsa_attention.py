@@ -40,9 +40,8 @@ KEYS_ALIKE, QUERIES_ALIKE = 1.0, 0.7
 
 
 class NsaShape(SequencesShape):
-    """B sequences of T tokens (packed: of T in the mean). HQ query heads on H key heads. Head dims
-    D (q, k) and Dv (v; D unless given). A compressed key has `block` tokens, and one begins every
-    `stride` tokens. `n_selected` blocks of `block_size` tokens; `window` keys.
+    """A compressed key has `block` tokens, and one begins every `stride` tokens. `n_selected`
+    blocks of `block_size` tokens; `window` keys.
     """
 
     block: Size = 32
@@ -80,7 +79,6 @@ class NsaAttention(SequenceOp):
     shape_model: ClassVar[type[SequencesShape]] = NsaShape
     directions = (Direction.FORWARD, Direction.BACKWARD, Direction.STEP)
     samples_queries = True
-    rows_stand_alone = False  # which queries are sampled depends on all of them
 
     def terms(self, shape: Any) -> int:
         """A logit sums D products, the output the values of its branches."""

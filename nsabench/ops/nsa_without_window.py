@@ -22,10 +22,7 @@ from nsabench.ops.nsa_attention import NsaAttention, check_selected
 
 
 class WithoutWindowShape(SequencesShape):
-    """B sequences of T tokens (packed: of T in the mean). HQ query heads on H key heads. Head dims
-    D (q, k) and Dv (v; D unless given). `n_selected` blocks of `block_size` tokens, each of which
-    is also one compressed key.
-    """
+    """`n_selected` blocks of `block_size` tokens, each of which is also one compressed key."""
 
     block_size: Size = 64
     n_selected: Size = 16

@@ -11,18 +11,14 @@ count from the start of the query's own sequence.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache, partial
+from functools import partial
 from itertools import product
-
-import numpy as np
-from pydantic import model_validator
 
 from nsabench.errors import UsageError
 from nsabench.model.vocabulary import Direction
-from nsabench.ops import _block_draws, _draws
+from nsabench.ops import _block_draws, _draws, _recorded
 from nsabench.ops._attention import (
     AttentionOp,
-    AttentionShape,
     Axes,
     Indices,
     Part,
@@ -30,30 +26,17 @@ from nsabench.ops._attention import (
 )
 from nsabench.ops._block_draws import Ints
 from nsabench.ops._contract import Inputs, Size, by_device
-from nsabench.ops._sequences import sequence_ends
+from nsabench.ops._sequences import SequencesShape, sequence_ends
 
 # Keys and values that are gathered for some queries, in float64: a quarter of a GiB.
 CHUNK_ELEMENTS = 1 << 25
 
 
-class BlocksShape(AttentionShape):
-    """B batches, T tokens (together, if packed), HQ query heads, H KV heads, head dims D and Dv,
-    S blocks a query, block_size keys a block (64 unless given)."""
+class BlocksShape(SequencesShape):
+    """S blocks a query, block_size keys a block (64 unless given)."""
 
-    B: Size
-    T: Size
-    HQ: Size
-    H: Size
-    D: Size
-    Dv: Size
     S: Size
     block_size: Size = 64
-
-    @model_validator(mode="after")
-    def _groups(self) -> BlocksShape:
-        if self.HQ % self.H:
-            raise ValueError(f"HQ={self.HQ} query heads do not divide among H={self.H} KV heads")
-        return self
 
 
 class SelectionBlocks(AttentionOp):
@@ -76,20 +59,24 @@ class SelectionBlocks(AttentionOp):
     directions = (Direction.FORWARD, Direction.BACKWARD)
     distributions = (*_block_draws.DISTRIBUTIONS, *_draws.VALUES)
 
-    def drawn(self, shape: BlocksShape) -> int:
-        return shape.B * shape.T * shape.H * shape.S
-
     def axes(self, shape: BlocksShape, distribution: str, seed: int) -> Axes:
         return (shape.B, shape.T, shape.HQ), (shape.B, shape.T, shape.H)
 
     def count(self, shape: BlocksShape, distribution: str, seed: int) -> tuple[int, int, int]:
         """A key that several queries select must come from memory only once."""
-        selected, touched, index_bytes = _count_keys(shape, distribution, seed)
-        return shape.HQ // shape.H * selected, touched, index_bytes
+        cu_seqlens, position = _place_tokens(shape, distribution, seed)
+        selected, touched = _block_draws.count_keys(
+            distribution, position, shape.H, shape.S, shape.block_size
+        )
+        indices = shape.B * shape.T * shape.H * shape.S
+        index_bytes = 4 * (indices + (len(cu_seqlens) if distribution == "packed" else 0))
+        return shape.B * shape.HQ // shape.H * selected, shape.B * touched, index_bytes
 
     def indices(self, shape: BlocksShape, distribution: str, seed: int) -> Indices:
-        cu_seqlens, indices = _draw_selection(shape, distribution, seed)
+        cu_seqlens, position = _place_tokens(shape, distribution, seed)
         packed = {"cu_seqlens": cu_seqlens} if distribution == "packed" else {}
+        slots = shape.H, shape.S, shape.block_size
+        indices = _block_draws.indices(distribution, shape.B, position, *slots, seed)
         return {"block_indices": indices, **packed}
 
     def parts(self, inputs: Inputs) -> Iterator[Part]:
@@ -119,34 +106,24 @@ class SelectionBlocks(AttentionOp):
             yield Part((b, some, slice(h * group, (h + 1) * group)), (b, slice(None), h), call)
 
 
-@lru_cache(maxsize=4)
-def _draw_selection(shape: BlocksShape, distribution: str, seed: int) -> tuple[Ints, Ints]:
-    """Draw cu_seqlens and block_indices [B,T,H,S]. Raises `UsageError` if packed and B > 1."""
+def _place_tokens(shape: BlocksShape, distribution: str, seed: int) -> tuple[Ints, Ints]:
+    """Return cu_seqlens, and the place of each token in its sequence.
+
+    Raises `UsageError` if the distribution has no such shape.
+    """
     cu_seqlens = _block_draws.sequences(distribution, shape.T, seed)
     if len(cu_seqlens) > 2 and shape.B != 1:
         raise UsageError(f"a packed batch is one row of tokens and B is {shape.B}", "give B 1.")
-    position = _block_draws.positions(cu_seqlens)
-    slots = shape.H, shape.S, shape.block_size
-    return cu_seqlens, _block_draws.indices(distribution, shape.B, position, *slots, seed)
-
-
-@lru_cache(maxsize=1024)
-def _count_keys(shape: BlocksShape, distribution: str, seed: int) -> tuple[int, int, int]:
-    """Count the keys of all rows, the keys that some row selects, and the bytes of the indices."""
-    cu_seqlens, indices = _draw_selection(shape, distribution, seed)
-    block = shape.block_size
-    position = _block_draws.positions(cu_seqlens)
-    blocks, keys = _block_draws.visible(indices, position, block)
-    batches, tokens, kv_heads, _ = indices.shape
-    first = (np.arange(tokens) - position)[:, None, None]
-    # The keys of each block that are selected, by where the block begins.
-    begins = np.where(keys, first + blocks * block, 0)
-    begins += np.arange(kv_heads)[:, None] * tokens
-    begins += (np.arange(batches) * kv_heads * tokens)[:, None, None, None]
-    most = np.zeros(batches * kv_heads * tokens, dtype=np.int32)
-    np.maximum.at(most, begins.ravel(), keys.ravel())
-    index_bytes = indices.nbytes + (cu_seqlens.nbytes if distribution == "packed" else 0)
-    return int(keys.sum(dtype=np.int64)), int(most.sum(dtype=np.int64)), index_bytes
+    blocks = -(-shape.T // shape.block_size)
+    if distribution == "dense" and blocks > shape.S:
+        raise UsageError(
+            f"distribution dense selects all {blocks} blocks of {shape.block_size} keys and S is "
+            f"{shape.S}",
+            f"give S {blocks} or more.",
+        )
+    if distribution == "recorded":
+        _recorded.refuse_misfit(shape.S, shape.block_size, shape.T)
+    return cu_seqlens, _block_draws.positions(cu_seqlens)
 
 
 OP = SelectionBlocks()

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 
 class SlidingShape(SequencesShape):
-    """B sequences of T tokens (packed: of T in the mean). HQ query heads on H key heads. Head dims
-    D (q, k) and Dv (v; D unless given). `window` keys a query.
-    """
+    """`window` keys a query."""
 
     window: Size
 

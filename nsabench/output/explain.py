@@ -62,7 +62,7 @@ def _list_meanings() -> Iterator[Meaning]:
     yield from (Meaning(word, "word of the output", text) for word, text in WORDS.items())
     for name in ops.shipped():
         shape = ops.get(name).shape_model
-        text = f"of {name}: {' '.join((inspect.getdoc(shape) or '').split())}"
+        text = f"of {name}: {shape.describe()}"
         yield from (Meaning(size, "size", text) for size in shape.model_fields)
     for table, columns in TABLES.items():
         for column in columns:

@@ -184,7 +184,7 @@ def test_sequences_that_change_in_place_are_seen(library: None) -> None:
     )
 
 
-@pytest.mark.parametrize("distribution", ["random", "packed", "skewed"])
+@pytest.mark.parametrize("distribution", ["random", "packed", "local"])
 def test_chosen_blocks_are_handed_over(library: None, distribution: str) -> None:
     sizes = {"B": 1, "T": 150, "HQ": 4, "H": 2, "D": 32, "S": 4, "block_size": 16}
     for changed in ({}, {"T": 75}) if distribution == "packed" else ({}, {"B": 2, "T": 75}):

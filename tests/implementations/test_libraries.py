@@ -50,7 +50,7 @@ OF_FLA = {"T": 70, "HQ": 16, "H": 1, "D": 16, "S": 2, "block_size": 16}
             ("cudnn_nsa", distribution, sizes)
             for distribution, sizes in (
                 *(("random", {}), ("random", {"B": 2, "T": 75}), ("packed", {})),
-                *(("packed", {"T": 75}), ("skewed", {}), ("skewed", {"B": 2, "T": 75})),
+                *(("packed", {"T": 75}), ("local", {}), ("local", {"B": 2, "T": 75})),
             )
         ),
         ("fla", "random", OF_FLA),

@@ -127,6 +127,10 @@ def mistake_complete(inputs: Inputs, rows: Tensor) -> OtherKeys:
     yield text, make_spans(first, first + counts)
 
 
+def select_all(inputs: Inputs, rows: Tensor) -> Tensor:
+    return make_spans(0 * rows, 0 * rows + inputs.tensors["k"].shape[1])
+
+
 def select_packed_row(inputs: Inputs, rows: Tensor) -> Tensor:
     cu = inputs.tensors["cu_seqlens"].long()
     return make_spans(cu[rows], cu[rows + 1])
@@ -167,6 +171,7 @@ def mistake_newest(inputs: Inputs, rows: Tensor) -> OtherKeys:
 
 _WHOLE_CACHE = Known(spans=select_newest)
 KNOWN = {
+    "selection_rows": Known(spans=select_all),
     "sliding_window": Known(mistake_window_inputs, select_window, mistake_window),
     "compressed": Known(mistake_complete_inputs, select_complete, mistake_complete),
     "causal_attention": Known(mistake_packing, select_causal, mistake_causal),

@@ -54,6 +54,8 @@ def by_head(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = (inputs.tensors[name] for name in ("q", "k", "v"))
     if k.dim() == 2:  # packed keys
         return q, k[None, None], v[None, None]
+    if k.dim() == 3:  # keys of each row
+        return q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1)
     if q.dim() == 5:  # grouped already
         return q, k, v
     if q.dim() == 4:  # sequences
@@ -162,13 +164,13 @@ class Selection:
 
 
 class Evidence:
-    """A wrong output and a thin problem: some of the wrong rows, if rows are independent.
+    """A wrong output and a thin problem: some of the wrong rows, if rows select keys.
 
     full, whole, whole_output: inputs, oracle and output of the full problem. off: the absolute
       errors of its elements. wrong: its vectors (of the last axis) that are off.
     op, inputs, oracle, output, previous: the thin problem, with the output of the call before.
     rows: its rows among the `count` rows of the full one. A row is an index of the first axis, or
-      the query heads of a KV head if the op selects keys.
+      the query heads of a KV head if rows select keys.
     marked: its vectors that hypotheses must explain. selection: the keys of its rows, if any.
     """
 
@@ -186,18 +188,14 @@ class Evidence:
         by_vector = self.off.mean(-1)
         self.wrong = by_vector >= by_vector.max() / FAR_OFF
         self.spans = spans
-        alike = all(len(tensor) == len(oracle) for tensor in inputs.tensors.values())
-        self.is_thin = spans is not None or (op.rows_stand_alone and alike)
         self.count = math.prod(by_head(inputs)[0].shape[:-2]) if spans else len(oracle)
         self.rows = torch.arange(self.count, device=output.device)
         self.op, self.inputs, self.oracle = op, inputs, oracle
         self.selection: Selection | None = None
-        if self.is_thin:
-            self.rows = self._choose_rows(self.rows[self._split(self.wrong).any(1)])
-            if spans is not None:
-                self.selection = Selection.of_rows(inputs, self.rows, spans)
-                self.op = ops.get("selection_ranges")
-            self.inputs = self._thin(inputs, self.rows)
+        if spans is not None:
+            self.rows = self._choose_rows(spans)
+            self.selection = Selection.of_rows(inputs, self.rows, spans)
+            self.op, self.inputs = ops.get("selection_ranges"), self.selection.alone()
             self.oracle = self.op.oracle(self.inputs)
         self.output = self.take(output).double()
         self.marked = self._split(self.wrong)[self.rows].reshape(self.oracle.shape[:-1])
@@ -211,28 +209,23 @@ class Evidence:
     def take(self, whole: Tensor) -> Tensor:
         return self.shape(self._split(whole)[self.rows])
 
-    def _choose_rows(self, wrong: Tensor) -> Tensor:
+    def _choose_rows(self, spans: Spans) -> Tensor:
+        wrong = self.rows[self._split(self.wrong).any(1)]
         few = choose_evenly(wrong, 4)
-        taken = self._thin(self.full, few).tensors.values()
+        taken = Selection.of_rows(self.full, few, spans).alone().tensors.values()
         each = sum(tensor.numel() for tensor in taken) // len(few)
         return choose_evenly(wrong, min(max(LEAST_ROWS, ELEMENTS // max(each, 1)), MOST_ROWS))
 
-    def _thin(self, inputs: Inputs, rows: Tensor) -> Inputs:
-        if self.spans is not None:
-            return Selection.of_rows(inputs, rows, self.spans).alone()
-        if not self.is_thin:
-            return inputs
-        return Inputs({name: t[rows] for name, t in inputs.tensors.items()}, inputs.options)
-
     def shift_rows(self, offset: int) -> Inputs | None:
         """Return the inputs of the rows so far behind these, in a circle, if there are any."""
-        if self.count == 1 or not self.is_thin:
+        if self.count == 1 or self.spans is None:
             return None
-        return self._thin(self.full, (self.rows + offset) % self.count)
+        rows = (self.rows + offset) % self.count
+        return Selection.of_rows(self.full, rows, self.spans).alone()
 
     def compute(self, inputs: Inputs) -> Tensor:
         if self.spans is None:
-            return self.op.oracle(self._thin(inputs, self.rows))
+            return self.op.oracle(inputs)
         return self.shape(Selection.of_rows(inputs, self.rows, self.spans).attend())
 
     def suppose(

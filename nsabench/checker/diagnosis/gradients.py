@@ -27,7 +27,6 @@ KNOWN_FACTORS = {
 }
 NEAR = 0.02
 MOST_ELEMENTS = 1 << 25
-MOST_PARTS = 1 << 20  # elements of gradients that a sum in parts may go through
 
 
 @dataclass(frozen=True)
@@ -140,7 +139,6 @@ def find_hypotheses(p: Problem) -> Iterator[Hypothesis]:
             f"is zero in {locate(unwritten)}, and right elsewhere",
             lambda: p.right.masked_fill(unwritten, 0.0),
         )
-    yield from _find_permutation(p)
     if not p.is_small:
         return
     for text, other in KNOWN.get(p.op.name, NOTHING).inputs(p.inputs):
@@ -151,21 +149,6 @@ def find_hypotheses(p: Problem) -> Iterator[Hypothesis]:
         for text, other in mistake_scale(p.inputs, p.grad_out.shape[-1]):
             yield Hypothesis(text, partial(p.compute, p.grad_out, other))
         yield from _find_fewer_bits(p)
-
-
-def _find_permutation(p: Problem) -> Iterator[Hypothesis]:
-    for axis in range(1, p.right.dim() - 1):
-        size = p.right.shape[axis]
-        if 1 < size <= 128:
-            got, right = (x.movedim(axis, 0).flatten(1) for x in (p.got, p.right))
-            nearest = torch.cdist(got, right, p=1.0).argmin(1)
-            if nearest.tolist() != list(range(size)):
-                yield Hypothesis(
-                    f"has axis {axis} permuted, or partly overwritten: index 0 to {size - 1} hold "
-                    f"what belongs to {', '.join(map(str, nearest.tolist()[:8]))}"
-                    + (", ..." if size > 8 else ""),
-                    partial(p.right.index_select, axis, nearest),
-                )
 
 
 def _find_missing_term(p: Problem) -> Iterator[Hypothesis]:
@@ -208,35 +191,13 @@ def _find_left_out(p: Problem) -> Iterator[Hypothesis]:
 
 
 def _find_fewer_bits(p: Problem) -> Iterator[Hypothesis]:
-    q = p.inputs.tensors["q"]
+    if p.inputs.tensors["q"].dtype != torch.float32:
+        return
     for name, dtype in LOWER.items():
-        if q.dtype == torch.float32:
-            yield Hypothesis(f"is rounded to {name}", p.right.to(dtype).double)
-            narrow = p.grad_out.to(dtype).double()
-            text = f"takes the gradient of the output rounded to {name}"
-            yield Hypothesis(text, partial(p.compute, narrow))
-        if p.by == "q":
-            continue
-        for tile in (*TILES[:4], q.shape[1]):
-            queries = f"a tile of {tile} queries at a time" if tile < q.shape[1] else ""
-            for heads, text in ((p.group, "a head of the group after the other"), (1, "")):
-                parts = heads * -(-q.shape[1] // tile)
-                if parts > 1 and parts * p.grad_out.numel() <= MOST_PARTS:
-                    yield Hypothesis(
-                        f"is summed in {name}, " + ", ".join(filter(None, (text, queries))),
-                        partial(_sum_in_parts, p, heads, tile, dtype),
-                    )
-
-
-def _sum_in_parts(p: Problem, heads: int, tile: int, dtype: torch.dtype) -> Tensor:
-    total = torch.zeros_like(p.right)
-    for head in range(heads):
-        of_head = p.grad_out * (p.head_in_group % heads == head)
-        for start in range(0, of_head.shape[1], tile):
-            some = torch.zeros_like(of_head)
-            some[:, start : start + tile] = of_head[:, start : start + tile]
-            total = (total + p.compute(some)).to(dtype).double()
-    return total
+        yield Hypothesis(f"is rounded to {name}", p.right.to(dtype).double)
+        narrow = p.grad_out.to(dtype).double()
+        text = f"takes the gradient of the output rounded to {name}"
+        yield Hypothesis(text, partial(p.compute, narrow))
 
 
 def _measure_rest(got: Tensor, guess: Tensor, factor: float) -> float:

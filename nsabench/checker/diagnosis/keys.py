@@ -58,27 +58,19 @@ def divide(x: Tensor, weights: Tensor) -> Tensor:
     return (x / weights.sum(-1, keepdim=True)).nan_to_num()
 
 
-def find_in_rows(evidence: Evidence) -> Iterator[Hypothesis]:
-    k, v = evidence.inputs.tensors["k"], evidence.inputs.tensors["v"]
-    keys = Keys(evidence, k, v, torch.full(k.shape[:1], k.shape[1], device=k.device))
-    for find in (
-        _find_prefixes,
-        _find_causal_over_heads,
-        _find_tiles,
-        _find_softmax,
-        _find_other_values,
-        _find_precision,
-    ):
-        yield from find(keys)
-
-
 def find_in_selection(evidence: Evidence, selection: Selection) -> Iterator[Hypothesis]:
     yield from _find_dealt_heads(evidence, selection)
     yield from _find_other_heads(evidence, selection)
     yield from _find_no_keys(evidence, selection)
     if int(selection.count.max()):
         keys = Keys(evidence, *selection.gather(), selection.count)
-        for find in (_find_prefixes, _find_ends, _find_softmax, _find_other_values):
+        for find in (
+            _find_prefixes,
+            _find_tiles,
+            _find_ends,
+            _find_softmax,
+            _find_other_values,
+        ):
             yield from find(keys)
         yield from _find_masked_keys(evidence, selection)
         yield from _find_precision(keys)
@@ -150,19 +142,10 @@ def _find_masked_keys(evidence: Evidence, selection: Selection) -> Iterator[Hypo
             yield Hypothesis(text, partial(evidence.attend, chosen, unscored=unscored))
 
 
-def _find_causal_over_heads(keys: Keys) -> Iterator[Hypothesis]:
-    if keys.heads == 1 or keys.length == 1:
-        return
-    full = torch.ones(keys.heads, keys.length, dtype=torch.float64, device=keys.v.device)
-    text = "applies a causal mask, aligned {}, over the heads"
-    yield Hypothesis(text.format("top-left"), partial(keys.attend, full.tril()))
-    if keys.length >= keys.heads:
-        aligned = full.tril(keys.length - keys.heads)
-        yield Hypothesis(text.format("bottom-right"), partial(keys.attend, aligned))
-
-
 def _find_tiles(keys: Keys) -> Iterator[Hypothesis]:
     length = keys.length
+    if keys.ragged:
+        return
     for padding in sorted({-length % tile for tile in TILES} - {0}):
         text = f"counts {padding} zero keys of padding after the {length}"
         yield Hypothesis(text, partial(_pad, keys, torch.full_like(keys.count, padding)))
@@ -318,8 +301,6 @@ def _find_precision(keys: Keys) -> Iterator[Hypothesis]:
             if not whole:
                 text = f"accumulates in {name}{tiles}"
                 yield Hypothesis(text, partial(_run_in_fewer_bits, keys, tile, sums=dtype))
-                text = f"{text}, the weights divided first"
-                yield Hypothesis(text, partial(_accumulate, keys, tile, dtype))
 
 
 def _run_in_fewer_bits(
@@ -340,10 +321,3 @@ def _run_in_fewer_bits(
         if sums:
             output = output.to(sums).double()
     return keys.shape((output / total).nan_to_num())
-
-
-def _accumulate(keys: Keys, tile: int, dtype: torch.dtype) -> Tensor:
-    total = torch.zeros_like(keys.shares[..., :1] * keys.v[:, :1])
-    for part, v in zip(keys.shares.split(tile, -1), keys.v.split(tile, 1), strict=True):
-        total = (total + part @ v).to(dtype).double()
-    return keys.shape(total)

@@ -47,5 +47,3 @@ def find_known(evidence: Evidence, name: str) -> Iterator[Hypothesis]:
                 found = unite(found.long(), evidence.selection.k.shape[2])
             yield Hypothesis(text, partial(evidence.attend, found))
         yield from keys.find_in_selection(evidence, evidence.selection)
-    elif name == "selection_rows":
-        yield from keys.find_in_rows(evidence)

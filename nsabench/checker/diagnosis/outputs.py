@@ -14,13 +14,8 @@ from nsabench.checker.diagnosis.known import KNOWN, NOTHING, find_known, mistake
 from nsabench.checker.diagnosis.search import Hypothesis, locate
 from nsabench.ops import Inputs, Op
 
-WORTH_SAYING = 0.5  # the nearest hypothesis is named if it leaves at most this share of the error
 UNWRITTEN = "NaN is also what the bench leaves where a kernel does not write"
 PLACES = 64  # at which heads are told apart
-# Factors of the softmax scale that are tried, and how closely the best is then refined.
-FACTORS_APART = 2**0.5
-FACTORS = tuple(FACTORS_APART**n for n in range(-6, 7))
-SECTIONS, GOLDEN, NO_OTHER_SCALE = 10, (5**0.5 - 1) / 2, 0.005
 MOST_PLACES = 1 << 26  # of V's elements that are looked up one by one
 
 
@@ -38,11 +33,8 @@ def diagnose(op: Op, inputs: Inputs, output: Tensor, previous: Tensor | None = N
     best, error = search.find_best(find_hypotheses(evidence, op), evidence.mae, off)
     if text := search.explain(best, error, off, evidence.off.mean(-1)):
         return text
-    nearest = ""
-    if best is not None and error <= WORTH_SAYING * off:
-        nearest = f"; the nearest, that it {best.text}, leaves {error:.2g} of {off:.2g}"
     where = search.locate_worst(evidence.off)
-    return f"no hypothesis explains it{nearest}; the largest errors are in {where}"
+    return f"no hypothesis explains it; the largest errors are in {where}"
 
 
 def find_hypotheses(evidence: Evidence, op: Op) -> Iterator[Hypothesis]:
@@ -57,7 +49,6 @@ def find_hypotheses(evidence: Evidence, op: Op) -> Iterator[Hypothesis]:
     yield from _find_layouts(evidence)
     yield from _find_fewer_dimensions(evidence)
     yield from _find_rounded(evidence)
-    yield from _find_any_scale(evidence)
 
 
 def _find_remembered(e: Evidence) -> Iterator[Hypothesis]:
@@ -78,25 +69,6 @@ def _find_remembered(e: Evidence) -> Iterator[Hypothesis]:
 def _find_known_scale(e: Evidence) -> Iterator[Hypothesis]:
     for text, other in mistake_scale(e.inputs, e.oracle.shape[-1]):
         yield Hypothesis(text, partial(e.op.oracle, other))
-
-
-def _find_any_scale(e: Evidence) -> Iterator[Hypothesis]:
-    if "sm_scale" not in e.inputs.options or not e.is_thin:
-        return  # the full problem would be solved again and again
-    right = e.inputs.options["sm_scale"]
-
-    def off(factor: float) -> float:
-        return e.mae(e.op.oracle(e.inputs.replaced(sm_scale=right * factor)))
-
-    factor = min(FACTORS, key=off)
-    low, high = factor / FACTORS_APART, factor * FACTORS_APART
-    for _ in range(SECTIONS):
-        first, second = high - (high - low) * GOLDEN, low + (high - low) * GOLDEN
-        low, high = (low, second) if off(first) < off(second) else (first, high)
-    factor = (low + high) / 2
-    if abs(factor - 1) > NO_OTHER_SCALE:
-        text = f"uses as softmax scale {factor:.3g} times the right one"
-        yield e.suppose(text, sm_scale=right * factor)
 
 
 def _find_other_rows(e: Evidence) -> Iterator[Hypothesis]:

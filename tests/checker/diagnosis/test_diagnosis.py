@@ -26,31 +26,20 @@ def draw(N=8, H=4, D=64, L=256, dtype=DType.FLOAT16, seed=1):
     return OP.draw(shape, dtype, "dense", seed, "cpu")
 
 
-def attend(inputs: Inputs, keys=slice(None), scale=None, mask=None, k=None, v=None):
+def attend(inputs: Inputs, keys=slice(None), scale=None, k=None, v=None):
     q, k, v = (
         inputs.tensors["q"],
         *(inputs.tensors[n] if t is None else t for n, t in (("k", k), ("v", v))),
     )
     k, v = k[:, keys], v[:, keys]
     scores = q.double() @ k.double().mT * (scale or inputs.options["sm_scale"])
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf)
     return (torch.softmax(scores, -1) @ v.double()).to(q.dtype)
-
-
-def causal(inputs, offset):
-    heads, length = inputs.tensors["q"].shape[1], inputs.tensors["k"].shape[1]
-    return attend(inputs, mask=torch.ones(heads, length).tril(offset).bool())
 
 
 MISTAKES = {
     "attends to the first 201 of 256 keys": lambda i: attend(i, slice(0, 201)),
     "attends to key 0 only": lambda i: attend(i, slice(0, 1)),
     "attends to the last 64 of 256 keys": lambda i: attend(i, slice(192, None)),
-    "causal mask, aligned top-left": lambda i: causal(i, 0),
-    "causal mask, aligned bottom-right": lambda i: causal(i, 252),
-    "softmax scale 1.05 times the right one": lambda i: attend(i, scale=0.125 * 1.05),
-    "softmax scale 0.7 times the right one": lambda i: attend(i, scale=0.125 * 0.7),
     "softmax scale 1/D = 1/64": lambda i: attend(i, scale=1 / 64),
     "takes K of the previous row": lambda i: attend(i, k=i.tensors["k"].roll(1, 0)),
     "the result of the next one": lambda i: attend(i).roll(-1, 0),
@@ -97,15 +86,6 @@ def test_it_names_keys_that_two_tiles_share():
     twice = (torch.cat([x, x[:, 13:64]], 1) for x in list(inputs.tensors.values())[1:])
     output = attend(inputs, **dict(zip("kv", twice, strict=True)))
     assert "counts keys 13 to 63 twice: two tiles of 64" in diagnose(OP, inputs, output)
-
-
-def test_it_names_a_low_precision_accumulator():
-    inputs = draw(N=4, L=1024, D=32)
-    shares = torch.softmax(scores(inputs).double(), -1)
-    total = torch.zeros(4, 4, 32, dtype=torch.bfloat16)
-    for part, v in zip(shares.split(32, -1), inputs.tensors["v"].split(32, 1), strict=True):
-        total += part @ v.double()
-    assert "accumulates in bfloat16, a tile of 32" in diagnose(OP, inputs, total.half())
 
 
 def test_the_sentence_holds_both_errors():
