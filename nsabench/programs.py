@@ -10,8 +10,8 @@ from pathlib import Path
 
 from nsabench.errors import EnvironmentRefused
 
-UV = (sys.executable, "-m", "uv", "pip")
-PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+UV = (sys.executable, "-P", "-m", "uv", "pip")
+PIP = (sys.executable, "-P", "-m", "pip", "--disable-pip-version-check")
 
 
 def has(module: str) -> bool:

@@ -98,7 +98,7 @@ def run_at(
     """
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "nsabench", "all", *words],
+            [sys.executable, "-P", "-m", "nsabench", "all", *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -56,7 +56,7 @@ def slurm(
 
     Nodes share the folder `out` and this installation. options: further `sbatch` options.
     """
-    nsabench = [sys.executable, "-m", "nsabench"]
+    nsabench = [sys.executable, "-P", "-m", "nsabench"]
     values = {
         "time": time,
         "memory": memory,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -74,6 +75,8 @@ def _load_file(kernels: Path, content: bytes) -> None:
     # A file is executed once a process, as a module is.
     if any(item.source == source for item in collected):
         return
+    # Last, so that no file beside it takes the place of an installed module.
+    sys.path.append(str(kernels.absolute().parent))
     with collecting_from(source):
         _sources.execute(kernels, content, USER_MODULE)
     if not any(item.source == source for item in collected):

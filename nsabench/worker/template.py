@@ -94,7 +94,6 @@ def _become_worker(streams: Sequence[int], parent: int, directory: str) -> None:
         os.dup2(stream, number, inheritable=number < STREAMS)
         os.close(stream)
     os.chdir(directory)
-    sys.path[0] = directory  # as `python -m` has it
     end = time.monotonic() + ADOPTION_S
     while os.getppid() != parent and time.monotonic() < end:
         time.sleep(1e-3)

@@ -20,6 +20,7 @@ ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text())
 STEPS = {step["name"]: step for step in ACTION["runs"]["steps"]}
 
 WRONG = """
+import beside
 from nsabench import implementation
 
 
@@ -27,6 +28,9 @@ from nsabench import implementation
 def mine(q, k, v, *, sm_scale):
     return v[:, :1].expand(-1, q.shape[1], -1).contiguous()
 """
+
+
+TRACE = "from pathlib import Path\nPath({!r}).touch()\n"
 
 
 def test_inputs_reach_the_shell_through_variables_alone() -> None:
@@ -55,6 +59,10 @@ def test_the_example_workflow_is_one() -> None:
 
 def test_a_wrong_kernel_fails_the_job_and_is_named_in_its_file(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(WRONG)
+    (tmp_path / "beside.py").touch()
+    # A pull request can add files that have the names of modules.
+    for name in ("copy", "json", "runpy", "numpy", "torch", "nsabench"):
+        (tmp_path / f"{name}.py").write_text(TRACE.format(str(tmp_path / "trace")))
     (tmp_path / "tiny.yaml").write_text(TINY.replace("rows_group]", "mine]"))
     # The action as it lies on a runner after its first step.
     place = tmp_path / "action"
@@ -82,6 +90,7 @@ def test_a_wrong_kernel_fails_the_job_and_is_named_in_its_file(tmp_path: Path) -
         timeout=280,
     )
     assert done.returncode == 1, done.stdout + done.stderr
+    assert not (tmp_path / "trace").exists(), "a file beside the kernel ran outside the sandbox"
     [said] = [line for line in done.stderr.splitlines() if line.startswith("::error")]
     assert said.startswith("::error file=mine.py,title=selection_rows.mine ")
     assert "::wrong%3A" in said or "::wrong: " in said

@@ -318,7 +318,7 @@ def _start(runs: Program) -> templates.ForkedProcess | subprocess.Popen[bytes]:
         return templates.fork(runs.module, forked, runs.environment, runs.mailbox)
     except templates.NoTemplate:
         return subprocess.Popen(
-            [sys.executable, "-m", runs.module, *with_mailbox(runs.mailbox)],
+            [sys.executable, "-P", "-m", runs.module, *with_mailbox(runs.mailbox)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 START_TIMEOUT_S = 180.0  # importing torch on a slow disk
 FORK_TIMEOUT_S = 20.0
-PROGRAM = ("-m", "nsabench.worker.template")
+PROGRAM = ("-P", "-m", "nsabench.worker.template")  # -P: import nothing from the current folder
 MOST_TEMPLATES = 2  # each takes some 300 MB
 WAIT_S = 0.01
 
