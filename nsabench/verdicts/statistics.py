@@ -96,7 +96,7 @@ def ratio_of_rounds(numerator: Sequence[float], denominator: Sequence[float]) ->
     ratio = ratio_of_medians(numerator, denominator)
     value, stretch = ratio.value, _stretch_for_correlation(numerator, denominator)
     below, above = value / min(ratio.lo, value) - 1, max(ratio.hi, value) / value - 1
-    tick = _clock_tick([*numerator, *denominator])
+    tick = _clock_tick(numerator, denominator)
     off = sum(tick / 2 / quantile(times, 0.5) for times in (numerator, denominator))
     stretched = Ratio(value, value / (1 + stretch * below), value * (1 + stretch * above))
     return stretched.widened(1 + off)
@@ -124,9 +124,9 @@ def _stretch_for_correlation(numerator: Sequence[float], denominator: Sequence[f
     return math.sqrt(n / independent) * (1 + 1.25 / independent - 1.25 / n)
 
 
-def _clock_tick(times: Sequence[float]) -> float:
-    """Return the smallest difference between samples that are not equal, or 0."""
-    differences = np.diff(np.unique(times))
+def _clock_tick(*arms: Sequence[float]) -> float:
+    """Return the smallest difference between samples of an arm that are not equal, or 0."""
+    differences = np.concatenate([np.diff(np.unique(times)) for times in arms])
     return float(differences.min()) if differences.size else 0.0
 
 
