@@ -100,11 +100,7 @@ class Pays(Word):
     """Whether an op is worth using instead of its alternatives."""
 
     FROM = "from", "from that length on every tested case is faster than the best alternative"
-    NO = "at no length", "at the greatest tested length it is not faster, nor gains on what is"
-    NOT_FAR_ENOUGH = (
-        "not tested far enough",
-        "at the greatest tested length it is not faster everywhere, and may be at a greater one",
-    )
+    NO = "at no length", "at the greatest tested length it is not faster in every tested case"
     NOT_DECIDED = "not decided", "nothing valid was timed beside an alternative at some length"
 
 

@@ -108,8 +108,7 @@ WORDS = {
     "ceilings": "what the device can do at most, measured in the run: bandwidth, rate of products",
     "harness": "all of a run that is not measuring: starting processes, drawing inputs, oracles",
     "pays": "from which length on, in every tested case, an op by its best valid implementation is "
-    "faster than the best valid alternative: a length, at no length, not tested far enough, or not "
-    "decided",
+    "faster than the best valid alternative: a length, at no length, or not decided",
     "margin": "how many times as fast as the best valid baseline is worth it: 1.2, or `--margin`",
     "ratio": "the median time of the best valid baseline over that of the candidate: speed-up",
     "speed-up": "the median time of the best valid baseline over that of the candidate",

@@ -7,13 +7,11 @@ implementation of a case represents the op.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from math import log
 from typing import Any
 
-from nsabench import labels, ops
+from nsabench import labels
 from nsabench.checks.series import by_case
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Direction, Pays, Reference, Regime, Role, Status
@@ -28,7 +26,6 @@ CALLED = {
     Regime.GRAPH: "in a CUDA graph",
 }
 LIMIT = 1.0
-GAIN = 1.01  # a ratio that grows by less from one length to the next does not grow
 
 
 @dataclass(frozen=True)
@@ -62,8 +59,6 @@ class BreakEven:
             return f"pays from {self.axis} = {self.length} on{but}"
         if self.answer is Pays.NO:
             return f"pays at no length up to {self.axis} = {self.greatest}"
-        if self.answer is Pays.NOT_FAR_ENOUGH:
-            return f"does not pay up to {self.axis} = {self.greatest}: not tested far enough"
         return f"not decided: {self.why}"
 
     @property
@@ -71,35 +66,11 @@ class BreakEven:
         return max(case.length for case in self.tested)
 
     @property
-    def series(self) -> list[list[Tested]]:
-        """The cases with a ratio that differ only in length, the shortest first."""
-        series: dict[Hashable, list[Tested]] = {}
-        for case in self.tested:
-            if case.comparison.ratio is not None:
-                series.setdefault(ops.ladder(case.record), []).append(case)
-        return list(series.values())
-
-    @property
-    def crossings(self) -> list[float]:
-        """The length in each series at which the ratio is 1, interpolated on logarithmic axes."""
-        return [length for series in self.series for length in crossings(series)]
-
-    @property
     def used(self) -> tuple[list[str], list[str]]:
         """The implementations that represent the op where it pays, and their alternatives."""
         used = [t.comparison for t in self.tested if t.length >= (self.length or 0)]
         names = {c.implementation for c in used if c.implementation}
         return sorted(names), sorted({c.against for c in used if c.against})
-
-
-def crossings(series: Sequence[Tested]) -> list[float]:
-    found = []
-    for a, b in pairwise(series):
-        below, above = a.comparison.ratio, b.comparison.ratio
-        if below and above and below < 1 <= above:
-            share = log(1 / below) / log(above / below)
-            found.append(a.length * (b.length / a.length) ** share)
-    return found
 
 
 def decide(records: Sequence[Record]) -> list[BreakEven]:
@@ -124,15 +95,14 @@ def decide(records: Sequence[Record]) -> list[BreakEven]:
         gpu, axis = groups[key][0].gpu_name, labels.axis(op)
         tested = [_compare_best(case, regime) for case in by_case(groups[key]).values()]
         tested.sort(key=lambda case: (case.length, case.label))
-        found = BreakEven(
-            gpu, op, direction, layout, regime, axis, Pays.NOT_DECIDED, None, "", tuple(tested)
-        )
-        answer, length, why = _decide_answer(found)
+        answer, length, why = _decide_answer(tested)
         if reasons:
             answer, length, why = Pays.NOT_DECIDED, None, reasons[0]
         elif answer is Pays.FROM:
             why = _name_failed([r for r in groups[key] if r.length >= (length or 0)])
-        decided.append(replace(found, answer=answer, length=length, why=why))
+        decided.append(
+            BreakEven(gpu, op, direction, layout, regime, axis, answer, length, why, tuple(tested))
+        )
     return decided
 
 
@@ -177,27 +147,15 @@ def _compare_best(case: Sequence[Record], regime: Regime) -> Tested:
     return Tested(best, replace(unknown, reason=doubt) if doubt else beside, label)
 
 
-def _decide_answer(found: BreakEven) -> tuple[Pays, int | None, str]:
-    length, failing = walk(found.tested, LIMIT)
+def _decide_answer(tested: Sequence[Tested]) -> tuple[Pays, int | None, str]:
+    length, failing = walk(tested, LIMIT)
     if length is not None:
         return Pays.FROM, length, ""
     unknown = next((case for case in failing if case.comparison.ratio is None), None)
     if unknown is not None:
         return Pays.NOT_DECIDED, None, unknown.why
     last = failing[0].comparison
-    why = f"{failing[0].label}: {last.ratio:.3f} ({last.lo:.3f} to {last.hi:.3f})"
-    may_yet = all(_may_yet_pay(case, found) for case in failing)
-    return Pays.NOT_FAR_ENOUGH if may_yet else Pays.NO, None, why
-
-
-def _may_yet_pay(last: Tested, found: BreakEven) -> bool:
-    """Return whether the ratio grows along the series, or the series has no shorter case."""
-    series = next(series for series in found.series if any(case is last for case in series))
-    shorter = [case for case in series if case.length < last.length]
-    if not shorter:
-        return True
-    before, ratio = shorter[-1].comparison.ratio, last.comparison.ratio
-    return before is not None and ratio is not None and ratio > before * GAIN
+    return Pays.NO, None, f"{failing[0].label}: {last.ratio:.3f} ({last.lo:.3f} to {last.hi:.3f})"
 
 
 def as_data(decided: Sequence[BreakEven]) -> list[dict[str, Any]]:
@@ -218,7 +176,6 @@ def _to_data(p: BreakEven) -> dict[str, Any]:
         "why": p.why,
         "by": by,
         "against": against,
-        "crossings": [round(length) for length in p.crossings],
         "cases": [
             {
                 "case": case.record.case_id,

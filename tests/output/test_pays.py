@@ -59,7 +59,7 @@ def test_every_place_says_the_same(run: tuple[Path, str]) -> None:
     assert all(break_even.said(d).split(":")[0] in text for d in decided)
 
 
-def test_both_are_drawn_and_the_crossing_is_marked() -> None:
+def test_both_are_drawn() -> None:
     rows = []
     for r in ladder({4096: 0.5, 16384: 2.0}):
         times = {4096: (2.0, 1.0), 16384: (4.0, 8.0)}[r.length]
@@ -69,9 +69,8 @@ def test_both_are_drawn_and_the_crossing_is_marked() -> None:
         "nsa_attention": ((4096, 2.0), (16384, 4.0)),
         "best alternative": ((4096, 1.0), (16384, 8.0)),
     }
-    assert chart.crossings == [pytest.approx(8192)]
     drawn = chart.draw()
-    assert "T = 8,192" in drawn and "<title>best alternative, 4096: 1 ms</title>" in drawn
+    assert "<title>best alternative, 4096: 1 ms</title>" in drawn
 
 
 def test_a_chart_of_the_queue_is_of_calls_that_are_queued() -> None:

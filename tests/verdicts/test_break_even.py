@@ -93,7 +93,6 @@ def test_it_pays_from_the_length_on_from_which_every_case_does() -> None:
     assert (decided.answer, decided.length) == (Pays.FROM, 32768)
     assert decided.sentence == "pays from T = 32768 on"
     assert decided.used == (["nsa"], ["dense"])
-    assert [round(x) for x in decided.crossings] == [7478, 19983]
 
 
 def test_without_a_control_that_was_caught_nothing_is_decided() -> None:
@@ -138,22 +137,20 @@ def test_one_case_that_does_not_pay_is_enough() -> None:
     rows = ladder({4096: 1.5, 8192: 1.6}) + ladder({4096: 0.7, 8192: 1.1}, dtype=DType.FLOAT16)
     assert only(rows).length == 8192
     rows = ladder({4096: 1.5, 8192: 1.6}) + ladder({4096: 0.7, 8192: 0.9}, dtype=DType.FLOAT16)
-    assert only(rows).answer is Pays.NOT_FAR_ENOUGH
+    assert only(rows).answer is Pays.NO
 
 
 @pytest.mark.parametrize(
     ("ratios", "answer"),
     [
-        ({4096: 0.2, 8192: 0.5}, Pays.NOT_FAR_ENOUGH),
-        ({8192: 0.5}, Pays.NOT_FAR_ENOUGH),
-        ({4096: 0.5, 8192: 0.5}, Pays.NO),
+        ({8192: 0.5}, Pays.NO),
         ({4096: 0.5, 8192: 0.4}, Pays.NO),
         ({4096: 1.5, 8192: 0.9}, Pays.NO),
         ({4096: 1.5, 8192: None}, Pays.NOT_DECIDED),
         ({4096: None, 8192: 1.5}, Pays.FROM),
     ],
 )
-def test_no_length_and_not_tested_far_enough_are_different_answers(
+def test_the_greatest_length_decides_whether_it_pays(
     ratios: dict[int, float | None], answer: Pays
 ) -> None:
     decided = only(ladder(ratios))
@@ -175,7 +172,7 @@ def test_a_direction_and_a_head_layout_are_decided_each_by_itself() -> None:
     [line] = summary.of_payments(break_even.decide(rows))
     assert line == (
         "nsa_attention pays by its kernels alone (device): 64/4 forward from T = 16384, "
-        "backward from T = 8192; 16/1 forward not tested far enough (up to T = 16384)"
+        "backward from T = 8192; 16/1 forward at no length (up to T = 16384)"
     )
 
 

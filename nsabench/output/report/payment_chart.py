@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nsabench import ops
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Regime
 from nsabench.output import grouped
 from nsabench.output.report import html
-from nsabench.verdicts.break_even import CALLED, BreakEven, crossings
+from nsabench.verdicts.break_even import CALLED, BreakEven
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -20,11 +21,10 @@ Points = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart of one decision. lines: lengths and times (ms) by name; crossings: lengths."""
+    """A chart of one decision. lines: lengths and times (ms) by name."""
 
     payment: BreakEven
     lines: Mapping[str, Points]
-    crossings: Sequence[float]
 
     @property
     def title(self) -> str:
@@ -42,11 +42,10 @@ class Chart:
             for length, ms in line
         ]
         axis = self.payment.axis
-        crossings = [{"length": x, "text": f"{axis} = {x:,.0f}"} for x in self.crossings]
         lengths = sorted({length for line in self.lines.values() for length, _ in line})
         return html.draw(
             "payment.vl.json",
-            {"points": points, "crossings": crossings},
+            {"points": points},
             {"title": axis, "values": lengths},
         )
 
@@ -57,7 +56,9 @@ def charts(payments: Sequence[BreakEven], records: Sequence[Record]) -> list[Cha
 
 
 def _build_chart(p: BreakEven, records: Sequence[Record]) -> Chart | None:
-    series = max(p.series, key=len, default=[])
+    compared = [case for case in p.tested if case.comparison.ratio is not None]
+    by_series = grouped(compared, lambda case: ops.ladder(case.record))
+    series = max(by_series.values(), key=len, default=[])
     if len(series) < 2:
         return None
     by_key = {r.key: r for r in records}
@@ -67,7 +68,7 @@ def _build_chart(p: BreakEven, records: Sequence[Record]) -> Chart | None:
         p.op: _list_points(wholes, p.regime),
         "best alternative": _list_points(dense, p.regime),
     }
-    return Chart(p, lines, crossings(series))
+    return Chart(p, lines)
 
 
 def _list_points(records: Sequence[Record], regime: Regime) -> Points:

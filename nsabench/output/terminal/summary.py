@@ -155,7 +155,7 @@ def of_payments(payments: Sequence[BreakEven]) -> Iterator[str]:
 def _describe_length(p: BreakEven) -> str:
     if p.answer is Pays.FROM:
         return f"from {p.axis} = {p.length}"
-    if p.answer in (Pays.NO, Pays.NOT_FAR_ENOUGH):
+    if p.answer is Pays.NO:
         return f"{p.answer} (up to {p.axis} = {p.greatest})"
     return str(p.answer)
 
