@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -15,6 +17,8 @@ from nsabench.errors import NsabenchError
 from nsabench.model.vocabulary import Direction, DType
 from nsabench.output import check as shown
 from nsabench.running import run
+
+LOOK_S = 0.3
 
 
 @click.command("check")
@@ -44,6 +48,7 @@ from nsabench.running import run
 @_options.device
 @_options.ops_file
 @_options.no_sandbox
+@click.option("--watch", is_flag=True, help="Check again whenever the file is saved.")
 @_options.as_json
 def command(
     file: Path,
@@ -54,6 +59,7 @@ def command(
     device: str,
     ops_file: Path | None,
     no_sandbox: bool,
+    watch: bool,
     as_json: bool,
 ) -> int:
     """Check one kernel for correctness and speed.
@@ -64,25 +70,34 @@ def command(
     Example: nsabench check mine.py --shape N=1024,H=8,D=128,L=512
     """
 
-    try:
-        if ops_file is not None:
-            ops.load_file(ops_file.absolute())
-        question = Question(
-            file=file.absolute(),
-            device=run.choose_device(device),
-            op=op,
-            shapes=shapes,
-            dtype=DType(dtype),
-            direction=Direction(direction),
-            ops_file=ops_file.absolute() if ops_file is not None else None,
-            sandboxed=not no_sandbox,
-        )
-        return _check(question, as_json)
-    except NsabenchError as error:
-        if not as_json:
-            raise
-        say_json(shown.refusal(error))
-        return error.exit_code
+    def checked() -> int:
+        try:
+            if ops_file is not None:
+                ops.load_file(ops_file.absolute())
+            question = Question(
+                file=file.absolute(),
+                device=run.choose_device(device),
+                op=op,
+                shapes=shapes,
+                dtype=DType(dtype),
+                direction=Direction(direction),
+                ops_file=ops_file.absolute() if ops_file is not None else None,
+                sandboxed=not no_sandbox,
+            )
+            return _check(question, as_json)
+        except NsabenchError as error:
+            if as_json:
+                say_json(shown.refusal(error))
+            elif watch:  # the next save may correct it
+                say(f"nsabench: {error}\n{error.remedy}", err=True)
+            else:
+                raise
+            return error.exit_code
+
+    if watch:
+        for _ in _saves(file.absolute()):
+            checked()
+    return checked()
 
 
 def _check(question: Question, as_json: bool) -> int:
@@ -94,3 +109,18 @@ def _check(question: Question, as_json: bool) -> int:
     else:
         say("\n".join(shown.lines(answers)))
     return 1 if any(map(shown.has_failed, answers)) else 0
+
+
+def _saves(file: Path) -> Iterator[None]:
+    """Yield now, and whenever the file was saved; never end."""
+    seen: object = None
+    while True:
+        try:
+            status = file.stat()
+            now = (status.st_mtime_ns, status.st_size, status.st_ino)
+        except FileNotFoundError:  # an editor replaces it
+            now = None
+        if now is not None and now != seen:
+            seen = now
+            yield
+        time.sleep(LOOK_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from nsabench import check as checking
 from nsabench import ops
+from nsabench.cli import check as check_command
 from nsabench.cli import group
 from nsabench.errors import UsageError
 from nsabench.output.check import of_step
@@ -130,6 +132,41 @@ def test_what_is_not_timed_is_held_to_the_baselines_all_the_same(two: Path) -> N
     two.write_text(OFF)
     [told] = json.loads(check(two, *SMALL, "--json").output)
     assert told["status"] == "wrong" and "is over 0.000977: the best valid" in told["reason"], told
+
+
+def test_it_is_checked_again_whenever_it_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is broken for a while, or gone while an editor puts another in its place."""
+    path = tmp_path / "mine.py"
+    path.write_text("first")
+    edits = iter(
+        [
+            lambda: None,
+            lambda: path.write_text("second, broken"),
+            path.unlink,
+            lambda: path.write_text("third"),
+        ]
+    )
+    looked = []
+
+    def between_two_looks(seconds: float) -> None:
+        try:
+            next(edits)()
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    def looked_at(question: Any, as_json: bool) -> int:
+        looked.append(question.file.read_text())
+        if "broken" in looked[-1]:
+            raise UsageError("it is broken", "mend it.")
+        return 0
+
+    monkeypatch.setattr(check_command, "time", SimpleNamespace(sleep=between_two_looks))
+    monkeypatch.setattr(check_command, "_check", looked_at)
+    done = check(path, "--device", "cpu", "--watch")
+    assert looked == ["first", "second, broken", "third"]
+    assert "nsabench: it is broken\nmend it." in done.output
 
 
 def test_a_person_learns_at_once_whether_it_is_right(two: Path) -> None:
