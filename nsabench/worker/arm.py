@@ -61,8 +61,8 @@ class CaseArm:
         self.device = device
         self.sets = sets
         # Controls are many, and their results are large. None of them has a ring of buffers.
-        keeps_first = item.role is not Role.CONTROL
-        self.outputs = Outputs(item.name, item.computes, sets, deliver, keeps_first=keeps_first)
+        keeps_some = item.role is not Role.CONTROL
+        self.outputs = Outputs(item.name, item.computes, sets, deliver, rng, keeps_some=keeps_some)
         self.compile_s: float | None = None
         self.config = ""
         self.called_s = 0.0  # in checked calls, with their compilation
@@ -331,11 +331,10 @@ class CaseArm:
             return [self._ready_one(index) for index in indices]
         return [_wrap_replay(*self._graphs[index]) for index in indices]
 
-    def finish(self) -> None:
+    def finish_samples(self) -> None:
         if self.item.role is Role.CANDIDATE:
             self._awaits_device = False  # it may have waited only at first
         self._check_ordered_call()
-        self.outputs.finish()
 
 
 def rotate_sets(count: int, sets: int, kept: int, alone: int) -> list[int]:

@@ -153,6 +153,9 @@ def _time_arms(
         sampling.collect(arms, timer, rule, rng, out)
         sampled_arms = [arm for arm in arms if arm.name in out.samples]
         by_arm = _take_bursts(case, sampled_arms, timer, report, rng, out)
+    for arm in arms:  # after the bursts, since they overwrite every buffer of a ring
+        if arm.name not in out.failed:
+            out.finish(arm, arm.outputs.finish)
     counted = _count_launches(
         [a for a in arms if a.name in out.samples.keys() - out.failed], report
     )

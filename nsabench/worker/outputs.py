@@ -7,6 +7,7 @@ another implementation could find it, and a later write to it is seen.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from random import Random
 from typing import Any
 
 import torch
@@ -28,22 +29,35 @@ MARK = 0x5A5A
 
 
 class Outputs:
-    """Delivers the outputs of one implementation. keeps_first: keep the first until `finish`."""
+    """Delivers the outputs of one implementation.
+
+    keeps_some: keep the first output and one chosen at random until `finish`.
+    """
 
     def __init__(
-        self, name: str, computes: str, sets: InputSets, deliver: Deliver, *, keeps_first: bool
+        self,
+        name: str,
+        computes: str,
+        sets: InputSets,
+        deliver: Deliver,
+        rng: Random,
+        *,
+        keeps_some: bool,
     ) -> None:
         self._name = name
         self._computes = computes
         self._sets = sets
         self._deliver = deliver
-        self._keeps_first = keeps_first
+        self._rng = rng
+        self._keeps_some = keeps_some
         # The sets of the last two calls.
         self._previous: int | None = None
         self._current: int | None = None
-        # The marked results of the first and the last checked call.
-        self._first: list[Tensor] | None = None
+        # The marked results of the last checked call, of the first, and of one in between.
         self._kept: list[Tensor] = []
+        self._first: list[Tensor] = []
+        self._chosen: list[Tensor] = []
+        self._count = 0  # of checked calls that `_chosen` was chosen from
 
     def expect(self, index: int) -> None:
         self._previous, self._current = self._current, self._sets.ids[index]
@@ -91,19 +105,27 @@ class Outputs:
         with torch.inference_mode():  # only there may a tensor made in it be written to
             for bits in self._kept:
                 bits.fill_(MARK)
-        if self._first is None and self._keeps_first:
+        if not self._keeps_some:
+            return
+        if not self._first:
             self._first = self._kept
+            return
+        self._count += 1
+        if self._rng.randrange(self._count) == 0:  # each is chosen with the same probability
+            self._refuse_overwritten(self._chosen)
+            self._chosen = self._kept
 
     def _refuse_overwritten(self, kept: list[Tensor]) -> None:
         if not all(bool((bits == MARK).all()) for bits in kept):
-            self._kept, self._first = [], []
+            self._kept, self._first, self._chosen = [], [], []
             reason = "a later call overwrote what an earlier one had returned"
             raise Failure(Status.WRONG, reason)
 
     def finish(self) -> None:
-        self.keep([])
-        first, self._first = self._first or [], []
-        self._refuse_overwritten(first)
+        """Raise `Failure` if a kept output was overwritten."""
+        kept = [*self._kept, *self._first, *self._chosen]
+        self._kept, self._first, self._chosen = [], [], []
+        self._refuse_overwritten(kept)
 
 
 def _bits(result: Any) -> Tensor:

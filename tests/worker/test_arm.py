@@ -335,8 +335,8 @@ def test_what_a_call_does_only_among_others_is_seen(fault: str) -> None:
     assert not found.samples.time_ms and not found.bursts.time_ms
 
 
-@pytest.mark.parametrize(("buffers", "from_call"), [(1, 1), (2, 6)])
-def test_an_output_lives_on(buffers: int, from_call: int) -> None:
+@pytest.mark.parametrize(("buffers", "from_call", "rounds"), [(1, 1, 100), (2, 6, 100), (16, 4, 3)])
+def test_an_output_lives_on(buffers: int, from_call: int, rounds: int) -> None:
     """Also in a ring of buffers that begins after the calls that are always checked."""
     ring = [torch.empty(6, 2, 32, dtype=torch.float16) for _ in range(buffers)]
     calls = 0
@@ -347,7 +347,7 @@ def test_an_output_lives_on(buffers: int, from_call: int) -> None:
         out = honest(q, k, v, sm_scale=sm_scale)
         return ring[calls % buffers].copy_(out) if calls >= from_call else out
 
-    many = FixedCount(kind="fixed_count", rounds=100)  # some of them are looked at, at random
+    many = FixedCount(kind="fixed_count", rounds=rounds)  # some of them are looked at, at random
     [observation] = observations(
         in_a_ring, case=CASE.model_copy(update={"timing": Timing(stopping=many)})
     )

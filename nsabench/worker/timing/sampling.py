@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +28,16 @@ class Collected:
     samples: dict[str, Samples] = field(default_factory=dict)
     failed: dict[str, Failure] = field(default_factory=dict)
     busy_s: float = 0.0  # in warm-up and timed calls, without what arms count themselves
+
+    def finish(self, arm: CaseArm, last: Callable[[], None]) -> None:
+        """Make the last check of an arm that has samples; drop them if it fails."""
+        if arm.name not in self.samples:
+            return
+        try:
+            last()
+        except Failure as failure:
+            self.failed[arm.name] = failure.alone()
+            del self.samples[arm.name]
 
     @contextmanager
     def busy(self, *arms: CaseArm) -> Iterator[None]:
@@ -90,9 +100,5 @@ def collect(arms: Sequence[CaseArm], timer: Timer, rule: Rule, rng: Random, out:
             samples.gap_hidden.append(sample.gap_hidden)
             samples.host_us.append(round(sample.host_us, 2))
         round_ += 1
-    for name in list(times):
-        try:
-            by_name[name].finish()
-        except Failure as failure:
-            out.failed[name] = failure.alone()
-            del out.samples[name]
+    for arm in arms:
+        out.finish(arm, arm.finish_samples)

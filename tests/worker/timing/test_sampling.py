@@ -74,7 +74,7 @@ class KnownArm:
     def inspect(self, round_: int, result: Any) -> None:
         self._fail("inspect")
 
-    def finish(self) -> None:
+    def finish_samples(self) -> None:
         self.finished = True
         self._fail("finish")
 
