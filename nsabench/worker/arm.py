@@ -65,6 +65,7 @@ class CaseArm:
         self.outputs = Outputs(item.name, item.computes, sets, deliver, rng, keeps_some=keeps_some)
         self.compile_s: float | None = None
         self.config = ""
+        self.changed: dict[str, str] = {}  # harmless settings that were set back, in words
         self.called_s = 0.0  # in checked calls, with their compilation
         self.peak_mem_bytes: int | None = None
         self._rng = rng
@@ -200,9 +201,14 @@ class CaseArm:
         return result
 
     def _refuse_settings(self) -> None:
-        changed = state.restore(self._settings)
-        if changed:
-            raise Failure(Status.WRONG, f"it changed settings of the process: {changed}")
+        changes = state.restore(self._settings)
+        if not changes:
+            return
+        harmful = [words for name, words in changes.items() if name not in state.HARMLESS]
+        if harmful:
+            raise Failure(Status.WRONG, f"it changed settings of the process: {'; '.join(harmful)}")
+        if self.item.role is Role.CANDIDATE:
+            self.changed |= changes
 
     def _check_ordered_call(self, stream: torch.cuda.Stream | None = None) -> None:
         """Check that the work is in the order of the caller's stream; None is the default stream.

@@ -12,7 +12,7 @@ from torch.autograd.profiler import profile  # torch.profiler imports the compil
 from nsabench.failure import Failure
 
 # CUPTI is unloaded afterwards, so that it does not slow the calls of later cases.
-_TEARDOWN = "TEARDOWN_CUPTI"
+os.environ.setdefault("TEARDOWN_CUPTI", "1")
 # A kernel of torch.cuda._sleep marks where a call begins and ends.
 MARK, _MARK_CYCLES = "spin_kernel", 1000
 
@@ -36,7 +36,6 @@ def count(prepared: Mapping[str, Callable[[], Callable[[], Any]]]) -> dict[str, 
     """Return the launches of each call that does not fail; none without CUPTI."""
     if not torch.cuda.is_available():
         return {}
-    os.environ.setdefault(_TEARDOWN, "1")
     done: list[str] = []
     try:
         with profile(use_device="cuda", use_cpu=False, use_kineto=True) as seen:

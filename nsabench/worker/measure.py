@@ -223,4 +223,5 @@ def _observe(arm: CaseArm, failure: Failure | None = None) -> Observation:
         compile_s=arm.compile_s,
         peak_mem_bytes=arm.peak_mem_bytes,
         config=arm.config,
+        notes=[f"it changed, and it was set back: {words}" for words in arm.changed.values()],
     )

@@ -77,7 +77,12 @@ class Session:
     @cached_property
     def items(self) -> dict[tuple[str, str], Implementation]:
         """The implementations by op and name. Raises `UsageError` if one cannot be imported."""
+        before = state.settings()
+        del before[state.ENVIRONMENT]  # a library may need at its calls what its import has set
         loaded = registry.load(self.kernels, self.sources, ops_file=self.ops_file)
+        if changes := state.restore(before):
+            words = "; ".join(changes.values())
+            sys.stderr.write(f"an import changed, and it was set back: {words}\n")
         state.collect_all()
         return {(item.op, item.name): item for item in loaded}
 

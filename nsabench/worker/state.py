@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -63,6 +64,25 @@ def _popped(length: Callable[[], int], pop: Callable[[], object], before: int) -
         pop()
 
 
+ENVIRONMENT = "environment"
+# What `os.environ` holds. To read the mapping itself takes ten times as long.
+_environment: dict[Any, Any] = vars(os.environ)["_data"]
+_least, _one = 5e-324, 1.0  # variables, since Python would compute a product of constants once
+
+
+def _flushes_denormals() -> bool:
+    return _least * _one == 0.0
+
+
+def _set_environment(before: dict[Any, Any]) -> None:
+    for name in _environment.keys() - before.keys():
+        os.unsetenv(name)
+    for name, value in before.items():
+        os.putenv(name, value)
+    _environment.clear()
+    _environment.update(before)
+
+
 def _timers() -> tuple[int, ...]:
     return tuple(timer for timer in _TIMERS if _getitimer(timer)[0])
 
@@ -93,6 +113,14 @@ _HOOKS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "trace function": (sys.gettrace, sys.settrace),
     "profile function": (sys.getprofile, sys.setprofile),
     "switch interval": (sys.getswitchinterval, sys.setswitchinterval),
+    "flushing of denormals": (_flushes_denormals, torch.set_flush_denormal),
+}
+# Harmless once they are set back: a library may change these for itself.
+HARMLESS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    ENVIRONMENT: (partial(dict, _environment), _set_environment),
+    "garbage collection": (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
+    "threshold of garbage collection": (gc.get_threshold, lambda most: gc.set_threshold(*most)),
+    "recursion limit": (sys.getrecursionlimit, sys.setrecursionlimit),
 }
 if hasattr(torch, "get_autocast_dtype"):  # torch 2.4
     for _device in ("cuda", "cpu"):
@@ -100,7 +128,12 @@ if hasattr(torch, "get_autocast_dtype"):  # torch 2.4
             partial(torch.is_autocast_enabled, _device),
             partial(torch.set_autocast_enabled, _device),
         )
-_OF_TORCH |= _HOOKS
+_OF_TORCH |= _HOOKS | HARMLESS
+if hasattr(torch._C, "_get_sdp_priority_order"):  # torch 2.6
+    _OF_TORCH["sdp.order"] = (
+        torch._C._get_sdp_priority_order,
+        torch._C._set_sdp_priority_order,
+    )
 if hasattr(_backends.cuda, "enable_cudnn_sdp"):  # torch 2.5
     _OF_TORCH["sdp.cudnn"] = (_backends.cuda.cudnn_sdp_enabled, _backends.cuda.enable_cudnn_sdp)
 _OF_CUDA = {
@@ -131,16 +164,23 @@ def _read(read: Callable[[], Any]) -> Any:
         return UNREADABLE
 
 
-def restore(before: Settings) -> str:
-    """Set back all changed settings. Return the changes in words, or ''."""
-    changes, now = [], settings()
+def restore(before: Settings) -> dict[str, str]:
+    """Set back all changed settings. Return the changes in words, by setting."""
+    changes, now = {}, settings()
     for name, value in before.items():
         if now[name] != value:
-            changes.append(f"{name} from {value} to {now[name]}")
+            changes[name] = _describe_change(name, value, now[name])
             if value != UNREADABLE:
                 with suppress(RuntimeError):  # as in `_read`
                     (_OF_TORCH | _OF_CUDA)[name][1](value)
-    return "; ".join(changes)
+    return changes
+
+
+def _describe_change(name: str, before: Any, now: Any) -> str:
+    if name == ENVIRONMENT:  # a value may be a secret
+        changed = {os.fsdecode(variable) for variable, _ in before.items() ^ now.items()}
+        return f"{name} ({', '.join(sorted(changed)[:5])})"
+    return f"{name} from {before} to {now}"
 
 
 def forget_earlier_cases() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
@@ -181,6 +183,7 @@ def test_what_a_failed_implementation_held_is_free_for_the_others(first: bool) -
     assert not any(left)
 
 
+LEAST = 5e-324
 SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Any]] = {
     "float32_matmul_precision": (
         *(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
@@ -188,7 +191,41 @@ SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Any]] = {
     ),
     "default_dtype": (torch.get_default_dtype, torch.set_default_dtype, torch.float64),
     "grad_enabled": (torch.is_grad_enabled, torch.set_grad_enabled, False),
+    "flushing of denormals": (lambda: LEAST * 1.0 == 0.0, torch.set_flush_denormal, True),
+    "sdp.order": (
+        *(torch._C._get_sdp_priority_order, torch._C._set_sdp_priority_order),
+        [0, 1, 2, 3, 4],
+    ),
 }
+HARMLESS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Any]] = {
+    "threshold of garbage": (gc.get_threshold, lambda most: gc.set_threshold(*most), (1, 1, 1)),
+    "garbage collection from": (gc.isenabled, lambda on: gc.disable(), False),
+    "recursion limit": (sys.getrecursionlimit, sys.setrecursionlimit, 900),
+    "environment (NEW_HERE)": (
+        lambda: os.environ.get("NEW_HERE"),
+        lambda _: os.environ.update(NEW_HERE="1"),
+        "1",
+    ),
+}
+
+
+@pytest.mark.parametrize("setting", HARMLESS)
+def test_what_reaches_the_next_implementation_is_set_back_and_named(setting: str) -> None:
+    get, change, value = HARMLESS[setting]
+    before, seen = get(), []
+
+    def changes(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        change(value)
+        return honest(q, k, v, sm_scale=sm_scale)
+
+    def looks(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        seen.append(get())
+        return honest(q, k, v, sm_scale=sm_scale)
+
+    first, second = observations(changes, looks)
+    assert [first.status, second.status] == [Status.OK, Status.OK], first.reason
+    assert set(seen) == {before} == {get()}
+    assert any(setting in note for note in first.notes) and not second.notes
 
 
 @pytest.mark.parametrize("then", ["returns", "fails"])
