@@ -81,14 +81,16 @@ class Assessed:
     def _check_state(self, state: CaseState) -> CaseState:
         records = of_state(self.plan, self.session, state)
         findings = [f for c in (parity, ordering, roofline) for f in c.check(records, self.limits)]
-        observations = [
-            observation
-            if record.status is observation.status
-            else without_times(observation, record.status, record.reason)
-            for record, observation in zip(
-                with_findings(records, findings), state.observations, strict=True
-            )
-        ]
+        observations = []
+        for record, observation in zip(
+            with_findings(records, findings), state.observations, strict=True
+        ):
+            if observation.status is Status.UNSUPPORTED:  # it was right in the main pass
+                reason = f"it declined the case after a right answer: {observation.reason}"
+                observation = without_times(observation, Status.CRASHED, reason)
+            elif observation.status is not record.status:
+                observation = without_times(observation, record.status, record.reason)
+            observations.append(observation)
         return replace(state, observations=observations)
 
     def results(self, log: Log) -> Results:

@@ -69,6 +69,7 @@ class CaseArm:
         self.called_s = 0.0  # in checked calls, with their compilation
         self.peak_mem_bytes: int | None = None
         self._rng = rng
+        self._was_right = False
         self._is_watched = False
         self._was_called = True  # the last call that was made ready
         self._sets_checked: list[int] = []  # one for each checked burst
@@ -182,6 +183,7 @@ class CaseArm:
         if self.device == "cuda":
             self.peak_mem_bytes = torch.cuda.max_memory_allocated() - before
         self.outputs.check(answers, "")
+        self._was_right = self.item.role is not Role.CONTROL
         self.outputs.keep(self._keepable(answers))
 
     def _keepable(self, answers: Answers) -> Answers:
@@ -192,13 +194,20 @@ class CaseArm:
         start = now_s()
         try:
             result = guarded(call, self.device, self.name)
-        except Failure:
+        except Failure as failure:
             state.restore(self._settings)
+            self._refuse_late_decline(failure)
             raise
         finally:
             self.called_s += now_s() - start
         self._refuse_settings()
         return result
+
+    def _refuse_late_decline(self, failure: Failure) -> None:
+        """Raise `Failure` if it declines after a right answer, perhaps where it would lose."""
+        if failure.status is Status.UNSUPPORTED and self._was_right:
+            reason = f"it declined the case after a right answer: {failure.reason}"
+            raise Failure(Status.CRASHED, reason) from failure
 
     def _refuse_settings(self) -> None:
         changes = state.restore(self._settings)

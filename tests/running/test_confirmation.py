@@ -373,6 +373,15 @@ def test_the_record_of_such_a_candidate_is_not_ok() -> None:
     assert any("mean absolute error 0.5" in line for line in failures(results))
 
 
+def test_a_candidate_that_declines_in_a_second_process_has_failed() -> None:
+    made = Made(lengths=(64,), shapes=((256, 4, 64),), ratio=lambda _: 1.2)
+    declined = Observation(implementation="mine", status=Status.UNSUPPORTED, reason="not again")
+    results = confirmed(made, [declined])
+    mine, _ = (r for r in results.records if r.implementation == "mine")
+    assert (mine.status, mine.verdict) == (Status.CRASHED, Verdict.INVALID)
+    assert mine.reason.endswith("it declined the case after a right answer: not again")
+
+
 def test_what_is_inconclusive_already_needs_no_confirmation() -> None:
     hot = Finding("clocks", Effect.INCONCLUSIVE, "throttled", case_id="c")
     judgement = verdict(1.2, findings=(hot,))

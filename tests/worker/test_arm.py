@@ -19,7 +19,7 @@ from nsabench.implementations.baselines.selection_rows import gqa
 from nsabench.model.case import Case, FixedCount, Timing
 from nsabench.model.measurement import Observation
 from nsabench.model.vocabulary import DType, Status
-from nsabench.registry import Implementation
+from nsabench.registry import Implementation, Unsupported
 from nsabench.worker.arm import CaseArm
 from nsabench.worker.calls import Answer
 from nsabench.worker.inputs import InputSets
@@ -424,3 +424,30 @@ def test_a_result_may_lie_apart_in_memory() -> None:
         return torch.stack([out, out], -1)[..., 0]
 
     assert [one.status for one in observations(apart, honest)] == [Status.OK, Status.OK]
+
+
+@pytest.mark.parametrize("right_calls", [1, 2, 12])
+def test_a_kernel_that_declines_after_a_right_answer_has_failed(right_calls: int) -> None:
+    """Or it would decline where it loses, and be right wherever it is timed."""
+    calls = 0
+
+    def declining(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls > right_calls:
+            raise Unsupported("too slow here")
+        return honest(q, k, v, sm_scale=sm_scale)
+
+    many = FixedCount(kind="fixed_count", rounds=20)
+    case = CASE.model_copy(update={"timing": Timing(stopping=many)})
+    [late] = observations(declining, case=case)
+    assert late.status is Status.CRASHED
+    assert late.reason == "it declined the case after a right answer: too slow here"
+
+
+def test_a_kernel_that_declines_at_once_is_no_failure() -> None:
+    def declining(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        raise Unsupported("never")
+
+    [declined] = observations(declining)
+    assert (declined.status, declined.reason) == (Status.UNSUPPORTED, "never")
