@@ -189,10 +189,16 @@ class Plan(Frozen):
 
     def clean_baselines(self, planned: PlannedCase) -> list[str]:
         """Return the baselines from clean sources that candidates of a case are compared with."""
+        return self._list_clean(planned, Role.BASELINE)
+
+    def clean_alternatives(self, planned: PlannedCase) -> list[str]:
+        return self._list_clean(planned, Role.ALTERNATIVE)
+
+    def _list_clean(self, planned: PlannedCase, role: Role) -> list[str]:
         names = [name for name in planned.implementations if name not in planned.alongside]
         infos = [self.info(planned.case.op, name) for name in names]
         clean = self.clean_sources
-        return [i.name for i in infos if i.role is Role.BASELINE and i.source in clean]
+        return [i.name for i in infos if i.role is role and i.source in clean]
 
     _sha256: str = PrivateAttr("")  # of the file
 

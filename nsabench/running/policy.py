@@ -1,8 +1,9 @@
 """Decide what to measure next: all policy of a run, as functions of its plan and its log.
 
 The main stage measures every case with all its implementations. Confirmation measures a verdict
-that is close to a limit in a second process. The isolated stage times the baselines of a case with
-a winner where no candidate is imported. The canary is a case that all shards measure.
+that is close to a limit in a second process. The isolated stage imports no candidate. It times the
+baselines of a case with a winner, and the alternatives of a case in which the op pays. The canary
+is a case that all shards measure.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from nsabench.model.job import ALL_STAY, EarlyExit, Job
 from nsabench.model.log import Log
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.record import Comparison
-from nsabench.model.vocabulary import Purpose, Verdict
+from nsabench.model.vocabulary import Purpose, Reference, Verdict
 from nsabench.verdicts.attempts import CaseState, state_of
 from nsabench.verdicts.results import assess
 from nsabench.verdicts.verdict import is_close
@@ -79,15 +80,21 @@ def _plan_confirmation(plan: Plan, log: Log, judge: Judge) -> Iterator[Job]:
 def _plan_isolated(plan: Plan, log: Log, judge: Judge) -> Iterator[Job]:
     judgements = judge(plan, log.only(Purpose.MAIN, Purpose.CONFIRMATION))
     won = {judged.case_id for judged in judgements if judged.verdict is Verdict.FASTER}
+    pays = {
+        judged.case_id
+        for judged in judgements
+        if judged.reference is Reference.ALTERNATIVE and judged.lo is not None and judged.lo > 1
+    }
     for planned in plan.cases:
         baselines = plan.clean_baselines(planned) if planned.id in won else []
-        if baselines:
+        alternatives = plan.clean_alternatives(planned) if planned.id in pays else []
+        if baselines or alternatives:
             yield from _plan_job(
                 plan,
                 log,
                 Purpose.ISOLATED,
                 planned,
-                baselines,
+                [*baselines, *alternatives],
                 sources=plan.clean_sources,
                 case=_shorten(planned.case),
                 early_exit=EarlyExit(baselines=tuple(baselines)),

@@ -43,15 +43,18 @@ class Assessed:
     findings: list[Finding]
 
     def judgements(self, log: Log) -> list[Comparison]:
-        """Return the comparisons of candidates with baselines after the later passes so far. They
-        choose the cases of the next pass."""
+        """Return the comparisons after the later passes so far: of candidates with baselines, then
+        all with alternatives. They choose the cases of the next pass."""
         records = self._revise_records(self._check_states(log, Purpose.CONFIRMATION), log)
-        return [
+        judged = [
             comparison
             for regime in Regime
             for record in records
             if record.role is Role.CANDIDATE and (comparison := record.compared(regime)) is not None
         ]
+        for record in records:
+            judged += [c for c in record.comparisons if c.reference is Reference.ALTERNATIVE]
+        return judged
 
     def _revise_records(self, confirmations: Mapping[str, CaseState], log: Log) -> list[Record]:
         isolated = self._check_states(log, Purpose.ISOLATED)
@@ -59,7 +62,7 @@ class Assessed:
         revised = []
         for record in self.records:
             case_id = record.case_id
-            if record.role is Role.CANDIDATE:
+            if record.role in (Role.CANDIDATE, Role.BASELINE):
                 clean = self.plan.clean_baselines(self.plan.by_id[case_id])
                 record = revise(
                     record,

@@ -196,7 +196,7 @@ def revise(
     clean: Collection[str] = (),
     margin: float = MARGIN,
 ) -> Record:
-    """Return a candidate's record after the later passes over its case.
+    """Return the record of a candidate or a baseline after the later passes over its case.
 
     case: the records of the case. clean: its baselines from other packages than all candidates.
     margin: confirmations were chosen by it.
@@ -212,6 +212,8 @@ def revise(
                 judged = _confirm_verdict(judged, confirmation, margin)
             if isolated is not None and judged.verdict is Verdict.FASTER:
                 judged = _compare_with_isolated(judged, record, case, isolated, clean)
+        elif judged.reference is Reference.ALTERNATIVE and isolated is not None:
+            judged = _compare_with_isolated_alternatives(judged, record, case, isolated)
         comparisons.append(judged)
     return replace(record, comparisons=tuple(comparisons))
 
@@ -283,7 +285,7 @@ def _compare_with_isolated(
     if disturbance:
         return unknown(disturbance)
     observations = {o.implementation: o for o in isolated.observations}
-    timed = {w: t for w, o in observations.items() if (t := o.timings(judged.regime).time_ms)}
+    timed = _list_timed(isolated, judged.regime, Role.BASELINE, case)
     if leader is None or leader.source == record.source:
         return unknown("no other was valid beside it")
     best = leader.implementation
@@ -301,24 +303,67 @@ def _compare_with_isolated(
     if judged.regime is not Regime.QUEUE and len(timed[best]) < MIN_ROUNDS_EVER:
         # It was dropped early, because one that then failed was far ahead.
         return unknown("it was called a few times only", best)
+    return _hold_to(judged, record, best, timed[best], isolated)
+
+
+def _compare_with_isolated_alternatives(
+    judged: Comparison, record: Record, case: Sequence[Record], isolated: CaseState
+) -> Comparison:
+    """Return the comparison with the best alternative, unless a candidate slowed all of them."""
+    roles = {r.implementation: r.role for r in case}
+    asked = [o for o in isolated.observations if roles.get(o.implementation) is Role.ALTERNATIVE]
+    if judged.lo is None or judged.lo <= 1 or not (asked or isolated.reason):
+        return judged
+    timed = _list_timed(isolated, judged.regime, Role.ALTERNATIVE, case)
+    why = next(disturbances(list(isolated.conditions.values())), "")
+    if not why and judged.against not in timed:
+        why = next((o.reason for o in asked if o.implementation == judged.against), "")
+        why = why or isolated.reason or f"{judged.against} was not timed there"
+    if why:
+        reason = f"the alternatives could not be timed apart from the candidates: {why}"
+        return replace(because(judged, reason), ratio=None, lo=None, hi=None)
+    best = min(timed, key=lambda who: quantile(timed[who], 0.5))
+    return _hold_to(judged, record, best, timed[best], isolated)
+
+
+def _list_timed(
+    isolated: CaseState, regime: Regime, role: Role, case: Sequence[Record]
+) -> dict[str, list[float]]:
+    """Return the times of the isolated implementations of a role."""
+    roles = {r.implementation: r.role for r in case}
+    return {
+        o.implementation: times
+        for o in isolated.observations
+        if roles.get(o.implementation, Role.BASELINE) is role
+        and (times := o.timings(regime).time_ms)
+    }
+
+
+def _hold_to(
+    judged: Comparison, record: Record, best: str, isolated: list[float], state: CaseState
+) -> Comparison:
+    """Return the comparison with `best`, timed apart, if the reference was slower beside."""
     assert judged.ratio is not None and judged.lo is not None
-    isolated_ms = quantile(timed[best], 0.5)
+    isolated_ms = quantile(isolated, 0.5)
     times = _timings(record, judged.regime).time_ms
     beside_ms = judged.ratio * quantile(times, 0.5)
-    spread = clock_spread([*isolated.conditions.values(), record.conditions])
+    spread = clock_spread([*state.conditions.values(), record.conditions])
     if beside_ms <= isolated_ms / spread * (1 + DRIFT):
         return judged
-    moved = ratio_of_independent_medians(timed[best], times).widened(spread)
+    moved = ratio_of_independent_medians(isolated, times).widened(spread)
     # Two processes differ by so much without a reason.
     lo = min(judged.lo, moved.lo / (1 + DRIFT))
     why = (
         f"{best} takes {isolated_ms:.3g} ms in a process that never imported a candidate, and the "
-        f"best baseline beside it {beside_ms:.3g} ms: the ratio to the former counts; to the "
-        f"latter would be {judged.ratio:.3f}"
+        f"best {judged.reference} beside it {beside_ms:.3g} ms: the ratio to the former counts; to "
+        f"the latter would be {judged.ratio:.3f}"
     )
+    verdict = judged.verdict
+    if verdict is not None:
+        verdict = Verdict.FASTER if lo > 1 else Verdict.INCONCLUSIVE
     return replace(
         because(judged, why),
-        verdict=Verdict.FASTER if lo > 1 else Verdict.INCONCLUSIVE,
+        verdict=verdict,
         ratio=min(judged.ratio, moved.value),
         lo=lo,
         hi=moved.hi,

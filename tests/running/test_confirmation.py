@@ -12,7 +12,7 @@ import pytest
 from nsabench.checks import Effect, Finding
 from nsabench.model.measurement import Ceilings, Conditions, Observation, Samples
 from nsabench.model.record import Comparison
-from nsabench.model.vocabulary import Purpose, Role, Status, Verdict
+from nsabench.model.vocabulary import Purpose, Reference, Regime, Role, Status, Verdict
 from nsabench.verdicts.attempts import CaseState
 from nsabench.verdicts.failures import failures
 from nsabench.verdicts.merged import assemble
@@ -292,6 +292,39 @@ def test_a_candidate_that_slowed_its_neighbours_is_not_faster() -> None:
     assert judgement.verdict is Verdict.INCONCLUSIVE
     assert judgement.lo == pytest.approx(1.0 / 1.03, abs=0.01)
     assert "a process that never imported a candidate" in judgement.reason
+
+
+@pytest.mark.parametrize("ours", ["mine", "best"])
+@pytest.mark.parametrize(
+    ("apart", "lo", "said"),
+    [
+        ({"dense": 3.0}, 3.0, ""),
+        ({"dense": 1.02}, 1.02 / 1.03, "the best alternative beside it 3 ms"),
+        ({"dense": 3.0, "other": 0.9}, 0.9 / 1.03, "other takes 0.9 ms"),
+        ({"other": 3.0}, None, "dense was not timed there"),
+    ],
+)
+def test_an_alternative_that_was_slowed_beside_a_candidate_is_held_to_its_time_apart(
+    ours: str, apart: dict[str, float], lo: float | None, said: str
+) -> None:
+    """A thread that held the interpreter made dense attention three times as slow."""
+    made = [
+        record("mine", Role.CANDIDATE, samples=samples(1.0)),
+        record("best", Role.BASELINE, samples=samples(1.0, step=3)),
+        record("dense", Role.ALTERNATIVE, samples=samples(3.0, step=5)),
+        record("other", Role.ALTERNATIVE, samples=samples(4.0, step=5)),
+    ]
+    case = judge(made, ())
+    observations = [
+        Observation(implementation=name, status=Status.OK, samples=samples(ms))
+        for name, ms in apart.items()
+    ]
+    alone = isolated(case_id="c", observations=observations)
+    [own] = [r for r in case if r.implementation == ours]
+    beside = revise(own, case, None, alone).compared(Regime.DEVICE, Reference.ALTERNATIVE)
+    assert beside is not None and said in beside.reason
+    assert beside.lo == (None if lo is None else pytest.approx(lo, rel=0.01))
+    assert (beside.ratio is None) == (lo is None)
 
 
 def test_what_is_left_of_an_advantage_still_counts() -> None:

@@ -375,6 +375,30 @@ def test_isolated_baselines_come_from_clean_sources_and_are_timed_briefly() -> N
 
 
 @pytest.mark.parametrize(
+    ("lo", "won", "isolated"),
+    [
+        (1.1, False, ("dense",)),
+        (1.1, True, ("sdpa_gqa", "dense")),
+        (0.9, False, ()),
+        (None, True, ("sdpa_gqa",)),
+    ],
+)
+def test_where_an_op_pays_its_alternatives_are_isolated(
+    lo: float | None, won: bool, isolated: tuple[str, ...]
+) -> None:
+    plan = with_baselines(made_plan(ONE), "dense")
+    infos = [
+        i.model_copy(update={"role": Role.ALTERNATIVE}) if i.name == "dense" else i
+        for i in plan.implementations
+    ]
+    plan = plan.model_copy(update={"implementations": infos})
+    beside = replace(verdict(None), reference=Reference.ALTERNATIVE, lo=lo)
+    judgements = [beside, *([WON] if won else [])]
+    jobs = later(Player(plan, judge=judging(*judgements)), Purpose.ISOLATED)
+    assert [job.implementations for job in jobs] == ([isolated] if isolated else [])
+
+
+@pytest.mark.parametrize(
     "judgement", [verdict(Verdict.SLOWER), verdict(Verdict.INCONCLUSIVE), verdict(None)]
 )
 def test_without_a_winner_nothing_is_isolated(judgement: Comparison) -> None:
