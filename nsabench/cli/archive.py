@@ -18,7 +18,7 @@ from nsabench.output import terminal
 from nsabench.text import shown
 
 if TYPE_CHECKING:
-    from nsabench.evidence.archive import Archive, Surveyed
+    from nsabench.evidence.archive import Archive
 
 
 def _open(location: str, *, create: bool = False) -> Archive:
@@ -66,41 +66,12 @@ def add(runs: tuple[Path, ...], location: str, public: tuple[Path, ...]) -> int:
     return 0
 
 
-@command.command("list")
-@click.argument("location", metavar="ARCHIVE")
-@_options.trusted
-@_options.as_json
-def list_(location: str, public: tuple[Path, ...], as_json: bool) -> None:
-    """List the runs of an archive.
-
-    Broken runs are reported and left out.
-
-    Example: nsabench archive list archive
-    """
-    found = _surveyed(_open(location), public)
-    rows = []
-    for run in found.sound:
-        p, e = run.statement.predicate, run.statement.predicate.environment
-        unpaired = describe_mismatch(e.torch, e.triton)
-        rows.append({**p.model_dump(mode="json"), "trust": run.trust, "unpaired": unpaired})
-        if not as_json:
-            warning = f"{unpaired}  ".lstrip()
-            say(
-                f"{p.run_id}  {e.gpu or 'no GPU'}  torch {e.torch}  triton {e.triton}  "
-                f"{warning}{p.records} records  {run.trust}  verified"
-            )
-    if as_json:
-        say_json(rows)
-    else:
-        say(f"{len(rows)} runs")
-
-
 @command.command("verify")
 @click.argument("location", metavar="ARCHIVE")
 @_options.trusted
 @_options.as_json
 def verify(location: str, public: tuple[Path, ...], as_json: bool) -> int:
-    """Verify every run of an archive.
+    """List and verify the runs of an archive.
 
     Checks signatures, hashes, and what the manifests say of the tables. Exits with 4 if a run is
     broken.
@@ -108,16 +79,23 @@ def verify(location: str, public: tuple[Path, ...], as_json: bool) -> int:
     Example: nsabench archive verify s3://bench/runs --key signing.key.pub
     """
     found = _open(location).survey(trusted_keyids(public), least_trust(public))
-    sound, broken, stray = [run.run_id for run in found.sound], found.broken, found.stray
+    broken, rows = found.broken, []
+    for run in found.sound:
+        p, e = run.statement.predicate, run.statement.predicate.environment
+        unpaired = describe_mismatch(e.torch, e.triton)
+        rows.append({**p.model_dump(mode="json"), "trust": run.trust, "unpaired": unpaired})
+        if not as_json:
+            texts = (p.run_id, e.gpu or "no GPU", f"torch {e.torch}", f"triton {e.triton}")
+            say("  ".join(filter(None, (*texts, unpaired, f"{p.records} records", run.trust))))
     if as_json:
-        say_json({"sound": sound, "broken": broken, "unfinished": stray})
+        say_json({"sound": rows, "broken": broken, "unfinished": found.stray})
     else:
-        say(f"{len(sound)} runs are sound, {len(broken)} broken; {stray} unfinished objects")
+        say(f"{len(rows)} runs are sound, {len(broken)} broken; {found.stray} unfinished objects")
     for sentence in broken:
         say(f"nsabench: {sentence}", err=True)
     if broken:
         raise VerificationFailed(
-            f"{len(broken)} of {len(sound) + len(broken)} runs are broken",
+            f"{len(broken)} of {len(rows) + len(broken)} runs are broken",
             "get them again from where they were made.",
         )
     return 0
@@ -138,7 +116,10 @@ def query(location: str, sql: str, public: tuple[Path, ...], as_json: bool) -> N
     from nsabench.evidence.archive.query import query as ask
 
     archive = _open(location)
-    answer = ask(archive, sql, _surveyed(archive, public).sound)
+    found = archive.survey(trusted_keyids(public))
+    for sentence in found.broken:
+        say(f"nsabench: left out: {sentence}", err=True)
+    answer = ask(archive, sql, found.sound)
     if as_json:
         say_json(answer.to_pylist())
         return
@@ -146,10 +127,3 @@ def query(location: str, sql: str, public: tuple[Path, ...], as_json: bool) -> N
     for row in answer.to_pylist():
         table.add_row(*("" if value is None else shown(value) for value in row.values()))
     terminal.console().print(table)
-
-
-def _surveyed(archive: Archive, public: tuple[Path, ...]) -> Surveyed:
-    found = archive.survey(trusted_keyids(public))
-    for sentence in found.broken:
-        say(f"nsabench: left out: {sentence}", err=True)
-    return found

@@ -14,8 +14,6 @@ from nsabench.signing import keys, secrecy
 from nsabench.signing.signer import (
     KEY_FILE,
     PASSPHRASE_FILE,
-    Signer,
-    named_signer,
     read_passphrase,
 )
 
@@ -64,29 +62,18 @@ def generate(out: Path) -> None:
 
 
 @command.command("show")
-@click.argument("public", required=False, type=_options.FILE, metavar="[FILE.pub]")
+@click.argument("public", type=_options.FILE, metavar="FILE.pub")
 @_options.as_json
-def show(public: Path | None, as_json: bool) -> None:
+def show(public: Path, as_json: bool) -> None:
     """Show public keys and their ids.
-
-    Without FILE.pub, the key that would sign now is shown.
 
     Example: nsabench key show signing.key.pub
     """
-    found = keys.read_publics(public) if public else [_signer().key.public_key()]
-    shown = [(keys.keyid_of(key), keys.public_pem(key).decode()) for key in found]
+    shown = [
+        (keys.keyid_of(key), keys.public_pem(key).decode()) for key in keys.read_publics(public)
+    ]
     if as_json:
         say_json([{"keyid": keyid, "public_key": pem} for keyid, pem in shown])
         return
     for keyid, pem in shown:
         click.echo(f"keyid {keyid}\n{pem}", nl=False)
-
-
-def _signer() -> Signer:
-    signer = named_signer()
-    if signer is None:
-        raise UsageError(
-            "no signing key is set: a run would be signed with an ephemeral one",
-            f"name a key in {KEY_FILE}; `nsabench key generate` makes one.",
-        )
-    return signer

@@ -8,14 +8,13 @@ import click
 
 from nsabench import conclusion
 from nsabench.cli import _options
-from nsabench.cli._say import say, say_json
+from nsabench.cli._measure import show
+from nsabench.cli._options import Measuring
 from nsabench.cli._trust import least_trust
 from nsabench.evidence.manifest.keys import trusted_keyids
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.fleet.merge import merge
-from nsabench.output import terminal
 from nsabench.signing import load_signer
-from nsabench.verdicts.failures import failures
 
 
 @click.command("merge")
@@ -56,20 +55,4 @@ def command(
     if require is None and not signer.ephemeral and not least.reaches(Trust.UNPINNED):
         least = Trust.UNPINNED
     finished, signed = merge(shards, out, signer, trusted=trusted_keyids(public), require=least)
-    plan, failed = finished.plan, failures(finished.results)
-    if as_json:
-        say_json(
-            {
-                "run": str(out),
-                "run_id": plan.run_id,
-                "shards": list(plan.shards),
-                "cases": len(plan.cases),
-                "records": len(finished.results.records),
-                "failures": failed,
-            }
-        )
-    else:
-        terminal.print_summary(finished, terminal.console())
-        say(f"{len(shards)} shards, {len(plan.cases)} cases: {out}")
-        say(signed)
-    return 1 if failed else 0
+    return show(finished, Measuring(as_json=as_json), signed)

@@ -58,7 +58,7 @@ def test_a_run(signed: Path) -> None:
 def test_an_archive_and_its_site(signed: Path, tmp_path: Path) -> None:
     archive = Archive(str(tmp_path / "archive"), create=True)
     archive.add(signed)
-    listed = CliRunner().invoke(archive_command, ["list", archive.store.location])
+    listed = CliRunner().invoke(archive_command, ["verify", archive.store.location])
     assert f"triton 3.6.0  {SAID}  " in listed.output
     assert query(archive, "SELECT unpaired FROM runs").to_pylist() == [{"unpaired": SAID}]
     text = site.write([archive.store.location], tmp_path / "out").read_text()

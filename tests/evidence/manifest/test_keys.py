@@ -125,8 +125,7 @@ def test_the_commands(tmp_path: Path, nsabench: Nsabench, made: dict[str, str]) 
     run = make_run(tmp_path / "run", signer=load_signer(made))
     public = tmp_path / "k.key.pub"
     [shown] = json.loads(nsabench("key", "show", public, "--json").stdout)
-    [by_key] = json.loads(nsabench("key", "show", "--json", **made).stdout)
-    assert shown == by_key
+    assert shown["keyid"] == load_signer(made).keyid
     seal(run, load_signer(made))
     report = json.loads(nsabench("verify", run, "--key", public, "--json").stdout)
     assert (report["ok"], report["trust"], report["keyid"]) == (True, "pinned", shown["keyid"])
