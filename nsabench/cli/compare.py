@@ -25,13 +25,6 @@ from nsabench.planning.narrow import Narrowed
     is_flag=True,
     help="Compare what runs with different plans have in common. Else such runs are refused.",
 )
-@click.option(
-    "--only",
-    multiple=True,
-    metavar="PATTERN",
-    default=("*",),
-    help="Implementations to compare: `mine`, `sdpa_*`. May be given again.",
-)
 @_options.where
 @click.option(
     "--band",
@@ -54,7 +47,6 @@ from nsabench.planning.narrow import Narrowed
 def command(
     runs: tuple[Path, ...],
     intersection: bool,
-    only: tuple[str, ...],
     where: tuple[str, ...],
     band: float,
     fail_on: Literal["regression", "status"] | None,
@@ -75,7 +67,7 @@ def command(
     for side in sides:
         if side.trust is Trust.UNSIGNED:
             say_unsigned(side.folder)
-    comparison = compare.compare(sides, intersection=intersection, only=only, band=band)
+    comparison = compare.compare(sides, intersection=intersection, band=band)
     if as_json:
         say_json(document.as_data(comparison))
     elif as_markdown:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import click
 
@@ -21,50 +19,26 @@ from nsabench.output import templates
 from nsabench.planning.yaml_document import nearest
 from nsabench.sources import digest_of
 
-TOOLS = {
-    "ncu": ["--profile-from-start", "off", "--set", "full", "-f", "-o"],
-    "nsys": ["profile", "-c", "cudaProfilerApi", "-f", "true", "-o"],
-}
-
 
 @click.command("profile")
 @click.argument("run", type=_options.FOLDER)
 @click.argument("case")
 @click.argument("implementation")
-@click.option(
-    "--script",
-    type=_options.FILE,
-    metavar="FILE.py",
-    help="File to write instead: it calls the implementation with torch alone.",
-)
-@click.option("--out", default="profile", show_default=True, help="Name of the profile.")
-def command(run: Path, case: str, implementation: str, script: Path | None, out: str) -> None:
-    """Profile one implementation on one case.
+@click.argument("script", type=_options.FILE, metavar="FILE.py")
+def command(run: Path, case: str, implementation: str, script: Path) -> None:
+    """Write a script that calls one implementation.
 
-    The implementation runs alone under ncu or nsys. CASE is the beginning of the id of a case. With
-    --script, no profiler is needed: FILE.py calls the implementation on the inputs in FILE.pt, for
-    a profiler or a bug report.
+    FILE.py calls it on the inputs of one case, which are written to FILE.pt. It needs torch alone,
+    for a profiler or a bug report. CASE is the beginning of the id of a case.
 
-    Example: nsabench profile results/rows 25b3bbb3bf1c mine --script alone.py
+    Example: nsabench profile results/rows 25b3bbb3bf1c mine alone.py
     """
     admit(run, tables=False)
-    if script is not None:
-        _refuse_standing(script)
-        _write(run, case, implementation, script)
-        say(script)
-        say(script.with_suffix(".pt"))
-        return
-    found = next((name for name in TOOLS if shutil.which(name)), None)
-    if found is None:
-        raise EnvironmentRefused(
-            "neither ncu nor nsys is here", "install one, or give --script FILE.py."
-        )
-    with TemporaryDirectory() as scratch:
-        alone = Path(scratch) / "alone.py"
-        _write(run, case, implementation, alone)
-        done = subprocess.run([found, *TOOLS[found], out, sys.executable, str(alone)])
-    if done.returncode:
-        raise EnvironmentRefused(f"{found} ended with {done.returncode}", "read what it said.")
+    _refuse_standing(script)
+    _write(run, case, implementation, script)
+    say(script)
+    say(script.with_suffix(".pt"))
+    say(f"next: ncu --profile-from-start off --set full python {script}", err=True)
 
 
 def _refuse_standing(script: Path) -> None:

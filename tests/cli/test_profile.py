@@ -41,7 +41,7 @@ def test_a_script_calls_it_on_the_inputs_of_the_run(tmp_path: Path, nsabench: Ns
     )
     complete(done)
     [planned] = Plan.read(tmp_path / "run" / "plan.json").cases
-    done = nsabench("profile", "run", planned.id[:8], "mine", "--script", "alone.py")
+    done = nsabench("profile", "run", planned.id[:8], "mine", "alone.py")
     assert done.stdout.splitlines() == ["alone.py", "alone.pt"], done.stderr
     script = tmp_path / "alone.py"
     assert len(script.read_text().splitlines()) <= 60
@@ -61,16 +61,14 @@ def test_a_script_calls_it_on_the_inputs_of_the_run(tmp_path: Path, nsabench: Ns
     assert said.startswith("(4, 2, 32) torch.float16 ")
     assert float(said.split()[-1]) == pytest.approx(norm, rel=1e-3)
     # A baseline comes from the package, so its script needs nsabench.
-    assert nsabench("profile", "run", planned.id, "sdpa_gqa", "--script", "b.py").returncode == 0
+    assert nsabench("profile", "run", planned.id, "sdpa_gqa", "b.py").returncode == 0
     ran = subprocess.run([sys.executable, str(tmp_path / "b.py")], capture_output=True, text=True)
     assert ran.stdout.startswith("(4, 2, 32) torch.float16 "), ran.stderr
     # Bad input.
-    missing = nsabench("profile", "run", "zz", "mine", "--script", "x.py")
+    missing = nsabench("profile", "run", "zz", "mine", "x.py")
     assert missing.returncode == 2 and "no cases" in missing.stderr
-    missing = nsabench("profile", "run", planned.id, "mnie", "--script", "x.py")
+    missing = nsabench("profile", "run", planned.id, "mnie", "x.py")
     assert missing.returncode == 2 and "mine" in missing.stderr
     (tmp_path / "mine.py").write_text(MINE + "# other\n")
-    other = nsabench("profile", "run", planned.id, "mine", "--script", "x.py")
+    other = nsabench("profile", "run", planned.id, "mine", "x.py")
     assert other.returncode == 2 and "mine.py" in other.stderr
-    none = nsabench("profile", "run", planned.id, "sdpa_gqa", PATH="/nowhere")
-    assert none.returncode == 3 and "--script" in none.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import cached_property
 
 from nsabench import labels
@@ -139,10 +138,9 @@ def compare(
     sides: Sequence[Side],
     *,
     intersection: bool = False,
-    only: Sequence[str] = ("*",),
     band: float = BAND,
 ) -> Comparison:
-    """Compare every later run with the first. only: patterns of implementations.
+    """Compare every later run with the first.
 
     Raises `UsageError` if the runs share no cell, or if their plans differ without `intersection`.
     """
@@ -152,11 +150,11 @@ def compare(
             f"these runs have different plans: {'; '.join(disagreements)}",
             "compare what they have in common with --intersection.",
         )
-    cells = tuple(_compare_cells(sides, only, band))
+    cells = tuple(_compare_cells(sides, band))
     if not cells:
         raise UsageError(
             "these runs have nothing in common",
-            "run the same matrices, or name other implementations with --only.",
+            "run the same matrices.",
         )
     return Comparison(tuple(sides), cells, disagreements, band)
 
@@ -190,9 +188,7 @@ def _read_settings(planned: PlannedCase) -> dict[str, object]:
     return {"seed": case.seed, "tolerances": case.tolerances, "timing": case.timing.rotate}
 
 
-def _compare_cells(
-    sides: Sequence[Side], only: Sequence[str], band: float
-) -> Iterator[ComparedCell]:
+def _compare_cells(sides: Sequence[Side], band: float) -> Iterator[ComparedCell]:
     pairs = [Pair(sides[0], later, band) for later in sides[1:]]
     for key, role in sides[0].roles.items():
         case_id, name = key
@@ -200,8 +196,6 @@ def _compare_cells(
             continue
         planned = [side.plan.by_id[case_id] for side in sides]
         if any(_read_settings(p) != _read_settings(planned[0]) for p in planned):
-            continue
-        if not any(fnmatchcase(name, pattern) for pattern in only):
             continue
         regime = Regime.of_samples(planned[0].case.timing.mode)
         yield ComparedCell(

@@ -36,7 +36,7 @@ def test_a_link_in_a_run_is_not_followed(run: Path, tmp_path: Path, command: str
     plan = Plan.read(run / "plan.json")
     (run / "logs" / f"{plan.cases[0].id}.log").unlink(missing_ok=True)
     (run / "logs" / f"{plan.cases[0].id}.log").symlink_to(secret)
-    more = {"profile": [plan.cases[0].id, "mine", "--script", str(tmp_path / "alone.py")]}
+    more = {"profile": [plan.cases[0].id, "mine", str(tmp_path / "alone.py")]}
     out = ["--out", str(tmp_path / "out")] if command == "report" else []
     done = CliRunner().invoke(
         group, [command, str(run), *more.get(command, []), *out], standalone_mode=False
@@ -84,7 +84,7 @@ def test_a_script_replaces_nothing(run: Path, tmp_path: Path) -> None:
     (tmp_path / "other.pt").write_text("my weights")
 
     def asked(script: Path) -> str:
-        arguments = ["profile", str(run), plan.cases[0].id, "mine", "--script", str(script)]
+        arguments = ["profile", str(run), plan.cases[0].id, "mine", str(script)]
         done = CliRunner().invoke(group, arguments, standalone_mode=False)
         assert isinstance(done.exception, UsageError)
         return str(done.exception)
