@@ -70,7 +70,7 @@ def measure(
     The error of a row is relative to its norm or to a typical row's norm, whichever is larger. The
     error of a lost row is relative to its own norm: it is nearly zero and should not be.
 
-    resolved: the relative error that sums in this format may have (`checks.noise`).
+    resolved: the relative error that sums in this format may have (`checks.resolution`).
     factor: the output belongs to an input `factor` times as large, so errors are divided by it.
     sampled: only the rows that the oracle has computed are compared.
     """
@@ -151,7 +151,7 @@ def unit(oracle: Tensor, case: Case) -> float:
 
 def is_explained(errors: Errors, case: Case) -> bool:
     """Return whether the format explains the worst row, so that it needs no diagnosis."""
-    return errors.worst_row <= checks.row_noise(errors.result, case.dtype, ops.terms(case))
+    return errors.worst_row <= checks.row_ratio(errors.result) * checks.resolution(case)
 
 
 def check_values(
@@ -162,7 +162,7 @@ def check_values(
     factor: float = 1.0,
 ) -> Errors:
     """Return the errors of a result. Raises `WrongValues` if they exceed the case's tolerance."""
-    resolved = checks.noise(case.dtype, ops.terms(case))
+    resolved = checks.resolution(case)
     sampled = ops.get(case.op).samples_queries
     errors = measure(name, output, oracle, resolved, factor, sampled)
     # If the output has NaN or infinity, so has the mean; only then they are counted.

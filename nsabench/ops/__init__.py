@@ -113,10 +113,6 @@ def computed(case: Case, name: str) -> Case:
     )
 
 
-def terms(case: Case) -> int:
-    return get(case.op).terms(sizes(case))
-
-
 def ladder(case: Any) -> Hashable:
     """Return a key that is equal for cases, or their records, that differ only in length."""
     inputs = case.op, case.dtype, case.direction, case.distribution, sizes_but_length(case)

@@ -124,6 +124,9 @@ class AttentionOp(Op):
         """A logit sums D products, the output `length` values."""
         return int(shape.D) + self.length(shape)
 
+    def logit(self, distribution: str) -> float:
+        return _draws.LOGITS.get(distribution, 1.0)
+
     def backward_work(self, shape: Any, dtype: DType, distribution: str, seed: int) -> Work:
         """Count four products (dq, dk, dv, the gradient of the weights); a forward has two."""
         backward = super().backward_work(shape, dtype, distribution, seed)

@@ -110,6 +110,11 @@ class Op(ABC):
         """Return the terms in the sums behind one output element: float32 errors grow with them."""
         return self.length(shape)
 
+    def logit(self, distribution: str) -> float:
+        """Return the size of the values whose exponential the op takes: a softmax turns their
+        absolute error into a relative one."""
+        return 1.0
+
     @abstractmethod
     def work(self, shape: Any, dtype: DType, distribution: str, seed: int) -> Work:
         """Return the compulsory work of one call on the inputs that `draw` makes of this seed."""

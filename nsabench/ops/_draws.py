@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 # Values that have broken kernels before; any op may offer them beside its own distributions.
 VALUES = ("large_logits", "one_hot", "negative_zero")
-LARGE_LOGIT = 1e4
+LARGE_LOGIT, ONE_HOT = 1e4, 16
+LOGITS = {"large_logits": LARGE_LOGIT, "one_hot": float(ONE_HOT)}
 BEYOND = 7  # keys that a span out of bounds reaches beyond the first or the last
 
 Ints = NDArray[np.int64]
@@ -58,7 +59,7 @@ def _shape_values(distribution: str, q: Tensor, k: Tensor) -> None:
         q *= LARGE_LOGIT**0.5
         k *= LARGE_LOGIT**0.5
     elif distribution == "one_hot":
-        q.copy_((16 * q.sign()).to(q.dtype))
+        q.copy_((ONE_HOT * q.sign()).to(q.dtype))
     elif distribution == "negative_zero":
         for tensor in (q, k):
             tensor[..., ::2] = -0.0

@@ -28,8 +28,11 @@ def controls(items: Sequence[Implementation]) -> Iterator[Implementation]:
             shared = set(trick.directions or op.directions) & set(op.directions)
             fits = set(trick.distributions) <= set(op.distributions)
             if devices and shared and fits and (not of_ops or name in of_ops):
+                # Where logits are large, rounding may hide what a control does.
+                small = tuple(d for d in op.distributions if op.logit(d) <= 1)
                 changed = {
                     "op": name,
+                    "distributions": trick.distributions or small,
                     "devices": devices,
                     "call": partial(trick.call, honest),
                     "wraps": trick.wraps and baseline.name,

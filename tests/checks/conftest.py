@@ -33,7 +33,7 @@ def make_row() -> MakeRow:
         escaped_share: float = 0.0,
         gap_hidden_share: float = 1.0,
         median_mcycles: float | None = None,
-        rel_l2_ratio: float = 2.0,
+        rel_l2_ratio: float = 1.0,
         **fields: Any,
     ) -> Record:
         """Shares: of the samples."""

@@ -78,9 +78,9 @@ def checked(item: Implementation, case: Case, sets: InputSets) -> Errors:
 
 def assert_honest(errors: Errors, case: Case) -> None:
     """No further off than rounding explains."""
-    terms = ops.terms(case)
-    assert errors.rel_l2 <= 2 * checks.noise(case.dtype, terms)
-    assert errors.worst_row <= checks.row_noise(errors.result, case.dtype, terms), errors
+    resolved = checks.resolution(case)
+    assert errors.rel_l2 <= resolved
+    assert errors.worst_row <= checks.row_ratio(errors.result) * resolved, errors
 
 
 @pytest.mark.parametrize("direction", list(Direction))
