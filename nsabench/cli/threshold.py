@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -11,14 +10,12 @@ from nsabench.cli import _options
 from nsabench.cli._say import say, say_json
 from nsabench.cli._trust import admit
 from nsabench.errors import UsageError
-from nsabench.model.vocabulary import Regime, Role
+from nsabench.model.vocabulary import Role
 from nsabench.planning.narrow import Narrowed
 from nsabench.verdicts import break_even, threshold
 from nsabench.verdicts.break_even import BreakEven
 from nsabench.verdicts.threshold import Decision
-from nsabench.verdicts.threshold.decide import SELECTED, per_gpu
 from nsabench.verdicts.threshold.document import as_data
-from nsabench.verdicts.threshold.patch import patch as make_patch
 
 
 @click.command("threshold")
@@ -31,12 +28,6 @@ from nsabench.verdicts.threshold.patch import patch as make_patch
 )
 @_options.where
 @click.option("--op", metavar="NAME", help="Op to decide for.")
-@click.option(
-    "--patch",
-    type=_options.EXISTING_FILE,
-    metavar="FILE.yaml",
-    help="File to print a patch for: it sets runtime.sel_triton_min_L, also by regime.",
-)
 @_options.ops_of_the_run
 @_options.as_json
 def command(
@@ -44,7 +35,6 @@ def command(
     margin: float | None,
     where: tuple[str, ...],
     op: str | None,
-    patch: Path | None,
     as_json: bool,
 ) -> None:
     """Find the length from which to use a kernel.
@@ -56,7 +46,7 @@ def command(
     If a run has alternatives (dense attention for NSA), the command also shows from which length
     the op is faster than the best of them.
 
-    Example: nsabench threshold results/20260101T120000Z-a1b2c3 --patch config.yaml
+    Example: nsabench threshold results/20260101T120000Z-a1b2c3 --margin 1.1
     """
     decisions: list[Decision] = []
     payments: list[BreakEven] = []
@@ -77,25 +67,8 @@ def command(
         raise UsageError("these runs have no candidate", "give a run that has one.")
     if as_json:
         say_json(as_data(decisions, payments))
-    elif patch is not None:
-        _patch(patch, decisions)
     else:
         if payments:
             say(break_even.as_markdown(payments))
         if decisions:
             say(threshold.as_markdown(decisions))
-
-
-def _patch(file: Path, decisions: Sequence[Decision]) -> None:
-    if not any(d.axis == SELECTED for d in decisions):
-        raise UsageError(
-            "none of these ops is decided by a selected length", "give a run of one that is."
-        )
-    by_regime = {regime: per_gpu(decisions, regime) for regime in Regime}
-    lengths = {regime.value: _lengths(values) for regime, values in by_regime.items() if values}
-    say(make_patch(file, _lengths(per_gpu(decisions)), lengths), nl=False)
-
-
-def _lengths(by_gpu: dict[str, int | None]) -> dict[str, int | None] | int | None:
-    """Return the lengths by GPU, the length of a single GPU, or None without a GPU."""
-    return by_gpu if len(by_gpu) > 1 else next(iter(by_gpu.values()), None)

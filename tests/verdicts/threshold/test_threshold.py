@@ -1,9 +1,8 @@
-"""The decision, the file a gate loads, and the patch."""
+"""The decision, and the file that a gate loads."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,6 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsabench import ops
 from nsabench.cli.threshold import command
 from nsabench.errors import UsageError
 from nsabench.model.record import Record
@@ -27,7 +25,6 @@ from nsabench.verdicts.tables import read_records
 from nsabench.verdicts.threshold import as_markdown, as_yaml, decide_run, read_run
 from nsabench.verdicts.threshold.decide import Decision
 from nsabench.verdicts.threshold.document import as_data
-from nsabench.verdicts.threshold.patch import patch
 from tests.runs import Made, make_run, record, with_comparison
 
 
@@ -209,101 +206,14 @@ def test_a_length_that_is_not_selected_sets_no_gate(op: str, axis: str) -> None:
     assert as_data([decision])["runtime"]["sel_triton_min_L"] is None
 
 
-def test_without_a_selected_length_there_is_nothing_to_patch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = tmp_path / "config.yaml"
-    config.write_text("runtime: {sel_triton_min_L: 64}\n")
-    run = make_run(tmp_path / "run", Made())
-    monkeypatch.setattr(type(ops.get("selection_rows")), "length_axis", "T")
-    done = CliRunner().invoke(command, [str(run), "--patch", str(config)])
-    assert isinstance(done.exception, UsageError), done.output
-    assert "decided by a selected length" in str(done.exception)
-
-
-def test_what_no_gpu_measured_is_patched_to_never(tmp_path: Path) -> None:
-    config = tmp_path / "config.yaml"
-    config.write_text("runtime: {sel_triton_min_L: 64}\n")
-    run = make_run(tmp_path / "run", Made(gpu=""))
-    done = CliRunner().invoke(command, [str(run), "--patch", str(config)])
-    assert done.exit_code == 0, done.output
-    assert "+runtime: {sel_triton_min_L: null}" in done.stdout
-
-
-CONFIG = """\
-# the model
-model: {dim: 64}   # inline
-runtime:
-  # measured in August
-  sel_triton_min_L: 4096  # never, in effect
-  other: 'kept'
-list:
-- 1
-"""
-CONFIGS: list[Callable[[str], str]] = [
-    lambda text: text,
-    lambda text: text.replace("  sel_triton_min_L: 4096  # never, in effect\n", ""),
-    lambda text: text.replace("4096", "{a: 1, b: null}"),
-    lambda text: text.replace("4096  # never, in effect", "\n    NVIDIA L4: 7 # why\n    b: null"),
-    lambda text: text.replace("4096", ""),
-    lambda text: text[: text.index("runtime")],
-    lambda text: "",
-    lambda text: text.replace("\n", "\r\n"),
-]
-
-
-@pytest.mark.parametrize("change", CONFIGS)
-@pytest.mark.parametrize("value", [256, None, {"NVIDIA H200": 256, "NVIDIA L4": None}])
-def test_patch_changes_one_value_and_keeps_comments(
-    tmp_path: Path, change: Callable[[str], str], value: int | dict[str, int | None] | None
-) -> None:
-    before = change(CONFIG)
-    path = tmp_path / "config.yaml"
-    path.write_bytes(before.encode())
-    diff = patch(path, value)
-    if diff:
-        subprocess.run(["patch", "--binary", "-p1"], cwd=tmp_path, input=diff.encode(), check=True)
-    after = path.read_bytes().decode()
-    expected = yaml.safe_load(before) or {}
-    runtime = expected.get("runtime") or {}
-    assert yaml.safe_load(after) == {**expected, "runtime": {**runtime, "sel_triton_min_L": value}}
-    for comment in ("# the model", "# inline", "# measured in August", "# never, in effect"):
-        assert (comment in after) == (comment in before)
-    assert ("\r\n" in after) == ("\r\n" in before)
-
-
-@pytest.mark.parametrize("change", CONFIGS)
-def test_a_patch_holds_the_regimes_apart(tmp_path: Path, change: Callable[[str], str]) -> None:
-    before = change(CONFIG)
-    path = tmp_path / "config.yaml"
-    path.write_bytes(before.encode())
-    by_regime = {"device": 256, "queue": {"NVIDIA H200": None, "NVIDIA L4": 512}}
-    diff = patch(path, 256, by_regime)
-    subprocess.run(["patch", "--binary", "-p1"], cwd=tmp_path, input=diff.encode(), check=True)
-    expected = yaml.safe_load(before) or {}
-    lengths = {"sel_triton_min_L": 256, "sel_triton_min_L_by_regime": by_regime}
-    expected["runtime"] = {**(expected.get("runtime") or {}), **lengths}
-    assert yaml.safe_load(path.read_bytes()) == expected
-    assert patch(path, 256, by_regime) == ""
-
-
-def test_what_is_patched_is_what_thresholds_yaml_holds(tmp_path: Path) -> None:
+def test_a_gate_takes_the_lengths_of_each_regime(tmp_path: Path) -> None:
     policy = pytest.importorskip("nsa_kernels.gate.policy")
     made = Made(ratio=lambda _: 2.0, queue_ratio=lambda n: 0.3 if n < 256 else 2.0)
-    run, config = make_run(tmp_path / "run", made), tmp_path / "config.yaml"
-    config.write_text("runtime: {sel_triton_min_L: 7}\n")
-    done = CliRunner().invoke(command, [str(run), "--patch", str(config)])
-    subprocess.run(["patch", "-p1"], cwd=tmp_path, input=done.stdout.encode(), check=True)
-    loaded = policy.Policy.from_thresholds(config)
-    assert (loaded.min_len, loaded.by_regime) == (64, {"device": 64, "queue": 256})
-
-
-def test_what_cannot_be_patched_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "c.yaml"
-    for text in ("{a: 1}", "- 1\n", "runtime: 3\n", "a: [\n"):
-        path.write_text(text)
-        with pytest.raises(UsageError):
-            patch(path, 1)
+    path = tmp_path / "thresholds.yaml"
+    path.write_text(as_yaml(decide_run(*read_run(make_run(tmp_path / "run", made)))))
+    loaded = policy.Policy.from_thresholds(path)
+    lengths = {name: {"NVIDIA H200": n} for name, n in (("device", 64), ("queue", 256))}
+    assert (loaded.min_len, loaded.by_regime) == ({"NVIDIA H200": 64}, lengths)
 
 
 def test_a_backward_has_no_say(tmp_path: Path) -> None:
