@@ -6,7 +6,7 @@ If a host's medians differ from the other hosts' medians, its times decide nothi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from nsabench.checks.clocks import disturbances
@@ -27,9 +27,9 @@ APART = 0.03
 class Canary:
     """What a shard measured of the case that all measure.
 
-    medians: ms, by implementation that was right. disturbed: why the times are unreliable. failed:
-    what became of the others, by implementation. Implementations that declined the case are in it
-    only if none was timed. lost: why the process that measured it was lost.
+    medians: ms, by implementation that was right. failed: what became of the others, by
+    implementation. Implementations that declined the case are in it only if none was timed.
+    disturbed: why the times are unreliable. lost: why the process that measured it was lost.
     """
 
     medians: Mapping[str, float]
@@ -39,23 +39,22 @@ class Canary:
 
 
 def canary_of(plan: Plan, log: Log) -> Canary:
-    medians: dict[str, float] = {}
-    failed: dict[str, str] = {}
-    disturbed = lost = ""
-    for state in states_of(plan, log, Purpose.CANARY).values():
-        disturbed = next(disturbances(list(state.conditions.values())), "")
-        medians = {
-            o.implementation: quantile(o.samples.time_ms, 0.5)
-            for o in state.observations
-            if o.status is Status.OK and o.samples.time_ms
-        }
-        failed = {
-            o.implementation: f"{o.status}: {o.reason}" if o.reason else str(o.status)
-            for o in state.observations
-            if o.status is not Status.OK and not (medians and o.status in BENIGN)
-        }
-        lost = state.reason
-    return Canary(medians, disturbed, failed, lost)
+    states = states_of(plan, log, Purpose.CANARY)
+    if not states:
+        return Canary({})
+    [state] = states.values()
+    medians = {
+        o.implementation: quantile(o.samples.time_ms, 0.5)
+        for o in state.observations
+        if o.status is Status.OK and o.samples.time_ms
+    }
+    failed = {
+        o.implementation: f"{o.status}: {o.reason}"
+        for o in state.observations
+        if o.status is not Status.OK and not (medians and o.status in BENIGN)
+    }
+    disturbed = next(disturbances(list(state.conditions.values())), "")
+    return Canary(medians, disturbed, failed, state.reason)
 
 
 def outlying(canaries: Mapping[str, Canary]) -> dict[str, str]:
@@ -68,49 +67,43 @@ def outlying(canaries: Mapping[str, Canary]) -> dict[str, str]:
     """
     if len(canaries) < 2:
         return {}
-    why = {
-        name: f"the case that all shards measure was disturbed: {canary.disturbed}"
-        for name, canary in canaries.items()
-        if canary.disturbed
-    }
-    timed = _timed_by_most(c.medians for c in canaries.values() if not c.disturbed)
-    for name, canary in canaries.items():
-        failed = next((name for name in sorted(canary.failed) if name in timed), "")
-        if not canary.medians:
-            reason = canary.lost or next(iter(canary.failed.values()), "")
-            untimed = "it did not time the case that all shards measure"
-            why[name] = f"{untimed} ({reason})" if reason else untimed
-        elif failed:
-            why.setdefault(
-                name,
-                f"{failed}, which other shards timed, failed on the case that all shards measure "
-                f"({canary.failed[failed]})",
-            )
+    common = _timed_by_most(c.medians for c in canaries.values() if not c.disturbed)
+    why = {name: reason for name, c in canaries.items() if (reason := _object(c, common))}
     kept = {name: c.medians for name, c in canaries.items() if name not in why}
     if len(kept) < 2:
         return why
     common = _timed_by_most(kept.values())
-    if not common:
-        return why | dict.fromkeys(kept, "no implementation was timed on most shards' canaries")
     for name, medians in kept.items():
         if common.isdisjoint(medians):
             why[name] = "it timed no implementation that most shards timed on their canary"
     for implementation in sorted(common):
         medians = {n: times[implementation] for n, times in kept.items() if implementation in times}
         within = _find_largest_set(medians)
-        lowest, highest = (min(within.values()), max(within.values())) if within else (0.0, 0.0)
-        for name in medians.keys() - within.keys():
-            if within:
-                others = f"{lowest:.4g} to {highest:.4g} ms in the others"
-            else:
-                least, most = min(medians.values()), max(medians.values())
-                others = f"{least:.4g} to {most:.4g} ms in all, no more than half of which agree"
+        others = [medians[name] for name in within or medians]
+        for name in medians.keys() - within:
             why.setdefault(
                 name,
                 f"{implementation} took {medians[name]:.4g} ms for the case that all shards "
-                f"measure, and {others}: over {APART:.0%} apart",
+                f"measure, and {min(others):.4g} to {max(others):.4g} ms "
+                f"{'in the others' if within else 'in all'}: over {APART:.0%} apart",
             )
     return why
+
+
+def _object(canary: Canary, common: set[str]) -> str:
+    """Return what a shard's own canary says against it. common: implementations that count."""
+    if not canary.medians:
+        reason = canary.lost or next(iter(canary.failed.values()), "")
+        untimed = "it did not time the case that all shards measure"
+        return f"{untimed} ({reason})" if reason else untimed
+    if canary.disturbed:
+        return f"the case that all shards measure was disturbed: {canary.disturbed}"
+    for name in sorted(common.intersection(canary.failed)):
+        return (
+            f"{name}, which other shards timed, failed on the case that all shards measure "
+            f"({canary.failed[name]})"
+        )
+    return ""
 
 
 def _timed_by_most(shards: Iterable[Mapping[str, float]]) -> set[str]:
@@ -119,23 +112,16 @@ def _timed_by_most(shards: Iterable[Mapping[str, float]]) -> set[str]:
     return {name for name, count in counts.items() if 2 * count > len(shards)}
 
 
-def _find_largest_set(medians: Mapping[str, float]) -> dict[str, float]:
+def _find_largest_set(medians: Mapping[str, float]) -> set[str]:
     """Return the largest set of medians within `APART` of each other, and the closest of equally
     large sets. It is empty if it holds no more than half of the medians."""
-    ordered = sorted(medians.items(), key=lambda item: (item[1], item[0]))
-    best: Sequence[tuple[str, float]] = ()
-    end = 0
-    for start, (_, least) in enumerate(ordered):
-        while end < len(ordered) and ordered[end][1] <= least * (1 + APART):
-            end += 1
-        found = ordered[start:end]
-        if len(found) > len(best) or (len(found) == len(best) and _spread(found) < _spread(best)):
-            best = found
-    return dict(best) if 2 * len(best) > len(ordered) else {}
-
-
-def _spread(ordered: Sequence[tuple[str, float]]) -> float:
-    return ordered[-1][1] / ordered[0][1]
+    found: tuple[int, float, set[str]] = (0, 0.0, set())
+    for least in sorted(medians.values()):
+        names = {name for name, ms in medians.items() if least <= ms <= least * (1 + APART)}
+        width = max(medians[name] for name in names) / least
+        if (len(names), -width) > (found[0], -found[1]):
+            found = len(names), width, names
+    return found[2] if 2 * found[0] > len(medians) else set()
 
 
 def finding(why: str) -> Finding:
