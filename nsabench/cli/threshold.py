@@ -68,7 +68,7 @@ def command(
     if as_json:
         say_json(as_data(decisions, payments))
     else:
-        if payments:
-            say(break_even.as_markdown(payments))
+        for payment in payments:
+            say(break_even.said(payment))
         if decisions:
-            say(threshold.as_markdown(decisions))
+            say(threshold.as_text(decisions))

@@ -144,8 +144,6 @@ WORDS = {
     "caveats": "checks behind a decision that were not shown to work; they stop nothing",
     "decided_by": "the case that keeps shorter lengths from being worth it",
     "why": "what is said of a case beside its status or verdict",
-    "lengths": "how many cases of each length passed, and the weakest of them",
-    "passed": "cases that are right and faster by the margin",
     "outcomes": "how often an implementation had which status",
     "best of": "in how many cases a baseline was the best valid one",
     "example": "one reason among those of an implementation",

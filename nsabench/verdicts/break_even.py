@@ -15,9 +15,8 @@ from nsabench import labels
 from nsabench.checks.series import by_case
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Direction, Pays, Reference, Regime, Role, Status
-from nsabench.text import code, markdown
 from nsabench.verdicts.objections import against, objections
-from nsabench.verdicts.series import Tested, by_length, walk
+from nsabench.verdicts.series import Tested, walk
 
 # Names of the regimes for readers. Most models call from Python, so that comes first.
 CALLED = {
@@ -196,29 +195,3 @@ def said(p: BreakEven) -> str:
     _, against = p.used
     to = f", against {', '.join(against)}" if against and p.answer != "not decided" else ""
     return f"{p.what} ({p.regime}): {p.sentence}{to}"
-
-
-def as_markdown(decided: Sequence[BreakEven]) -> str:
-    return "\n".join(line for answer in decided for line in _format_section(answer))
-
-
-def _format_section(p: BreakEven) -> list[str]:
-    what = " ".join(filter(None, (p.heads, str(p.direction), f"({p.regime})")))
-    lines = [
-        f"## {code(p.op)} {markdown(what)} on {markdown(p.gpu or 'a CPU')}: {markdown(p.sentence)}",
-        "",
-        *([f"- {markdown(p.why)}", ""] if p.why else []),
-        f"| {p.axis} | cases | pay | weakest ratio | by | against |",
-        "|---:|---:|---:|---:|---|---|",
-    ]
-    for length, cases in by_length(p.tested).items():
-        start = f"| {length} | {len(cases)} | {sum(case.passes(LIMIT) for case in cases)} |"
-        known = [case.comparison for case in cases if case.lo is not None]
-        weakest = min(known, key=lambda c: c.lo or 0.0, default=None)
-        if weakest is None:
-            lines.append(f"{start} - | - | - |")
-            continue
-        ratio = f"{weakest.ratio:.2f} [{weakest.lo:.2f}, {weakest.hi:.2f}]"
-        by, to = code(weakest.implementation), code(weakest.against)
-        lines.append(f"{start} {ratio} | {by} | {to} |")
-    return [*lines, ""]

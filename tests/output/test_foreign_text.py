@@ -138,13 +138,8 @@ def compared_on_terminal(folder: Path) -> str:
 
 
 def as_markdown(folder: Path) -> str:
-    decisions = threshold.decide_run(*threshold.read_run(folder))
     return "\n".join(
-        (
-            markdown_of(report.Facts.read(folder)),
-            document.to_markdown(comparison(folder)),
-            threshold.as_markdown(decisions),
-        )
+        (markdown_of(report.Facts.read(folder)), document.to_markdown(comparison(folder)))
     )
 
 

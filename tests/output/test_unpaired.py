@@ -50,7 +50,7 @@ def test_a_run(signed: Path) -> None:
     [decision] = Facts.read(signed).decisions
     assert decision.on == f"torch 2.13.0, triton 3.6.0, CUDA 13.0 ({SAID})"
     [written] = yaml.safe_load(threshold.as_yaml([decision]))["decisions"]
-    assert written["unpaired"] == SAID and SAID in threshold.as_markdown([decision])
+    assert written["unpaired"] == SAID and SAID in threshold.as_text([decision])
     found = verify(signed)
     assert found.broken is None and found.details["environment"].endswith(f"; {SAID}")
 

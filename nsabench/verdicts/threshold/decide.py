@@ -16,7 +16,7 @@ from nsabench.model.vocabulary import MARGIN, Answer, Direction, Regime, Role, S
 from nsabench.planning.narrow import ALL, Narrowed
 from nsabench.verdicts.caution import beside, tally
 from nsabench.verdicts.objections import against, joined, objections
-from nsabench.verdicts.series import Tested, by_length, walk
+from nsabench.verdicts.series import Tested, walk
 from nsabench.verdicts.tables import read_records
 from nsabench.verdicts.verdict import NEAR
 
@@ -29,16 +29,6 @@ AXES = {"head dims": "D", "heads": "H", "numbers of spans": "n_spans"}
 
 
 @dataclass(frozen=True)
-class Rung:
-    """The cases of one length. weakest: the smallest lower end, or None if a case has none."""
-
-    length: int
-    cases: int
-    passed: int
-    weakest: float | None
-
-
-@dataclass(frozen=True)
 class Decision:
     run_id: str
     gpu: str
@@ -48,7 +38,8 @@ class Decision:
     margin: float
     min_length: int | None  # in sizes of `axis`; None: see `reasons`
     reasons: list[str] = field(default_factory=list)
-    rungs: list[Rung] = field(default_factory=list)
+    tested: int = 0  # cases
+    weakest: float = 0.0  # the smallest lower end from the threshold on
     decided_by: Tested | None = None  # the failing case below the threshold
     axis: str = SELECTED  # the size that is the length
     notes: list[str] = field(default_factory=list)  # they prevent nothing
@@ -75,10 +66,6 @@ class Decision:
     @property
     def on(self) -> str:
         return f"{self.combo} ({self.unpaired})" if self.unpaired else self.combo
-
-    @property
-    def tested(self) -> int:
-        return sum(rung.cases for rung in self.rungs)
 
 
 def combo(record: Record) -> str:
@@ -199,7 +186,8 @@ def _decide_candidate(
         margin=margin,
         min_length=None if reasons else threshold,
         reasons=reasons,
-        rungs=[_make_rung(length, cases, margin) for length, cases in by_length(tested).items()],
+        tested=len(tested),
+        weakest=min((row.lo or 0.0 for row in above), default=0.0),
         decided_by=stopper,
         axis=axis,
         notes=[] if reasons else list(_note_one_process(above, margin, plan)),
@@ -267,20 +255,10 @@ def _find_gaps(
             yield f"coverage is too small: from {length} on the tested {name} are {tested}"
 
 
-def _make_rung(length: int, rows: Sequence[Tested], margin: float) -> Rung:
-    values = [row.lo for row in rows]
-    weakest = None if None in values else min(v for v in values if v is not None)
-    return Rung(length, len(rows), sum(row.passes(margin) for row in rows), weakest)
-
-
-def preference(decision: Decision) -> tuple[bool, float, int, float, str]:
-    """Sort the user's own first, then by the smallest threshold, most passing cases, and the best
-    weakest speed-up."""
+def preference(decision: Decision) -> tuple[bool, float, float, str]:
+    """Sort the user's own first, then by the smallest threshold and the best weakest speed-up."""
     least = float("inf") if decision.min_length is None else float(decision.min_length)
-    used = [rung for rung in decision.rungs if rung.length >= (decision.min_length or 0)]
-    passed = sum(rung.passed for rung in used)
-    worst = min((rung.weakest or 0.0 for rung in used), default=0.0)
-    return not decision.own, least, -passed, -worst, decision.candidate
+    return not decision.own, least, -decision.weakest, decision.candidate
 
 
 def of_the_gate(decisions: Iterable[Decision]) -> list[Decision]:

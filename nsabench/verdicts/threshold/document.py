@@ -1,21 +1,18 @@
-"""Write decisions as thresholds.yaml for a gate, and as Markdown for people."""
+"""Write decisions as thresholds.yaml for a gate, and as text for people."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from nsabench import limits, reading
 from nsabench.files import whole
 from nsabench.model.version import __version__
 from nsabench.model.vocabulary import Regime
-from nsabench.planning.yaml_document import LOADER, refuse_nested
 from nsabench.sources import digest_packages
-from nsabench.text import code, markdown
 from nsabench.verdicts import break_even
 from nsabench.verdicts.break_even import BreakEven
 from nsabench.verdicts.threshold.decide import Decision, of_the_gate, per_gpu
@@ -86,10 +83,6 @@ def _decision_data(d: Decision, *, gate: bool) -> dict[str, Any]:
             "speedup_lo": by.lo,
             "why": by.why,
         },
-        "lengths": [
-            {"length": r.length, "cases": r.cases, "passed": r.passed, "speedup_lo": r.weakest}
-            for r in d.rungs
-        ],
         "run_id": d.run_id,
     }
 
@@ -102,41 +95,17 @@ def write(decisions: Sequence[Decision], path: Path, payments: Sequence[BreakEve
     whole(path, as_yaml(decisions, payments).encode())
 
 
-def read(path: Path) -> Any:
-    """Return what a thresholds.yaml holds. Raises `OSError`, and `ValueError` if it is invalid."""
-    text = reading.read(path, limits.MATRIX).decode()
-    try:
-        refuse_nested(text)
-        return yaml.load(text, Loader=LOADER)
-    except (yaml.YAMLError, LookupError, AttributeError, OverflowError) as error:
-        raise ValueError(str(error).partition("\n")[0]) from None
+def as_text(decisions: Sequence[Decision]) -> str:
+    return "\n".join(line for decision in decisions for line in _list_lines(decision))
 
 
-def as_markdown(decisions: Sequence[Decision]) -> str:
-    return "\n".join(line for d in decisions for line in _format_section(d))
-
-
-def _format_section(d: Decision) -> list[str]:
-    lines = [
-        f"## {code(d.candidate)} ({markdown(d.op)}) on {markdown(d.gpu or 'a CPU')}, {d.said}",
-        "",
-        f"{markdown(d.on)}, margin {d.margin:g}, {d.tested} cases",
-        "",
-        *(f"- {markdown(sentence)}" for sentence in [*d.reasons, *d.caveats, *d.notes]),
-        *([""] if d.reasons or d.caveats or d.notes else []),
-        "| length | cases | passed | smallest speedup_lo |",
-        "|---:|---:|---:|---:|",
-    ]
-    for r in d.rungs:
-        weakest = "-" if r.weakest is None else f"{r.weakest:.3f}"
-        lines.append(f"| {r.length} | {r.cases} | {r.passed} | {weakest} |")
+def _list_lines(d: Decision) -> Iterator[str]:
+    yield f"{d.candidate} ({d.op}) on {d.gpu or 'a CPU'}, {d.said}"
+    yield f"  {d.on}, margin {d.margin:g}, {d.tested} cases"
+    yield from (f"  {sentence}" for sentence in [*d.reasons, *d.caveats, *d.notes])
     if d.decided_by is not None:
         by = d.decided_by
         value = "no speed-up" if by.lo is None else f"speedup_lo {by.lo:.3f}"
-        why = f" ({markdown(by.why)})" if by.why else ""
-        lines += [
-            "",
-            f"decided by {markdown(by.label)} at {d.axis} = {by.length}: "
-            f"{by.comparison.verdict or by.record.status}, {value}{why}",
-        ]
-    return [*lines, ""]
+        why = f" ({by.why})" if by.why else ""
+        outcome = f"{by.comparison.verdict or by.record.status}, {value}{why}"
+        yield f"  decided by {by.label} at {d.axis} = {by.length}: {outcome}"

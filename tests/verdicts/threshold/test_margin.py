@@ -18,10 +18,9 @@ from nsabench.model.vocabulary import Purpose
 from nsabench.running.folder import RunFolder
 from nsabench.running.log import LogFile
 from nsabench.running.policy import next_jobs
-from nsabench.text import markdown
 from nsabench.verdicts.merged import assemble
 from nsabench.verdicts.results import Results
-from nsabench.verdicts.threshold import Decision, as_markdown, decide_run
+from nsabench.verdicts.threshold import Decision, as_text, decide_run
 from tests.runs import SIGNER, Made, add_attempt, make_run, session_of, timed
 
 
@@ -60,7 +59,7 @@ def test_a_threshold_that_one_process_alone_saw_says_so(tmp_path: Path) -> None:
     assert "verdicts were confirmed at 1.2" in note
     assert "`nsabench all --margin 1.05`" in note
     decision = decision_of(folder, 1.05)
-    assert markdown(note) in as_markdown([decision])
+    assert note in as_text([decision])
 
 
 @pytest.mark.parametrize(("ratio", "margin"), [(1.09, 1.05), (1.205, 1.2), (1.055, 1.2)])

@@ -14,7 +14,7 @@ from nsabench.model.vocabulary import Answer, Mode, Regime, Status, Verdict
 from nsabench.output.report import Facts, write_html, write_markdown
 from nsabench.running.folder import RunFolder
 from nsabench.verdicts.tables import read_records
-from nsabench.verdicts.threshold import as_markdown, as_yaml, decide_run, read_run
+from nsabench.verdicts.threshold import as_text, as_yaml, decide_run, read_run
 from nsabench.verdicts.threshold.decide import Decision
 from tests.runs import Made, make_run
 
@@ -128,4 +128,4 @@ def test_every_decision_that_is_shown_names_its_regime(tmp_path: Path, write) ->
     for said in ("device: worth using from L = 128 on", "queue: worth using from L = 512 on"):
         assert said in text
     decisions = decide_run(*read_run(run))
-    assert "device: worth using from L = 128 on" in as_markdown(decisions)
+    assert "device: worth using from L = 128 on" in as_text(decisions)
