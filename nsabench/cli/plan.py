@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
+from rich.filesize import decimal
 
 from nsabench import labels
 from nsabench.cli import _options
@@ -57,7 +58,7 @@ def command(
         return
     for planned in plan.cases:
         took = takes[planned.id]
-        cost = f"{estimate.duration(took.seconds):>6}  {estimate.gigabytes(took.bytes):>8}"
+        cost = f"{estimate.duration(took.seconds):>6}  {decimal(took.bytes):>8}"
         say(f"{planned.id}  {cost}  {labels.of_case(planned.case)}")
     for item in plan.implementations:
         say(f"  {item.role:9}  {item.op}  {item.name}  (from {item.source})")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rich.filesize import decimal
+
 from nsabench import labels, ops
 from nsabench.errors import UsageError
 from nsabench.model.plan import Device, Plan, PlannedCase
@@ -38,18 +40,10 @@ def refuse_unfitting(plan: Plan, memory: int | None) -> None:
         worst = max(over, key=lambda planned: needs[planned.id])
         more = f" (the most of {len(over)} cases)" if len(over) > 1 else ""
         raise UsageError(
-            f"{labels.named(worst.case)} takes at least {gigabytes(needs[worst.id])}{more}, "
-            f"and there are {gigabytes(memory)}",
+            f"{labels.named(worst.case)} takes at least {decimal(needs[worst.id])}{more}, "
+            f"and there are {decimal(memory)}",
             "leave them out with --where, or make them smaller.",
         )
-
-
-def gigabytes(count: int) -> str:
-    """Return a size such as 3.4 TB, 12 GB or 0.5 MB."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count / 1e3:.3g} kB"
 
 
 def duration(seconds: float) -> str:

@@ -205,27 +205,20 @@ def read(path: Path) -> Finished:
     return Finished(folder, plan, results, wall_s=0, measuring_s=0)
 
 
+@dataclass
 class _Run:
     """A run in its folder; its methods in order are the procedure."""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        plan: Plan,
-        view: View,
-        signer: Signer | None,
-        fit: bool,
-        *,
-        resumed: bool = False,
-    ) -> None:
-        self.folder = folder
-        self.plan = plan
-        self.view = view
-        self.signer = signer
-        self.fit = fit
-        self.resumed = resumed
+    folder: RunFolder
+    plan: Plan
+    view: View
+    signer: Signer | None
+    fit: bool
+    resumed: bool = False
+
+    def __post_init__(self) -> None:
         self._judge = _RememberedJudge()
-        self._number = {planned.id: number for number, planned in enumerate(plan.cases, 1)}
+        self._number = {planned.id: number for number, planned in enumerate(self.plan.cases, 1)}
         self._is_open = False  # whether the session of this process has begun
         self._shows_steps = False
         self._executor: WorkerExecutor | None = None

@@ -26,7 +26,6 @@ from nsabench.worker.protocol import (
     Calibrate,
     Calibrated,
     Compile,
-    Compiled,
     Discover,
     Discovered,
     Measure,
@@ -96,16 +95,11 @@ class Session:
                 # Foreign code is not imported yet, so it cannot influence the ceilings.
                 return Calibrated(ceilings=ceilings.measure(self.device, self.timer))
             case Compile():
-                return self._compile(request)
+                item = self.items[request.case.op, request.implementation]
+                self._announce(Step(phase="compilation", implementation=item.name))
+                return compile_case(request.case, item, self.device)
             case Measure():
                 return self._measure(request)
-
-    def _compile(self, request: Compile) -> Compiled:
-        item = self.items.get((request.case.op, request.implementation))
-        self._announce(Step(phase="compilation", implementation=request.implementation))
-        if item is None:
-            return Compiled(reason=f"{request.implementation} is not installed")
-        return compile_case(request.case, item, self.device)
 
     def _measure(self, request: Measure) -> Measured:
         assert self._mailbox is not None

@@ -40,13 +40,6 @@ def test_the_worst_case_that_cannot_fit_is_named() -> None:
         estimate.refuse_unfitting(plan, most // 4)
 
 
-@pytest.mark.parametrize(
-    ("count", "said"), [(3_400_000_000_000, "3.4 TB"), (12_000_000_000, "12 GB"), (500, "0.5 kB")]
-)
-def test_sizes_for_people(count: int, said: str) -> None:
-    assert estimate.gigabytes(count) == said
-
-
 def test_a_plan_of_terabytes_is_refused_and_a_small_one_has_its_cost(
     tmp_path: Path, nsabench: Nsabench
 ) -> None:

@@ -36,10 +36,6 @@ class WorkerLost(Exception):
         return self.death.reason
 
 
-class ScratchFilled(WorkerLost):
-    """The worker filled its scratch, so the next worker needs an empty one."""
-
-
 class CheckerLost(WorkerLost):
     """The checker ended, or did not answer in time."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from secrets import token_hex
 from types import MappingProxyType
@@ -24,7 +25,6 @@ from nsabench.running.supervisor import process
 from nsabench.running.supervisor.checker import CheckerProcess
 from nsabench.running.supervisor.death import (
     CheckerLost,
-    ScratchFilled,
     WorkerLost,
     WorkerRefused,
     broke_protocol,
@@ -58,6 +58,7 @@ MOST_DELIVERIES = 100_000  # in a job: minutes of the checker, and more than an 
 M = TypeVar("M", bound=Message)
 
 
+@dataclass
 class WorkerExecutor:
     """Runs jobs in a worker, one at a time.
 
@@ -65,38 +66,26 @@ class WorkerExecutor:
     input seeds are made. is_clean: whether the worker imports no candidate.
     """
 
-    def __init__(
-        self,
-        device: Device,
-        kernels: Path | None = None,
-        *,
-        sources: Mapping[str, str] | None = None,
-        ops_file: Path | None = None,
-        run: Path | None = None,
-        sandboxed: bool = True,
-        computes: Mapping[tuple[str, str], str] = MappingProxyType({}),
-        entropy: str = "",
-        is_clean: bool = False,
-        checker: CheckerProcess | None = None,
-        on_step: Callable[[Step], None] = lambda step: None,
-    ) -> None:
-        self.device = device
-        self.kernels = kernels
-        self.sources = sources
-        self.ops_file = ops_file
-        self.on_step = on_step
-        self.is_clean = is_clean
-        self._run = run
-        self._sandboxed = sandboxed
-        self._computes = computes
-        self._entropy = entropy or token_hex(16)
+    device: Device
+    kernels: Path | None = None
+    _: KW_ONLY
+    sources: Mapping[str, str] | None = None
+    ops_file: Path | None = None
+    run_folder: Path | None = None
+    sandboxed: bool = True
+    computes: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    entropy: str = ""
+    is_clean: bool = False
+    checker: CheckerProcess | None = None
+    on_step: Callable[[Step], None] = lambda step: None
+
+    def __post_init__(self) -> None:
+        self.entropy = self.entropy or token_hex(16)
         self._scratch: Scratch | None = None
         self._scratch_is_lent = False
-        self._is_sibling = False  # others write to its scratch at the same time
         self._compiled_s: Mapping[tuple[str, str], float] = {}
         self._worker = WarmWorker(self._make_program)
-        self._checker = checker or CheckerProcess(device, ops_file)
-        self._own_checker = checker is None
+        self._checker = self.checker or CheckerProcess(self.device, self.ops_file)
 
     @classmethod
     def of_plan(
@@ -121,7 +110,7 @@ class WorkerExecutor:
             kernels,
             sources=imported,
             ops_file=Path(plan.ops) if plan.ops else None,
-            run=run,
+            run_folder=run,
             sandboxed=plan.sandboxed,
             computes={(i.op, i.name): i.computes for i in plan.implementations if i.computes},
             entropy=plan.entropy,
@@ -170,13 +159,9 @@ class WorkerExecutor:
             return self._worker.ask(request, expected, limit_s, max_steps, take)
         except CheckerLost as lost:
             raise _without_checker(lost, "delivery", suspect) from lost
-        except ScratchFilled:
-            if not self._is_sibling:
-                self.scratch.empty()  # else the next worker would be ended for it
-            raise
 
     def _make_program(self) -> Program:
-        sandbox = self.scratch.next_sandbox() if self._sandboxed else None
+        sandbox = self.scratch.next_sandbox() if self.sandboxed else None
         return measuring(
             self.device, self.kernels, self.sources, self.ops_file, sandbox, self._checker.mailbox
         )
@@ -218,16 +203,8 @@ class WorkerExecutor:
         self._compiled_s = compiled_s
 
     def sibling(self) -> WorkerExecutor:
-        made = WorkerExecutor(
-            self.device,
-            self.kernels,
-            sources=self.sources,
-            ops_file=self.ops_file,
-            run=self._run,
-            sandboxed=self._sandboxed,
-        )
+        made = replace(self, checker=self._checker)
         made.borrow(self.scratch)
-        made._is_sibling = True
         return made
 
     def compile(self, case: Case, implementation: str, limit_s: float) -> Compiled:
@@ -245,8 +222,8 @@ class WorkerExecutor:
 
     def _measure(self, job: Job) -> Measured:
         case, names = job.case, list(job.implementations)
-        seeds = input_seeds(self._entropy, job.purpose, case)
-        computes = {name: self._computes.get((case.op, name), "") for name in names}
+        seeds = input_seeds(self.entropy, job.purpose, case)
+        computes = {name: self.computes.get((case.op, name), "") for name in names}
         try:
             prepared = self._checker.prepare(case, sorted({*computes.values()}), seeds)
         except CheckerLost as lost:
@@ -322,7 +299,7 @@ class WorkerExecutor:
     @property
     def scratch(self) -> Scratch:
         if self._scratch is None:
-            self._scratch = Scratch(self._run)
+            self._scratch = Scratch(self.run_folder)
         return self._scratch
 
     def processes(self) -> list[int]:
@@ -340,7 +317,7 @@ class WorkerExecutor:
 
     def close(self) -> None:
         self.retire()
-        if self._own_checker:
+        if self.checker is None:
             self._checker.close()
         if self._scratch is not None and not self._scratch_is_lent:
             self._scratch.remove()

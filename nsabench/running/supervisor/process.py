@@ -20,8 +20,8 @@ import psutil
 
 from nsabench.model.job import Death
 from nsabench.model.measurement import Message
-from nsabench.running.supervisor import death, family, program, scratch, templates
-from nsabench.running.supervisor.death import ScratchFilled, WorkerLost, WorkerRefused
+from nsabench.running.supervisor import death, family, program, templates
+from nsabench.running.supervisor.death import WorkerLost, WorkerRefused
 from nsabench.running.supervisor.printed import Printed
 from nsabench.running.supervisor.program import Program
 from nsabench.running.supervisor.timeouts import MAX_STEPS, Deadline
@@ -75,7 +75,6 @@ class WorkerProcess:
         self._step = Step(phase="start")
         self._memory_limit = int(psutil.virtual_memory().available * MEMORY_SHARE)
         self._weighed_at = time.monotonic()
-        self._scratch = runs.scratch
         self._buffer = bytearray()
         # The kernel's out-of-memory killer must pick the worker, not the supervisor.
         with contextlib.suppress(OSError):
@@ -183,9 +182,9 @@ class WorkerProcess:
             self.log.write(b"\n[nsabench] the worker sent: " + bytes(line[:500]) + b"\n")
             raise self._broke("wrote on the descriptor of the worker's answers") from None
 
-    def _lost(self, how: Death, kind: type[WorkerLost] = WorkerLost) -> WorkerLost:
+    def _lost(self, how: Death) -> WorkerLost:
         self.stop()
-        return kind(how)
+        return WorkerLost(how)
 
     def _broke(self, how: str) -> WorkerLost:
         return self._lost(death.broke_protocol(how, self._step))
@@ -205,10 +204,6 @@ class WorkerProcess:
             raise self._broke(f"started more than {MOST_PROCESSES} processes")
         if family.takes_more(self.pid, self._memory_limit):
             raise self._lost(death.took_too_much_memory(self._step, self._memory_limit))
-        walks = self._scratch and scratch.begins_walk(self._scratch)
-        if walks and scratch.holds_more(Path(self._scratch)):
-            how = f"wrote more than {scratch.LIMIT} to its scratch"
-            raise self._lost(death.broke_protocol(how, self._step), ScratchFilled)
 
     def children(self) -> list[psutil.Process]:
         return [p for p in family.family(self.pid) if p.pid != self.pid]

@@ -23,13 +23,12 @@ mark = f"{os.getpid()}-{time.monotonic_ns()}"
 
 @dataclass(frozen=True)
 class Program:
-    """scratch: the folder that it may fill up to a limit. mailbox: memory for outputs."""
+    """mailbox: memory for outputs."""
 
     module: str
     options: Sequence[str]
     environment: Mapping[str, str]
     replies: TypeAdapter[Any] = REPLY
-    scratch: str = ""
     mailbox: int | None = None
 
 
@@ -55,7 +54,6 @@ def measuring(
         "nsabench.worker",
         options,
         worker_environment(device),
-        scratch=sandbox.scratch if sandbox is not None else "",
         mailbox=mailbox,
     )
 

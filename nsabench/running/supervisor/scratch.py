@@ -2,67 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
-from math import inf
 from pathlib import Path
-from threading import Lock
 
 from nsabench.signing.secrecy import variables
 from nsabench.worker.protocol import Sandbox
 
-MOST_BYTES = 16 << 30
-MOST_FILES = 1 << 18
-ENTRY_BYTES = 4096  # of any entry, also a link or an empty file
-WALKING_S = 20.0  # CPU time
-WALK_EVERY_S = 2.0
 _ASIDE = "scratch"
-LIMIT = f"{MOST_BYTES >> 30} GiB, or {MOST_FILES} files,"
-
-_walks = Lock()
-_walked_at: dict[str, float] = {}  # by folder; workers that compile at once share one
-
-
-def begins_walk(folder: str) -> bool:
-    """Return whether it is time to measure a folder, and note that this is done now."""
-    now = time.monotonic()
-    with _walks:
-        if now - _walked_at.get(folder, -inf) < WALK_EVERY_S:
-            return False
-        _walked_at[folder] = now
-        return True
-
-
-def holds_more(folder: Path) -> bool:
-    """Return whether a folder exceeds the limits, or cannot be read."""
-    taken = files = 0
-    end = time.thread_time() + WALKING_S
-    left = [str(folder)]
-    while left:
-        try:
-            with os.scandir(left.pop()) as entries:
-                for entry in entries:
-                    files += 1
-                    taken += ENTRY_BYTES + _bytes_of(entry)
-                    if taken > MOST_BYTES or files > MOST_FILES or time.thread_time() > end:
-                        return True
-                    if entry.is_dir(follow_symlinks=False):
-                        left.append(entry.path)
-        except (FileNotFoundError, NotADirectoryError):  # it changed meanwhile
-            continue
-        except OSError:
-            return True
-    return False
-
-
-def _bytes_of(entry: os.DirEntry[str]) -> int:
-    try:
-        return entry.stat(follow_symlinks=False).st_blocks * 512
-    except FileNotFoundError:
-        return 0
 
 
 class TemporaryFolder(tempfile.TemporaryDirectory[str]):

@@ -39,21 +39,6 @@ def well_behaved(q, k, v):
 
 
 @hostile
-def buries_its_scratch(q, k, v):
-    """Folders in folders, to a path that is too long: what they hold cannot be known."""
-    before = os.open(".", os.O_RDONLY)
-    os.chdir(os.environ["TMPDIR"])
-    try:
-        for _ in range(20):
-            Path("d" * 250).mkdir(exist_ok=True)
-            os.chdir("d" * 250)
-    finally:
-        os.fchdir(before)
-        os.close(before)
-    time.sleep(5)
-
-
-@hostile
 def loop_in_python(q, k, v):
     while True:
         pass

@@ -14,7 +14,7 @@ from nsabench.model.measurement import Observation
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Status
 from nsabench.running.policy import next_jobs
-from nsabench.running.supervisor import executor, process, program, scratch, templates
+from nsabench.running.supervisor import executor, process, program, templates
 from nsabench.running.supervisor.executor import WorkerExecutor
 from nsabench.running.supervisor.printed import HEAD_BYTES, TAIL_BYTES
 from nsabench.verdicts.attempts import CaseState
@@ -115,22 +115,6 @@ def test_what_a_case_leaves_behind_is_no_fault_of_the_next(
     notes = [note for e in others for o in e.observations for note in o.notes]
     assert len(notes) == 4
     assert all("measured again, since before any call" in note for note in notes)
-
-
-def test_a_scratch_that_holds_too_much_ends_nobody_else(
-    make_plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither beside it nor in the next case."""
-    monkeypatch.setattr(process, "POLL_S", 0.01)
-    monkeypatch.setattr(scratch, "WALK_EVERY_S", 0.0)
-    plan = make_plan(["buries_its_scratch", "sdpa_gqa"], lengths=(16, 32), timeout_s=30)
-    for entry in run(plan, tmp_path):
-        observations = {
-            observation.implementation: observation for observation in entry.observations
-        }
-        assert observations["buries_its_scratch"].status is Status.CRASHED
-        assert "to its scratch" in observations["buries_its_scratch"].reason
-        assert observations["sdpa_gqa"].status is Status.OK, observations["sdpa_gqa"].reason
 
 
 def test_outputs_to_check_are_bounded(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
 
-from nsabench.running.supervisor import process, program, scratch
+from nsabench.running.supervisor import process, program
 
 UNREADABLE = """
 import ctypes, os, sys, time
@@ -91,38 +89,6 @@ def test_a_worker_that_times_kernels_never_interprets_them(monkeypatch: pytest.M
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert "TRITON_INTERPRET" not in program.worker_environment("cuda")
     assert program.worker_environment("cpu")["TRITON_INTERPRET"] == "1"
-
-
-def test_folders_and_links_count_however_deep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More of them than Python calls itself; the paths are short enough to be read."""
-    made = scratch.Scratch()
-    folder = nested = Path(made.path)
-    for _ in range(1500):
-        nested = nested / "d"
-        nested.mkdir()
-    nested.joinpath("link").symlink_to(folder)
-    assert not scratch.holds_more(folder)
-    with monkeypatch.context() as patch:
-        patch.setattr(scratch, "MOST_BYTES", 1501 * scratch.ENTRY_BYTES - 1)
-        assert scratch.holds_more(folder)
-    monkeypatch.setattr(scratch, "MOST_FILES", 1500)
-    assert scratch.holds_more(folder)
-    made.remove()
-    assert not folder.exists()
-
-
-def test_what_cannot_be_read_is_too_much(tmp_path: Path) -> None:
-    """Folders in folders, to a path that is too long."""
-    before = os.open(".", os.O_RDONLY)
-    try:
-        os.chdir(tmp_path)
-        for _ in range(20):
-            Path("d" * 250).mkdir()
-            os.chdir("d" * 250)
-    finally:
-        os.fchdir(before)
-        os.close(before)
-    assert scratch.holds_more(tmp_path)
 
 
 def test_what_a_worker_starts_competes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
