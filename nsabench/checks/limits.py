@@ -32,7 +32,6 @@ class Limits:
     timer_floor_ms: float | None = None
     known_duration_error: float | None = None
     margin: float = 1.1
-    sheet: Limits | None = None  # the data sheet of a measured device
 
     @classmethod
     def of_sheet(cls, sheet: Sheet) -> Limits:
@@ -46,7 +45,7 @@ class Limits:
         )
 
     @classmethod
-    def measured(cls, ceilings: Ceilings, sheet: Limits | None = None) -> Limits:
+    def measured(cls, ceilings: Ceilings) -> Limits:
         return cls(
             source="measured in this run",
             memory_gb_s=ceilings.copy_gb_s,
@@ -54,7 +53,6 @@ class Limits:
             tflop_s=ceilings.tflop_s,
             timer_floor_ms=ceilings.timer_floor_ms,
             known_duration_error=ceilings.known_duration_error,
-            sheet=sheet,
         )
 
 

@@ -151,20 +151,17 @@ class Log:
 
 
 def _best_of(first: Ceilings, other: Ceilings) -> Ceilings:
-    def best(choose: Callable[..., float], *values: float | None) -> float | None:
+    def best(name: str, choose: Callable[..., float]) -> float | None:
+        values = (getattr(first, name), getattr(other, name))
         return choose((v for v in values if v is not None), default=None)
 
-    rates = first.tflop_s.keys() | other.tflop_s.keys()
+    rates = [*first.tflop_s.items(), *other.tflop_s.items()]
     return Ceilings(
-        copy_gb_s=best(max, first.copy_gb_s, other.copy_gb_s),
-        l2_gb_s=best(max, first.l2_gb_s, other.l2_gb_s),
-        tflop_s={
-            d: max(first.tflop_s.get(d, 0.0), other.tflop_s.get(d, 0.0)) for d in sorted(rates)
-        },
-        timer_floor_ms=best(min, first.timer_floor_ms, other.timer_floor_ms),
-        timer_offset_ms=best(min, first.timer_offset_ms, other.timer_offset_ms),
-        known_duration_error=best(
-            partial(max, key=abs), first.known_duration_error, other.known_duration_error
-        ),
+        copy_gb_s=best("copy_gb_s", max),
+        l2_gb_s=best("l2_gb_s", max),
+        tflop_s={dtype: max(r for d, r in rates if d == dtype) for dtype in sorted(dict(rates))},
+        timer_floor_ms=best("timer_floor_ms", min),
+        timer_offset_ms=best("timer_offset_ms", min),
+        known_duration_error=best("known_duration_error", partial(max, key=abs)),
         cpu_flush_bytes=other.cpu_flush_bytes,
     )

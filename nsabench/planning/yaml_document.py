@@ -134,7 +134,7 @@ def explain(
     field = _field(document, place, first["loc"])
     where = document.where(field)
     if first["type"] == "extra_forbidden":
-        valid = _valid_keys(model, first["loc"])
+        valid = sorted(_list_keys(model))
         return UsageError(f"{where} is not a known key", nearest(str(first["loc"][-1]), valid))
     if first["type"] == "missing":
         return UsageError(f"{where} is missing", "add it.")
@@ -170,19 +170,13 @@ def nearest(key: str, valid: list[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"valid keys: {', '.join(sorted(valid))}."
 
 
-def _valid_keys(model: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
-    current: list[type[BaseModel]] = [model]
-    for part in location[:-1]:
-        tagged = [m for m in current if _kind(m) == part]
-        fields = (m.model_fields.get(str(part)) for m in current)
-        current = tagged or [x for f in fields if f for x in _models_in(f.annotation)] or current
-    return sorted({name for m in current for name in m.model_fields})
-
-
-def _kind(model: type[BaseModel]) -> object:
-    """Return the tag of a member of a discriminated union."""
-    field = model.model_fields.get("kind")
-    return get_args(field.annotation)[0] if field and get_args(field.annotation) else None
+def _list_keys(model: type[BaseModel]) -> set[str]:
+    """Return the keys of a model and of the models in it."""
+    keys = set(model.model_fields)
+    for field in model.model_fields.values():
+        for inner in _models_in(field.annotation):
+            keys |= _list_keys(inner)
+    return keys
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

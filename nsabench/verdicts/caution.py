@@ -29,20 +29,15 @@ def caution(record: Record, case: Sequence[Record]) -> str:
         and not r.alongside
         and r.median_ms is not None
     ]
-    return NO_SPECIALISED if all_general(timed) else ""
+    best = min((ms for _, ms in timed), default=0.0)
+    counting = {k for k, ms in timed if k is not Kind.SPECIALISED or ms <= BEHIND * best}
+    return NO_SPECIALISED if counting == {Kind.GENERAL} else ""
 
 
 def speedups(records: Iterable[Record], regime: Regime) -> list[float]:
     """Return the ratios in a regime that an average includes: those without a caution."""
     compared = [r.compared(regime) for r in records if not beside(r, regime)]
     return [c.ratio for c in compared if c is not None and c.ratio is not None]
-
-
-def all_general(timed: Sequence[tuple[Kind | None, float]]) -> bool:
-    """Return whether all baselines that count are general, from kinds and times (ms)."""
-    best = min((ms for _, ms in timed), default=0.0)
-    counting = {k for k, ms in timed if k is not Kind.SPECIALISED or ms <= BEHIND * best}
-    return counting == {Kind.GENERAL}
 
 
 def beside(record: Record, regime: Regime) -> str:

@@ -11,7 +11,6 @@ from nsabench.checks.finding import Effect, Finding, Group
 from nsabench.checks.limits import Limits, least
 from nsabench.checks.series import by_case
 from nsabench.errors import UsageError
-from nsabench.machine import datasheet
 from nsabench.model.log import Log, Session
 from nsabench.model.measurement import Observation
 from nsabench.model.plan import Plan
@@ -177,8 +176,7 @@ def assess_states(
     plan: Plan, session: Session, states: Sequence[CaseState], known: Sequence[Finding] = ()
 ) -> Assessed:
     """Apply the checks to the main pass. session: with the ceilings to use."""
-    sheet = datasheet.find_unique(session.described.device.name or "")
-    limits = Limits.measured(session.ceilings, Limits.of_sheet(sheet) if sheet else None)
+    limits = Limits.measured(session.ceilings)
     records = [record for state in states for record in of_state(plan, session, state)]
     findings, records = checks.judge_all(records, limits)
     findings = [*findings, *known]

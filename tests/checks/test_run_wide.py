@@ -18,15 +18,3 @@ def test_a_timer_that_misreads_a_known_duration_marks_the_run():
     assert "-3.1%" in finding.sentence
     assert timer.check([], Limits(known_duration_error=0.019)) == []
     assert timer.check([], Limits(known_duration_error=float("nan")))
-
-
-def test_measured_ceilings_are_held_against_the_data_sheet():
-    sheet = Limits("data sheet of the H200", memory_gb_s=4800.0, tflop_s={"float16": 989.0})
-
-    def effects(memory: float, rate: float) -> list[Effect]:
-        measured = Limits(memory_gb_s=memory, tflop_s={"float16": rate}, sheet=sheet)
-        return [f.effect for f in timer.check([], measured)]
-
-    assert effects(4250.0, 780.0) == []
-    assert effects(5500.0, 780.0) == [Effect.INCONCLUSIVE]
-    assert effects(4250.0, 300.0) == [Effect.NOTE]
