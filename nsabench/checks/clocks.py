@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from statistics import median
 
-from nsabench.checks.best_baseline import best_baseline
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.limits import Limits
 from nsabench.checks.series import by_case
 from nsabench.machine.environment.nvml import POWER_CAP, THROTTLING
 from nsabench.model.measurement import Conditions
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Role
-
-# A ratio in time differs from the ratio in cycles only if the arms ran at different clocks.
-RATIO_TOLERANCE = 0.02
 
 
 def check(rows: Sequence[Record], limits: Limits) -> list[Finding]:
-    """Find cases that were throttled or shared, or whose ratios differ in time and in cycles."""
+    """Find cases that were throttled or shared."""
     cases = by_case(r for r in rows if r.median_ms is not None)
-    return [f for case in cases.values() for f in [*_check_conditions(case), *_check_cycles(case)]]
+    return [finding for case in cases.values() for finding in _check_conditions(case)]
 
 
 def _check_conditions(rows: list[Record]) -> Iterator[Finding]:
@@ -86,33 +80,3 @@ def _range(conditions: Sequence[Conditions]) -> tuple[int, int] | None:
     if not ranges:
         return None
     return min(low for low, _ in ranges), max(high for _, high in ranges)
-
-
-def _check_cycles(rows: list[Record]) -> Iterator[Finding]:
-    for row in rows:
-        if row.role is not Role.CANDIDATE or clock_spread([row.conditions]) > 1:
-            continue  # the interval says how far the clock moved
-        best = best_baseline(rows, beside=row)
-        if best is None or not best.median_ms or not row.median_ms:
-            continue
-        cycles, best_cycles = median_mcycles(row), median_mcycles(best)
-        if not cycles or not best_cycles:
-            continue
-        in_time = best.median_ms / row.median_ms
-        in_cycles = best_cycles / cycles
-        if abs(in_time / in_cycles - 1) > RATIO_TOLERANCE:
-            sentence = (
-                f"the ratio to {best.implementation} is {in_time:.3f} in time and "
-                f"{in_cycles:.3f} in cycles: the two ran at different clocks"
-            )
-            yield Finding("clocks", Effect.INCONCLUSIVE, sentence, *row.key)
-
-
-def median_mcycles(record: Record) -> float | None:
-    """Return the median of sample time x SM clock, in 1e6 cycles; None without clocks."""
-    if record.observation is None:
-        return None
-    samples = record.observation.samples
-    pairs = zip(samples.time_ms, samples.sm_clock_mhz, strict=False)
-    cycles = [ms * mhz / 1e3 for ms, mhz in pairs if mhz]
-    return median(cycles) if cycles else None

@@ -32,7 +32,6 @@ def make_row() -> MakeRow:
         n_samples: int = 20,
         escaped_share: float = 0.0,
         gap_hidden_share: float = 1.0,
-        median_mcycles: float | None = None,
         rel_l2_ratio: float = 1.0,
         **fields: Any,
     ) -> Record:
@@ -40,13 +39,11 @@ def make_row() -> MakeRow:
         shape = op.shape_model.model_validate({"N": N, "H": H, "D": D, "L": L})
         work = op.work(shape, DType(dtype), "dense", 0)
         count = 0 if median_ms is None else n_samples
-        mhz = round(1e3 * (median_mcycles or 0.0) / (median_ms or 1.0))
         samples = Samples(
             round=list(range(count)),
             time_ms=[median_ms or 1.0] * count,
             escaped_ms=[float(i < escaped_share * count) for i in range(count)],
             gap_hidden=[i < gap_hidden_share * count for i in range(count)],
-            sm_clock_mhz=[mhz] * count,
         )
         defaults = {
             "case_id": f"{dtype}-{N}-{H}-{D}-{L}",
