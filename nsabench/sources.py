@@ -6,12 +6,15 @@ A user's file is executed from the bytes that were hashed.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 import inspect
 import os
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -136,16 +139,34 @@ def _list_files(package: str) -> Iterator[tuple[str, Path]]:
                     yield os.path.join(within, name), Path(file)  # noqa: PTH118
 
 
+class _HashedFile(MetaPathFinder, Loader):
+    """Makes one module from the bytes that were hashed."""
+
+    def __init__(self, name: str, path: Path, content: bytes) -> None:
+        self._name, self._path, self._content = name, path, content
+
+    def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        spec = ModuleSpec(fullname, self)
+        if self._path.name == "__init__.py":
+            spec.submodule_search_locations = [str(self._path.parent)]
+        return spec
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__file__ = str(self._path)
+        exec(compile(self._content, str(self._path), "exec", dont_inherit=True), module.__dict__)
+
+
 def execute(path: Path, content: bytes, name: str) -> ModuleType:
-    module = ModuleType(name)
-    module.__file__ = str(path)
-    sys.modules[name] = module
-
-    def run() -> None:
-        exec(compile(content, str(path), "exec", dont_inherit=True), module.__dict__)
-
-    imported(run, str(path))
-    return module
+    """Import the content of a file as the module `name`, after the packages that it is in."""
+    finder = _HashedFile(name, path, content)
+    sys.modules.pop(name, None)
+    sys.meta_path.insert(0, finder)
+    try:
+        return imported(lambda: importlib.import_module(name), str(path))
+    finally:
+        sys.meta_path.remove(finder)
 
 
 FIX_THE_IMPORT = "fix the import, or run it with `python FILE.py` to see the whole traceback."
@@ -164,8 +185,12 @@ def imported(
         raise
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError):
-            # Files next to a user's file are not imported, since no hash of a run covers them.
-            remedy = "install that module as a package, or write what it has into the file."
+            remedy = "install that module, or put it beside the file."
+        elif isinstance(error, ImportError) and "relative import" in str(error):
+            remedy = (
+                "give its folder an __init__.py and a name that no installed module has, or import "
+                "files beside it by their names."
+            )
         raise UsageError(
             f"{what} {fails}: {type(error).__name__}: {error}{_locate(error)}",
             remedy,

@@ -120,12 +120,48 @@ def test_a_run_may_be_resumed_from_another_folder(
     assert "mine" in {i.name for i in plan.implementations}
 
 
-def test_what_lies_beside_a_kernels_file_is_not_imported(tmp_path: Path) -> None:
-    (tmp_path / "helper.py").write_text("x = 1\n")
+def test_a_file_beside_a_kernels_file_is_imported_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import helper\n" + MINE)
     said = load_in_a_process(tmp_path / "mine.py", None)
-    assert "No module named 'helper'" in said
-    assert "install that module as a package" in said
+    assert "No module named 'helper'" in said and "put it beside the file" in said
+    (tmp_path / "helper.py").write_text("x = 1\n")
+    assert "mine.py@" in load_in_a_process(tmp_path / "mine.py", None)
+
+
+@pytest.mark.parametrize("init", ["", "from .rows import mine\n"])
+def test_a_file_of_a_package_may_import_relatively(tmp_path: Path, init: str) -> None:
+    """Also if the package imports the file, which registers its kernels once."""
+    inner = tmp_path / "my_kernels" / "rows"
+    inner.mkdir(parents=True)
+    (inner.parent / "__init__.py").write_text("")
+    (inner.parent / "tiles.py").write_text("TILE = 64\n")
+    (inner / "__init__.py").write_text(init.replace(".rows", ".mine"))
+    (inner / "mine.py").write_text("from ..tiles import TILE\nfrom . import __name__\n" + MINE)
+    said = load_in_a_process(inner / "mine.py", None)
+    assert "mine.py@" in said and "refused" not in said
+    (inner / "__init__.py").write_text("from .mine import mine\n")
+    assert "__init__.py@" in load_in_a_process(inner / "__init__.py", None)
+
+
+@pytest.mark.parametrize("folder", ["plain", "torch"])
+def test_a_relative_import_that_cannot_work_has_a_remedy_that_does(
+    tmp_path: Path, folder: str
+) -> None:
+    """A plain folder is no package, and one that is named as an installed module is another."""
+    here = tmp_path / folder
+    here.mkdir()
+    (here / "helper.py").write_text("x = 1\n")
+    (here / "mine.py").write_text("from .helper import x\n" + MINE)
+    if folder == "torch":
+        (here / "__init__.py").write_text("")
+    said = load_in_a_process(here / "mine.py", None)
+    assert "relative import" in said and "give its folder an __init__.py" in said
+    (here / "mine.py").write_text("from helper import x\n" + MINE)
+    assert "mine.py@" in load_in_a_process(here / "mine.py", None)
+    here = here.rename(tmp_path / "kernels_of_mine")
+    (here / "__init__.py").write_text("")
+    (here / "mine.py").write_text("from .helper import x\n" + MINE)
+    assert "mine.py@" in load_in_a_process(here / "mine.py", None)
 
 
 def test_what_an_op_leaves_out_at_times_needs_a_default(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -75,12 +76,31 @@ def _load_file(kernels: Path, content: bytes) -> None:
     # A file is executed once a process, as a module is.
     if any(item.source == source for item in collected):
         return
-    # Last, so that no file beside it takes the place of an installed module.
-    sys.path.append(str(kernels.absolute().parent))
     with collecting_from(source):
-        _sources.execute(kernels, content, USER_MODULE)
+        module = _sources.execute(kernels, content, _name_module(kernels.absolute()))
+    sys.modules[USER_MODULE] = module
     if not any(item.source == source for item in collected):
         raise UsageError(
             f"{kernels} registers no implementation",
             'decorate a function with @nsabench.implementation(op=..., name="mine").',
         )
+
+
+def _name_module(kernels: Path) -> str:
+    """Return the name to import a file by, after making files beside it and its package importable.
+
+    A package whose name an installed module has stays out of reach.
+    """
+    # Last, so that no file of the user takes the place of an installed module.
+    sys.path.append(str(kernels.parent))
+    names = [] if kernels.stem == "__init__" else [kernels.stem]
+    outermost = kernels
+    while (outermost.parent / "__init__.py").is_file():
+        outermost = outermost.parent
+        names.insert(0, outermost.name)
+    if outermost is kernels:
+        return USER_MODULE
+    sys.path.append(str(outermost.parent))
+    found = importlib.util.find_spec(names[0])
+    ours = found is not None and str(outermost) in (found.submodule_search_locations or ())
+    return ".".join(names) if ours else USER_MODULE

@@ -41,7 +41,7 @@ def refused(done: subprocess.CompletedProcess[str], sentence: str, remedy: str) 
         (
             "import no_such_module\n",
             "cannot be imported: ModuleNotFoundError",
-            "install that module as a package",
+            "install that module",
         ),
         ("def (:\n", "cannot be imported: SyntaxError", "fix the import"),
         ("raise SystemExit(0)\n", "cannot be imported: SystemExit", "fix the import"),
