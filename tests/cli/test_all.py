@@ -428,10 +428,3 @@ def test_what_is_no_run_is_not_called_altered(tmp_path: Path, nsabench: Nsabench
     done = nsabench("verify", run)
     assert done.returncode == 4 and "the run is unsigned" in done.stderr
     assert "--resume" not in done.stderr
-
-
-def test_where_the_results_go_is_said_first(tmp_path: Path, tiny: Path, nsabench: Nsabench) -> None:
-    done = nsabench("run", tiny, "--device", "cpu")
-    said = done.stdout.splitlines()[0]
-    assert said.startswith("results go to results/")
-    assert (tmp_path / said.removeprefix("results go to ") / "records.parquet").is_file()

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from pathlib import Path
 
-from nsabench.model.plan import Plan
 from tests import forked
 from tests.cli.conftest import Nsabench, complete
 
@@ -42,25 +40,6 @@ def test_the_same_command_starts_continues_and_leaves_alone(
     assert other.returncode == 2
     assert "holds a run of another plan: margin differ" in other.stderr
     assert content(run) == before
-
-    # A run that was killed before it measured anything is started anew, whatever its plan says.
-    plan = Plan.read(run / "plan.json")
-    shutil.rmtree(run)
-    (run / "logs").mkdir(parents=True)
-    plan.model_copy(update={"margin": 9.0}).write(run / "plan.json")
-    log.touch()
-    complete(nsabench(*words(tiny, run)))
-    assert Plan.read(run / "plan.json").margin == plan.margin
-
-
-def test_a_folder_of_something_else_is_refused(
-    tmp_path: Path, tiny: Path, nsabench: Nsabench
-) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "thesis.txt").write_text("mine")
-    done = nsabench(*words(tiny, tmp_path / "run"))
-    assert done.returncode == 2 and "is not empty" in done.stderr
-    assert (tmp_path / "run" / "thesis.txt").read_text() == "mine"
 
 
 def test_two_folders_are_refused(tiny: Path, nsabench: Nsabench) -> None:

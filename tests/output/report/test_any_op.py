@@ -140,6 +140,5 @@ def test_it_is_drawn_with_its_own_sizes(run_of_it: Path, browser: Browser, tmp_p
 
 def test_it_is_told_as_text(run_of_it: Path, tmp_path: Path) -> None:
     text = write_markdown(Facts.read(run_of_it), tmp_path).read_text()
-    assert "| `fused` | random, backward | 4 of 4 |" in text
-    assert "| `fused` | local, backward | 0 of 4 |" in text
+    assert text.count("| `fused` | crashed |") == 4
     assert "T8192 HQ64 block_size=32 bf16 backward local" in text
