@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nsabench import conclusion
 from nsabench.cli._options import Measuring
-from nsabench.cli._say import say, say_json, say_to_ci
+from nsabench.cli._say import say, say_json
 from nsabench.cli._trust import refuse_inside
 from nsabench.errors import Interrupted, UsageError
 from nsabench.machine.memory import memory_of
@@ -47,8 +47,8 @@ def show(finished: Finished, asked: Measuring, signed: str = "") -> int:
         terminal.print_summary(finished, terminal.console(), verbose=asked.verbose)
         if signed:
             say(signed)
-    tests = ci.of_run(finished.results)
-    say_to_ci(tests, asked.junit, finished.plan.run_id, finished.plan.kernels)
+    if asked.junit is not None:
+        ci.write_junit(ci.of_run(finished.results), asked.junit, finished.plan.run_id)
     return 1 if failures(finished.results) else 0
 
 

@@ -7,13 +7,10 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
-from nsabench.output import ci
-from nsabench.output.ci import Test
 from nsabench.text import shown
 
 
@@ -70,18 +67,3 @@ def say_columns(rows: Sequence[Sequence[object]]) -> None:
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     for row in texts:
         say("  ".join(f"{t:{w}}" for t, w in zip(row, widths, strict=True)).rstrip())
-
-
-def say_to_ci(tests: Sequence[Test], junit: Path | None, name: str, kernels: str = "") -> None:
-    """Write JUnit XML if asked to. On a GitHub runner, also print annotations on standard error.
-
-    kernels: the user's file.
-    """
-    if junit is not None:
-        ci.write_junit(tests, junit, name)
-    if os.environ.get("GITHUB_ACTIONS") == "true":
-        workspace = Path(os.environ.get("GITHUB_WORKSPACE", ".")).resolve()
-        path = Path(kernels)
-        inside = kernels and path.is_relative_to(workspace)
-        for line in ci.remarks(tests, str(path.relative_to(workspace)) if inside else ""):
-            say(line, err=True)

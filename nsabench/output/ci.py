@@ -1,8 +1,8 @@
-"""Writes JUnit XML and GitHub annotations of runs."""
+"""Writes JUnit XML of runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree as Xml
@@ -14,8 +14,6 @@ from nsabench.model.vocabulary import BENIGN, Catch, Role
 from nsabench.text import shown
 from nsabench.verdicts.failures import failures
 from nsabench.verdicts.results import Results
-
-MOST = 10  # annotations: GitHub shows no more of a step
 
 
 @dataclass(frozen=True)
@@ -77,20 +75,3 @@ def write_junit(tests: Sequence[Test], path: Path, name: str) -> Path:
 
 def _make_plain(text: str) -> str:
     return shown(text, lines=True)
-
-
-def remarks(tests: Iterable[Test], kernels: str = "") -> Iterator[str]:
-    """Yield GitHub commands that show failures beside the code of the file `kernels`."""
-    failed = [test for test in tests if test.failed]
-    file = f"file={_escape(kernels, ':,')}," if kernels else ""
-    for test in failed[:MOST]:
-        title = _escape(f"{test.group} {test.name}", ":,")
-        yield f"::error {file}title={title}::{_escape(test.failed)}"
-    if len(failed) > MOST:
-        yield f"::error::and {len(failed) - MOST} more failed: see the log"
-
-
-def _escape(text: str, more: str = "") -> str:
-    for character in "%\r\n" + more:
-        text = text.replace(character, f"%{ord(character):02X}")
-    return shown(text)

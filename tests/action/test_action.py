@@ -57,7 +57,7 @@ def test_the_example_workflow_is_one() -> None:
         assert given.keys() <= ACTION["inputs"].keys()
 
 
-def test_a_wrong_kernel_fails_the_job_and_is_named_in_its_file(tmp_path: Path) -> None:
+def test_a_wrong_kernel_fails_the_job_and_is_named(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(WRONG)
     (tmp_path / "beside.py").touch()
     # A pull request can add files that have the names of modules.
@@ -70,8 +70,6 @@ def test_a_wrong_kernel_fails_the_job_and_is_named_in_its_file(tmp_path: Path) -
     (place / ".venv" / "bin" / "nsabench").symlink_to(Path(sys.executable).parent / "nsabench")
     env = {
         **os.environ,
-        "GITHUB_ACTIONS": "true",
-        "GITHUB_WORKSPACE": str(tmp_path),
         "GITHUB_ACTION_PATH": str(place),
         "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"),
         "MATRICES": "tiny.yaml",
@@ -91,9 +89,6 @@ def test_a_wrong_kernel_fails_the_job_and_is_named_in_its_file(tmp_path: Path) -
     )
     assert done.returncode == 1, done.stdout + done.stderr
     assert not (tmp_path / "trace").exists(), "a file beside the kernel ran outside the sandbox"
-    [said] = [line for line in done.stderr.splitlines() if line.startswith("::error")]
-    assert said.startswith("::error file=mine.py,title=selection_rows.mine ")
-    assert "::wrong%3A" in said or "::wrong: " in said
     suite = Xml.parse(tmp_path / "run.xml").getroot()[0]
     [failed] = [case for case in suite if case.find("failure") is not None]
     assert failed.get("classname") == "selection_rows.mine"

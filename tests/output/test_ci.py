@@ -36,13 +36,3 @@ def test_what_xml_cannot_hold_is_written_out(tmp_path: Path) -> None:
 def test_a_control_that_got_away_fails(tmp_path: Path) -> None:
     results = Facts.read(make_run(tmp_path / "run", Made(control_caught=False))).results
     assert {test.kind for test in ci.of_run(results) if test.failed} == {"missed"}
-
-
-def test_a_remark_is_one_command_whatever_a_kernel_says() -> None:
-    evil = ci.Test("op.mine", "a,b: c", failed="50 %\n::error::forged", kind="crashed")
-    [line] = ci.remarks([evil], "kernels/mine.py")
-    assert line == (
-        "::error file=kernels/mine.py,title=op.mine a%2Cb%3A c::50 %25%0A::error::forged"
-    )
-    lines = list(ci.remarks([evil] * 15))
-    assert len(lines) == ci.MOST + 1 and "5 more" in lines[-1]
