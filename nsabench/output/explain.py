@@ -8,7 +8,6 @@ import inspect
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 
 from nsabench import checks, ops
 from nsabench.checks import Effect
@@ -43,7 +42,6 @@ class Meaning:
     text: str
 
 
-@cache
 def meanings() -> dict[str, list[Meaning]]:
     return grouped(_list_meanings(), lambda meaning: meaning.word.lower())
 
@@ -57,13 +55,13 @@ def _list_meanings() -> Iterator[Meaning]:
         yield Meaning(words.__name__.lower(), "vocabulary", text)
     for name in (*checks.all_checks(), "controls"):
         yield Meaning(name, "check", _read_docstring(f"nsabench.checks.{name}"))
-    for name in ops.shipped():
-        yield Meaning(name, "op", _read_docstring(f"nsabench.ops.{name}"))
+    for name in ops.names():
+        op = ops.get(name)
+        written = sys.modules[type(op).__module__].__doc__ or type(op).__doc__
+        yield Meaning(name, "op", inspect.cleandoc(written or "Its author wrote nothing about it."))
+        sizes = f"of {name}: {op.shape_model.describe()}"
+        yield from (Meaning(size, "size", sizes) for size in op.shape_model.model_fields)
     yield from (Meaning(word, "word of the output", text) for word, text in WORDS.items())
-    for name in ops.shipped():
-        shape = ops.get(name).shape_model
-        text = f"of {name}: {shape.describe()}"
-        yield from (Meaning(size, "size", text) for size in shape.model_fields)
     for table, columns in TABLES.items():
         for column in columns:
             unit = f" [{column.unit}]" if column.unit not in ("", "1") else ""
@@ -75,22 +73,13 @@ def explain(word: str) -> list[Meaning]:
     """Return all meanings of a word. Raises `UsageError` with the nearest words if it is
     unknown."""
     known, wanted = meanings(), word.strip().lower()
-    explained = list(known.get(wanted, ()))
-    if wanted in ops.names() and wanted not in ops.shipped():
-        explained.append(_explain_user_op(wanted))
-    if not explained:
-        near = difflib.get_close_matches(word.lower(), {*known, *ops.names()}, 3)
+    if wanted not in known:
+        near = difflib.get_close_matches(wanted, known, 3)
         raise UsageError(
             f"nsabench has no word {word!r}",
             f"did you mean {' or '.join(near)}?" if near else "`nsabench explain` lists them all.",
         )
-    return explained
-
-
-def _explain_user_op(name: str) -> Meaning:
-    kind = type(ops.get(name))
-    text = sys.modules[kind.__module__].__doc__ or kind.__doc__
-    return Meaning(name, "op", inspect.cleandoc(text or "Its author wrote nothing about it."))
+    return known[wanted]
 
 
 def _read_docstring(module: str) -> str:
