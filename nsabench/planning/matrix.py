@@ -58,14 +58,13 @@ class Matrix(Strict):
     """A document that spans cases.
 
     `axes` spans a product of cases, and so does each entry of `include`, which inherits the common
-    axes. A case that agrees with all keys of an entry of `exclude` is left out.
+    axes.
     """
 
     op: str
     description: str = ""
     axes: Axes = Field(default={})
     include: list[Axes] = Field(default=[])
-    exclude: list[Axes] = Field(default=[])
     implementations: Selection = Selection()
     tolerances: Tolerances = Tolerances()
     timing: Timing = Timing()
@@ -92,15 +91,12 @@ def load(path: Path) -> list[LoadedMatrix]:
 def _load(path: Path, document: Document) -> LoadedMatrix:
     matrix = yaml_lines.parse(document, Matrix)
     op = ops.get(matrix.op, document.where(("op",)))
-    cases = list(_span(matrix, op, document))
-    if not cases:
-        raise UsageError(f"{path} spans no case", "exclude less, or give `axes` or `include`.")
     return LoadedMatrix(
         name=path.stem,
         file=path.name,
         sha256=hashlib.sha256(document.content).hexdigest(),
         selection=matrix.implementations,
-        cases=cases,
+        cases=list(_span(matrix, op, document)),
     )
 
 
@@ -114,7 +110,7 @@ def _span(matrix: Matrix, op: Op, document: Document) -> Iterator[Case]:
     ]
     if not matrix.include or set(matrix.axes) - set(COMMON_AXES):
         blocks.insert(0, (("axes",), matrix.axes))
-    for place, axes in [*blocks, *((("exclude", i), e) for i, e in enumerate(matrix.exclude))]:
+    for place, axes in blocks:
         for axis in axes:
             if axis not in valid:
                 where = document.where((*place, axis))
@@ -128,16 +124,7 @@ def _span(matrix: Matrix, op: Op, document: Document) -> Iterator[Case]:
     for place, axes in blocks:
         for values in itertools.product(*axes.values()):
             point = {**defaults, **dict(zip(axes, values, strict=True))}
-            if any(_matches(point, rule) for rule in matrix.exclude):
-                continue  # before `_case`, which refuses impossible cases
-            case = _case(point, matrix, op, document, place)
-            # Again with the sizes that the shape fills in.
-            if not any(_matches({**point, **case.shape}, rule) for rule in matrix.exclude):
-                yield case
-
-
-def _matches(point: Mapping[str, Scalar], rule: Mapping[str, list[Scalar]]) -> bool:
-    return all(point.get(axis) in values for axis, values in rule.items())
+            yield _case(point, matrix, op, document, place)
 
 
 def _case(

@@ -30,7 +30,7 @@ def test_axes_are_a_product(tmp_path: Path) -> None:
     assert len({case.id for case in loaded.cases}) == 8
 
 
-def test_include_inherits_common_axes_and_exclude_removes(tmp_path: Path) -> None:
+def test_include_inherits_common_axes(tmp_path: Path) -> None:
     loaded = load(
         tmp_path,
         """
@@ -39,8 +39,6 @@ axes: {dtype: [float16, bfloat16]}
 include:
   - {N: 1, H: [1, 2], D: 16, L: 8}
   - {N: 3, H: 1, D: 16, L: 8, dtype: float32}
-exclude:
-  - {H: 2, dtype: bfloat16}
 """,
     )
     found = {(c.shape["N"], c.shape["H"], str(c.dtype)) for c in loaded.cases}
@@ -48,28 +46,9 @@ exclude:
         (1, 1, "float16"),
         (1, 1, "bfloat16"),
         (1, 2, "float16"),
+        (1, 2, "bfloat16"),
         (3, 1, "float32"),
     }
-
-
-def test_exclude_sees_what_nobody_named(tmp_path: Path) -> None:
-    """dtype and distribution have defaults, and Dv is D."""
-    text = "op: selection_rows\naxes: {N: [1, 2], H: 1, D: [8, 16], L: 8}\n"
-    for rule, left in (
-        ("{N: 1, dtype: float16}", 2),
-        ("{N: 1, dtype: bfloat16}", 4),
-        ("{distribution: dense, D: 8}", 2),
-        ("{Dv: 8}", 2),
-        ("{Dv: 8, streams: 2}", 4),
-    ):
-        assert len(load(tmp_path, f"{text}exclude: [{rule}]\n").cases) == left, rule
-
-
-def test_what_is_excluded_need_not_be_possible(tmp_path: Path) -> None:
-    sizes = "B: 1, S: 1, G: 1, H: 1, D: 8, n_spans: 1, S_kv: [8, 64], L: [8, 64]"
-    text = f"op: selection_ranges\naxes: {{{sizes}}}\n"
-    [*cases] = load(tmp_path, f"{text}exclude: [{{S_kv: 8, L: 64}}]\n").cases
-    assert len(cases) == 3
 
 
 def test_the_shipped_rows_are_those_of_the_earlier_table() -> None:
@@ -135,11 +114,6 @@ def test_an_id_depends_on_what_is_measured_only(tmp_path: Path) -> None:
         ),
         ("- 1\n", "m.yaml:1: the document", "correct"),
         ("", "op is missing", "add it"),
-        (
-            "op: selection_rows\naxes: {N: 1, H: 1, D: 8, L: 4}\nexclude: [{N: 1}]\n",
-            "spans no case",
-            "exclude less",
-        ),
         ("op: selection_rows\ntimeout_s: -1\n", "m.yaml:2: timeout_s", "correct"),
         ("op: selection_rows\ntimeout_s: .nan\n", "m.yaml:2: timeout_s", "correct"),
     ],
