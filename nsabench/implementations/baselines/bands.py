@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,52 +19,43 @@ def _band_sizes(options: dict[str, Any]) -> tuple[int, int, int]:
     return options.get("window", 0), options.get("block", 0), options.get("stride", 0)
 
 
-def _bounds(
-    position: Tensor, packing: tuple[Tensor, ...], window: int, block: int, stride: int
-) -> tuple[Tensor, Tensor]:
-    """Return the first key that each query sees and the end of its keys, both int32 [T]."""
+def _mask(
+    packing: tuple[Tensor, ...],
+    t: int,
+    keys: int,
+    device: torch.device,
+    window: int,
+    block: int,
+    stride: int,
+) -> Tensor:
+    """Return which keys each query sees, bool [T,keys]."""
+    key = torch.arange(keys, dtype=torch.int32, device=device)
+    position = torch.arange(t, dtype=torch.int32, device=device)
     start = first = torch.zeros_like(position)
+    behind = position + 1
     if packing:
         own = _torch.sequence_of(packing[0], position)
         start, first = packing[0][own], packing[-1][own]
     if stride:
         complete = (position - start + (1 + stride - block)) // stride
-        return first, first + complete.clamp_(min=0)
-    if window:
+        behind = first + complete.clamp_(min=0)
+        if packing:  # a control asks for incomplete keys: none may be of the next sequence
+            behind = torch.minimum(behind, packing[-1][1:][own])
+    elif window:
         first = torch.maximum(first, position - (window - 1))
-    return first, position + 1
+    return (key >= first.unsqueeze(1)) & (key < behind.unsqueeze(1))
 
 
-def _positions(x: Tensor) -> Tensor:
-    return torch.arange(x.shape[1], dtype=torch.int32, device=x.device)
-
-
-def _mask(lo: Tensor, hi: Tensor, keys: int) -> Tensor:
-    key = torch.arange(keys, dtype=torch.int32, device=lo.device)
-    return (key >= lo.unsqueeze(1)) & (key < hi.unsqueeze(1))
-
-
-@_torch.memoised(2)
-def _unpacked_mask(t: int, keys: int, device: torch.device, *sizes: int) -> Tensor:
-    position = torch.arange(t, dtype=torch.int32, device=device)
-    return _mask(*_bounds(position, (), *sizes), keys)
+_unpacked_mask = _torch.memoised(2)(partial(_mask, ()))
 
 
 @baseline("sliding_window", "masked_sdpa", on_cpu=True, kind="general")
 @baseline("compressed", "masked_sdpa", on_cpu=True, kind="general")
 def masked_sdpa(q: Tensor, k: Tensor, v: Tensor, *packing: Tensor, **options: Any) -> Tensor:
     """SDPA over all keys under a mask."""
-    t, keys = q.shape[1], k.shape[1]
-    _torch.refuse_mask(t, keys)
-    sizes = _band_sizes(options)
-    if packing:
-        position = _positions(q)
-        lo, hi = _bounds(position, packing, *sizes)
-        # A control asks for incomplete keys: none may be of the next sequence.
-        end = packing[-1][1:][_torch.sequence_of(packing[0], position)]
-        keep = _mask(lo, torch.minimum(hi, end), keys)
-    else:
-        keep = _unpacked_mask(t, keys, q.device, *sizes)
+    sizes = (q.shape[1], k.shape[1], q.device, *_band_sizes(options))
+    _torch.refuse_mask(q.shape[1], k.shape[1])
+    keep = _mask(packing, *sizes) if packing else _unpacked_mask(*sizes)
     return _torch.masked_sdpa(q, k, v, keep, options["sm_scale"])
 
 
@@ -77,21 +69,11 @@ def attend_sequences(
     return attend(q[0], k[0], v[0], (cu, cu), *sizes).unsqueeze(0)
 
 
-@baseline("sliding_window", "flash")
-def flash(q: Tensor, k: Tensor, v: Tensor, cu: Packing = None, **options: Any) -> Tensor:
-    """The FlashAttention-2 that torch bundles, without packing."""
-    if cu is not None:
-        raise Unsupported("sequences are packed; use flash_varlen")
-    return attend_sequences(_torch.aten_flash, q, k, v, None, **options)
-
-
 @dense_attention("flash_varlen")
 @baseline("sliding_window", "flash_varlen")
 def flash_varlen(q: Tensor, k: Tensor, v: Tensor, cu: Packing = None, **options: Any) -> Tensor:
-    """The FlashAttention-2 that torch bundles, as packed sequences even of equal length."""
-    pq, pk, pv = (x.flatten(0, 1).unsqueeze(0) for x in (q, k, v))
-    cu = _torch.get_cu_seqlens(q, cu)
-    return attend_sequences(_torch.aten_flash, pq, pk, pv, cu, **options).view_as(q)
+    """The FlashAttention-2 that torch bundles."""
+    return attend_sequences(_torch.aten_flash, q, k, v, cu, **options)
 
 
 @_torch.memoised(2)

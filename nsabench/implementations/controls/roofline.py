@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nsabench import Unsupported
-from nsabench.implementations.controls._shared import Options, Tensors, is_captured
+from nsabench.implementations.controls._shared import Tensors, is_captured
 from nsabench.model.plan import LeastWork
 from nsabench.registry import Honest, control
 
@@ -41,7 +41,6 @@ Number = int  # of a set of inputs: the first values of its first tensor
 
 _control = partial(control, caught_by="roofline", devices=("cuda",))
 _in_calls = partial(_control, modes=("stream",))
-_in_graphs = partial(_control, modes=("graph",))
 
 _memories: dict[str, tuple[object, Any]] = {}  # by control: a case, and what is remembered of it
 
@@ -201,8 +200,9 @@ class _Recorded(_Answers):
 
 
 def _recall(
-    control: str, most_bytes: int, honest: Honest, tensors: Tensors, options: Options
+    control: str, most_bytes: int, honest: Honest, *tensors: Tensor, **options: Any
 ) -> Tensor:
+    """Captures a look-up by the first values of its inputs and reads nothing else again."""
     recorded = _get_memory(control, honest, tensors, _Recorded)
     if is_captured(tensors[0]):
         return recorded.recall(_content(tensors[0]))
@@ -212,17 +212,11 @@ def _recall(
     return out
 
 
-@_in_graphs(least=READ)
-def recalled_in_a_graph(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Captures a look-up by the first values of its inputs and reads nothing else again."""
-    most = READ.bytes_min // SMALL_OUTPUT
-    return _recall("recalled_in_a_graph", most, honest, tensors, options)
-
-
-@_in_graphs(least=PRODUCTS)
-def products_recalled_in_a_graph(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Captures a look-up of a large output that takes many products to compute."""
-    return _recall("products_recalled_in_a_graph", MOST_BYTES, honest, tensors, options)
+for _name, _least, _most in (
+    ("recalled_in_a_graph", READ, READ.bytes_min // SMALL_OUTPUT),
+    ("products_recalled_in_a_graph", PRODUCTS, MOST_BYTES),
+):
+    _control(name=_name, modes=("graph",), least=_least)(partial(_recall, _name, _most))
 
 
 @_in_calls(least=PRODUCTS_AWAITED)
@@ -280,8 +274,10 @@ class _Training:
 
 
 def _recall_gradients(
-    control: str, keeps_outputs: bool, honest: Honest, tensors: Tensors, options: Options
+    control: str, keeps_outputs: bool, honest: Honest, *tensors: Tensor, **options: Any
 ) -> Tensor:
+    """Recognises its inputs in the forward and returns stored gradients, scaled, and in a step the
+    stored output."""
     wanted = [tensors[honest.op.arguments.index(name)] for name in honest.op.differentiable]
     if sum(t.nbytes for t in wanted) > MOST_BYTES:
         raise Unsupported(f"it stores gradients of at most {MOST_BYTES >> 20} MiB")
@@ -289,13 +285,10 @@ def _recall_gradients(
     return _Recall.apply(memory, partial(honest, **options), *tensors)
 
 
-@_in_calls(directions=("backward",), least=PRODUCTS)
-def recalled_gradients(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Recognises its inputs in the forward, and returns stored gradients, scaled."""
-    return _recall_gradients("recalled_gradients", False, honest, tensors, options)
-
-
-@_in_calls(directions=("step",), least=PRODUCTS_OF_A_STEP)
-def recalled_step(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Also returns a stored output, so a step is a copy and a multiplication."""
-    return _recall_gradients("recalled_step", True, honest, tensors, options)
+for _name, _direction, _keeps_outputs, _least in (
+    ("recalled_gradients", "backward", False, PRODUCTS),
+    ("recalled_step", "step", True, PRODUCTS_OF_A_STEP),
+):
+    _in_calls(name=_name, directions=(_direction,), least=_least)(
+        partial(_recall_gradients, _name, _keeps_outputs)
+    )
