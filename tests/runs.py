@@ -111,71 +111,21 @@ class Made:
     canary_crashes: bool = False  # the last implementation of it
 
 
+def info(name: str, role: Role, **more: Any) -> ImplementationInfo:
+    known = {"op": OP, "devices": (Runs.CUDA,), "source": "x"}
+    return ImplementationInfo(name=name, role=role, **{**known, **more})
+
+
 def make_plan(made: Made) -> Plan:
-    infos = [
-        *(
-            ImplementationInfo(
-                op=OP, name=name, role=Role.CANDIDATE, devices=(Runs.CUDA,), source=made.source
-            )
-            for name in made.implementations
-        ),
-        ImplementationInfo(
-            op=OP,
-            name="sdpa_gqa",
-            role=Role.BASELINE,
-            devices=(Runs.CUDA,),
-            source="x",
-            kind=made.kind,
-            origin=made.origin,
-        ),
-        *(
-            [
-                ImplementationInfo(
-                    op=OP,
-                    name="flex_attention",
-                    role=Role.BASELINE,
-                    devices=(Runs.CUDA,),
-                    source="x",
-                    kind=made.flex_kind,
-                )
-            ]
-            if made.flex_ms
-            else []
-        ),
-        *(
-            [
-                ImplementationInfo(
-                    op=OP,
-                    name="dense",
-                    role=Role.ALTERNATIVE,
-                    devices=(Runs.CUDA,),
-                    computes="selection_varlen",
-                    source="x",
-                )
-            ]
-            if made.dense_ratio
-            else []
-        ),
-        ImplementationInfo(
-            op=OP,
-            name="zero_output",
-            role=Role.CONTROL,
-            devices=(Runs.CUDA,),
-            caught_by="parity",
-            source="x",
-        ),
-        *(
-            ImplementationInfo(
-                op=OP,
-                name=name,
-                role=Role.CONTROL,
-                devices=(Runs.CUDA,),
-                caught_by=caught_by,
-                source="x",
-            )
-            for name, caught_by in (QUEUE_CONTROLS if made.queue_ratio else ())
-        ),
-    ]
+    infos = [info(name, Role.CANDIDATE, source=made.source) for name in made.implementations]
+    infos.append(info("sdpa_gqa", Role.BASELINE, kind=made.kind, origin=made.origin))
+    if made.flex_ms:
+        infos.append(info("flex_attention", Role.BASELINE, kind=made.flex_kind))
+    if made.dense_ratio:
+        infos.append(info("dense", Role.ALTERNATIVE, computes="selection_varlen"))
+    infos.append(info("zero_output", Role.CONTROL, caught_by="parity"))
+    controls = QUEUE_CONTROLS if made.queue_ratio else ()
+    infos += [info(name, Role.CONTROL, caught_by=caught_by) for name, caught_by in controls]
     cases = [
         Case(
             op=OP,
@@ -218,8 +168,10 @@ def make_run(
     *,
     signer: Signer = SIGNER,
     change: Callable[[Plan], Plan] = lambda plan: plan,
+    observe: Callable[[PlannedCase], Iterable[Observation]] | None = None,
 ) -> Path:
-    """A complete run folder, not yet signed. signer: in whose name it was measured."""
+    """A complete run folder, not yet signed. signer: in whose name it was measured. observe: what
+    came out instead."""
     made = made or Made()
     folder.mkdir(parents=True, exist_ok=True)
     plan = change(make_plan(made))
@@ -238,8 +190,9 @@ def make_run(
         log.append(session_of(plan, described, folder, made.ceilings))
         rng = np.random.default_rng(made.seed)
         for planned in plan.cases:
-            observations = list(observations_of(planned, made, rng))
-            conditions = made.conditions(planned.case.shape["L"])
+            found = observe(planned) if observe else observations_of(planned, made, rng)
+            observations = list(found)
+            conditions = made.conditions(planned.case.shape.get("L", 0))
             add_attempt(log, plan, Purpose.MAIN, planned.id, observations, conditions)
         if plan.canary is not None:
             same = np.random.default_rng(0)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from nsabench import ops
 from nsabench.model.case import Case
-from nsabench.model.description import Described
 from nsabench.model.measurement import Ceilings, Observation, Samples
-from nsabench.model.plan import ImplementationInfo, MatrixInfo, Plan, PlannedCase
-from nsabench.model.vocabulary import Direction, DType, Purpose, Role, Runs, Status
-from nsabench.running.log import LogFile
+from nsabench.model.plan import MatrixInfo, Plan, PlannedCase
+from nsabench.model.vocabulary import Role, Status
+from tests import runs
 from tests.output.report.browser import CHROMIUM, DRIVER, Browser, chromium
-from tests.runs import SIGNER, add_attempt, session_of
+from tests.runs import Made, info
 
 # What a foreign kernel could print or raise, and what must stay text wherever it is shown.
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>{{7*7}}|`x`"
@@ -46,72 +43,46 @@ def invalid_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_run(folder: Path, *, caught: bool = True, lengths: tuple[int, ...] = LENGTHS) -> Path:
-    (folder / "logs").mkdir(parents=True)
-    cases = [
-        Case(
-            op="selection_rows",
-            shape={"N": 256, "H": 4, "D": 64, "Dv": 64, "L": length},
-            dtype=dtype,
-            direction=Direction.FORWARD,
-            distribution="dense",
-            streams=1,
-            timeout_s=60,
-            seed=1,
-        )
-        for dtype in (DType.FLOAT16, DType.BFLOAT16)
-        for length in lengths
-    ]
-    infos = [
-        info("quick_one", Role.CANDIDATE),
-        info("nasty_one", Role.CANDIDATE),
-        info("sdpa_gqa", Role.BASELINE),
-        info("sdpa_expand", Role.BASELINE),
-        info("zero_output", Role.CONTROL, "parity"),
-    ]
-    names = tuple(i.name for i in infos)
-    plan = Plan(
+    return run_of(
+        folder, lambda plan: plan, lambda p: observations_of(p.case, caught=caught), lengths
+    )
+
+
+def run_of(
+    folder: Path,
+    change: Callable[[Plan], Plan],
+    observe: Callable[[PlannedCase], list[Observation]],
+    lengths: tuple[int, ...] = LENGTHS,
+) -> Path:
+    def changed(plan: Plan) -> Plan:
+        infos = list(plan.implementations)
+        infos.insert(3, info("sdpa_expand", Role.BASELINE))
+        names = tuple(i.name for i in infos)
+        cases = [c.model_copy(update={"implementations": names}) for c in plan.cases]
+        matrices = [MatrixInfo(name="made", file="made.yaml", sha256="0" * 64)]
+        update = {"implementations": infos, "cases": cases, "matrices": matrices}
+        return change(plan.model_copy(update=update))
+
+    made = Made(
         run_id="20260101T000000Z-abcdef",
-        created=datetime(2026, 1, 1, tzinfo=UTC),
-        device="cuda",
-        matrices=[MatrixInfo(name="made", file="made.yaml", sha256="0" * 64)],
-        implementations=infos,
-        cases=[PlannedCase(id=c.id, case=c, implementations=names) for c in cases],
+        gpu="NVIDIA Imaginary",
+        torch="2.13.0",
+        triton="3.7.1",
+        lengths=lengths,
+        shapes=((256, 4, 64),),
+        implementations=("quick_one", "nasty_one"),
+        ceilings=Ceilings(
+            copy_gb_s=4000.0,
+            tflop_s={"float16": 700.0, "bfloat16": 700.0},
+            timer_floor_ms=0.001,
+            known_duration_error=0.001,
+        ),
     )
-    plan.write(folder / "plan.json")
-    write_log(folder, plan, {case.id: observations_of(case, caught=caught) for case in cases})
-    for case in cases:
-        (folder / "logs" / f"{case.id}.log").write_text(f"first\n{HOSTILE}\n")
+    runs.make_run(folder, made, change=changed, observe=observe)
+    (folder / "environment.json").unlink()
+    for planned in Plan.read(folder / "plan.json").cases:
+        (folder / "logs" / f"{planned.id}.log").write_text(f"first\n{HOSTILE}\n")
     return folder
-
-
-def write_log(folder: Path, plan: Plan, observations: Mapping[str, Sequence[Observation]]) -> None:
-    """observations: of the main pass, by case."""
-    described = Described(
-        software={"torch": "2.13.0", "triton": "3.7.1", "torch_cuda": "13.0"},
-        device={"name": "NVIDIA Imaginary", "compute_capability": "9.0"},
-    )
-    ceilings = Ceilings(
-        copy_gb_s=4000.0,
-        tflop_s={"float16": 700.0, "bfloat16": 700.0},
-        timer_floor_ms=0.001,
-        known_duration_error=0.001,
-    )
-    with closing(LogFile(folder / "log.jsonl")) as log:
-        log.sign_as(SIGNER)
-        log.append(session_of(plan, described, ceilings=ceilings))
-        for case_id, found in observations.items():
-            add_attempt(log, plan, Purpose.MAIN, case_id, found)
-
-
-def info(name: str, role: Role, caught_by: str = "") -> ImplementationInfo:
-    return ImplementationInfo(
-        op="selection_rows",
-        name=name,
-        role=role,
-        devices=(Runs.CUDA,),
-        caught_by=caught_by,
-        source="a test",
-    )
 
 
 def observations_of(case: Case, *, caught: bool) -> list[Observation]:

@@ -9,13 +9,15 @@ import pytest
 
 from nsabench import ops
 from nsabench.model.case import Case
-from nsabench.model.plan import ImplementationInfo, MatrixInfo, Plan, PlannedCase
-from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
+from nsabench.model.measurement import Observation
+from nsabench.model.plan import MatrixInfo, Plan, PlannedCase
+from nsabench.model.vocabulary import Direction, DType, Role, Status
 from nsabench.ops import Op, Shape, Work, _outside
 from nsabench.output.report import Facts, write_html, write_markdown
 from tests.output.report.browser import Browser
-from tests.output.report.conftest import make_run, observations_of, timed, write_log
+from tests.output.report.conftest import observations_of, run_of, timed
 from tests.output.report.test_page import CHARTS, SHOTS
+from tests.runs import info
 
 NAME = "block_thing"
 
@@ -82,37 +84,32 @@ def run_of_it(block_thing: None, tmp_path: Path) -> Path:
 
 def run_with(folder: Path, cases: Sequence[Case]) -> Path:
     """A run of the usual op, and of more cases of another one."""
-    plan = Plan.read(make_run(folder) / "plan.json")
-    names = (("fused", Role.CANDIDATE), ("gather", Role.BASELINE))
+    names = {"fused": Role.CANDIDATE, "gather": Role.BASELINE}
     [op] = {case.op for case in cases}
-    infos = [
-        ImplementationInfo(op=op, name=name, role=role, devices=(Runs.CUDA,), source="a test")
-        for name, role in names
-    ]
-    changed = plan.model_copy(
-        update={
-            "matrices": [*plan.matrices, MatrixInfo(name="b", file="b", sha256="1" * 64)],
-            "implementations": [*plan.implementations, *infos],
-            "cases": [
-                *plan.cases,
-                *(PlannedCase(id=c.id, case=c, implementations=("fused", "gather")) for c in cases),
-            ],
-        }
-    )
-    changed.write(folder / "plan.json")
-    (folder / "log.jsonl").unlink()
-    observations = {
-        planned.id: observations_of(planned.case, caught=True) for planned in plan.cases
-    }
-    for case in cases:
-        ms = 0.5 + ops.get(case.op).length(ops.sizes(case)) / 1000
+
+    def change(plan: Plan) -> Plan:
+        infos = [info(name, role, op=op) for name, role in names.items()]
+        more = [PlannedCase(id=c.id, case=c, implementations=tuple(names)) for c in cases]
+        return plan.model_copy(
+            update={
+                "matrices": [*plan.matrices, MatrixInfo(name="b", file="b", sha256="1" * 64)],
+                "implementations": [*plan.implementations, *infos],
+                "cases": [*plan.cases, *more],
+            }
+        )
+
+    def observe(planned: PlannedCase) -> list[Observation]:
+        case = planned.case
+        if case.op != op:
+            return observations_of(case, caught=True)
+        ms = 0.5 + ops.get(op).length(ops.sizes(case)) / 1000
         fused = timed("fused", ms / 2)
         if case.direction is Direction.BACKWARD and case.distribution == "local":
-            crashed = {"implementation": "fused", "status": Status.CRASHED, "reason": "signal 11"}
-            fused = type(fused).model_validate(crashed)
-        observations[case.id] = [fused, timed("gather", ms)]
-    write_log(folder, changed, observations)
-    return folder
+            crashed = Status.CRASHED
+            fused = Observation(implementation="fused", status=crashed, reason="signal 11")
+        return [fused, timed("gather", ms)]
+
+    return run_of(folder, change, observe)
 
 
 def test_it_is_drawn_with_its_own_sizes(run_of_it: Path, browser: Browser, tmp_path: Path) -> None:
