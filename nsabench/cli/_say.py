@@ -47,7 +47,7 @@ def open_closed_streams() -> None:
             if null != number:
                 os.dup2(null, number)
                 os.close(null)
-            setattr(sys, name, os.fdopen(number, "w" if number else "r"))
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
 def say(text: object, *, err: bool = False, nl: bool = True) -> None:
