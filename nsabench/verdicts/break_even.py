@@ -15,7 +15,7 @@ from nsabench import labels
 from nsabench.checks.series import by_case
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Direction, Pays, Reference, Regime, Role, Status
-from nsabench.verdicts.objections import against, objections
+from nsabench.verdicts.objections import objections
 from nsabench.verdicts.series import Tested, walk
 
 # Names of the regimes for readers. Most models call from Python, so that comes first.
@@ -86,11 +86,10 @@ def decide(records: Sequence[Record]) -> list[BreakEven]:
                 groups.setdefault((r.op, r.direction, heads(r), regime), []).append(r)
     order, regimes = list(dict.fromkeys(r.op for r in asked)), list(CALLED)
     keys = sorted(groups, key=lambda key: (order.index(key[0]), regimes.index(key[3])))
-    speaking = objections(records)
     decided = []
     for key in keys:
         op, direction, layout, regime = key
-        reasons = against(speaking, op, regime)
+        reasons = objections(records, op, regime)
         gpu, axis = groups[key][0].gpu_name, labels.axis(op)
         tested = [_compare_best(case, regime) for case in by_case(groups[key]).values()]
         tested.sort(key=lambda case: (case.length, case.label))

@@ -7,8 +7,8 @@ difference over L depends on little but the mistake, so the curve identifies it.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,46 +25,53 @@ EXPLAINS = 0.1  # mean relative deviation of a simulated from a stated curve
 SEED = 0
 
 Array = NDArray[np.float32]
-Errors = dict[tuple[int, int, int], float]  # by D, Dv and L
+Errors = dict[int, float]  # by L
 
 
 def check(rows: Sequence[Record], findings: Sequence[Finding]) -> list[Finding]:
-    stated_errors: dict[tuple[int, int, int], list[float]] = defaultdict(list)
-    for row in rows:
-        d, dv = row.shape["D"], row.shape["Dv"]
-        too_long = row.length * max(d, dv) > MOST_ELEMENTS
-        if row.mae is None or row.direction is not Direction.FORWARD or too_long:
-            continue
-        if math.isfinite(row.mae):
-            stated_errors[d, dv, row.length].append(row.mae)
-    points = Counter((d, dv) for d, dv, _ in stated_errors)
-    stated = {
-        (d, dv, length): float(np.mean(errors))
-        for (d, dv, length), errors in stated_errors.items()
-        if points[d, dv] >= LEAST_POINTS
-    }
+    (d, dv), stated = _find_curve(rows)
     tolerance = max((r.tolerances.mae for r in rows), default=0.0)
-    if not any(mae > tolerance for mae in stated.values()):
+    if len(stated) < LEAST_POINTS or max(stated.values()) <= tolerance:
         return []
-    best, deviation, simulated = _find_nearest(stated, tolerance)
-    if deviation > EXPLAINS:
+    simulated: dict[str, Errors] = defaultdict(dict)
+    for length in stated:
+        for mistake, mae in _simulate(d, dv, length, max(stated)):
+            simulated[mistake][length] = mae
+    deviations = {
+        mistake: _mean_deviation(stated, errors, tolerance)
+        for mistake, errors in simulated.items()
+        if errors.keys() == stated.keys()
+    }
+    best = min(deviations, key=lambda mistake: deviations[mistake])
+    if deviations[best] > EXPLAINS:
         sentence = (
             f"no simulated mistake explains how the errors depend on the length; the nearest, "
-            f"{best}, is off by {deviation:.0%}"
+            f"{best}, is off by {deviations[best]:.0%}"
         )
         return [Finding(CHECK, Effect.NOTE, sentence)]
-    [(dims, _)] = points.most_common(1)
-    curve = sorted(key for key in stated if key[:2] == dims)
     sentence = (
         f"{_name_culprit(rows, findings)} {best}: that explains the errors over L, simulated "
-        f"{_format(simulated, curve)}, stated {_format(stated, curve)} at "
-        f"L={', '.join(str(length) for _, _, length in curve)} (off by {deviation:.1%} on average)"
+        f"{_format(simulated[best], stated)}, stated {_format(stated, stated)} at "
+        f"L={', '.join(map(str, stated))} (off by {deviations[best]:.1%} on average)"
     )
     return [Finding(CHECK, Effect.WRONG, sentence)]
 
 
-def _format(errors: Errors, curve: Sequence[tuple[int, int, int]]) -> str:
-    return " ".join(f"{errors[key]:.3f}" for key in curve)
+def _format(errors: Errors, lengths: Iterable[int]) -> str:
+    return " ".join(f"{errors[length]:.3f}" for length in lengths)
+
+
+def _find_curve(rows: Sequence[Record]) -> tuple[tuple[int, int], Errors]:
+    """Return D and Dv with the most lengths, and the mean stated error of each length."""
+    stated: dict[tuple[int, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        dims = row.shape["D"], row.shape["Dv"]
+        if row.mae is None or row.direction is not Direction.FORWARD:
+            continue
+        if math.isfinite(row.mae) and row.length * max(dims) <= MOST_ELEMENTS:
+            stated[dims][row.length].append(row.mae)
+    dims = max(stated, key=lambda dims: len(stated[dims]), default=(0, 0))
+    return dims, {length: float(np.mean(stated[dims][length])) for length in sorted(stated[dims])}
 
 
 def _name_culprit(rows: Sequence[Record], findings: Sequence[Finding]) -> str:
@@ -75,21 +82,6 @@ def _name_culprit(rows: Sequence[Record], findings: Sequence[Finding]) -> str:
     if flat == {Role.BASELINE}:
         return "the baseline"
     return "the candidate" if flat == {Role.CANDIDATE} else "one side"
-
-
-def _find_nearest(stated: Errors, tolerance: float) -> tuple[str, float, Errors]:
-    simulated: dict[str, Errors] = defaultdict(dict)
-    for d, dv, length in stated:
-        longest = max(key[2] for key in stated if key[:2] == (d, dv))
-        for mistake, mae in _simulate(d, dv, length, longest):
-            simulated[mistake][d, dv, length] = mae
-    deviations = {
-        mistake: _mean_deviation(stated, errors, tolerance)
-        for mistake, errors in simulated.items()
-        if errors.keys() == stated.keys()
-    }
-    best = min(deviations, key=lambda m: deviations[m])
-    return best, deviations[best], simulated[best]
 
 
 def _mean_deviation(stated: Errors, simulated: Errors, tolerance: float) -> float:

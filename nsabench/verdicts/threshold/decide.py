@@ -15,7 +15,7 @@ from nsabench.model.record import Record
 from nsabench.model.vocabulary import MARGIN, Answer, Direction, Regime, Role, Status, Verdict
 from nsabench.planning.narrow import ALL, Narrowed
 from nsabench.verdicts.caution import beside, tally
-from nsabench.verdicts.objections import against, joined, objections
+from nsabench.verdicts.objections import objections
 from nsabench.verdicts.series import Tested, walk
 from nsabench.verdicts.tables import read_records
 from nsabench.verdicts.verdict import NEAR
@@ -97,7 +97,6 @@ def decide_run(
     margin = margin or (plan.margin if plan else MARGIN)
     records = [r for r in records if r.direction is Direction.FORWARD]
     shards = _split(records, plan)
-    objecting = joined(objections(own) for own in shards)
     caveats = _find_caveats(shards)
     groups: dict[tuple[str, Regime], dict[str, list[Tested]]] = defaultdict(
         lambda: defaultdict(list)
@@ -107,7 +106,7 @@ def decide_run(
         groups[key][tested.record.implementation].append(tested)
     decisions = []
     for (op, regime), by_candidate in sorted(groups.items()):
-        reasons = against(objecting, op, regime)
+        reasons = list(dict.fromkeys(o for own in shards for o in objections(own, op, regime)))
         decided = [
             _decide_candidate(rows, reasons, caveats.get(op, []), margin, plan)
             for rows in by_candidate.values()

@@ -19,7 +19,7 @@ from nsabench.errors import UsageError
 from nsabench.model.record import Record
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Answer, Direction, DType, Regime, Role, Status, Verdict
-from nsabench.verdicts.objections import against, joined, objections
+from nsabench.verdicts.objections import objections
 from nsabench.verdicts.series import Tested as Cell  # pytest would collect a `Test…`
 from nsabench.verdicts.tables import read_records
 from nsabench.verdicts.threshold import as_text, as_yaml, decide_run, read_run
@@ -241,13 +241,6 @@ def test_an_op_without_controls_keeps_no_other_from_a_decision() -> None:
     assert objection not in reasons["selection_rows"]
 
 
-def test_a_control_missed_in_one_shard_counts_in_the_merged_run() -> None:
-    found = {("", Regime.QUEUE): ["missed"], ("decode_step", Regime.QUEUE): ["no control ran"]}
-    whole = joined([{}, found, found])
-    assert against(whole, "decode_step", Regime.QUEUE) == ["missed", "no control ran"]
-    assert against(whole, "decode_step", Regime.DEVICE) == []
-
-
 def declining(at: int | None) -> Callable[[int], Status]:
     return lambda length: Status.UNSUPPORTED if length == at else Status.OK
 
@@ -293,9 +286,9 @@ def test_an_op_of_which_no_control_was_caught_is_named() -> None:
         )
         for one in [A_RECORD]
     ]
-    found = objections([Record.from_row(row) for row in rows])
+    records = [Record.from_row(row) for row in rows]
     said = {
-        op: against(found, op, Regime.DEVICE)
+        op: objections(records, op, Regime.DEVICE)
         for op in ("selection_rows", "sliding_window", "compressed")
     }
     assert said["selection_rows"] == []
