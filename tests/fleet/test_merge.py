@@ -286,11 +286,7 @@ def test_its_page_tells_the_shards_apart(tmp_path: Path, signer: Signer) -> None
     assert [float(row[5]) for row in rows] == pytest.approx([0.952, 1, 1.048], abs=0.01)
     page = write_html(Facts.read(out), tmp_path / "page").read_text()
     assert 'id="shards"' in page and "at its end, ms" in page
-    assert "its first shard, again" in page and "the run, again" not in page
     assert "nsabench merge SHARD" in page
-    (out / "environment.json").unlink()
-    nobody_knows = write_markdown(Facts.read(out), tmp_path / "unknown").read_text()
-    assert "its first shard, again" not in nobody_knows, "nothing says how it was started"
 
 
 def test_a_shard_without_a_canary_says_why(
@@ -509,6 +505,6 @@ def test_the_command(shards: list[Path]) -> None:
     done = CliRunner().invoke(command, [*map(str, shards), "--out", str(out), "--json"])
     assert done.exit_code == 0, done.output
     said = json.loads(done.stdout)
-    assert said["cases"] == 16 and len(said["shards"]) == 3
+    assert said["folder"] == str(out) and said["exit_code"] == 0
     again = CliRunner().invoke(command, [*map(str, shards), "--out", str(out)])
     assert isinstance(again.exception, UsageError) and "is not empty" in str(again.exception)
