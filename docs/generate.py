@@ -132,7 +132,6 @@ def _matrices() -> Iterator[str]:
         "dtype": ", ".join(f"`{d}`" for d in DType),
         "direction": ", ".join(f"`{d}`" for d in Direction) + ", as far as the op has them",
         "distribution": "those of the op, below; the first is the default",
-        "streams": "calls at once, one a stream; 1 is the default",
     }
     yield "| axis | values |\n|---|---|"
     for axis in COMMON_AXES:

@@ -192,7 +192,6 @@ def _plan_cases(question: Question, op_name: str, timing: Timing) -> Iterator[Ca
             dtype=question.dtype,
             direction=question.direction,
             distribution=op.distributions[0],
-            streams=1,
             timeout_s=TIMEOUT_S,
             seed=SEED,
             timing=timing,

@@ -46,8 +46,6 @@ def words(labelled: Labelled) -> list[str]:
         found.append(labelled.direction)
     if labelled.distribution not in ("", usual_distribution(labelled.op)):
         found.append(labelled.distribution)
-    if labelled.streams != 1:
-        found.append(f"{labelled.streams} streams")
     if labelled.mode is Mode.GRAPH:
         found.append("graph")
     return found

@@ -48,7 +48,7 @@ class Desk:
     def __init__(
         self, case: Case, computes: Sequence[str] = ("",), device: str = "cpu", tells: bool = True
     ) -> None:
-        count = max(2, case.streams, case.timing.rotate)
+        count = max(2, case.timing.rotate)
         self.seeds = [case.seed + number * STRIDE for number in range(count)]
         self.tells = tells
         descriptor = os.memfd_create("test")
@@ -145,7 +145,6 @@ def a_case(op: str, shape: Mapping[str, int], **fields: Any) -> Case:
         "dtype": DType.FLOAT16,
         "direction": Direction.FORWARD,
         "distribution": ops.get(op).distributions[0],
-        "streams": 1,
         "timeout_s": 60,
         "seed": 1,
     }

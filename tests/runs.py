@@ -133,7 +133,6 @@ def make_plan(made: Made) -> Plan:
             dtype=dtype,
             direction=Direction.FORWARD,
             distribution="dense",
-            streams=1,
             timeout_s=60,
             seed=1,
         )
@@ -363,7 +362,7 @@ def record(
     """Return a record with times. samples, bursts: those that the times are of, if it matters."""
     known: dict[str, Any] = {"run_id": "r", "case_id": "c", "op": OP, "device": "cuda"}
     known |= {"implementation": name, "role": role, "direction": Direction.FORWARD}
-    known |= {"dtype": DType.FLOAT16, "length": 64, "distribution": "dense", "streams": 1}
+    known |= {"dtype": DType.FLOAT16, "length": 64, "distribution": "dense"}
     known |= {"status": Status.OK, "attempt": 1, "bytes_min": 1, "flops": 1}
     known |= {"source": Source("own" if role is Role.CANDIDATE else "others")}
     made = Record(**{**known, **fields})

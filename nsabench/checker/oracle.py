@@ -66,7 +66,7 @@ def _count_free_bytes() -> int:
 
 def _count_sets(case: Case, wanted: int, each: int, free: int) -> int:
     """Return how many sets of `each` bytes to hold. Raises `Failure` if two are too many."""
-    least = max(2, case.streams)
+    least = 2
     if least * each > free * MOST_OF_MEMORY:
         raise Failure(
             Status.OUT_OF_MEMORY,

@@ -31,7 +31,7 @@ from nsabench.checks import proofs
 from nsabench.checks.best_baseline import best_baseline
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.host import MORE, worked_ms
-from nsabench.checks.proofs import QUEUE, regime_of
+from nsabench.checks.proofs import regime_of
 from nsabench.checks.series import by_case
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Catch, Regime, Role, Status
@@ -88,8 +88,6 @@ def catch(row: Record, case: Sequence[Record], findings: Sequence[Finding]) -> C
         return Catch.DECLINED
     if row.status not in (Status.OK, Status.WRONG, Status.IMPLAUSIBLE):
         return Catch.UNPROVEN
-    if row.caught_by in QUEUE and row.streams > 1:
-        return Catch.DECLINED  # concurrent calls have no bursts
     if row.caught_by == "burst":
         return Catch.CAUGHT if any(_names(f, row) for f in findings) else _judge_in_burst(row)
     if row.caught_by == "parity":

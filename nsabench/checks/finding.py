@@ -25,26 +25,25 @@ HARMLESS = frozenset({Effect.UNPROVEN, Effect.NOTE})
 
 
 class Group(NamedTuple):
-    """The cases of an op that share measuring code: a direction, a mode, one stream or several."""
+    """The cases of an op that share measuring code: a direction and a mode."""
 
     op: str
     direction: Direction
     mode: Mode
-    at_once: bool = False  # on several streams
 
     @classmethod
     def of(cls, record: Record) -> Group:
-        return cls(record.op, record.direction, record.mode, record.streams > 1)
+        return cls(record.op, record.direction, record.mode)
 
     def __str__(self) -> str:
         return f"{self.op}{self.way}"
 
     @property
     def way(self) -> str:
-        """Its direction, mode and streams in words, if unusual: ` backward in graph mode`."""
+        """Its direction and mode in words, if unusual: ` backward in graph mode`."""
         backward = "" if self.direction is Direction.FORWARD else f" {self.direction}"
         graph = " in graph mode" if self.mode is Mode.GRAPH else ""
-        return backward + graph + (" on several streams" if self.at_once else "")
+        return backward + graph
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,6 @@ class Case(Strict):
     dtype: DType
     direction: Direction
     distribution: str
-    streams: PositiveInt
     timeout_s: PositiveFloat
     seed: Seed
     tolerances: Tolerances = Tolerances()
@@ -88,7 +87,7 @@ class Case(Strict):
         """The fields that decide what is launched, not how it is timed."""
         return self.model_dump(
             mode="json",
-            include={"op", "shape", "dtype", "direction", "distribution", "streams"},
+            include={"op", "shape", "dtype", "direction", "distribution"},
         )
 
     @cached_property

@@ -46,7 +46,7 @@ class Job(Message):
 def input_seeds(entropy: str, purpose: Purpose, case: Case) -> list[int]:
     """Return the seeds of a case's sets of inputs: others for each pass, not for each attempt."""
     # `entropy` is a secret of the plan, so that no worker knows a seed before it is used.
-    count = max(2, case.streams, case.timing.rotate)
+    count = max(2, case.timing.rotate)
     prefix = f"{entropy}/{case.seed}/{case.id}/{purpose}"
     digests = (sha256(f"{prefix}/{number}".encode()) for number in range(count))
     return [int.from_bytes(digest.digest()[:7]) for digest in digests]

@@ -89,7 +89,7 @@ class Record:
     """One implementation on one case. None and an empty text stand for a missing value."""
 
     run_id: Annotated[str, "the run"]
-    case_id: Annotated[str, "hash of op, shape, dtype, direction, distribution, streams, mode"]
+    case_id: Annotated[str, "hash of op, shape, dtype, direction, distribution, mode"]
     op: Annotated[str, "the contract"]
     implementation: Annotated[str, "the code that was measured"]
     role: Annotated[Role, "candidate, baseline, alternative or control"]
@@ -99,7 +99,6 @@ class Record:
     shape: Mapping[str, int] = field(default_factory=dict)
     length: Annotated[int, "what a threshold is of: L selected keys a row, or T or S tokens", "1"]
     distribution: Annotated[str, "how the selection was drawn"]
-    streams: Annotated[int, "calls that ran at once, one a stream", "1"]
     mode: Annotated[Mode, "what is timed: calls on a stream, or replays of a CUDA graph"] = (
         Mode.STREAM
     )
@@ -217,9 +216,8 @@ class Record:
         return self.comparison(regime).median_ms
 
     def may_be_judged_in(self, regime: Regime) -> bool:
-        """Return whether times in a regime decide. Replays and concurrent calls have no queue."""
-        alone = self.regime is Regime.DEVICE and self.streams == 1
-        return regime is self.regime or (regime is Regime.QUEUE and alone)
+        """Return whether times in a regime decide. Replays have no queue."""
+        return regime is self.regime or (regime is Regime.QUEUE and self.regime is Regime.DEVICE)
 
     def timed_in(self, regime: Regime) -> float | None:
         """Return the median time of a call (ms) in a regime where it decides; else None."""

@@ -116,7 +116,7 @@ def computed(case: Case, name: str) -> Case:
 def ladder(case: Any) -> Hashable:
     """Return a key that is equal for cases, or their records, that differ only in length."""
     inputs = case.op, case.dtype, case.direction, case.distribution, sizes_but_length(case)
-    return *inputs, case.streams, case.mode
+    return *inputs, case.mode
 
 
 def sizes_but_length(case: Any) -> tuple[tuple[str, int], ...]:
@@ -126,10 +126,9 @@ def sizes_but_length(case: Any) -> tuple[tuple[str, int], ...]:
 
 
 def work(case: Case) -> Work:
-    """Return the compulsory work of a case: one call a stream."""
+    """Return the compulsory work of a call."""
     shape = tuple(case.shape.items())
-    of_call = _count(get(case.op), shape, case.direction, case.dtype, case.distribution, case.seed)
-    return Work(of_call.bytes_min * case.streams, of_call.flops * case.streams)
+    return _count(get(case.op), shape, case.direction, case.dtype, case.distribution, case.seed)
 
 
 @lru_cache(maxsize=4096)

@@ -88,7 +88,7 @@ def _read_docstring(module: str) -> str:
 
 WORDS = {
     "op": "a contract: how inputs are made, the float64 oracle, and the work (bytes and FLOPs)",
-    "case": "one op at one shape, dtype, direction, distribution, number of streams and mode",
+    "case": "one op at one shape, dtype, direction, distribution and mode",
     "cases": "how many cases a decision rests on",
     "implementation": "code that fulfils an op: a candidate, a baseline or a control",
     "oracle": "the op computed in float64 from the same quantised inputs: what is right",

@@ -13,7 +13,7 @@ from nsabench.verdicts.failures import failures
 from nsabench.verdicts.threshold.document import as_data as thresholds_as_data
 
 OF_A_CANDIDATE = (
-    *("case_id", "op", "implementation", "dtype", "direction", "distribution", "streams", "mode"),
+    *("case_id", "op", "implementation", "dtype", "direction", "distribution", "mode"),
     *("length", "status", "reason", "diagnosis", "median_ms", "best_baseline", "speedup"),
     *("speedup_lo", "speedup_hi", "verdict", "caution", "package", "package_version", "licence"),
 )

@@ -26,7 +26,7 @@ from nsabench.planning import yaml_document as yaml_lines
 from nsabench.planning.yaml_document import Document, nearest
 
 # Every op has these axes. Further axes are the sizes of its shape.
-COMMON_AXES = ("dtype", "direction", "distribution", "streams")
+COMMON_AXES = ("dtype", "direction", "distribution")
 
 Scalar = int | float | str
 Values = Annotated[
@@ -102,7 +102,7 @@ def _load(path: Path, document: Document) -> LoadedMatrix:
 
 def _span(matrix: Matrix, op: Op, document: Document) -> Iterator[Case]:
     valid = [*COMMON_AXES, *op.shape_model.model_fields]
-    usual = (DType.FLOAT16, Direction.FORWARD, op.distributions[0], 1)
+    usual = (DType.FLOAT16, Direction.FORWARD, op.distributions[0])
     defaults: dict[str, Scalar] = dict(zip(COMMON_AXES, usual, strict=True))
     common = {axis: values for axis, values in matrix.axes.items() if axis in COMMON_AXES}
     blocks: list[tuple[tuple[str | int, ...], Mapping[str, list[Scalar]]]] = [

@@ -105,12 +105,12 @@ def _with_controls(
     works = {planned.id: ops.work(planned.case) for planned in cases}
     by_work = sorted(cases, key=lambda planned: works[planned.id].bytes_min)
     for control in (i for i in implementations if i.role is Role.CONTROL):
-        groups: dict[tuple[int, str, str, bool], list[PlannedCase]] = {}
+        groups: dict[tuple[int, str, str], list[PlannedCase]] = {}
         for planned in by_work:
             work = works[planned.id]
             if control.concerns(planned.case) and control.least.is_met(work.bytes_min, work.flops):
                 case = planned.case
-                key = (case.dtype.itemsize, case.direction, case.timing.mode, case.streams > 1)
+                key = (case.dtype.itemsize, case.direction, case.timing.mode)
                 groups.setdefault(key, []).append(planned)
         for group in groups.values():
             own = control.wraps or control.computes_by

@@ -66,7 +66,7 @@ def families_of(plan: Plan, left: Sequence[Job]) -> dict[bool, list[Family]]:
         for name in job.implementations:
             info = plan.info(case.op, name)
             if _may_compile(info):
-                key = info, ops.sizes_but_length(case), case.dtype, case.distribution, case.streams
+                key = info, ops.sizes_but_length(case), case.dtype, case.distribution
                 content = json.dumps(case.content)  # without its timing
                 families.setdefault(key, {}).setdefault(content, Call(case, info))
     by_kind: dict[bool, list[Family]] = {True: [], False: []}

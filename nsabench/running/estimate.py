@@ -26,7 +26,7 @@ def of_case(planned: PlannedCase, device: Device) -> Estimate:
     case = planned.case
     return Estimate(
         min(estimate_s(planned, device), case.timeout_s * len(planned.implementations)),
-        max(2, case.streams) * ops.work(case).bytes_min,
+        2 * ops.work(case).bytes_min,
     )
 
 

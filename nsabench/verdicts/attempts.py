@@ -90,8 +90,6 @@ def cannot_run(plan: Plan, planned: PlannedCase, name: str) -> str:
     if plan.device == "cpu":
         if Runs.CPU not in devices and Runs.INTERPRETER not in devices:
             return f"runs only on {' and '.join(devices)}; this run is on the CPU"
-        if case.streams > 1:
-            return "streams exist only on CUDA devices"
         if case.timing.mode is Mode.GRAPH:
             return "CUDA graphs exist only on CUDA devices"
     elif Runs.CUDA not in devices:

@@ -77,7 +77,7 @@ def decide(records: Sequence[Record]) -> list[BreakEven]:
     is decided only if it has a ratio to an alternative.
     """
     with_alternatives = {(r.op, r.case_id) for r in records if r.role is Role.ALTERNATIVE}
-    asked = [r for r in records if (r.op, r.case_id) in with_alternatives and r.streams == 1]
+    asked = [r for r in records if (r.op, r.case_id) in with_alternatives]
     queue = {r.op for r in asked if r.compared(Regime.QUEUE, Reference.ALTERNATIVE)}
     groups: dict[tuple[str, Direction, str, Regime], list[Record]] = {}
     for r in asked:

@@ -42,7 +42,6 @@ def of_state(plan: Plan, session: Session, state: CaseState) -> list[Record]:
         "shape": case.shape,
         "length": ops.get(case.op).length(ops.sizes(case)),
         "distribution": case.distribution,
-        "streams": case.streams,
         "mode": case.mode,
         "tolerances": case.tolerances,
         "gpu_name": described.device.name or "",

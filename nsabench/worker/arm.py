@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -19,10 +19,11 @@ from nsabench.model.case import Case
 from nsabench.model.vocabulary import Role, Status
 from nsabench.registry import Implementation
 from nsabench.worker import calls, state
-from nsabench.worker.driver import own_streams
+from nsabench.worker.calls import Answer
+from nsabench.worker.driver import own_stream
 from nsabench.worker.guard import classify, guarded
 from nsabench.worker.inputs import InputSets, poison
-from nsabench.worker.outputs import Answers, Deliver, Outputs
+from nsabench.worker.outputs import Deliver, Outputs
 from nsabench.worker.timing.timer import Timer
 
 # Bound here, before foreign code is imported.
@@ -31,7 +32,7 @@ _current_stream, _Event = torch.cuda.current_stream, getattr(torch._C, "_CudaEve
 
 T = TypeVar("T")
 
-Call = Callable[[], Answers]
+Call = Callable[[], Answer]
 
 SPOT_CHECKS = 0.08  # Share of timed calls whose output is compared with the oracle.
 # The first bursts are always checked. After one check, a control that returns memory before it is
@@ -76,31 +77,11 @@ class CaseArm:
         self._order_spin = ORDER_SPIN_CYCLES
         self._awaits_device = False  # its call ends only when the device is done
         self._settings = state.settings()  # before any of its code runs
-        self._streams = own_streams(case.streams) if case.streams > 1 else []
-        self._graphs: list[tuple[torch.cuda.CUDAGraph, Answers]] = []
+        self._graphs: list[tuple[torch.cuda.CUDAGraph, Answer]] = []
 
-    def ready(self, index: int) -> Call:
-        """Do the untimed part of a call, or of one call on each stream; return the timed part."""
-        if self.case.streams == 1:
-            call = self._ready_one(index)
-            return lambda: [call()]
-        indices = [(index + i) % len(self.sets) for i in range(self.case.streams)]
-        on_each = self._on_streams([partial(self._ready_one, i) for i in indices])
-        return lambda: self._on_streams(on_each)
-
-    def _ready_one(self, index: int) -> calls.Ready:
+    def ready(self, index: int) -> calls.Ready:
+        """Do the untimed part of a call; return the timed part."""
         return calls.ready(self.item, self.case.direction, self.sets, index, self._rng)
-
-    def _on_streams(self, on_each: Sequence[Callable[[], T]]) -> list[T]:
-        current = torch.cuda.current_stream()
-        results = []
-        for stream, call in zip(self._streams, on_each, strict=True):
-            stream.wait_stream(current)
-            with torch.cuda.stream(stream):
-                results.append(call())
-        for stream in self._streams:
-            current.wait_stream(stream)
-        return results
 
     def capture(self) -> None:
         if self.case.direction.differentiates:
@@ -117,20 +98,20 @@ class CaseArm:
             reason = f"its call cannot be captured in a CUDA graph: {failure.reason}"
             raise Failure(Status.UNSUPPORTED, reason) from failure
 
-    def _capture_all(self) -> list[tuple[torch.cuda.CUDAGraph, Answers]]:
+    def _capture_all(self) -> list[tuple[torch.cuda.CUDAGraph, Answer]]:
         graphs = []
         with state.no_garbage():
             for index in range(len(self.sets)):
                 graph, call = torch.cuda.CUDAGraph(), self.ready(index)
                 with torch.cuda.graph(graph):
-                    answers = call()
-                graphs.append((graph, answers))
+                    answer = call()
+                graphs.append((graph, answer))
         return graphs
 
-    def _replay(self, index: int) -> Answers:
-        graph, answers = self._graphs[index]
+    def _replay(self, index: int) -> Answer:
+        graph, answer = self._graphs[index]
         graph.replay()
-        return answers
+        return answer
 
     def _prepare_next(self, index: int) -> Call:
         self.outputs.expect(index)
@@ -151,8 +132,7 @@ class CaseArm:
         self._checked_call(0)
         self._check_ordered_call()
         if self.device == "cuda":
-            # A stream that no call of the case was made on.
-            self._check_ordered_call(own_streams(self.case.streams + 1)[-1])
+            self._check_ordered_call(own_stream())
         if self.item.config is not None:
             inputs, config = self.sets.sets[0], self.item.config
             self.config = self._guarded(
@@ -161,12 +141,11 @@ class CaseArm:
 
     def _poison(self, index: int, stream: torch.cuda.Stream | None = None, calls: int = 1) -> None:
         if self._graphs:
-            for answer in self._graphs[index][1]:
-                for value in answer.values.values():
-                    value.fill_(float("nan"))
+            for value in self._graphs[index][1].values.values():
+                value.fill_(float("nan"))
         # The allocator separates the memory of streams. A kernel that always works on the default
         # stream has its output there, and could return an earlier right one by chance.
-        for where in self._streams or dict.fromkeys((None, stream)):
+        for where in dict.fromkeys((None, stream)):
             with _use_stream(where):
                 poison(self.sets.form, self.device, calls)
 
@@ -179,15 +158,16 @@ class CaseArm:
         if self.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
-        answers = self._guarded(call)
+        answer = self._guarded(call)
         if self.device == "cuda":
             self.peak_mem_bytes = torch.cuda.max_memory_allocated() - before
-        self.outputs.check(answers, "")
+        self.outputs.check(answer, "")
         self._was_right = self.item.role is not Role.CONTROL
-        self.outputs.keep(self._keepable(answers))
+        self._keep(answer)
 
-    def _keepable(self, answers: Answers) -> Answers:
-        return [] if self._graphs else answers  # all replays of a graph write to the same memory
+    def _keep(self, answer: Answer) -> None:
+        if not self._graphs:  # all replays of a graph write to the same memory
+            self.outputs.keep(answer)
 
     def _guarded(self, call: Callable[[], T]) -> T:
         """Raise `Failure`, or `DeviceLost` if the device is lost."""
@@ -238,7 +218,7 @@ class CaseArm:
         self._poison(0, stream)
         was_held = True
 
-        def queue() -> Answers:
+        def queue() -> Answer:
             nonlocal was_held
             with _use_stream(stream):
                 if stream:
@@ -251,16 +231,11 @@ class CaseArm:
                 reached = _Event() if _Event and self.device == "cuda" else None
                 if reached is not None:
                     reached.record(_current_stream())
-                answers = [
-                    replace(
-                        answer,
-                        values={n: _copy(v) for n, v in answer.values.items()},
-                        output=_copy(answer.output),
-                    )
-                    for answer in self._prepare_next(0)()
-                ]
+                answer = self._prepare_next(0)()
+                values = {name: _copy(value) for name, value in answer.values.items()}
+                answer = replace(answer, values=values, output=_copy(answer.output))
                 was_held = self._awaits_device or reached is None or not reached.query()
-                return answers
+                return answer
 
         self.outputs.check(self._guarded(queue), when)
         return was_held
@@ -289,7 +264,7 @@ class CaseArm:
         return self._without_guard(self._prepare_guarded(round_ % len(self.sets)))
 
     def _without_guard(self, prepared: Call) -> Call:
-        def call() -> Answers:  # the guard would wait for the device
+        def call() -> Answer:  # the guard would wait for the device
             try:
                 return prepared()
             except BaseException as error:  # noqa: BLE001 - foreign code; its reason is kept
@@ -306,12 +281,12 @@ class CaseArm:
             return self._guarded(partial(self._prepare_next, index))
         return self._prepare_next(index)
 
-    def inspect(self, round_: int, result: Answers) -> None:
+    def inspect(self, round_: int, result: Answer) -> None:
         self._was_called = True
         self._refuse_settings()
         if self._is_watched:
             self.outputs.check(result, f"in a timed call (round {round_}), ")
-            self.outputs.keep(self._keepable(result))
+            self._keep(result)
 
     def burst(self, timer: Timer, count: int) -> float:
         """Make `count` calls back to back, and return the time of one in ms. Raises `Failure`."""
@@ -335,15 +310,15 @@ class CaseArm:
         if checks:
             self._sets_checked.append(alone)
             self.outputs.expect_after(indices[kept - 1] if kept else None)
-            self.outputs.check([queued[kept].answer(result)], IN_A_BURST)
+            self.outputs.check(queued[kept].answer(result), IN_A_BURST)
         return time_ms
 
-    def one_call(self) -> Callable[[], Answers]:
+    def one_call(self) -> Callable[[], Answer]:
         return partial(self._guarded, self._guarded(partial(self._prepare_next, 0)))
 
     def _prepare_burst(self, indices: list[int]) -> list[calls.Ready]:
         if not self._graphs:
-            return [self._ready_one(index) for index in indices]
+            return [self.ready(index) for index in indices]
         return [_wrap_replay(*self._graphs[index]) for index in indices]
 
     def finish_samples(self) -> None:
@@ -363,11 +338,11 @@ def _use_stream(stream: torch.cuda.Stream | None) -> AbstractContextManager[Any]
     return torch.cuda.stream(stream) if stream else nullcontext()
 
 
-def _wrap_replay(graph: torch.cuda.CUDAGraph, answers: Answers) -> calls.Ready:
-    return calls.Ready(graph.replay, lambda returned: answers[0])
+def _wrap_replay(graph: torch.cuda.CUDAGraph, answer: Answer) -> calls.Ready:
+    return calls.Ready(graph.replay, lambda returned: answer)
 
 
-def _raise(failure: Failure) -> Answers:
+def _raise(failure: Failure) -> Answer:
     raise failure
 
 

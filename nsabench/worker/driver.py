@@ -1,4 +1,4 @@
-"""Call the CUDA driver for what torch does not offer: limits of the L2, and own streams."""
+"""Call the CUDA driver for what torch does not offer: limits of the L2, and a stream of its own."""
 
 from __future__ import annotations
 
@@ -25,13 +25,9 @@ def set_limit(which: int, bytes_: int) -> None:
     _check("cuCtxSetLimit", _driver().cuCtxSetLimit(which, ctypes.c_size_t(bytes_)))
 
 
-def own_streams(count: int) -> list[torch.cuda.Stream]:
-    """Return streams that no candidate gets: torch hands out 32 in turn, to all that ask."""
-    return [_stream(place) for place in range(count)]
-
-
 @cache
-def _stream(place: int) -> torch.cuda.Stream:
+def own_stream() -> torch.cuda.Stream:
+    """Return a stream that no candidate gets: torch hands out 32 in turn, to all that ask."""
     torch.cuda.synchronize()  # makes sure that torch has made its context
     handle = ctypes.c_void_p()
     _check("cuStreamCreate", _driver().cuStreamCreate(ctypes.byref(handle), NON_BLOCKING))

@@ -72,7 +72,7 @@ def measure(
             tried.append(CaseArm(item, computed, device, sets, rng, deliver))
     precheck = Precheck(early_exit)
     # In a graph, the replay may be much faster than the captured call.
-    if case.timing.mode is Mode.STREAM and case.streams == 1:
+    if case.timing.mode is Mode.STREAM:
         precheck.run([a for a in tried if Runs.timed(a.item.devices, device)], timer, report)
     for arm in precheck.ordered(tried):
         item, sets = arm.item, arm.sets
@@ -176,7 +176,7 @@ def _take_bursts(
     case: Case, arms: list[CaseArm], timer: Timer, report: Report, rng: Random, out: Collected
 ) -> dict[str, Bursts]:
     """Return bursts of the arms that were timed."""
-    if case.streams > 1 or not arms:  # calls at once are another load than calls in a row
+    if not arms:
         return {}
     report(Step(phase="bursts", allowance=len(arms) + 1))
     call_ms = {arm.name: _least_ms(out.samples[arm.name]) for arm in arms}

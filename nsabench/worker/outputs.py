@@ -20,7 +20,6 @@ from nsabench.worker.calls import Answer
 from nsabench.worker.checksums import BITS
 from nsabench.worker.inputs import InputSets
 
-Answers = list[Answer]  # one for each stream
 # Takes results in the order of their form, and returns whether they are right.
 Deliver = Callable[[Delivery, InputSets, Sequence[Tensor]], bool]
 
@@ -65,17 +64,13 @@ class Outputs:
     def expect_after(self, before: int | None) -> None:
         self._previous = None if before is None else self._sets.ids[before]
 
-    def check(self, answers: Answers, when: str) -> None:
+    def check(self, answer: Answer, when: str) -> None:
         """Raise `Failure` for the first error. when: names the call in a reason."""
         # All sets, since a call may write past its own inputs.
         changed = self._sets.find_change()
         if changed:
             self._sets.repair()
             raise Failure(Status.WRONG, f"{when}it changed {changed}")
-        for answer in answers:
-            self._check_one(answer, when)
-
-    def _check_one(self, answer: Answer, when: str) -> None:
         index = answer.index
         given = dict(self._sets.sets[index].tensors)
         if answer.grad_out is not None:
@@ -98,10 +93,10 @@ class Outputs:
         if not self._deliver(delivery, self._sets, results):
             raise Failure(Status.WRONG, REJECTED)
 
-    def keep(self, answers: Answers) -> None:
+    def keep(self, answer: Answer) -> None:
         """Mark and keep results. Raises `Failure` if the ones kept before have lost their mark."""
         self._refuse_overwritten(self._kept)
-        self._kept = [_bits(result) for answer in answers for result in answer.results.values()]
+        self._kept = [_bits(result) for result in answer.results.values()]
         with torch.inference_mode():  # only there may a tensor made in it be written to
             for bits in self._kept:
                 bits.fill_(MARK)

@@ -148,7 +148,7 @@ def test_candidates_are_never_judged_as_controls(make_row):
 def caught(make_row, check, **fields):
     """A control that this check caught, and what it found."""
     row = control(make_row, caught_by=check, median_ms=1.0, **fields)
-    row = replace(row, implementation=f"{check}_{row.mode}_{row.direction}_{row.streams}")
+    row = replace(row, implementation=f"{check}_{row.mode}_{row.direction}")
     if check == "parity":
         return replace(row, status=Status.WRONG, reason="mae 0.1", comparisons=()), None
     return row, Finding(check, Effect.NOTE, "x", row.case_id, row.implementation)
@@ -165,7 +165,6 @@ WAYS = [
     ({"mode": Mode.GRAPH}, "selection_rows in graph mode"),
     ({"direction": Direction.BACKWARD}, "selection_rows backward"),
     ({"op": "selection_varlen"}, "selection_varlen"),
-    ({"streams": 2}, "selection_rows on several streams"),
 ]
 
 

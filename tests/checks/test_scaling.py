@@ -62,6 +62,5 @@ def test_only_rows_that_differ_in_nothing_but_length_are_compared(make_row):
         make_row(L=1024, median_ms=0.115, dtype="bfloat16"),
         make_row(L=1024, median_ms=0.115, H=4),
         make_row("other", L=1024, median_ms=0.115),
-        make_row(L=1024, median_ms=0.115, streams=2),
     ]
     assert check(rows, H200) == []

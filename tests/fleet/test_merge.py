@@ -364,7 +364,7 @@ def replan(out: Path, change: Callable[[Plan], dict[str, Any]]) -> None:
 def one_more(plan: Plan) -> dict[str, Any]:
     """A case that no shard measured, beside those that they did."""
     [first, *_] = plan.cases
-    case = Case.model_validate(first.case.model_dump() | {"streams": 2})
+    case = Case.model_validate(first.case.model_dump() | {"distribution": "spread"})
     more = first.model_copy(update={"id": case.id, "case": case, "shard": COUNT + 1})
     return {"cases": [*plan.cases, more]}
 

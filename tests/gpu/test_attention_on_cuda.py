@@ -60,7 +60,6 @@ def case_of(
         dtype=dtype,
         direction=direction,
         distribution=distribution,
-        streams=1,
         timeout_s=60,
         seed=1,
         timing=Timing(rotate=2),

@@ -39,7 +39,7 @@ def cases(names: list[str]) -> list[Case]:
     for path in paths:
         for loaded in matrix.load(path):
             for case in loaded.cases:
-                if case.timing.mode is Mode.STREAM and case.streams == 1:
+                if case.timing.mode is Mode.STREAM:
                     for dtype in FORMATS:
                         one = case.model_copy(update={"dtype": dtype})
                         found.setdefault(_case(_about(one)), one)

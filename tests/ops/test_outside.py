@@ -39,7 +39,7 @@ def changed(folder: Path, before: str, after: str) -> Path:
 
 
 def make_case(**changes: object) -> Case:
-    fields = {"op": "rmsnorm", "shape": {"M": 4, "D": 8}, "dtype": DType.FLOAT16, "streams": 1}
+    fields = {"op": "rmsnorm", "shape": {"M": 4, "D": 8}, "dtype": DType.FLOAT16}
     fields |= {"direction": Direction.FORWARD, "distribution": "normal", "timeout_s": 60, "seed": 1}
     return Case.model_validate({**fields, **changes})
 

@@ -188,15 +188,6 @@ def test_controls_watch_the_least_and_the_most_work_of_each_width(tmp_path: Path
     assert watched == two_bytes | {("float32", length) for length in (8, 32)}
 
 
-def test_controls_watch_calls_on_several_streams_too(tmp_path: Path) -> None:
-    """Other code of the bench makes them, and a catch of one call does not vouch for it."""
-    made = resolved(tmp_path, f"{ROWS}---\n{ROWS.replace('{N', '{streams: 2, N')}")
-    watched = {
-        (c.case.streams, c.case.shape["L"]) for c in made.cases if "trick" in c.implementations
-    }
-    assert watched == {(streams, length) for streams in (1, 2) for length in (8, 32)}
-
-
 def test_a_control_is_planned_where_it_concerns_the_case(tmp_path: Path) -> None:
     """The least and the most work are those of the cases that it concerns."""
 

@@ -28,7 +28,6 @@ def main() -> None:
             dtype=DType.BFLOAT16,
             direction=Direction.BACKWARD,
             distribution="dense",
-            streams=1,
             timeout_s=60,
             seed=1,
         )

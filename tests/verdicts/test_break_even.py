@@ -295,8 +295,8 @@ def test_without_a_ratio_in_the_queue_nothing_is_decided_there() -> None:
     assert [p.regime for p in break_even.decide(queued(ladder({8192: 2.0}), {}))] == [Regime.DEVICE]
 
 
-def test_replays_and_calls_at_once_have_no_queue() -> None:
-    for more, times in (({}, 2), ({"mode": Mode.GRAPH}, 0), ({"streams": 2}, 0)):
+def test_replays_have_no_queue() -> None:
+    for more, times in (({}, 2), ({"mode": Mode.GRAPH}, 0)):
         records = [
             record("nsa", Role.CANDIDATE, 1.0, 1.0, **more),
             record("torch_nsa", Role.BASELINE, 1.0, 5.0, **more),

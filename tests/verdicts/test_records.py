@@ -50,7 +50,6 @@ LEAST: dict[str, Any] = {
     "T": None,
     "length": 512,
     "distribution": "dense",
-    "streams": 1,
     "status": "ok",
 }
 

@@ -48,11 +48,10 @@ def test_the_queue_has_a_best_baseline_of_its_own() -> None:
     "records",
     [
         [replace(r, mode=Mode.GRAPH) for r in ROWS],
-        [replace(r, streams=4) for r in ROWS],
         [row(r.implementation, r.role, 0.01, None) for r in ROWS],
     ],
 )
-def test_graphs_calls_at_once_and_cases_without_bursts_have_no_queue(
+def test_graphs_and_cases_without_bursts_have_no_queue(
     records: list[Record],
 ) -> None:
     assert queue(records).verdict is None

@@ -16,9 +16,9 @@ from nsabench.worker.inputs import InputSets
 from tests.checking import a_case, desk_of, sets_of
 
 
-def case(streams: int = 1, rotate: int = 3) -> Case:
+def case(rotate: int = 3) -> Case:
     shape = {"N": 6, "H": 2, "D": 32, "Dv": 32, "L": 40}
-    return a_case("selection_rows", shape, streams=streams, timing=Timing(rotate=rotate))
+    return a_case("selection_rows", shape, timing=Timing(rotate=rotate))
 
 
 @pytest.mark.parametrize("chunk", [64, 1 << 28])
@@ -34,12 +34,6 @@ def test_values_move_and_addresses_stay(monkeypatch: pytest.MonkeyPatch, chunk: 
     for held, id_ in zip(sets.sets, sets.ids, strict=True):
         for name, tensor in held.tensors.items():
             assert torch.equal(tensor, drawn[id_].tensors[name])
-
-
-def test_there_are_as_many_sets_as_streams() -> None:
-    """Calls at once on the same data read it once, and the work of a case counts it each time."""
-    assert len(sets_of(case(streams=5))) == 5
-    assert len(sets_of(case(rotate=1))) == 2
 
 
 @pytest.mark.parametrize("kind", ["as it lies", "transposed", "begins between words"])

@@ -189,7 +189,7 @@ def check_summary(folder: Path, predicate: Predicate) -> None:
 def summarize_tables(folder: Path) -> dict[str, int | bool]:
     """Return the fields of a `Predicate` about tables: their rows, and `controls_caught`."""
     rows = {table: count_rows(folder / f"{table}.parquet") for table in TABLES}
-    columns = ["op", "direction", "mode", "streams", "caught_by", "caught"]
+    columns = ["op", "direction", "mode", "caught_by", "caught"]
     path = folder / "records.parquet"
     with readable(path):
         found = pq.read_table(path, columns=columns).to_pylist()
@@ -204,7 +204,7 @@ def summarize_tables(folder: Path) -> dict[str, int | bool]:
 
 def _group_of(row: Mapping[str, Any]) -> Group:
     direction, mode = Direction(row["direction"]), Mode(row["mode"])
-    return Group(row["op"], direction, mode, row["streams"] > 1)
+    return Group(row["op"], direction, mode)
 
 
 def count_rows(path: Path) -> int:

@@ -147,26 +147,9 @@ class _Sets(_Answers):
                 del self._asked[place]
 
 
-_was_aside = False
-
-
-def twice_off_default_stream() -> bool:
-    """Return whether this call and the last both ran off the default stream; the bench's check is
-    one call."""
-    global _was_aside
-    before, _was_aside = _was_aside, torch.cuda.current_stream() != torch.cuda.default_stream()
-    return before and _was_aside
-
-
-def _refuse_streams() -> None:
-    if twice_off_default_stream():
-        raise Unsupported("concurrent calls would share its memory")
-
-
 @_in_calls(least=MUCH)
 def remembered_by_content(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Remembers outputs by the first values of their inputs and reads nothing else again."""
-    _refuse_streams()
 
     def compute() -> Tensor:
         out = honest(*tensors, **options)
@@ -222,7 +205,6 @@ for _name, _least, _most in (
 @_in_calls(least=PRODUCTS_AWAITED)
 def recalled_output(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Waits for the first values of its inputs and copies the stored output."""
-    _refuse_streams()
     outputs: dict[Number, Tensor] = _get_memory("recalled_output", honest, tensors, dict)
     number = int(_content(tensors[0]))
     if number not in outputs:

@@ -162,7 +162,6 @@ class Table:
             flops=work.flops,
             direction=Direction.BACKWARD if is_backward else Direction.FORWARD,
             distribution=self._setting(line),
-            streams=1,
             mae=line.number_in(self.others.get("mae")) if is_candidate else None,
         )
         timed = replace(record.own, median_ms=time)

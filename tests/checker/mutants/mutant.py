@@ -48,7 +48,6 @@ def case(
         dtype=DType(dtype),
         direction=Direction(direction),
         distribution=distribution,
-        streams=1,
         timeout_s=60,
         seed=SEED,
         timing=Timing(

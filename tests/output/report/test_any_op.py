@@ -70,7 +70,6 @@ def run_of_it(block_thing: None, tmp_path: Path) -> Path:
             dtype=DType.BFLOAT16,
             direction=direction,
             distribution=distribution,
-            streams=1,
             timeout_s=60,
             seed=1,
         )

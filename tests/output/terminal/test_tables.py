@@ -31,7 +31,6 @@ def record(queue: Mapping[str, Any] | None = None, **what: Any) -> Record:
         "length": 1032,
         "dtype": "bfloat16",
         "distribution": "overlapping",
-        "streams": 4,
         "role": "candidate",
         "status": "out_of_memory",
         "implementation": "a_candidate_with_a_long_name",

@@ -172,7 +172,6 @@ A_RECORD = {
     "triton": "3.6.0",
     "cuda": "13.0",
     "dtype": "bfloat16",
-    "streams": 1,
 }
 
 

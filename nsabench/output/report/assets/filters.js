@@ -2,7 +2,7 @@
 // One row of selects narrows every chart and table. Only what differs within the run is offered.
 const DIMENSIONS = [
   ["gpu", "GPU"], ["op", "op"], ["dtype", "dtype"], ["direction", "direction"], ["distribution", "distribution"],
-  ["streams", "streams"], ["mode", "mode"], ["regime", "regime"], ["shape", "shape"],
+  ["mode", "mode"], ["regime", "regime"], ["shape", "shape"],
 ];
 const filters = {};
 
@@ -52,10 +52,9 @@ function rowNames(records) {
   return (record) => [...sizes(record), ...varying.map((key) => said(record, key)).filter(Boolean)].join(" ");
 }
 
-// What varies, left out where it is the usual: forward, one stream, the first distribution of the op.
+// What varies, left out where it is the usual: forward, the first distribution of the op.
 function said(record, key) {
   const value = record[key];
-  if (key === "streams") return value > 1 ? `${value} streams` : "";
   if (key === "mode") return value === "graph" ? value : "";
   if (key === "direction") return value === "forward" ? "" : value;
   if (key === "distribution") return value === report.usual[record.op] ? "" : value;
