@@ -73,13 +73,11 @@ def test_an_ordered_call_is_not_blamed_for_what_others_changed_unseen() -> None:
 
 
 def test_all_sets_are_repaired_when_one_is_found_changed() -> None:
-    """Calls at once each have a set of their own, and the first that is compared ends it."""
     sets = sets_of(CASE)
     arm = arm_on(sets)
     damage(sets, 0, 1)
-    answers = [Answer(i, {"output": torch.zeros(1)}) for i in (0, 1)]
     with pytest.raises(Failure, match="it changed its input q"):
-        arm.outputs.check(answers, "")
+        arm.outputs.check(Answer(0, {"output": torch.zeros(1)}), "")
     assert not sets.find_change()
     assert not sets.is_written_to
 

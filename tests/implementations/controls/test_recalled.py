@@ -78,7 +78,6 @@ def test_what_answers_from_memory_is_caught_by_the_roofline(
     """Right in every call, and faster than this CPU can multiply or read, by its own ceilings. As
     few rounds as a matrix of long cases has. Judged by its fastest round, since what else runs on
     the machine only adds to the others."""
-    monkeypatch.setattr(roofline, "twice_off_default_stream", lambda: False)
     monkeypatch.setitem(SHAPES, "nsa_attention", NSA)
     monkeypatch.setitem(SHAPES, "decode_dense", SHAPES["decode_dense"] | {"S": 8000, "B": 4})
     monkeypatch.setitem(DISTRIBUTION, "nsa_attention", "dense")
@@ -112,7 +111,6 @@ def test_it_is_right_in_whatever_order_its_inputs_come(
 ) -> None:
     """Which calls are looked at, and what is exchanged before them, is drawn at random. In the
     least number of rounds that a matrix has, most calls are look-ups."""
-    monkeypatch.setattr(roofline, "twice_off_default_stream", lambda: False)
     calls, computed = [], []
 
     def counted(*arguments: Any, **options: Any) -> Tensor:
@@ -147,7 +145,7 @@ def recording(
     monkeypatch.setattr(roofline, "is_captured", lambda tensor: True)
 
     def replay(index: int) -> tuple[Tensor, Tensor]:
-        (answer,) = arm.ready(index)()
+        answer = arm.ready(index)()
         return answer.values["output"], ops.get(case.op).oracle(sets.sets[index])
 
     return arm, replay
