@@ -15,7 +15,7 @@ import click
 
 from nsabench import limits
 from nsabench.cli._say import open_closed_streams, outlive_readers, say
-from nsabench.errors import Interrupted, NsabenchError, VerificationFailed
+from nsabench.errors import EnvironmentRefused, Interrupted, NsabenchError, VerificationFailed
 from nsabench.files import writing
 from nsabench.model.version import __version__
 from nsabench.reading import limit_memory, size
@@ -87,6 +87,12 @@ def main() -> None:
         say(f"nsabench: what was read takes more than {size(limits.MEMORY)} of memory", err=True)
         say("  remedy: get the files again from where they were made.", err=True)
         sys.exit(VerificationFailed.exit_code)
+    except FileNotFoundError as error:
+        if "temporary" not in str(error) or "--debug" in sys.argv:
+            raise
+        say("nsabench: there is no folder for temporary files", err=True)
+        say("  remedy: set TMPDIR; start a container with `--tmpfs /tmp:rw,exec`.", err=True)
+        sys.exit(EnvironmentRefused.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

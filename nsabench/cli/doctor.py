@@ -33,7 +33,10 @@ def command(device: str, results: Path, as_json: bool) -> int:
 
     Example: nsabench doctor --json
     """
-    chosen = run.choose_device(device)
+    try:
+        chosen = run.choose_device(device)
+    except EnvironmentRefused:  # the problem is among those that follow
+        chosen = "cpu"
     try:
         with closing(WorkerExecutor(chosen)) as executor:
             described = executor.describe()

@@ -30,7 +30,7 @@ def build(
     receives the daemon's lines. Raises `NsabenchError` with the step that failed.
     """
     combos = checkout.combos()
-    base = base or combos.base
+    base, driver = base or combos.base, combos.get(name).driver
     locked = lock.existing(checkout, name)
     client, image = daemon.connect(), tag(name)
     with daemon.explained(base), tempfile.TemporaryFile() as context:
@@ -49,6 +49,7 @@ def build(
                 "BASE": base,
                 "COMBO": name,
                 "INDEX": combos.get(name).index,
+                "REQUIRE": f"driver>={driver}" if driver is not None else "",
                 "REVISION": checkout.revision(),
                 "LOCK_SHA256": lock.sha256(locked),
             },

@@ -99,7 +99,9 @@ class RunFolder:
             self.logs.mkdir()
         except OSError as error:
             raise UsageError(
-                f"{self.path} cannot be made: {error.strerror}", "give --out a writable folder."
+                f"{self.path} cannot be made: {error.strerror}",
+                f"give its parent to uid {os.getuid()} (`chown`), start a container as its owner "
+                "(`docker run --user`), or give --out a writable folder.",
             ) from None
 
     def _is_unbegun(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -11,11 +12,14 @@ from pathlib import Path
 from typing import Protocol
 
 from nsabench import labels, ops, registry
-from nsabench.errors import Interrupted, NsabenchError, UsageError
+from nsabench.errors import EnvironmentRefused, Interrupted, NsabenchError, UsageError
 from nsabench.files import whole, writing
 from nsabench.machine import doctor
+from nsabench.machine.doctor.driver import explain_unusable
 from nsabench.machine.environment import nvml
 from nsabench.machine.environment.collect import collect
+from nsabench.machine.environment.container import read_container
+from nsabench.machine.environment.gpu import read_driver
 from nsabench.machine.environment.identity import machine_of
 from nsabench.model.description import Described
 from nsabench.model.job import Job
@@ -80,9 +84,21 @@ class Finished:
 
 
 def choose_device(requested: str) -> Device:
+    """Return the device to measure on.
+
+    Raises `EnvironmentRefused` for "auto" on a host with a GPU that cannot be used.
+    """
     if requested == "cuda" or requested == "cpu":
         return requested  # type: ignore[return-value]
-    return "cuda" if nvml.Device.all() else "cpu"
+    if nvml.Device.all():
+        return "cuda"
+    unusable = explain_unusable(read_driver(), read_container(os.environ, {}).shut_in)
+    if unusable is not None:
+        raise EnvironmentRefused(
+            unusable.what.removesuffix("."),
+            f"{unusable.remedy} To measure on the CPU instead: `--device cpu`.",
+        )
+    return "cpu"
 
 
 def make_plan(

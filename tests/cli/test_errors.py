@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -157,3 +158,20 @@ def test_a_signed_run_that_was_altered(tmp_path: Path, nsabench: Nsabench, comma
     done = nsabench(command, run, *out)
     assert done.returncode == 4
     assert "log.jsonl was changed after the signature" in done.stderr
+
+
+def test_no_folder_for_temporary_files_is_said(tmp_path: Path) -> None:
+    """As in a container with `--read-only` and no `--tmpfs`: it was a fault of nsabench."""
+    code = "\n".join(
+        [
+            "import os, sys, tempfile",
+            "tempfile._candidate_tempdir_list = lambda: ['/proc']",
+            "sys.argv = ['nsabench', 'doctor']",
+            "from nsabench.cli import main",
+            "main()",
+        ]
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 3
+    assert "there is no folder for temporary files" in done.stderr
+    assert "--tmpfs /tmp:rw,exec" in done.stderr

@@ -2,29 +2,51 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 
-from nsabench.machine.doctor.problem import Problem, error, note, warning
-from nsabench.machine.environment.model import Environment
+from nsabench.machine.doctor.problem import Problem, Severity, error, note, warning
+from nsabench.machine.environment.model import Driver, Environment
 from nsabench.machine.environment.pairs import OLDEST_DRIVER, numbers
+
+# What CUDA says, by a part of it: a code, what is wrong, and what to do.
+_CUDA_ERRORS = (
+    (
+        r"error 802|not yet initialized",
+        "fabric_manager",
+        "the fabric manager of this host's NVSwitches does not run (error 802)",
+        "Start it: `systemctl start nvidia-fabricmanager`; its version must be the driver's.",
+    ),
+    (
+        r"error 999|unknown error",
+        "nvidia_uvm",
+        "CUDA has an unknown error (999), as where the module nvidia_uvm or its device is missing",
+        "Run `nvidia-modprobe -u -c 0` as root; a container needs /dev/nvidia-uvm.",
+    ),
+    (
+        r"no cuda gpus|no cuda-capable|invalid device",
+        "no_visible_gpu",
+        "CUDA shows no device",
+        "Name a device that `nvidia-smi -L` lists in CUDA_VISIBLE_DEVICES, or unset it.",
+    ),
+)
 
 
 def examine(environment: Environment) -> Iterator[Problem]:
+    driver = environment.driver
     if not environment.gpus:
-        yield _explain_no_gpu(environment)
+        unusable = explain_unusable(driver, environment.container.shut_in)
+        yield unusable or _explain_absent(environment)
+    elif driver.lost_gpus:
+        yield replace(_explain_lost(driver), severity=Severity.WARNING)
     too_old = list(_check_version(environment))
     yield from too_old
-    software = environment.software
     hidden = environment.run.variables.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles")
     # In these cases another problem explains why.
     explained = not environment.gpus or too_old or hidden
-    if software.torch_cuda and software.cuda_usable is False and not explained:
-        why = environment.absent.get("software.cuda_usable", "it gives no reason")
-        yield error(
-            "cuda_unusable",
-            f"torch cannot use the GPU: {why}.",
-            "Run `nvidia-smi`; in a container check that it was started with `--gpus all`.",
-        )
+    if environment.software.cuda_usable is False and not explained:
+        yield from _explain_cuda(environment)
     if "gpus.nvml" in environment.absent:
         yield warning(
             "gpu_unwatched",
@@ -33,8 +55,48 @@ def examine(environment: Environment) -> Iterator[Problem]:
         )
 
 
-def _explain_no_gpu(environment: Environment) -> Problem:
-    driver = environment.driver
+def _explain_cuda(environment: Environment) -> Iterator[Problem]:
+    if not environment.software.torch_cuda:
+        return  # this torch knows no GPU
+    why = environment.absent.get("software.cuda_usable", "it gives no reason")
+    for pattern, code, what, remedy in _CUDA_ERRORS:
+        if re.search(pattern, why, re.IGNORECASE):
+            yield error(code, f"torch cannot use the GPU: {what}.", remedy)
+            return
+    yield error(
+        "cuda_unusable",
+        f"torch cannot use the GPU: {why}.",
+        "Run `nvidia-smi`; in a container check that it was started with `--gpus all`.",
+    )
+
+
+def _explain_absent(environment: Environment) -> Problem:
+    if environment.run.device == "cuda":
+        return error(
+            "no_gpu",
+            "A CUDA device was asked for, and there is no NVIDIA GPU here.",
+            "Run on a GPU host, or with `--device cpu`.",
+        )
+    return note(
+        "no_gpu",
+        "There is no NVIDIA GPU: Triton kernels are interpreted, and not timed.",
+        "Run on a GPU host to time them.",
+    )
+
+
+def _explain_lost(driver: Driver) -> Problem:
+    return error(
+        "gpu_lost",
+        f"{driver.lost_gpus} of the GPUs fell off the bus: NVML says that it is lost.",
+        "Reboot the host, and look into `dmesg` for Xid 79; if it comes back, replace the device.",
+    )
+
+
+def explain_unusable(driver: Driver, shut_in: bool) -> Problem | None:
+    """Return why no GPU can be used although there is hardware or a driver; None without these.
+
+    shut_in: whether this is a container.
+    """
     failed = driver.nvml_failure or "NVML shows no device"
     if "mismatch" in failed.lower():
         return error(
@@ -42,19 +104,11 @@ def _explain_no_gpu(environment: Environment) -> Problem:
             "The driver's kernel module and its libraries have different versions.",
             "Reboot the host.",
         )
+    if driver.lost_gpus:
+        return _explain_lost(driver)
     if driver.kernel_module is None and not driver.pci_devices:
-        if environment.run.device == "cuda":
-            return error(
-                "no_gpu",
-                "A CUDA device was asked for, and there is no NVIDIA GPU here.",
-                "Run on a GPU host, or with `--device cpu`.",
-            )
-        return note(
-            "no_gpu",
-            "There is no NVIDIA GPU: Triton kernels are interpreted, and not timed.",
-            "Run on a GPU host to time them.",
-        )
-    if environment.container.shut_in:
+        return None
+    if shut_in:
         return error(
             "gpu_not_passed",
             "The host has an NVIDIA GPU, but this container does not see it.",

@@ -35,6 +35,8 @@ def _examine_health(gpu: Gpu, name: str) -> Iterator[Problem]:
     if count := gpu.ecc_uncorrected:
         plural = "s" if count > 1 else ""
         faults = f"{count} uncorrected memory error{plural} since the driver loaded"
+    elif gpu.remap_failed:
+        faults = "a failing memory row that could not be remapped"
     elif gpu.remap_pending:
         faults = "a failing memory row that waits to be remapped"
     if faults:
@@ -91,7 +93,8 @@ def _examine_clocks(gpu: Gpu, name: str) -> Iterator[Problem]:
         yield warning(
             "gpu_power_limited",
             f"{name} is limited to {limit:.0f} W; its default is {usual:.0f} W.",
-            f"Run `nvidia-smi -i {gpu.index} -pl {usual:.0f}` as root, or publish the limit.",
+            f"Run `nvidia-smi -i {gpu.index} -pl {usual:.0f}` as root; connect a laptop's "
+            "power supply.",
         )
     if gpu.persistence is False:
         yield warning(

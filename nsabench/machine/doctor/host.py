@@ -64,6 +64,8 @@ SWITCHES = (
 
 def examine(environment: Environment) -> Iterator[Problem]:
     yield from _examine_resources(environment)
+    if environment.gpus:
+        yield from _examine_build(environment)
     # Variables matter only with a GPU.
     values = environment.run.variables if environment.gpus else {}
     for switch in SWITCHES:
@@ -117,6 +119,30 @@ def _examine_resources(environment: Environment) -> Iterator[Problem]:
         )
 
 
+def _examine_build(environment: Environment) -> Iterator[Problem]:
+    """Yield what keeps Triton from building a launcher for each kernel, or from loading it."""
+    host = environment.host
+    if host.compiler is False:
+        yield error(
+            "no_compiler",
+            "There is no C compiler, and Triton builds a launcher for each kernel.",
+            "Install one (`apt install gcc`), or name it in CC.",
+        )
+    if host.python_headers is False:
+        yield error(
+            "no_python_headers",
+            "Python.h is missing, and Triton builds its launchers with it.",
+            "Install Python's headers (`apt install python3-dev`).",
+        )
+    if host.loads_temporary is False:
+        yield error(
+            "noexec_temporary_folder",
+            "The temporary folder is mounted with `noexec`: Triton's launchers cannot be loaded.",
+            "Set TMPDIR to another folder, or mount it with `exec` (`docker run --tmpfs "
+            "/tmp:rw,exec`).",
+        )
+
+
 def examine_folder(results: Path) -> Iterator[Problem]:
     """Yield problems of the folder `results`, or of its nearest existing parent."""
     results = results.absolute()
@@ -134,5 +160,6 @@ def examine_folder(results: Path) -> Iterator[Problem]:
         yield error(
             "unwritable",
             "The folder for the results cannot be written to.",
-            "Choose another with `--out`, or mount one that this user owns (`docker run -v`).",
+            f"Give it to uid {os.getuid()} (`chown`), start a container as its owner (`docker run "
+            "--user`), or choose another with `--out`.",
         )

@@ -31,7 +31,7 @@ _FIELDS: tuple[tuple[str, str, tuple[int, ...], Callable[[Any], Any]], ...] = (
     ("compute_capability", "CudaComputeCapability", (), lambda pair: f"{pair[0]}.{pair[1]}"),
     ("memory_bytes", "MemoryInfo", (), lambda memory: memory.total),
     ("memory_used_bytes", "MemoryInfo", (), lambda memory: memory.used),
-    ("power_limit_w", "PowerManagementLimit", (), _watts),
+    ("power_limit_w", "EnforcedPowerLimit", (), _watts),  # laptops have lower ones than was set
     ("power_default_w", "PowerManagementDefaultLimit", (), _watts),
     ("sm_clock_max_mhz", "MaxClockInfo", _SM, int),
     ("utilisation_percent", "UtilizationRates", (), lambda load: load.gpu),
@@ -43,6 +43,7 @@ _FIELDS: tuple[tuple[str, str, tuple[int, ...], Callable[[Any], Any]], ...] = (
         int,
     ),
     ("remap_pending", "RemappedRows", (), lambda rows: bool(rows[2])),
+    ("remap_failed", "RemappedRows", (), lambda rows: bool(rows[3])),
     ("persistence", "PersistenceMode", (), bool),
     ("mig", "MigMode", (), lambda modes: bool(modes[0])),
     ("compute_mode", "ComputeMode", (), _COMPUTE_MODES.get),
@@ -59,6 +60,7 @@ def read_driver(root: Path = Path("/")) -> Driver:
         kernel_module=_kernel_module(root),
         nvml_failure=failed,
         pci_devices=_count_pci_devices(root),
+        lost_gpus=Device.count_lost(),
     )
 
 

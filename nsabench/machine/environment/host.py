@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shutil
+import sysconfig
+import tempfile
 from pathlib import Path
 
 import psutil
 
 from nsabench.machine.environment.model import Cgroup, Host
+
+_COMPILERS = ("gcc", "clang", "cc")  # those that Triton looks for
 
 
 def read_host(absent: dict[str, str], root: Path = Path("/")) -> Host:
@@ -33,6 +38,9 @@ def read_host(absent: dict[str, str], root: Path = Path("/")) -> Host:
         ram_available_bytes=memory.available,
         os=_os_name(),
         kernel=f"{platform.uname().system} {platform.uname().release}",
+        compiler=any(map(shutil.which, filter(None, (os.environ.get("CC"), *_COMPILERS)))),
+        python_headers=Path(sysconfig.get_path("include"), "Python.h").is_file(),
+        loads_temporary=not os.statvfs(tempfile.gettempdir()).f_flag & os.ST_NOEXEC,
         cgroup=read_cgroup(root),
     )
 

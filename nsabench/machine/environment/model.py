@@ -52,6 +52,7 @@ class Gpu(Part):
     ecc: bool | None = None
     ecc_uncorrected: int | None = None  # since the driver was loaded
     remap_pending: bool | None = None  # a row waits for a reset to be remapped
+    remap_failed: bool | None = None
     persistence: bool | None = None
     mig: bool | None = None
     compute_mode: str | None = None
@@ -63,6 +64,7 @@ class Driver(Part):
     kernel_module: str | None = None  # loaded in the kernel, also where NVML is out of reach
     nvml_failure: str | None = None
     pci_devices: int = 0  # NVIDIA display or compute devices on the PCI bus
+    lost_gpus: int = 0  # that fell off the bus
 
 
 class Cgroup(Part):
@@ -85,6 +87,10 @@ class Host(Part):
     ram_available_bytes: int | None = None
     os: str | None = None
     kernel: str | None = None
+    # What Triton needs to build and load launchers.
+    compiler: bool | None = None
+    python_headers: bool | None = None
+    loads_temporary: bool | None = None  # whether code in the temporary folder can be run
     cgroup: Cgroup = Cgroup()
 
 

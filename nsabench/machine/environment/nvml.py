@@ -91,6 +91,18 @@ class Device:
         return [cls(handle) for handle in handles if handle is not None]
 
     @classmethod
+    def count_lost(cls) -> int:
+        """Return the number of devices that fell off the bus: NVML counts them, and no more."""
+        lost = 0
+        count = (attempt(pynvml.nvmlDeviceGetCount) or 0) if failure() is None else 0
+        for index in range(count):
+            try:
+                pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index))
+            except pynvml.NVMLError as error:
+                lost += error.value == pynvml.NVML_ERROR_GPU_IS_LOST
+        return lost
+
+    @classmethod
     def visible(cls) -> Device | None:
         """Return the first device that CUDA_VISIBLE_DEVICES selects; None if unknown.
 

@@ -11,6 +11,7 @@ import pytest
 from nsabench.errors import EnvironmentRefused
 from nsabench.machine.doctor import Problem, Severity, examine, refuse_unfit
 from nsabench.machine.environment.model import Cgroup, Driver, Environment
+from nsabench.running.run import choose_device
 from tests.machine.doctor.conftest import set_free_disk
 
 Change = Callable[..., Environment]
@@ -38,7 +39,8 @@ def only(environment: Environment, tmp_path: Path) -> Problem:
         ({"memory_bytes": 3 * GIB}, "gpu_little_memory", "2.5 GiB free"),
         ({"compute_mode": "prohibited"}, "gpu_prohibited", "no compute"),
         ({"ecc_uncorrected": 1}, "gpu_memory_faults", "1 uncorrected memory error since"),
-        ({"remap_pending": True}, "gpu_memory_faults", "row"),
+        ({"remap_pending": True}, "gpu_memory_faults", "waits to be remapped"),
+        ({"remap_failed": True}, "gpu_memory_faults", "could not be remapped"),
     ],
 )
 def test_gpu(but: Change, tmp_path: Path, fields: dict[str, Any], code: str, said: str) -> None:
@@ -86,6 +88,7 @@ def test_driver_too_old(but: Change, tmp_path: Path, driver: str, cuda: str, too
         (Driver(nvml_failure="Not Found", pci_devices=1), "docker", "gpu_not_passed"),
         (Driver(nvml_failure="Not Found", kernel_module="550.1"), "docker", "gpu_not_passed"),
         (Driver(nvml_failure="Unknown Error", kernel_module="550.1"), None, "driver_broken"),
+        (Driver(kernel_module="580.1", pci_devices=1, lost_gpus=1), "docker", "gpu_lost"),
     ],
 )
 def test_a_gpu_out_of_reach(
@@ -146,12 +149,40 @@ def test_no_gpu_is_an_error_where_one_was_asked_for(
         (
             {
                 "software": {"cuda_usable": False},
-                "absent": {"software.cuda_usable": "RuntimeError: unknown error"},
+                "absent": {"software.cuda_usable": "RuntimeError: out of memory"},
             },
             "cuda_unusable",
             Severity.ERROR,
-            "unknown error",
+            "out of memory",
         ),
+        *(
+            (
+                {"software": {"cuda_usable": False}, "absent": {"software.cuda_usable": why}},
+                code,
+                Severity.ERROR,
+                said,
+            )
+            for why, code, said in (
+                (
+                    "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system "
+                    "not yet initialized",
+                    "fabric_manager",
+                    "systemctl start nvidia-fabricmanager",
+                ),
+                (
+                    "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up "
+                    "environment",
+                    "nvidia_uvm",
+                    "nvidia-modprobe -u",
+                ),
+                (
+                    "RuntimeError: No CUDA GPUs are available",
+                    "no_visible_gpu",
+                    "CUDA_VISIBLE_DEVICES",
+                ),
+            )
+        ),
+        ({"driver": {"lost_gpus": 1}}, "gpu_lost", Severity.WARNING, "Xid 79"),
         ({"absent": {"gpus.nvml": "…"}}, "gpu_unwatched", Severity.WARNING, "NVML"),
         (
             {"driver": {"version": "535.104.05"}, "software": {"cuda_usable": False}},
@@ -266,6 +297,9 @@ def test_numpy_with_the_interpreter(
         ({"cgroup": Cgroup(cpus=1.5)}, "few_cpus"),
         ({"affinity_threads": 1}, "few_cpus"),
         ({"load_1m": 40.0}, "busy_host"),
+        ({"compiler": False}, "no_compiler"),
+        ({"python_headers": False}, "no_python_headers"),
+        ({"loads_temporary": False}, "noexec_temporary_folder"),
         ({"governor": "powersave", "frequency_driver": "acpi-cpufreq"}, "cpu_powersave"),
         (
             {
@@ -402,3 +436,18 @@ def test_a_full_disk_refuses_any_run(
     set_free_disk(monkeypatch, 300 << 10)
     with pytest.raises(EnvironmentRefused, match="Only 0 MiB of disk"):
         refuse_unfit(but(cpu_only, run={"device": "cpu"}), results=tmp_path)
+
+
+def test_a_host_whose_gpu_cannot_be_used_is_not_measured_on_its_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was, with exit code 0. Asking for the CPU still measures there."""
+    monkeypatch.setattr("nsabench.machine.environment.nvml.Device.all", list)
+    driver = Driver()
+    monkeypatch.setattr("nsabench.running.run.read_driver", lambda: driver)
+    assert choose_device("auto") == "cpu"
+    driver = Driver(nvml_failure="Unknown Error", kernel_module="550.1", pci_devices=1)
+    with pytest.raises(EnvironmentRefused, match=r"does not answer|does not see it") as refused:
+        choose_device("auto")
+    assert "`--device cpu`" in refused.value.remedy
+    assert choose_device("cpu") == "cpu"

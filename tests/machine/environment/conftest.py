@@ -47,7 +47,7 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         "DeviceGetCudaComputeCapability": (9, 0),
         "DeviceGetMemoryInfo": SimpleNamespace(total=150 << 30, used=1 << 29),
         "DeviceGetPowerUsage": 76_000,
-        "DeviceGetPowerManagementLimit": 700_000,
+        "DeviceGetEnforcedPowerLimit": 700_000,
         "DeviceGetPowerManagementDefaultLimit": 700_000,
         "DeviceGetClockInfo": lambda _, domain: 345 if domain == sm else 3201,
         "DeviceGetMaxClockInfo": 1980,

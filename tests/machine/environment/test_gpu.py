@@ -95,3 +95,16 @@ def test_hardware_without_a_library(h200: Callable[..., None], tmp_path: Path, l
     assert driver.version is None
     assert driver.nvml_failure == "NVML Shared Library Not Found"
     assert (driver.kernel_module, driver.pci_devices) == ("535.104.05", 1)
+
+
+def test_a_device_that_fell_off_the_bus_is_counted(h200: Callable[..., None]) -> None:
+    lost = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+
+    def open_by_index(index: int) -> object:
+        if index == 1:
+            raise lost
+        return "handle"
+
+    h200(DeviceGetCount=2, DeviceGetHandleByIndex=open_by_index)
+    assert read_driver().lost_gpus == 1
+    assert len(read_gpus(H200, {})) == 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -79,3 +81,19 @@ def test_this_machine() -> None:
     host = read_host(absent)
     assert host.cpu and host.kernel and host.ram_bytes and host.affinity_threads
     assert host.governor or "host.governor" in absent
+
+
+def test_what_triton_builds_launchers_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC | os.ST_NOSUID))
+    host = read_host({})
+    assert (host.compiler, host.python_headers, host.loads_temporary) == (False, False, False)
+    compiler = tmp_path / "clang"
+    compiler.write_text("")
+    compiler.chmod(0o755)
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOSUID))
+    host = read_host({})
+    assert (host.compiler, host.python_headers, host.loads_temporary) == (True, True, True)
