@@ -130,7 +130,7 @@ def next_job(
     assert state.next is not None
     return Job(
         purpose=state.purpose,
-        case=case.model_copy(update={"timeout_s": state.next.patience * case.timeout_s}),
+        case=case,
         sources=tuple(sorted(sources)),
         attempt=state.attempts + 1,
         implementations=state.next.implementations,

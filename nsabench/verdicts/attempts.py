@@ -46,7 +46,7 @@ def state_of(
         names = attempts[0].job.implementations
     skipped = {name: reason for name in names if (reason := cannot_run(plan, planned, name))}
     left = [name for name in names if name not in skipped]
-    replay = Replay(purpose, left, planned.case.timeout_s)
+    replay = Replay(purpose, left)
     for attempt in attempts:
         replay.take(attempt)
     settled = replay.settled | {

@@ -22,9 +22,6 @@ from nsabench.model.vocabulary import Purpose, Status
 # Phases before the first call of an implementation.
 BEFORE_ANY = "inputs"
 EARLY = (BEFORE_ANY, "request", "start")
-# Share of the timeout of a case: an implementation that hung has already had all of it, and its
-# compiled code is in the caches.
-LESS_PATIENCE = 0.15
 COOL_DOWN_S = 5.0
 PASSING = THROTTLING - {POWER_CAP}  # a pause may end these; the work itself causes the cap
 # A person or a scheduler may kill the measuring process so often before an implementation is
@@ -37,7 +34,6 @@ NONE = 0  # the attempt of an implementation that no worker measured to the end
 @dataclass(frozen=True)
 class NextAttempt:
     implementations: tuple[str, ...]
-    patience: float = 1.0  # times the timeout of the case
     pause_s: float = 0.0  # before the attempt
 
 
@@ -48,23 +44,17 @@ class _Trial:
     death: Death
     order: list[str]
     survived: dict[str, Observation] = field(default_factory=dict)
-    has_had_full_time: bool = False
-
-    @property
-    def suspect(self) -> str:
-        return self.death.suspect
 
 
 class Replay:
     """Takes the attempts in order and says what is settled, and what to measure next."""
 
-    def __init__(self, purpose: Purpose, names: Sequence[str], timeout_s: float) -> None:
+    def __init__(self, purpose: Purpose, names: Sequence[str]) -> None:
         self.settled: dict[str, Observation] = {}
         self.conditions: dict[int, Conditions] = {}
         self.gave_up = ""
         self._purpose = purpose
         self._left = list(names)
-        self._timeout_s = timeout_s
         self._killed = 0  # times in a row that the measuring process was killed
         self._lost_early = ""  # why the last worker was lost before any call
         self._was_throttled = False
@@ -77,10 +67,7 @@ class Replay:
         pause_s = COOL_DOWN_S if self._was_throttled else 0.0
         if self._trial is None:
             return NextAttempt(tuple(self._left), pause_s=pause_s)
-        name = self._untried[0]
-        hung = name == self._trial.suspect and self._trial.death.status is Status.TIMEOUT
-        patience = LESS_PATIENCE if hung and not self._trial.has_had_full_time else 1.0
-        return NextAttempt((name,), patience, pause_s)
+        return NextAttempt((self._untried[0],), pause_s)
 
     @property
     def _untried(self) -> list[str]:
@@ -144,7 +131,12 @@ class Replay:
 
     def _find_culprit(self, attempt: Attempt, death: Death) -> None:
         if self._trial is not None:
-            self._die_alone(self._trial, attempt, death)
+            [name] = attempt.job.implementations
+            self._blame(name, death)
+            if name == self._trial.death.suspect:
+                self._trial = None
+            else:
+                self._end_trial_if_all_were_tried()
         elif death.phase in EARLY:
             # Two workers died before any call: the case or the machine is at fault.
             for name in list(self._left):
@@ -154,20 +146,6 @@ class Replay:
         else:
             order = sorted(self._left, key=lambda name: name != death.suspect)
             self._trial = _Trial(death, order)
-
-    def _die_alone(self, trial: _Trial, attempt: Attempt, death: Death) -> None:
-        [name] = attempt.job.implementations
-        if attempt.job.case.timeout_s < self._timeout_s:
-            if death.suspect != name:  # drawing the inputs takes longer than the timeout
-                trial.has_had_full_time, self._lost_early = True, ""
-                return
-            if death.status is Status.TIMEOUT:
-                death = trial.death
-        self._blame(name, death)
-        if name == trial.suspect:
-            self._trial = None
-        else:
-            self._end_trial_if_all_were_tried()
 
     def _end_trial_if_all_were_tried(self) -> None:
         trial = self._trial

@@ -247,23 +247,11 @@ def test_an_interrupt_while_its_words_are_kept_is_no_kill(make_plan: MakePlan) -
     assert next_jobs(plan, log, nothing_judged)[0].implementations == ("a",)
 
 
-def test_an_implementation_that_hung_gets_less_time_alone(make_plan: MakePlan) -> None:
+def test_an_implementation_that_hung_is_measured_alone(make_plan: MakePlan) -> None:
     world: World = lambda job: hang("b") if "b" in job.implementations else Conditions()  # noqa: E731
     player = Player(make_plan(["a", "b"]), world)
     assert player.asked == ["a b", "b", "a"]
-    assert [job.case.timeout_s for job in player.jobs] == pytest.approx([3, 0.45, 3])
     assert player.statuses() == "a:ok b:timeout"
-
-
-def test_slow_inputs_are_no_fault_of_an_implementation(make_plan: MakePlan) -> None:
-    def world(job: Job) -> Answer:
-        if len(job.implementations) > 1:
-            return hang("b")
-        return hang("", phase="inputs") if job.case.timeout_s < 3 else Conditions()
-
-    player = Player(make_plan(["a", "b"]), world)
-    assert player.statuses() == "a:ok b:ok"
-    assert [job.case.timeout_s for job in player.jobs] == pytest.approx([3, 0.45, 0.45, 3, 3])
 
 
 def test_tables_do_not_show_attempts_that_did_not_count(make_plan: MakePlan) -> None:
