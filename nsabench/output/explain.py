@@ -117,7 +117,6 @@ WORDS = {
     "runtime": "what a gate loads from `thresholds.yaml`",
     "sel_triton_min_L": "the selected length from which on a gate uses the kernel; null: never",
     "decisions": "one of each candidate, op and GPU",
-    "decided_with": "the version of nsabench that decided",
     NO_SPECIALISED: "the ratio is over 3, and all baselines that were timed beside it are masks, "
     "gathers or FlexAttention: it says what those cost, and not what a kernel for it gains",
     "library": "what an implementation calls, with its version or commit and its licence",

@@ -6,7 +6,6 @@ version of pyarrow. docs/reference/manifest.md lists what depends on versions.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +38,6 @@ from nsabench.verdicts.tables import (
     misfit,
 )
 
-_DECIDED_WITH = re.compile(rb"^decided_with: .*\n", re.MULTILINE)  # the build of nsabench
 COLUMNS = {"records": RECORDS, "comparisons": COMPARISONS, "samples": SAMPLES}
 
 
@@ -153,7 +151,7 @@ def _bounds(group: Any) -> dict[tuple[str, str], Any]:
 def _check_thresholds(folder: Path, derived: Path, is_same_version: bool) -> None:
     paths = [RunFolder(path).thresholds for path in (folder, derived)]
     with readable(paths[0]):
-        found, expected = (_DECIDED_WITH.sub(b"", reading.read(p, limits.FILE)) for p in paths)
+        found, expected = (reading.read(p, limits.FILE) for p in paths)
         if found == expected:
             return
         try:
@@ -169,7 +167,7 @@ def _check_thresholds(folder: Path, derived: Path, is_same_version: bool) -> Non
 def _check_data(found: Any, expected: Any, place: tuple[str | int, ...], is_same: bool) -> None:
     if isinstance(found, dict) and isinstance(expected, dict):
         keys = expected.keys() | found.keys() if is_same else expected.keys() & found.keys()
-        for key in sorted(keys - {"decided_with"}):
+        for key in sorted(keys):
             _check_data(found.get(key), expected.get(key), (*place, key), is_same)
     elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
         for i, pair in enumerate(zip(found, expected, strict=True)):

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from nsabench.files import whole
-from nsabench.model.version import __version__
 from nsabench.model.vocabulary import Regime
-from nsabench.sources import digest_packages
 from nsabench.verdicts import break_even
 from nsabench.verdicts.break_even import BreakEven
 from nsabench.verdicts.threshold.decide import Decision, of_the_gate, per_gpu
@@ -30,17 +27,10 @@ HEAD = """\
 """
 
 
-@cache
-def decided_with() -> str:
-    """Return the version of nsabench, and the first digits of the sha256 of its files."""
-    return f"nsabench {__version__} ({digest_packages({'nsabench'})[:12]})"
-
-
 def as_data(decisions: Sequence[Decision], payments: Sequence[BreakEven] = ()) -> dict[str, Any]:
     of_gate = of_the_gate(decisions)
     return {
         "schema_version": SCHEMA_VERSION,
-        "decided_with": decided_with(),
         "runtime": {"sel_triton_min_L": per_gpu(decisions) or None} | _lengths_by_regime(decisions),
         "pays": break_even.as_data(payments),
         "decisions": [_decision_data(d, gate=d in of_gate) for d in decisions],

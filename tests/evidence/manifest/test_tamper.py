@@ -294,17 +294,16 @@ def seal_whatever(run: Path, signer: Signer) -> None:
 FORGED_THRESHOLDS = {
     "a length": ("    NVIDIA H200: 256\n", "    NVIDIA H200: 64\n", "NVIDIA H200 is 64, and 256"),
     "an answer": ("  answer: from\n", "  answer: 'no'\n", "answer is no, and from follows"),
-    "a key more": ("\nnotes: []\n", "\nnotes: []\nmore: 1\n", "more is 1, and None follows"),
-    "a key twice": ("\nnotes: []\n", "\nnotes: []\nnotes: []\n", "notes is given twice"),
-    "a document more": ("\nnotes: []\n", "\nnotes: []\n---\n", "several documents"),
+    "a key more": ("\npays: []\n", "\npays: []\nmore: 1\n", "more is 1, and None follows"),
+    "a key twice": ("\npays: []\n", "\npays: []\npays: []\n", "pays is given twice"),
+    "a document more": ("\npays: []\n", "\npays: []\n---\n", "several documents"),
 }
 
 
 @pytest.mark.parametrize("how", FORGED_THRESHOLDS)
 def test_thresholds_that_do_not_follow_from_the_log(run: Path, signer: Signer, how: str) -> None:
-    """A gate reads them. Only the build of nsabench that decided them may be another one."""
+    """A gate reads them."""
     path = conclusion.derive(Facts.read(run), run)[-1]
-    path.write_text(re.sub(r"decided_with: .*", "decided_with: another", path.read_text()))
     seal(run, signer)
     assert verify(run).broken is None
     before, after, expected = FORGED_THRESHOLDS[how]
