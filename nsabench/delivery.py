@@ -9,7 +9,7 @@ import mmap
 import os
 from collections.abc import Iterator, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from nsabench.model.case import Case
 from nsabench.model.measurement import Message, Whole
@@ -17,6 +17,8 @@ from nsabench.model.vocabulary import DType
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from nsabench.ops import Inputs, Probe
 
 OUTPUT = "output"
 ALIGNMENT = 64  # bytes
@@ -57,6 +59,7 @@ class Delivery(Message):
     computes: str
     set: Whole  # of inputs
     previous: Whole | None = None  # the set of the call before
+    probe: str = ""  # of the op (`Op.probes`); else the call is one of the case
     factor: float = 1.0  # multiplies the gradient of the output
     when: str = ""  # names the call in a reason ("in a timed call, ")
 
@@ -115,12 +118,19 @@ class Mailbox:
         return tensors
 
 
-def draw(case: Case, seed: int, device: str) -> tuple[Any, Tensor | None]:
-    """Return inputs and the gradient of their output, the same bits in every process."""
+def draw(
+    case: Case, seed: int, device: str, probe: Probe | None = None
+) -> tuple[Inputs, Tensor | None]:
+    """Return inputs and the gradient of their output, the same bits in every process.
+
+    probe: of the case, whose inputs are drawn instead.
+    """
     from nsabench import ops
 
     op = ops.get(case.op)
+    case = probe.case if probe else case
     inputs = op.draw(ops.sizes(case), case.dtype, case.distribution, seed, device)
+    inputs = probe.change(inputs) if probe else inputs
     if not case.direction.differentiates:
         return inputs, None
     return inputs, op.draw_grad(inputs, seed + GRADIENT_SEED)

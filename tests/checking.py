@@ -46,7 +46,12 @@ class Desk:
     """
 
     def __init__(
-        self, case: Case, computes: Sequence[str] = ("",), device: str = "cpu", tells: bool = True
+        self,
+        case: Case,
+        computes: Sequence[str] = ("",),
+        device: str = "cpu",
+        tells: bool = True,
+        probes: bool = False,
     ) -> None:
         count = max(2, case.timing.rotate)
         self.seeds = [case.seed + number * STRIDE for number in range(count)]
@@ -57,10 +62,9 @@ class Desk:
         for mailbox in (self._mailbox, its_end):  # else memory stays registered that is unmapped
             weakref.finalize(self, mailbox.close)
         self.checker = Checker(device, its_end)
-        request = Prepare(case=case, computes=list(computes), seeds=self.seeds)
+        request = Prepare(case=case, computes=list(computes), seeds=self.seeds, probes=probes)
         self.prepared: Prepared = self.checker.prepare(request)
-        forms = self.prepared.forms.values()
-        self._mailbox.map(max((form.nbytes for form in forms), default=0))
+        self._mailbox.map(self.prepared.nbytes)
 
     def deliver(self, delivery: Delivery, sets: InputSets, results: Sequence[Tensor]) -> bool:
         self._mailbox.put(sets.form, results)
@@ -114,7 +118,8 @@ def arm_of(item: Implementation, case: Case, sets: InputSets, rng: Random) -> Ca
 def measured(case: Case, items: list[Implementation], **given: Any) -> Measured:
     """What a worker measures, with what the checker found. given: as of `measure`."""
     device = given.pop("device", "cpu")
-    desk = Desk(case, sorted({item.computes for item in items}), device, tells=False)
+    computes = sorted({item.computes for item in items})
+    desk = Desk(case, computes, device, tells=False, probes=given.pop("probes", False))
     found = measure(
         case,
         items,

@@ -47,7 +47,7 @@ class Checker:
 
     device: str
     mailbox: Mailbox
-    _oracles: dict[str, Oracles] = field(default_factory=dict)
+    _oracles: dict[tuple[str, str], Oracles] = field(default_factory=dict)  # by op and probe
     findings: dict[str, Findings] = field(default_factory=dict)
 
     def prepare(self, request: Prepare) -> Prepared:
@@ -57,7 +57,7 @@ class Checker:
         for computes in request.computes:
             try:
                 case = ops.computed(request.case, computes)
-                self._oracles[computes] = Oracles(case, request.seeds, self.device)
+                self._oracles[computes, ""] = Oracles(case, request.seeds, self.device)
             except UsageError as error:
                 failures[computes] = NoOracle(status=Status.UNSUPPORTED, reason=str(error))
             except Failure as failure:
@@ -65,10 +65,16 @@ class Checker:
             except (MemoryError, torch.OutOfMemoryError) as error:
                 reason = f"its oracle does not fit into memory: {str(error).splitlines()[0]}"
                 failures[computes] = NoOracle(status=Status.OUT_OF_MEMORY, reason=reason)
-        forms = {computes: oracles.form for computes, oracles in self._oracles.items()}
-        self.mailbox.map(max((form.nbytes for form in forms.values()), default=0))
+        forms = {computes: oracles.form for (computes, _), oracles in self._oracles.items()}
+        prepared = Prepared(forms=forms, failures=failures)
+        if request.probes and "" in forms:
+            for name, probe in ops.probes(request.case).items():
+                oracles = Oracles(request.case, request.seeds[:1], self.device, probe)
+                self._oracles["", name] = oracles
+                prepared.probes[name] = oracles.form
+        self.mailbox.map(prepared.nbytes)
         self._free_memory()
-        return Prepared(forms=forms, failures=failures)
+        return prepared
 
     def check(self, delivery: Delivery) -> Checked:
         """Compare the results in the mailbox with the oracle of their set."""
@@ -78,7 +84,7 @@ class Checker:
                 findings.status = Status.CRASHED
                 findings.reason = f"its process delivered a result that cannot be checked: {flaw}"
             return Checked(right=False)
-        results = self.mailbox.take(self._oracles[delivery.computes].form, self.device)
+        results = self.mailbox.take(self._find_oracles(delivery).form, self.device)
         errors = [] if findings.errors is None else [findings.errors]
         try:
             for name, result in results.items():
@@ -87,12 +93,13 @@ class Checker:
             findings.reason = findings.reason or delivery.when + str(wrong)
             findings.errors = wrong.errors
             return Checked(right=False)
-        findings.errors = Errors.worst(errors)
+        if not delivery.probe:
+            findings.errors = Errors.worst(errors)
         return Checked(right=True)
 
     def _find_flaw(self, delivery: Delivery, findings: Findings) -> str:
         """Return why a delivery cannot be checked, or an empty text. Foreign code may forge one."""
-        oracles = self._oracles.get(delivery.computes)
+        oracles = self._oracles.get((delivery.computes, delivery.probe))
         if oracles is None or delivery.computes != findings.computes:
             return f"there is no oracle of {delivery.computes[:40]!r} for it"
         for number in (delivery.set, delivery.previous or 0):
@@ -103,7 +110,8 @@ class Checker:
         return ""
 
     def _compare(self, findings: Findings, result: Suspect) -> Errors:
-        oracles, delivery = self._oracles[findings.computes], result.delivery
+        delivery = result.delivery
+        oracles = self._find_oracles(delivery)
         expected = oracles.expected[delivery.set][result.name]
         try:
             errors = compare.check_values(
@@ -112,18 +120,24 @@ class Checker:
                 expected,
                 oracles.case,
                 1.0 if result.name == OUTPUT else delivery.factor,
+                is_probe=bool(delivery.probe),
             )
         except WrongValues:
             findings.suspect = result
             raise
         # Only the baselines will show whether such a result is wrong, and then it will be gone.
-        if findings.suspect is None and not compare.is_explained(errors, oracles.case):
+        is_explained = delivery.probe or compare.is_explained(errors, oracles.case)
+        if findings.suspect is None and not is_explained:
             findings.suspect = result
         return errors
 
     def conclude(self) -> Concluded:
         """Return the findings about each implementation of the case, and forget the case."""
-        judged = {name: self._judge(findings) for name, findings in self.findings.items()}
+        judged = {
+            name: self._judge(findings)
+            for name, findings in self.findings.items()
+            if findings.reason or findings.errors is not None  # not only probes were delivered
+        }
         self._forget()
         self.mailbox.close()
         return Concluded(judged=judged)
@@ -145,16 +159,23 @@ class Checker:
         suspect, findings.suspect = findings.suspect, None
         if suspect is None:
             return ""
-        oracles, delivery = self._oracles[findings.computes], suspect.delivery
+        delivery = suspect.delivery
+        oracles = self._find_oracles(delivery)
         name, result = suspect.name, suspect.result
         before = delivery.previous
         previous = None if before is None else oracles.expected[before][name]
-        inputs, grad_out = draw(oracles.case, oracles.seeds[delivery.set], self.device)
+        seed = oracles.seeds[delivery.set]
+        inputs, grad_out = draw(oracles.case, seed, self.device, oracles.probe)
+        where = f"with {delivery.probe}, " if delivery.probe else ""
         if name == OUTPUT:
-            return diagnose(oracles.op, inputs, result, previous)
+            return where + diagnose(oracles.op, inputs, result, previous)
         assert grad_out is not None
         right = oracles.expected[delivery.set][name] * delivery.factor
-        return diagnose_gradient(oracles.op, inputs, grad_out, name, result, right, previous)
+        given = inputs, grad_out, name, result, right, previous
+        return where + diagnose_gradient(oracles.op, *given)
+
+    def _find_oracles(self, delivery: Delivery) -> Oracles:
+        return self._oracles[delivery.computes, delivery.probe]
 
     def _forget(self) -> None:
         self._oracles.clear()

@@ -14,11 +14,13 @@ from nsabench import ops
 from nsabench.checks import parity as checks
 from nsabench.delivery import OUTPUT
 from nsabench.model.case import Case
+from nsabench.ops._probes import COMMON_LOGIT
 
 LOST = 1 / 8  # a row is lost if at most this share of its norm is left
 # Rounding cannot cancel this many elements of a row by accident. A narrower row, such as the three
 # elements of dgates, is lost only if its norm is more than rounding explains.
 MANY = 16
+PROBE_NOISE = 8.0  # a structural mistake is off by more, and rounding by less
 PIECE = 1 << 26  # elements compared at a time: half a GiB in float64
 
 
@@ -160,8 +162,13 @@ def check_values(
     oracle: Tensor,
     case: Case,
     factor: float = 1.0,
+    *,
+    is_probe: bool = False,
 ) -> Errors:
-    """Return the errors of a result. Raises `WrongValues` if they exceed the case's tolerance."""
+    """Return the errors of a result. Raises `WrongValues` if they exceed the case's tolerance.
+
+    is_probe: values may be large, so the result is held to a relative error only.
+    """
     resolved = checks.resolution(case)
     sampled = ops.get(case.op).samples_queries
     errors = measure(name, output, oracle, resolved, factor, sampled)
@@ -169,6 +176,14 @@ def check_values(
     if not math.isfinite(errors.mae) and (bad := int((~torch.isfinite(output)).sum())):
         raise WrongValues(f"{bad} of {output.numel()} {name} elements are NaN or infinite", None)
     what = f" of {name}" if case.direction.differentiates else ""
+    if is_probe:
+        terms = ops.get(case.op).terms(ops.sizes(case))
+        most = PROBE_NOISE * checks.noise(case.dtype, terms, COMMON_LOGIT)
+        if not errors.rel_l2 <= most:
+            raise WrongValues(
+                f"relative error {errors.rel_l2:.3g}{what} is over {most:.3g}", errors
+            )
+        return errors
     if name != OUTPUT:
         errors = replace(errors, mae=errors.mae / unit(oracle, case))
     # Written so that a NaN could never pass.

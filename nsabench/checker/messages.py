@@ -16,13 +16,15 @@ class Prepare(Message):
     """Compute the oracles of a case.
 
     computes: the ops that the implementations compute; "" is the op of the case. seeds: one for
-    each set of inputs. There are fewer sets if memory is short.
+    each set of inputs. There are fewer sets if memory is short. probes: whether the oracles of the
+    op's probes are computed as well.
     """
 
     kind: Literal["prepare"] = "prepare"
     case: Case
     computes: list[str]
     seeds: list[Seed]
+    probes: bool = False
 
 
 class Conclude(Message):
@@ -42,11 +44,20 @@ class NoOracle(Message):
 
 
 class Prepared(Message):
-    """The form of the results, or why the oracle is missing, by the op that is computed."""
+    """The form of the results, or why the oracle is missing, by the op that is computed.
+
+    probes: the form of the results of each probe of the case's own op.
+    """
 
     kind: Literal["prepared"] = "prepared"
     forms: dict[str, Form] = Field(default={})
     failures: dict[str, NoOracle] = Field(default={})
+    probes: dict[str, Form] = Field(default={})
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the largest results."""
+        return max((f.nbytes for f in (*self.forms.values(), *self.probes.values())), default=0)
 
 
 class Checked(Message):

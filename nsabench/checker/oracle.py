@@ -12,6 +12,7 @@ from nsabench.delivery import OUTPUT, Form, draw
 from nsabench.failure import Failure
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Status
+from nsabench.ops import Probe
 
 MEMORY_SHARE = 0.25  # of the free device memory that all sets together may take
 MOST_OF_MEMORY = 0.6  # that the fewest possible sets may take
@@ -26,11 +27,14 @@ class Oracles:
     expected: the float64 results of each set by name, gradients first, then `output`.
     """
 
-    def __init__(self, case: Case, seeds: Sequence[int], device: str) -> None:
+    def __init__(
+        self, case: Case, seeds: Sequence[int], device: str, probe: Probe | None = None
+    ) -> None:
         """Raise `Failure` (out of memory) if the sets leave no room for implementations."""
-        self.case = case
+        self.case = probe.case if probe else case
         self.op = ops.get(case.op)
         self.seeds = seeds
+        self.probe = probe
         self._device = device
         self.expected: list[dict[str, Tensor]] = []
         free = _count_free_bytes() if device == "cuda" else None
@@ -41,7 +45,7 @@ class Oracles:
 
     def _add_set(self, seed: int) -> int:
         """Compute the oracle of one more set; return the bytes that it takes with its inputs."""
-        inputs, grad_out = draw(self.case, seed, self._device)
+        inputs, grad_out = draw(self.case, seed, self._device, self.probe)
         if grad_out is None:
             expected = {OUTPUT: self.op.oracle(inputs)}
         else:

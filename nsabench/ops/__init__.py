@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,21 @@ from nsabench.model.vocabulary import Direction, DType
 from nsabench.ops import _outside
 from nsabench.ops._contract import Inputs, Op, Shape, Size, Work
 from nsabench.ops._decode import DecodeSizes
+from nsabench.ops._probes import Probe
 from nsabench.ops._sampled import compared
 
 # Other modules import these by name; functions are called as `ops.get`.
-__all__ = ["DecodeSizes", "Inputs", "Op", "Shape", "Size", "Work", "compared"]
+__all__ = [
+    "COMMON_LOGIT",
+    "DecodeSizes",
+    "Inputs",
+    "Op",
+    "Probe",
+    "Shape",
+    "Size",
+    "Work",
+    "compared",
+]
 
 
 @cache
@@ -111,6 +122,10 @@ def computed(case: Case, name: str) -> Case:
             "distribution": case.distribution if same else op.distributions[0],
         }
     )
+
+
+def probes(case: Case) -> Mapping[str, Probe]:
+    return get(case.op).probes(case)
 
 
 def ladder(case: Any) -> Hashable:

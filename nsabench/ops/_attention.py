@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -12,9 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import model_validator
 
+from nsabench.model.case import Case
 from nsabench.model.vocabulary import DType
-from nsabench.ops import _draws
+from nsabench.ops import _draws, _probes
 from nsabench.ops._contract import Inputs, Op, Shape, Size, Work
+from nsabench.ops._probes import Probe
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,6 +73,9 @@ class AttentionOp(Op):
     differentiable: ClassVar[tuple[str, ...]] = ("q", "k", "v")
     # How many gates a query has.
     gates: ClassVar[int] = 0
+
+    def probes(self, case: Case) -> Mapping[str, Probe]:
+        return _probes.of_attention(self, case)
 
     @abstractmethod
     def parts(self, inputs: Inputs) -> Iterable[Part]:

@@ -16,6 +16,9 @@ from nsabench.ops import _draws
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from nsabench.model.case import Case
+    from nsabench.ops._probes import Probe
+
 MOST = 1 << 53  # beyond any number of bytes or operations
 # Beyond any device, and products of a few still fit 64 bits.
 Size = Annotated[int, Field(gt=0, le=1 << 24)]
@@ -96,6 +99,10 @@ class Op(ABC):
     # The shapes of `nsabench check`, by device, each such as "N=64,L=1024": a usual size and one
     # that no tile divides. A person waits for these, so they are few.
     check_shapes: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
+
+    def probes(self, case: Case) -> Mapping[str, Probe]:
+        """Return untimed calls, by name, that a kernel of the case must get right as well."""
+        return {}
 
     def call_form(self, name: str) -> str:
         """Return how an implementation is called, for messages."""

@@ -67,6 +67,7 @@ class CaseArm:
         self.compile_s: float | None = None
         self.config = ""
         self.changed: dict[str, str] = {}  # harmless settings that were set back, in words
+        self.declined: dict[str, str] = {}  # probes, with the reason of each
         self.called_s = 0.0  # in checked calls, with their compilation
         self.peak_mem_bytes: int | None = None
         self._rng = rng
@@ -161,7 +162,7 @@ class CaseArm:
         answer = self._guarded(call)
         if self.device == "cuda":
             self.peak_mem_bytes = torch.cuda.max_memory_allocated() - before
-        self.outputs.check(answer, "")
+        self.outputs.check(answer, f"with {self.sets.probe}, " if self.sets.probe else "")
         self._was_right = self.item.role is not Role.CONTROL
         self._keep(answer)
 

@@ -29,8 +29,12 @@ class InputSets:
     place. wanted: the inputs to differentiate by.
     """
 
-    def __init__(self, case: Case, seeds: Sequence[int], form: Form, device: str) -> None:
+    def __init__(
+        self, case: Case, seeds: Sequence[int], form: Form, device: str, probe: str = ""
+    ) -> None:
         self._case, self._device = case, device
+        self.probe = probe
+        self._probe = ops.probes(case)[probe] if probe else None
         self.form = form
         self.is_written_to = False  # an input changed between two checks
         op = ops.get(case.op)
@@ -41,7 +45,7 @@ class InputSets:
         self.sets: list[Inputs] = []
         self.grads: list[Tensor] = []
         for seed in self._seeds:
-            inputs, grad_out = draw(case, seed, device)
+            inputs, grad_out = draw(case, seed, device, self._probe)
             self.sets.append(inputs)
             if grad_out is not None:
                 self.grads.append(grad_out.contiguous())
@@ -83,7 +87,7 @@ class InputSets:
         return {index: changed for index, changed in changes.items() if changed}
 
     def _find_changes_of(self, index: int) -> dict[str, Tensor]:
-        inputs, grad_out = draw(self._case, self._seeds[index], self._device)
+        inputs, grad_out = draw(self._case, self._seeds[index], self._device, self._probe)
         right = {INPUT + name: tensor for name, tensor in inputs.tensors.items()}
         if grad_out is not None:
             right[GRADIENT] = grad_out

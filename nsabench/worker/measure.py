@@ -86,6 +86,9 @@ def measure(
         try:
             precheck.raise_failure(arm.name)
             arm.check()
+            if item.role is Role.CANDIDATE:
+                report(Step(phase="probes", implementation=item.name))
+                _check_probes(arm, case, prepared, seeds, rng, deliver)
             if case.timing.mode is Mode.GRAPH:
                 arm.capture()
         except Failure as failure:
@@ -112,6 +115,31 @@ def measure(
         conditions=conditions,
         measuring_s=busy_s + sum(arm.called_s for arm in tried),
     )
+
+
+def _check_probes(
+    arm: CaseArm,
+    case: Case,
+    prepared: Prepared,
+    seeds: Sequence[int],
+    rng: Random,
+    deliver: Deliver,
+) -> None:
+    """Call a kernel once on each probe. Raises `Failure` if it is wrong, not if it declines."""
+    item = arm.item
+    for name, form in prepared.probes.items():
+        probe = ops.probes(case)[name].case
+        if not item.concerns(probe):
+            continue
+        sets = InputSets(case, seeds[:1], form, arm.device, name)
+        call = CaseArm(item, probe, arm.device, sets, rng, deliver)
+        try:
+            call.first_call()
+        except Failure as failure:
+            if failure.status is Status.WRONG:
+                raise
+            arm.declined[name] = failure.reason
+        arm.called_s += call.called_s
 
 
 def _draw_inputs(
@@ -223,5 +251,8 @@ def _observe(arm: CaseArm, failure: Failure | None = None) -> Observation:
         compile_s=arm.compile_s,
         peak_mem_bytes=arm.peak_mem_bytes,
         config=arm.config,
-        notes=[f"it changed, and it was set back: {words}" for words in arm.changed.values()],
+        notes=[
+            *(f"it changed, and it was set back: {words}" for words in arm.changed.values()),
+            *(f"it declines {probe}: {reason}" for probe, reason in arm.declined.items()),
+        ],
     )

@@ -87,6 +87,7 @@ class Outputs:
             computes=self._computes,
             set=self._sets.ids[index],
             previous=self._previous,
+            probe=self._sets.probe,
             factor=answer.factor,
             when=when,
         )

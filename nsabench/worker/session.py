@@ -103,7 +103,7 @@ class Session:
 
     def _measure(self, request: Measure) -> Measured:
         assert self._mailbox is not None
-        self._mailbox.map(max((f.nbytes for f in request.prepared.forms.values()), default=0))
+        self._mailbox.map(request.prepared.nbytes)
         measured = self.measure(request, self._announce, self._deliver)
         self._mailbox.close()
         return measured

@@ -49,9 +49,11 @@ class CheckerProcess:
         self._worker = WarmWorker(lambda: program)
         self._limit_s = 0.0
 
-    def prepare(self, case: Case, computes: Sequence[str], seeds: Sequence[int]) -> Prepared:
+    def prepare(
+        self, case: Case, computes: Sequence[str], seeds: Sequence[int], probes: bool
+    ) -> Prepared:
         self._limit_s = case.timeout_s
-        request = Prepare(case=case, computes=list(computes), seeds=list(seeds))
+        request = Prepare(case=case, computes=list(computes), seeds=list(seeds), probes=probes)
         return self._ask(request, Prepared, (1 + len(computes)) * case.timeout_s)
 
     def check(self, delivery: Delivery) -> Checked:

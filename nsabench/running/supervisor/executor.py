@@ -20,7 +20,7 @@ from nsabench.model.job import Death, Job, input_seeds
 from nsabench.model.measurement import Bursts, Ceilings, Message, Observation, Samples
 from nsabench.model.plan import Device, ImplementationInfo, Plan
 from nsabench.model.source import Source
-from nsabench.model.vocabulary import Status
+from nsabench.model.vocabulary import Purpose, Status
 from nsabench.running.supervisor import process
 from nsabench.running.supervisor.checker import CheckerProcess
 from nsabench.running.supervisor.death import (
@@ -225,7 +225,9 @@ class WorkerExecutor:
         seeds = input_seeds(self.entropy, job.purpose, case)
         computes = {name: self.computes.get((case.op, name), "") for name in names}
         try:
-            prepared = self._checker.prepare(case, sorted({*computes.values()}), seeds)
+            prepared = self._checker.prepare(
+                case, sorted({*computes.values()}), seeds, probes=job.purpose is Purpose.MAIN
+            )
         except CheckerLost as lost:
             self.retire()
             raise _without_checker(lost, BEFORE_ANY) from lost

@@ -49,7 +49,7 @@ def as_candidate(op: str, name: str, kernel: Kernel) -> Implementation:
 
 def judge(case: Case, items: list[Implementation]) -> Mapping[str, Record]:
     """What becomes of each of the items, measured together."""
-    measured = measured_by_checker(case, items, timer=CpuTimer())
+    measured = measured_by_checker(case, items, timer=CpuTimer(), probes=True)
     plan = Plan(
         run_id="mutants",
         created=WHEN,

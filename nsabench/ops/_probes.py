@@ -1,0 +1,106 @@
+"""Untimed calls that every kernel must get right beside those of its case.
+
+Their inputs differ from those that a benchmark draws in one way each: in the scale, the layout, the
+size of the logits or of the values. They are small, and their sizes are beside those of a tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from pydantic import ValidationError
+
+from nsabench.model.case import Case
+from nsabench.ops import _draws
+from nsabench.ops._contract import Inputs, Op
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# So few keys are all selected, so that rounding decides no selection.
+SMALL = {"N": 3, "B": 2, "S_kv": 130, "n_spans": 2, "n_selected": 16}
+ABOVE_A_TILE, BELOW_A_TILE = 65, 63
+OTHER_SCALE = 3.0  # times the default one
+# exp(110) overflows float32. All keys have it in common, so that no kernel needs more precision.
+COMMON_LOGIT = 110.0
+OUTLIER, APART = 1000.0, 61  # one value in so many is so many times as large
+PADDING = 8  # elements behind each row of a strided tensor
+
+
+class Probe(NamedTuple):
+    """A small case, and how its inputs are changed once they are drawn."""
+
+    case: Case
+    change: Callable[[Inputs], Inputs]
+
+
+def of_attention(op: Op, case: Case) -> dict[str, Probe]:
+    """Return the probes of an attention op by name ("large logits"), for the heads of a case."""
+    usual = case.distribution
+    if usual in (*_draws.VALUES, "all_empty"):
+        usual = op.distributions[0]
+    wanted = {
+        "65 keys": (ABOVE_A_TILE, usual, _keep),
+        "63 keys": (BELOW_A_TILE, usual, _keep),
+        "another scale": (ABOVE_A_TILE, usual, _rescale),
+        "large logits": (BELOW_A_TILE, usual, _enlarge_logits),
+        "outliers in v": (ABOVE_A_TILE, usual, _add_outliers),
+        "strided inputs": (BELOW_A_TILE, usual, _spread),
+        "inputs aligned to 2 bytes": (ABOVE_A_TILE, usual, _misalign),
+    }
+    if "empty_rows" in op.distributions:
+        wanted["an empty selection"] = BELOW_A_TILE, "empty_rows", _keep
+    small = {name: size for name, size in SMALL.items() if name in case.shape}
+    if usual == "packed":  # which allows some batches only
+        small.pop("B", None)
+    probes = {}
+    for name, (length, distribution, change) in wanted.items():
+        sizes = {**case.shape, **small, op.length_axis: length}
+        try:
+            shape = op.shape_model.model_validate(sizes).model_dump()
+        except ValidationError:  # such as a compressed key of more tokens than there are
+            continue
+        update = {"shape": shape, "distribution": distribution}
+        probes[name] = Probe(case.model_copy(update=update), change)
+    return probes
+
+
+def _keep(inputs: Inputs) -> Inputs:
+    return inputs
+
+
+def _rescale(inputs: Inputs) -> Inputs:
+    return inputs.replaced(sm_scale=OTHER_SCALE * inputs.options["sm_scale"])
+
+
+def _enlarge_logits(inputs: Inputs) -> Inputs:
+    q, k = (inputs.tensors[name].clone() for name in ("q", "k"))
+    q[..., 0] = k[..., 0] = (COMMON_LOGIT / inputs.options["sm_scale"]) ** 0.5
+    return inputs.replaced({"q": q, "k": k})
+
+
+def _add_outliers(inputs: Inputs) -> Inputs:
+    v = inputs.tensors["v"].clone()
+    v.view(-1)[::APART] *= OUTLIER
+    return inputs.replaced({"v": v})
+
+
+def _spread(inputs: Inputs) -> Inputs:
+    """Put each tensor into a wider one, of which the rest is NaN."""
+
+    def spread(x: Tensor) -> Tensor:
+        wide = x.new_full((*x.shape[:-1], x.shape[-1] + PADDING), float("nan"))
+        wide[..., : x.shape[-1]] = x
+        return wide[..., : x.shape[-1]]
+
+    return _change_floats(inputs, spread)
+
+
+def _misalign(inputs: Inputs) -> Inputs:
+    return _change_floats(inputs, lambda x: x.new_empty(x.numel() + 1)[1:].view(x.shape).copy_(x))
+
+
+def _change_floats(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
+    tensors = inputs.tensors.items()
+    return inputs.replaced({name: change(x) for name, x in tensors if x.is_floating_point()})

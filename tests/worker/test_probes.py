@@ -1,0 +1,159 @@
+"""Kernels that are right on drawn inputs only are wrong: a call in each other way finds them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nsabench import Unsupported, ops
+from nsabench.implementations.baselines import selection_varlen
+from nsabench.model.case import Case
+from nsabench.model.measurement import Observation
+from nsabench.model.vocabulary import Direction, DType, Status
+from tests.checking import a_case, observations, registered, rounds
+
+ROWS = a_case("selection_rows", {"N": 4, "H": 3, "D": 32, "Dv": 32, "L": 48}, timing=rounds(1))
+BACKWARD = a_case(
+    "sliding_window",
+    {"B": 1, "T": 40, "HQ": 2, "H": 1, "D": 32, "Dv": 32, "window": 16},
+    dtype=DType.FLOAT32,
+    direction=Direction.BACKWARD,
+    timing=rounds(1),
+)
+
+
+def right(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+    weights = torch.softmax(q.float() @ k.float().mT * sm_scale, -1)
+    return (weights @ v.float()).to(q.dtype)
+
+
+def ignores_the_scale(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+    return right(q, k, v, sm_scale=q.shape[-1] ** -0.5)
+
+
+def ignores_strides(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+    def flat(x: Tensor) -> Tensor:
+        size = x.numel()
+        return x.as_strided((size,), (1,), x.storage_offset()).view(x.shape)
+
+    return right(flat(q), flat(k), flat(v), sm_scale=sm_scale)
+
+
+def subtracts_no_maximum(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+    weights = torch.exp(q.float() @ k.float().mT * sm_scale)
+    return (weights @ v.float() / weights.sum(-1, keepdim=True)).to(q.dtype)
+
+
+def forgets_the_tail(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+    whole = max(k.shape[1] // 16 * 16, 16)
+    return right(q, k[:, :whole], v[:, :whole], sm_scale=sm_scale)
+
+
+def clamps_values(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+    return right(q, k, v.clamp(-10, 10), sm_scale=sm_scale)
+
+
+def reads_words(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+    """Reads from the last address before q that is divisible by 16, as a vector load would."""
+    before = q.data_ptr() % 16 // q.element_size()
+    moved = q.as_strided(q.shape, q.stride(), q.storage_offset() - before)
+    return right(moved, k, v, sm_scale=sm_scale)
+
+
+def one(case: Case, call: Any) -> Observation:
+    [found] = observations(case, [registered(case.op, "mine", call)], probes=True)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kernel", "probe"),
+    [
+        (ignores_the_scale, "another scale"),
+        (ignores_strides, "strided inputs"),
+        (subtracts_no_maximum, "large logits"),
+        (forgets_the_tail, "65 keys"),
+        (clamps_values, "outliers in v"),
+        (reads_words, "inputs aligned to 2 bytes"),
+    ],
+)
+def test_what_a_kernel_ignores_is_found_and_named(kernel: Any, probe: str) -> None:
+    found = one(ROWS, kernel)
+    assert found.status is Status.WRONG
+    assert found.reason.startswith(f"with {probe}, ")
+    assert found.diagnosis.startswith(f"with {probe}, ")
+    assert not found.samples.time_ms
+
+
+def test_rows_without_keys_are_tried() -> None:
+    def gives_nan(
+        q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale: float, max_seqlen: int
+    ) -> Tensor:
+        options = {"sm_scale": sm_scale, "max_seqlen": max_seqlen}
+        out = selection_varlen.packed_sdpa(q, k, v, cu_seqlens, **options)
+        return out.masked_fill((cu_seqlens.diff() == 0).view(-1, 1, 1), math.nan)
+
+    shape = {"N": 4, "H": 2, "D": 32, "Dv": 32, "L": 40}
+    found = one(a_case("selection_varlen", shape, timing=rounds(1)), gives_nan)
+    assert found.status is Status.WRONG
+    assert found.reason.startswith("with an empty selection, ")
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32])
+def test_what_is_right_stays_right_and_its_errors_are_those_of_its_case(dtype: DType) -> None:
+    found = one(ROWS.model_copy(update={"dtype": dtype}), right)
+    assert (found.status, found.reason, found.diagnosis) == (Status.OK, "", "")
+    assert not found.notes
+    assert found.rel_l2 is not None and found.rel_l2 < 1e-2
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+    place = torch.arange(q.shape[1])
+    behind = place.unsqueeze(1) - place
+    keep = ((behind >= 0) & (behind < window)).unsqueeze(0)
+    scores = q.transpose(1, 2) @ k.permute(0, 2, 3, 1) * scale
+    weights = scores.masked_fill(~keep, -math.inf).softmax(-1)
+    return (weights @ v.transpose(1, 2)).transpose(1, 2)
+
+
+def test_a_backward_is_probed_too() -> None:
+    def honest(q: Tensor, k: Tensor, v: Tensor, cu: Tensor | None = None, **o: Any) -> Tensor:
+        return attend(q, k, v, o["sm_scale"], o["window"])
+
+    def ignores(q: Tensor, k: Tensor, v: Tensor, cu: Tensor | None = None, **o: Any) -> Tensor:
+        scale = q.shape[-1] ** -0.5
+        with_it = attend(q, k, v, o["sm_scale"], o["window"])
+        without = attend(q, k, v, scale, o["window"])
+        return with_it.detach() + without - without.detach()
+
+    assert one(BACKWARD, honest).status is Status.OK
+    found = one(BACKWARD, ignores)
+    assert found.status is Status.WRONG and found.reason.startswith("with another scale, ")
+
+
+def test_a_kernel_may_decline_and_the_record_says_so() -> None:
+    def picky(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        if k.shape[1] % 16:
+            raise Unsupported("keys must be a multiple of 16")
+        return right(q, k, v, sm_scale=sm_scale)
+
+    found = one(ROWS, picky)
+    assert found.status is Status.OK and found.samples.time_ms
+    assert "it declines 65 keys: keys must be a multiple of 16" in found.notes
+
+
+@pytest.mark.parametrize("name", ops.shipped())
+def test_every_op_has_probes_whose_oracle_is_finite(name: str) -> None:
+    op = ops.get(name)
+    fields = dict(size.split("=") for size in op.check_shapes["cpu"][0].split(","))
+    shape = op.shape_model.model_validate(fields).model_dump()
+    probes = ops.probes(a_case(name, shape))
+    assert {"65 keys", "another scale", "large logits", "strided inputs"} <= probes.keys()
+    for probe in probes.values():
+        case = probe.case
+        sizes = op.shape_model.model_validate(case.shape)
+        inputs = probe.change(op.draw(sizes, case.dtype, case.distribution, 1, "cpu"))
+        assert op.oracle(inputs).isfinite().all()
