@@ -21,7 +21,7 @@ from nsabench.preflight import architectures, compile_all, run, tritons
 from nsabench.preflight.architectures import ARCHITECTURES
 from nsabench.preflight.launch import Build, Built, CompiledLaunch, Record, Recorded
 from nsabench.running.supervisor.death import WorkerLost, timed_out
-from nsabench.running.supervisor.printed import Printed
+from nsabench.running.supervisor.process import Printed
 from nsabench.worker.protocol import Step
 from tests import forked
 

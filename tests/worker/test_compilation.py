@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nsabench.implementations.baselines.selection_ranges import masked_sdpa
 from nsabench.model.vocabulary import Direction
-from nsabench.worker.compilation import compile_case
+from nsabench.worker.session import compile_case
 from tests.checking import sets_of
 from tests.worker.test_backward import item, make_case
 

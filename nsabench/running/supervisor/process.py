@@ -22,7 +22,6 @@ from nsabench.model.job import Death
 from nsabench.model.measurement import Message
 from nsabench.running.supervisor import death, family, program, templates
 from nsabench.running.supervisor.death import WorkerLost, WorkerRefused
-from nsabench.running.supervisor.printed import Printed
 from nsabench.running.supervisor.program import Program
 from nsabench.running.supervisor.timeouts import MAX_STEPS, Deadline
 from nsabench.worker.protocol import GO, Calibrate, Describe, Refused, Step
@@ -37,6 +36,7 @@ MEMORY_SHARE = 0.85  # of the host memory that is free when a worker starts
 MOST_PROCESSES = 64 + 4 * (os.cpu_count() or 1)
 MAX_REPLY_BYTES = 64 << 20
 READ_BYTES = 1 << 16
+HEAD_BYTES, TAIL_BYTES = 256 << 10, 64 << 10  # kept of what a worker prints
 MOST_PRINTED_BYTES = 1 << 20  # a pipe holds no more, unless root made it larger
 REFUSALS = (1, 2, 3)  # exit codes a worker may ask for
 PR_SET_CHILD_SUBREAPER = 36
@@ -47,6 +47,33 @@ Take = Callable[[Message], Message | None]
 _workers: set[int] = set()
 # Several threads start workers. A new worker must not be taken for an orphan.
 _births = threading.Lock()
+
+
+class Printed:
+    """The beginning and the end of what a worker prints. Any thread may call it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.clear()
+
+    def clear(self) -> None:
+        with self._lock:
+            self._head, self._tail, self._dropped = bytearray(), bytearray(), 0
+
+    def write(self, data: bytes) -> None:
+        with self._lock:
+            room = HEAD_BYTES - len(self._head)
+            self._head += data[:room]
+            self._tail += data[room:]
+            excess = max(len(self._tail) - TAIL_BYTES, 0)
+            del self._tail[:excess]
+            self._dropped += excess
+
+    def text(self) -> str:
+        with self._lock:
+            middle = f"\n[... {self._dropped} bytes left out ...]\n" if self._dropped else ""
+            raw = bytes(self._head) + middle.encode() + bytes(self._tail)
+        return raw.decode("utf-8", "replace")
 
 
 class WorkerProcess:

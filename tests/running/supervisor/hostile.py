@@ -39,22 +39,11 @@ def well_behaved(q, k, v):
 
 
 @hostile
-def loop_in_python(q, k, v):
-    while True:
-        pass
-
-
-@hostile
 def loop_in_c_that_ignores_term(q, k, v):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ctypes.CDLL(None).pause()  # with the GIL released, as a kernel launch would
     while True:
         ctypes.PyDLL(None).pause()  # with the GIL held
-
-
-@hostile
-def abort(q, k, v):
-    os.abort()
 
 
 @hostile
@@ -65,11 +54,6 @@ def segfault(q, k, v):
 @hostile
 def sys_exit(q, k, v):
     sys.exit(0)
-
-
-@hostile
-def hard_exit(q, k, v):
-    os._exit(0)
 
 
 @hostile
@@ -90,15 +74,6 @@ def raises(q, k, v):
 
 
 @hostile
-def raises_with_hostile_text(q, k, v):
-    class Unprintable(Exception):
-        def __str__(self):
-            raise RuntimeError("no text for you")
-
-    raise Unprintable
-
-
-@hostile
 def keyboard_interrupt(q, k, v):
     raise KeyboardInterrupt
 
@@ -111,16 +86,6 @@ def unsupported(q, k, v):
 @hostile
 def wrong_shape(q, k, v):
     return torch.zeros(q.shape[0], q.shape[1], v.shape[2] + 1, dtype=q.dtype)
-
-
-@hostile
-def wrong_dtype(q, k, v):
-    return torch.zeros(q.shape[0], q.shape[1], v.shape[2], dtype=torch.float64)
-
-
-@hostile
-def wrong_device(q, k, v):
-    return torch.zeros(q.shape[0], q.shape[1], v.shape[2], dtype=q.dtype, device="meta")
 
 
 @hostile
@@ -193,11 +158,6 @@ def forge(line):
                 os.write(fd, line)
         except OSError:
             continue
-
-
-@hostile
-def forges_blindly(q, k, v):
-    forge(b'{"kind": "discovered", "implementations": []}\n')
 
 
 def nonce():
