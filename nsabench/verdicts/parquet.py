@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from nsabench.files import replacing
 from nsabench.model.record import Record
@@ -17,10 +16,6 @@ from nsabench.model.vocabulary import Regime
 from nsabench.verdicts.results import Results
 from nsabench.verdicts.tables import SAMPLES, of_comparisons, of_records, schema
 
-# Nearly all values of this column differ, so a dictionary would only add to it. Rounded to binary
-# fractions of about 1 µs they end in zero bytes, which pack well if bytes are split by place.
-SPLIT = "at_s"
-_TICK = 2.0**-20
 TABLES = ("records", "comparisons", "samples")
 ROWS_A_GROUP = 1 << 20  # fixed, because the default depends on the version of pyarrow
 
@@ -40,14 +35,8 @@ def write(results: Results, run_id: str, folder: Path) -> list[Path]:
 def replace(path: Path, table: pa.Table) -> None:
     """Write a table in one step: a reader sees the old file or the new one."""
     with replacing(path) as temporary:
-        pq.write_table(
-            table,
-            temporary,
-            compression="zstd",
-            compression_level=9,
-            row_group_size=ROWS_A_GROUP,
-            **_choose_packing(table),
-        )
+        how = {"compression": "zstd", "compression_level": 9, "row_group_size": ROWS_A_GROUP}
+        pq.write_table(table, temporary, **how)
 
 
 def of_samples(run_id: str, records: Iterable[Record]) -> pa.Table:
@@ -75,21 +64,4 @@ def of_samples(run_id: str, records: Iterable[Record]) -> pa.Table:
         columns[name] = values
         for (_, _, timings), count in zip(timed, counts, strict=True):
             values += getattr(timings, name, None) or [None] * count
-    columns[SPLIT] = _round_to_ticks(columns[SPLIT])
     return pa.Table.from_pydict(columns, schema=schema(SAMPLES))
-
-
-def _round_to_ticks(seconds: list[float | None]) -> pa.Array:
-    known = pa.array(seconds, pa.float64())
-    values: NDArray[np.float64] = known.fill_null(0.0).to_numpy()
-    # Adding zero removes the sign of a negative zero.
-    ticks = np.where(values == 0, values, np.rint(values / _TICK) * _TICK + 0.0)
-    return pa.array(ticks, mask=known.is_null().to_numpy(zero_copy_only=False))
-
-
-def _choose_packing(table: pa.Table) -> dict[str, Any]:
-    split = [name for name in table.column_names if name == SPLIT]
-    return {
-        "use_dictionary": [name for name in table.column_names if name != SPLIT],
-        "column_encoding": dict.fromkeys(split, "BYTE_STREAM_SPLIT"),
-    }
