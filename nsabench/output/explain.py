@@ -56,7 +56,10 @@ def _list_meanings() -> Iterator[Meaning]:
     for name in (*checks.all_checks(), "controls"):
         yield Meaning(name, "check", _read_docstring(f"nsabench.checks.{name}"))
     for name in ops.names():
-        op = ops.get(name)
+        try:
+            op = ops.get(name)
+        except UsageError:  # other words are explained without a package that is broken
+            continue
         written = sys.modules[type(op).__module__].__doc__ or type(op).__doc__
         yield Meaning(name, "op", inspect.cleandoc(written or "Its author wrote nothing about it."))
         sizes = f"of {name}: {op.shape_model.describe()}"
