@@ -274,7 +274,7 @@ def _spread(found: Sequence[Times], columns: Sequence[str], lines: Sequence[Line
     first = found[0]
     naming = next((c for c in columns if "_".join(_split(c)) in NAMES), None)
     if first.implementation or naming is None:
-        return list(found)
+        return [replace(t, implementation=t.implementation or t.column) for t in found]
     names = dict.fromkeys(line.cells[naming] for line in lines)
     return [replace(first, implementation=name, named_in=naming) for name in names]
 
@@ -295,7 +295,10 @@ def _find_columns(columns: list[str], wanted: Mapping[str, Sequence[str]]) -> di
     found = {}
     for key, names in wanted.items():
         for name, column in ((n, c) for n in reversed(names) for c in reversed(columns)):
-            if column == name or (len(name) > 1 and "_".join(_split(column)) == name.lower()):
+            words = "_".join(_split(column))
+            # As in triton_speedup and speedup_vs_sdpa.
+            in_part = name == "speedup" and name in words.split("_")
+            if column == name or (len(name) > 1 and words == name.lower()) or in_part:
                 found[key] = column
     return found
 

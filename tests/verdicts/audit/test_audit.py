@@ -306,6 +306,12 @@ def test_a_speedup_that_its_times_contradict_whatever_the_kernel_is_called(audit
     assert [f.check for f in audit(*named, candidates=["fast"], baselines=["slow"])] == ["speedup"]
 
 
+@pytest.mark.parametrize("column", ["speedup_vs_ref", "kernel_speedup", "Speed-Up"])
+def test_a_speedup_under_another_name(audit, column):
+    rows = (f"L,my_kernel_ms,ref_ms,{column}", "64,0.02,0.03,3")
+    assert [f.check for f in audit(*rows)] == ["speedup"]
+
+
 LONG = (
     "implementation,N,H,D,L,time_ms,speedup",
     "sdpa,1024,8,128,64,0.0237,1",
@@ -336,6 +342,7 @@ def test_a_time_without_its_unit(audit):
     [
         ("L,fast_ms,slow_ms\n64,1,2\n", {}, "which of fast, slow is the candidate"),
         ("L,sdpa_ms\n64,1\n", {}, "which of sdpa is the candidate"),
+        ("L,time_ms\n64,1\n", {}, "which of time_ms is the candidate"),
         ("L,fast_ms\n64,1\n", {"candidates": ["faster"]}, "has no times of 'faster'"),
         ("L,mine_ms\n64,1\n", {"baselines": ["sdpa"]}, "has no times of 'sdpa'"),
     ],
