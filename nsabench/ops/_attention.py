@@ -141,16 +141,13 @@ class AttentionOp(Op):
         return (*inputs.tensors["q"].shape[:-1], inputs.tensors["v"].shape[-1])
 
     def oracle(self, inputs: Inputs) -> Tensor:
-        return self._evaluate(inputs, None)[0]
+        return self.results(inputs)[0]
 
     def gradients(self, inputs: Inputs, grad_out: Tensor) -> dict[str, Tensor]:
-        return self._evaluate(inputs, grad_out)[1]
+        return self.results(inputs, grad_out)[1]
 
-    def results(self, inputs: Inputs, grad_out: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        return self._evaluate(inputs, grad_out)
-
-    def _evaluate(
-        self, inputs: Inputs, grad_out: Tensor | None
+    def results(
+        self, inputs: Inputs, grad_out: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         import torch
 

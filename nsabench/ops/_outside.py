@@ -96,7 +96,7 @@ def _without_torch(load: Callable[[], T], what: str) -> T:
 
 
 def ask_method(question: Callable[[], T], op: Op, method: str, kind: type[T]) -> T:
-    """Return the answer of a method. Raises `UsageError` if it fails or its answer is no `kind`."""
+    """Return the answer of a method. Raises `UsageError` if it fails or answers in another type."""
     what = f"{method} of the op {op.name!r}"
     answer = sources.imported(question, what, "does not answer", "correct that method of the op.")
     if type(answer) is not kind or (isinstance(answer, int) and not 0 < answer < MOST):

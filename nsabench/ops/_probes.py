@@ -1,7 +1,7 @@
-"""Untimed calls that every kernel must get right beside those of its case.
+"""Extra calls, untimed, that every kernel must get right.
 
 Their inputs differ from those that a benchmark draws in one way each: in the scale, the layout, the
-size of the logits or of the values. They are small, and their sizes are beside those of a tile.
+size of the logits or of the values. They are small, and their lengths are next to a tile size.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ ABOVE_A_TILE, BELOW_A_TILE = 65, 63
 OTHER_SCALE = 3.0  # times the default one
 # exp(110) overflows float32. All keys have it in common, so that no kernel needs more precision.
 COMMON_LOGIT = 110.0
-OUTLIER, APART = 1000.0, 61  # one value in so many is so many times as large
-PADDING = 8  # elements behind each row of a strided tensor
+OUTLIER, APART = 1000.0, 61  # one value in 61 is multiplied by 1000
+PADDING = 8  # elements after each row of a strided tensor
 
 
 class Probe(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 from random import Random
@@ -20,6 +21,7 @@ from nsabench.machine.clock import now_s
 from nsabench.machine.environment import nvml
 from nsabench.model.case import Case
 from nsabench.model.measurement import Message
+from nsabench.model.vocabulary import Role
 from nsabench.registry import Implementation
 from nsabench.worker import calls, state
 from nsabench.worker.channel import Channel
@@ -160,7 +162,12 @@ def compile_case(case: Case, item: Implementation, device: str) -> Compiled:
         sets = guarded(partial(InputSets, computed, seeds, form, device), device, item.name)
         began = now_s()
         guarded(partial(_call, computed, item, sets), device, item.name)
-        return Compiled(first_s=now_s() - began)
+        first_s = now_s() - began
+        for name, probe in ops.probes(case).items() if item.role is Role.CANDIDATE else ():
+            sets = InputSets(case, seeds, form, device, name)
+            with suppress(Failure):  # a kernel may decline it
+                guarded(partial(_call, probe.case, item, sets), device, item.name)
+        return Compiled(first_s=first_s)
     except (Failure, UsageError) as error:  # the op that it computes may have no such case
         return Compiled(reason=str(error))
     finally:

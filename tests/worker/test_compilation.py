@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from nsabench import ops
 from nsabench.implementations.baselines.selection_ranges import masked_sdpa
 from nsabench.model.vocabulary import Direction
 from nsabench.worker.session import compile_case
@@ -25,7 +26,7 @@ def test_it_is_called_on_inputs_that_no_set_has(direction: Direction) -> None:
     compiled = compile_case(case, item(call), "cpu")
     assert compiled.reason == ""
     assert compiled.first_s > 0
-    assert len(seen) == 1
+    assert len(seen) == 1 + len(ops.probes(case))
     sets = sets_of(case)
     for given in seen:
         for inputs in sets.sets:

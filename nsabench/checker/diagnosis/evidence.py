@@ -216,13 +216,6 @@ class Evidence:
         each = sum(tensor.numel() for tensor in taken) // len(few)
         return choose_evenly(wrong, min(max(LEAST_ROWS, ELEMENTS // max(each, 1)), MOST_ROWS))
 
-    def shift_rows(self, offset: int) -> Inputs | None:
-        """Return the inputs of the rows so far behind these, in a circle, if there are any."""
-        if self.count == 1 or self.spans is None:
-            return None
-        rows = (self.rows + offset) % self.count
-        return Selection.of_rows(self.full, rows, self.spans).alone()
-
     def compute(self, inputs: Inputs) -> Tensor:
         if self.spans is None:
             return self.op.oracle(inputs)

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from functools import partial
 
-from torch import Tensor
-
-from nsabench.checker.diagnosis import banded, chosen, keys, nsa
-from nsabench.checker.diagnosis.evidence import Evidence, Known, OtherInputs, unite
-from nsabench.checker.diagnosis.search import Hypothesis
+from nsabench.checker.diagnosis import banded, chosen, nsa
+from nsabench.checker.diagnosis.evidence import Known, OtherInputs
 from nsabench.ops import Inputs
 
 KNOWN = banded.KNOWN | chosen.KNOWN | nsa.KNOWN
@@ -35,15 +30,3 @@ def mistake_scale(inputs: Inputs, dim_v: int) -> OtherInputs:
     for text, scale in wrong.items():
         if not math.isclose(scale, right, rel_tol=1e-6):
             yield f"uses as softmax scale {text}", inputs.replaced(sm_scale=scale)
-
-
-def find_known(evidence: Evidence, name: str) -> Iterator[Hypothesis]:
-    known = KNOWN.get(name, NOTHING)
-    for text, other in known.inputs(evidence.full):
-        yield Hypothesis(text, partial(evidence.compute, other))
-    if evidence.selection is not None:
-        for text, found in known.keys(evidence.full, evidence.rows):
-            if isinstance(found, Tensor):
-                found = unite(found.long(), evidence.selection.k.shape[2])
-            yield Hypothesis(text, partial(evidence.attend, found))
-        yield from keys.find_in_selection(evidence, evidence.selection)

@@ -8,9 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from nsabench.checker.diagnosis import search
-from nsabench.checker.diagnosis.evidence import Evidence, choose_evenly
-from nsabench.checker.diagnosis.known import KNOWN, NOTHING, find_known, mistake_scale
+from nsabench.checker.diagnosis import keys, search
+from nsabench.checker.diagnosis.evidence import Evidence, Known, choose_evenly, unite
+from nsabench.checker.diagnosis.known import KNOWN, NOTHING, mistake_scale
 from nsabench.checker.diagnosis.search import Hypothesis, locate
 from nsabench.ops import Inputs, Op
 
@@ -27,28 +27,37 @@ def diagnose(op: Op, inputs: Inputs, output: Tensor, previous: Tensor | None = N
     output, oracle = search.blank_left_out(op, output, op.oracle(inputs))
     if text := search.locate_not_finite(output):
         return text + (f"; {UNWRITTEN}" if output.isnan().any() else "")
-    spans = KNOWN.get(op.name, NOTHING).spans
-    evidence = Evidence(op, inputs, output, oracle, previous, spans)
+    known = KNOWN.get(op.name, NOTHING)
+    evidence = Evidence(op, inputs, output, oracle, previous, known.spans)
     off = evidence.mae(evidence.oracle)
-    best, error = search.find_best(find_hypotheses(evidence, op), evidence.mae, off)
+    best, error = search.find_best(find_hypotheses(evidence, known), evidence.mae, off)
     if text := search.explain(best, error, off, evidence.off.mean(-1)):
         return text
     where = search.locate_worst(evidence.off)
     return f"no hypothesis explains it; the largest errors are in {where}"
 
 
-def find_hypotheses(evidence: Evidence, op: Op) -> Iterator[Hypothesis]:
+def find_hypotheses(evidence: Evidence, known: Known) -> Iterator[Hypothesis]:
     """Yield every hypothesis, likely ones first."""
     yield from _find_remembered(evidence)
     yield from _find_straight_line(evidence)
-    yield from find_known(evidence, op.name)
+    yield from _find_known(evidence, known)
     yield from _find_known_scale(evidence)
-    yield from _find_other_rows(evidence)
     yield from _find_swapped(evidence)
     yield from _find_heads(evidence)
     yield from _find_layouts(evidence)
-    yield from _find_fewer_dimensions(evidence)
     yield from _find_rounded(evidence)
+
+
+def _find_known(evidence: Evidence, known: Known) -> Iterator[Hypothesis]:
+    for text, other in known.inputs(evidence.full):
+        yield Hypothesis(text, partial(evidence.compute, other))
+    if evidence.selection is not None:
+        for text, found in known.keys(evidence.full, evidence.rows):
+            if isinstance(found, Tensor):
+                found = unite(found.long(), evidence.selection.k.shape[2])
+            yield Hypothesis(text, partial(evidence.attend, found))
+        yield from keys.find_in_selection(evidence, evidence.selection)
 
 
 def _find_remembered(e: Evidence) -> Iterator[Hypothesis]:
@@ -69,20 +78,6 @@ def _find_remembered(e: Evidence) -> Iterator[Hypothesis]:
 def _find_known_scale(e: Evidence) -> Iterator[Hypothesis]:
     for text, other in mistake_scale(e.inputs, e.oracle.shape[-1]):
         yield Hypothesis(text, partial(e.op.oracle, other))
-
-
-def _find_other_rows(e: Evidence) -> Iterator[Hypothesis]:
-    for where, offset in (("next", 1), ("previous", -1)):
-        other = e.shift_rows(offset)
-        if other is None:
-            return
-        text = f"holds in each row the result of the {where} one"
-        yield Hypothesis(text, partial(e.op.oracle, other))
-        others = list(e.inputs.tensors)[1:]
-        for name in ("k", "v") if {"k", "v"} <= set(others) else others:
-            if other.tensors[name].shape != e.inputs.tensors[name].shape:
-                continue  # of packed rows, each has keys of its own number
-            yield e.suppose(f"takes {name.upper()} of the {where} row", {name: other.tensors[name]})
 
 
 def _find_swapped(e: Evidence) -> Iterator[Hypothesis]:
@@ -157,18 +152,6 @@ def _read_as_wide(v: Tensor, k: Tensor, kept: int) -> Tensor:
     flat = v.flatten()
     beyond = flat[-1:].expand(max(last + 1 - len(flat), 0))
     return torch.cat([flat, beyond]).as_strided(v.shape, strides)
-
-
-def _find_fewer_dimensions(e: Evidence) -> Iterator[Hypothesis]:
-    if not {"q", "k"} <= e.inputs.tensors.keys():
-        return
-    q = e.inputs.tensors["q"]
-    dim = q.shape[-1]
-    for some in (16, 32, 64, 128, 256):
-        if some < dim:
-            cut = q.clone()
-            cut[..., some:] = 0
-            yield e.suppose(f"uses the first {some} of {dim} dimensions of Q and K", {"q": cut})
 
 
 def _find_rounded(e: Evidence) -> Iterator[Hypothesis]:

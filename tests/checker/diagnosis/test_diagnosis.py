@@ -41,8 +41,6 @@ MISTAKES = {
     "attends to key 0 only": lambda i: attend(i, slice(0, 1)),
     "attends to the last 64 of 256 keys": lambda i: attend(i, slice(192, None)),
     "softmax scale 1/D = 1/64": lambda i: attend(i, scale=1 / 64),
-    "takes K of the previous row": lambda i: attend(i, k=i.tensors["k"].roll(1, 0)),
-    "the result of the next one": lambda i: attend(i).roll(-1, 0),
     "is zero everywhere": lambda i: torch.zeros_like(attend(i)),
     "is the plain mean of V": lambda i: i.tensors["v"].mean(1, keepdim=True).expand(-1, 4, -1),
     "neither subtracts the maximum nor divides": (
