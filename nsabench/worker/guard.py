@@ -119,8 +119,5 @@ def _list_lines(error: BaseException) -> Iterator[tuple[str, int]]:
         links.append(cause)
         cause = cause.__cause__ or cause.__context__
     for link in reversed(links):
-        trace, inward = link.__traceback__, []
-        while trace is not None:
-            inward.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
-            trace = trace.tb_next
-        yield from reversed(inward)
+        for frame, number in reversed([*traceback.walk_tb(link.__traceback__)]):
+            yield frame.f_code.co_filename, number

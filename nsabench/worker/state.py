@@ -28,17 +28,15 @@ def _access(owner: object, name: str) -> tuple[Callable[[], Any], Callable[[Any]
 # How to read and write each setting; bound before foreign code is imported.
 _backends, _cuda = torch.backends, torch.cuda
 _OF_TORCH: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
-    "num_threads": (torch.get_num_threads, torch.set_num_threads),
     "grad_enabled": (torch.is_grad_enabled, torch.set_grad_enabled),
-    "default_dtype": (torch.get_default_dtype, torch.set_default_dtype),
-    "float32_matmul_precision": (
-        torch.get_float32_matmul_precision,
-        torch.set_float32_matmul_precision,
-    ),
     "deterministic_algorithms": (
         torch.get_deterministic_debug_mode,
         torch.set_deterministic_debug_mode,
     ),
+    **{
+        name: (getattr(torch, f"get_{name}"), getattr(torch, f"set_{name}"))
+        for name in ("num_threads", "default_dtype", "float32_matmul_precision")
+    },
     **{
         f"cudnn.{name}": _access(_backends.cudnn, name)
         for name in ("enabled", "benchmark", "deterministic", "allow_tf32")
@@ -50,12 +48,14 @@ _OF_TORCH: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
             "allow_bf16_reduced_precision_reduction",
         )
     },
-    "sdp.flash": (_backends.cuda.flash_sdp_enabled, _backends.cuda.enable_flash_sdp),
-    "sdp.mem_efficient": (
-        _backends.cuda.mem_efficient_sdp_enabled,
-        _backends.cuda.enable_mem_efficient_sdp,
-    ),
-    "sdp.math": (_backends.cuda.math_sdp_enabled, _backends.cuda.enable_math_sdp),
+    **{
+        f"sdp.{name}": (
+            getattr(_backends.cuda, f"{name}_sdp_enabled"),
+            getattr(_backends.cuda, f"enable_{name}_sdp"),
+        )
+        for name in ("flash", "mem_efficient", "math", "cudnn")
+        if hasattr(_backends.cuda, f"enable_{name}_sdp")  # cudnn from torch 2.5 on
+    },
 }
 
 
@@ -134,8 +134,6 @@ if hasattr(torch._C, "_get_sdp_priority_order"):  # torch 2.6
         torch._C._get_sdp_priority_order,
         torch._C._set_sdp_priority_order,
     )
-if hasattr(_backends.cuda, "enable_cudnn_sdp"):  # torch 2.5
-    _OF_TORCH["sdp.cudnn"] = (_backends.cuda.cudnn_sdp_enabled, _backends.cuda.enable_cudnn_sdp)
 _OF_CUDA = {
     "current_device": (_cuda.current_device, _cuda.set_device),
     "current_stream": (_cuda.current_stream, _cuda.set_stream),
