@@ -145,10 +145,7 @@ def read_envelope(folder: Path) -> Envelope:
     try:
         return Envelope.parse(reading.read(folder / MANIFEST, limits.MANIFEST))
     except FileNotFoundError:
-        raise VerificationFailed(
-            f"{MANIFEST} is missing: the run is unsigned",
-            f"`nsabench all --resume {folder}`, where it was begun, completes and signs it.",
-        ) from None
+        raise VerificationFailed(f"{MANIFEST} is missing: the run is unsigned") from None
     except OSError as error:
         raise VerificationFailed(f"{MANIFEST} cannot be read: {error.strerror}") from None
     except reading.OutOfBounds as error:

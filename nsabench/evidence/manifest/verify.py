@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import files
 from nsabench.evidence.manifest.keys import Revocation, refuse_less, revocations, trust_in
-from nsabench.evidence.manifest.logs import Logged, check_log, check_shards
+from nsabench.evidence.manifest.logs import Logged, check_log, check_shards, read_log
 from nsabench.evidence.manifest.seal import brief_of, brief_plan, brief_shards
 from nsabench.evidence.manifest.statement import (
     NOT_SIGNED,
@@ -116,6 +116,11 @@ def verify(
         if tables:
             with report.check("tables"):
                 report.details["tables"] = _check_tables(folder, plan, logged, report.predicate)
+    if report.outcomes["manifest"] == "broken" and _is_resumable(folder, keyids):
+        report.remedy = (
+            "`nsabench all` signs a run at its end, `run` does not: `nsabench all --resume "
+            f"{folder}`, where it was begun, goes on with it and signs it."
+        )
     return report
 
 
@@ -278,3 +283,15 @@ def describe_signers(shards: Sequence[ShardSigned]) -> str:
         for keyid, name in named.items()
     ]
     return f"{len(shards)} shards, measured and signed: {'; '.join(by_key)}"
+
+
+def _is_resumable(folder: Path, trusted: frozenset[str]) -> bool:
+    """Return whether an unsigned run has a log by a key that is trusted or kept here."""
+    if os.path.lexists(folder / MANIFEST):
+        return False
+    try:
+        _, origin = read_log(folder, read_plan(folder, None))
+        kept = read_run_key(folder)
+    except (UsageError, VerificationFailed):
+        return False
+    return origin.keyid in trusted | ({kept.keyid} if kept is not None else set())
