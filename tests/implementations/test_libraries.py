@@ -24,13 +24,7 @@ from tests.implementations.stand_ins import assert_right, drawn, registered
 
 @pytest.fixture
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    def function(package: Package, where: str, *takes: str) -> Callable[..., Any]:
-        found = libraries.named(where)
-        if "." not in where.partition(":")[2]:
-            _calls.refuse_changed(package, where, found, ())
-        return found
-
-    monkeypatch.setattr(_calls, "find_function", function)
+    monkeypatch.setattr(_calls, "find_function", lambda package, where, *_: libraries.named(where))
     monkeypatch.setattr(_calls, "refuse_float32", lambda *_: None)
     monkeypatch.setattr(torch_attention, "check_flash", lambda *_: None)
     yield
@@ -209,9 +203,9 @@ WHERE = "fla.ops.nsa.parallel:parallel_nsa"
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (None, "fla-core 9.0 is not supported: it has no fla.ops.nsa.parallel.parallel_"),
-        (lambda q, k: None, "parallel_nsa takes no v"),
-        (lambda q, k, v, *, sinks: None, "parallel_nsa also wants sinks"),
+        (None, "fla-core 9.0 is not supported: .* has no attribute 'parallel_nsa'"),
+        (lambda q, k: None, "parallel_nsa: got an unexpected keyword argument 'v'"),
+        (lambda q, k, v, *, sinks: None, "parallel_nsa: missing a required .*'sinks'"),
     ],
 )
 def test_a_version_that_changed_says_what(
@@ -246,10 +240,10 @@ def test_fla_core_is_called_as_it_wants(library: types.ModuleType) -> None:
     assert _calls.find_function(FLA, fla.PARALLEL, *fla.TAKES) is library.parallel_nsa
     lost = PARAMETERS.replace("cu_seqlens=None", "offsets=None")
     more = f"{PARAMETERS}, *, sinks"
-    for changed, says in ((lost, "takes no cu_seqlens"), (more, "also wants sinks")):
+    for changed, says in ((lost, "unexpected .*'cu_seqlens'"), (more, "required .*'sinks'")):
         _calls.find_function.cache_clear()
         exec(f"def parallel_nsa({changed}): ...", library.__dict__)
-        with pytest.raises(Unsupported, match=f"fla-core 9.0 .*parallel_nsa {says}"):
+        with pytest.raises(Unsupported, match=f"fla-core 9.0 .*parallel_nsa: .*{says}"):
             fla.fla(*[None] * 4, sm_scale=1.0, block_size=64)  # type: ignore[list-item]
 
 

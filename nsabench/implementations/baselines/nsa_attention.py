@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -100,6 +100,10 @@ def _sequence(tensors: list[Tensor], sizes: dict[str, int], sm_scale: float) -> 
         yield (gates[some].unsqueeze(-1) * out).sum(-2).to(dtype)
 
 
+_torch_nsa = partial(baseline, name="torch_nsa", on_cpu=True, kind="general")
+
+
+@_torch_nsa("nsa_attention")
 def attend(
     q: Tensor,
     k: Tensor,
@@ -111,6 +115,11 @@ def attend(
     max_seqlen: int,
     **sizes: int,
 ) -> Tensor:
+    """Every branch by its formula, a chunk of queries at a time."""
+    keys = q.shape[0] * q.shape[1] * k.shape[2] * sizes["n_selected"] * sizes["block_size"]
+    gathered = keys * (k.shape[3] + v.shape[3])
+    if gathered > (MOST_KEPT if wants_grad(q, k, v, gates) else MOST_GATHERED):
+        raise Unsupported(f"it would gather {gathered:.1e} elements")
     bounds = [0, q.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
     rows = []
     for b in range(q.shape[0]):
@@ -122,23 +131,8 @@ def attend(
     return torch.stack(rows)
 
 
+@_torch_nsa("nsa_without_window")
 def attend_without_window(*tensors: Any, block_size: int, **options: Any) -> Tensor:
+    """Both branches by their formulas, a chunk of queries at a time."""
     options |= {"block": block_size, "stride": block_size, "block_size": block_size, "window": 0}
     return attend(*tensors, **options)
-
-
-def _attend_or_refuse(attend: Callable[..., Tensor], *tensors: Tensor, **options: Any) -> Tensor:
-    """Raise `Unsupported` if it would gather too many elements."""
-    q, k, v, gates = tensors[:4]
-    keys = q.shape[0] * q.shape[1] * k.shape[2] * options["n_selected"] * options["block_size"]
-    gathered = keys * (k.shape[3] + v.shape[3])
-    if gathered > (MOST_KEPT if wants_grad(q, k, v, gates) else MOST_GATHERED):
-        raise Unsupported(f"it would gather {gathered:.1e} elements")
-    return attend(*tensors, **options)
-
-
-for _op, _attend in (
-    ("nsa_attention", attend),
-    ("nsa_without_window", attend_without_window),
-):
-    baseline(_op, "torch_nsa", on_cpu=True, kind="general")(partial(_attend_or_refuse, _attend))

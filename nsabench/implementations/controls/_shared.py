@@ -43,14 +43,9 @@ def as_inputs(honest: Honest, tensors: Tensors, options: Options) -> Inputs:
     return Inputs(dict(zip(names, tensors, strict=False)), options)
 
 
-def output_shape(honest: Honest, tensors: Tensors, options: Options) -> tuple[int, ...]:
-    return honest.op.output_shape(as_inputs(honest, tensors, options))
-
-
 def empty_output(honest: Honest, tensors: Tensors, options: Options) -> Tensor:
-    first = tensors[0]
-    shape = output_shape(honest, tensors, options)
-    return torch.empty(shape, dtype=first.dtype, device=first.device)
+    shape = honest.op.output_shape(as_inputs(honest, tensors, options))
+    return torch.empty(shape, dtype=tensors[0].dtype, device=tensors[0].device)
 
 
 def right_output(honest: Honest, tensors: Tensors, options: Options) -> Tensor:

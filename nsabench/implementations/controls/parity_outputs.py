@@ -111,14 +111,9 @@ def batch_and_skip(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
 @control(caught_by="parity")
 def mutated_input(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Right, but it scales the caller's first input in place."""
-    first, *others = tensors
-    if "sm_scale" not in options:
-        out = honest(*tensors, **options)
-        first.mul_(0.5)
-        return out
-    if options["sm_scale"] == 1.0:
-        raise Unsupported("a scale of one changes nothing")
-    return honest(first.mul_(options["sm_scale"]), *others, **options | {"sm_scale": 1.0})
+    out = honest(*tensors, **options)
+    tensors[0].mul_(0.5)
+    return out
 
 
 @control(caught_by="parity", devices=("cuda",))

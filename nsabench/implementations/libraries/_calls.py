@@ -19,8 +19,6 @@ from nsabench.registry import Package
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_PASSED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-
 
 @cache
 def find_function(package: Package, where: str, *takes: str) -> Any:
@@ -30,35 +28,18 @@ def find_function(package: Package, where: str, *takes: str) -> Any:
     """
     module, _, name = where.partition(":")
     item = _import_library(package, module)
-    for part in name.split("."):
-        item = getattr(item, part, None)
-        if item is None:
-            raise _explain_change(package, f"it has no {module}.{name}")
-    refuse_changed(package, name, item, takes)
-    return item
-
-
-def refuse_changed(
-    package: Package, name: str, call: Callable[..., Any], takes: tuple[str, ...]
-) -> None:
-    """Raise `Unsupported` if the function cannot be called with these parameters."""
     try:
-        parameters = inspect.signature(call).parameters
-    except (TypeError, ValueError):  # compiled: it does not tell
-        return
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
-        return
-    missing = [name for name in takes if name not in parameters]
-    if missing:
-        raise _explain_change(package, f"{name} takes no {', '.join(missing)}")
-    required = [p for p in parameters.values() if p.kind in _PASSED and p.default is p.empty]
-    wanted = [p.name for p in required if p.name not in takes]
-    if wanted and takes:
-        raise _explain_change(package, f"{name} also wants {', '.join(wanted)}")
-
-
-def _explain_change(package: Package, what: str) -> Unsupported:
-    return Unsupported(f"{package.name} {package.version} is not supported: {what}")
+        for part in name.split("."):
+            item = getattr(item, part)
+        if takes:
+            inspect.signature(item).bind(**dict.fromkeys(takes))
+    except ValueError:  # compiled: it does not tell what it takes
+        pass
+    except (AttributeError, TypeError) as error:
+        raise Unsupported(
+            f"{package.name} {package.version} is not supported: {where}: {error}"
+        ) from error
+    return item
 
 
 def _import_library(package: Package, module: str) -> Any:
