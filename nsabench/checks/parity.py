@@ -91,7 +91,7 @@ def is_seen(result: str, of_typical: float, resolved: float) -> bool:
 
     of_typical: its norm, in units of a typical row. resolved: the noise of a sum.
     """
-    return of_typical > row_ratio(result) * resolved
+    return of_typical > min(max(least_row(result), of_typical) * row_ratio(result), 1.0) * resolved
 
 
 ORACLE = "the float64 oracle"
