@@ -19,7 +19,6 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 PATH = click.Path(path_type=Path)
 FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
-EXISTING_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 EXISTING_FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)
 
 matrices = click.argument("matrices", nargs=-1, metavar="[MATRIX]...")

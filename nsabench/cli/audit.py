@@ -78,5 +78,4 @@ def command(
         say_json([asdict(f) for f in findings])
     else:
         terminal.print_findings(findings, cases, terminal.console(), each=each)
-        terminal.print_counts(findings, terminal.console())
     return 1 if any(f.effect not in HARMLESS for f in findings) else 0

@@ -17,7 +17,8 @@ from nsabench.output.compare.side import Side
 from nsabench.verdicts.statistics import MIN_ROUNDS_EVER, ratio_of_independent_medians
 
 NOTHING_LEFT = "less is left of its time than the timer's share is known to"
-MISSING = "missing"  # The status of a planned cell that was not measured.
+MISSING = "missing"  # the status of a planned cell that was not measured
+
 # 97.6 % of medians of the same code were within 3 %, and 99.6 % of those over 20 µs
 # (docs/explanation/measurement.md, "How well it measures").
 BAND = 0.05

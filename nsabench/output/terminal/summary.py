@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console
@@ -125,13 +124,6 @@ def print_findings(
         )
     if not findings:
         console.print("nothing was found")
-
-
-def print_counts(findings: Sequence[Finding], console: Console) -> None:
-    counts = Counter((f.effect, f.check) for f in findings)
-    words = [f"{n} {check} ({effect})" for (effect, check), n in counts.items()]
-    if words:
-        console.print("in all: " + ", ".join(words), highlight=False)
 
 
 MOST = 3  # candidates, and decisions, in the panel
