@@ -109,14 +109,11 @@ def _plain(node: yaml.Node, place: Path_, lines: dict[Path_, int], file: str) ->
     loader = yaml.SafeLoader("")
     try:
         return loader.construct_object(node, deep=True)
-    except (KeyError, IndexError, AttributeError):
+    except (yaml.YAMLError, LookupError, AttributeError, ValueError, OverflowError):
         kind = node.tag.rpartition(":")[2]
         raise UsageError(
             f"{file}:{lines[place]}: {node.value!r} is not a valid {kind}", "mend the value there."
         ) from None
-    except (yaml.YAMLError, ValueError, OverflowError) as error:
-        problem = getattr(error, "problem", None) or error  # `error` has several lines
-        raise UsageError(f"{file}:{lines[place]}: {problem}", "mend the value there.") from None
 
 
 def parse(document: Document, model: type[M]) -> M:
