@@ -28,7 +28,7 @@ def regime_of(check: str) -> Regime | None:
 class Unproven:
     """A check that no control of a group showed to work.
 
-    is_stuck: its controls failed before it; otherwise all declined, or there are none.
+    is_stuck: its controls failed before it. Otherwise all declined, or it has no control.
     """
 
     group: Group

@@ -253,8 +253,11 @@ def _split(name: str) -> list[str]:
 
 
 def _find_times(column: str, unit: str, named: Collection[str]) -> Times | None:
-    """Return the times of a column, or None if it holds none. What is left of its name without unit
-    and without words such as median names the implementation, except in a long table."""
+    """Return the times of a column, or None if it holds none.
+
+    Its name without the unit and without words such as median is the implementation's. In a long
+    table nothing is left of it.
+    """
     words = _split(column)
     if len(words) > 1 and words[-1] in UNITS_MS:
         unit_ms = UNITS_MS[words.pop()]

@@ -39,7 +39,7 @@ class Decision:
     min_length: int | None  # in sizes of `axis`; None: see `reasons`
     reasons: list[str] = field(default_factory=list)
     tested: int = 0  # cases
-    weakest: float = 0.0  # the smallest lower end from the threshold on
+    weakest: float = 0.0  # the smallest lower end above the threshold
     decided_by: Tested | None = None  # the failing case below the threshold
     axis: str = SELECTED  # the size that is the length
     notes: list[str] = field(default_factory=list)  # they prevent nothing
