@@ -53,15 +53,17 @@ def show(finished: Finished, asked: Measuring, signed: str = "") -> int:
 
 
 def _plan(asked: Measuring) -> Plan:
+    device = run.choose_device(asked.device)
     plan = run.make_plan(
         asked.matrices,
-        run.choose_device(asked.device),
+        device,
         asked.kernels,
         asked.shard,
         asked.ops_file,
         asked.margin,
         narrowed=Narrowed(asked.where, asked.only),
         sandboxed=not asked.no_sandbox,
+        brief=asked.timing == "brief" or (asked.timing == "auto" and device == "cpu"),
     )
     if plan.device == "cpu":
         # A GPU refuses too much memory by itself; a host kills the process.

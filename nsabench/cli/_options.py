@@ -49,6 +49,13 @@ margin = click.option(
     metavar="RATIO",
     help="Speed-up that makes a kernel worth using, for decisions and confirmed verdicts.",
 )
+timing = click.option(
+    "--timing",
+    type=click.Choice(["auto", "brief", "full"]),
+    default="auto",
+    show_default=True,
+    help="How long to time. brief: a few calls, which decide nothing. auto: brief on a CPU.",
+)
 no_sandbox = click.option(
     "--no-sandbox",
     is_flag=True,
@@ -137,6 +144,7 @@ class Measuring:
     where: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
     no_sandbox: bool = False
+    timing: str = "auto"
     verbose: bool = False
     as_json: bool = False
     junit: Path | None = None
@@ -145,6 +153,7 @@ class Measuring:
 def asked_again(asked: Measuring) -> list[str]:
     """Return arguments for the same measurement, without --out, --resume and --shard."""
     words = [*asked.matrices, "--device", asked.device, "--margin", repr(asked.margin)]
+    words += ["--timing", asked.timing]
     texts = {"--kernels": asked.kernels, "--ops": asked.ops_file}
     flags = {"--no-sandbox": asked.no_sandbox, "--verbose": asked.verbose}
     words += [word for name, text in texts.items() if text for word in (name, str(text))]
@@ -153,7 +162,7 @@ def asked_again(asked: Measuring) -> list[str]:
     return [*words, *(name for name, flag in flags.items() if flag)]
 
 
-PLAN = (no_sandbox, ops_file, kernels, only, where, margin, device, matrices)
+PLAN = (no_sandbox, ops_file, kernels, only, where, margin, timing, device, matrices)
 RUN = (junit, as_json, verbose, shard, resume, out)
 
 

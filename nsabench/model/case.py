@@ -68,6 +68,11 @@ class Timing(Strict):
     rotate: PositiveInt = 3
     stopping: Stopping = RatioCI()
 
+    @property
+    def is_brief(self) -> bool:
+        """Whether each call is timed once, which shows a time and decides nothing."""
+        return isinstance(self.stopping, FixedCount) and self.stopping.rounds == 1
+
 
 class Case(Strict):
     """What is measured, and how. `id` depends only on what is measured, not on the run."""

@@ -11,7 +11,7 @@ from secrets import token_hex
 
 from nsabench import ops
 from nsabench.errors import UsageError
-from nsabench.model.case import Case
+from nsabench.model.case import Case, FixedCount
 from nsabench.model.plan import Device, ImplementationInfo, MatrixInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import MARGIN, Role
 from nsabench.planning import matrix, shards
@@ -19,6 +19,8 @@ from nsabench.planning.matrix import LoadedMatrix
 from nsabench.planning.narrow import ALL, Narrowed, matches_any
 from nsabench.planning.yaml_document import nearest
 from nsabench.sources import digest_of
+
+BRIEF = {"stopping": FixedCount(kind="fixed_count", rounds=1)}
 
 
 def shipped_matrices() -> dict[str, Path]:
@@ -49,9 +51,12 @@ def resolve(
     shard: str = "1/1",
     margin: float = MARGIN,
     sandboxed: bool = True,
+    brief: bool = False,
     narrowed: Narrowed = ALL,
 ) -> Plan:
     """Return the plan of some matrices. If two name the same case, the first one counts.
+
+    brief: time each call once, which decides nothing.
 
     Raises `UsageError` for a pattern without an implementation, a bad shard, and if nothing is left
     to measure.
@@ -64,6 +69,10 @@ def resolve(
             names = narrowed.keep_candidates(case, names, implementations)
             chosen.setdefault(case.id, PlannedCase(id=case.id, case=case, implementations=names))
     whole = list(chosen.values())
+    if brief:
+        whole = [planned.model_copy(update={"case": _shorten(planned.case)}) for planned in whole]
+        # No verdict needs the checks of times, so nothing has to show that they work.
+        implementations = [i for i in implementations if i.caught_by in ("", "parity")]
     cases = _with_controls(shards.share(whole, shard), implementations)
     is_whole = shard == shards.ALL
     canary = None if is_whole else shards.canary(whole, implementations, device)
@@ -89,6 +98,11 @@ def resolve(
         implementations=[i for i in implementations if (i.op, i.name) in used],
         cases=cases,
     )
+
+
+def _shorten(case: Case) -> Case:
+    """Time a case with a few calls, which show the times and decide nothing."""
+    return case.model_copy(update={"timing": case.timing.model_copy(update=BRIEF)})
 
 
 def _with_controls(

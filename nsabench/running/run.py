@@ -110,6 +110,7 @@ def make_plan(
     margin: float = MARGIN,
     *,
     sandboxed: bool = True,
+    brief: bool = False,
     narrowed: Narrowed = ALL,
 ) -> Plan:
     """Resolve matrices against what is installed. Raises `UsageError` if something is broken."""
@@ -131,6 +132,7 @@ def make_plan(
         shard=shard,
         margin=margin,
         sandboxed=sandboxed,
+        brief=brief,
         narrowed=narrowed,
     )
     ops.refuse_other(plan)  # the file may have changed since its op was loaded

@@ -44,7 +44,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     (folder / "tiny.yaml").write_text(TINY)
     done = subprocess.run(
-        command("all", "tiny.yaml", "--device", "cpu", "--out", "run"),
+        command("all", "tiny.yaml", "--device", "cpu", "--timing", "full", "--out", "run"),
         cwd=folder,
         capture_output=True,
         text=True,
@@ -298,7 +298,7 @@ def test_a_candidate_that_slows_its_neighbours_wins_nothing_by_it(
     text = tiny.read_text().replace("bmm_softmax, rows_group", "mine")
     tiny.write_text(text.replace("[8, 16, 24]", "16"))
     run = tmp_path / "run"
-    nsabench("all", tiny, "--device", "cpu", "--out", run, "--kernels", kernels)
+    nsabench("all", tiny, "--timing", "full", "--out", run, "--kernels", kernels)
     by_name = {r.implementation: r for r in read_records(run)}
     mine = by_name["mine"].compared(Regime.DEVICE)
     beside = by_name[mine.against].median_ms / by_name["mine"].median_ms

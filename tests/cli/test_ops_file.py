@@ -50,7 +50,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "rmsnorm.py").write_text(RMSNORM.read_text())
     files = ("--ops", folder / "rmsnorm.py", "--kernels", folder / "kernels.py")
     done = nsabench(
-        "run", folder / "rmsnorm.yaml", "--device", "cpu", *files, "--out", folder / "run"
+        "run",
+        folder / "rmsnorm.yaml",
+        "--device",
+        "cpu",
+        "--timing",
+        "full",
+        *files,
+        "--out",
+        folder / "run",
     )
     assert "Traceback" not in done.stderr, done.stderr
     return folder

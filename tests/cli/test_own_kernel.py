@@ -61,6 +61,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     matrix = TINY.replace("rows_group]", ", ".join(["rows_group", *NAMES]) + "]")
     (folder / "tiny.yaml").write_text(matrix.replace("[8, 16, 24]", "[16, 24]"))
     arguments = ("all", "tiny.yaml", "--kernels", "mine.py", "--device", "cpu", "--out", "run")
+    arguments += ("--timing", "full")
     finished = subprocess.run(
         command(*arguments), cwd=folder, capture_output=True, text=True, timeout=280
     )
