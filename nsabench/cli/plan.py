@@ -42,12 +42,14 @@ def command(
 
     Example: nsabench plan matrices/selection_rows.yaml
     """
+    chosen = run.choose_device(device)
     plan = run.make_plan(
         matrices,
-        run.choose_device(device),
+        chosen,
         kernels,
         shard,
         ops_file,
+        brief=chosen == "cpu",  # as `all` times it
         narrowed=Narrowed(where, only),
     )
     estimate.refuse_unfitting(plan, memory_of(plan.device))
