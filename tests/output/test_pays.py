@@ -94,7 +94,7 @@ def test_the_command_says_it_to_programs_too(run: tuple[Path, str]) -> None:
     folder, _ = run
     asked = CliRunner().invoke(ask, [str(folder)])
     assert asked.exit_code == 0, asked.output
-    assert "`nsa_attention` 4/2 forward" in asked.output
+    assert "nsa_attention 4/2 forward" in asked.output
     data = json.loads(CliRunner().invoke(ask, [str(folder), "--json"]).output)
     assert [(p["op"], p["heads"], p["regime"]) for p in data["pays"]] == [
         ("nsa_attention", "4/2", "queue"),
