@@ -33,8 +33,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A run with an alternative, on this CPU, and what the terminal said of it."""
     folder = tmp_path_factory.mktemp("pays")
     (folder / "m.yaml").write_text(MATRIX)
-    arguments = [str(folder / "m.yaml"), "--device", "cpu", "--out", str(folder / "run")]
-    done = CliRunner().invoke(measure, arguments)
+    arguments = ["--device", "cpu", "--timing", "full", "--out", str(folder / "run")]
+    done = CliRunner().invoke(measure, [str(folder / "m.yaml"), *arguments])
     assert done.exit_code in (0, 1), done.output
     return folder / "run", done.output
 
