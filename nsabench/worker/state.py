@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -148,8 +148,21 @@ _OF_CUDA = {
 }
 
 
+@cache
+def _let_torch_order_attention() -> None:
+    """Have torch put the backends of SDPA in its order for this GPU, as its first call would.
+
+    An order that was read before that is not the one that torch uses.
+    """
+    if "sdp.order" in _OF_TORCH:
+        tiny = torch.empty(1, 1, 8, 64, dtype=torch.float16, device="cuda")
+        torch._fused_sdp_choice(tiny, tiny, tiny)
+
+
 def settings() -> Settings:
     """Return the switches that change how fast, how exactly, or where torch computes."""
+    if torch.cuda.is_initialized():
+        _let_torch_order_attention()
     readable = _OF_TORCH | (_OF_CUDA if torch.cuda.is_initialized() else {})
     return {name: _read(read) for name, (read, _) in readable.items()}
 

@@ -41,9 +41,9 @@ for _name, _attention in (("sdpa_heads_as_queries", heads_as_queries), ("sdpa_gq
         _register(forced(_attention, _backend))
 
 
-# Its scores are rounded to the format, which resolves no large ones.
-@baseline("selection_rows", "bmm_softmax", on_cpu=True, distributions=("dense", "negative_zero"))
+@baseline("selection_rows", "bmm_softmax", on_cpu=True)
 def bmm_softmax(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
-    """Two batched matrix products around a float32 softmax."""
-    scores = torch.bmm(q, k.mT).float() * sm_scale
+    """Two batched matrix products around a softmax. Scores that are rounded to 16 bits are wrong
+    in some rows."""
+    scores = torch.bmm(q.float(), k.mT.float()) * sm_scale
     return torch.bmm(torch.softmax(scores, -1).to(v.dtype), v)
