@@ -84,6 +84,7 @@ def _rows(case: Case, device: str, kernels: list[Any]) -> Iterator[dict[str, Any
 
     from nsabench.checker import compare as errors_of
     from nsabench.checker.oracle import Oracles
+    from nsabench.delivery import OUTPUT
     from nsabench.failure import DeviceLost, Failure
     from nsabench.worker import calls
     from nsabench.worker.guard import guarded
@@ -112,7 +113,8 @@ def _rows(case: Case, device: str, kernels: list[Any]) -> Iterator[dict[str, Any
             resolved = resolution(case)
             rows = [
                 errors_of.measure(
-                    *(name, answer.results[name], right, resolved, answer.factor),
+                    *(name, answer.results[name], right, resolved),
+                    factor=1.0 if name == OUTPUT else answer.factor,
                     sampled=ops.get(case.op).samples_queries,
                 )
                 for name, right in oracles.expected[0].items()
