@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from nsabench import ops, registry
 from nsabench.errors import UsageError
-from nsabench.model.case import Case, FixedCount, RatioCI, Timing
+from nsabench.model.case import Case, RatioCI, Timing
 from nsabench.model.job import Job
 from nsabench.model.log import Log, Session
 from nsabench.model.measurement import Ceilings, Observation
@@ -33,8 +33,6 @@ from nsabench.verdicts.results import assess
 from nsabench.worker.protocol import Step
 
 TIMING = Timing(stopping=RatioCI(width=0.02, min_rounds=10, max_rounds=100, budget_s=1.0))
-# For baselines that run only for their error, which parity needs.
-UNTIMED = Timing(warmup_s=1e-6, stopping=FixedCount(kind="fixed_count", rounds=1))
 TIMEOUT_S = 30.0
 SEED = 20260101
 
@@ -128,7 +126,10 @@ def _measure(plan: Plan, worker: WorkerExecutor) -> Iterator[Answer]:
 def plan(
     question: Question, infos: Sequence[ImplementationInfo], sources: Mapping[str, str]
 ) -> Plan:
-    """Plan the cases of the file's ops, with the file's implementations and every baseline."""
+    """Plan the cases of the file's ops, with the file's implementations.
+
+    If one of them is timed, every baseline is timed in turn with it.
+    """
     own = Source.of_digest(question.file, digest_of(question.file, sources))
     mine = [i for i in infos if i.source == own and i.role is Role.CANDIDATE]
     tried = [i for i in mine if question.op in ("", i.op)]
@@ -141,10 +142,11 @@ def plan(
         )
     cases = []
     op_names = dict.fromkeys(i.op for i in tried)
-    measured = [*tried, *(i for i in infos if i.role is Role.BASELINE and i not in tried)]
     for op_name in op_names:
-        timed = any(Runs.timed(i.devices, question.device) for i in tried if i.op == op_name)
-        for case in _plan_cases(question, op_name, TIMING if timed else UNTIMED):
+        measured = [i for i in tried if i.op == op_name]
+        if any(Runs.timed(i.devices, question.device) for i in measured):
+            measured += [i for i in infos if i.role is Role.BASELINE]
+        for case in _plan_cases(question, op_name):
             beside = tuple(i.name for i in measured if i.concerns(case))
             cases.append(PlannedCase(id=case.id, case=case, implementations=beside))
     return Plan(
@@ -163,7 +165,7 @@ def plan(
     )
 
 
-def _plan_cases(question: Question, op_name: str, timing: Timing) -> Iterator[Case]:
+def _plan_cases(question: Question, op_name: str) -> Iterator[Case]:
     op = ops.get(op_name, str(question.file))
     shapes = question.shapes or op.check_shapes.get(question.device, ())
     if not shapes:
@@ -194,5 +196,5 @@ def _plan_cases(question: Question, op_name: str, timing: Timing) -> Iterator[Ca
             distribution=op.distributions[0],
             timeout_s=TIMEOUT_S,
             seed=SEED,
-            timing=timing,
+            timing=TIMING,
         )

@@ -23,7 +23,7 @@ from nsabench.model.vocabulary import Status
 
 @dataclass(frozen=True)
 class Suspect:
-    """A result that is wrong, or that the baselines may show to be wrong."""
+    """A result that is wrong, or whose error rounding does not explain."""
 
     name: str
     result: Tensor
@@ -125,7 +125,7 @@ class Checker:
         except WrongValues:
             findings.suspect = result
             raise
-        # Only the baselines will show whether such a result is wrong, and then it will be gone.
+        # The checks will find it wrong, and then it will be gone.
         is_explained = delivery.probe or compare.is_explained(errors, oracles.case)
         if findings.suspect is None and not is_explained:
             findings.suspect = result

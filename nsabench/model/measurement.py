@@ -71,7 +71,7 @@ class Observation(Message):
     implementation: str
     status: Status
     reason: str = ""
-    # If it is ok: what its error looks like if the baselines show it to be wrong.
+    # If it is ok: what its error looks like if the checks then find it wrong.
     diagnosis: str = ""
     mae: Number | None = None
     max_abs_err: Number | None = None

@@ -115,7 +115,7 @@ def off(q, k, v, *, sm_scale):
 """
 
 
-def test_baselines_of_what_is_not_timed_are_hardly_timed(two: Path) -> None:
+def test_what_is_not_timed_has_no_times_and_no_ratio(two: Path) -> None:
     """A Triton kernel on a machine without a GPU: whoever edits it waits for its parity alone."""
     two.write_text(TWO.replace('devices=("cpu", "cuda")', NOT_TIMED))
     done = check(two, *SMALL, "--json")
@@ -127,11 +127,10 @@ def test_baselines_of_what_is_not_timed_are_hardly_timed(two: Path) -> None:
     assert check(two, *SMALL).output.splitlines()[-1].endswith(": right, not timed")
 
 
-def test_what_is_not_timed_is_held_to_the_baselines_all_the_same(two: Path) -> None:
-    """They are nearer than half of what it is off by; without them it would be right."""
+def test_what_is_not_timed_is_held_to_what_rounding_explains(two: Path) -> None:
     two.write_text(OFF)
     [told] = json.loads(check(two, *SMALL, "--json").output)
-    assert told["status"] == "wrong" and "is over 0.000977: the best valid" in told["reason"], told
+    assert told["status"] == "wrong" and "0.000977" in told["reason"], told
 
 
 def test_it_is_checked_again_whenever_it_is_saved(
