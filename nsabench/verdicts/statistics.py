@@ -16,6 +16,7 @@ SEED = 0
 COUNTED = 255  # the most rounds that a byte counts.
 # Fewer rounds give no useful interval: with one, both ends are the ratio itself.
 MIN_ROUNDS_EVER = 5
+LONGEST_TICK = 0.1  # share of the time of a call
 ROUNDS_FOR_CORRELATION = 20  # fewer say too little about how alike successive rounds are.
 
 
@@ -125,9 +126,13 @@ def _stretch_for_correlation(numerator: Sequence[float], denominator: Sequence[f
 
 
 def _clock_tick(*arms: Sequence[float]) -> float:
-    """Return the smallest difference between samples of an arm that are not equal, or 0."""
+    """Return the smallest difference between samples of an arm that are not equal, or 0.
+
+    A sample that is much longer than the others was disturbed: that difference is no tick.
+    """
     differences = np.concatenate([np.diff(np.unique(times)) for times in arms])
-    return float(differences.min()) if differences.size else 0.0
+    ticks = differences[differences < LONGEST_TICK * min(map(min, arms))]
+    return float(ticks.min()) if ticks.size else 0.0
 
 
 def _pick_rounds(rounds: int, resamples: int, seed: int) -> NDArray[np.int64]:

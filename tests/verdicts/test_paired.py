@@ -103,6 +103,11 @@ def test_the_interval_covers_the_truth_of_a_coarse_clock(noise: float) -> None:
     assert covered / 300 >= 0.93
 
 
+def test_one_disturbed_round_is_no_tick_of_the_clock() -> None:
+    ratio = ratio_of_rounds([7.168] * 29 + [40.96], [5.12] * 30)
+    assert (ratio.lo, ratio.hi) == pytest.approx((1.4, 1.4))
+
+
 @pytest.mark.parametrize("rounds", [1, 2, 5, 8, 40, 41, COUNTED, COUNTED + 1])
 @pytest.mark.parametrize("digits", [1, 9])
 def test_the_interval_is_that_of_resamples_drawn_and_sorted(rounds: int, digits: int) -> None:
