@@ -34,4 +34,3 @@ RECORDS = 300_000  # rows
 COMPARISONS = 6 * RECORDS  # rows: of three regimes and two references
 SAMPLES = 50_000_000  # rows
 UNPACKED = 4 * GIB  # what the columns of a table unpack to
-STATED = 10_000  # different devices and versions in records

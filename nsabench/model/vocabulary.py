@@ -170,7 +170,7 @@ class Purpose(Word):
     CONFIRMATION = "confirmation", "verdicts that are close to a limit, in another process"
     ISOLATED = (
         "isolated",
-        "the baselines of a case with a winner, in processes that never imported it",
+        "baselines and alternatives of a case with a winner, in processes without candidates",
     )
     CANARY = "canary", "the one case that all shards of a plan measure, to hold hosts to each other"
 

@@ -56,15 +56,6 @@ class Inputs:
     tensors: dict[str, Tensor]
     options: dict[str, Any]
 
-    def fill_from(self, other: Inputs) -> None:
-        """Overwrite the values in place, so that no address changes."""
-        for name, tensor in self.tensors.items():
-            # Through `.data`, or a cache keyed on a tensor's version would know of the change.
-            tensor.data.copy_(other.tensors[name])
-
-    def clone(self) -> Inputs:
-        return Inputs({name: t.clone() for name, t in self.tensors.items()}, dict(self.options))
-
     def replaced(self, tensors: Mapping[str, Tensor] | None = None, **options: Any) -> Inputs:
         return Inputs({**self.tensors, **(tensors or {})}, {**self.options, **options})
 

@@ -110,9 +110,9 @@ def _with_controls(
 ) -> list[PlannedCase]:
     """Add each control, and the baseline that it wraps, to two cases of each group.
 
-    A group has one direction, mode and size of the dtype, and one stream or several. Its two cases
-    have the least and the most work, if possible of those that measure the control's baseline
-    anyway. Controls in every case would take longer than the measurement.
+    A group has one direction, mode and size of the dtype. Its two cases have the least and the most
+    work, if possible of those that measure the control's baseline anyway. Controls in every case
+    would take longer than the measurement.
     """
     added: dict[str, list[ImplementationInfo]] = {}
     baselines = {i.name for i in implementations if i.role is Role.BASELINE}

@@ -304,10 +304,6 @@ class WorkerExecutor:
             self._scratch = Scratch(self.run_folder)
         return self._scratch
 
-    def processes(self) -> list[int]:
-        worker = self._worker.process
-        return [] if worker is None else [worker.pid, *(child.pid for child in worker.children())]
-
     def log(self) -> str:
         return self._worker.log.text()
 
