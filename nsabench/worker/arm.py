@@ -67,7 +67,6 @@ class CaseArm:
         self.compile_s: float | None = None
         self.config = ""
         self.changed: dict[str, str] = {}  # harmless settings that were set back, in words
-        self.declined: dict[str, str] = {}  # probes, with the reason of each
         self.called_s = 0.0  # in checked calls, with their compilation
         self.peak_mem_bytes: int | None = None
         self._rng = rng

@@ -16,7 +16,7 @@ from nsabench.model.measurement import Conditions, Samples
 from nsabench.worker.protocol import Step
 
 INTERVAL_S = 0.02
-TIMED = ("warm-up", "timing")
+TIMED, PROBES = ("warm-up", "timing"), "probes"
 
 
 class ConditionMonitor:
@@ -25,6 +25,7 @@ class ConditionMonitor:
         self._at: list[float] = []
         self._readings: list[nvml.Reading] = []
         self._begun = 0  # the first reading that counts
+        self._ended: int | None = None  # the first one after them
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -54,13 +55,19 @@ class ConditionMonitor:
             samples.sm_clock_mhz.append(clock or 0)
 
     def at_step(self, step: Step) -> None:
-        """Forget what was read before the first timed step: clocks differ while kernels compile."""
+        """Leave out what was read before the first timed step and since the first probe: clocks
+        differ while kernels compile.
+        """
         if step.phase in TIMED and not self._begun:
             self._begun = len(self._readings)
+        if step.phase != PROBES:
+            self._ended = None
+        elif self._ended is None:
+            self._ended = len(self._readings)
 
     def summary(self, own: Collection[int] = ()) -> Conditions:
         """own: processes that do not compete with the worker."""
-        readings = self._readings[self._begun :] or self._readings[-1:]
+        readings = self._readings[self._begun : self._ended] or self._readings[-1:]
         if not readings or self._device is None:
             return Conditions()
         clocks = [r.sm_clock_mhz for r in readings if r.sm_clock_mhz]

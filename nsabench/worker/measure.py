@@ -20,7 +20,7 @@ from nsabench.registry import Implementation
 from nsabench.verdicts.statistics import quantile
 from nsabench.worker import launches
 from nsabench.worker.arm import CaseArm
-from nsabench.worker.conditions import ConditionMonitor
+from nsabench.worker.conditions import PROBES, ConditionMonitor
 from nsabench.worker.guard import guarded
 from nsabench.worker.inputs import InputSets
 from nsabench.worker.launches import Counted
@@ -86,9 +86,6 @@ def measure(
         try:
             precheck.raise_failure(arm.name)
             arm.check()
-            if item.role is Role.CANDIDATE:
-                report(Step(phase="probes", implementation=item.name))
-                _check_probes(arm, case, prepared, seeds, rng, deliver)
             if case.timing.mode is Mode.GRAPH:
                 arm.capture()
         except Failure as failure:
@@ -110,6 +107,15 @@ def measure(
     conditions, busy_s = Conditions(), 0.0
     if arms:
         conditions, busy_s = _time_arms(case, arms, observations, timer, sensors, report, rng)
+    for arm in tried:  # last, since a compiler may now prefer slower code for every length
+        observation = observations[arm.name]
+        if arm.item.role is Role.CANDIDATE and observation.status is Status.OK:
+            report(Step(phase=PROBES, implementation=arm.name))
+            try:
+                observation.notes += _check_probes(arm, case, prepared, seeds, rng, deliver)
+            except Failure as failure:
+                failure.alone()
+                observations[arm.name] = _observe(arm, failure)
     return Measured(
         observations=[observations[item.name] for item in items],
         conditions=conditions,
@@ -124,9 +130,12 @@ def _check_probes(
     seeds: Sequence[int],
     rng: Random,
     deliver: Deliver,
-) -> None:
-    """Call a kernel once on each probe. Raises `Failure` if it is wrong, not if it declines."""
-    item = arm.item
+) -> list[str]:
+    """Call a kernel once on each probe. Return a note for each that it declines.
+
+    Raises `Failure` if it is wrong.
+    """
+    item, notes = arm.item, []
     for name, form in prepared.probes.items():
         probe = ops.probes(case)[name].case
         if not item.concerns(probe):
@@ -138,8 +147,9 @@ def _check_probes(
         except Failure as failure:
             if failure.status is Status.WRONG:
                 raise
-            arm.declined[name] = failure.reason
+            notes.append(f"it declines {name}: {failure.reason}")
         arm.called_s += call.called_s
+    return notes
 
 
 def _draw_inputs(
@@ -251,8 +261,5 @@ def _observe(arm: CaseArm, failure: Failure | None = None) -> Observation:
         compile_s=arm.compile_s,
         peak_mem_bytes=arm.peak_mem_bytes,
         config=arm.config,
-        notes=[
-            *(f"it changed, and it was set back: {words}" for words in arm.changed.values()),
-            *(f"it declines {probe}: {reason}" for probe, reason in arm.declined.items()),
-        ],
+        notes=[f"it changed, and it was set back: {words}" for words in arm.changed.values()],
     )

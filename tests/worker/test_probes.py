@@ -88,6 +88,19 @@ def test_what_a_kernel_ignores_is_found_and_named(kernel: Any, probe: str) -> No
     assert not found.samples.time_ms
 
 
+def test_probes_come_after_timing_so_that_they_cannot_change_what_is_timed() -> None:
+    lengths: list[int] = []
+
+    def notes_lengths(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        lengths.append(k.shape[1])
+        return right(q, k, v, sm_scale=sm_scale)
+
+    assert one(ROWS, notes_lengths).samples.time_ms
+    first = lengths.index(65)
+    assert first > 3 and set(lengths[:first]) == {48}
+    assert 48 not in lengths[first:]
+
+
 def test_rows_without_keys_are_tried() -> None:
     def gives_nan(
         q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale: float, max_seqlen: int

@@ -66,6 +66,17 @@ def test_what_was_before_it_was_timed_does_not_count(device: Fake, phase: str) -
     assert 1000 * (before - 1) <= (monitor.summary().sm_clock_mhz_min or 0) <= 1000 * (before + 2)
 
 
+def test_what_is_read_during_probes_does_not_count(device: Fake) -> None:
+    with ConditionMonitor(device) as monitor:
+        monitor.at_step(Step(phase="timing"))
+        reads(device, 2)
+        monitor.at_step(Step(phase="probes"))
+        before = device.times
+        reads(device, 3)
+        monitor.at_step(Step(phase="probes"))
+    assert 1000 <= (monitor.summary().sm_clock_mhz_max or 0) <= 1000 * (before + 2)
+
+
 @pytest.mark.parametrize(
     ("visible", "order", "names", "found"),
     [
