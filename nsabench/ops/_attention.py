@@ -103,7 +103,7 @@ class AttentionOp(Op):
         axes = self.axes(shape, distribution, seed)
         tensors = _draws.attention(distribution, normal, *axes, shape)
         tensors |= self.draw_indices(shape, distribution, seed, device)
-        return Inputs(tensors, self.drawn_options(shape, distribution, seed))
+        return Inputs(tensors, self.drawn_options(shape, distribution, seed), seed)
 
     def draw_indices(
         self, shape: Any, distribution: str, seed: int, device: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -51,13 +51,19 @@ class Work:
 
 @dataclass
 class Inputs:
-    """One set of arguments of an op: tensors in the order of its arguments, options by name."""
+    """One set of arguments of an op: tensors in the order of its arguments, options by name.
+
+    sample_seed: chooses the queries that an oracle computes (`_sampled`). No implementation gets
+    it.
+    """
 
     tensors: dict[str, Tensor]
     options: dict[str, Any]
+    sample_seed: int = 0
 
     def replaced(self, tensors: Mapping[str, Tensor] | None = None, **options: Any) -> Inputs:
-        return Inputs({**self.tensors, **(tensors or {})}, {**self.options, **options})
+        tensors = {**self.tensors, **(tensors or {})}
+        return replace(self, tensors=tensors, options={**self.options, **options})
 
 
 def by_device(*, cpu: tuple[str, ...], cuda: tuple[str, ...]) -> Mapping[str, tuple[str, ...]]:

@@ -7,7 +7,6 @@ NaN in the rows of the other queries.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,6 @@ SOME = 256
 # Numbers under 2^-14 have fewer bits in float16; seven are left here.
 QUIET = {"torch.bfloat16": 2.0**-20, "torch.float16": 2.0**-17, "torch.float32": 2.0**-30}
 LOUD = {"torch.float16": 2.0**3}
-_SECRET = secrets.randbits(62)  # of this process
 
 
 def tokens(inputs: Inputs) -> Tensor:
@@ -33,11 +31,10 @@ def tokens(inputs: Inputs) -> Tensor:
     total = k.shape[0] * k.shape[1]
     if total <= ALL:
         return torch.arange(total, device=k.device)
-    # The choice depends on the values and on a secret. An implementation that knew the sampled
-    # queries could leave out the others.
-    some = k.reshape(total, -1)[:: max(1, total // ALL)].contiguous()
-    bits = some.view(torch.int32 if k.element_size() == 4 else torch.int16)
-    generator = torch.Generator().manual_seed((int(bits.long().sum()) ^ _SECRET) & (2**62 - 1))
+    # The draw of the queries and of the gradient depends on the choice, so it is the same in each
+    # process. It does not follow from the values: an implementation that knew the sampled queries
+    # could leave out the others.
+    generator = torch.Generator().manual_seed(inputs.sample_seed)
     places = torch.arange(SOME) + torch.rand(SOME, generator=generator)
     chosen = (places * (total / SOME)).long().clamp_(max=total - 1)
     chosen[-1] = total - 1

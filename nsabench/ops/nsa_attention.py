@@ -117,7 +117,7 @@ class NsaAttention(SequenceOp):
         gates = torch.sigmoid(normal(b, t, shape.HQ, self.gates))
         tensors = {"q": q, "k": k, "v": v, "gates": gates}
         tensors |= self.draw_indices(shape, distribution, seed, device)
-        inputs = Inputs(tensors, self.drawn_options(shape, distribution, seed))
+        inputs = Inputs(tensors, self.drawn_options(shape, distribution, seed), seed)
         # Where a kernel is compiled without a GPU, tensors have no values.
         if type(q) is torch.Tensor:
             self._settle(inputs, normal)

@@ -3,6 +3,10 @@ the queries that it samples, and the work."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -118,9 +122,29 @@ def test_of_many_queries_some_are_looked_at_and_always_the_last(op: str) -> None
     looked_at = ~out[0, :, 0, 0].isnan()
     assert 200 <= int(looked_at.sum()) <= _sampled.SOME
     assert bool(looked_at[-1]) and bool(torch.isfinite(out[0, -1]).all())
-    _, others = drawn(DType.BFLOAT16, op=op, B=1, T=_sampled.ALL + 7)
-    others.tensors["k"][0, :2000] *= 2
-    assert not torch.equal(_sampled.tokens(inputs), _sampled.tokens(others))
+    sampled = _sampled.tokens(inputs)
+    inputs.tensors["k"][0, :2000] *= 2
+    assert torch.equal(sampled, _sampled.tokens(inputs)), "it follows from the values"
+    assert not torch.equal(sampled, _sampled.tokens(replace(inputs, sample_seed=4)))
+
+
+DRAW = f"""
+import hashlib
+from nsabench import ops
+
+op = ops.get("nsa_attention")
+shape = op.shape_model(B=1, T={_sampled.ALL + 7}, **{SIZES})
+inputs = op.draw(shape, "bfloat16", "dense", 3, "cpu")
+for tensor in (*inputs.tensors.values(), op.draw_grad(inputs, 5)):
+    print(hashlib.sha256(tensor.float().numpy().tobytes()).hexdigest())
+"""
+
+
+def test_processes_that_share_nothing_draw_the_same_inputs_and_gradient() -> None:
+    """A worker and the checker may begin apart, and each draws for itself."""
+    drawn = [subprocess.check_output([sys.executable, "-c", DRAW], text=True) for _ in range(2)]
+    assert len(drawn[0].split()) == 5
+    assert drawn[0] == drawn[1]
 
 
 @pytest.mark.parametrize("op", ["nsa_attention", "causal_attention"])

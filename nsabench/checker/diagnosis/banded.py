@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -28,7 +30,7 @@ def mistake_packing(inputs: Inputs) -> OtherInputs:
     if "cu_seqlens" not in t:
         return
     alone = {name: x for name, x in t.items() if name not in ("cu_seqlens", "cu_keys")}
-    yield "takes the packed sequences for one", Inputs(alone, inputs.options)
+    yield "takes the packed sequences for one", replace(inputs, tensors=alone)
     tokens = t["q"].shape[1]
     for when, by in (("late", 1), ("early", -1)):
         moved = (t["cu_seqlens"] + by).clamp(0, tokens)

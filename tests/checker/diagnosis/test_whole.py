@@ -145,14 +145,12 @@ def test_a_mistake_in_dense_attention_is_named(
     assert says in text and "against that hypothesis" in text
 
 
-@pytest.mark.parametrize(("secret", "first"), [(0, 2), (5, 0)])
-def test_where_only_some_queries_are_looked_at_a_mistake_is_named(
-    monkeypatch: pytest.MonkeyPatch, secret: int, first: int
-) -> None:
+@pytest.mark.parametrize(("seed", "first"), [(11, 2), (3, 0)])
+def test_where_only_some_queries_are_looked_at_a_mistake_is_named(seed: int, first: int) -> None:
     """Above 4096 tokens an oracle looks at 256 of them. Without its own key the first query has
     none, and its zero is the largest error by far where it is looked at."""
-    monkeypatch.setattr(_sampled, "_SECRET", secret)
     inputs = draw("causal_attention", B=1, T=4200, HQ=1, H=1, D=16)
+    inputs.sample_seed = seed
     assert _sampled.tokens(inputs)[0] == first
     op = ops.get("causal_attention")
     assert int(ops.compared(op.oracle(inputs)).sum()) < 300
