@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import sys
 from dataclasses import asdict, dataclass, field
 
 import torch
@@ -68,13 +69,26 @@ class Checker:
         forms = {computes: oracles.form for (computes, _), oracles in self._oracles.items()}
         prepared = Prepared(forms=forms, failures=failures)
         if request.probes and "" in forms:
-            for name, probe in ops.probes(request.case).items():
-                oracles = Oracles(request.case, request.seeds[:1], self.device, probe)
-                self._oracles["", name] = oracles
-                prepared.probes[name] = oracles.form
+            self._prepare_probes(request, prepared)
         self.mailbox.map(prepared.nbytes)
         self._free_memory()
         return prepared
+
+    def _prepare_probes(self, request: Prepare, prepared: Prepared) -> None:
+        """Compute the oracle of each probe, and leave out a probe that has none."""
+        try:
+            probes = ops.probes(request.case)
+        except Exception as error:  # noqa: BLE001 - an op of the user's; the case has its oracle
+            sys.stderr.write(f"the probes of {request.case.op} are left out: {error!r}\n")
+            return
+        for name, probe in probes.items():
+            try:
+                oracles = Oracles(request.case, request.seeds[:1], self.device, probe)
+            except (Failure, MemoryError, torch.OutOfMemoryError) as error:
+                sys.stderr.write(f"the probe with {name} is left out: {error}\n")
+                continue
+            self._oracles["", name] = oracles
+            prepared.probes[name] = oracles.form
 
     def check(self, delivery: Delivery) -> Checked:
         """Compare the results in the mailbox with the oracle of their set."""

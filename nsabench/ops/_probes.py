@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # So few keys are all selected, so that rounding decides no selection.
-SMALL = {"N": 3, "B": 2, "S_kv": 130, "n_spans": 2, "n_selected": 16}
+SMALL = {"N": 3, "B": 2, "S": 3, "S_kv": 130, "n_spans": 2, "n_selected": 16}
 ABOVE_A_TILE, BELOW_A_TILE = 65, 63
 OTHER_SCALE = 3.0  # times the default one
 # exp(110) overflows float32. All keys have it in common, so that no kernel needs more precision.

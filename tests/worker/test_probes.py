@@ -14,6 +14,7 @@ from nsabench.implementations.baselines import selection_varlen
 from nsabench.model.case import Case
 from nsabench.model.measurement import Observation
 from nsabench.model.vocabulary import Direction, DType, Status
+from nsabench.ops import Inputs, Op, Probe
 from tests.checking import a_case, observations, registered, rounds
 
 ROWS = a_case("selection_rows", {"N": 4, "H": 3, "D": 32, "Dv": 32, "L": 48}, timing=rounds(1))
@@ -121,6 +122,31 @@ def test_what_is_right_stays_right_and_its_errors_are_those_of_its_case(dtype: D
     assert (found.status, found.reason, found.diagnosis) == (Status.OK, "", "")
     assert not found.notes
     assert found.rel_l2 is not None and found.rel_l2 < 1e-2
+
+
+def test_a_probe_without_an_oracle_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacks_memory(inputs: Inputs) -> Inputs:
+        raise torch.OutOfMemoryError("tried to allocate too much")
+
+    first = {"too much": Probe(ROWS, lacks_memory)}
+    probes = first | dict(ops.probes(ROWS))
+    monkeypatch.setattr(type(ops.get(ROWS.op)), "probes", lambda op, case: probes)
+    assert one(ROWS, right).status is Status.OK
+    assert one(ROWS, ignores_the_scale).reason.startswith("with another scale, ")
+
+
+def test_an_op_whose_probes_fail_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(op: Op, case: Case) -> dict[str, Probe]:
+        raise KeyError("no such size")
+
+    monkeypatch.setattr(type(ops.get(ROWS.op)), "probes", fail)
+    assert one(ROWS, right).status is Status.OK
+
+
+def test_probes_are_small_on_every_axis_but_those_of_heads() -> None:
+    shape = {"B": 1, "S": 4096, "G": 1, "H": 1, "D": 32, "Dv": 32}
+    case = a_case("selection_ranges", {**shape, "S_kv": 65536, "n_spans": 16, "L": 1024})
+    assert all(ops.work(probe.case).bytes_min < 1 << 17 for probe in ops.probes(case).values())
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
