@@ -210,7 +210,8 @@ def revise(
                 judged = replace(blank, verdict=Verdict.INVALID, reason=failure)
             elif confirmation is not None and is_close(judged, margin):
                 judged = _confirm_verdict(judged, confirmation, margin)
-            if isolated is not None and judged.verdict is Verdict.FASTER:
+            # Without clean baselines the pass times only alternatives.
+            if isolated is not None and clean and judged.verdict is Verdict.FASTER:
                 judged = _compare_with_isolated(judged, record, case, isolated, clean)
         elif judged.reference is Reference.ALTERNATIVE and isolated is not None:
             judged = _compare_with_isolated_alternatives(judged, record, case, isolated)

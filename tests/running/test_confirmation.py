@@ -51,7 +51,7 @@ def verdict(
     best = record("best", Role.BASELINE, samples=samples(ratio, spread, step=3, count=count))
     wrong = record("wrong", Role.BASELINE, status=Status.WRONG)
     mine, *others = judge([mine, best, wrong], findings)
-    return revise(mine, [mine, *others], second, alone).own
+    return revise(mine, [mine, *others], second, alone, ["best"]).own
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_no_reason_replaces_another() -> None:
     assert doubtful.reason.startswith(f"shared; hot; {said}")
     first, *others = judge([mine, own, best], ())
     assert first.own.verdict is Verdict.FASTER and first.own.reason.startswith(said)
-    revised = revise(first, others, again(1.19), without_the_candidate(1.0)).own
+    revised = revise(first, others, again(1.19), without_the_candidate(1.0), ["best"]).own
     assert revised.verdict is Verdict.INCONCLUSIVE
     apart, seen, kept = (
         revised.reason.index(words) for words in ("never imported", "a second process saw", said)

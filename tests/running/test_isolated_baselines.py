@@ -15,13 +15,13 @@ from nsabench.model.measurement import Bursts, Ceilings, Observation, Samples
 from nsabench.model.plan import Plan
 from nsabench.model.record import Comparison
 from nsabench.model.source import Source
-from nsabench.model.vocabulary import Purpose, Regime, Role, Status, Verdict
+from nsabench.model.vocabulary import Purpose, Reference, Regime, Role, Status, Verdict
 from nsabench.running.policy import judge
 from nsabench.running.supervisor.executor import WorkerExecutor
 from nsabench.verdicts.verdict import ALL_OWN
 from tests.running.test_policy import ONE as SMALL
 from tests.running.test_policy import with_baselines
-from tests.runs import add_attempt, log_of, make_plan, observations_of, spoilt, timed
+from tests.runs import Made, add_attempt, log_of, make_plan, observations_of, spoilt, timed
 
 ONE = replace(SMALL, ratio=lambda _: 1.5)
 
@@ -33,15 +33,16 @@ def judged(
     *,
     death: Death | None = None,
     ceilings: Ceilings | None = None,
+    made: Made = ONE,
 ) -> list[Comparison]:
     """Return the verdicts on the device.
 
     beside: more baselines in the main pass. apart: the isolated ones. death: how their worker
-    ended.
+    ended. made: what comes out in the main pass.
     """
     log, rng = log_of(plan, ceilings=ceilings), np.random.default_rng(0)
     for planned in plan.cases:
-        observations = [*observations_of(planned, ONE, rng), *beside]
+        observations = [*observations_of(planned, made, rng), *beside]
         add_attempt(log, plan, Purpose.MAIN, planned.id, observations)
         if apart or death:
             isolated = Purpose.ISOLATED
@@ -60,6 +61,26 @@ def test_a_winner_whose_baselines_all_come_with_it_says_so() -> None:
     judgements = judged(plan)
     assert {j.verdict for j in judgements} == {Verdict.FASTER}
     assert {j.reason for j in judgements} == {ALL_OWN}
+
+
+def move(plan: Plan, name: str, source: Source) -> Plan:
+    """Return the plan with an implementation in another package: `mine.py` is the candidate's."""
+    infos = [
+        i.model_copy(update={"source": source}) if i.name == name else i
+        for i in plan.implementations
+    ]
+    return plan.model_copy(update={"implementations": infos})
+
+
+MINE = Source("mine.py")
+BESIDE_DENSE = replace(ONE, dense_ratio=lambda _: 2.0)
+
+
+def test_a_process_that_times_only_alternatives_leaves_the_verdict_as_it_is() -> None:
+    plan = move(with_baselines(make_plan(BESIDE_DENSE)), "sdpa_gqa", MINE)
+    judgements = judged(plan, apart=[baseline("dense", 0.27)], made=BESIDE_DENSE)
+    found = [j for j in judgements if j.reference is Reference.BASELINE]
+    assert {(j.verdict, j.reason) for j in found} == {(Verdict.FASTER, ALL_OWN)}
 
 
 @pytest.mark.parametrize("rel_l2", [1e-5, 0.05])
@@ -117,12 +138,7 @@ def test_a_best_baseline_that_no_process_has_without_candidates(
     source: Source, alone: dict[str, float], verdict: Verdict, why: str
 ) -> None:
     """If it comes with the candidate, the best of the others decides, and the reason says so."""
-    plan = with_baselines(make_plan(ONE), "own", "slow")
-    infos = [
-        i.model_copy(update={"source": source}) if i.name == "own" else i
-        for i in plan.implementations
-    ]
-    plan = plan.model_copy(update={"implementations": infos})
+    plan = move(with_baselines(make_plan(ONE), "own", "slow"), "own", source)
     apart = [baseline(name, ms) for name, ms in alone.items()]
     if "sdpa_gqa" not in alone:
         reason = "it is out of memory"

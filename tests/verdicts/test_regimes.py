@@ -98,7 +98,8 @@ def test_a_baseline_that_the_candidate_slows_in_the_queue_counts_as_it_is_alone(
     first = judge([MINE, *slowed], ())
     assert first[0].comparison(Regime.QUEUE).verdict is Verdict.FASTER
     alone = Observation(implementation="lean", status=Status.OK, bursts=bursts(0.03))
-    judged = revise(first[0], first, None, isolated("c", [alone])).comparison(Regime.QUEUE)
+    revised = revise(first[0], first, None, isolated("c", [alone]), ["dense", "lean"])
+    judged = revised.comparison(Regime.QUEUE)
     assert judged.verdict is Verdict.INCONCLUSIVE
     assert judged.ratio == pytest.approx(0.75)
 
