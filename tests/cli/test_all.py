@@ -192,7 +192,7 @@ def test_kill_9_then_resume(
 ) -> None:
     """Killed during the job after so many others."""
     run = tmp_path / "run"
-    words = ("all", str(tiny), "--device", "cpu", "--out", str(run))
+    words = ("all", str(tiny), "--device", "cpu", "--timing", "full", "--out", str(run))
     process = forked.Command(words, tmp_path, os.environ)
     written = b""
     while written.count(b'"kind":"begun"') <= ended:

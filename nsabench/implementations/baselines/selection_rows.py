@@ -41,7 +41,8 @@ for _name, _attention in (("sdpa_heads_as_queries", heads_as_queries), ("sdpa_gq
         _register(forced(_attention, _backend))
 
 
-@baseline("selection_rows", "bmm_softmax", on_cpu=True)
+# Its weights are rounded to the format, so one large weight has the error of a whole value.
+@baseline("selection_rows", "bmm_softmax", on_cpu=True, distributions=("dense", "negative_zero"))
 def bmm_softmax(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     """Two batched matrix products around a softmax. Scores that are rounded to 16 bits are wrong
     in some rows."""
