@@ -62,7 +62,8 @@ class Assessed:
         for record in self.records:
             case_id = record.case_id
             if record.role in (Role.CANDIDATE, Role.BASELINE):
-                clean = self.plan.clean_baselines(self.plan.by_id[case_id])
+                planned = self.plan.by_id[case_id]
+                clean = self.plan.clean_baselines(planned)
                 record = revise(
                     record,
                     cases[case_id],
@@ -70,6 +71,7 @@ class Assessed:
                     isolated.get(case_id),
                     clean,
                     self.plan.margin,
+                    self.plan.clean_alternatives(planned),
                 )
                 if self.plan.sources and not clean:
                     record = _note_own_baselines(record)

@@ -195,11 +195,12 @@ def revise(
     isolated: CaseState | None = None,
     clean: Collection[str] = (),
     margin: float = MARGIN,
+    clean_alternatives: Collection[str] = (),
 ) -> Record:
     """Return the record of a candidate or a baseline after the later passes over its case.
 
     case: the records of the case. clean: its baselines from other packages than all candidates.
-    margin: confirmations were chosen by it.
+    margin: confirmations were chosen by it. clean_alternatives: as `clean`.
     """
     comparisons = []
     for judged in record.comparisons:
@@ -213,7 +214,7 @@ def revise(
             # Without clean baselines the pass times only alternatives.
             if isolated is not None and clean and judged.verdict is Verdict.FASTER:
                 judged = _compare_with_isolated(judged, record, case, isolated, clean)
-        elif judged.reference is Reference.ALTERNATIVE and isolated is not None:
+        elif judged.reference is Reference.ALTERNATIVE and isolated and clean_alternatives:
             judged = _compare_with_isolated_alternatives(judged, record, case, isolated)
         comparisons.append(judged)
     return replace(record, comparisons=tuple(comparisons))

@@ -321,7 +321,8 @@ def test_an_alternative_that_was_slowed_beside_a_candidate_is_held_to_its_time_a
     ]
     alone = isolated(case_id="c", observations=observations)
     [own] = [r for r in case if r.implementation == ours]
-    beside = revise(own, case, None, alone).compared(Regime.DEVICE, Reference.ALTERNATIVE)
+    revised = revise(own, case, None, alone, clean_alternatives=["dense", "other"])
+    beside = revised.compared(Regime.DEVICE, Reference.ALTERNATIVE)
     assert beside is not None and said in beside.reason
     assert beside.lo == (None if lo is None else pytest.approx(lo, rel=0.01))
     assert (beside.ratio is None) == (lo is None)

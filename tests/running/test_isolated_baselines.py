@@ -83,6 +83,19 @@ def test_a_process_that_times_only_alternatives_leaves_the_verdict_as_it_is() ->
     assert {(j.verdict, j.reason) for j in found} == {(Verdict.FASTER, ALL_OWN)}
 
 
+@pytest.mark.parametrize(("source", "ratio"), [(MINE, 2.0), (Source("pkg"), None)])
+def test_a_process_that_gave_up_says_nothing_about_alternatives_it_was_not_to_time(
+    source: Source, ratio: float | None
+) -> None:
+    plan = move(with_baselines(make_plan(BESIDE_DENSE)), "dense", source)
+    death = Death(status=Status.CRASHED, reason="it was killed")
+    judgements = judged(plan, death=death, made=BESIDE_DENSE)
+    found = [j for j in judgements if j.reference is Reference.ALTERNATIVE]
+    assert {j.implementation for j in found} == {"mine", "sdpa_gqa"}
+    for judgement in (j for j in found if j.implementation == "mine"):
+        assert judgement.ratio == (None if ratio is None else pytest.approx(ratio, rel=0.05))
+
+
 @pytest.mark.parametrize("rel_l2", [1e-5, 0.05])
 def test_a_wrong_output_is_no_best_baseline_apart(rel_l2: float) -> None:
     """A cheap approximation passes the MAE tolerance and takes half the time."""
