@@ -14,7 +14,7 @@ from nsabench.checker.messages import Checked, Judged
 from nsabench.delivery import Delivery
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.machine.environment import nvml
-from nsabench.model.case import Case
+from nsabench.model.case import Case, FixedCount
 from nsabench.model.description import Described
 from nsabench.model.job import Death, Job, input_seeds
 from nsabench.model.measurement import Bursts, Ceilings, Message, Observation, Samples
@@ -53,7 +53,9 @@ START_LIMIT_S = 120.0  # to import everything, or to calibrate
 # For each implementation; 10,000 samples take less. A longer line of the log is refused.
 MOST_ANSWER_BYTES = limits.LOG_LINE // 16
 _ELSEWHERE = {"observations": {"__all__": {"traceback"}}}  # a file holds them
-MOST_DELIVERIES = 100_000  # in a job: minutes of the checker, and more than an honest worker needs
+# The checker's work is bounded. An honest worker delivers less: outside of rounds, and in a round
+# for one implementation.
+MOST_DELIVERIES, MOST_IN_A_ROUND = 100_000, 4
 
 M = TypeVar("M", bound=Message)
 
@@ -128,6 +130,7 @@ class WorkerExecutor:
         expected: type[M],
         limit_s: float,
         max_steps: int = MAX_STEPS,
+        max_deliveries: int = 0,
         computes: Mapping[str, str] = MappingProxyType({}),
         at_step: Callable[[Step], None] = lambda step: None,
     ) -> M:
@@ -141,9 +144,9 @@ class WorkerExecutor:
                 self.on_step(reply)
             elif isinstance(reply, Delivery):
                 deliveries, suspect = deliveries + 1, reply.implementation
-                if deliveries > MOST_DELIVERIES:
+                if deliveries > max_deliveries:
                     raise WorkerLost(
-                        broke_protocol(f"delivered more than {MOST_DELIVERIES} outputs")
+                        broke_protocol(f"delivered more than {max_deliveries} outputs")
                     )
                 if how := find_forgery(reply, step, computes):
                     raise WorkerLost(broke_protocol(how, step))
@@ -248,6 +251,7 @@ class WorkerExecutor:
                     Measured,
                     case.timeout_s,
                     max_steps,
+                    most_deliveries(job),
                     computes,
                     monitor.at_step,
                 )
@@ -320,6 +324,12 @@ class WorkerExecutor:
         if self._scratch is not None and not self._scratch_is_lent:
             self._scratch.remove()
         self._scratch = None
+
+
+def most_deliveries(job: Job) -> int:
+    stopping = job.case.timing.stopping
+    rounds = stopping.rounds if isinstance(stopping, FixedCount) else stopping.max_rounds
+    return MOST_DELIVERIES + MOST_IN_A_ROUND * rounds * len(job.implementations)
 
 
 def find_forgery(delivery: Delivery, step: Step, computes: Mapping[str, str]) -> str:

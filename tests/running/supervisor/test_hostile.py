@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from nsabench.model.case import FixedCount
 from nsabench.model.job import Death
 from nsabench.model.measurement import Observation
 from nsabench.model.plan import Plan
@@ -119,6 +120,16 @@ def test_outputs_to_check_are_bounded(
     assert observations["delivers_for_ever"].status is Status.CRASHED
     assert "delivered more than" in observations["delivers_for_ever"].reason
     assert observations["sdpa_gqa"].status is Status.OK
+
+
+def test_a_job_of_many_rounds_may_deliver_the_outputs_of_each(make_plan: MakePlan) -> None:
+    plan = make_plan(["sdpa_gqa"])
+    [job] = next_jobs(plan, log_of(plan))
+    stopping = FixedCount(kind="fixed_count", rounds=10_000)
+    timing = job.case.timing.model_copy(update={"stopping": stopping})
+    case = job.case.model_copy(update={"timing": timing})
+    job = job.model_copy(update={"case": case, "implementations": ("sdpa_gqa",) * 91})
+    assert executor.most_deliveries(job) > 2 * 91 * 10_000
 
 
 @pytest.fixture
