@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Condition
@@ -46,6 +46,7 @@ SHARDS_ON_HOST = "NSABENCH_SHARDS_ON_HOST"
 class Call:
     case: Case
     info: ImplementationInfo
+    probes: bool = False  # are called as well
 
     @property
     def limit_s(self) -> float:
@@ -72,6 +73,8 @@ def families_of(plan: Plan, left: Sequence[Job]) -> dict[bool, list[Family]]:
     by_kind: dict[bool, list[Family]] = {True: [], False: []}
     for by_content in families.values():
         family = sorted(by_content.values(), key=_order)
+        first = {ops.ladder(call.case): call for call in reversed(family)}  # of each series
+        family = [replace(call, probes=call in first.values()) for call in family]
         info = family[0].info
         is_clean = info.role is Role.BASELINE and info.source in plan.clean_sources
         by_kind[is_clean].append(family)
@@ -258,7 +261,7 @@ class _Callers:
             worker = self._free.get()
             began = time.monotonic()
             try:
-                first_s = worker.compile(call.case, name, call.limit_s).first_s
+                first_s = worker.compile(call.case, name, call.limit_s, probes=call.probes).first_s
             except (WorkerLost, NsabenchError):
                 self._fatal.add(name)
                 first_s = 0.0

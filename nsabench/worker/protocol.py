@@ -51,6 +51,7 @@ class Compile(Message):
     kind: Literal["compile"] = "compile"
     case: Case
     implementation: str
+    probes: bool  # of a candidate are called as well
 
 
 Request = Annotated[

@@ -106,7 +106,7 @@ class Session:
             case Compile():
                 item = self.items[request.case.op, request.implementation]
                 self._announce(Step(phase="compilation", implementation=item.name))
-                return compile_case(request.case, item, self.device)
+                return compile_case(request.case, item, self.device, probes=request.probes)
             case Measure():
                 return self._measure(request)
 
@@ -152,8 +152,13 @@ class Session:
         return Checked.model_validate_json(sys.stdin.buffer.readline()).right
 
 
-def compile_case(case: Case, item: Implementation, device: str) -> Compiled:
-    """Fill the caches of compilers by a call on inputs that nothing judges. Raises `DeviceLost`."""
+def compile_case(
+    case: Case, item: Implementation, device: str, *, probes: bool = False
+) -> Compiled:
+    """Fill the caches of compilers by a call on inputs that nothing judges. Raises `DeviceLost`.
+
+    probes: whether a candidate is called on the probes of the case as well.
+    """
     state.forget_earlier_cases()
     try:
         computed = ops.computed(case, item.computes)
@@ -163,7 +168,8 @@ def compile_case(case: Case, item: Implementation, device: str) -> Compiled:
         began = now_s()
         guarded(partial(_call, computed, item, sets), device, item.name)
         first_s = now_s() - began
-        for name, probe in ops.probes(case).items() if item.role is Role.CANDIDATE else ():
+        probes = probes and item.role is Role.CANDIDATE
+        for name, probe in ops.probes(case).items() if probes else ():
             sets = InputSets(case, seeds, form, device, name)
             with suppress(Failure):  # a kernel may decline it
                 guarded(partial(_call, probe.case, item, sets), device, item.name)

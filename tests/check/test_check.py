@@ -43,6 +43,16 @@ def raises(q, k, v, *, sm_scale):
     print("about to fail")
     return deep(k)
 """
+PROBED = """
+from nsabench import implementation
+from nsabench.implementations.baselines.selection_rows import gqa
+
+@implementation(op="selection_rows", name="right", devices=("cpu", "cuda"))
+def right(q, k, v, *, sm_scale):
+    print(f"{k.shape[1]} keys")
+    return gqa(q, k, v, sm_scale=sm_scale)
+"""
+IGNORES_THE_SCALE = PROBED.replace("sm_scale=sm_scale", "sm_scale=q.shape[-1] ** -0.5")
 SMALL = ("--device", "cpu", "--shape", "N=4,H=2,D=32,L=16")
 
 
@@ -174,6 +184,17 @@ def test_a_person_learns_at_once_whether_it_is_right(two: Path) -> None:
     question = checking.Question(file=two, device="cpu", shapes=SMALL[-1:])
     checking.answer(question, on_found=lambda step: told.append(of_step(step)))
     assert told == ["right: RIGHT in its first calls", "first_half: WRONG in its first calls"]
+
+
+def test_a_series_of_lengths_is_probed_until_a_kernel_is_right(tmp_path: Path) -> None:
+    path = tmp_path / "probed.py"
+    shapes = tuple(f"N=4,H=2,D=32,L={length}" for length in (16, 32, 48))
+    question = checking.Question(file=path, device="cpu", shapes=shapes)
+    path.write_text(PROBED)
+    assert ["65 keys" in found.log for found in checking.answer(question)] == [True, False, False]
+    path.write_text(IGNORES_THE_SCALE)
+    for found in checking.answer(question):
+        assert found.record.reason.startswith("with another scale, ")
 
 
 def test_what_fails_shows_what_it_printed(tmp_path: Path) -> None:

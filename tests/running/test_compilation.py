@@ -29,6 +29,7 @@ __all__ = ["make_plan"]
 Begin = Callable[..., tuple[Plan, Ahead]]
 KERNELS = Path(compiling.__file__)
 LENGTHS = (16, 32, 64, 128)
+CALLED = {*LENGTHS, 63, 65}  # with probes
 ROOM = 80 << 30
 
 
@@ -65,7 +66,7 @@ def test_candidates_are_called_on_all_cases_and_baselines_that_do_not_compile_on
     done.call(cells(plan), 2, ROOM, print)
 
     made = calls(done)
-    assert {(call[0], call[1]) for call in made} == {("compiles", str(n)) for n in LENGTHS}
+    assert {(call[0], call[1]) for call in made} == {("compiles", str(n)) for n in CALLED}
     assert len({call[2] for call in made}) == 2  # processes
     assert {name for _, name in done.first_s} == {"compiles"}
     assert len(done.first_s) == len(LENGTHS)
@@ -92,7 +93,15 @@ def test_of_one_family_nobody_is_called_beside_the_first(begun: Begin) -> None:
     assert [call.case.shape["L"] for call in family] == [*LENGTHS]
     done.call({True: [], False: [family]}, 2, ROOM, print)
     assert calls(done)[0][1] == "16"
-    assert {call[1] for call in calls(done)} == set(map(str, LENGTHS))
+    assert {call[1] for call in calls(done)} == set(map(str, CALLED))
+
+
+def test_only_the_shortest_case_of_a_series_is_compiled_with_its_probes(begun: Begin) -> None:
+    plan, _ = begun(["compiles"], lengths=LENGTHS)
+    [family] = cells(plan)[False]
+    assert [(call.case.shape["L"], call.probes) for call in family] == [
+        (length, length == LENGTHS[0]) for length in LENGTHS
+    ]
 
 
 def test_the_case_that_all_shards_measure_is_compiled_ahead_as_well(make_plan: MakePlan) -> None:
@@ -126,7 +135,8 @@ def test_the_worker_that_measures_finds_it_and_its_record_says_what_it_took(
             assert compiling.COMPILES_S <= observation.compile_s <= time.monotonic() - began + 5
             assert executor.scratch.path == ahead._scratch.path  # some caches hold paths
             caches = Path(executor.scratch.path, "triton")
-            assert [kernel.name for kernel in caches.iterdir()] == ["of_16"], look
+            found = {kernel.name for kernel in caches.iterdir()}
+            assert found == {"of_16", "of_63", "of_65"}, look
             (caches / "left").touch()
 
 
@@ -149,7 +159,7 @@ def test_who_imports_no_candidate_begins_with_what_such_workers_compiled(
         ahead.call(cells(plan), 2, ROOM, print)
         assert {name for _, name in ahead.first_s} == {"compiles", "sdpa_gqa"}
         of_all, of_clean = (Path(aside(ahead, clean=clean), "triton") for clean in (False, True))
-        assert len(list(of_all.glob("of_*"))) == len(LENGTHS)
+        assert len(list(of_all.glob("of_*"))) == len(CALLED)
         assert of_clean.is_dir() and not list(of_clean.iterdir())
         # Where the sandbox does not keep files, a candidate could have written there since.
         ahead.lend(executor, "none: this kernel has no Landlock, sockets (seccomp)")

@@ -23,7 +23,7 @@ def test_it_is_called_on_inputs_that_no_set_has(direction: Direction) -> None:
         seen.append(tuple(t.detach().clone() for t in tensors))
         return masked_sdpa(*tensors, **options)
 
-    compiled = compile_case(case, item(call), "cpu")
+    compiled = compile_case(case, item(call), "cpu", probes=True)
     assert compiled.reason == ""
     assert compiled.first_s > 0
     assert len(seen) == 1 + len(ops.probes(case))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from secrets import token_hex
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from nsabench import limits
+from nsabench import limits, ops
 from nsabench.checker.messages import Checked, Judged
 from nsabench.delivery import Delivery
 from nsabench.errors import EnvironmentRefused, UsageError
@@ -20,7 +20,7 @@ from nsabench.model.job import Death, Job, input_seeds
 from nsabench.model.measurement import Bursts, Ceilings, Message, Observation, Samples
 from nsabench.model.plan import Device, ImplementationInfo, Plan
 from nsabench.model.source import Source
-from nsabench.model.vocabulary import Purpose, Status
+from nsabench.model.vocabulary import Purpose, Role, Status
 from nsabench.running.supervisor import process
 from nsabench.running.supervisor.checker import CheckerProcess
 from nsabench.running.supervisor.death import (
@@ -64,8 +64,9 @@ M = TypeVar("M", bound=Message)
 class WorkerExecutor:
     """Runs jobs in a worker, one at a time.
 
-    computes: the op that an alternative computes, by op and name. entropy: the secret from which
-    input seeds are made. is_clean: whether the worker imports no candidate.
+    computes: the op that an alternative computes, by op and name. candidates: by op and name; they
+    are called on probes. entropy: the secret from which input seeds are made. is_clean: whether the
+    worker imports no candidate.
     """
 
     device: Device
@@ -76,6 +77,7 @@ class WorkerExecutor:
     run_folder: Path | None = None
     sandboxed: bool = True
     computes: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    candidates: Collection[tuple[str, str]] = ()
     entropy: str = ""
     is_clean: bool = False
     checker: CheckerProcess | None = None
@@ -86,6 +88,7 @@ class WorkerExecutor:
         self._scratch: Scratch | None = None
         self._scratch_is_lent = False
         self._compiled_s: Mapping[tuple[str, str], float] = {}
+        self._probed: set[tuple[Hashable, str]] = set()  # right on probes, by series and name
         self._worker = WarmWorker(self._make_program)
         self._checker = self.checker or CheckerProcess(self.device, self.ops_file)
 
@@ -115,6 +118,7 @@ class WorkerExecutor:
             run_folder=run,
             sandboxed=plan.sandboxed,
             computes={(i.op, i.name): i.computes for i in plan.implementations if i.computes},
+            candidates=_find_candidates(plan.implementations),
             entropy=plan.entropy,
             is_clean=imported.keys() <= plan.clean_sources.keys() < plan.sources.keys(),
             checker=checker,
@@ -172,12 +176,14 @@ class WorkerExecutor:
     def discover(self) -> list[ImplementationInfo]:
         """Return all implementations. Raises `UsageError` if they cannot be imported."""
         try:
-            return self._ask(Discover(), Discovered, START_LIMIT_S).implementations
+            infos = self._ask(Discover(), Discovered, START_LIMIT_S).implementations
         except WorkerLost as lost:
             raise UsageError(
                 f"{self.kernels or 'the implementations'} could not be imported: {lost.reason}",
                 "import it in a Python of its own to see why.",
             ) from lost
+        self.candidates = _find_candidates(infos)
+        return infos
 
     def describe(self) -> Described:
         return self._ask_device(Describe(), Described, "described")
@@ -210,9 +216,9 @@ class WorkerExecutor:
         made.borrow(self.scratch)
         return made
 
-    def compile(self, case: Case, implementation: str, limit_s: float) -> Compiled:
+    def compile(self, case: Case, implementation: str, limit_s: float, *, probes: bool) -> Compiled:
         """Raises `WorkerLost`."""
-        request = Compile(case=case, implementation=implementation)
+        request = Compile(case=case, implementation=implementation, probes=probes)
         return self._ask(request, Compiled, limit_s, max_steps=2)
 
     def run(self, job: Job) -> Measured | Death:
@@ -227,10 +233,12 @@ class WorkerExecutor:
         case, names = job.case, list(job.implementations)
         seeds = input_seeds(self.entropy, job.purpose, case)
         computes = {name: self.computes.get((case.op, name), "") for name in names}
+        # Probes do not depend on the length, so a candidate must be right on them at one only.
+        series = ops.ladder(case)
+        mine = {(series, name) for name in names if (case.op, name) in self.candidates}
+        probes = job.purpose is Purpose.MAIN and not mine <= self._probed
         try:
-            prepared = self._checker.prepare(
-                case, sorted({*computes.values()}), seeds, probes=job.purpose is Purpose.MAIN
-            )
+            prepared = self._checker.prepare(case, sorted({*computes.values()}), seeds, probes)
         except CheckerLost as lost:
             self.retire()
             raise _without_checker(lost, BEFORE_ANY) from lost
@@ -272,6 +280,9 @@ class WorkerExecutor:
             with_judgement(observation, judged.get(observation.implementation))
             for observation in measured.observations
         ]
+        if probes:
+            right = {o.implementation for o in measured.observations if o.status is Status.OK}
+            self._probed |= {(series, name) for series, name in mine if name in right}
         for observation in measured.observations:
             if observation.compile_s is not None:  # a kernel compiled ahead is only read here
                 ahead_s = self._compiled_s.get((case.id, observation.implementation), 0.0)
@@ -330,6 +341,10 @@ def most_deliveries(job: Job) -> int:
     stopping = job.case.timing.stopping
     rounds = stopping.rounds if isinstance(stopping, FixedCount) else stopping.max_rounds
     return MOST_DELIVERIES + MOST_IN_A_ROUND * rounds * len(job.implementations)
+
+
+def _find_candidates(infos: Iterable[ImplementationInfo]) -> Collection[tuple[str, str]]:
+    return {(info.op, info.name) for info in infos if info.role is Role.CANDIDATE}
 
 
 def find_forgery(delivery: Delivery, step: Step, computes: Mapping[str, str]) -> str:
