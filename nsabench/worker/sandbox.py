@@ -77,6 +77,10 @@ def enter(sandbox: Sandbox) -> None:
         copy_caches(Path(sandbox.begins_as), scratch)
 
 
+class _TookTooLong(Exception):
+    """Ends `copytree`, which would go on after an `OSError`."""
+
+
 def copy_caches(others: Path, scratch: Path) -> None:
     """Copy the compiler caches that earlier workers left in their scratch.
 
@@ -84,21 +88,28 @@ def copy_caches(others: Path, scratch: Path) -> None:
     A cache is copied completely or not at all, since compilers trust its content.
     """
     end = time.monotonic() + _COPYING_S
+    chosen = shutil.ignore_patterns(*_CHOICES)
+
+    def refuse_delay() -> None:
+        if time.monotonic() > end:
+            raise _TookTooLong
 
     def copy(source: str, target: str) -> None:
-        if time.monotonic() > end:
-            raise TimeoutError
+        refuse_delay()
         shutil.copy2(source, target)
 
-    chosen = shutil.ignore_patterns(*_CHOICES)
+    def ignore(folder: str, names: list[str]) -> set[str]:
+        refuse_delay()  # a tree may have no files
+        return chosen(folder, names)
+
     for name in set(_CACHES.values()) - {_CACHES["TMPDIR"]}:
         if (others / name).is_symlink():
             continue
         making = scratch / f".{name}.copied"
         try:
-            shutil.copytree(others / name, making, symlinks=True, ignore=chosen, copy_function=copy)
+            shutil.copytree(others / name, making, symlinks=True, ignore=ignore, copy_function=copy)
             making.rename(scratch / name)
-        except (OSError, RecursionError):
+        except (OSError, RecursionError, _TookTooLong):
             shutil.rmtree(making, ignore_errors=True)
 
 

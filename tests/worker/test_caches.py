@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,19 @@ def _too_much(cache: Path) -> None:
 def _a_link_in_its_place(cache: Path) -> None:
     cache.rename(cache.with_name("away"))
     cache.symlink_to("/dev")
+
+
+@pytest.mark.parametrize("make", [Path.touch, Path.mkdir])
+def test_a_large_cache_is_not_walked_to_its_end(
+    others: Path, own: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None]
+) -> None:
+    for name in range(50):
+        make(others / "triton" / str(name))
+    clock = count()
+    monkeypatch.setattr(sandbox.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(sandbox, "_COPYING_S", 5.0)
+    sandbox.copy_caches(others, own)
+    assert next(clock) < 10 and not any((own / "triton").iterdir())
 
 
 @pytest.mark.parametrize("hostile", [_a_pipe, _too_much, _a_link_in_its_place])
