@@ -7,13 +7,16 @@ from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
+from nsabench import registry
 from nsabench.implementations.baselines.selection_rows import gqa
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import DType, Status
 from nsabench.registry import Implementation
+from nsabench.worker import state
 from nsabench.worker.channel import Channel
 from nsabench.worker.inputs import InputSets
 from nsabench.worker.session import Session
@@ -65,6 +68,18 @@ def test_the_tenth_shape_runs_compiled_too() -> None:
         assert observation.status is Status.OK, observation.reason
     assert compiled_calls > SHAPES
     assert uncompiled == []
+
+
+def test_cuda_is_initialised_before_an_import_could_do_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the order that torch then gives the backends of SDPA looks like a change."""
+    done: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "init", lambda: done.append("init"))
+    found = {state.ENVIRONMENT: {}}
+    monkeypatch.setattr(state, "settings", lambda: done.append("settings") or dict(found))
+    monkeypatch.setattr(registry, "load", lambda *_, **__: done.append("import") or [])
+    assert Session("cuda", None, None, None, Channel(BytesIO(), b"")).items == {}
+    assert done[:3] == ["init", "settings", "import"]
 
 
 def test_nothing_of_a_case_outlives_it() -> None:
