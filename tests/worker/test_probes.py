@@ -196,3 +196,4 @@ def test_every_op_has_probes_whose_oracle_is_finite(name: str) -> None:
         sizes = op.shape_model.model_validate(case.shape)
         inputs = probe.change(op.draw(sizes, case.dtype, case.distribution, 1, "cpu"))
         assert op.oracle(inputs).isfinite().all()
+    assert list(probes)[-1] == "inputs aligned to 2 bytes"
