@@ -110,12 +110,13 @@ def measure(
     for arm in tried:  # last, since a compiler may now prefer slower code for every length
         observation = observations[arm.name]
         if arm.item.role is Role.CANDIDATE and observation.status is Status.OK:
-            report(Step(phase=PROBES, implementation=arm.name))
             try:
-                observation.notes += _check_probes(arm, case, prepared, seeds, rng, deliver)
+                notes = _check_probes(arm, case, prepared, seeds, rng, deliver, report)
             except Failure as failure:
                 failure.alone()
                 observations[arm.name] = _observe(arm, failure)
+            else:
+                observation.notes += notes
     return Measured(
         observations=[observations[item.name] for item in items],
         conditions=conditions,
@@ -130,6 +131,7 @@ def _check_probes(
     seeds: Sequence[int],
     rng: Random,
     deliver: Deliver,
+    report: Report,
 ) -> list[str]:
     """Call a kernel once on each probe. Return a note for each that it declines.
 
@@ -140,6 +142,7 @@ def _check_probes(
         probe = ops.probes(case)[name].case
         if not item.concerns(probe):
             continue
+        report(Step(phase=PROBES, implementation=arm.name))
         sets = InputSets(case, seeds[:1], form, arm.device, name)
         call = CaseArm(item, probe, arm.device, sets, rng, deliver)
         try:

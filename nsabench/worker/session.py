@@ -25,9 +25,11 @@ from nsabench.model.vocabulary import Role
 from nsabench.registry import Implementation
 from nsabench.worker import calls, state
 from nsabench.worker.channel import Channel
+from nsabench.worker.conditions import PROBES
 from nsabench.worker.guard import guarded
 from nsabench.worker.inputs import InputSets
 from nsabench.worker.measure import measure
+from nsabench.worker.precheck import Report
 from nsabench.worker.protocol import (
     Calibrate,
     Calibrated,
@@ -108,7 +110,13 @@ class Session:
             case Compile():
                 item = self.items[request.case.op, request.implementation]
                 self._announce(Step(phase="compilation", implementation=item.name))
-                return compile_case(request.case, item, self.device, probes=request.probes)
+                return compile_case(
+                    request.case,
+                    item,
+                    self.device,
+                    probes=request.probes,
+                    report=self._announce,
+                )
             case Measure():
                 return self._measure(request)
 
@@ -155,7 +163,12 @@ class Session:
 
 
 def compile_case(
-    case: Case, item: Implementation, device: str, *, probes: bool = False
+    case: Case,
+    item: Implementation,
+    device: str,
+    *,
+    probes: bool = False,
+    report: Report = lambda step: None,
 ) -> Compiled:
     """Fill the caches of compilers by a call on inputs that nothing judges. Raises `DeviceLost`.
 
@@ -171,9 +184,13 @@ def compile_case(
         guarded(partial(_call, computed, item, sets), device, item.name)
         first_s = now_s() - began
         probes = probes and item.role is Role.CANDIDATE
-        for name, probe in ops.probes(case).items() if probes else ():
-            sets = InputSets(case, seeds, form, device, name)
+        asked = guarded(partial(ops.probes, case), device) if probes else {}
+        for name, probe in asked.items():
+            if not item.concerns(probe.case):
+                continue
+            report(Step(phase=PROBES, implementation=item.name))
             with suppress(Failure):  # a kernel may decline it
+                sets = guarded(partial(InputSets, case, seeds, form, device, name), device)
                 guarded(partial(_call, probe.case, item, sets), device, item.name)
         return Compiled(first_s=first_s)
     except (Failure, UsageError) as error:  # the op that it computes may have no such case

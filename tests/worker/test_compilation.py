@@ -9,6 +9,7 @@ from torch import Tensor
 from nsabench import ops
 from nsabench.implementations.baselines.selection_ranges import masked_sdpa
 from nsabench.model.vocabulary import Direction
+from nsabench.worker.protocol import Step
 from nsabench.worker.session import compile_case
 from tests.checking import sets_of
 from tests.worker.test_backward import item, make_case
@@ -34,6 +35,23 @@ def test_it_is_called_on_inputs_that_no_set_has(direction: Direction) -> None:
                 torch.equal(mine, theirs)
                 for mine, theirs in zip(given[:3], inputs.tensors.values(), strict=False)
             )
+
+
+def test_each_probe_that_concerns_a_kernel_has_a_step_of_its_own() -> None:
+    case = make_case()
+    called: list[tuple[Tensor, ...]] = []
+    steps: list[Step] = []
+
+    def call(*tensors: Tensor, **options: object) -> Tensor:
+        called.append(tensors)
+        return masked_sdpa(*tensors, **options)
+
+    probes = ops.probes(case)
+    some = [name for name, probe in probes.items() if probe.case.distribution == "disjoint"]
+    kernel = item(call).model_copy(update={"distributions": ("disjoint",)})
+    assert compile_case(case, kernel, "cpu", probes=True, report=steps.append).reason == ""
+    assert len(called) == 1 + len(some) < 1 + len(probes)
+    assert len(steps) == len(some)
 
 
 def test_what_fails_has_a_reason_and_no_time() -> None:

@@ -52,6 +52,7 @@ from nsabench.worker.protocol import (
 START_LIMIT_S = 120.0  # to import everything, or to calibrate
 # For each implementation; 10,000 samples take less. A longer line of the log is refused.
 MOST_ANSWER_BYTES = limits.LOG_LINE // 16
+MOST_PROBES = 64  # of an op, that are called ahead
 _ELSEWHERE = {"observations": {"__all__": {"traceback"}}}  # a file holds them
 # The checker's work is bounded. An honest worker delivers less: outside of rounds, and in a round
 # for one implementation.
@@ -219,7 +220,8 @@ class WorkerExecutor:
     def compile(self, case: Case, implementation: str, limit_s: float, *, probes: bool) -> Compiled:
         """Raises `WorkerLost`."""
         request = Compile(case=case, implementation=implementation, probes=probes)
-        return self._ask(request, Compiled, limit_s, max_steps=2)
+        max_steps = 2 + MOST_PROBES * probes
+        return self._ask(request, Compiled, limit_s, max_steps)
 
     def run(self, job: Job) -> Measured | Death:
         """Measure a job, or return how its worker died. Raises `WorkerRefused`."""
@@ -249,8 +251,8 @@ class WorkerExecutor:
             seeds=seeds,
             early_exit=job.early_exit,
         )
-        # Prechecks, parity, its result and warm-up of each, and a few steps of the case.
-        max_steps = 8 * len(names) + 8
+        # Prechecks, parity, its result, warm-up and probes of each, and a few steps of the case.
+        max_steps = (8 + len(prepared.probes)) * len(names) + 8
         sensors = nvml.Device.visible() if self.device == "cuda" else None
         try:
             with ConditionMonitor(sensors) as monitor:
