@@ -16,11 +16,11 @@ include:
 
 
 def code(folder: Path, chosen: int) -> dict[str, list[int]]:
-    """Bytes of machine code of each variant of each kernel, compiled for sm_90 without a GPU."""
+    """Bytes of the cubin of each variant of each kernel, compiled for sm_90 without a GPU."""
     kernels = defaultdict(list)
     for row in compiled(folder, MATRIX.format(chosen=chosen), "sm_90"):
         if row["implementation"] == "blocks":
-            kernels[row["kernel"]].append(row["code_bytes"])
+            kernels[row["kernel"]].append(row["cubin_bytes"])
     return kernels
 
 

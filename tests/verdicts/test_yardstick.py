@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from click.testing import CliRunner
-
-from nsabench.cli.plan import command
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Catch, Role
 from nsabench.running.folder import RunFolder
 from nsabench.verdicts.merged import assemble
 from nsabench.verdicts.tables import read_records
-from tests.runs import OP, Made, make_run
+from tests.runs import Made, make_run
 
 FAST = Made(flex_ms=lambda length: 0.01 * length / 64, lengths=(64, 128), shapes=((256, 4, 64),))
-MATRIX = """
-op: selection_rows
-axes: {N: 2, H: 1, D: 8, L: [8, 16, 24]}
-implementations: {only: [sdpa_gqa]}
-"""
 
 
 def in_the_first(plan: Plan) -> Plan:
@@ -59,15 +51,3 @@ def test_what_is_timed_apart_is_what_a_candidate_is_held_to(tmp_path: Path) -> N
     ]
     plan = plan.model_copy(update={"implementations": infos})
     assert plan.clean_baselines(plan.cases[0]) == ["sdpa_gqa"]
-
-
-def test_the_plan_says_what_runs_for_a_control_alone(tmp_path: Path) -> None:
-    matrix = tmp_path / "m.yaml"
-    matrix.write_text(MATRIX)
-    done = CliRunner().invoke(command, [str(matrix), "--device", "cpu"])
-    assert done.exit_code == 0, done.output
-    lines = done.output.splitlines()
-    [at] = [n for n, line in enumerate(lines) if f"{OP}  sdpa_heads_as_queries  " in line]
-    assert "2 of 3 cases" in lines[at + 1] and "controls that wrap it" in lines[at + 1]
-    [chosen] = [n for n, line in enumerate(lines) if f"{OP}  sdpa_gqa  " in line]
-    assert "wrap it" not in lines[chosen + 1]

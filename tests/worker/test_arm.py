@@ -68,7 +68,7 @@ def test_an_ordered_call_is_not_blamed_for_what_others_changed_unseen() -> None:
     arm = arm_on(sets)
     arm.check()
     damage(sets, *range(1, len(sets)))
-    arm.finish()
+    arm.finish_samples()
     assert sets.is_written_to
 
 
