@@ -13,7 +13,7 @@ from torch import Tensor
 from nsabench import ops
 from nsabench.delivery import OUTPUT, Form, draw
 from nsabench.model.case import Case
-from nsabench.ops import Inputs
+from nsabench.ops import Inputs, Probe
 from nsabench.worker.checksums import BITS, Sums
 
 CHUNK_BYTES = 256 << 20  # copied at a time
@@ -30,11 +30,15 @@ class InputSets:
     """
 
     def __init__(
-        self, case: Case, seeds: Sequence[int], form: Form, device: str, probe: str = ""
+        self,
+        case: Case,
+        seeds: Sequence[int],
+        form: Form,
+        device: str,
+        named_probe: tuple[str, Probe | None] = ("", None),
     ) -> None:
         self._case, self._device = case, device
-        self.probe = probe
-        self._probe = ops.probes(case)[probe] if probe else None
+        self.probe, self._probe = named_probe
         self.form = form
         self.is_written_to = False  # an input changed between two checks
         op = ops.get(case.op)

@@ -137,14 +137,20 @@ def _check_probes(
 
     Raises `Failure` if it is wrong.
     """
-    item, notes = arm.item, []
+    item, device, notes = arm.item, arm.device, []
+    probes = ops.probes(case) if prepared.probes else {}
     for name, form in prepared.probes.items():
-        probe = ops.probes(case)[name].case
-        if not item.concerns(probe):
+        probe = probes[name]
+        if not item.concerns(probe.case):
             continue
         report(Step(phase=PROBES, implementation=arm.name))
-        sets = InputSets(case, seeds[:1], form, arm.device, name)
-        call = CaseArm(item, probe, arm.device, sets, rng, deliver)
+        draw = partial(InputSets, case, seeds[:1], form, device, (name, probe))
+        try:
+            sets = guarded(draw, device)
+        except Failure as failure:
+            notes.append(f"it was not called with {name}: {failure.reason}")
+            continue
+        call = CaseArm(item, probe.case, device, sets, rng, deliver)
         try:
             call.first_call()
         except Failure as failure:

@@ -190,7 +190,7 @@ def compile_case(
                 continue
             report(Step(phase=PROBES, implementation=item.name))
             with suppress(Failure):  # a kernel may decline it
-                sets = guarded(partial(InputSets, case, seeds, form, device, name), device)
+                sets = guarded(partial(InputSets, case, seeds, form, device, (name, probe)), device)
                 guarded(partial(_call, probe.case, item, sets), device, item.name)
         return Compiled(first_s=first_s)
     except (Failure, UsageError) as error:  # the op that it computes may have no such case

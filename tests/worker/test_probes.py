@@ -135,6 +135,24 @@ def test_a_probe_without_an_oracle_is_left_out(monkeypatch: pytest.MonkeyPatch) 
     assert one(ROWS, ignores_the_scale).reason.startswith("with another scale, ")
 
 
+def test_a_probe_whose_inputs_do_not_fit_beside_the_kernel_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn = []
+
+    def lacks_memory_later(inputs: Inputs) -> Inputs:
+        drawn.append(inputs)
+        if len(drawn) > 1:  # the first are the checker's
+            raise torch.OutOfMemoryError("tried to allocate too much")
+        return inputs
+
+    probes = {"too much": Probe(ROWS, lacks_memory_later)}
+    monkeypatch.setattr(type(ops.get(ROWS.op)), "probes", lambda op, case: probes)
+    found = one(ROWS, right)
+    assert found.status is Status.OK
+    assert any("too much" in note for note in found.notes)
+
+
 def test_an_op_whose_probes_fail_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(op: Op, case: Case) -> dict[str, Probe]:
         raise KeyError("no such size")
