@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import files
-from nsabench.evidence.manifest.statement import read_envelope, require_same, signed
+from nsabench.evidence.manifest.statement import ShardSigned, read_envelope, require_same, signed
 from nsabench.model.description import Described
 from nsabench.model.log import Log
 from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
@@ -26,11 +26,15 @@ _OWN = {"shard", "cases", "implementations", "kernels", "ops"}
 
 @dataclass(frozen=True)
 class Logged:
-    """The content of a log. A merged run has the machine and signer of its first shard."""
+    """The content of a log. A merged run has the machine and signer of its first shard.
+
+    shards: who signed each of them.
+    """
 
     cases: int
     described: Described
     origin: Origin
+    shards: tuple[ShardSigned, ...] = ()
 
 
 def check_log(folder: Path, plan: Plan) -> Logged:
@@ -67,7 +71,11 @@ def check_shards(folder: Path, plan: Plan) -> Logged:
     _check_plan(plan, [own for own, _ in shards])
     first = files.sha256(RunFolder(folder).shard(plan.shards[0]).path, "environment.json")
     require_same("environment.json: its sha256", files.sha256(folder, "environment.json"), first)
-    return replace(shards[0][1], cases=sum(found.cases for _, found in shards))
+    return replace(
+        shards[0][1],
+        cases=sum(found.cases for _, found in shards),
+        shards=tuple(signature for _, found in shards for signature in found.shards),
+    )
 
 
 def _check_shard(folder: Path, run_id: str) -> tuple[Plan, Logged]:
@@ -85,7 +93,7 @@ def _check_shard(folder: Path, run_id: str) -> tuple[Plan, Logged]:
             raise VerificationFailed("the key that signed it is not the key that measured it")
     except (UsageError, VerificationFailed) as error:
         raise VerificationFailed(f"the shard {run_id}: {error}") from None
-    return own, found
+    return own, replace(found, shards=(statement.predicate.as_shard,))
 
 
 def _check_plan(plan: Plan, shards: Sequence[Plan]) -> None:

@@ -87,13 +87,8 @@ def brief_shards(folder: Path, plan: Plan) -> tuple[ShardSigned, ...]:
 
     Raises `VerificationFailed` if a manifest is broken.
     """
-    signatures = []
-    for run_id in plan.shards:
-        statement, keyid = signed(read_envelope(RunFolder(folder).shard(run_id).path))
-        own = statement.predicate
-        trust = own.signer.trust
-        signatures.append(ShardSigned(run_id=run_id, keyid=keyid, trust=trust, signed=own.signed))
-    return tuple(signatures)
+    shards = (RunFolder(folder).shard(run_id).path for run_id in plan.shards)
+    return tuple(signed(read_envelope(shard))[0].predicate.as_shard for shard in shards)
 
 
 def brief_environment(path: Path) -> EnvironmentBrief:

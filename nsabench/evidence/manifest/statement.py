@@ -114,6 +114,11 @@ class Predicate(Frozen):
     results_schema: Count
     shards: tuple[ShardSigned, ...] = ()  # that were merged
 
+    @property
+    def as_shard(self) -> ShardSigned:
+        by = self.signer
+        return ShardSigned(run_id=self.run_id, keyid=by.keyid, trust=by.trust, signed=self.signed)
+
 
 class Statement(BaseModel):
     model_config = ConfigDict(frozen=True, populate_by_name=True)

@@ -13,7 +13,7 @@ from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import files
 from nsabench.evidence.manifest.keys import Revocation, refuse_less, revocations, trust_in
 from nsabench.evidence.manifest.logs import Logged, check_log, check_shards, read_log
-from nsabench.evidence.manifest.seal import brief_of, brief_plan, brief_shards
+from nsabench.evidence.manifest.seal import brief_of, brief_plan
 from nsabench.evidence.manifest.statement import (
     NOT_SIGNED,
     Predicate,
@@ -176,7 +176,7 @@ def _check_contents(report: Report) -> tuple[Plan, Logged]:
         report.logged = logged = (check_shards if plan.shards else check_log)(folder, plan)
         report.details["log"] = f"{logged.cases} cases"
     with report.check("origin"):
-        report.details["origin"] = _check_origin(folder, plan, environment, logged, predicate)
+        report.details["origin"] = _check_origin(plan, environment, logged, predicate)
     return plan, logged
 
 
@@ -243,7 +243,7 @@ def _describe_environment(environment: Environment) -> str:
 
 
 def _check_origin(
-    folder: Path, plan: Plan, environment: Environment, logged: Logged, predicate: Predicate | None
+    plan: Plan, environment: Environment, logged: Logged, predicate: Predicate | None
 ) -> str:
     """Check that one key measured and signed, and that the environment is what the log says."""
     software, device = logged.described.software, logged.described.device
@@ -253,10 +253,9 @@ def _check_origin(
     if plan.device == "cuda" and gpu is not None and not is_device(gpu.name or "", measured):
         require_same("environment.json: the GPU, by the log,", gpu.name or "", measured)
     if plan.shards:
-        shards = brief_shards(folder, plan)
         if predicate is not None:
-            require_same("the signers of its shards", shards, predicate.shards)
-        return describe_signers(shards)
+            require_same("the signers of its shards", logged.shards, predicate.shards)
+        return describe_signers(logged.shards)
     if predicate is not None:
         signer, key = predicate.signer.keyid, logged.origin.keyid
         require_same("log.jsonl: the key that it is signed with", key, signer)
