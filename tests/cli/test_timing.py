@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pyarrow.parquet as pq
 from nsabench.model.vocabulary import Catch, Role, Status
 from nsabench.running import log
 from nsabench.verdicts.tables import read_records
-from tests.cli.conftest import command, complete
+from tests.cli.conftest import Nsabench, complete
 
 # The baselines take some ms, and by the rule of the matrix they would be timed for seconds.
 MATRIX = """
@@ -29,18 +28,11 @@ def mine(q, k, v, *, sm_scale):
 """
 
 
-def test_a_run_on_a_cpu_checks_all_and_times_each_once(tmp_path: Path) -> None:
+def test_a_run_on_a_cpu_checks_all_and_times_each_once(tmp_path: Path, nsabench: Nsabench) -> None:
     """All its time went into baselines, whose times decide nothing."""
     (tmp_path / "m.yaml").write_text(MATRIX)
     (tmp_path / "mine.py").write_text(MINE)
-    done = subprocess.run(
-        command("all", "m.yaml", "--device", "cpu", "--kernels", "mine.py", "--out", "run"),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    complete(done)
+    complete(nsabench("all", "m.yaml", "--device", "cpu", "--kernels", "mine.py", "--out", "run"))
     records = read_records(tmp_path / "run")
     measured = log.read(tmp_path / "run/log.jsonl")
     samples = pq.read_table(tmp_path / "run/samples.parquet").to_pylist()
