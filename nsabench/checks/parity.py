@@ -54,7 +54,7 @@ def _count_terms(op: Op, sizes: tuple[tuple[str, int], ...]) -> int:
 
 
 # The allowed error of a row of an honest result, in units of that noise. The most that was seen on
-# an H200 is 1.9 in output, 8.3 in dq, 1.2 in dk and dv (docs/lab/worst_rows.md). On a CPU it is
+# an H200 is 1.9 in output, 8.3 in dq, 1.2 in dk and dv (notes/worst_rows.md). On a CPU it is
 # 3.4, 1.8 and 1.7 in dq, dk and dv. Only scores too large for float32 gave more.
 ROW_NOISE = {
     OUTPUT: 2.0,  # the output and the weights are rounded, by a third of the spacing each.

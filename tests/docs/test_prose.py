@@ -94,7 +94,7 @@ def test_pages_that_code_names_exist() -> None:
     named = {
         name
         for path in [*sources, ROOT / "justfile", ROOT / "pyproject.toml"]
-        for name in re.findall(r"\bdocs/[\w./-]+?\.md\b", path.read_text())
+        for name in re.findall(r"\b(?:docs|notes)/[\w./-]+?\.md\b", path.read_text())
     }
     assert len(named) > 3
     assert sorted(name for name in named if not (ROOT / name).exists()) == []

@@ -6,7 +6,7 @@
 The verdicts of candidates must agree in 97 % of the cells, and the medians of everything that is
 not a control, as the tables show them, lie within 3 % of each other in 95 %. Exits with 1 where
 they do not. How many do without the timer's own share is told beside it, and nothing is asked of
-it: two processes on one GPU agree in 85 to 93 % of those (docs/lab/run_time.md). Comparisons of
+it: two processes on one GPU agree in 85 to 93 % of those (notes/run_time.md). Comparisons of
 parts of a plan count together.
 """
 

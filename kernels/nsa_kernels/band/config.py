@@ -1,4 +1,4 @@
-"""The tiles of attention under a band (docs/lab/bands.md)."""
+"""The tiles of attention under a band (notes/bands.md)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _fit(tiles: Tiles, q: torch.Tensor, dv: int, stage_queries: bool = False) ->
 
 
 def forward_tiles(q: torch.Tensor, v: torch.Tensor, band: Band) -> Tiles:
-    """The tiles of the forward pass (docs/lab/bands.md)."""
+    """The tiles of the forward pass (notes/bands.md)."""
     widest = max(q.shape[3], v.shape[3])
     programs = cdiv(q.shape[1], 64) * q.shape[2] * q.shape[0]
     few = programs <= 2 * device_limits(q.device).processors

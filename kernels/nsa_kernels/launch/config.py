@@ -1,7 +1,7 @@
 """Launch configurations: a pure function of (device, shape class), never of a measurement.
 
 A table of rules instead of run-time autotuning keeps the first call free of trials and two runs on
-one GPU bit-identical. The rules come from sweeps on an H200 (docs/lab/rows.md); what another device
+one GPU bit-identical. The rules come from sweeps on an H200 (notes/rows.md); what another device
 changes, its number of multiprocessors and its shared memory, enters the rules as numbers. Where
 ``python -m nsa_kernels.tune`` has been run, the tiles that it wrote down come before the rules'.
 """

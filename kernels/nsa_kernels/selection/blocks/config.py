@@ -1,6 +1,6 @@
 """How the block kernels are launched, and which of them: rules from shapes.
 
-docs/explanation/kernels/blocks.md says why; docs/lab/blocks.md holds the sweeps.
+docs/explanation/kernels/blocks.md says why; notes/blocks.md holds the sweeps.
 """
 
 from __future__ import annotations
