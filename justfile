@@ -103,7 +103,7 @@ gpu-two: install
         echo "$name: $(($(date +%s) - begun)) s"
     }
     CUDA_VISIBLE_DEVICES=0 measured one --device cuda
-    measured both --devices 0,1
+    measured both --gpus 0,1
     .venv/bin/nsabench compare results/two/both results/two/one --json >results/two/compared.json || [ $? = 1 ]
     {{ python }} -m tests.gpu.agreement results/two/compared.json
 

@@ -4,7 +4,19 @@ Register a function with `implementation`. Raise `Unsupported` for a case that i
 `KernelVariant` for each kernel that is to be compiled ahead and is not Triton's.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from nsabench.model.version import __version__
-from nsabench.registry import KernelVariant, Unsupported, implementation
+
+if TYPE_CHECKING:
+    from nsabench.registry import KernelVariant, Unsupported, implementation
 
 __all__ = ["KernelVariant", "Unsupported", "__version__", "implementation"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from nsabench import registry  # it would slow down `nsabench --help`
+
+    return getattr(registry, name)

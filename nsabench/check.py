@@ -24,6 +24,7 @@ from nsabench.model.plan import Device, ImplementationInfo, Plan, PlannedCase
 from nsabench.model.record import Record
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
+from nsabench.planning.narrow import matches_any
 from nsabench.running import discovery
 from nsabench.running.attempt import attempt
 from nsabench.running.policy import plan_main
@@ -39,7 +40,10 @@ SEED = 20260101
 
 @dataclass(frozen=True)
 class Question:
-    """op: empty for all of the file. shapes: such as "N=64,L=1024", or empty for the op's own."""
+    """op: empty for all of the file. shapes: such as "N=64,L=1024", or empty for the op's own.
+
+    only: patterns on the names of candidates; empty for all.
+    """
 
     file: Path
     device: Device
@@ -47,6 +51,7 @@ class Question:
     shapes: tuple[str, ...] = ()
     dtype: DType = DType.FLOAT16
     direction: Direction = Direction.FORWARD
+    only: tuple[str, ...] = ()
     ops_file: Path | None = None
     sandboxed: bool = True
 
@@ -132,7 +137,16 @@ def plan(
     """
     own = Source.of_digest(question.file, digest_of(question.file, sources))
     mine = [i for i in infos if i.source == own and i.role is Role.CANDIDATE]
-    tried = [i for i in mine if question.op in ("", i.op)]
+    tried = [
+        i
+        for i in mine
+        if question.op in ("", i.op) and matches_any(i.name, question.only or ("*",))
+    ]
+    if mine and not tried and question.only:
+        raise UsageError(
+            f"--only: {question.file} has no candidate named {' or '.join(question.only)}",
+            f"it has {', '.join(sorted({i.name for i in mine}))}.",
+        )
     if not tried:
         what = f"nothing of the op {question.op}" if question.op else "no candidate"
         names = ", ".join(sorted({i.op for i in mine}))

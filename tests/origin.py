@@ -28,6 +28,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from nsabench.cli._help import SUMMARIES
 from tests import forked
 
 BACKLOG = 8
@@ -41,7 +42,8 @@ def main() -> None:
     """Fork what is asked for, as long as whoever began this is there."""
     begun_with = _known(os.environ)
     forked.imported_with, forked.variants = dict(os.environ), (False,)
-    importlib.import_module("nsabench.cli")
+    for name in SUMMARIES:
+        importlib.import_module(f"nsabench.cli.{name}")
     of_commands = set(sys.modules)
     assert "torch" not in of_commands
     template = importlib.import_module("nsabench.worker.template")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import os
-import pkgutil
 import shlex
 import signal
 import sys
@@ -14,12 +12,11 @@ from types import FrameType
 import click
 
 from nsabench import limits
+from nsabench.cli._help import Commands
 from nsabench.cli._say import open_closed_streams, outlive_readers, say
 from nsabench.errors import EnvironmentRefused, Interrupted, NsabenchError, VerificationFailed
 from nsabench.files import writing
 from nsabench.model.version import __version__
-from nsabench.reading import limit_memory, size
-from nsabench.signing.secrecy import seclude
 from nsabench.text import shown
 
 INTERRUPTED = 130
@@ -27,24 +24,6 @@ INTERRUPTED = 130
 READING = {"archive", "audit", "compare", "merge", "report", "site", "threshold", "verify"}
 # The work of these is not lost if their output is piped into `head`.
 MEASURING = {"all", "run", "versions"}
-
-
-SECTIONS = {
-    "Write a kernel": ("init", "check", "plan", "profile", "preflight"),
-    "Measure": ("all", "run", "versions", "fleet", "merge"),
-    "Read": ("report", "compare", "threshold", "explain", "site"),
-    "Trust": ("verify", "audit", "key", "archive"),
-    "Set up": ("doctor", "list", "images", "completion"),
-}
-
-
-class Commands(click.Group):
-    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        for title, names in SECTIONS.items():
-            with formatter.section(title):
-                formatter.write_dl(
-                    [(name, self.commands[name].get_short_help_str(60)) for name in names]
-                )
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -59,17 +38,17 @@ def group(context: click.Context, debug: bool) -> None:
     context.obj = debug
 
 
-for _module in pkgutil.iter_modules(__path__):
-    if not _module.name.startswith("_"):
-        group.add_command(importlib.import_module(f"{__name__}.{_module.name}").command)
-
-
 def main() -> None:
     signal.signal(signal.SIGTERM, _as_interrupt)
     open_closed_streams()
-    seclude()  # before anything is started
     command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    if command:
+        from nsabench.signing.secrecy import seclude  # its libraries would slow down --help
+
+        seclude()  # before anything is started
     if command in READING:
+        from nsabench.reading import limit_memory
+
         limit_memory()
     elif command in MEASURING:
         outlive_readers()
@@ -84,7 +63,8 @@ def main() -> None:
         say(message.getvalue(), err=True, nl=False)
         sys.exit(error.exit_code)
     except MemoryError:
-        say(f"nsabench: what was read takes more than {size(limits.MEMORY)} of memory", err=True)
+        most = limits.MEMORY // limits.GIB
+        say(f"nsabench: what was read takes more than {most} GiB of memory", err=True)
         say("  remedy: get the files again from where they were made.", err=True)
         sys.exit(VerificationFailed.exit_code)
     except FileNotFoundError as error:

@@ -11,7 +11,7 @@ from secrets import token_hex
 import click
 
 from nsabench import conclusion
-from nsabench.cli import _options
+from nsabench.cli import _help, _options
 from nsabench.cli._measure import measure, show
 from nsabench.cli._options import Measuring, asked_again
 from nsabench.cli._say import say
@@ -25,22 +25,22 @@ from nsabench.planning.shards import ALL
 from nsabench.signing import load_signer
 
 
-@click.command("all")
+@_help.command("all")
 @click.option(
-    "--devices",
+    "--gpus",
     metavar="0,1|all",
     help="GPUs that measure a shard each at the same time; the shards are merged into one run.",
 )
 @_options.measuring(*_options.RUN, *_options.PLAN)
-def command(asked: Measuring, devices: str | None) -> int:
+def command(asked: Measuring, gpus: str | None) -> int:
     """Check the machine, measure, decide and report.
 
     Without a MATRIX, all matrices are measured on a GPU, and the quick one on a CPU.
 
     Example: nsabench all matrices/selection_rows.yaml --kernels mine.py
     """
-    if devices is not None:
-        code = _measure_on(asked, devices)
+    if gpus is not None:
+        code = _measure_on(asked, gpus)
         if code is not None:
             return code
     finished = measure(asked, fit=True)
@@ -54,11 +54,11 @@ def _measure_on(asked: Measuring, given: str) -> int | None:
     """
     if asked.resume is not None or asked.shard != ALL or asked.device == "cpu":
         raise UsageError(
-            "--devices makes shards on GPUs, and takes no --resume, --shard or --device cpu",
+            "--gpus makes shards, and takes no --resume, --shard or --device cpu",
             "leave them out; the same command with --out continues its shards.",
         )
     if asked.as_json or asked.junit is not None:
-        raise UsageError("--devices takes no --json and no --junit", "leave them out.")
+        raise UsageError("--gpus takes no --json and no --junit", "leave them out.")
     places = devices.places(given)
     if len(places) == 1:
         os.environ.update(places[0].variables)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
-from nsabench.cli import _options
+from nsabench.cli import _help, _options
 from nsabench.cli._say import say, say_json
 from nsabench.cli._trust import least_trust
 from nsabench.errors import VerificationFailed
@@ -28,7 +28,7 @@ def _open(location: str, *, create: bool = False) -> Archive:
     return Archive(location, create=create)
 
 
-@click.group("archive")
+@_help.group("archive")
 def command() -> None:
     """Keep and query verified runs.
 

@@ -9,7 +9,7 @@ import click
 
 from nsabench import labels
 from nsabench.checks import HARMLESS, Effect, Finding
-from nsabench.cli import _options
+from nsabench.cli import _help, _options
 from nsabench.cli._say import say_json
 from nsabench.cli._trust import admit
 from nsabench.model.plan import Plan
@@ -23,7 +23,7 @@ from nsabench.verdicts.failures import found_while_measuring
 from nsabench.verdicts.merged import assemble
 
 
-@click.command("audit")
+@_help.command("audit")
 @click.argument("path", type=click.Path(path_type=Path, exists=True))
 @click.option("--gpu", metavar="NAME", help='Device of a CSV table, such as "RTX 4090".')
 @click.option("--candidate", multiple=True, metavar="NAME", help="Candidate of a CSV table.")

@@ -11,40 +11,41 @@ import click
 
 from nsabench import ops
 from nsabench.check import Question, answer
-from nsabench.cli import _options
+from nsabench.cli import _help, _options
 from nsabench.cli._say import say, say_json
 from nsabench.errors import NsabenchError
-from nsabench.model.vocabulary import Direction, DType
+from nsabench.model.vocabulary import DTYPE_NAMES, Direction, DType
 from nsabench.output import check as shown
 from nsabench.running import run
 
 LOOK_S = 0.3
 
 
-@click.command("check")
+@_help.command("check")
 @click.argument("file", type=_options.PATH, metavar="FILE.py")
 @click.option("--op", default="", metavar="NAME", help="Op to check, if the file has several.")
 @click.option(
     "--shape",
     "shapes",
     multiple=True,
-    metavar="N=64,L=1024",
-    help="Sizes to try. May be given again. Default: those of the op.",
+    metavar="SIZES",
+    help="Sizes to try, such as N=64,L=1024. May be given again. Default: those of the op.",
 )
 @click.option(
     "--dtype",
-    type=click.Choice([dtype.value for dtype in DType]),
+    type=click.Choice([*map(str, DType), *DTYPE_NAMES]),
     default=DType.FLOAT16.value,
     show_default=True,
     help="Dtype of the inputs.",
 )
 @click.option(
     "--direction",
-    type=click.Choice([direction.value for direction in Direction]),
+    type=click.Choice([*map(str, Direction)]),
     default=Direction.FORWARD.value,
     show_default=True,
     help="Direction that is called and timed.",
 )
+@_options.only
 @_options.device
 @_options.ops_file
 @_options.no_sandbox
@@ -56,6 +57,7 @@ def command(
     shapes: tuple[str, ...],
     dtype: str,
     direction: str,
+    only: tuple[str, ...],
     device: str,
     ops_file: Path | None,
     no_sandbox: bool,
@@ -79,8 +81,9 @@ def command(
                 device=run.choose_device(device),
                 op=op,
                 shapes=shapes,
-                dtype=DType(dtype),
+                dtype=DType(DTYPE_NAMES.get(dtype, dtype)),
                 direction=Direction(direction),
+                only=only,
                 ops_file=ops_file.absolute() if ops_file is not None else None,
                 sandboxed=not no_sandbox,
             )

@@ -7,7 +7,7 @@ from typing import Literal
 
 import click
 
-from nsabench.cli import _options
+from nsabench.cli import _help, _options
 from nsabench.cli._say import say, say_json
 from nsabench.cli._trust import say_unsigned
 from nsabench.evidence.manifest.statement import Trust
@@ -16,7 +16,7 @@ from nsabench.output.compare import document
 from nsabench.planning.narrow import Narrowed
 
 
-@click.command("compare")
+@_help.command("compare")
 @click.argument(
     "runs", nargs=-1, required=True, metavar="RUN RUN...", type=_options.EXISTING_FOLDER
 )
@@ -41,7 +41,7 @@ from nsabench.planning.narrow import Narrowed
     help="Exit with 1 if something got worse. status: an implementation is no longer ok. "
     "regression: that, or a candidate is slower.",
 )
-@click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown.")
+@click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown, for a pull request.")
 @_options.ops_of_the_run
 @_options.as_json
 def command(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from nsabench.cli import _options
+from nsabench.cli import _help, _options
 from nsabench.cli._say import say, say_json
 from nsabench.errors import EnvironmentRefused
 from nsabench.machine import doctor
@@ -17,12 +17,13 @@ from nsabench.running import run
 from nsabench.running.supervisor.executor import WorkerExecutor
 
 
-@click.command("doctor")
+@_help.command("doctor")
 @_options.device
 @click.option(
     "--results",
     type=_options.PATH,
     default=Path("results"),
+    metavar="DIR",
     help="Folder for the runs, whose disk is checked.",
 )
 @_options.as_json

@@ -7,12 +7,12 @@ from textwrap import indent
 
 import click
 
-from nsabench.cli import _options
+from nsabench.cli import _help, _options
 from nsabench.cli._say import say, say_json
 from nsabench.output import explain, grouped
 
 
-@click.command("explain")
+@_help.command("explain")
 @click.argument("word", required=False)
 @_options.as_json
 def command(word: str | None, as_json: bool) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from nsabench import ops
-from nsabench.cli import _options
+from nsabench.cli import _help, _options
 from nsabench.cli._options import Measuring, asked_again
 from nsabench.cli._say import say
 from nsabench.errors import UsageError
@@ -20,7 +20,7 @@ from nsabench.planning import resolve
 from nsabench.planning.narrow import Narrowed
 
 
-@click.group("fleet")
+@_help.group("fleet")
 def command() -> None:
     """Write jobs that measure on many GPUs.
 
@@ -71,9 +71,15 @@ def _work(asked: Measuring, shards: int) -> Work:
 
 @command.command("slurm")
 @_job
-@click.option("--time", default="12:00:00", show_default=True, help="Time limit of a task.")
-@click.option("--gres", default="gpu:1", show_default=True, help="GPU of a task; '' for none.")
-@click.option("--memory", default="32G", show_default=True, help="Memory of a task.")
+@click.option(
+    "--time", default="12:00:00", show_default=True, metavar="TIME", help="Time limit of a task."
+)
+@click.option(
+    "--gres", default="gpu:1", show_default=True, metavar="GRES", help="GPU of a task; '' for none."
+)
+@click.option(
+    "--memory", default="32G", show_default=True, metavar="SIZE", help="Memory of a task."
+)
 @click.option(
     "--sbatch",
     "options",
@@ -112,9 +118,16 @@ def slurm(
     metavar="NAME",
     help="PersistentVolumeClaim that all pods mount, for the results.",
 )
-@click.option("--gpus", type=click.IntRange(0), default=1, show_default=True, help="GPUs of a pod.")
+@click.option(
+    "--pod-gpus",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Number of GPUs of a pod.",
+)
 def kubernetes(
-    asked: Measuring, shards: int, folder: Path, image: str, claim: str, gpus: int
+    asked: Measuring, shards: int, folder: Path, image: str, claim: str, pod_gpus: int
 ) -> None:
     """Write Jobs for Kubernetes.
 
@@ -122,7 +135,7 @@ def kubernetes(
 
     Example: nsabench fleet kubernetes decode --shards 8 --out fleets/decode --image me/nsabench:1
     """
-    jobs.kubernetes(folder, _work(asked, shards), image=image, claim=claim, gpus=gpus)
+    jobs.kubernetes(folder, _work(asked, shards), image=image, claim=claim, gpus=pod_gpus)
     say(f"measure with: kubectl apply -f {folder / 'shards.yaml'}")
     say(f"then merge with: kubectl apply -f {folder / 'merge.yaml'}")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from nsabench.cli import _options
+from nsabench.cli import _help, _options
 from nsabench.cli._say import say, say_columns, say_json
 from nsabench.images import build as building
 from nsabench.images import combos as known
@@ -20,7 +20,7 @@ from nsabench.images import lock as locking
 COMBO = click.argument("combo")
 
 
-@click.group("images")
+@_help.group("images")
 def command() -> None:
     """Build and run images with pinned versions.
 
@@ -83,7 +83,9 @@ def lock(combos: tuple[str, ...], exclude_newer: str, links: str) -> None:
 
 @command.command("build")
 @COMBO
-@click.option("--base", default="", help="Base image. Default: the one in combos.yaml.")
+@click.option(
+    "--base", default="", metavar="IMAGE", help="Base image. Default: the one in combos.yaml."
+)
 @click.option(
     "--wheelhouse",
     type=_options.EXISTING_FOLDER,
@@ -115,6 +117,7 @@ def build(combo: str, base: str, wheelhouse: Path | None, verbose: bool) -> None
     type=_options.FOLDER,
     default=Path("results"),
     show_default=True,
+    metavar="DIR",
     help="Folder for the runs. You must be its owner.",
 )
 @click.option(
@@ -126,13 +129,18 @@ def build(combo: str, base: str, wheelhouse: Path | None, verbose: bool) -> None
 )
 @click.option("--user", default="", metavar="UID:GID", help="Owner of the results. Default: you.")
 @click.option(
-    "--memory", default="16g", show_default=True, help="Limit of host memory, as in Docker."
+    "--memory",
+    default="16g",
+    show_default=True,
+    metavar="SIZE",
+    help="Limit of host memory, as in Docker.",
 )
 @click.option(
     "--input",
     "inputs",
     multiple=True,
     type=click.Path(path_type=Path, exists=True),
+    metavar="FILE",
     help="File that the run can read as /input/NAME. May be given again.",
 )
 def run(combo: str, gpus: str, **given: Any) -> int:

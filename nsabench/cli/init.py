@@ -8,14 +8,14 @@ from pathlib import Path
 import click
 
 from nsabench import ops
-from nsabench.cli import _options
+from nsabench.cli import _help, _options
 from nsabench.cli._say import say
 from nsabench.errors import UsageError
 from nsabench.files import write_text
 from nsabench.output import templates
 
 
-@click.command("init")
+@_help.command("init")
 @click.argument("op")
 @click.argument("file", type=_options.FILE, metavar="FILE.py")
 @_options.loaded_ops

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from nsabench.cli import _options
+from nsabench.cli import _help, _options
 from nsabench.cli._say import say_json
 from nsabench.errors import UsageError
 from nsabench.signing import keys, secrecy
@@ -18,7 +18,7 @@ from nsabench.signing.signer import (
 )
 
 
-@click.group("key")
+@_help.group("key")
 def command() -> None:
     """Make and show keys that sign runs.
 
@@ -35,6 +35,7 @@ def command() -> None:
     type=_options.FILE,
     default=Path("nsabench-signing.key"),
     show_default=True,
+    metavar="FILE",
     help="File of the private key; the public key goes to FILE.pub.",
 )
 def generate(out: Path) -> None:

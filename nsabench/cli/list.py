@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from nsabench import ops
-from nsabench.cli import _options
+from nsabench.cli import _help, _options
 from nsabench.cli._say import say_columns, say_json
 from nsabench.model.plan import ImplementationInfo
 from nsabench.output import explain
@@ -19,7 +19,7 @@ from nsabench.running import run
 Row = dict[str, Any]
 
 
-@click.command("list")
+@_help.command("list")
 @click.argument("what", type=click.Choice(["ops", "matrices", "implementations"]))
 @_options.kernels
 @_options.loaded_ops

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from nsabench import conclusion
-from nsabench.cli import _options
+from nsabench.cli import _help, _options
 from nsabench.cli._measure import show
 from nsabench.cli._options import Measuring
 from nsabench.cli._trust import least_trust
@@ -17,7 +17,7 @@ from nsabench.fleet.merge import merge
 from nsabench.signing import load_signer
 
 
-@click.command("merge")
+@_help.command("merge")
 @click.argument(
     "shards", nargs=-1, required=True, metavar="SHARD...", type=_options.EXISTING_FOLDER
 )

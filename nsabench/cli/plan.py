@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-import click
 from rich.filesize import decimal
 
 from nsabench import labels
-from nsabench.cli import _options
+from nsabench.cli import _help, _options
 from nsabench.cli._say import say, say_json
 from nsabench.machine.memory import memory_of
 from nsabench.planning.narrow import Narrowed
 from nsabench.running import estimate, run
 
 
-@click.command("plan")
+@_help.command("plan")
 @_options.matrices
 @_options.device
 @_options.kernels

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from nsabench.cli import _options
+from nsabench.cli import _help, _options
 from nsabench.cli._say import say_json
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.output import terminal
@@ -17,21 +17,22 @@ from nsabench.preflight import architectures, report, run, tritons
 from nsabench.preflight.launch import CompiledLaunch
 
 
-@click.command("preflight")
+@_help.command("preflight")
 @_options.matrices
 @click.option(
     "--arch",
-    default=",".join(architectures.ARCHITECTURES),
+    multiple=True,
+    default=architectures.ARCHITECTURES,
     show_default=True,
     metavar="LIST",
-    help="Architectures to compile for.",
+    help="Architectures to compile for, such as sm_89,sm_90. May be given again.",
 )
 @click.option(
     "--triton",
-    default="",
+    multiple=True,
     metavar="LIST",
     help="Versions to compile with, or `all`, from the cache or installed into it with a checked "
-    "hash. Default: the installed version.",
+    "hash. May be given again. Default: the installed version.",
 )
 @_options.kernels
 @_options.ops_file
@@ -43,12 +44,14 @@ from nsabench.preflight.launch import CompiledLaunch
     metavar="FILE",
     help="File of the table.",
 )
-@click.option("--jobs", type=click.IntRange(1), help="Compilers at once. Default: one a core.")
+@click.option(
+    "--jobs", type=click.IntRange(1), metavar="N", help="Compilers at once. Default: one a core."
+)
 @_options.as_json
 def command(
     matrices: tuple[str, ...],
-    arch: str,
-    triton: str,
+    arch: tuple[str, ...],
+    triton: tuple[str, ...],
     kernels: Path | None,
     ops_file: Path | None,
     out: Path,
@@ -66,7 +69,7 @@ def command(
 
     Example: nsabench preflight --arch sm_89,sm_90 --triton 3.1.0,3.9.0 --kernels mine.py
     """
-    listed, versions = architectures.parse(arch), tritons.parse(triton)
+    listed, versions = architectures.parse(",".join(arch)), tritons.parse(",".join(triton))
     with _refusing(out):  # known before hours of compiling, not after
         out.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out.parent).close()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from nsabench.cli import _options
+from nsabench.cli import _help, _options
 from nsabench.cli._say import say
 from nsabench.cli._trust import admit, refuse_inside
 from nsabench.errors import EnvironmentRefused, UsageError
@@ -20,7 +20,7 @@ from nsabench.planning.yaml_document import nearest
 from nsabench.sources import digest_of
 
 
-@click.command("profile")
+@_help.command("profile")
 @click.argument("run", type=_options.FOLDER)
 @click.argument("case")
 @click.argument("implementation")

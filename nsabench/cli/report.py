@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from nsabench import conclusion
-from nsabench.cli import _options
+from nsabench.cli import _help, _options
 from nsabench.cli._say import say, say_json
 from nsabench.cli._trust import admit
 from nsabench.errors import UsageError
@@ -15,7 +15,7 @@ from nsabench.evidence.manifest import signed_around
 from nsabench.output import report
 
 
-@click.command("report")
+@_help.command("report")
 @click.argument("run", type=_options.FOLDER)
 @click.option(
     "--out",

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import click
-
-from nsabench.cli import _options
+from nsabench.cli import _help, _options
 from nsabench.cli._measure import measure, show
 from nsabench.cli._options import Measuring
 
 
-@click.command("run")
+@_help.command("run")
 @_options.measuring(*_options.RUN, *_options.PLAN)
 def command(asked: Measuring) -> int:
     """Measure, but decide and sign nothing.

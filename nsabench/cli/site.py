@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from nsabench.cli import _options
+from nsabench.cli import _help, _options
 from nsabench.cli._say import say
 from nsabench.evidence.manifest.keys import trusted_keyids
 
 
-@click.command("site")
+@_help.command("site")
 @click.argument("places", nargs=-1, required=True, metavar="ARCHIVE...")
 @click.option(
     "--out",

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import click
 
-from nsabench.cli import _options
+from nsabench.cli import _help, _options
 from nsabench.cli._say import say, say_json
 from nsabench.cli._trust import admit
 from nsabench.errors import UsageError
 from nsabench.model.vocabulary import Role
-from nsabench.planning.narrow import Narrowed
+from nsabench.planning.narrow import Narrowed, matches_any
 from nsabench.verdicts import break_even, threshold
 from nsabench.verdicts.break_even import BreakEven
 from nsabench.verdicts.threshold import Decision
 from nsabench.verdicts.threshold.document import as_data
 
 
-@click.command("threshold")
+@_help.command("threshold")
 @click.argument("runs", nargs=-1, required=True, type=_options.EXISTING_FOLDER)
 @click.option(
     "--margin",
@@ -27,6 +27,7 @@ from nsabench.verdicts.threshold.document import as_data
     help="Speed-up that makes a kernel worth using. Default: that of each run.",
 )
 @_options.where
+@_options.only
 @click.option("--op", metavar="NAME", help="Op to decide for.")
 @_options.ops_of_the_run
 @_options.as_json
@@ -34,6 +35,7 @@ def command(
     runs: tuple[Path, ...],
     margin: float | None,
     where: tuple[str, ...],
+    only: tuple[str, ...],
     op: str | None,
     as_json: bool,
 ) -> None:
@@ -55,7 +57,11 @@ def command(
         admit(run)
         records, plan = threshold.read_run(run, Narrowed(where))
         records = [record for record in records if op in (None, record.op)]
-        decisions += threshold.decide_run(records, plan, margin)
+        decisions += [
+            decision
+            for decision in threshold.decide_run(records, plan, margin)
+            if matches_any(decision.candidate, only or ("*",))
+        ]
         payments += break_even.decide(records)
         is_backward |= any(record.role is Role.CANDIDATE for record in records)
     if not decisions and not payments:
@@ -64,7 +70,8 @@ def command(
                 "a threshold switches a forward on, and all of these cases are backward",
                 "`nsabench report RUN` shows where a backward is faster.",
             )
-        raise UsageError("these runs have no candidate", "give a run that has one.")
+        named = f" named {' or '.join(only)}" if only else ""
+        raise UsageError(f"these runs have no candidate{named}", "give a run that has one.")
     if as_json:
         say_json(as_data(decisions, payments))
     else:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from nsabench.cli import _options
+from nsabench.cli import _help, _options
 from nsabench.cli._say import say, say_json
 from nsabench.cli._trust import least_trust
 from nsabench.evidence.manifest import Report, verify
@@ -15,7 +15,7 @@ from nsabench.evidence.manifest.statement import Trust
 from nsabench.text import shown
 
 
-@click.command("verify")
+@_help.command("verify")
 @click.argument("run", type=_options.EXISTING_FOLDER)
 @_options.trusted
 @click.option(

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from nsabench import versions
-from nsabench.cli import _options
+from nsabench.cli import _help, _options
 from nsabench.cli._options import Measuring, absolute, asked_again
 from nsabench.cli._say import say
 from nsabench.files import write_text
@@ -17,7 +17,7 @@ from nsabench.output import terminal
 from nsabench.output.compare import compare, document, read
 
 
-@click.command("versions")
+@_help.command("versions")
 @click.option(
     "--triton",
     required=True,

@@ -1,4 +1,4 @@
-"""Measure one shard on each GPU of this host, all at the same time (`all --devices`)."""
+"""Measure one shard on each GPU of this host, all at the same time (`all --gpus`)."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def places(asked: str) -> list[Place]:
     there = [index for device in devices if (index := device.index()) is not None]
     if not there:
         raise EnvironmentRefused(
-            f"--devices {asked} needs GPUs, and this machine shows none: {failure or 'NVML has 0'}",
-            "run `nsabench doctor`, or measure without --devices.",
+            f"--gpus {asked} needs GPUs, and this machine shows none: {failure or 'NVML has 0'}",
+            "run `nsabench doctor`, or measure without --gpus.",
         )
     try:
         chosen = there if asked == "all" else [int(part) for part in asked.split(",")]
@@ -51,7 +51,7 @@ def places(asked: str) -> list[Place]:
     if lacking or len(set(chosen)) != len(chosen):
         what = f"GPU {lacking[0]} is not there" if lacking else "a GPU is named twice"
         raise UsageError(
-            f"--devices {asked}: {what}", f"name each once of {', '.join(map(str, there))}."
+            f"--gpus {asked}: {what}", f"name each once of {', '.join(map(str, there))}."
         )
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # as NVML counts
     return [Place(f"gpu {i}", {**order, "CUDA_VISIBLE_DEVICES": str(i)}) for i in chosen]

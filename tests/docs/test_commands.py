@@ -13,7 +13,9 @@ from pathlib import Path
 import click
 import pytest
 
-from nsabench.cli import SECTIONS, group
+from nsabench.cli import group
+from nsabench.cli._help import PANELS, SECTIONS, SUMMARIES
+from nsabench.cli._options import Measuring, asked_again
 
 # They measure, write or change something; what they make is read by the others.
 WRITING = {
@@ -36,7 +38,10 @@ WRITING = {
 
 def commands(found: click.Command = group, name: str = "") -> Iterator[tuple[str, click.Command]]:
     if isinstance(found, click.Group):
-        for part, command in found.commands.items():
+        context = click.Context(found)
+        for part in found.list_commands(context):
+            command = found.get_command(context, part)
+            assert command is not None
             yield from commands(command, f"{name} {part}".strip())
     else:
         yield name, found
@@ -56,15 +61,74 @@ def test_every_command_has_an_example_that_it_would_accept(
     assert {w for w in own if w.startswith("--")} <= options, example
 
 
-def test_the_help_shows_every_command_under_a_heading_in_a_short_line() -> None:
-    listed = [name for names in SECTIONS.values() for name in names]
-    assert sorted(listed) == sorted(group.commands)
-    groups = [command for command in group.commands.values() if isinstance(command, click.Group)]
-    for command in [*groups, *(command for _, command in commands())]:
-        summary = (command.help or "").partition("\n\n")[0]
-        assert len(summary.removesuffix(".")) <= 45, summary
-    _, heading, shown = group.get_help(click.Context(group)).partition("Write a kernel:\n")
-    assert heading and "..." not in shown, shown
+def test_the_summaries_are_short_and_those_of_the_commands() -> None:
+    context = click.Context(group)
+    for name, summary in SUMMARIES.items():
+        command = group.get_command(context, name)
+        assert command is not None
+        assert (command.help or "").partition("\n\n")[0] == f"{summary}."
+    for _, command in commands():
+        assert len((command.help or "").partition("\n\n")[0].removesuffix(".")) <= 45
+
+
+def test_the_help_shows_every_command_in_one_line_of_80_columns_and_imports_none() -> None:
+    code = (
+        "import sys\nfrom nsabench.cli import main\nsys.argv = ['nsabench', '--help']\n"
+        "try:\n main()\nfinally:\n print(*sys.modules, file=sys.stderr)"
+    )
+    environment = {**os.environ, "COLUMNS": "80"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
+    )
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    for title, summaries in SECTIONS.items():
+        start = lines.index(f"{title}:") + 1
+        listed = [line.split(maxsplit=1) for line in lines[start : start + len(summaries)]]
+        assert listed == [[name, summary] for name, summary in summaries.items()]
+    heavy = {"numpy", "pyarrow", "pydantic", "rich", "torch", "cryptography", "nsabench.ops"}
+    assert not heavy & set(done.stderr.split())
+
+
+@pytest.mark.parametrize(("name", "command"), list(commands()), ids=lambda x: str(x))
+def test_options_are_in_panels_with_a_metavar_and_a_phrase(
+    name: str, command: click.Command
+) -> None:
+    context = click.Context(command)
+    shown = command.get_help(context)
+    for option in command.params:
+        if isinstance(option, click.Option) and name != "completion":
+            assert option.help and option.help[0].isupper() and len(option.help.split()) > 2, option
+            assert option.make_metavar(context) not in ("TEXT", "PATH", "INTEGER", "FLOAT"), option
+            panels = [p for p, names in PANELS.items() if option.name in names]
+            assert len(panels) <= 1 and all(f"{p}:" in shown for p in panels), option
+
+
+GIVEN = {
+    "kernels": Path("k.py"), "ops_file": Path("o.py"), "where": ("D=64",), "only": ("mine",),
+    "margin": 1.5, "timing": "full", "device": "cpu", "matrices": ("quick",), "no_sandbox": True,
+    "verbose": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["versions", "fleet slurm", "fleet kubernetes", "fleet modal"])
+def test_no_command_lists_an_option_that_it_does_not_pass_on(name: str) -> None:
+    """These commands call `nsabench all` with the options that they were given."""
+    listed = {p.name for p in dict(commands())[name].params} & set(GIVEN)
+    assert {"where", "only", "kernels"} <= listed
+    least = asked_again(Measuring())
+    for option in listed:
+        more = asked_again(Measuring(**{option: GIVEN[option]}))  # type: ignore[arg-type]
+        assert more != least, option
+
+
+def test_a_name_of_an_option_means_the_same_in_every_command() -> None:
+    meanings: dict[str, set[str]] = {}
+    for _, command in commands():
+        for option in command.params:
+            for text in option.opts if isinstance(option, click.Option) else ():
+                meanings.setdefault(text, set()).add(option.name or "")
+    assert meanings["-k"] == meanings["--only"] == {"only"}
+    assert "--devices" not in meanings
 
 
 def test_whatever_reads_has_json() -> None:

@@ -91,7 +91,7 @@ def test_a_pod_calls_nsabench_for_its_shard(tmp_path: Path) -> None:
 
 def test_a_pod_without_gpus_and_files(tmp_path: Path) -> None:
     out = tmp_path / "quick"
-    words = ["kubernetes", "quick", "--device", "cpu", "--gpus", "0", "--shards", "2"]
+    words = ["kubernetes", "quick", "--device", "cpu", "--pod-gpus", "0", "--shards", "2"]
     done = CliRunner().invoke(command, [*words, "--out", str(out), *KUBERNETES])
     assert done.exit_code == 0, done.output
     assert "nvidia.com/gpu" not in container(out)["resources"]["limits"]
