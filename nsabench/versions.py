@@ -15,8 +15,7 @@ from nsabench.evidence.manifest import MANIFEST
 from nsabench.files import refuse_filled, whole, writing
 from nsabench.fleet.devices import GOOD, Place, run_at
 from nsabench.machine.environment.pairs import numbers, unpaired
-from nsabench.preflight import tritons as cached
-from nsabench.preflight.run import installed_triton
+from nsabench.preflight import targets
 from nsabench.running.folder import RunFolder
 
 ARGUMENTS = "arguments.json"  # what all runs of a folder were started with
@@ -71,9 +70,9 @@ def parse(given: str, folder: Path | None = None) -> list[Triton]:
     Without a folder, missing versions are installed into the cache. Raises `UsageError` for an
     unknown version, and `EnvironmentRefused` if one cannot be installed.
     """
-    installed = installed_triton()
+    installed = targets.installed_triton()
     folders = {} if folder is None else in_folder(folder)
-    available = cached.locked() if folder is None else folders
+    available = targets.locked_tritons() if folder is None else folders
     names = list(dict.fromkeys(part.strip() for part in given.split(",") if part.strip()))
     if names == ["all"]:
         names = list({*available, installed})
@@ -81,8 +80,8 @@ def parse(given: str, folder: Path | None = None) -> list[Triton]:
         raise UsageError("--triton names no version", "give it some, such as 3.1.0,3.6.0.")
     others = [name for name in names if name != installed]
     if folder is None:
-        cached.parse(",".join(others))
-        folders = {name: cached.install(name) for name in others}
+        targets.parse_tritons(",".join(others))
+        folders = {name: targets.install_triton(name) for name in others}
     for name in others:
         if name not in folders:
             raise UsageError(

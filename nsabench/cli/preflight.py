@@ -13,7 +13,7 @@ from nsabench.cli import _help, _options
 from nsabench.cli._say import say_json
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.output import terminal
-from nsabench.preflight import architectures, report, run, tritons
+from nsabench.preflight import report, run, targets
 from nsabench.preflight.launch import CompiledLaunch
 
 
@@ -22,7 +22,7 @@ from nsabench.preflight.launch import CompiledLaunch
 @click.option(
     "--arch",
     multiple=True,
-    default=architectures.ARCHITECTURES,
+    default=targets.ARCHITECTURES,
     show_default=True,
     metavar="LIST",
     help="Architectures to compile for, such as sm_89,sm_90. May be given again.",
@@ -69,7 +69,8 @@ def command(
 
     Example: nsabench preflight --arch sm_89,sm_90 --triton 3.1.0,3.9.0 --kernels mine.py
     """
-    listed, versions = architectures.parse(",".join(arch)), tritons.parse(",".join(triton))
+    listed = targets.parse_architectures(",".join(arch))
+    versions = targets.parse_tritons(",".join(triton))
     with _refusing(out):  # known before hours of compiling, not after
         out.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out.parent).close()
@@ -94,7 +95,7 @@ def command(
             "no candidate has a case in these matrices, so that nothing was compiled",
             "name matrices of the candidates' ops; `nsabench plan MATRIX` lists implementations.",
         )
-    compiled.sort(key=report.order_of)
+    compiled.sort(key=report.sort_key)
     with _refusing(out):
         report.write(compiled, out)
     failed = sum(c.failed for c in compiled)

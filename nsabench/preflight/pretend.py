@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from nsabench.preflight.architectures import KIB, REGISTERS, Architecture
+from nsabench.preflight.targets import KIB, REGISTERS, Architecture
 
 GPU = torch.device("cuda", 0)
 CLOCK_KHZ = 1_500_000  # kernels model their time by it; any constant will do

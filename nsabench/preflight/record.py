@@ -1,4 +1,4 @@
-"""Records launches of Triton kernels, and compiles them later.
+"""Call candidates on a pretended GPU, and record the kernels that they launch.
 
 While a call is recorded, `JITFunction.run` is replaced. Later the original runs with `warmup`,
 which compiles as a launch does, in every Triton from 3.0.
@@ -15,9 +15,22 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.runtime import autotuner, jit
 
+from nsabench import ops
+from nsabench.failure import Failure
+from nsabench.model.case import Case
+from nsabench.model.vocabulary import Direction, Status
+from nsabench.ops import Inputs
+from nsabench.preflight import pretend
+from nsabench.preflight.targets import Architecture
+from nsabench.registry import Implementation, KernelVariant
+from nsabench.worker.guard import guarded
+
 ALIGNMENT = 16  # bytes or units: what Triton specialises pointers and integers on
+SMALL_BYTES = 256 << 20  # the largest inputs that are made with values
+THREADS_PER_WARP = 32
 
 
 @dataclass(frozen=True)
@@ -32,10 +45,10 @@ class Compiled:
 
 @dataclass(frozen=True)
 class Call:
-    """A launch that can be compiled.
+    """A launch that can be compiled. The fields of `describe` mean what they do in its row.
 
-    origin: distinguishes kernels of the same name. compiler: empty for Triton.
-    compile: raises what the compiler raises. arguments: by name, with `Pointer`s for tensors.
+    origin: distinguishes kernels of the same name. compile: raises what the compiler raises.
+    arguments: by name, with `Pointer`s for tensors.
     """
 
     kernel: str
@@ -52,6 +65,10 @@ class Call:
         """A hash that is equal for launches that compile to the same code."""
         text = "|".join([self.origin, self.signature, self.constants, self.options])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def describe(self) -> dict[str, str]:
+        names = ("kernel", "signature", "constants", "options", "compiler")
+        return {name: getattr(self, name) for name in names}
 
 
 class Pointer:
@@ -95,13 +112,15 @@ def _make_call(function: Any, arguments: tuple[Any, ...], keywords: dict[str, An
         origin=f"{function.fn.__module__}.{function.fn.__qualname__}",
         constants=" ".join(constants),
         options=" ".join(options),
-        compile=partial(_compile, function, arguments, keywords),
+        compile=partial(_compile_kernel, function, arguments, keywords),
         signature=" ".join(signature),
         arguments=named,
     )
 
 
-def _compile(function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Compiled:
+def _compile_kernel(
+    function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
+) -> Compiled:
     made = _original_run(function, *arguments, grid=(1,), warmup=True, **keywords)
     return Compiled(
         made.asm["cubin"],
@@ -174,3 +193,96 @@ def recording(note: Callable[[Call], None]) -> Iterator[None]:
         mock.patch.object(autotuner.Autotuner, "run", every_configuration),
     ):
         yield
+
+
+def list_variants(item: Implementation, architecture: Architecture) -> list[Call]:
+    """Return what an implementation compiles for the architecture itself. Raises `Failure`."""
+    compile_ahead = item.compile_ahead
+    assert compile_ahead is not None
+    return [
+        Call(
+            kernel=variant.kernel,
+            origin=f"{item.source}|{variant.kernel}",
+            constants=variant.constants,
+            options=f"threads={variant.threads} dynamic_shared={variant.shared_bytes}",
+            compile=partial(_compile_variant, variant),
+            compiler=variant.compiler,
+        )
+        for variant in guarded(lambda: compile_ahead(architecture.capability), "cpu")
+    ]
+
+
+def _compile_variant(variant: KernelVariant) -> Compiled:
+    cubin = variant.compile()
+    if not isinstance(cubin, bytes) or not cubin.startswith(b"\x7fELF"):
+        raise TypeError("its compile() returned no cubin (bytes of an ELF file)")
+    warps = -(-variant.threads // THREADS_PER_WARP)
+    return Compiled(cubin, variant.kernel, warps, variant.shared_bytes)
+
+
+def list_launches(item: Implementation, case: Case, architecture: Architecture) -> list[Call]:
+    """Return the launches of a call on the case. Raises `Failure` if the call fails.
+
+    Tensors are on `meta` first; if the code reads values, small tensors on the CPU follow.
+    """
+    try:
+        return _record_calls(item, case, architecture, "meta")
+    except Failure as first:
+        if first.status is Status.UNSUPPORTED:
+            raise
+        if ops.work(case).bytes_min > SMALL_BYTES:
+            raise Failure(
+                Status.SKIPPED, f"it needs values, and the case is too large to make them: {first}"
+            ) from first
+        return _record_calls(item, case, architecture, "cpu")
+
+
+def _record_calls(
+    item: Implementation, case: Case, architecture: Architecture, real: str
+) -> list[Call]:
+    """Collect the launches of a call on tensors on the device `real`, "meta" or "cpu"."""
+    calls: list[Call] = []
+    inputs = _make_inputs(case, real)
+
+    def call() -> None:
+        with recording(calls.append), pretend.operators_run(real), pretend.TensorsOnCuda(real):
+            _call_item(item, case, inputs)
+
+    with pretend.cuda(architecture):
+        guarded(call, "cpu")
+    return calls
+
+
+def _make_inputs(case: Case, real: str) -> Inputs:
+    op = ops.get(case.op)
+    arguments = (ops.sizes(case), case.dtype, case.distribution, case.seed, "cpu")
+    if real == "cpu":
+        return op.draw(*arguments)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        drawn = op.draw(*arguments)
+    tensors = {
+        name: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=real)
+        for name, t in drawn.tensors.items()
+    }
+    return Inputs(tensors, drawn.options)
+
+
+def _call_item(item: Implementation, case: Case, inputs: Inputs) -> None:
+    tensors = dict(inputs.tensors)
+    if case.direction is Direction.FORWARD:
+        item.call(*tensors.values(), **inputs.options)
+        return
+    wanted = [tensors[name].requires_grad_() for name in ops.get(case.op).differentiable]
+    out = item.call(*tensors.values(), **inputs.options)
+    if not isinstance(out, torch.Tensor) or not out.requires_grad:
+        raise Failure(Status.UNSUPPORTED, "its output has no grad_fn: it has no backward")
+    # torch.autograd.grad would leave the pretending mode before the backward runs.
+    torch.autograd.Variable._execution_engine.run_backward(
+        (out,),
+        (torch.empty_like(out),),
+        False,
+        False,
+        tuple(wanted),
+        allow_unreachable=True,
+        accumulate_grad=False,
+    )

@@ -15,19 +15,19 @@ from rich.text import Text
 from nsabench.machine.environment.pairs import describe_mismatch, numbers
 from nsabench.model.vocabulary import Status
 from nsabench.output import grouped
-from nsabench.preflight.architectures import KIB
 from nsabench.preflight.launch import CompiledLaunch
+from nsabench.preflight.targets import KIB
 from nsabench.verdicts.parquet import replace
 
 SHOWN_FAILURES = 20
 
 
-def order_of(launch: CompiledLaunch) -> tuple[Any, ...]:
+def sort_key(launch: CompiledLaunch) -> tuple[Any, ...]:
     return numbers(launch.triton), int(launch.architecture.removeprefix("sm_"))
 
 
 def render(compiled: Sequence[CompiledLaunch]) -> RenderableType:
-    """Render launches that are sorted by `order_of`."""
+    """Render launches that are sorted by `sort_key`."""
     parts: list[RenderableType] = []
     for triton, launches in grouped(compiled, lambda c: c.triton).items():
         unpaired = describe_mismatch(launches[0].torch, triton)
@@ -69,7 +69,7 @@ def _list_resources(compiled: Sequence[CompiledLaunch]) -> Table:
     for name in ("registers", "spill B", "shared KiB", "limit", "cubin KiB", "compile s"):
         table.add_column(name, justify="right")
     measured = [c for c in compiled if c.registers is not None]
-    by_kernel = grouped(measured, lambda c: (c.kernel, *order_of(c)))
+    by_kernel = grouped(measured, lambda c: (c.kernel, *sort_key(c)))
     for (kernel, *_), group in sorted(by_kernel.items()):
         spilled = max(c.spill_bytes or 0 for c in group)
         table.add_row(

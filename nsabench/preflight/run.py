@@ -1,25 +1,28 @@
-"""Runs a preflight: versions, architectures and a pool of compilers."""
+"""Run a preflight: a pool of workers, each for one architecture and Triton."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 from nsabench import ops
-from nsabench.errors import EnvironmentRefused
 from nsabench.files import writing
 from nsabench.machine.environment.pairs import numbers
 from nsabench.model.case import Case
+from nsabench.model.job import Death
 from nsabench.model.vocabulary import Status
 from nsabench.planning import resolve
-from nsabench.preflight import tritons
-from nsabench.preflight.architectures import Architecture, is_supported
-from nsabench.preflight.compile_all import Compiler, Task
-from nsabench.preflight.launch import CompiledLaunch
+from nsabench.preflight import targets
+from nsabench.preflight.launch import REPLY, Build, Built, CompiledLaunch, Record, Recorded
+from nsabench.preflight.targets import Architecture
+from nsabench.running.supervisor.death import SIGNATURES, WorkerLost
+from nsabench.running.supervisor.process import WarmWorker
+from nsabench.running.supervisor.program import Program, worker_environment
 
 TIMEOUT_S = 120.0  # of one compilation
 
@@ -42,21 +45,15 @@ def run(
     """
     tasks = _list_tasks(architectures, versions)
     cases = _load_cases(matrices, ops_file)
-    cache = tritons.cache_folder() / "preflight"
-    with writing(cache, f"try again, or name another folder in {tritons.CACHE_VARIABLE}"):
+    cache = targets.cache_folder() / "preflight"
+    with writing(cache, f"try again, or name another folder in {targets.CACHE_VARIABLE}"):
         cache.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=cache).close()
     # An option and not a variable, since worker templates depend on the environment.
     given = {"--cache": cache, "--kernels": kernels, "--ops": ops_file}
     options = [word for name, file in given.items() if file for word in (name, str(file))]
-    rows: list[CompiledLaunch] = []
-    compilers: list[Compiler] = []
-    for task in tasks:
-        if is_supported(task.triton, task.architecture.name):
-            compilers.append(Compiler(task, options, TIMEOUT_S, done))
-        else:
-            reason = f"Triton {task.triton} does not know {task.architecture.name}"
-            rows.append(task.row("", "(all)", Status.UNSUPPORTED, reason))
+    compilers = [Compiler(task, options, TIMEOUT_S, done) for task in tasks if task.is_supported]
+    rows = [task.refuse() for task in tasks if not task.is_supported]
     with ThreadPoolExecutor(jobs or len(os.sched_getaffinity(0))) as pool:
         try:
             for compiled in pool.map(lambda compiler: compiler.run(cases), compilers):
@@ -68,10 +65,48 @@ def run(
     return rows
 
 
+@dataclass(frozen=True)
+class Task:
+    """An architecture and a Triton; `folder` is None for the installed one.
+
+    ahead: also compile kernels of other compilers, which happens once an architecture.
+    """
+
+    architecture: Architecture
+    triton: str
+    folder: Path | None
+    ahead: bool
+
+    @property
+    def is_supported(self) -> bool:
+        return targets.is_supported(self.triton, self.architecture.name)
+
+    def refuse(self) -> CompiledLaunch:
+        reason = f"Triton {self.triton} does not know {self.architecture.name}"
+        return self._make_row("", "(all)", Status.UNSUPPORTED, reason)
+
+    def lose(self, op: str, implementation: str, death: Death) -> CompiledLaunch:
+        """Return a row for launches that were not recorded, since the worker died."""
+        return self._make_row(op, implementation, death.status, death.reason)
+
+    def _make_row(
+        self, op: str, implementation: str, status: Status, reason: str
+    ) -> CompiledLaunch:
+        return CompiledLaunch(
+            op=op,
+            implementation=implementation,
+            status=status,
+            reason=reason,
+            triton=self.triton,
+            torch=metadata.version("torch"),
+            architecture=self.architecture.name,
+        )
+
+
 def _list_tasks(architectures: Sequence[Architecture], versions: Sequence[str]) -> list[Task]:
-    installed = installed_triton()
-    folders: dict[str, Path | None] = {
-        version: None if version == installed else tritons.install(version)
+    installed = targets.installed_triton()
+    folders = {
+        version: None if version == installed else targets.install_triton(version)
         for version in versions or [installed]
     }
     newest = max(folders, key=numbers)
@@ -82,20 +117,97 @@ def _list_tasks(architectures: Sequence[Architecture], versions: Sequence[str]) 
     ]
 
 
-def installed_triton() -> str:
-    """Return the version of Triton. Raises `EnvironmentRefused` without Triton or torch."""
-    try:
-        metadata.version("torch")
-        return metadata.version("triton")
-    except metadata.PackageNotFoundError as error:
-        raise EnvironmentRefused(
-            f"{error.name} is not installed, and preflight compiles with it",
-            "install `nsabench[torch]`.",
-        ) from None
-
-
 def _load_cases(matrices: Sequence[str], ops_file: Path | None) -> list[Case]:
     if ops_file is not None:
         ops.load_file(ops_file)
     loaded = resolve.load_matrices(matrices or list(resolve.shipped_matrices()))
     return list({str(case.content): case for matrix in loaded for case in matrix.cases}.values())
+
+
+class Compiler:
+    """Compiles all launches of a task, and survives crashes of the compiler."""
+
+    def __init__(
+        self,
+        task: Task,
+        options: Sequence[str],
+        timeout_s: float,
+        done: Callable[[CompiledLaunch], None],
+    ) -> None:
+        self._task = task
+        self._options = options
+        self._timeout_s = timeout_s
+        self._done = done
+        self._worker = WarmWorker(self._make_program)
+        self._lost: list[CompiledLaunch] = []  # while they were recorded
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Stop at once, from any thread."""
+        self._stopped = True
+        self._worker.kill()
+
+    def run(self, cases: list[Case]) -> list[CompiledLaunch]:
+        """Record and compile. If a worker dies, only the launch that it compiled is lost."""
+        rows: list[CompiledLaunch] = []
+        try:
+            for launch in self._list_launches(cases):
+                if self._stopped:
+                    break
+                row = self._build(launch, cases) if launch.key else launch
+                rows.append(row)
+                self._done(row)
+        finally:
+            self._worker.retire()
+        return rows
+
+    def _list_launches(self, cases: list[Case]) -> Iterator[CompiledLaunch]:
+        try:
+            recorded = self._record(cases)
+        except WorkerLost as lost:  # Triton cannot be imported
+            yield self._task.lose("", "(all)", lost.death)
+        else:
+            yield from [*self._lost, *recorded]
+
+    def _record(self, cases: list[Case]) -> list[CompiledLaunch]:
+        """Raises `WorkerLost` if the worker dies outside all implementations."""
+        while True:
+            skip = [f"{row.op}/{row.implementation}" for row in self._lost]
+            try:
+                request = Record(cases=cases, skip=skip, ahead=self._task.ahead)
+                return self._worker.ask(request, Recorded, self._timeout_s).launches
+            except WorkerLost as lost:
+                if self._stopped or not lost.death.suspect:
+                    raise
+                op, _, name = lost.death.suspect.partition("/")
+                self._lost.append(self._task.lose(op, name, lost.death))
+
+    def _build(self, launch: CompiledLaunch, cases: list[Case]) -> CompiledLaunch:
+        try:
+            if self._worker.process is None:
+                self._record(cases)
+            row = self._worker.ask(Build(launch=launch), Built, self._timeout_s).launch
+        except WorkerLost as lost:
+            changed = {"status": lost.death.status, "reason": lost.death.reason}
+            row = launch.model_copy(update=changed)
+        if row.status is Status.COMPILE_ERROR and self._worker.process is not None:
+            row.reason += _find_diagnostic(self._worker.log.text())
+        return row
+
+    def _make_program(self) -> Program:
+        environment = worker_environment("cuda")
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+        if self._task.folder is not None:
+            path = [str(self._task.folder), environment.get("PYTHONPATH", "")]
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+        options = ["--arch", self._task.architecture.name, *self._options]
+        return Program("nsabench.preflight.worker", options, environment, REPLY)
+
+
+def _find_diagnostic(log: str) -> str:
+    """Return what MLIR printed about an error that Triton raises without a reason."""
+    lines = [line.strip()[:300] for line in log.splitlines()]
+    for line in lines:
+        if ": error: " in line or any(pattern.search(line) for _, _, pattern in SIGNATURES):
+            return f"; {line}"
+    return ""

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+import subprocess
 import sys
+import time
 from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import NamedTuple
 
 import torch
 import triton
+from triton.compiler.errors import CompilationError
 
 from nsabench import labels, registry
 from nsabench.errors import NsabenchError
@@ -16,14 +22,17 @@ from nsabench.failure import Failure
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Role, Status
 from nsabench.preflight import pretend
-from nsabench.preflight.architectures import ARCHITECTURES, Architecture
-from nsabench.preflight.build import build
-from nsabench.preflight.candidates import launches, variants
 from nsabench.preflight.launch import REQUEST, Build, Built, CompiledLaunch, Record, Recorded
-from nsabench.preflight.record import Call
+from nsabench.preflight.record import Call, Compiled, list_launches, list_variants
+from nsabench.preflight.targets import ARCHITECTURES, KIB, RESERVED_SHARED, Architecture
 from nsabench.registry import Implementation
 from nsabench.worker.channel import Channel, die_with
+from nsabench.worker.guard import guarded, one_line
 from nsabench.worker.protocol import Refused, Step
+
+REASON_LENGTH = 400
+_FUNCTION = re.compile(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+_TOOL_LIMIT_S = 60
 
 
 def main() -> None:
@@ -44,9 +53,8 @@ def main() -> None:
         candidates = _load_candidates(options.kernels, options.ops)
         Worker(architecture, candidates, channel).serve()
     except NsabenchError as error:
-        channel.send(
-            Refused(sentence=str(error), remedy=error.remedy, exit_code=error.exit_code),
-        )
+        refused = Refused(sentence=str(error), remedy=error.remedy, exit_code=error.exit_code)
+        channel.send(refused)
 
 
 def _load_candidates(kernels: Path | None, ops_file: Path | None) -> list[Implementation]:
@@ -60,42 +68,42 @@ class Worker:
     def __init__(
         self, architecture: Architecture, candidates: list[Implementation], channel: Channel
     ) -> None:
-        self.architecture = architecture
-        self.candidates = candidates
-        self.channel = channel
+        self._architecture = architecture
+        self._candidates = candidates
+        self._channel = channel
         self._calls: dict[str, Call] = {}
 
     def serve(self) -> None:
         for line in sys.stdin.buffer:
             match REQUEST.validate_json(line):
                 case Record() as request:
-                    self.channel.send(self.record(request))
+                    self._channel.send(self._record(request))
                 case Build(launch=launch):
-                    self.channel.send(Step(phase=f"compiling {launch.kernel}"))
-                    call = self._calls[launch.key]
-                    self.channel.send(Built(launch=build(launch, call, self.architecture)))
+                    self._channel.send(Step(phase=f"compiling {launch.kernel}"))
+                    built = build(launch, self._calls[launch.key], self._architecture)
+                    self._channel.send(Built(launch=built))
 
-    def record(self, request: Record) -> Recorded:
+    def _record(self, request: Record) -> Recorded:
         rows: dict[tuple[str, str, str], CompiledLaunch] = {}
-        for item in self.candidates:
-            if f"{item.op}/{item.name}" in request.skip:
-                continue
+        for item in self._candidates:
+            name = f"{item.op}/{item.name}"
             cases = [case for case in request.cases if case.op == item.op]
+            if name in request.skip or not cases:
+                continue
             # Kernels that are compiled ahead do not depend on the case.
             groups = [[case] for case in cases]
             if item.compile_ahead is not None:
-                groups = [cases] if cases and request.ahead else []
+                groups = [cases] if request.ahead else []
             if groups:
-                step = Step(phase="recording", implementation=f"{item.op}/{item.name}")
-                self.channel.send(step)
+                self._channel.send(Step(phase="recording", implementation=name))
             for group in groups:
-                for row in self._rows_of(item, group[0]):
+                for row in self._list_rows(item, group[0]):
                     same = row.key or row.reason
                     rows.setdefault((item.op, item.name, same), row).cases += len(group)
         # Rows without a launch come first.
         return Recorded(launches=sorted(rows.values(), key=lambda row: bool(row.key)))
 
-    def _rows_of(self, item: Implementation, case: Case) -> list[CompiledLaunch]:
+    def _list_rows(self, item: Implementation, case: Case) -> list[CompiledLaunch]:
         """Return a row for each distinct launch of a case, or one row with the reason."""
         common = CompiledLaunch(
             op=item.op,
@@ -104,13 +112,13 @@ class Worker:
             cases=0,
             triton=str(triton.__version__),
             torch=str(torch.__version__),
-            architecture=self.architecture.name,
+            architecture=self._architecture.name,
         )
         try:
             if item.compile_ahead is None:
-                calls = launches(item, case, self.architecture)
+                calls = list_launches(item, case, self._architecture)
             else:
-                calls = variants(item, self.architecture)
+                calls = list_variants(item, self._architecture)
             if not calls:
                 raise Failure(Status.SKIPPED, "it launches no kernel that can be compiled ahead")
         except Failure as failure:
@@ -119,18 +127,91 @@ class Worker:
         distinct = {call.key: call for call in calls}
         self._calls = distinct | self._calls
         return [
-            common.model_copy(
-                update={
-                    "key": key,
-                    "kernel": call.kernel,
-                    "signature": call.signature,
-                    "constants": call.constants,
-                    "options": call.options,
-                    "compiler": call.compiler,
-                }
-            )
+            common.model_copy(update={"key": key, **call.describe()})
             for key, call in distinct.items()
         ]
+
+
+def build(launch: CompiledLaunch, call: Call, architecture: Architecture) -> CompiledLaunch:
+    """Compile a launch. Errors become statuses; an abort of the compiler ends this process."""
+    began = time.monotonic()
+    try:
+        compiled = guarded(call.compile, "cpu")
+    except Failure as failure:
+        # All exceptions here come from the compiler.
+        status = Status.COMPILE_ERROR if failure.status is Status.CRASHED else failure.status
+        changed = {"status": status, "reason": _explain_failure(failure)}
+        return launch.model_copy(update={**changed, "compile_s": time.monotonic() - began})
+    compile_s = time.monotonic() - began
+    usage = _read_usage(compiled)
+    static = usage.shared_bytes
+    if static and architecture.capability >= 90:
+        static -= RESERVED_SHARED  # limits do not count it
+    shared, limit = compiled.dynamic_shared_bytes + static, architecture.shared_per_block
+    status, reason = Status.OK, ""
+    if shared > limit:
+        status = Status.OUT_OF_MEMORY
+        reason = (
+            f"it needs {shared / KIB:.1f} KiB of shared memory and {architecture.name} gives a "
+            f"block {limit // KIB} KiB"
+        )
+    return launch.model_copy(
+        update={
+            "status": status,
+            "reason": reason,
+            "registers": usage.registers,
+            "spill_bytes": usage.spill_bytes,
+            "shared_bytes": shared,
+            "shared_limit_bytes": limit,
+            "warps": compiled.warps,
+            "cubin_bytes": len(compiled.cubin),
+            "compile_s": compile_s,
+        }
+    )
+
+
+def _explain_failure(failure: Failure) -> str:
+    """Return the innermost error; each nested kernel quotes its own source before it."""
+    error: BaseException = failure
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = one_line(error, limit=10_000)
+    if isinstance(error, CompilationError):
+        # The message follows a line of source and a caret.
+        _, caret, message = text.rpartition("^ ")
+        text = f"{message} ({text[: text.find(':')]})" if caret else text
+    return f"{type(error).__name__}: {text[:REASON_LENGTH]}"
+
+
+class Usage(NamedTuple):
+    """The most that a kernel takes. None: Triton's cuobjdump does not say."""
+
+    registers: int | None = None  # of a thread
+    spill_bytes: int | None = None  # of a thread
+    shared_bytes: int = 0  # of a block: static, with the driver's share
+
+
+def _read_usage(compiled: Compiled) -> Usage:
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.cubin)
+        file.flush()
+        try:
+            done = subprocess.run(
+                [tool, "-res-usage", file.name],
+                capture_output=True,
+                text=True,
+                timeout=_TOOL_LIMIT_S,
+                check=True,
+            )
+        except (OSError, subprocess.SubprocessError):
+            return Usage()
+    found = [m for m in _FUNCTION.findall(done.stdout) if compiled.kernel in m[0]]
+    if not found:
+        return Usage()
+    counts = [[int(number) for number in numbers] for _, *numbers in found]
+    registers, stack, shared, local = map(max, zip(*counts, strict=True))
+    return Usage(registers, max(stack, local), shared)
 
 
 if __name__ == "__main__":

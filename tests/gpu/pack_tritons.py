@@ -16,7 +16,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from nsabench.preflight import tritons
+from nsabench.preflight import targets
 
 SUFFIX = ".tar.xz"
 NOT_NEEDED = ("cuobjdump", "nvdisasm")  # of an NVIDIA backend: compilation asks for ptxas alone
@@ -26,7 +26,7 @@ MOST_BYTES = 64 << 20
 def pack(folder: Path, versions: str, python: str) -> list[Path]:
     """An archive a version. Raises `SystemExit` where one is too large to be carried."""
     folder.mkdir(parents=True, exist_ok=True)
-    return [_pack(folder, version, python) for version in tritons.parse(versions)]
+    return [_pack(folder, version, python) for version in targets.parse_tritons(versions)]
 
 
 def _pack(folder: Path, version: str, python: str) -> Path:

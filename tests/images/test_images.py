@@ -16,7 +16,7 @@ from nsabench import programs
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.images import combos, launch, lock
 from nsabench.machine.environment.pairs import OLDEST_DRIVER, PAIRS
-from nsabench.preflight.architectures import is_supported
+from nsabench.preflight.targets import is_supported
 
 CHECKOUT = combos.checkout()
 COMBOS = CHECKOUT.combos()

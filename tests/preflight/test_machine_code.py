@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nsabench.preflight import tritons
+from nsabench.preflight import targets
 from tests.preflight.machine_code import unwritten
 from tests.preflight.test_preflight import preflight
 
@@ -47,7 +47,7 @@ def test_what_some_way_reads_before_it_is_written_is_found(last: str, found: lis
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(tritons.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(targets.CACHE_VARIABLE, str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 

@@ -17,9 +17,9 @@ from nsabench.cli import group
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.model.measurement import Message
 from nsabench.model.vocabulary import Status
-from nsabench.preflight import architectures, compile_all, run, tritons
-from nsabench.preflight.architectures import ARCHITECTURES
+from nsabench.preflight import run, targets
 from nsabench.preflight.launch import Build, Built, CompiledLaunch, Record, Recorded
+from nsabench.preflight.targets import ARCHITECTURES
 from nsabench.running.supervisor.death import WorkerLost, timed_out
 from nsabench.running.supervisor.process import Printed
 from nsabench.worker.protocol import Step
@@ -95,7 +95,7 @@ def test_what_each_way_of_failing_is_called(tmp_path: Path, matrix: Path, versio
     if version and code == 3 and "installing Triton" in said:
         pytest.skip(f"no package index to take Triton {version} from")
     assert code == 1
-    assert {r["triton"] for r in rows} == {version or run.installed_triton()}
+    assert {r["triton"] for r in rows} == {version or targets.installed_triton()}
     found: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         found.setdefault(row["implementation"], []).append(row)
@@ -189,7 +189,7 @@ def test_nothing_to_compile_is_an_error(tmp_path: Path) -> None:
 def test_only_what_changed_is_compiled_again(
     tmp_path: Path, matrix: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(tritons.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(targets.CACHE_VARIABLE, str(tmp_path / "cache"))
     kernels, out = tmp_path / "mine.py", tmp_path / "p.parquet"
 
     def compile_kernels(source: str) -> list[int]:
@@ -267,37 +267,35 @@ def test_unknown_targets_are_usage_errors(
 def test_every_triton_of_a_pair_is_locked_with_hashes() -> None:
     from nsabench.machine.environment.pairs import PAIRS
 
-    assert {pair.triton for pair in PAIRS} == set(tritons.locked())
-    assert all("--hash=sha256:" in text for text in tritons.locked().values())
-    assert tritons.parse("3.9.0, 3.1.0,3.9.0") == ["3.9.0", "3.1.0"]
+    assert {pair.triton for pair in PAIRS} == set(targets.locked_tritons())
+    assert all("--hash=sha256:" in text for text in targets.locked_tritons().values())
+    assert targets.parse_tritons("3.9.0, 3.1.0,3.9.0") == ["3.9.0", "3.1.0"]
 
 
 def test_a_wheel_with_another_hash_is_not_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = f"six==1.17.0 \\\n    --hash=sha256:{'0' * 64}\n"
-    monkeypatch.setattr(tritons, "locked", lambda: {"1.17.0": wrong})
-    monkeypatch.setenv(tritons.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(targets, "locked_tritons", lambda: {"1.17.0": wrong})
+    monkeypatch.setenv(targets.CACHE_VARIABLE, str(tmp_path))
     with pytest.raises(Exception, match="installing Triton"):
-        tritons.install("1.17.0")
+        targets.install_triton("1.17.0")
     assert not list((tmp_path / "triton").glob("[0-9]*"))
 
 
 def test_which_failures_count() -> None:
-    assert architectures.is_supported("3.0.0", "sm_90") and architectures.is_supported(
-        "3.9.0", "sm_120"
-    )
-    assert not architectures.is_supported("3.1.0", "sm_100")
-    assert not architectures.is_supported("2.3.1", "sm_80")
+    assert targets.is_supported("3.0.0", "sm_90") and targets.is_supported("3.9.0", "sm_120")
+    assert not targets.is_supported("3.1.0", "sm_100")
+    assert not targets.is_supported("2.3.1", "sm_80")
     with pytest.raises(UsageError):
-        architectures.parse("sm_1")
+        targets.parse_architectures("sm_1")
 
 
 def test_an_architecture_that_a_triton_does_not_know_is_unsupported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tritons, "install", lambda version: tmp_path)
-    monkeypatch.setattr(compile_all, "WarmWorker", lambda _: pytest.fail("it compiles"))
+    monkeypatch.setattr(targets, "install_triton", lambda version: tmp_path)
+    monkeypatch.setattr(run, "WarmWorker", lambda _: pytest.fail("it compiles"))
     given = {"architectures": [ARCHITECTURES["sm_100"]], "versions": ["3.1.0"]}
     [row] = run.run(lambda row: None, **given, matrices=["quick"], jobs=1)
     assert (row.status, row.failed) == (Status.UNSUPPORTED, False)
@@ -340,9 +338,9 @@ def lost_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LostTwice, "made", 0)
 
 
-def compiler(done: Callable[[CompiledLaunch], None] = lambda row: None) -> compile_all.Compiler:
-    task = compile_all.Task(ARCHITECTURES["sm_90"], "3.7.1", None, ahead=False)
-    return compile_all.Compiler(task, [], 1.0, done)
+def compiler(done: Callable[[CompiledLaunch], None] = lambda row: None) -> run.Compiler:
+    task = run.Task(ARCHITECTURES["sm_90"], "3.7.1", None, ahead=False)
+    return run.Compiler(task, [], 1.0, done)
 
 
 @pytest.mark.usefixtures("lost_twice")

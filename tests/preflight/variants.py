@@ -9,7 +9,7 @@ from collections import defaultdict
 from nsabench import registry
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Direction, DType
-from nsabench.preflight import architectures, candidates
+from nsabench.preflight import record, targets
 
 LENGTHS = (40_001, 40_044, 40_500, 41_777)  # of one size of work items; several chunks each
 LISTED = ("forward_kernel", "backward_kernel", "spill_kernel")
@@ -31,7 +31,7 @@ def main() -> None:
             timeout_s=60,
             seed=1,
         )
-        for call in candidates.launches(item, case, architectures.ARCHITECTURES["sm_90"]):
+        for call in record.list_launches(item, case, targets.ARCHITECTURES["sm_90"]):
             if call.kernel in LISTED:
                 variants[call.kernel].add(call.key)
                 alignments.add(call.arguments["first_ptr"].data_ptr() % 16)
