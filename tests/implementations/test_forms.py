@@ -1,0 +1,230 @@
+"""Kernels that are right pass, whatever they are written as and however their output lies."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nsabench.checks import Effect, Finding, Limits, run_all
+from nsabench.model.record import Record
+from nsabench.model.vocabulary import DType, Status
+from nsabench.registry import Unsupported
+from nsabench.registry.validation import validate
+from tests.checking import a_case, measured, registered, rounds, rows_of
+
+SHAPE = {"N": 8, "H": 4, "D": 32, "Dv": 32, "L": 96}
+TUNING_S = 0.3  # longer than all other calls together
+FORMS: dict[str, Callable[..., Any]] = {}
+Form = Callable[..., Any]
+
+
+def form(call: Form) -> Form:
+    FORMS[call.__name__] = call
+    return call
+
+
+@form
+def plain(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+    weights = torch.softmax(q.float() @ k.float().mT * sm_scale, -1)
+    return (weights @ v.float()).to(v.dtype)
+
+
+@form
+def strided_output(*tensors: Tensor, sm_scale: float) -> Tensor:
+    return plain(*tensors, sm_scale=sm_scale).mT.contiguous().mT
+
+
+@form
+def padded_output(*tensors: Tensor, sm_scale: float) -> Tensor:
+    out = plain(*tensors, sm_scale=sm_scale)
+    return torch.cat([out, out + torch.nan], -1)[..., : out.shape[-1]]
+
+
+@form
+def offset_output(*tensors: Tensor, sm_scale: float) -> Tensor:
+    out = plain(*tensors, sm_scale=sm_scale).flatten()
+    return torch.cat([out[:1], out])[1:].view(*tensors[0].shape[:2], -1)
+
+
+@form
+def expanded_output(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+    """Return one row for all heads, which is right for one key."""
+    if k.shape[1] > 1:
+        return plain(q, k, v, sm_scale=sm_scale)
+    return plain(q[:, :1], k, v, sm_scale=sm_scale).expand(-1, q.shape[1], -1)
+
+
+@form
+def parameter_defaults(
+    q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float = 1.0, block: int = 64
+) -> Tensor:
+    return plain(q, k, v, sm_scale=sm_scale)
+
+
+@form
+def any_arguments(*tensors: Tensor, **options: Any) -> Tensor:
+    return plain(*tensors, **options)
+
+
+class Attention(nn.Module):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
+        return plain(q, k, v, sm_scale=sm_scale)
+
+
+class Callables:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        return plain(q, k, v, sm_scale=sm_scale)
+
+    def method(self, q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        return self(q, k, v, sm_scale=sm_scale)
+
+    @classmethod
+    def of_class(cls, q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        return cls()(q, k, v, sm_scale=sm_scale)
+
+
+@functools.wraps(plain)
+def wrapped(*tensors: Tensor, **options: Any) -> Tensor:
+    return plain(*tensors, **options)
+
+
+def attend_in_blocks(block: int, q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+    rows = zip(q.split(block), k.split(block), v.split(block), strict=True)
+    return torch.cat([plain(*row, sm_scale=sm_scale) for row in rows])
+
+
+FORMS |= {
+    "module": Attention(),
+    "callable_object": Callables(),
+    "bound_method": Callables().method,
+    "class_method": Callables.of_class,
+    "partial": functools.partial(attend_in_blocks, 3),
+    "anonymous": lambda q, k, v, *, sm_scale: plain(q, k, v, sm_scale=sm_scale),
+    "wrapped": wrapped,
+    "compiled": torch.compile(plain, backend="eager", dynamic=False),
+    "compiled_module": torch.compile(Attention(), backend="eager", dynamic=False),
+}
+
+
+@form
+def threads(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+    with ThreadPoolExecutor(2) as pool:
+        rows = pool.map(lambda row: plain(*row, sm_scale=sm_scale), zip(q, k, v, strict=True))
+    return torch.stack(list(rows))
+
+
+@form
+def long_lived_thread(*tensors: Tensor, sm_scale: float) -> Tensor:
+    if not any(thread.name == "long_lived" for thread in threading.enumerate()):
+        idle = threading.Event().wait
+        threading.Thread(target=idle, daemon=True, name="long_lived").start()
+    return plain(*tensors, sm_scale=sm_scale)
+
+
+_tuned: dict[torch.Size, int] = {}
+
+
+@form
+def autotuned(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+    if q.shape not in _tuned:
+        time.sleep(TUNING_S)
+        _tuned[q.shape] = max(1, len(q) // 2)
+    return attend_in_blocks(_tuned[q.shape], q, k, v, sm_scale=sm_scale)
+
+
+_workspace = torch.empty(0)
+
+
+@form
+def growing_workspace(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+    global _workspace
+    size = q.shape[0] * q.shape[1] * k.shape[1]
+    if _workspace.numel() < size:
+        _workspace = torch.empty(size)
+    scores = q.float() @ k.float().mT * sm_scale
+    _workspace[:size] = scores.detach().flatten()
+    weights = torch.softmax(scores, -1)
+    return (weights @ v.float()).to(v.dtype)
+
+
+@functools.cache
+def ones(size: int) -> Tensor:
+    return torch.ones(size)
+
+
+@form
+def cached_constant(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+    return plain(q * ones(q.shape[-1]).to(q.dtype), k, v, sm_scale=sm_scale)
+
+
+@form
+def preallocated(*tensors: Tensor, sm_scale: float) -> Tensor:
+    answer = plain(*tensors, sm_scale=sm_scale)
+    return torch.empty_like(answer).copy_(answer)
+
+
+@form
+def double_precision(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+    weights = torch.softmax(q.double() @ k.double().mT * sm_scale, -1)
+    return (weights @ v.double()).to(v.dtype)
+
+
+@form
+def fallback(*tensors: Tensor, sm_scale: float) -> Tensor:
+    try:
+        raise Unsupported("the fast way takes no such sizes")
+    except Unsupported:
+        return plain(*tensors, sm_scale=sm_scale)
+
+
+@form
+def warning(*tensors: Tensor, sm_scale: float) -> Tensor:
+    warnings.warn("the first call is slow", stacklevel=2)
+    return plain(*tensors, sm_scale=sm_scale)
+
+
+class Function(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        return plain(*given[:3], sm_scale=given[3])
+
+
+@form
+def autograd_function(*tensors: Tensor, sm_scale: float) -> Tensor:
+    return Function.apply(*tensors, sm_scale)
+
+
+@pytest.fixture(scope="module")
+def records() -> dict[str, tuple[Record, list[Finding]]]:
+    """The record of each form, and what speaks against it."""
+    results = {}
+    for length in (SHAPE["L"], 1):
+        names = [name for name in FORMS if (name == "expanded_output") == (length == 1)]
+        items = [registered("selection_rows", name, FORMS[name]) for name in names]
+        validate(items)
+        shape = SHAPE | {"L": length}
+        case = a_case("selection_rows", shape, dtype=DType.BFLOAT16, timing=rounds(5))
+        with warnings.catch_warnings(action="ignore"):
+            rows = rows_of(case, items, measured(case, items, probes=True))
+        findings = run_all(rows, Limits())
+        for row in rows:
+            own = [f for f in findings if f.implementation == row.implementation]
+            results[row.implementation] = row, [f for f in own if f.effect is not Effect.NOTE]
+    return results
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_right_kernel_passes_in_every_form(
+    records: dict[str, tuple[Record, list[Finding]]], name: str
+) -> None:
+    record, findings = records[name]
+    assert (record.status, record.reason, findings) == (Status.OK, "", [])
