@@ -8,6 +8,8 @@ uv := "UV_HTTP_TIMEOUT=20 .venv/bin/uv pip install --quiet --compile-bytecode --
 # What a machine without a GPU gets. numpy 2.4 breaks dynamic `range` in the Triton interpreter.
 cpu_torch := "torch==2.13.0 triton==3.7.1 'numpy<2.4'"
 
+pytest := "OMP_NUM_THREADS=1 " + python + " -m pytest -n 2 --dist loadfile --no-loadscope-reorder"
+
 [private]
 default:
     @{{ just_executable() }} --list
@@ -17,12 +19,15 @@ all *arguments: install
     .venv/bin/nsabench all "$@"
 
 # One thread each: threads that wait for cores that others hold made an honest call ten times as slow
-# as the next. In order: the images take longest and have the fewest tests, so xdist's own order has
-# them last and alone.
+# as the next. In order: conftest.py has the longest files first, and xdist's own order has them last.
 
-# The tests, two files at a time. `just test -n 0 FILE` for one alone
+# The tests that guard a change, two files at a time. `just test -n 0 FILE` for one alone
 test *arguments: install
-    OMP_NUM_THREADS=1 {{ python }} -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"
+    {{ pytest }} -m "not full" "$@"
+
+# All tests, also of containers, Slurm, a browser, S3 and attacks: conftest.py names them
+test-all *arguments: install
+    {{ pytest }} "$@"
 
 # All attacks in tests/attacks as uid 1000 without any of root's powers, or as who one is
 attacks-as-user *arguments: install
@@ -50,7 +55,7 @@ doctor *arguments: install
     .venv/bin/nsabench doctor "$@"
 
 # Everything CI runs
-ci: lint test
+ci: lint test-all
 
 # The 26 rows shapes on this machine's GPU, into results/rows (any CUDA host)
 gpu-rows *arguments: install

@@ -1,0 +1,88 @@
+"""Which tests `./just test` runs, and which of them need more than this machine has."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent
+# Only `./just test-all` runs the tests in these folders and files, and runs them first and in this
+# order, since they take longest.
+FULL = (
+    "tests/attacks",
+    "tests/docs/test_blocks.py",
+    "tests/evidence/archive/test_s3.py",
+    "tests/evidence/archive/test_writers.py",
+    "tests/fleet/test_slurm.py",
+    "tests/images/test_container.py",
+    "tests/versions/test_end_to_end.py",
+)
+LACKING = pytest.StashKey[str]()
+SLURM = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "scancel")
+
+
+def has_programs(*names: str) -> bool:
+    """Return whether all programs are installed; those for root may be outside of PATH."""
+    path = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin", "/usr/local/sbin"))
+    return all(shutil.which(name, path=path) for name in names)
+
+
+@dataclass(frozen=True)
+class Need:
+    """What some tests need: those below `paths`, and those with the fixture."""
+
+    what: str
+    is_met: Callable[[], bool]
+    paths: tuple[str, ...] = ()
+    fixture: str = ""
+
+    def concerns(self, item: pytest.Item) -> bool:
+        return is_below(item, self.paths) or self.fixture in getattr(item, "fixturenames", ())
+
+
+NEEDS = (
+    Need("a CUDA device", torch.cuda.is_available, ("tests/gpu", "kernels/tests/gpu")),
+    Need(
+        "a container daemon and a base image, which .ci/run provides",
+        lambda: bool(os.environ.get("NSABENCH_TEST_BASE")),
+        ("tests/images/test_container.py",),
+    ),
+    Need(
+        "Slurm and root",
+        lambda: has_programs(*SLURM) and os.getuid() == 0,
+        ("tests/fleet/test_slurm.py",),
+    ),
+    Need(
+        "Chromium and chromedriver",
+        lambda: has_programs("chromium", "chromedriver"),
+        fixture="browser",
+    ),
+)
+
+
+def is_below(item: pytest.Item, names: tuple[str, ...]) -> bool:
+    places = (item.path, *item.path.parents)
+    return any(ROOT / name in places for name in names)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    lacking = [need for need in NEEDS if not need.is_met()]
+    for item in items:
+        if is_below(item, FULL) or "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker("full")
+        for need in lacking:
+            if need.concerns(item):
+                item.stash[LACKING] = need.what
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip from here, so that the summary has one line for each thing that is lacking."""
+    if what := item.stash.get(LACKING, ""):
+        pytest.skip(f"needs {what}")
