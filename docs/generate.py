@@ -35,7 +35,7 @@ EXIT_CODES = {
     2: "bad input; the message names file, line and field",
     3: "this machine cannot; the message says why",
     4: "verification failed",
-    5: "the run was begun on another machine or device, and goes on there",
+    5: "no candidate was tried",
     130: "interrupted; `all --resume RUN` goes on",
 }
 

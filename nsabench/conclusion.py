@@ -115,10 +115,7 @@ def sign(folder: RunFolder, signer: Signer, log_end: str = "") -> str:
         (folder.path / MANIFEST).unlink()
         raise
     if by.trust is Trust.EPHEMERAL:
-        return (
-            "signed with an ephemeral key: `nsabench verify` shows whether it was altered, but "
-            "nothing shows by whom it was made (`nsabench key --help`)"
-        )
+        return "signed with an ephemeral key, which names no author (`nsabench key --help`)"
     return f"signed with the key {by.keyid}"
 
 

@@ -39,7 +39,5 @@ class VerificationFailed(NsabenchError):
     exit_code = 4
 
 
-class BegunElsewhere(VerificationFailed):
+class BegunElsewhere(EnvironmentRefused):
     """A run must be resumed on the machine and device on which it was begun."""
-
-    exit_code = 5

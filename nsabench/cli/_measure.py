@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nsabench import conclusion
 from nsabench.cli._options import Measuring
-from nsabench.cli._say import say, say_json
+from nsabench.cli._say import say_json
 from nsabench.cli._trust import refuse_inside
 from nsabench.errors import Interrupted, UsageError
 from nsabench.machine.memory import memory_of
@@ -13,7 +13,6 @@ from nsabench.output import ci, result, terminal
 from nsabench.planning.narrow import Narrowed
 from nsabench.running import estimate, run
 from nsabench.running.run import Finished
-from nsabench.verdicts.failures import failures
 
 
 def measure(asked: Measuring, *, fit: bool) -> Finished:
@@ -23,7 +22,11 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
     if asked.out is not None and asked.resume is not None:
         raise UsageError("--out and --resume name a folder each", "give one of them.")
     is_resumed_as_it_was = asked.resume is not None and asked == Measuring(
-        resume=asked.resume, verbose=asked.verbose, as_json=asked.as_json, junit=asked.junit
+        resume=asked.resume,
+        verbose=asked.verbose,
+        wide=asked.wide,
+        as_json=asked.as_json,
+        junit=asked.junit,
     )
     plan = None if is_resumed_as_it_was else _plan(asked)
     # Standard output is for programs then.
@@ -44,12 +47,12 @@ def show(finished: Finished, asked: Measuring, signed: str = "") -> int:
     if asked.as_json:
         say_json(result.as_data(finished, signed))
     else:
-        terminal.print_summary(finished, terminal.console(), verbose=asked.verbose)
-        if signed:
-            say(signed)
+        terminal.print_summary(
+            finished, terminal.console(), signed=signed, verbose=asked.verbose, wide=asked.wide
+        )
     if asked.junit is not None:
         ci.write_junit(ci.of_run(finished.results), asked.junit, finished.plan.run_id)
-    return 1 if failures(finished.results) else 0
+    return result.exit_code(finished)
 
 
 def _plan(asked: Measuring) -> Plan:

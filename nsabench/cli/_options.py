@@ -96,6 +96,7 @@ only = click.option(
 verbose = click.option(
     "-v", "--verbose", is_flag=True, help="Show every baseline, control and finding."
 )
+wide = click.option("--wide", is_flag=True, help="Show every column, in 160 characters.")
 junit = click.option(
     "--junit",
     type=FILE,
@@ -146,6 +147,7 @@ class Measuring:
     no_sandbox: bool = False
     timing: str = "auto"
     verbose: bool = False
+    wide: bool = False
     as_json: bool = False
     junit: Path | None = None
 
@@ -163,7 +165,7 @@ def asked_again(asked: Measuring) -> list[str]:
 
 
 PLAN = (no_sandbox, ops_file, kernels, only, where, margin, timing, device, matrices)
-RUN = (junit, as_json, verbose, shard, resume, out)
+RUN = (junit, as_json, wide, verbose, shard, resume, out)
 
 
 def measuring(*options: Decorator) -> Decorator:

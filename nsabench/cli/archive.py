@@ -93,6 +93,10 @@ def verify(location: str, public: tuple[Path, ...], as_json: bool) -> int:
         say(f"{len(rows)} runs are sound, {len(broken)} broken; {found.stray} unfinished objects")
     for sentence in broken:
         say(f"nsabench: {sentence}", err=True)
+    if not rows and not broken:
+        raise VerificationFailed(
+            f"{location} holds no run", "add one with `nsabench archive add RUN --to ARCHIVE`."
+        )
     if broken:
         raise VerificationFailed(
             f"{len(broken)} of {len(rows) + len(broken)} runs are broken",

@@ -7,16 +7,25 @@ from typing import Any
 
 from nsabench import labels
 from nsabench.model.vocabulary import Role
+from nsabench.output.standing import name_untried
 from nsabench.running.run import Finished
 from nsabench.verdicts import threshold
 from nsabench.verdicts.failures import failures
 from nsabench.verdicts.threshold.document import as_data as thresholds_as_data
 
+NOT_TRIED = 5  # the exit code where no candidate was tried, as pytest without a test
 OF_A_CANDIDATE = (
     *("case_id", "op", "implementation", "dtype", "direction", "distribution", "mode"),
     *("length", "status", "reason", "diagnosis", "median_ms", "best_baseline", "speedup"),
     *("speedup_lo", "speedup_hi", "verdict", "caution", "package", "package_version", "licence"),
 )
+
+
+def exit_code(run: Finished) -> int:
+    """Return 1 if something failed, 5 if no candidate was tried, and 0 otherwise."""
+    if failures(run.results):
+        return 1
+    return NOT_TRIED if name_untried(run.plan, run.results.records) else 0
 
 
 def as_data(run: Finished, signature: str = "") -> dict[str, Any]:
@@ -29,7 +38,7 @@ def as_data(run: Finished, signature: str = "") -> dict[str, Any]:
         "folder": str(run.folder.path),
         "wall_s": run.wall_s,
         "failures": broken,
-        "exit_code": 1 if broken else 0,
+        "exit_code": exit_code(run),
         "controls": Counter(r.caught for r in records if r.caught),
         "candidates": [
             {

@@ -7,16 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from nsabench.model.plan import Plan
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Catch, Regime, Role, Status, Verdict
 from nsabench.output import grouped
 from nsabench.verdicts import caution
 from nsabench.verdicts.statistics import geometric_mean
 
+DECLINED = (Status.UNSUPPORTED, Status.SKIPPED)
+
 
 def head(records: Sequence[Record]) -> str:
     """Return `RIGHT 3 of 3, declined 1`, or the most frequent failure."""
-    ran = [r for r in records if r.status not in (Status.UNSUPPORTED, Status.SKIPPED)]
+    ran = [r for r in records if r.status not in DECLINED]
     if not ran:
         return f"NOT RUN in {len(records)} of {len(records)}: {records[0].reason}"
     declined = f", declined {len(records) - len(ran)}" if len(ran) < len(records) else ""
@@ -38,7 +41,7 @@ class Standing:
 
     @cached_property
     def ran(self) -> list[Record]:
-        return [r for r in self.records if r.status not in (Status.UNSUPPORTED, Status.SKIPPED)]
+        return [r for r in self.records if r.status not in DECLINED]
 
     @cached_property
     def right(self) -> list[Record]:
@@ -109,6 +112,21 @@ class Standing:
     @property
     def sentence(self) -> str:
         return f"{', '.join([self.correctness, *self.speed])}{self.proviso}"
+
+
+def is_of_the_user(plan: Plan, record: Record) -> bool:
+    return plan.info(record.op, record.implementation).source.is_file
+
+
+def name_untried(plan: Plan, records: Sequence[Record]) -> str:
+    """Return why no candidate was tried, or an empty text. The user's candidates count alone."""
+    candidates = [r for r in records if r.role is Role.CANDIDATE]
+    judged = [r for r in candidates if is_of_the_user(plan, r)] or candidates
+    if any(r.status not in DECLINED for r in judged):
+        return ""
+    if not judged:
+        return "none takes part"
+    return f"{judged[0].implementation}: {judged[0].reason}"
 
 
 def standings(records: Iterable[Record]) -> list[Standing]:

@@ -12,13 +12,11 @@ from nsabench.output import grouped
 from nsabench.output.document import Block, Name, Ours, Sentence, Table, Tag, number
 from nsabench.verdicts.caution import beside
 
-# The columns of a table of candidates, by the room for them.
-NARROW = ("case", "candidate", "ms", "baseline ms", "speed-up", "outcome")
-WIDE = (
+COLUMNS = (
     *("case", "candidate", "status", "MAE", "ms", "queued", "host µs", "of roofline"),
     *("best baseline", "baseline ms", "speed-up [95 %]", "verdict"),
 )
-TEXTS = ("case", "candidate", "status", "best baseline", "outcome", "verdict")
+TEXTS = ("case", "candidate", "status", "best baseline", "verdict")
 MARKS = {
     "*": "* no control showed that each check behind it works: see `unproven`",
     "†": f"† {NO_SPECIALISED}: a ratio over 3, over masks, gathers or FlexAttention alone",
@@ -26,15 +24,15 @@ MARKS = {
 MOST_CHARACTERS = 100  # of an example
 
 
-def candidates(records: Sequence[Record], columns: Sequence[str]) -> Table:
+def candidates(records: Sequence[Record]) -> Table:
     by_key = {r.key: r for r in records}
     rows = []
     for r in records:
         if r.role is Role.CANDIDATE:
             cells = _format_cells(r, by_key.get((r.case_id, r.best_baseline)))
-            rows.append([cells[column] for column in columns])
-    numbers = [Ours(column) for column in columns if column not in TEXTS]
-    return Table("candidates", list(map(Ours, columns)), rows, numbers)
+            rows.append([cells[column] for column in COLUMNS])
+    numbers = [Ours(column) for column in COLUMNS if column not in TEXTS]
+    return Table("candidates", list(map(Ours, COLUMNS)), rows, numbers)
 
 
 def _format_cells(r: Record, baseline: Record | None) -> dict[str, str]:
@@ -53,11 +51,49 @@ def _format_cells(r: Record, baseline: Record | None) -> dict[str, str]:
         "of roofline": number(r.roofline_fraction, ".0%"),
         "best baseline": Name(r.best_baseline) if r.best_baseline else "–",
         "baseline ms": number(baseline.median_ms if baseline else None, ".4g"),
-        "speed-up": number(r.speedup, ".2f"),
         "speed-up [95 %]": Ours(ratio + interval),
-        "outcome": verdict if r.status is Status.OK else Tag(r.status),
         "verdict": verdict,
     }
+
+
+def _build_narrow(op: str, records: Sequence[Record]) -> Table:
+    """Return a line for each case and candidate. Sizes that vary and regimes are columns."""
+    traits = [_list_traits(r) for r in records]
+    varying = [name for name in traits[0] if len({trait.get(name) for trait in traits}) > 1]
+    regimes = [x for x in Regime if any(r.compared(x) for r in records)] or [records[0].regime]
+    rows = []
+    for r, trait in zip(records, traits, strict=True):
+        verdicts = [_format_verdict(r, regime) for regime in regimes]
+        if r.status is not Status.OK:
+            verdicts[0] = Tag(r.status)
+        sizes = [trait.get(name) or "–" for name in varying]
+        rows.append([*sizes, Name(r.implementation), number(r.median_ms, ".4g"), *verdicts])
+    constant = labels.constant(records).get(op, ())
+    title = " ".join([op, *(constant if varying else labels.words(records[0]))])
+    columns = [*varying, "candidate", "ms", *(f"{regime} ×" for regime in regimes)]
+    return Table(title, list(map(Ours, columns)), rows, [*varying, "ms"])
+
+
+def _list_traits(record: Record) -> dict[str, str]:
+    sizes = {name: str(size) for name, size in record.shape.items() if size is not None}
+    if sizes.get("Dv") == sizes.get("D"):
+        sizes.pop("Dv", None)
+    dtype = labels.SHORT[record.dtype]
+    others = {"direction": record.direction, "distribution": record.distribution}
+    return sizes | {"dtype": dtype, **others, "mode": record.mode}
+
+
+def _format_verdict(record: Record, regime: Regime) -> str:
+    found = record.compared(regime)
+    if found is None or not found.verdict or record.median_ms is None:
+        return "not timed" if record.median_ms is None else "–"
+    ratio = "" if found.ratio is None else f"{found.ratio:.2f} "
+    return Tag(f"{ratio}{found.verdict}{_mark(record, regime)}", found.verdict)
+
+
+def _mark(record: Record, regime: Regime) -> str:
+    star = "*" if regime is record.regime and record.unproven_verdict else ""
+    return star + ("†" if beside(record, regime) else "")
 
 
 def standing(record: Record) -> str:
@@ -68,15 +104,17 @@ def standing(record: Record) -> str:
     for regime in (record.regime, Regime.QUEUE):
         found = record.compared(regime)
         if found is not None and found.verdict:
-            star = "*" if regime is record.regime and record.unproven_verdict else ""
-            dagger = "†" if beside(record, regime) else ""
-            verdicts.append(f"{regime} {found.verdict}{star}{dagger}")
+            verdicts.append(f"{regime} {found.verdict}{_mark(record, regime)}")
     return ", ".join(verdicts) or "-"
 
 
-def candidates_on_terminal(records: Sequence[Record], width: int) -> Iterator[Block]:
-    """Yield the table and the meaning of its marks. A narrow terminal gets the deciding columns."""
-    yield candidates(records, NARROW if width < 160 else WIDE)
+def candidates_on_terminal(records: Sequence[Record], *, wide: bool) -> Iterator[Block]:
+    """Yield the tables and the meaning of their marks. wide: all columns, in 160 characters."""
+    if wide:
+        yield candidates(records)
+    else:
+        judged = (r for r in records if r.role is Role.CANDIDATE)
+        yield from (_build_narrow(op, own) for op, own in grouped(judged, lambda r: r.op).items())
     yield from (Sentence(text, "dim") for text in explain_marks(records))
 
 

@@ -112,7 +112,7 @@ def test_another_device_of_the_same_name_is_another_machine(
     monkeypatch.setattr(Elsewhere, "gpu", "NVIDIA H200")
     folder = unfinished(tmp_path / "run", 1.5)
     monkeypatch.setattr(identity, "_device_uuid", lambda described: "GPU-of-another-host")
-    with pytest.raises(VerificationFailed, match="another machine, or on another device"):
+    with pytest.raises(BegunElsewhere, match="another machine, or on another device"):
         run.resume(folder, Silent(), signer=ME)
     assert asked == []
 

@@ -169,7 +169,7 @@ def test_a_direction_and_a_head_layout_are_decided_each_by_itself() -> None:
         ("64/4", Direction.BACKWARD): 8192,
         ("16/1", Direction.FORWARD): None,
     }
-    [line] = summary.of_payments(break_even.decide(rows))
+    [line] = summary.describe_payments(break_even.decide(rows))
     assert line == (
         "nsa_attention pays by its kernels alone (device): 64/4 forward from T = 16384, "
         "backward from T = 8192; 16/1 forward at no length (up to T = 16384)"
@@ -264,7 +264,7 @@ def test_the_queue_is_a_decision_of_its_own() -> None:
         "queue",
         "device",
     ]
-    assert list(summary.of_payments([in_queue, on_device])) == [
+    assert list(summary.describe_payments([in_queue, on_device])) == [
         "nsa_attention pays from Python (queue): 64/4 forward from T = 16384",
         "nsa_attention pays by its kernels alone (device): 64/4 forward from T = 8192",
     ]

@@ -36,7 +36,7 @@ def render(facts: Facts) -> str:
         shards=list(report_tables.shards(facts)) if facts.plan.shards else [],
         matrices=list(dict.fromkeys((m.name, m.sha256[:12]) for m in facts.plan.matrices)),
         parity=tables.parity(facts.compared),
-        cases=tables.candidates(facts.records, tables.WIDE),
+        cases=tables.candidates(facts.records),
         marks=tables.explain_marks(facts.records),
         lengths=report_tables.by_length(facts.candidates, facts.plan.margin, facts.tolerances),
         findings=[f for f in findings if f.implementation not in controls or not f.case_id],

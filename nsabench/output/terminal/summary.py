@@ -1,97 +1,97 @@
-"""Shows the end of a run: findings, the table of candidates, and a panel of ten lines."""
+"""Shows the end of a run: findings, a table, and the answer in at most twelve lines."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from textwrap import wrap
 
 from rich.console import Console
-from rich.panel import Panel
 from rich.text import Text
 
 from nsabench import labels
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.proofs import regime_of
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import BENIGN, Answer, Catch, Pays, Regime, Role, Status, Verdict
+from nsabench.model.vocabulary import BENIGN, Answer, Catch, Pays, Role, Status, Verdict
 from nsabench.output import grouped, tables
-from nsabench.output.document import FAILED, STYLES, on_terminal
-from nsabench.output.standing import Standing, standings, tally_of_controls
+from nsabench.output.document import FAILED, STYLES, Sentence, on_terminal
+from nsabench.output.standing import (
+    Standing,
+    is_of_the_user,
+    name_untried,
+    standings,
+    tally_of_controls,
+)
 from nsabench.running.run import Finished
 from nsabench.text import shown
 from nsabench.verdicts import break_even, threshold
 from nsabench.verdicts.break_even import CALLED, BreakEven
 from nsabench.verdicts.failures import failures, unproven
+from nsabench.verdicts.records import STATUS_OF
 from nsabench.verdicts.threshold import Decision
 
+MOST_LINES = 12  # of the answer
+WIDTH = 80  # of the answer
+MOST_PAYS = 4  # break-even lengths in the answer
 
-def print_summary(finished: Finished, console: Console, *, verbose: bool = False) -> None:
-    """Print findings, table and panel. verbose: print every baseline, control and finding."""
+
+def print_summary(
+    finished: Finished,
+    console: Console,
+    *,
+    signed: str = "",
+    verbose: bool = False,
+    wide: bool = False,
+) -> None:
+    """Print the end of a run. signed: a sentence about the signature.
+
+    verbose: print every baseline, control and finding. wide: show every column.
+    """
     records = finished.results.records
-    missed = any(r.caught is Catch.MISSED for r in records)
-    if verbose or missed:
+    if verbose or any(r.caught is Catch.MISSED for r in records):
         console.print(*on_terminal([tables.others(records)]))
-    elif told := controls(records):
-        console.print(told, highlight=False, soft_wrap=True)
-    console.print(_describe_time(finished), highlight=False, soft_wrap=True)
+    if verbose:
+        harness_s = finished.wall_s - finished.measuring_s
+        console.print(f"the harness took {harness_s:.1f} s of {finished.wall_s:.1f} s")
     _print_grave(finished, console, verbose=verbose)
-    for line in _list_failed(finished):
+    for line in _list_logs(finished):
         console.print(Text(shown(line)), soft_wrap=True)
-    own = of_the_user(finished)
-    own_last = sorted(records, key=lambda r: (r.op, r.implementation) in own)
-    for block in on_terminal(tables.candidates_on_terminal(own_last, console.width)):
+    own_last = sorted(records, key=lambda r: is_of_the_user(finished.plan, r))
+    for block in on_terminal(tables.candidates_on_terminal(own_last, wide=wide)):
         console.print(block)
-    console.print(_build_panel(finished, console.width))
+    for sentence in describe_end(finished, signed, width=min(console.width, WIDTH)):
+        console.print(Text(shown(sentence.text), sentence.style), soft_wrap=True)
 
 
 def _print_grave(finished: Finished, console: Console, *, verbose: bool) -> None:
     records = finished.results.records
     controls = {r.implementation for r in records if r.role is Role.CONTROL}
-    grave = [
-        f
-        for f in finished.results.findings
-        # Findings in a caught control are expected.
-        if f.effect is Effect.INVALID
-        or (f.implementation not in controls and (f.effect is not Effect.NOTE or not f.case_id))
-    ]
+    grave = []
+    for f in finished.results.findings:
+        # Findings in a caught control are expected, and a status has its reason beside it.
+        is_told = f.implementation in controls or f.effect in STATUS_OF
+        is_note = f.effect is Effect.NOTE and f.case_id
+        if verbose or f.effect is Effect.INVALID or not (is_told or is_note):
+            grave.append(f)
     if grave:
         cases = {r.case_id: labels.named(r) for r in records}
         print_findings(grave, cases, console, each=verbose)
 
 
-def _list_failed(finished: Finished) -> Iterator[str]:
+def _list_logs(finished: Finished) -> Iterator[str]:
+    """Yield what crashed, with the log that says more. The answer has what is wrong."""
     records = finished.results.records
     failed = (r for r in records if r.role is not Role.CONTROL and r.status not in BENIGN)
     groups = grouped(failed, lambda r: (r.implementation, r.status, r.diagnosis or r.reason))
     for (name, status, why), rows in groups.items():
+        log = finished.folder.path / "logs" / f"{rows[0].case_id}.log"
+        if rows[0].role is Role.CANDIDATE and (status is Status.WRONG or not log.exists()):
+            continue
         often = f"in {len(rows)} cases, first " if len(rows) > 1 else ""
         yield f"failed: {name} {often}on {labels.named(rows[0])}: {status}: {why}"
-        log = finished.folder.path / "logs" / f"{rows[0].case_id}.log"
-        if status != Status.WRONG and log.exists():
+        if log.exists():
             yield f"  its traceback and what it printed: {log}"
-
-
-def _describe_time(finished: Finished) -> str:
-    count, wall_s = len(finished.results.records), max(finished.wall_s, 1e-9)
-    harness_s = finished.wall_s - finished.measuring_s
-    return (
-        f"{count} records in {finished.wall_s:.1f} s; "
-        f"the harness took {harness_s:.1f} s of it ({harness_s / wall_s:.0%})"
-    )
-
-
-def _build_panel(finished: Finished, width: int) -> Panel:
-    failed = failures(finished.results)
-    texts = list(of_payments(break_even.decide(finished.results.records)))[:PAYS]
-    # The table or the page has the whole of a line that is cut here.
-    for line in lines(finished):
-        texts.append(line if len(line) <= width - 4 else f"{line[: width - 5]}…")
-    page = finished.folder.path / "report.html"
-    texts.append(f"report: {page}" if page.exists() else f"results: {finished.folder.path}")
-    return Panel(
-        Text("\n".join(map(shown, texts))),
-        title="failed" if failed else "complete",
-        border_style="red" if failed else "green",
-    )
 
 
 def print_findings(
@@ -126,11 +126,96 @@ def print_findings(
         console.print("nothing was found")
 
 
-MOST = 3  # candidates, and decisions, in the panel
-PAYS = 6  # lines of break-even lengths in the panel
+def describe_end(finished: Finished, signed: str = "", *, width: int = WIDTH) -> list[Sentence]:
+    """Return the answer in lines: the user's candidates, then the others, trust and the report.
+
+    A run without candidates of the user shows all candidates.
+    """
+    records, plan = finished.results.records, finished.plan
+    everything = standings(records)
+    own = [s for s in everything if is_of_the_user(plan, s.records[0])] or everything
+    shipped = [s for s in everything if s not in own]
+    page = finished.folder.path / "report.html"
+    after = [
+        *list(describe_payments(break_even.decide(records)))[:MOST_PAYS],
+        *([_describe_shipped(shipped)] if shipped else []),
+        _describe_trust(finished, signed),
+    ]
+    last = [line for text in after for line in _wrap(text, width)]
+    last.append(f"report: {page}" if page.exists() else f"results: {finished.folder.path}")
+    decisions = []
+    if finished.folder.thresholds.exists():
+        decisions = threshold.decide_run(records, plan)
+    room, lines = MOST_LINES - 1 - len(last), list[Sentence]()
+    for place, standing in enumerate(own):
+        text = _wrap(_describe_candidate(standing, decisions), width)
+        is_last = place == len(own) - 1
+        if len(lines) + len(text) > room - (not is_last):
+            lines.append(Sentence(f"and {len(own) - place} more: see the table"))
+            break
+        style = "" if standing.right == standing.ran else FAILED
+        lines += [Sentence(line, style) for line in text]
+    return [_describe_outcome(finished), *lines, *map(Sentence, last)]
 
 
-def of_payments(payments: Sequence[BreakEven]) -> Iterator[str]:
+def _wrap(text: str, width: int) -> list[str]:
+    return wrap(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def _describe_outcome(finished: Finished) -> Sentence:
+    results = finished.results
+    missed = {r.implementation for r in results.records if r.caught is Catch.MISSED}
+    time = f" in {finished.wall_s:.1f} s"
+    if missed:
+        count = "a control was" if len(missed) == 1 else f"{len(missed)} controls were"
+        return Sentence(f"invalid{time}: {count} not caught", FAILED)
+    untried = name_untried(finished.plan, results.records)
+    if untried and not failures(results):
+        return Sentence(f"complete{time}, but no candidate was tried: {untried}", "bold yellow")
+    failed = {
+        (r.op, r.implementation): _name_failure(r)
+        for r in results.records
+        if r.role is not Role.CONTROL and r.status not in BENIGN
+    }
+    counts = Counter(failed.values())
+    texts = [f"{n} {what.replace(' ', 's ', 1) if n > 1 else what}" for what, n in counts.items()]
+    if not texts and failures(results):
+        return Sentence(f"invalid{time}: {failures(results)[0]}", FAILED)
+    return Sentence(", ".join([f"complete{time}", *texts]), FAILED if texts else "bold green")
+
+
+def _name_failure(record: Record) -> str:
+    noun = "kernel" if record.role is Role.CANDIDATE else str(record.role)
+    return f"{noun} {'wrong' if record.status is Status.WRONG else 'failed'}"
+
+
+def _describe_candidate(standing: Standing, decisions: Sequence[Decision]) -> str:
+    own = [d for d in decisions if (d.op, d.candidate) == (standing.op, standing.implementation)]
+    parts = [f"{standing.implementation}: {standing.correctness}", *standing.speed]
+    for (sentence, why), alike in grouped(own, lambda d: (d.sentence, _explain(d))).items():
+        regimes = ", ".join(dict.fromkeys(d.regime for d in alike))
+        parts.append(f"{sentence} ({regimes}{f'; {why}' if why else ''})")
+    return "; ".join(parts)
+
+
+def _explain(decision: Decision) -> str:
+    by = decision.decided_by
+    if decision.answer is Answer.NO and by is not None:
+        verdict, status = by.comparison.verdict, by.record.status
+        found = str(verdict if status is Status.OK else status)
+        if verdict is Verdict.FASTER:
+            found += f", but not surely {decision.margin:g} times as fast,"
+        return f"{found} at {decision.axis}={by.length}"
+    return decision.reasons[0] if decision.reasons else ""
+
+
+def _describe_shipped(shipped: Sequence[Standing]) -> str:
+    failed = [s.implementation for s in shipped if s.right != s.ran]
+    but = f", not {', '.join(failed)}" if failed else ""
+    return f"shipped candidates: {len(shipped) - len(failed)} of {len(shipped)} are right{but}"
+
+
+def describe_payments(payments: Sequence[BreakEven]) -> Iterator[str]:
     """Yield lines such as `nsa_attention pays from Python (queue): 64/4 forward from T = 32768`."""
     for (op, regime), of_op in grouped(payments, lambda p: (p.op, p.regime)).items():
         parts = [
@@ -152,66 +237,17 @@ def _describe_length(p: BreakEven) -> str:
     return str(p.answer)
 
 
-def lines(finished: Finished) -> list[str]:
-    """Say how the user's candidates did, what was decided, and whether to believe it.
-
-    A run without candidates of the user shows all candidates.
-    """
-    candidates = standings(finished.results.records)
-    own = of_the_user(finished)
-    shown = [s for s in candidates if (s.op, s.implementation) in own] or candidates
-    texts = [line for standing in shown[:MOST] for line in _describe_candidate(standing)]
-    if len(shown) > MOST:
-        texts.append(f"and {len(shown) - MOST} more: see the table")
-    texts += list(_list_decisions(finished, {s.implementation for s in shown}))[:MOST]
-    return [*(texts or ["no candidate took part"]), _judge_run(finished)]
-
-
-def of_the_user(finished: Finished) -> set[tuple[str, str]]:
-    return {(i.op, i.name) for i in finished.plan.implementations if i.source.is_file}
-
-
-def _describe_candidate(standing: Standing) -> list[str]:
-    correct = f"{standing.implementation}: {standing.correctness}"
-    if standing.right == standing.ran:
-        return [", ".join([correct, *standing.speed])]
-    return [correct, *(f"  {line}" for line in standing.speed)]
-
-
-def _list_decisions(finished: Finished, names: set[str]) -> Iterator[str]:
-    if not finished.folder.thresholds.exists():
-        return
-    decisions = threshold.decide_run(finished.results.records, finished.plan)
-    own = [d for d in decisions if d.candidate in names]
-    groups = grouped(own, lambda d: (d.candidate, d.sentence, _explain_decision(d)))
-    for (name, sentence, why), alike in groups.items():
-        regimes = ", ".join(dict.fromkeys(d.regime for d in alike))
-        yield f"decision ({regimes}): {name}: {sentence}{f' ({why})' if why else ''}"
-
-
-def _explain_decision(decision: Decision) -> str:
-    by = decision.decided_by
-    if decision.answer is Answer.NO and by is not None:
-        verdict, status = by.comparison.verdict, by.record.status
-        found = str(verdict if status is Status.OK else status)
-        if verdict is Verdict.FASTER:
-            found += f", but not surely {decision.margin:g} times as fast,"
-        return f"{found} at {decision.axis}={by.length}"
-    return decision.reasons[0] if decision.reasons else ""
-
-
-def _judge_run(finished: Finished) -> str:
+def _describe_trust(finished: Finished, signed: str) -> str:
     records = finished.results.records
-    got_away = [r for r in records if r.caught is Catch.MISSED]
-    lacking = "; what is unproven stands above" if unproven(finished.results) else ""
-    if not got_away:
-        return f"believable: {controls(records) or 'no control ran'}{lacking}"
-    names = ", ".join(sorted({r.implementation for r in got_away}))
-    everywhere = any(regime_of(r.caught_by) is None for r in got_away)
-    where = "" if everywhere else f" in the regime {Regime.QUEUE}"
-    return f"believable: NO{where}: {names} was not caught{lacking}"
-
-
-def controls(records: Sequence[Record]) -> str:
+    missed = [r for r in records if r.caught is Catch.MISSED]
     tally = tally_of_controls(records, always=(Catch.MISSED,))
-    return f"controls: {tally}" if tally else ""
+    parts = [f"controls: {tally}" if tally else "no control ran"]
+    if missed:
+        names = ", ".join(sorted({r.implementation for r in missed}))
+        everywhere = any(regime_of(r.caught_by) is None for r in missed)
+        parts.append(
+            f"{names} missed, so nothing is decided{'' if everywhere else ' in the queue'}"
+        )
+    if unproven(finished.results):
+        parts.append("what is unproven stands above")
+    return "; ".join([*parts, *filter(None, signed.splitlines())])

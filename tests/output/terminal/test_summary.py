@@ -1,109 +1,147 @@
-"""What a person reads at the end of a run: little, their own last, and then the answer."""
+"""The end of a run on the terminal: a table, and the answer in at most twelve lines."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import Kind, Regime, Status
-from nsabench.output import terminal
+from nsabench.model.record import Record
+from nsabench.model.vocabulary import Kind, Regime, Status, Verdict
+from nsabench.output import result, tables, terminal
+from nsabench.output.document import on_terminal
 from nsabench.output.report import Facts
+from nsabench.output.terminal.summary import describe_end
 from nsabench.running.run import Finished
 from nsabench.verdicts import threshold
-from tests.runs import Made, make_run
+from tests.runs import Made, make_run, with_comparison
 from tests.verdicts.test_break_even import ladder
 
 MINE = "mine.py@aaaaaaaaaaaa"
 
 
-def own(name: str) -> object:
-    """Of the candidates, this one is of the user's file."""
+def finish(folder: Path, made: Made, mine: str = "mine") -> Finished:
+    """Return a finished run in which the candidate `mine` is of the user's file."""
 
     def change(plan: Plan) -> Plan:
         infos = [
-            i.model_copy(update={"source": type(i.source)(MINE)}) if i.name == name else i
+            i.model_copy(update={"source": type(i.source)(MINE)}) if i.name == mine else i
             for i in plan.implementations
         ]
         return plan.model_copy(update={"implementations": infos})
 
-    return change
+    facts = Facts.read(make_run(folder / "run", made, change=change))
+    threshold.write(facts.decisions, facts.folder.thresholds)
+    return Finished(facts.folder, facts.plan, facts.results, 2.0, 1.0)
 
 
-def shown(
-    tmp_path: Path, made: Made, *, width: int = 80, verbose: bool = False, mine: str = "mine"
-) -> str:
-    folder = make_run(tmp_path / "run", made, change=own(mine))  # type: ignore[arg-type]
-    facts = Facts.read(folder)
-    threshold.write(facts.decisions, folder / "thresholds.yaml")
-    return summary(facts, width=width, verbose=verbose)
-
-
-def summary(facts: Facts, *, width: int, verbose: bool = False) -> str:
+def show(finished: Finished, *, width: int = 80, **how: Any) -> str:
     console = Console(file=io.StringIO(), width=width, markup=False)
-    finished = Finished(facts.folder, facts.plan, facts.results, 2.0, 1.0)
-    terminal.print_summary(finished, console, verbose=verbose)
+    terminal.print_summary(finished, console, **how)
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     return text
 
 
-def panel(text: str) -> list[str]:
-    lines = text.splitlines()
-    [top] = [n for n, line in enumerate(lines) if line.startswith("╭")]
-    assert lines[-1].startswith("╰"), "something stands below the answer"
-    return [line.strip("│ ") for line in lines[top + 1 : -1]]
+def lines_of(finished: Finished) -> list[str]:
+    return [sentence.text for sentence in describe_end(finished)]
 
 
-def test_the_answer_comes_last_in_at_most_ten_lines(tmp_path: Path) -> None:
-    made = Made(implementations=("rows_group", "rows_cuda", "mine"))
-    text = shown(tmp_path, made)
-    lines = panel(text)
-    assert len(lines) <= 10
-    assert lines[0].startswith("mine: RIGHT 16 of 16, device: 0.87x as fast (0.50 to 1.5")
-    assert lines[1].startswith("decision (device): mine: worth using from L = 256 on")
-    assert lines[2].startswith("believable: controls: 16 caught, 0 missed; what is unproven")
-    assert not any("rows_" in line for line in lines), "what ships stands in the table"
+def text_of(finished: Finished) -> str:
+    return " ".join(" ".join(lines_of(finished)).split())
 
 
-def test_what_the_harness_takes_is_said(tmp_path: Path) -> None:
-    text = " ".join(shown(tmp_path, Made()).split())
-    assert "the harness took 1.0 s of it (50%)" in text
+def test_the_users_candidates_come_first_and_the_answer_last(tmp_path: Path) -> None:
+    finished = finish(tmp_path, Made(implementations=("rows_group", "rows_cuda", "mine")))
+    head, first, *rest = lines_of(finished)
+    assert head == "complete in 2.0 s"
+    assert first.startswith("mine: RIGHT 16 of 16; device: 0.87x as fast (0.50 to 1.5")
+    assert "shipped candidates: 2 of 2 are right" in rest
+    assert show(finished).rstrip().endswith("\n".join([head, first, *rest]))
+    table = show(finished).partition(head)[0]
+    assert table.rindex(" rows_cuda ") < table.index(" mine ")
 
 
-def test_a_ratio_over_a_slow_loop_alone_is_in_no_average(tmp_path: Path) -> None:
-    """`113.76x as fast` stood in a panel, over a loop in torch, and in the page as well."""
+@pytest.mark.parametrize("count", [3, 9])
+@pytest.mark.parametrize("status", [Status.OK, Status.CRASHED])
+def test_it_is_short_and_fits_80_columns(tmp_path: Path, count: int, status: Status) -> None:
+    names = tuple(f"kernel_{n}" for n in range(count))
+    finished = finish(tmp_path, Made(implementations=names, status=lambda _: status), mine="")
+    lines = lines_of(finished)
+    assert len(lines) <= 12
+    assert all(len(line) <= 80 for line in lines[:-1])
+    named = sum(any(line.startswith(f"{name}: ") for line in lines) for name in names)
+    assert named == count or f"and {count - named} more: see the table" in lines
+    words = " ".join(show(finished).split())
+    assert all(name in words for name in names), "a name is broken"
 
+
+@pytest.mark.parametrize(
+    ("made", "head", "is_red", "code"),
+    [
+        (Made(), "complete in 2.0 s", [], 0),
+        (Made(status=lambda _: Status.WRONG), "complete in 2.0 s, 1 kernel wrong", ["mine"], 1),
+        (Made(status=lambda _: Status.CRASHED), "complete in 2.0 s, 1 kernel failed", ["mine"], 1),
+        (Made(control_caught=False), "invalid in 2.0 s: a control was not caught", [], 1),
+        (Made(status=lambda _: Status.SKIPPED), "complete in 2.0 s, but no candidate", [], 5),
+    ],
+)
+def test_only_what_failed_is_red(
+    tmp_path: Path, made: Made, head: str, is_red: list[str], code: int
+) -> None:
+    finished = finish(tmp_path, made)
+    first, *rest = describe_end(finished)
+    assert first.text.startswith(head)
+    assert ("red" in first.style) is (code == 1)
+    red = [sentence.text.partition(":")[0] for sentence in rest if "red" in sentence.style]
+    assert [name for name in red if not name.startswith(" ")] == is_red
+    assert result.exit_code(finished) == code
+
+
+def test_a_crash_names_its_log(tmp_path: Path) -> None:
+    finished = finish(tmp_path, Made(status=lambda _: Status.CRASHED))
+    text = show(finished)
+    assert "failed: mine in 16 cases" in text and str(finished.folder.path / "logs") in text
+    assert text.count("as the test wants it") == 2, "above with its log, and in the answer"
+
+
+def test_the_controls_are_listed_only_if_one_was_missed(tmp_path: Path) -> None:
+    caught, missed = Made(), Made(control_caught=False)
+    assert "zero_output" not in show(finish(tmp_path / "a", caught))
+    assert "zero_output" in show(finish(tmp_path / "b", caught), verbose=True)
+    shown = show(finish(tmp_path / "c", missed))
+    assert "zero_output missed, so nothing is decided" in shown
+
+
+def test_a_decision_that_is_the_same_in_all_regimes_is_stated_once(tmp_path: Path) -> None:
+    made = Made(ratio=lambda _: 2.0, queue_ratio=lambda _: 2.0)
+    text = text_of(finish(tmp_path, made))
+    assert text.count("worth using from L = 64 on (device, queue)") == 1
+
+
+def test_a_candidate_that_is_faster_by_less_than_the_margin(tmp_path: Path) -> None:
+    text = text_of(finish(tmp_path, Made(ratio=lambda _: 1.1)))
+    assert "faster, but not surely 1.2 times as fast, at L=" in text
+
+
+def test_a_ratio_over_general_baselines_alone_is_in_no_average(tmp_path: Path) -> None:
     ratio = {64: 2.0, 128: 50.0}
     made = Made(kind=Kind.GENERAL, ratio=ratio.__getitem__, lengths=(64, 128))
-    facts = Facts.read(make_run(tmp_path / "run", made))
-    text = summary(facts, width=200)
-    assert "device: 2.00x as fast (1.99 to 2.0" in text
-    assert "no specialised baseline in 4" in text
-    [standing] = facts.standings
+    finished = finish(tmp_path, made)
+    text = text_of(finished)
+    assert "device: 2.00x as fast (1.99 to 2.0" in text and "no specialised baseline in 4" in text
+    [standing] = Facts.read(finished.folder.path).standings
     assert len(standing.speedups[Regime.DEVICE]) == 4
     assert standing.averages == {Regime.DEVICE: pytest.approx(2.0, rel=0.02)}
 
 
-def test_the_users_own_stands_last_in_the_table(tmp_path: Path) -> None:
-    table = shown(tmp_path, Made(implementations=("mine", "rows_cuda"))).partition("╭")[0]
-    assert table.rindex(" rows_cuda ") < table.index(" mine ")
-
-
-@pytest.mark.parametrize("width", [80, 100])
-def test_it_fits_the_terminal(tmp_path: Path, width: int) -> None:
-    text = shown(tmp_path, Made(), width=width)
-    table = text[text.index("candidates") :]
-    assert max(map(len, table.splitlines())) <= width
-    assert "1.50" in table and "faster" in table and "0.53" in table
-
-
-def test_what_pays_is_told_in_full(tmp_path: Path) -> None:
-    """It stands nowhere above the panel, and was cut at the width of the terminal."""
-    facts = Facts.read(make_run(tmp_path / "run", Made()))
+def test_break_even_lengths_are_in_the_answer(tmp_path: Path) -> None:
+    finished = finish(tmp_path, Made())
     heads = [(64, 4), (32, 8), (32, 2), (16, 1)]
     rungs = {8192: 0.9, 16384: 1.6, 32768: 2.5}
     paying = [
@@ -111,53 +149,121 @@ def test_what_pays_is_told_in_full(tmp_path: Path) -> None:
         for queries, keys in heads
         for r in ladder(rungs)
     ]
-    facts = replace(facts, results=replace(facts.results, records=paying))
-    said = " ".join(panel(summary(facts, width=80)))
-    told = [f"{queries}/{keys} forward from T = 16384" for queries, keys in heads]
-    assert f"nsa_attention pays by its kernels alone (device): {'; '.join(told)}" in said
-
-
-def test_controls_are_one_line_unless_one_was_missed(tmp_path: Path) -> None:
-    folded = shown(tmp_path / "a", Made())
-    assert "controls: 16 caught, 0 missed\n" in folded and "zero_output" not in folded
-    assert "zero_output" in shown(tmp_path / "b", Made(), verbose=True)
-    missed = shown(tmp_path / "c", Made(control_caught=False))
-    assert "zero_output" in missed and any(
-        line.startswith("believable: NO: zero_output was not caught") for line in panel(missed)
-    )
-
-
-def test_what_is_alike_is_said_once(tmp_path: Path) -> None:
-    text = shown(tmp_path, Made(status=lambda _: Status.CRASHED))
-    assert text.count("as the test wants it") == 2, "once above, once in the panel"
-    assert "failed: mine in 16 cases, first on selection_rows" in text
-    assert panel(text)[0] == "mine: CRASHED 16 of 16: as the test wants it"
-    assert "its traceback and what it printed:" in text
-
-
-@pytest.mark.parametrize(("count", "least"), [(3, 3), (6, 3)])
-def test_many_candidates_do_not_fill_the_panel(tmp_path: Path, count: int, least: int) -> None:
-    names = tuple(f"k{n}" for n in range(count))
-    lines = panel(shown(tmp_path, Made(implementations=names), mine=""))
-    assert len(lines) <= 10 and sum(line.startswith("decision") for line in lines) <= 3
-    told = [line for line in lines if ": RIGHT " in line]
-    left = count - len(told)
-    assert len(told) >= least
-    assert not left or any(f"and {left} more: see" in line for line in lines)
-
-
-def test_what_is_so_in_all_regimes_is_said_once(tmp_path: Path) -> None:
-    made = Made(ratio=lambda _: 2.0, queue_ratio=lambda _: 2.0)
-    lines = panel(shown(tmp_path, made))
-    assert [line for line in lines if line.startswith("decision")] == [
-        "decision (device, queue): mine: worth using from L = 64 on"
+    infos = [
+        info.model_copy(update={"op": r.op, "name": r.implementation})
+        for r in ladder(rungs)
+        for info in finished.plan.implementations[:1]
     ]
+    plan = finished.plan.model_copy(update={"implementations": infos})
+    results = replace(finished.results, records=paying)
+    finished.folder.thresholds.unlink()
+    text = text_of(replace(finished, plan=plan, results=results))
+    told = [f"{queries}/{keys} forward from T = 16384" for queries, keys in heads]
+    assert f"nsa_attention pays by its kernels alone (device): {'; '.join(told)}" in text
 
 
-def test_who_is_faster_by_less_than_is_asked_for_is_told_so(tmp_path: Path) -> None:
-    """It read "not worth using at any length (faster at L=1024)"; what counts is the lower end of
-    its interval."""
-    lines = panel(shown(tmp_path, Made(ratio=lambda _: 1.1), width=200))
-    [decision] = [line for line in lines if line.startswith("decision")]
-    said = "mine: not worth using at any length (faster, but not surely 1.2 times as fast, at L="
-    assert said in decision
+SIZES = ("B", "S", "G", "H", "D", "Dv", "S_kv", "n_spans", "L")
+
+
+def record(queue: Mapping[str, Any] | None = None, **what: Any) -> Record:
+    """queue: what its comparison in that regime says; None: there is none."""
+    usual = {
+        "run_id": "20260101T000000Z-abc123",
+        "case_id": "0123456789ab",
+        "op": "selection_ranges",
+        "direction": "backward",
+        "device": "cuda",
+        "length": 1032,
+        "dtype": "bfloat16",
+        "distribution": "overlapping",
+        "role": "candidate",
+        "status": "ok",
+        "implementation": "a_candidate_with_a_long_name",
+        "mae": 1.234e-5,
+        "host_us": 422.0,
+        "launches": 13,
+        "roofline_fraction": 0.98,
+        **dict(zip(SIZES, range(1024, 1033), strict=True)),
+    }
+    compared = {
+        "against": "sdpa_heads_as_queries_efficient",
+        "verdict": Verdict.INCONCLUSIVE,
+        "ratio": 0.612,
+        "median_ms": 190.4321,
+        "lo": 0.0031,
+        "hi": 171.7,
+    }
+    compared |= {name: what.pop(name) for name in compared.keys() & what}
+    made = Record.from_row({**usual, **what})
+    made = with_comparison(made, made.regime, **compared)
+    return made if queue is None else with_comparison(made, Regime.QUEUE, **queue)
+
+
+def table_of(*records: Record, width: int = 80, wide: bool = False) -> str:
+    file = io.StringIO()
+    for block in on_terminal(tables.candidates_on_terminal(records, wide=wide)):
+        Console(file=file, width=width).print(block)
+    return file.getvalue()
+
+
+def test_the_table_has_the_sizes_that_vary_and_a_column_for_each_regime() -> None:
+    queue = {"verdict": Verdict.SLOWER, "median_ms": 0.1948, "ratio": 0.875}
+    longer = record(queue, length=2048, L=2048, case_id="ba9876543210")
+    text = table_of(record(queue), longer)
+    lines = text.splitlines()
+    title = text.partition("candidate")[0].split()
+    assert "B1024" in title and "bf16" in title
+    [header] = [line.split() for line in lines if " candidate " in line]
+    assert header == ["L", "candidate", "ms", "device", "×", "queue", "×"]
+    assert "0.61 inconclusive" in text and "0.88 slower" in text
+    assert len([line for line in lines if "a_candidate_with_a_long_name" in line]) == 2
+
+
+def test_a_wide_table_has_every_column_and_cuts_nothing() -> None:
+    beaten = record(role="baseline", implementation="sdpa_heads_as_queries_efficient")
+    queue = {"median_ms": 0.494, "verdict": Verdict.SAME}
+    text = table_of(record(queue), beaten, width=170, wide=True)
+    for part in ("1.2e-05", "190.4", "98%", "0.612 [0.003, 171.700]", "0.494", "422", "…"):
+        assert (part in text) is (part != "…")
+
+
+@pytest.mark.parametrize(
+    ("what", "verdicts"),
+    [
+        ({"verdict": Verdict.FASTER}, "device faster"),
+        ({"verdict": Verdict.SAME, "mode": "graph"}, "graph same"),
+        ({"verdict": None}, "-"),
+        ({"median_ms": None, "queue": {"verdict": Verdict.FASTER}}, "not timed"),
+        ({"verdict": Verdict.FASTER, "unproven": "timer, baseline"}, "device faster*"),
+        (
+            {"verdict": Verdict.FASTER, "ratio": 4.0, "caution": "no specialised baseline"},
+            "device faster†",
+        ),
+    ],
+)
+def test_a_verdict_has_its_regime_and_a_mark_that_is_explained(
+    what: dict[str, Any], verdicts: str
+) -> None:
+    own = record(**what)
+    assert tables.standing(own) == verdicts
+    text = table_of(own)
+    for mark in "*†":
+        assert (f"\n{mark} " in text) is (mark in verdicts)
+
+
+def test_foreign_text_is_no_markup_and_is_cut_with_an_ellipsis() -> None:
+    reason = "ImportError: [/usr/lib/x.so] of [bold]"
+    console = terminal.console()
+    console.file, console.width = io.StringIO(), 240
+    crashed = record(role="baseline", status="crashed", reason=reason)
+    long = record(role="control", status="wrong", reason="x" * 101, caught="caught")
+    console.print(*on_terminal([tables.others([crashed, long])]))
+    assert reason in console.file.getvalue() and "x" * 99 + "…" in console.file.getvalue()
+
+
+@pytest.mark.parametrize(("columns", "width"), [("80", 80), ("", 160), ("wide", 160)])
+def test_the_width_without_a_terminal(
+    columns: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert terminal.console().width == width

@@ -32,7 +32,7 @@ def shown(folder: Path) -> dict[str, str]:
     return {
         "page": report.write_html(facts, out).read_text().replace("&#39;", "'"),
         "text": report.write_markdown(facts, out).read_text().replace("\\_", "_"),
-        "panel": console.file.getvalue(),  # type: ignore[attr-defined]
+        "panel": " ".join(console.file.getvalue().split()),  # type: ignore[attr-defined]
         "threshold": done.output,
     }
 
