@@ -23,6 +23,7 @@ from nsabench.cli import group
 from nsabench.model.case import FixedCount, RatioCI, Timing, Tolerances
 from nsabench.model.record import Column
 from nsabench.model.vocabulary import Direction, DType
+from nsabench.output import explain
 from nsabench.planning.matrix import COMMON_AXES, Matrix, Selection
 from nsabench.planning.resolve import shipped_matrices
 from nsabench.verdicts.tables import ARROW, COMPARISONS, RECORDS, SAMPLES
@@ -53,6 +54,11 @@ def commands() -> str:
 def columns() -> str:
     """The reference of the Parquet files."""
     return "\n".join(_columns()) + "\n"
+
+
+def glossary() -> str:
+    """The words of nsabench."""
+    return "\n".join(_glossary()) + "\n"
 
 
 def library() -> str:
@@ -213,6 +219,26 @@ def _table(title: str, found: list[Column]) -> Iterator[str]:
     yield ""
 
 
+def _glossary() -> Iterator[str]:
+    yield f"{MADE}\n# Glossary\n"
+    yield _wrapped(
+        "The words of nsabench, in code, columns, help and pages. `nsabench explain WORD` prints "
+        "the meaning of each, of every column and option, and of the sizes of every op.\n"
+    )
+    for title, words in explain.glossary().items():
+        yield from _list_words(title, words)
+    for kind, vocabulary in explain.VOCABULARIES.items():
+        title = f"{kind[0].upper()}{kind[1:]}"
+        yield from _list_words(title, {word.value: word.meaning for word in vocabulary})
+
+
+def _list_words(title: str, words: dict[str, str]) -> Iterator[str]:
+    yield f"## {title}\n\n| word | meaning |\n|---|---|"
+    for word, meaning in words.items():
+        yield f"| **{word}** | {meaning} |"
+    yield ""
+
+
 def _commands() -> Iterator[str]:
     yield f"{MADE}\n# Commands\n"
     yield "Every command prints this with `--help`. Errors are one sentence and a remedy.\n"
@@ -272,7 +298,13 @@ def _doc(model: type) -> str:
     return " ".join((inspect.getdoc(model) or "").split())
 
 
-PAGES = {"matrices": matrices, "columns": columns, "commands": commands, "library": library}
+PAGES = {
+    "matrices": matrices,
+    "columns": columns,
+    "commands": commands,
+    "glossary": glossary,
+    "library": library,
+}
 
 if __name__ == "__main__":
     for page, text in PAGES.items():

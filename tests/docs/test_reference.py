@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", ["matrices", "columns", "commands", "library"])
+@pytest.mark.parametrize("name", ["matrices", "columns", "commands", "glossary", "library"])
 def test_it_is_what_the_code_says(name: str) -> None:
     spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
     assert spec and spec.loader
