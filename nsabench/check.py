@@ -119,7 +119,7 @@ def _measure(plan: Plan, worker: WorkerExecutor) -> Iterator[Answer]:
 
     while (job := next(plan_main(plan, log), None)) is not None:
         attempt(job, worker, log.extend, keep_printed)
-    records = {r.key: r for r in assess(plan, log).results(log).records}
+    records = {r.key: r for r in assess(plan, log).results().records}
     for planned in plan.cases:
         for name in planned.implementations:
             record = records[planned.id, name]

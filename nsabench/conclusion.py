@@ -16,7 +16,8 @@ from nsabench.running.folder import RunFolder
 from nsabench.running.run import Finished, View
 from nsabench.signing import Signer, named_signer
 from nsabench.signing.signer import RUN_KEY
-from nsabench.verdicts import parquet, threshold
+from nsabench.verdicts import thresholds_yaml
+from nsabench.verdicts.tables import write_tables
 
 
 def prepare() -> Signer | None:
@@ -83,14 +84,14 @@ def finish(finished: Finished) -> str:
 def derive(facts: pages.Facts, folder: Path) -> list[Path]:
     """Write the tables and thresholds of a run into a folder, and return their paths."""
     path = RunFolder(folder).thresholds
-    threshold.write(facts.decisions, path, facts.payments)
-    return [*parquet.write(facts.results, facts.plan.run_id, folder), path]
+    thresholds_yaml.write(facts.decisions, path, facts.payments)
+    return [*write_tables(facts.results, facts.plan.run_id, folder), path]
 
 
 def conclude(finished: Finished, signer: Signer) -> str:
     """Write thresholds and reports of a run, sign it, and return a sentence about it."""
     facts = pages.Facts.read(finished.folder.path, finished.results, finished.signer)
-    threshold.write(facts.decisions, finished.folder.thresholds, facts.payments)
+    thresholds_yaml.write(facts.decisions, finished.folder.thresholds, facts.payments)
     lacking = report(facts)
     signed = sign(finished.folder, signer, finished.log_end)
     return f"{signed}\n{lacking}" if lacking else signed

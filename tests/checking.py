@@ -27,7 +27,7 @@ from nsabench.model.vocabulary import Direction, DType, Purpose, Role, Runs, Sta
 from nsabench.registry import Implementation
 from nsabench.running.supervisor.executor import with_judgement
 from nsabench.verdicts.attempts import CaseState
-from nsabench.verdicts.records import of_state
+from nsabench.verdicts.records import make_records
 from nsabench.worker.arm import CaseArm
 from nsabench.worker.inputs import InputSets
 from nsabench.worker.measure import measure
@@ -170,7 +170,7 @@ def rows_of(case: Case, items: Sequence[Implementation], found: Measured) -> lis
     update = {"cases": [planned], "implementations": infos}
     plan = make_plan(Made()).model_copy(update=update)
     state = CaseState(Purpose.MAIN, case.id, found.observations, {1: found.conditions})
-    return of_state(plan, log_of(plan).sessions[0], state)
+    return make_records(plan, log_of(plan).sessions[0], state)
 
 
 def plan_of(kernels: Path, cases: Sequence[PlannedCase], device: Device = "cpu") -> Plan:

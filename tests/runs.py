@@ -43,9 +43,9 @@ from nsabench.running.log import LogFile
 from nsabench.running.policy import next_job
 from nsabench.running.resume_checks import digest
 from nsabench.signing import Signer
-from nsabench.verdicts import parquet
 from nsabench.verdicts.attempts import CaseState, state_of
 from nsabench.verdicts.merged import assemble
+from nsabench.verdicts.tables import write_tables
 
 OP = "selection_rows"
 
@@ -205,7 +205,7 @@ def make_run(
             death = Death(status=Status.CRASHED, reason=lost) if lost else None
             add_attempt(log, plan, Purpose.CANARY, plan.canary.id, times, death=death)
     results = assemble(plan.run_id, RunFolder(folder).parts())
-    parquet.write(results, plan.run_id, folder)
+    write_tables(results, plan.run_id, folder)
     return folder
 
 

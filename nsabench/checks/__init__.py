@@ -1,45 +1,59 @@
-"""The checks. Each module of this folder that has a function `check` is one.
+"""The checks: each says what speaks against a result. A check needs neither a device nor torch.
 
-    check(records: Sequence[Record], limits: Limits) -> list[Finding]
-
-A check needs neither a device nor torch. `controls` comes last, because it judges the other checks.
+The docstring of a check says what it asks; `nsabench explain` and the report show it.
 """
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-from collections.abc import Callable, Sequence
-from functools import cache
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 
-from nsabench.checks.finding import HARMLESS, Effect, Finding
-from nsabench.checks.limits import Limits
+from nsabench.checks import controls
+from nsabench.checks.baseline import check_baseline
+from nsabench.checks.finding import HARMLESS, Effect, Finding, by_gravity
+from nsabench.checks.growth import check_cliff, check_scaling
+from nsabench.checks.parity import check_parity
+from nsabench.checks.queue import check_burst, check_host
+from nsabench.checks.roofline import DeviceLimits, check_roofline
+from nsabench.checks.timing import check_clocks, check_ordering, check_timer
 from nsabench.model.record import Record
 
-__all__ = ["HARMLESS", "Effect", "Finding", "Limits", "all_checks", "judge_all", "run_all"]
+__all__ = [
+    "CHECKS",
+    "HARMLESS",
+    "DeviceLimits",
+    "Effect",
+    "Finding",
+    "by_gravity",
+    "describe_check",
+    "run_checks",
+]
 
-Check = Callable[[Sequence[Record], Limits], list[Finding]]
+Check = Callable[[Sequence[Record], DeviceLimits], list[Finding]]
+# Of two equally grave findings about a record, the first decides.
+CHECKS: Mapping[str, Check] = {
+    "baseline": check_baseline,
+    "burst": check_burst,
+    "cliff": check_cliff,
+    "clocks": check_clocks,
+    "host": check_host,
+    "ordering": check_ordering,
+    "parity": check_parity,
+    "roofline": check_roofline,
+    "scaling": check_scaling,
+    "timer": check_timer,
+}
 
 
-@cache
-def all_checks() -> dict[str, Check]:
-    modules = (
-        importlib.import_module(f"{__name__}.{module.name}")
-        for module in pkgutil.iter_modules(__path__)
-    )
-    return {m.__name__.rpartition(".")[2]: m.check for m in modules if hasattr(m, "check")}
+def describe_check(name: str) -> str:
+    return inspect.getdoc(CHECKS.get(name, controls)) or ""
 
 
-def run_all(records: Sequence[Record], limits: Limits) -> list[Finding]:
-    return judge_all(records, limits)[0]
-
-
-def judge_all(records: Sequence[Record], limits: Limits) -> tuple[list[Finding], list[Record]]:
-    """Return the findings, and the records, in which each control has its `caught`."""
-    from nsabench.checks import controls
-
-    findings = [finding for check in all_checks().values() for finding in check(records, limits)]
-    records = controls.with_catches(records, findings)
-    findings += controls.judge(records)
-    gravity = list(Effect)
-    return sorted(findings, key=lambda f: gravity.index(f.effect)), records
+def run_checks(
+    records: Sequence[Record], limits: DeviceLimits
+) -> tuple[list[Finding], list[Record]]:
+    """Return the findings, the gravest first, and the records, in which each control has its
+    `caught`."""
+    findings = [finding for check in CHECKS.values() for finding in check(records, limits)]
+    records = controls.set_catches(records, findings)
+    return by_gravity([*findings, *controls.find_failures(records)]), records

@@ -1,17 +1,12 @@
-"""Baseline: find slow baselines, because a speed-up over one says nothing about the candidate.
-
-A verdict compares with the fastest valid baseline of a case, so a slow one matters only if no
-baseline is fast.
-"""
+"""Find slow baselines, because a speed-up over one says nothing about the candidate."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from nsabench.checks.best_baseline import best_baseline
+from nsabench.checks.cases import best_baseline, by_case
 from nsabench.checks.finding import Effect, Finding
-from nsabench.checks.limits import Limits, least
-from nsabench.checks.series import by_case
+from nsabench.checks.roofline import DeviceLimits, least_time
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Role
 
@@ -21,20 +16,24 @@ FAR_FROM_ROOFLINE = 30.0
 HIDDEN = 0.5  # share of samples that were queued before the device was let go
 
 
-def check(rows: Sequence[Record], limits: Limits) -> list[Finding]:
-    """Find baselines, and controls that pose as one, that are too slow for a speed-up."""
-    cases = by_case(r for r in rows if r.median_ms is not None)
+def check_baseline(records: Sequence[Record], limits: DeviceLimits) -> list[Finding]:
+    """A speed-up over a slow baseline says nothing about the candidate.
+
+    A verdict compares with the fastest valid baseline of a case, so a slow one matters only if no
+    baseline is fast. Controls that pose as a baseline are also checked.
+    """
+    cases = by_case(r for r in records if r.median_ms is not None)
     return [f for case in cases.values() for f in _check_case(case, limits)]
 
 
-def _check_case(rows: list[Record], limits: Limits) -> Iterator[Finding]:
-    yield from _find_slow(rows)
-    best = best_baseline(rows)
+def _check_case(case: list[Record], limits: DeviceLimits) -> Iterator[Finding]:
+    yield from _find_slow(case)
+    best = best_baseline(case)
     if best is None or not best.median_ms:
         return
     if best.dtype not in limits.tflop_s:
         return  # without a rate, a time far from the memory bound may be arithmetic
-    bound = least(best, limits, l2_bytes=0)
+    bound = least_time(best, limits, l2_bytes=0)
     if bound is not None and best.median_ms > FAR_FROM_ROOFLINE * bound.ms + FIXED_COST_MS:
         sentence = (
             f"the best valid baseline, {best.implementation}, takes {best.median_ms:.3g} ms, "
@@ -55,19 +54,19 @@ def _synchronises(record: Record) -> bool:
     return bool(hidden) and sum(hidden) / len(hidden) < HIDDEN
 
 
-def _find_slow(rows: list[Record]) -> Iterator[Finding]:
-    best = best_baseline(rows, alongside=True)
+def _find_slow(case: list[Record]) -> Iterator[Finding]:
+    best = best_baseline(case, alongside=True)
     if best is None or not best.median_ms:
         return
-    for row in rows:
-        if row.role is Role.CANDIDATE or row is best:
+    for record in case:
+        if record.role is Role.CANDIDATE or record is best:
             continue
-        assert row.median_ms is not None
-        factor = row.median_ms / best.median_ms
+        assert record.median_ms is not None
+        factor = record.median_ms / best.median_ms
         if factor > SLOW:
             sentence = (
-                f"{row.median_ms:.3g} ms is {factor:.1f} times the {best.median_ms:.3g} ms of "
+                f"{record.median_ms:.3g} ms is {factor:.1f} times the {best.median_ms:.3g} ms of "
                 f"{best.implementation}, the best valid baseline: no speed-up may be quoted "
                 f"against it"
             )
-            yield Finding("baseline", Effect.NOTE, sentence, *row.key)
+            yield Finding("baseline", Effect.NOTE, sentence, *record.key)

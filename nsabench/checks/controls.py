@@ -15,28 +15,27 @@ cases on which it happens to be right. So it must be caught on every case that i
 
 A missed control of `host` or `burst` invalidates verdicts in the regime `queue` alone.
 
-If a control fails before its check, another control of its group (op, direction, mode, one stream
-or several) must show that the check works. Otherwise nothing is decided there. Without any control
-that ran, verdicts stand, and the decision names the unproven checks.
+A control that is caught proves its check for its group (op, direction, mode). Other groups are
+timed and compared by other code. If all controls of a group fail before a check, nothing is decided
+there. If none ran, verdicts stand, and the decision names the unproven checks.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from nsabench import labels
-from nsabench.checks import proofs
-from nsabench.checks.best_baseline import best_baseline
-from nsabench.checks.finding import Effect, Finding
-from nsabench.checks.host import MORE, worked_ms
-from nsabench.checks.proofs import regime_of
-from nsabench.checks.series import by_case
+from nsabench.checks.cases import best_baseline, by_case
+from nsabench.checks.finding import Effect, Finding, Group
+from nsabench.checks.queue import MORE, worked_ms
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Catch, Regime, Role, Status
 
 CHECK = "controls"
+CHECKS_OF_OUTPUTS, CHECKS_OF_TIMES = ("parity",), ("timer", "baseline", "roofline")
+CHECKS_OF_QUEUE = ("host", "burst")  # verdicts in the queue also need these
 AGAINST_BASELINES = ("timer", "baseline")  # checks that compare a control with what it wraps.
 GAINED = 0.8  # a working trick on the clock makes a time vanish; a smaller gain is noise.
 # On the host's clock the arms of a busy machine differ several-fold (2.6 was seen). The trick there
@@ -46,50 +45,53 @@ COLD = 2.5  # times longer that a call holds its CPU if the caches are cold
 A_BURST_MS = 1.9  # a longer call has a burst for itself
 
 
-def with_catches(records: Sequence[Record], findings: Sequence[Finding]) -> list[Record]:
+def set_catches(records: Sequence[Record], findings: Sequence[Finding]) -> list[Record]:
     """Return the records, in which each control has its `caught` by these findings."""
-    cases, of_case = by_case(records), by_case(findings)
+    cases, found = by_case(records), by_case(findings)
     return [
-        replace(r, caught=catch(r, cases[r.case_id], of_case.get(r.case_id, [])))
+        replace(r, caught=decide_catch(r, cases[r.case_id], found.get(r.case_id, [])))
         if r.role is Role.CONTROL
         else r
         for r in records
     ]
 
 
-def judge(records: Sequence[Record]) -> list[Finding]:
+def find_failures(records: Sequence[Record]) -> list[Finding]:
     """Find controls that were missed or stuck, and checks that no control proved."""
     by_control: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         if record.role is Role.CONTROL:
             by_control[record.implementation].append(record)
-    findings = [f for name, own in by_control.items() for f in _judge_control(name, own)]
-    lacking = proofs.unproven(records)
-    for lack in lacking:
+    findings = [f for name, own in by_control.items() for f in _describe_control(name, own)]
+    unproven = find_unproven(records)
+    for lack in unproven:
         if lack.is_stuck:
-            regime = regime_of(lack.check)
-            where = f" in the regime {regime}" if regime else ""
+            regime = guarded_regime(lack.check)
             sentence = (
                 f"no control of {lack.group} showed that the check {lack.check!r} works: none got "
-                f"as far as being caught, so nothing is decided of it{where}"
+                f"as far as being caught, so nothing is decided of it{_name_regime(regime)}"
             )
             findings.append(
                 Finding(CHECK, Effect.INVALID, sentence, groups=(lack.group,), regime=regime)
             )
     return findings + [
         Finding(CHECK, Effect.UNPROVEN, sentence, groups=groups)
-        for groups, sentence in proofs.by_way(lacking)
+        for groups, sentence in describe_unproven(unproven)
     ]
 
 
-def catch(row: Record, case: Sequence[Record], findings: Sequence[Finding]) -> Catch:
+def _name_regime(regime: Regime | None) -> str:
+    return f" in the regime {regime}" if regime else ""
+
+
+def decide_catch(row: Record, case: Sequence[Record], findings: Sequence[Finding]) -> Catch:
     """Return whether a control was caught, from the records and findings of its case."""
     if row.status in (Status.UNSUPPORTED, Status.SKIPPED):
         return Catch.DECLINED
     if row.status not in (Status.OK, Status.WRONG, Status.IMPLAUSIBLE):
         return Catch.UNPROVEN
     if row.caught_by == "burst":
-        return Catch.CAUGHT if any(_names(f, row) for f in findings) else _judge_in_burst(row)
+        return Catch.CAUGHT if any(_names(f, row) for f in findings) else _decide_burst(row)
     if row.caught_by == "parity":
         found = any(f.effect is Effect.WRONG and f.names(row) for f in findings)
         return Catch.CAUGHT if row.status is Status.WRONG or found else Catch.MISSED
@@ -100,11 +102,11 @@ def catch(row: Record, case: Sequence[Record], findings: Sequence[Finding]) -> C
         if best_baseline(wrapped, alongside=True) is None:
             return Catch.UNPROVEN  # other baselines may be slower for other reasons
     if row.caught_by == "timer":
-        return _judge_gain(row, best_baseline(case, alongside=True))
+        return _decide_timer(row, best_baseline(case, alongside=True))
     if any(_names(f, row) for f in findings):
         return Catch.CAUGHT
     if row.caught_by == "host":
-        return _judge_by_host(row)
+        return _decide_host(row)
     if row.caught_by == "roofline":
         best = best_baseline(case, alongside=True)
         if best is not None and best.median_ms and row.median_ms >= GAINED * best.median_ms:
@@ -112,14 +114,14 @@ def catch(row: Record, case: Sequence[Record], findings: Sequence[Finding]) -> C
     return Catch.MISSED
 
 
-def _judge_in_burst(record: Record) -> Catch:
+def _decide_burst(record: Record) -> Catch:
     if record.status is not Status.OK or record.median_in(Regime.QUEUE) is None:
         return Catch.UNPROVEN
     alone = max(record.median_ms or 0.0, (record.host_us or 0.0) / 1e3) >= A_BURST_MS
     return Catch.DECLINED if alone else Catch.MISSED
 
 
-def _judge_by_host(record: Record) -> Catch:
+def _decide_host(record: Record) -> Catch:
     work_ms, queued_ms = worked_ms(record), record.median_in(Regime.QUEUE)
     if work_ms is None or queued_ms is None:
         return Catch.UNPROVEN
@@ -130,7 +132,7 @@ def _judge_by_host(record: Record) -> Catch:
     return Catch.DECLINED if hidden else Catch.MISSED
 
 
-def _judge_gain(record: Record, best: Record | None) -> Catch:
+def _decide_timer(record: Record, best: Record | None) -> Catch:
     if best is None or not best.median_ms or not record.median_ms:
         return Catch.UNPROVEN
     gained = GAINED if record.device == "cuda" else GAINED_ON_HOST
@@ -141,26 +143,92 @@ def _names(finding: Finding, record: Record) -> bool:
     return finding.check == record.caught_by and finding.names(record)
 
 
-def _judge_control(name: str, records: Sequence[Record]) -> Iterator[Finding]:
+def _describe_control(name: str, records: Sequence[Record]) -> Iterator[Finding]:
     by_catch = {c: [r for r in records if r.caught is c] for c in Catch}
-    missed, unproven = by_catch[Catch.MISSED], by_catch[Catch.UNPROVEN]
+    missed, stuck = by_catch[Catch.MISSED], by_catch[Catch.UNPROVEN]
     if missed:
         first = missed[0]
         time = "" if first.median_ms is None else f", {first.median_ms:.3g} ms"
+        regime = guarded_regime(first.caught_by)
         sentence = (
             f"the check {first.caught_by!r} did not catch the control in {len(missed)} of "
             f"{len(by_catch[Catch.CAUGHT]) + len(missed)} cases, first in {labels.case(first)} "
-            f"({first.status}{time}): this run decides nothing"
+            f"({first.status}{time}): this run decides nothing{_name_regime(regime)}"
         )
-        regime = regime_of(first.caught_by)
-        if regime is not None:
-            sentence += f" in the regime {regime}"
         yield Finding(CHECK, Effect.INVALID, sentence, implementation=name, regime=regime)
-    if unproven:
-        first = unproven[0]
+    if stuck:
+        first = stuck[0]
         why = first.reason or "it gained nothing, or nothing valid was timed beside it"
         sentence = (
-            f"the control did not get as far as being caught in {len(unproven)} cases, first in "
+            f"the control did not get as far as being caught in {len(stuck)} cases, first in "
             f"{labels.case(first)} ({first.status}): {why}"
         )
         yield Finding(CHECK, Effect.NOTE, sentence, implementation=name)
+
+
+def guarded_regime(check: str) -> Regime | None:
+    """Return the only regime whose verdicts a check guards, or None if it guards all."""
+    return Regime.QUEUE if check in CHECKS_OF_QUEUE else None
+
+
+@dataclass(frozen=True)
+class Unproven:
+    """A check that no control of a group showed to work.
+
+    is_stuck: its controls failed before it. Otherwise all declined, or it has no control.
+    """
+
+    group: Group
+    check: str
+    is_stuck: bool
+
+
+def find_unproven(records: Sequence[Record]) -> list[Unproven]:
+    """Return the unproven checks of a run: those behind a verdict, or that a control was for."""
+    guarding = [
+        (Group.of(record), check)
+        for record in records
+        if record.role is Role.CANDIDATE
+        # Checks of times need a timed candidate.
+        for check in (
+            *CHECKS_OF_OUTPUTS,
+            *(CHECKS_OF_TIMES if record.median_ms is not None else ()),
+        )
+    ]
+    return list_unproven(
+        ((Group.of(r), r.caught_by, r.caught) for r in records if r.caught), guarding
+    )
+
+
+def list_unproven(
+    outcomes: Iterable[tuple[Group, str, Catch]], guarding: Iterable[tuple[Group, str]] = ()
+) -> list[Unproven]:
+    """Return the checks that caught none of these controls.
+
+    outcomes: the group, the check and the `caught` of each control. guarding: the checks behind a
+    verdict, with their groups.
+    """
+    catches: dict[tuple[Group, str], set[Catch]] = defaultdict(set)
+    for group, check, caught in outcomes:
+        catches[group, check].add(caught)
+    stuck = [key for key, seen in catches.items() if Catch.UNPROVEN in seen]
+    return [
+        Unproven(group, check, Catch.UNPROVEN in catches[group, check])
+        for group, check in dict.fromkeys([*guarding, *stuck])
+        # A missed control has its own finding.
+        if catches[group, check].isdisjoint((Catch.CAUGHT, Catch.MISSED))
+    ]
+
+
+def describe_unproven(unproven: Iterable[Unproven]) -> Iterator[tuple[tuple[Group, ...], str]]:
+    """Yield a sentence for groups that lack the same checks, without those that are stuck."""
+    checks: dict[Group, list[str]] = defaultdict(list)
+    for lack in unproven:
+        if not lack.is_stuck:
+            checks[lack.group].append(lack.check)
+    alike: dict[tuple[str, str], list[Group]] = defaultdict(list)
+    for group, names in checks.items():
+        alike[group.way, ", ".join(names)].append(group)
+    for (way, joined), groups in alike.items():
+        where = ", ".join(group.op for group in groups) + way
+        yield tuple(groups), f"no control showed that these checks work for {where}: {joined}"

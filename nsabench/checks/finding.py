@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -78,3 +79,8 @@ class Finding:
     @property
     def of_run(self) -> bool:
         return not self.case_id and not self.groups
+
+
+def by_gravity(findings: Iterable[Finding]) -> list[Finding]:
+    gravity = list(Effect)
+    return sorted(findings, key=lambda finding: gravity.index(finding.effect))

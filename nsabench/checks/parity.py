@@ -1,4 +1,15 @@
-"""Parity: compare every implementation with the float64 oracle on the same inputs."""
+"""Decide whether a result is right, by its distance from the float64 oracle.
+
+A result is right if all of these hold:
+
+1. It has the form of the oracle's result (`worker/outputs.py`).
+2. It is finite, and its mean absolute error is within the case's tolerance. The checker stops at
+   the first result for which this fails (`checker/compare.py`).
+3. Its relative L2 error is within what its format resolves (`resolution`).
+4. The relative error of its worst row is within a multiple of that (`row_ratio`).
+
+`check_parity` applies the last three to the errors that the checker has measured.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +19,7 @@ from functools import lru_cache
 
 from nsabench import ops
 from nsabench.checks.finding import Effect, Finding
-from nsabench.checks.limits import Limits
+from nsabench.checks.roofline import DeviceLimits
 from nsabench.delivery import OUTPUT
 from nsabench.model.case import Case
 from nsabench.model.record import Record
@@ -97,46 +108,46 @@ def is_seen(result: str, of_typical: float, resolved: float) -> bool:
 ORACLE = "the float64 oracle"
 
 
-def check(rows: Sequence[Record], limits: Limits) -> list[Finding]:
-    """Find `ok` records that are further from the oracle than their tolerance or than rounding
-    explains, as a whole or in one row."""
+def check_parity(records: Sequence[Record], limits: DeviceLimits) -> list[Finding]:
+    """Compare every implementation with the float64 oracle on the same inputs.
+
+    An `ok` record is wrong if it is further from the oracle than its tolerance or than rounding
+    explains, as a whole or in one row.
+    """
     return [
-        Finding("parity", Effect.WRONG, sentence, *row.key)
-        for row in rows
-        if row.status is Status.OK and (sentence := _check_whole(row) or _check_worst_row(row))
+        Finding("parity", Effect.WRONG, sentence, *record.key)
+        for record in records
+        if record.status is Status.OK and (sentence := _find_excess(record))
     ]
 
 
-def _check_whole(row: Record) -> str:
+def _find_excess(record: Record) -> str:
+    """Return which error exceeds its limit, and by how much, or an empty text."""
+    tolerances = record.tolerances
     # Written so that NaN never passes.
-    if row.mae is not None and not row.mae <= row.tolerances.mae:
+    if record.mae is not None and not record.mae <= tolerances.mae:
         return (
-            f"mean absolute error {row.mae:.3g} against {ORACLE} is over the "
-            f"tolerance of {row.tolerances.mae:.3g}"
+            f"mean absolute error {record.mae:.3g} against {ORACLE} is over the "
+            f"tolerance of {tolerances.mae:.3g}"
         )
-    if row.rel_l2 is None or is_unconditioned(row):
+    if is_unconditioned(record):
         return ""
-    resolved = resolution(row)
-    limit = row.tolerances.rel_l2_ratio * resolved
-    if row.rel_l2 <= limit:
-        return ""
-    return (
-        f"relative L2 error {row.rel_l2:.3g} against {ORACLE} is over {limit:.3g}: sums in "
-        f"{row.dtype} resolve {resolved:.3g}"
-    )
-
-
-def _check_worst_row(row: Record) -> str:
-    if row.worst_row is None or is_unconditioned(row):
-        return ""
-    result = result_of(row.worst_row_at) or (OUTPUT if row.direction is Direction.FORWARD else "")
-    limit = row_ratio(result) * resolution(row)
-    if row.worst_row <= limit:
-        return ""
-    return (
-        f"the row {row.worst_row_at} is off by {row.worst_row:.3g} of its norm: {row.dtype} "
-        f"explains {limit:.3g}"
-    )
+    resolved = resolution(record)
+    limit = tolerances.rel_l2_ratio * resolved
+    if record.rel_l2 is not None and not record.rel_l2 <= limit:
+        return (
+            f"relative L2 error {record.rel_l2:.3g} against {ORACLE} is over {limit:.3g}: sums in "
+            f"{record.dtype} resolve {resolved:.3g}"
+        )
+    at = record.worst_row_at
+    result = result_of(at) or (OUTPUT if record.direction is Direction.FORWARD else "")
+    limit = row_ratio(result) * resolved
+    if record.worst_row is not None and not record.worst_row <= limit:
+        return (
+            f"the row {at} is off by {record.worst_row:.3g} of its norm: {record.dtype} "
+            f"explains {limit:.3g}"
+        )
+    return ""
 
 
 def is_unconditioned(case: Case | Record) -> bool:

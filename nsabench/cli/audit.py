@@ -19,7 +19,6 @@ from nsabench.running.folder import RunFolder
 from nsabench.verdicts import audit
 from nsabench.verdicts.attempts import states_of
 from nsabench.verdicts.audit.table import UNITS_MS
-from nsabench.verdicts.failures import found_while_measuring
 from nsabench.verdicts.merged import assemble
 
 
@@ -64,7 +63,7 @@ def command(
             for f in results.findings
             if f.effect is Effect.INVALID or f.implementation not in controls
         ]
-        findings += found_while_measuring(results)
+        findings += results.found_while_measuring
         measured = [states_of(part.plan, part.log, Purpose.MAIN) for part in parts]
         missing = plan.by_id.keys() - {case_id for states in measured for case_id in states}
         if missing:

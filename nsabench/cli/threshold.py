@@ -12,10 +12,10 @@ from nsabench.cli._trust import admit
 from nsabench.errors import UsageError
 from nsabench.model.vocabulary import Role
 from nsabench.planning.narrow import Narrowed, matches_any
-from nsabench.verdicts import break_even, threshold
+from nsabench.verdicts import break_even, threshold, thresholds_yaml
 from nsabench.verdicts.break_even import BreakEven
 from nsabench.verdicts.threshold import Decision
-from nsabench.verdicts.threshold.document import as_data
+from nsabench.verdicts.thresholds_yaml import as_data
 
 
 @_help.command("threshold")
@@ -76,6 +76,6 @@ def command(
         say_json(as_data(decisions, payments))
     else:
         for payment in payments:
-            say(break_even.said(payment))
+            say(payment.summary)
         if decisions:
-            say(threshold.as_text(decisions))
+            say(thresholds_yaml.as_text(decisions))

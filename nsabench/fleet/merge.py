@@ -28,7 +28,7 @@ from nsabench.running import run as runs
 from nsabench.running.folder import KEPT, RunFolder
 from nsabench.running.run import Finished
 from nsabench.signing import Signer
-from nsabench.verdicts import parquet
+from nsabench.verdicts.tables import write_tables
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def _write_run(
         wall_s=sum(log.wall_s for log in logs),
         measuring_s=sum(log.measuring_s for log in logs),
     )
-    parquet.write(finished.results, plan.run_id, run.path)
+    write_tables(finished.results, plan.run_id, run.path)
     return finished, conclusion.conclude(finished, signer)
 
 

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from nsabench.model.case import Tolerances
-from nsabench.model.measurement import Conditions, Observation
+from nsabench.model.measurement import Bursts, Conditions, Observation, Samples
 from nsabench.model.plan import Device
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import (
@@ -31,6 +31,7 @@ from nsabench.model.vocabulary import (
 )
 
 SCHEMA_VERSION = 1
+GREAT_RATIO = 3.0  # a higher ratio needs a specialised baseline
 Key = tuple[str, str]  # case id, implementation
 Float = float | None
 Int = int | None
@@ -222,6 +223,16 @@ class Record:
     def timed_in(self, regime: Regime) -> float | None:
         """Return the median time of a call (ms) in a regime where it decides; else None."""
         return self.median_in(regime) if self.may_be_judged_in(regime) else None
+
+    def timings(self, regime: Regime) -> Samples | Bursts:
+        """Return the samples in a regime. A record that was read from a file has none."""
+        assert self.observation is not None
+        return self.observation.timings(regime)
+
+    def caution_in(self, regime: Regime) -> str:
+        """Return the caution if the ratio in a regime is great, else an empty text."""
+        ratio = self.comparison(regime).ratio
+        return self.caution if ratio is not None and ratio > GREAT_RATIO else ""
 
     @property
     def own(self) -> Comparison:

@@ -12,7 +12,6 @@ from nsabench.files import write_text
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Catch, Role
 from nsabench.text import shown
-from nsabench.verdicts.failures import failures
 from nsabench.verdicts.results import Results
 
 
@@ -30,7 +29,7 @@ class Test:
 def of_run(results: Results) -> list[Test]:
     """Return a test for the whole run, and one for each implementation and case."""
     tests = [_test_record(record) for record in results.records]
-    of_all = failures(results)
+    of_all = results.failures
     # Failures of the whole run come first.
     of_records = sum(bool(test.failed) for test in tests)
     whole = "; ".join(of_all[: len(of_all) - of_records])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
 import re
 import sys
@@ -66,8 +65,8 @@ def _list_meanings() -> Iterator[Meaning]:
         members = [f"{word.value}: {word.meaning}" for word in vocabulary_]
         text = "\n".join([inspect.getdoc(vocabulary_) or "", *members])
         yield Meaning(vocabulary_.__name__.lower(), "vocabulary", text)
-    for name in (*checks.all_checks(), "controls"):
-        yield Meaning(name, "check", _read_docstring(f"nsabench.checks.{name}"))
+    for name in (*checks.CHECKS, "controls"):
+        yield Meaning(name, "check", checks.describe_check(name))
     sizes: dict[tuple[str, str], list[str]] = {}
     for name in ops.names():
         try:
@@ -107,7 +106,3 @@ def explain(word: str, others: Iterable[Meaning] = ()) -> list[Meaning]:
         f"nsabench has no word {word!r}",
         f"did you mean {' or '.join(near)}?" if near else "`nsabench explain` lists them all.",
     )
-
-
-def _read_docstring(module: str) -> str:
-    return inspect.getdoc(importlib.import_module(module)) or ""

@@ -10,8 +10,7 @@ from nsabench.model.vocabulary import Role
 from nsabench.output.standing import name_untried
 from nsabench.running.run import Finished
 from nsabench.verdicts import threshold
-from nsabench.verdicts.failures import failures
-from nsabench.verdicts.threshold.document import as_data as thresholds_as_data
+from nsabench.verdicts.thresholds_yaml import as_data as thresholds_as_data
 
 NOT_TRIED = 5  # the exit code where no candidate was tried, as pytest without a test
 OF_A_CANDIDATE = (
@@ -23,7 +22,7 @@ OF_A_CANDIDATE = (
 
 def exit_code(run: Finished) -> int:
     """Return 1 if something failed, 5 if no candidate was tried, and 0 otherwise."""
-    if failures(run.results):
+    if run.results.failures:
         return 1
     return NOT_TRIED if name_untried(run.plan, run.results.records) else 0
 
@@ -32,7 +31,7 @@ def as_data(run: Finished, signature: str = "") -> dict[str, Any]:
     """Return the result. Without a signature, nothing is decided."""
     records = run.results.records
     decisions = threshold.decide_run(records, run.plan) if signature else []
-    broken = failures(run.results)
+    broken = run.results.failures
     return {
         "run_id": run.plan.run_id,
         "folder": str(run.folder.path),

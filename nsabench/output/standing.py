@@ -11,8 +11,8 @@ from nsabench.model.plan import Plan
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Catch, Regime, Role, Status, Verdict
 from nsabench.output import grouped
-from nsabench.verdicts import caution
 from nsabench.verdicts.statistics import geometric_mean
+from nsabench.verdicts.verdict import list_speedups
 
 DECLINED = (Status.UNSUPPORTED, Status.SKIPPED)
 
@@ -59,7 +59,7 @@ class Standing:
     @cached_property
     def speedups(self) -> Mapping[Regime, Sequence[float]]:
         """The ratios without a caution, by regime."""
-        ratios = {regime: caution.speedups(self.records, regime) for regime in Regime}
+        ratios = {regime: list_speedups(self.records, regime) for regime in Regime}
         return {regime: found for regime, found in ratios.items() if found}
 
     @cached_property

@@ -10,7 +10,6 @@ from nsabench.model.record import Record
 from nsabench.model.vocabulary import NO_SPECIALISED, Regime, Role, Status
 from nsabench.output import grouped
 from nsabench.output.document import Block, Name, Ours, Sentence, Table, Tag, number
-from nsabench.verdicts.caution import beside
 
 COLUMNS = (
     *("case", "candidate", "status", "MAE", "ms", "queued", "host µs", "of roofline"),
@@ -93,7 +92,7 @@ def _format_verdict(record: Record, regime: Regime) -> str:
 
 def _mark(record: Record, regime: Regime) -> str:
     star = "*" if regime is record.regime and record.unproven_verdict else ""
-    return star + ("†" if beside(record, regime) else "")
+    return star + ("†" if record.caution_in(regime) else "")
 
 
 def standing(record: Record) -> str:

@@ -17,7 +17,7 @@ from nsabench.model.vocabulary import Status
 from nsabench.output import grouped
 from nsabench.preflight.launch import CompiledLaunch
 from nsabench.preflight.targets import KIB
-from nsabench.verdicts.parquet import replace
+from nsabench.verdicts.tables import write_table
 
 SHOWN_FAILURES = 20
 
@@ -121,4 +121,6 @@ def write(compiled: Sequence[CompiledLaunch], path: Path) -> None:
             for name, field in CompiledLaunch.model_fields.items()
         ]
     )
-    replace(path, pa.Table.from_pylist([launch.model_dump() for launch in compiled], schema=schema))
+    write_table(
+        path, pa.Table.from_pylist([launch.model_dump() for launch in compiled], schema=schema)
+    )

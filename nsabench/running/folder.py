@@ -18,7 +18,7 @@ from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Purpose
 from nsabench.running import log
 from nsabench.signing.signer import RUN_KEY
-from nsabench.verdicts.results import Part
+from nsabench.verdicts.merged import RunLog
 
 LATEST = "latest"
 SHARDS = "shards"  # the folder of a merged run that holds the shards
@@ -73,11 +73,11 @@ class RunFolder:
     def shard(self, run_id: str) -> RunFolder:
         return RunFolder(self.path / SHARDS / run_id)
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[RunLog]:
         """Return the run itself, or the shards that it was merged from."""
         plan = Plan.read(self.plan)
         if not plan.shards:
-            return [Part(plan, log.read(self.log))]
+            return [RunLog(plan, log.read(self.log))]
         return [part for run_id in plan.shards for part in self.shard(run_id).parts()]
 
     def create(self) -> None:

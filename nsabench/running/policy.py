@@ -18,7 +18,7 @@ from nsabench.model.record import Comparison
 from nsabench.model.vocabulary import Purpose, Reference, Verdict
 from nsabench.verdicts.attempts import CaseState, state_of
 from nsabench.verdicts.results import assess
-from nsabench.verdicts.verdict import is_close
+from nsabench.verdicts.revision import needs_confirmation
 
 # To measure a faster implementation takes less time than to find out that it is far behind.
 LEAST_MS = 20.0
@@ -32,7 +32,7 @@ Judge = Callable[[Plan, Log], Sequence[Comparison]]
 
 
 def judge(plan: Plan, log: Log) -> list[Comparison]:
-    return assess(plan, log).judgements(log)
+    return assess(plan, log).comparisons()
 
 
 def next_jobs(plan: Plan, log: Log, judge: Judge = judge) -> list[Job]:
@@ -69,7 +69,7 @@ def _plan_confirmation(plan: Plan, log: Log, judge: Judge) -> Iterator[Job]:
     judgements = judge(plan, log.only(Purpose.MAIN))
     close: dict[str, list[str]] = {}
     for judged in judgements:
-        if is_close(judged, plan.margin):
+        if needs_confirmation(judged, plan.margin):
             case_id = judged.case_id
             names = [judged.against, *close.get(case_id, []), judged.implementation]
             close[case_id] = list(dict.fromkeys(names))

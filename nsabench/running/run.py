@@ -42,10 +42,11 @@ from nsabench.running.supervisor.checker import CheckerProcess
 from nsabench.running.supervisor.executor import WorkerExecutor
 from nsabench.signing import Signer
 from nsabench.signing.signer import make_run_key
-from nsabench.verdicts import parquet, tables
+from nsabench.verdicts import tables
 from nsabench.verdicts.attempts import CaseState, state_of
 from nsabench.verdicts.merged import assemble
 from nsabench.verdicts.results import Results, assess, refuse_other_log
+from nsabench.verdicts.tables import write_tables
 from nsabench.worker.protocol import Step
 
 ANNOUNCEMENTS = {
@@ -265,8 +266,8 @@ class _Run:
             finally:
                 if self._executor is not None:
                     self._executor.close()
-            results = assess(self.plan, log).results(log)
-            parquet.write(results, self.plan.run_id, self.folder.path)
+            results = assess(self.plan, log).results()
+            write_tables(results, self.plan.run_id, self.folder.path)
         return Finished(
             self.folder,
             self.plan,

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from nsabench import labels
-from nsabench.checks.series import by_case
+from nsabench.checks.cases import by_case
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Direction, Pays, Reference, Regime, Role, Status
-from nsabench.verdicts.objections import objections
-from nsabench.verdicts.series import Tested, walk
+from nsabench.verdicts.length_series import Tested, find_length, find_objections
 
 # Names of the regimes for readers. Most models call from Python, so that comes first.
 CALLED = {
@@ -61,6 +59,13 @@ class BreakEven:
         return f"not decided: {self.why}"
 
     @property
+    def summary(self) -> str:
+        _, against = self.used
+        is_decided = self.answer is not Pays.NOT_DECIDED
+        to = f", against {', '.join(against)}" if against and is_decided else ""
+        return f"{self.what} ({self.regime}): {self.sentence}{to}"
+
+    @property
     def greatest(self) -> int:
         return max(case.length for case in self.tested)
 
@@ -83,13 +88,13 @@ def decide(records: Sequence[Record]) -> list[BreakEven]:
     for r in asked:
         for regime in (r.regime, Regime.QUEUE) if r.op in queue else (r.regime,):
             if r.may_be_judged_in(regime):
-                groups.setdefault((r.op, r.direction, heads(r), regime), []).append(r)
+                groups.setdefault((r.op, r.direction, _name_heads(r), regime), []).append(r)
     order, regimes = list(dict.fromkeys(r.op for r in asked)), list(CALLED)
     keys = sorted(groups, key=lambda key: (order.index(key[0]), regimes.index(key[3])))
     decided = []
     for key in keys:
         op, direction, layout, regime = key
-        reasons = objections(records, op, regime)
+        reasons = find_objections(records, op, regime)
         gpu, axis = groups[key][0].gpu_name, labels.axis(op)
         tested = [_compare_best(case, regime) for case in by_case(groups[key]).values()]
         tested.sort(key=lambda case: (case.length, case.label))
@@ -104,7 +109,7 @@ def decide(records: Sequence[Record]) -> list[BreakEven]:
     return decided
 
 
-def heads(record: Record) -> str:
+def _name_heads(record: Record) -> str:
     """Return the query and key heads, as `64/4`; empty for an op without them."""
     query, key = record.shape.get("HQ"), record.shape.get("H")
     return f"{query}/{key}" if query and key else ""
@@ -146,7 +151,7 @@ def _compare_best(case: Sequence[Record], regime: Regime) -> Tested:
 
 
 def _decide_answer(tested: Sequence[Tested]) -> tuple[Pays, int | None, str]:
-    length, failing = walk(tested, LIMIT)
+    length, failing = find_length(tested, LIMIT)
     if length is not None:
         return Pays.FROM, length, ""
     unknown = next((case for case in failing if case.comparison.ratio is None), None)
@@ -154,43 +159,3 @@ def _decide_answer(tested: Sequence[Tested]) -> tuple[Pays, int | None, str]:
         return Pays.NOT_DECIDED, None, unknown.why
     last = failing[0].comparison
     return Pays.NO, None, f"{failing[0].label}: {last.ratio:.3f} ({last.lo:.3f} to {last.hi:.3f})"
-
-
-def as_data(decided: Sequence[BreakEven]) -> list[dict[str, Any]]:
-    return [_to_data(answer) for answer in decided]
-
-
-def _to_data(p: BreakEven) -> dict[str, Any]:
-    by, against = p.used
-    return {
-        "gpu": p.gpu,
-        "op": p.op,
-        "direction": str(p.direction),
-        "heads": p.heads,
-        "regime": str(p.regime),
-        "axis": p.axis,
-        "answer": str(p.answer),
-        "from": p.length,
-        "why": p.why,
-        "by": by,
-        "against": against,
-        "cases": [
-            {
-                "case": case.record.case_id,
-                "length": case.length,
-                "implementation": case.comparison.implementation,
-                "alternative": case.comparison.against,
-                "ratio": case.comparison.ratio,
-                "lo": case.lo,
-                "hi": case.comparison.hi,
-                "why": case.comparison.reason,
-            }
-            for case in p.tested
-        ],
-    }
-
-
-def said(p: BreakEven) -> str:
-    _, against = p.used
-    to = f", against {', '.join(against)}" if against and p.answer != "not decided" else ""
-    return f"{p.what} ({p.regime}): {p.sentence}{to}"

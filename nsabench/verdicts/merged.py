@@ -1,65 +1,184 @@
 """Assemble the results of a run. Each shard of a merged run is judged on its own first.
 
-A shard has the ceilings and controls of its own host. The canary compares the hosts: if a host is
-not like the others, its times decide nothing.
+A shard has the ceilings and controls of its own host. The canary, a case that all shards measure,
+compares the hosts: if a host's medians differ from the others', its times decide nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from nsabench.checks.finding import Effect, Finding
+from nsabench.checks import Effect, Finding, by_gravity
+from nsabench.checks.timing import find_disturbances
+from nsabench.model.log import Log
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
-from nsabench.verdicts import canary
-from nsabench.verdicts.results import Part, Results, assess
+from nsabench.model.vocabulary import BENIGN, Purpose, Status
+from nsabench.verdicts.attempts import states_of
+from nsabench.verdicts.results import Results, assess
+from nsabench.verdicts.statistics import quantile
+
+CANARY = "canary"  # the check
+# Medians of one implementation in two processes of one host differ by this much
+# (docs/explanation/measurement.md).
+APART = 0.03
 
 
-def assemble(run_id: str, parts: Sequence[Part]) -> Results:
+@dataclass(frozen=True)
+class RunLog:
+    """What was measured of a run, or of a shard of a merged run."""
+
+    plan: Plan
+    log: Log
+
+
+def assemble(run_id: str, parts: Sequence[RunLog]) -> Results:
     """Apply the checks to a run and judge its candidates. run_id: of the whole run."""
     if len(parts) == 1 and parts[0].plan.run_id == run_id:
-        return assess(parts[0].plan, parts[0].log).results(parts[0].log)
-    canaries = {name_of(part.plan): canary.canary_of(part.plan, part.log) for part in parts}
-    why = canary.outlying(canaries)
+        return assess(parts[0].plan, parts[0].log).results()
+    canaries = {name_shard(part.plan): read_canary(part.plan, part.log) for part in parts}
+    outliers = find_outliers(canaries)
     records: list[Record] = []
     findings: dict[Finding, None] = {}
     for part in parts:
-        results = _assess_shard(run_id, part, why.get(name_of(part.plan), ""))
+        results = _assess_shard(run_id, part, outliers.get(name_shard(part.plan), ""))
         records += results.records
         # Many shards have the same findings about checks that no control proved.
         findings |= dict.fromkeys(results.findings)
-    gravity = list(Effect)
-    return Results(records, sorted(findings, key=lambda f: gravity.index(f.effect)))
+    return Results(records, by_gravity(findings))
 
 
-def name_of(plan: Plan) -> str:
+def name_shard(plan: Plan) -> str:
     return f"shard {plan.shard} (run {plan.run_id})"
 
 
-def _assess_shard(run_id: str, part: Part, outlying: str) -> Results:
-    """Return the results of a shard, as records of the merged run."""
-    name = name_of(part.plan)
-    objections = [canary.finding(f"{name}: {outlying}")] if outlying else []
-    results = assess(part.plan, part.log, objections).results(part.log)
-    records = [_with_run_id(record, run_id) for record in results.records]
-    findings = [g for f in results.findings for g in _name_shard(f, name, part.plan)]
+def _assess_shard(run_id: str, part: RunLog, why: str) -> Results:
+    """Return the results of a shard, as records of the merged run. why: its times decide
+    nothing."""
+    name = name_shard(part.plan)
+    known = [Finding(CANARY, Effect.INCONCLUSIVE, f"{name}: {why}")] if why else []
+    results = assess(part.plan, part.log, known).results()
+    records = [_set_run_id(record, run_id) for record in results.records]
+    findings = [g for f in results.findings for g in _name_shard_in(f, name, part.plan)]
     return Results(records, findings)
 
 
-def _with_run_id(record: Record, run_id: str) -> Record:
+def _set_run_id(record: Record, run_id: str) -> Record:
     comparisons = tuple(replace(c, run_id=run_id) for c in record.comparisons)
     return replace(record, run_id=run_id, comparisons=comparisons)
 
 
-def _name_shard(finding: Finding, shard: str, part: Plan) -> Iterator[Finding]:
-    if finding.case_id or finding.effect in (Effect.UNPROVEN, Effect.NOTE):
+def _name_shard_in(finding: Finding, shard: str, plan: Plan) -> Iterator[Finding]:
+    """Yield a finding about a whole shard as one about each of its cases."""
+    is_about_cases = finding.case_id or finding.effect in (Effect.UNPROVEN, Effect.NOTE)
+    if is_about_cases or finding.check == CANARY:  # whose sentence names the shard
         yield finding
-    elif finding.check == canary.CHECK:
-        yield finding  # its sentence names the shard
-    elif finding.groups:
-        yield replace(finding, sentence=f"{shard}: {finding.sentence}")
+        return
+    named = replace(finding, sentence=f"{shard}: {finding.sentence}")
+    if finding.groups:
+        yield named
     else:
-        sentence = f"{shard}: {finding.sentence}"
-        for planned in part.cases:
-            yield replace(finding, sentence=sentence, case_id=planned.id)
+        yield from (replace(named, case_id=planned.id) for planned in plan.cases)
+
+
+@dataclass(frozen=True)
+class Canary:
+    """What a shard measured of the case that all measure.
+
+    medians: ms, by implementation that was right. failed: what became of the others, by
+    implementation. Implementations that declined the case are in it only if none was timed.
+    disturbed: why the times are unreliable. lost: why the process that measured it was lost.
+    """
+
+    medians: Mapping[str, float]
+    disturbed: str = ""
+    failed: Mapping[str, str] = field(default_factory=dict)
+    lost: str = ""
+
+
+def read_canary(plan: Plan, log: Log) -> Canary:
+    states = states_of(plan, log, Purpose.CANARY)
+    if not states:
+        return Canary({})
+    [state] = states.values()
+    medians = {
+        o.implementation: quantile(o.samples.time_ms, 0.5)
+        for o in state.observations
+        if o.status is Status.OK and o.samples.time_ms
+    }
+    failed = {
+        o.implementation: f"{o.status}: {o.reason}"
+        for o in state.observations
+        if o.status is not Status.OK and not (medians and o.status in BENIGN)
+    }
+    disturbed = next(find_disturbances(list(state.conditions.values())), "")
+    return Canary(medians, disturbed, failed, state.reason)
+
+
+def find_outliers(canaries: Mapping[str, Canary]) -> dict[str, str]:
+    """Return the shards whose times decide nothing, by name, each with the reason.
+
+    An implementation counts if more than half of the shards timed it. For each, the largest set of
+    shards whose medians are within 3 % of each other is right. If the set is not more than half,
+    the outlier is unknown, and every shard is one. A shard on which such an implementation failed,
+    or that timed none, is also an outlier.
+    """
+    if len(canaries) < 2:
+        return {}
+    common = _timed_by_most(c.medians for c in canaries.values() if not c.disturbed)
+    why = {name: reason for name, c in canaries.items() if (reason := _find_objection(c, common))}
+    kept = {name: c.medians for name, c in canaries.items() if name not in why}
+    if len(kept) < 2:
+        return why
+    common = _timed_by_most(kept.values())
+    for name, medians in kept.items():
+        if common.isdisjoint(medians):
+            why[name] = "it timed no implementation that most shards timed on their canary"
+    for implementation in sorted(common):
+        medians = {n: times[implementation] for n, times in kept.items() if implementation in times}
+        within = _find_largest_set(medians)
+        others = [medians[name] for name in within or medians]
+        for name in medians.keys() - within:
+            why.setdefault(
+                name,
+                f"{implementation} took {medians[name]:.4g} ms for the case that all shards "
+                f"measure, and {min(others):.4g} to {max(others):.4g} ms "
+                f"{'in the others' if within else 'in all'}: over {APART:.0%} apart",
+            )
+    return why
+
+
+def _find_objection(canary: Canary, common: set[str]) -> str:
+    """Return what a shard's own canary says against it. common: implementations that count."""
+    if not canary.medians:
+        reason = canary.lost or next(iter(canary.failed.values()), "")
+        untimed = "it did not time the case that all shards measure"
+        return f"{untimed} ({reason})" if reason else untimed
+    if canary.disturbed:
+        return f"the case that all shards measure was disturbed: {canary.disturbed}"
+    for name in sorted(common.intersection(canary.failed)):
+        return (
+            f"{name}, which other shards timed, failed on the case that all shards measure "
+            f"({canary.failed[name]})"
+        )
+    return ""
+
+
+def _timed_by_most(shards: Iterable[Mapping[str, float]]) -> set[str]:
+    shards = list(shards)
+    counts = Counter(name for medians in shards for name in medians)
+    return {name for name, count in counts.items() if 2 * count > len(shards)}
+
+
+def _find_largest_set(medians: Mapping[str, float]) -> set[str]:
+    """Return the largest set of medians within `APART` of each other, and the closest of equally
+    large sets. It is empty if it holds no more than half of the medians."""
+    found: tuple[int, float, set[str]] = (0, 0.0, set())
+    for least in sorted(medians.values()):
+        names = {name for name, ms in medians.items() if least <= ms <= least * (1 + APART)}
+        width = max(medians[name] for name in names) / least
+        if (len(names), -width) > (found[0], -found[1]):
+            found = len(names), width, names
+    return found[2] if 2 * found[0] > len(medians) else set()

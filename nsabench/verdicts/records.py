@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from nsabench import ops
+from nsabench.checks.cases import by_case
 from nsabench.checks.finding import Effect, Finding
-from nsabench.checks.series import by_case
 from nsabench.model.case import Case
 from nsabench.model.log import Session
 from nsabench.model.measurement import Bursts, Conditions, Observation, Samples
@@ -27,7 +27,7 @@ OBSERVED = (
 )
 
 
-def of_state(plan: Plan, session: Session, state: CaseState) -> list[Record]:
+def make_records(plan: Plan, session: Session, state: CaseState) -> list[Record]:
     """Return the records of a case, still without verdicts. session: with the ceilings to use."""
     planned = plan.by_id[state.case_id]
     case, described = planned.case, session.described
@@ -136,7 +136,7 @@ def _find_quantiles(times: Sequence[float]) -> tuple[float | None, float | None,
     return p20, median, p80
 
 
-def failed(record: Record, observation: Observation) -> Record:
+def set_failed(record: Record, observation: Observation) -> Record:
     """Return the record after a failed observation: without times, with its samples."""
     return replace(record, **_copy_observation(observation), comparisons=())
 
@@ -146,16 +146,16 @@ def without_times(observation: Observation, status: Status, reason: str) -> Obse
     return observation.model_copy(update=update)
 
 
-def with_findings(records: Sequence[Record], findings: Sequence[Finding]) -> list[Record]:
+def apply_findings(records: Sequence[Record], findings: Sequence[Finding]) -> list[Record]:
     """Return the records after the findings: those found wrong or implausible have failed."""
     grave = by_case(f for f in findings if f.effect in STATUS_OF and f.regime is None)
-    judged = []
+    applied = []
     for record in records:
         against = (f for f in grave.get(record.case_id, ()) if f.concerns(record))
         finding = next(against, None) if record.status is Status.OK else None
         if finding is not None:
             assert record.observation is not None
             status = STATUS_OF[finding.effect]
-            record = failed(record, without_times(record.observation, status, finding.sentence))
-        judged.append(record)
-    return judged
+            record = set_failed(record, without_times(record.observation, status, finding.sentence))
+        applied.append(record)
+    return applied

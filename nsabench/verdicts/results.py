@@ -5,21 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from nsabench import checks, ops
-from nsabench.checks import ordering, parity, proofs, roofline
-from nsabench.checks.finding import Effect, Finding, Group
-from nsabench.checks.limits import Limits, least
-from nsabench.checks.series import by_case
+from nsabench import labels, ops
+from nsabench.checks import DeviceLimits, Effect, Finding, run_checks
+from nsabench.checks.cases import by_case
+from nsabench.checks.controls import CHECK, find_unproven, guarded_regime
+from nsabench.checks.finding import Group
+from nsabench.checks.parity import check_parity
+from nsabench.checks.roofline import check_roofline, least_time
+from nsabench.checks.timing import check_ordering
 from nsabench.errors import UsageError
 from nsabench.model.log import Log, Session
-from nsabench.model.measurement import Observation
 from nsabench.model.plan import Plan
-from nsabench.model.record import Comparison, Key, Record
-from nsabench.model.vocabulary import BENIGN, Purpose, Reference, Regime, Role, Status, Verdict
+from nsabench.model.record import Comparison, Record
+from nsabench.model.vocabulary import BENIGN, Catch, Purpose, Reference, Regime, Role, Status
 from nsabench.verdicts.attempts import CaseState, states_of
-from nsabench.verdicts.caution import caution
-from nsabench.verdicts.records import failed, of_state, with_findings, without_times
-from nsabench.verdicts.verdict import ALL_OWN, judge, revise
+from nsabench.verdicts.records import (
+    STATUS_OF,
+    apply_findings,
+    make_records,
+    without_times,
+)
+from nsabench.verdicts.revision import revise_records
+from nsabench.verdicts.verdict import compare_records, find_caution
 
 # Checks of a time, not of its ratio to another.
 OF_TIMES = ("timer", "clocks", "scaling", "canary")
@@ -30,64 +37,116 @@ class Results:
     records: list[Record]
     findings: list[Finding]
 
+    @property
+    def failures(self) -> list[str]:
+        """A line for each failure. Controls fail if they are not caught."""
+        # Findings about the whole run: no control tested a check.
+        lines = [
+            f.sentence
+            for f in self.findings
+            if f.check == CHECK and f.effect is Effect.INVALID and not f.implementation
+        ]
+        for record in self.records:
+            where = f"{record.implementation} on {labels.named(record)}"
+            if record.caught is Catch.MISSED:
+                lines.append(f"control {where} was not caught by {record.caught_by}")
+            elif _has_failed(record):
+                lines.append(f"{where}: {record.status}: {record.reason}")
+        return lines
+
+    @property
+    def unproven(self) -> list[str]:
+        """A sentence for each group of checks that no control showed to work."""
+        return [f.sentence for f in self.findings if f.effect is Effect.UNPROVEN]
+
+    @property
+    def found_while_measuring(self) -> list[Finding]:
+        """The failures of candidates and baselines that the worker found, not a check."""
+        by_checks = {(f.case_id, f.implementation) for f in self.findings if f.effect in STATUS_OF}
+        findings = []
+        for record in self.records:
+            if _has_failed(record) and record.key not in by_checks:
+                wrong = record.status is Status.WRONG
+                check, effect = ("parity", Effect.WRONG) if wrong else ("outcome", Effect.INVALID)
+                sentence = f"{record.status}: {record.reason}"
+                findings.append(Finding(check, effect, sentence, *record.key))
+        return findings
+
+
+def _has_failed(record: Record) -> bool:
+    return record.role is not Role.CONTROL and record.status not in BENIGN
+
 
 @dataclass(frozen=True)
-class Assessed:
+class Assessment:
     """A log after the checks. records: with the verdicts of the main pass."""
 
     plan: Plan
-    session: Session
-    limits: Limits
+    log: Log
+    session: Session  # with the ceilings to use
+    limits: DeviceLimits
     records: list[Record]
     findings: list[Finding]
 
-    def judgements(self, log: Log) -> list[Comparison]:
+    def comparisons(self) -> list[Comparison]:
         """Return the comparisons after the later passes so far: of candidates with baselines, then
         all with alternatives. They choose the cases of the next pass."""
-        records = self._revise_records(self._check_states(log, Purpose.CONFIRMATION), log)
-        judged = [
+        records = self._revise_records()
+        of_candidates = [
             comparison
             for regime in Regime
             for record in records
             if record.role is Role.CANDIDATE and (comparison := record.compared(regime)) is not None
         ]
-        for record in records:
-            judged += [c for c in record.comparisons if c.reference is Reference.ALTERNATIVE]
-        return judged
+        with_alternatives = [
+            comparison
+            for record in records
+            for comparison in record.comparisons
+            if comparison.reference is Reference.ALTERNATIVE
+        ]
+        return of_candidates + with_alternatives
 
-    def _revise_records(self, confirmations: Mapping[str, CaseState], log: Log) -> list[Record]:
-        isolated = self._check_states(log, Purpose.ISOLATED)
+    def results(self) -> Results:
+        notes = by_case(f for f in self.findings if f.effect is Effect.NOTE)
+        doubts = [f for f in self.findings if f.check in OF_TIMES]
+        doubts = [f for f in doubts if f.effect is Effect.INCONCLUSIVE]
         cases = by_case(self.records)
-        revised = []
-        for record in self.records:
-            case_id = record.case_id
-            if record.role in (Role.CANDIDATE, Role.BASELINE):
-                planned = self.plan.by_id[case_id]
-                clean = self.plan.clean_baselines(planned)
-                record = revise(
+        records = []
+        for record in self._revise_records():
+            noted = [f.sentence for f in notes.get(record.case_id, ()) if f.concerns(record)]
+            floor, time_ms = least_time(record, self.limits), record.median_ms
+            doubted = [f.sentence for f in doubts if f.concerns(record)]
+            records.append(
+                replace(
                     record,
-                    cases[case_id],
-                    confirmations.get(case_id),
-                    isolated.get(case_id),
-                    clean,
-                    self.plan.margin,
-                    self.plan.clean_alternatives(planned),
+                    notes="; ".join(filter(None, (record.notes, *noted))),
+                    roofline_fraction=floor.ms / time_ms if floor and time_ms else None,
+                    time_doubt="; ".join(doubted) if time_ms is not None else "",
+                    caution=find_caution(record, cases[record.case_id]),
                 )
-                if self.plan.sources and not clean:
-                    record = _note_own_baselines(record)
-            revised.append(record)
-        return revised
+            )
+        return Results(records, self.findings)
 
-    def _check_states(self, log: Log, purpose: Purpose) -> dict[str, CaseState]:
-        states = states_of(self.plan, log, purpose)
+    def _revise_records(self) -> list[Record]:
+        confirmations = self._check_states(Purpose.CONFIRMATION)
+        isolated = self._check_states(Purpose.ISOLATED)
+        return revise_records(self.plan, self.records, confirmations, isolated)
+
+    def _check_states(self, purpose: Purpose) -> Mapping[str, CaseState]:
+        states = states_of(self.plan, self.log, purpose)
         return {case_id: self._check_state(state) for case_id, state in states.items()}
 
     def _check_state(self, state: CaseState) -> CaseState:
-        records = of_state(self.plan, self.session, state)
-        findings = [f for c in (parity, ordering, roofline) for f in c.check(records, self.limits)]
+        """Apply the checks of outputs and times to a case of a later pass."""
+        records = make_records(self.plan, self.session, state)
+        findings = [
+            finding
+            for check in (check_parity, check_ordering, check_roofline)
+            for finding in check(records, self.limits)
+        ]
         observations = []
         for record, observation in zip(
-            with_findings(records, findings), state.observations, strict=True
+            apply_findings(records, findings), state.observations, strict=True
         ):
             if observation.status is Status.UNSUPPORTED:  # it was right in the main pass
                 reason = f"it declined the case after a right answer: {observation.reason}"
@@ -97,72 +156,8 @@ class Assessed:
             observations.append(observation)
         return replace(state, observations=observations)
 
-    def results(self, log: Log) -> Results:
-        confirmations = self._check_states(log, Purpose.CONFIRMATION)
-        failing = _find_failing(confirmations)
-        notes = by_case(f for f in self.findings if f.effect is Effect.NOTE)
-        doubts = [f for f in self.findings if f.check in OF_TIMES]
-        doubts = [f for f in doubts if f.effect is Effect.INCONCLUSIVE]
-        cases = by_case(self.records)
-        records = []
-        for record in self._revise_records(confirmations, log):
-            again = failing.get(record.key)
-            if again is not None and record.role is Role.CANDIDATE and record.status is Status.OK:
-                record = _fail_record(record, again)
-            case = cases[record.case_id]
-            noted = [f.sentence for f in notes.get(record.case_id, ()) if f.concerns(record)]
-            floor, time_ms = least(record, self.limits), record.median_ms
-            doubted = [f.sentence for f in doubts if f.concerns(record)]
-            records.append(
-                replace(
-                    record,
-                    notes="; ".join(filter(None, (record.notes, *noted))),
-                    roofline_fraction=floor.ms / time_ms if floor and time_ms else None,
-                    time_doubt="; ".join(doubted) if time_ms is not None else "",
-                    caution=caution(record, case),
-                )
-            )
-        return Results(records, self.findings)
 
-
-def _note_own_baselines(record: Record) -> Record:
-    """Return the record, with a reason for each winner whose baselines are all from its package."""
-    comparisons = tuple(
-        replace(c, reason="; ".join(filter(None, (c.reason, ALL_OWN))))
-        if c.verdict is Verdict.FASTER
-        else c
-        for c in record.comparisons
-    )
-    return replace(record, comparisons=comparisons)
-
-
-def _find_failing(confirmations: Mapping[str, CaseState]) -> dict[Key, Observation]:
-    return {
-        (case_id, observation.implementation): observation
-        for case_id, second in confirmations.items()
-        for observation in second.observations
-        if observation.status not in BENIGN
-    }
-
-
-def _fail_record(record: Record, observation: Observation) -> Record:
-    judged = tuple(
-        c for c in record.comparisons if c.reference is Reference.BASELINE and c.verdict is not None
-    )
-    reason = f"in a second process: {observation.reason}"
-    record = failed(record, observation.model_copy(update={"reason": reason}))
-    return replace(record, comparisons=judged)
-
-
-@dataclass(frozen=True)
-class Part:
-    """A measured run, or a shard of a merged run."""
-
-    plan: Plan
-    log: Log
-
-
-def assess(plan: Plan, log: Log, known: Sequence[Finding] = ()) -> Assessed:
+def assess(plan: Plan, log: Log, known: Sequence[Finding] = ()) -> Assessment:
     """Apply the checks. known: further findings. Raises `UsageError` if the log is empty, or not
     from this plan."""
     refuse_other_log(plan, log)
@@ -171,25 +166,18 @@ def assess(plan: Plan, log: Log, known: Sequence[Finding] = ()) -> Assessed:
         raise UsageError("the log is empty: nothing was measured", "resume with --resume RUN.")
     states = states_of(plan, log, Purpose.MAIN).values()
     session = log.sessions[0].model_copy(update={"ceilings": log.ceilings})
-    return assess_states(plan, session, list(states), known)
-
-
-def assess_states(
-    plan: Plan, session: Session, states: Sequence[CaseState], known: Sequence[Finding] = ()
-) -> Assessed:
-    """Apply the checks to the main pass. session: with the ceilings to use."""
-    limits = Limits.measured(session.ceilings)
-    records = [record for state in states for record in of_state(plan, session, state)]
-    findings, records = checks.judge_all(records, limits)
+    limits = DeviceLimits.from_run(session.ceilings)
+    records = [record for state in states for record in make_records(plan, session, state)]
+    findings, records = run_checks(records, limits)
     findings = [*findings, *known]
-    records = with_findings(_name_unproven(records), findings)
-    return Assessed(plan, session, limits, judge(records, findings), findings)
+    records = compare_records(apply_findings(_name_unproven(records), findings), findings)
+    return Assessment(plan, log, session, limits, records, findings)
 
 
 def _name_unproven(records: Sequence[Record]) -> list[Record]:
     unproven: dict[Group, list[str]] = {}
-    for lack in proofs.unproven(records):
-        if proofs.regime_of(lack.check) is None:
+    for lack in find_unproven(records):
+        if guarded_regime(lack.check) is None:
             unproven.setdefault(lack.group, []).append(lack.check)
     return [
         replace(r, unproven=", ".join(unproven.get(Group.of(r), ())))

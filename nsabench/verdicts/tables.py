@@ -1,4 +1,4 @@
-"""The schemas of a run's tables, and how records are read from them.
+"""Write and read the tables of a run: records, comparisons and samples.
 
 The sizes of shapes (N, H, D, Dv, L, ...) are nullable int64, one for every size of every op.
 """
@@ -13,11 +13,13 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nsabench import limits, ops
 from nsabench.errors import UsageError
+from nsabench.files import replacing
 from nsabench.model.record import (
     Column,
     Comparison,
@@ -27,8 +29,11 @@ from nsabench.model.record import (
     size_columns,
     values_of,
 )
+from nsabench.model.vocabulary import Regime
 from nsabench.reading import OutOfBounds, opened
+from nsabench.verdicts.results import Results
 
+TABLES = ("records", "comparisons", "samples")
 # Sizes of the ops that ship. The table of a run also has the sizes of ops from elsewhere.
 SIZES = {size for name in ops.shipped() for size in ops.get(name).shape_model.model_fields}
 RECORDS = columns(Record, SIZES)
@@ -36,6 +41,7 @@ COMPARISONS = columns(Comparison)
 SAMPLES = columns(Sample)
 GIVE_AS_MADE = "give the folder as it was made."
 BATCH = 1 << 16  # rows
+ROWS_A_GROUP = 1 << 20  # fixed, because the default depends on the version of pyarrow
 ARROW = {str: pa.string(), float: pa.float64(), int: pa.int64(), bool: pa.bool_()}
 
 
@@ -68,7 +74,26 @@ def misfit(schema: pa.Schema, columns: Iterable[Column], needed: Iterable[str]) 
     return ""
 
 
-def of_records(records: Sequence[Record]) -> pa.Table:
+def write_tables(results: Results, run_id: str, folder: Path) -> list[Path]:
+    """Write records.parquet, comparisons.parquet and samples.parquet. Return their paths."""
+    tables = {
+        "records": records_table(results.records),
+        "comparisons": comparisons_table(results.records),
+        "samples": samples_table(run_id, results.records),
+    }
+    for name, table in tables.items():
+        write_table(folder / f"{name}.parquet", table)
+    return [folder / f"{name}.parquet" for name in tables]
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """Write a table in one step: a reader sees the old file or the new one."""
+    with replacing(path) as temporary:
+        how = {"compression": "zstd", "compression_level": 9, "row_group_size": ROWS_A_GROUP}
+        pq.write_table(table, temporary, **how)
+
+
+def records_table(records: Sequence[Record]) -> pa.Table:
     """Make the table of records.parquet. Sizes of ops from elsewhere come last."""
     found = {size for record in records for size in record.shape}
     named = schema([*RECORDS, *size_columns(found - SIZES)])
@@ -81,10 +106,38 @@ def of_records(records: Sequence[Record]) -> pa.Table:
     return pa.Table.from_pydict(cells, schema=named)
 
 
-def of_comparisons(records: Iterable[Record]) -> pa.Table:
+def comparisons_table(records: Iterable[Record]) -> pa.Table:
     rows = [comparison for record in records for comparison in record.comparisons]
     cells = {c.name: [getattr(row, c.name) for row in rows] for c in COMPARISONS}
     return pa.Table.from_pydict(cells, schema=schema(COMPARISONS))
+
+
+def samples_table(run_id: str, records: Iterable[Record]) -> pa.Table:
+    timed = [
+        (record, regime, record.observation.timings(regime))
+        for record in records
+        if record.observation is not None
+        for regime in (record.regime, Regime.QUEUE)
+    ]
+    counts = [len(timings.time_ms) for _, _, timings in timed]
+    rows = np.repeat(np.arange(len(counts)), counts)
+
+    def spread(values: Iterable[str | int], kind: pa.DataType) -> pa.Array:
+        return pa.array(values, kind).take(rows)
+
+    columns: dict[str, Any] = {
+        "run_id": pa.repeat(run_id, len(rows)),
+        "case_id": spread((r.case_id for r, _, _ in timed), pa.string()),
+        "implementation": spread((r.implementation for r, _, _ in timed), pa.string()),
+        "regime": spread((regime.value for _, regime, _ in timed), pa.string()),
+        "attempt": spread((r.attempt for r, _, _ in timed), pa.int64()),
+    }
+    for name in {column.name for column in SAMPLES} - columns.keys():
+        values: list[Any] = []
+        columns[name] = values
+        for (_, _, timings), count in zip(timed, counts, strict=True):
+            values += getattr(timings, name, None) or [None] * count
+    return pa.Table.from_pydict(columns, schema=schema(SAMPLES))
 
 
 def refuse_sizes(op: ops.Op) -> None:

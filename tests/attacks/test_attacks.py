@@ -22,9 +22,9 @@ from nsabench.output import report
 from nsabench.running.folder import RunFolder
 from nsabench.running.supervisor import process, templates
 from nsabench.running.supervisor.executor import WorkerExecutor
-from nsabench.verdicts import parquet
 from nsabench.verdicts.merged import assemble
 from nsabench.verdicts.results import Results
+from nsabench.verdicts.tables import write_tables
 from tests import forked, main_pass
 from tests.attacks.kit import SLOW_S
 from tests.checking import a_case, plan_of, rounds
@@ -159,7 +159,7 @@ def measured(plan: Plan, folder: Path) -> Attacked:
         plan, folder, lambda: closing(WorkerExecutor.of_plan(plan, folder)), sandbox="signals"
     )
     results = assemble(plan.run_id, RunFolder(folder).parts())
-    parquet.write(results, plan.run_id, folder)
+    write_tables(results, plan.run_id, folder)
     page = report.write_html(report.Facts.read(folder), folder)
     return Attacked(results, plan, page.read_text(), leftovers())
 

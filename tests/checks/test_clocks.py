@@ -1,7 +1,7 @@
 import pytest
 
-from nsabench.checks import Effect, Limits
-from nsabench.checks.clocks import check, clock_spread
+from nsabench.checks import DeviceLimits, Effect
+from nsabench.checks.timing import check_clocks, clock_spread
 from nsabench.model.measurement import Conditions
 
 
@@ -12,7 +12,7 @@ def test_throttling_makes_the_case_inconclusive(make_row):
         sm_clock_mhz_max=1980,
     )
     rows = [make_row(conditions=conditions), make_row("b", "baseline", conditions=conditions)]
-    (finding,) = check(rows, Limits())
+    (finding,) = check_clocks(rows, DeviceLimits())
     assert (finding.effect, finding.implementation) == (Effect.INCONCLUSIVE, "")
     assert "hw_thermal_slowdown (SM clock 900 to 1980 MHz)" in finding.sentence
     assert "gpu_idle" not in finding.sentence
@@ -28,7 +28,7 @@ def test_the_power_cap_widens_intervals_and_ends_nothing(make_row):
     """Dense attention draws all the power an H200 may, for as long as it runs."""
     conditions = capped(1584, 1980)
     rows = [make_row(conditions=conditions), make_row("b", "baseline", conditions=conditions)]
-    (finding,) = check(rows, Limits())
+    (finding,) = check_clocks(rows, DeviceLimits())
     assert (finding.effect, finding.implementation) == (Effect.NOTE, "")
     assert "between 1584 and 1980 MHz" in finding.sentence and "1.250 times" in finding.sentence
     assert clock_spread([conditions]) == 1.25
@@ -50,17 +50,19 @@ def test_the_power_cap_widens_intervals_and_ends_nothing(make_row):
     ],
 )
 def test_a_power_cap_of_unknown_reach_or_beside_heat_does(make_row, conditions):
-    [finding, *_] = check([make_row(conditions=conditions)], Limits())
+    [finding, *_] = check_clocks([make_row(conditions=conditions)], DeviceLimits())
     assert finding.effect is Effect.INCONCLUSIVE
     assert "sw_power_cap" in finding.sentence
 
 
 def test_idle_and_set_clocks_are_no_throttling(make_row):
     calm = Conditions(clock_event_reasons=["gpu_idle", "applications_clocks_setting"])
-    assert check([make_row(conditions=calm)], Limits()) == []
+    assert check_clocks([make_row(conditions=calm)], DeviceLimits()) == []
 
 
 def test_neighbours_make_the_case_inconclusive(make_row):
-    (finding,) = check([make_row(conditions=Conditions(competing_processes=1))], Limits())
+    (finding,) = check_clocks(
+        [make_row(conditions=Conditions(competing_processes=1))], DeviceLimits()
+    )
     assert finding.effect is Effect.INCONCLUSIVE
     assert "1 other process" in finding.sentence

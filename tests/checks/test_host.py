@@ -2,8 +2,8 @@
 
 import pytest
 
-from nsabench.checks import Effect, Limits
-from nsabench.checks.host import check
+from nsabench.checks import DeviceLimits, Effect
+from nsabench.checks.queue import check_host
 from nsabench.model.vocabulary import Mode
 
 
@@ -19,7 +19,7 @@ def test_a_candidate_that_is_bound_by_its_host_says_so(make_row, mode, what):
         make_row("on_a_cpu", median_ms=0.014, queued_ms=0.06, mode=mode),
         make_row("older", median_ms=0.014, host_us=131.0, mode=mode),
     ]
-    finding, counted = check(rows, Limits())
+    finding, counted = check_host(rows, DeviceLimits())
     assert counted.sentence == f"{finding.sentence}, in 13 launches"
     assert (finding.effect, finding.implementation) == (Effect.NOTE, "mine")
     assert finding.sentence == f"bound by its host: 53 µs of {what} for 14 µs of work"

@@ -3,24 +3,26 @@ import math
 import numpy as np
 import pytest
 
-from nsabench.checks import Effect, Limits
-from nsabench.checks.parity import check, noise
+from nsabench.checks import DeviceLimits, Effect
+from nsabench.checks.parity import check_parity, noise
 from nsabench.model.vocabulary import Direction, DType, Status
 
-NONE = Limits()
+NONE = DeviceLimits()
 
 
 @pytest.mark.parametrize("role", ["candidate", "baseline", "control"])
 def test_mae_over_the_tolerance_is_wrong_for_every_role(make_row, role):
-    (finding,) = check([make_row("bad", role, mae=0.148), make_row("good", "baseline")], NONE)
+    (finding,) = check_parity(
+        [make_row("bad", role, mae=0.148), make_row("good", "baseline")], NONE
+    )
     assert (finding.effect, finding.implementation) == (Effect.WRONG, "bad")
     assert "0.148" in finding.sentence
     assert "0.001" in finding.sentence
 
 
 def test_nan_is_wrong(make_row):
-    assert check([make_row(mae=math.nan)], NONE)
-    assert check([make_row(rel_l2=math.nan), make_row("b", "baseline")], NONE)
+    assert check_parity([make_row(mae=math.nan)], NONE)
+    assert check_parity([make_row(rel_l2=math.nan), make_row("b", "baseline")], NONE)
 
 
 def test_no_error_of_another_moves_the_limit(make_row):
@@ -30,8 +32,8 @@ def test_no_error_of_another_moves_the_limit(make_row):
         make_row("b", "baseline", rel_l2=1.9e-3),
         make_row("exact", "baseline", rel_l2=0.0),
     ]
-    assert [f.implementation for f in check(rows, NONE)] == ["mine", "b"]
-    assert [f.implementation for f in check(rows[:1], NONE)] == ["mine"]
+    assert [f.implementation for f in check_parity(rows, NONE)] == ["mine", "b"]
+    assert [f.implementation for f in check_parity(rows[:1], NONE)] == ["mine"]
 
 
 def test_a_row_that_is_too_far_off_is_named(make_row):
@@ -39,12 +41,12 @@ def test_a_row_that_is_too_far_off_is_named(make_row):
         make_row("mine", worst_row=1.1e-2, worst_row_at="output[4095, 7]"),
         make_row("near", worst_row=1.9e-3),
     ]
-    (finding,) = check(rows, NONE)
+    (finding,) = check_parity(rows, NONE)
     assert (finding.effect, finding.implementation) == (Effect.WRONG, "mine")
     assert finding.sentence == (
         "the row output[4095, 7] is off by 0.011 of its norm: float16 explains 0.00195"
     )
-    assert check([make_row(worst_row=math.nan)], NONE)
+    assert check_parity([make_row(worst_row=math.nan)], NONE)
 
 
 @pytest.mark.parametrize(("dtype", "flagged"), [("float16", True), ("bfloat16", False)])
@@ -53,8 +55,8 @@ def test_a_row_is_not_held_to_less_than_its_format_resolves(make_row, dtype, fla
         make_row("mine", dtype=dtype, worst_row=1e-2),
         make_row("b", "baseline", dtype=dtype, worst_row=1e-4),
     ]
-    assert bool(check(rows, NONE)) is flagged
-    assert bool(check(rows[:1], NONE)) is flagged
+    assert bool(check_parity(rows, NONE)) is flagged
+    assert bool(check_parity(rows[:1], NONE)) is flagged
 
 
 # How many times the noise of its sums an honest row may be off by.
@@ -70,7 +72,7 @@ def test_each_result_has_a_bound_of_its_own(make_row, dtype, at):
     def found(times):
         fields = {"dtype": dtype, "direction": direction, "rel_l2": None, "worst_row_at": at}
         row = make_row(worst_row=times * limit, **fields)
-        return check([row, make_row("b", "baseline", worst_row=0.1 * limit, **fields)], NONE)
+        return check_parity([row, make_row("b", "baseline", worst_row=0.1 * limit, **fields)], NONE)
 
     assert found(0.99) == []
     (finding,) = found(1.01)
@@ -83,20 +85,25 @@ def test_large_logits_widen_the_bound_of_outputs(make_row, dtype):
     limit = noise(dtype, 128 + 1024, 1e4)
     assert limit > 9 * noise(dtype, 128 + 1024) or dtype is DType.BFLOAT16
     fields = {"dtype": dtype, "distribution": "large_logits"}
-    assert check([make_row(rel_l2=0.99 * limit, worst_row=1.98 * limit, **fields)], NONE) == []
-    assert check([make_row(rel_l2=1.01 * limit, **fields)], NONE)
-    assert check([make_row(worst_row=2.01 * limit, **fields)], NONE)
+    assert (
+        check_parity([make_row(rel_l2=0.99 * limit, worst_row=1.98 * limit, **fields)], NONE) == []
+    )
+    assert check_parity([make_row(rel_l2=1.01 * limit, **fields)], NONE)
+    assert check_parity([make_row(worst_row=2.01 * limit, **fields)], NONE)
 
 
 def test_gradients_of_large_logits_are_held_to_their_mean_error(make_row):
     fields = {"distribution": "large_logits", "direction": Direction.BACKWARD}
-    assert check([make_row(rel_l2=1e9, worst_row=1e9, worst_row_at="dq[0]", **fields)], NONE) == []
-    assert check([make_row(mae=2e-3, **fields)], NONE)
+    assert (
+        check_parity([make_row(rel_l2=1e9, worst_row=1e9, worst_row_at="dq[0]", **fields)], NONE)
+        == []
+    )
+    assert check_parity([make_row(mae=2e-3, **fields)], NONE)
 
 
 def test_a_matrix_may_ask_for_less(make_row):
-    assert check([make_row(rel_l2=2.9e-3, rel_l2_ratio=3.0)], NONE) == []
-    (finding,) = check([make_row(rel_l2=3e-3, rel_l2_ratio=3.0)], NONE)
+    assert check_parity([make_row(rel_l2=2.9e-3, rel_l2_ratio=3.0)], NONE) == []
+    (finding,) = check_parity([make_row(rel_l2=3e-3, rel_l2_ratio=3.0)], NONE)
     assert "over 0.00293: sums in float16 resolve 0.000977" in finding.sentence
 
 
@@ -106,7 +113,7 @@ def test_errors_below_the_resolution_of_the_format_are_not_compared(make_row, dt
         make_row("mine", dtype=dtype, rel_l2=4e-3),
         make_row("b", "baseline", dtype=dtype, rel_l2=1e-4),
     ]
-    assert bool(check(rows, NONE)) is flagged
+    assert bool(check_parity(rows, NONE)) is flagged
 
 
 def test_failed_records_and_other_cases_play_no_part(make_row):
@@ -115,7 +122,7 @@ def test_failed_records_and_other_cases_play_no_part(make_row):
         make_row("b", "baseline", rel_l2=1e-5, status=Status.WRONG),
         make_row("b", "baseline", rel_l2=1e-5, L=64),
     ]
-    assert check(rows, NONE) == []
+    assert check_parity(rows, NONE) == []
 
 
 def test_float32_is_held_to_what_honest_sums_differ_by(make_row):
@@ -126,7 +133,7 @@ def test_float32_is_held_to_what_honest_sums_differ_by(make_row):
         make_row("mine", rel_l2=6.14e-7, **sizes),
         make_row("tf32", rel_l2=3e-4, **sizes),
     ]
-    assert [f.implementation for f in check(rows, NONE)] == ["tf32"]
+    assert [f.implementation for f in check_parity(rows, NONE)] == ["tf32"]
 
 
 def tf32(x):

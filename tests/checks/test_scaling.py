@@ -1,10 +1,10 @@
 import pytest
 
-from nsabench.checks import Effect, Limits
-from nsabench.checks.scaling import check
+from nsabench.checks import DeviceLimits, Effect
+from nsabench.checks.growth import check_scaling
 
-H200 = Limits("measured in this run", memory_gb_s=4250.0)
-WARM_4090 = Limits("data sheet", memory_gb_s=1008.0, l2_gb_s=5000.0, l2_bytes=72 << 20)
+H200 = DeviceLimits("measured in this run", memory_gb_s=4250.0)
+WARM_4090 = DeviceLimits("data sheet", memory_gb_s=1008.0, l2_gb_s=5000.0, l2_bytes=72 << 20)
 LENGTHS = (64, 128, 256, 512, 1024)
 
 
@@ -13,7 +13,7 @@ def ladder(make_row, times, lengths=LENGTHS, **fields):
 
 
 def test_a_baseline_that_reads_the_first_64_keys_is_found(make_row):
-    (finding,) = check(ladder(make_row, [0.114, 0.115, 0.115, 0.115, 0.115]), H200)
+    (finding,) = check_scaling(ladder(make_row, [0.114, 0.115, 0.115, 0.115, 0.115]), H200)
     assert finding.effect is Effect.IMPLAUSIBLE
     assert "L=64" in finding.sentence
     assert "L=1024" in finding.sentence
@@ -21,7 +21,7 @@ def test_a_baseline_that_reads_the_first_64_keys_is_found(make_row):
 
 
 def test_flat_yet_possible_is_inconclusive(make_row):
-    (finding,) = check(ladder(make_row, [0.114, 0.115, 0.115, 0.115], LENGTHS[:4]), H200)
+    (finding,) = check_scaling(ladder(make_row, [0.114, 0.115, 0.115, 0.115], LENGTHS[:4]), H200)
     assert finding.effect is Effect.INCONCLUSIVE
 
 
@@ -35,24 +35,24 @@ def test_flat_yet_possible_is_inconclusive(make_row):
     ],
 )
 def test_honest_ladders_pass(make_row, times):
-    assert check(ladder(make_row, times), H200) == []
+    assert check_scaling(ladder(make_row, times), H200) == []
 
 
 def test_launch_bound_ladders_pass(make_row):
     rows = ladder(make_row, [0.0117] * 4, LENGTHS[:4], N=256, H=4, D=64)
-    assert check(rows, H200) == []
+    assert check_scaling(rows, H200) == []
 
 
 def test_a_warm_l2_is_given_the_benefit_of_the_doubt_where_it_suffices(make_row):
-    (small,) = check(ladder(make_row, [0.020] * 4, LENGTHS[:4], N=256), WARM_4090)
+    (small,) = check_scaling(ladder(make_row, [0.020] * 4, LENGTHS[:4], N=256), WARM_4090)
     assert small.effect is Effect.INCONCLUSIVE
     assert "only a warm L2" in small.sentence
-    (large,) = check(ladder(make_row, [0.064] * 5), WARM_4090)
+    (large,) = check_scaling(ladder(make_row, [0.064] * 5), WARM_4090)
     assert large.effect is Effect.IMPLAUSIBLE
 
 
 def test_without_ceilings_it_is_a_note(make_row):
-    (finding,) = check(ladder(make_row, [0.064] * 5), Limits())
+    (finding,) = check_scaling(ladder(make_row, [0.064] * 5), DeviceLimits())
     assert finding.effect is Effect.NOTE
 
 
@@ -63,4 +63,4 @@ def test_only_rows_that_differ_in_nothing_but_length_are_compared(make_row):
         make_row(L=1024, median_ms=0.115, H=4),
         make_row("other", L=1024, median_ms=0.115),
     ]
-    assert check(rows, H200) == []
+    assert check_scaling(rows, H200) == []

@@ -29,8 +29,7 @@ from nsabench.output.report import Facts, write_html, write_markdown
 from nsabench.running.folder import KEPT, RunFolder
 from nsabench.signing import Signer
 from nsabench.signing.keys import private_pem, public_der
-from nsabench.verdicts import canary
-from nsabench.verdicts.failures import failures
+from nsabench.verdicts.merged import CANARY
 from nsabench.verdicts.results import Results
 from nsabench.verdicts.tables import read_records
 from nsabench.verdicts.threshold import decide_run
@@ -80,9 +79,9 @@ def merged(shards: list[Path], signer: Signer) -> tuple[Results, Path]:
     return finished.results, out
 
 
-def outlying(found: Results) -> str:
+def find_outliers(found: Results) -> str:
     """What is said of the only shard whose times decide nothing."""
-    [sentence] = {f.sentence for f in found.findings if f.check == canary.CHECK}
+    [sentence] = {f.sentence for f in found.findings if f.check == CANARY}
     return sentence
 
 
@@ -253,7 +252,7 @@ def test_the_verdicts_of_an_outlying_host_are_inconclusive(
 ) -> None:
     slow = shard(tmp_path / "slow", signer, 2, replace(FAST, canary_ms=0.2 * 1.05))
     found, out = merged([shards[0], slow, shards[2]], signer)
-    why = outlying(found)
+    why = find_outliers(found)
     assert "shard 2/3" in why and "over 3% apart" in why and "took 0.20" in why
     own = {case.id for case in Plan.read(slow / "plan.json").cases}
     for record in read_records(out):
@@ -331,7 +330,7 @@ def test_a_host_on_which_the_canary_crashed_is_named_and_decides_nothing(
     """Where one implementation did, the others may still be as fast as elsewhere."""
     broken = shard(tmp_path / "broken", signer, 2, replace(FAST, **how))
     found, out = merged([shards[0], broken, shards[2]], signer)
-    why = outlying(found)
+    why = find_outliers(found)
     assert "shard 2/3" in why and re.search(said, why), why
     own = {case.id for case in Plan.read(broken / "plan.json").cases}
     verdicts = {(r.case_id in own, r.verdict) for r in read_records(out) if r.verdict is not None}
@@ -350,7 +349,7 @@ def test_a_control_that_a_shard_did_not_catch_invalidates_that_shard(
     assert {r.verdict for r in read_records(out) if r.verdict and r.case_id not in own} == {
         Verdict.FASTER
     }
-    assert any("was not caught" in line for line in failures(found))
+    assert any("was not caught" in line for line in found.failures)
     [decision] = decide_run(read_records(out), Plan.read(out / "plan.json"))
     assert decision.min_length is None
     assert "controls were not caught: zero_output" in decision.reasons

@@ -130,7 +130,7 @@ def test_equal_arms_are_equal_in_the_queue() -> None:
     from nsabench.model.case import Case, Timing
     from nsabench.model.vocabulary import Direction, DType, Regime, Verdict
     from nsabench.verdicts.statistics import ratio_of_medians
-    from nsabench.verdicts.verdict import from_interval
+    from nsabench.verdicts.verdict import decide_verdict
     from nsabench.worker.timing import bursts
     from nsabench.worker.timing.cuda import CudaTimer
 
@@ -156,7 +156,7 @@ def test_equal_arms_are_equal_in_the_queue() -> None:
         found = bursts.collect(arms, timer, call_ms, 0, Random(seed), {})
         one, other = (found[arm.name].time_ms for arm in arms)
         count = min(len(one), len(other))
-        verdict, _ = from_interval(ratio_of_medians(one[:count], other[:count]), Regime.QUEUE)
+        verdict, _ = decide_verdict(ratio_of_medians(one[:count], other[:count]), Regime.QUEUE)
         if verdict in (Verdict.FASTER, Verdict.SLOWER):
             unequal.append(verdict)
     print(f"\n{len(unequal)} of 200 verdicts on equal arms differ")

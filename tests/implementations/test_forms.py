@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nsabench.checks import Effect, Finding, Limits, run_all
+from nsabench.checks import DeviceLimits, Effect, Finding, run_checks
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import DType, Status
 from nsabench.registry import Unsupported
@@ -215,7 +215,7 @@ def records() -> dict[str, tuple[Record, list[Finding]]]:
         case = a_case("selection_rows", shape, dtype=DType.BFLOAT16, timing=rounds(5))
         with warnings.catch_warnings(action="ignore"):
             rows = rows_of(case, items, measured(case, items, probes=True))
-        findings = run_all(rows, Limits())
+        findings, _ = run_checks(rows, DeviceLimits())
         for row in rows:
             own = [f for f in findings if f.implementation == row.implementation]
             results[row.implementation] = row, [f for f in own if f.effect is not Effect.NOTE]

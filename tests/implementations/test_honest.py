@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nsabench import Unsupported, ops, registry
 from nsabench.checker.compare import Errors, measure
-from nsabench.checks import Limits, parity
+from nsabench.checks import DeviceLimits, parity
 from nsabench.model.vocabulary import Direction, DType, Role, Runs
 from nsabench.ops import Inputs
 from nsabench.registry import Implementation
@@ -69,7 +69,9 @@ def accused(op: str, distribution: str, dtype: DType, direction: Direction) -> l
                 )
             )
     assert records
-    return [f"{f.implementation}: {f.sentence}" for f in parity.check(records, Limits())]
+    return [
+        f"{f.implementation}: {f.sentence}" for f in parity.check_parity(records, DeviceLimits())
+    ]
 
 
 @pytest.mark.parametrize("op", SHAPES)
@@ -98,7 +100,7 @@ def test_large_logits_hide_no_key_that_counts(dtype: DType) -> None:
     errors = measure("output", wrong, op.oracle(inputs), 0.0)
     fields = {"op": op.name, "distribution": "large_logits", "dtype": dtype}
     fields |= {"worst_row": errors.worst_row, "worst_row_at": errors.worst_row_at}
-    [finding] = parity.check(
-        [record("mine", Role.CANDIDATE, shape=shape.model_dump(), **fields)], Limits()
+    [finding] = parity.check_parity(
+        [record("mine", Role.CANDIDATE, shape=shape.model_dump(), **fields)], DeviceLimits()
     )
     assert "the row output[0, " in finding.sentence

@@ -7,7 +7,6 @@ from xml.etree import ElementTree as Xml
 
 from nsabench.output import ci
 from nsabench.output.report import Facts
-from nsabench.verdicts.failures import failures
 from tests.output.report.conftest import HOSTILE
 from tests.output.report.conftest import make_run as make_nasty_run
 from tests.runs import Made, make_run
@@ -18,7 +17,7 @@ def test_a_test_a_record_and_as_many_failures_as_the_run_has(tmp_path: Path) -> 
     tests = ci.of_run(results)
     assert len(tests) == len(results.records) + 1
     failed = [test for test in tests if test.failed]
-    assert len(failed) == len(failures(results)) == 6
+    assert len(failed) == len(results.failures) == 6
     assert {test.group for test in failed} == {"selection_rows.nasty_one"}
     path = ci.write_junit(tests, tmp_path / "out" / "junit.xml", "a run")
     suite = Xml.parse(path).getroot()[0]

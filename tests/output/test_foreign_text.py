@@ -25,8 +25,9 @@ from nsabench.output.terminal.progress import _Console
 from nsabench.running.folder import RunFolder
 from nsabench.running.run import Finished
 from nsabench.text import code, markdown, shown
-from nsabench.verdicts import parquet, threshold
+from nsabench.verdicts import threshold, thresholds_yaml
 from nsabench.verdicts.merged import assemble
+from nsabench.verdicts.tables import write_tables
 from tests.runs import Made, make_run
 
 CORPUS = (
@@ -101,9 +102,9 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for log in (folder / "logs").iterdir():
             log.write_text(ALL)
         results = assemble(plan.run_id, RunFolder(folder).parts())
-        parquet.write(results, plan.run_id, folder)
+        write_tables(results, plan.run_id, folder)
         decisions = threshold.decide_run(*threshold.read_run(folder))
-        threshold.write(decisions, folder / "thresholds.yaml")
+        thresholds_yaml.write(decisions, folder / "thresholds.yaml")
         return folder
 
     parent = tmp_path_factory.mktemp("hostile")

@@ -56,7 +56,7 @@ def test_every_place_says_the_same(run: tuple[Path, str]) -> None:
     assert first.count(in_queue.sentence) == 2
     assert re.search(r'<section id="pays".*from Python, in ms over T.*<svg', page, re.S)
     text = (folder / "selection_report.md").read_text()
-    assert all(break_even.said(d).split(":")[0] in text for d in decided)
+    assert all(d.summary.split(":")[0] in text for d in decided)
 
 
 def test_both_are_drawn() -> None:

@@ -18,7 +18,7 @@ from nsabench.output import site
 from nsabench.output.report import Facts
 from nsabench.preflight import report
 from nsabench.preflight.launch import CompiledLaunch
-from nsabench.verdicts import threshold
+from nsabench.verdicts import thresholds_yaml
 from tests.runs import SIGNER, Made, make_run
 
 SAID = "unpaired: this torch belongs with triton 3.7.1"
@@ -48,9 +48,9 @@ def test_one_place_says_it(torch: str | None, triton: str | None, said: str) -> 
 
 def test_a_run(signed: Path) -> None:
     [decision] = Facts.read(signed).decisions
-    assert decision.on == f"torch 2.13.0, triton 3.6.0, CUDA 13.0 ({SAID})"
-    [written] = yaml.safe_load(threshold.as_yaml([decision]))["decisions"]
-    assert written["unpaired"] == SAID and SAID in threshold.as_text([decision])
+    assert decision.versions == f"torch 2.13.0, triton 3.6.0, CUDA 13.0 ({SAID})"
+    [written] = yaml.safe_load(thresholds_yaml.as_yaml([decision]))["decisions"]
+    assert written["unpaired"] == SAID and SAID in thresholds_yaml.as_text([decision])
     found = verify(signed)
     assert found.broken is None and found.details["environment"].endswith(f"; {SAID}")
 

@@ -14,10 +14,10 @@ from nsabench.model.measurement import Ceilings, Conditions, Observation, Sample
 from nsabench.model.record import Comparison
 from nsabench.model.vocabulary import Purpose, Reference, Regime, Role, Status, Verdict
 from nsabench.verdicts.attempts import CaseState
-from nsabench.verdicts.failures import failures
-from nsabench.verdicts.merged import assemble
-from nsabench.verdicts.results import Part, Results
-from nsabench.verdicts.verdict import is_close, judge, revise
+from nsabench.verdicts.merged import RunLog, assemble
+from nsabench.verdicts.results import Results
+from nsabench.verdicts.revision import needs_confirmation, revise
+from nsabench.verdicts.verdict import compare_records
 from tests.runs import (
     Made,
     add_attempt,
@@ -50,7 +50,7 @@ def verdict(
     mine = record("mine", Role.CANDIDATE, samples=samples(1.0, spread, count=count), **fields)
     best = record("best", Role.BASELINE, samples=samples(ratio, spread, step=3, count=count))
     wrong = record("wrong", Role.BASELINE, status=Status.WRONG)
-    mine, *others = judge([mine, best, wrong], findings)
+    mine, *others = compare_records([mine, best, wrong], findings)
     return revise(mine, [mine, *others], second, alone, ["best"]).own
 
 
@@ -111,7 +111,7 @@ def test_throttling_makes_a_verdict_inconclusive() -> None:
     ],
 )
 def test_what_hangs_on_little(ratio: float, expected: bool) -> None:
-    assert is_close(verdict(ratio)) is expected
+    assert needs_confirmation(verdict(ratio)) is expected
 
 
 def again(ratio: float, count: int = 50) -> CaseState:
@@ -129,7 +129,7 @@ def test_a_kernel_against_itself_is_hardly_ever_faster(offset: float, most: floa
     for _ in range(trials):
         first, second = np.exp(offset * rng.standard_normal(2))
         judgement = verdict(first, count=20)
-        if is_close(judgement):
+        if needs_confirmation(judgement):
             judgement = verdict(first, count=20, second=again(second, count=20))
         faster += judgement.verdict is Verdict.FASTER
     assert faster / trials <= most
@@ -158,10 +158,10 @@ def test_no_reason_replaces_another() -> None:
     best = record("best", Role.BASELINE, samples=samples(1.205, step=3))
     found = [Finding("clocks", Effect.INCONCLUSIVE, why, "c") for why in ("hot", "shared")]
     said = "own, a baseline from its own package, takes 0.9 ms and does not decide; best takes 1.2"
-    doubtful = judge([mine, own, best], found)[0].own
+    doubtful = compare_records([mine, own, best], found)[0].own
     assert (doubtful.verdict, doubtful.ratio) == (Verdict.INCONCLUSIVE, pytest.approx(1.205))
     assert doubtful.reason.startswith(f"shared; hot; {said}")
-    first, *others = judge([mine, own, best], ())
+    first, *others = compare_records([mine, own, best], ())
     assert first.own.verdict is Verdict.FASTER and first.own.reason.startswith(said)
     revised = revise(first, others, again(1.19), without_the_candidate(1.0), ["best"]).own
     assert revised.verdict is Verdict.INCONCLUSIVE
@@ -261,7 +261,7 @@ def test_a_baseline_that_was_dropped_early_cannot_become_the_best_by_drift() -> 
         record("best", Role.BASELINE, samples=late),
         record("dropped", Role.BASELINE, 1.12),
     ]
-    judgement = judge(records, ())[0].own
+    judgement = compare_records(records, ())[0].own
     assert (judgement.verdict, judgement.against) == (Verdict.SAME, "best")
 
 
@@ -314,14 +314,14 @@ def test_an_alternative_that_was_slowed_beside_a_candidate_is_held_to_its_time_a
         record("dense", Role.ALTERNATIVE, samples=samples(3.0, step=5)),
         record("other", Role.ALTERNATIVE, samples=samples(4.0, step=5)),
     ]
-    case = judge(made, ())
+    case = compare_records(made, ())
     observations = [
         Observation(implementation=name, status=Status.OK, samples=samples(ms))
         for name, ms in apart.items()
     ]
     alone = isolated(case_id="c", observations=observations)
     [own] = [r for r in case if r.implementation == ours]
-    revised = revise(own, case, None, alone, clean_alternatives=["dense", "other"])
+    revised = revise(own, case, None, alone, clean=["dense", "other"])
     beside = revised.compared(Regime.DEVICE, Reference.ALTERNATIVE)
     assert beside is not None and said in beside.reason
     assert beside.lo == (None if lo is None else pytest.approx(lo, rel=0.01))
@@ -391,7 +391,7 @@ def confirmed(made: Made, observations: Sequence[Observation]) -> Results:
         first = list(observations_of(planned, made, rng))
         add_attempt(log, plan, Purpose.MAIN, planned.id, first)
     add_attempt(log, plan, Purpose.CONFIRMATION, plan.cases[0].id, observations)
-    return assemble(plan.run_id, [Part(plan, log)])
+    return assemble(plan.run_id, [RunLog(plan, log)])
 
 
 def test_the_record_of_such_a_candidate_is_not_ok() -> None:
@@ -404,7 +404,7 @@ def test_the_record_of_such_a_candidate_is_not_ok() -> None:
     mine, _ = (r for r in results.records if r.implementation == "mine")
     assert (mine.status, mine.verdict, mine.median_ms) == ("wrong", "invalid", None)
     assert mine.reason == "in a second process: mean absolute error 0.5"
-    assert any("mean absolute error 0.5" in line for line in failures(results))
+    assert any("mean absolute error 0.5" in line for line in results.failures)
 
 
 def test_a_candidate_that_declines_in_a_second_process_has_failed() -> None:
@@ -419,7 +419,7 @@ def test_a_candidate_that_declines_in_a_second_process_has_failed() -> None:
 def test_what_is_inconclusive_already_needs_no_confirmation() -> None:
     hot = Finding("clocks", Effect.INCONCLUSIVE, "throttled", case_id="c")
     judgement = verdict(1.2, findings=(hot,))
-    assert not is_close(judgement)
+    assert not needs_confirmation(judgement)
     assert verdict(1.2, findings=(hot,), second=again(1.2)).reason == "throttled"
 
 

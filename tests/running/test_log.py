@@ -24,9 +24,9 @@ from nsabench.running.policy import next_jobs
 from nsabench.running.seals import digest, seal
 from nsabench.signing import Signer
 from nsabench.signing.signer import RUN_KEY, make_run_key, read_run_key
-from nsabench.verdicts import parquet
-from nsabench.verdicts.merged import assemble
-from nsabench.verdicts.results import Part, Results
+from nsabench.verdicts.merged import RunLog, assemble
+from nsabench.verdicts.results import Results
+from nsabench.verdicts.tables import write_tables
 from tests.runs import Made, log_of, make_plan, make_run, record, session_of
 
 PLAN = make_plan(Made(lengths=(64,), shapes=((256, 4, 64),)))
@@ -192,7 +192,7 @@ def test_samples_that_no_timer_takes_are_no_line(tmp_path: Path, nonsense: dict[
     write(samples)
     [attempt] = read(path).attempts
     timed = record("mine", Role.CANDIDATE, samples=attempt.observations[0].samples)
-    parquet.write(Results([timed], []), "run", tmp_path)
+    write_tables(Results([timed], []), "run", tmp_path)
     written = pq.read_table(tmp_path / "samples.parquet")
     assert written["time_ms"].to_pylist() == [0.2, 0.3]
     assert written["at_s"].to_pylist() == written["sm_clock_mhz"].to_pylist() == [None, None]
@@ -212,7 +212,7 @@ def test_a_resumed_run_counts_the_best_ceilings_and_the_worst_timer(tmp_path: Pa
     assert (found.copy_gb_s, found.tflop_s) == (4000.0, {"float16": 750.0})
     assert found.known_duration_error == -0.2 and found.l2_gb_s is None
     plan = Plan.read(folder / "plan.json")
-    results = assemble(plan.run_id, [Part(plan, log)])
+    results = assemble(plan.run_id, [RunLog(plan, log)])
     assert [f.sentence for f in results.findings if f.check == "timer"] == [
         "the timer reads a kernel of known duration -20.0% off, over the 2% allowed"
     ]
@@ -225,7 +225,7 @@ def test_a_log_of_another_order_is_refused(tmp_path: Path) -> None:
     again = log.attempts_of(Purpose.MAIN, plan.cases[0].id)[0]
     log.extend(Begun(job=again.job), Ended())
     with pytest.raises(UsageError, match="log"):
-        assemble(plan.run_id, [Part(plan, log)])
+        assemble(plan.run_id, [RunLog(plan, log)])
 
 
 def test_the_key_of_a_run_is_kept_in_its_folder(tmp_path: Path) -> None:

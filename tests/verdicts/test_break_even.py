@@ -23,7 +23,8 @@ from nsabench.model.vocabulary import (
 )
 from nsabench.output.terminal import summary
 from nsabench.verdicts import break_even
-from nsabench.verdicts.verdict import judge
+from nsabench.verdicts.thresholds_yaml import as_data
+from nsabench.verdicts.verdict import compare_records
 from tests.runs import record, with_comparison
 
 SHAPE = {"B": 1, "HQ": 64, "H": 4, "D": 128, "Dv": 128, "block": 32, "stride": 16}
@@ -208,7 +209,7 @@ def test_a_case_beside_which_no_alternative_stands_is_no_length_of_the_ladder() 
 
 
 def test_the_ratio_is_to_the_fastest_valid_alternative_of_the_same_session() -> None:
-    records = judge(
+    records = compare_records(
         [
             record("nsa", Role.CANDIDATE, 2.0),
             record("torch_nsa", Role.BASELINE, 8.0),
@@ -240,16 +241,16 @@ def test_under_the_power_cap_a_ratio_may_be_off_by_as_much_as_the_clock_moved() 
         record("nsa", Role.CANDIDATE, 1.0, conditions=capped),
         record("dense", Role.ALTERNATIVE, 1.5, conditions=capped),
     ]
-    found = judge(records, ())[0].comparison(Regime.DEVICE, Reference.ALTERNATIVE)
+    found = compare_records(records, ())[0].comparison(Regime.DEVICE, Reference.ALTERNATIVE)
     assert (found.ratio, found.lo, found.hi) == pytest.approx((1.5, 1.2, 1.875), rel=0.02)
 
 
 def test_what_is_written_says_the_same() -> None:
     decided = [only(ladder({4096: 0.3, 8192: 1.2}))]
-    [data] = break_even.as_data(decided)
+    [data] = as_data([], decided)["pays"]
     assert (data["answer"], data["from"], data["heads"]) == ("from", 8192, "64/4")
     assert [c["ratio"] for c in data["cases"]] == [0.3, 1.2]
-    assert break_even.said(decided[0]) == (
+    assert decided[0].summary == (
         "nsa_attention 64/4 forward (device): pays from T = 8192 on, against dense"
     )
 
@@ -260,7 +261,7 @@ def test_the_queue_is_a_decision_of_its_own() -> None:
     assert (in_queue.regime, in_queue.length) == (Regime.QUEUE, 16384)
     assert in_queue.used == (["nsa"], ["lean"])
     assert (on_device.regime, on_device.length) == (Regime.DEVICE, 8192)
-    assert [data["regime"] for data in break_even.as_data([in_queue, on_device])] == [
+    assert [data["regime"] for data in as_data([], [in_queue, on_device])["pays"]] == [
         "queue",
         "device",
     ]
@@ -302,7 +303,9 @@ def test_replays_have_no_queue() -> None:
             record("torch_nsa", Role.BASELINE, 1.0, 5.0, **more),
             record("dense", Role.ALTERNATIVE, 1.0, 2.0, **more),
         ]
-        found = [r.compared(Regime.QUEUE, Reference.ALTERNATIVE) for r in judge(records, ())]
+        found = [
+            r.compared(Regime.QUEUE, Reference.ALTERNATIVE) for r in compare_records(records, ())
+        ]
         assert sum(c is not None for c in found) == times
 
 
@@ -310,7 +313,12 @@ def test_the_ratio_in_the_queue_is_of_bursts_and_of_its_own_best() -> None:
     nsa = record("nsa", Role.CANDIDATE, 2.0, 6.0)
     dense = record("dense", Role.ALTERNATIVE, 3.0, 9.0)
     lean = record("lean", Role.ALTERNATIVE, 8.0, 3.0, n_samples=5)
-    found = judge([nsa, dense, lean], ())[0].comparison(Regime.QUEUE, Reference.ALTERNATIVE)
+    found = compare_records([nsa, dense, lean], ())[0].comparison(
+        Regime.QUEUE, Reference.ALTERNATIVE
+    )
     assert (found.against, found.ratio) == ("lean", pytest.approx(0.5))
     few = record("lean", Role.ALTERNATIVE, 8.0, bursts=Bursts(calls=[2] * 4, time_ms=[3.0] * 4))
-    assert judge([nsa, dense, few], ())[0].compared(Regime.QUEUE, Reference.ALTERNATIVE) is None
+    assert (
+        compare_records([nsa, dense, few], ())[0].compared(Regime.QUEUE, Reference.ALTERNATIVE)
+        is None
+    )

@@ -6,12 +6,12 @@ import pytest
 
 from nsabench.model.measurement import Observation, Samples
 from nsabench.model.vocabulary import Purpose, Status
-from nsabench.verdicts.canary import Canary, canary_of, outlying
+from nsabench.verdicts.merged import Canary, find_outliers, read_canary
 from tests.runs import Made, add_attempt, log_of, make_plan
 
 
 def of(*medians: float) -> dict[str, str]:
-    return outlying({str(i): Canary({"sdpa": ms}) for i, ms in enumerate(medians)})
+    return find_outliers({str(i): Canary({"sdpa": ms}) for i, ms in enumerate(medians)})
 
 
 def test_hosts_within_three_per_cent_are_alike() -> None:
@@ -39,12 +39,12 @@ def test_the_closest_are_taken_where_several_sets_are_as_large() -> None:
 def test_every_implementation_counts() -> None:
     same = Canary({"sdpa": 1.0, "mine": 1.0})
     odd = Canary({"sdpa": 1.0, "mine": 1.1})
-    assert set(outlying({"a": same, "b": same, "c": odd})) == {"c"}
+    assert set(find_outliers({"a": same, "b": same, "c": odd})) == {"c"}
 
 
 def test_a_host_that_was_disturbed_or_did_not_time_it_decides_nothing() -> None:
     fine = Canary({"sdpa": 1.0})
-    found = outlying({"a": fine, "b": Canary({"sdpa": 1.0}, "throttled"), "c": Canary({})})
+    found = find_outliers({"a": fine, "b": Canary({"sdpa": 1.0}, "throttled"), "c": Canary({})})
     assert set(found) == {"b", "c"}
     assert "throttled" in found["b"] and "did not time" in found["c"]
 
@@ -65,14 +65,14 @@ HONEST = Canary({"sdpa": 1.0, "mine": 0.5}, failed={"other": "crashed: SIGSEGV"}
 )
 def test_one_shard_says_nothing_against_five(liar: Canary, outliers: set[str]) -> None:
     shards = {str(i): HONEST for i in range(5)} | {"liar": liar}
-    assert set(outlying(shards)) == outliers
+    assert set(find_outliers(shards)) == outliers
 
 
 def test_what_was_timed_while_disturbed_is_held_against_nobody() -> None:
     disturbed = Canary({"sdpa": 1.0, "mine": 0.5, "other": 0.1}, "throttled")
     shards = {"honest": HONEST, "another": HONEST}
     shards |= {f"disturbed {i}": disturbed for i in range(3)}
-    assert set(outlying(shards)) == {name for name in shards if "disturbed" in name}
+    assert set(find_outliers(shards)) == {name for name in shards if "disturbed" in name}
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_what_declines_the_case_has_not_failed(status: Status, failed: bool) -> 
     def seen(outcomes: list[Observation]) -> Canary:
         log = log_of(plan)
         add_attempt(log, plan, Purpose.CANARY, plan.canary.id, outcomes)  # type: ignore[union-attr]
-        return canary_of(plan, log)
+        return read_canary(plan, log)
 
     found = seen([declined, *fine])
     assert found.medians == dict.fromkeys(others, 1.0)

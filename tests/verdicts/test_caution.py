@@ -8,8 +8,7 @@ import pytest
 
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import NO_SPECIALISED, Kind, Regime, Role
-from nsabench.verdicts import threshold
-from nsabench.verdicts.caution import beside
+from nsabench.verdicts import threshold, thresholds_yaml
 from nsabench.verdicts.tables import read_records
 from tests.runs import Made, make_run
 
@@ -84,8 +83,8 @@ def test_a_record_says_of_what_kind_a_baseline_is(tmp_path: Path) -> None:
 def test_it_stands_beside_the_ratio_that_is_great_and_no_other(tmp_path: Path) -> None:
     made = Made(kind=Kind.GENERAL, ratio=lambda _: 1.5, queue_ratio=lambda _: 4.0)
     records = [r for r in read_records(make_run(tmp_path, made)) if r.role is Role.CANDIDATE]
-    assert {beside(r, Regime.DEVICE) for r in records} == {""}
-    assert {beside(r, Regime.QUEUE) for r in records} == {NO_SPECIALISED}
+    assert {r.caution_in(Regime.DEVICE) for r in records} == {""}
+    assert {r.caution_in(Regime.QUEUE) for r in records} == {NO_SPECIALISED}
 
 
 def test_a_threshold_says_in_how_many_of_its_cases(tmp_path: Path) -> None:
@@ -94,4 +93,4 @@ def test_a_threshold_says_in_how_many_of_its_cases(tmp_path: Path) -> None:
     assert device.min_length == queue.min_length == 64
     assert device.sentence.endswith("(no specialised baseline in 8 of 16)")
     assert device.regime is Regime.DEVICE and not queue.caution
-    assert "caution: no specialised baseline in 8 of 16" in threshold.as_yaml([device])
+    assert "caution: no specialised baseline in 8 of 16" in thresholds_yaml.as_yaml([device])

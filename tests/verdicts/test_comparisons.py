@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from nsabench.model.vocabulary import Reference, Regime, Role, Status, Verdict, Word
-from nsabench.verdicts import parquet
 from nsabench.verdicts.results import Results
-from nsabench.verdicts.tables import COMPARISONS, RECORDS, read_records
+from nsabench.verdicts.tables import COMPARISONS, RECORDS, read_records, write_tables
 from nsabench.verdicts.threshold import decide_run
 from tests.runs import Made, make_run, with_comparison
 
@@ -36,7 +35,7 @@ def test_another_regime_or_reference_is_only_a_value(
         else r
         for r in before
     ]
-    parquet.write(Results(grown, []), grown[0].run_id, run)
+    write_tables(Results(grown, []), grown[0].run_id, run)
     read = read_records(run)
     assert read == grown
     for record, old in zip(read, before, strict=True):

@@ -25,9 +25,9 @@ from nsabench.verdicts.tables import (
     COMPARISONS,
     RECORDS,
     SAMPLES,
-    of_comparisons,
-    of_records,
+    comparisons_table,
     read_records,
+    records_table,
     schema,
 )
 from tests.runs import make_run
@@ -57,8 +57,8 @@ LEAST: dict[str, Any] = {
 def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     records = read_records(run)
-    assert of_records(records).equals(pq.read_table(run / "records.parquet"))
-    assert of_comparisons(records).equals(pq.read_table(run / "comparisons.parquet"))
+    assert records_table(records).equals(pq.read_table(run / "records.parquet"))
+    assert comparisons_table(records).equals(pq.read_table(run / "comparisons.parquet"))
 
 
 def test_unit_and_meaning_stand_in_the_files() -> None:
@@ -104,7 +104,7 @@ def test_a_newer_record_is_read_as_far_as_it_is_known() -> None:
     assert record.shape == {"n_pages": 64}
     assert record.caught is Catch.MISSED
     assert labels.named(record) == "later n_pages=64 bf16 dense [c]"
-    table = of_records([record])
+    table = records_table([record])
     assert table.column_names[-1] == "n_pages"
     assert Record.from_row(table.to_pylist()[0]) == record
 

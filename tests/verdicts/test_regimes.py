@@ -14,8 +14,9 @@ from nsabench.model.measurement import Bursts, Observation
 from nsabench.model.plan import Plan
 from nsabench.model.record import Comparison, Record
 from nsabench.model.vocabulary import Mode, Regime, Role, Status, Verdict
+from nsabench.verdicts.revision import revise
 from nsabench.verdicts.tables import read_records
-from nsabench.verdicts.verdict import judge, revise
+from nsabench.verdicts.verdict import compare_records
 from tests.runs import Made, confirmation, isolated, make_run, record
 
 
@@ -35,7 +36,7 @@ ROWS = [MINE, DENSE, LEAN]
 
 
 def queue(records: list[Record] = ROWS, findings: tuple[Finding, ...] = ()) -> Comparison:
-    return judge(records, findings)[0].comparison(Regime.QUEUE)
+    return compare_records(records, findings)[0].comparison(Regime.QUEUE)
 
 
 def test_the_queue_has_a_best_baseline_of_its_own() -> None:
@@ -82,7 +83,7 @@ def test_a_finding_of_one_regime_has_no_say_in_another(
 
 def test_a_failure_in_a_second_process_ends_the_verdict_of_each_regime() -> None:
     failing = Observation(implementation="mine", status=Status.CRASHED, reason="SIGSEGV")
-    first = judge(ROWS, ())
+    first = compare_records(ROWS, ())
     revised = revise(first[0], first, confirmation("c", [failing]))
     for regime in (Regime.DEVICE, Regime.QUEUE):
         judged = revised.comparison(regime)
@@ -95,7 +96,7 @@ def test_a_baseline_that_the_candidate_slows_in_the_queue_counts_as_it_is_alone(
         row("dense", Role.BASELINE, 0.009, bursts(0.09)),
         row("lean", Role.BASELINE, 0.020, bursts(0.06), n_samples=5),
     ]
-    first = judge([MINE, *slowed], ())
+    first = compare_records([MINE, *slowed], ())
     assert first[0].comparison(Regime.QUEUE).verdict is Verdict.FASTER
     alone = Observation(implementation="lean", status=Status.OK, bursts=bursts(0.03))
     revised = revise(first[0], first, None, isolated("c", [alone]), ["dense", "lean"])

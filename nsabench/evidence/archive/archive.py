@@ -32,8 +32,7 @@ from nsabench.evidence.manifest.statement import (
 )
 from nsabench.evidence.manifest.tables import check_summary, readable, refuse_misfit
 from nsabench.model.record import Record
-from nsabench.verdicts.parquet import TABLES
-from nsabench.verdicts.tables import batches, records_in
+from nsabench.verdicts.tables import TABLES, batches, records_in
 
 READERS = 16  # requests at once
 

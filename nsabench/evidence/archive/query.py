@@ -22,7 +22,7 @@ from nsabench.evidence.archive.archive import READERS, Archive, ArchivedRun
 from nsabench.evidence.archive.store import _INSTALL
 from nsabench.machine.environment.pairs import describe_mismatch
 from nsabench.reading import size
-from nsabench.verdicts.parquet import TABLES
+from nsabench.verdicts.tables import TABLES
 
 try:
     import duckdb

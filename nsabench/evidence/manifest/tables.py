@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nsabench import limits, reading
+from nsabench.checks.controls import list_unproven
 from nsabench.checks.finding import Group
-from nsabench.checks.proofs import lacking
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import files
 from nsabench.evidence.manifest.logs import Logged
@@ -27,15 +27,16 @@ from nsabench.model.vocabulary import Catch, Direction, Mode
 from nsabench.planning import yaml_document
 from nsabench.reading import OutOfBounds
 from nsabench.running.folder import RunFolder
-from nsabench.verdicts import break_even, merged, parquet, threshold
-from nsabench.verdicts.parquet import TABLES
+from nsabench.verdicts import break_even, merged, threshold, thresholds_yaml
 from nsabench.verdicts.tables import (
     BATCH,
     COMPARISONS,
     RECORDS,
     SAMPLES,
+    TABLES,
     check_table,
     misfit,
+    write_tables,
 )
 
 COLUMNS = {"records": RECORDS, "comparisons": COMPARISONS, "samples": SAMPLES}
@@ -46,11 +47,11 @@ def derive_tables(folder: Path, plan: Plan, into: Path) -> None:
     run = RunFolder(folder)
     try:
         results = merged.assemble(plan.run_id, run.parts())
-        parquet.write(results, plan.run_id, into)
+        write_tables(results, plan.run_id, into)
         if run.thresholds.exists():  # `nsabench run` writes none
             decisions = threshold.decide_run(results.records, plan)
             payments = break_even.decide(results.records)
-            threshold.write(decisions, RunFolder(into).thresholds, payments)
+            thresholds_yaml.write(decisions, RunFolder(into).thresholds, payments)
     except UsageError as error:
         raise VerificationFailed(f"they cannot be derived: {error}", error.remedy) from None
     except (ArithmeticError, AssertionError, LookupError, ValueError) as error:
@@ -174,8 +175,8 @@ def _check_data(found: Any, expected: Any, place: tuple[str | int, ...], is_same
             _check_data(*pair, (*place, i), is_same)
     elif found != expected:
         raise VerificationFailed(
-            f"{threshold.THRESHOLDS}: {yaml_document.dotted(place)} is {str(found)[:200]}, and "
-            f"{str(expected)[:200]} follows from the log"
+            f"{thresholds_yaml.THRESHOLDS}: {yaml_document.dotted(place)} is {str(found)[:200]}, "
+            f"and {str(expected)[:200]} follows from the log"
         )
 
 
@@ -197,7 +198,7 @@ def summarize_tables(folder: Path) -> dict[str, int | bool]:
             if row["caught"]
         ]
     missed = any(caught is Catch.MISSED for _, _, caught in outcomes)
-    return {**rows, "controls_caught": not missed and not lacking(outcomes)}
+    return {**rows, "controls_caught": not missed and not list_unproven(outcomes)}
 
 
 def _group_of(row: Mapping[str, Any]) -> Group:

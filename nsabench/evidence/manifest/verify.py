@@ -32,7 +32,7 @@ from nsabench.model.plan import Plan
 from nsabench.reading import OutOfBounds
 from nsabench.running.folder import KEPT, MANIFEST, SHARDS, is_run_file
 from nsabench.signing.signer import RUN_KEY, read_run_key
-from nsabench.verdicts.parquet import TABLES
+from nsabench.verdicts.tables import TABLES
 
 CHECKS = (
     *("folder", "manifest", "signature", "statement", "files", "hashes"),

@@ -26,8 +26,8 @@ from nsabench.output.document import (
     on_terminal,
 )
 from nsabench.text import markdown
-from nsabench.verdicts.caution import beside, tally
 from nsabench.verdicts.statistics import geometric_mean
+from nsabench.verdicts.verdict import count_cautions
 
 STANDINGS = "Candidates against the best baseline of each run"
 MEASURED = (
@@ -169,7 +169,7 @@ def _summarise(records: Sequence[Record | None]) -> str:
         faster = sum(record.verdict is Verdict.FASTER for record in measured)
         regimes = "/".join(dict.fromkeys(record.regime for record in measured))
         parts += [f"{mean:.2f}x", f"{faster} faster ({regimes})"]
-        parts += filter(None, [tally(beside(r, r.regime) for r in measured)])
+        parts += filter(None, [count_cautions(r.caution_in(r.regime) for r in measured)])
     return ", ".join(parts)
 
 
@@ -214,4 +214,4 @@ def _list_measured(record: Record | None) -> dict[str, Any]:
     if record is None:
         return UNMEASURED
     values = {name: getattr(record, name) for name in MEASURED}
-    return values | {"caution": beside(record, record.regime)}
+    return values | {"caution": record.caution_in(record.regime)}

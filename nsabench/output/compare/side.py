@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from nsabench import limits
-from nsabench.checks import proofs
+from nsabench.checks import controls
 from nsabench.checks.finding import Group
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import refuse_altered
@@ -70,7 +70,7 @@ class Side:
     @cached_property
     def missed(self) -> str:
         names = dict.fromkeys(
-            r.implementation for r in self._missed if proofs.regime_of(r.caught_by) is None
+            r.implementation for r in self._missed if controls.guarded_regime(r.caught_by) is None
         )
         return (
             f"the run {self.name} decides nothing: {', '.join(names)} not caught" if names else ""
@@ -79,8 +79,10 @@ class Side:
     @cached_property
     def stuck(self) -> list[Group]:
         """The groups of cases that decide nothing, because a check of them may be broken."""
-        lacking = proofs.unproven(list(self.records.values()))
-        stuck = [u.group for u in lacking if u.is_stuck and proofs.regime_of(u.check) is None]
+        lacking = controls.find_unproven(list(self.records.values()))
+        stuck = [
+            u.group for u in lacking if u.is_stuck and controls.guarded_regime(u.check) is None
+        ]
         return list(dict.fromkeys(stuck))
 
     @property
@@ -96,7 +98,7 @@ class Side:
         return self.objection if self.missed or group in self.stuck else ""
 
     def objects_to_queue(self, record: Record) -> str:
-        if any(proofs.regime_of(r.caught_by) is not None for r in self._missed):
+        if any(controls.guarded_regime(r.caught_by) is not None for r in self._missed):
             return f"the run {self.name} decides nothing in the queue: a control was not caught"
         return self.objects_to(Group.of(record)) or self.doubt(record)
 

@@ -30,9 +30,8 @@ from nsabench.signing import Signer
 from nsabench.verdicts import break_even, threshold
 from nsabench.verdicts.attempts import CaseState, states_of
 from nsabench.verdicts.break_even import BreakEven
-from nsabench.verdicts.failures import failures
-from nsabench.verdicts.merged import assemble
-from nsabench.verdicts.results import Part, Results
+from nsabench.verdicts.merged import RunLog, assemble
+from nsabench.verdicts.results import Results
 from nsabench.verdicts.threshold import Decision
 
 MOST_OPS = 3  # that a title names
@@ -44,7 +43,7 @@ class Facts:
 
     folder: RunFolder
     plan: Plan
-    parts: Sequence[Part]
+    parts: Sequence[RunLog]
     results: Results
     signer: Signer | None = None
 
@@ -174,7 +173,7 @@ class Facts:
 
     @cached_property
     def failures(self) -> list[str]:
-        return failures(self.results)
+        return self.results.failures
 
     def log(self, case_id: str, name: str, lines: int = 40) -> str:
         """Return the last lines that an implementation printed on a case, by pass."""

@@ -11,8 +11,6 @@ from nsabench.output.report.facts import Facts, commands, machine
 from nsabench.output.standing import tally_of_controls
 from nsabench.output.templates import environment
 from nsabench.text import code, markdown
-from nsabench.verdicts import break_even
-from nsabench.verdicts.failures import unproven
 
 MOST = 40  # lines of a list of problems; records.parquet holds all
 
@@ -30,7 +28,6 @@ def render(facts: Facts) -> str:
     lines = [(name, line or "not readable") for name, line in machine(facts.environment)]
     return templates.get_template("selection_report.md.j2").render(
         facts=facts,
-        said=break_even.said,
         controls=tally_of_controls(facts.records),
         machine=Table("Environment", ("what", "value"), lines),
         shards=list(report_tables.shards(facts)) if facts.plan.shards else [],
@@ -41,7 +38,7 @@ def render(facts: Facts) -> str:
         lengths=report_tables.by_length(facts.candidates, facts.plan.margin, facts.tolerances),
         findings=[f for f in findings if f.implementation not in controls or not f.case_id],
         most=MOST,
-        unproven=unproven(facts.results),
+        unproven=facts.results.unproven,
         commands=commands(facts),
     )
 

@@ -5,8 +5,6 @@ Each section has a template of its name, which sees the facts and the section's 
 
 from __future__ import annotations
 
-import importlib
-import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ import numpy as np
 from nsabench import checks, labels
 from nsabench.checks import Effect
 from nsabench.checks.controls import CHECK
-from nsabench.checks.limits import Limits, least
+from nsabench.checks.roofline import DeviceLimits, least_time
 from nsabench.model.measurement import Ceilings
 from nsabench.model.record import Column, Comparison, Record, columns
 from nsabench.model.vocabulary import BENIGN, Catch, Regime, Role, Status
@@ -27,10 +25,8 @@ from nsabench.output.report import html, payment_chart
 from nsabench.output.report.facts import Facts, surroundings
 from nsabench.output.report.tables import by_length, shards
 from nsabench.output.standing import tally_of_controls
-from nsabench.verdicts import threshold
+from nsabench.verdicts import thresholds_yaml
 from nsabench.verdicts.break_even import CALLED, BreakEven
-from nsabench.verdicts.caution import beside
-from nsabench.verdicts.failures import found_while_measuring, unproven
 from nsabench.verdicts.tables import COMPARISONS, RECORDS
 
 SCRIPTS = ("series.js", "charts.js", "main.js")
@@ -107,12 +103,12 @@ def data_of(
     tolerances: Mapping[str, float],
 ) -> dict[str, Any]:
     """Return the data that the scripts of a page unpack. tolerances: MAE by case."""
-    limits = Limits.measured(ceilings)
+    limits = DeviceLimits.from_run(ceilings)
     constant = labels.constant(records)
     ops = {r.op for r in records}
     rows = []
     for record in records:
-        bound = least(record, limits)
+        bound = least_time(record, limits)
         own = [word for word in labels.words(record) if word not in constant[record.op]]
         rows.append(
             {
@@ -120,8 +116,8 @@ def data_of(
                 **_list_comparison(record.compared(record.regime), ""),
                 **_list_comparison(record.compared(Regime.QUEUE), "queue_"),
                 "reason": record.why,
-                "caution": beside(record, record.regime),
-                "queue_caution": beside(record, Regime.QUEUE),
+                "caution": record.caution_in(record.regime),
+                "queue_caution": record.caution_in(Regime.QUEUE),
                 "label": labels.case(record),
                 "short": " ".join([record.op, *own] if len(ops) > 1 else own),
                 "shape": labels.shape(record),
@@ -205,8 +201,8 @@ def _gather_decision(facts: Facts) -> dict[str, Any]:
     return {
         "pays": _build_payments(facts.payments),
         "controls": tally_of_controls(facts.records),
-        "unproven": unproven(facts.results),
-        "thresholds": threshold.as_yaml(facts.decisions, facts.payments),
+        "unproven": facts.results.unproven,
+        "thresholds": thresholds_yaml.as_yaml(facts.decisions, facts.payments),
     }
 
 
@@ -219,7 +215,7 @@ def gather_speedups(
         "any": any(r.speedup is not None for r in candidates),
         "margin": margin,
         "lengths": by_length(candidates, margin, tolerances, ops=several),
-        "cautions": sorted({caution for r in candidates if (caution := beside(r, r.regime))}),
+        "cautions": sorted({caution for r in candidates if (caution := r.caution_in(r.regime))}),
         # The labels of cases omit these words.
         "constant": {op: words for op, words in labels.constant(records).items() if words},
         "several": several,
@@ -274,9 +270,9 @@ def gather_failures(records: Sequence[Record], log: Callable[[str, str], str]) -
 
 def _build_checks(facts: Facts) -> Table:
     controls = {r.key for r in facts.controls}
-    findings = [*facts.results.findings, *found_while_measuring(facts.results)]
+    findings = [*facts.results.findings, *facts.results.found_while_measuring]
     rows = []
-    for name in [*checks.all_checks(), CHECK]:
+    for name in [*checks.CHECKS, CHECK]:
         own = [f for f in findings if f.check == name]
         others = [f for f in own if (f.case_id, f.implementation) not in controls]
         counts = Counter(f.effect for f in others)
@@ -284,9 +280,7 @@ def _build_checks(facts: Facts) -> Table:
         examples = "; ".join(
             " ".join(filter(None, (f.case_id, f.implementation, f.sentence))) for f in others[:3]
         )
-        module = importlib.import_module(f"nsabench.checks.{name}")
-        first_line = " ".join((inspect.getdoc(module) or "").partition("\n\n")[0].split())
-        asks = first_line.partition(": ")[2]
+        asks = " ".join(checks.describe_check(name).partition("\n\n")[0].split())
         in_controls = str(len(own) - len(others))
         rows.append((Name(name), asks, found or "✓ none", in_controls, examples or "–"))
     columns = ("check", "asks", "findings", "in controls, as it should be", "examples")

@@ -13,9 +13,9 @@ from nsabench.model.vocabulary import Role
 from nsabench.output import grouped
 from nsabench.output.document import Block, Name, Sentence, Table, number
 from nsabench.output.report.facts import Facts
-from nsabench.verdicts.canary import canary_of
-from nsabench.verdicts.caution import beside, tally
+from nsabench.verdicts.merged import read_canary
 from nsabench.verdicts.statistics import geometric_mean
+from nsabench.verdicts.verdict import count_cautions
 
 
 def by_length(
@@ -30,7 +30,7 @@ def by_length(
     rows = []
     for (op, name, length), records in sorted(groups.items()):
         ratios = [r.speedup for r in records if r.speedup is not None]
-        caution = tally(beside(r, r.regime) for r in records if r.speedup is not None)
+        caution = count_cautions(r.caution_in(r.regime) for r in records if r.speedup is not None)
         over = sum(
             r.mae is not None and not r.mae <= tolerances.get(r.case_id, inf) for r in records
         )
@@ -59,7 +59,7 @@ def shards(facts: Facts) -> Iterator[Block]:
     All shards measure one case. The times are of the baseline that most shards timed on it.
     """
     plan, parts = facts.plan, facts.parts
-    ends = {part.plan.run_id: canary_of(part.plan, part.log) for part in parts}
+    ends = {part.plan.run_id: read_canary(part.plan, part.log) for part in parts}
     baselines = {i.name for i in plan.implementations if i.role is Role.BASELINE}
     timed = Counter(name for end in ends.values() for name in end.medians)
     name = max(timed, key=lambda name: (name in baselines, timed[name]), default="")

@@ -31,7 +31,7 @@ from nsabench.output.site.leaderboard import is_paired, leaderboards, software
 from nsabench.output.standing import tally_of_controls
 from nsabench.verdicts import break_even, threshold
 from nsabench.verdicts.break_even import BreakEven
-from nsabench.verdicts.parquet import TABLES
+from nsabench.verdicts.tables import TABLES
 from nsabench.verdicts.threshold import Decision
 
 ARCHIVE = "archive"  # folder of a site
@@ -196,7 +196,7 @@ def _build_decisions(runs: Sequence[SiteRun]) -> Table:
     for run in sorted(runs, key=lambda run: not run.is_paired):
         for d in run.decisions:
             why = "; ".join(d.reasons) if d.min_length is None else ""
-            machine = f"{d.gpu or 'a CPU'}, {d.on}"
+            machine = f"{d.gpu or 'a CPU'}, {d.versions}"
             decision = Strong(d.sentence)
             rows.append(
                 (d.op, Name(d.candidate), d.regime, decision, why or "–", machine, run.link)

@@ -13,8 +13,8 @@ from nsabench.model.vocabulary import BENIGN, Direction, Regime, Role, Status
 from nsabench.output import grouped
 from nsabench.output.document import Name, Table, number
 from nsabench.output.standing import versions
-from nsabench.verdicts.caution import beside, tally
 from nsabench.verdicts.statistics import geometric_mean
+from nsabench.verdicts.verdict import count_cautions
 
 IN = {
     Regime.DEVICE: "on the device",
@@ -130,7 +130,7 @@ def _build_entry(
         f"{number(least, '.2f')} to {number(greatest, '.2f')}",
         "–" if is_alternative else str(sum(ratio <= 1 for ratio in ratios)),
         f"{len(right)} of {len(rows)}",
-        tally(beside(r, regime) for r in right) or "–",
+        count_cautions(r.caution_in(regime) for r in right) or "–",
     )
     place = (is_alternative, mean is None, 2 * len(right) < most, mean or 0, -len(right))
     return place, cells

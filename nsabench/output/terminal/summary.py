@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from nsabench import labels
+from nsabench.checks.controls import guarded_regime
 from nsabench.checks.finding import Effect, Finding
-from nsabench.checks.proofs import regime_of
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Answer, Catch, Pays, Role, Status, Verdict
 from nsabench.output import grouped, tables
@@ -27,7 +27,6 @@ from nsabench.running.run import Finished
 from nsabench.text import shown
 from nsabench.verdicts import break_even, threshold
 from nsabench.verdicts.break_even import CALLED, BreakEven
-from nsabench.verdicts.failures import failures, unproven
 from nsabench.verdicts.records import STATUS_OF
 from nsabench.verdicts.threshold import Decision
 
@@ -170,7 +169,7 @@ def _describe_outcome(finished: Finished) -> Sentence:
         count = "a control was" if len(missed) == 1 else f"{len(missed)} controls were"
         return Sentence(f"invalid{time}: {count} not caught", FAILED)
     untried = name_untried(finished.plan, results.records)
-    if untried and not failures(results):
+    if untried and not results.failures:
         return Sentence(f"complete{time}, but no candidate was tried: {untried}", "bold yellow")
     failed = {
         (r.op, r.implementation): _name_failure(r)
@@ -179,8 +178,8 @@ def _describe_outcome(finished: Finished) -> Sentence:
     }
     counts = Counter(failed.values())
     texts = [f"{n} {what.replace(' ', 's ', 1) if n > 1 else what}" for what, n in counts.items()]
-    if not texts and failures(results):
-        return Sentence(f"invalid{time}: {failures(results)[0]}", FAILED)
+    if not texts and results.failures:
+        return Sentence(f"invalid{time}: {results.failures[0]}", FAILED)
     return Sentence(", ".join([f"complete{time}", *texts]), FAILED if texts else "bold green")
 
 
@@ -244,10 +243,10 @@ def _describe_trust(finished: Finished, signed: str) -> str:
     parts = [f"controls: {tally}" if tally else "no control ran"]
     if missed:
         names = ", ".join(sorted({r.implementation for r in missed}))
-        everywhere = any(regime_of(r.caught_by) is None for r in missed)
+        everywhere = any(guarded_regime(r.caught_by) is None for r in missed)
         parts.append(
             f"{names} missed, so nothing is decided{'' if everywhere else ' in the queue'}"
         )
-    if unproven(finished.results):
+    if finished.results.unproven:
         parts.append("what is unproven stands above")
     return "; ".join([*parts, *filter(None, signed.splitlines())])

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from nsabench.checks import Effect, Finding, Limits, parity, run_all
+from nsabench.checks import DeviceLimits, Effect, Finding, parity, run_checks
 from nsabench.machine import datasheet
 from nsabench.model.vocabulary import Role
 from nsabench.verdicts.audit import checks, explanation, table
@@ -29,12 +29,12 @@ def audit_csv(
     the other arguments. The `case_id` of a finding is the row in words. Raises `UsageError` as
     `table.read` does, and for an unknown device.
     """
-    limits = Limits.of_sheet(datasheet.find(gpu)) if gpu else Limits()
+    limits = DeviceLimits.from_sheet(datasheet.find(gpu)) if gpu else DeviceLimits()
     read = table.read(path, candidates, baselines, unit)
     rows = read.records()
     names = " and ".join(times.implementation for times in read.of_role(Role.BASELINE))
     # A table has no controls, so every check is unproven.
-    found = [f for f in run_all(rows, limits) if f.effect is not Effect.UNPROVEN]
+    found = [f for f in run_checks(rows, limits)[0] if f.effect is not Effect.UNPROVEN]
     findings = [_accuse_both(f, names) for f in found]
     findings += checks.check(read)
     findings += explanation.check(rows, findings)

@@ -9,18 +9,16 @@ from functools import cache
 from nsabench import registry
 from nsabench.model.case import Case
 from nsabench.model.description import Described
-from nsabench.model.log import Log
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Purpose, Role, Runs
 from nsabench.registry import Implementation
-from nsabench.verdicts.attempts import CaseState
-from nsabench.verdicts.results import assess_states
+from nsabench.verdicts.results import assess
 from nsabench.worker.timing.timer import CpuTimer
 from tests.checker.mutants.mutant import Kernel
 from tests.checking import measured as measured_by_checker
 from tests.checking import registered
-from tests.runs import session_of
+from tests.runs import add_attempt, log_of
 
 WHEN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -60,7 +58,7 @@ def judge(case: Case, items: list[Implementation]) -> Mapping[str, Record]:
             PlannedCase(id=case.id, case=case, implementations=tuple(item.name for item in items))
         ],
     )
-    state = CaseState(Purpose.MAIN, case.id, measured.observations, {})
-    session = session_of(plan, Described(software={}, device={"type": "cpu"}))
-    records = assess_states(plan, session, [state]).results(Log()).records
+    log = log_of(plan, described=Described(software={}, device={"type": "cpu"}))
+    add_attempt(log, plan, Purpose.MAIN, case.id, measured.observations)
+    records = assess(plan, log).results().records
     return {record.implementation: record for record in records}

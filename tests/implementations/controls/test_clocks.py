@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nsabench import ops, registry
-from nsabench.checks.controls import catch
+from nsabench.checks.controls import decide_catch
 from nsabench.implementations.controls import baseline, timer
 from nsabench.model.vocabulary import Catch, Direction, DType
 from nsabench.registry import Honest
@@ -37,7 +37,7 @@ def became(timer: Timer, name: str) -> Catch:
     items = {i.name: i for i in registry.load() if i.op == BACKWARD.op}
     some = [items[items[name].wraps], items[name]]
     rows = rows_of(BACKWARD, some, measured(BACKWARD, some, timer=timer))
-    return catch(rows[1], rows, [])
+    return decide_catch(rows[1], rows, [])
 
 
 def test_in_a_backward_a_stopped_clock_gains_where_the_timer_trusts_it() -> None:

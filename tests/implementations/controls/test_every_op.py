@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from nsabench import ops, registry
-from nsabench.checks import Effect, Limits, run_all
-from nsabench.checks.controls import catch
+from nsabench.checks import DeviceLimits, Effect, run_checks
+from nsabench.checks.controls import decide_catch
 from nsabench.delivery import draw
 from nsabench.failure import Failure
 from nsabench.model.case import Case, Timing
@@ -153,10 +153,12 @@ def caught_of(op: str, direction: Direction, case: Case) -> dict[str, Catch]:
     honest = [i for i in registry.load() if i.op == op and i.name in wrapped]
     some = [*honest, *cheats]
     rows = rows_of(case, some, measured_by_checker(case, some))
-    findings = run_all(rows, Limits())
+    findings, _ = run_checks(rows, DeviceLimits())
     accused = {f.implementation for f in findings if f.effect is not Effect.NOTE}
     assert not accused & {i.name for i in honest}
-    return {r.implementation: catch(r, rows, findings) for r in rows if r.role is Role.CONTROL}
+    return {
+        r.implementation: decide_catch(r, rows, findings) for r in rows if r.role is Role.CONTROL
+    }
 
 
 @pytest.mark.parametrize(

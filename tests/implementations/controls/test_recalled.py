@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nsabench import Unsupported, ops, registry
 from nsabench.checker import compare as parity
-from nsabench.checks import Limits, judge_all
+from nsabench.checks import DeviceLimits, run_checks
 from nsabench.implementations.baselines.selection_rows import heads_as_queries
 from nsabench.implementations.controls import roofline
 from nsabench.model.case import Case
@@ -45,9 +45,9 @@ def _forgetful(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
 
 
 @pytest.fixture(scope="module")
-def of_this_cpu() -> Limits:
+def of_this_cpu() -> DeviceLimits:
     with true_caches():
-        return Limits.measured(ceilings.measure("cpu", CpuTimer()))
+        return DeviceLimits.from_run(ceilings.measure("cpu", CpuTimer()))
 
 
 def make_case(op: str, direction: Direction, dtype: DType, rotate: int = 3) -> Case:
@@ -73,7 +73,11 @@ NSA |= {"block": 32, "stride": 16, "block_size": 32, "n_selected": 6, "window": 
     ],
 )
 def test_what_answers_from_memory_is_caught_by_the_roofline(
-    monkeypatch: pytest.MonkeyPatch, of_this_cpu: Limits, op: str, direction: Direction, name: str
+    monkeypatch: pytest.MonkeyPatch,
+    of_this_cpu: DeviceLimits,
+    op: str,
+    direction: Direction,
+    name: str,
 ) -> None:
     """Right in every call, and faster than this CPU can multiply or read, by its own ceilings. As
     few rounds as a matrix of long cases has. Judged by its fastest round, since what else runs on
@@ -89,7 +93,7 @@ def test_what_answers_from_memory_is_caught_by_the_roofline(
     for observation in measured.observations:
         times = observation.samples.time_ms
         times[:] = [min(times)] * len(times)
-    findings, [judged] = judge_all(rows_of(case, [item], measured), of_this_cpu)
+    findings, [judged] = run_checks(rows_of(case, [item], measured), of_this_cpu)
     assert judged.caught is Catch.CAUGHT, [f.sentence for f in findings]
 
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from nsabench import registry
-from nsabench.checks import Effect, Limits, burst, host, judge_all
-from nsabench.checks.burst import IN_A_BURST
-from nsabench.checks.controls import catch, judge, with_catches
+from nsabench.checks import DeviceLimits, Effect, run_checks
+from nsabench.checks.controls import decide_catch, find_failures, set_catches
+from nsabench.checks.queue import IN_A_BURST, check_burst, check_host
 from nsabench.failure import Failure
 from nsabench.implementations.controls import host as controls_of_the_host
 from nsabench.model.vocabulary import Catch, DType, Regime, Status, Verdict
 from nsabench.registry import Implementation
-from nsabench.verdicts import verdict
+from nsabench.verdicts.verdict import compare_records
 from nsabench.worker.arm import CaseArm
 from nsabench.worker.timing.timer import CpuTimer
 from tests.checking import a_case, arm_of, sets_of
@@ -86,7 +86,7 @@ def test_the_others_are_right_and_slow(name: str) -> None:
 )
 def test_a_slow_host_is_caught_by_host(make_row, fields, became) -> None:  # noqa: F811
     row = make_row("needless_python", "control", caught_by="host", **fields)
-    assert catch(row, [row], host.check([row], Limits())) is became
+    assert decide_catch(row, [row], check_host([row], DeviceLimits())) is became
 
 
 @pytest.mark.parametrize(
@@ -100,17 +100,17 @@ def test_a_slow_host_is_caught_by_host(make_row, fields, became) -> None:  # noq
 )
 def test_hidden_work_is_caught_in_a_burst(make_row, fields, became) -> None:  # noqa: F811
     row = make_row("hidden_in_a_thread", "control", caught_by="burst", **fields)
-    assert catch(row, [row], burst.check([row], Limits())) is became
+    assert decide_catch(row, [row], check_burst([row], DeviceLimits())) is became
 
 
 @pytest.mark.parametrize("caught_by", ["host", "burst"])
 def test_one_that_gets_away_speaks_of_the_queue_alone(make_row, caught_by) -> None:  # noqa: F811
     row = make_row("x", "control", 0.01, caught_by=caught_by, host_us=240.0, queued_ms=0.0105, D=64)
-    (finding,) = judge(with_catches([row], []))
+    (finding,) = find_failures(set_catches([row], []))
     assert (finding.effect, finding.regime) == (Effect.INVALID, Regime.QUEUE)
     assert finding.sentence.endswith("decides nothing in the regime queue")
     stuck = make_row("x", "control", None, caught_by=caught_by, status=Status.CRASHED, reason="r")
-    invalid = [f for f in judge(with_catches([stuck], [])) if f.effect is Effect.INVALID]
+    invalid = [f for f in find_failures(set_catches([stuck], [])) if f.effect is Effect.INVALID]
     assert [f.regime for f in invalid] == [Regime.QUEUE]
 
 
@@ -130,7 +130,7 @@ def test_a_queue_whose_control_was_not_caught_decides_nothing(
         make_row("best", "baseline", **best),
         make_row("x", "control", caught_by="host", **FULL, kernels_us=kernels_us),
     ]
-    findings, rows = judge_all(rows, Limits())
-    mine, *_ = verdict.judge(rows, findings)
+    findings, rows = run_checks(rows, DeviceLimits())
+    mine, *_ = compare_records(rows, findings)
     verdicts = [mine.comparison(regime).verdict for regime in (Regime.DEVICE, Regime.QUEUE)]
     assert verdicts == [Verdict.FASTER, Verdict.FASTER if decided else Verdict.INVALID]

@@ -16,7 +16,7 @@ from nsabench.evidence.manifest.statement import Trust
 from nsabench.model.measurement import Ceilings, Conditions
 from nsabench.model.vocabulary import Change, Difference, Regime, Role, Status, Verdict
 from nsabench.output.compare import compare, document, read
-from nsabench.verdicts.tables import of_comparisons, read_records
+from nsabench.verdicts.tables import comparisons_table, read_records
 from tests.output.compare.conftest import Compared
 from tests.runs import LENGTHS, SIGNER, Made, make_run, with_comparison
 
@@ -228,7 +228,7 @@ def test_cells_that_are_invalid_have_no_ratio(tmp_path: Path) -> None:
         with_comparison(r, verdict=Verdict.INVALID) if r.verdict and r.length == 64 else r
         for r in read_records(folders[1])
     ]
-    pq.write_table(of_comparisons(records), folders[1] / "comparisons.parquet")
+    pq.write_table(comparisons_table(records), folders[1] / "comparisons.parquet")
     for cell in compare(read(folders)).cells:
         invalid = cell.role is Role.CANDIDATE and cell.case.shape["L"] == 64
         assert (cell.shifts[0].difference is Difference.INVALID) == invalid

@@ -22,7 +22,7 @@ from nsabench.output.explain import explain, meanings
 from nsabench.output.report import Facts
 from nsabench.verdicts.tables import COMPARISONS, RECORDS, SAMPLES
 from nsabench.verdicts.threshold import decide_run
-from nsabench.verdicts.threshold.document import as_data
+from nsabench.verdicts.thresholds_yaml import as_data
 from tests.runs import make_run
 
 GPUS = {"NVIDIA H200"}
@@ -31,7 +31,7 @@ GPUS = {"NVIDIA H200"}
 def test_every_word_has_a_meaning() -> None:
     words = [w.value for words in (Status, Verdict, Role, Effect, Catch) for w in words]
     words += [c.name for c in (*RECORDS, *COMPARISONS, *SAMPLES)]
-    words += list(checks.all_checks())
+    words += list(checks.CHECKS)
     for word in words:
         assert all(meaning.text for meaning in explain(word)), word
 

@@ -11,13 +11,13 @@ from nsabench.model.vocabulary import Purpose
 from nsabench.output import terminal
 from nsabench.running.folder import RunFolder
 from nsabench.verdicts.attempts import states_of
-from nsabench.verdicts.results import Part
+from nsabench.verdicts.merged import RunLog
 from nsabench.worker.protocol import Step
 from tests.output.report.conftest import make_run
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Part:
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunLog:
     [part] = RunFolder(make_run(tmp_path_factory.mktemp("progress") / "run")).parts()
     return part
 
@@ -28,7 +28,7 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
 
 
-def play(run: Part, *, on_terminal: bool) -> str:
+def play(run: RunLog, *, on_terminal: bool) -> str:
     plan, session = run.plan, run.log.sessions[0]
     states = states_of(plan, run.log, Purpose.MAIN)
     file = io.StringIO()
@@ -43,7 +43,7 @@ def play(run: Part, *, on_terminal: bool) -> str:
     return file.getvalue()
 
 
-def test_a_terminal_says_what_runs_now(run: Part) -> None:
+def test_a_terminal_says_what_runs_now(run: RunLog) -> None:
     text = play(run, on_terminal=True)
     for words in ("warm up quick_one", "s left", "[8/8]", "1 crashed, 3 ok"):
         assert words in text
@@ -51,7 +51,7 @@ def test_a_terminal_says_what_runs_now(run: Part) -> None:
 
 @pytest.mark.parametrize("variable", ["CI", "NO_COLOR"])
 def test_ci_and_no_color_get_plain_lines(
-    run: Part, monkeypatch: pytest.MonkeyPatch, variable: str
+    run: RunLog, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     monkeypatch.setenv(variable, "1")
     text = play(run, on_terminal=True)
@@ -59,7 +59,7 @@ def test_ci_and_no_color_get_plain_lines(
     assert "\x1b[2K" not in text, "a line was redrawn"
 
 
-def test_no_terminal_gets_a_line_a_case(run: Part) -> None:
+def test_no_terminal_gets_a_line_a_case(run: RunLog) -> None:
     text = play(run, on_terminal=False).replace("\n ", " ")
     lines = [line for line in text.splitlines() if line.startswith("[")]
     assert len(lines) == 8

@@ -19,7 +19,7 @@ from nsabench.output.document import on_terminal
 from nsabench.output.report import Facts
 from nsabench.output.terminal.summary import describe_end
 from nsabench.running.run import Finished
-from nsabench.verdicts import threshold
+from nsabench.verdicts import thresholds_yaml
 from tests.runs import Made, make_run, with_comparison
 from tests.verdicts.test_break_even import ladder
 
@@ -37,7 +37,7 @@ def finish(folder: Path, made: Made, mine: str = "mine") -> Finished:
         return plan.model_copy(update={"implementations": infos})
 
     facts = Facts.read(make_run(folder / "run", made, change=change))
-    threshold.write(facts.decisions, facts.folder.thresholds)
+    thresholds_yaml.write(facts.decisions, facts.folder.thresholds)
     return Finished(facts.folder, facts.plan, facts.results, 2.0, 1.0)
 
 

@@ -20,7 +20,8 @@ from nsabench.running.log import LogFile
 from nsabench.running.policy import next_jobs
 from nsabench.verdicts.merged import assemble
 from nsabench.verdicts.results import Results
-from nsabench.verdicts.threshold import Decision, as_text, decide_run
+from nsabench.verdicts.threshold import Decision, decide_run
+from nsabench.verdicts.thresholds_yaml import as_text
 from tests.runs import SIGNER, Made, add_attempt, make_run, session_of, timed
 
 

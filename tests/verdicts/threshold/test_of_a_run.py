@@ -15,7 +15,7 @@ from nsabench.output import report, terminal
 from nsabench.output.report import Facts
 from nsabench.running.folder import RunFolder
 from nsabench.running.run import Finished
-from nsabench.verdicts import threshold
+from nsabench.verdicts import threshold, thresholds_yaml
 from tests.runs import Made, make_run, with_comparison
 
 TWO = Made(implementations=("rows_cuda", "rows_group"))
@@ -39,7 +39,9 @@ def shown(folder: Path) -> dict[str, str]:
 
 def test_all_say_the_same(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", TWO)
-    threshold.write(threshold.decide_run(*threshold.read_run(folder)), folder / "thresholds.yaml")
+    thresholds_yaml.write(
+        threshold.decide_run(*threshold.read_run(folder)), folder / "thresholds.yaml"
+    )
     for where, text in shown(folder).items():
         for name in TWO.implementations:
             assert name in text, where
@@ -59,8 +61,10 @@ def test_no_not_decided_and_not_tested_are_three_answers(tmp_path: Path) -> None
         folder = make_run(tmp_path / answer, one)
         [decision] = threshold.decide_run(*threshold.read_run(folder))
         assert decision.answer is answer
-        assert yaml.safe_load(threshold.as_yaml([decision]))["decisions"][0]["answer"] == answer
-        threshold.write([decision], folder / "thresholds.yaml")
+        assert (
+            yaml.safe_load(thresholds_yaml.as_yaml([decision]))["decisions"][0]["answer"] == answer
+        )
+        thresholds_yaml.write([decision], folder / "thresholds.yaml")
         for where, text in shown(folder).items():
             assert decision.sentence in text, (answer, where)
     sentences = {"not decided", "not tested", "not worth using at any length"}

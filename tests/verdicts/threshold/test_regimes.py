@@ -14,8 +14,8 @@ from nsabench.model.vocabulary import Answer, Mode, Regime, Status, Verdict
 from nsabench.output.report import Facts, write_html, write_markdown
 from nsabench.running.folder import RunFolder
 from nsabench.verdicts.tables import read_records
-from nsabench.verdicts.threshold import as_text, as_yaml, decide_run, read_run
-from nsabench.verdicts.threshold.decide import Decision
+from nsabench.verdicts.threshold import Decision, decide_run, read_run
+from nsabench.verdicts.thresholds_yaml import as_text, as_yaml
 from tests.runs import Made, make_run
 
 # On the device from 128 keys on; from Python, where the host is what is awaited, from 512 on.
@@ -38,7 +38,7 @@ def test_each_regime_has_a_threshold_of_its_own(tmp_path: Path) -> None:
         Regime.DEVICE: 128,
         Regime.QUEUE: 512,
     }
-    assert decisions[Regime.QUEUE].said == "queue: worth using from L = 512 on"
+    assert decisions[Regime.QUEUE].summary == "queue: worth using from L = 512 on"
     assert decisions[Regime.QUEUE].decided_by is not None
     assert decisions[Regime.QUEUE].decided_by.length == 256
 

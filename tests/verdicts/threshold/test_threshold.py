@@ -19,12 +19,11 @@ from nsabench.errors import UsageError
 from nsabench.model.record import Record
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Answer, Direction, DType, Regime, Role, Status, Verdict
-from nsabench.verdicts.objections import objections
-from nsabench.verdicts.series import Tested as Cell  # pytest would collect a `Test…`
+from nsabench.verdicts.length_series import Tested as Cell  # pytest would collect a `Test…`
+from nsabench.verdicts.length_series import find_objections
 from nsabench.verdicts.tables import read_records
-from nsabench.verdicts.threshold import as_text, as_yaml, decide_run, read_run
-from nsabench.verdicts.threshold.decide import Decision
-from nsabench.verdicts.threshold.document import as_data
+from nsabench.verdicts.threshold import Decision, decide_run, read_run
+from nsabench.verdicts.thresholds_yaml import as_data, as_text, as_yaml
 from tests.runs import Made, make_run, record, with_comparison
 
 
@@ -287,7 +286,7 @@ def test_an_op_of_which_no_control_was_caught_is_named() -> None:
     ]
     records = [Record.from_row(row) for row in rows]
     said = {
-        op: objections(records, op, Regime.DEVICE)
+        op: find_objections(records, op, Regime.DEVICE)
         for op in ("selection_rows", "sliding_window", "compressed")
     }
     assert said["selection_rows"] == []

@@ -10,9 +10,8 @@ import yaml
 
 from nsabench.files import whole
 from nsabench.model.vocabulary import Regime
-from nsabench.verdicts import break_even
 from nsabench.verdicts.break_even import BreakEven
-from nsabench.verdicts.threshold.decide import Decision, of_the_gate, per_gpu
+from nsabench.verdicts.threshold import Decision, choose_for_gate, lengths_per_gpu
 
 SCHEMA_VERSION = 1
 THRESHOLDS = "thresholds.yaml"
@@ -28,17 +27,18 @@ HEAD = """\
 
 
 def as_data(decisions: Sequence[Decision], payments: Sequence[BreakEven] = ()) -> dict[str, Any]:
-    of_gate = of_the_gate(decisions)
+    of_gate = choose_for_gate(decisions)
     return {
         "schema_version": SCHEMA_VERSION,
-        "runtime": {"sel_triton_min_L": per_gpu(decisions) or None} | _lengths_by_regime(decisions),
-        "pays": break_even.as_data(payments),
+        "runtime": {"sel_triton_min_L": lengths_per_gpu(decisions) or None}
+        | _lengths_by_regime(decisions),
+        "pays": [_break_even_data(p) for p in payments],
         "decisions": [_decision_data(d, gate=d in of_gate) for d in decisions],
     }
 
 
 def _lengths_by_regime(decisions: Sequence[Decision]) -> dict[str, Any]:
-    of_all = {regime.value: per_gpu(decisions, regime) for regime in Regime}
+    of_all = {regime.value: lengths_per_gpu(decisions, regime) for regime in Regime}
     lengths = {regime: lengths for regime, lengths in of_all.items() if lengths}
     return {"sel_triton_min_L_by_regime": lengths} if lengths else {}
 
@@ -77,6 +77,36 @@ def _decision_data(d: Decision, *, gate: bool) -> dict[str, Any]:
     }
 
 
+def _break_even_data(p: BreakEven) -> dict[str, Any]:
+    by, against = p.used
+    return {
+        "gpu": p.gpu,
+        "op": p.op,
+        "direction": str(p.direction),
+        "heads": p.heads,
+        "regime": str(p.regime),
+        "axis": p.axis,
+        "answer": str(p.answer),
+        "from": p.length,
+        "why": p.why,
+        "by": by,
+        "against": against,
+        "cases": [
+            {
+                "case": case.record.case_id,
+                "length": case.length,
+                "implementation": case.comparison.implementation,
+                "alternative": case.comparison.against,
+                "ratio": case.comparison.ratio,
+                "lo": case.lo,
+                "hi": case.comparison.hi,
+                "why": case.comparison.reason,
+            }
+            for case in p.tested
+        ],
+    }
+
+
 def as_yaml(decisions: Sequence[Decision], payments: Sequence[BreakEven] = ()) -> str:
     return HEAD + yaml.safe_dump(as_data(decisions, payments), sort_keys=False, width=100)
 
@@ -90,8 +120,8 @@ def as_text(decisions: Sequence[Decision]) -> str:
 
 
 def _list_lines(d: Decision) -> Iterator[str]:
-    yield f"{d.candidate} ({d.op}) on {d.gpu or 'a CPU'}, {d.said}"
-    yield f"  {d.on}, margin {d.margin:g}, {d.tested} cases"
+    yield f"{d.candidate} ({d.op}) on {d.gpu or 'a CPU'}, {d.summary}"
+    yield f"  {d.versions}, margin {d.margin:g}, {d.tested} cases"
     yield from (f"  {sentence}" for sentence in [*d.reasons, *d.caveats, *d.notes])
     if d.decided_by is not None:
         by = d.decided_by

@@ -1,23 +1,42 @@
-"""Host: find calls whose host takes longer than their work on the device.
-
-A caller in Python then waits for the host, which the device time hides. The verdict in the regime
-`queue` shows it.
-"""
+"""Check calls that are made back to back from Python."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from nsabench.checks.finding import Effect, Finding
-from nsabench.checks.limits import Limits
+from nsabench.checks.roofline import DeviceLimits
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Mode, Regime, Role
+from nsabench.model.vocabulary import Mode, Regime, Role, Status
 
+IN_A_BURST = "called one behind the other, "  # the worker's reason begins so
 MORE = 1.25  # times the device time: then a caller clearly waits for the host
 
 
-def check(records: Sequence[Record], limits: Limits) -> list[Finding]:
-    """Find candidates, and controls of this check, that are bound by their host."""
+def check_burst(records: Sequence[Record], limits: DeviceLimits) -> list[Finding]:
+    """The results of back-to-back calls must be right, and complete when the clock stops.
+
+    The worker checks a call of a burst, often the last, as its result was at that moment. Work that
+    a call leaves to a thread of the host is not in the time, and its result is not there yet.
+    """
+    return [
+        Finding(
+            "burst",
+            Effect.NOTE,
+            f"right when it is called alone, and wrong in a burst: {record.reason}",
+            *record.key,
+        )
+        for record in records
+        if record.status is Status.WRONG and record.reason.startswith(IN_A_BURST)
+    ]
+
+
+def check_host(records: Sequence[Record], limits: DeviceLimits) -> list[Finding]:
+    """Is a call bound by its host, which takes longer than the work on the device?
+
+    A caller in Python then waits for the host, which the device time hides. The verdict in the
+    regime `queue` shows it.
+    """
     findings = []
     for record in records:
         work_ms, queued_ms = worked_ms(record), record.median_in(Regime.QUEUE)

@@ -8,17 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nsabench import labels, ops
-from nsabench.checks import proofs
+from nsabench.checks.controls import describe_unproven, find_unproven
 from nsabench.machine.environment.pairs import describe_mismatch
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import MARGIN, Answer, Direction, Regime, Role, Status, Verdict
 from nsabench.planning.narrow import ALL, Narrowed
-from nsabench.verdicts.caution import beside, tally
-from nsabench.verdicts.objections import objections
-from nsabench.verdicts.series import Tested, walk
+from nsabench.verdicts.length_series import Tested, find_length, find_objections
+from nsabench.verdicts.revision import NEAR
 from nsabench.verdicts.tables import read_records
-from nsabench.verdicts.verdict import NEAR
+from nsabench.verdicts.verdict import count_cautions
 
 DECLINED = frozenset({Status.UNSUPPORTED, Status.SKIPPED})
 LEAST_LENGTHS = 2
@@ -52,7 +51,7 @@ class Decision:
     unpaired: str = ""  # a warning if torch and Triton of the combo do not belong together
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         return f"{self.regime}: {self.sentence}"
 
     @property
@@ -64,11 +63,11 @@ class Decision:
         return "not worth using at any length" if self.answer is Answer.NO else str(self.answer)
 
     @property
-    def on(self) -> str:
+    def versions(self) -> str:
         return f"{self.combo} ({self.unpaired})" if self.unpaired else self.combo
 
 
-def combo(record: Record) -> str:
+def _name_combo(record: Record) -> str:
     if record.torch is None:
         return "unknown versions"
     named = f"torch {record.torch}, triton {record.triton}"
@@ -96,7 +95,7 @@ def decide_run(
     """
     margin = margin or (plan.margin if plan else MARGIN)
     records = [r for r in records if r.direction is Direction.FORWARD]
-    shards = _split(records, plan)
+    shards = _split_shards(records, plan)
     caveats = _find_caveats(shards)
     groups: dict[tuple[str, Regime], dict[str, list[Tested]]] = defaultdict(
         lambda: defaultdict(list)
@@ -106,7 +105,7 @@ def decide_run(
         groups[key][tested.record.implementation].append(tested)
     decisions = []
     for (op, regime), by_candidate in sorted(groups.items()):
-        reasons = list(dict.fromkeys(o for own in shards for o in objections(own, op, regime)))
+        reasons = list(dict.fromkeys(o for own in shards for o in find_objections(own, op, regime)))
         decided = [
             _decide_candidate(rows, reasons, caveats.get(op, []), margin, plan)
             for rows in by_candidate.values()
@@ -115,7 +114,7 @@ def decide_run(
     return decisions
 
 
-def _split(records: Sequence[Record], plan: Plan | None) -> list[list[Record]]:
+def _split_shards(records: Sequence[Record], plan: Plan | None) -> list[list[Record]]:
     """Return the records of each shard of a merged run: each has its own controls."""
     shards: dict[int, list[Record]] = defaultdict(list)
     for record in records:
@@ -127,9 +126,10 @@ def _find_caveats(shards: Iterable[Sequence[Record]]) -> Mapping[str, list[str]]
     """Return the unproven checks behind the verdicts of each op, as sentences."""
     caveats: dict[str, list[str]] = defaultdict(list)
     for records in shards:
-        lacking = proofs.unproven(records)
-        for op in sorted({lack.group.op for lack in lacking}):
-            for _, sentence in proofs.by_way([lack for lack in lacking if lack.group.op == op]):
+        unproven = find_unproven(records)
+        for op in sorted({lack.group.op for lack in unproven}):
+            own = [lack for lack in unproven if lack.group.op == op]
+            for _, sentence in describe_unproven(own):
                 if sentence not in caveats[op]:
                     caveats[op].append(sentence)
     return caveats
@@ -155,7 +155,7 @@ def _decide_candidate(
     where = plan.where if plan else ()
     info = plan.by_name.get((first.op, first.implementation)) if plan else None
     tested = _without_declined_series(rows)
-    threshold, failing = walk(tested, margin)
+    threshold, failing = find_length(tested, margin)
     stopper = min(failing, key=lambda row: (_is_open(row), row.lo or 0.0), default=None)
     above = [row for row in tested if threshold is not None and row.length >= threshold]
     reasons = list(objections)
@@ -170,7 +170,7 @@ def _decide_candidate(
             answer = Answer.NO
         reasons.append(
             f"nothing qualifies: at the greatest length, {axis}={stopper.length}, "
-            f"{_say_why_failed(stopper, margin)}"
+            f"{_describe_failure(stopper, margin)}"
         )
     else:
         reasons += _find_gaps(above, rows, threshold, Narrowed(where).pinned)
@@ -179,7 +179,7 @@ def _decide_candidate(
     return Decision(
         run_id=first.run_id,
         gpu=first.gpu_name,
-        combo=combo(first),
+        combo=_name_combo(first),
         op=first.op,
         candidate=first.implementation,
         margin=margin,
@@ -196,7 +196,7 @@ def _decide_candidate(
         where=where,
         regime=regime,
         unpaired=describe_mismatch(first.torch, first.triton),
-        caution="" if reasons else tally(beside(row.record, regime) for row in above),
+        caution="" if reasons else count_cautions(row.record.caution_in(regime) for row in above),
     )
 
 
@@ -229,7 +229,7 @@ def _note_one_process(above: Iterable[Tested], margin: float, plan: Plan | None)
         )
 
 
-def _say_why_failed(row: Tested, margin: float) -> str:
+def _describe_failure(row: Tested, margin: float) -> str:
     who, why = f"{row.record.implementation} on {row.label}", f" ({row.why})" if row.why else ""
     verdict = row.comparison.verdict
     if row.record.status is not Status.OK:
@@ -260,7 +260,7 @@ def preference(decision: Decision) -> tuple[bool, float, float, str]:
     return not decision.own, least, -decision.weakest, decision.candidate
 
 
-def of_the_gate(decisions: Iterable[Decision]) -> list[Decision]:
+def choose_for_gate(decisions: Iterable[Decision]) -> list[Decision]:
     """Return the decisions that a gate goes by: the best of each run, op and regime.
 
     A gate compares selected lengths, so ops on another axis have none.
@@ -273,10 +273,12 @@ def of_the_gate(decisions: Iterable[Decision]) -> list[Decision]:
     return list(best.values())
 
 
-def per_gpu(decisions: Iterable[Decision], regime: Regime = Regime.DEVICE) -> dict[str, int | None]:
+def lengths_per_gpu(
+    decisions: Iterable[Decision], regime: Regime = Regime.DEVICE
+) -> dict[str, int | None]:
     """Return the length for each GPU in a regime that holds for every op and run, or None."""
     lengths: dict[str, list[int | None]] = defaultdict(list)
-    for decision in of_the_gate(decisions):
+    for decision in choose_for_gate(decisions):
         if decision.regime is regime:
             lengths[decision.gpu].append(decision.min_length)
     return {

@@ -1,0 +1,89 @@
+"""The smallest tested length from which every tested case passes a limit.
+
+Thresholds and break-even lengths share this rule. A threshold compares a candidate with baselines,
+by the margin. A break-even length compares the best implementation with alternatives, by 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nsabench.checks.controls import CHECKS_OF_QUEUE, guarded_regime
+from nsabench.model.record import Comparison, Record
+from nsabench.model.vocabulary import Catch, Regime, Role, Status, Verdict
+
+
+@dataclass(frozen=True)
+class Tested:
+    """An implementation on a case in one regime, compared with one reference."""
+
+    record: Record
+    comparison: Comparison
+    label: str  # the case in words
+
+    @property
+    def length(self) -> int:
+        return self.record.length
+
+    @property
+    def lo(self) -> float | None:
+        return self.comparison.lo
+
+    @property
+    def why(self) -> str:
+        """Why the status is not ok, the verdict not clear, or the ratio missing."""
+        return self.record.reason or self.comparison.reason
+
+    def passes(self, limit: float) -> bool:
+        """Return whether it is right, and faster by the limit at the lower end of the interval.
+        Comparisons with alternatives have no verdict."""
+        return (
+            self.record.status is Status.OK
+            and self.comparison.verdict in (None, Verdict.FASTER)
+            and self.lo is not None
+            and self.lo > 1
+            and self.lo >= limit
+        )
+
+
+def find_length(tested: Sequence[Tested], limit: float) -> tuple[int | None, list[Tested]]:
+    """Return the smallest length from which every case passes, and the failing cases of the length
+    below it."""
+    passed: int | None = None
+    for length in sorted({case.length for case in tested}, reverse=True):
+        cases = [case for case in tested if case.length == length]
+        failing = [case for case in cases if not case.passes(limit)]
+        if failing:
+            return passed, failing
+        passed = length
+    return passed, []
+
+
+def find_objections(records: Sequence[Record], op: str, regime: Regime) -> list[str]:
+    """Return what speaks against a decision about an op in a regime."""
+    objections = []
+    if any(r.device != "cuda" for r in records):
+        objections.append("it was measured on a CPU, which decides nothing for a GPU")
+    missed = {
+        r.implementation
+        for r in records
+        if r.caught is Catch.MISSED and guarded_regime(r.caught_by) in (None, regime)
+    }
+    if missed:
+        objections.append(f"controls were not caught: {', '.join(sorted(missed))}")
+    if all(r.role is not Role.CANDIDATE for r in records if r.op == op):
+        return objections
+    controls = [r for r in records if r.role is Role.CONTROL and r.op == op]
+    catches = {r.caught for r in controls}
+    if catches.isdisjoint((Catch.CAUGHT, Catch.MISSED)):
+        became = "none was caught" if catches else "none ran"
+        objections.append(f"no control shows that a mistake in {op} would be noticed: {became}")
+    ran = {r.caught_by for r in controls if r.caught not in (None, Catch.UNPROVEN)}
+    lacking = [check for check in CHECKS_OF_QUEUE if check not in ran]
+    if lacking and regime is Regime.QUEUE:
+        objections.append(
+            f"no control shows that the checks {' and '.join(lacking)} work for {op}: in the "
+            f"queue nothing is decided without"
+        )
+    return objections
