@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from nsabench import ops
+from nsabench.errors import UsageError
 from nsabench.model.vocabulary import MARGIN
 from nsabench.planning.shards import ALL
 
@@ -21,7 +22,17 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 EXISTING_FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)
 
-matrices = click.argument("matrices", nargs=-1, metavar="[MATRIX]...")
+
+def _refuse_kernels(
+    context: click.Context, parameter: click.Parameter, value: tuple[str, ...]
+) -> tuple[str, ...]:
+    for name in value:
+        if name.endswith(".py"):
+            raise UsageError(f"{name} is not a matrix", f"give it as --kernels {name}.")
+    return value
+
+
+matrices = click.argument("matrices", nargs=-1, metavar="[MATRIX]...", callback=_refuse_kernels)
 device = click.option(
     "--device",
     type=click.Choice(["auto", "cuda", "cpu"]),

@@ -7,6 +7,7 @@ from pathlib import Path
 from nsabench.cli._say import say
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import refuse_altered, signed_around
+from nsabench.evidence.manifest.keys import trusted_keyids
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.running.folder import RunFolder
 
@@ -22,7 +23,12 @@ def admit(run: Path, *, tables: bool = True) -> None:
 
 
 def least_trust(public: tuple[Path, ...], required: str | None = None) -> Trust:
-    """Return the least trust that passes. public: keys that the user trusts."""
+    """Return the least trust that passes. public: keys that the user trusts.
+
+    Raises `UsageError` for `pinned` without any key.
+    """
+    if required == Trust.PINNED and not trusted_keyids(public):
+        raise UsageError("--require pinned needs a key that you trust", "name it with --key.")
     return Trust(required or (Trust.PINNED if public else Trust.EPHEMERAL))
 
 

@@ -13,7 +13,7 @@ from nsabench import ops
 from nsabench.check import Question, answer
 from nsabench.cli import _help, _options
 from nsabench.cli._say import say, say_json
-from nsabench.errors import NsabenchError
+from nsabench.errors import NsabenchError, UsageError
 from nsabench.model.vocabulary import DTYPE_NAMES, Direction, DType
 from nsabench.output import check as shown
 from nsabench.output.result import NOT_TRIED
@@ -76,6 +76,9 @@ def command(
 
     def checked() -> int:
         try:
+            if file.suffix != ".py" or not file.is_file():
+                what = "is not a Python file" if file.exists() else "does not exist"
+                raise UsageError(f"{file} {what}", "`nsabench init OP FILE.py` writes a first one.")
             if ops_file is not None:
                 ops.load_file(ops_file.absolute())
             question = Question(

@@ -7,15 +7,23 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from nsabench.cli import group
 from nsabench.cli.report import command as report
 from nsabench.cli.threshold import command as threshold
-from nsabench.errors import UsageError
+from nsabench.errors import UsageError, VerificationFailed
 from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import Role, Runs
 from nsabench.planning import matrix, resolve
 from nsabench.registry import implementation
 from tests.runs import make_run
 
+SKIPPED = """
+from nsabench import implementation
+
+
+@implementation(op="selection_rows", name="mine", devices=("cuda",))
+def mine(q, k, v, *, sm_scale): ...
+"""
 ROWS = "op: selection_rows\naxes: {N: 2, H: 1, D: 8, L: [8, 16]%s}\n%s"
 INSTALLED = [
     ImplementationInfo(
@@ -89,3 +97,42 @@ def test_a_run_of_backwards_has_candidates_and_no_threshold(tmp_path: Path) -> N
     done = CliRunner().invoke(threshold, [str(make_run(tmp_path / "run", change=backward))])
     assert isinstance(done.exception, UsageError)
     assert "all of these cases are backward" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "named", "remedy"),
+    [
+        (["check", "matrix.yaml"], "matrix.yaml", "init"),
+        (["check", "nowhere.py"], "nowhere.py", "init"),
+        (["all", "rows.py"], "rows.py", "--kernels rows.py"),
+        (["plan", "rows.py"], "rows.py", "--kernels rows.py"),
+        (["verify", ".", "--require", "pinned"], "pinned", "--key"),
+        (["check", "mine.py", "--only", "yours"], "yours", "mine"),
+    ],
+)
+def test_a_remedy_works_for_the_command_that_gives_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], named: str, remedy: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("NSABENCH_TRUSTED_KEYS", raising=False)
+    for name in ("matrix.yaml", "rows.py"):
+        Path(name).write_text("op: selection_rows\n")
+    Path("mine.py").write_text(SKIPPED)
+    done = CliRunner().invoke(group, words)
+    assert isinstance(done.exception, UsageError), done.output
+    assert named in str(done.exception) and remedy in done.exception.remedy
+
+
+def test_a_kernel_that_was_not_tried_is_not_fine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(SKIPPED)
+    done = CliRunner().invoke(group, ["check", "mine.py", "--device", "cpu"], standalone_mode=False)
+    assert done.return_value == 5 and "NOT RUN" in done.output, done.output
+
+
+def test_an_archive_without_a_run_is_not_sound(tmp_path: Path) -> None:
+    (tmp_path / "stray").write_text("")
+    done = CliRunner().invoke(group, ["archive", "verify", str(tmp_path)])
+    assert isinstance(done.exception, VerificationFailed)

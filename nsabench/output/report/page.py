@@ -23,7 +23,7 @@ from nsabench.output import grouped
 from nsabench.output.document import Name, Strong, Table, Tag, number
 from nsabench.output.report import html, payment_chart
 from nsabench.output.report.facts import Facts, surroundings
-from nsabench.output.report.tables import by_length, shards
+from nsabench.output.report.tables import shards
 from nsabench.output.standing import tally_of_controls
 from nsabench.verdicts import thresholds_yaml
 from nsabench.verdicts.break_even import CALLED, BreakEven
@@ -206,15 +206,12 @@ def _gather_decision(facts: Facts) -> dict[str, Any]:
     }
 
 
-def gather_speedups(
-    records: Sequence[Record], margin: float, tolerances: Mapping[str, float]
-) -> dict[str, Any]:
+def gather_speedups(records: Sequence[Record], margin: float) -> dict[str, Any]:
     candidates = [r for r in records if r.role is Role.CANDIDATE]
     several = len({r.op for r in candidates}) > 1
     return {
         "any": any(r.speedup is not None for r in candidates),
         "margin": margin,
-        "lengths": by_length(candidates, margin, tolerances, ops=several),
         "cautions": sorted({caution for r in candidates if (caution := r.caution_in(r.regime))}),
         # The labels of cases omit these words.
         "constant": {op: words for op, words in labels.constant(records).items() if words},
@@ -224,22 +221,9 @@ def gather_speedups(
 
 
 def _gather_parity(facts: Facts) -> dict[str, Any]:
-    rows = [
-        (
-            labels.case(r),
-            Name(r.implementation),
-            r.role,
-            number(r.mae, ".1e"),
-            r.diagnosis or "no hypothesis was tried",
-            r.reason,
-        )
-        for r in facts.compared
-        if r.status is Status.WRONG
-    ]
-    columns = ("case", "implementation", "role", "MAE", "diagnosis", "reason")
     return {
         "compared": sum(r.mae is not None for r in facts.compared),
-        "wrong": Table("Wrong outputs", columns, rows, ("MAE",), is_long=True),
+        "wrong": sum(r.status is Status.WRONG for r in facts.compared),
         "tolerances": sorted(set(facts.tolerances.values())),
     }
 
@@ -318,7 +302,7 @@ SECTIONS = (
         "faster",
         "Speed-up",
         "Where is the candidate faster than the best valid baseline?",
-        lambda facts: gather_speedups(facts.records, facts.plan.margin, facts.tolerances),
+        lambda facts: gather_speedups(facts.records, facts.plan.margin),
     ),
     Section("why", "Time", "Why: how far is each implementation from what the device can do?"),
     Section("correct", "Parity", "Is the output right?", _gather_parity),

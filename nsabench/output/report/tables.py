@@ -3,54 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from math import inf
+from collections.abc import Iterator
 from statistics import median
 
 from nsabench import labels
-from nsabench.model.record import Record
 from nsabench.model.vocabulary import Role
-from nsabench.output import grouped
 from nsabench.output.document import Block, Name, Sentence, Table, number
 from nsabench.output.report.facts import Facts
 from nsabench.verdicts.merged import read_canary
-from nsabench.verdicts.statistics import geometric_mean
-from nsabench.verdicts.verdict import count_cautions
-
-
-def by_length(
-    candidates: Sequence[Record],
-    margin: float,
-    tolerances: Mapping[str, float],
-    *,
-    ops: bool = False,
-) -> Table:
-    """Return a row for each candidate and length. tolerances: MAE by case; ops: name the op."""
-    groups = grouped(candidates, lambda r: (r.op, r.implementation, r.length))
-    rows = []
-    for (op, name, length), records in sorted(groups.items()):
-        ratios = [r.speedup for r in records if r.speedup is not None]
-        caution = count_cautions(r.caution_in(r.regime) for r in records if r.speedup is not None)
-        over = sum(
-            r.mae is not None and not r.mae <= tolerances.get(r.case_id, inf) for r in records
-        )
-        rows.append(
-            (
-                Name(name),
-                *([op] if ops else []),
-                f"{length} ({caution})" if caution else str(length),
-                f"{len(ratios)} of {len(records)}",
-                # The lower end of the interval counts.
-                str(sum(r.speedup_lo is not None and r.speedup_lo >= margin for r in records)),
-                number(geometric_mean(ratios), ".2f"),
-                number(max(ratios, default=None), ".2f"),
-                number(min(ratios, default=None), ".2f"),
-                str(over) if tolerances else "–",
-            )
-        )
-    numbers = ("compared", f"≥ {margin:g}×", "average", "best", "worst", "over tolerance")
-    columns = ("candidate", *(["op"] if ops else []), "length", *numbers)
-    return Table("Statistics by length", columns, rows, numbers)
 
 
 def shards(facts: Facts) -> Iterator[Block]:

@@ -169,7 +169,7 @@ def page(run: SiteRun) -> str:
     records = run.records
     contexts = {
         "decision": {"run": run, "tally": tally_of_controls(records)},
-        "faster": gather_speedups(records, MARGIN, {}),
+        "faster": gather_speedups(records, MARGIN),
         "failed": gather_failures(records, lambda case_id, name: ""),
         "records": len(records),
         "trust": [(name, f"{UP}{path}") for name, path in run.downloads],

@@ -57,7 +57,7 @@ def print_summary(
     for line in _list_logs(finished):
         console.print(Text(shown(line)), soft_wrap=True)
     own_last = sorted(records, key=lambda r: is_of_the_user(finished.plan, r))
-    for block in on_terminal(tables.candidates_on_terminal(own_last, wide=wide)):
+    for block in on_terminal(tables.candidates(own_last, wide=wide)):
         console.print(block)
     for sentence in describe_end(finished, signed, width=min(console.width, WIDTH)):
         console.print(Text(shown(sentence.text), sentence.style), soft_wrap=True)

@@ -64,8 +64,8 @@ def test_headings_of_tables_and_keys_of_thresholds_are_explained(tmp_path: Path)
     """A heading may hold a unit or an interval."""
     facts = Facts.read(make_run(tmp_path / "run"))
     blocks = [
-        *tables.candidates_on_terminal(facts.records, wide=True),
-        *tables.candidates_on_terminal(facts.records, wide=False),
+        *tables.candidates(facts.records, wide=True),
+        *tables.candidates(facts.records, wide=False),
         tables.others(facts.records),
     ]
     heads = [column for block in blocks if isinstance(block, Table) for column in block.columns]

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from nsabench.cli.report import command
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import seal, verify
-from nsabench.output.report import Facts, tables, write_html, write_markdown
+from nsabench.output.report import Facts, write_html, write_markdown
 from nsabench.text import markdown
 from tests.output.report.conftest import make_run
 from tests.runs import SIGNER, Made
@@ -25,9 +25,8 @@ def test_it_has_the_sections_in_order(run: Path, tmp_path: Path) -> None:
         "Summary",
         "Environment",
         "Method",
-        "Parity",
         "Cases",
-        "Statistics by length",
+        "selection_rows N256 H4 D64",
         "Problems found",
         "Decision",
         "Commands",
@@ -48,8 +47,9 @@ def test_a_file_of_several_matrices_is_named_once(run: Path, tmp_path: Path) -> 
 def test_foreign_text_stays_text(run: Path, tmp_path: Path) -> None:
     text = write_markdown(Facts.read(run), tmp_path).read_text()
     assert "<script" not in text.replace("\\<script", "")
-    tables = [line for line in text.splitlines() if line.startswith("| N256")]
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in tables} == {13}
+    cases = text.partition("## selection_rows")[2].partition("##")[0]
+    tables = [line for line in cases.splitlines() if line.startswith("| ")]
+    assert len(tables) == 17 and len({len(re.findall(r"(?<!\\)\|", line)) for line in tables}) == 1
 
 
 def test_an_invalid_run_says_so_first_and_decides_nothing(
@@ -80,7 +80,7 @@ def test_verdicts_with_an_unproven_check_behind_them_say_so(tmp_path: Path) -> N
     summary = text.partition("## Environment")[0]
     assert f"**Unproven:** {markdown(lacking)}." in summary
     assert "; 16 rest on an unproven check" in summary
-    assert "| device faster\\* |" in text and "no control showed that each check behind" in text
+    assert "faster\\* |" in text and "no control showed that each check behind" in text
     page = write_html(facts, tmp_path).read_text()
     decision = page[page.index("Not every check behind these verdicts was shown to work") :]
     assert lacking in decision.partition("of 16 cases, against the best")[0]
@@ -94,14 +94,6 @@ def test_an_interrupted_run_says_so(tmp_path: Path) -> None:
     (run / "log.jsonl").write_text(log[: log.rindex("\n", 0, cut) + 1])
     text = write_markdown(Facts.read(run), tmp_path).read_text()
     assert "**This run is incomplete:** 2 of 8 planned cases were not measured." in text
-
-
-def test_lengths_count_what_exists(run: Path) -> None:
-    facts = Facts.read(run)
-    table = tables.by_length(facts.candidates, facts.plan.margin, facts.tolerances)
-    rows = {row[:2]: row[2:] for row in table.rows}
-    assert rows["quick_one", "64"][0] == "2 of 2"
-    assert rows["nasty_one", "128"][:3] == ("0 of 2", "0", "–")
 
 
 def test_the_command_writes_both(run: Path, tmp_path: Path) -> None:
