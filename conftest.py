@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,18 @@ ROOT = Path(__file__).parent
 # Only `./just test-all` runs the tests in these folders and files, and runs them first and in this
 # order, since they take longest.
 FULL = (
+    "tests/images/test_container.py",
     "tests/attacks",
     "tests/docs/test_blocks.py",
+    "kernels/tests/integrations",
+    "tests/fleet/test_slurm.py",
     "tests/evidence/archive/test_s3.py",
     "tests/evidence/archive/test_writers.py",
-    "tests/fleet/test_slurm.py",
-    "tests/images/test_container.py",
+    "tests/implementations/controls/test_blocks.py",
+    "tests/implementations/controls/test_every_op.py",
+    "tests/implementations/controls/test_recalled.py",
+    "tests/implementations/controls/test_shipped_matrix.py",
+    "tests/test_wheels.py",
     "tests/versions/test_end_to_end.py",
 )
 LACKING = pytest.StashKey[str]()
@@ -43,7 +50,7 @@ class Need:
     fixture: str = ""
 
     def concerns(self, item: pytest.Item) -> bool:
-        return is_below(item, self.paths) or self.fixture in getattr(item, "fixturenames", ())
+        return find_path(item.path, self.paths) is not None or self.fixture in fixtures(item)
 
 
 NEEDS = (
@@ -66,15 +73,23 @@ NEEDS = (
 )
 
 
-def is_below(item: pytest.Item, names: tuple[str, ...]) -> bool:
-    places = (item.path, *item.path.parents)
-    return any(ROOT / name in places for name in names)
+@cache
+def find_path(path: Path, names: tuple[str, ...]) -> int | None:
+    """Return the position of the name that is the path or a folder around it."""
+    places = {path, *path.parents}
+    return next((n for n, name in enumerate(names) if ROOT / name in places), None)
+
+
+def fixtures(item: pytest.Item) -> Sequence[str]:
+    return getattr(item, "fixturenames", ())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     lacking = [need for need in NEEDS if not need.is_met()]
+    positions = {item: find_path(item.path, FULL) for item in items}
+    items.sort(key=lambda item: len(FULL) if (at := positions[item]) is None else at)
     for item in items:
-        if is_below(item, FULL) or "browser" in getattr(item, "fixturenames", ()):
+        if positions[item] is not None or "browser" in fixtures(item):
             item.add_marker("full")
         for need in lacking:
             if need.concerns(item):
