@@ -15,16 +15,7 @@ from pathlib import Path
 
 import psutil
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "scancel")
 PLACES = os.pathsep.join(("/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/local/sbin"))
-
-
-def lacking() -> str:
-    """Return why no cluster can be started here; empty if one can."""
-    missing = [name for name in PROGRAMS if shutil.which(name, path=PLACES) is None]
-    if missing:
-        return f"Slurm is not installed: {', '.join(missing)} (Debian's slurm-wlm and munge)"
-    return "" if os.getuid() == 0 else "only root starts a Slurm whose nodes are on one machine"
 
 
 def _program(name: str) -> str:

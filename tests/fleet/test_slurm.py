@@ -16,12 +16,9 @@ from nsabench.evidence.manifest import verify
 from nsabench.model.plan import Plan
 from nsabench.running.log import read
 from nsabench.verdicts.tables import read_records
-from tests.fleet.cluster import Cluster, lacking, wait
+from tests.fleet.cluster import Cluster, wait
 
-pytestmark = [
-    pytest.mark.skipif(bool(lacking()), reason=lacking()),
-    pytest.mark.timeout(600),
-]
+pytestmark = pytest.mark.timeout(600)
 MATRIX = """
 op: selection_rows
 axes: {N: 4, H: [1, 2, 3], D: 32, L: [8, 16, 32, 64]}
