@@ -16,7 +16,7 @@ from ..launch.launcher import launch
 from ..launch.mode import traced
 from ..launch.operators import operator
 from ..launch.replay import replayed
-from ..launch.sizes import cdiv, head_dims, next_power_of_2, strides
+from ..launch.sizes import batches, cdiv, head_dims, next_power_of_2, strides
 from ..launch.tape import empty
 from .kernels.compression import compress_backward_kernel, compress_kernel, key_offsets_kernel
 
@@ -117,21 +117,23 @@ def launch_means(
     keys = keys or _rows(k, v)
     sequences = 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
     cu = k if cu_seqlens is None else cu_seqlens.contiguous()
-    launch(
-        compress_kernel,
-        (cdiv(n, keys), h + v.shape[2], b),
-        *(k, v, k_cmp, v_cmp, cu, k if cu_keys is None else cu_keys),
-        *strides(k, v),
-        *(t, n, h, sequences),
-        **_dims(k, v),
-        LENGTH=block,
-        STRIDE=stride,
-        UNROLL=min(unroll, block),
-        KEYS=keys,
-        PACKED=cu_seqlens is not None,
-        STEPS=max(1, sequences.bit_length()),
-        num_warps=warps,
-    )
+    for some in batches(b, 1):
+        launch(
+            compress_kernel,
+            (cdiv(n, keys), h + v.shape[2], some.stop - some.start),
+            *(x[some] for x in (k, v, k_cmp, v_cmp)),
+            *(cu, k if cu_keys is None else cu_keys),
+            *strides(k, v),
+            *(t, n, h, sequences),
+            **_dims(k, v),
+            LENGTH=block,
+            STRIDE=stride,
+            UNROLL=min(unroll, block),
+            KEYS=keys,
+            PACKED=cu_seqlens is not None,
+            STEPS=max(1, sequences.bit_length()),
+            num_warps=warps,
+        )
     return k_cmp, v_cmp
 
 
@@ -155,20 +157,22 @@ def launch_means_backward(
     rows = rows or _rows(dk_cmp, dv_cmp)
     sequences = 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
     cu = dk if cu_seqlens is None else cu_seqlens.contiguous()
-    launch(
-        compress_backward_kernel,
-        (cdiv(tokens, rows), h + dv_cmp.shape[2], b),
-        *(dk_cmp, dv_cmp, dk, dv, cu, dk if cu_keys is None else cu_keys),
-        *strides(dk_cmp, dv_cmp),
-        *(tokens, n, h, sequences),
-        **_dims(dk_cmp, dv_cmp),
-        LENGTH=block,
-        STRIDE=stride,
-        TOKENS=rows,
-        PACKED=cu_seqlens is not None,
-        STEPS=max(1, sequences.bit_length()),
-        num_warps=warps,
-    )
+    for some in batches(b, 1):
+        launch(
+            compress_backward_kernel,
+            (cdiv(tokens, rows), h + dv_cmp.shape[2], some.stop - some.start),
+            *(x[some] for x in (dk_cmp, dv_cmp, dk, dv)),
+            *(cu, dk if cu_keys is None else cu_keys),
+            *strides(dk_cmp, dv_cmp),
+            *(tokens, n, h, sequences),
+            **_dims(dk_cmp, dv_cmp),
+            LENGTH=block,
+            STRIDE=stride,
+            TOKENS=rows,
+            PACKED=cu_seqlens is not None,
+            STEPS=max(1, sequences.bit_length()),
+            num_warps=warps,
+        )
     return dk, dv
 
 

@@ -9,7 +9,7 @@ from ..launch.device import device_limits, on_its_device
 from ..launch.gated import Gated
 from ..launch.launcher import launch
 from ..launch.shares import add_shares, room_for_shares
-from ..launch.sizes import LOG2_E, cdiv, head_dims, strides
+from ..launch.sizes import LOG2_E, batches, cdiv, head_dims, strides
 from ..launch.tape import empty
 from . import hopper_backward
 from .config import Tiles, dkv_tiles, dq_tiles, walk_shares
@@ -60,22 +60,24 @@ def band_backward(
     if of_hopper is not None and hopper_backward.in_pairs(q, k):
         hopper_backward.launch_dq(q, k, v, lse, grad, of_hopper, dq, band, sm_scale)
     else:
-        launch(
-            band_dq_kernel,
-            (cdiv(t, for_dq.block_m), hq, b),
-            *(q, k, v, grad, out, lse, dlse, rest, gate, dq, *tables_of(band.keys, lse)),
-            *of_all,
-            *(dlse.stride(0), dlse.stride(2), dlse.stride(1), t, n, hq, group, band.window, scale),
-            HAS_DLSE=grad_lse is not None,
-            GATED=gated is not None,
-            ADDED=before is not None,
-            BLOCK_M=for_dq.block_m,
-            BLOCK_N=for_dq.block_n,
-            num_warps=for_dq.num_warps,
-            num_stages=for_dq.num_stages,
-            PRECISION="ieee",
-            **shapes,
-        )
+        of_lse = (dlse.stride(0), dlse.stride(2), dlse.stride(1))
+        for some in batches(b, 1):
+            launch(
+                band_dq_kernel,
+                (cdiv(t, for_dq.block_m), hq, some.stop - some.start),
+                *(x[some] for x in (q, k, v, grad, out, lse, dlse, rest, gate, dq)),
+                *tables_of(band.keys, lse),
+                *(*of_all, *of_lse, t, n, hq, group, band.window, scale),
+                HAS_DLSE=grad_lse is not None,
+                GATED=gated is not None,
+                ADDED=before is not None,
+                BLOCK_M=for_dq.block_m,
+                BLOCK_N=for_dq.block_n,
+                num_warps=for_dq.num_warps,
+                num_stages=for_dq.num_stages,
+                PRECISION="ieee",
+                **shapes,
+            )
     if of_hopper is not None and hopper_backward.fills_device(q, k, band):
         hopper_backward.launch_dkv(q, k, v, lse, grad, of_hopper, dk, dv_, band, sm_scale)
         return dq, dk, dv_
@@ -87,21 +89,24 @@ def band_backward(
         band, key_tiles * h * b, group * longest, device_limits(q.device).processors
     )
     dk_parts, dv_parts, share_stride = room_for_shares(dk, dv_, shares)
-    launch(
-        band_dkv_kernel,
-        (key_tiles, h, b * shares),
-        *(q, k, v, grad, lse, rest, gate, dk_parts, dv_parts, *tables_of(band.keys, lse)),
-        *tables_of(band.queries, lse),
-        *of_all,
-        *(t, n, hq, group, b, shares, share_stride, band.window, scale),
-        BLOCK_M=for_dkv.block_m,
-        BLOCK_N=for_dkv.block_n,
-        num_warps=for_dkv.num_warps,
-        num_stages=for_dkv.num_stages,
-        GATED=gated is not None,
-        PRECISION="ieee",
-        **shapes,
-    )
+    # Several launches only of so many entries that each key tile is one share, left in dk and dv.
+    for some in batches(b, shares):
+        here = some.stop - some.start
+        launch(
+            band_dkv_kernel,
+            (key_tiles, h, here * shares),
+            *(x[some] for x in (q, k, v, grad, lse, rest, gate, dk_parts, dv_parts)),
+            *(*tables_of(band.keys, lse), *tables_of(band.queries, lse)),
+            *of_all,
+            *(t, n, hq, group, here, shares, share_stride, band.window, scale),
+            BLOCK_M=for_dkv.block_m,
+            BLOCK_N=for_dkv.block_n,
+            num_warps=for_dkv.num_warps,
+            num_stages=for_dkv.num_stages,
+            GATED=gated is not None,
+            PRECISION="ieee",
+            **shapes,
+        )
     if shares > 1:
         add_shares(dk_parts, dk, dv_)
     return dq, dk, dv_

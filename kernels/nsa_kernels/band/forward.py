@@ -6,7 +6,7 @@ import torch
 
 from ..launch.device import on_its_device
 from ..launch.launcher import launch
-from ..launch.sizes import LOG2_E, cdiv, head_dims, strides
+from ..launch.sizes import LOG2_E, batches, cdiv, head_dims, strides
 from ..launch.tape import empty
 from . import hopper
 from .config import Tiles, forward_tiles, value_columns
@@ -35,18 +35,20 @@ def band_forward(
         return out, lse
     tiles = tiles or forward_tiles(q, v, band)
     columns = value_columns(q.shape[3], dv, q.element_size())
-    launch(
-        band_forward_kernel,
-        (cdiv(t, tiles.block_m), hq, b),
-        *(q, k, v, out, lse, *tables_of(band.keys, lse)),
-        *strides(q, k, v),
-        *(t, n, hq, hq // h, band.window, sm_scale * LOG2_E),
-        BLOCK_M=tiles.block_m,
-        BLOCK_N=tiles.block_n,
-        num_warps=tiles.num_warps,
-        num_stages=tiles.num_stages,
-        PRECISION="ieee",
-        **{**head_dims(q.shape[3], dv), "BLOCK_DV": columns},
-        **band.constants(),
-    )
+    for some in batches(b, 1):
+        launch(
+            band_forward_kernel,
+            (cdiv(t, tiles.block_m), hq, some.stop - some.start),
+            *(x[some] for x in (q, k, v, out, lse)),
+            *tables_of(band.keys, lse),
+            *strides(q, k, v),
+            *(t, n, hq, hq // h, band.window, sm_scale * LOG2_E),
+            BLOCK_M=tiles.block_m,
+            BLOCK_N=tiles.block_n,
+            num_warps=tiles.num_warps,
+            num_stages=tiles.num_stages,
+            PRECISION="ieee",
+            **{**head_dims(q.shape[3], dv), "BLOCK_DV": columns},
+            **band.constants(),
+        )
     return out, lse

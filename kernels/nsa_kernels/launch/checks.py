@@ -17,6 +17,9 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 MIN_DIM, MAX_DIM = 16, 256
+MAX_HEADS = (1 << 15) - 1
+"""The most heads: CUDA takes 65,535 programs along the second axis of a grid, and some launches
+have one for each head of keys and of values."""
 MAX_TOKENS = 1 << 30
 """The most tokens, so that what kernels add up to positions is within int32."""
 MAX_BLOCKS = 1 << 16
@@ -159,6 +162,8 @@ def check_qkv(
         raise ValueError(f"{op}: q has head dim {d} but k has {k.shape[-1]}")
     if not (MIN_DIM <= d <= MAX_DIM and MIN_DIM <= dv <= MAX_DIM):
         raise ValueError(f"{op}: head dims must be in {MIN_DIM}..{MAX_DIM}; got D={d}, Dv={dv}")
+    if q.dim() > 1 and q.shape[-2] > MAX_HEADS:
+        raise ValueError(f"{op}: at most {MAX_HEADS} heads; got {q.shape[-2]}")
 
 
 def check_lengths(op: str, name: str, lengths: Any, like: torch.Tensor) -> None:

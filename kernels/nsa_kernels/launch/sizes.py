@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 
+from .checks import require
+
 LOG2_E = 1.4426950408889634
+GRID = 65_535
+"""The most programs along the second and along the third axis of a grid."""
 
 
 def scale_log2(sm_scale: float | None, head_dim: int) -> float:
@@ -22,6 +27,19 @@ def next_power_of_2(n: int) -> int:
 def cdiv(a: int, b: int) -> int:
     """Ceiling division of non-negative integers."""
     return -(-a // b)
+
+
+def batches(entries: int, programs: int) -> Iterator[slice]:
+    """Yield slices of a batch, each for a launch with so many ``programs`` an entry along an axis
+    of its grid that takes GRID.
+
+    Raises:
+        ValueError: an entry alone has more.
+    """
+    require(programs <= GRID, f"at most {GRID} key heads an entry of the batch; got {programs}")
+    at_once = max(1, GRID // max(1, programs))
+    for first in range(0, entries, at_once):
+        yield slice(first, min(first + at_once, entries))
 
 
 def head_dims(d: int, dv: int) -> dict[str, int]:

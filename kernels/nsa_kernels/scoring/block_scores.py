@@ -15,7 +15,7 @@ from ..launch.launcher import launch
 from ..launch.mode import traced
 from ..launch.operators import operator
 from ..launch.replay import replayed
-from ..launch.sizes import LOG2_E, cdiv, next_power_of_2, strides
+from ..launch.sizes import LOG2_E, batches, cdiv, next_power_of_2, strides
 from ..launch.tape import empty
 from . import hopper
 from .kernels.block_scores import block_scores_kernel
@@ -120,32 +120,34 @@ def block_scores(
     sequences = 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
     packed = cu_seqlens is not None and cu_keys is not None
     cu_tokens = None if behind is None else behind.cu_tokens
-    launch(
-        block_scores_kernel,
-        (cdiv(t, tiles.queries), cdiv(n_blocks, blocks), b * h),
-        *(q, k, lse, cu_seqlens if packed else lse, cu_keys if packed else lse),
-        *(lse if cu_tokens is None else cu_tokens, scores),
-        *strides(q, k),
-        *(t, n, hq, hq // h, n_blocks, sequences),
-        *(0 if behind is None or packed else behind.first, sm_scale * LOG2_E),
-        D=d,
-        BLOCK_D=next_power_of_2(d),
-        BLOCK_M=tiles.queries,
-        KEYS=tiles.keys,
-        CHUNKS=chunks,
-        BLOCKS=blocks,
-        PAD_BLOCKS=max(PADDED, next_power_of_2(blocks)),
-        REACH=reach,
-        SPAN=span,
-        STRIDE=band.stride,
-        PACKED=packed,
-        STEPS=max(1, sequences.bit_length()),
-        BEHIND=behind is not None,
-        VISIBLE=visible,
-        PRECISION="ieee",
-        num_warps=tiles.num_warps,
-        num_stages=tiles.num_stages,
-    )
+    for some in batches(b, h):
+        launch(
+            block_scores_kernel,
+            (cdiv(t, tiles.queries), cdiv(n_blocks, blocks), (some.stop - some.start) * h),
+            *(q[some], k[some], lse[some]),
+            *(cu_seqlens if packed else lse, cu_keys if packed else lse),
+            *(lse if cu_tokens is None else cu_tokens, scores[some]),
+            *strides(q, k),
+            *(t, n, hq, hq // h, n_blocks, sequences),
+            *(0 if behind is None or packed else behind.first, sm_scale * LOG2_E),
+            D=d,
+            BLOCK_D=next_power_of_2(d),
+            BLOCK_M=tiles.queries,
+            KEYS=tiles.keys,
+            CHUNKS=chunks,
+            BLOCKS=blocks,
+            PAD_BLOCKS=max(PADDED, next_power_of_2(blocks)),
+            REACH=reach,
+            SPAN=span,
+            STRIDE=band.stride,
+            PACKED=packed,
+            STEPS=max(1, sequences.bit_length()),
+            BEHIND=behind is not None,
+            VISIBLE=visible,
+            PRECISION="ieee",
+            num_warps=tiles.num_warps,
+            num_stages=tiles.num_stages,
+        )
     return scores
 
 

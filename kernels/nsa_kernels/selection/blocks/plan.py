@@ -18,7 +18,7 @@ import torch
 from ...launch.clear import clear
 from ...launch.device import on_its_device
 from ...launch.launcher import launch
-from ...launch.sizes import cdiv, next_power_of_2, strides
+from ...launch.sizes import GRID, batches, cdiv, next_power_of_2, strides
 from ...launch.tape import empty
 from .config import BITS_BYTES
 from .kernels.plan import (
@@ -83,17 +83,15 @@ class BlockPlan:
         slots = self.entries.shape[2] // queries + bins
         items = empty((chunks, heads, slots, 2), torch.int32, self.first.device)
         block = min(128, next_power_of_2(bins))
-        launch(
-            items_kernel,
-            (cdiv(bins, block), chunks * heads),
-            self.first,
-            self.count,
-            items,
-            bins,
-            slots,
-            QUERIES=queries,
-            BLOCK=block,
-        )
+        first, count = self.first.flatten(0, 1), self.count.flatten(0, 1)
+        for some in batches(chunks * heads, 1):
+            launch(
+                items_kernel,
+                (cdiv(bins, block), some.stop - some.start),
+                *(first[some], count[some], items.flatten(0, 1)[some], bins, slots),
+                QUERIES=queries,
+                BLOCK=block,
+            )
         return items
 
 
@@ -160,10 +158,11 @@ def build_plan(
         cu, longest = cu_seqlens, tokens
     sequences = batch if sequences is None else sequences
     chunks, n_bins = plan.chunks, plan.n_bins
-    edge_block = min(256, next_power_of_2(cdiv(longest, block_size)))
+    longest_bins = cdiv(longest, block_size)
+    edge_block = next_power_of_2(max(min(256, longest_bins), cdiv(longest_bins, GRID)))
     launch(
         edges_kernel,
-        (sequences, cdiv(cdiv(longest, block_size), edge_block)),
+        (sequences, cdiv(longest_bins, edge_block)),
         *(cu, plan.edges, tokens, length),
         BLOCK_SIZE=block_size,
         PACKED=packed,

@@ -23,7 +23,7 @@ from ...launch.device import device_limits
 from ...launch.launcher import launch
 from ...launch.replay import replayed
 from ...launch.shares import add_shares, room_for_shares
-from ...launch.sizes import LOG2_E, cdiv, head_dims, next_power_of_2, strides
+from ...launch.sizes import LOG2_E, batches, cdiv, head_dims, next_power_of_2, strides
 from ...launch.tape import empty
 from .checks import check_ranges
 from .kernels.backward import (
@@ -115,16 +115,6 @@ def launch_ranges_backward(
         **dims,
     )
     spans_by_query = empty((b, g, n_spans, 2, s), ranges.dtype, q.device)
-    launch(
-        spans_by_query_kernel,
-        (cdiv(s, 64), b * g),
-        *(ranges, spans_by_query),
-        *strides(ranges),
-        *(s, g, n_spans),
-        BLOCK_S=64,
-        BLOCK_N=min(next_power_of_2(2 * n_spans), 32),
-        num_warps=4,
-    )
     key_tiles = cdiv(s_kv, tiles.block_n)
     at_once = max(1, min(key_tiles, MAX_PLAN_BYTES // (LISTED_BYTES * b * g * s)))
     lists = empty((b * g * at_once * s,), torch.int32, q.device)
@@ -133,29 +123,43 @@ def launch_ranges_backward(
     selected = empty((b * g * at_once,), torch.int64, q.device)
     shares = _shares(key_tiles * b * g, s * h, device_limits(q.device).processors)
     dk_parts, dv_parts, share_stride = room_for_shares(dk, dv_, shares)
-    for first_tile in range(0, key_tiles, at_once):
-        some = min(at_once, key_tiles - first_tile)
+    # Several turns only of so many entries that each key tile is one share, left in dk and dv.
+    for some in batches(b, g):
+        heads = (some.stop - some.start) * g
         launch(
-            plan_kernel,
-            (some, b * g),
-            *(spans_by_query, lists, bits, counts, selected),
-            *(s, s_kv, n_spans, first_tile),
-            BLOCK_N=tiles.block_n,
-            BLOCK_S=min(max(next_power_of_2(s), 16), 1024),
+            spans_by_query_kernel,
+            (cdiv(s, 64), heads),
+            *(ranges[some], spans_by_query[some]),
+            *strides(ranges),
+            *(s, g, n_spans),
+            BLOCK_S=64,
+            BLOCK_N=min(next_power_of_2(2 * n_spans), 32),
             num_warps=4,
         )
-        launch(
-            ranges_dkdv_kernel,
-            (some, b * g, shares),
-            *(q, k, v, lists, bits, counts, selected, grad_out, lse, delta, dk_parts, dv_parts),
-            *(s, g, h, s_kv, first_tile, shares, share_stride, scale, scale * LOG2_E),
-            BLOCK_M=tiles.rows,
-            BLOCK_N=tiles.block_n,
-            num_warps=tiles.dkdv_warps,
-            num_stages=tiles.dkdv_stages,
-            PRECISION="ieee",
-            **dims,
-        )
+        for first_tile in range(0, key_tiles, at_once):
+            tiles_here = min(at_once, key_tiles - first_tile)
+            launch(
+                plan_kernel,
+                (tiles_here, heads),
+                *(spans_by_query[some], lists, bits, counts, selected),
+                *(s, s_kv, n_spans, first_tile),
+                BLOCK_N=tiles.block_n,
+                BLOCK_S=min(max(next_power_of_2(s), 16), 1024),
+                num_warps=4,
+            )
+            launch(
+                ranges_dkdv_kernel,
+                (tiles_here, heads, shares),
+                *(*(x[some] for x in (q, k, v)), lists, bits, counts, selected),
+                *(x[some] for x in (grad_out, lse, delta, dk_parts, dv_parts)),
+                *(s, g, h, s_kv, first_tile, shares, share_stride, scale, scale * LOG2_E),
+                BLOCK_M=tiles.rows,
+                BLOCK_N=tiles.block_n,
+                num_warps=tiles.dkdv_warps,
+                num_stages=tiles.dkdv_stages,
+                PRECISION="ieee",
+                **dims,
+            )
     if shares > 1:
         add_shares(dk_parts, dk, dv_)
     return dq, dk, dv_
