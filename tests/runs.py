@@ -235,7 +235,7 @@ def add_attempt(
 ) -> None:
     """Add the next attempt to measure a case, and how it ended. In a later pass the first attempt
     is of the implementations of these observations, or of the whole case."""
-    planned = plan.measured(case_id)
+    planned = plan.case_or_canary(case_id)
     held = log.log if isinstance(log, LogFile) else log
     names = [o.implementation for o in observations] or planned.implementations
     job = next_job(planned.case, state_of(plan, held, purpose, planned, names), plan.sources)

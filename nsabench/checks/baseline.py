@@ -19,8 +19,7 @@ HIDDEN = 0.5  # share of samples that were queued before the device was let go
 def check_baseline(records: Sequence[Record], limits: DeviceLimits) -> list[Finding]:
     """A speed-up over a slow baseline says nothing about the candidate.
 
-    A verdict compares with the fastest valid baseline of a case, so a slow one matters only if no
-    baseline is fast. Controls that pose as a baseline are also checked.
+    A slow baseline matters only if no baseline of the case is fast.
     """
     cases = by_case(r for r in records if r.median_ms is not None)
     return [f for case in cases.values() for f in _check_case(case, limits)]
@@ -47,7 +46,7 @@ def _check_case(case: list[Record], limits: DeviceLimits) -> Iterator[Finding]:
 
 
 def _synchronises(record: Record) -> bool:
-    """Return whether most calls wait for the device. For timers from elsewhere that is assumed."""
+    """Return whether most calls wait for the device, as is assumed for times from elsewhere."""
     if record.observation is None:
         return True
     hidden = record.observation.samples.gap_hidden

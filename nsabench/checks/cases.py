@@ -27,8 +27,7 @@ def by_case(items: Iterable[T]) -> dict[str, list[T]]:
 
 
 def length_series(records: Iterable[Record]) -> list[list[Record]]:
-    """Group the timed records of an implementation that differ only in length, the shortest first.
-    The first record of a length counts."""
+    """Group the timed records of an implementation that differ only in length, shortest first."""
     groups: dict[Hashable, dict[int, Record]] = defaultdict(dict)
     for record in records:
         if record.median_ms is not None:
@@ -49,10 +48,8 @@ def best_baseline(
 ) -> Record | None:
     """Return the fastest baseline of a case that is `ok` and within tolerance, or None.
 
-    beside: only baselines of this record's attempt, because others form no ratio with it. Baselines
-    from its own package count only if all are.
-    alongside: also baselines that run only for a control.
-    regime: compare times in it; by default in the regime of the samples.
+    beside: only baselines of this record's attempt; those from its own package count only if all
+    are. alongside: also baselines that run only for a control. regime: by default of the samples.
     """
     valid = [
         r
@@ -69,12 +66,9 @@ def best_baseline(
 
 
 def fastest(valid: Sequence[Record], regime: Regime | None = None) -> Record | None:
-    """Return the fastest of the timed records of a case, or None.
-
-    Except in the queue, records that left their attempt early do not count, because the clocks may
-    have changed later.
-    """
+    """Return the fastest of the timed records of a case, or None."""
     if regime is not Regime.QUEUE:
+        # Records that left their attempt early do not count: the clocks may have changed later.
         most: dict[int, int] = {}
         for r in valid:
             most[r.attempt] = max(most.get(r.attempt, 0), r.own.n_samples)

@@ -3,10 +3,8 @@
 A control declares the check that must catch it (`caught_by`). It declines with `Unsupported` the
 cases on which it happens to be right. So it must be caught on every case that it runs:
 
-- `parity`: its status is `wrong`, or a check says that its output is wrong. `ordering` may see that
-  in the samples when the output itself is already right.
-- `timer`: it manipulates the clock, and is caught if it gains nothing. It must not be faster than
-  the best valid baseline, one of which is the implementation that it wraps.
+- `parity`: its status is `wrong`, or a check such as `ordering` says that its output is wrong.
+- `timer`: it manipulates the clock, and is caught if it is not faster than the best valid baseline.
 - `host`: the check found it bound by its host. It declines if the device takes as long.
 - `burst`: its result was wrong when the clock of a burst stopped. It declines if a call is as long
   as a burst and was called alone.
@@ -173,14 +171,11 @@ def guarded_regime(check: str) -> Regime | None:
 
 @dataclass(frozen=True)
 class Unproven:
-    """A check that no control of a group showed to work.
-
-    is_stuck: its controls failed before it. Otherwise all declined, or it has no control.
-    """
+    """A check that no control of a group showed to work."""
 
     group: Group
     check: str
-    is_stuck: bool
+    is_stuck: bool  # its controls failed before it; else all declined, or there is none
 
 
 def find_unproven(records: Sequence[Record]) -> list[Unproven]:
@@ -203,11 +198,8 @@ def find_unproven(records: Sequence[Record]) -> list[Unproven]:
 def list_unproven(
     outcomes: Iterable[tuple[Group, str, Catch]], guarding: Iterable[tuple[Group, str]] = ()
 ) -> list[Unproven]:
-    """Return the checks that caught none of these controls.
-
-    outcomes: the group, the check and the `caught` of each control. guarding: the checks behind a
-    verdict, with their groups.
-    """
+    """Return the checks that caught none of these controls, of those behind a verdict (`guarding`)
+    or with a stuck control. outcomes: the group, check and `caught` of each control."""
     catches: dict[tuple[Group, str], set[Catch]] = defaultdict(set)
     for group, check, caught in outcomes:
         catches[group, check].add(caught)

@@ -26,9 +26,8 @@ LAUNCH_FLOOR_MS = 0.02
 def check_cliff(records: Sequence[Record], limits: DeviceLimits) -> list[Finding]:
     """A time that grows far more than its work is probably another program's.
 
-    Libraries silently fall back to uncompiled code, or to a backend for all inputs, and take tens
-    of times as long. An honest kernel grows at most by the square of its work. A cliff shows only
-    in a length series that begins below it.
+    Libraries silently fall back to uncompiled code, or to another backend. An honest kernel grows
+    at most by the square of its work.
     """
     possible = [
         r
@@ -89,9 +88,7 @@ def _ms(record: Record) -> float:
 def check_scaling(records: Sequence[Record], limits: DeviceLimits) -> list[Finding]:
     """A time must grow with its compulsory work once the work exceeds the launch cost.
 
-    An honest time is at least a fixed cost plus the work, partly overlapped. It may stay flat while
-    the work takes less than the fixed cost. If the work fills half of a time, four times the work
-    does not fit into the same time.
+    If the work fills half of a time, four times the work does not fit into the same time.
     """
     flats = (_find_longest_flat(series, limits) for series in length_series(records))
     return [finding for finding in flats if finding is not None]

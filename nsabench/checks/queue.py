@@ -16,8 +16,7 @@ MORE = 1.25  # times the device time: then a caller clearly waits for the host
 def check_burst(records: Sequence[Record], limits: DeviceLimits) -> list[Finding]:
     """The results of back-to-back calls must be right, and complete when the clock stops.
 
-    The worker checks a call of a burst, often the last, as its result was at that moment. Work that
-    a call leaves to a thread of the host is not in the time, and its result is not there yet.
+    Work that a call leaves to a thread of the host is not in the time, and its result is late.
     """
     return [
         Finding(
@@ -55,13 +54,10 @@ def check_host(records: Sequence[Record], limits: DeviceLimits) -> list[Finding]
 
 
 def worked_ms(record: Record) -> float | None:
-    """Return how long the device works on a call; None if that is unknown, as on a CPU.
-
-    It is the median time if the device was held until the call was queued. A call that waits for
-    the device, or launches more than it queues, has gaps in that time, so its kernels' time counts.
-    """
+    """Return how long the device works on a call; None if that is unknown, as on a CPU."""
     if record.median_ms is None:
         return None
+    # The device was held until the call was queued. Else the time has gaps, so the kernels' counts.
     if record.host_us is not None:
         return record.median_ms
     return None if record.kernels_us is None else record.kernels_us / 1e3

@@ -17,21 +17,17 @@ OVERCLOCKING = 1.05
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """Ceilings of one device, measured or from a data sheet. None: unknown, so no bound follows.
-
-    l2_bytes: so much of a working set may have been in L2 before a call. It is 0 if the timer
-      flushes the L2, and the size of the L2 for timers from elsewhere.
-    margin: a time is impossible if it beats a bound by this factor. The measured bandwidth is
-      from a copy, and reading is up to a tenth faster (H200: 4.25 TB/s copied of a nominal 4.8).
-    """
+    """Ceilings of one device, measured or from a data sheet. None: unknown, so no bound follows."""
 
     source: str = "no ceilings"
     memory_gb_s: float | None = None
     l2_gb_s: float | None = None
-    l2_bytes: int = 0
+    l2_bytes: int = 0  # of the inputs that may be in L2 before a call; 0 if the timer flushes it
     tflop_s: Mapping[str, float] = field(default_factory=dict)
     timer_floor_ms: float | None = None
     known_duration_error: float | None = None
+    # A time is impossible if it beats a bound by this factor. The bandwidth is that of a copy,
+    # and reading is up to a tenth faster (H200: 4.25 TB/s copied of a nominal 4.8).
     margin: float = 1.1
 
     @classmethod
@@ -93,9 +89,9 @@ def least_time(
 def find_beaten(record: Record, limits: DeviceLimits, regime: Regime | None = None) -> Bound | None:
     """Return the lower bound that a time beats by more than the margin, or None.
 
-    regime: by default that of the samples. Nothing is flushed between the calls of a burst, so in
-    the queue all inputs may come from L2.
+    regime: by default that of the samples.
     """
+    # Nothing is flushed between the calls of a burst, so in the queue all inputs may be in L2.
     time_ms = record.median_in(regime or record.regime)
     allowed = _allow_tensor_cores(limits) if record.dtype is DType.FLOAT32 else limits
     bound = least_time(record, allowed, warm=regime is Regime.QUEUE)
@@ -105,14 +101,12 @@ def find_beaten(record: Record, limits: DeviceLimits, regime: Regime | None = No
 
 
 def _allow_tensor_cores(limits: DeviceLimits) -> DeviceLimits:
-    """Return the limits with the float32 rate of tensor cores, which the run does not measure.
-
-    Three TF32 products make one in float32, at half the rate of the 16-bit formats.
-    """
+    """Return the limits with the float32 rate of tensor cores, which the run does not measure."""
     sixteen = [rate for dtype, rate in limits.tflop_s.items() if dtype != DType.FLOAT32]
     full_precision = limits.tflop_s.get(DType.FLOAT32)
     if full_precision is None or not sixteen:
         return limits
+    # Three TF32 products make one in float32, at half the rate of the 16-bit formats.
     rates = {**limits.tflop_s, DType.FLOAT32: max(full_precision, max(sixteen) / 2 / 3)}
     return replace(limits, tflop_s=rates)
 
@@ -120,8 +114,7 @@ def _allow_tensor_cores(limits: DeviceLimits) -> DeviceLimits:
 def check_roofline(records: Sequence[Record], limits: DeviceLimits) -> list[Finding]:
     """No time is shorter than the compulsory work takes at the device's ceilings.
 
-    Back-to-back calls are also checked. A call that cheats by waiting for the device may be slow
-    enough to look possible on its own, but in a burst its wait is hidden.
+    Back-to-back calls are also checked, because a burst hides a cheat's wait for the device.
     """
     return [
         Finding("roofline", Effect.IMPLAUSIBLE, sentence, *record.key)

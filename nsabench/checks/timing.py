@@ -83,12 +83,8 @@ def find_disturbances(conditions: Sequence[Conditions]) -> Iterator[str]:
 
 def clock_spread(conditions: Sequence[Conditions]) -> float:
     """Return the factor by which the interval of a ratio must widen if the power cap lowered the
-    clock: the highest SM clock over the lowest, or 1 without a cap.
-
-    A call takes a/f + b at the clock f. So between two clocks its time changes by no more than they
-    do. If the arms ran at f1 and f2, their ratio at any clock between is within f1/f2 of the
-    measured one.
-    """
+    clock: the highest SM clock over the lowest, or 1 without a cap."""
+    # A call takes a/f + b at the clock f, so its time changes by no more than the clock does.
     clocks = _clock_range(conditions)
     if clocks is None or not any(map(_is_capped, conditions)):
         return 1.0

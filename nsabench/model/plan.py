@@ -55,8 +55,7 @@ class Origin(Frozen):
 
 
 class LeastWork(Frozen):
-    """Compulsory work that a case must have for a control: a trick that returns a stored answer
-    gains nothing if computing is fast."""
+    """The work that a case must have for a control: a stored answer gains nothing over little."""
 
     bytes_min: int = 0
     flops: int = 0
@@ -127,9 +126,7 @@ class Plan(Frozen):
     kernels_sha256: str = ""
     ops: str = ""  # absolute path of the file with the user's op
     ops_sha256: str = ""
-    sources: dict[str, str] = Field(
-        default={}
-    )  # each `Source` of code, and the sha256 of its files
+    sources: dict[str, str] = Field(default={})  # each `Source`, and the sha256 of its files
     shard: str = "1/1"
     entropy: str = Field(default_factory=lambda: token_hex(16))  # see `input_seeds`
     margin: float = Field(MARGIN, ge=1, allow_inf_nan=False)  # at which verdicts are confirmed
@@ -146,8 +143,8 @@ class Plan(Frozen):
     def by_id(self) -> dict[str, PlannedCase]:
         return {planned.id: planned for planned in self.cases}
 
-    def measured(self, case_id: str) -> PlannedCase:
-        """Return one of the cases, or the canary."""
+    def case_or_canary(self, case_id: str) -> PlannedCase:
+        """Return the planned case of an id, the canary included."""
         planned = self.by_id.get(case_id) or self.canary
         assert planned is not None
         return planned

@@ -58,17 +58,13 @@ class Verdict(Word):
 
     FASTER = (
         "faster",
-        (
-            "the whole 95 % interval of the ratio is above 1, and the ratio by over 1 %, in the "
-            "queue by over 2 %"
-        ),
+        "the whole 95 % interval of the ratio is above 1, and the ratio by over 1 %, in the queue "
+        "by over 2 %",
     )
     SLOWER = (
         "slower",
-        (
-            "the whole 95 % interval of the ratio is below 1, and the ratio by over 1 %, in the "
-            "queue by over 2 %"
-        ),
+        "the whole 95 % interval of the ratio is below 1, and the ratio by over 1 %, in the queue "
+        "by over 2 %",
     )
     SAME = "same", "the whole 95 % interval of the ratio lies within 1 % of 1 (in the queue 2 %)"
     INCONCLUSIVE = "inconclusive", "the interval does not tell, or a check says not to rely on it"
@@ -144,10 +140,7 @@ class Regime(Word):
     """How an implementation is called. Each regime has its own verdicts and thresholds."""
 
     DEVICE = "device", "one call at a time with its launch gap hidden: the kernels alone"
-    QUEUE = (
-        "queue",
-        "calls from Python back to back, without waiting: what eager code pays",
-    )
+    QUEUE = "queue", "calls from Python back to back, without waiting: what eager code pays"
     GRAPH = "graph", "replays of a CUDA graph, as serving that captures its steps makes them"
 
     @classmethod

@@ -81,10 +81,7 @@ class LoadedMatrix(Frozen):
 
 
 def load(path: Path) -> list[LoadedMatrix]:
-    """Read the matrices of a file, one for each YAML document, and span their cases.
-
-    Raises `UsageError` with file, line, field and the nearest valid key.
-    """
+    """Read the matrices of a file, one for each YAML document, and span their cases."""
     return [_load(path, document) for document in yaml_lines.read(path)]
 
 

@@ -56,10 +56,7 @@ def resolve(
 ) -> Plan:
     """Return the plan of some matrices. If two name the same case, the first one counts.
 
-    brief: time each call once, which decides nothing.
-
-    Raises `UsageError` for a pattern without an implementation, a bad shard, and if nothing is left
-    to measure.
+    brief: time each call once. Raises `UsageError` if a pattern fits nothing.
     """
     narrowed.refuse_unknown(matrices, implementations)
     chosen: dict[str, PlannedCase] = {}
@@ -101,19 +98,14 @@ def resolve(
 
 
 def _shorten(case: Case) -> Case:
-    """Time a case with a few calls, which show the times and decide nothing."""
     return case.model_copy(update={"timing": case.timing.model_copy(update=BRIEF)})
 
 
 def _with_controls(
     cases: list[PlannedCase], implementations: Sequence[ImplementationInfo]
 ) -> list[PlannedCase]:
-    """Add each control, and the baseline that it wraps, to two cases of each group.
-
-    A group has one direction, mode and size of the dtype. Its two cases have the least and the most
-    work, if possible of those that measure the control's baseline anyway. Controls in every case
-    would take longer than the measurement.
-    """
+    """Add each control, and the baseline that it wraps, to two cases of each direction, mode and
+    size of the dtype: those with the least and the most work."""
     added: dict[str, list[ImplementationInfo]] = {}
     baselines = {i.name for i in implementations if i.role is Role.BASELINE}
     works = {planned.id: ops.work(planned.case) for planned in cases}
@@ -129,6 +121,7 @@ def _with_controls(
         for group in groups.values():
             own = control.wraps or control.computes_by
             by = {own} if own else baselines
+            # If possible, cases that measure the control's baseline anyway.
             ids = [c.id for c in group if by.intersection(c.implementations)]
             ids = ids or [c.id for c in group]
             for watched in {ids[0], ids[-1]}:
@@ -181,10 +174,7 @@ def _select(
 
 
 def load_matrices(given: Sequence[str]) -> list[LoadedMatrix]:
-    """Load matrices as `find_matrix` finds them.
-
-    Raises `UsageError` if an op from outside fails for one of the cases.
-    """
+    """Load matrices. Raises `UsageError` if an op from outside fails for one of the cases."""
     matrices = [loaded for name in given for loaded in matrix.load(find_matrix(name))]
     for case in (case for loaded in matrices for case in loaded.cases):
         ops.refuse_unanswered(case)

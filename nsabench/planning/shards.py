@@ -26,13 +26,9 @@ Costs = Mapping[str, int]  # by case id, in a unit of time
 
 
 def share(cases: Sequence[PlannedCase], shard: str, costs: Costs | None = None) -> Cases:
-    """Return the cases of the shard `i/n`, in the order of the plan.
+    """Return the cases of the shard `i/n`, in the order of the plan, with each length series whole.
 
-    Cases that differ only in length stay together, because some checks look along the length. The
-    result depends only on the plan, so every host computes the same shards.
-
-    costs: by default the estimates in microseconds. Raises `UsageError` if `shard` is not `i/n`, or
-    would be empty.
+    costs: by default the estimates in microseconds. Raises `UsageError` for a bad or empty shard.
     """
     match = re.fullmatch(r"(\d+)/(\d+)", shard)
     index, count = (int(match[1]), int(match[2])) if match else (0, 0)
@@ -75,8 +71,7 @@ def estimate_s(planned: PlannedCase, device: Device = "cuda") -> float:
 
 
 def _deal(series: Iterable[Cases], costs: Costs, count: int) -> list[set[str]]:
-    """Return the case ids of each shard: the dearest series is dealt first, each to the shard that
-    costs least so far."""
+    """Return the case ids of each shard: the dearest series first, each to the cheapest shard."""
     shards: list[set[str]] = [set() for _ in range(count)]
     spent = [0] * count
     priced = [(sum(costs[planned.id] for planned in cases), cases) for cases in series]
@@ -90,9 +85,9 @@ def _deal(series: Iterable[Cases], costs: Costs, count: int) -> list[set[str]]:
 def canary(
     cases: Sequence[PlannedCase], implementations: Sequence[ImplementationInfo], device: str
 ) -> PlannedCase | None:
-    """Return the case that all shards measure, with the candidates and baselines of this device.
+    """Return the case that all shards measure: of median work, a forward on one stream if possible.
 
-    It has the median work and is, if possible, a forward on one stream. None if nothing runs here.
+    None if no candidate, baseline or alternative runs on this device.
     """
     runs = {
         (i.op, i.name)

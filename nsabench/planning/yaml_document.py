@@ -72,10 +72,7 @@ def read(path: Path) -> list[Document]:
 
 
 def refuse_nested(text: str) -> None:
-    """Raise `OutOfBounds` for aliases, deep nesting and very long numbers, which take long to load.
-
-    Raises `yaml.YAMLError` if the text is not YAML.
-    """
+    """Raise `OutOfBounds` for aliases, deep nesting and long numbers, which take long to load."""
     depth = 0
     for event in yaml.parse(text, Loader=LOADER):
         line = event.start_mark.line + 1 if event.start_mark else 1

@@ -63,7 +63,7 @@ def families_of(plan: Plan, left: Sequence[Job]) -> dict[bool, list[Family]]:
     """Return the calls to make. The keys say whether their worker imports no candidate."""
     families: dict[Hashable, dict[str, Call]] = {}
     for job in left:
-        case = plan.measured(job.case.id).case
+        case = plan.case_or_canary(job.case.id).case
         for name in job.implementations:
             info = plan.info(case.op, name)
             if _may_compile(info):

@@ -293,7 +293,7 @@ class _Run:
 
     def _run_job(self, job: Job, jobs: Sequence[Job]) -> bool:
         executor = self._executor_of(job, jobs)
-        planned = self.plan.measured(job.case.id)
+        planned = self.plan.case_or_canary(job.case.id)
         is_main = job.purpose is Purpose.MAIN
         if is_main:
             self.view.case_started(planned, self._number[planned.id], len(self.plan.cases))

@@ -1,7 +1,6 @@
 """The state of a case after the attempts to measure it, and the next attempt.
 
-Both depend on the attempts alone, so an interrupted run continues as if it had not been
-interrupted. `verdicts.blame` finds the implementation that ended a worker.
+Both depend on the attempts alone. `verdicts.blame` finds the implementation that ended a worker.
 """
 
 from __future__ import annotations
@@ -13,32 +12,27 @@ from nsabench.model.log import Log
 from nsabench.model.measurement import Conditions, Observation
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.vocabulary import Mode, Purpose, Runs, Status
-from nsabench.verdicts.blame import NONE, NextAttempt, Replay
+from nsabench.verdicts.blame import NONE, BlameTrial, NextAttempt
 
 
 @dataclass(frozen=True)
 class CaseState:
-    """The state of a case in one pass.
-
-    observations: settled implementations, in the order of the plan. conditions: of the device, by
-    attempt. reason: why the pass gave the case up. next: None once all is settled.
-    """
+    """The state of a case in one pass."""
 
     purpose: Purpose
     case_id: str
-    observations: list[Observation]
-    conditions: dict[int, Conditions]
+    observations: list[Observation]  # of settled implementations, in the order of the plan
+    conditions: dict[int, Conditions]  # by attempt
     attempts: int = 0  # made so far
     wall_s: float = 0.0
-    reason: str = ""
-    next: NextAttempt | None = None
+    reason: str = ""  # why the pass gave the case up
+    next: NextAttempt | None = None  # None once all is settled
 
 
 def state_of(
     plan: Plan, log: Log, purpose: Purpose, planned: PlannedCase, names: Sequence[str] = ()
 ) -> CaseState:
-    """Return the state of a case in a pass. names: the implementations to measure, for a pass that
-    has attempted nothing yet."""
+    """Return the state of a case in a pass. names: those to measure if nothing was attempted."""
     attempts = log.attempts_of(purpose, planned.id)
     if purpose is Purpose.MAIN:
         names = planned.implementations
@@ -46,10 +40,10 @@ def state_of(
         names = attempts[0].job.implementations
     skipped = {name: reason for name in names if (reason := cannot_run(plan, planned, name))}
     left = [name for name in names if name not in skipped]
-    replay = Replay(purpose, left)
+    trial = BlameTrial(purpose, left)
     for attempt in attempts:
-        replay.take(attempt)
-    settled = replay.settled | {
+        trial.take(attempt)
+    settled = trial.settled | {
         name: Observation(implementation=name, status=Status.SKIPPED, reason=reason)
         for name, reason in skipped.items()
     }
@@ -64,11 +58,11 @@ def state_of(
             for name in names
             if name in settled
         ],
-        conditions={numbers[attempt]: replay.conditions[attempt] for attempt in counted},
+        conditions={numbers[attempt]: trial.conditions[attempt] for attempt in counted},
         attempts=len(attempts),
         wall_s=sum(a.ended.wall_s for a in attempts if a.ended is not None),
-        reason=replay.gave_up,
-        next=replay.next,
+        reason=trial.gave_up,
+        next=trial.next,
     )
 
 

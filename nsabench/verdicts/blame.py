@@ -1,10 +1,8 @@
 """Find the implementation that ended a worker, from the attempts at a case in order.
 
-Several implementations share a worker, and their code can forge which of them was running. So a
-name is only a suspicion. The main pass then measures each alone, the suspect first. An
-implementation that fails alone is guilty, and the others are measured together again. If all
-survive alone, their combination fails, and the results alone count. The isolated pass leaves the
-suspect out; the other passes give up.
+Code in a worker can forge which implementation was running, so that name is only a suspicion. The
+main pass then measures each alone, the suspect first. Those that fail alone are blamed. If all
+survive alone, these results count. The isolated pass leaves the suspect out; the others give up.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ class NextAttempt:
 
 
 @dataclass
-class _Trial:
+class _SoloTrials:
     """Each implementation is measured alone, because together they lost their worker."""
 
     death: Death
@@ -46,7 +44,7 @@ class _Trial:
     survived: dict[str, Observation] = field(default_factory=dict)
 
 
-class Replay:
+class BlameTrial:
     """Takes the attempts in order and says what is settled, and what to measure next."""
 
     def __init__(self, purpose: Purpose, names: Sequence[str]) -> None:
@@ -58,21 +56,21 @@ class Replay:
         self._killed = 0  # times in a row that the measuring process was killed
         self._lost_early = ""  # why the last worker was lost before any call
         self._was_throttled = False
-        self._trial: _Trial | None = None
+        self._solo: _SoloTrials | None = None
 
     @property
     def next(self) -> NextAttempt | None:
         if self.gave_up or not self._left:
             return None
         pause_s = COOL_DOWN_S if self._was_throttled else 0.0
-        if self._trial is None:
+        if self._solo is None:
             return NextAttempt(tuple(self._left), pause_s=pause_s)
         return NextAttempt((self._untried[0],), pause_s)
 
     @property
     def _untried(self) -> list[str]:
-        assert self._trial is not None
-        return [n for n in self._trial.order if n in self._left and n not in self._trial.survived]
+        assert self._solo is not None
+        return [n for n in self._solo.order if n in self._left and n not in self._solo.survived]
 
     def take(self, attempt: Attempt) -> None:
         ended, due = attempt.ended, self.next
@@ -109,13 +107,13 @@ class Replay:
             notes.append(f"measured again, since before any call: {self._lost_early}")
         self._was_throttled, self._lost_early = False, ""
         observations = [_add_notes(observation, notes) for observation in attempt.observations]
-        if self._trial is None:
+        if self._solo is None:
             self._settle(observations)
             return
-        self._trial.survived |= {
+        self._solo.survived |= {
             observation.implementation: observation for observation in observations
         }
-        self._end_trial_if_all_were_tried()
+        self._end_solo_trials()
 
     def _die(self, attempt: Attempt, death: Death) -> None:
         if death.phase in EARLY and not self._lost_early:
@@ -130,13 +128,13 @@ class Replay:
             self.gave_up = death.reason
 
     def _find_culprit(self, attempt: Attempt, death: Death) -> None:
-        if self._trial is not None:
+        if self._solo is not None:
             [name] = attempt.job.implementations
             self._blame(name, death)
-            if name == self._trial.death.suspect:
-                self._trial = None
+            if name == self._solo.death.suspect:
+                self._solo = None
             else:
-                self._end_trial_if_all_were_tried()
+                self._end_solo_trials()
         elif death.phase in EARLY:
             # Two workers died before any call: the case or the machine is at fault.
             for name in list(self._left):
@@ -145,13 +143,13 @@ class Replay:
             self._blame(self._left[0], death)
         else:
             order = sorted(self._left, key=lambda name: name != death.suspect)
-            self._trial = _Trial(death, order)
+            self._solo = _SoloTrials(death, order)
 
-    def _end_trial_if_all_were_tried(self) -> None:
-        trial = self._trial
+    def _end_solo_trials(self) -> None:
+        trial = self._solo
         if trial is None or self._untried:
             return
-        self._trial = None
+        self._solo = None
         if len(trial.survived) == len(trial.order):
             note = f"measured alone, since together: {trial.death.reason}"
             self._settle(

@@ -1,8 +1,7 @@
 """Decide the break-even length: from there an op is faster than what a model could run instead.
 
-There is one decision for each GPU, op, direction, head layout and regime. Other dtypes, head dims,
-batches and packed sequences are cases of it, and each must be faster. The fastest valid
-implementation of a case represents the op.
+There is one decision for each GPU, op, direction, head layout and regime. The fastest valid
+implementation of a case represents the op, and every case must be faster.
 """
 
 from __future__ import annotations
@@ -27,12 +26,6 @@ LIMIT = 1.0
 
 @dataclass(frozen=True)
 class BreakEven:
-    """The answer for an op, with its reasons.
-
-    tested: in each case the best implementation against the best alternative, the shortest first.
-    why: why nothing is decided, or which cases were left out.
-    """
-
     gpu: str
     op: str
     direction: Direction
@@ -41,8 +34,8 @@ class BreakEven:
     axis: str
     answer: Pays
     length: int | None
-    why: str
-    tested: tuple[Tested, ...]
+    why: str  # nothing is decided, or which alternatives were left out
+    tested: tuple[Tested, ...]  # the best against the best alternative, the shortest case first
 
     @property
     def what(self) -> str:
@@ -78,9 +71,7 @@ class BreakEven:
 
 
 def decide(records: Sequence[Record]) -> list[BreakEven]:
-    """Decide every op of a run that has an alternative. Cases without one do not count. The queue
-    is decided only if it has a ratio to an alternative.
-    """
+    """Decide every op of a run that has an alternative, in the regimes with a ratio to one."""
     with_alternatives = {(r.op, r.case_id) for r in records if r.role is Role.ALTERNATIVE}
     asked = [r for r in records if (r.op, r.case_id) in with_alternatives]
     queue = {r.op for r in asked if r.compared(Regime.QUEUE, Reference.ALTERNATIVE)}
@@ -124,8 +115,7 @@ def _name_failed(records: Sequence[Record]) -> str:
 
 
 def _compare_best(case: Sequence[Record], regime: Regime) -> Tested:
-    """Compare the best implementation of a case with the best alternative. Without a ratio, the
-    comparison has the reason."""
+    """Compare the best implementation of a case with the best alternative, or say why not."""
     label = labels.case(case[0])
     ours = [
         r

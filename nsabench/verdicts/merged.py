@@ -55,8 +55,7 @@ def name_shard(plan: Plan) -> str:
 
 
 def _assess_shard(run_id: str, part: RunLog, why: str) -> Results:
-    """Return the results of a shard, as records of the merged run. why: its times decide
-    nothing."""
+    """Return the results of a shard, as records of the merged run. why: it is an outlier."""
     name = name_shard(part.plan)
     known = [Finding(CANARY, Effect.INCONCLUSIVE, f"{name}: {why}")] if why else []
     results = assess(part.plan, part.log, known).results()
@@ -85,17 +84,12 @@ def _name_shard_in(finding: Finding, shard: str, plan: Plan) -> Iterator[Finding
 
 @dataclass(frozen=True)
 class Canary:
-    """What a shard measured of the case that all measure.
+    """What a shard measured of the case that all measure."""
 
-    medians: ms, by implementation that was right. failed: what became of the others, by
-    implementation. Implementations that declined the case are in it only if none was timed.
-    disturbed: why the times are unreliable. lost: why the process that measured it was lost.
-    """
-
-    medians: Mapping[str, float]
-    disturbed: str = ""
-    failed: Mapping[str, str] = field(default_factory=dict)
-    lost: str = ""
+    medians: Mapping[str, float]  # ms, by implementation
+    disturbed: str = ""  # why the times are unreliable
+    failed: Mapping[str, str] = field(default_factory=dict)  # why, by implementation
+    lost: str = ""  # why the process that measured it was lost
 
 
 def read_canary(plan: Plan, log: Log) -> Canary:
@@ -120,10 +114,8 @@ def read_canary(plan: Plan, log: Log) -> Canary:
 def find_outliers(canaries: Mapping[str, Canary]) -> dict[str, str]:
     """Return the shards whose times decide nothing, by name, each with the reason.
 
-    An implementation counts if more than half of the shards timed it. For each, the largest set of
-    shards whose medians are within 3 % of each other is right. If the set is not more than half,
-    the outlier is unknown, and every shard is one. A shard on which such an implementation failed,
-    or that timed none, is also an outlier.
+    Of each implementation that most shards timed, the largest set of shards within 3 % of each
+    other is right if it is more than half. Else every shard is an outlier.
     """
     if len(canaries) < 2:
         return {}
@@ -173,8 +165,7 @@ def _timed_by_most(shards: Iterable[Mapping[str, float]]) -> set[str]:
 
 
 def _find_largest_set(medians: Mapping[str, float]) -> set[str]:
-    """Return the largest set of medians within `APART` of each other, and the closest of equally
-    large sets. It is empty if it holds no more than half of the medians."""
+    """Return the largest, then closest, set of medians within `APART` if it is more than half."""
     found: tuple[int, float, set[str]] = (0, 0.0, set())
     for least in sorted(medians.values()):
         names = {name for name, ms in medians.items() if least <= ms <= least * (1 + APART)}

@@ -216,13 +216,10 @@ def _find_untimed_baseline(
     clean: Collection[str],
     timed: Mapping[str, Sequence[float]],
 ) -> tuple[str, str]:
-    """Return which baselines were not timed apart, and why, or an empty reason.
-
-    A baseline from the candidate's package always runs with it, so the best of the other baselines
-    shows whether all were slowed.
-    """
+    """Return which baselines were not timed apart, and why, or an empty reason."""
     baselines = "the baselines"
     leader = next((r for r in case if r.implementation == comparison.against), None)
+    # A baseline from the candidate's package always runs with it.
     if leader is None or leader.source == record.source:
         return baselines, "no other was valid beside it"
     best = leader.implementation

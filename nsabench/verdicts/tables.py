@@ -55,8 +55,7 @@ def schema(columns: Iterable[Column]) -> pa.Schema:
 
 
 def misfit(schema: pa.Schema, columns: Iterable[Column], needed: Iterable[str]) -> str:
-    """Return why a table cannot be read as `columns`, or an empty text. needed: the columns that it
-    must have."""
+    """Return why a table cannot be read as `columns`, or "". needed: columns that it must have."""
     types, needed = {c.name: ARROW[c.type] for c in columns}, tuple(needed)
     # SQL does not distinguish `RUN_ID` from `run_id`, so it could read the wrong one.
     known = {name.lower(): name for name in types}
@@ -206,8 +205,7 @@ def _name_file_in_errors(path: Path, what: str) -> Iterator[None]:
 def check_table(path: Path, most: int) -> int:
     """Return the number of rows of a Parquet file from its metadata, without unpacking it.
 
-    Raises `OutOfBounds` if it has more than `most` rows or unpacks to too much, and `OSError` or
-    `pa.ArrowException` if it cannot be read.
+    Raises `OutOfBounds` if it has more than `most` rows or unpacks to too much.
     """
     with opened(path, limits.TABLE):
         metadata = pq.read_metadata(path)

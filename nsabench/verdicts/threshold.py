@@ -75,11 +75,7 @@ def _name_combo(record: Record) -> str:
 
 
 def read_run(folder: Path, narrowed: Narrowed = ALL) -> tuple[list[Record], Plan]:
-    """Return the chosen cases of a run, and the plan of these alone.
-
-    Raises `UsageError` if the plan or the records cannot be read, if the installed op is another
-    one, or if no case is chosen.
-    """
+    """Return the chosen cases of a run, and the plan of these alone."""
     records, plan = read_records(folder), narrowed.plan(Plan.read(folder / "plan.json"))
     ops.refuse_other(plan)
     return [r for r in records if r.case_id in plan.by_id], plan
@@ -90,10 +86,10 @@ def decide_run(
 ) -> list[Decision]:
     """Decide a run for each op, regime and candidate, sorted by `preference`.
 
-    Backward cases do not count: a threshold switches a forward on. plan: None for a run in an
-    archive, which keeps no plan. margin: by default the plan's.
+    plan: None for a run in an archive, which keeps no plan. margin: by default the plan's.
     """
     margin = margin or (plan.margin if plan else MARGIN)
+    # A threshold switches a forward on.
     records = [r for r in records if r.direction is Direction.FORWARD]
     shards = _split_shards(records, plan)
     caveats = _find_caveats(shards)
@@ -201,10 +197,7 @@ def _decide_candidate(
 
 
 def _without_declined_series(rows: Sequence[Tested]) -> list[Tested]:
-    """Leave out the length series that a candidate declines as a whole, such as a dtype.
-
-    A length that it declines in a series where it ran is one that it does not pass.
-    """
+    """Leave out the length series that a candidate declines as a whole, such as a dtype."""
     series: dict[Hashable, list[Tested]] = defaultdict(list)
     for row in rows:
         series[ops.ladder(row.record)].append(row)
@@ -261,10 +254,8 @@ def preference(decision: Decision) -> tuple[bool, float, float, str]:
 
 
 def choose_for_gate(decisions: Iterable[Decision]) -> list[Decision]:
-    """Return the decisions that a gate goes by: the best of each run, op and regime.
-
-    A gate compares selected lengths, so ops on another axis have none.
-    """
+    """Return the decisions that a gate goes by: the best on selected lengths of each run, op and
+    regime."""
     best: dict[Hashable, Decision] = {}
     for decision in sorted(decisions, key=preference):
         if decision.gpu and decision.axis == SELECTED:
