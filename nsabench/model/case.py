@@ -75,7 +75,7 @@ class Timing(Strict):
 
 
 class Case(Strict):
-    """What is measured, and how. `id` depends only on what is measured, not on the run."""
+    """One measurement of an op. `id` depends only on what is launched, not on the run."""
 
     op: str
     shape: dict[str, int]

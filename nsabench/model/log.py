@@ -55,7 +55,7 @@ Entry = Session | Begun | Observed | Ended
 
 
 class LogSigner(Message):
-    """Who seals the lines of a session."""
+    """The key that seals the lines of a session."""
 
     keyid: str
     public_key: str  # DER in base64

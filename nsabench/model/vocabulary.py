@@ -204,7 +204,7 @@ class Change(Word):
 
     @classmethod
     def between(cls, earlier: str, later: str) -> "Change | None":
-        """Return the change of a status, or None if there is none."""
+        """Return the change of a status, or None if it is the same."""
         if earlier == later:
             return None
         before, after = _badness(earlier), _badness(later)

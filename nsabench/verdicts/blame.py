@@ -1,8 +1,9 @@
 """Find the implementation that ended a worker, from the attempts at a case in order.
 
 Code in a worker can forge which implementation was running, so that name is only a suspicion. The
-main pass then measures each alone, the suspect first. Those that fail alone are blamed. If all
-survive alone, these results count. The isolated pass leaves the suspect out; the others give up.
+main pass then measures each alone, the suspect first, and blames an implementation that fails
+alone. If all survive alone, these results count. The isolated pass leaves the suspect out; the
+others give up.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ APART = 0.03
 
 @dataclass(frozen=True)
 class RunLog:
-    """What was measured of a run, or of a shard of a merged run."""
+    """The plan and the log of a run, or of a shard of a merged run."""
 
     plan: Plan
     log: Log
@@ -114,8 +114,8 @@ def read_canary(plan: Plan, log: Log) -> Canary:
 def find_outliers(canaries: Mapping[str, Canary]) -> dict[str, str]:
     """Return the shards whose times decide nothing, by name, each with the reason.
 
-    Of each implementation that most shards timed, the largest set of shards within 3 % of each
-    other is right if it is more than half. Else every shard is an outlier.
+    Each implementation that most shards timed is compared. The largest set of shards within 3 % of
+    each other is right if it is more than half. Else every shard is an outlier.
     """
     if len(canaries) < 2:
         return {}

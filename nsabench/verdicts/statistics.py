@@ -98,7 +98,7 @@ def ratio_of_rounds(numerator: Sequence[float], denominator: Sequence[float]) ->
 
 
 def _stretch_for_correlation(numerator: Sequence[float], denominator: Sequence[float]) -> float:
-    """Return how much longer the interval is than that of as many independent rounds.
+    """Return how much longer the interval is because rounds depend on those before them.
 
     n rounds whose ratios have an autocorrelation of r count as n (1 - r) / (1 + r). The estimate of
     r is corrected for its bias (Kendall, Biometrika 41, 1954), and the interval for Student's t.
@@ -121,7 +121,7 @@ def _stretch_for_correlation(numerator: Sequence[float], denominator: Sequence[f
 
 def _clock_tick(*arms: Sequence[float]) -> float:
     """Return the smallest difference between samples of an arm that are not equal, or 0."""
-    # A sample that is much longer than the others was disturbed: that difference is no tick.
+    # A sample that is much longer than the others was disturbed: that difference is not a tick.
     differences = np.concatenate([np.diff(np.unique(times)) for times in arms])
     ticks = differences[differences < LONGEST_TICK * min(map(min, arms))]
     return float(ticks.min()) if ticks.size else 0.0
