@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 from nsabench.checks import Effect, Finding
-from nsabench.model.case import Case
 from nsabench.model.measurement import Bursts, Observation
-from nsabench.model.plan import Plan
 from nsabench.model.record import Comparison, Record
 from nsabench.model.vocabulary import Mode, Regime, Role, Status, Verdict
 from nsabench.verdicts.revision import revise
@@ -116,29 +114,6 @@ def test_the_record_holds_both_verdicts(tmp_path: Path) -> None:
         assert queue.verdict is (Verdict.SLOWER if r.length < 256 else Verdict.FASTER)
         assert queue.against == "sdpa_gqa"
         assert queue.lo <= queue.ratio <= queue.hi  # type: ignore[operator]
-
-
-def test_without_bursts_nothing_is_compared_in_the_queue(tmp_path: Path) -> None:
-    records = read_records(make_run(tmp_path / "run", Made()))
-    assert {r.compared(Regime.QUEUE) for r in records} == {None}
-
-
-def test_a_record_in_graph_mode_is_of_that_regime(tmp_path: Path) -> None:
-    made = Made(queue_ratio=lambda _: 1.4)
-
-    def in_graphs(plan: Plan) -> Plan:
-        cases = []
-        for planned in plan.cases:
-            timing = planned.case.timing.model_copy(update={"mode": Mode.GRAPH})
-            case = Case(**{**planned.case.model_dump(), "timing": timing})
-            cases.append(planned.model_copy(update={"case": case, "id": case.id}))
-        return plan.model_copy(update={"cases": cases})
-
-    records: list[Record] = read_records(make_run(tmp_path / "run", made, change=in_graphs))
-    mine = [r for r in records if r.implementation == "mine"]
-    assert {r.regime for r in mine} == {Regime.GRAPH}
-    assert {c.regime for r in mine for c in r.comparisons if c.verdict} == {Regime.GRAPH}
-    assert all(r.verdict for r in mine)
 
 
 def test_equal_pairs_are_seldom_called_unequal_in_the_queue() -> None:
