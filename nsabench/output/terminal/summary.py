@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
@@ -59,7 +60,9 @@ def print_summary(
     own_last = sorted(records, key=lambda r: is_of_the_user(finished.plan, r))
     for block in on_terminal(tables.candidates(own_last, wide=wide)):
         console.print(block)
-    for sentence in describe_end(finished, signed, width=min(console.width, WIDTH)):
+    # Programs that read a pipe look for whole sentences.
+    width = min(console.width, WIDTH) if console.is_terminal else sys.maxsize
+    for sentence in describe_end(finished, signed, width=width):
         console.print(Text(shown(sentence.text), sentence.style), soft_wrap=True)
 
 

@@ -42,7 +42,8 @@ def finish(folder: Path, made: Made, mine: str = "mine") -> Finished:
 
 
 def show(finished: Finished, *, width: int = 80, **how: Any) -> str:
-    console = Console(file=io.StringIO(), width=width, markup=False)
+    how_wide = {"width": width, "force_terminal": True, "color_system": None}
+    console = Console(file=io.StringIO(), markup=False, **how_wide)  # type: ignore[arg-type]
     terminal.print_summary(finished, console, **how)
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     return text
