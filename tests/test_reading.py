@@ -19,7 +19,7 @@ from nsabench.evidence.manifest.statement import Statement
 from nsabench.planning import matrix, yaml_document
 from nsabench.reading import OutOfBounds
 from nsabench.running import log
-from nsabench.verdicts.audit import table as csv_table
+from nsabench.verdicts.audit.table import read_table
 from nsabench.verdicts.tables import batches, check_table
 
 many = settings(
@@ -94,7 +94,7 @@ def test_tables_of_timings(scratch: Path, data: bytes) -> None:
     path = scratch / "table.csv"
     path.write_bytes(data)
     try:
-        csv_table.read(path).records()
+        read_table(path).records()
     except UsageError as error:
         assert error.remedy
 

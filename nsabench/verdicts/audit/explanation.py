@@ -75,8 +75,7 @@ def _find_curve(rows: Sequence[Record]) -> tuple[tuple[int, int], Errors]:
 
 
 def _name_culprit(rows: Sequence[Record], findings: Sequence[Finding]) -> str:
-    """Name the side that reads too little: its times do not grow. Errors only say that two outputs
-    differ."""
+    """Name the side that reads too little, because its times do not grow."""
     roles = {row.implementation: row.role for row in rows}
     flat = {roles.get(f.implementation) for f in findings if f.check in ("roofline", "scaling")}
     if flat == {Role.BASELINE}:

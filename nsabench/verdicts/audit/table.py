@@ -105,7 +105,7 @@ class Table:
     others: dict[str, str]
     settings: list[str]  # columns that tell cases of the same sizes apart
 
-    def of_role(self, role: Role) -> list[Times]:
+    def with_role(self, role: Role) -> list[Times]:
         return [times for times in self.times if times.role is role]
 
     def measured(self) -> Iterator[tuple[Line, Times]]:
@@ -126,7 +126,7 @@ class Table:
         return " ".join(f"{c}={line.cells[c]}" for c in self.settings if line.cells[c])
 
     def shape(self, line: Line) -> Shape | None:
-        """Return the sizes of the line's case, or None if some are missing or not valid."""
+        """Return the sizes of a case, or None if they are not complete and valid."""
         sizes = {axis: line.cells[column] for axis, column in self.sizes.items()}
         try:
             return ops.get(OP).shape_model.model_validate(sizes)
@@ -174,16 +174,16 @@ class Table:
         return DType(name) if name in set(DType) else DType.FLOAT16
 
 
-def read(
+def read_table(
     path: Path,
     candidates: Collection[str] = (),
     baselines: Collection[str] = (),
     unit: str = "",
 ) -> Table:
-    """Read a table.
+    """Read a table. Raises `UsageError` if it cannot be read, or has no candidate.
 
-    candidates, baselines: names of implementations, by default those with a telling word. unit: of
-    columns that name none. Raises `UsageError` if the file cannot be read, or has no candidate.
+    candidates, baselines: by default the implementations with a telling word. unit: of columns that
+    name none.
     """
     try:
         columns, rows = _parse(reading.read(path, limits.CSV))
@@ -222,10 +222,7 @@ def read(
 
 
 def _parse(data: bytes) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Return the columns, and the line number and cells of each row that is not blank.
-
-    Raises `OutOfBounds` for a file that is too large or is not CSV.
-    """
+    """Return the columns, and the line number and cells of each row that is not blank."""
     columns: list[str] = []
     rows: list[tuple[int, list[str]]] = []
     try:
@@ -255,8 +252,7 @@ def _split(name: str) -> list[str]:
 def _find_times(column: str, unit: str, named: Collection[str]) -> Times | None:
     """Return the times of a column, or None if it holds none.
 
-    Its name without the unit and without words such as median is the implementation's. In a long
-    table nothing is left of it.
+    Its name without unit and words such as median is the implementation's; "" in a long table.
     """
     words = _split(column)
     if len(words) > 1 and words[-1] in UNITS_MS:
@@ -294,7 +290,6 @@ def _set_role(times: Times, candidates: Collection[str], baselines: Collection[s
 
 
 def _find_columns(columns: list[str], wanted: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return the first column that has one of the names of each entry, if there is one."""
     found = {}
     for key, names in wanted.items():
         for name, column in ((n, c) for n in reversed(names) for c in reversed(columns)):
