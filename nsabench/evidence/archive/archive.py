@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
 
+import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from nsabench import limits, reading
 from nsabench.errors import UsageError, VerificationFailed
-from nsabench.evidence.archive.seen import Seen, key_of
+from nsabench.evidence.archive.seen import Seen, Verified, key_of
 from nsabench.evidence.archive.store import Store
 from nsabench.evidence.manifest import MANIFEST, Report, files, verify
 from nsabench.evidence.manifest.dsse import Envelope
@@ -30,9 +32,9 @@ from nsabench.evidence.manifest.statement import (
     require_same,
     signed,
 )
-from nsabench.evidence.manifest.tables import check_summary, readable, refuse_misfit
+from nsabench.evidence.manifest.tables import COLUMNS, check_summary, readable, refuse_misfit
 from nsabench.model.record import Record
-from nsabench.verdicts.tables import TABLES, batches, records_in
+from nsabench.verdicts.tables import TABLES, batches, read_records
 
 READERS = 16  # requests at once
 
@@ -44,11 +46,16 @@ class Added(StrEnum):
 
 @dataclass(frozen=True)
 class ArchivedRun:
-    """A complete run of an archive. prefix: of the names of its objects, ends in `/`."""
+    """A complete run of an archive.
+
+    prefix: of the names of its objects, ends in `/`. columns: by table, a serialised schema of the
+    columns that this version does not know, in hex.
+    """
 
     prefix: str
     statement: Statement
     trust: Trust
+    columns: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def run_id(self) -> str:
@@ -123,22 +130,30 @@ class Archive:
     def survey(
         self, trusted: frozenset[str] = frozenset(), require: Trust = Trust.EPHEMERAL
     ) -> Surveyed:
-        """Verify all runs. Tables that were verified before are not read again."""
+        """Verify all runs. A run that was verified before, and has not changed, is not read."""
         stamps = self.store.stamps()
         manifests = [n for n in stamps if n.endswith("/" + MANIFEST)]
+        stored: dict[str, dict[str, str]] = defaultdict(dict)
+        for name, stamp in stamps.items():
+            stored[_folder(name)][name] = stamp
         seen, revoked = Seen(), revocations()
+
+        keys = {name: key_of(self.store.location, stored[_folder(name)]) for name in manifests}
 
         def checked(name: str) -> ArchivedRun | str:
             try:
-                return self._check(name, stamps, seen, trusted, revoked, require)
+                there, key = stored[_folder(name)], keys[name]
+                return self._check(name, there, key, seen, trusted, revoked, require)
             except VerificationFailed as error:
-                return f"{name.removesuffix('/' + MANIFEST)}: {error}"
+                return f"{_folder(name)}: {error}"
 
+        remembered = [name for name in manifests if keys[name] in seen]
         with ThreadPoolExecutor(READERS) as pool:
-            results = list(pool.map(checked, sorted(manifests)))
+            new = pool.map(checked, [name for name in manifests if keys[name] not in seen])
+            results = [*map(checked, remembered), *new]
         seen.keep()
         runs = [run for run in results if isinstance(run, ArchivedRun)]
-        broken = [sentence for sentence in results if isinstance(sentence, str)]
+        broken = sorted(sentence for sentence in results if isinstance(sentence, str))
         # A query over two copies of a run would count it twice.
         times = Counter(run.run_id for run in runs)
         broken += [
@@ -148,68 +163,89 @@ class Archive:
             if times[run.run_id] > 1
         ]
         sound = sorted((r for r in runs if times[r.run_id] == 1), key=lambda run: run.run_id)
-        complete = {n.removesuffix(MANIFEST) for n in manifests}
-        stray = sum(n.rpartition("/")[0] + "/" not in complete for n in stamps)
+        complete = set(map(_folder, manifests))
+        stray = sum(len(there) for folder, there in stored.items() if folder not in complete)
         return Surveyed(sound, broken, stray)
 
     def _check(
         self,
         name: str,
         stamps: Mapping[str, str],
+        key: str,
         seen: Seen,
         trusted: frozenset[str],
         revoked: Mapping[str, Revocation],
         require: Trust,
     ) -> ArchivedRun:
-        manifest = self.store.read(name, limits.MANIFEST)
-        statement, _ = signed(Envelope.parse(manifest))
+        verified = seen.get(key)
+        if verified is not None:
+            statement, columns = verified
+        else:
+            manifest = self.store.read(name, limits.MANIFEST)
+            (statement, _), columns = signed(Envelope.parse(manifest)), {}
         predicate = statement.predicate
         trust = trust_in(predicate, trusted, revoked)
         refuse_less(trust, require)
-        run = ArchivedRun(name.removesuffix(MANIFEST), statement, trust)
+        run = ArchivedRun(name.removesuffix(MANIFEST), statement, trust, columns)
+        if verified is not None:
+            return run
         if not f"/{run.prefix}".endswith(f"/{_prefix(predicate)}"):
             raise VerificationFailed(f"it belongs under {_prefix(predicate)}")
-        stored = [run.object(table) for table in TABLES]
-        for name in stored:
-            if name not in stamps:
-                raise VerificationFailed(f"{name} is missing")
-        digest = hashlib.sha256(manifest).hexdigest()
-        key = key_of(digest, self.store.location, *(f"{n} {stamps[n]}" for n in stored))
-        if key not in seen:
-            with TemporaryDirectory() as scratch:
-                for table in TABLES:
-                    path = self.store.as_file(run.object(table), Path(scratch), limits.TABLE)
-                    _refuse_changed(path, run, table)  # before it is opened
-                    Path(scratch, f"{table}.parquet").symlink_to(path)
-                _check_tables(Path(scratch), predicate)
-            seen.add(key)
-        return run
+        for stored in map(run.object, TABLES):
+            if stored not in stamps:
+                raise VerificationFailed(f"{stored} is missing")
+        with TemporaryDirectory() as scratch:
+            self._place_tables(run, TABLES, Path(scratch))
+            columns = _check_tables(Path(scratch), predicate)
+        seen.add(key, Verified(statement, columns))
+        return replace(run, columns=columns)
 
-    def file(self, run: ArchivedRun, table: str, scratch: Path) -> Path:
-        """Return a table of a verified run as a file."""
-        path = self.store.as_file(run.object(table), scratch, limits.TABLE)
-        if self.store.folder is None:  # the object may have been replaced after the survey
-            _refuse_changed(path, run, table)
-        return path
+    def table(self, run: ArchivedRun, table: str) -> Path | pa.BufferReader:
+        """Return a table of a verified run for pyarrow to read. A bucket's is checked again."""
+        if self.store.folder is not None:
+            return self.store.folder / run.object(table)
+        data = self.store.read(run.object(table), limits.TABLE)
+        _refuse_changed(hashlib.sha256(data).hexdigest(), run, table)
+        return pa.BufferReader(data)
 
     def records(self, run: ArchivedRun) -> list[Record]:
         with TemporaryDirectory() as scratch:
-            tables = ("records", "comparisons")
-            return records_in(*(self.file(run, table, Path(scratch)) for table in tables))
+            self._place_tables(run, ("records", "comparisons"), Path(scratch))
+            return read_records(Path(scratch))
+
+    def _place_tables(self, run: ArchivedRun, tables: Iterable[str], into: Path) -> None:
+        """Check the hashes of tables, and put them into a folder as a run has them."""
+        for table in tables:
+            path = into / f"{table}.parquet"
+            source = self.table(run, table)
+            if isinstance(source, Path):
+                _refuse_changed(files.sha256(source.parent, source.name), run, table)
+                path.symlink_to(source)
+            else:
+                path.write_bytes(source.read())
 
 
-def _check_tables(folder: Path, predicate: Predicate) -> None:
-    """Check tables against the manifest. An archive holds no plan and no log to derive them."""
+def _check_tables(folder: Path, predicate: Predicate) -> dict[str, str]:
+    """Check tables against the manifest, as an archive holds no log to derive them.
+
+    Returns the columns that this version does not know, as `ArchivedRun` has them.
+    """
     check_summary(folder, predicate)
-    for path in (folder / f"{table}.parquet" for table in TABLES):
+    columns = {}
+    for table in TABLES:
+        path = folder / f"{table}.parquet"
         with readable(path):
             refuse_misfit(path)
             for part in batches(path):  # reads all columns, to find a broken page anywhere
                 part.validate(full=True)  # texts are UTF-8
                 if set(pc.unique(part["run_id"]).to_pylist()) - {predicate.run_id}:
                     raise VerificationFailed(f"{path.name} has rows of another run")
+            known = {column.name for column in COLUMNS[table]}
+            unknown = [field for field in pq.read_schema(path) if field.name not in known]
+            if unknown:
+                columns[table] = pa.schema(unknown).serialize().to_pybytes().hex()
     try:
-        records = records_in(folder / "records.parquet", folder / "comparisons.parquet")
+        records = read_records(folder)
     except UsageError as error:
         raise VerificationFailed(str(error)) from None
     stated = predicate.environment
@@ -220,16 +256,21 @@ def _check_tables(folder: Path, predicate: Predicate) -> None:
         for name, version in versions.items():
             if version is not None:
                 require_same(f"what was signed: {name}", version, getattr(record, name))
+    return columns
 
 
-def _refuse_changed(path: Path, run: ArchivedRun, table: str) -> None:
-    if files.sha256(path.parent, path.name) != run.digest(table):
+def _refuse_changed(digest: str, run: ArchivedRun, table: str) -> None:
+    if digest != run.digest(table):
         raise VerificationFailed(f"{table}.parquet was changed after the signature")
 
 
 def _prefix(predicate: Predicate) -> str:
     gpu = re.sub(r"[^A-Za-z0-9.-]+", "_", predicate.environment.gpu or "") or "none"
     return f"schema={predicate.results_schema}/gpu={gpu}/run={predicate.run_id}/"
+
+
+def _folder(name: str) -> str:
+    return name.rpartition("/")[0]
 
 
 def object_name(table: str, digest: str) -> str:

@@ -1,33 +1,34 @@
 """Query the runs of an archive and their tables in SQL, with DuckDB.
 
 DuckDB has no access to files, extensions or the network, and its configuration is locked before the
-query runs. It reads the tables through Arrow.
+query runs. It reads the tables as streams of Arrow, of the columns that the query needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from threading import Timer
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.dataset
 import pyarrow.parquet as pq
 
 from nsabench import limits
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.evidence.archive.archive import READERS, Archive, ArchivedRun
-from nsabench.evidence.archive.store import _INSTALL
+from nsabench.evidence.archive.store import INSTALL
+from nsabench.evidence.manifest.tables import COLUMNS
 from nsabench.machine.environment.pairs import describe_mismatch
 from nsabench.reading import size
-from nsabench.verdicts.tables import TABLES
+from nsabench.verdicts.tables import BATCH, schema
 
 try:
     import duckdb
 except ImportError as error:
-    raise EnvironmentRefused("a query needs duckdb, which is not installed", _INSTALL) from error
+    raise EnvironmentRefused("a query needs duckdb, which is not installed", INSTALL) from error
 
 MEMORY = 512 * limits.MIB  # for DuckDB, and as much again for the answer
 PATIENCE_S = 60.0
@@ -55,11 +56,17 @@ def query(
     runs = archive.runs() if runs is None else runs
     if not runs:
         raise UsageError(f"{archive.store.location} holds no runs", "add one: archive add RUN.")
-    with duckdb.connect(config=_CONFIGURATION) as connection, TemporaryDirectory() as scratch:
+    with duckdb.connect(config=_CONFIGURATION) as connection:
         interrupt = Timer(patience_s, connection.interrupt)
         try:
-            _register(connection, archive, sql, runs, Path(scratch))
+            connection.register("runs", _runs(runs))
+            views = [_View(archive, runs, table) for table in COLUMNS]
+            for view in views:
+                connection.register(view.table, view)
             connection.execute("SET lock_configuration = true")
+            needed = _list_columns(connection, sql)
+            for view in views:
+                view.needed = needed
             interrupt.start()
             return _answer(connection, sql)
         except duckdb.InterruptException:
@@ -76,23 +83,94 @@ def query(
             interrupt.cancel()
 
 
-def _register(
-    connection: duckdb.DuckDBPyConnection,
-    archive: Archive,
-    sql: str,
-    runs: Sequence[ArchivedRun],
-    scratch: Path,
-) -> None:
-    """Make only the views that the query names, since tables may have to be fetched."""
-    connection.register("runs", _runs(runs))
-    named = sql.lower()
-    for table in TABLES:
-        if table in named:
-            paths = _files(archive, runs, table, scratch)
-            schemas = [pq.read_schema(path) for path in paths]
-            schema = pa.unify_schemas(schemas, promote_options="default")
-            dataset = pyarrow.dataset.dataset(paths, schema=schema, format="parquet")
-            connection.register(table, dataset)
+class _View:
+    """A table of many runs, as a stream of Arrow that can be read again.
+
+    Only the columns `needed` have values (None: all columns), since DuckDB does not say which it
+    needs when it asks for a stream.
+    """
+
+    def __init__(self, archive: Archive, runs: Sequence[ArchivedRun], table: str) -> None:
+        self.table = table
+        self.needed: set[str] | None = None
+        self._archive, self._runs = archive, runs
+        known = schema(COLUMNS[table]).remove_metadata()
+        others = {run.columns[table] for run in runs if table in run.columns}
+        schemas = [pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(other))) for other in others]
+        self._schema = pa.unify_schemas([known, *schemas], promote_options="default")
+
+    def __arrow_c_schema__(self) -> object:
+        return self._schema.__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        reader = pa.RecordBatchReader.from_batches(self._schema, self._batches())
+        return reader.__arrow_c_stream__(requested_schema)
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        # Files keep processors busy, and a bucket lets them wait.
+        readers = READERS if self._archive.store.folder is None else os.cpu_count()
+        with ThreadPoolExecutor(readers) as pool:
+            for runs in self._groups():
+                if len(runs) == 1:
+                    for batch in self._read(runs[0]):
+                        yield from self._complete([batch])
+                else:
+                    parts = pool.map(lambda run: list(self._read(run)), runs)
+                    yield from self._complete([batch for part in parts for batch in part])
+
+    def _groups(self) -> Iterator[list[ArchivedRun]]:
+        """Yield runs that have about `BATCH` rows together."""
+        group: list[ArchivedRun] = []
+        rows = 0
+        for run in self._runs:
+            count = getattr(run.statement.predicate, self.table)
+            if group and rows + count > BATCH:
+                yield group
+                group, rows = [], 0
+            group.append(run)
+            rows += count
+        yield group
+
+    def _read(self, run: ArchivedRun) -> Iterator[pa.RecordBatch]:
+        with pq.ParquetFile(self._archive.table(run, self.table)) as file:
+            names = file.schema_arrow.names
+            if self.needed is not None:
+                # At least one column: without any, a batch has no rows.
+                names = [name for name in names if name in self.needed] or ["run_id"]
+            yield from file.iter_batches(BATCH, columns=names, use_threads=False)
+
+    def _complete(self, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Join batches and add columns: those that were not read, and those that a run lacks."""
+        if not batches:
+            return
+        tables = [pa.Table.from_batches([batch]) for batch in batches]
+        table = pa.concat_tables(tables, promote_options="default")
+        columns = [
+            table[field.name].cast(field.type)
+            if field.name in table.column_names
+            else pa.nulls(table.num_rows, field.type)
+            for field in self._schema
+        ]
+        yield from pa.table(columns, schema=self._schema).combine_chunks().to_batches()
+
+
+def _list_columns(connection: duckdb.DuckDBPyConnection, sql: str) -> set[str] | None:
+    """Return the names of the columns that a query reads from any table; None if unknown."""
+    try:
+        if len(connection.extract_statements(sql)) != 1:
+            return None
+        [[_, plan]] = connection.execute(f"EXPLAIN (FORMAT json) {sql}").fetchall()
+        return set(_scanned(json.loads(plan)))
+    except (duckdb.Error, ValueError, LookupError):
+        return None  # if the query is wrong, its own error says so
+
+
+def _scanned(nodes: Iterable[dict[str, Any]]) -> Iterator[str]:
+    for node in nodes:
+        if "ARROW_SCAN" in node["name"]:
+            names = node["extra_info"]["Projections"]
+            yield from [names] if isinstance(names, str) else names
+        yield from _scanned(node["children"])
 
 
 def _answer(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
@@ -109,11 +187,6 @@ def _answer(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
             raise UsageError(f"the answer has more than {size(MEMORY)}", "ask for less.")
         batches.append(batch)
     return pa.Table.from_batches(batches, reader.schema)
-
-
-def _files(archive: Archive, runs: Sequence[ArchivedRun], table: str, scratch: Path) -> list[str]:
-    with ThreadPoolExecutor(READERS) as pool:
-        return list(pool.map(lambda run: str(archive.file(run, table, scratch)), runs))
 
 
 def _runs(runs: Sequence[ArchivedRun]) -> pa.Table:

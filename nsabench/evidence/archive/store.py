@@ -2,31 +2,71 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import stat
+import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+from urllib.parse import urlsplit
 
 from nsabench import reading
 from nsabench.errors import EnvironmentRefused, UsageError, VerificationFailed
 
-_INSTALL = "install it: pip install 'nsabench[archive]'."
+INSTALL = "install it: pip install 'nsabench[archive]'."
 try:
     import obstore
     from obstore import exceptions
     from obstore.store import LocalStore, S3Store
 except ImportError as error:
-    raise EnvironmentRefused(
-        "an archive needs obstore, which is not installed", _INSTALL
-    ) from error
+    raise EnvironmentRefused("an archive needs obstore, which is not installed", INSTALL) from error
 
 # A server that does not answer soon is reported.
 RETRIES = 3
 PATIENCE = timedelta(seconds=20)
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+# What obstore's sentence contains, such as a code of S3: what is wrong, and what to do.
+_REFUSALS = (
+    (
+        "SignatureDoesNotMatch",
+        "the server does not accept the secret key",
+        "correct AWS_SECRET_ACCESS_KEY.",
+    ),
+    (
+        "InvalidAccessKeyId",
+        "the server does not know the access key",
+        "correct AWS_ACCESS_KEY_ID.",
+    ),
+    ("ExpiredToken", "the credentials have expired", "get new ones, and set AWS_SESSION_TOKEN."),
+    (
+        "RequestTimeTooSkewed",
+        "the clocks of this machine and of the server differ too much",
+        "set the clock of this machine: `timedatectl set-ntp true`.",
+    ),
+    ("NoSuchBucket", "there is no such bucket", "make the bucket, or correct the address."),
+    (
+        "AccessDenied",
+        "the access key may not do that",
+        "let its owner allow it to list and read objects, and `archive add` to write them.",
+    ),
+    ("Missing AccessKeyId", "AWS_ACCESS_KEY_ID is not set", "set it as well as the secret key."),
+    (
+        "Missing SecretAccessKey",
+        "AWS_SECRET_ACCESS_KEY is not set",
+        "set it as well as AWS_ACCESS_KEY_ID.",
+    ),
+    (
+        "169.254.169.254",  # a machine in the cloud may get its credentials there
+        "there are no credentials: AWS_ACCESS_KEY_ID is not set, and this machine has no role",
+        "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
+    ),
+    (
+        "error sending request",
+        "no server answers",
+        "check the network and AWS_ENDPOINT_URL, which is for servers other than Amazon's.",
+    ),
+)
 
 
 class Store:
@@ -34,9 +74,8 @@ class Store:
 
     def __init__(self, location: str, *, create: bool = False) -> None:
         self.location = location
-        scheme, _, rest = location.partition("://")
         self.folder: Path | None = None
-        if not rest:
+        if not re.match(r"s3:|\w+://", location):
             folder = Path(location)
             if not create and not folder.is_dir():
                 raise UsageError(f"the archive {location} does not exist", "give its folder.")
@@ -44,15 +83,18 @@ class Store:
             with self._errors():
                 self._store: LocalStore | S3Store = LocalStore(self.folder, mkdir=True)
             return
-        if scheme != "s3":
-            raise UsageError(f"{location} is neither a folder nor s3://BUCKET/PREFIX", "give one.")
+        if not re.match(r"s3://[^/]", location):
+            raise UsageError(
+                f"{location} is neither a folder nor s3://BUCKET/PREFIX", "correct the address."
+            )
+        endpoint = _read_endpoint()
         with self._errors():
             self._store = S3Store.from_url(
                 location,
                 client_options={
                     "timeout": "20s",
                     "connect_timeout": "5s",
-                    "allow_http": _names_http(),
+                    "allow_http": endpoint.startswith("http://"),
                 },
                 retry_config={"max_retries": RETRIES, "retry_timeout": PATIENCE},
             )
@@ -78,20 +120,12 @@ class Store:
                 if found.meta["size"] > most:
                     raise VerificationFailed(f"{name} has more than {most} bytes")
                 return bytes(found.bytes())
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                if "NoSuchBucket" in str(error):
+                    raise
                 raise VerificationFailed(f"{name} is missing") from None
             except reading.OutOfBounds as error:
                 raise VerificationFailed(f"{name} {error}") from None
-
-    def as_file(self, name: str, scratch: Path, most: int) -> Path:
-        """Return an object as a file. An object from a bucket is copied into `scratch`."""
-        if self.folder is not None:
-            return self.folder / name
-        # The name of an object may be longer than a file name, and hold other characters.
-        path = scratch / f"{hashlib.sha256(name.encode()).hexdigest()}.parquet"
-        if not path.exists():
-            path.write_bytes(self.read(name, most))
-        return path
 
     def create(self, name: str, data: bytes) -> bool:
         """Write an object. Return False if it exists; then it stays as it is."""
@@ -107,36 +141,50 @@ class Store:
         try:
             yield
         except (exceptions.BaseError, OSError) as error:
-            sentence = " ".join(str(error).split())[:300]
-            raise EnvironmentRefused(
-                f"{self.location}: {sentence}",
-                "check the address, the AWS_* variables and what they may do there.",
-            ) from error
+            sentence = " ".join(str(error).partition("\n\nDebug source")[0].split())[:300]
+            remedy = "check the address, the AWS_* variables and what they may do there."
+            for sign, what, to_do in _REFUSALS if self.folder is None else ():
+                if sign in str(error):
+                    sentence, remedy = what, to_do
+                    break
+            raise EnvironmentRefused(f"{self.location}: {sentence}", remedy) from error
+
+
+def _read_endpoint() -> str:
+    """Return the address of the server that a variable names; "" for Amazon's.
+
+    Raises `UsageError` if it is no address, with which obstore panics.
+    """
+    for name in _ENDPOINTS:
+        endpoint = os.environ.get(name)
+        if endpoint is None:
+            continue
+        with suppress(ValueError):
+            address = urlsplit(endpoint)
+            if address.scheme in ("http", "https") and address.hostname and address.port != 0:
+                return endpoint
+        raise UsageError(
+            f"{name} is {endpoint!r}, and not an address such as https://s3.example.org",
+            "begin it with http:// or https://, or unset it for Amazon's servers.",
+        )
+    return ""
 
 
 def _files(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield name and stamp of each file below a folder. Links are left out."""
-    for where, _, names in os.walk(folder, onerror=_unreadable):
-        for name in names:
-            path = Path(where, name)
-            try:
-                found = path.lstat()
-            except FileNotFoundError:
-                continue  # removed meanwhile
-            if stat.S_ISREG(found.st_mode):
-                # No program can set st_ctime_ns.
-                stamp = f"{found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
-                yield path.relative_to(folder).as_posix(), stamp
-
-
-def _unreadable(error: OSError) -> NoReturn:
-    raise error
+    above = len(str(folder / "x")) - 1
+    folders = [str(folder)]
+    while folders:
+        for entry in os.scandir(folders.pop()):
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(entry.path)
+            elif entry.is_file(follow_symlinks=False):
+                with suppress(FileNotFoundError):  # removed meanwhile
+                    found = entry.stat(follow_symlinks=False)
+                    # No program can set st_ctime_ns.
+                    times = f"{found.st_mtime_ns} {found.st_ctime_ns}"
+                    yield entry.path[above:], f"{found.st_ino} {found.st_size} {times}"
 
 
 def _stamp(entry: Mapping[str, Any]) -> str:
     return f"{entry['e_tag']} {entry['version']} {entry['size']} {entry['last_modified']}"
-
-
-def _names_http() -> bool:
-    named = (os.environ.get(name, "") for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT"))
-    return any(endpoint.startswith("http://") for endpoint in named)

@@ -16,13 +16,14 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
-from nsabench.errors import EnvironmentRefused, VerificationFailed
+from nsabench.errors import EnvironmentRefused, UsageError, VerificationFailed
 from tests.evidence.archive.conftest import MakeSigned
 
 pytest.importorskip("obstore")
@@ -149,10 +150,88 @@ def test_add_list_verify_query(locate: Callable[..., str], signed: MakeSigned) -
     assert answer.to_pylist() == [{"n": 96}]
 
 
-def test_a_wrong_secret(locate: Callable[..., str], signed: MakeSigned) -> None:
+@pytest.mark.parametrize(
+    ("variables", "location", "remedy"),
+    [
+        ({"AWS_SECRET_ACCESS_KEY": "guessed"}, "s3://bench/x", "AWS_SECRET_ACCESS_KEY"),
+        ({"AWS_ACCESS_KEY_ID": "nobody"}, "s3://bench/x", "AWS_ACCESS_KEY_ID"),
+        ({"AWS_SECRET_ACCESS_KEY": None}, "s3://bench/x", "AWS_ACCESS_KEY_ID"),
+        ({"AWS_ACCESS_KEY_ID": None}, "s3://bench/x", "secret key"),
+        ({}, "s3://elsewhere/x", "bucket"),
+        ({"AWS_ENDPOINT": "http://127.0.0.1:1"}, "s3://bench/x", "AWS_ENDPOINT_URL"),
+    ],
+)
+def test_a_refusal_names_what_to_change(
+    locate: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str | None],
+    location: str,
+    remedy: str,
+) -> None:
+    locate()
+    for name, value in variables.items():
+        if value is None:
+            monkeypatch.delenv(name)
+        else:
+            monkeypatch.setenv(name, value)
     with pytest.raises(EnvironmentRefused) as refused:
-        Archive(locate(secret="guessed"), create=True).add(signed())
-    assert "guessed" not in str(refused.value) and refused.value.exit_code == 3
+        Archive(location).survey()
+    assert remedy in refused.value.remedy
+    assert "guessed" not in str(refused.value) and "Debug" not in str(refused.value)
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """Answers as S3 does if the clock of the caller is wrong, or the caller has no credentials."""
+
+    def answer(self) -> None:
+        content = b"<Error><Code>RequestTimeTooSkewed</Code></Error>"
+        self.send_response(403)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_GET = do_PUT = answer  # noqa: N815 (the names that http.server calls)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("without", "remedy"), [((), "clock"), (("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"), "AWS_ACCESS")]
+)
+def test_a_wrong_clock_and_missing_credentials(
+    locate: Callable[..., str], monkeypatch: pytest.MonkeyPatch, without: Sequence[str], remedy: str
+) -> None:
+    location = locate()
+    for name in without:
+        monkeypatch.delenv(f"AWS_{name}")
+    with HTTPServer(("127.0.0.1", 0), Refusing) as refusing:
+        threading.Thread(target=refusing.serve_forever, daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{refusing.server_port}")
+        monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://169.254.169.254")
+        with pytest.raises(EnvironmentRefused) as refused:
+            Archive(location).survey()
+        refusing.shutdown()
+    assert remedy in refused.value.remedy
+
+
+@pytest.mark.parametrize("endpoint", ["", "localhost:8333", "127.0.0.1", "http://", "http://a:b"])
+def test_an_endpoint_that_is_no_address(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    """obstore panics at some of them."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    with pytest.raises(UsageError, match="AWS_ENDPOINT_URL") as refused:
+        Archive("s3://bench/x")
+    assert "http://" in refused.value.remedy
+
+
+@pytest.mark.parametrize("location", ["s3:/bench/x", "s3:bench", "s3://", "s3:///x", "gs://bench"])
+def test_an_address_of_no_bucket_makes_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, location: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=re.escape(location)):
+        Archive(location, create=True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_identity_that_may_only_read(locate: Callable[..., str], signed: MakeSigned) -> None:
