@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -120,22 +121,45 @@ def slurm(
 )
 @click.option(
     "--pod-gpus",
+    "gpus",
     type=click.IntRange(0),
     default=1,
     show_default=True,
     metavar="N",
     help="Number of GPUs of a pod.",
 )
-def kubernetes(
-    asked: Measuring, shards: int, folder: Path, image: str, claim: str, pod_gpus: int
-) -> None:
+@click.option(
+    "--toleration",
+    "tolerations",
+    multiple=True,
+    metavar="KEY",
+    help="Taint of nodes that pods may run on, such as nvidia.com/gpu. May be given again.",
+)
+@click.option("--runtime-class", default="", metavar="NAME", help="RuntimeClass, such as nvidia.")
+@click.option(
+    "--pull-secret",
+    "pull_secrets",
+    multiple=True,
+    metavar="NAME",
+    help="Secret for the registry of the image. May be given again.",
+)
+@click.option(
+    "--ttl-s",
+    type=click.IntRange(0),
+    metavar="SECONDS",
+    help="Time after which the cluster deletes a finished Job. Results stay.",
+)
+@click.option(
+    "--name", default="", metavar="NAME", help="Name of the Jobs. Default: one that is unique."
+)
+def kubernetes(asked: Measuring, shards: int, folder: Path, name: str, **pods: Any) -> None:
     """Write Jobs for Kubernetes.
 
     They are an Indexed Job and a Job that merges.
 
     Example: nsabench fleet kubernetes decode --shards 8 --out fleets/decode --image me/nsabench:1
     """
-    jobs.kubernetes(folder, _work(asked, shards), image=image, claim=claim, gpus=pod_gpus)
+    jobs.kubernetes(folder, _work(asked, shards), jobs.Pods(**pods), name=name)
     say(f"measure with: kubectl apply -f {folder / 'shards.yaml'}")
     say(f"then merge with: kubectl apply -f {folder / 'merge.yaml'}")
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 
 import jinja2
 import yaml
@@ -69,20 +70,46 @@ def slurm(
     (out / "logs").mkdir()
 
 
-def kubernetes(out: Path, work: Work, *, image: str, claim: str, gpus: int) -> None:
+@dataclass(frozen=True)
+class Pods:
+    """What a cluster needs of the pods. ttl_s: seconds after which an ended Job is deleted."""
+
+    image: str
+    claim: str  # a PersistentVolumeClaim that all pods mount
+    gpus: int = 1
+    tolerations: Sequence[str] = ()  # keys of taints
+    runtime_class: str = ""
+    pull_secrets: Sequence[str] = ()
+    ttl_s: int | None = None
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """Return the optional fields of a PodSpec."""
+        fields = {
+            "tolerations": [{"key": key, "operator": "Exists"} for key in self.tolerations],
+            "runtimeClassName": self.runtime_class,
+            "imagePullSecrets": [{"name": name} for name in self.pull_secrets],
+        }
+        return {name: value for name, value in fields.items() if value}
+
+
+def kubernetes(out: Path, work: Work, pods: Pods, *, name: str = "") -> None:
     """Render an Indexed Job of shards, and a Job that merges.
 
-    claim: a PersistentVolumeClaim that all pods mount. gpus: the number of each pod.
+    name: of the Jobs; the default is unique, since a Job cannot be changed once it exists.
     """
     data = {file.name: file.read_text() for file in work.files}
     values = {
         "data": yaml.safe_dump(data, default_style="|").rstrip() if data else "{}",
-        "image": image,
-        "claim": claim,
-        "gpus": gpus,
+        "image": pods.image,
+        "claim": pods.claim,
+        "gpus": pods.gpus,
+        "ttl_s": pods.ttl_s,
+        "pod": pods.fields,
         "measure": ["nsabench", "all", *work.move_files(work.words)],
         "merge": ["nsabench", *work.move_files(work.merge_words)],
     }
+    values["name"] = name or f"{_name_jobs(out)}-{token_hex(3)}"
     _render(out, work, values, "shards.yaml", "merge.yaml")
 
 
@@ -104,9 +131,12 @@ def modal(out: Path, work: Work, *, gpu: str, combo: str, checkout: Path, index:
     _render(out, work, values, "app.py")
 
 
+def _name_jobs(out: Path) -> str:
+    """Return a name that Kubernetes and Modal accept, with room for an ending."""
+    return f"nsabench-{re.sub('[^a-z0-9]+', '-', out.name.lower()).strip('-')}"[:45].strip("-")
+
+
 def _render(out: Path, work: Work, values: Mapping[str, object], *names: str) -> None:
-    # A name that Kubernetes and Modal accept.
-    name = f"nsabench-{re.sub('[^a-z0-9]+', '-', out.name.lower()).strip('-')}"[:52].strip("-")
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("nsabench.fleet"),
         trim_blocks=True,
@@ -114,9 +144,10 @@ def _render(out: Path, work: Work, values: Mapping[str, object], *names: str) ->
         undefined=jinja2.StrictUndefined,
     )
     templates.filters |= {"join_words": shlex.join, "repr": repr}
+    values = {"name": _name_jobs(out), **values}
     refuse_filled(out)
     with writing(out, "try again"):
         out.mkdir(parents=True, exist_ok=True)
         for file in names:
-            text = templates.get_template(f"{file}.j2").render(values, name=name, work=work)
+            text = templates.get_template(f"{file}.j2").render(values, work=work)
             whole(out / file, text.encode())

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from nsabench.cli.all import command as all_
 from nsabench.cli.fleet import command
-from nsabench.errors import UsageError
+from nsabench.errors import EnvironmentRefused, UsageError
 from tests.fleet.test_devices import TINY
 
 KERNELS = """
@@ -44,7 +44,9 @@ def write(folder: Path, kind: str, *words: str) -> Path:
 @pytest.mark.parametrize("version", ["1.31.0", "1.37.0"])
 def test_kubernetes_accepts_the_manifests(tmp_path: Path, version: str) -> None:
     kubernetes_validate = importlib.import_module("kubernetes_validate")  # it takes seconds
-    out = write(tmp_path, "kubernetes", *KUBERNETES)
+    pods = ["--toleration", "nvidia.com/gpu", "--runtime-class", "nvidia"]
+    pods += ["--pull-secret", "registry", "--ttl-s", "3600"]
+    out = write(tmp_path, "kubernetes", *KUBERNETES, *pods)
     documents = [
         document
         for name in ("shards.yaml", "merge.yaml")
@@ -54,7 +56,13 @@ def test_kubernetes_accepts_the_manifests(tmp_path: Path, version: str) -> None:
         kubernetes_validate.validate(document, version, strict=True)
     files, shards, merge = documents
     assert files["data"] == {"tiny.yaml": TINY, "mine.py": KERNELS}
-    assert shards["metadata"]["name"] == files["metadata"]["name"] == "nsabench-rows-1"
+    assert shards["metadata"]["name"] == files["metadata"]["name"]
+    for job in (shards, merge):
+        assert job["spec"]["ttlSecondsAfterFinished"] == 3600
+        pod = job["spec"]["template"]["spec"]
+        assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+        assert pod["runtimeClassName"] == "nvidia"
+        assert pod["imagePullSecrets"] == [{"name": "registry"}]
     assert shards["spec"]["completions"] == 2
     [container] = shards["spec"]["template"]["spec"]["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
@@ -63,6 +71,31 @@ def test_kubernetes_accepts_the_manifests(tmp_path: Path, version: str) -> None:
     shards["spec"]["completionModes"] = "Indexed"
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(shards, version, strict=True)
+
+
+def test_a_shard_whose_claim_cannot_be_written_is_tried_again(tmp_path: Path) -> None:
+    out = write(tmp_path, "kubernetes", *KUBERNETES)
+    [_, job] = yaml.safe_load_all((out / "shards.yaml").read_text())
+    assert job["spec"]["backoffLimitPerIndex"] >= 6, "Kubernetes doubles its pause from 10 s"
+    given_up = [
+        rule["onExitCodes"]["values"]
+        for rule in job["spec"]["podFailurePolicy"]["rules"]
+        if "onExitCodes" in rule
+    ]
+    assert EnvironmentRefused.exit_code not in given_up[0] and UsageError.exit_code in given_up[0]
+    merge = yaml.safe_load((out / "merge.yaml").read_text())
+    assert merge["spec"]["backoffLimit"] > 0
+
+
+def test_jobs_written_again_have_another_name_unless_it_is_given(tmp_path: Path) -> None:
+    names = []
+    for folder, words in (("a", ()), ("b", ()), ("c", ("--name", "mine"))):
+        (tmp_path / folder).mkdir()
+        out = write(tmp_path / folder, "kubernetes", *KUBERNETES, *words)
+        [files, _] = yaml.safe_load_all((out / "shards.yaml").read_text())
+        names.append(files["metadata"]["name"])
+    assert names[0] != names[1] and names[2] == "mine"
+    assert all(name.startswith("nsabench-rows-1-") for name in names[:2])
 
 
 def container(out: Path) -> dict[str, Any]:
@@ -74,7 +107,7 @@ def container(out: Path) -> dict[str, Any]:
 
 def test_a_pod_calls_nsabench_for_its_shard(tmp_path: Path) -> None:
     """Its script is run here, with an `nsabench` that prints what it is called with."""
-    script = container(write(tmp_path, "kubernetes", *KUBERNETES))["args"][0]
+    script = container(write(tmp_path, "kubernetes", *KUBERNETES, "--name", "mine"))["args"][0]
     (tmp_path / "nsabench").write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
     (tmp_path / "nsabench").chmod(0o755)
     variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "JOB_COMPLETION_INDEX": "1"}
@@ -86,7 +119,7 @@ def test_a_pod_calls_nsabench_for_its_shard(tmp_path: Path) -> None:
     given = context.params
     assert given["kernels"] == Path("/input/mine.py") and given["where"] == ("D=32 and L<=8",)
     assert (given["shard"], given["device"]) == ("2/2", "cuda")
-    assert given["resume"] == Path("/results/nsabench-rows-1/shards/2")
+    assert given["resume"] == Path("/results/mine/shards/2")
 
 
 def test_a_pod_without_gpus_and_files(tmp_path: Path) -> None:
