@@ -15,6 +15,7 @@ from secrets import token_hex
 from pydantic import ValidationError
 
 from nsabench import ops, registry
+from nsabench.channel import Step
 from nsabench.errors import UsageError
 from nsabench.model.case import Case, RatioCI, Timing
 from nsabench.model.job import Job
@@ -25,13 +26,14 @@ from nsabench.model.record import Record
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
 from nsabench.planning.narrow import matches_any
-from nsabench.running import discovery
-from nsabench.running.attempt import attempt
+from nsabench.running import planner
+from nsabench.running.checker import CheckerProcess
+from nsabench.running.executor import Executor
+from nsabench.running.loop import run_job
 from nsabench.running.policy import plan_main
-from nsabench.running.supervisor.executor import WorkerExecutor
+from nsabench.running.worker import Worker
 from nsabench.sources import digest_of
 from nsabench.verdicts.results import assess
-from nsabench.worker.protocol import Step
 
 TIMING = Timing(stopping=RatioCI(width=0.02, min_rounds=10, max_rounds=100, budget_s=1.0))
 TIMEOUT_S = 30.0
@@ -82,30 +84,35 @@ def answer(
         if is_own and step.phase in list(Status):
             on_found(step)
 
-    def start(file: Path | None, imported: Mapping[str, str]) -> WorkerExecutor:
-        return WorkerExecutor(
+    def start(file: Path | None, imported: Mapping[str, str], mailbox: int | None = None) -> Worker:
+        return Worker(
             question.device,
             file,
             sources=imported,
             ops_file=question.ops_file,
             sandboxed=question.sandboxed,
+            mailbox=mailbox,
             on_step=on_step,
         )
 
-    with closing(start(None, discovery.without_file(question.file, sources))) as clean:
+    with closing(start(None, planner.without_file(question.file, sources))) as clean:
         installed += clean.discover()
-    with closing(start(question.file, sources)) as worker:
-        infos = discovery.join_file(question.file, sources, installed, worker.discover())
-        return list(_measure(plan(question, infos, sources), worker))
+    with (
+        closing(CheckerProcess(question.device, question.ops_file)) as checker,
+        closing(start(question.file, sources, checker.mailbox)) as worker,
+    ):
+        infos = planner.join_file(question.file, sources, installed, worker.discover())
+        tried = plan(question, infos, sources)
+        return list(_measure(tried, Executor(tried, worker, checker)))
 
 
-def _measure(plan: Plan, worker: WorkerExecutor) -> Iterator[Answer]:
+def _measure(plan: Plan, executor: Executor) -> Iterator[Answer]:
     session = Session(
         run_id=plan.run_id,
         plan_sha256=plan.sha256,
         environment_sha256="",
         started=plan.created,
-        described=worker.describe(),
+        described=executor.worker.describe(),
         ceilings=Ceilings(),
     )
     log = Log([session])
@@ -118,7 +125,7 @@ def _measure(plan: Plan, worker: WorkerExecutor) -> Iterator[Answer]:
             printed[job.case.id, name] = "\n".join(filter(None, parts))
 
     while (job := next(plan_main(plan, log), None)) is not None:
-        attempt(job, worker, log.extend, keep_printed)
+        run_job(job, executor, log.extend, keep_printed)
     records = {r.key: r for r in assess(plan, log).results().records}
     for planned in plan.cases:
         for name in planned.implementations:

@@ -25,7 +25,7 @@ from nsabench.model.record import Record
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Direction, DType, Purpose, Role, Runs, Status
 from nsabench.registry import Implementation
-from nsabench.running.supervisor.executor import with_judgement
+from nsabench.running.executor import with_judgement
 from nsabench.verdicts.attempts import CaseState
 from nsabench.verdicts.records import make_records
 from nsabench.worker.arm import CaseArm

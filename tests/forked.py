@@ -24,8 +24,8 @@ from functools import cache
 from pathlib import Path
 
 from nsabench.machine import cpu_caches
-from nsabench.running.supervisor import process, program, templates
-from nsabench.running.supervisor.templates import ForkedProcess, NoTemplate
+from nsabench.running import launch, process_tree
+from nsabench.running.launch import ForkedProcess, NoTemplate
 from nsabench.signing.secrecy import is_secret
 
 MOST_BYTES = 1 << 17  # of a request
@@ -57,8 +57,8 @@ if code < 0:
     os.kill(os.getpid(), -code)
 sys.exit(code)
 """
-started = templates.start
-# For `templates.PROGRAM`: a template that is started pushes out as few bytes as one that is forked.
+started = launch.start_template
+# For `launch.TEMPLATE`: a template that is started pushes out as few bytes as one that is forked.
 TEMPLATE = f"""
 import runpy
 from nsabench.worker.timing import timer
@@ -67,7 +67,7 @@ runpy.run_module("nsabench.worker.template", run_name="__main__", alter_sys=True
 """
 begun_with = dict(os.environ)
 # As a template of workers on the CPU has it, but for the mark: what they come from is none of them.
-imported_with = {n: v for n, v in program.worker_environment("cpu").items() if n != program.MARK}
+imported_with = {n: v for n, v in launch.make_environment("cpu").items() if n != launch.MARK}
 INTERPRETS = "TRITON_INTERPRET"
 variants = (False, True)  # whether Triton was imported as it is where it compiles
 
@@ -157,11 +157,11 @@ class Template(ForkedProcess):
 def template(
     environment: Mapping[str, str], ask: socket.socket
 ) -> Template | subprocess.Popen[bytes]:
-    """As `templates.start`, in whose place it is."""
+    """As `launch.start_template`, in whose place it is."""
     compiles = next((one for one in variants if is_as_imported(environment, one)), None)
     if compiles is None:
         return started(environment, ask)
-    process._adopt_orphans()
+    process_tree.adopt_orphans()
     request = {
         "parent": os.getpid(),
         "folder": str(Path.cwd()),
@@ -264,6 +264,6 @@ def an_address() -> str:
 def come_from(address: str) -> None:
     """Of a process that was forked: what it forks itself comes from there."""
     globals()["_origin"] = lambda _compiles=False: address
-    templates.start = template
+    launch.start_template = template
     # What names this process is drawn when it is imported.
-    program.mark = f"{os.getpid()}-{time.monotonic_ns()}"
+    launch.mark = f"{os.getpid()}-{time.monotonic_ns()}"

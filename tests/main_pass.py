@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from nsabench.model.description import Described
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Purpose
-from nsabench.running.attempt import attempt
+from nsabench.running.checker import CheckerProcess
+from nsabench.running.executor import Executor
 from nsabench.running.folder import RunFolder
 from nsabench.running.log import LogFile
+from nsabench.running.loop import run_job
 from nsabench.running.policy import next_jobs
-from nsabench.running.supervisor.executor import WorkerExecutor
+from nsabench.running.worker import Worker
 from nsabench.verdicts.attempts import CaseState, states_of
 from tests.runs import SIGNER, session_of
 
-Workers = Callable[[], AbstractContextManager[WorkerExecutor]]
+Workers = Callable[[], AbstractContextManager[Executor]]
 
 
 def measure(
-    plan: Plan, folder: Path, workers: WorkerExecutor | Workers, sandbox: str = ""
+    plan: Plan, folder: Path, workers: Executor | Workers, sandbox: str = ""
 ) -> list[CaseState]:
     """Measure all cases. workers: one executor for all of them, or a maker of one for each job."""
     (folder / "logs").mkdir(exist_ok=True, parents=True)
@@ -31,12 +34,25 @@ def measure(
         file.append(session_of(plan, described))
         while jobs := next_jobs(plan, file.log, lambda plan, log: {}):
             with _executor(workers) as executor:
-                attempt(jobs[0], executor, file.append, RunFolder(folder).keep_printed)
+                run_job(jobs[0], executor, file.append, RunFolder(folder).keep_printed)
     return list(states_of(plan, file.log, Purpose.MAIN).values())
 
 
 @contextmanager
-def _executor(workers: WorkerExecutor | Workers) -> Iterator[WorkerExecutor]:
+def executor_of(
+    plan: Plan, folder: Path, sources: Iterable[str] | None = None, **given: Any
+) -> Iterator[Executor]:
+    """Yield an executor for a plan. given: as of `Worker.of_plan`."""
+    ops_file = Path(plan.ops) if plan.ops else None
+    with (
+        closing(CheckerProcess(plan.device, ops_file)) as checker,
+        closing(Worker.of_plan(plan, folder, sources, checker.mailbox, **given)) as worker,
+    ):
+        yield Executor(plan, worker, checker)
+
+
+@contextmanager
+def _executor(workers: Executor | Workers) -> Iterator[Executor]:
     if callable(workers):
         with workers() as executor:
             yield executor

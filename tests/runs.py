@@ -40,8 +40,8 @@ from nsabench.model.vocabulary import (
 from nsabench.planning.shards import ALL, canary, share
 from nsabench.running.folder import RunFolder
 from nsabench.running.log import LogFile
-from nsabench.running.policy import next_job
-from nsabench.running.resume_checks import digest
+from nsabench.running.policy import make_job
+from nsabench.running.session import digest
 from nsabench.signing import Signer
 from nsabench.verdicts.attempts import CaseState, state_of
 from nsabench.verdicts.merged import assemble
@@ -238,7 +238,7 @@ def add_attempt(
     planned = plan.case_or_canary(case_id)
     held = log.log if isinstance(log, LogFile) else log
     names = [o.implementation for o in observations] or planned.implementations
-    job = next_job(planned.case, state_of(plan, held, purpose, planned, names), plan.sources)
+    job = make_job(planned.case, state_of(plan, held, purpose, planned, names), plan.sources)
     own = {o.implementation: o.model_copy(update={"attempt": job.attempt}) for o in observations}
     observed = [] if death else [Observed(observation=own[name]) for name in job.implementations]
     add = log.append if isinstance(log, LogFile) else log.extend

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from nsabench import registry
-from nsabench.running.run import make_plan
-from nsabench.running.supervisor import process, program, templates
+from nsabench.running import launch, process_tree
+from nsabench.running.launch import Program
+from nsabench.running.planner import make_plan
 from nsabench.sources import digest_packages
 
 MINE = """
@@ -36,8 +37,9 @@ def load_in_a_process(kernels: Path | None, expected: dict[str, str] | None) -> 
         "print('nsa_kernels' in sys.modules)\n"
     )
     # Forked as a worker is: torch is there, and nothing that registers an implementation.
-    process._adopt_orphans()
-    forked = templates.fork("tests.snippet", [], program.worker_environment("cpu"))
+    process_tree.adopt_orphans()
+    snippet = Program("tests.snippet", [], launch.make_environment("cpu"))
+    forked = launch.start(snippet)
     with forked.stdin, forked.stdout, forked.stderr:
         forked.stdin.write(code.encode())
         forked.stdin.close()

@@ -11,7 +11,7 @@ from nsabench.machine.memory import memory_of
 from nsabench.model.plan import Plan
 from nsabench.output import ci, result, terminal
 from nsabench.planning.narrow import Narrowed
-from nsabench.running import estimate, run
+from nsabench.running import planner, run
 from nsabench.running.run import Finished
 
 
@@ -56,8 +56,8 @@ def show(finished: Finished, asked: Measuring, signed: str = "") -> int:
 
 
 def _plan(asked: Measuring) -> Plan:
-    device = run.choose_device(asked.device)
-    plan = run.make_plan(
+    device = planner.choose_device(asked.device)
+    plan = planner.make_plan(
         asked.matrices,
         device,
         asked.kernels,
@@ -70,5 +70,5 @@ def _plan(asked: Measuring) -> Plan:
     )
     if plan.device == "cpu":
         # A GPU refuses too much memory by itself; a host kills the process.
-        estimate.refuse_unfitting(plan, memory_of("cpu"))
+        planner.refuse_unfitting(plan, memory_of("cpu"))
     return plan

@@ -18,7 +18,7 @@ from nsabench.model.vocabulary import DTYPE_NAMES, Direction, DType
 from nsabench.output import check as shown
 from nsabench.output.result import NOT_TRIED
 from nsabench.output.standing import DECLINED
-from nsabench.running import run
+from nsabench.running import planner
 
 LOOK_S = 0.3
 
@@ -83,7 +83,7 @@ def command(
                 ops.load_file(ops_file.absolute())
             question = Question(
                 file=file.absolute(),
-                device=run.choose_device(device),
+                device=planner.choose_device(device),
                 op=op,
                 shapes=shapes,
                 dtype=DType(DTYPE_NAMES.get(dtype, dtype)),

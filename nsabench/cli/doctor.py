@@ -13,8 +13,8 @@ from nsabench.errors import EnvironmentRefused
 from nsabench.machine import doctor
 from nsabench.machine.environment.collect import collect
 from nsabench.output import terminal
-from nsabench.running import run
-from nsabench.running.supervisor.executor import WorkerExecutor
+from nsabench.running import planner
+from nsabench.running.worker import Worker
 
 
 @_help.command("doctor")
@@ -35,12 +35,12 @@ def command(device: str, results: Path, as_json: bool) -> int:
     Example: nsabench doctor --json
     """
     try:
-        chosen = run.choose_device(device)
+        chosen = planner.choose_device(device)
     except EnvironmentRefused:  # the problem is among those that follow
         chosen = "cpu"
     try:
-        with closing(WorkerExecutor(chosen)) as executor:
-            described = executor.describe()
+        with closing(Worker(chosen)) as worker:
+            described = worker.describe()
     except EnvironmentRefused as refused:
         described = None
         say(f"nsabench: {refused}", err=True)

@@ -14,7 +14,7 @@ from nsabench.cli._say import say_columns, say_json
 from nsabench.model.plan import ImplementationInfo
 from nsabench.output import explain
 from nsabench.planning import matrix, resolve
-from nsabench.running import run
+from nsabench.running import planner
 
 Row = dict[str, Any]
 
@@ -34,7 +34,7 @@ def command(what: str, kernels: Path | None, ops_file: Path | None, as_json: boo
     elif what == "matrices":
         rows = list(_matrices())
     else:
-        rows = list(_implementations(run.installed(kernels, ops_file)))
+        rows = list(_implementations(planner.installed(kernels, ops_file)))
     if as_json:
         say_json(rows)
     else:

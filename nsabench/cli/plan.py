@@ -12,7 +12,7 @@ from nsabench.cli import _help, _options
 from nsabench.cli._say import say, say_json
 from nsabench.machine.memory import memory_of
 from nsabench.planning.narrow import Narrowed
-from nsabench.running import estimate, run
+from nsabench.running import planner
 
 
 @_help.command("plan")
@@ -41,8 +41,8 @@ def command(
 
     Example: nsabench plan matrices/selection_rows.yaml
     """
-    chosen = run.choose_device(device)
-    plan = run.make_plan(
+    chosen = planner.choose_device(device)
+    plan = planner.make_plan(
         matrices,
         chosen,
         kernels,
@@ -51,18 +51,18 @@ def command(
         brief=chosen == "cpu",  # as `all` times it
         narrowed=Narrowed(where, only),
     )
-    estimate.refuse_unfitting(plan, memory_of(plan.device))
-    takes = estimate.of_plan(plan)
+    planner.refuse_unfitting(plan, memory_of(plan.device))
+    takes = planner.estimate(plan)
     if as_json:
         estimates = {case_id: asdict(took) for case_id, took in takes.items()}
         say_json({**plan.model_dump(mode="json"), "estimates": estimates})
         return
     for planned in plan.cases:
         took = takes[planned.id]
-        cost = f"{estimate.duration(took.seconds):>6}  {decimal(took.bytes):>8}"
+        cost = f"{planner.format_duration(took.seconds):>6}  {decimal(took.bytes):>8}"
         say(f"{planned.id}  {cost}  {labels.of_case(planned.case)}")
     for item in plan.implementations:
         say(f"  {item.role:9}  {item.op}  {item.name}  (from {item.source})")
-    total = estimate.duration(sum(took.seconds for took in takes.values()))
+    total = planner.format_duration(sum(took.seconds for took in takes.values()))
     records = sum(len(c.implementations) for c in plan.cases)
     say(f"{len(plan.cases)} cases, {records} records, about {total} and as much again to compile")

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from nsabench import labels
+from nsabench.channel import Step
 from nsabench.check import Answer
 from nsabench.errors import NsabenchError
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Regime, Status
 from nsabench.output import grouped
 from nsabench.output.standing import head, loud
-from nsabench.worker.protocol import Step
 
 LOG_LINES = 40
 FORM = 2  # of what programs read; another one where a field means something else

@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from nsabench.channel import Refused, Step
 from nsabench.model.case import Case
 from nsabench.model.measurement import Message
 from nsabench.model.vocabulary import BENIGN, Status
-from nsabench.worker.protocol import Refused, Step
 
 
 class CompiledLaunch(Message):

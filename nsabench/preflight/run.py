@@ -20,9 +20,9 @@ from nsabench.planning import resolve
 from nsabench.preflight import targets
 from nsabench.preflight.launch import REPLY, Build, Built, CompiledLaunch, Record, Recorded
 from nsabench.preflight.targets import Architecture
-from nsabench.running.supervisor.death import SIGNATURES, WorkerLost
-from nsabench.running.supervisor.process import WarmWorker
-from nsabench.running.supervisor.program import Program, worker_environment
+from nsabench.running.death import SIGNATURES, WorkerLost
+from nsabench.running.launch import Program, make_environment
+from nsabench.running.process import WarmProcess
 
 TIMEOUT_S = 120.0  # of one compilation
 
@@ -138,7 +138,7 @@ class Compiler:
         self._options = options
         self._timeout_s = timeout_s
         self._done = done
-        self._worker = WarmWorker(self._make_program)
+        self._worker = WarmProcess(self._make_program)
         self._lost: list[CompiledLaunch] = []  # while they were recorded
         self._stopped = False
 
@@ -195,7 +195,7 @@ class Compiler:
         return row
 
     def _make_program(self) -> Program:
-        environment = worker_environment("cuda")
+        environment = make_environment("cuda")
         environment["CUDA_VISIBLE_DEVICES"] = ""
         if self._task.folder is not None:
             path = [str(self._task.folder), environment.get("PYTHONPATH", "")]

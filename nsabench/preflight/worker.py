@@ -17,6 +17,7 @@ import triton
 from triton.compiler.errors import CompilationError
 
 from nsabench import labels, registry
+from nsabench.channel import Channel, Refused, Step, die_with
 from nsabench.errors import NsabenchError
 from nsabench.failure import Failure
 from nsabench.model.case import Case
@@ -26,9 +27,7 @@ from nsabench.preflight.launch import REQUEST, Build, Built, CompiledLaunch, Rec
 from nsabench.preflight.record import Call, Compiled, list_launches, list_variants
 from nsabench.preflight.targets import ARCHITECTURES, KIB, RESERVED_SHARED, Architecture
 from nsabench.registry import Implementation
-from nsabench.worker.channel import Channel, die_with
 from nsabench.worker.guard import guarded, one_line
-from nsabench.worker.protocol import Refused, Step
 
 REASON_LENGTH = 400
 _FUNCTION = re.compile(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")

@@ -25,9 +25,10 @@ from nsabench.model.case import Case
 from nsabench.model.job import Job
 from nsabench.model.plan import ImplementationInfo, Plan
 from nsabench.model.vocabulary import Role, Runs
-from nsabench.running.supervisor.death import WorkerLost
-from nsabench.running.supervisor.executor import WorkerExecutor
-from nsabench.running.supervisor.scratch import Scratch, TemporaryFolder
+from nsabench.running.death import WorkerLost
+from nsabench.running.executor import Executor
+from nsabench.running.scratch import Scratch, TemporaryFolder
+from nsabench.running.worker import Worker
 
 SHARE = 0.7  # of the device's memory, for all processes
 WORTH_IT = 4  # cases
@@ -93,7 +94,7 @@ def _order(call: Call) -> tuple[bool, int]:
     return not call.case.direction.differentiates, ops.work(call.case).bytes_min
 
 
-class Ahead:
+class CompileAhead:
     """Compiles ahead of the passes of a run, and lends the caches to their workers.
 
     Workers that import no candidate go first. A copy of their caches is put aside, since a
@@ -102,9 +103,9 @@ class Ahead:
 
     def __init__(self, plan: Plan, run: Path) -> None:
         self._plan = plan
-        self._executors = {  # by whether they import no candidate
-            True: WorkerExecutor.of_plan(plan, run, plan.clean_sources),
-            False: WorkerExecutor.of_plan(plan, run),
+        self._workers = {  # by whether they import no candidate
+            True: Worker.of_plan(plan, run, plan.clean_sources),
+            False: Worker.of_plan(plan, run),
         }
         self._aside: dict[bool, TemporaryFolder] = {}
         self._is_done = False
@@ -112,8 +113,9 @@ class Ahead:
         self.wall_s = 0.0
 
     @property
-    def _scratch(self) -> Scratch:  # one for all workers, since some caches hold its path
-        return self._executors[True].scratch
+    def scratch(self) -> Scratch:
+        """The folder of all workers: one, since some caches hold its path."""
+        return self._workers[True].scratch
 
     def compile(
         self, left: Sequence[Job], memory_bytes: int | None, note: Callable[[str], None]
@@ -140,41 +142,45 @@ class Ahead:
     ) -> None:
         """Make the calls in `count` processes that take at most `room_bytes` of the device."""
         began = time.monotonic()
-        self._executors[False].borrow(self._scratch)
-        for is_clean, executor in self._executors.items():
+        self._workers[False].borrow(self.scratch)
+        for is_clean, worker in self._workers.items():
             if not is_clean and self._plan.sandboxed:  # else all share the user's own caches
-                self._begin_with(self._aside[True], executor)
-            with _Callers(executor, count, room_bytes) as callers:
-                callers.call_all(families[is_clean], note)
-            self.first_s |= callers.first_s
-            self._aside[is_clean] = self._scratch.put_aside()
+                self._copy_caches(self._aside[True], worker)
+            pool = _Pool(worker, count, room_bytes)
+            try:
+                pool.call_all(families[is_clean], note)
+            finally:
+                pool.close()
+            self.first_s |= pool.first_s
+            self._aside[is_clean] = self.scratch.put_aside()
         self._is_done = True
         self.wall_s = time.monotonic() - began
 
-    def _begin_with(self, aside: TemporaryFolder, executor: WorkerExecutor) -> None:
+    def _copy_caches(self, aside: TemporaryFolder, worker: Worker) -> None:
         """Have one worker copy the caches before several workers write there."""
-        self._scratch.begin_afresh(aside)
+        self.scratch.begin_afresh(aside)
         try:
-            executor.describe()
+            worker.describe()
         except EnvironmentRefused:
             pass  # the rest is compiled again
         finally:
-            executor.retire()
+            worker.retire()
 
-    def lend(self, executor: WorkerExecutor, sandbox: str) -> None:
+    def lend(self, executor: Executor, sandbox: str) -> None:
         """Have the next worker of a pass begin with the caches of its kind."""
         if not self._is_done:
             return
         executor.credit(self.first_s)
+        is_clean = executor.worker.is_clean
         # A sandbox that does not protect files lets a candidate alter the clean caches.
-        if not self._plan.sandboxed or (executor.is_clean and not sandbox.startswith("files")):
+        if not self._plan.sandboxed or (is_clean and not sandbox.startswith("files")):
             return
-        executor.borrow(self._scratch)
-        self._scratch.begin_afresh(self._aside[executor.is_clean])
+        executor.worker.borrow(self.scratch)
+        self.scratch.begin_afresh(self._aside[is_clean])
 
     def close(self) -> None:
-        for executor in self._executors.values():
-            executor.close()
+        for worker in self._workers.values():
+            worker.close()
         for aside in self._aside.values():
             aside.remove()
 
@@ -209,26 +215,24 @@ class Room:
                 self._changed.notify_all()
 
 
-class _Callers:
-    def __init__(self, executor: WorkerExecutor, count: int, room_bytes: int) -> None:
+class _Pool:
+    """Threads that make calls, each with a worker of its own."""
+
+    def __init__(self, worker: Worker, count: int, room_bytes: int) -> None:
         self.first_s: dict[tuple[str, str], float] = {}
         self._room = Room(room_bytes - count * CONTEXT_BYTES)
-        self._workers = [executor.sibling() for _ in range(count)]
-        self._free: SimpleQueue[WorkerExecutor] = SimpleQueue()
-        for worker in self._workers:
-            self._free.put(worker)
+        self._workers = [worker.sibling() for _ in range(count)]
+        self._free: SimpleQueue[Worker] = SimpleQueue()
+        for sibling in self._workers:
+            self._free.put(sibling)
         self._threads = ThreadPoolExecutor(count)
         self._futures: list[Future[object]] = []
         self._fatal: set[str] = set()  # implementations that end their worker
         self._ends_at = time.monotonic() + MOST_S
 
-    def __enter__(self) -> _Callers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
-        left = [future for future in self._futures if not future.done()]
-        if left:  # this was interrupted
+        if left := self._list_pending():  # this was interrupted
             for worker in self._workers:
                 worker.kill()
             wait(left)
@@ -238,7 +242,7 @@ class _Callers:
     def call_all(self, families: Sequence[Family], note: Callable[[str], None]) -> None:
         for family in families:
             self._submit(self._call_family, family)
-        while left := [future for future in self._futures if not future.done()]:
+        while left := self._list_pending():
             if wait(left, timeout=SAY_EVERY_S).not_done:
                 note(f"compiling ahead: {len(self.first_s)} calls are done")
         for future in self._futures:
@@ -246,6 +250,9 @@ class _Callers:
 
     def _submit(self, do: Callable[..., object], *given: object) -> None:
         self._futures.append(self._threads.submit(do, *given))
+
+    def _list_pending(self) -> list[Future[object]]:
+        return [future for future in self._futures if not future.done()]
 
     def _call_family(self, family: Family) -> None:
         first, *others = family

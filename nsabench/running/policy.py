@@ -41,11 +41,11 @@ def next_jobs(plan: Plan, log: Log, judge: Judge = judge) -> list[Job]:
         list(plan_main(plan, log))
         or list(_plan_confirmation(plan, log, judge))
         or list(_plan_isolated(plan, log, judge))
-        or canary_jobs(plan, log)
+        or plan_canary(plan, log)
     )
 
 
-def canary_jobs(plan: Plan, log: Log) -> list[Job]:
+def plan_canary(plan: Plan, log: Log) -> list[Job]:
     if plan.canary is None:
         return []
     names = plan.canary.implementations
@@ -121,10 +121,10 @@ def _plan_job(
     state = state_of(plan, log, purpose, planned, tuple(names))
     if state.next is not None:
         imported = plan.sources if sources is None else sources
-        yield next_job(case or planned.case, state, imported, early_exit)
+        yield make_job(case or planned.case, state, imported, early_exit)
 
 
-def next_job(
+def make_job(
     case: Case, state: CaseState, sources: Iterable[str], early_exit: EarlyExit = ALL_STAY
 ) -> Job:
     assert state.next is not None

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nsabench.channel import Channel, Refused, Step, die_with
 from nsabench.delivery import Mailbox
 from nsabench.errors import NsabenchError
 from nsabench.failure import DeviceLost
 from nsabench.worker import sandbox
-from nsabench.worker.channel import Channel, die_with
-from nsabench.worker.protocol import REQUEST, Describe, LostDevice, Refused, Sandbox, Step
+from nsabench.worker.protocol import REQUEST, Describe, LostDevice, Sandbox
 
 if TYPE_CHECKING:
     from nsabench.worker.session import Session
@@ -37,7 +37,7 @@ def main() -> None:
     try:
         serve(options, channel)
     except NsabenchError as error:
-        channel.send(Refused.of(error))
+        channel.send(Refused.from_error(error))
     except DeviceLost as lost:
         channel.send(LostDevice(implementation=lost.implementation, reason=str(lost)))
         raise SystemExit(1) from lost

@@ -10,10 +10,10 @@ import threading
 from bisect import bisect_right
 from collections.abc import Collection
 
+from nsabench.channel import Step
 from nsabench.machine.clock import now_s
 from nsabench.machine.environment import nvml
 from nsabench.model.measurement import Conditions, Samples
-from nsabench.worker.protocol import Step
 
 INTERVAL_S = 0.02
 TIMED, PROBES = ("warm-up", "timing"), "probes"

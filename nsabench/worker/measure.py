@@ -8,6 +8,7 @@ from functools import partial
 from random import Random, SystemRandom
 
 from nsabench import ops
+from nsabench.channel import Step
 from nsabench.checker.messages import NoOracle, Prepared
 from nsabench.failure import Failure
 from nsabench.machine.clock import now_s
@@ -26,7 +27,7 @@ from nsabench.worker.inputs import InputSets
 from nsabench.worker.launches import Counted
 from nsabench.worker.outputs import Deliver
 from nsabench.worker.precheck import LEFT_OUT, Precheck, Report
-from nsabench.worker.protocol import Measured, Step
+from nsabench.worker.protocol import Measured
 from nsabench.worker.state import forget_earlier_cases
 from nsabench.worker.timing import bursts, sampling, stopping
 from nsabench.worker.timing.sampling import Collected

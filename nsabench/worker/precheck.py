@@ -6,12 +6,12 @@ import gc
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
+from nsabench.channel import Step
 from nsabench.failure import Failure
 from nsabench.machine.clock import now_s
 from nsabench.model.job import EarlyExit
 from nsabench.model.measurement import Samples
 from nsabench.worker.arm import CaseArm
-from nsabench.worker.protocol import Step
 from nsabench.worker.timing.timer import Timer
 
 Report = Callable[[Step], None]

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from nsabench.channel import Refused, Step
 from nsabench.checker.messages import Prepared
 from nsabench.delivery import Delivery
-from nsabench.errors import NsabenchError
 from nsabench.model.case import Case, Seed
 from nsabench.model.description import Described
 from nsabench.model.job import ALL_STAY, EarlyExit
@@ -16,8 +16,6 @@ from nsabench.model.measurement import Ceilings, Conditions, Message, Observatio
 from nsabench.model.plan import ImplementationInfo
 
 # --- supervisor -> worker
-
-GO = b"go\n"  # answers a step that awaits it
 
 
 class Sandbox(Message):
@@ -63,16 +61,6 @@ REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
 # --- worker -> supervisor
 
 
-class Step(Message):
-    """The worker begins a step. allowance: multiplies the time limit of the step."""
-
-    kind: Literal["step"] = "step"
-    phase: str
-    implementation: str = ""
-    allowance: float = Field(default=1.0, gt=0)
-    awaits: bool = False  # the worker first reads the line `GO`
-
-
 class Discovered(Message):
     kind: Literal["discovered"] = "discovered"
     implementations: list[ImplementationInfo]
@@ -102,19 +90,6 @@ class LostDevice(Message):
     kind: Literal["lost_device"] = "lost_device"
     implementation: str
     reason: str
-
-
-class Refused(Message):
-    """An error that the user can mend, such as a broken file of kernels. The worker ends."""
-
-    kind: Literal["refused"] = "refused"
-    sentence: str
-    remedy: str
-    exit_code: int
-
-    @classmethod
-    def of(cls, error: NsabenchError) -> Refused:
-        return cls(sentence=str(error), remedy=error.remedy, exit_code=error.exit_code)
 
 
 Reply = Annotated[

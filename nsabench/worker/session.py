@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from nsabench import ops, registry
+from nsabench.channel import Channel, Step
 from nsabench.checker.messages import Checked
 from nsabench.delivery import Delivery, Form, Mailbox
 from nsabench.errors import EnvironmentRefused, UsageError
@@ -24,7 +25,6 @@ from nsabench.model.measurement import Message
 from nsabench.model.vocabulary import Role
 from nsabench.registry import Implementation
 from nsabench.worker import calls, state
-from nsabench.worker.channel import Channel
 from nsabench.worker.conditions import PROBES
 from nsabench.worker.guard import guarded
 from nsabench.worker.inputs import InputSets
@@ -39,7 +39,6 @@ from nsabench.worker.protocol import (
     Discovered,
     Measure,
     Measured,
-    Step,
 )
 from nsabench.worker.timing import ceilings
 from nsabench.worker.timing.timer import CpuTimer, Timer

@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from nsabench.worker.channel import die_with
+from nsabench.channel import die_with
 from nsabench.worker.timing import timer
 
 IMPORTED = (

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,16 +18,15 @@ from nsabench.model.plan import Device, Plan, PlannedCase
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Status, Verdict
 from nsabench.output import report
+from nsabench.running import launch, process
 from nsabench.running.folder import RunFolder
-from nsabench.running.supervisor import process, templates
-from nsabench.running.supervisor.executor import WorkerExecutor
 from nsabench.verdicts.merged import assemble
 from nsabench.verdicts.results import Results
 from nsabench.verdicts.tables import write_tables
 from tests import forked, main_pass
 from tests.attacks.kit import SLOW_S
 from tests.checking import a_case, plan_of, rounds
-from tests.running.supervisor.test_hostile import leftovers
+from tests.running.test_hostile import leftovers
 from tests.worker.test_sandbox import needs_landlock
 
 FAMILIES = ("answers", "memory", "time_", "judge", "neighbours")
@@ -131,8 +129,8 @@ def attacked(
     with pytest.MonkeyPatch.context() as patch:
         # Threads of calls of microseconds only wait for each other where others want the cores.
         patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setattr(templates, "start", forked.started)  # it is found by its command line
-        patch.setattr(templates, "PROGRAM", ("-c", forked.TEMPLATE))
+        patch.setattr(launch, "start_template", forked.started)  # it is found by its command line
+        patch.setattr(launch, "TEMPLATE", ("-c", forked.TEMPLATE))
         patch.setattr(process, "READ_TIMEOUT_S", 4.0)
         patch.setattr(process, "MOST_PROCESSES", 60)
 
@@ -155,9 +153,7 @@ def measured(plan: Plan, folder: Path) -> Attacked:
     """Each case in a worker of its own, as if nobody had attacked before."""
     folder.mkdir(parents=True)
     plan.write(folder / "plan.json")
-    main_pass.measure(
-        plan, folder, lambda: closing(WorkerExecutor.of_plan(plan, folder)), sandbox="signals"
-    )
+    main_pass.measure(plan, folder, lambda: main_pass.executor_of(plan, folder), sandbox="signals")
     results = assemble(plan.run_id, RunFolder(folder).parts())
     write_tables(results, plan.run_id, folder)
     page = report.write_html(report.Facts.read(folder), folder)

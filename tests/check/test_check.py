@@ -17,7 +17,7 @@ from nsabench.cli import check as check_command
 from nsabench.cli import group
 from nsabench.errors import UsageError
 from nsabench.output.check import of_step
-from nsabench.running import run
+from nsabench.running import planner
 
 TWO = """
 from nsabench import implementation
@@ -265,7 +265,7 @@ def test_a_file_that_alters_what_is_installed_is_refused(two: Path, how: str, wh
     assert isinstance(done.exception, UsageError)
     assert f"two.py alters what is installed: {whom} of selection_rows" in str(done.exception)
     with pytest.raises(UsageError, match=f"alters what is installed: {whom} of selection_rows"):
-        run.installed(two)
+        planner.installed(two)
 
 
 def test_what_is_its_own_baseline_is_as_fast(two: Path) -> None:

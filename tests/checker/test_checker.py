@@ -9,8 +9,8 @@ import pytest
 
 from nsabench.delivery import Delivery
 from nsabench.model.vocabulary import Direction, Status
-from nsabench.running.supervisor.checker import CheckerProcess
-from nsabench.running.supervisor.death import WorkerRefused
+from nsabench.running.checker import CheckerProcess
+from nsabench.running.death import WorkerRefused
 from tests.checking import Desk, a_case
 
 RMSNORM = Path(__file__).parents[1] / "rmsnorm.py"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from nsabench.model.job import Job
+from nsabench.model.plan import PlannedCase
 from nsabench.model.vocabulary import Purpose, Role, Status, Verdict
-from nsabench.running.supervisor.executor import WorkerExecutor
 from nsabench.verdicts.tables import read_records
-from tests.checking import a_case
+from tests import main_pass
+from tests.checking import a_case, plan_of
 
 torch = pytest.importorskip("torch")
 pytestmark = [
@@ -452,7 +452,7 @@ def test_an_implementation_does_not_beat_itself(tmp_path: Path) -> None:
     assert sum(v in (Verdict.FASTER, Verdict.SLOWER) for v in verdicts) <= 1
 
 
-def test_a_worker_that_waits_holds_no_memory() -> None:
+def test_a_worker_that_waits_holds_no_memory(tmp_path: Path) -> None:
     """What torch keeps for later is taken for another worker: `check` has two, and called a right
     kernel out of memory."""
     shape = {"N": 1024, "H": 8, "D": 128, "Dv": 128, "L": 2048}
@@ -463,8 +463,12 @@ def test_a_worker_that_waits_holds_no_memory() -> None:
         attempt=1,
         implementations=("sdpa_gqa_math",),
     )
-    with closing(WorkerExecutor("cuda")) as executor:
-        executor.describe()
+    planned = PlannedCase(id=job.case.id, case=job.case, implementations=("sdpa_gqa",))
+    plan = plan_of(HERE / "self_check.py", [planned], device="cuda")
+    infos = [info.model_copy(update={"name": "sdpa_gqa_math"}) for info in plan.implementations]
+    plan = plan.model_copy(update={"implementations": infos})
+    with main_pass.executor_of(plan, tmp_path) as executor:
+        executor.worker.describe()
         before, _ = torch.cuda.mem_get_info()
         [observation] = executor.run(job).observations
         after, _ = torch.cuda.mem_get_info()

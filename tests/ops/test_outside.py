@@ -16,7 +16,7 @@ from nsabench.model.case import Case
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Direction, DType
 from nsabench.ops import Inputs, Shape, Size, _outside
-from nsabench.running import run
+from nsabench.running import planner, run
 from nsabench.verdicts import tables
 from tests import distributions
 from tests.runs import Made, make_plan, make_run
@@ -132,7 +132,7 @@ def test_an_op_is_asked_before_anything_is_measured(
     axes = "{M: 4, D: 8, dtype: float16, direction: [forward, backward]}"
     matrix.write_text(f"op: rmsnorm\naxes: {axes}\n")
     with pytest.raises(UsageError, match=said) as refused:
-        run.make_plan([str(matrix)], "cpu", None, ops_file=path)
+        planner.make_plan([str(matrix)], "cpu", None, ops_file=path)
     assert refused.value.exit_code == 2 and "import" not in refused.value.remedy
 
 

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from nsabench.channel import Step
 from nsabench.cli import group
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.model.measurement import Message
@@ -20,9 +21,8 @@ from nsabench.model.vocabulary import Status
 from nsabench.preflight import run, targets
 from nsabench.preflight.launch import Build, Built, CompiledLaunch, Record, Recorded
 from nsabench.preflight.targets import ARCHITECTURES
-from nsabench.running.supervisor.death import WorkerLost, timed_out
-from nsabench.running.supervisor.process import Printed
-from nsabench.worker.protocol import Step
+from nsabench.running.death import WorkerLost, timed_out
+from nsabench.running.process import Printed
 from tests import forked
 
 pytest.importorskip("triton")
@@ -295,7 +295,7 @@ def test_an_architecture_that_a_triton_does_not_know_is_unsupported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(targets, "install_triton", lambda version: tmp_path)
-    monkeypatch.setattr(run, "WarmWorker", lambda _: pytest.fail("it compiles"))
+    monkeypatch.setattr(run, "WarmProcess", lambda _: pytest.fail("it compiles"))
     given = {"architectures": [ARCHITECTURES["sm_100"]], "versions": ["3.1.0"]}
     [row] = run.run(lambda row: None, **given, matrices=["quick"], jobs=1)
     assert (row.status, row.failed) == (Status.UNSUPPORTED, False)
@@ -334,7 +334,7 @@ class LostTwice:
 
 @pytest.fixture
 def lost_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsabench.running.supervisor.process.WorkerProcess", LostTwice)
+    monkeypatch.setattr("nsabench.running.process.Process", LostTwice)
     monkeypatch.setattr(LostTwice, "made", 0)
 
 

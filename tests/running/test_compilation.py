@@ -16,17 +16,17 @@ from nsabench import registry
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Status
 from nsabench.running import compilation
-from nsabench.running.compilation import Ahead, Family, families_of
-from nsabench.running.policy import canary_jobs, next_jobs
-from nsabench.running.supervisor.executor import WorkerExecutor
+from nsabench.running.compilation import CompileAhead, Family, families_of
+from nsabench.running.policy import next_jobs, plan_canary
 from nsabench.worker.protocol import Measured
-from tests.running.supervisor import compiling
-from tests.running.supervisor.conftest import MakePlan, make_plan
-from tests.running.supervisor.test_hostile import leftovers
+from tests import main_pass
+from tests.running import compiling
+from tests.running.conftest import MakePlan, make_plan
+from tests.running.test_hostile import leftovers
 from tests.runs import log_of
 
 __all__ = ["make_plan"]
-Begin = Callable[..., tuple[Plan, Ahead]]
+Begin = Callable[..., tuple[Plan, CompileAhead]]
 KERNELS = Path(compiling.__file__)
 LENGTHS = (16, 32, 64, 128)
 CALLED = {*LENGTHS, 63, 65}  # with probes
@@ -37,9 +37,9 @@ ROOM = 80 << 30
 def begun(make_plan: MakePlan, tmp_path: Path) -> Iterator[Begin]:
     with ExitStack() as stack:
 
-        def begin(names: Sequence[str], **sizes: Any) -> tuple[Plan, Ahead]:
+        def begin(names: Sequence[str], **sizes: Any) -> tuple[Plan, CompileAhead]:
             plan = make_plan(names, kernels=KERNELS, **sizes)
-            ahead = stack.enter_context(closing(Ahead(plan, tmp_path / "run")))
+            ahead = stack.enter_context(closing(CompileAhead(plan, tmp_path / "run")))
             return plan, ahead
 
         yield begin
@@ -49,12 +49,12 @@ def cells(plan: Plan) -> dict[bool, list[Family]]:
     return families_of(plan, next_jobs(plan, log_of(plan)))
 
 
-def calls(ahead: Ahead, *, clean: bool = False) -> list[list[str]]:
+def calls(ahead: CompileAhead, *, clean: bool = False) -> list[list[str]]:
     [kept] = Path(aside(ahead, clean=clean)).glob("tmp/calls")
     return [line.split() for line in kept.read_text().splitlines()]
 
 
-def aside(ahead: Ahead, *, clean: bool) -> str:
+def aside(ahead: CompileAhead, *, clean: bool) -> str:
     """Where lies what was compiled."""
     return ahead._aside[clean].name + "/scratch"
 
@@ -110,7 +110,7 @@ def test_the_case_that_all_shards_measure_is_compiled_ahead_as_well(make_plan: M
     canary, own = whole.cases
     shard = whole.model_copy(update={"cases": [own], "canary": canary})
     log = log_of(shard)
-    calls = families_of(shard, [*next_jobs(shard, log), *canary_jobs(shard, log)])
+    calls = families_of(shard, [*next_jobs(shard, log), *plan_canary(shard, log)])
     [family] = calls[False]
     assert [call.case for call in family] == [canary.case, own.case]
 
@@ -124,8 +124,8 @@ def test_the_worker_that_measures_finds_it_and_its_record_says_what_it_took(
     [job] = next_jobs(plan, log_of(plan))
     began = time.monotonic()
     for look in range(2):
-        with closing(WorkerExecutor.of_plan(plan, tmp_path / "run")) as executor:
-            executor.describe()  # a worker that began with nothing
+        with main_pass.executor_of(plan, tmp_path / "run") as executor:
+            executor.worker.describe()  # a worker that began with nothing
             ahead.lend(executor, "files")
             answer = executor.run(job)
             assert isinstance(answer, Measured)
@@ -133,8 +133,8 @@ def test_the_worker_that_measures_finds_it_and_its_record_says_what_it_took(
             assert observation.status is Status.OK, observation.reason
             assert observation.compile_s is not None
             assert compiling.COMPILES_S <= observation.compile_s <= time.monotonic() - began + 5
-            assert executor.scratch.path == ahead._scratch.path  # some caches hold paths
-            caches = Path(executor.scratch.path, "triton")
+            assert executor.worker.scratch.path == ahead.scratch.path  # some caches hold paths
+            caches = Path(executor.worker.scratch.path, "triton")
             found = {kernel.name for kernel in caches.iterdir()}
             assert found == {"of_16", "of_63", "of_65"}, look
             (caches / "left").touch()
@@ -151,10 +151,10 @@ def test_who_imports_no_candidate_begins_with_what_such_workers_compiled(
         for info, source in zip(plan.implementations, (own, "nsabench"), strict=True)
     ]
     plan = plan.model_copy(update={"implementations": infos, "sources": sources})
-    ahead = Ahead(plan, tmp_path / "run")
+    ahead = CompileAhead(plan, tmp_path / "run")
     with (
         closing(ahead),
-        closing(WorkerExecutor.of_plan(plan, tmp_path, plan.clean_sources)) as executor,
+        main_pass.executor_of(plan, tmp_path, plan.clean_sources) as executor,
     ):
         ahead.call(cells(plan), 2, ROOM, print)
         assert {name for _, name in ahead.first_s} == {"compiles", "sdpa_gqa"}
@@ -163,9 +163,9 @@ def test_who_imports_no_candidate_begins_with_what_such_workers_compiled(
         assert of_clean.is_dir() and not list(of_clean.iterdir())
         # Where the sandbox does not keep files, a candidate could have written there since.
         ahead.lend(executor, "none: this kernel has no Landlock, sockets (seccomp)")
-        assert executor.scratch.path != ahead._scratch.path
+        assert executor.worker.scratch.path != ahead.scratch.path
         ahead.lend(executor, "files (Landlock 3)")
-        assert executor.scratch.path == ahead._scratch.path
+        assert executor.worker.scratch.path == ahead.scratch.path
 
 
 @pytest.mark.parametrize("name", ["ends_its_process", "never_ends"])

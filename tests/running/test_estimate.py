@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nsabench.errors import UsageError
-from nsabench.running import estimate
+from nsabench.running import planner
 from tests.cli.conftest import Nsabench
 from tests.cli.conftest import nsabench as nsabench
 from tests.runs import Made, make_plan
@@ -27,17 +27,19 @@ def test_memory_holds_two_sets_and_grows_with_the_case() -> None:
     )
     shape = small.case.shape
     one = 2 * shape["N"] * shape["D"] * (2 * shape["H"] + 2 * 64)
-    assert estimate.of_case(small, "cuda").bytes == 2 * one
-    assert estimate.of_case(large, "cuda").bytes > 3 * estimate.of_case(small, "cuda").bytes
+    assert planner.estimate_case(small, "cuda").bytes == 2 * one
+    assert (
+        planner.estimate_case(large, "cuda").bytes > 3 * planner.estimate_case(small, "cuda").bytes
+    )
 
 
 def test_the_worst_case_that_cannot_fit_is_named() -> None:
     plan = make_plan(Made())
-    most = max(estimate.of_case(p, "cuda").bytes for p in plan.cases)
-    estimate.refuse_unfitting(plan, most)
-    estimate.refuse_unfitting(plan, None)
+    most = max(planner.estimate_case(p, "cuda").bytes for p in plan.cases)
+    planner.refuse_unfitting(plan, most)
+    planner.refuse_unfitting(plan, None)
     with pytest.raises(UsageError, match=r"selection_rows .* takes at least .*, and there"):
-        estimate.refuse_unfitting(plan, most // 4)
+        planner.refuse_unfitting(plan, most // 4)
 
 
 def test_a_plan_of_terabytes_is_refused_and_a_small_one_has_its_cost(

@@ -17,7 +17,7 @@ from nsabench.model.record import Comparison
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Purpose, Reference, Regime, Role, Status, Verdict
 from nsabench.running.policy import judge
-from nsabench.running.supervisor.executor import WorkerExecutor
+from nsabench.running.worker import Worker
 from nsabench.verdicts.revision import ALL_OWN
 from tests.running.test_policy import ONE as SMALL
 from tests.running.test_policy import with_baselines
@@ -216,9 +216,9 @@ def test_the_file_of_an_op_does_not_let_in_that_of_the_candidate(tmp_path: Path)
     names = {"kernels": str(files[0]), "ops": str(files[1]), "implementations": infos}
     names |= {"kernels_sha256": digests[kernels], "ops_sha256": digests[op]}
     plan = plan.model_copy(update=names | {"sources": digests})
-    executor = WorkerExecutor.of_plan(plan, tmp_path, plan.clean_sources)
-    assert (executor.kernels, executor.ops_file) == (None, files[1])
-    assert executor.imports(plan.clean_sources) and executor.is_clean
+    worker = Worker.of_plan(plan, tmp_path, plan.clean_sources)
+    assert (worker.kernels, worker.ops_file) == (None, files[1])
+    assert worker.imports(plan.clean_sources) and worker.is_clean
     assert op in plan.clean_sources and kernels not in plan.clean_sources
-    whole = WorkerExecutor.of_plan(plan, tmp_path)
+    whole = Worker.of_plan(plan, tmp_path)
     assert whole.kernels == files[0] and not whole.is_clean

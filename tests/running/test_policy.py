@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,11 +16,12 @@ from nsabench.model.measurement import Conditions, Observation
 from nsabench.model.plan import ImplementationInfo, Plan
 from nsabench.model.record import Comparison
 from nsabench.model.vocabulary import Mode, Purpose, Reference, Regime, Role, Runs, Status, Verdict
-from nsabench.running.attempt import attempt
+from nsabench.running.loop import run_job
 from nsabench.running.policy import next_jobs
+from nsabench.running.process import Printed
 from nsabench.verdicts.attempts import CaseState, states_of
-from tests.running.supervisor.conftest import MakePlan
-from tests.running.supervisor.conftest import make_plan as make_plan
+from tests.running.conftest import MakePlan
+from tests.running.conftest import make_plan as make_plan
 from tests.runs import OP, Made, log_of
 from tests.runs import make_plan as made_plan
 
@@ -234,14 +236,14 @@ def test_an_interrupt_while_its_words_are_kept_is_no_kill(make_plan: MakePlan) -
 
     class Ends:
         run = staticmethod(lambda job: crash("a"))
-        log = staticmethod(lambda: "words")
+        worker = SimpleNamespace(log=Printed())
 
     def interrupted(job: Job, observations: object, printed: str) -> None:
         raise KeyboardInterrupt
 
     executor: Any = Ends()
     with pytest.raises(KeyboardInterrupt):
-        attempt(job, executor, log.extend, interrupted)
+        run_job(job, executor, log.extend, interrupted)
     [made] = log.attempts
     assert made.ended is not None and made.ended.interrupted
     assert next_jobs(plan, log, nothing_judged)[0].implementations == ("a",)

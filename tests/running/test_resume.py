@@ -19,8 +19,10 @@ from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Purpose, Role
 from nsabench.running import run
+from nsabench.running.checker import CheckerProcess
 from nsabench.running.log import read
-from nsabench.running.supervisor.executor import WorkerExecutor
+from nsabench.running.process import Printed
+from nsabench.running.worker import Worker
 from nsabench.signing import Signer
 from nsabench.worker.protocol import Measured
 from tests.runs import Made, make_run, timed
@@ -32,13 +34,17 @@ ME = Signer(Ed25519PrivateKey.generate(), ephemeral=False)
 
 
 class Elsewhere:
-    """The executor of another machine."""
+    """The executor, and its worker, on another machine."""
 
     gpu = "NVIDIA GeForce RTX 4090"
     asked: list[str]
 
-    def __init__(self, plan: Plan, run: Path, sources: Iterable[str] = (), *given: Any) -> None:
-        self.sources = set(sources)
+    is_clean = False
+    log = Printed()
+
+    def __init__(self, plan: Plan, worker: Worker, checker: CheckerProcess) -> None:
+        self.sources = set(worker.sources or ())
+        self.worker = self
 
     def imports(self, sources: Iterable[str]) -> bool:
         return set(sources) == self.sources
@@ -56,9 +62,6 @@ class Elsewhere:
         rng = np.random.default_rng(1)
         return Measured(observations=[timed(n, 0.2, ONE, rng) for n in job.implementations])
 
-    def log(self) -> str:
-        return ""
-
     def close(self) -> None: ...
 
 
@@ -71,7 +74,7 @@ class Silent:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     made: list[str] = []
     monkeypatch.setattr(Elsewhere, "asked", made, raising=False)
-    monkeypatch.setattr(WorkerExecutor, "of_plan", Elsewhere)
+    monkeypatch.setattr("nsabench.running.loop.Executor", Elsewhere)
     return made
 
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from nsabench import ops
+from nsabench.channel import Step
 from nsabench.implementations.baselines.selection_ranges import masked_sdpa
 from nsabench.model.vocabulary import Direction
-from nsabench.worker.protocol import Step
 from nsabench.worker.session import compile_case
 from tests.checking import sets_of
 from tests.worker.test_backward import item, make_case

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from nsabench import registry
+from nsabench.channel import Channel
 from nsabench.implementations.baselines.selection_rows import gqa
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import DType, Status
 from nsabench.registry import Implementation
 from nsabench.worker import state
-from nsabench.worker.channel import Channel
 from nsabench.worker.inputs import InputSets
 from nsabench.worker.session import Session
 from tests.checking import Desk, a_case, registered, rounds

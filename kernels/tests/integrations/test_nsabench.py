@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nsabench.model.vocabulary import Direction
-from nsabench.running.run import make_plan
+from nsabench.running.planner import make_plan
 
 FORWARD_ONLY = {"ranges_cuda", "blocks_query_major"}
 

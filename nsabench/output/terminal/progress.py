@@ -15,13 +15,13 @@ from rich.segment import Segment
 from rich.text import Text
 
 from nsabench import labels
+from nsabench.channel import Step
 from nsabench.model.description import Described
 from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.vocabulary import Role
 from nsabench.text import shown
 from nsabench.verdicts.attempts import CaseState
-from nsabench.worker.protocol import Step
 
 
 class _Console(Console):

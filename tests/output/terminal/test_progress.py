@@ -7,12 +7,12 @@ import io
 import pytest
 from rich.console import Console
 
+from nsabench.channel import Step
 from nsabench.model.vocabulary import Purpose
 from nsabench.output import terminal
 from nsabench.running.folder import RunFolder
 from nsabench.verdicts.attempts import states_of
 from nsabench.verdicts.merged import RunLog
-from nsabench.worker.protocol import Step
 from tests.output.report.conftest import make_run
 
 

@@ -1,4 +1,4 @@
-"""Draw the inputs of a case into a file: `python -m nsabench.running.draw RUN CASE FILE.pt`."""
+"""Draw the inputs of a case into a file: `python -m nsabench.cli._draw RUN CASE FILE.pt`."""
 
 from __future__ import annotations
 

@@ -8,18 +8,17 @@ import sys
 import psutil
 import pytest
 
-from nsabench.running.supervisor import process, program
+from nsabench.running import launch, process_tree
 
 UNREADABLE = """
 import ctypes, os, sys, time
 import psutil
-from nsabench.running.supervisor import process
+from nsabench.running.process_tree import Orphans
 
 PR_SET_DUMPABLE = 4
 if os.getuid() == 0:  # root reads everybody's environment; a run seldom is root
     os.setuid(65534)
-process._adopt_orphans()
-born = time.time()
+orphans = Orphans()
 said, says = os.pipe()
 if os.fork() == 0:
     os.setsid()
@@ -34,7 +33,7 @@ try:
     orphan.environ()
     print("readable")
 except psutil.AccessDenied:
-    process.reap_orphans(set(), born)
+    orphans.kill()
     print("left" if orphan.is_running() else "killed")
 orphan.kill() if orphan.is_running() else None
 """
@@ -42,10 +41,9 @@ orphan.kill() if orphan.is_running() else None
 FORKING = """
 import os, time
 import psutil
-from nsabench.running.supervisor import process
+from nsabench.running.process_tree import Orphans
 
-process._adopt_orphans()
-born = time.time()
+orphans = Orphans()
 said, says = os.pipe()
 if os.fork() == 0:
     os.setsid()
@@ -58,7 +56,7 @@ if os.fork() == 0:
     os._exit(0)
 group = int(os.read(said, 20))
 os.close(says)
-process.reap_orphans(set(), born)
+orphans.kill()
 try:
     os.killpg(group, 9)
     print("left")
@@ -87,8 +85,8 @@ def test_orphans_that_fork_all_the_time_are_killed() -> None:
 
 def test_a_worker_that_times_kernels_never_interprets_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert "TRITON_INTERPRET" not in program.worker_environment("cuda")
-    assert program.worker_environment("cpu")["TRITON_INTERPRET"] == "1"
+    assert "TRITON_INTERPRET" not in launch.make_environment("cuda")
+    assert launch.make_environment("cpu")["TRITON_INTERPRET"] == "1"
 
 
 def test_what_a_worker_starts_competes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,8 +96,8 @@ def test_what_a_worker_starts_competes_with_it(monkeypatch: pytest.MonkeyPatch) 
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
         assert worker.stdout is not None
         helper = psutil.Process(int(worker.stdout.readline()))
-        monkeypatch.setattr(process, "_workers", {worker.pid})
-        owned = process.own_processes()
+        monkeypatch.setattr(process_tree, "_workers", {worker.pid})
+        owned = process_tree.list_own()
         helper.kill()
         worker.communicate(b"\n")
     assert worker.pid in owned and helper.pid not in owned

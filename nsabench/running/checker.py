@@ -1,4 +1,4 @@
-"""The supervisor's end of the checker process."""
+"""Ask the checker, which imports no kernel: for oracles, and whether outputs are right."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, TypeAdapter
 
+from nsabench.channel import Refused, Step
 from nsabench.checker.messages import Checked, Conclude, Concluded, Judged, Prepare, Prepared
 from nsabench.delivery import Delivery
 from nsabench.model.case import Case
-from nsabench.model.job import Death
 from nsabench.model.measurement import Message
 from nsabench.model.plan import Device
-from nsabench.running.supervisor.death import CheckerLost, WorkerLost
-from nsabench.running.supervisor.process import WarmWorker
-from nsabench.running.supervisor.program import Program, worker_environment
-from nsabench.worker.protocol import Refused, Step
+from nsabench.running.death import CheckerLost, WorkerLost
+from nsabench.running.launch import Program, make_environment
+from nsabench.running.process import WarmProcess
+from nsabench.verdicts.blame import BEFORE_ANY
 
 DIAGNOSIS_LIMIT_S = 60.0  # for each implementation; its own search ends after two seconds
 REPLY: TypeAdapter[Any] = TypeAdapter(
@@ -42,11 +42,9 @@ class CheckerProcess:
             options += ["--ops", str(ops_file)]
             if ops_sha256 is not None:
                 options += ["--ops-sha256", ops_sha256]
-        environment = worker_environment(device)
-        program = Program(
-            "nsabench.running.checking", options, environment, REPLY, mailbox=self.mailbox
-        )
-        self._worker = WarmWorker(lambda: program)
+        environment = make_environment(device)
+        program = Program("nsabench.checker", options, environment, REPLY, self.mailbox)
+        self._process = WarmProcess(lambda: program)
         self._limit_s = 0.0
 
     def prepare(
@@ -54,21 +52,26 @@ class CheckerProcess:
     ) -> Prepared:
         self._limit_s = case.timeout_s
         request = Prepare(case=case, computes=list(computes), seeds=list(seeds), probes=probes)
-        return self._ask(request, Prepared, (1 + len(computes)) * case.timeout_s)
+        return self._ask(request, Prepared, (1 + len(computes)) * case.timeout_s, BEFORE_ANY)
 
     def check(self, delivery: Delivery) -> Checked:
-        return self._ask(delivery, Checked, self._limit_s)
+        suspect = delivery.implementation
+        return self._ask(delivery, Checked, self._limit_s, "delivery", suspect)
 
     def conclude(self, implementations: int) -> dict[str, Judged]:
-        return self._ask(Conclude(), Concluded, (1 + implementations) * DIAGNOSIS_LIMIT_S).judged
+        limit_s = (1 + implementations) * DIAGNOSIS_LIMIT_S
+        return self._ask(Conclude(), Concluded, limit_s, "diagnosis").judged
 
-    def _ask(self, request: Message, expected: type[R], limit_s: float) -> R:
+    def _ask(
+        self, request: Message, expected: type[R], limit_s: float, phase: str, suspect: str = ""
+    ) -> R:
         try:
-            return self._worker.ask(request, expected, limit_s)
+            return self._process.ask(request, expected, limit_s)
         except WorkerLost as lost:
             reason = f"the checker was lost: {lost.reason}"
-            raise CheckerLost(Death(status=lost.death.status, reason=reason)) from lost
+            update = {"reason": reason, "phase": phase, "suspect": suspect}
+            raise CheckerLost(lost.death.model_copy(update=update)) from lost
 
     def close(self) -> None:
-        self._worker.retire()
+        self._process.retire()
         self._close_mailbox()

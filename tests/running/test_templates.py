@@ -13,10 +13,9 @@ import psutil
 import pytest
 
 from nsabench.model.description import Described
-from nsabench.running.supervisor import templates
-from nsabench.running.supervisor.process import WorkerProcess
-from nsabench.running.supervisor.program import Program, measuring
-from nsabench.running.supervisor.templates import ForkedProcess, NoTemplate
+from nsabench.running import launch
+from nsabench.running.launch import ForkedProcess, Program
+from nsabench.running.process import Process
 from nsabench.worker.protocol import Describe
 from tests import forked
 
@@ -24,7 +23,7 @@ from tests import forked
 @pytest.fixture
 def begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Templates are started, and not forked from what has imported torch for all tests."""
-    monkeypatch.setattr(templates, "start", forked.started)
+    monkeypatch.setattr(launch, "start_template", forked.started)
     monkeypatch.setenv("BEGUN", "anew")
 
 
@@ -32,27 +31,27 @@ def begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 def program(request: pytest.FixtureRequest) -> Program:
     if "begun_anew" in request.fixturenames:
         request.getfixturevalue("begun_anew")
-    return measuring("cpu", None)
+    return Program("nsabench.worker", ["--device", "cpu"], launch.make_environment("cpu"))
 
 
 @pytest.fixture
-def worker(program: Program) -> Iterator[WorkerProcess]:
-    process = WorkerProcess(program)
+def worker(program: Program) -> Iterator[Process]:
+    process = Process(program)
     yield process
     process.stop()
 
 
 @pytest.mark.usefixtures("begun_anew")
 def test_a_worker_is_forked_and_is_a_child_of_this_process(
-    worker: WorkerProcess, program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    worker: Process, program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    template = templates.pids()
+    template = launch.template_pids()
     monkeypatch.chdir(tmp_path)
-    other = WorkerProcess(program)
-    assert templates.pids() == template  # both came from one
+    other = Process(program)
+    assert launch.template_pids() == template  # both came from one
     for process, folder in ((worker, None), (other, tmp_path)):
         assert isinstance(process._process, ForkedProcess)
-        answer = process.ask(Describe(), Described, 60)
+        answer = process.ask(Describe(), Described, 60, 5, lambda reply: None)
         assert answer.model_dump()["software"]["torch"]
         seen = psutil.Process(process.pid)
         assert seen.ppid() == os.getpid()
@@ -68,13 +67,13 @@ def test_a_worker_is_forked_and_is_a_child_of_this_process(
 
 
 @pytest.mark.usefixtures("begun_anew")
-def test_a_template_that_was_killed_is_replaced(worker: WorkerProcess, program: Program) -> None:
-    gone = templates.pids()
+def test_a_template_that_was_killed_is_replaced(worker: Process, program: Program) -> None:
+    gone = launch.template_pids()
     for pid in gone:
         os.kill(pid, signal.SIGKILL)
-    other = WorkerProcess(program)
+    other = Process(program)
     assert isinstance(other._process, ForkedProcess)
-    assert templates.pids() - gone
+    assert launch.template_pids() - gone
     other.stop()
 
 
@@ -83,17 +82,15 @@ def test_without_a_template_a_worker_is_started_the_long_way(
 ) -> None:
     (tmp_path / "triton.py").write_text("raise ImportError('not here')")
     environment = {**program.environment, "PYTHONPATH": str(tmp_path)}
-    with pytest.raises(NoTemplate):
-        templates.fork("nsabench.worker", [], environment)
-    process = WorkerProcess(replace(program, environment=environment))
+    process = Process(replace(program, environment=environment))
     assert isinstance(process._process, subprocess.Popen)
     process.stop()
 
 
 def test_templates_of_many_environments_are_not_all_kept(program: Program) -> None:
-    before = templates.pids()
-    for number in range(templates.MOST_TEMPLATES + 1):
+    before = launch.template_pids()
+    for number in range(launch.MOST_TEMPLATES + 1):
         environment = {**program.environment, "NUMBER": str(number)}
-        WorkerProcess(replace(program, environment=environment)).stop()
-    assert len(templates.pids()) == templates.MOST_TEMPLATES
+        Process(replace(program, environment=environment)).stop()
+    assert len(launch.template_pids()) == launch.MOST_TEMPLATES
     assert not any(psutil.pid_exists(pid) for pid in before)

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pynvml
 import pytest
 
+from nsabench.channel import Step
 from nsabench.machine.environment import nvml
 from nsabench.machine.environment.nvml import Reading
 from nsabench.worker import conditions
 from nsabench.worker.conditions import ConditionMonitor
-from nsabench.worker.protocol import Step
 
 
 class Fake:

@@ -7,16 +7,15 @@ import sys
 from pathlib import Path
 
 from nsabench import ops
+from nsabench.channel import Channel, Refused, Step, die_with
 from nsabench.checker.checker import Checker
 from nsabench.checker.messages import REQUEST, Conclude, Prepare
 from nsabench.delivery import Delivery, Mailbox
 from nsabench.errors import NsabenchError
-from nsabench.worker.channel import Channel, die_with
-from nsabench.worker.protocol import Refused, Step
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="nsabench.running.checking")
+    parser = argparse.ArgumentParser(prog="nsabench.checker")
     parser.add_argument("--device", choices=["cuda", "cpu"], required=True)
     parser.add_argument("--ops", type=Path)
     parser.add_argument("--ops-sha256")
@@ -29,7 +28,7 @@ def main() -> None:
         try:
             ops.load_file(options.ops, options.ops_sha256)
         except NsabenchError as error:
-            channel.send(Refused.of(error))
+            channel.send(Refused.from_error(error))
             return
     checker = Checker(options.device, Mailbox(options.mailbox, options.device))
     channel.send(Step(phase="start"))

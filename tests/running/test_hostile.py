@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -14,13 +13,13 @@ from nsabench.model.job import Death
 from nsabench.model.measurement import Observation
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Status
+from nsabench.running import executor as executors
+from nsabench.running import launch, process
 from nsabench.running.policy import next_jobs
-from nsabench.running.supervisor import executor, process, program, templates
-from nsabench.running.supervisor.executor import WorkerExecutor
-from nsabench.running.supervisor.process import HEAD_BYTES, TAIL_BYTES
+from nsabench.running.process import HEAD_BYTES, TAIL_BYTES
 from nsabench.verdicts.attempts import CaseState
 from tests import main_pass
-from tests.running.supervisor.conftest import HOSTILE, MakePlan
+from tests.running.conftest import MakePlan
 from tests.runs import log_of
 
 
@@ -37,7 +36,7 @@ def measure(
 
 
 def run(plan: Plan, folder: Path) -> list[CaseState]:
-    with closing(WorkerExecutor("cpu", HOSTILE)) as executor:
+    with main_pass.executor_of(plan, folder) as executor:
         states = main_pass.measure(plan, folder, executor)
     assert leftovers() == []
     return states
@@ -48,8 +47,8 @@ def leftovers() -> list[int]:
     found = []
     for candidate in psutil.process_iter():
         try:
-            marked = candidate.environ().get(program.MARK) == program.mark
-            ours = candidate.pid in templates.pids()
+            marked = candidate.environ().get(launch.MARK) == launch.mark
+            ours = candidate.pid in launch.template_pids()
             if marked and not ours and candidate.status() != psutil.STATUS_ZOMBIE:
                 found.append(candidate.pid)
         except psutil.Error:
@@ -115,7 +114,7 @@ def test_outputs_to_check_are_bounded(
     make_plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time of the checker is not the worker's, so it would never time out."""
-    monkeypatch.setattr(executor, "MOST_DELIVERIES", 300)
+    monkeypatch.setattr(executors, "MOST_DELIVERIES", 300)
     observations = measure(make_plan, tmp_path, "delivers_for_ever", timeout_s=60)
     assert observations["delivers_for_ever"].status is Status.CRASHED
     assert "delivered more than" in observations["delivers_for_ever"].reason
@@ -129,7 +128,7 @@ def test_a_job_of_many_rounds_may_deliver_the_outputs_of_each(make_plan: MakePla
     timing = job.case.timing.model_copy(update={"stopping": stopping})
     case = job.case.model_copy(update={"timing": timing})
     job = job.model_copy(update={"case": case, "implementations": ("sdpa_gqa",) * 91})
-    assert executor.most_deliveries(job) > 2 * 91 * 10_000
+    assert executors.count_deliveries(job) > 2 * 91 * 10_000
 
 
 @pytest.fixture
@@ -172,15 +171,14 @@ def test_other_children_of_this_process_are_left_alone(make_plan: MakePlan, tmp_
     assert alive
 
 
-def test_a_timeout_is_not_much_longer_than_asked(make_plan: MakePlan) -> None:
+def test_a_timeout_is_not_much_longer_than_asked(make_plan: MakePlan, tmp_path: Path) -> None:
     """From the step that hangs to the end of the worker: the limit, and the grace before KILL."""
     steps: list[tuple[str, float]] = []
-    executor = WorkerExecutor(
-        "cpu", HOSTILE, on_step=lambda step: steps.append((step.phase, time.monotonic()))
-    )
     plan = make_plan(["loop_in_c_that_ignores_term"])
     [job] = next_jobs(plan, log_of(plan))
-    with closing(executor):
+    with main_pass.executor_of(
+        plan, tmp_path, on_step=lambda step: steps.append((step.phase, time.monotonic()))
+    ) as executor:
         death = executor.run(job)
     assert isinstance(death, Death) and death.reason.startswith("no answer within 3 s")
     taken = time.monotonic() - steps[-1][1]

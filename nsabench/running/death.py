@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import signal
 
+from nsabench.channel import Step
 from nsabench.errors import NsabenchError
 from nsabench.model.job import Death
 from nsabench.model.vocabulary import Status
-from nsabench.worker.protocol import Step
 
 LAST_LINES = 3
 MAX_LINE = 1000  # foreign output: a line may be a gigabyte long

@@ -1,0 +1,206 @@
+"""Run jobs: a worker measures, and the checker judges what the worker delivers."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from secrets import token_hex
+from typing import Any
+
+from nsabench import limits, ops
+from nsabench.channel import Step
+from nsabench.checker.messages import Judged, Prepared
+from nsabench.delivery import Delivery
+from nsabench.machine.environment import nvml
+from nsabench.model.case import FixedCount, Seed
+from nsabench.model.job import Death, Job, input_seeds
+from nsabench.model.measurement import Bursts, Message, Observation, Samples
+from nsabench.model.plan import Plan
+from nsabench.model.vocabulary import Purpose, Role, Status
+from nsabench.running import process_tree
+from nsabench.running.checker import CheckerProcess
+from nsabench.running.death import WorkerLost, WorkerRefused, broke_protocol
+from nsabench.running.worker import Listener, Worker
+from nsabench.worker.conditions import ConditionMonitor
+from nsabench.worker.protocol import Measure, Measured
+
+# For each implementation; 10,000 samples take less. A longer line of the log is refused.
+MOST_ANSWER_BYTES = limits.LOG_LINE // 16
+_ELSEWHERE = {"observations": {"__all__": {"traceback"}}}  # a file holds them
+# The checker's work is bounded. An honest worker delivers less: outside of rounds, and in a round
+# for one implementation.
+MOST_DELIVERIES, MOST_IN_A_ROUND = 100_000, 4
+
+
+class Executor:
+    """Runs the jobs of a plan in one worker."""
+
+    def __init__(self, plan: Plan, worker: Worker, checker: CheckerProcess) -> None:
+        self.worker = worker
+        self._checker = checker
+        self._entropy = plan.entropy or token_hex(16)  # the secret that seeds are made from
+        # The op that an alternative computes, by op and name.
+        self._computes = {(i.op, i.name): i.computes for i in plan.implementations}
+        self._candidates = {
+            (i.op, i.name) for i in plan.implementations if i.role is Role.CANDIDATE
+        }
+        self._compiled_s: Mapping[tuple[str, str], float] = {}
+        self._probed: set[tuple[Hashable, str]] = set()  # right on probes, by series and name
+
+    def credit(self, compiled_s: Mapping[tuple[str, str], float]) -> None:
+        """Take the seconds of first calls made ahead, by case id and implementation."""
+        self._compiled_s = compiled_s
+
+    def close(self) -> None:
+        self.worker.close()
+
+    def run(self, job: Job) -> Measured | Death:
+        """Measure a job, or return how its worker or checker died. Raises `WorkerRefused`."""
+        self.worker.log.clear()
+        try:
+            return self._run(job)
+        except WorkerLost as lost:
+            self.worker.retire()
+            return lost.death
+
+    def _run(self, job: Job) -> Measured:
+        seeds = input_seeds(self._entropy, job.purpose, job.case)
+        computes = {name: self._computes[job.case.op, name] for name in job.implementations}
+        # Probes do not depend on the length, so a candidate must be right on them at one only.
+        series = ops.ladder(job.case)
+        probed = {
+            (series, name) for name in computes if (job.case.op, name) in self._candidates
+        } - self._probed
+        probes = job.purpose is Purpose.MAIN and bool(probed)
+        prepared = self._checker.prepare(job.case, sorted({*computes.values()}), seeds, probes)
+        measured = self._measure(job, prepared, seeds, computes)
+        self._refuse_answer(measured, [*computes])
+        judged = self._checker.conclude(len(computes))
+        measured.observations = [
+            with_judgement(observation, judged.get(observation.implementation))
+            for observation in measured.observations
+        ]
+        if probes:
+            right = {o.implementation for o in measured.observations if o.status is Status.OK}
+            self._probed |= {key for key in probed if key[1] in right}
+        for observation in measured.observations:
+            if observation.compile_s is not None:  # a kernel compiled ahead is only read here
+                ahead_s = self._compiled_s.get((job.case.id, observation.implementation), 0.0)
+                observation.compile_s = max(observation.compile_s, ahead_s)
+        self._end_children(measured.observations)
+        return measured
+
+    def _measure(
+        self, job: Job, prepared: Prepared, seeds: list[Seed], computes: Mapping[str, str]
+    ) -> Measured:
+        request = Measure(
+            case=job.case.model_copy(update={"seed": 0}),
+            implementations=[*computes],
+            prepared=prepared,
+            seeds=seeds,
+            early_exit=job.early_exit,
+        )
+        # Prechecks, parity, its result, warm-up and probes of each, and a few steps of the case.
+        max_steps = (8 + len(prepared.probes)) * len(computes) + 8
+        sensors = nvml.Device.visible() if self.worker.device == "cuda" else None
+        try:
+            with ConditionMonitor(sensors) as monitor:
+                listener = JobListener(job, self.worker, self._checker, computes, monitor)
+                measured = self.worker.measure(request, max_steps, listener)
+        except WorkerRefused as refused:
+            if not self.worker.is_clean:
+                raise
+            # A source may need a module that only comes with a candidate.
+            raise WorkerLost(Death(status=Status.CRASHED, reason=str(refused))) from refused
+        if sensors is not None:
+            measured.conditions = monitor.summary(process_tree.list_own())
+        return measured
+
+    def _refuse_answer(self, measured: Measured, names: list[str]) -> None:
+        size = len(measured.model_dump_json(exclude=_ELSEWHERE).encode())
+        if size > min(len(names) * MOST_ANSWER_BYTES, limits.LOG_LINE // 2):
+            how = f"answered with {size} bytes, more than the log has room for"
+            raise WorkerLost(broke_protocol(how))
+        if [observation.implementation for observation in measured.observations] != names:
+            raise WorkerLost(broke_protocol("answered for others than it was asked for"))
+
+    def _end_children(self, observations: list[Observation]) -> None:
+        count = self.worker.count_children()
+        if not count:
+            return
+        self.worker.retire()
+        # Any of the implementations may have started them.
+        for observation in observations:
+            observation.notes.append(
+                f"after it and those measured with it {count} process(es) were left behind "
+                "and killed"
+            )
+
+
+class JobListener(Listener):
+    """Hands the outputs of a job to the checker."""
+
+    def __init__(
+        self,
+        job: Job,
+        worker: Worker,
+        checker: CheckerProcess,
+        computes: Mapping[str, str],
+        monitor: ConditionMonitor,
+    ) -> None:
+        """computes: the op that each implementation of the job computes."""
+        super().__init__(worker.on_step)
+        self._left = self._most = count_deliveries(job)
+        self._checker = checker
+        self._computes = computes
+        self._monitor = monitor
+        self._step = Step(phase="start")
+
+    def __call__(self, reply: Message) -> Message | None:
+        if isinstance(reply, Delivery):
+            self._left -= 1
+            if self._left < 0:
+                raise WorkerLost(broke_protocol(f"delivered more than {self._most} outputs"))
+            if how := self._find_forgery(reply):
+                raise WorkerLost(broke_protocol(how, self._step))
+            return self._checker.check(reply)
+        if isinstance(reply, Step):
+            self._step = reply
+            self._monitor.at_step(reply)
+        return super().__call__(reply)
+
+    def _find_forgery(self, delivery: Delivery) -> str:
+        """Return why only foreign code can have sent a delivery at this step, or an empty text.
+
+        In timed rounds the step names no implementation, so one may deliver for another.
+        """
+        name, computes = delivery.implementation, self._computes
+        if name not in computes:
+            return f"delivered an output of {name[:40]!r}, which is not measured here"
+        if delivery.computes != computes[name]:
+            return f"delivered an output of {name!r} for the op {delivery.computes[:40]!r}"
+        called = self._step.implementation
+        if called not in ("", name):
+            return f"delivered an output of {name!r} while {called[:40]!r} was called"
+        return ""
+
+
+def count_deliveries(job: Job) -> int:
+    """Return the most outputs that a worker may deliver for a job."""
+    stopping = job.case.timing.stopping
+    rounds = stopping.rounds if isinstance(stopping, FixedCount) else stopping.max_rounds
+    return MOST_DELIVERIES + MOST_IN_A_ROUND * rounds * len(job.implementations)
+
+
+def with_judgement(observation: Observation, judged: Judged | None) -> Observation:
+    if judged is None:
+        if observation.status is not Status.OK:
+            return observation
+        reason = "its process says that it is right, and delivered no output to be checked"
+        update: dict[str, Any] = {"status": Status.CRASHED, "reason": reason}
+    else:
+        update = judged.model_dump(exclude={"status", "reason"})
+        if judged.reason and observation.status in (Status.OK, Status.WRONG):
+            update |= {"status": judged.status, "reason": judged.reason}
+    if update.get("status", Status.OK) is not Status.OK:
+        update |= {"samples": Samples(), "bursts": Bursts()}
+    return observation.model_copy(update=update)

@@ -1,0 +1,189 @@
+"""Make a plan for this machine: its device, what is installed, the time and memory it takes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.filesize import decimal
+
+from nsabench import labels, ops, registry
+from nsabench.errors import EnvironmentRefused, UsageError
+from nsabench.machine.doctor.driver import explain_unusable
+from nsabench.machine.environment import nvml
+from nsabench.machine.environment.container import read_container
+from nsabench.machine.environment.gpu import read_driver
+from nsabench.model.plan import Device, ImplementationInfo, Plan, PlannedCase
+from nsabench.model.source import Source
+from nsabench.model.vocabulary import MARGIN, Role
+from nsabench.planning import resolve
+from nsabench.planning.narrow import ALL, Narrowed
+from nsabench.planning.shards import estimate_s
+from nsabench.running.worker import Worker
+from nsabench.sources import digest_of
+from nsabench.verdicts import tables
+
+
+def choose_device(requested: str) -> Device:
+    """Return the device to measure on.
+
+    Raises `EnvironmentRefused` for "auto" on a host with a GPU that cannot be used.
+    """
+    if requested == "cuda" or requested == "cpu":
+        return requested  # type: ignore[return-value]
+    if nvml.Device.all():
+        return "cuda"
+    unusable = explain_unusable(read_driver(), read_container(os.environ, {}).shut_in)
+    if unusable is not None:
+        raise EnvironmentRefused(
+            unusable.what.removesuffix("."),
+            f"{unusable.remedy} To measure on the CPU instead: `--device cpu`.",
+        )
+    return "cpu"
+
+
+def make_plan(
+    matrices: Sequence[str],
+    device: Device,
+    kernels: Path | None,
+    shard: str = "1/1",
+    ops_file: Path | None = None,
+    margin: float = MARGIN,
+    *,
+    sandboxed: bool = True,
+    brief: bool = False,
+    narrowed: Narrowed = ALL,
+) -> Plan:
+    """Resolve matrices against what is installed. Raises `UsageError` if something is broken."""
+    kernels, ops_file = _absolute(kernels), _absolute(ops_file)
+    if ops_file is not None:
+        ops.load_file(ops_file)
+    loaded = resolve.load_matrices(matrices or resolve.default_matrices(device))
+    for name in {case.op for matrix in loaded for case in matrix.cases}:
+        tables.refuse_sizes(ops.get(name))
+    sources = registry.sources(kernels, ops_file)
+    implementations = discover(device, kernels, ops_file, sources, sandboxed=sandboxed)
+    plan = resolve.resolve(
+        loaded,
+        implementations,
+        device=device,
+        kernels=kernels,
+        ops_file=ops_file,
+        sources=sources,
+        shard=shard,
+        margin=margin,
+        sandboxed=sandboxed,
+        brief=brief,
+        narrowed=narrowed,
+    )
+    ops.refuse_other(plan)  # the file may have changed since its op was loaded
+    return plan
+
+
+def installed(
+    kernels: Path | None = None, ops_file: Path | None = None
+) -> list[ImplementationInfo]:
+    """Return all implementations. Raises `UsageError` if one cannot be imported."""
+    kernels, ops_file = _absolute(kernels), _absolute(ops_file)
+    sources = registry.sources(kernels, ops_file)
+    return discover("cpu", kernels, ops_file, sources, sandboxed=True)
+
+
+def _absolute(file: Path | None) -> Path | None:
+    return file.absolute() if file is not None else None  # a run may be resumed elsewhere
+
+
+def discover(
+    device: Device,
+    kernels: Path | None,
+    ops_file: Path | None,
+    sources: Mapping[str, str],
+    *,
+    sandboxed: bool,
+) -> list[ImplementationInfo]:
+    """Return all implementations. Raises `UsageError` if an import fails, as `join_file` does."""
+
+    def list_with(file: Path | None, imported: Mapping[str, str]) -> list[ImplementationInfo]:
+        with closing(
+            Worker(device, file, sources=imported, ops_file=ops_file, sandboxed=sandboxed)
+        ) as worker:
+            return worker.discover()
+
+    installed = list_with(None, without_file(kernels, sources))
+    if kernels is None:
+        return installed
+    return join_file(kernels, sources, installed, list_with(kernels, sources))
+
+
+def without_file(kernels: Path | None, sources: Mapping[str, str]) -> dict[str, str]:
+    own = Source.of_digest(kernels, digest_of(kernels, sources)) if kernels is not None else None
+    return {source: digest for source, digest in sources.items() if source != own}
+
+
+def join_file(
+    kernels: Path,
+    sources: Mapping[str, str],
+    installed: Sequence[ImplementationInfo],
+    loaded: Iterable[ImplementationInfo],
+) -> list[ImplementationInfo]:
+    """Return `loaded`. Raises `UsageError` if the file has altered what is installed."""
+    before = {(info.op, info.name): info for info in installed}
+    after = {(info.op, info.name): info for info in loaded}
+    own = Source.of_digest(kernels, digest_of(kernels, sources))
+    altered = [key for key, info in before.items() if after.get(key) != info]
+    # The controls of an op are wrapped around its first baseline, which may be the file's.
+    altered += [
+        key
+        for key, info in after.items()
+        if key not in before and info.source != own and info.role is not Role.CONTROL
+    ]
+    if altered:
+        op, name = altered[0]
+        raise UsageError(
+            f"{kernels} alters what is installed: {name} of {op}",
+            "a file of kernels adds implementations under names of their own, and nothing else.",
+        )
+    return list(after.values())
+
+
+@dataclass(frozen=True)
+class Estimate:
+    seconds: float  # about
+    bytes: int  # at least, since all sets of inputs are in memory at once
+
+
+def estimate(plan: Plan) -> dict[str, Estimate]:
+    return {planned.id: estimate_case(planned, plan.device) for planned in plan.cases}
+
+
+def estimate_case(planned: PlannedCase, device: Device) -> Estimate:
+    case = planned.case
+    return Estimate(
+        min(estimate_s(planned, device), case.timeout_s * len(planned.implementations)),
+        2 * ops.work(case).bytes_min,
+    )
+
+
+def refuse_unfitting(plan: Plan, memory: int | None) -> None:
+    """Raise `UsageError` for cases that need more bytes than the memory; None: unknown."""
+    if memory is None:
+        return
+    needs = {case_id: estimate.bytes for case_id, estimate in estimate(plan).items()}
+    over = [planned for planned in plan.cases if needs[planned.id] > memory]
+    if over:
+        worst = max(over, key=lambda planned: needs[planned.id])
+        more = f" (the most of {len(over)} cases)" if len(over) > 1 else ""
+        raise UsageError(
+            f"{labels.named(worst.case)} takes at least {decimal(needs[worst.id])}{more}, "
+            f"and there are {decimal(memory)}",
+            "leave them out with --where, or make them smaller.",
+        )
+
+
+def format_duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,326 @@
+"""Ask one process under a budget of time and steps, and leave nothing of it behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from secrets import token_hex
+from typing import IO, NoReturn, TypeVar
+
+import psutil
+
+from nsabench.channel import GO, Refused, Step
+from nsabench.model.job import Death
+from nsabench.model.measurement import Message
+from nsabench.running import death, process_tree
+from nsabench.running.death import WorkerLost, WorkerRefused
+from nsabench.running.launch import Program
+from nsabench.running.process_tree import Orphans
+from nsabench.worker.protocol import Calibrate, Describe
+
+START_TIMEOUT_S = 180.0  # importing torch and creating a CUDA context on a slow disk
+MAX_STEPS = 1000
+MAX_ALLOWANCE = 64.0
+# The mean: a few steps concern all implementations of a case, and the others one.
+ALLOWANCE_EACH = 2.0
+TERM_GRACE_S = 2.0
+READ_TIMEOUT_S = 20.0  # of a process that waits for a request
+POLL_S = 0.25
+MEMORY_SHARE = 0.85  # of the host memory that is free when a process starts
+# RLIMIT_NPROC does not limit root. A compiler may start one process for each core.
+MOST_PROCESSES = 64 + 4 * (os.cpu_count() or 1)
+MAX_REPLY_BYTES = 64 << 20
+READ_BYTES = 1 << 16
+HEAD_BYTES, TAIL_BYTES = 256 << 10, 64 << 10  # kept of what a process prints
+MOST_PRINTED_BYTES = 1 << 20  # a pipe holds no more, unless root made it larger
+REFUSALS = (1, 2, 3)  # exit codes a process may ask for
+
+M = TypeVar("M", bound=Message)
+# Is called with every reply except the answer, and returns what the process is told.
+Listen = Callable[[Message], Message | None]
+
+
+class StepBudget:
+    """Limits each step of a request, the number of steps and the sum of their times."""
+
+    def __init__(self, limit_s: float, max_steps: int) -> None:
+        """limit_s: of a step with allowance 1. The first step may take longer."""
+        # The limit of the current step, and what is left of it.
+        self.step_s = self.left_s = max(START_TIMEOUT_S, limit_s)
+        self._limit_s = limit_s
+        self._max_steps = self._steps_left = max_steps
+        self._allowance_left = ALLOWANCE_EACH * max_steps
+
+    def begin(self, step: Step) -> str:
+        """Begin the time of a step. Return what the process did wrong, or an empty string."""
+        self._steps_left -= 1
+        if self._steps_left < 0:
+            return f"reported more than {self._max_steps} steps"
+        if step.phase != "start":
+            self._allowance_left -= step.allowance
+            if not self._allowance_left >= 0:
+                return "asked for more time than its work can take"
+            self.step_s = self._limit_s * min(step.allowance, MAX_ALLOWANCE)
+        self.left_s = self.step_s
+        return ""
+
+
+class Printed:
+    """The beginning and the end of what a process prints."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self._head, self._tail, self._dropped = bytearray(), bytearray(), 0
+
+    def write(self, data: bytes) -> None:
+        room = HEAD_BYTES - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:]
+        excess = max(len(self._tail) - TAIL_BYTES, 0)
+        del self._tail[:excess]
+        self._dropped += excess
+
+    def text(self) -> str:
+        middle = f"\n[... {self._dropped} bytes left out ...]\n" if self._dropped else ""
+        return (self._head + middle.encode() + self._tail).decode("utf-8", "replace")
+
+
+class Process:
+    def __init__(self, program: Program) -> None:
+        self._replies = program.replies
+        self._orphans = Orphans()
+        self._process = process_tree.start_worker(program)
+        stdin, stdout, stderr = self._process.stdin, self._process.stdout, self._process.stderr
+        assert stdin is not None and stdout is not None and stderr is not None
+        self._stdin, self._stdout, self._stderr = stdin, stdout, stderr
+        # An answer without it was written by foreign code on the descriptor of the answers.
+        self._nonce = token_hex(16).encode()
+        # A write into a full pipe that the process does not read would never end.
+        os.set_blocking(self._stdin.fileno(), False)
+        os.set_blocking(self._stderr.fileno(), False)
+        with contextlib.suppress(BrokenPipeError):  # it died; the first request raises
+            self._stdin.write(self._nonce + b"\n")
+        self._has_answered = False
+        self._may_refuse = True  # until it has imported foreign code
+        self._is_stopped = False
+        self._prints = True  # its stderr is open
+        self.log = Printed()
+        self._step = Step(phase="start")
+        self._memory_limit = int(psutil.virtual_memory().available * MEMORY_SHARE)
+        self._weighed_at = time.monotonic()
+        self._buffer = bytearray()
+        # The kernel's out-of-memory killer must pick the process, not the supervisor.
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{self.pid}/oom_score_adj").write_text("1000")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(
+        self, request: Message, expected: type[M], limit_s: float, max_steps: int, listen: Listen
+    ) -> M:
+        budget = StepBudget(limit_s, max_steps)
+        reads_within_s = budget.step_s
+        if self._has_answered:
+            name = getattr(request, "implementation", "")
+            self._step = Step(phase="request", implementation=name)
+            reads_within_s = READ_TIMEOUT_S
+        try:
+            self._send(request.model_dump_json().encode() + b"\n", reads_within_s)
+        except BrokenPipeError:
+            raise self._died() from None
+        self._step = Step(phase="start")
+        while not isinstance(reply := self._receive(budget), expected):
+            data = b""
+            if isinstance(reply, Step):
+                self._step = reply
+                if broken := budget.begin(reply):
+                    raise self._broke(broken)
+                data = GO if reply.awaits else b""
+            elif isinstance(reply, Refused):
+                self._refuse(reply)
+            response = listen(reply)
+            if response is not None:
+                data = response.model_dump_json().encode() + b"\n"
+            elif not isinstance(reply, Step):
+                raise self._broke(f"answered with a {type(reply).__name__}")
+            if data:
+                with contextlib.suppress(BrokenPipeError):  # it died; what comes next says how
+                    self._send(data, budget.step_s)
+        self._has_answered = True
+        self._may_refuse &= isinstance(request, Describe | Calibrate)
+        self._keep_printed()  # what precedes the answer belongs to this request
+        return reply
+
+    def _refuse(self, reply: Refused) -> NoReturn:
+        is_early = self._may_refuse and self._step.phase == "start"
+        if not is_early or reply.exit_code not in REFUSALS:
+            raise self._broke("sent a refusal in the middle of measuring")
+        self.stop()
+        raise WorkerRefused(reply.sentence, reply.remedy, reply.exit_code)
+
+    def _send(self, data: bytes, limit_s: float) -> None:
+        """Raise `WorkerLost` if it is not read in time, `BrokenPipeError` if the process died."""
+        ends = time.monotonic() + limit_s
+        while data := data[(self._stdin.write(data) or 0) :]:
+            if time.monotonic() >= ends:
+                raise self._lost(death.timed_out(self._step, limit_s))
+            self._wait_for(self._stdin, selectors.EVENT_WRITE, POLL_S)
+
+    def _receive(self, budget: StepBudget) -> Message:
+        """Return the next reply. Only waiting counts for the budget."""
+        began = time.monotonic()
+        while b"\n" not in self._buffer:
+            now = time.monotonic()
+            left_s = began + budget.left_s - now
+            if left_s <= 0:
+                raise self._lost(death.timed_out(self._step, budget.step_s))
+            if now - self._weighed_at >= POLL_S:  # it takes milliseconds
+                self._weighed_at = now
+                self._refuse_excess()
+            if not self._wait_for(self._stdout, selectors.EVENT_READ, min(left_s, POLL_S)):
+                continue
+            data = os.read(self._stdout.fileno(), 1 << 20)
+            if not data:
+                raise self._died()
+            if len(self._buffer) > MAX_REPLY_BYTES:
+                raise self._broke(f"sent more than {MAX_REPLY_BYTES >> 20} MiB in one answer")
+            self._buffer += data
+        budget.left_s -= time.monotonic() - began
+        line, _, rest = self._buffer.partition(b"\n")
+        self._buffer = bytearray(rest)
+        nonce, _, content = bytes(line).partition(b" ")
+        try:
+            if nonce != self._nonce:
+                raise ValueError("it has not the nonce")
+            reply: Message = self._replies.validate_json(content)
+            return reply
+        except ValueError:
+            self.log.write(b"\n[nsabench] the worker sent: " + bytes(line[:500]) + b"\n")
+            raise self._broke("wrote on the descriptor of the worker's answers") from None
+
+    def _wait_for(self, stream: IO[bytes], event: int, limit_s: float) -> bool:
+        """Wait until a stream is ready, and meanwhile keep what the process prints."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(stream, event)
+            if self._prints:
+                selector.register(self._stderr, selectors.EVENT_READ)
+            ready = [key.fileobj for key, _ in selector.select(limit_s)]
+        if self._stderr in ready:
+            self._keep_printed()
+        return stream in ready
+
+    def _keep_printed(self) -> None:
+        for _ in range(MOST_PRINTED_BYTES // READ_BYTES):
+            try:
+                data = os.read(self._stderr.fileno(), READ_BYTES)
+            except BlockingIOError:
+                return
+            if not data:
+                self._prints = False
+                return
+            self.log.write(data)
+
+    def _lost(self, how: Death) -> WorkerLost:
+        self.stop()
+        return WorkerLost(how)
+
+    def _broke(self, how: str) -> WorkerLost:
+        return self._lost(death.broke_protocol(how, self._step))
+
+    def _died(self) -> WorkerLost:
+        try:
+            returncode = self._process.wait(TERM_GRACE_S)
+        except subprocess.TimeoutExpired:
+            return self._broke("closed the descriptor of the worker's answers and went on")
+        self.stop()
+        return WorkerLost(death.died(self._step, returncode, self.log.text()))
+
+    def _refuse_excess(self) -> None:
+        orphans = {orphan.pid for orphan in self._orphans.find()}
+        started = orphans.union(*map(process_tree.list_descendants, (self.pid, *orphans)))
+        if len(started) > MOST_PROCESSES:
+            raise self._broke(f"started more than {MOST_PROCESSES} processes")
+        if process_tree.takes_more(self.pid, self._memory_limit):
+            raise self._lost(death.took_too_much_memory(self._step, self._memory_limit))
+
+    def count_descendants(self) -> int:
+        return len(process_tree.list_family(self.pid)) - 1
+
+    def kill(self) -> None:
+        """End the process group; the thread that waits for an answer stops the process."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def stop(self) -> None:
+        """End the process, its process group and all its descendants: TERM, then KILL."""
+        if self._is_stopped:
+            return
+        left = process_tree.list_family(self.pid)
+        for signum in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signum)
+            for process in left:
+                with contextlib.suppress(psutil.Error):
+                    process.send_signal(signum)
+            if self._process.poll() is not None and not process_tree.select_alive(left):
+                break
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(TERM_GRACE_S)
+            left = psutil.wait_procs(process_tree.select_alive(left), TERM_GRACE_S)[1]
+        process_tree.forget_worker(self.pid)
+        self._orphans.kill()
+        self._keep_printed()
+        for stream in (self._stdin, self._stdout, self._stderr):
+            stream.close()
+        self._is_stopped = True
+
+
+class WarmProcess:
+    """Starts a process for the first request, and a new one after a process was lost."""
+
+    def __init__(self, make_program: Callable[[], Program]) -> None:
+        self.process: Process | None = None
+        self.log = Printed()  # of the last process
+        self._make_program = make_program
+        self._is_killed = False
+
+    def ask(
+        self,
+        request: Message,
+        expected: type[M],
+        limit_s: float,
+        max_steps: int = MAX_STEPS,
+        listen: Listen = lambda reply: None,
+    ) -> M:
+        """Return the answer. Raises `WorkerLost` or `WorkerRefused`."""
+        process = self.process = self.process or Process(self._make_program())
+        if self._is_killed:
+            process.kill()
+        self.log = process.log
+        self.log.clear()
+        try:
+            return process.ask(request, expected, limit_s, max_steps, listen)
+        except BaseException:
+            self.retire()
+            raise
+
+    def kill(self) -> None:
+        """End the process at once and for good; the thread that asks finds it lost."""
+        self._is_killed = True
+        if (process := self.process) is not None:
+            process.kill()
+
+    def retire(self) -> None:
+        process, self.process = self.process, None
+        if process is not None:
+            process.stop()

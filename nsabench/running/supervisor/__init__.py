@@ -1,1 +1,0 @@
-"""Worker processes as the supervisor sees them. It imports no torch and no foreign code."""

@@ -1,0 +1,210 @@
+"""Ask a warm worker, which imports kernels: to list them, describe the device, compile, measure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from nsabench.channel import Step
+from nsabench.errors import EnvironmentRefused, UsageError
+from nsabench.model.case import Case
+from nsabench.model.description import Described
+from nsabench.model.job import Death
+from nsabench.model.measurement import Ceilings, Message
+from nsabench.model.plan import Device, ImplementationInfo, Plan
+from nsabench.model.source import Source
+from nsabench.model.vocabulary import Status
+from nsabench.running.death import WorkerLost
+from nsabench.running.launch import Program, make_environment
+from nsabench.running.process import MAX_STEPS, Printed, WarmProcess
+from nsabench.running.scratch import Scratch
+from nsabench.worker.protocol import (
+    Calibrate,
+    Calibrated,
+    Compile,
+    Compiled,
+    Describe,
+    Discover,
+    Discovered,
+    LostDevice,
+    Measure,
+    Measured,
+)
+
+START_LIMIT_S = 120.0  # to import everything, or to calibrate
+MOST_PROBES = 64  # of an op, that are called ahead
+
+M = TypeVar("M", bound=Message)
+
+
+class Listener:
+    """Hears what a worker sends before its answer."""
+
+    def __init__(self, on_step: Callable[[Step], None]) -> None:
+        self._on_step = on_step
+
+    def __call__(self, reply: Message) -> Message | None:
+        if isinstance(reply, Step):
+            self._on_step(reply)
+        elif isinstance(reply, LostDevice):
+            raise WorkerLost(
+                Death(status=Status.CRASHED, reason=reply.reason, suspect=reply.implementation)
+            )
+        return None
+
+
+@dataclass
+class Worker:
+    """Starts its process for the first request, and another one after it was lost.
+
+    sources: those that it imports, and refuses if changed. is_clean: it imports no candidate.
+    mailbox: memory for outputs.
+    """
+
+    device: Device
+    kernels: Path | None = None
+    _: KW_ONLY
+    sources: Mapping[str, str] | None = None
+    ops_file: Path | None = None
+    run_folder: Path | None = None
+    sandboxed: bool = True
+    is_clean: bool = False
+    mailbox: int | None = None
+    on_step: Callable[[Step], None] = lambda step: None
+
+    def __post_init__(self) -> None:
+        self._process = WarmProcess(self._make_program)
+        self._scratch: Scratch | None = None
+        self._scratch_is_lent = False
+
+    @classmethod
+    def of_plan(
+        cls,
+        plan: Plan,
+        run: Path,
+        sources: Iterable[str] | None = None,
+        mailbox: int | None = None,
+        on_step: Callable[[Step], None] = lambda step: None,
+    ) -> Worker:
+        """Return a worker that imports sources of a plan, all by default."""
+        imported = dict(plan.sources)
+        if sources is not None:
+            imported = {source: plan.sources[source] for source in sources}
+        kernels = Path(plan.kernels) if plan.kernels else None
+        if kernels is not None:
+            # By its digest, since the file of the op may have the same name.
+            own = Source.of_digest(kernels, plan.kernels_sha256)
+            kernels = kernels if own in imported else None
+        return cls(
+            plan.device,
+            kernels,
+            sources=imported,
+            ops_file=Path(plan.ops) if plan.ops else None,
+            run_folder=run,
+            sandboxed=plan.sandboxed,
+            is_clean=imported.keys() <= plan.clean_sources.keys() < plan.sources.keys(),
+            mailbox=mailbox,
+            on_step=on_step,
+        )
+
+    def imports(self, sources: Iterable[str]) -> bool:
+        return set(sources) == set(self.sources or ())
+
+    def _make_program(self) -> Program:
+        options = ["--device", self.device]
+        if self.kernels is not None:
+            options += ["--kernels", str(self.kernels)]
+        if self.ops_file is not None:
+            options += ["--ops", str(self.ops_file)]
+        if self.sources is not None:
+            options += ["--sources", json.dumps(self.sources)]
+        if self.sandboxed:
+            options += ["--sandbox", self.scratch.next_sandbox().model_dump_json()]
+        environment = make_environment(self.device)
+        return Program("nsabench.worker", options, environment, mailbox=self.mailbox)
+
+    def discover(self) -> list[ImplementationInfo]:
+        """Return all implementations. Raises `UsageError` if they cannot be imported."""
+        try:
+            return self._ask(Discover(), Discovered, START_LIMIT_S).implementations
+        except WorkerLost as lost:
+            raise UsageError(
+                f"{self.kernels or 'the implementations'} could not be imported: {lost.reason}",
+                "import it in a Python of its own to see why.",
+            ) from lost
+
+    def describe(self) -> Described:
+        return self._ask_device(Describe(), Described, "described")
+
+    def calibrate(self) -> Ceilings:
+        return self._ask_device(Calibrate(), Calibrated, "calibrated").ceilings
+
+    def _ask_device(self, request: Message, expected: type[M], done: str) -> M:
+        """Raises `EnvironmentRefused`."""
+        try:
+            return self._ask(request, expected, START_LIMIT_S)
+        except WorkerLost as lost:
+            raise EnvironmentRefused(
+                f"the device could not be {done}: {lost.reason}", "run `nsabench doctor`."
+            ) from lost
+
+    def compile(self, case: Case, implementation: str, limit_s: float, *, probes: bool) -> Compiled:
+        """Raises `WorkerLost`."""
+        request = Compile(case=case, implementation=implementation, probes=probes)
+        return self._ask(request, Compiled, limit_s, 2 + MOST_PROBES * probes)
+
+    def measure(self, request: Measure, max_steps: int, listen: Listener) -> Measured:
+        """Raises `WorkerLost` or `WorkerRefused`."""
+        return self._ask(request, Measured, request.case.timeout_s, max_steps, listen)
+
+    def _ask(
+        self,
+        request: Message,
+        expected: type[M],
+        limit_s: float,
+        max_steps: int = MAX_STEPS,
+        listen: Listener | None = None,
+    ) -> M:
+        listen = listen or Listener(self.on_step)
+        return self._process.ask(request, expected, limit_s, max_steps, listen)
+
+    def sibling(self) -> Worker:
+        """Return another worker that writes to the same scratch."""
+        made = replace(self)
+        made.borrow(self.scratch)
+        return made
+
+    @property
+    def scratch(self) -> Scratch:
+        if self._scratch is None:
+            self._scratch = Scratch(self.run_folder)
+        return self._scratch
+
+    def borrow(self, scratch: Scratch) -> None:
+        """Write to the scratch of another worker, which keeps it."""
+        self.close()
+        self._scratch, self._scratch_is_lent = scratch, True
+
+    @property
+    def log(self) -> Printed:
+        return self._process.log
+
+    def count_children(self) -> int:
+        process = self._process.process
+        return 0 if process is None else process.count_descendants()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def retire(self) -> None:
+        """End the process. The next request starts another one."""
+        self._process.retire()
+
+    def close(self) -> None:
+        self.retire()
+        if self._scratch is not None and not self._scratch_is_lent:
+            self._scratch.remove()
+        self._scratch = None
