@@ -29,7 +29,7 @@ from nsabench.worker.outputs import Deliver
 from nsabench.worker.precheck import LEFT_OUT, Precheck, Report
 from nsabench.worker.protocol import Measured
 from nsabench.worker.state import forget_earlier_cases
-from nsabench.worker.timing import bursts, sampling, stopping
+from nsabench.worker.timing import sampling, stopping
 from nsabench.worker.timing.sampling import Collected
 from nsabench.worker.timing.timer import Timer
 
@@ -198,7 +198,7 @@ def _time_arms(
             sampling.warm_up(arm, timer, case.timing.warmup_s, out)
         report(Step(phase="timing", allowance=len(arms) + 1))
         start = now_s()
-        sampling.collect(arms, timer, rule, rng, out)
+        sampling.take_samples(arms, timer, rule, rng, out)
         sampled_arms = [arm for arm in arms if arm.name in out.samples]
         by_arm = _take_bursts(case, sampled_arms, timer, report, rng, out)
     for arm in arms:  # after the bursts, since they overwrite every buffer of a ring
@@ -231,7 +231,7 @@ def _take_bursts(
     call_bytes = arms[0].sets.nbytes if case.direction.differentiates else 0
     contenders = _find_contenders(arms, call_ms)
     with out.busy(*arms):
-        return bursts.collect(arms, timer, call_ms, call_bytes, rng, out.failed, contenders)
+        return sampling.take_bursts(arms, timer, call_ms, call_bytes, rng, out.failed, contenders)
 
 
 def _count_launches(arms: list[CaseArm], report: Report) -> dict[str, Counted]:
@@ -253,7 +253,7 @@ def _find_contenders(arms: list[CaseArm], call_ms: Mapping[str, float]) -> set[s
     for role in (Role.BASELINE, Role.ALTERNATIVE):
         of_kind = {a.name: call_ms[a.name] for a in arms if a.item.role is role}
         best = min(of_kind.values(), default=0.0)
-        factor = stopping.CONTENDER_MARGIN if best > bursts.SLOW_MS else stopping.HOPELESS
+        factor = stopping.CONTENDER_MARGIN if best > sampling.SLOW_MS else stopping.HOPELESS
         near |= {name for name, ms in of_kind.items() if ms <= factor * best}
     return near
 

@@ -17,8 +17,7 @@ from nsabench.delivery import Delivery
 from nsabench.failure import Failure
 from nsabench.model.vocabulary import Status
 from nsabench.worker.calls import Answer
-from nsabench.worker.checksums import BITS
-from nsabench.worker.inputs import InputSets
+from nsabench.worker.inputs import BITS, InputSets
 
 # Takes results in the order of their form, and returns whether they are right.
 Deliver = Callable[[Delivery, InputSets, Sequence[Tensor]], bool]

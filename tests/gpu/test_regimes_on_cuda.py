@@ -131,7 +131,7 @@ def test_equal_arms_are_equal_in_the_queue() -> None:
     from nsabench.model.vocabulary import Direction, DType, Regime, Verdict
     from nsabench.verdicts.statistics import ratio_of_medians
     from nsabench.verdicts.verdict import decide_verdict
-    from nsabench.worker.timing import bursts
+    from nsabench.worker.timing import sampling
     from nsabench.worker.timing.cuda import CudaTimer
 
     case = Case(
@@ -153,7 +153,7 @@ def test_equal_arms_are_equal_in_the_queue() -> None:
     call_ms = {arm.name: 0.02 for arm in arms}
     unequal = []
     for seed in range(200):
-        found = bursts.collect(arms, timer, call_ms, 0, Random(seed), {})
+        found = sampling.take_bursts(arms, timer, call_ms, 0, Random(seed), {})
         one, other = (found[arm.name].time_ms for arm in arms)
         count = min(len(one), len(other))
         verdict, _ = decide_verdict(ratio_of_medians(one[:count], other[:count]), Regime.QUEUE)

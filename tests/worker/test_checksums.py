@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsabench.worker.checksums import FOLD, Cut, Sums
+from nsabench.worker.inputs import FOLD, Cut, Sums
 
 
 @given(data=st.binary(min_size=4, max_size=70_000), start=st.integers(0, 3), at=st.integers(0))

@@ -14,7 +14,7 @@ from torch import Tensor
 from nsabench import Unsupported
 from nsabench.implementations.controls._shared import decline_in_a_graph, is_captured, side_stream
 from nsabench.registry import Honest, control
-from nsabench.worker.timing.l2_flush import l2_bytes
+from nsabench.worker.timing.cuda import l2_bytes
 
 
 class _Clocks:

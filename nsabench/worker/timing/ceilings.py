@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from nsabench.machine.clock import now_s
 from nsabench.model.measurement import Ceilings
 from nsabench.verdicts.statistics import quantile
-from nsabench.worker.timing.l2_flush import l2_bytes
+from nsabench.worker.timing.cuda import l2_bytes
 from nsabench.worker.timing.timer import Call, Timer, flush
 
 COPY_BYTES = 2 << 30

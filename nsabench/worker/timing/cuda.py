@@ -16,20 +16,26 @@ import torch
 
 from nsabench.failure import DeviceLost
 from nsabench.machine.clock import now_s
-from nsabench.worker.timing.l2_flush import L2Flush
-from nsabench.worker.timing.spin import FIRST_CYCLES, longer, shorter
 from nsabench.worker.timing.timer import Call, Sample, Timed, call_back_to_back
 
 # A device synchronise with nothing to wait for sometimes takes 0.1 ms (H200). The ordered calls of
 # the parity checks find shorter escapes.
 MIN_ESCAPE_S = 200e-6
 FLUSHES = 5  # the shortest counts
+FIRST_CYCLES = 100_000  # 50 to 60 us.
+MOST_CYCLES = 100_000_000  # 50 to 60 ms.
+OUTLASTS_S = 0.15  # The longest spin at 0.67 GHz, so no spin hides a longer call.
+CYCLES_PER_S = 3e9  # More than any GPU has, since a try with too short a spin is wasted.
 MOST_LATE = 5  # tries of an arm in a case before its spin stops shrinking
 
+LEAST_L2 = 8 << 20
+LARGEST_L2 = 128 << 20  # no device has more
+
 # Bound here, before foreign code is imported. The base class is a C type: it cannot be patched.
-_Event = torch._C._CudaEventBase
+_Event: Any = getattr(torch._C, "_CudaEventBase", None)  # None in a torch for CPUs
+_amax = torch.amax
 _sleep = torch.cuda._sleep
-_synchronize = torch._C._cuda_synchronize
+_synchronize: Any = getattr(torch._C, "_cuda_synchronize", None)
 _current_stream = torch.cuda.current_stream
 
 
@@ -66,13 +72,13 @@ class CudaTimer:
                 raise DeviceLost(arm, " ".join(str(error).split())[:300]) from error
             # A call could be late on purpose: each late try is one more call.
             if sample.gap_hidden and self._late[arm] <= MOST_LATE:
-                self._spin[arm] = shorter(spin, once.queued_s - self._flush_s)
+                self._spin[arm] = shorten_spin(spin, once.queued_s - self._flush_s)
             if sample.gap_hidden or spin == 0:
                 return sample, once.result
             self._late[arm] += 1
             # A call that outlasts the longest spin synchronises. After two such samples no spin is
             # tried: one may be due to a busy machine.
-            spin = longer(spin, once.host_s, before_s)
+            spin = lengthen_spin(spin, once.host_s, before_s)
             self._exposed[arm] += spin == 0
             if spin or self._exposed[arm] > 1:
                 self._spin[arm] = spin
@@ -135,3 +141,45 @@ class CudaTimer:
         self._spin.clear()
         self._late.clear()
         self._exposed.clear()
+
+
+def lengthen_spin(cycles: int, host_s: float, before_s: float) -> int:
+    """Return the cycles of the next spin after a call outlasted one; 0 if no spin is enough.
+
+    It is twice as long, or as long as the host took in both of the last two tries. So one pause of
+    the host does not make all spins of a case long.
+    """
+    taken_s = min(host_s, before_s)
+    if cycles >= MOST_CYCLES or taken_s >= OUTLASTS_S:
+        return 0
+    return min(max(2 * cycles, int(taken_s * CYCLES_PER_S)), MOST_CYCLES)
+
+
+def shorten_spin(cycles: int, beyond_s: float) -> int:
+    """Return the cycles after a spin was enough. beyond_s: the host's time, less the flush."""
+    half = max(cycles // 2, FIRST_CYCLES)
+    return half if beyond_s * CYCLES_PER_S <= half else cycles
+
+
+def l2_bytes(properties: Any) -> int:
+    """Return the bytes of the L2, from torch (2.5 or later), the data sheet, or `LARGEST_L2`."""
+    size: int | None = getattr(properties, "L2_cache_size", None)
+    if size is not None:
+        return size
+    from nsabench.machine.datasheet import find_unique  # only where torch is that old
+
+    sheet = find_unique(properties.name)
+    return sheet.l2_mib << 20 if sheet else LARGEST_L2
+
+
+class L2Flush:
+    """Reads twice the size of the L2. Writing would leave dirty lines for the timed call."""
+
+    def __init__(self) -> None:
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        words = 2 * max(l2_bytes(properties), LEAST_L2) // 4
+        self._words = torch.randint(1 << 30, (words,), dtype=torch.int32, device="cuda")
+        self._sink = torch.empty((), dtype=torch.int32, device="cuda")
+
+    def __call__(self) -> None:
+        _amax(self._words, dim=0, out=self._sink)

@@ -8,7 +8,7 @@ import pytest
 
 from nsabench.failure import Failure
 from nsabench.model.vocabulary import Status
-from nsabench.worker.timing import bursts
+from nsabench.worker.timing import sampling
 from nsabench.worker.timing.timer import CpuTimer, Timer, call_back_to_back
 
 
@@ -39,15 +39,15 @@ now = [0.0]
 
 @pytest.fixture(autouse=True)
 def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bursts, "now_s", lambda: now[0])
+    monkeypatch.setattr(sampling, "now_s", lambda: now[0])
 
 
 def collect(
     *arms: CountedArm, call_bytes: int = 0, judged: str = ""
-) -> tuple[dict[str, bursts.Bursts], dict[str, Failure]]:
+) -> tuple[dict[str, sampling.Bursts], dict[str, Failure]]:
     failed: dict[str, Failure] = {}
     call_ms = {arm.name: arm.call_ms for arm in arms}
-    found = bursts.collect(arms, CpuTimer(), call_ms, call_bytes, Random(0), failed, judged)
+    found = sampling.take_bursts(arms, CpuTimer(), call_ms, call_bytes, Random(0), failed, judged)
     return found, failed
 
 

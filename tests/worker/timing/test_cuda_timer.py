@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from nsabench.worker.timing.spin import FIRST_CYCLES, MOST_CYCLES
+from nsabench.worker.timing.cuda import FIRST_CYCLES, MOST_CYCLES
 
 
 class Device:

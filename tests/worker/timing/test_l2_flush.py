@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nsabench.worker.timing.l2_flush import l2_bytes
+from nsabench.worker.timing.cuda import l2_bytes
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from nsabench.failure import Failure
 from nsabench.model.case import FixedCount
 from nsabench.model.vocabulary import Status
 from nsabench.worker.timing import sampling, stopping
-from nsabench.worker.timing.sampling import Collected, collect, warm_up
+from nsabench.worker.timing.sampling import Collected, take_samples, warm_up
 from nsabench.worker.timing.timer import Sample
 
 
@@ -105,7 +105,7 @@ def rounds(
 ) -> tuple[Collected, KnownTimer]:
     rule = stopping.build(FixedCount(kind="fixed_count", rounds=count), set(), set(), set())
     out, timer = Collected(), KnownTimer(clock)
-    collect(arms, timer, rule, Random(seed), out)
+    take_samples(arms, timer, rule, Random(seed), out)
     return out, timer
 
 
@@ -143,7 +143,7 @@ def test_a_failure_in_warm_up_leaves_no_samples(clock: Clock) -> None:
     for arm in (good, bad):
         warm_up(arm, KnownTimer(clock), 0.025, out)
     rule = stopping.build(FixedCount(kind="fixed_count", rounds=4), set(), set(), set())
-    collect([good, bad], KnownTimer(clock), rule, Random(0), out)
+    take_samples([good, bad], KnownTimer(clock), rule, Random(0), out)
     assert set(out.samples) == {"good"}
     assert out.failed["bad"].reason == "in call"
 
