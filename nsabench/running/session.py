@@ -20,8 +20,7 @@ from nsabench.model.description import Described
 from nsabench.model.log import Log, Session
 from nsabench.model.plan import Plan
 from nsabench.running.folder import RunFolder
-from nsabench.running.log import LogFile
-from nsabench.running.seals import Origin
+from nsabench.running.log import LogFile, Origin
 from nsabench.running.worker import Worker
 from nsabench.signing import Signer
 from nsabench.signing.signer import RUN_KEY, make_run_key, read_run_key

@@ -77,20 +77,21 @@ class CaseArm:
         self._order_spin = ORDER_SPIN_CYCLES
         self._awaits_device = False  # its call ends only when the device is done
         self._settings = state.settings()  # before any of its code runs
-        self._graphs: list[tuple[torch.cuda.CUDAGraph, Answer]] = []
+        self._caller = calls.Caller(item, case.direction, sets, rng)
 
     def ready(self, index: int) -> calls.Ready:
         """Do the untimed part of a call; return the timed part."""
-        return calls.ready(self.item, self.case.direction, self.sets, index, self._rng)
+        return self._caller.ready(index)
 
     def capture(self) -> None:
+        """Have later calls be replays of CUDA graphs."""
         if self.case.direction.differentiates:
             # Each call gets another gradient of the output, but a graph keeps its tensors.
             raise Failure(
                 Status.UNSUPPORTED, f"a {self.case.direction} is not measured in CUDA graphs"
             )
         try:
-            self._graphs = self._guarded(self._capture_all)
+            self._guarded(self._caller.capture)
         except Failure as failure:
             if failure.status is not Status.CRASHED:
                 raise
@@ -98,24 +99,9 @@ class CaseArm:
             reason = f"its call cannot be captured in a CUDA graph: {failure.reason}"
             raise Failure(Status.UNSUPPORTED, reason) from failure
 
-    def _capture_all(self) -> list[tuple[torch.cuda.CUDAGraph, Answer]]:
-        graphs = []
-        with state.no_garbage():
-            for index in range(len(self.sets)):
-                graph, call = torch.cuda.CUDAGraph(), self.ready(index)
-                with torch.cuda.graph(graph):
-                    answer = call()
-                graphs.append((graph, answer))
-        return graphs
-
-    def _replay(self, index: int) -> Answer:
-        graph, answer = self._graphs[index]
-        graph.replay()
-        return answer
-
     def _prepare_next(self, index: int) -> Call:
         self.outputs.expect(index)
-        return partial(self._replay, index) if self._graphs else self.ready(index)
+        return self._caller.prepare(index)
 
     # --- parity, before anything is timed
 
@@ -140,9 +126,7 @@ class CaseArm:
             )
 
     def _poison(self, index: int, stream: torch.cuda.Stream | None = None, calls: int = 1) -> None:
-        if self._graphs:
-            for value in self._graphs[index][1].values.values():
-                value.fill_(float("nan"))
+        self._caller.poison(index)
         # The allocator separates the memory of streams. A kernel that always works on the default
         # stream has its output there, and could return an earlier right one by chance.
         for where in dict.fromkeys((None, stream)):
@@ -166,7 +150,7 @@ class CaseArm:
         self._keep(answer)
 
     def _keep(self, answer: Answer) -> None:
-        if not self._graphs:  # all replays of a graph write to the same memory
+        if not self._caller.replays:  # all replays of a graph write to the same memory
             self.outputs.keep(answer)
 
     def _guarded(self, call: Callable[[], T]) -> T:
@@ -301,7 +285,7 @@ class CaseArm:
         if is_sure and alone in self._sets_checked:
             alone = (alone + 1) % len(self.sets)
         indices = rotate_sets(count, len(self.sets), kept, alone)
-        queued = self._guarded(partial(self._prepare_burst, indices))
+        queued = self._guarded(lambda: [self._caller.prepare(index) for index in indices])
         if checks:
             self._poison(alone, calls=count)
         calls_ = [call.run for call in queued]
@@ -315,11 +299,6 @@ class CaseArm:
 
     def one_call(self) -> Callable[[], Answer]:
         return partial(self._guarded, self._guarded(partial(self._prepare_next, 0)))
-
-    def _prepare_burst(self, indices: list[int]) -> list[calls.Ready]:
-        if not self._graphs:
-            return [self.ready(index) for index in indices]
-        return [_wrap_replay(*self._graphs[index]) for index in indices]
 
     def finish_samples(self) -> None:
         if self.item.role is Role.CANDIDATE:
@@ -336,10 +315,6 @@ def rotate_sets(count: int, sets: int, kept: int, alone: int) -> list[int]:
 
 def _use_stream(stream: torch.cuda.Stream | None) -> AbstractContextManager[Any]:
     return torch.cuda.stream(stream) if stream else nullcontext()
-
-
-def _wrap_replay(graph: torch.cuda.CUDAGraph, answer: Answer) -> calls.Ready:
-    return calls.Ready(graph.replay, lambda returned: answer)
 
 
 def _raise(failure: Failure) -> Answer:

@@ -23,6 +23,7 @@ from nsabench.delivery import FACTORS, OUTPUT
 from nsabench.failure import Failure
 from nsabench.model.vocabulary import Direction, Status
 from nsabench.registry import Implementation
+from nsabench.worker import state
 from nsabench.worker.inputs import InputSets
 
 
@@ -89,6 +90,53 @@ def ready(
         partial(torch.autograd.grad, out, wanted, grad_out, allow_unused=True),
         partial(answer, output=output),
     )
+
+
+class Caller:
+    """Makes calls of an implementation, or replays of the CUDA graphs that it captured."""
+
+    def __init__(
+        self, item: Implementation, direction: Direction, sets: InputSets, rng: Random
+    ) -> None:
+        self._item = item
+        self._direction = direction
+        self._sets = sets
+        self._rng = rng
+        self._graphs: list[tuple[torch.cuda.CUDAGraph, Answer]] = []
+
+    def ready(self, index: int) -> Ready:
+        return ready(self._item, self._direction, self._sets, index, self._rng)
+
+    @property
+    def replays(self) -> bool:
+        return bool(self._graphs)
+
+    def prepare(self, index: int) -> Ready:
+        """Do the untimed part of a call or a replay; return the timed part."""
+        if not self._graphs:
+            return self.ready(index)
+        graph, answer = self._graphs[index]
+        return Ready(graph.replay, lambda returned: answer)
+
+    def capture(self) -> None:
+        """Capture a call on each set of inputs. Raises `Failure` for a backward."""
+        if self._direction.differentiates:
+            # Each call gets another gradient of the output, but a graph keeps its tensors.
+            raise Failure(Status.UNSUPPORTED, f"a {self._direction} is not measured in CUDA graphs")
+        graphs = []
+        with state.no_garbage():
+            for index in range(len(self._sets)):
+                graph, call = torch.cuda.CUDAGraph(), self.ready(index)
+                with torch.cuda.graph(graph):
+                    answer = call()
+                graphs.append((graph, answer))
+        self._graphs = graphs
+
+    def poison(self, index: int) -> None:
+        """Fill the memory that a replay writes to with NaN."""
+        if self._graphs:
+            for value in self._graphs[index][1].values.values():
+                value.fill_(float("nan"))
 
 
 def refuse_without_backward(out: Any) -> None:

@@ -19,9 +19,8 @@ from nsabench.model.log import Begun, Ended, Entry
 from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Purpose, Role
-from nsabench.running.log import LogFile, examine, read
+from nsabench.running.log import LogFile, digest, examine, read, sign_line
 from nsabench.running.policy import next_jobs
-from nsabench.running.seals import digest, seal
 from nsabench.signing import Signer
 from nsabench.signing.signer import RUN_KEY, make_run_key, read_run_key
 from nsabench.verdicts.merged import RunLog, assemble
@@ -90,7 +89,7 @@ def forged(*entries: Entry, by: Signer, after: int = -1) -> Callable[[Lines], Li
     def change(lines: Lines) -> Lines:
         previous = digest(lines[after])
         for entry in entries:
-            lines = [*lines, seal(entry, previous, by)]
+            lines = [*lines, sign_line(entry, previous, by)]
             previous = digest(lines[-1])
         return lines
 
@@ -99,7 +98,7 @@ def forged(*entries: Entry, by: Signer, after: int = -1) -> Callable[[Lines], Li
 
 def in_my_name(lines: Lines) -> Lines:
     """A session of a stranger that names me."""
-    line = json.loads(seal(SESSION, digest(lines[-1]), signer()))
+    line = json.loads(sign_line(SESSION, digest(lines[-1]), signer()))
     line["signer"] = json.loads(lines[0])["signer"]
     return [*lines, json.dumps(line, separators=(",", ":")).encode()]
 

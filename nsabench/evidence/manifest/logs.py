@@ -16,7 +16,7 @@ from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import Purpose
 from nsabench.running import log
 from nsabench.running.folder import KEPT, MANIFEST, RunFolder
-from nsabench.running.seals import Origin
+from nsabench.running.log import Origin
 from nsabench.verdicts.attempts import states_of
 from nsabench.verdicts.results import refuse_other_log
 
