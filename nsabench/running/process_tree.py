@@ -51,7 +51,7 @@ def adopt_orphans() -> None:
 
 
 class Orphans:
-    """The processes that are adopted from now on."""
+    """The processes that this one adopts after this object was made."""
 
     def __init__(self) -> None:
         adopt_orphans()

@@ -19,7 +19,7 @@ class TemporaryFolder(tempfile.TemporaryDirectory[str]):
 
     def remove(self) -> None:
         # A kernel may have made folders that their owner can neither read nor write, or more in
-        # each other than Python can walk. `chmod` would follow a link in place of this folder.
+        # each other than Python can walk. `chmod` would follow a link that replaces this folder.
         commands = [["chmod", "-R", "u+rwx"], ["rm", "-rf"]]
         for command in commands[1:] if Path(self.name).is_symlink() else commands:
             subprocess.run([*command, "--", self.name], check=False, stderr=subprocess.DEVNULL)

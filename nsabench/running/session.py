@@ -61,7 +61,7 @@ def _find_signer(folder: RunFolder, origin: Origin | None, named: Signer | None)
     if origin is None:
         raise UsageError(
             f"{folder.log} is empty, and no key signed the plan",
-            "name the matrices, too: the run is then started again in this folder.",
+            "also name the matrices: the run is then started again in this folder.",
         )
     signer = named or read_run_key(folder.path)
     if signer is not None and (signer.keyid, signer.ephemeral) == (origin.keyid, origin.ephemeral):

@@ -54,7 +54,7 @@ _OF_TORCH: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
             getattr(_backends.cuda, f"enable_{name}_sdp"),
         )
         for name in ("flash", "mem_efficient", "math", "cudnn")
-        if hasattr(_backends.cuda, f"enable_{name}_sdp")  # cudnn from torch 2.5 on
+        if hasattr(_backends.cuda, f"enable_{name}_sdp")  # cudnn since torch 2.5
     },
 }
 
