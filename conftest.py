@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+pytest_plugins = ["pytester"]  # for tests/test_suites.py
 ROOT = Path(__file__).parent
 # Only `./just test-all` runs the tests in these folders and files, and runs them first and in this
 # order, since they take longest.
@@ -20,6 +21,12 @@ FULL = (
     "tests/attacks",
     "tests/docs/test_blocks.py",
     "kernels/tests/integrations",
+    "kernels/tests/test_layer.py",
+    "kernels/tests/test_oracles.py",
+    "kernels/tests/test_promises.py",
+    "kernels/tests/test_readme.py",
+    "kernels/tests/test_training.py",
+    "tests/fleet/test_devices.py",
     "tests/fleet/test_slurm.py",
     "tests/evidence/archive/test_s3.py",
     "tests/evidence/archive/test_writers.py",
@@ -27,6 +34,7 @@ FULL = (
     "tests/implementations/controls/test_every_op.py",
     "tests/implementations/controls/test_recalled.py",
     "tests/implementations/controls/test_shipped_matrix.py",
+    "tests/implementations/test_triton_baselines.py",
     "tests/test_wheels.py",
     "tests/versions/test_end_to_end.py",
 )
