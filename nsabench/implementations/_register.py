@@ -20,8 +20,3 @@ def baseline(
 ) -> Callable[[F], F]:
     devices = ("cuda", "cpu") if on_cpu else ("cuda",)
     return implementation(op=op, name=name, role=role, devices=devices, **declared)
-
-
-def alternative(op: str, name: str, computes: str, **declared: Any) -> Callable[[F], F]:
-    """Register the decorated function as an alternative to `op`: it computes the op `computes`."""
-    return baseline(op, name, role="alternative", computes=computes, **declared)

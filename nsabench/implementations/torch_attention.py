@@ -64,8 +64,7 @@ def accepts(function: Any, *names: str) -> bool:
 
 
 def memoised(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Keep the results for the last `most` arguments, except during a capture, which owns its
-    memory."""
+    """Keep results for the last `most` arguments, but none of a capture, which owns its memory."""
 
     def decorate(make: Callable[..., T]) -> Callable[..., T]:
         memory: dict[tuple[Hashable, ...], T] = {}
@@ -95,18 +94,11 @@ def wants_grad(*tensors: Tensor) -> bool:
 
 @memoised(64)
 def equal_cu_seqlens(step: int, rows: int, device: torch.device) -> Tensor:
-    """Return cu_seqlens of `rows` sequences of `step` tokens each."""
     return torch.arange(0, (rows + 1) * step, step, dtype=torch.int32, device=device)
 
 
 def get_cu_seqlens(q: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """Return cu_seqlens of q [B,T,...], also for sequences of equal length."""
     return equal_cu_seqlens(q.shape[1], q.shape[0], q.device) if cu_seqlens is None else cu_seqlens
-
-
-def sequence_of(cu: Tensor, place: Tensor) -> Tensor:
-    """Return the sequence that each packed place is in, int32."""
-    return torch.searchsorted(cu[1:].contiguous(), place, right=True)
 
 
 def sequence_starts(tokens: int, packing: tuple[Tensor, ...], device: torch.device) -> Tensor:
@@ -119,7 +111,6 @@ def sequence_starts(tokens: int, packing: tuple[Tensor, ...], device: torch.devi
 
 
 def check_flash(q: Tensor, v: Tensor) -> None:
-    """Raise `Unsupported` for what FlashAttention does not take."""
     if q.dtype == torch.float32:
         raise Unsupported("FlashAttention takes float16 and bfloat16 only")
     if q.shape[-1] != v.shape[-1] or q.shape[-1] % 8:
@@ -145,8 +136,7 @@ def aten_flash(
 ) -> Tensor:
     """Run the FlashAttention that torch bundles: [B,T,H,D] with `cu` None, else packed [total,H,D].
 
-    window: keys that a query sees, 0 for all. causal: aligned at the ends. Without keys it returns
-    0. Raises `Unsupported` for dtypes and sizes that it does not take.
+    window: keys that a query sees, 0 for all. causal: aligned at the ends. Without keys: zeros.
     """
     check_flash(q, v)
     if k.numel() == 0:
@@ -182,7 +172,6 @@ def masked_sdpa(q: Tensor, k: Tensor, v: Tensor, keep: Tensor, sm_scale: float) 
 
 
 def refuse_mask(queries: int, keys: int) -> None:
-    """Raise `Unsupported` for a mask that is too large to be serious."""
     if queries * keys > MAX_MASK_ELEMENTS:
         raise Unsupported(f"a dense mask of {queries} x {keys} elements")
 
@@ -208,7 +197,6 @@ def check_head_dims(q: Tensor, v: Tensor) -> None:
 
 
 def flex_attend(q: Tensor, k: Tensor, v: Tensor, block_mask: Any, sm_scale: float) -> Tensor:
-    """Run FlexAttention [B,T,HQ,D]; groups of heads share K and V."""
     check_head_dims(q, v)
     out = flex()[0](
         q.transpose(1, 2),
@@ -224,10 +212,9 @@ def flex_attend(q: Tensor, k: Tensor, v: Tensor, block_mask: Any, sm_scale: floa
 def block_mask(
     tiles: Tensor, mask_mod: Any, seq_lengths: tuple[int, int], *, backward: bool
 ) -> Any:
-    """Return the BlockMask of tiles of `TILE` queries by `TILE` keys, without synchronisation.
+    """Return the BlockMask of tiles bool [B,H,query tiles,key tiles], in which `mask_mod` decides.
 
-    tiles: bool [B,H,query tiles,key tiles], in which `mask_mod` decides. backward: also build the
-    half that only a backward reads.
+    It does not synchronise. backward: also build the half that only a backward reads.
     """
     make = flex()[1].BlockMask.from_kv_blocks
     if not accepts(make, "seq_lengths"):

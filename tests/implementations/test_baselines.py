@@ -1,9 +1,10 @@
-"""The baselines of torch: what its kernels are given, what is kept between calls, masks."""
+"""The baselines of torch: the arguments of its kernels, results that are kept, and masks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +13,11 @@ from torch import Tensor
 
 from nsabench import Unsupported, ops, registry
 from nsabench.implementations import torch_attention
-from nsabench.implementations.baselines import bands, decode, selection_ranges, selection_varlen
-from nsabench.model.vocabulary import DType, Kind, Role
+from nsabench.implementations.baselines import bands, decode, selection_ranges, selection_rows
+from nsabench.model.plan import ImplementationInfo
+from nsabench.model.vocabulary import DType, Kind, Role, Runs
 from nsabench.ops import Inputs
+from nsabench.planning import matrix, resolve
 from tests.implementations import stand_ins
 from tests.implementations.stand_ins import (
     aten_flash,
@@ -41,11 +44,10 @@ def assert_right(call: Callable[..., Tensor], op: str, inputs: Inputs) -> None:
 
 @pytest.mark.parametrize("name", ["flash_varlen", "flash_varlen_gqa"])
 @pytest.mark.parametrize("distribution", ["spread", "empty_rows", "all_empty"])
-def test_flash_attention_is_told_the_longest_row(
+def test_flash_attention_receives_the_length_of_the_longest_row(
     monkeypatch: pytest.MonkeyPatch, name: str, distribution: str
 ) -> None:
-    """Told the length of the packing, it splits none of a few long rows and takes four times as
-    long (H200)."""
+    """With the length of the packing it splits no long row and is four times slower (H200)."""
     told: list[tuple[int, int]] = []
 
     def flash(*given: Any, **how: Any) -> Tensor:
@@ -54,12 +56,12 @@ def test_flash_attention_is_told_the_longest_row(
 
     monkeypatch.setattr(torch_attention, "aten_flash", flash)
     inputs = drawn("selection_varlen", VARLEN, distribution)
-    assert_right(getattr(selection_varlen, name), "selection_varlen", inputs)
+    assert_right(getattr(selection_rows, name), "selection_varlen", inputs)
     assert {longest[1] for longest in told} <= {40}
 
 
 @pytest.mark.parametrize("distribution", ["dense", "packed"])
-def test_windows_are_told_how_long_the_longest_sequence_is(
+def test_windows_receive_the_length_of_the_longest_sequence(
     monkeypatch: pytest.MonkeyPatch, distribution: str
 ) -> None:
     told: list[tuple[int, int]] = []
@@ -77,7 +79,7 @@ def test_windows_are_told_how_long_the_longest_sequence_is(
 
 
 @pytest.mark.parametrize("distribution", ops.get("selection_ranges").distributions)
-def test_selected_keys_are_packed_without_a_look_at_the_device(
+def test_selected_keys_are_packed_without_waiting_for_the_device(
     monkeypatch: pytest.MonkeyPatch, distribution: str
 ) -> None:
     blind_the_host(monkeypatch)
@@ -101,10 +103,10 @@ def test_selected_keys_are_packed_without_a_look_at_the_device(
 
 
 @pytest.mark.parametrize("distribution", ["disjoint", "reversed", "empty_rows", "all_empty"])
-def test_places_that_hold_no_key_have_no_gradient(
+def test_places_without_a_key_have_no_gradient(
     monkeypatch: pytest.MonkeyPatch, distribution: str
 ) -> None:
-    """FlashAttention's backward leaves there what was in the memory."""
+    """FlashAttention's backward does not write there."""
 
     def flash(q: Tensor, k: Tensor, v: Tensor, cu: Any, *given: Any, causal: bool) -> Tensor:
         for x in (k, v):
@@ -117,7 +119,7 @@ def test_places_that_hold_no_key_have_no_gradient(
     leaves = [x.float().requires_grad_() for x in (q, k, v)]
     monkeypatch.setattr(torch_attention, "check_flash", lambda *_: None)
     out = selection_ranges.flash_varlen(*leaves, ranges, **inputs.options)
-    if out.requires_grad:  # of no keys at all the stand-in makes a constant
+    if out.requires_grad:  # without any key the stand-in returns a constant
         for grad in torch.autograd.grad(out.sum(), leaves, allow_unused=True):
             assert grad is None or grad.isfinite().all()
 
@@ -128,16 +130,10 @@ def _unwritten(grad: Tensor, end: int) -> Tensor:
     return changed
 
 
-def test_a_single_row_is_as_long_as_its_case_says() -> None:
-    inputs = drawn("selection_varlen", {**VARLEN, "N": 1}, "spread")
-    assert inputs.tensors["cu_seqlens"].tolist() == [0, 40]
-
-
 @pytest.mark.parametrize("op", ["decode_selected", "decode_step"])
-def test_a_short_cache_is_gathered_no_longer_than_it_is(
+def test_no_more_keys_are_gathered_than_a_short_cache_has(
     monkeypatch: pytest.MonkeyPatch, op: str
 ) -> None:
-    """16 blocks of 64 slots were gathered of 128 tokens, 294 us where 12 suffice (H200)."""
     widths = []
 
     def sdpa(q: Tensor, k: Tensor, *given: Any, **how: Any) -> Tensor:
@@ -155,8 +151,7 @@ def test_a_short_cache_is_gathered_no_longer_than_it_is(
     assert max(widths) == 48
 
 
-def test_an_alternative_is_of_the_kind_that_it_is_as_a_baseline() -> None:
-    """FlexAttention is a mask whichever op it stands beside."""
+def test_an_alternative_has_the_kind_of_its_baseline() -> None:
     items = {(i.op, i.name): i for i in registry.load()}
     alternatives = [i for i in items.values() if i.role is Role.ALTERNATIVE]
     for item in alternatives:
@@ -165,7 +160,7 @@ def test_an_alternative_is_of_the_kind_that_it_is_as_a_baseline() -> None:
     assert {i.name for i in alternatives if i.kind is Kind.GENERAL} == {"dense_flex_attention"}
 
 
-def test_as_much_is_kept_as_is_said() -> None:
+def test_memoised_keeps_the_last_results() -> None:
     made = []
 
     @torch_attention.memoised(2)
@@ -178,7 +173,7 @@ def test_as_much_is_kept_as_is_said() -> None:
 
 
 @pytest.mark.parametrize("capturing", [False, True])
-def test_what_a_graph_holds_is_not_kept_and_all_else_is_waited_for(
+def test_results_of_a_capture_are_not_kept(
     monkeypatch: pytest.MonkeyPatch, capturing: bool
 ) -> None:
     waits: list[None] = []
@@ -213,3 +208,18 @@ def test_masks_and_block_masks_are_right(
     stand_ins.assert_right(registered(op, "masked_sdpa"), op, inputs)
     with pytest.raises(Unsupported) if distribution == "packed" else nullcontext():
         stand_ins.assert_right(registered(op, "flex_attention"), op, inputs)
+
+
+def test_attention_to_all_keys_is_planned_only_for_dense_selections(tmp_path: Path) -> None:
+    items = [i for i in registry.load() if i.op == "selection_blocks" and Runs.CPU in i.devices]
+    infos = [ImplementationInfo.model_validate(i, from_attributes=True) for i in items]
+    path = tmp_path / "m.yaml"
+    path.write_text(
+        "op: selection_blocks\ninclude:\n"
+        "  - {B: 1, T: 64, HQ: 2, H: 1, D: 16, S: 2, distribution: [random, dense]}\n"
+    )
+    planned = resolve.resolve(matrix.load(path), infos, device="cpu").cases
+    by_distribution = {p.case.distribution: p.implementations for p in planned}
+    assert "sdpa_causal" in by_distribution["dense"]
+    assert not any(n.startswith("sdpa_causal") for n in by_distribution["random"])
+    assert "masked_sdpa" in by_distribution["random"]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nsabench import Unsupported, ops
 from nsabench.implementations import torch_attention
-from nsabench.implementations.baselines import compressed as baselines
+from nsabench.implementations.baselines import bands
 from nsabench.implementations.libraries import _calls
 from nsabench.ops import Inputs
 from tests.implementations import stand_ins
@@ -68,7 +68,7 @@ def test_queries_of_a_stride_are_heads(
 def test_what_cannot_be_folded(distribution: str, sizes: dict[str, int], why: str) -> None:
     inputs = drawn(distribution, **sizes)
     with pytest.raises(Unsupported, match=why):
-        baselines.flash(*inputs.tensors.values(), **inputs.options)
+        bands.flash_folded(*inputs.tensors.values(), **inputs.options)
 
 
 @pytest.mark.filterwarnings("ignore:.*without torch.compile")

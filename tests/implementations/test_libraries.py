@@ -1,5 +1,4 @@
-"""Adapters of public libraries: what they hand over, and what they say where a library is not as it
-was. The libraries themselves run in `tests/gpu`; here plain PyTorch stands in for their kernels."""
+"""Adapters of public libraries, with plain PyTorch in place of the kernels of the libraries."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ import torch
 
 from nsabench import Unsupported, ops, registry
 from nsabench.implementations import torch_attention
-from nsabench.implementations.libraries import _calls, fla, flash_attn_4, flashinfer
+from nsabench.implementations.libraries import _calls, fla, flash_attn, flashinfer
 from nsabench.implementations.libraries.fla import FLA
 from nsabench.model.vocabulary import DType, Kind, Role
 from nsabench.registry import Package
@@ -51,7 +50,7 @@ OF_FLA = {"T": 70, "HQ": 16, "H": 1, "D": 16, "S": 2, "block_size": 16}
         ("fla", "packed", OF_FLA),
     ],
 )
-def test_chosen_blocks_are_handed_over(
+def test_selected_blocks_are_right(
     stand_ins: None, name: str, distribution: str, sizes: dict[str, int]
 ) -> None:
     inputs = drawn("selection_blocks", distribution, seed=5, **{**BLOCKS, **sizes})
@@ -62,26 +61,18 @@ VARIANT = {"B": 1, "T": 90, "HQ": 16, "H": 1, "D": 16, "block_size": 16, "n_sele
 
 
 @pytest.mark.parametrize("distribution", ["dense", "packed"])
-def test_fla_is_given_gates_and_chooses_blocks(stand_ins: None, distribution: str) -> None:
+def test_fla_selects_blocks_itself(stand_ins: None, distribution: str) -> None:
     sizes = VARIANT | ({"B": 2, "T": 45} if distribution == "packed" else {})
     inputs = drawn("nsa_without_window", distribution, **sizes)
     assert_right(fla.fla_whole, "nsa_without_window", inputs)
 
 
 @pytest.mark.parametrize(
-    ("changed", "says"),
-    [
-        ({"n_selected": 5}, "chooses 1, 2, 4, … blocks a query, not 5"),
-        ({"block_size": 48}, "chooses blocks of 16, 32, 64, … tokens, not of 48"),
-        ({"n_selected": 16}, "at most 8 blocks of 16"),
-        ({"H": 2}, "groups of 16"),
-    ],
+    "changed", [{"n_selected": 5}, {"block_size": 48}, {"n_selected": 16}, {"H": 2}]
 )
-def test_fla_declines_what_its_whole_is_not(
-    stand_ins: None, changed: dict[str, int], says: str
-) -> None:
+def test_fla_declines_sizes(stand_ins: None, changed: dict[str, int]) -> None:
     inputs = drawn("nsa_without_window", "dense", **VARIANT | changed)
-    with pytest.raises(Unsupported, match=says):
+    with pytest.raises(Unsupported):
         fla.fla_whole(*inputs.tensors.values(), **inputs.options)
 
 
@@ -96,7 +87,7 @@ def test_blocks_of_a_cache_are_pages(stand_ins: None, S: int) -> None:
         assert_right(pages, "decode_selected", inputs)
     cut_off = pytest.raises(Unsupported, match="a partial block")
     with nullcontext() if S in (256, 512) else cut_off:
-        assert_right(flash_attn_4.flash_attn_4_pages, "decode_selected", inputs)
+        assert_right(flash_attn.flash_attn_4_pages, "decode_selected", inputs)
 
 
 @pytest.mark.parametrize("S", [256, 300, 30])
@@ -108,67 +99,55 @@ def test_a_whole_cache_is_pages(stand_ins: None, S: int) -> None:
 
 
 BAND = {"B": 2, "T": 40, "HQ": 4, "H": 2, "D": 16}
-ATTENDED = {
-    "causal_attention": ({}, ("dense", "packed")),
-    "sliding_window": ({"window": 9}, ("dense", "packed")),
-    "compressed": ({"block": 8, "stride": 4}, ("dense",)),
-}
+ROWS = {"N": 6, "H": 3, "D": 16, "L": 20}
+DECODE = {"B": 2, "HQ": 8, "H": 2, "D": 16, "S": 50}
 
 
 @pytest.mark.parametrize("name", ["flash_attn", "flash_attn_4"])
-@pytest.mark.parametrize("op", ATTENDED)
-def test_flash_attention_is_given_sequences_and_windows(
-    stand_ins: None, op: str, name: str
+@pytest.mark.parametrize(
+    ("op", "distribution", "sizes"),
+    [
+        ("causal_attention", "dense", BAND),
+        ("causal_attention", "packed", BAND),
+        ("sliding_window", "dense", {**BAND, "window": 9}),
+        ("sliding_window", "packed", {**BAND, "window": 9}),
+        ("compressed", "dense", {**BAND, "block": 8, "stride": 4}),
+        ("compressed", "packed", {**BAND, "block": 8, "stride": 4}),
+        ("selection_varlen", "spread", ROWS),
+        ("selection_varlen", "empty_rows", ROWS),
+        ("selection_varlen", "all_empty", ROWS),
+        ("decode_dense", "random", DECODE),
+        ("decode_window", "random", {**DECODE, "window": 20}),
+        ("decode_compressed", "random", {**DECODE, "block": 8, "stride": 4}),
+    ],
+)
+def test_flash_attention_computes_the_op(
+    stand_ins: None, name: str, op: str, distribution: str, sizes: dict[str, int]
 ) -> None:
-    sizes, distributions = ATTENDED[op]
-    for distribution in distributions:
-        inputs = drawn(op, distribution, **BAND, **sizes)
+    inputs = drawn(op, distribution, **sizes)
+    declines = (op, distribution) == ("compressed", "packed")
+    with pytest.raises(Unsupported) if declines else nullcontext():
         assert_right(registered(op, name), op, inputs)
 
 
-@pytest.mark.parametrize("name", ["flash_attn", "flash_attn_4"])
-def test_flash_attention_is_given_compressed_keys_in_no_packed_form(
-    stand_ins: None, name: str
-) -> None:
-    inputs = drawn("compressed", "packed", **BAND, block=8, stride=4)
-    with pytest.raises(Unsupported, match="packed"):
-        assert_right(registered("compressed", name), "compressed", inputs)
-
-
-@pytest.mark.parametrize("name", ["flash_attn", "flash_attn_4"])
-@pytest.mark.parametrize("distribution", ["spread", "empty_rows", "all_empty"])
-def test_flash_attention_is_given_rows(stand_ins: None, name: str, distribution: str) -> None:
-    inputs = drawn("selection_varlen", distribution, N=6, H=3, D=16, L=20)
-    assert_right(registered("selection_varlen", name), "selection_varlen", inputs)
-
-
-@pytest.mark.parametrize("name", ["flash_attn", "flash_attn_4"])
-@pytest.mark.parametrize("op", ["decode_dense", "decode_window", "decode_compressed"])
-def test_flash_attention_is_given_a_cache(stand_ins: None, op: str, name: str) -> None:
-    more = {"decode_dense": {}, "decode_window": {"window": 20}}
-    sizes = more.get(op, {"block": 8, "stride": 4})
-    inputs = drawn(op, "random", B=2, HQ=8, H=2, D=16, S=50, **sizes)
-    assert_right(registered(op, name), op, inputs)
-
-
 @pytest.mark.parametrize(("name", "splits"), [("flash_attn", 0), ("flash_attn_4", 1)])
-def test_it_is_said_whether_keys_are_split(
+def test_flash_attention_splits_the_keys_of_a_cache(
     stand_ins: None, monkeypatch: pytest.MonkeyPatch, name: str, splits: int
 ) -> None:
-    told = []
+    given_splits = []
 
     def attend(q: torch.Tensor, *given: Any, num_splits: int, **_: Any) -> torch.Tensor:
-        told.append(num_splits)
+        given_splits.append(num_splits)
         return q
 
     for function_name in ("flash_attn_func", "flash_attn_with_kvcache"):
         monkeypatch.setitem(libraries.STAND_INS, function_name, attend)
     inputs = drawn("decode_dense", "random", B=1, HQ=4, H=2, D=16, S=20)
     registered("decode_dense", name)(*inputs.tensors.values(), **inputs.options)
-    assert told == [splits]
+    assert given_splits == [splits]
 
 
-def test_one_that_is_not_installed_says_how_to_install_it() -> None:
+def test_a_library_that_is_missing_says_how_to_install_it() -> None:
     for item in registry.load():
         if item.package is None or item.package.version:
             continue
@@ -203,12 +182,12 @@ WHERE = "fla.ops.nsa.parallel:parallel_nsa"
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (None, "fla-core 9.0 is not supported: .* has no attribute 'parallel_nsa'"),
-        (lambda q, k: None, "parallel_nsa: got an unexpected keyword argument 'v'"),
-        (lambda q, k, v, *, sinks: None, "parallel_nsa: missing a required .*'sinks'"),
+        (None, "9.0.*parallel_nsa"),
+        (lambda q, k: None, "parallel_nsa.*'v'"),
+        (lambda q, k, v, *, sinks: None, "parallel_nsa.*'sinks'"),
     ],
 )
-def test_a_version_that_changed_says_what(
+def test_a_changed_version_is_unsupported(
     library: types.ModuleType, call: Callable[..., Any] | None, says: str
 ) -> None:
     if call is not None:
@@ -220,7 +199,7 @@ def test_a_version_that_changed_says_what(
 @pytest.mark.parametrize(
     "call", [lambda q, k, v: None, lambda q, k, v, more=1: None, lambda *a, **o: None]
 )
-def test_a_version_that_takes_what_it_took_is_called(
+def test_a_version_with_the_same_parameters_is_called(
     library: types.ModuleType, call: Callable[..., Any]
 ) -> None:
     library.parallel_nsa = call  # type: ignore[attr-defined]
@@ -234,20 +213,19 @@ PARAMETERS = (
 )
 
 
-def test_fla_core_is_called_as_it_wants(library: types.ModuleType) -> None:
-    """If a version loses a parameter or wants another, the error says which."""
+def test_fla_core_has_the_parameters_that_are_given(library: types.ModuleType) -> None:
     exec(f"def parallel_nsa({PARAMETERS}): ...", library.__dict__)
     assert _calls.find_function(FLA, fla.PARALLEL, *fla.TAKES) is library.parallel_nsa
     lost = PARAMETERS.replace("cu_seqlens=None", "offsets=None")
     more = f"{PARAMETERS}, *, sinks"
-    for changed, says in ((lost, "unexpected .*'cu_seqlens'"), (more, "required .*'sinks'")):
+    for changed, says in ((lost, "cu_seqlens"), (more, "sinks")):
         _calls.find_function.cache_clear()
         exec(f"def parallel_nsa({changed}): ...", library.__dict__)
-        with pytest.raises(Unsupported, match=f"fla-core 9.0 .*parallel_nsa: .*{says}"):
+        with pytest.raises(Unsupported, match=f"fla-core 9.0 .*parallel_nsa.*{says}"):
             fla.fla(*[None] * 4, sm_scale=1.0, block_size=64)  # type: ignore[list-item]
 
 
-def test_a_library_that_fails_as_it_is_imported_is_unsupported(
+def test_a_library_that_fails_to_import_is_unsupported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fails(name: str) -> None:
@@ -256,12 +234,8 @@ def test_a_library_that_fails_as_it_is_imported_is_unsupported(
     _calls.find_function.cache_clear()
     monkeypatch.setattr(Package, "version", "9.0")
     monkeypatch.setattr(_calls.importlib, "import_module", fails)
-    with pytest.raises(Unsupported, match="fails to import: RuntimeError: 0 active"):
+    with pytest.raises(Unsupported, match="RuntimeError: 0 active"):
         _calls.find_function(FLA, WHERE)
-
-
-def test_every_library_has_a_licence() -> None:
-    assert all(i.package.licence for i in registry.load() if i.package is not None)
 
 
 def test_masks_gathers_and_flex_attention_are_general() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nsabench import Unsupported, ops
-from nsabench.implementations.baselines import selection_varlen
+from nsabench.implementations.baselines import selection_rows
 from nsabench.model.case import Case
 from nsabench.model.measurement import Observation
 from nsabench.model.vocabulary import Direction, DType, Status
@@ -107,7 +107,7 @@ def test_rows_without_keys_are_tried() -> None:
         q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale: float, max_seqlen: int
     ) -> Tensor:
         options = {"sm_scale": sm_scale, "max_seqlen": max_seqlen}
-        out = selection_varlen.packed_sdpa(q, k, v, cu_seqlens, **options)
+        out = selection_rows.packed_sdpa(q, k, v, cu_seqlens, **options)
         return out.masked_fill((cu_seqlens.diff() == 0).view(-1, 1, 1), math.nan)
 
     shape = {"N": 4, "H": 2, "D": 32, "Dv": 32, "L": 40}

@@ -1,17 +1,81 @@
-"""Attention over one band of keys a query: causal, a window, or complete compressed keys."""
+"""Attention over one band of keys a query: causal, a window, or complete compressed keys.
+
+causal_attention is also what a model could run in place of NSA: dense attention.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from nsabench import Unsupported
 from nsabench.implementations import torch_attention as _torch
-from nsabench.implementations._register import Packing, baseline
-from nsabench.implementations.baselines.causal_attention import dense_attention
+from nsabench.implementations._register import F, Packing, baseline
+
+MOST_SCORES = 1 << 31  # that torch's own formula may hold, of all heads
+
+
+def dense_attention(name: str, **declared: Any) -> Callable[[F], F]:
+    """Register a baseline of causal_attention, which is also an alternative to both NSA ops."""
+
+    def register(call: F) -> F:
+        baseline("causal_attention", name, **declared)(call)
+        for op in ("nsa_attention", "nsa_without_window"):
+            other = {"role": "alternative", "computes": "causal_attention", **declared}
+            baseline(op, f"dense_{name}", **other)(call)
+        return call
+
+    return register
+
+
+def causal_sdpa(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
+    """Compute SDPA [B,T,HQ,D]; the heads of a group share K and V."""
+    queries, keys, values = (x.transpose(1, 2) for x in (q, k, v))
+    options = {"is_causal": True, **_torch.share_heads(q.shape[2] != k.shape[2])}
+    out = scaled_dot_product_attention(queries, keys, values, scale=sm_scale, **options)
+    return out.transpose(1, 2)
+
+
+@dense_attention("sdpa_math", on_cpu=True)
+def sdpa_math(q: Tensor, k: Tensor, v: Tensor, cu: Packing = None, **options: Any) -> Tensor:
+    """SDPA by its formula, one packed sequence after another."""
+    scores = q.shape[0] * q.shape[2] * options["max_seqlen"] ** 2
+    if scores > MOST_SCORES:
+        raise Unsupported(f"it would hold {scores:.1e} scores")
+    lengths = [q.shape[1]] if cu is None else cu.diff().tolist()
+    parts = zip(q.split(lengths, 1), k.split(lengths, 1), v.split(lengths, 1), strict=True)
+    attend = _torch.forced(causal_sdpa, "math")
+    outs = [attend(*part, options["sm_scale"]) for part in parts]
+    return outs[0] if cu is None else torch.cat(outs, 1)
+
+
+def _attend_by_backend(
+    backend: str,
+    attend: _torch.Attention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu: Packing = None,
+    **options: Any,
+) -> Tensor:
+    if cu is not None:
+        raise Unsupported("SDPA does not support packed sequences")
+    if backend == "flash":
+        _torch.check_flash(q, v)
+    group = q.shape[2] // k.shape[2]
+    if backend == "efficient" and group > 1:  # it shares no heads
+        k, v = (x.transpose(1, 2).repeat_interleave(group, 1).transpose(1, 2) for x in (k, v))
+    return attend(q, k, v, options["sm_scale"])
+
+
+for _backend in ("flash", "cudnn", "efficient"):
+    _attend = partial(_attend_by_backend, _backend, _torch.forced(causal_sdpa, _backend))
+    dense_attention(f"sdpa_{_backend}")(_attend)
 
 
 def _band_sizes(options: dict[str, Any]) -> tuple[int, int, int]:
@@ -34,7 +98,7 @@ def _mask(
     start = first = torch.zeros_like(position)
     behind = position + 1
     if packing:
-        own = _torch.sequence_of(packing[0], position)
+        own = torch.searchsorted(packing[0][1:].contiguous(), position, right=True)
         start, first = packing[0][own], packing[-1][own]
     if stride:
         complete = (position - start + (1 + stride - block)) // stride
@@ -60,7 +124,12 @@ def masked_sdpa(q: Tensor, k: Tensor, v: Tensor, *packing: Tensor, **options: An
 
 
 def attend_sequences(
-    attend: _torch.FlashAttention, q: Tensor, k: Tensor, v: Tensor, cu: Packing, **options: Any
+    attend: _torch.FlashAttention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu: Packing = None,
+    **options: Any,
 ) -> Tensor:
     """Compute causal_attention or sliding_window by a FlashAttention."""
     sizes = ((options["max_seqlen"],) * 2, options["sm_scale"], options.get("window", 0))
@@ -74,6 +143,38 @@ def attend_sequences(
 def flash_varlen(q: Tensor, k: Tensor, v: Tensor, cu: Packing = None, **options: Any) -> Tensor:
     """The FlashAttention-2 that torch bundles."""
     return attend_sequences(_torch.aten_flash, q, k, v, cu, **options)
+
+
+def attend_folded(
+    attend: _torch.FlashAttention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *packing: Tensor,
+    **options: Any,
+) -> Tensor:
+    """Attend to compressed keys by a FlashAttention, which has no strided causal mask.
+
+    All `stride` queries between two completed keys see the same keys, so they become heads of one
+    query. A query of padding comes first, then the mask is causal and aligned at the ends.
+    """
+    if packing:
+        raise Unsupported("it takes no packed sequences")
+    b, t, hq, d = q.shape
+    stride = options["stride"]
+    if options["block"] % stride:
+        raise Unsupported("FlashAttention needs a stride that divides the block")
+    steps = t // stride + 1
+    folded = pad(q, (0, 0, 0, 0, 1, steps * stride - t - 1)).view(b, steps, stride * hq, d)
+    keys, values = (x.repeat(1, 1, stride, 1) for x in (k, v))
+    out = attend(folded, keys, values, None, (steps, keys.shape[1]), options["sm_scale"])
+    return out.view(b, -1, hq, d)[:, 1 : t + 1]
+
+
+@baseline("compressed", "flash")
+def flash_folded(*tensors: Tensor, **options: Any) -> Tensor:
+    """The FlashAttention-2 that torch bundles, with the queries of a stride folded into heads."""
+    return attend_folded(_torch.aten_flash, *tensors, **options)
 
 
 @_torch.memoised(2)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from nsabench.implementations import torch_attention as _torch
-from nsabench.implementations._register import alternative, baseline
+from nsabench.implementations._register import baseline
 from nsabench.implementations.baselines.nsa_attention import LOCAL, block_scores
 from nsabench.ops import DecodeSizes
 
@@ -39,8 +39,7 @@ def _newest(k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tensor]:
 
 
 def whole_cache(name: str, **declared: Any) -> Callable[[Attention], Attention]:
-    """Register attention over a whole cache for all decode ops that are this, and as an
-    alternative."""
+    """Register attention over a whole cache: a baseline of three decode ops, and an alternative."""
 
     def register(attention: Attention) -> Attention:
         def window(q: Tensor, k: Tensor, v: Tensor, *, window: int, sm_scale: float) -> Tensor:
@@ -49,7 +48,8 @@ def whole_cache(name: str, **declared: Any) -> Callable[[Attention], Attention]:
         for op in ("decode_compressed", "decode_dense"):
             baseline(op, name, **declared)(attention)
         baseline("decode_window", name, **declared)(window)
-        alternative("decode_step", f"dense_{name}", "decode_dense", **declared)(attention)
+        other = {"role": "alternative", "computes": "decode_dense", **declared}
+        baseline("decode_step", f"dense_{name}", **other)(attention)
         return attention
 
     return register
@@ -72,8 +72,7 @@ def flash(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
 def gathered_sdpa(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, block_size: int, sm_scale: float
 ) -> Tensor:
-    """SDPA over gathered blocks, with the heads of a group as queries."""
-    # Leave out selected blocks that hold no token.
+    """SDPA over gathered blocks that hold a token, with the heads of a group as queries."""
     most = -(-k.shape[2] // block_size)
     if most < ranges.shape[2]:
         first = (ranges[..., 0] >= ranges[..., 1]).int().argsort(dim=-1, stable=True)[..., :most]

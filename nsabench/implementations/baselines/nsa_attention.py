@@ -21,7 +21,6 @@ MOST_GATHERED, MOST_KEPT = 1 << 34, 1 << 33
 
 
 def _means(x: Tensor, block: int, stride: int) -> Tensor:
-    """Return the means of blocks: [T,H,D] -> [Nc,H,D]."""
     if x.shape[0] < block:
         return x[:0]
     return x.unfold(0, block, stride).mean(-1)
@@ -35,8 +34,7 @@ def _softmax(logits: Tensor, keep: Tensor) -> Tensor:
 
 
 def block_scores(weights: Tensor, blocks: int, block: int, stride: int, size: int) -> Tensor:
-    """Sum weights of compressed keys [A,B,Nc] into scores of blocks of `size` tokens,
-    [A,B,blocks]."""
+    """Sum weights of compressed keys [A,B,Nc] into scores of blocks of `size` tokens."""
     scores = weights.new_zeros(*weights.shape[:2], blocks + 1)
     key = torch.arange(weights.shape[2], device=weights.device)
     for place in range(block // stride):
@@ -57,11 +55,8 @@ def _choose(weights: Tensor, position: Tensor, blocks: int, sizes: dict[str, int
 
 
 def _sequence(tensors: list[Tensor], sizes: dict[str, int], sm_scale: float) -> Iterator[Tensor]:
-    """Yield the outputs [n,HQ,Dv] of a sequence, a chunk of queries at a time.
-
-    It computes in float32, since logits in 16 bits lose more than any kernel does. If `window` is
-    0, there are two gates.
-    """
+    """Yield the outputs [n,HQ,Dv] of a sequence, some queries at a time. window: 0 for none."""
+    # In float32, since logits in 16 bits lose more than any kernel does.
     dtype, (q, k, v, gates) = tensors[0].dtype, (x.float() for x in tensors)
     tokens, heads = k.shape[:2]
     block, stride, size = (sizes[name] for name in ("block", "stride", "block_size"))

@@ -29,7 +29,6 @@ def kernels() -> Any:
 
 
 def tile_size(size: int) -> int:
-    """Return the tile size for this many rows or columns: a power of two, at least 16."""
     return max(16, 1 << (size - 1).bit_length())
 
 
@@ -94,11 +93,8 @@ def _constants(q: Tensor, k: Tensor, v: Tensor, size: int) -> dict[str, int]:
 
 
 def _invert_selection(rows: Tensor, begin: Tensor, ends: Tensor, size: int) -> tuple[Any, ...]:
-    """Return the queries that chose each block and head, in the form of `key_gradient_kernel`.
-
-    A sequence may end in a partial block, so the blocks of each sequence begin one place later.
-    Some places stay unused.
-    """
+    """Return the queries that chose each block and head, in the form of `key_gradient_kernel`."""
+    # A sequence may end in a partial block, so the blocks of each one begin one place later.
     tokens, heads, slots = rows.shape
     device = rows.device
     sequence = torch.searchsorted(ends, torch.arange(tokens, device=device), right=True)

@@ -11,10 +11,9 @@ from torch import Tensor
 from nsabench import Unsupported
 from nsabench.implementations import torch_attention as _torch
 from nsabench.implementations._register import baseline
-from nsabench.implementations.baselines.causal_attention import causal_sdpa
+from nsabench.implementations.baselines.bands import causal_sdpa
 from nsabench.implementations.baselines.selection_ranges import gather_rows
 from nsabench.implementations.torch_attention import (
-    BACKENDS,
     BACKENDS_ON_CPU,
     TILE,
     forced,
@@ -69,8 +68,7 @@ def masked_sdpa(
 def gathered_sdpa(
     q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, *packing: Tensor, **options: Any
 ) -> Tensor:
-    """Selected keys gathered for a chunk of queries at a time, then SDPA with a group's heads as
-    queries."""
+    """SDPA with a group's heads as queries, over keys gathered for some queries at a time."""
     b, t, hq, d = q.shape
     (h, slots), dv, block_size = blocks.shape[2:], v.shape[3], options["block_size"]
     each = h * slots * block_size * (d + dv) * q.element_size()
@@ -129,19 +127,13 @@ def flex_attention(
     return _torch.flex_attend(q, k, v, mask, options["sm_scale"])
 
 
-def _register(name: str, attention: Any, *, on_cpu: bool = True) -> None:
-    @_baseline(name, on_cpu=on_cpu, distributions=("dense",))
-    def call(
-        q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, *packing: Tensor, **options: Any
-    ) -> Tensor:
-        return attention(q, k, v, options["sm_scale"])
+def _attend_to_all(attention: _torch.Attention, *tensors: Tensor, **options: Any) -> Tensor:
+    q, k, v, *_ = tensors
+    return attention(q, k, v, options["sm_scale"])
 
 
-_register("sdpa_causal", causal_sdpa)
-for _backend in BACKENDS:
-    if _backend != "math":
-        _register(
-            f"sdpa_causal_{_backend}",
-            forced(causal_sdpa, _backend),
-            on_cpu=_backend in BACKENDS_ON_CPU,
-        )
+_dense = partial(_baseline, distributions=("dense",))
+_dense("sdpa_causal", on_cpu=True)(partial(_attend_to_all, causal_sdpa))
+for _backend in ("flash", "efficient", "cudnn"):
+    _register = _dense(f"sdpa_causal_{_backend}", on_cpu=_backend in BACKENDS_ON_CPU)
+    _register(partial(_attend_to_all, forced(causal_sdpa, _backend)))

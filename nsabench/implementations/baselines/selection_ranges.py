@@ -33,8 +33,7 @@ def union_mask(ranges: Tensor, s_kv: int) -> Tensor:
     return edges[..., :-1].cumsum(-1, dtype=torch.int32) > 0
 
 
-def disjoint(ranges: Tensor, s_kv: int) -> Spans:
-    """Return disjoint spans with the same union."""
+def make_disjoint(ranges: Tensor, s_kv: int) -> Spans:
     spans = ranges.flatten(0, -3).clamp(0, s_kv)
     start, order = spans[..., 0].sort(dim=-1)
     end = spans[..., 1].gather(-1, order)
@@ -65,17 +64,15 @@ def packed_index(spans: Spans, first_keys: Tensor, room: int) -> tuple[Tensor, T
 
 
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
-    """Return the rows `index` of x; with a gradient from a float32 copy, as torch sums it in x's
-    dtype."""
+    # torch would sum a gradient in the dtype of x.
     if wants_grad(x) and x.dtype != torch.float32:
         return x.float().index_select(0, index).to(x.dtype)
     return x.index_select(0, index)
 
 
 def _gather_keys(x: Tensor, index: Tensor, inside: Tensor) -> Tensor:
-    """Gather rows without gradients for places past the last key, which FlashAttention never
-    writes."""
     rows = gather_rows(x, index)
+    # FlashAttention writes no gradient of places past the last key.
     return torch.where(inside.unsqueeze(1), rows, 0) if rows.requires_grad else rows
 
 
@@ -104,7 +101,7 @@ def packed_sdpa(
 ) -> Tensor:
     """Selected keys gathered for each row, then SDPA under a mask."""
     width = min(selected_len, k.shape[2])
-    start, before = disjoint(ranges, k.shape[2])
+    start, before = make_disjoint(ranges, k.shape[2])
     b, s, g, h, d = q.shape
     rows, s_kv, dv = b * s * g, k.shape[2], v.shape[3]
     counts = before[:, -1]
@@ -130,7 +127,7 @@ def _flash(groups: bool, q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, **opti
     form = (1, h) if groups else (h, 1)
     rows, s_kv = b * s * g, k.shape[2]
     _torch.check_flash(q, v)
-    spans = disjoint(ranges, s_kv)
+    spans = make_disjoint(ranges, s_kv)
     cu_k = pad(spans[1][:, -1].cumsum(0, dtype=torch.int32), (1, 0))
     longest = min(options["selected_len"], s_kv)
     _refuse(2 * rows * longest * d * q.element_size(), MAX_GATHERED_BYTES, "the packed copy")
@@ -155,8 +152,7 @@ flash_varlen_gqa = _baseline("flash_varlen_gqa")(partial(_flash, True))
 def flex_attention(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int
 ) -> Tensor:
-    """FlexAttention with heads as queries; it skips blocks of keys that no query of a block
-    selects."""
+    """FlexAttention with heads as queries; it skips tiles in which nothing is selected."""
     b, s, g, h, d = q.shape
     s_kv, dv = k.shape[2], v.shape[3]
     _torch.flex()

@@ -1,24 +1,21 @@
-"""PyTorch's own attention on selection_rows, in forms whose speeds differ several-fold."""
+"""PyTorch's own attention on selection_rows and, packed, on selection_varlen."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from nsabench.implementations import torch_attention as _torch
 from nsabench.implementations._register import baseline
-from nsabench.implementations.torch_attention import (
-    BACKENDS,
-    BACKENDS_ON_CPU,
-    forced,
-    share_heads,
-)
 
 
 def gqa(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
     """SDPA with one query of H heads over one shared K/V head."""
     out = scaled_dot_product_attention(
-        q.unsqueeze(2), k.unsqueeze(1), v.unsqueeze(1), scale=sm_scale, **share_heads()
+        q.unsqueeze(2), k.unsqueeze(1), v.unsqueeze(1), scale=sm_scale, **_torch.share_heads()
     )
     return out.squeeze(2)
 
@@ -35,16 +32,60 @@ def heads_as_queries(
 # The controls wrap the first one, which runs under every torch.
 for _name, _attention in (("sdpa_heads_as_queries", heads_as_queries), ("sdpa_gqa", gqa)):
     baseline("selection_rows", _name, on_cpu=True)(_attention)
-    for _backend in BACKENDS:
-        _on_cpu = _backend in BACKENDS_ON_CPU
+    for _backend in _torch.BACKENDS:
+        _on_cpu = _backend in _torch.BACKENDS_ON_CPU
         _register = baseline("selection_rows", f"{_name}_{_backend}", on_cpu=_on_cpu)
-        _register(forced(_attention, _backend))
+        _register(_torch.forced(_attention, _backend))
 
 
 # Its weights are rounded to the format, so one large weight has the error of a whole value.
 @baseline("selection_rows", "bmm_softmax", on_cpu=True, distributions=("dense", "negative_zero"))
 def bmm_softmax(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
-    """Two batched matrix products around a softmax. Scores that are rounded to 16 bits are wrong
-    in some rows."""
+    """Two batched matrix products around a softmax of float32 scores."""
     scores = torch.bmm(q.float(), k.mT.float()) * sm_scale
     return torch.bmm(torch.softmax(scores, -1).to(v.dtype), v)
+
+
+def attend_rows(
+    attend: _torch.FlashAttention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    **options: Any,
+) -> Tensor:
+    """Compute the op by a FlashAttention, the H heads of a row as H queries of one head."""
+    rows, heads, width = q.shape
+    packed = (q.reshape(rows * heads, 1, width), k.unsqueeze(1), v.unsqueeze(1))
+    cu = (_torch.equal_cu_seqlens(heads, rows, q.device), cu_seqlens)
+    longest = (heads, options["max_seqlen"])
+    return attend(*packed, cu, longest, options["sm_scale"], causal=False).view(q.shape)
+
+
+@baseline("selection_varlen", "flash_varlen")
+def flash_varlen(*tensors: Tensor, **options: Any) -> Tensor:
+    """The FlashAttention-2 that torch bundles, the H heads of a row as H queries of one head."""
+    return attend_rows(_torch.aten_flash, *tensors, **options)
+
+
+@baseline("selection_varlen", "flash_varlen_gqa")
+def flash_varlen_gqa(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, **options: Any) -> Tensor:
+    """The FlashAttention-2 that torch bundles, with one query of H heads a row."""
+    cu = (_torch.equal_cu_seqlens(1, q.shape[0], q.device), cu_seqlens)
+    packed, longest = (q, k.unsqueeze(1), v.unsqueeze(1)), (1, options["max_seqlen"])
+    return _torch.aten_flash(*packed, cu, longest, options["sm_scale"], causal=False)
+
+
+@baseline("selection_varlen", "packed_sdpa", on_cpu=True, kind="general")
+def packed_sdpa(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, **options: Any) -> Tensor:
+    """Rows padded to the longest by one gather, then SDPA under a mask."""
+    if k.shape[0] == 0:
+        return q.new_zeros(*q.shape[:2], v.shape[1])
+    lengths = cu_seqlens.diff()
+    step = torch.arange(options["max_seqlen"], device=q.device)
+    valid = step < lengths.unsqueeze(1)
+    index = (cu_seqlens[:-1].unsqueeze(1) + step).clamp_(max=k.shape[0] - 1)
+    empty = lengths == 0
+    keep = valid | empty.unsqueeze(1)
+    out = heads_as_queries(q, k[index], v[index], options["sm_scale"], keep)
+    return out.masked_fill_(empty[:, None, None], 0)

@@ -26,8 +26,7 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 def splits_of(rows: int, tiles: int, multiprocessors: int) -> int:
-    """Return how many programs share a row: a power of two that fills the device at most a few
-    times."""
+    """Return how many programs share a row: a power of two that suits the device."""
     wanted = max(1, PROGRAMS_AN_SM * multiprocessors // rows)
     most = min(wanted, tiles, MOST_SPLITS)
     return 1 << (most.bit_length() - 1)
@@ -47,8 +46,7 @@ def attend(
     """Attend q [B,S,G,h,D] to spans ranges int32 [B,S,G,n,2] of k [B,G,keys,D] and v [B,G,keys,Dv].
 
     selected: about how many keys a query selects. disjoint: whether spans of a query never overlap.
-    splits: programs a row, 0 for the number that suits the device. Raises `Unsupported` without
-    Triton, or for too many spans.
+    splits: programs a row, 0 for the number that suits the device.
     """
     b, s, g, h, d = q.shape
     n, dv, rows = ranges.shape[3], v.shape[3], b * s * g

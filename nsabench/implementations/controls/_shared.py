@@ -23,7 +23,6 @@ Change = Callable[[Tensor], Tensor]
 
 
 def is_captured(tensor: Tensor) -> bool:
-    """Return whether a CUDA graph is being captured, in which nothing is computed."""
     return tensor.is_cuda and bool(torch.cuda.is_current_stream_capturing())
 
 
@@ -38,13 +37,10 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def as_inputs(honest: Honest, tensors: Tensors, options: Options) -> Inputs:
-    names = (*honest.op.arguments, *honest.op.optional)
-    return Inputs(dict(zip(names, tensors, strict=False)), options)
-
-
 def empty_output(honest: Honest, tensors: Tensors, options: Options) -> Tensor:
-    shape = honest.op.output_shape(as_inputs(honest, tensors, options))
+    names = (*honest.op.arguments, *honest.op.optional)
+    inputs = Inputs(dict(zip(names, tensors, strict=False)), options)
+    shape = honest.op.output_shape(inputs)
     return torch.empty(shape, dtype=tensors[0].dtype, device=tensors[0].device)
 
 
@@ -57,7 +53,6 @@ def right_output(honest: Honest, tensors: Tensors, options: Options) -> Tensor:
 
 
 def unless_right(out: Tensor, honest: Honest, tensors: Tensors, options: Options) -> Tensor:
-    """Return `out`. Raises `Unsupported` if it differs from the right output only by rounding."""
     with torch.no_grad():
         right = honest(*tensors, **options).float()
     off = (out.detach().float() - right).norm()
@@ -77,7 +72,7 @@ def rounding_error(tensors: Tensors) -> float:
     return noise(dtype, sum(sum(t.shape) for t in tensors))
 
 
-class _Handed(torch.autograd.Function):  # type: ignore[misc]
+class _Changed(torch.autograd.Function):  # type: ignore[misc]
     """Returns `values(x)`, and gives x the gradient `gradients(gradient)`."""
 
     @staticmethod
@@ -91,11 +86,11 @@ class _Handed(torch.autograd.Function):  # type: ignore[misc]
 
 
 def with_gradient(x: Tensor, change: Change) -> Tensor:
-    return _Handed.apply(x, lambda x: x.view_as(x), change)
+    return _Changed.apply(x, lambda x: x.view_as(x), change)
 
 
 def with_values(x: Tensor, change: Change) -> Tensor:
-    return _Handed.apply(x, change, lambda gradient: gradient)
+    return _Changed.apply(x, change, lambda gradient: gradient)
 
 
 def with_gradients(

@@ -69,16 +69,12 @@ class _Thread:
                 work()
 
 
-@cache
-def _thread() -> _Thread:
-    """Return the thread of this process; a forked process makes its own."""
-    return _Thread()
+_thread = cache(_Thread)  # of this process; a forked process makes its own
 
 
 @control(caught_by="burst", modes=("stream",))
 def hidden_in_a_thread(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Works honestly if called alone; in a loop, it returns unwritten memory and fills it
-    afterwards."""
+    """Works if called alone; in a loop, it returns unwritten memory and fills it afterwards."""
     decline_in_a_graph(tensors[0])
     thread, first = _thread(), tensors[0]
     gap_s = _now() - thread.returned_s

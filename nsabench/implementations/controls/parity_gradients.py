@@ -28,15 +28,14 @@ _remembered: dict[tuple[object, ...], Tensor] = {}
 def _spoil_gradients(
     honest: Honest, tensors: Tensors, options: Options, *changes: Change
 ) -> Tensor:
-    """Change gradients of the first arguments. Raises `Unsupported` if they are always zero."""
     has_one_key = options.get("window") == 1 or ("stride" in options and tensors[1].shape[1] == 1)
     if honest.op.name in ONE_KEY and has_one_key:
         raise Unsupported("a single key has all the weight, so gradients of q and k are zero")
     by_name = dict(zip(honest.op.differentiable, changes, strict=False))
-    return _unless_zero(with_gradients(honest, tensors, options, by_name))
+    return _refuse_zeros(with_gradients(honest, tensors, options, by_name))
 
 
-def _unless_zero(out: Tensor) -> Tensor:
+def _refuse_zeros(out: Tensor) -> Tensor:
     if not bool(out.any()):
         raise Unsupported("nothing is selected, so zero gradients are right")
     return out
@@ -76,7 +75,7 @@ def lost_tail_of_the_last(honest: Honest, *tensors: Tensor, **options: Any) -> T
             raise Unsupported("the lost row is within the rounding of a typical row")
         return spoiled
 
-    return _unless_zero(with_gradients(honest, tensors, options, {name: lost}))
+    return _refuse_zeros(with_gradients(honest, tensors, options, {name: lost}))
 
 
 def _without_last_row(result: Tensor) -> Tensor:
@@ -88,4 +87,4 @@ def _without_last_row(result: Tensor) -> Tensor:
 @control(caught_by="parity", directions=("backward", "step"))
 def lost_row_in_training(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Its gradients are right, but its output lacks the last row that is not zero."""
-    return with_values(_unless_zero(honest(*tensors, **options)), _without_last_row)
+    return with_values(_refuse_zeros(honest(*tensors, **options)), _without_last_row)

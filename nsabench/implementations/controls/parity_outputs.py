@@ -57,8 +57,7 @@ def relative_error(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
 
 @control(caught_by="parity")
 def lost_tail_row(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Right except for the last row of the last head, which is zero; a mean over all rows misses
-    it."""
+    """Right except for the last row of the last head, which is zero; a mean over rows misses it."""
     out = right_output(honest, tensors, options)
     row = (-1,) * (out.dim() - 1)
     if not is_captured(out) and not bool(out[row].any()):

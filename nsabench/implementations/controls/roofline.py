@@ -46,7 +46,6 @@ _memories: dict[str, tuple[object, Any]] = {}  # by control: a case, and what is
 
 
 def _get_memory(control: str, honest: Honest, tensors: Tensors, make: Callable[[], M]) -> M:
-    """Return what a control remembers of this case; other cases are forgotten."""
     case = (honest, *(t.shape for t in tensors), tensors[0].dtype)
     if control not in _memories or _memories[control][0] != case:
         _memories[control] = case, make()
@@ -88,9 +87,8 @@ class _Answers:
 class _Sets(_Answers):
     """Stores outputs of input sets that come in turn, without a wait of the host.
 
-    A wait would show, since the timer hides launches. All sets are known to have come once the
-    first set follows the last and the second follows it; the first may also come in between with
-    other values.
+    All sets have come once the first follows the last and the second follows the first; the first
+    may also come in between with other values.
     """
 
     def __init__(self) -> None:
@@ -185,7 +183,6 @@ class _Recorded(_Answers):
 def _recall(
     control: str, most_bytes: int, honest: Honest, *tensors: Tensor, **options: Any
 ) -> Tensor:
-    """Captures a look-up by the first values of its inputs and reads nothing else again."""
     recorded = _get_memory(control, honest, tensors, _Recorded)
     if is_captured(tensors[0]):
         return recorded.recall(_content(tensors[0]))
@@ -258,8 +255,7 @@ class _Training:
 def _recall_gradients(
     control: str, keeps_outputs: bool, honest: Honest, *tensors: Tensor, **options: Any
 ) -> Tensor:
-    """Recognises its inputs in the forward and returns stored gradients, scaled, and in a step the
-    stored output."""
+    """Recognises its inputs in the forward and returns stored gradients, scaled."""
     wanted = [tensors[honest.op.arguments.index(name)] for name in honest.op.differentiable]
     if sum(t.nbytes for t in wanted) > MOST_BYTES:
         raise Unsupported(f"it stores gradients of at most {MOST_BYTES >> 20} MiB")

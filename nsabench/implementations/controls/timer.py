@@ -43,8 +43,7 @@ class _Clocks:
 
 
 class _Outputs:
-    """Counts the living outputs of a control; calls `begin` for the first and `end` after the
-    last."""
+    """Calls `begin` for the first living output of a control and `end` after the last."""
 
     def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
         self._begin, self._end = begin, end
@@ -80,8 +79,7 @@ def patched_clocks(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
 
 
 class _Replays:
-    """Stops the clocks between a replay of a graph of the control and the next replay of another
-    graph."""
+    """Stops the clocks from a replay of the control's graph to one of another graph."""
 
     def __init__(self) -> None:
         self._outputs = _Outputs(self._patch, self._put_back)

@@ -22,10 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @cache
 def find_function(package: Package, where: str, *takes: str) -> Any:
-    """Return the function or class `MODULE:NAME` of a library. It must take `takes` by name.
-
-    Raises `Unsupported` if the library cannot be imported or has changed.
-    """
+    """Return `MODULE:NAME`, which must take `takes` by name. Raises `Unsupported` otherwise."""
     module, _, name = where.partition(":")
     item = _import_library(package, module)
     try:
@@ -53,10 +50,8 @@ def _import_library(package: Package, module: str) -> Any:
 
 
 def selected_blocks(name: str, package: Package, **declared: Any) -> Callable[[F], F]:
-    """Register the decorated function as a library's baseline of selection_blocks.
-
-    Libraries count a repeated block twice and are undefined for a query without blocks.
-    """
+    """Register the decorated function as a library's baseline of selection_blocks."""
+    # Libraries count a repeated block twice and are undefined for a query without blocks.
     left_out = ("repeated", "empty_rows")
     fits = tuple(d for d in _SELECTION_BLOCKS.distributions if d not in left_out)
     return baseline("selection_blocks", name, package=package, distributions=fits, **declared)
@@ -70,12 +65,10 @@ def blocks_first(block_indices: Tensor) -> Tensor:
 
 
 def flatten_batch(*tensors: Tensor) -> list[Tensor]:
-    """Flatten [B,T,…] to [B*T,…]."""
     return [x.flatten(0, 1).contiguous() for x in tensors]
 
 
 def every_block_is_whole(keys: int, block_size: int, blocks: int) -> bool:
-    """Return whether a cache of `keys` keys consists of whole blocks, at least `blocks` of them."""
     return keys % block_size == 0 and keys >= blocks * block_size
 
 
@@ -91,7 +84,6 @@ def refuse_float32(q: Tensor, name: str) -> None:
 
 
 def current_stream() -> int:
-    """Return the handle of the current CUDA stream; 0 without a device."""
     return torch.cuda.current_stream().cuda_stream if torch.cuda.is_available() else 0
 
 

@@ -1,4 +1,4 @@
-"""FlashAttention-2 by its authors. Its pages of at least 256 keys fit no selection."""
+"""FlashAttention by its authors: 2, whose pages of at least 256 keys fit no selection, and 4."""
 
 from __future__ import annotations
 
@@ -9,21 +9,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nsabench import Unsupported
 from nsabench.implementations import torch_attention as _torch
-from nsabench.implementations._register import Packing, baseline
-from nsabench.implementations.baselines import bands, compressed, selection_varlen
-from nsabench.implementations.baselines.causal_attention import dense_attention
+from nsabench.implementations._register import baseline
+from nsabench.implementations.baselines.bands import (
+    attend_folded,
+    attend_sequences,
+    dense_attention,
+)
 from nsabench.implementations.baselines.decode import whole_cache
+from nsabench.implementations.baselines.selection_rows import attend_rows
 from nsabench.implementations.libraries import _calls
 from nsabench.registry import Package
 
 FLASH_ATTN = Package("flash-attn", "BSD-3-Clause", "flash-attn --no-build-isolation")
+FLASH_ATTN_4 = Package("flash-attn-4", "BSD-3-Clause", "--pre 'flash-attn-4[cu13]'")
 PLAIN, VARLEN, CACHED = "flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"
 PACKED = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
 
 
 def output_only(returned: Any) -> Tensor:
-    """Return the output alone; some versions also return the log-sum-exp."""
+    # Some versions also return the log-sum-exp.
     return returned[0] if isinstance(returned, tuple) else returned
 
 
@@ -71,23 +77,46 @@ class Flash:
 
     def register(self, name: str, **declared: Any) -> None:
         """Register what all versions compute."""
-
-        @dense_attention(name, **declared)
-        @baseline("sliding_window", name, **declared)
-        def of_sequences(
-            q: Tensor, k: Tensor, v: Tensor, cu: Packing = None, **options: Any
-        ) -> Tensor:
-            return bands.attend_sequences(self, q, k, v, cu, **options)
-
-        @baseline("compressed", name, **declared)
-        def of_compressed_keys(*tensors: Tensor, **options: Any) -> Tensor:
-            return compressed.attend_folded(self, *tensors, **options)
-
-        @baseline("selection_varlen", name, **declared)
-        def of_rows(*tensors: Tensor, **options: Any) -> Tensor:
-            return selection_varlen.attend_rows(self, *tensors, **options)
+        sequences = partial(attend_sequences, self)
+        dense_attention(name, **declared)(sequences)
+        baseline("sliding_window", name, **declared)(sequences)
+        baseline("compressed", name, **declared)(partial(attend_folded, self))
+        baseline("selection_varlen", name, **declared)(partial(attend_rows, self))
 
 
-FLASH = Flash(FLASH_ATTN, "flash_attn")
-FLASH.register("flash_attn", package=FLASH_ATTN)
-whole_cache("flash_attn", package=FLASH_ATTN)(partial(FLASH.cached, CACHED, 0))
+FLASH_2 = Flash(FLASH_ATTN, "flash_attn")
+FLASH_2.register("flash_attn", package=FLASH_ATTN)
+whole_cache("flash_attn", package=FLASH_ATTN)(partial(FLASH_2.cached, CACHED, 0))
+
+FLASH_4 = Flash(FLASH_ATTN_4, "flash_attn.cute.interface")
+_declared: dict[str, Any] = {"package": FLASH_ATTN_4, "compiled_by": "cutlass"}
+FLASH_4.register("flash_attn_4", **_declared)
+whole_cache("flash_attn_4", **_declared)(partial(FLASH_4.cached, PLAIN, 1))
+
+
+@_torch.memoised(8)
+def _all_long(rows: int, keys: int, device: torch.device) -> Tensor:
+    return torch.full((rows,), keys, dtype=torch.int32, device=device)
+
+
+@baseline("decode_selected", "flash_attn_4_pages", **_declared)
+def flash_attn_4_pages(
+    q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, block_size: int, sm_scale: float
+) -> Tensor:
+    """The selected blocks as pages, one sequence a KV head; `gather_kv_indices` fits no op here."""
+    takes = ("q", "k", "v", "seqused_k", "page_table", "softmax_scale")
+    attend = FLASH_4.find(VARLEN, *takes)
+    _torch.check_flash(q, v)
+    b, h, s, d = k.shape
+    n = ranges.shape[2]
+    if not _calls.every_block_is_whole(s, block_size, n):
+        raise Unsupported("a partial block is not a page")
+    first = _calls.first_of_heads(b * h, s // block_size, q.device).view(b, h, 1)
+    out = attend(
+        q.view(b * h, 1, -1, d),
+        *(x.view(-1, block_size, 1, d) for x in (k, v)),
+        seqused_k=_all_long(b * h, n * block_size, q.device),
+        page_table=(ranges[..., 0] // block_size + first).view(b * h, -1),
+        softmax_scale=sm_scale,
+    )
+    return output_only(out).view(q.shape)

@@ -1,5 +1,4 @@
-"""Scalable-Flash-Native-Sparse-Attention by Duyue Ma; its sizes and lengths are class
-attributes."""
+"""Scalable-Flash-Native-Sparse-Attention by Duyue Ma; its sizes are class attributes."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from nsabench import Unsupported
 from nsabench.implementations import torch_attention as _torch
 from nsabench.implementations._register import Packing, baseline
-from nsabench.implementations.libraries import _calls, flash_attn_4
+from nsabench.implementations.libraries import _calls, flash_attn
 from nsabench.registry import Package
 
 REPOSITORY = "https://github.com/mdy666/Scalable-Flash-Native-Sparse-Attention"
@@ -68,7 +67,7 @@ def flash_nsa_fa4(
     chosen, _ = choose(queries, k_cmp, lse, sm_scale=scale, maybe_efficient_version=True)
     selected = select(queries, keys, values, chosen, sm_scale=scale)
     longest, window = (options["max_seqlen"],) * 2, options["window"]
-    near = flash_attn_4.FLASH(queries, keys, values, (packed, packed), longest, scale, window)
+    near = flash_attn.FLASH_4(queries, keys, values, (packed, packed), longest, scale, window)
     out = add(compressed, selected, near, logits)
     return out.view(*q.shape[:3], v.shape[3])
 

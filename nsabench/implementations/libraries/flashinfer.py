@@ -26,22 +26,19 @@ _declared: dict[str, Any] = {"package": FLASHINFER, "compiled_by": "nvcc"}
 
 
 class Plan(NamedTuple):
-    """A planned wrapper, and what it reads: the page table, and the keys in each last page."""
-
     wrapper: Any
-    table: Tensor
-    last: Tensor
+    table: Tensor  # of pages
+    last: Tensor  # the number of keys in each last page
 
 
 plans: dict[tuple[object, ...], dict[int, Plan]] = {}  # by stream
 
 
 def _keep_plan(q: Tensor, count: int, size: int, last: int, sm_scale: float, step: int = 0) -> Plan:
-    """Return a kept plan for rows q [rows,group,D] of `count` pages; the first call makes it.
+    """Return a kept plan for rows q [rows,group,D] of `count` pages of `size` keys.
 
-    size, last: keys a page, and in the last page. step: tokens between caches that are read whole,
-    0 if the caller fills the table. Each stream needs its own workspace, and so its own plan. A
-    capture cannot plan and uses the latest plan.
+    last: keys of the last page. step: tokens between caches that are read whole, 0 if the caller
+    fills the table. Each stream has a workspace, so a plan. A capture uses the latest plan.
     """
     key = (q.shape, q.dtype, q.device, count, size, last, sm_scale, step)
     by_stream = plans.setdefault(key, {})
@@ -95,7 +92,6 @@ def _plan(q: Tensor, count: int, size: int, last: int, sm_scale: float, step: in
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, *, fits: bool) -> None:
-    """Raise `Unsupported` if FlashInfer is missing or does not take these tensors."""
     _calls.find_function(FLASHINFER, WRAPPER)
     _calls.refuse_float32(q, "FlashInfer")
     if q.shape[-1] != v.shape[-1] or q.shape[-1] not in (64, 128, 256):

@@ -1,4 +1,4 @@
-"""Controls that the worker's own gate must catch, on the CPU, through the arm that runs them."""
+"""Controls of selection_rows that parity must catch on the CPU, through the arm that runs them."""
 
 import time
 from random import Random
@@ -12,35 +12,11 @@ from nsabench.model.vocabulary import Role, Status
 from nsabench.registry import Implementation
 from tests.checking import arm_of, desk_of, observations, registered, rounds, sets_of
 
-GATED = {
-    "sdpa_causal_one_query": "mean absolute error",
-    "first_64_keys": "mean absolute error",
-    "zero_output": "mean absolute error",
-    "one_nan": "1 of 2048 output elements are NaN",
-    "worker_thread_escape": "",
-    "mutated_input": "changed its input q",
-}
-UNTIMED_CALLS = 3  # as many as are made before anything is timed
-HONEST = ("sdpa_gqa", "sdpa_heads_as_queries", "bmm_softmax")
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", GATED)
-def test_the_gate_catches_it_for_the_right_reason(make_arm, make_case, name, dtype):
-    with pytest.raises(Failure) as caught:
-        make_arm(name, make_case(dtype=dtype)).check()
-    assert caught.value.status is Status.WRONG
-    assert GATED[name] in caught.value.reason
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", HONEST)
-def test_the_honest_pass(make_arm, make_case, name, dtype):
-    make_arm(name, make_case(dtype=dtype)).check()
+UNTIMED_CALLS = 3  # before anything is timed
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_remembered_output_is_caught_whatever_the_chance(make_arm, make_case, seed):
+def test_a_remembered_output_is_caught_for_every_seed(make_arm, make_case, seed):
     with pytest.raises(Failure, match="mean absolute error"):
         make_arm("cached_output", make_case(N=8 + seed), seed).check()
 
@@ -68,14 +44,14 @@ def test_a_control_declines_where_it_would_be_right(make_arm, make_case, name, f
     assert caught.value.status is Status.UNSUPPORTED
 
 
-def test_a_relative_error_passes_the_gate_in_fp16_and_is_left_to_the_check(make_arm, make_case):
+def test_a_relative_error_is_measured_and_left_to_the_check(make_arm, make_case):
     arm = make_arm("relative_error", make_case(L=1024))
     arm.check()
     errors = desk_of(arm.sets).findings(arm.name).errors
     assert errors is not None and errors.rel_l2 > 3e-3
 
 
-def test_a_lie_about_the_time_ends_with_the_output(shipped, make_arm, make_case):
+def test_clocks_are_stopped_while_an_output_lives(shipped, make_arm, make_case):
     true = time.perf_counter_ns
     arm = make_arm("patched_clocks", make_case())
     out = arm.ready(0)()
@@ -88,20 +64,12 @@ def test_a_lie_about_the_time_ends_with_the_output(shipped, make_arm, make_case)
     assert time.perf_counter_ns is true
 
 
-def test_every_control_says_what_catches_it(shipped):
-    controls = [i for i in shipped.values() if i.role is Role.CONTROL]
-    assert {c.caught_by for c in controls} == {
-        *("parity", "roofline", "baseline", "timer"),
-        *("host", "burst"),
-    }
-
-
 def control(call) -> Implementation:
     return registered("selection_rows", "cheat", call, Role.CONTROL, caught_by="parity")
 
 
-def test_values_that_change_places_are_a_changed_input(make_case) -> None:
-    """A sum of them would not show it."""
+def test_reversed_keys_are_a_changed_input(make_case) -> None:
+    """A sum of the values would not change."""
 
     def reverse(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
         return heads_as_queries(q, k.copy_(k.flip(1)), v.copy_(v.flip(1)), sm_scale)
@@ -111,31 +79,31 @@ def test_values_that_change_places_are_a_changed_input(make_case) -> None:
         arm_of(control(reverse), case, sets_of(case), Random(0)).check()
 
 
-class NotWatched(Random):
-    """Chance that never picks a call to look at."""
+class NeverPicks(Random):
+    """A source that picks no call for a check."""
 
     def random(self) -> float:
         return 1.0
 
 
-def test_a_mutation_in_an_unwatched_call_is_not_blamed_on_another(shipped, make_case):
+def test_a_change_in_an_unchecked_call_is_not_blamed_on_another(shipped, make_case):
     case = make_case()
     sets = sets_of(case)
 
     def mutate(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
         return heads_as_queries(q, k.mul_(2), v, sm_scale)
 
-    cheat = arm_of(control(mutate), case, sets, NotWatched())
+    cheat = arm_of(control(mutate), case, sets, NeverPicks())
     cheat.inspect(2, cheat.prepare(2)())
     honest = arm_of(shipped["sdpa_gqa"], case, sets, Random(0))
-    for _ in range(6):  # round 1 is always watched
+    for _ in range(6):  # round 1 is always checked
         try:
             honest.inspect(1, honest.prepare(1)())
         except Failure as failure:
             pytest.fail(f"the honest one is accused: {failure.reason}")
 
 
-def test_a_failure_in_a_timed_call_is_diagnosed_on_the_inputs_it_was_made_from(shipped, make_case):
+def test_a_failure_in_a_timed_call_is_diagnosed_on_its_inputs(shipped, make_case):
     timing = rounds(40, warmup_s=0.001)
     calls = 0
 
