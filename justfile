@@ -61,10 +61,6 @@ ci: lint test-all
 gpu-rows *arguments: install
     .venv/bin/nsabench all matrices/selection_rows.yaml --device cuda --out results/rows "$@"
 
-# Where the time of the whole attention is: each kernel of a call, by torch's profiler (CUDA)
-gpu-kernel-times *cases: install
-    {{ python }} -m tests.gpu.kernel_times "$@"
-
 # The runs that docs/results publishes, into results/NAME; one that was begun there is resumed
 gpu-results: install
     #!/bin/sh
@@ -82,9 +78,8 @@ gpu-results: install
     make backward selection_backward
     exit $failed
 
-# Every public library that is here, called once, then measured beside the kernels (CUDA)
+# Every public library that is here, measured beside the kernels (CUDA)
 gpu-packages *arguments: install
-    {{ python }} -m tests.gpu.call_packages
     .venv/bin/nsabench all tests/gpu/packages.yaml --device cuda --out results/packages "$@"
 
 # One implementation against itself, 200 cells: how often does the bench see a difference?
@@ -95,22 +90,6 @@ gpu-self-check *arguments: install
 gpu-offsets: install
     .venv/bin/nsabench run tests/gpu/process_offsets.yaml --kernels tests/gpu/self_check.py --device cuda --out results/offsets
     {{ python }} -m tests.gpu.process_offsets results/offsets
-
-# One run on one GPU, and one on two: how long, and do they agree? (2 x CUDA)
-gpu-two: install
-    #!/bin/sh
-    set -eu
-    mkdir -p results/two
-    measured() {  # NAME OPTIONS...: seconds, and an exit code of 1 tells of odd times alone
-        name="$1" begun=$(date +%s); shift
-        .venv/bin/nsabench all selection_rows selection_blocks "$@" --out "results/two/$name" \
-            >"results/two/$name.log" 2>&1 || [ $? = 1 ]
-        echo "$name: $(($(date +%s) - begun)) s"
-    }
-    CUDA_VISIBLE_DEVICES=0 measured one --device cuda
-    measured both --gpus 0,1
-    .venv/bin/nsabench compare results/two/both results/two/one --json >results/two/compared.json || [ $? = 1 ]
-    {{ python }} -m tests.gpu.agreement results/two/compared.json
 
 # How far off is the worst row of every honest implementation? Into results/worst-rows, on all GPUs
 gpu-worst-rows seconds="600" workers="14": install

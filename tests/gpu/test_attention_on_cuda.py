@@ -23,7 +23,7 @@ from nsabench.model.case import Case, Timing  # noqa: E402
 from nsabench.model.vocabulary import Direction, DType, Role, Status  # noqa: E402
 from nsabench.registry import Implementation  # noqa: E402
 from nsabench.worker.inputs import InputSets  # noqa: E402
-from tests.checking import arm_of, desk_of, sets_of  # noqa: E402
+from tests.checking import a_case, arm_of, desk_of, sets_of  # noqa: E402
 
 DEVICE = "cuda"
 OP = "nsa_attention"
@@ -54,16 +54,8 @@ def _memory_of_nobody() -> Iterator[None]:
 def case_of(
     shape: dict[str, int], tokens: int, distribution: str, dtype: DType, direction: Direction
 ) -> Case:
-    return Case(
-        op=OP,
-        shape={**SIZES, **shape, "T": tokens},
-        dtype=dtype,
-        direction=direction,
-        distribution=distribution,
-        timeout_s=60,
-        seed=1,
-        timing=Timing(rotate=2),
-    )
+    fields = {"dtype": dtype, "direction": direction, "distribution": distribution}
+    return a_case(OP, {**SIZES, **shape, "T": tokens}, timing=Timing(rotate=2), **fields)
 
 
 def checked(item: Implementation, case: Case, sets: InputSets) -> Errors:

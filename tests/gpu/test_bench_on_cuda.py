@@ -36,18 +36,30 @@ axes: {dtype: [float16], N: 1024, H: 8, D: 128, L: [256, 1024]}
 """
 
 
-def run(folder: Path, matrix: str, *options: object, code: int = 0) -> list[dict[str, Any]]:
+# A kernels file begins with this.
+HEADER = """
+import gc, threading, time
+import torch, triton, triton.language as tl
+from nsabench import implementation
+from nsabench.implementations.baselines.selection_rows import gqa
+"""
+
+
+def run(folder: Path, matrix: str, kernels: str = "", code: int | None = 0) -> list[dict[str, Any]]:
+    """Run `nsabench all`, and return its records. code: what it exits with; None: anything."""
     (folder / "m.yaml").write_text(matrix)
+    (folder / "mine.py").write_text(HEADER + kernels)
     command = [sys.executable, "-m", "nsabench", "all", "m.yaml", "--device", "cuda"]
+    command += ["--kernels", "mine.py"] if kernels else []
     done = subprocess.run(
-        [*command, "--out", "run", *map(str, options)],
+        [*command, "--out", "run"],
         cwd=folder,
         capture_output=True,
         text=True,
         timeout=280,
         env={**os.environ, "CI": "1"},
     )
-    assert done.returncode == code, done.stdout[-3000:] + done.stderr
+    assert code in (None, done.returncode), done.stdout[-3000:] + done.stderr
     own = {r.key: r.own for r in read_records(folder / "run")}
     return [
         r | {"median_ms": times.median_ms, "net_ms": times.net_ms}
@@ -173,11 +185,6 @@ def test_known_shapes_grow_with_their_work(of_rows: list[dict[str, Any]]) -> Non
 
 
 HOSTILE = """
-import torch, triton, triton.language as tl
-from nsabench import implementation
-from nsabench.implementations.baselines.selection_rows import gqa
-
-
 @triton.jit
 def out_of_bounds(p):
     tl.store(p + (1 << 40), 1.0)
@@ -226,15 +233,12 @@ def honest(q, k, v, *, sm_scale):
 
 @pytest.mark.untimed
 def test_hostile_kernels_take_nobody_down(tmp_path: Path) -> None:
-    kernels = tmp_path / "hostile.py"
-    kernels.write_text(HOSTILE)
     names = "illegal_access, endless_kernel, does_not_compile, wants_all_memory, honest, sdpa_gqa"
     records = run(
         tmp_path,
         "op: selection_rows\naxes: {N: 64, H: 4, D: 64, L: [64, 128]}\n"
         f"implementations: {{only: [{names}]}}\ntimeout_s: 10\n",
-        "--kernels",
-        kernels,
+        HOSTILE,
         code=1,
     )
     statuses: dict[str, set[str]] = {}
@@ -256,10 +260,6 @@ def test_hostile_kernels_take_nobody_down(tmp_path: Path) -> None:
 
 
 NEIGHBOUR = """
-import threading, time, torch
-from nsabench import implementation
-from nsabench.implementations.baselines.selection_rows import gqa
-
 OWN_S = 1e-3  # from the start of its own call until its sample is over
 _called = [0.0]
 
@@ -286,32 +286,14 @@ def mine(q, k, v, *, sm_scale):
 
 
 def test_work_on_a_stream_of_its_own_beside_the_others_wins_nothing(tmp_path: Path) -> None:
-    kernels = tmp_path / "mine.py"
-    kernels.write_text(NEIGHBOUR)
     matrix = "op: selection_rows\naxes: {N: 1024, H: 8, D: 128, L: [64, 256]}\n"
-    (tmp_path / "m.yaml").write_text(matrix)
-    command = [sys.executable, "-m", "nsabench", "run", "m.yaml", "--device", "cuda"]
-    done = subprocess.run(
-        [*command, "--out", "run", "--kernels", kernels],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    run(tmp_path, matrix, NEIGHBOUR, code=None)
     mine = [r for r in read_records(tmp_path / "run") if r.implementation == "mine"]
-    for r in mine:
-        print(r.length, r.status, r.verdict, r.speedup, r.speedup_lo, r.why)
-    assert len(mine) == 2, done.stderr
+    assert len(mine) == 2
     assert all(r.verdict is not Verdict.FASTER for r in mine)
 
 
 WAITS = """
-import torch
-from nsabench import implementation
-from nsabench.implementations.baselines.selection_rows import gqa
-
-
 @implementation(op="selection_rows", name="waits", role="baseline")
 def waits(q, k, v, *, sm_scale):
     torch.cuda.synchronize()
@@ -325,11 +307,6 @@ def mine(q, k, v, *, sm_scale):
 
 
 DYING = """
-import gc, torch
-from nsabench import implementation
-from nsabench.implementations.baselines.selection_rows import gqa
-
-
 def leave_a_graph():
     graph = torch.cuda.CUDAGraph()
     one = torch.ones(1, device="cuda")
@@ -351,10 +328,8 @@ def mine(q, k, v, *, sm_scale):
 
 @pytest.mark.untimed
 def test_what_no_graph_can_hold_is_unsupported_there(tmp_path: Path) -> None:
-    kernels = tmp_path / "mine.py"
-    kernels.write_text(WAITS)
     matrix = TWO_ROWS + "timing: {mode: graph, stopping: {kind: fixed_count, rounds: 20}}\n"
-    records = run(tmp_path, matrix, "--kernels", kernels)
+    records = run(tmp_path, matrix, WAITS)
     waits = [r for r in records if r["implementation"] == "waits"]
     assert {r["status"] for r in waits} == {"unsupported"}
     assert all("cannot be captured in a CUDA graph" in r["reason"] for r in waits)
@@ -365,19 +340,13 @@ def test_what_no_graph_can_hold_is_unsupported_there(tmp_path: Path) -> None:
 @pytest.mark.untimed
 def test_a_graph_that_dies_meanwhile_does_not_end_a_capture(tmp_path: Path) -> None:
     """A failed implementation's frames keep the graphs of its case until they are collected."""
-    kernels = tmp_path / "mine.py"
-    kernels.write_text(DYING)
     matrix = TWO_ROWS + "timing: {mode: graph, stopping: {kind: fixed_count, rounds: 20}}\n"
-    records = run(tmp_path, matrix, "--kernels", kernels)
+    records = run(tmp_path, matrix, DYING)
     mine = [r for r in records if r["implementation"] == "mine"]
     assert [r["status"] for r in mine] == ["ok"] * 2, [r["reason"] for r in mine]
 
 
 LATER_IN_BFLOAT16 = """
-import torch
-from nsabench import implementation
-from nsabench.implementations.baselines.selection_rows import gqa
-
 _calls = torch.zeros((), dtype=torch.int64, device="cuda")  # counted by replays, too
 
 
@@ -392,23 +361,17 @@ def mine(q, k, v, *, sm_scale):
 @pytest.mark.untimed
 def test_what_replays_return_is_held_to_all_of_parity(tmp_path: Path) -> None:
     """Right when it is looked at first, and rounded to bfloat16 from some replay on."""
-    kernels = tmp_path / "mine.py"
-    kernels.write_text(LATER_IN_BFLOAT16)
     matrix = (
         "op: selection_rows\naxes: {dtype: float32, N: 16, H: 4, D: 64, L: [64, 128]}\n"
         "timing: {mode: graph, rotate: 2, stopping: {kind: fixed_count, rounds: 20}}\n"
     )
-    records = run(tmp_path, matrix, "--kernels", kernels, code=1)
+    records = run(tmp_path, matrix, LATER_IN_BFLOAT16, code=1)
     mine = [r for r in records if r["implementation"] == "mine"]
     assert [r["status"] for r in mine] == ["wrong"] * 2, [r["reason"] for r in mine]
     assert all(1e-4 < r["rel_l2"] < 1e-2 for r in mine)
 
 
 SLOW_HOST = """
-import time, torch
-from nsabench import implementation
-from nsabench.implementations.baselines.selection_rows import gqa
-
 _side = []
 
 
@@ -426,10 +389,8 @@ def mine(q, k, v, *, sm_scale):
 @pytest.mark.untimed
 def test_a_slow_host_hides_no_work_on_a_side_stream(tmp_path: Path) -> None:
     """Seen in a run: a host that took longer to queue a call than the device was held."""
-    kernels = tmp_path / "mine.py"
-    kernels.write_text(SLOW_HOST)
     matrix = TWO_ROWS + "timing: {stopping: {kind: fixed_count, rounds: 10}}\n"
-    records = run(tmp_path, matrix, "--kernels", kernels, code=1)
+    records = run(tmp_path, matrix, SLOW_HOST, code=1)
     mine = [r for r in records if r["implementation"] == "mine"]
     assert [r["status"] for r in mine] == ["wrong"] * 2
     assert all("read in stream order" in r["reason"] for r in mine)
@@ -446,7 +407,7 @@ def test_no_stream_of_the_workers_is_one_of_torchs() -> None:
 def test_an_implementation_does_not_beat_itself(tmp_path: Path) -> None:
     """A few of the 200 cells of `just gpu-self-check` (docs/explanation/measurement.md)."""
     matrix = (HERE / "self_check.yaml").read_text().replace("[128, 256, 512, 1024, 2048]", "1024")
-    run(tmp_path, matrix, "--kernels", HERE / "self_check.py")
+    run(tmp_path, matrix, (HERE / "self_check.py").read_text())
     verdicts = [r.verdict for r in read_records(tmp_path / "run") if r.role is Role.CANDIDATE]
     assert len(verdicts) == 40
     assert sum(v in (Verdict.FASTER, Verdict.SLOWER) for v in verdicts) <= 1

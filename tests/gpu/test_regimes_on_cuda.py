@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from nsabench.model.vocabulary import Regime, Role, Status, Verdict
+from nsabench.model.case import Timing
+from nsabench.model.vocabulary import DType, Regime, Role, Status, Verdict
 from nsabench.verdicts.tables import read_records
-from tests.checking import arm_of, sets_of
+from tests.checking import a_case, arm_of, sets_of
 
 torch = pytest.importorskip("torch")
 pytestmark = [
@@ -54,22 +55,11 @@ def plain_ms(item: Any, sets: Any) -> float:
 def test_a_burst_reads_what_a_plain_loop_takes(op: str, name: str, shape: dict[str, int]) -> None:
     """Within 5 %, medians of bursts and loops in turn."""
     from nsabench import registry
-    from nsabench.model.case import Case, Timing
-    from nsabench.model.vocabulary import Direction, DType
     from nsabench.worker.timing.cuda import CudaTimer
 
     items = {i.name: i for i in registry.load() if i.op == op}
     chosen = name if name in items else next(n for n in items if n.startswith(name))
-    case = Case(
-        op=op,
-        shape=shape,
-        dtype=DType.BFLOAT16,
-        direction=Direction.FORWARD,
-        distribution="dense" if op == "selection_rows" else "random",
-        timeout_s=60,
-        seed=1,
-        timing=Timing(rotate=2),
-    )
+    case = a_case(op, shape, dtype=DType.BFLOAT16, timing=Timing(rotate=2))
     sets = sets_of(case, "cuda")
     arm, timer = arm_of(items[chosen], case, sets, Random(0)), CudaTimer()
     pairs = [(arm.burst(timer, CALLS), plain_ms(items[chosen], sets)) for _ in range(PAIRS)][3:]
@@ -127,23 +117,13 @@ def test_launches_are_counted_and_leave_the_host_as_it_was() -> None:
 def test_equal_arms_are_equal_in_the_queue() -> None:
     """Of 200 verdicts on one implementation against itself at most 2 % say otherwise."""
     from nsabench import registry
-    from nsabench.model.case import Case, Timing
-    from nsabench.model.vocabulary import Direction, DType, Regime, Verdict
     from nsabench.verdicts.statistics import ratio_of_medians
     from nsabench.verdicts.verdict import decide_verdict
     from nsabench.worker.timing import sampling
     from nsabench.worker.timing.cuda import CudaTimer
 
-    case = Case(
-        op="selection_rows",
-        shape=ROWS | {"L": 256},
-        dtype=DType.BFLOAT16,
-        direction=Direction.FORWARD,
-        distribution="dense",
-        timeout_s=60,
-        seed=1,
-        timing=Timing(rotate=2),
-    )
+    shape = ROWS | {"L": 256}
+    case = a_case("selection_rows", shape, dtype=DType.BFLOAT16, timing=Timing(rotate=2))
     item = next(i for i in registry.load() if (i.op, i.name) == (case.op, "sdpa_gqa"))
     sets, timer = sets_of(case, "cuda"), CudaTimer()
     arms = [arm_of(item, case, sets, Random(n)) for n in range(2)]
