@@ -68,28 +68,24 @@ def test_a_kernel_that_ptxas_made_wrong_is_found(tmp_path: Path, cache: Path) ->
     tools = Path(triton.__file__).parent / "backends/nvidia/bin"
     if "release 12.8" not in subprocess.check_output([tools / "ptxas", "--version"], text=True):
         pytest.skip("this Triton carries another ptxas than the one that makes it wrong")
-    matrix = tmp_path / "narrow.yaml"
-    matrix.write_text(
+    matrix = (
         "op: sliding_window\naxes: {dtype: [bfloat16, float16]}\n"
         "include:\n- {B: 2, T: 64, HQ: 4, H: 1, D: [64, 128], window: 16}\n"
     )
-    preflight(tmp_path / "p.parquet", matrix, "--arch", "sm_90", "--kernels", NARROW)
-    assert any("reads UR" in one for one in unwritten_in(cache))
+    preflight(tmp_path, matrix, "sm_90", "--kernels", NARROW)
+    assert any("reads UR" in read for read in unwritten_in(cache))
 
 
 def test_windows_and_blocks_at_odd_addresses_are_right(tmp_path: Path, cache: Path) -> None:
     """The forward passes, of values half and a quarter as wide as keys."""
-    matrix = tmp_path / "odd.yaml"
-    matrix.write_text(
+    matrix = (
         "op: sliding_window\naxes: {dtype: bfloat16}\n"
         "include:\n- {B: 2, T: 64, HQ: 4, H: 1, D: [64, 128], window: 16}\n---\n"
         "op: selection_blocks\naxes: {dtype: bfloat16}\n"
         "include:\n- {B: 1, T: 2048, HQ: 4, H: 1, D: 64, S: 4}\n"
     )
-    code, rows, said = preflight(
-        tmp_path / "p.parquet", matrix, "--arch", "sm_90", "--kernels", ODD
-    )
-    assert code == 0 and {row["status"] for row in rows} == {"ok"}, said
+    code, rows, text = preflight(tmp_path, matrix, "sm_90", "--kernels", ODD)
+    assert code == 0 and {row["status"] for row in rows} == {"ok"}, text
     kernels = {(row["implementation"], row["kernel"]) for row in rows}
     for part in (2, 4):
         assert (f"window_{part}", "band_forward_kernel") in kernels

@@ -1,4 +1,4 @@
-"""Preflight on the shipped kernels, and on kernels that are wrong in every way there is."""
+"""Preflight on the shipped kernels, and on kernels that fail in every way."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from nsabench.channel import Step
 from nsabench.cli import group
 from nsabench.errors import EnvironmentRefused, UsageError
+from nsabench.machine.environment.pairs import PAIRS
 from nsabench.model.measurement import Message
 from nsabench.model.vocabulary import Status
 from nsabench.preflight import run, targets
@@ -37,16 +38,15 @@ axes: {N: [4, 512], H: 4, D: 64, L: 77}
 """
 
 
-@pytest.fixture(scope="module")
-def matrix(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("matrix") / "tiny.yaml"
-    path.write_text(MATRIX)
-    return path
-
-
-def preflight(out: Path, *arguments: object) -> tuple[int, list[dict[str, Any]], str]:
+def preflight(
+    folder: Path, matrix: str, architectures: str, *options: object
+) -> tuple[int, list[dict[str, Any]], str]:
+    """Return the exit code, the rows of the table in `folder`, and the printed text."""
+    file, out = folder / "matrix.yaml", folder / "preflight.parquet"
+    file.write_text(matrix)
+    command = [forked.shim(compiles=True), "preflight", file, "--arch", architectures]
     done = subprocess.run(
-        [forked.shim(compiles=True), "preflight", *map(str, arguments), "--out", out],
+        [*command, *map(str, options), "--out", out],
         capture_output=True,
         text=True,
         timeout=250,
@@ -56,11 +56,9 @@ def preflight(out: Path, *arguments: object) -> tuple[int, list[dict[str, Any]],
     return done.returncode, rows, done.stdout + done.stderr
 
 
-def test_the_shipped_kernels_compile_for_a_gpu_that_is_not_here(
-    tmp_path: Path, matrix: Path
-) -> None:
-    code, rows, said = preflight(tmp_path / "p.parquet", matrix, "--arch", "sm_89,sm_90")
-    assert code == 0, said
+def test_the_shipped_kernels_compile_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
+    code, rows, text = preflight(tmp_path, MATRIX, "sm_89,sm_90")
+    assert code == 0, text
     assert {r["architecture"] for r in rows} == {"sm_89", "sm_90"}
     assert {"rows_group", "rows_per_head"} <= {r["implementation"] for r in rows}
     for row in rows:
@@ -68,31 +66,27 @@ def test_the_shipped_kernels_compile_for_a_gpu_that_is_not_here(
         assert 0 < row["registers"] <= 255
         assert row["shared_bytes"] <= row["shared_limit_bytes"]
         assert row["cubin_bytes"] > 0 and row["compile_s"] > 0
-    assert "rows_group_kernel" in said
+    assert "rows_group_kernel" in text
 
 
 def test_a_single_key_compiles(tmp_path: Path) -> None:
-    """As a constant it left loops without a step, over which ptxas crashed; a window of one is
-    a constant, too, and no tensor."""
-    matrix = tmp_path / "one_key.yaml"
-    matrix.write_text(
+    """ptxas once crashed over loops without a step, which a constant of one key leaves."""
+    matrix = (
         "op: compressed\naxes: {dtype: bfloat16, direction: [forward, backward]}\n"
         "include:\n- {B: 1, T: 32, HQ: 1, H: 1, D: 16, block: 32, stride: 16}\n"
         "- {B: 1, T: 32, HQ: 8, H: 1, D: 128, block: 32, stride: 16}\n---\n"
         "op: sliding_window\naxes: {dtype: bfloat16, direction: [forward, backward]}\n"
         "include:\n- {B: 2, T: [1, 9], HQ: 1, H: 1, D: 16, window: 1, distribution: packed}\n"
     )
-    code, rows, said = preflight(tmp_path / "p.parquet", matrix, "--arch", "sm_90")
-    assert code == 0 and rows, said
+    code, rows, text = preflight(tmp_path, matrix, "sm_90")
+    assert code == 0 and rows, text
 
 
 @pytest.mark.parametrize("version", ["", "3.1.0"], ids=["installed", "3.1.0"])
-def test_what_each_way_of_failing_is_called(tmp_path: Path, matrix: Path, version: str) -> None:
+def test_each_kind_of_failure_has_a_status(tmp_path: Path, version: str) -> None:
     options = ["--triton", version] if version else []
-    code, rows, said = preflight(
-        tmp_path / "p.parquet", matrix, "--arch", "sm_89", "--kernels", HOSTILE, *options
-    )
-    if version and code == 3 and "installing Triton" in said:
+    code, rows, text = preflight(tmp_path, MATRIX, "sm_89", "--kernels", HOSTILE, *options)
+    if version and code == 3 and "installing Triton" in text:
         pytest.skip(f"no package index to take Triton {version} from")
     assert code == 1
     assert {r["triton"] for r in rows} == {version or targets.installed_triton()}
@@ -109,17 +103,15 @@ def test_what_each_way_of_failing_is_called(tmp_path: Path, matrix: Path, versio
     assert "not today" in found["raises"][0]["reason"]
     assert {r["status"] for r in found["dies"]} == {"crashed"}
     tuned = found["tuned"]
-    assert {r["status"] for r in tuned} == {"ok"}, said
+    assert {r["status"] for r in tuned} == {"ok"}, text
     assert {(r["constants"], r["warps"]) for r in tuned} == {
         (f"BLOCK={block}", warps) for block in (64, 128) for warps in (1, 4)
     }, "every autotune configuration, of an implementation that reads values of its inputs"
 
 
-def test_kernels_that_are_not_tritons(tmp_path: Path, matrix: Path) -> None:
-    code, rows, said = preflight(
-        tmp_path / "p.parquet", matrix, "--arch", "sm_89,sm_90", "--kernels", OWN_COMPILER
-    )
-    assert code == 1, said
+def test_kernels_of_another_compiler(tmp_path: Path) -> None:
+    code, rows, text = preflight(tmp_path, MATRIX, "sm_89,sm_90", "--kernels", OWN_COMPILER)
+    assert code == 1, text
     found = {(r["architecture"], r["implementation"], r["constants"]): r for r in rows}
     right = found["sm_89", "own", "D=64"]
     assert right["status"] == "ok" and right["compiler"] == "ptxas" and right["cases"] == 2
@@ -141,17 +133,14 @@ def test_kernels_that_are_not_tritons(tmp_path: Path, matrix: Path) -> None:
 
 
 def test_operators_and_their_backward(tmp_path: Path) -> None:
-    matrix = tmp_path / "both.yaml"
-    matrix.write_text(
+    matrix = (
         "op: selection_ranges\n"
         "axes: {direction: [forward, backward], dtype: float16, B: 1, S: 4, G: 2, H: 2, D: 64,"
         " S_kv: 64, n_spans: 2, L: 32}\n"
     )
     file = Path(__file__).parent / "operator_backward.py"
-    code, rows, said = preflight(
-        tmp_path / "p.parquet", matrix, "--arch", "sm_89", "--kernels", file
-    )
-    assert code == 0, said
+    code, rows, text = preflight(tmp_path, matrix, "sm_89", "--kernels", file)
+    assert code == 0, text
     found = {(r["implementation"], r["kernel"]): r for r in rows}
     for name in ("operator", "reads_values"):
         forward, backward = found[name, "forward_kernel"], found[name, "backward_kernel"]
@@ -165,38 +154,33 @@ def test_operators_and_their_backward(tmp_path: Path) -> None:
 
 def test_shapes_are_enough_for_the_backward_of_a_large_case(tmp_path: Path) -> None:
     """torch's own operators once called themselves without end on tensors without memory."""
-    matrix = tmp_path / "large.yaml"
-    matrix.write_text(
+    matrix = (
         "op: compressed\n"
         "axes: {direction: backward, dtype: bfloat16, B: 1, T: 16384, HQ: 64, H: 4, D: 128,"
         " block: 32, stride: 16}\n"
     )
-    code, rows, said = preflight(tmp_path / "p.parquet", matrix, "--arch", "sm_89")
-    assert code == 0, said
-    assert {r["status"] for r in rows} == {"ok"}, said
+    code, rows, text = preflight(tmp_path, matrix, "sm_89")
+    assert code == 0, text
+    assert {r["status"] for r in rows} == {"ok"}, text
     assert {"band_dq_kernel", "band_dkv_kernel"} <= {r["kernel"] for r in rows}
 
 
 def test_nothing_to_compile_is_an_error(tmp_path: Path) -> None:
-    matrix = tmp_path / "other.yaml"
-    matrix.write_text("op: selection_varlen\naxes: {N: 2, H: 2, D: 64, L: 16}\n")
-    code, _, said = preflight(
-        tmp_path / "p.parquet", matrix, "--arch", "sm_89", "--kernels", HOSTILE
-    )
-    assert code == 2 and "nothing was compiled" in said
+    matrix = "op: selection_varlen\naxes: {N: 2, H: 2, D: 64, L: 16}\n"
+    code, rows, _ = preflight(tmp_path, matrix, "sm_89", "--kernels", HOSTILE)
+    assert (code, rows) == (2, [])
 
 
-def test_only_what_changed_is_compiled_again(
-    tmp_path: Path, matrix: Path, monkeypatch: pytest.MonkeyPatch
+def test_only_changed_kernels_are_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(targets.CACHE_VARIABLE, str(tmp_path / "cache"))
-    kernels, out = tmp_path / "mine.py", tmp_path / "p.parquet"
+    kernels = tmp_path / "mine.py"
 
     def compile_kernels(source: str) -> list[int]:
         kernels.write_text(source)
-        arguments = [matrix, "--arch", "sm_90", "--kernels", kernels]
-        code, rows, said = preflight(out, *arguments)
-        assert code == 0 and len(rows) == 2, said
+        code, rows, text = preflight(tmp_path, MATRIX, "sm_90", "--kernels", kernels)
+        assert code == 0 and len(rows) == 2, text
         return sorted(row["cubin_bytes"] for row in rows)
 
     def cubins() -> dict[Path, int]:
@@ -213,11 +197,11 @@ def test_only_what_changed_is_compiled_again(
     assert kept.items() <= cubins().items() and len(cubins()) == 3
 
 
-def test_an_interrupted_one_ends_at_once(
-    tmp_path: Path, matrix: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_interrupt_ends_a_busy_compiler_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the compiler is busy with."""
-    out, begun = tmp_path / "p.parquet", tmp_path / "begun"
+    matrix, out, begun = tmp_path / "m.yaml", tmp_path / "p.parquet", tmp_path / "begun"
+    matrix.write_text(MATRIX)
     monkeypatch.setenv("NSABENCH_TEST_BEGUN", str(begun))
     options = ["--arch", "sm_89,sm_80,sm_120", "--jobs", "1", "--kernels", str(FOR_EVER)]
     running = subprocess.Popen(
@@ -231,42 +215,30 @@ def test_an_interrupted_one_ends_at_once(
         assert time.monotonic() < deadline and running.poll() is None
         time.sleep(0.05)
     running.send_signal(signal.SIGINT)
-    _, said = running.communicate(timeout=60)
-    assert running.returncode == 130, said
+    _, text = running.communicate(timeout=60)
+    assert running.returncode == 130, text
     assert not out.exists()
 
 
-def test_an_unwritable_table_is_refused(
-    tmp_path: Path, matrix: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_unwritable_table_is_refused_before_anything_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before anything is compiled."""
+    monkeypatch.setenv(targets.CACHE_VARIABLE, str(tmp_path / "cache"))
     (tmp_path / "file").write_text("")
-    code, _, said = preflight(
-        tmp_path / "file" / "p.parquet", matrix, "--arch", "sm_89", "--kernels", HOSTILE
-    )
-    assert code == 3 and "cannot be written" in said
-    monkeypatch.setattr("nsabench.preflight.run.run", lambda *_: pytest.fail("it compiles"))
-    done = CliRunner().invoke(group, ["preflight", "--out", str(tmp_path / "file" / "p.parquet")])
-    assert isinstance(done.exception, EnvironmentRefused)
+    out = tmp_path / "file" / "p.parquet"
+    done = CliRunner().invoke(group, ["preflight", "--kernels", str(HOSTILE), "--out", str(out)])
+    assert isinstance(done.exception, EnvironmentRefused) and str(out) in str(done.exception)
+    assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "sentence"),
-    [
-        ("--arch", "sm_88", "'sm_88' is not an architecture"),
-        ("--triton", "3.3.0", "Triton 3.3.0 is not among those"),
-    ],
-)
-def test_unknown_targets_are_usage_errors(
-    tmp_path: Path, option: str, value: str, sentence: str
-) -> None:
-    code, _, said = preflight(tmp_path / "p.parquet", option, value)
-    assert code == 2 and sentence in said and "remedy" in said
+@pytest.mark.parametrize(("option", "value"), [("--arch", "sm_88"), ("--triton", "3.3.0")])
+def test_unknown_targets_are_usage_errors(tmp_path: Path, option: str, value: str) -> None:
+    out = str(tmp_path / "p.parquet")
+    done = CliRunner().invoke(group, ["preflight", option, value, "--out", out])
+    assert isinstance(done.exception, UsageError) and value in str(done.exception)
 
 
 def test_every_triton_of_a_pair_is_locked_with_hashes() -> None:
-    from nsabench.machine.environment.pairs import PAIRS
-
     assert {pair.triton for pair in PAIRS} == set(targets.locked_tritons())
     assert all("--hash=sha256:" in text for text in targets.locked_tritons().values())
     assert targets.parse_tritons("3.9.0, 3.1.0,3.9.0") == ["3.9.0", "3.1.0"]
@@ -283,7 +255,7 @@ def test_a_wheel_with_another_hash_is_not_installed(
     assert not list((tmp_path / "triton").glob("[0-9]*"))
 
 
-def test_which_failures_count() -> None:
+def test_architectures_that_a_triton_supports() -> None:
     assert targets.is_supported("3.0.0", "sm_90") and targets.is_supported("3.9.0", "sm_120")
     assert not targets.is_supported("3.1.0", "sm_100")
     assert not targets.is_supported("2.3.1", "sm_80")
@@ -299,7 +271,7 @@ def test_an_architecture_that_a_triton_does_not_know_is_unsupported(
     given = {"architectures": [ARCHITECTURES["sm_100"]], "versions": ["3.1.0"]}
     [row] = run.run(lambda row: None, **given, matrices=["quick"], jobs=1)
     assert (row.status, row.failed) == (Status.UNSUPPORTED, False)
-    assert row.reason == "Triton 3.1.0 does not know sm_100"
+    assert "3.1.0" in row.reason and "sm_100" in row.reason
 
 
 def launch(key: str) -> CompiledLaunch:
@@ -309,7 +281,7 @@ def launch(key: str) -> CompiledLaunch:
 
 
 class LostTwice:
-    """A worker that dies of its second build, and whose successor dies before it has begun."""
+    """Dies of its second build; its successor dies before it has begun."""
 
     made = 0
 
@@ -344,7 +316,7 @@ def compiler(done: Callable[[CompiledLaunch], None] = lambda row: None) -> run.C
 
 
 @pytest.mark.usefixtures("lost_twice")
-def test_a_worker_that_is_lost_while_it_records_again_costs_one_launch() -> None:
+def test_a_worker_lost_while_it_records_again_costs_one_launch() -> None:
     rows = compiler().run([])
     assert [c.status for c in rows] == [Status.OK, Status.TIMEOUT, Status.TIMEOUT, Status.OK]
 
