@@ -1,4 +1,4 @@
-"""Measures matrices under several Tritons on this host, each in a run of its own."""
+"""Measure matrices under several Tritons on this host, each in a run of its own."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Triton:
         return unpaired(metadata.version("torch"), self.version)
 
 
-def in_folder(folder: Path) -> dict[str, Path]:
+def find_tritons(folder: Path) -> dict[str, Path]:
     """Return the subfolders that hold a Triton, by version. There must be one."""
     found: dict[str, Path] = {}
     for info in sorted(folder.glob("*/triton-*.dist-info")):
@@ -71,7 +71,7 @@ def parse(given: str, folder: Path | None = None) -> list[Triton]:
     unknown version, and `EnvironmentRefused` if one cannot be installed.
     """
     installed = targets.installed_triton()
-    folders = {} if folder is None else in_folder(folder)
+    folders = {} if folder is None else find_tritons(folder)
     available = targets.locked_tritons() if folder is None else folders
     names = list(dict.fromkeys(part.strip() for part in given.split(",") if part.strip()))
     if names == ["all"]:
@@ -93,11 +93,9 @@ def parse(given: str, folder: Path | None = None) -> list[Triton]:
 
 @dataclass(frozen=True)
 class Measured:
-    """A Triton and its run. exit_code: of `nsabench all`; None for a run that was complete."""
-
     triton: Triton
     folder: Path
-    exit_code: int | None
+    exit_code: int | None  # None: the run was complete
 
     @property
     def finished(self) -> bool:
@@ -110,15 +108,13 @@ def measure(
     tritons: Sequence[Triton],
     show: Callable[[str, str], None],
 ) -> list[Measured]:
-    """Measure under one Triton after another; a failure does not stop the others.
+    """Measure under one Triton after another. Keep finished runs and resume the others.
 
     arguments: for `nsabench all`. show: receives the version and each printed line.
-
-    Finished runs are kept, unfinished ones resumed. Raises `UsageError` if the folder holds runs
-    with other arguments.
+    Raises `UsageError` if the folder holds runs with other arguments.
     """
     _keep_arguments(list(arguments), folder)
-    return [_measure_one(arguments, folder, triton, show) for triton in tritons]
+    return [_measure_triton(arguments, folder, triton, show) for triton in tritons]
 
 
 def _keep_arguments(arguments: list[str], folder: Path) -> None:
@@ -140,7 +136,7 @@ def _keep_arguments(arguments: list[str], folder: Path) -> None:
         whole(file, json.dumps(arguments).encode() + b"\n")
 
 
-def _measure_one(
+def _measure_triton(
     arguments: Sequence[str], folder: Path, triton: Triton, show: Callable[[str, str], None]
 ) -> Measured:
     own = folder / f"triton-{triton.version}"

@@ -24,8 +24,7 @@ CLOCK_KHZ = 1_500_000  # kernels model their time by it; any constant will do
 
 
 class TensorsOnCuda(TorchFunctionMode):  # type: ignore[misc]
-    """Makes tensors on `real` ("meta" or "cpu") claim to be on the GPU, and GPU requests get
-    `real`."""
+    """Makes tensors on `real` ("meta" or "cpu") claim to be on the GPU; new ones go to `real`."""
 
     def __init__(self, real: str) -> None:
         super().__init__()
@@ -105,8 +104,7 @@ def cuda(architecture: Architecture) -> Iterator[None]:
 
 @contextmanager
 def operators_run(real: str) -> Iterator[None]:
-    """Let `torch.library.custom_op` operators run their code, not their shape function on
-    `meta`."""
+    """Let `torch.library.custom_op` operators run their code, not their shape function."""
 
     def pretending(code: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:

@@ -72,16 +72,15 @@ class Call:
 
 
 class Pointer:
-    """Stands for a tensor: Triton reads its dtype and whether its address is aligned."""
+    """Replaces a tensor: Triton reads its dtype and whether its address is aligned."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.dtype = tensor.dtype
-        self._offset: int = tensor.storage_offset() * tensor.element_size()
-        self.shape: tuple[int, ...] = tuple(tensor.shape)
+        self.dtype, self.shape = tensor.dtype, tuple(tensor.shape)
+        self._address: int = tensor.storage_offset() * tensor.element_size()
         self._strides: tuple[int, ...] = tensor.stride()
 
     def data_ptr(self) -> int:
-        return self._offset
+        return self._address
 
     def stride(self) -> tuple[int, ...]:
         return self._strides
@@ -91,7 +90,6 @@ _original_run = jit.JITFunction.run
 
 
 def _make_call(function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Call:
-    """Return the launch of a Triton kernel. keywords: include compiler options."""
     given = {**dict(zip(function.arg_names, arguments, strict=False)), **keywords}
     named = {name: value for name, value in given.items() if name in function.arg_names}
     constant = {p.name for p in function.params if p.is_constexpr}
@@ -131,7 +129,6 @@ def _compile_kernel(
 
 
 def _is_descriptor(value: Any) -> bool:
-    """Return whether a value is a tensor descriptor of Triton or Gluon."""
     return is_dataclass(value) and hasattr(value, "base") and hasattr(value, "block_shape")
 
 
@@ -240,7 +237,6 @@ def list_launches(item: Implementation, case: Case, architecture: Architecture) 
 def _record_calls(
     item: Implementation, case: Case, architecture: Architecture, real: str
 ) -> list[Call]:
-    """Collect the launches of a call on tensors on the device `real`, "meta" or "cpu"."""
     calls: list[Call] = []
     inputs = _make_inputs(case, real)
 

@@ -62,8 +62,7 @@ class Package:
         return f"pip install {self.pip or self.name}"
 
     @property
-    def version(self) -> str:
-        """The installed version; empty without one."""
+    def version(self) -> str:  # installed, or empty
         try:
             return metadata.version(self.name)
         except metadata.PackageNotFoundError:
@@ -122,11 +121,8 @@ def implementation(
     distributions, directions: the only ones that it supports; empty: all.
     computes: the op that an alternative computes, for sizes that both ops have.
     kind: `general` for a mask, a gather or FlexAttention, which take any selection of keys.
-    package: the library that it calls, if another one than registers it.
-    compiled_by: the compiler of its kernels at run time: `triton`, `nvcc` or `cutlass`. The next
-      process finds them in a cache.
-
-    Raises `UsageError` for an argument that is not valid.
+    package: the library that it calls, if another distribution registers it.
+    compiled_by: the compiler of its kernels at run time: `triton`, `nvcc` or `cutlass`.
     """
     if role not in AUTHORED:
         raise UsageError(
@@ -193,12 +189,10 @@ def control(
     modes: Sequence[str] = (),
     least: LeastWork = ANY_WORK,
 ) -> Callable[[F], F]:
-    """Register the decorated function as a control of these ops, or of every op if none is named.
+    """Register the decorated function as a control of these ops; none: of every op.
 
-    The function receives an `Honest` baseline before the arguments of the op.
-
-    wraps: whether its check compares it with that baseline, which is then measured also.
-    directions: the only ones that it is for; empty: all. modes: likewise, `stream` or `graph`.
+    It receives an `Honest` baseline first. wraps: whether its check compares it with that baseline.
+    directions, modes (`stream`, `graph`): the only ones that it is for; empty: all.
     least: the least compulsory work of cases in which the trick can gain anything.
     """
 

@@ -87,10 +87,7 @@ def _load_file(kernels: Path, content: bytes) -> None:
 
 
 def _name_module(kernels: Path) -> str:
-    """Return the name to import a file by, after making files beside it and its package importable.
-
-    A package whose name an installed module has stays out of reach.
-    """
+    """Make files beside it and its package importable, and return the name to import it by."""
     # Last, so that no file of the user takes the place of an installed module.
     sys.path.append(str(kernels.parent))
     names = [] if kernels.stem == "__init__" else [kernels.stem]

@@ -23,11 +23,11 @@ def controls(items: Sequence[Implementation]) -> Iterator[Implementation]:
         if op is None or baseline is None:
             continue
         honest = Honest(op, baseline.name, baseline.call)
-        for trick, of_ops in tricks:
+        for trick, only in tricks:
             devices = tuple(d for d in _timed_devices(baseline) if d in trick.devices)
             shared = set(trick.directions or op.directions) & set(op.directions)
             fits = set(trick.distributions) <= set(op.distributions)
-            if devices and shared and fits and (not of_ops or name in of_ops):
+            if devices and shared and fits and (not only or name in only):
                 # Where logits are large, rounding may hide what a control does.
                 small = tuple(d for d in op.distributions if op.logit(d) <= 1)
                 changed = {
@@ -65,10 +65,10 @@ def validate(items: Sequence[Implementation]) -> None:
                 "rename one of them.",
             )
         if item.role is not Role.CONTROL:
-            _validate_one(item)
+            _validate_item(item)
 
 
-def _validate_one(item: Implementation) -> None:
+def _validate_item(item: Implementation) -> None:
     label = f"implementation {item.name!r} ({item.source})"
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", item.name):
         raise UsageError(
