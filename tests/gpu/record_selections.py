@@ -1,12 +1,10 @@
-"""Train a small language model of bytes whose attention is NSA, and record which blocks its layers
-select on text that it has not seen: the distribution `recorded` of block selection.
+"""Train a small language model with NSA, and record which blocks its layers select on other text.
 
     python -m tests.gpu.record_selections SECONDS FILE
 
-The text is that of Python's own library, which every machine has and whose licence allows it. One
-file in sixteen is held out. The model learns for so many seconds on a CUDA device; then each KV
-head of each layer is recorded on one stretch of held-out text. What is printed last is how far
-neighbours agree: how many different blocks so many consecutive queries select together.
+The selections are the distribution `recorded` of block selection. The text is Python's standard
+library, of which one file in sixteen is held out. Printed last: how many different blocks
+consecutive queries select together.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ MOST_BYTES = 1_000_000
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the model, of a training step and of what is recorded."""
+    """Sizes of the model, of a training step and of the recording."""
 
     layers: int = 4
     dim: int = 1024
@@ -88,8 +86,7 @@ class Layer(nn.Module):
 class Model(nn.Module):
     """Bytes [B, T] -> logits of the next [B, T, 256].
 
-    A byte is embedded with the few before it, each by a table of its own: a layer then has words
-    to look for, which it would learn late.
+    A byte is embedded with the few bytes before it, since a layer learns words late.
     """
 
     def __init__(self, sizes: Sizes) -> None:

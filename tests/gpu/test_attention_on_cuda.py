@@ -1,5 +1,4 @@
-"""The whole attention and dense attention on a CUDA device: the library's candidate, what it is
-compared with, and the controls, each held to the oracle of its op as a run does."""
+"""nsa_attention and its alternatives on a CUDA device, compared with the oracle as in a run."""
 
 from __future__ import annotations
 
@@ -59,7 +58,7 @@ def case_of(
 
 
 def checked(item: Implementation, case: Case, sets: InputSets) -> Errors:
-    """What a call is off by. Raises `Failure` as a worker would."""
+    """Return the errors of a call. Raises `Failure` as a worker would."""
     arm = arm_of(item, ops.computed(case, item.computes), sets, Random(0))
     arm.check()
     errors = desk_of(sets).findings(item.name).errors
@@ -68,7 +67,7 @@ def checked(item: Implementation, case: Case, sets: InputSets) -> Errors:
 
 
 def assert_honest(errors: Errors, case: Case) -> None:
-    """No further off than rounding explains."""
+    """Assert that rounding explains the errors."""
     resolved = checks.resolution(case)
     assert errors.rel_l2 <= resolved
     assert errors.worst_row <= checks.row_ratio(errors.result) * resolved, errors
@@ -85,8 +84,7 @@ def test_the_library_is_right(items, shape, tokens, distribution, dtype, directi
     assert_honest(checked(items["torch_nsa"], case, sets), case)
 
 
-def test_at_a_great_length_some_queries_are_looked_at(items) -> None:
-    """And the library is right at all that are, the last among them."""
+def test_some_queries_of_a_long_sequence_are_compared(items) -> None:
     for direction in Direction:
         case = case_of(WIDE, 16384, "dense", DType.BFLOAT16, direction)
         errors = checked(items["nsa"], case, sets_of(case, DEVICE))

@@ -74,7 +74,7 @@ def of_rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return run(tmp_path_factory.mktemp("rows"), ROWS)
 
 
-def test_every_control_is_caught_and_nobody_else(of_rows: list[dict[str, Any]]) -> None:
+def test_every_control_is_caught_and_no_other_fails(of_rows: list[dict[str, Any]]) -> None:
     controls = [r for r in of_rows if r["role"] == "control"]
     assert len({r["implementation"] for r in controls}) >= 20
     others = [r for r in of_rows if r["role"] != "control"]
@@ -232,7 +232,7 @@ def honest(q, k, v, *, sm_scale):
 
 
 @pytest.mark.untimed
-def test_hostile_kernels_take_nobody_down(tmp_path: Path) -> None:
+def test_hostile_kernels_end_no_other(tmp_path: Path) -> None:
     names = "illegal_access, endless_kernel, does_not_compile, wants_all_memory, honest, sdpa_gqa"
     records = run(
         tmp_path,
@@ -327,7 +327,7 @@ def mine(q, k, v, *, sm_scale):
 
 
 @pytest.mark.untimed
-def test_what_no_graph_can_hold_is_unsupported_there(tmp_path: Path) -> None:
+def test_a_call_that_waits_is_unsupported_in_a_graph(tmp_path: Path) -> None:
     matrix = TWO_ROWS + "timing: {mode: graph, stopping: {kind: fixed_count, rounds: 20}}\n"
     records = run(tmp_path, matrix, WAITS)
     waits = [r for r in records if r["implementation"] == "waits"]
@@ -338,7 +338,7 @@ def test_what_no_graph_can_hold_is_unsupported_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.untimed
-def test_a_graph_that_dies_meanwhile_does_not_end_a_capture(tmp_path: Path) -> None:
+def test_a_graph_collected_in_a_capture_does_not_end_it(tmp_path: Path) -> None:
     """A failed implementation's frames keep the graphs of its case until they are collected."""
     matrix = TWO_ROWS + "timing: {mode: graph, stopping: {kind: fixed_count, rounds: 20}}\n"
     records = run(tmp_path, matrix, DYING)
@@ -359,8 +359,8 @@ def mine(q, k, v, *, sm_scale):
 
 
 @pytest.mark.untimed
-def test_what_replays_return_is_held_to_all_of_parity(tmp_path: Path) -> None:
-    """Right when it is looked at first, and rounded to bfloat16 from some replay on."""
+def test_outputs_of_replays_are_compared(tmp_path: Path) -> None:
+    """The first output is right; later replays round it to bfloat16."""
     matrix = (
         "op: selection_rows\naxes: {dtype: float32, N: 16, H: 4, D: 64, L: [64, 128]}\n"
         "timing: {mode: graph, rotate: 2, stopping: {kind: fixed_count, rounds: 20}}\n"
@@ -414,8 +414,7 @@ def test_an_implementation_does_not_beat_itself(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_waits_holds_no_memory(tmp_path: Path) -> None:
-    """What torch keeps for later is taken for another worker: `check` has two, and called a right
-    kernel out of memory."""
+    """`check` has two workers; memory that one of them keeps is missing in the other."""
     shape = {"N": 1024, "H": 8, "D": 128, "Dv": 128, "L": 2048}
     job = Job(
         purpose=Purpose.MAIN,

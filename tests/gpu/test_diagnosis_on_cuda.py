@@ -1,4 +1,4 @@
-"""Diagnoses of what lies on a device, in cases as large as the shipped ones."""
+"""Diagnoses of outputs on a device, in cases as large as the shipped cases."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_a_burst_reads_what_a_plain_loop_takes(op: str, name: str, shape: dict[s
 
 
 def loop_us(call: Any, calls: int = 2000) -> float:
-    """Of a call in a plain loop, whose kernel is next to nothing."""
+    """Return the time of a call in a plain loop."""
     torch.cuda.synchronize()
     start = time.perf_counter()
     for _ in range(calls):
@@ -106,7 +106,7 @@ def test_launches_are_counted_and_leave_the_host_as_it_was() -> None:
         "one": 1,
         "none": 0,
     }
-    # Of kernels that do next to nothing, each takes some microseconds at most.
+    # Each of these tiny kernels takes some microseconds at most.
     assert counted["none"].kernels_us == 0 and 1 < counted["three"].kernels_us < 60
     loop_us(three)
     after = statistics.median(loop_us(three) for _ in range(9))
@@ -115,7 +115,7 @@ def test_launches_are_counted_and_leave_the_host_as_it_was() -> None:
 
 
 def test_equal_arms_are_equal_in_the_queue() -> None:
-    """Of 200 verdicts on one implementation against itself at most 2 % say otherwise."""
+    """At most 2 % of 200 verdicts on one implementation against itself are not `same`."""
     from nsabench import registry
     from nsabench.verdicts.statistics import ratio_of_medians
     from nsabench.verdicts.verdict import decide_verdict
@@ -164,7 +164,7 @@ def test_the_controls_of_the_queue_are_caught_and_candidates_are_judged(tmp_path
         "hidden_in_a_thread": "caught",
     }, [(r.implementation, r.status, r.reason) for r in queue.values()]
     assert queue["thousand_launches"].launches >= 1000
-    # Where that fills the device's queue, the finding rests on what its kernels take by themselves.
+    # If its launches fill the queue, the finding uses the time of its kernels.
     many = queue["thousand_launches"]
     assert many.kernels_us < 1e3 * many.median_in(Regime.QUEUE)
     mine = [r for r in records if r.role is Role.CANDIDATE and r.status is Status.OK]

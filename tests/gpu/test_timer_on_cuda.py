@@ -97,11 +97,10 @@ def by_events(timer: Any, call: Callable[[], Any]) -> float:
 
 
 def by_cupti(timer: Any, call: Callable[[], Any]) -> tuple[float, float, int]:
-    """Medians over samples of the kernels' summed times and of their span, in ms; how many a call.
+    """Return medians of the summed times and of the span of kernels (ms), and kernels a call.
 
-    Every try of a sample begins with the timer's spin and its flush (a memset and a reduction), and
-    one whose launch gap showed is tried again, so there are more tries than samples. What lies
-    between two spins and is in most tries is the call's.
+    A sample whose launch gap showed is tried again, and every try begins with a spin and a flush.
+    Kernels between two spins that are in most tries belong to the call.
     """
     from torch.profiler import ProfilerActivity, profile
 

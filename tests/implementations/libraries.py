@@ -1,5 +1,7 @@
-"""What public libraries are called with, in plain PyTorch: each stand-in reads its arguments as the
-library documents them, so that an adapter that hands over the wrong ones gives a wrong output."""
+"""Functions of public libraries in plain PyTorch, with the arguments that a library documents.
+
+An adapter that gives a wrong argument gets a wrong output.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def topk_sparse_attention(
     cu_seqlens: Tensor,
     softmax_scale: float,
 ) -> Tensor:
-    """Flash-NSA's: a row is read from its first slot, as many as are there."""
+    """Flash-NSA reads a row from its first slot up to its first empty slot."""
     assert topk_idx.dtype == cu_seqlens.dtype == torch.int32 and topk_idx.is_contiguous()
     out = torch.zeros_like(q)
     group = q.shape[1] // k.shape[1]
@@ -57,7 +59,7 @@ def selection_attention_wrapper(
     max_s_k: int,
     is_causal: bool,
 ) -> dict[str, Tensor]:
-    """cuDNN's: the first `block_counts` slots of a row, and every index is one of a block."""
+    """cuDNN reads the first `block_counts` slots of a row, which must be blocks."""
     assert is_causal and block_indices_tensor.min() >= 0 and max_s_q == max_s_k
     slots = torch.arange(block_indices_tensor.shape[-1])
     chosen = block_indices_tensor.where(slots < block_counts_tensor.unsqueeze(-1), -1)
@@ -81,7 +83,7 @@ def parallel_nsa(
     scale: float,
     cu_seqlens: Tensor | None,
 ) -> Tensor:
-    """fla-core's: given blocks, or those that its compression chooses, and a window."""
+    """fla-core attends to given blocks, or to blocks that it selects, and to a window."""
     assert (g_cmp is None) != (block_indices is None) and (g_swa is None) == (window_size == 0)
     assert cu_seqlens is None or cu_seqlens.dtype == torch.int64
     assert block_indices is None or block_indices.dtype == torch.int64
@@ -169,7 +171,7 @@ class PagedDecode:
         return out
 
     def page(self, x: Tensor, pages: list[int], last: int) -> Tensor:
-        """The keys of a row; what lies behind the last one is not read."""
+        """Return the keys of a row; keys behind the last one are not read."""
         size, (page, token, _, _) = self.sizes.page, x.stride()
         held = [size] * (len(pages) - 1) + [last]
         flat = x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
@@ -231,8 +233,7 @@ def flash_attn_varlen_func(
     seqused_k: Tensor | None = None,
     page_table: Tensor | None = None,
 ) -> Tensor:
-    """FlashAttention's, packed; and FlashAttention-4's over pages: q [n,1,G,D], k
-    [pages,page,1,D]."""
+    """FlashAttention over packed sequences, or over pages: q [n,1,G,D], k [pages,page,1,D]."""
     out = torch.empty_like(q)
     if page_table is not None and seqused_k is not None:
         assert page_table.dtype == seqused_k.dtype == torch.int32
@@ -260,7 +261,7 @@ def flash_attn_with_kvcache(
 
 
 def named(name: str) -> Any:
-    """What stands in for `MODULE:NAME` of a library."""
+    """Return the replacement of `MODULE:NAME` of a library."""
     return STAND_INS[name.partition(":")[2].partition(".")[0]]
 
 

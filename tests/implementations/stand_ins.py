@@ -1,4 +1,4 @@
-"""What tests of baselines and of adapters share: inputs, and what stands for a device."""
+"""Inputs and replacements of CUDA kernels for tests of baselines and of adapters."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def aten_flash(
     *,
     causal: bool = True,
 ) -> Tensor:
-    """FlashAttention in plain PyTorch; what it would leave unwritten is NaN."""
+    """FlashAttention in plain PyTorch, with NaN in rows that it would not write."""
     assert not window
     dtype = q.dtype
     q, k, v = q.float(), k.float(), v.float()
@@ -69,15 +69,15 @@ def aten_flash(
 
 
 def uncompiled_flex(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take FlexAttention as it is uncompiled, which a CPU can run."""
+    """Use FlexAttention uncompiled, which a CPU can run."""
     monkeypatch.setattr(torch_attention, "flex", lambda: (module.flex_attention, module))
 
 
 def blind_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make it an error to look at a value of a tensor."""
+    """Make it an error to read a value of a tensor on the host."""
     for method in ("item", "tolist", "__int__", "__bool__", "__index__"):
-        monkeypatch.setattr(torch.Tensor, method, looked)
+        monkeypatch.setattr(torch.Tensor, method, refuse_reading)
 
 
-def looked(*_: object) -> None:
-    raise AssertionError("the host looked at a value that is on the device")
+def refuse_reading(*_: object) -> None:
+    raise AssertionError("the host read a value on the device")

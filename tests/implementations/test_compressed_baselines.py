@@ -1,4 +1,4 @@
-"""FlashAttention and FlexAttention over compressed keys: the folds and the tiles they are given."""
+"""FlashAttention and FlexAttention over compressed keys."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def of_the_package(
 @pytest.mark.parametrize("name", ["flash", "flash_attn"])
 @pytest.mark.parametrize("T", [32, 95, 96, 100])
 @pytest.mark.parametrize(("block", "stride"), [(32, 16), (16, 16), (8, 1)])
-def test_queries_of_a_stride_are_heads(
+def test_queries_of_a_stride_are_folded_into_heads(
     monkeypatch: pytest.MonkeyPatch, name: str, T: int, block: int, stride: int
 ) -> None:
     monkeypatch.setattr(_calls, "find_function", lambda *_: of_the_package)
@@ -65,7 +65,9 @@ def test_queries_of_a_stride_are_heads(
     ("distribution", "sizes", "why"),
     [("packed", {}, "no packed sequences"), ("dense", {"stride": 12}, "stride that divides")],
 )
-def test_what_cannot_be_folded(distribution: str, sizes: dict[str, int], why: str) -> None:
+def test_packed_keys_and_odd_strides_are_declined(
+    distribution: str, sizes: dict[str, int], why: str
+) -> None:
     inputs = drawn(distribution, **sizes)
     with pytest.raises(Unsupported, match=why):
         bands.flash_folded(*inputs.tensors.values(), **inputs.options)

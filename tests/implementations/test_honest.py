@@ -1,5 +1,4 @@
-"""Every honest baseline of a CPU is as near to the oracle as the arithmetic of its case explains:
-each op, distribution, direction and format, on inputs of several seeds."""
+"""No honest baseline on a CPU is further from the oracle than the arithmetic explains."""
 
 from __future__ import annotations
 

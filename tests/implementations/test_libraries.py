@@ -1,4 +1,4 @@
-"""Adapters of public libraries, with plain PyTorch in place of the kernels of the libraries."""
+"""Adapters of public libraries, with plain PyTorch instead of the kernels of the libraries."""
 
 from __future__ import annotations
 

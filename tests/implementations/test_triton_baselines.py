@@ -1,4 +1,4 @@
-"""Our own Triton kernels for chosen blocks and spans, through Triton's interpreter."""
+"""The Triton kernels of baselines for selected blocks and spans, in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_query_major_is_right_forward_and_backward(
         torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
 
 
-def test_a_block_that_is_no_tile_is_declined() -> None:
+def test_blocks_that_are_no_tiles_are_declined() -> None:
     inputs = drawn("selection_blocks", "random", **{**CHOSEN, "block_size": 24})
     with pytest.raises(Unsupported, match="16, 32, 64"):
         query_major.query_major(*inputs.tensors.values(), **inputs.options)
@@ -51,7 +51,7 @@ def test_a_block_that_is_no_tile_is_declined() -> None:
     "distribution",
     ["mixed", "overlapping", "unsorted", "reversed", "out_of_bounds", "empty_rows", "all_empty"],
 )
-def test_a_key_counts_once_and_however_keys_are_shared_out(distribution: str, splits: int) -> None:
+def test_a_key_of_overlapping_spans_counts_once(distribution: str, splits: int) -> None:
     def call(*tensors: torch.Tensor, sm_scale: float, selected_len: int) -> torch.Tensor:
         return split_keys.attend(*tensors, sm_scale, 61, disjoint=False, splits=splits)
 
@@ -68,7 +68,7 @@ def test_blocks_of_a_cache_are_read_in_place(
     assert_right(split_keys.split_blocks, "decode_selected", inputs)
 
 
-def test_spans_are_shared_out_by_what_the_device_asks_for() -> None:
+def test_the_number_of_splits_suits_the_device() -> None:
     inputs = drawn("selection_ranges", "disjoint", **RANGES)
     assert_right(split_keys.split_keys, "selection_ranges", inputs)
     rows = (1, 16, 100, 264, 4096)
@@ -76,7 +76,7 @@ def test_spans_are_shared_out_by_what_the_device_asks_for() -> None:
     assert split_keys.splits_of(1, 1, 132) == 1 and split_keys.splits_of(1, 1000, 132) == 32
 
 
-def test_more_spans_than_are_held_are_declined() -> None:
+def test_too_many_spans_are_declined() -> None:
     sizes = {**RANGES, "S_kv": 900, "n_spans": 257, "L": 514}
     inputs = drawn("selection_ranges", "disjoint", **sizes)
     with pytest.raises(Unsupported, match="257 spans"):

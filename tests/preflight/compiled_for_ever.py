@@ -1,4 +1,4 @@
-"""A kernel that no compiler takes: told at once, but for sm_120, where the compiler never ends."""
+"""A kernel that does not compile; for sm_120 its compiler never ends."""
 
 import os
 import time

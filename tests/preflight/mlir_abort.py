@@ -1,4 +1,4 @@
-"""The earlier system's bug: a loop bound of shape (1,), which aborts the compiler."""
+"""Kernels that fail to compile or to be called, each in another way."""
 
 import torch
 import triton

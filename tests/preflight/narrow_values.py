@@ -1,5 +1,7 @@
-"""Windows over keys and values that nothing can be copied from asynchronously, values narrower than
-keys, with as many columns a tile as values have. The library launches wider tiles."""
+"""Windows over keys and narrower values that no asynchronous copy can read.
+
+A tile is as wide as the values. The library launches wider tiles.
+"""
 
 from unittest import mock
 
@@ -10,7 +12,7 @@ from nsabench import implementation
 
 
 def odd(x, columns):
-    """As many columns of a tensor like `x`, whose rows begin at odd addresses."""
+    """Return a tensor like `x` with `columns` columns, at odd addresses."""
     room = x.new_empty((*x.shape[:-1], columns + 1))
     return room[..., 1:]
 

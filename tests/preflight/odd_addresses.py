@@ -1,5 +1,7 @@
-"""The library's kernels on rows that begin at odd addresses, so that nothing of them can be copied
-to shared memory asynchronously: windows and blocks whose values are narrower than keys."""
+"""Kernels of the library on rows at odd addresses, which no asynchronous copy can read.
+
+Values are narrower than keys.
+"""
 
 from unittest import mock
 
@@ -10,7 +12,7 @@ from nsabench import implementation
 
 
 def odd(x, columns):
-    """As many columns of a tensor, moved by one element from where they were."""
+    """Return the first columns of a tensor, one element further in memory."""
     room = x.new_empty((*x.shape[:-1], columns + 1))
     room[..., 1:] = x[..., :columns]
     return room[..., 1:]
@@ -21,7 +23,7 @@ def moved(q, k, v, narrower):
 
 
 def widened(out, like):
-    """What the op returns has as many columns as its values have: those that are missing, again."""
+    """Repeat the columns of an output, so that it is as wide as `like`."""
     return out.repeat(1, 1, 1, like.shape[3] // out.shape[3])
 
 

@@ -1,4 +1,4 @@
-"""A register that is read and never written shows in the machine code, and only there."""
+"""Registers that machine code reads and never writes."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ LOOP = """
         ("HGMMA R56, gdesc[UR4], RZ, !UPT", ["HGMMA at 0x0070 reads UR5, UR6, UR7"]),
     ],
 )
-def test_what_some_way_reads_before_it_is_written_is_found(last: str, found: list[str]) -> None:
-    assert [str(one) for one in unwritten(LOOP.replace("{LAST}", last))] == found
+def test_a_read_that_no_write_precedes_is_found(last: str, found: list[str]) -> None:
+    assert [str(read) for read in unwritten(LOOP.replace("{LAST}", last))] == found
 
 
 @pytest.fixture
@@ -52,19 +52,19 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def unwritten_in(cache: Path) -> list[str]:
-    """What the compiled kernels read of uniform registers that nothing wrote."""
+    """Return what the compiled kernels read of uniform registers that nothing wrote."""
     disassembler = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
     found, cubins = [], list(cache.rglob("*.cubin"))
     assert cubins
     for cubin in cubins:
         listing = subprocess.check_output([disassembler, "-c", cubin], text=True)
         if "HGMMA" in listing:
-            found += [str(one) for one in unwritten(listing)]
+            found += [str(read) for read in unwritten(listing)]
     return found
 
 
-def test_a_kernel_that_ptxas_made_wrong_is_found(tmp_path: Path, cache: Path) -> None:
-    """On an H200 it read whatever lay there. The library does not launch it: see below."""
+def test_a_kernel_that_ptxas_miscompiled_is_found(tmp_path: Path, cache: Path) -> None:
+    """The library does not launch this kernel: see the next test."""
     tools = Path(triton.__file__).parent / "backends/nvidia/bin"
     if "release 12.8" not in subprocess.check_output([tools / "ptxas", "--version"], text=True):
         pytest.skip("this Triton carries another ptxas than the one that makes it wrong")
@@ -77,7 +77,7 @@ def test_a_kernel_that_ptxas_made_wrong_is_found(tmp_path: Path, cache: Path) ->
 
 
 def test_windows_and_blocks_at_odd_addresses_are_right(tmp_path: Path, cache: Path) -> None:
-    """The forward passes, of values half and a quarter as wide as keys."""
+    """Values are half and a quarter as wide as keys."""
     matrix = (
         "op: sliding_window\naxes: {dtype: bfloat16}\n"
         "include:\n- {B: 2, T: 64, HQ: 4, H: 1, D: [64, 128], window: 16}\n---\n"

@@ -1,4 +1,4 @@
-"""How many variants of a kernel a model compiles whose sequences differ in length."""
+"""The number of variants of a kernel for sequences of many lengths."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from tests.preflight.variants import LISTED
 
 
 def test_block_selection_compiles_once_for_all_lengths() -> None:
-    """The lists of a chunk begin at any address, by the tokens there are: compiled for those that
-    are aligned and for those that are not, each kernel would be there up to eight times."""
+    """Lists begin at any address. A variant for each alignment would make up to eight of them."""
     # Launches are recorded, which the interpreter does not do.
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(

@@ -1,5 +1,4 @@
-"""Prints how many variants of each listed kernel the whole attention compiles over some lengths,
-and which alignments its lists had: {kernel: variants}, [alignments]."""
+"""Prints how many variants of kernels some lengths need, and the alignments of their lists."""
 
 from __future__ import annotations
 

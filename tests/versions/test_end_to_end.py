@@ -38,8 +38,8 @@ def particular(q, k, v, *, sm_scale):
 """
 
 
-def called(folder: Path, version: str) -> None:
-    """The installed Triton by another name, as `pip install --target` would leave that one."""
+def install_as(folder: Path, version: str) -> None:
+    """Install the installed Triton as this version, as `pip install --target` does."""
     there, package = Path(triton.__file__).parent, folder / version / "triton"
     package.mkdir(parents=True)
     for path in there.iterdir():
@@ -69,12 +69,11 @@ def test_each_version_has_a_signed_run_and_they_are_compared(tmp_path: Path) -> 
     matrix.write_text(MATRIX)
     kernels.write_text(KERNELS)
     tritons = tmp_path / "tritons"
-    called(tritons, OLDEST)
+    install_as(tritons, OLDEST)
     newest = metadata.version("triton")
     words = ["versions", matrix, "--device", "cpu", "--kernels", kernels, "--tritons", tritons]
     done = nsabench(*words, "--triton", f"{newest},{OLDEST}", "--out", out)
-    assert done.returncode == 1, done.stdout + done.stderr  # something failed in a run
-    # On a busy machine a time may come out odd, which is 1, too.
+    assert done.returncode == 1, done.stdout + done.stderr  # `particular` fails in one run
     assert f"Triton {OLDEST} (unpaired: this torch belongs with {newest}): exit" in done.stdout
     runs = {version: out / f"triton-{version}" for version in (OLDEST, newest)}
     statuses = {

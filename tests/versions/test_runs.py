@@ -27,12 +27,12 @@ def make_runs(folder: Path, made: Sequence[Made]) -> list[Path]:
     ]
 
 
-def test_a_folder_of_other_arguments_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_other_arguments_is_refused(tmp_path: Path) -> None:
     for _ in range(2):  # the same arguments go on
         assert versions.measure(["selection_rows"], tmp_path / "v", [], print) == []
-    with pytest.raises(UsageError, match="made with other arguments"):
+    with pytest.raises(UsageError, match="arguments"):
         versions.measure(["decode_step"], tmp_path / "v", [], print)
-    with pytest.raises(UsageError, match="is not empty"):
+    with pytest.raises(UsageError, match=str(tmp_path)):
         versions.measure(["decode_step"], tmp_path, [], print)
 
 

@@ -1,5 +1,4 @@
-"""The controls that aim at the clock in a backward and in replays, and those that waste time there:
-they gain what they should, where nothing guards against them."""
+"""Controls that stop clocks, or waste time, in a backward and in replays."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ BACKWARD = a_case("selection_ranges", SHAPE, **FIELDS)
 
 
 class GullibleTimer(CpuTimer):
-    """Asks whatever clock Python code left there."""
+    """A timer that uses the clock which Python code can replace."""
 
     def sample(self, arm: str, call: Call, retry: object = None) -> Timed:
         start = time.perf_counter()
@@ -33,14 +32,14 @@ class GullibleTimer(CpuTimer):
 
 
 def became(timer: Timer, name: str) -> Catch:
-    """What becomes of a control of a backward under this timer."""
+    """Return whether a control of a backward is caught under this timer."""
     items = {i.name: i for i in registry.load() if i.op == BACKWARD.op}
     some = [items[items[name].wraps], items[name]]
     rows = rows_of(BACKWARD, some, measured(BACKWARD, some, timer=timer))
     return decide_catch(rows[1], rows, [])
 
 
-def test_in_a_backward_a_stopped_clock_gains_where_the_timer_trusts_it() -> None:
+def test_a_stopped_clock_gains_only_under_a_timer_that_trusts_it() -> None:
     assert became(CpuTimer(), "patched_clocks") is Catch.CAUGHT
     assert became(GullibleTimer(), "patched_clocks") is Catch.MISSED
     before = time.perf_counter()
@@ -48,7 +47,7 @@ def test_in_a_backward_a_stopped_clock_gains_where_the_timer_trusts_it() -> None
 
 
 class Graph:
-    """Stands for `torch.cuda.CUDAGraph`, which needs a device."""
+    """Replaces `torch.cuda.CUDAGraph`, which needs a device."""
 
     def __init__(self) -> None:
         self.replayed = 0
@@ -94,7 +93,7 @@ def test_a_patched_replay_stops_the_clocks_after_its_own_replays_only(
     assert not stopped() and Graph.replay is true_replay
 
 
-def test_a_slow_wrapper_in_a_graph_makes_its_answer_many_times() -> None:
+def test_a_repeating_wrapper_computes_its_output_many_times() -> None:
     made = []
 
     def call(x: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ DISTRIBUTIONS = {
     "nsa_without_window": ["packed"],
     **{op: ["random"] for op in SHAPES if op.startswith("decode")},
 }
-# These are right until they are timed, or for the worker's gate; a check sees them afterwards.
+# The first comparison finds these right; a later check catches them.
 FORWARD = (
     *("batch_and_skip", "relative_error", "patched_clocks", "sleeping_wrapper"),
     "hidden_in_a_thread",
@@ -66,12 +66,12 @@ LATER = {
     ),
 }
 LATER[Direction.STEP] = LATER[Direction.BACKWARD]
-# Whoever else uses the CPU keeps those from their trick that wait for calls to follow fast.
+# Another process on the CPU may delay calls, and some tricks wait for calls that follow fast.
 ATTEMPTS = 3
 
 
 def directions(op: str) -> tuple[Direction, ...]:
-    """A step of the variant is one of the whole, whose controls it has."""
+    """A step of nsa_without_window has the controls of nsa_attention."""
     all_of_them = ops.get(op).directions
     return all_of_them[:2] if op == "nsa_without_window" else all_of_them
 
@@ -108,7 +108,7 @@ def test_the_ops_are_all_of_them() -> None:
 
 
 @pytest.mark.parametrize(("op", "distribution", "direction"), CASES)
-def test_the_gate_catches_them_all(op, distribution, direction) -> None:
+def test_parity_catches_controls(op, distribution, direction) -> None:
     case = make_case(op, distribution, direction)
     some = [i for i in of(case) if i.name not in LATER[direction]]
     assert len(some) >= (5 if direction is Direction.FORWARD else 2)
@@ -137,7 +137,7 @@ def test_a_control_declines_where_it_would_be_right(op, name, sizes) -> None:
 @pytest.mark.parametrize(
     ("op", "direction"), [(op, direction) for op in SHAPES for direction in directions(op)]
 )
-def test_the_checks_catch_what_passes_the_gate(op, direction) -> None:
+def test_checks_catch_the_other_controls(op, direction) -> None:
     case = make_case(op, DISTRIBUTIONS[op][0], direction)
     for _ in range(ATTEMPTS):
         became = caught_of(op, direction, case)
@@ -163,12 +163,12 @@ def caught_of(op: str, direction: Direction, case: Case) -> dict[str, Catch]:
 
 @pytest.mark.parametrize(
     "op, distribution",
-    [  # what is recorded is of its own sizes
-        (op, one) for op in SHAPES for one in ops.get(op).distributions if one != "recorded"
+    [  # `recorded` has its own sizes
+        (op, name) for op in SHAPES for name in ops.get(op).distributions if name != "recorded"
     ],
 )
-def test_what_is_drawn_is_drawn_again(op: str, distribution: str) -> None:
-    """Also when the values of the sets changed places: none is the memory of what an op keeps."""
+def test_inputs_are_drawn_again_from_their_seed(op: str, distribution: str) -> None:
+    """No input is memory that an op keeps, so a repair restores all of them."""
     shape = SHAPES[op] | ({"B": 1} if "B" in SHAPES[op] else {})
     if (op, distribution) == ("selection_blocks", "dense"):
         shape = shape | {"S": 12}

@@ -1,5 +1,4 @@
-"""The controls that know their inputs in replays and in a backward, on a CPU: right in every call,
-though they compute but once for each set of inputs."""
+"""Controls that recognise their inputs: right in every call, and computed once for each set."""
 
 from __future__ import annotations
 
@@ -72,16 +71,14 @@ NSA |= {"block": 32, "stride": 16, "block_size": 32, "n_selected": 6, "window": 
         ("decode_dense", Direction.FORWARD, "remembered_by_content"),
     ],
 )
-def test_what_answers_from_memory_is_caught_by_the_roofline(
+def test_recalled_outputs_are_caught_by_the_roofline(
     monkeypatch: pytest.MonkeyPatch,
     of_this_cpu: DeviceLimits,
     op: str,
     direction: Direction,
     name: str,
 ) -> None:
-    """Right in every call, and faster than this CPU can multiply or read, by its own ceilings. As
-    few rounds as a matrix of long cases has. Judged by its fastest round, since what else runs on
-    the machine only adds to the others."""
+    """The fastest round decides, since other processes make the other rounds slower."""
     monkeypatch.setitem(SHAPES, "nsa_attention", NSA)
     monkeypatch.setitem(SHAPES, "decode_dense", SHAPES["decode_dense"] | {"S": 8000, "B": 4})
     monkeypatch.setitem(DISTRIBUTION, "nsa_attention", "dense")
@@ -99,9 +96,7 @@ def test_what_answers_from_memory_is_caught_by_the_roofline(
 
 @pytest.mark.parametrize("dtype", list(DType))
 @pytest.mark.parametrize("op", ["selection_blocks", "selection_ranges", "sliding_window"])
-def test_remembered_gradients_are_right_in_whatever_order_inputs_come(
-    op: str, dtype: DType
-) -> None:
+def test_recalled_gradients_are_right_in_any_order_of_inputs(op: str, dtype: DType) -> None:
     case = make_case(op, Direction.BACKWARD, dtype)
     item = named(op, "recalled_gradients").model_copy(update={"devices": (Runs.CPU,)})
     [observation] = observations(case, [item])
@@ -110,11 +105,10 @@ def test_remembered_gradients_are_right_in_whatever_order_inputs_come(
 
 
 @pytest.mark.parametrize(("count", "rotate"), [(8, 2), (20, 3), (60, 5)])
-def test_it_is_right_in_whatever_order_its_inputs_come(
+def test_remembered_outputs_are_right_in_any_order_of_inputs(
     monkeypatch: pytest.MonkeyPatch, count: int, rotate: int
 ) -> None:
-    """Which calls are looked at, and what is exchanged before them, is drawn at random. In the
-    least number of rounds that a matrix has, most calls are look-ups."""
+    """Most calls are look-ups, even in the least number of rounds that a matrix has."""
     calls, computed = [], []
 
     def counted(*arguments: Any, **options: Any) -> Tensor:
@@ -134,15 +128,14 @@ def test_it_is_right_in_whatever_order_its_inputs_come(
     [observation] = observations(case, [item])
     assert observation.status is Status.OK, observation.reason
     assert len(observation.samples.time_ms) == count
-    # All timed calls but those of the first time around, unless a set shows itself late.
+    # All timed calls except the first of each set; a set may also come late.
     assert len(calls) - len(computed) >= count - 2 * rotate
 
 
 def recording(
     monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> tuple[CaseArm, Callable[[int], tuple[Tensor, Tensor]]]:
-    """An arm that has passed the gate, and what is replayed on a set of its inputs from then on,
-    with what is right. What a capture records is done anew each time."""
+    """Return an arm, and a call that acts as a replay on one set and returns the right output."""
     sets = sets_of(case)
     arm = arm_of(named(case.op, "recalled_in_a_graph"), case, sets, Random(0))
     arm.check()
@@ -157,7 +150,7 @@ def recording(
 
 @pytest.mark.parametrize("dtype", list(DType))
 @pytest.mark.parametrize("op", ["decode_dense", "selection_ranges"])
-def test_what_a_graph_looks_up_is_right_and_is_not_computed(
+def test_a_graph_looks_up_the_right_output(
     monkeypatch: pytest.MonkeyPatch, op: str, dtype: DType
 ) -> None:
     case = make_case(op, Direction.FORWARD, dtype, rotate=2)
@@ -167,22 +160,22 @@ def test_what_a_graph_looks_up_is_right_and_is_not_computed(
         output, expected = replay(index)
         parity.check_values("output", output, expected, case)
         arm.sets.swap(index, rng)
-    # Whatever else is put there, it answers the same: it reads no more than the first values.
+    # It reads the first values only, so other inputs do not change its output.
     output, _ = replay(0)
     for tensor in list(arm.sets.sets[0].tensors.values())[1:]:
         tensor.zero_()
     assert torch.equal(replay(0)[0], output)
 
 
-def test_a_graph_declines_what_it_has_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_declines_unknown_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     case = make_case("decode_dense", Direction.FORWARD, DType.BFLOAT16, rotate=6)
     _, replay = recording(monkeypatch, case)
-    with pytest.raises(Unsupported, match="not all inputs were seen"):
+    with pytest.raises(Unsupported, match="inputs"):
         for index in range(6):
             replay(index)
 
 
-def test_they_are_planned_only_where_remembering_pays(tmp_path: Any) -> None:
+def test_controls_are_planned_only_where_remembering_pays(tmp_path: Any) -> None:
     items = registry.load()
     infos = [ImplementationInfo.model_validate(i, from_attributes=True) for i in items]
     path = tmp_path / "m.yaml"

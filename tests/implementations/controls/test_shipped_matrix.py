@@ -1,4 +1,4 @@
-"""What `nsa_attention` ships with: each mistake of the op is planned where it is one."""
+"""The controls that the shipped matrix of nsa_attention plans."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def planned(name: str) -> tuple[PlannedCase, ...]:
 def with_control(
     name: str, direction: Direction, mode: Mode = Mode.STREAM, op: str = "nsa_attention"
 ) -> list[PlannedCase]:
-    """Those of the matrix that has the name of the op."""
+    """Return the cases of the matrix of this op that plan the control."""
     return [
         p
         for p in planned(op)
@@ -51,7 +51,7 @@ def with_control(
 
 
 @pytest.mark.parametrize("name", REQUIRED)
-def test_it_is_planned_in_every_direction_and_in_a_graph(name: str) -> None:
+def test_controls_are_planned_in_every_direction_and_in_a_graph(name: str) -> None:
     for direction in Direction:
         assert with_control(name, direction), direction
     assert with_control(name, Direction.FORWARD, Mode.GRAPH)
@@ -61,9 +61,10 @@ def test_it_is_planned_in_every_direction_and_in_a_graph(name: str) -> None:
     ("op", "required"), [("nsa_attention", REQUIRED), ("nsa_without_window", WITHOUT_WINDOW)]
 )
 @pytest.mark.parametrize("direction", [Direction.FORWARD, Direction.BACKWARD])
-def test_it_is_wrong_there(direction: Direction, op: str, required: tuple[str, ...]) -> None:
-    """A window that holds all keys lacks none that is one short: there it would decline. What is
-    drawn of one seed is the same in each direction and mode."""
+def test_planned_controls_are_wrong(
+    direction: Direction, op: str, required: tuple[str, ...]
+) -> None:
+    """A control would decline where it is right. Inputs of a seed are equal in all directions."""
     cases = {p.id: p.case for name in required for p in with_control(name, direction, op=op)}
     (case,) = cases.values()
     sets = sets_of(case)
@@ -76,9 +77,8 @@ def test_it_is_wrong_there(direction: Direction, op: str, required: tuple[str, .
     assert found == dict.fromkeys(required, Status.WRONG)
 
 
-def test_a_time_that_cannot_be_is_put_to_the_proof_in_each_way() -> None:
-    """Where a control of the roofline is planned, PyTorch's own loop does what it looks up: what
-    refuses all of its cases proves nothing."""
+def test_controls_of_the_roofline_have_a_case_in_each_direction() -> None:
+    """The baseline that such a control wraps takes the case."""
     for name, direction, mode in (
         ("recalled_output", Direction.FORWARD, Mode.STREAM),
         ("recalled_gradients", Direction.BACKWARD, Mode.STREAM),
@@ -92,8 +92,8 @@ def test_a_time_that_cannot_be_is_put_to_the_proof_in_each_way() -> None:
         assert 2 * shape["B"] * shape["T"] * shape["HQ"] * shape["Dv"] <= roofline.MOST_BYTES
 
 
-def test_no_case_of_many_tokens_carries_what_is_the_same_at_few() -> None:
-    """Every control of the outputs computes by the loop, which takes minutes at such lengths."""
+def test_long_cases_have_controls_of_the_roofline_alone() -> None:
+    """The baseline of the other controls takes minutes at such lengths."""
     of_roofline = {
         i.name for i in items().values() if i.role is Role.CONTROL and i.caught_by == "roofline"
     }

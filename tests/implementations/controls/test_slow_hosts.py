@@ -1,4 +1,4 @@
-"""The controls of the queue: what they cost, what they hide, and what becomes of them."""
+"""The controls of the regime `queue`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def my_arm(name: str) -> CaseArm:
     return arm_of(items[name], CASE, sets_of(CASE), Random(0))
 
 
-def test_it_hides_its_work_in_a_burst_and_nowhere_else() -> None:
+def test_work_is_hidden_only_in_a_burst() -> None:
     arm, timer = my_arm("hidden_in_a_thread"), CpuTimer()
     arm.check()
     for round_ in range(3):
@@ -45,8 +45,7 @@ def test_it_hides_its_work_in_a_burst_and_nowhere_else() -> None:
     assert caught.value.reason.startswith(IN_A_BURST)
 
 
-def test_what_is_looked_at_is_as_it_was_when_the_clock_stopped() -> None:
-    """A thread that is quick enough for a later look is not quick enough for this one."""
+def test_a_burst_reads_outputs_before_a_thread_can_write_them() -> None:
     written = torch.zeros(1)
 
     def later(result: torch.Tensor) -> torch.Tensor:
@@ -59,7 +58,7 @@ def test_what_is_looked_at_is_as_it_was_when_the_clock_stopped() -> None:
 
 
 @pytest.mark.parametrize("name", ["needless_python", "thousand_launches"])
-def test_the_others_are_right_and_slow(name: str) -> None:
+def test_controls_of_the_host_are_right_and_slow(name: str) -> None:
     item: Implementation = items[name]
     honest = items["sdpa_gqa"].call
     inputs = sets_of(CASE).sets[0]
@@ -77,7 +76,7 @@ def test_the_others_are_right_and_slow(name: str) -> None:
         ({"median_ms": 0.01, "host_us": 240.0, "queued_ms": 0.0105}, Catch.MISSED),
         ({"median_ms": 0.5, "host_us": 240.0, "queued_ms": 0.5}, Catch.DECLINED),
         ({"median_ms": 0.01, "host_us": 240.0, "queued_ms": None}, Catch.UNPROVEN),
-        # 1388 launches fill the device's queue: it cannot be held, and its time has gaps in it.
+        # 1388 launches fill the queue of the device, so its time has gaps.
         ({**FULL, "kernels_us": 4900.0}, Catch.CAUGHT),
         ({**FULL, "kernels_us": 11600.0}, Catch.DECLINED),
         ({**FULL, "kernels_us": None}, Catch.UNPROVEN),
@@ -104,7 +103,7 @@ def test_hidden_work_is_caught_in_a_burst(make_row, fields, became) -> None:  # 
 
 
 @pytest.mark.parametrize("caught_by", ["host", "burst"])
-def test_one_that_gets_away_speaks_of_the_queue_alone(make_row, caught_by) -> None:  # noqa: F811
+def test_a_missed_control_makes_only_the_queue_invalid(make_row, caught_by) -> None:  # noqa: F811
     row = make_row("x", "control", 0.01, caught_by=caught_by, host_us=240.0, queued_ms=0.0105, D=64)
     (finding,) = find_failures(set_catches([row], []))
     assert (finding.effect, finding.regime) == (Effect.INVALID, Regime.QUEUE)
@@ -122,7 +121,7 @@ def test_a_queue_whose_control_was_not_caught_decides_nothing(
     kernels_us: float | None,
     decided: bool,
 ) -> None:
-    """One control alone stands behind the check: caught, not looked into, or rightly declined."""
+    """The only control of the check is caught, is not timed, or declines rightly."""
     slow = {"median_ms": 0.1, "host_us": 20.0, "queued_ms": 0.1}
     best = {"median_ms": 0.2, "host_us": 20.0, "queued_ms": 0.2}
     rows = [

@@ -1,4 +1,4 @@
-"""The controls of an op that nobody here has seen: each applies by itself, and is caught."""
+"""The controls of an op that nsabench does not ship."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GENERIC = {
     *("lost_tail_row", "lost_tail_gradient", "lost_tail_of_the_last"),
     "lost_row_in_training",
 }
-# Right until they are timed, or for the worker's gate: checks see them afterwards.
+# The first comparison finds these right; a later check catches them.
 LATER = {
     *("batch_and_skip", "relative_error", "patched_clocks", "sleeping_wrapper"),
     *("sleeping_backward", "lost_tail_row", "lost_tail_gradient", "hidden_in_a_thread"),
@@ -60,13 +60,13 @@ def controls(*baselines: Implementation) -> list[Implementation]:
     return list(validation.controls(baselines))
 
 
-def test_all_that_know_no_op_apply() -> None:
+def test_all_controls_without_an_op_apply() -> None:
     found = controls(baseline("eager", Runs.CUDA, Runs.CPU))
     assert {i.name for i in found} == GENERIC
     assert {i.wraps for i in found} == {"", "eager"}
 
 
-def test_they_are_around_the_first_baseline_that_runs_on_most_devices() -> None:
+def test_controls_wrap_the_first_baseline_on_most_devices() -> None:
     some = [
         baseline("interpreted", Runs.CUDA, Runs.INTERPRETER),
         baseline("first", Runs.CUDA, Runs.CPU),
@@ -80,7 +80,7 @@ def test_they_are_around_the_first_baseline_that_runs_on_most_devices() -> None:
 
 
 @pytest.mark.parametrize("direction", [Direction.FORWARD, Direction.BACKWARD])
-def test_the_gate_catches_them(direction: Direction) -> None:
+def test_parity_catches_controls(direction: Direction) -> None:
     # As many rows as columns: neither may be taken for the other.
     case = a_case("rmsnorm", {"M": 24, "D": 24}, direction=direction)
     some = [
