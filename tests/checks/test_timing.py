@@ -1,8 +1,11 @@
+"""The timer, the order of the work, and the clocks of the device."""
+
 import pytest
 
 from nsabench.checks import DeviceLimits, Effect
-from nsabench.checks.timing import check_clocks, clock_spread
+from nsabench.checks.timing import check_clocks, check_ordering, check_timer, clock_spread
 from nsabench.model.measurement import Conditions
+from nsabench.model.vocabulary import Status
 
 
 def test_throttling_makes_the_case_inconclusive(make_row):
@@ -55,14 +58,29 @@ def test_a_power_cap_of_unknown_reach_or_beside_heat_does(make_row, conditions):
     assert "sw_power_cap" in finding.sentence
 
 
-def test_idle_and_set_clocks_are_no_throttling(make_row):
-    calm = Conditions(clock_event_reasons=["gpu_idle", "applications_clocks_setting"])
-    assert check_clocks([make_row(conditions=calm)], DeviceLimits()) == []
+@pytest.mark.parametrize(
+    ("conditions", "effects"),
+    [
+        (Conditions(clock_event_reasons=["gpu_idle", "applications_clocks_setting"]), []),
+        (Conditions(competing_processes=1), [Effect.INCONCLUSIVE]),
+    ],
+)
+def test_idle_clocks_are_fine_and_other_processes_are_not(make_row, conditions, effects):
+    findings = check_clocks([make_row(conditions=conditions)], DeviceLimits())
+    assert [f.effect for f in findings] == effects
 
 
-def test_neighbours_make_the_case_inconclusive(make_row):
-    (finding,) = check_clocks(
-        [make_row(conditions=Conditions(competing_processes=1))], DeviceLimits()
-    )
-    assert finding.effect is Effect.INCONCLUSIVE
-    assert "1 other process" in finding.sentence
+def test_work_that_outlives_the_end_event_is_wrong(make_row):
+    (finding,) = check_ordering([make_row(escaped_share=0.95)], DeviceLimits())
+    assert finding.effect is Effect.WRONG
+    assert "95%" in finding.sentence
+    noise = [make_row(escaped_share=0.2), make_row(escaped_share=1.0, status=Status.CRASHED)]
+    assert check_ordering(noise, DeviceLimits()) == []
+
+
+def test_a_timer_that_misreads_a_known_duration_marks_the_run():
+    (finding,) = check_timer([], DeviceLimits(known_duration_error=-0.031))
+    assert (finding.effect, finding.case_id) == (Effect.INCONCLUSIVE, "")
+    assert "-3.1%" in finding.sentence
+    assert check_timer([], DeviceLimits(known_duration_error=0.019)) == []
+    assert check_timer([], DeviceLimits(known_duration_error=float("nan")))
