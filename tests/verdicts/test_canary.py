@@ -1,4 +1,4 @@
-"""Which hosts are not as the others, by the one case that all of them measured."""
+"""Hosts that differ from the others on the case that all of them measure."""
 
 from __future__ import annotations
 
@@ -10,43 +10,40 @@ from nsabench.verdicts.merged import Canary, find_outliers, read_canary
 from tests.runs import Made, add_attempt, log_of, make_plan
 
 
-def of(*medians: float) -> dict[str, str]:
-    return find_outliers({str(i): Canary({"sdpa": ms}) for i, ms in enumerate(medians)})
+@pytest.mark.parametrize(
+    ("medians", "outliers"),
+    [
+        ([1.0, 1.015, 1.03], set()),
+        ([1.0], set()),
+        ([1.0, 1.01, 1.05], {"2"}),
+        ([1.0, 0.9, 1.0, 1.01], {"1"}),
+        # If no more than half agree, the outlier is unknown.
+        ([1.0, 1.05], {"0", "1"}),
+        ([1.0, 1.0, 1.2, 1.2], {"0", "1", "2", "3"}),
+        ([1.0, 1.03, 1.05], {"0"}),  # of equally large sets the closest counts
+    ],
+)
+def test_hosts_within_three_per_cent_are_alike(medians: list[float], outliers: set[str]) -> None:
+    why = find_outliers({str(i): Canary({"sdpa": ms}) for i, ms in enumerate(medians)})
+    assert set(why) == outliers
+    for name, sentence in why.items():
+        assert f"sdpa took {medians[int(name)]:g} ms" in sentence
 
 
-def test_hosts_within_three_per_cent_are_alike() -> None:
-    assert of(1.0, 1.015, 1.03) == {}
-    assert of(1.0) == {}
+FINE = Canary({"sdpa": 1.0, "mine": 1.0})
 
 
-def test_the_one_that_is_apart_is_named_with_the_numbers() -> None:
-    assert of(1.0, 1.01, 1.05) == {
-        "2": "sdpa took 1.05 ms for the case that all shards measure, and 1 to 1.01 ms in the "
-        "others: over 3% apart"
-    }
-    assert set(of(1.0, 0.9, 1.0, 1.01)) == {"1"}
-
-
-def test_where_no_more_than_half_agree_nobody_knows_which_it_is() -> None:
-    assert set(of(1.0, 1.05)) == {"0", "1"}
-    assert set(of(1.0, 1.0, 1.2, 1.2)) == {"0", "1", "2", "3"}
-
-
-def test_the_closest_are_taken_where_several_sets_are_as_large() -> None:
-    assert set(of(1.0, 1.03, 1.05)) == {"0"}
-
-
-def test_every_implementation_counts() -> None:
-    same = Canary({"sdpa": 1.0, "mine": 1.0})
-    odd = Canary({"sdpa": 1.0, "mine": 1.1})
-    assert set(find_outliers({"a": same, "b": same, "c": odd})) == {"c"}
-
-
-def test_a_host_that_was_disturbed_or_did_not_time_it_decides_nothing() -> None:
-    fine = Canary({"sdpa": 1.0})
-    found = find_outliers({"a": fine, "b": Canary({"sdpa": 1.0}, "throttled"), "c": Canary({})})
-    assert set(found) == {"b", "c"}
-    assert "throttled" in found["b"] and "did not time" in found["c"]
+@pytest.mark.parametrize(
+    ("odd", "why"),
+    [
+        (Canary({"sdpa": 1.0, "mine": 1.1}), "mine"),
+        (Canary({"sdpa": 1.0, "mine": 1.0}, "throttled"), "throttled"),
+        (Canary({}), "did not time"),
+    ],
+)
+def test_a_host_that_is_not_like_the_others_decides_nothing(odd: Canary, why: str) -> None:
+    outliers = find_outliers({"a": FINE, "b": FINE, "c": odd})
+    assert set(outliers) == {"c"} and why in outliers["c"]
 
 
 HONEST = Canary({"sdpa": 1.0, "mine": 0.5}, failed={"other": "crashed: SIGSEGV"})
@@ -63,12 +60,12 @@ HONEST = Canary({"sdpa": 1.0, "mine": 0.5}, failed={"other": "crashed: SIGSEGV"}
     ],
     ids=["one more", "apart", "nothing else", "one failed", "one declined"],
 )
-def test_one_shard_says_nothing_against_five(liar: Canary, outliers: set[str]) -> None:
+def test_a_shard_alone_cannot_speak_against_five(liar: Canary, outliers: set[str]) -> None:
     shards = {str(i): HONEST for i in range(5)} | {"liar": liar}
     assert set(find_outliers(shards)) == outliers
 
 
-def test_what_was_timed_while_disturbed_is_held_against_nobody() -> None:
+def test_disturbed_times_speak_against_no_other_host() -> None:
     disturbed = Canary({"sdpa": 1.0, "mine": 0.5, "other": 0.1}, "throttled")
     shards = {"honest": HONEST, "another": HONEST}
     shards |= {f"disturbed {i}": disturbed for i in range(3)}
@@ -79,7 +76,9 @@ def test_what_was_timed_while_disturbed_is_held_against_nobody() -> None:
     ("status", "failed"),
     [(Status.SKIPPED, False), (Status.UNSUPPORTED, False), (Status.CRASHED, True)],
 )
-def test_what_declines_the_case_has_not_failed(status: Status, failed: bool) -> None:
+def test_an_implementation_that_declines_the_case_has_not_failed(
+    status: Status, failed: bool
+) -> None:
     plan = make_plan(Made(shard="1/2"))
     assert plan.canary is not None
     name, *others = plan.canary.implementations
