@@ -96,7 +96,7 @@ _desks: WeakKeyDictionary[InputSets, Desk] = WeakKeyDictionary()
 
 
 def sets_of(case: Case, device: str = "cpu", computes: str = "") -> InputSets:
-    """Sets of inputs whose oracles a checker has. Raises `Failure` where there are none."""
+    """Sets of inputs whose oracles a checker has. Raises `Failure` if there is no oracle."""
     desk = Desk(case, (computes,), device)
     if failure := desk.prepared.failures.get(computes):
         raise Failure(failure.status, failure.reason)

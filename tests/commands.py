@@ -23,7 +23,7 @@ class Invoked:
 def invoke(*words: object, **environment: str) -> Invoked:
     """Run `nsabench WORDS` in the current folder, with these variables added.
 
-    Raises whatever the command raises that is no error for a user.
+    Raises any error of the command that is not a `NsabenchError`.
     """
     done = CliRunner().invoke(group, [str(word) for word in words], env=environment)
     error = done.exception if isinstance(done.exception, NsabenchError) else None

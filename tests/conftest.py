@@ -37,7 +37,7 @@ def _frozen() -> None:
 
 
 def freeze() -> None:
-    """What is imported stays, and collecting garbage need not look through it, as in a worker.
+    """Exclude all imported modules from garbage collection, as a worker does.
 
     Each implementation that is measured ends with a collection, which took longer than most calls.
     """

@@ -1,9 +1,8 @@
-"""Commands and templates of workers in forked processes: half of what a short command takes is what
-it imports, and most of what a short run takes is torch, imported by the template of its workers.
+"""Fork commands and templates of workers from a process that has imported torch.
 
-`tests.origin` is what they are forked from. From there on each is a process as any other is, with
-an environment, a folder and streams of its own. What only a start from nothing shows is left to
-that: variables that are read then, and secrets, which lie in the block that a process begins with.
+A short command spends half of its time on imports, and a short run most of it. `tests.origin` is
+the process that is forked. Each fork has its own environment, folder and streams. A process is
+started instead if its environment holds secrets, or variables that are read at the start.
 """
 
 from __future__ import annotations
@@ -66,22 +65,24 @@ timer.last_level_bytes = lambda: {cpu_caches.LEAST_BYTES}
 runpy.run_module("nsabench.worker.template", run_name="__main__", alter_sys=True)
 """
 begun_with = dict(os.environ)
-# As a template of workers on the CPU has it, but for the mark: what they come from is none of them.
+# The environment of a template for the CPU, without the mark of a worker.
 imported_with = {n: v for n, v in launch.make_environment("cpu").items() if n != launch.MARK}
 INTERPRETS = "TRITON_INTERPRET"
 variants = (False, True)  # whether Triton was imported as it is where it compiles
 
 
 def caches_bytes() -> int:
-    """What the caches of a CPU hold, as far as tests push them out: a machine of two cores that
-    others share is told of 480 MiB, and to read 256 before each sample was a quarter of a run."""
+    """Return how many bytes tests flush before a sample: the least that a machine can have.
+
+    Real caches of hundreds of MiB would take a quarter of a run.
+    """
     return cpu_caches.LEAST_BYTES
 
 
 def run(
     arguments: Sequence[str], folder: Path, environment: Mapping[str, str], timeout_s: float
 ) -> subprocess.CompletedProcess[str]:
-    """As `subprocess.run` does it, both streams captured; it begins anew where it has to."""
+    """Run a command as `subprocess.run` does and capture both streams."""
     words = [sys.executable, "-m", "nsabench", *arguments]
     if not can_be_forked(environment):
         return subprocess.run(
@@ -99,7 +100,7 @@ def run(
 
 
 class Command:
-    """What `subprocess.Popen` is of a command that it started. It reads nothing."""
+    """Act like `subprocess.Popen` of a forked command, without reading its streams."""
 
     def __init__(
         self,
@@ -109,7 +110,7 @@ class Command:
         out: int | None = None,
         err: int | None = None,
     ) -> None:
-        """out, err: the descriptors of its streams; None: nobody reads that."""
+        """out, err: the descriptors of its streams; None: the null device."""
         request = {"arguments": arguments, "folder": str(folder), "environment": dict(environment)}
         with Path(os.devnull).open("r+") as nothing:
             streams = (nothing.fileno() if one is None else one for one in (None, out, err))
@@ -142,7 +143,7 @@ class Command:
 
 
 class Template(ForkedProcess):
-    """A template of workers that was forked, and is this process's child by adoption."""
+    """A forked template of workers, which this process has adopted."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -173,10 +174,10 @@ def template(
 
 @cache
 def shim(*, compiles: bool = False) -> Path:
-    """A program `nsabench`, in a folder of its own, that forks what it is called for. A signal that
-    ends it ends that; who is its child, and what is started, is left to what begins anew.
+    """Return a program `nsabench`, alone in a folder, that forks the command and passes signals on.
 
-    compiles: it makes templates that do."""
+    compiles: its templates compile Triton kernels instead of interpreting them.
+    """
     folder = Path(tempfile.mkdtemp(prefix="nsabench-forked-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = folder / "nsabench"
@@ -186,14 +187,15 @@ def shim(*, compiles: bool = False) -> Path:
 
 
 def can_be_forked(environment: Mapping[str, str], before: Mapping[str, str] = begun_with) -> bool:
-    """Whether a command that begins with it is none of those that have to begin anew.
+    """Return whether a command with this environment may be forked.
 
-    before: the variables of what it is forked from."""
+    before: the environment of the origin.
+    """
     return not any(map(is_secret, environment)) and not _differ(environment, before, READ_AT_START)
 
 
 def is_as_imported(environment: Mapping[str, str], compiles: bool = False) -> bool:
-    """Whether torch and Triton would be imported with it as they were."""
+    """Return whether the origin imported torch and Triton under the same variables."""
     return not any(map(is_secret, environment)) and not _differ(
         environment, _with(compiles), (*READ_AT_START, *READ_ON_IMPORT)
     )
@@ -240,7 +242,7 @@ def _answer(asked: socket.socket, limit_s: float) -> dict[str, int]:
 
 @cache
 def _origin(compiles: bool = False) -> str:
-    """Where the process that all of this one's are forked from is asked; it ends with this one."""
+    """Start the origin and return the address of its socket; it ends with this process."""
     address = an_address()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(address)
@@ -262,8 +264,8 @@ def an_address() -> str:
 
 
 def come_from(address: str) -> None:
-    """Of a process that was forked: what it forks itself comes from there."""
+    """Set the address of the origin from which this forked process forks in turn."""
     globals()["_origin"] = lambda _compiles=False: address
     launch.start_template = template
-    # What names this process is drawn when it is imported.
+    # The mark of the origin was drawn when it imported `program`.
     launch.mark = f"{os.getpid()}-{time.monotonic_ns()}"

@@ -1,8 +1,7 @@
-"""What commands and templates of workers are forked from: it has imported the command line, torch
-and Triton, and nothing foreign.
+"""The process that commands and templates of workers are forked from.
 
-A command begins as if it had imported the command line only. Beside it is a copy of this process,
-its child, from which its templates are forked: who measures has to be whose child they are.
+It has imported the command line, torch and Triton, and nothing foreign. A command sees only the
+modules of the command line as imported. A second fork beside each command makes its templates.
 
     python -m tests.origin PARENT LISTENER
 """
@@ -41,7 +40,7 @@ _hidden: dict[str, ModuleType] = {}
 
 
 def main() -> None:
-    """Fork what is asked for, as long as whoever began this is there."""
+    """Fork on request until the parent ends."""
     begun_with = _known(os.environ)
     forked.imported_with, forked.variants = dict(os.environ), (False,)
     for name in SUMMARIES:
@@ -60,10 +59,10 @@ def main() -> None:
     while True:
         asks, _ = listener.accept()
         message, descriptors = b"", []
-        with suppress(OSError):  # who asked is gone
+        with suppress(OSError):  # the client is gone
             message, descriptors, _, _ = socket.recv_fds(asks, forked.MOST_BYTES, 3)
         _, uid, _ = struct.unpack("3i", asks.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if not message or uid != os.getuid():  # ended before it asked, or is nobody of ours
+        if not message or uid != os.getuid():  # the client ended early, or is another user
             asks.close()
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -113,14 +112,14 @@ def quicken_interpreter() -> None:
 
 
 def _known(environment: Mapping[str, str]) -> dict[str, str]:
-    """But for what workers have, and commands need not."""
+    """Return the environment without what only workers need."""
     return {name: value for name, value in environment.items() if name != "PYTHONUNBUFFERED"}
 
 
 def _become_template(
     asks: socket.socket, request: Mapping[str, Any], descriptors: Sequence[int]
 ) -> None:
-    """In the child of a child that ends, so that whoever asked becomes the parent."""
+    """Turn a grandchild into a template, which the client adopts."""
     if os.fork():
         os._exit(0)
     end = time.monotonic() + ADOPTION_S
@@ -138,7 +137,7 @@ def _become_template(
 def _become_command(
     asks: socket.socket, request: Mapping[str, Any], descriptors: Sequence[int]
 ) -> None:
-    """In a child of one that tells how it ended, and kills it when nobody asks any more."""
+    """Fork a command; its parent reports the exit code and kills it if the client ends."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     command = os.fork()
     if command:
@@ -147,7 +146,7 @@ def _become_command(
         with suppress(OSError):
             asks.send(json.dumps({"pid": command}).encode())
         ended = os.pidfd_open(command)
-        if ended not in select.select([ended, asks], [], [])[0]:  # whoever asked is gone
+        if ended not in select.select([ended, asks], [], [])[0]:  # the client is gone
             os.kill(command, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(command, 0)[1])
         end = time.monotonic() + LAST_S
@@ -162,7 +161,7 @@ def _become_command(
 
 
 def _reap() -> bool:
-    """Whether children are left that live."""
+    """Reap children and return whether any is still alive."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -202,7 +201,7 @@ def _begin(request: Mapping[str, Any]) -> None:
 
 
 def _show(environment: Mapping[str, str]) -> None:
-    """Have others see this environment, as far as there is room where a process begins with one."""
+    """Write the environment where /proc shows it, as far as there is room."""
     mark_first = sorted(environment.items(), key=lambda item: item[0] != forked.launch.MARK)
     block = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in mark_first)
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
@@ -219,7 +218,7 @@ def _bound() -> socket.socket:
 
 
 def _hide(modules: Iterable[str]) -> None:
-    """Have them imported no more."""
+    """Remove modules from `sys.modules`, without destroying them."""
     _hidden.update((name, sys.modules.pop(name)) for name in modules)
 
 

@@ -1,4 +1,4 @@
-"""An op that nsabench has never seen and that is no attention: RMSNorm, forward and backward."""
+"""RMSNorm, forward and backward: an op that does not ship with nsabench."""
 
 from nsabench.model.vocabulary import Direction
 from nsabench.ops import Inputs, Op, Shape, Size, Work

@@ -98,13 +98,13 @@ class Made:
     created: datetime = datetime(2026, 1, 1, tzinfo=UTC)
     ceilings: Ceilings = field(default_factory=Ceilings)
     conditions: Callable[[int], Conditions] = lambda _: Conditions()
-    # Of calls one behind the other, by length; None: there were no bursts.
+    # The ratio of calls back to back, by length; None: no bursts were timed.
     queue_ratio: Callable[[int], float] | None = None
     host_us: float = 40.0
     launches: int | None = None
     queue_caught: bool = True
-    # Times of an alternative over those of the candidate, by length; None: there is none. In the
-    # queue they are half of that.
+    # Ratio of an alternative's time to the candidate's, by length; None: no alternative. In the
+    # queue the ratio is half of it.
     dense_ratio: Callable[[int], float] | None = None
     canary_ms: float = 0.2  # of a shard: the baseline's time for the case that all measure
     canary_lost: str = ""  # why the process that measured it was

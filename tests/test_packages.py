@@ -1,4 +1,4 @@
-"""What is installed elsewhere is all that is here."""
+"""The packages of pyproject.toml are all packages of the checkout."""
 
 import tomllib
 from pathlib import Path

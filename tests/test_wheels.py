@@ -96,8 +96,8 @@ def test_both_work_where_there_is_no_checkout(wheels, tmp_path) -> None:
         of=bin_ / "python",
         where=tmp_path,
     )
-    # What both need is taken from here, but nothing that is installed to be edited: a .pth file is
-    # only read where site-packages are.
+    # Dependencies come from this environment through a .pth file. Editable installs do not, since
+    # their own .pth files are only read in site-packages.
     found = (importlib.util.find_spec(name) for name in ("torch", "click", "triton"))
     folders = {str(Path(spec.origin).parents[1]) for spec in found if spec and spec.origin}
     (site,) = (tmp_path / "venv").rglob("site-packages")

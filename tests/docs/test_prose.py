@@ -14,7 +14,7 @@ MOST_LINES = 300
 
 
 def is_page(path: Path) -> bool:
-    """Written by a person: not a report that lies in the folder of a run."""
+    """Return whether a person wrote it: a report in the folder of a run does not count."""
     return not any((folder / "plan.json").exists() for folder in path.parents)
 
 
@@ -35,7 +35,7 @@ def without_blocks(text: str) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """What a heading is called in a link, as GitHub makes it."""
+    """Return the anchors of all headings, as GitHub makes them."""
     names: set[str] = set()
     for heading in re.findall(r"^#+ (.+)$", without_blocks(page.read_text()), re.M):
         slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
