@@ -129,13 +129,6 @@ def test_usage_errors_exit_2(nsabench: Nsabench) -> None:
     assert nsabench("all", "--devise", "cpu").returncode == 2
 
 
-@pytest.mark.parametrize("name", ["all", "run", "plan", "doctor"])
-def test_every_command_has_help_with_an_example(nsabench: Nsabench, name: str) -> None:
-    done = nsabench(name, "--help")
-    assert done.returncode == 0
-    assert f"nsabench {name}" in done.stdout and "Example" in done.stdout
-
-
 def test_a_report_onto_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "out").mkdir()
     full(monkeypatch, "selection_report.tmp")

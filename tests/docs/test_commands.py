@@ -3,7 +3,6 @@ completion in a real shell."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -172,14 +171,3 @@ def test_completion_in_bash(tmp_path: Path, words: list[str], expected: set[str]
         ["bash", "--norc", "-c", shell], capture_output=True, text=True, env=environment
     )
     assert set(done.stdout.split()) == expected, done.stderr
-
-
-def test_the_reference_of_words_is_json_as_well(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "nsabench", "explain", "out_of_memory", "--json"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
-    [meaning] = json.loads(done.stdout)
-    assert meaning["kind"] == "status" and meaning["text"]

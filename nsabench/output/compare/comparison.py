@@ -13,10 +13,8 @@ from nsabench.model.case import Case
 from nsabench.model.plan import PlannedCase
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Change, Difference, Regime, Role
-from nsabench.output import grouped
 from nsabench.output.compare.shift import BAND, MISSING, Pair, Shift
 from nsabench.output.compare.side import Side
-from nsabench.verdicts.statistics import geometric_mean
 
 
 @dataclass(frozen=True)
@@ -46,19 +44,6 @@ class ComparedCell:
     def status(self, run: int) -> str:
         record = self.records[run]
         return record.status if record else MISSING
-
-
-@dataclass(frozen=True)
-class Mean:
-    """The geometric mean of an implementation's ratios in a later run, over its `valid` cells."""
-
-    op: str
-    implementation: str
-    role: Role
-    value: float | None
-    valid: int
-    invalid: int
-    differences: dict[Difference, int]
 
 
 @dataclass(frozen=True)
@@ -98,10 +83,6 @@ class Comparison:
         order = list(Change)
         changed = [pair for pair in pairs if pair[1].change]
         return sorted(changed, key=lambda pair: order.index(pair[1].change or Change.OTHER))
-
-    def means(self, later: int) -> list[Mean]:
-        groups = grouped(self.cells, lambda cell: (cell.case.op, cell.implementation))
-        return [_average(op, name, cells, later) for (op, name), cells in groups.items()]
 
     def slower(self, later: int) -> list[tuple[ComparedCell, Regime, Shift]]:
         """Return the cells that lost time, the worst first. Times in the queue come last."""
@@ -205,13 +186,3 @@ def _compare_cells(sides: Sequence[Side], band: float) -> Iterator[ComparedCell]
             records=tuple(side.records.get(key) for side in sides),
             by_regime=tuple(pair.shifts(key, regime) for pair in pairs),
         )
-
-
-def _average(op: str, name: str, cells: Sequence[ComparedCell], later: int) -> Mean:
-    shifts = [cell.shifts[later] for cell in cells]
-    ratios = [shift.ratio for shift in shifts if shift.ratio is not None]
-    counts = Counter(shift.difference for shift in shifts)
-    differences = {d: counts[d] for d in Difference}
-    invalid = differences[Difference.INVALID]
-    mean = geometric_mean(ratios)
-    return Mean(op, name, cells[0].role, mean, len(ratios), invalid, differences)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -12,7 +13,7 @@ from nsabench import labels
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Difference, Status, Verdict
 from nsabench.output import grouped
-from nsabench.output.compare.comparison import Comparison, Mean
+from nsabench.output.compare.comparison import Comparison
 from nsabench.output.compare.shift import MISSING, Shift
 from nsabench.output.document import (
     Block,
@@ -125,27 +126,21 @@ def _format_ratio(shift: Shift) -> str:
 
 
 def _build_means(comparison: Comparison, later: int) -> Table:
-    rows = [
-        (
-            mean.op,
-            Name(mean.implementation),
-            mean.role.value,
-            number(mean.value, ".3f"),
-            str(mean.valid),
-            str(mean.invalid),
-            _count_differences(mean),
-        )
-        for mean in comparison.means(later)
-    ]
-    numbers = ("geometric mean", "of cells", "invalid")
+    """Return the geometric mean of each implementation's ratios, over the cells that have one."""
+    rows = []
+    groups = grouped(comparison.cells, lambda cell: (cell.case.op, cell.implementation))
+    for (op, name), cells in groups.items():
+        shifts = [cell.shifts[later] for cell in cells]
+        ratios = [shift.ratio for shift in shifts if shift.ratio is not None]
+        counts = Counter(shift.difference for shift in shifts)
+        words = ", ".join(f"{counts[d]} {d}" for d in Difference if counts[d])
+        mean = number(geometric_mean(ratios), ".3f")
+        role = cells[0].role.value
+        rows.append((op, Name(name), role, mean, str(len(ratios)), words or "declined by both"))
+    numbers = ("geometric mean", "of cells")
     columns = ("op", "implementation", "role", *numbers, "cells")
     title = f"{comparison.later[later].name} against {comparison.first.name}"
     return Table(title, columns, rows, numbers)
-
-
-def _count_differences(mean: Mean) -> str:
-    words = [f"{mean.differences[d]} {d}" for d in Difference if mean.differences[d]]
-    return ", ".join(words) or "declined by both"
 
 
 def _build_standings(comparison: Comparison) -> Table:
@@ -189,11 +184,6 @@ def as_data(comparison: Comparison) -> dict[str, Any]:
                 "unpaired": side.unpaired,
             }
             for side in comparison.sides
-        ],
-        "means": [
-            {"run": side.name, **asdict(mean)}
-            for later, side in enumerate(comparison.later)
-            for mean in comparison.means(later)
         ],
         "cells": [
             {

@@ -11,6 +11,11 @@ from tests.runs import Made, make_run
 Compared = Callable[..., Comparison]
 
 
+def ratios_of(comparison: Comparison, name: str, later: int = 0) -> list[float]:
+    shifts = [c.shifts[later] for c in comparison.cells if c.implementation == name]
+    return [shift.ratio for shift in shifts if shift.ratio is not None]
+
+
 @pytest.fixture
 def compared(tmp_path: Path) -> Compared:
     """Compare runs that come out as told; the first is `run0`."""

@@ -17,7 +17,7 @@ from nsabench.model.measurement import Ceilings, Conditions
 from nsabench.model.vocabulary import Change, Difference, Regime, Role, Status, Verdict
 from nsabench.output.compare import compare, document, read
 from nsabench.verdicts.tables import comparisons_table, read_records
-from tests.output.compare.conftest import Compared
+from tests.output.compare.conftest import Compared, ratios_of
 from tests.runs import LENGTHS, SIGNER, Made, make_run, with_comparison
 
 STEADY = Made(ratio=lambda _: 1.5)
@@ -30,9 +30,8 @@ def test_two_runs_of_the_same_are_the_same(compared: Compared) -> None:
         Difference.SAME
     }
     assert {cell.role for cell in comparison.cells} == {Role.CANDIDATE, Role.BASELINE}
-    for mean in comparison.means(0):
-        assert mean.value == pytest.approx(1, abs=0.01)
-        assert (mean.valid, mean.invalid) == (16, 0)
+    for name in ("mine", "sdpa_gqa"):
+        assert ratios_of(comparison, name) == pytest.approx([1.0] * 16, abs=0.02)
     assert comparison.changes(0) == [] and list(comparison.failures(slower=True)) == []
     assert comparison.differing.keys() == {"torch", "triton"}
     assert comparison.differing["torch"] == ["2.11.0", "2.13.0"]
@@ -91,9 +90,7 @@ def test_what_crashed_comes_first_and_has_no_ratio(compared: Compared) -> None:
 
     comparison = compared(STEADY, replace(NEWER, status=crashes))
     assert [shift.change for _, shift in comparison.changes(0)] == [Change.BROKE] * 8
-    [mine] = [m for m in comparison.means(0) if m.implementation == "mine"]
-    assert (mine.valid, mine.invalid) == (8, 8)
-    assert mine.value == pytest.approx(1, abs=0.01), "of what there is, and not 0 for the rest"
+    assert ratios_of(comparison, "mine") == pytest.approx([1.0] * 8, abs=0.02)
     assert len(list(comparison.failures(slower=False))) == 8
     text = document.to_markdown(comparison)
     assert text.index("## Statuses that changed") < text.index("geometric mean")
@@ -123,8 +120,8 @@ def test_changes(earlier: str, later: str, change: Change | None) -> None:
 def test_what_both_declined_counts_for_nothing(compared: Compared) -> None:
     declines = replace(STEADY, status=lambda _: Status.UNSUPPORTED)
     comparison = compared(declines, replace(NEWER, status=lambda _: Status.UNSUPPORTED))
-    [mine] = [m for m in comparison.means(0) if m.implementation == "mine"]
-    assert (mine.value, mine.valid, mine.invalid) == (None, 0, 0)
+    assert ratios_of(comparison, "mine") == []
+    assert "declined by both" in document.to_markdown(comparison)
 
 
 @pytest.mark.parametrize(
@@ -238,9 +235,8 @@ def test_several_runs_are_held_against_the_first(compared: Compared) -> None:
     third = replace(NEWER, run_id="20260301T000000Z-abc125", seed=2, base_ms=0.1)
     comparison = compared(STEADY, NEWER, third)
     assert [side.name for side in comparison.later] == ["run1", "run2"]
-    means = [[m.value for m in comparison.means(later)] for later in (0, 1)]
-    assert means[0] == pytest.approx([1, 1], abs=0.01)
-    assert means[1] == pytest.approx([2, 2], rel=0.01)
+    for later, ratio in ((0, 1.0), (1, 2.0)):
+        assert ratios_of(comparison, "mine", later) == pytest.approx([ratio] * 16, rel=0.02)
 
 
 def test_different_plans_are_refused_and_named(compared: Compared) -> None:
@@ -312,7 +308,6 @@ def test_the_json_holds_every_cell(compared: Compared) -> None:
     assert len(data["cells"]) == len(comparison.cells) == 2 * 2 * 2 * len(LENGTHS)
     assert [run["versions"]["torch"] for run in data["runs"]] == ["2.11.0", "2.13.0"]
     assert data["cells"][0]["later"][0]["difference"] == "same"
-    assert {m["run"] for m in data["means"]} == {"run1"}
 
 
 def test_runs_in_which_nothing_was_timed(compared: Compared) -> None:
