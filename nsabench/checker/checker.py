@@ -13,7 +13,8 @@ from torch import Tensor
 from nsabench import ops
 from nsabench.checker import compare
 from nsabench.checker.compare import Errors, WrongValues
-from nsabench.checker.diagnosis import diagnose, diagnose_gradient
+from nsabench.checker.diagnosis import Diagnosis, diagnose, diagnose_gradient
+from nsabench.checker.diagnosis.search import TIME_LIMIT_S
 from nsabench.checker.messages import Checked, Concluded, Judged, NoOracle, Prepare, Prepared
 from nsabench.checker.oracle import Oracles
 from nsabench.delivery import FACTORS, OUTPUT, Delivery, Mailbox, draw
@@ -48,6 +49,7 @@ class Checker:
 
     device: str
     mailbox: Mailbox
+    diagnosis_s: float = TIME_LIMIT_S  # for each implementation
     _oracles: dict[tuple[str, str], Oracles] = field(default_factory=dict)  # by op and probe
     findings: dict[str, Findings] = field(default_factory=dict)
 
@@ -158,10 +160,12 @@ class Checker:
 
     def _judge(self, findings: Findings) -> Judged:
         errors = {} if findings.errors is None else asdict(findings.errors)
+        diagnosis = self._diagnose(findings)
         return Judged(
             status=findings.status if findings.reason else Status.OK,
             reason=findings.reason,
-            diagnosis=self._diagnose(findings),
+            diagnosis=diagnosis.text,
+            diagnosis_id=diagnosis.id,
             **{
                 name: value
                 for name, value in errors.items()
@@ -169,24 +173,23 @@ class Checker:
             },
         )
 
-    def _diagnose(self, findings: Findings) -> str:
+    def _diagnose(self, findings: Findings) -> Diagnosis:
         suspect, findings.suspect = findings.suspect, None
         if suspect is None:
-            return ""
-        delivery = suspect.delivery
+            return Diagnosis()
+        name, result, delivery = suspect.name, suspect.result, suspect.delivery
         oracles = self._find_oracles(delivery)
-        name, result = suspect.name, suspect.result
         before = delivery.previous
         previous = None if before is None else oracles.expected[before][name]
         seed = oracles.seeds[delivery.set]
         inputs, grad_out = draw(oracles.case, seed, self.device, oracles.probe)
-        where = f"with {delivery.probe}, " if delivery.probe else ""
-        if name == OUTPUT:
-            return where + diagnose(oracles.op, inputs, result, previous)
-        assert grad_out is not None
-        right = oracles.expected[delivery.set][name] * delivery.factor
-        given = inputs, grad_out, name, result, right, previous
-        return where + diagnose_gradient(oracles.op, *given)
+        if grad_out is None or name == OUTPUT:
+            found = diagnose(oracles.op, inputs, result, previous, self.diagnosis_s)
+        else:
+            right = oracles.expected[delivery.set][name] * delivery.factor
+            given = inputs, grad_out, name, result, right, previous
+            found = diagnose_gradient(oracles.op, *given, self.diagnosis_s)
+        return found.surrounded(f"with {delivery.probe}, ") if delivery.probe else found
 
     def _find_oracles(self, delivery: Delivery) -> Oracles:
         return self._oracles[delivery.computes, delivery.probe]

@@ -69,12 +69,13 @@ class Judged(Message):
     """The findings about one implementation, with the largest errors of all calls.
 
     reason: what is wrong; empty if nothing is. diagnosis: what a wrong or doubtful result looks
-    like.
+    like. diagnosis_id: such as `not-causal`.
     """
 
     status: Status = Status.OK
     reason: str = ""
     diagnosis: str = ""
+    diagnosis_id: str = ""
     mae: Number | None = None
     max_abs_err: Number | None = None
     rel_l2: Number | None = None

@@ -73,6 +73,7 @@ class Observation(Message):
     reason: str = ""
     # If it is ok: what its error looks like if the checks then find it wrong.
     diagnosis: str = ""
+    diagnosis_id: str = ""  # such as `not-causal`
     mae: Number | None = None
     max_abs_err: Number | None = None
     rel_l2: Number | None = None

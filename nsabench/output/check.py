@@ -45,6 +45,7 @@ def as_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
             "right": answer.record.status is Status.OK,
             "reason": answer.record.reason if has_failed(answer) else "",
             "diagnosis": answer.record.diagnosis,
+            "diagnosis_id": _find_diagnosis_id(answer.record),
             "rel_l2": answer.record.rel_l2,
             "device_ms": answer.record.median_ms,
             "queued_ms": answer.record.median_in(Regime.QUEUE),
@@ -92,6 +93,11 @@ def _describe_outcome(answer: Answer) -> str:
     said = f" ({caution})" if caution else ""
     interval = f"{record.speedup:.2f} [{record.speedup_lo:.2f}, {record.speedup_hi:.2f}]"
     return f"{times}; {interval} x as fast as {against}{said}"
+
+
+def _find_diagnosis_id(record: Record) -> str:
+    observation = record.observation if record.diagnosis else None
+    return observation.diagnosis_id if observation else ""
 
 
 def _find_caution(record: Record) -> str:

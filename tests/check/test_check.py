@@ -87,7 +87,8 @@ def test_for_programs(two: Path) -> None:
     assert right["speedup_lo"] <= right["speedup"] <= right["speedup_hi"]
     assert right["baseline_device_ms"] > 0
     assert by_name["first_half"]["device_ms"] is None
-    assert by_name["first_half"]["diagnosis"].startswith("attends to the first 8 of 16 keys")
+    assert by_name["first_half"]["diagnosis_id"] == "first-keys-only"
+    assert by_name["right"]["diagnosis_id"] == ""
     assert {(a["version"], a["error"]) for a in answers} == {(2, "")}
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from nsabench import ops
-from nsabench.checker.diagnosis.search import FAR_OFF, Hypothesis
+from nsabench.checker.diagnosis.catalogue import Diagnosis
+from nsabench.checker.diagnosis.search import FAR_OFF
 from nsabench.ops import Inputs, Op
 
 # Input elements that a thinned-out problem may have: an oracle call on them takes milliseconds.
@@ -21,18 +21,17 @@ LEAST_ROWS, MOST_ROWS = 2, 32
 
 # The spans [R,n,2] of keys that some rows select, given their numbers [R].
 Spans = Callable[[Inputs, Tensor], Tensor]
-OtherInputs = Iterator[tuple[str, Inputs]]
+OtherInputs = Iterator[tuple[Diagnosis, Inputs]]
 # Spans, or the keys of each row if some count more than once.
-OtherKeys = Iterator[tuple[str, Tensor | list[Tensor]]]
+OtherKeys = Iterator[tuple[Diagnosis, Tensor | list[Tensor]]]
 
 
 @dataclass(frozen=True)
 class Known:
-    """The known mistakes of an op. A mistake is a sentence and what it changes.
+    """The known mistakes of an op.
 
-    - inputs: yields other inputs, on which the right op gives what the mistake gives.
-    - spans: gives the keys that rows select, for an op whose rows select keys.
-    - keys: yields other keys of some rows, for mistakes that no other inputs show.
+    inputs: yields other inputs, on which the right op gives what the mistake gives. spans: gives
+    the keys that rows select. keys: yields other keys of some rows.
     """
 
     inputs: Callable[[Inputs], OtherInputs] = lambda inputs: iter(())
@@ -41,7 +40,7 @@ class Known:
 
 
 def coordinates(flat: Tensor, shape: Sequence[int]) -> tuple[Tensor, ...]:
-    """Do as `torch.unravel_index`, which takes seconds to import a compiler's algebra."""
+    """Do as `torch.unravel_index`, which takes seconds to import."""
     found = []
     for size in reversed(shape):
         found.append(flat % size)
@@ -50,7 +49,7 @@ def coordinates(flat: Tensor, shape: Sequence[int]) -> tuple[Tensor, ...]:
 
 
 def by_head(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-    """Return views of q [..., h, D], k [B,H,L,D] and v [B,H,L,Dv], with h query heads a KV head."""
+    """Return views of q [..., h, D], k [B,H,L,D] and v [B,H,L,Dv]: h query heads a KV head."""
     q, k, v = (inputs.tensors[name] for name in ("q", "k", "v"))
     if k.dim() == 2:  # packed keys
         return q, k[None, None], v[None, None]
@@ -105,7 +104,7 @@ class Selection:
     sm_scale: float
 
     @classmethod
-    def of_rows(cls, inputs: Inputs, rows: Tensor, spans: Spans) -> Selection:
+    def take_rows(cls, inputs: Inputs, rows: Tensor, spans: Spans) -> Selection:
         q, k, v = by_head(inputs)
         place = place_rows(inputs, rows)
         batch, head = (place[0], place[-1]) if len(place) > 1 else (0 * rows, 0 * rows)
@@ -129,8 +128,8 @@ class Selection:
             index = index.new_zeros(len(index), min(1, self.k.shape[2]))
         b = (self.batch if batch is None else batch).unsqueeze(1)
         h = (self.head if head is None else head).unsqueeze(1)
-        of_v = h if head_of_v is None else head_of_v.unsqueeze(1)
-        return self.k[b, h, index], self.v[b, of_v, index]
+        v_head = h if head_of_v is None else head_of_v.unsqueeze(1)
+        return self.k[b, h, index], self.v[b, v_head, index]
 
     def alone(self) -> Inputs:
         """Return these rows as a problem of selection_ranges, a span a row."""
@@ -164,13 +163,12 @@ class Selection:
 
 
 class Evidence:
-    """A wrong output and a thin problem: some of the wrong rows, if rows select keys.
+    """A wrong output, and a thin problem: some of the wrong rows, if rows select keys.
 
     full, whole, whole_output: inputs, oracle and output of the full problem. off: the absolute
       errors of its elements. wrong: its vectors (of the last axis) that are off.
-    op, inputs, oracle, output, previous: the thin problem, with the output of the call before.
-    rows: its rows among the `count` rows of the full one. A row is an index of the first axis, or
-      the query heads of a KV head if rows select keys.
+    op, inputs, oracle, output, previous: the thin problem.
+    rows: its rows among all. A row is an index of the first axis, or the query heads of a KV head.
     marked: its vectors that hypotheses must explain. selection: the keys of its rows, if any.
     """
 
@@ -194,7 +192,7 @@ class Evidence:
         self.selection: Selection | None = None
         if spans is not None:
             self.rows = self._choose_rows(spans)
-            self.selection = Selection.of_rows(inputs, self.rows, spans)
+            self.selection = Selection.take_rows(inputs, self.rows, spans)
             self.op, self.inputs = ops.get("selection_ranges"), self.selection.alone()
             self.oracle = self.op.oracle(self.inputs)
         self.output = self.take(output).double()
@@ -212,19 +210,14 @@ class Evidence:
     def _choose_rows(self, spans: Spans) -> Tensor:
         wrong = self.rows[self._split(self.wrong).any(1)]
         few = choose_evenly(wrong, 4)
-        taken = Selection.of_rows(self.full, few, spans).alone().tensors.values()
+        taken = Selection.take_rows(self.full, few, spans).alone().tensors.values()
         each = sum(tensor.numel() for tensor in taken) // len(few)
         return choose_evenly(wrong, min(max(LEAST_ROWS, ELEMENTS // max(each, 1)), MOST_ROWS))
 
     def compute(self, inputs: Inputs) -> Tensor:
         if self.spans is None:
             return self.op.oracle(inputs)
-        return self.shape(Selection.of_rows(inputs, self.rows, self.spans).attend())
-
-    def suppose(
-        self, text: str, tensors: dict[str, Tensor] | None = None, **options: float
-    ) -> Hypothesis:
-        return Hypothesis(text, partial(self.op.oracle, self.inputs.replaced(tensors, **options)))
+        return self.shape(Selection.take_rows(inputs, self.rows, self.spans).attend())
 
     def attend(self, chosen: Sequence[Tensor] | None = None, **changes: object) -> Tensor:
         """Compute these rows with other keys; `Selection.attend` has the same arguments."""

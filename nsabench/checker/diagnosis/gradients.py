@@ -11,21 +11,22 @@ import torch
 from torch import Tensor
 
 from nsabench.checker.diagnosis import search
-from nsabench.checker.diagnosis.keys import LOWER, TILES
+from nsabench.checker.diagnosis.catalogue import Diagnosis, mistake
 from nsabench.checker.diagnosis.known import KNOWN, NOTHING, mistake_scale
-from nsabench.checker.diagnosis.search import FAR_OFF, Hypothesis, locate
+from nsabench.checker.diagnosis.search import FAR_OFF, TIME_LIMIT_S, Hypothesis
+from nsabench.checker.diagnosis.weights import LOWER, TILES
 from nsabench.ops import Inputs, Op
 from nsabench.ops._attention import AttentionOp
 
 SMALL = 0.05  # an explanation by a factor leaves at most this share of the gradient's norm
-KNOWN_FACTORS = {
-    math.log(2): "a factor log(2) is missing: exp2 was differentiated as exp",
-    1 / math.log(2): "a factor log(2) is applied once too often",
-    -1.0: "its sign is wrong",
-    0.5: "half of it is missing",
-    2.0: "it is counted twice",
-}
 NEAR = 0.02
+FACTORS = {
+    "log2-missing": math.log(2),
+    "log2-twice": 1 / math.log(2),
+    "sign": -1.0,
+    "half": 0.5,
+    "twice": 2.0,
+}
 MOST_ELEMENTS = 1 << 25
 
 
@@ -49,17 +50,6 @@ class Problem:
     def scale(self) -> float:
         return float(self.inputs.options["sm_scale"])
 
-    @property
-    def group(self) -> int:
-        q, k = self.inputs.tensors["q"], self.inputs.tensors["k"]
-        return int(q.shape[3] if q.dim() == 5 else q.shape[2] // k.shape[2])
-
-    @property
-    def head_in_group(self) -> Tensor:
-        """The place of each query head in its group: [heads, 1]."""
-        q = self.inputs.tensors["q"]
-        return torch.arange(q.shape[-2], device=q.device).unsqueeze(1) % self.group
-
     def compute(self, grad_out: Tensor, inputs: Inputs | None = None) -> Tensor:
         return self.blank(self.op.gradients(inputs or self.inputs, grad_out)[self.by])
 
@@ -75,7 +65,7 @@ class Problem:
         by_vector = self.off.mean(-1)
         return by_vector >= by_vector.max() / FAR_OFF
 
-    def error(self, guess: Tensor) -> float:
+    def measure_error(self, guess: Tensor) -> float:
         return float((self.got - guess).abs().mean(-1)[self.wrong].mean())
 
 
@@ -87,8 +77,9 @@ def diagnose_gradient(
     got: Tensor,
     right: Tensor,
     previous: Tensor | None = None,
-) -> str:
-    """Say in one line what a wrong gradient looks like, given its inputs.
+    time_limit_s: float = TIME_LIMIT_S,
+) -> Diagnosis:
+    """Return the known mistake that explains a wrong gradient, or else where it is off.
 
     grad_out: the gradient of the output, up to a factor. name: such as `dq`. right: the expected
     gradient. previous: what the call before should have returned, if it had other inputs.
@@ -96,109 +87,107 @@ def diagnose_gradient(
     got, right = search.blank_left_out(op, got, right)
     if previous is not None:
         previous = search.blank_left_out(op, previous, previous)[1]
-    if text := search.locate_not_finite(got):
-        return text
-    problem = Problem(op, inputs, grad_out, name.removeprefix("d"), got.double(), right, previous)
-    if problem.is_small:
+    if not_finite := search.locate_not_finite(got):
+        return not_finite.surrounded(f"{name}: ")
+    p = Problem(op, inputs, grad_out, name.removeprefix("d"), got.double(), right, previous)
+    if p.is_small:
         # Gradients are linear in `grad_out`, so its factor shows in what is right.
-        factor = search.find_factor(right, problem.compute(grad_out)) or 1.0
-        problem = replace(problem, grad_out=grad_out.double() * factor)
-    mistake = next(_find_factor(problem), "")
-    if not mistake:
-        off = problem.error(right)
-        best, error = search.find_best(find_hypotheses(problem), problem.error, off)
-        mistake = search.explain(best, error, off, problem.off.mean(-1))
-    if mistake:
-        return f"{name} {mistake}"
-    return f"the largest errors of {name} are in {search.locate_worst(problem.off)}"
+        factor = search.find_factor(right, p.compute(grad_out)) or 1.0
+        p = replace(p, grad_out=grad_out.double() * factor)
+    explained = _find_factor(p) or search.explain(
+        find_hypotheses(p), p.measure_error, right, p.off.mean(-1), time_limit_s
+    )
+    return explained.surrounded(f"{name} ") if explained else search.locate_worst(p.off, name)
 
 
-def _find_factor(p: Problem) -> Iterator[str]:
+def _find_factor(p: Problem) -> Diagnosis | None:
     if not p.got.any():
-        yield "is zero everywhere"
+        return mistake("all-zero")
     if not p.right.any():
-        return
-    known = dict(KNOWN_FACTORS)
+        return None
+    factors = dict(FACTORS)
     if isinstance(p.op, AttentionOp):
-        known[1 / p.scale] = "the softmax scale is missing"
-        known[p.scale] = "the softmax scale is applied twice"
+        factors |= {"gradient-unscaled": 1 / p.scale, "gradient-scaled-twice": p.scale}
     factor = search.find_factor(p.got, p.right)
     if _measure_rest(p.got, p.right, factor) < SMALL and abs(factor - 1) > NEAR:
-        texts = (text for value, text in known.items() if math.isclose(factor, value, rel_tol=NEAR))
-        yield f"is {factor:.4g} times the right one" + "".join(f" ({text})" for text in texts)
+        near = (name for name, f in factors.items() if math.isclose(factor, f, rel_tol=NEAR))
+        return mistake(next(near, "constant-factor"), factor=f"{factor:.4g}")
     if p.previous is not None and p.previous.any():
         factor = search.find_factor(p.got, p.previous)
         if _measure_rest(p.got, p.previous, factor) < SMALL:
-            yield "is the gradient of an earlier call, not of this one"
+            return mistake("earlier-call", result="gradient")
+    return None
+
+
+def _measure_rest(got: Tensor, guess: Tensor, factor: float) -> float:
+    return float((got - factor * guess).norm() / (got.norm() or 1.0))
 
 
 def find_hypotheses(p: Problem) -> Iterator[Hypothesis]:
-    unwritten = search.zeros_explain(p.got, p.right, p.off)
+    unwritten = search.find_unwritten(p.got, p.right, p.off)
     if unwritten is not None:
-        yield Hypothesis(
-            f"is zero in {locate(unwritten)}, and right elsewhere",
+        yield (
+            mistake("not-written", where=search.locate(unwritten)),
             lambda: p.right.masked_fill(unwritten, 0.0),
         )
     if not p.is_small:
         return
-    for text, other in KNOWN.get(p.op.name, NOTHING).inputs(p.inputs):
-        yield Hypothesis(text, partial(p.compute, p.grad_out, other))
+    for diagnosis, other in KNOWN.get(p.op.name, NOTHING).inputs(p.inputs):
+        yield diagnosis, partial(p.compute, p.grad_out, other)
     if isinstance(p.op, AttentionOp):
         yield from _find_missing_term(p)
         yield from _find_left_out(p)
-        for text, other in mistake_scale(p.inputs, p.grad_out.shape[-1]):
-            yield Hypothesis(text, partial(p.compute, p.grad_out, other))
+        for diagnosis, other in mistake_scale(p.inputs, p.grad_out.shape[-1]):
+            yield diagnosis, partial(p.compute, p.grad_out, other)
         yield from _find_fewer_bits(p)
 
 
 def _find_missing_term(p: Problem) -> Iterator[Hypothesis]:
     """Yield ds = p (do v^T - rowsum(do o)) scale without its second term."""
     delta = (p.grad_out * p.blank(p.op.oracle(p.inputs))).sum(-1, keepdim=True)
-    text = "lacks the term rowsum(do o)"
     with_keys = p.inputs.replaced({"v": p.inputs.tensors["k"]})
-    if p.by == "q":
-        yield Hypothesis(text, lambda: p.right + p.scale * delta * p.op.oracle(with_keys))
-    elif p.by == "k":
-        q = p.inputs.tensors["q"].double()
-        yield Hypothesis(
-            text, lambda: p.right + p.scale * p.op.gradients(with_keys, delta * q)["v"]
-        )
+
+    def predict() -> Tensor:
+        if p.by == "q":
+            return p.right + p.scale * delta * p.op.oracle(with_keys)
+        queries = delta * p.inputs.tensors["q"].double()
+        return p.right + p.scale * p.op.gradients(with_keys, queries)["v"]
+
+    if p.by in ("q", "k"):
+        yield mistake("delta-missing"), predict
 
 
 def _find_left_out(p: Problem) -> Iterator[Hypothesis]:
+    """Yield sums over some of the query heads of a group, or over some of the queries."""
     if p.by == "q":
         return
-    q, group, head = p.inputs.tensors["q"], p.group, p.head_in_group
-    if group > 1:
-        for text, kept in (
-            ("sums over the first query head of each group only", head == 0),
-            ("sums over the last query head of each group only", head == group - 1),
-            ("leaves out the last query head of each group", head != group - 1),
-            ("leaves out the first query head of each group", head != 0),
-        ):
-            yield Hypothesis(text, partial(p.compute, p.grad_out * kept))
+    q, k = p.inputs.tensors["q"], p.inputs.tensors["k"]
+    group = q.shape[3] if q.dim() == 5 else q.shape[2] // k.shape[2]
+    head = torch.arange(q.shape[-2], device=q.device).unsqueeze(1) % group
     count = q.shape[1]
-    place = torch.arange(count, device=q.device).view(-1, *[1] * (q.dim() - 2))
-    yield Hypothesis(
-        "leaves out the last query", partial(p.compute, p.grad_out * (place < count - 1))
-    )
-    yield Hypothesis("leaves out the first query", partial(p.compute, p.grad_out * (place > 0)))
+    query = torch.arange(count, device=q.device).view(-1, *[1] * (q.dim() - 2))
+    kept = {}
+    if group > 1:
+        ends = {"first": 0, "last": group - 1}
+        for which, number in ends.items():
+            kept[mistake("query-head-only", which=which)] = head == number
+        for which, number in ends.items():
+            kept[mistake("query-head-lost", which=which)] = head != number
+    kept[mistake("query-lost", which="last")] = query < count - 1
+    kept[mistake("query-lost", which="first")] = query > 0
     for tile in TILES:
         if count > tile and count % tile:
-            text = f"leaves out the last {count % tile} queries, which fill no tile of {tile}"
-            some = place < count // tile * tile
-            yield Hypothesis(text, partial(p.compute, p.grad_out * some))
+            kept[mistake("queries-lost", count=count % tile, tile=tile)] = (
+                query < count // tile * tile
+            )
+    for diagnosis, some in kept.items():
+        yield diagnosis, partial(p.compute, p.grad_out * some)
 
 
 def _find_fewer_bits(p: Problem) -> Iterator[Hypothesis]:
     if p.inputs.tensors["q"].dtype != torch.float32:
         return
     for name, dtype in LOWER.items():
-        yield Hypothesis(f"is rounded to {name}", p.right.to(dtype).double)
+        yield mistake("gradient-rounded", format=name), p.right.to(dtype).double
         narrow = p.grad_out.to(dtype).double()
-        text = f"takes the gradient of the output rounded to {name}"
-        yield Hypothesis(text, partial(p.compute, narrow))
-
-
-def _measure_rest(got: Tensor, guess: Tensor, factor: float) -> float:
-    return float((got - factor * guess).norm() / (got.norm() or 1.0))
+        yield mistake("grad-out-rounded", format=name), partial(p.compute, narrow)

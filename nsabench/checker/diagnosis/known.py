@@ -1,32 +1,94 @@
-"""The mistakes that are known of each op."""
+"""The known mistakes of each op, and those in the softmax scale and in the branches of NSA."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from itertools import combinations
 
-from nsabench.checker.diagnosis import banded, chosen, nsa
+import torch
+
+from nsabench.checker.diagnosis import selections
+from nsabench.checker.diagnosis.catalogue import mistake
 from nsabench.checker.diagnosis.evidence import Known, OtherInputs
-from nsabench.ops import Inputs
+from nsabench.ops import DecodeSizes, Inputs
+from nsabench.ops._nsa import LOCAL
 
-KNOWN = banded.KNOWN | chosen.KNOWN | nsa.KNOWN
-NOTHING = Known()
+BRANCHES = ("compressed", "selected", "window")
 
 
 def mistake_scale(inputs: Inputs, dim_v: int) -> OtherInputs:
     if "sm_scale" not in inputs.options or "q" not in inputs.tensors:
         return
     right, dim = inputs.options["sm_scale"], inputs.tensors["q"].shape[-1]
-    twice = ""
-    if math.isclose(right**2, 1 / dim, rel_tol=1e-6):
-        twice = ", the square of the right one, which is then applied twice"
-    wrong = {
-        "1, that is, none": 1.0,
-        f"1/D = 1/{dim}{twice}": 1 / dim,
-        f"1/sqrt(Dv) = {dim_v**-0.5:.4g}": dim_v**-0.5,
-        "the right one without the factor log2(e) that exp2 needs": right / math.log2(math.e),
-        "the right one times log2(e), which exp does not need": right * math.log2(math.e),
-        "the square of the right one, applied twice": right**2,
-    }
-    for text, scale in wrong.items():
+    for name, scale in (
+        ("scale-missing", 1.0),
+        ("scale-twice", right**2),
+        ("scale-one-over-d", 1 / dim),
+        ("scale-of-dv", dim_v**-0.5),
+        ("log2e-missing", right / math.log2(math.e)),
+        ("log2e-extra", right * math.log2(math.e)),
+    ):
         if not math.isclose(scale, right, rel_tol=1e-6):
-            yield f"uses as softmax scale {text}", inputs.replaced(sm_scale=scale)
+            yield mistake(name, dim=dim), inputs.replaced(sm_scale=scale)
+
+
+def mistake_sequences(inputs: Inputs) -> OtherInputs:
+    gates, options = inputs.tensors["gates"], inputs.options
+    yield from _mistake_gates(inputs)
+    if gates.shape[2] > 1:
+        first = gates[:, :, :1].expand_as(gates)
+        yield mistake("gates-of-head"), inputs.replaced({"gates": first})
+    squashed = inputs.replaced({"gates": torch.sigmoid(gates)})
+    yield mistake("gates-squashed"), squashed
+    if "window" in options:
+        yield from selections.mistake_window_size(inputs)
+    right = options["n_selected"]
+    for count in (right - 1, right + 1):
+        if count > LOCAL:
+            yield (
+                mistake("block-count", count=count, right=right),
+                inputs.replaced(n_selected=count),
+            )
+    block, stride = options.get("block"), options.get("stride")
+    if block != stride:
+        yield mistake("no-overlap", block=block, stride=stride), inputs.replaced(block=stride)
+    yield from selections.mistake_packing(inputs)
+
+
+def mistake_step(inputs: Inputs) -> OtherInputs:
+    yield from _mistake_gates(inputs)
+    sizes: DecodeSizes = inputs.options["sizes"]
+    for diagnosis, other in selections.mistake_window_size(inputs.replaced(window=sizes.window)):
+        yield diagnosis, inputs.replaced(sizes=replace(sizes, window=other.options["window"]))
+    for count in (sizes.n_selected - 1, sizes.n_selected + 1):
+        yield (
+            mistake("block-count", count=count, right=sizes.n_selected),
+            inputs.replaced(sizes=replace(sizes, n_selected=count)),
+        )
+
+
+def _mistake_gates(inputs: Inputs) -> OtherInputs:
+    gates = inputs.tensors["gates"]
+    branches = BRANCHES[: gates.shape[-1]]
+    for i, branch in enumerate(branches):
+        without = gates.clone()
+        without[..., i] = 0
+        yield mistake("branch-lost", branch=branch), inputs.replaced({"gates": without})
+    yield mistake("gates-ignored"), inputs.replaced({"gates": torch.ones_like(gates)})
+    for i, j in combinations(range(len(branches)), 2):
+        order = [*range(len(branches))]
+        order[i], order[j] = j, i
+        yield (
+            mistake("gates-exchanged", first=branches[i], second=branches[j]),
+            inputs.replaced({"gates": gates[..., order]}),
+        )
+
+
+NOTHING = Known()
+KNOWN = {
+    **selections.KNOWN,
+    "nsa_attention": Known(mistake_sequences),
+    "nsa_without_window": Known(mistake_sequences),
+    "decode_step": Known(mistake_step),
+}

@@ -48,87 +48,87 @@ def _without(begin: int):
     return forget
 
 
-@mutant(SPANS, "rowsum(do o) is not subtracted", "dq lacks the term rowsum(do o)")
+@mutant(SPANS, "rowsum(do o) is not subtracted", "delta-missing")
 def no_delta(*tensors, **options):
     return ranges.naive(*tensors, **options, steps=gradient.NoDelta())
 
 
-@mutant(BLOCKS, "rowsum(do o) is not subtracted for the keys", "dk lacks the term rowsum(do o)")
+@mutant(BLOCKS, "rowsum(do o) is not subtracted for the keys", "delta-missing")
 def no_delta_for_keys(*tensors, **options):
     return blocks.naive(*tensors, **options, steps=gradient.NoDeltaForKeys())
 
 
-@mutant(BLOCKS, "dq is not scaled", "the softmax scale is missing")
+@mutant(BLOCKS, "dq is not scaled", "gradient-unscaled")
 def dq_not_scaled(*tensors, **options):
     return blocks.naive(*tensors, **options, steps=gradient.QueriesUnscaled())
 
 
-@mutant(WINDOW, "dk is scaled twice", "the softmax scale is applied twice")
+@mutant(WINDOW, "dk is scaled twice", "gradient-scaled-twice")
 def dk_scaled_twice(*tensors, **options):
     return window.naive(*tensors, **options, steps=gradient.KeysScaledTwice())
 
 
-@mutant(KEYS, "exp2 is differentiated as exp", "a factor log(2) is applied once too often")
+@mutant(KEYS, "exp2 is differentiated as exp", "log2-twice")
 def exp2_as_exp(*tensors, **options):
     return compressed.naive(*tensors, **options, steps=gradient.Exp2AsExp())
 
 
-@mutant(SPANS, "a minus is lost", "its sign is wrong")
+@mutant(SPANS, "a minus is lost", "sign")
 def dk_sign(*tensors, **options):
     return ranges.naive(*tensors, **options, steps=gradient.WrongSign())
 
 
-@mutant(KEYS, "two programs add the same dv", "it is counted twice")
+@mutant(KEYS, "two programs add the same dv", "twice")
 def dv_twice(*tensors, **options):
     return compressed.naive(*tensors, **options, steps=gradient.CountedTwice())
 
 
-@mutant(BLOCKS, "dk and dv of one head of a group", "the first query head of each group only")
+@mutant(BLOCKS, "dk and dv of one head of a group", "query-head-only")
 def one_head_of_a_group(*tensors, **options):
     steps = gradient.SomeHeads(2, slice(0, 1))
     return blocks.naive(*tensors, **options, steps=steps)
 
 
-@mutant(KEYS, "the last head of a group is not added", "leaves out the last query head of each")
+@mutant(KEYS, "the last head of a group is not added", "query-head-lost")
 def last_head_of_a_group_lost(*tensors, **options):
     steps = gradient.SomeHeads(3, slice(0, 2))
     return compressed.naive(*tensors, **options, steps=steps)
 
 
-@mutant(BLOCKS, "a tile of queries that is not full is lost", "leaves out the last query")
+@mutant(BLOCKS, "a tile of queries that is not full is lost", "query-lost")
 def last_query_lost(*tensors, **options):
     return blocks.naive(*tensors, **options, steps=gradient.SomeQueries(2, 192))
 
 
-@mutant(WINDOW, "a tile of queries that is not full is lost", "leaves out the last 8 queries")
+@mutant(WINDOW, "a tile of queries that is not full is lost", "queries-lost")
 def last_queries_lost(*tensors, **options):
     return window.naive(*tensors, **options, steps=gradient.SomeQueries(3, 192))
 
 
-@mutant(EXACT, "dk and dv are summed in bfloat16", "is summed in bfloat16")
+@mutant(EXACT, "dk and dv are summed in bfloat16", "unexplained")
 def summed_in_bfloat16(*tensors, **options):
     return window.naive(*tensors, **options, steps=gradient.KeysInBfloat16(3))
 
 
-@mutant(EXACT, "do goes through bfloat16", "the gradient of the output rounded to bfloat16")
+@mutant(EXACT, "do goes through bfloat16", "grad-out-rounded")
 def narrow_grad_out(*tensors, **options):
     out = window.naive(*tensors, **options, steps=gradient.RIGHT)
     return changed(out, lambda grad: grad.bfloat16().float())
 
 
-@mutant(EXACT, "dq is rounded to float16", "is rounded to float16")
+@mutant(EXACT, "dq is rounded to float16", "gradient-rounded")
 def dq_rounded(q, k, v, **options):
     return window.naive(
         changed(q, lambda grad: grad.half().float()), k, v, **options, steps=gradient.RIGHT
     )
 
 
-@mutant(WINDOW, "the window is one short", "uses a window of 63 keys instead of 64")
+@mutant(WINDOW, "the window is one short", "window-size")
 def window_one_short(q, k, v, *, window: int, sm_scale, max_seqlen):
     return _window(q, k, v, window - 1, sm_scale, max_seqlen)
 
 
-@mutant(EXACT, "the window is not looked at", "attends to all keys up to the query")
+@mutant(EXACT, "the window is not looked at", "window-ignored")
 def no_window(q, k, v, *, window: int, sm_scale, max_seqlen):
     return _window(q, k, v, q.shape[1], sm_scale, max_seqlen)
 
@@ -138,52 +138,52 @@ def _window(q, k, v, size, sm_scale, max_seqlen):
     return window.naive(q, k, v, **options, steps=gradient.RIGHT)
 
 
-@mutant(KEYS, "keys are seen a token early", "sees each compressed key one token early")
+@mutant(KEYS, "keys are seen a token early", "compressed-key-end")
 def one_token_early(q, k, v, *, block, **options):
     return compressed.naive(q, k, v, block=block - 1, **options, steps=gradient.RIGHT)
 
 
-@mutant(BLOCKS, "causality by the block", "attends to keys after the query")
+@mutant(BLOCKS, "causality by the block", "block-not-causal")
 def causal_by_block(q, k, v, block_indices, *, sm_scale, block_size):
     seen = blocks.seen_by(block_indices, block_size) > 0
     return blocks.over(q, k, v, seen, sm_scale, gradient.RIGHT)
 
 
-@mutant(EMPTY, "-1 is clamped to 0", "reads -1, which is no block, as block 0")
+@mutant(EMPTY, "-1 is clamped to 0", "none-is-block-zero")
 def none_is_block_zero(q, k, v, block_indices, **options):
     some = block_indices.clamp(min=0)
     return blocks.naive(q, k, v, some, **options, steps=gradient.RIGHT)
 
 
-@mutant(PACKED, "cu_seqlens is not looked at", "takes the packed sequences for one")
+@mutant(PACKED, "cu_seqlens is not looked at", "packing-ignored")
 def packed_taken_for_one(q, k, v, block_indices, cu_seqlens, **options):
     return blocks.naive(q, k, v, block_indices, **options, steps=gradient.RIGHT)
 
 
-@mutant(SPANS, "a loop over spans ends one early", "leaves out the last of the 5 spans")
+@mutant(SPANS, "a loop over spans ends one early", "last-span-lost")
 def last_span_lost(q, k, v, spans, **options):
     return ranges.naive(q, k, v, spans[..., :-1, :], **options, steps=gradient.RIGHT)
 
 
-@mutant(BLOCKS, "dk's heads are written in reverse", "dk has axis 2 permuted")
+@mutant(BLOCKS, "dk's heads are written in reverse", "unexplained")
 def heads_of_dk_reversed(q, k, v, *rest, **options):
     k = changed(k, lambda grad: grad.flip(2))
     return blocks.naive(q, k, v, *rest, **options, steps=gradient.RIGHT)
 
 
-@mutant(WINDOW, "the last tile of dq is not written", "dq is zero in axis 1 (of 200): 192 to 199")
+@mutant(WINDOW, "the last tile of dq is not written", "not-written")
 def tile_of_dq_not_written(q, k, v, **options):
     q = changed(q, _without(192))
     return window.naive(q, k, v, **options, steps=gradient.RIGHT)
 
 
-@mutant(LONG_KEYS, "the last key's dk is not written", "dk is zero in axis 1 (of 127): index 126")
+@mutant(LONG_KEYS, "the last key's dk is not written", "not-written")
 def last_dk_not_written(q, k, v, **options):
     k = changed(k, _without(126))
     return compressed.naive(q, k, v, **options, steps=gradient.RIGHT)
 
 
-@mutant(LONG_KEYS, "the last key's dv is not written", "dv is zero in axis 1 (of 127): index 126")
+@mutant(LONG_KEYS, "the last key's dv is not written", "not-written")
 def last_dv_not_written(q, k, v, **options):
     v = changed(v, _without(126))
     return compressed.naive(q, k, v, **options, steps=gradient.RIGHT)
@@ -203,12 +203,12 @@ class Lost(torch.autograd.Function):  # type: ignore[misc]
         return grad
 
 
-@mutant(WINDOW, "the training forward loses a row", "is zero in axis 0 (of 2): index 1")
+@mutant(WINDOW, "the training forward loses a row", "all-zero")
 def row_of_the_output_lost(*tensors, **options):
     return Lost.apply(window.naive(*tensors, **options, steps=gradient.RIGHT))
 
 
-@mutant(SPANS, "one key's gradient is NaN", "elements are NaN or infinite: axis 0 (of 2): index 1")
+@mutant(SPANS, "one key's gradient is NaN", "not-finite")
 def one_nan(q, k, v, spans, **options):
     def spoil(grad: Tensor) -> Tensor:
         grad = grad.clone()
@@ -218,7 +218,7 @@ def one_nan(q, k, v, spans, **options):
     return ranges.naive(q, changed(k, spoil), v, spans, **options, steps=gradient.RIGHT)
 
 
-@mutant_that_remembers(SPANS, "dv of the call before", "the gradient of an earlier call")
+@mutant_that_remembers(SPANS, "dv of the call before", "earlier-call")
 def stale_dv() -> Kernel:
     before: list[Tensor] = []
 
@@ -232,7 +232,7 @@ def stale_dv() -> Kernel:
     return kernel
 
 
-@mutant_that_remembers(KEYS, "dk is added to what was there", "dk")
+@mutant_that_remembers(KEYS, "dk is added to what was there", "unexplained")
 def not_zeroed() -> Kernel:
     total: list[Tensor] = []
 

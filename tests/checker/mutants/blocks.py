@@ -69,24 +69,24 @@ def naive(
     return over(q, k, v, seen & causal(q.shape[1]), sm_scale, steps)
 
 
-@mutant(RANDOM, "causality by the block", "attends to keys after the query, to all of its own")
+@mutant(RANDOM, "causality by the block", "block-not-causal")
 def causal_by_block(q, k, v, block_indices, *, sm_scale, block_size):
     return over(q, k, v, seen_by(block_indices, block_size) > 0, sm_scale)
 
 
-@mutant(RANDOM, "< for <= in the causal mask", "leaves out the query's own key")
+@mutant(RANDOM, "< for <= in the causal mask", "own-key-lost")
 def own_key_lost(q, k, v, block_indices, *, sm_scale, block_size):
     seen = (seen_by(block_indices, block_size) > 0) & causal(q.shape[1], -1)
     return over(q, k, v, seen, sm_scale)
 
 
-@mutant(RANDOM, "the causal mask is one token off", "attends to one key after the query")
+@mutant(RANDOM, "the causal mask is one token off", "key-beyond-end")
 def one_key_ahead(q, k, v, block_indices, *, sm_scale, block_size):
     seen = (seen_by(block_indices, block_size) > 0) & causal(q.shape[1], 1)
     return over(q, k, v, seen, sm_scale)
 
 
-@mutant(REPEATED, "a block given twice is read twice", "counts a block as often as it is given")
+@mutant(REPEATED, "a block given twice is read twice", "overlap-counted")
 def repeated_counted_twice(q, k, v, block_indices, *, sm_scale, block_size):
     times = seen_by(block_indices, block_size) * causal(q.shape[1])
     # A second copy of the keys, for those that count twice.
@@ -95,37 +95,37 @@ def repeated_counted_twice(q, k, v, block_indices, *, sm_scale, block_size):
     return over(q, *doubled, seen, sm_scale)
 
 
-@mutant(EMPTY, "-1 is clamped to 0", "reads -1, which is no block, as block 0")
+@mutant(EMPTY, "-1 is clamped to 0", "none-is-block-zero")
 def none_is_block_zero(q, k, v, block_indices, *, sm_scale, block_size):
     return naive(q, k, v, block_indices.clamp(min=0), sm_scale=sm_scale, block_size=block_size)
 
 
-@mutant(RANDOM, "a row ends at its first -1", "stops at the first -1")
+@mutant(RANDOM, "a row ends at its first -1", "stops-at-none")
 def ends_at_none(q, k, v, block_indices, *, sm_scale, block_size):
     ended = (block_indices < 0).cummax(-1).values
     some = block_indices.masked_fill(ended, -1)
     return naive(q, k, v, some, sm_scale=sm_scale, block_size=block_size)
 
 
-@mutant(LONGER, "the last slot is not read", "leaves out the last of the 4 blocks")
+@mutant(LONGER, "the last slot is not read", "last-span-lost")
 def last_slot_lost(q, k, v, block_indices, *, sm_scale, block_size):
     return naive(q, k, v, block_indices[..., :-1], sm_scale=sm_scale, block_size=block_size)
 
 
-@mutant(LONGER, "the first block is dropped", "leaves out block 0")
+@mutant(LONGER, "the first block is dropped", "block-zero-lost")
 def first_block_lost(q, k, v, block_indices, *, sm_scale, block_size):
     some = block_indices.masked_fill(block_indices == 0, -1)
     return naive(q, k, v, some, sm_scale=sm_scale, block_size=block_size)
 
 
-@mutant(RANDOM, "own blocks are skipped", "leaves out the query's own block")
+@mutant(RANDOM, "own blocks are skipped", "own-block-lost")
 def own_block_lost(q, k, v, block_indices, *, sm_scale, block_size):
     own = (torch.arange(q.shape[1]) // block_size).view(1, -1, 1, 1)
     some = block_indices.masked_fill(block_indices == own, -1)
     return naive(q, k, v, some, sm_scale=sm_scale, block_size=block_size)
 
 
-@mutant(LONGER, "query heads are dealt to KV heads in turn", "KV head i % 8 for query head i")
+@mutant(LONGER, "query heads are dealt to KV heads in turn", "heads-dealt-in-turn")
 def heads_dealt_in_turn(q, k, v, block_indices, *, sm_scale, block_size):
     order = torch.arange(q.shape[2]).view(-1, k.shape[2]).T.flatten()
     out = torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype)
@@ -135,81 +135,81 @@ def heads_dealt_in_turn(q, k, v, block_indices, *, sm_scale, block_size):
     return out
 
 
-@mutant(LONGER, "the choice is that of KV head 0", "takes the choice of head 0")
+@mutant(LONGER, "the choice is that of KV head 0", "choice-of-head")
 def choice_of_head_zero(q, k, v, block_indices, *, sm_scale, block_size):
     of_first = block_indices[:, :, :1].expand_as(block_indices)
     return naive(q, k, v, of_first, sm_scale=sm_scale, block_size=block_size)
 
 
-@mutant(LONGER, "V's head is not in its offset", "reads V of head 0")
+@mutant(LONGER, "V's head is not in its offset", "other-kv-head")
 def values_of_head_zero(q, k, v, block_indices, *, sm_scale, block_size):
     of_first = v[:, :, :1].expand_as(v)
     return naive(q, k, of_first, block_indices, sm_scale=sm_scale, block_size=block_size)
 
 
-@mutant(RANDOM, "the choice is that of the query before", "takes the choice of the query before")
+@mutant(RANDOM, "the choice is that of the query before", "choice-of-query")
 def choice_of_the_query_before(q, k, v, block_indices, *, sm_scale, block_size):
     before = block_indices.roll(1, 1)
     return naive(q, k, v, before, sm_scale=sm_scale, block_size=block_size)
 
 
-@mutant(PACKED, "cu_seqlens is not looked at", "takes the packed sequences for one")
+@mutant(PACKED, "cu_seqlens is not looked at", "packing-ignored")
 def packed_taken_for_one(q, k, v, block_indices, cu_seqlens, *, sm_scale, block_size):
     return naive(q, k, v, block_indices, sm_scale=sm_scale, block_size=block_size)
 
 
-@mutant(PACKED, "sequences begin one token late", "begin one token late")
+@mutant(PACKED, "sequences begin one token late", "sequence-begin")
 def sequences_one_late(q, k, v, block_indices, cu_seqlens, *, sm_scale, block_size):
     late = cu_seqlens + 1
     late[0], late[-1] = 0, q.shape[1]
     return naive(q, k, v, block_indices, late, sm_scale=sm_scale, block_size=block_size)
 
 
-@mutant(RANDOM, "a loop over a block ends one early", "leaves out the last key of each block")
+@mutant(RANDOM, "a loop over a block ends one early", "span-last-key-lost")
 def last_key_of_blocks_lost(q, k, v, block_indices, *, sm_scale, block_size):
     seen = (seen_by(block_indices, block_size) > 0) & causal(q.shape[1])
     seen = seen & (torch.arange(q.shape[1]) % block_size != block_size - 1)
     return over(q, k, v, seen, sm_scale)
 
 
-@mutant(SMALL, "blocks are of 64 keys", "takes blocks of 64 keys")
+@mutant(SMALL, "blocks are of 64 keys", "block-size")
 def blocks_of_64(q, k, v, block_indices, *, sm_scale, block_size):
     return naive(q, k, v, block_indices, sm_scale=sm_scale, block_size=64)
 
 
-@mutant(RANDOM, "keys of a block that are masked have a score of 0", "with a score of 0")
+@mutant(RANDOM, "keys of a block that are masked have a score of 0", "masked-scores-zero")
 def masked_scores_zero(q, k, v, block_indices, *, sm_scale, block_size):
     steps = softmax.MaskedScoresAreZero()
     return naive(q, k, v, block_indices, sm_scale=sm_scale, block_size=block_size, steps=steps)
 
 
-@mutant(RANDOM, "scores are scaled for exp2, weights made by exp", "times log2(e)")
+@mutant(RANDOM, "scores are scaled for exp2, weights made by exp", "log2e-extra")
 def exp_of_binary(q, k, v, block_indices, *, sm_scale, block_size):
     steps = softmax.ExpWithLog2e()
     return naive(q, k, v, block_indices, sm_scale=sm_scale, block_size=block_size, steps=steps)
 
 
-@mutant(RANDOM, "queries beyond a multiple of 64 are not written", "is zero")
+@mutant(RANDOM, "queries beyond a multiple of 64 are not written", "not-written")
 def last_query_not_written(q, k, v, block_indices, *, sm_scale, block_size):
     out = naive(q, k, v, block_indices, sm_scale=sm_scale, block_size=block_size)
     out[:, 192:] = 0
     return out
 
 
-@mutant(LONGER, "Q is taken for [B, HQ, T, D]", "reads Q as if its axes 1 and 2")
+@mutant(LONGER, "Q is taken for [B, HQ, T, D]", "input-axes-swapped")
 def q_heads_first(q, k, v, block_indices, *, sm_scale, block_size):
     b, t, h, d = q.shape
     swapped = q.reshape(b, h, t, d).transpose(1, 2)
     return naive(swapped, k, v, block_indices, sm_scale=sm_scale, block_size=block_size)
 
 
-@mutant(RANDOM, "the output is written as [B, HQ, T, Dv]", "writes its output as if axes 1 and 2")
+@mutant(RANDOM, "the output is written as [B, HQ, T, Dv]", "output-axes-swapped")
 def output_heads_first(q, k, v, block_indices, *, sm_scale, block_size):
     out = naive(q, k, v, block_indices, sm_scale=sm_scale, block_size=block_size)
     return out.transpose(1, 2).reshape(out.shape).contiguous()
 
 
-@mutant(RANDOM, "heads are written in reverse", "has heads permuted")
+@mutant(RANDOM, "heads are written in reverse", "heads-permuted")
 def heads_reversed(q, k, v, block_indices, *, sm_scale, block_size):
     out = naive(q, k, v, block_indices, sm_scale=sm_scale, block_size=block_size)
     return out.flip(2)

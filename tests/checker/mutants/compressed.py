@@ -44,46 +44,46 @@ def naive(
     return over(q, k, v, *bounds(q, cu_seqlens, cu_keys, block, stride), sm_scale, steps)
 
 
-@mutant(EDGE, "t for t + 1 tokens", "sees each compressed key one token late")
+@mutant(EDGE, "t for t + 1 tokens", "compressed-key-end")
 def one_token_late(q, k, v, *, block, stride, sm_scale, max_seqlen):
     return over(q, k, v, *bounds(q, None, None, block + 1, stride), sm_scale)
 
 
-@mutant(EDGE, "a key is seen at its last token but one", "sees each compressed key one token early")
+@mutant(EDGE, "a key is seen at its last token but one", "compressed-key-end")
 def one_token_early(q, k, v, *, block, stride, sm_scale, max_seqlen):
     return over(q, k, v, *bounds(q, None, None, block - 1, stride), sm_scale)
 
 
-@mutant(MANY, "keys are seen from their first token on", "that are not complete")
+@mutant(MANY, "keys are seen from their first token on", "incomplete-keys")
 def begun_for_complete(q, k, v, *, block, stride, sm_scale, max_seqlen):
     lo, hi = bounds(q, None, None, 1, stride)
     return over(q, k, v, lo, hi, sm_scale)
 
 
-@mutant(EDGE, "the stride is taken for the block", "that are not complete")
+@mutant(EDGE, "the stride is taken for the block", "incomplete-keys")
 def stride_for_block(q, k, v, *, block, stride, sm_scale, max_seqlen):
     return over(q, k, v, *bounds(q, None, None, stride, stride), sm_scale)
 
 
-@mutant(EDGE, "no causal mask", "attends to all compressed keys")
+@mutant(EDGE, "no causal mask", "not-causal")
 def not_causal(q, k, v, *, block, stride, sm_scale, max_seqlen):
     lo, _ = bounds(q, None, None, block, stride)
     return over(q, k, v, lo, lo + k.shape[1], sm_scale)
 
 
-@mutant(MANY, "the newest key is left out", "leaves out the last key of each row")
+@mutant(MANY, "the newest key is left out", "last-key-lost")
 def last_key_lost(q, k, v, *, block, stride, sm_scale, max_seqlen):
     lo, hi = bounds(q, None, None, block, stride)
     return over(q, k, v, lo, hi - 1, sm_scale)
 
 
-@mutant(MANY, "the first key is left out", "leaves out the first key of each row")
+@mutant(MANY, "the first key is left out", "first-key-lost")
 def first_key_lost(q, k, v, *, block, stride, sm_scale, max_seqlen):
     lo, hi = bounds(q, None, None, block, stride)
     return over(q, k, v, lo + 1, hi, sm_scale)
 
 
-@mutant(EDGE, "0 / 0 where no key is seen", "NaN or infinite: axis 1 (of 200): 0 to 30")
+@mutant(EDGE, "0 / 0 where no key is seen", "not-finite")
 def empty_rows_divided(q, k, v, *, block, stride, sm_scale, max_seqlen):
     options = {"block": block, "stride": stride, "sm_scale": sm_scale, "max_seqlen": max_seqlen}
     out = naive(q, k, v, **options)
@@ -91,7 +91,7 @@ def empty_rows_divided(q, k, v, *, block, stride, sm_scale, max_seqlen):
     return out
 
 
-@mutant(EDGE, "softmax of nothing is even", "gives rows without keys the mean of all values")
+@mutant(EDGE, "softmax of nothing is even", "no-keys-mean")
 def empty_rows_mean(q, k, v, *, block, stride, sm_scale, max_seqlen):
     options = {"block": block, "stride": stride, "sm_scale": sm_scale, "max_seqlen": max_seqlen}
     out = naive(q, k, v, **options)
@@ -100,12 +100,12 @@ def empty_rows_mean(q, k, v, *, block, stride, sm_scale, max_seqlen):
     return out
 
 
-@mutant(PACKED, "keys begin where tokens do", "takes the packed sequences for one")
+@mutant(PACKED, "keys begin where tokens do", "packing-ignored")
 def packed_taken_for_one(q, k, v, cu_seqlens, cu_keys, *, block, stride, sm_scale, max_seqlen):
     return over(q, k, v, *bounds(q, None, None, block, stride), sm_scale)
 
 
-@mutant(PACKED, "the keys are those of the sequence before", "the keys of the sequence before")
+@mutant(PACKED, "the keys are those of the sequence before", "keys-of-other-sequence")
 def keys_of_the_sequence_before(
     q, k, v, cu_seqlens, cu_keys, *, block, stride, sm_scale, max_seqlen
 ):
@@ -113,7 +113,7 @@ def keys_of_the_sequence_before(
     return over(q, k, v, *bounds(q, cu_seqlens, before, block, stride), sm_scale)
 
 
-@mutant(MANY, "query heads are dealt to KV heads in turn", "KV head i % 4 for query head i")
+@mutant(MANY, "query heads are dealt to KV heads in turn", "heads-dealt-in-turn")
 def heads_dealt_in_turn(q, k, v, *, block, stride, sm_scale, max_seqlen):
     order = torch.arange(q.shape[2]).view(-1, k.shape[2]).T.flatten()
     out = torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype)
@@ -122,19 +122,19 @@ def heads_dealt_in_turn(q, k, v, *, block, stride, sm_scale, max_seqlen):
     return out
 
 
-@mutant(EXACT, "the output is summed in bfloat16", "bfloat16")
+@mutant(EXACT, "the output is summed in bfloat16", "weights-rounded")
 def bfloat16_weights(q, k, v, *, block, stride, sm_scale, max_seqlen):
     options = {"block": block, "stride": stride, "sm_scale": sm_scale, "max_seqlen": max_seqlen}
     return naive(q, k, v, **options, steps=softmax.Bfloat16Weights())
 
 
-@mutant(EDGE, "exp2 of natural scores", "without the factor log2(e)")
+@mutant(EDGE, "exp2 of natural scores", "log2e-missing")
 def exp2_of_natural(q, k, v, *, block, stride, sm_scale, max_seqlen):
     options = {"block": block, "stride": stride, "sm_scale": sm_scale, "max_seqlen": max_seqlen}
     return naive(q, k, v, **options, steps=softmax.Exp2WithoutLog2e())
 
 
-@mutant(MANY, "the last head of the last token is not written", "is zero")
+@mutant(MANY, "the last head of the last token is not written", "not-written")
 def last_row_zero(q, k, v, *, block, stride, sm_scale, max_seqlen):
     options = {"block": block, "stride": stride, "sm_scale": sm_scale, "max_seqlen": max_seqlen}
     out = naive(q, k, v, **options)

@@ -100,17 +100,17 @@ def naive_step(
     return sum(gates[..., i : i + 1] * part for i, part in enumerate(parts))
 
 
-@mutant(WINDOW, "the window is one long", "uses a window of 101 keys instead of 100")
+@mutant(WINDOW, "the window is one long", "window-size")
 def window_one_long(q, k, v, *, window, sm_scale):
     return naive_window(q, k, v, window=window + 1, sm_scale=sm_scale)
 
 
-@mutant(WINDOW, "the token is not in its window", "has its window end one key early")
+@mutant(WINDOW, "the token is not in its window", "keys-shifted")
 def window_ends_early(q, k, v, *, window, sm_scale):
     return over(q, k[:, :, -window - 1 : -1], v[:, :, -window - 1 : -1], sm_scale)
 
 
-@mutant(WINDOW, "query heads are dealt to KV heads in turn", "KV head i % 2 for query head i")
+@mutant(WINDOW, "query heads are dealt to KV heads in turn", "heads-dealt-in-turn")
 def heads_dealt_in_turn(q, k, v, *, window, sm_scale):
     order = torch.arange(q.shape[1]).view(-1, k.shape[1]).T.flatten()
     out = torch.empty(*q.shape[:2], v.shape[3], dtype=q.dtype)
@@ -118,70 +118,70 @@ def heads_dealt_in_turn(q, k, v, *, window, sm_scale):
     return out
 
 
-@mutant(SELECTED, "a split of blocks is lost", "leaves out the last of the 16 blocks")
+@mutant(SELECTED, "a split of blocks is lost", "last-span-lost")
 def last_block_lost(q, k, v, ranges, *, block_size, sm_scale):
     return over(q, k, v, sm_scale, held(ranges[:, :, :-1], k.shape[2]))
 
 
-@mutant(BLOCKS, "a block is read one key short", "leaves out the last key of each block")
+@mutant(BLOCKS, "a block is read one key short", "span-last-key-lost")
 def last_key_of_blocks_lost(q, k, v, ranges, *, block_size, sm_scale):
     return over(q, k, v, sm_scale, held(ranges - torch.tensor([0, 1]), k.shape[2]))
 
 
-@mutant(BLOCKS, "the block that is cut off is left out", "leaves out the last of the 5 blocks")
+@mutant(BLOCKS, "the block that is cut off is left out", "last-span-lost")
 def partial_block_lost(q, k, v, ranges, *, block_size, sm_scale):
     whole = ranges[..., 1:] - ranges[..., :1] == block_size
     return over(q, k, v, sm_scale, held(torch.where(whole, ranges, 0), k.shape[2]))
 
 
-@mutant(BLOCKS, "the choice is that of head 0", "takes the choice of head 0")
+@mutant(BLOCKS, "the choice is that of head 0", "choice-of-head")
 def choice_of_head_zero(q, k, v, ranges, *, block_size, sm_scale):
     return over(q, k, v, sm_scale, held(ranges[:, :1].expand_as(ranges), k.shape[2]))
 
 
-@mutant(DENSE, "the last split of the cache is lost", "attends to the first 384 of 512 keys")
+@mutant(DENSE, "the last split of the cache is lost", "first-keys-only")
 def last_split_lost(q, k, v, *, sm_scale):
     return over(q, k[:, :, :-128], v[:, :, :-128], sm_scale)
 
 
-@mutant(DENSE, "the cache is that of sequence 0", "reads K and V of sequence 0")
+@mutant(DENSE, "the cache is that of sequence 0", "other-sequence")
 def cache_of_sequence_zero(q, k, v, *, sm_scale):
     return over(q, *(x[:1].expand_as(x) for x in (k, v)), sm_scale)
 
 
-@mutant(DENSE, "the cache is taken for [B, S, H, D]", "reads K and V as if their axes 1 and 2")
+@mutant(DENSE, "the cache is taken for [B, S, H, D]", "input-axes-swapped")
 def cache_tokens_first(q, k, v, *, sm_scale):
     b, h, s, d = k.shape
     return over(q, *(x.reshape(b, s, h, d).transpose(1, 2) for x in (k, v)), sm_scale)
 
 
-@mutant(COMPRESSED, "the newest compressed key is not read", "attends to the first 6 of 7 keys")
+@mutant(COMPRESSED, "the newest compressed key is not read", "last-key-lost")
 def newest_key_lost(q, k, v, *, sm_scale):
     return over(q, k[:, :, :-1], v[:, :, :-1], sm_scale)
 
 
-@mutant(COMPRESSED, "exp of scores for exp2", "times log2(e)")
+@mutant(COMPRESSED, "exp of scores for exp2", "log2e-extra")
 def exp_of_binary(q, k, v, *, sm_scale):
     return naive(q, k, v, sm_scale=sm_scale, steps=softmax.ExpWithLog2e())
 
 
-@mutant(STEP, "the window is not added", "leaves out the window branch")
+@mutant(STEP, "the window is not added", "branch-lost")
 def window_not_added(q, k, v, k_cmp, v_cmp, gates, **options):
     gates = gates * torch.tensor([1.0, 1.0, 0.0])
     return naive_step(q, k, v, k_cmp, v_cmp, gates, **options)
 
 
-@mutant(STEP, "gates in another order", "has the gates of the selected and the window branch")
+@mutant(STEP, "gates in another order", "gates-exchanged")
 def gates_exchanged(q, k, v, k_cmp, v_cmp, gates, **options):
     return naive_step(q, k, v, k_cmp, v_cmp, gates[..., [0, 2, 1]], **options)
 
 
-@mutant(STEP, "gates are not applied", "adds the branches without their gates")
+@mutant(STEP, "gates are not applied", "gates-ignored")
 def gates_not_applied(q, k, v, k_cmp, v_cmp, gates, **options):
     return naive_step(q, k, v, k_cmp, v_cmp, torch.ones_like(gates), **options)
 
 
-@mutant(STEP, "one block fewer", "selects 2 blocks instead of 3")
+@mutant(STEP, "one block fewer", "block-count")
 def one_block_fewer(*tensors, sizes, sm_scale):
     fewer = replace(sizes, n_selected=sizes.n_selected - 1)
     return naive_step(*tensors, sizes=fewer, sm_scale=sm_scale)

@@ -21,12 +21,12 @@ ROUNDS = 3
 
 @dataclass(frozen=True)
 class Mutant:
-    """says: what the diagnosis must hold. kernel: makes a fresh one, with nothing remembered."""
+    """diagnosis: its id. make: returns a fresh kernel, with nothing remembered."""
 
     name: str
     case: Case
     bug: str
-    says: str
+    diagnosis: str
     make: Callable[[], Kernel]
 
 
@@ -66,28 +66,28 @@ def right(op: str) -> Callable[[Kernel], Kernel]:
     return register
 
 
-def mutant(case: Case, bug: str, says: str) -> Callable[[Kernel], Kernel]:
+def mutant(case: Case, bug: str, diagnosis: str) -> Callable[[Kernel], Kernel]:
     """The decorated kernel has this bug."""
 
     def register(kernel: Kernel) -> Kernel:
-        _add(kernel.__name__, case, bug, says, lambda: kernel)
+        _add(kernel.__name__, case, bug, diagnosis, lambda: kernel)
         return kernel
 
     return register
 
 
-def mutant_that_remembers(case: Case, bug: str, says: str) -> Callable[[Any], Any]:
+def mutant_that_remembers(case: Case, bug: str, diagnosis: str) -> Callable[[Any], Any]:
     """As `mutant`, for a function that makes a kernel whose bug hangs on the calls before."""
 
     def register(make: Callable[[], Kernel]) -> Callable[[], Kernel]:
-        _add(make.__name__, case, bug, says, make)
+        _add(make.__name__, case, bug, diagnosis, make)
         return make
 
     return register
 
 
-def _add(name: str, case: Case, bug: str, says: str, make: Callable[[], Kernel]) -> None:
-    _collected.append(Mutant(f"{case.op}-{case.direction}-{name}", case, bug, says, make))
+def _add(name: str, case: Case, bug: str, diagnosis: str, make: Callable[[], Kernel]) -> None:
+    _collected.append(Mutant(f"{case.op}-{case.direction}-{name}", case, bug, diagnosis, make))
 
 
 def mutants() -> list[Mutant]:

@@ -61,7 +61,7 @@ def shifted(ranges: Tensor, start: int, end: int) -> Tensor:
     return torch.where((ranges[..., 1:] > ranges[..., :1]), moved, 0)
 
 
-@mutant(OVERLAPPING, "spans are gone through one by one", "where spans overlap, more than once")
+@mutant(OVERLAPPING, "spans are gone through one by one", "overlap-counted")
 def overlaps_counted_twice(q, k, v, ranges, *, sm_scale, selected_len):
     times = chosen(ranges, k.shape[2])
     b, s, g = times.shape[:3]
@@ -76,39 +76,39 @@ def overlaps_counted_twice(q, k, v, ranges, *, sm_scale, selected_len):
     return out.view(*q.shape[:4], -1).to(q.dtype)
 
 
-@mutant(MIXED, "< for <= at the end of a span", "leaves out the last key of each span")
+@mutant(MIXED, "< for <= at the end of a span", "span-last-key-lost")
 def last_key_of_spans_lost(q, k, v, ranges, *, sm_scale, selected_len):
     return over(q, k, v, chosen(shifted(ranges, 0, -1), k.shape[2]) > 0, sm_scale)
 
 
-@mutant(MIXED, "> for >= at the begin of a span", "leaves out the first key of each span")
+@mutant(MIXED, "> for >= at the begin of a span", "span-first-key-lost")
 def first_key_of_spans_lost(q, k, v, ranges, *, sm_scale, selected_len):
     return over(q, k, v, chosen(shifted(ranges, 1, 0), k.shape[2]) > 0, sm_scale)
 
 
-@mutant(DECODE, "<= for < at the end of a span", "one key beyond the end of each span")
+@mutant(DECODE, "<= for < at the end of a span", "span-key-beyond")
 def one_key_beyond(q, k, v, ranges, *, sm_scale, selected_len):
     return over(q, k, v, chosen(shifted(ranges, 0, 1), k.shape[2]) > 0, sm_scale)
 
 
-@mutant(DECODE, "spans are read in whole tiles of 16", "rounds the ends of spans up to multiples")
+@mutant(DECODE, "spans are read in whole tiles of 16", "span-rounded")
 def ends_rounded_up(q, k, v, ranges, *, sm_scale, selected_len):
     wide = torch.stack([ranges[..., 0], (ranges[..., 1] + 15) // 16 * 16], -1)
     return over(q, k, v, chosen(wide, k.shape[2]) > 0, sm_scale)
 
 
-@mutant(DECODE, "spans are read from a multiple of 16 on", "rounds the starts of spans down to")
+@mutant(DECODE, "spans are read from a multiple of 16 on", "span-rounded")
 def starts_rounded_down(q, k, v, ranges, *, sm_scale, selected_len):
     wide = torch.stack([ranges[..., 0] // 16 * 16, ranges[..., 1]], -1)
     return over(q, k, v, chosen(wide, k.shape[2]) > 0, sm_scale)
 
 
-@mutant(DECODE, "a loop over spans ends one early", "leaves out the last of the 8 spans")
+@mutant(DECODE, "a loop over spans ends one early", "last-span-lost")
 def last_span_lost(q, k, v, ranges, *, sm_scale, selected_len):
     return over(q, k, v, chosen(ranges[..., :-1, :], k.shape[2]) > 0, sm_scale)
 
 
-@mutant(UNSORTED, "spans are taken for sorted", "takes the spans for sorted")
+@mutant(UNSORTED, "spans are taken for sorted", "spans-not-sorted")
 def taken_for_sorted(q, k, v, ranges, *, sm_scale, selected_len):
     reach = torch.cummax(ranges[..., 1], -1).values.roll(1, -1)
     reach[..., 0] = 0
@@ -117,12 +117,12 @@ def taken_for_sorted(q, k, v, ranges, *, sm_scale, selected_len):
     return over(q, k, v, chosen(disjoint, k.shape[2]) > 0, sm_scale)
 
 
-@mutant(REVERSED, "the ends of a span are put in order", "takes a span that ends before it begins")
+@mutant(REVERSED, "the ends of a span are put in order", "reversed-span")
 def ends_put_in_order(q, k, v, ranges, *, sm_scale, selected_len):
     return over(q, k, v, chosen(ranges.sort(-1).values, k.shape[2]) > 0, sm_scale)
 
 
-@mutant(BEYOND, "an index is clamped, not masked", "once for each place of a span beyond it")
+@mutant(BEYOND, "an index is clamped, not masked", "index-clamped")
 def indices_clamped(q, k, v, ranges, *, sm_scale, selected_len):
     keys = k.shape[2]
     # Seven keys before the first, which are the first, and seven behind the last likewise.
@@ -131,7 +131,7 @@ def indices_clamped(q, k, v, ranges, *, sm_scale, selected_len):
     return over(q, *more, chosen(ranges + beyond, keys + 2 * beyond) > 0, sm_scale)
 
 
-@mutant(EMPTY, "the mean of nothing", "NaN or infinite")
+@mutant(EMPTY, "the mean of nothing", "not-finite")
 def empty_rows_nan(q, k, v, ranges, *, sm_scale, selected_len):
     out = naive(q, k, v, ranges, sm_scale=sm_scale, selected_len=selected_len)
     empty = ~(chosen(ranges, k.shape[2]) > 0).any(-1)
@@ -139,7 +139,7 @@ def empty_rows_nan(q, k, v, ranges, *, sm_scale, selected_len):
     return out
 
 
-@mutant(EMPTY, "softmax of nothing is even", "gives rows without keys the mean of all values")
+@mutant(EMPTY, "softmax of nothing is even", "no-keys-mean")
 def empty_rows_mean(q, k, v, ranges, *, sm_scale, selected_len):
     out = naive(q, k, v, ranges, sm_scale=sm_scale, selected_len=selected_len)
     empty = ~(chosen(ranges, k.shape[2]) > 0).any(-1)
@@ -147,30 +147,30 @@ def empty_rows_mean(q, k, v, ranges, *, sm_scale, selected_len):
     return torch.where(empty[..., None, None], mean, out)
 
 
-@mutant(DECODE, "the group is not in K's offset", "reads K and V of head 0")
+@mutant(DECODE, "the group is not in K's offset", "other-kv-head")
 def group_zero(q, k, v, ranges, *, sm_scale, selected_len):
     first = (x[:, :1].expand_as(x) for x in (k, v))
     return naive(q, *first, ranges, sm_scale=sm_scale, selected_len=selected_len)
 
 
-@mutant(DECODE, "the sequence is not in K's offset", "reads K and V of sequence 0")
+@mutant(DECODE, "the sequence is not in K's offset", "other-sequence")
 def batch_zero(q, k, v, ranges, *, sm_scale, selected_len):
     first = (x[:1].expand_as(x) for x in (k, v))
     return naive(q, *first, ranges, sm_scale=sm_scale, selected_len=selected_len)
 
 
-@mutant(MIXED, "spans are those of group 0", "takes the choice of head 0")
+@mutant(MIXED, "spans are those of group 0", "choice-of-head")
 def spans_of_group_zero(q, k, v, ranges, *, sm_scale, selected_len):
     of_first = ranges[:, :, :1].expand_as(ranges)
     return naive(q, k, v, of_first, sm_scale=sm_scale, selected_len=selected_len)
 
 
-@mutant(MIXED, "spans are those of the query before", "takes the choice of the query before")
+@mutant(MIXED, "spans are those of the query before", "choice-of-query")
 def spans_of_the_query_before(q, k, v, ranges, *, sm_scale, selected_len):
     return naive(q, k, v, ranges.roll(1, 1), sm_scale=sm_scale, selected_len=selected_len)
 
 
-@mutant(UNEVEN, "V is read with K's strides", "reads V with the strides of K")
+@mutant(UNEVEN, "V is read with K's strides", "v-strides-of-k")
 def v_with_strides_of_k(q, k, v, ranges, *, sm_scale, selected_len):
     s, dv = v.shape[2:]
     d = k.shape[3]
@@ -180,19 +180,19 @@ def v_with_strides_of_k(q, k, v, ranges, *, sm_scale, selected_len):
     return naive(q, k, wrong, ranges, sm_scale=sm_scale, selected_len=selected_len)
 
 
-@mutant(DECODE, "64 keys at most", "attends to the first 64 of 256 keys")
+@mutant(DECODE, "64 keys at most", "first-keys-only")
 def one_tile(q, k, v, ranges, *, sm_scale, selected_len):
     seen = chosen(ranges, k.shape[2]) > 0
     return over(q, k, v, seen & (seen.cumsum(-1) <= 64), sm_scale)
 
 
-@mutant(DECODE, "exp2 of natural scores", "without the factor log2(e)")
+@mutant(DECODE, "exp2 of natural scores", "log2e-missing")
 def exp2_of_natural(q, k, v, ranges, *, sm_scale, selected_len):
     options = {"sm_scale": sm_scale, "selected_len": selected_len}
     return naive(q, k, v, ranges, **options, steps=softmax.Exp2WithoutLog2e())
 
 
-@mutant(DECODE, "keys of a tile that no span holds have a score of 0", "with a score of 0")
+@mutant(DECODE, "keys of a tile that no span holds have a score of 0", "masked-scores-zero")
 def masked_scores_zero(q, k, v, ranges, *, sm_scale, selected_len):
     options = {"sm_scale": sm_scale, "selected_len": selected_len}
     return naive(q, k, v, ranges, **options, steps=softmax.MaskedScoresAreZero())

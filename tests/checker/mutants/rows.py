@@ -34,87 +34,87 @@ def splits(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> list[tuple[Tenso
     return [partial(q, *part, seen, sm_scale) for part in parts]
 
 
-@mutant(MANY, "a loop over the keys ends one early", "attends to the first 127 of 128 keys")
+@mutant(MANY, "a loop over the keys ends one early", "last-key-lost")
 def last_key_lost(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     return naive(q, k[:, :-1], v[:, :-1], sm_scale=sm_scale)
 
 
-@mutant(MANY, "a loop over the keys begins one late", "attends to the last 127 of 128 keys")
+@mutant(MANY, "a loop over the keys begins one late", "first-key-lost")
 def first_key_lost(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     return naive(q, k[:, 1:], v[:, 1:], sm_scale=sm_scale)
 
 
-@mutant(MANY, "one tile of keys is read", "attends to the first 64 of 128 keys")
+@mutant(MANY, "one tile of keys is read", "first-keys-only")
 def one_tile(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     return naive(q, k[:, :64], v[:, :64], sm_scale=sm_scale)
 
 
-@mutant(TAIL, "a tile that is not full is left out", "attends to the first 32 of 33 keys")
+@mutant(TAIL, "a tile that is not full is left out", "last-key-lost")
 def tail_lost(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     full = k.shape[1] // 32 * 32
     return naive(q, k[:, :full], v[:, :full], sm_scale=sm_scale)
 
 
-@mutant(TAIL, "the last tile is not masked", "counts 31 zero keys of padding after the 33")
+@mutant(TAIL, "the last tile is not masked", "padding-counted")
 def tail_not_masked(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     more = (0, 0, 0, -k.shape[1] % 32)
     return naive(q, pad(k, more), pad(v, more), sm_scale=sm_scale)
 
 
-@mutant(UNEVEN, "the last tile is moved back so as to be full", "counts keys 65 to 127 twice")
+@mutant(UNEVEN, "the last tile is moved back so as to be full", "tiles-overlap")
 def tail_overlaps(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     index = torch.cat([torch.arange(128), torch.arange(65, 129)])
     return naive(q, k[:, index], v[:, index], sm_scale=sm_scale)
 
 
-@mutant(MANY, "scores are not scaled", "uses as softmax scale 1, that is, none")
+@mutant(MANY, "scores are not scaled", "scale-missing")
 def no_scale(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     return naive(q, k, v, sm_scale=sm_scale, steps=softmax.ScoresUnscaled())
 
 
-@mutant(MANY, "q is scaled, and the scores once more", "applied twice")
+@mutant(MANY, "q is scaled, and the scores once more", "scale-twice")
 def scaled_twice(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     return naive(q, k, v, sm_scale=sm_scale, steps=softmax.ScaledTwice())
 
 
-@mutant(UNEVEN, "the scale is that of the values' width", "uses as softmax scale 1/sqrt(Dv)")
+@mutant(UNEVEN, "the scale is that of the values' width", "scale-of-dv")
 def scale_of_dv(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     return naive(q, k, v, sm_scale=v.shape[-1] ** -0.5)
 
 
-@mutant(MANY, "exp2 of natural scores", "without the factor log2(e)")
+@mutant(MANY, "exp2 of natural scores", "log2e-missing")
 def exp2_of_natural(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     return naive(q, k, v, sm_scale=sm_scale, steps=softmax.Exp2WithoutLog2e())
 
 
-@mutant(MANY, "exp of scores for exp2", "times log2(e)")
+@mutant(MANY, "exp of scores for exp2", "log2e-extra")
 def exp_of_binary(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     return naive(q, k, v, sm_scale=sm_scale, steps=softmax.ExpWithLog2e())
 
 
-@mutant(MANY, "the head is not in q's offset", "holds head 0 in every head")
+@mutant(MANY, "the head is not in q's offset", "head-everywhere")
 def head_zero(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     return naive(q[:, :1].expand_as(q), k, v, sm_scale=sm_scale)
 
 
-@mutant(MANY, "heads are written in reverse", "has heads permuted")
+@mutant(MANY, "heads are written in reverse", "heads-permuted")
 def heads_reversed(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     return naive(q, k, v, sm_scale=sm_scale).flip(1)
 
 
-@mutant(MANY, "the strides of H and D are swapped", "reads Q as if its axes 1 and 2")
+@mutant(MANY, "the strides of H and D are swapped", "input-axes-swapped")
 def q_strides_swapped(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     n, h, d = q.shape
     return naive(q.reshape(n, d, h).mT, k, v, sm_scale=sm_scale)
 
 
-@mutant(MANY, "K is taken for [N, D, L]", "reads K as if its axes 1 and 2")
+@mutant(MANY, "K is taken for [N, D, L]", "input-axes-swapped")
 def k_transposed(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     n, length, d = k.shape
     return naive(q, k.reshape(n, d, length).mT, v, sm_scale=sm_scale)
 
 
-@mutant(UNEVEN, "V is read with K's stride", "reads V with the strides of K")
+@mutant(UNEVEN, "V is read with K's stride", "v-strides-of-k")
 def v_with_strides_of_k(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     n, length, dv = v.shape
     d = k.shape[2]
@@ -123,119 +123,117 @@ def v_with_strides_of_k(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> 
     )
 
 
-@mutant(DEEP, "a head dim over 128 is cut", "uses the first 128 of 192 dimensions of Q and K")
+@mutant(DEEP, "a head dim over 128 is cut", "unexplained")
 def head_dim_cut(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     return naive(q[..., :128], k[..., :128], v, sm_scale=sm_scale)
 
 
-@mutant(
-    UNEVEN, "columns of the output beyond 64 are not written", "is zero in axis 2 (of 80): 64 to 79"
-)
+@mutant(UNEVEN, "columns of the output beyond 64 are not written", "not-written")
 def dv_tail_not_written(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     out = naive(q, k, v, sm_scale=sm_scale)
     out[..., 64:] = 0
     return out
 
 
-@mutant(UNEVEN, "weights in bfloat16", "rounds the weights to bfloat16")
+@mutant(UNEVEN, "weights in bfloat16", "weights-rounded")
 def bfloat16_weights(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     return naive(q, k, v, sm_scale=sm_scale, steps=softmax.Bfloat16Weights())
 
 
-@mutant(UNEVEN, "the output is summed in float16", "accumulates in float16")
+@mutant(UNEVEN, "the output is summed in float16", "sums-rounded")
 def float16_accumulator(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     return naive(q, k, v, sm_scale=sm_scale, steps=softmax.Float16Accumulator())
 
 
-@mutant(UNEVEN, "the output is summed in bfloat16", "accumulates in bfloat16")
+@mutant(UNEVEN, "the output is summed in bfloat16", "sums-rounded")
 def bfloat16_accumulator(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     return naive(q, k, v, sm_scale=sm_scale, steps=softmax.Bfloat16Accumulator())
 
 
-@mutant(UNEVEN, "float32 operands go through bfloat16", "rounds Q, K and V to bfloat16")
+@mutant(UNEVEN, "float32 operands go through bfloat16", "inputs-rounded")
 def bfloat16_operands(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     rounded = (x.bfloat16().float() for x in (q, k, v))
     return naive(*rounded, sm_scale=sm_scale)
 
 
-@mutant(UNEVEN, "float32 operands go through TF32", "rounds Q and K to TF32")
+@mutant(UNEVEN, "float32 operands go through TF32", "inputs-rounded")
 def tf32_scores(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     # Ten bits of mantissa, as many as float16 has, and here within its range.
     return naive(q.half().float(), k.half().float(), v, sm_scale=sm_scale)
 
 
-@mutant(LARGE, "no maximum is subtracted", "NaN or infinite")
+@mutant(LARGE, "no maximum is subtracted", "not-finite")
 def maximum_not_subtracted(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     return naive(q, k, v, sm_scale=sm_scale, steps=softmax.NoMaximum())
 
 
-@mutant(MANY, "one key is NaN", "NaN or infinite: axis 0 (of 256): index 77")
+@mutant(MANY, "one key is NaN", "not-finite")
 def one_nan_key(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     spoiled = k.clone()
     spoiled[77, 13, 5] = torch.nan
     return naive(q, spoiled, v, sm_scale=sm_scale)
 
 
-@mutant(LONG, "the output is not rescaled", "does not rescale the output summed so far")
+@mutant(LONG, "the output is not rescaled", "not-rescaled")
 def output_not_rescaled(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     return naive(q, k, v, sm_scale=sm_scale, steps=softmax.OutputNotRescaled())
 
 
-@mutant(LONG, "the sum is not rescaled", "does not rescale the weights summed so far")
+@mutant(LONG, "the sum is not rescaled", "not-rescaled")
 def sum_not_rescaled(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     return naive(q, k, v, sm_scale=sm_scale, steps=softmax.SumNotRescaled())
 
 
-@mutant(LONG, "the output is not divided", "does not divide by the sum of the weights")
+@mutant(LONG, "the output is not divided", "not-divided")
 def not_divided(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     return naive(q, k, v, sm_scale=sm_scale, steps=softmax.NotDivided())
 
 
-@mutant(LONG, "a barrier is missing", "values of the tile of 64 before")
+@mutant(LONG, "a barrier is missing", "values-of-other-tile")
 def values_of_the_tile_before(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     return naive(q, k, v, sm_scale=sm_scale, steps=softmax.ValuesOfTheTileBefore())
 
 
-@mutant(MANY, "V is read one key on", "value of the next key")
+@mutant(MANY, "V is read one key on", "value-of-other-key")
 def values_of_the_next_key(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     return naive(q, k, v, sm_scale=sm_scale, steps=softmax.ValuesOfTheNextKey())
 
 
-@mutant(LONG, "the last split is not merged", "attends to the first 768 of 1024 keys")
+@mutant(LONG, "the last split is not merged", "first-keys-only")
 def last_split_lost(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     return naive(q, k[:, :-SPLIT], v[:, :-SPLIT], sm_scale=sm_scale)
 
 
-@mutant(LONG, "splits are merged under maxima of their own", "merges splits of 256 keys without")
+@mutant(LONG, "splits are merged under maxima of their own", "splits-not-rescaled")
 def merged_without_rescaling(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     outputs, totals, _ = zip(*splits(q, k, v, sm_scale), strict=True)
     return (sum(outputs) / sum(totals)).to(q.dtype)
 
 
-@mutant(LONG, "splits are averaged", "the plain mean of splits of 256 keys")
+@mutant(LONG, "splits are averaged", "splits-averaged")
 def splits_averaged(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     parts = [output / total for output, total, _ in splits(q, k, v, sm_scale)]
     return torch.stack(parts).mean(0).to(q.dtype)
 
 
-@mutant(LONG, "a split is overwritten before it is merged", "attends to the last 768 of 1024 keys")
+@mutant(LONG, "a split is overwritten before it is merged", "last-keys-only")
 def first_split_overwritten_in_a_row(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     out = naive(q, k, v, sm_scale=sm_scale)
     out[5] = naive(q, k[:, SPLIT:], v[:, SPLIT:], sm_scale=sm_scale)[5]
     return out
 
 
-@mutant(MANY, "V's base is that of another row", "takes V of the next row")
+@mutant(MANY, "V's base is that of another row", "unexplained")
 def values_of_the_next_row(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     return naive(q, k, v.roll(-1, 0), sm_scale=sm_scale)
 
 
-@mutant(MANY, "arguments in the wrong order", "has K and V swapped")
+@mutant(MANY, "arguments in the wrong order", "k-v-swapped")
 def k_and_v_swapped(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     return naive(q, v, k, sm_scale=sm_scale)
 
 
-@mutant_that_remembers(MANY, "the output of the call before", "the output of an earlier call")
+@mutant_that_remembers(MANY, "the output of the call before", "earlier-call")
 def stale_output() -> Kernel:
     before: list[Tensor] = []
 
@@ -246,7 +244,7 @@ def stale_output() -> Kernel:
     return kernel
 
 
-@mutant_that_remembers(MANY, "rows that a race leaves stale", "an earlier call, not of this one in")
+@mutant_that_remembers(MANY, "rows that a race leaves stale", "earlier-call")
 def stale_rows() -> Kernel:
     before: list[Tensor] = []
 
@@ -262,7 +260,7 @@ def stale_rows() -> Kernel:
 @mutant(
     WIDE,
     "the last row and head is not written",
-    "axis 0 (of 256): index 255, axis 1 (of 8): index 7",
+    "all-zero",
 )
 def last_row_and_head_zero(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     out = naive(q, k, v, sm_scale=sm_scale)
@@ -270,16 +268,14 @@ def last_row_and_head_zero(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) 
     return out
 
 
-@mutant(WIDE, "a tail tile of rows drops a key", "attends to the first 63 of 64 keys in axis 0")
+@mutant(WIDE, "a tail tile of rows drops a key", "last-key-lost")
 def last_rows_lose_a_key(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     out = naive(q, k, v, sm_scale=sm_scale)
     out[-3:] = naive(q[-3:], k[-3:, :-1], v[-3:, :-1], sm_scale=sm_scale)
     return out
 
 
-@mutant(
-    MANY, "one tile of rows is not written", "is zero everywhere in axis 0 (of 256): 240 to 255"
-)
+@mutant(MANY, "one tile of rows is not written", "all-zero")
 def tile_of_rows_not_written(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     out = naive(q, k, v, sm_scale=sm_scale)
     out[240:] = 0

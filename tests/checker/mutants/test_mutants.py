@@ -1,4 +1,4 @@
-"""Every mutant is wrong, and nearly every one is told what it is; what is right stays ok."""
+"""Every mutant is wrong and has its diagnosis, and what is right stays ok."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from functools import partial
 import pytest
 import torch
 
-from nsabench.checker.diagnosis import search
 from nsabench.model.case import Case
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
 from nsabench.ops._draws import VALUES
 from tests.checker.mutants import gradient, ranges, rows, varlen
 from tests.checker.mutants.judge import as_candidate, baselines, judge, shipped
-from tests.checker.mutants.mutant import Kernel, Mutant, mutants, right_kernels
+from tests.checker.mutants.mutant import Kernel, mutants, right_kernels
 
 MUTANTS = {m.name: m for m in mutants()}
 CASES = {m.case.id: m.case for m in MUTANTS.values()}
@@ -34,7 +33,7 @@ FAMILIES = (
     "nsa_attention",
     "causal_attention",
 )
-FEWEST, TOLD = 60, 55 / 60
+FEWEST = 188
 RIGHT = "right"
 # Long enough for Triton's interpreter, one a family.
 INTERPRETED = {rows.OP: rows.TAIL, varlen.OP: varlen.EMPTY, ranges.OP: ranges.MIXED}
@@ -44,9 +43,7 @@ _judged: dict[str, dict[str, Record]] = {}
 
 
 @pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch):
-    """What is found must not depend on how busy the machine is; threads only fight over cores."""
-    monkeypatch.setattr(search, "TIME_LIMIT_S", 60.0)
+def _one_thread():
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -70,25 +67,14 @@ def judged(case: Case) -> dict[str, Record]:
     return _judged[case.id]
 
 
-def is_told(mutant: Mutant) -> bool:
-    return mutant.says in judged(mutant.case)[mutant.name].diagnosis
-
-
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_mutant_is_wrong(name: str) -> None:
-    record = judged(MUTANTS[name].case)[name]
-    assert record.status is Status.WRONG, MUTANTS[name].bug
+def test_a_mutant_is_found_and_told_what_it_is(name: str) -> None:
+    mutant = MUTANTS[name]
+    record = judged(mutant.case)[name]
+    assert record.status is Status.WRONG, mutant.bug
     assert record.reason
-    assert record.diagnosis
-
-
-def test_mutants_are_told_what_they_are() -> None:
-    untold = {
-        m.name: f"{m.says!r} is not in {judged(m.case)[m.name].diagnosis!r}"
-        for m in MUTANTS.values()
-        if not is_told(m)
-    }
-    assert len(MUTANTS) - len(untold) >= TOLD * len(MUTANTS), "\n".join(map(str, untold.items()))
+    assert record.observation is not None
+    assert record.observation.diagnosis_id == mutant.diagnosis, record.diagnosis
 
 
 def test_there_are_mutants_of_every_family_and_of_every_backward() -> None:

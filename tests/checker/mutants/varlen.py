@@ -46,43 +46,43 @@ def naive(
     return over(q, k, v, cu_seqlens[:-1], cu_seqlens[1:], sm_scale, steps)
 
 
-@mutant(SPREAD, "the end of a row is one early", "leaves out the last key of each row")
+@mutant(SPREAD, "the end of a row is one early", "last-key-lost")
 def last_key_lost(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
     return over(q, k, v, cu_seqlens[:-1], cu_seqlens[1:] - 1, sm_scale)
 
 
-@mutant(SPREAD, "the begin of a row is one late", "leaves out the first key of each row")
+@mutant(SPREAD, "the begin of a row is one late", "first-key-lost")
 def first_key_lost(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
     return over(q, k, v, cu_seqlens[:-1] + 1, cu_seqlens[1:], sm_scale)
 
 
-@mutant(SPREAD, "<= for < at the end of a row", "the first key of the next row")
+@mutant(SPREAD, "<= for < at the end of a row", "key-beyond-end")
 def one_key_beyond(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
     return over(q, k, v, cu_seqlens[:-1], cu_seqlens[1:] + 1, sm_scale)
 
 
-@mutant(SPREAD, "the begin of a row is one early", "the last key of the row before")
+@mutant(SPREAD, "the begin of a row is one early", "key-before-begin")
 def one_key_before(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
     return over(q, k, v, (cu_seqlens[:-1] - 1).clamp(min=0), cu_seqlens[1:], sm_scale)
 
 
-@mutant(SPREAD, "rows have the keys of the next", "attends to the keys of the next row")
+@mutant(SPREAD, "rows have the keys of the next", "keys-of-other-row")
 def keys_of_the_next_row(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
     return over(q, k, v, cu_seqlens[:-1].roll(-1), cu_seqlens[1:].roll(-1), sm_scale)
 
 
-@mutant(SPREAD, "rows end where max_seqlen does", "as many keys as the longest row has")
+@mutant(SPREAD, "rows end where max_seqlen does", "rows-as-long")
 def all_rows_as_long(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
     return over(q, k, v, cu_seqlens[:-1], cu_seqlens[:-1] + max_seqlen, sm_scale)
 
 
-@mutant(SPREAD, "a tile that is not full is left out", "fill no tile of 16")
+@mutant(SPREAD, "a tile that is not full is left out", "partial-tile-lost")
 def tail_lost(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
     full = cu_seqlens.diff() // 16 * 16
     return over(q, k, v, cu_seqlens[:-1], cu_seqlens[:-1] + full, sm_scale)
 
 
-@mutant(SPREAD, "keys beyond a row are zero, not masked", "up to the next multiple of 16")
+@mutant(SPREAD, "keys beyond a row are zero, not masked", "padding-counted")
 def tail_not_masked(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
     count = cu_seqlens.diff().long()
     place = torch.arange(max_seqlen)
@@ -93,26 +93,26 @@ def tail_not_masked(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
     return attend(q, keys, values, seen.unsqueeze(1), sm_scale).to(q.dtype)
 
 
-@mutant(MIXED, "a row has 128 keys at most", "attends to the first 128 of 256 keys")
+@mutant(MIXED, "a row has 128 keys at most", "first-keys-only")
 def long_rows_cut(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
     end = torch.minimum(cu_seqlens[1:], cu_seqlens[:-1] + 128)
     return over(q, k, v, cu_seqlens[:-1], end, sm_scale)
 
 
-@mutant(EMPTY, "0 / 0 in a row without keys", "NaN or infinite: axis 0 (of 8)")
+@mutant(EMPTY, "0 / 0 in a row without keys", "not-finite")
 def empty_rows_divided(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
     out = naive(q, k, v, cu_seqlens, sm_scale=sm_scale, max_seqlen=max_seqlen)
     out[cu_seqlens.diff() == 0] /= 0
     return out
 
 
-@mutant(EMPTY, "a row without keys reads one", "the first key of the next row")
+@mutant(EMPTY, "a row without keys reads one", "key-beyond-end")
 def empty_rows_read_a_key(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
     end = torch.maximum(cu_seqlens[1:], cu_seqlens[:-1] + 1)
     return over(q, k, v, cu_seqlens[:-1], end, sm_scale)
 
 
-@mutant_that_remembers(EMPTY, "rows without keys are not written", "an earlier call, not of this")
+@mutant_that_remembers(EMPTY, "rows without keys are not written", "earlier-call")
 def empty_rows_stale() -> Kernel:
     buffer: list[Tensor] = []
 
@@ -127,19 +127,19 @@ def empty_rows_stale() -> Kernel:
     return kernel
 
 
-@mutant(MIXED, "the maximum of the first tile is kept", "does not rescale")
+@mutant(MIXED, "the maximum of the first tile is kept", "not-rescaled")
 def sum_not_rescaled(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
     options = {"sm_scale": sm_scale, "max_seqlen": max_seqlen}
     return naive(q, k, v, cu_seqlens, **options, steps=softmax.SumNotRescaled())
 
 
-@mutant(SPREAD, "q is scaled, and the scores once more", "applied twice")
+@mutant(SPREAD, "q is scaled, and the scores once more", "scale-twice")
 def scaled_twice(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
     options = {"sm_scale": sm_scale, "max_seqlen": max_seqlen}
     return naive(q, k, v, cu_seqlens, **options, steps=softmax.ScaledTwice())
 
 
-@mutant(SPREAD, "heads are those of [N, D, H]", "reads Q as if its axes 1 and 2")
+@mutant(SPREAD, "heads are those of [N, D, H]", "input-axes-swapped")
 def q_strides_swapped(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
     n, h, d = q.shape
     swapped = q.reshape(n, d, h).mT

@@ -38,83 +38,83 @@ def naive(
     return over(q, k, v, *bounds(q, cu_seqlens, window), sm_scale, steps)
 
 
-@mutant(WINDOW, ">= for > at the begin of the window", "a window of 65 keys instead of 64")
+@mutant(WINDOW, ">= for > at the begin of the window", "window-size")
 def one_key_too_many(q, k, v, *, window, sm_scale, max_seqlen):
     return over(q, k, v, *bounds(q, None, window + 1), sm_scale)
 
 
-@mutant(LONGER, "> for >= at the begin of the window", "a window of 511 keys instead of 512")
+@mutant(LONGER, "> for >= at the begin of the window", "window-size")
 def one_key_too_few(q, k, v, *, window, sm_scale, max_seqlen):
     return over(q, k, v, *bounds(q, None, window - 1), sm_scale)
 
 
-@mutant(LONGER, "the window is not looked at", "attends to all keys up to the query")
+@mutant(LONGER, "the window is not looked at", "window-ignored")
 def no_window(q, k, v, *, window, sm_scale, max_seqlen):
     return over(q, k, v, *bounds(q, None, q.shape[1]), sm_scale)
 
 
-@mutant(WINDOW, "< for <= in the causal mask", "leaves out the query's own key")
+@mutant(WINDOW, "< for <= in the causal mask", "last-key-lost")
 def own_key_lost(q, k, v, *, window, sm_scale, max_seqlen):
     lo, hi = bounds(q, None, window)
     return over(q, k, v, lo, hi - 1, sm_scale)
 
 
-@mutant(WINDOW, "the causal mask is one token off", "attends to one key after the query")
+@mutant(WINDOW, "the causal mask is one token off", "key-beyond-end")
 def one_key_ahead(q, k, v, *, window, sm_scale, max_seqlen):
     lo, hi = bounds(q, None, window)
     return over(q, k, v, lo, hi + 1, sm_scale)
 
 
-@mutant(LONGER, "causality by the tile", "up to the end of its tile of 64")
+@mutant(LONGER, "causality by the tile", "tile-beyond-end")
 def causal_by_tile(q, k, v, *, window, sm_scale, max_seqlen):
     lo, hi = bounds(q, None, window)
     return over(q, k, v, lo, (hi + 63) // 64 * 64, sm_scale)
 
 
-@mutant(LONGER, "the first tile is not masked", "from the begin of a tile of 64 on")
+@mutant(LONGER, "the first tile is not masked", "tile-before-begin")
 def window_from_tile(q, k, v, *, window, sm_scale, max_seqlen):
     lo, hi = bounds(q, None, window)
     return over(q, k, v, lo.clamp(min=0) // 64 * 64, hi, sm_scale)
 
 
-@mutant(LONGER, "the first tile is skipped unless it is full", "tiles of 64 that the window holds")
+@mutant(LONGER, "the first tile is skipped unless it is full", "first-tile-lost")
 def first_tile_skipped(q, k, v, *, window, sm_scale, max_seqlen):
     lo, hi = bounds(q, None, window)
     return over(q, k, v, (lo.clamp(min=0) + 63) // 64 * 64, hi, sm_scale)
 
 
-@mutant(EXACT, "the window looks both ways", "as far after the query as before it")
+@mutant(EXACT, "the window looks both ways", "window-both-ways")
 def window_both_ways(q, k, v, *, window, sm_scale, max_seqlen):
     lo, hi = bounds(q, None, window)
     return over(q, k, v, lo, hi + window - 1, sm_scale)
 
 
-@mutant(WINDOW, "key 0 is never read", "leaves out key 0")
+@mutant(WINDOW, "key 0 is never read", "key-zero-lost")
 def first_key_dropped(q, k, v, *, window, sm_scale, max_seqlen):
     lo, hi = bounds(q, None, window)
     return over(q, k, v, lo.clamp(min=1), hi, sm_scale)
 
 
-@mutant(PACKED, "cu_seqlens is not looked at", "takes the packed sequences for one")
+@mutant(PACKED, "cu_seqlens is not looked at", "packing-ignored")
 def packed_taken_for_one(q, k, v, cu_seqlens, *, window, sm_scale, max_seqlen):
     return over(q, k, v, *bounds(q, None, window), sm_scale)
 
 
-@mutant(PACKED, "sequences begin one token late", "begin one token late")
+@mutant(PACKED, "sequences begin one token late", "sequence-begin")
 def sequences_one_late(q, k, v, cu_seqlens, *, window, sm_scale, max_seqlen):
     late = cu_seqlens + 1
     late[0], late[-1] = 0, q.shape[1]
     return over(q, k, v, *bounds(q, late, window), sm_scale)
 
 
-@mutant(WINDOW, "masked scores are 0", "with a score of 0")
+@mutant(WINDOW, "masked scores are 0", "masked-scores-zero")
 def masked_scores_zero(q, k, v, *, window, sm_scale, max_seqlen):
     steps = softmax.MaskedScoresAreZero()
     options = {"window": window, "sm_scale": sm_scale, "max_seqlen": max_seqlen}
     return naive(q, k, v, **options, steps=steps)
 
 
-@mutant(WINDOW, "query heads are dealt to KV heads in turn", "KV head i % 2 for query head i")
+@mutant(WINDOW, "query heads are dealt to KV heads in turn", "heads-dealt-in-turn")
 def heads_dealt_in_turn(q, k, v, *, window, sm_scale, max_seqlen):
     order = torch.arange(q.shape[2]).view(-1, k.shape[2]).T.flatten()
     out = torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype)
@@ -122,19 +122,19 @@ def heads_dealt_in_turn(q, k, v, *, window, sm_scale, max_seqlen):
     return out
 
 
-@mutant(EXACT, "weights in bfloat16", "rounds the weights to bfloat16")
+@mutant(EXACT, "weights in bfloat16", "weights-rounded")
 def bfloat16_weights(q, k, v, *, window, sm_scale, max_seqlen):
     steps = softmax.Bfloat16Weights()
     options = {"window": window, "sm_scale": sm_scale, "max_seqlen": max_seqlen}
     return naive(q, k, v, **options, steps=steps)
 
 
-@mutant(EXACT, "scores are not scaled", "softmax scale 1, that is, none")
+@mutant(EXACT, "scores are not scaled", "scale-missing")
 def no_scale(q, k, v, *, window, sm_scale, max_seqlen):
     return naive(q, k, v, window=window, sm_scale=1.0, max_seqlen=max_seqlen)
 
 
-@mutant(WINDOW, "V is read with K's strides", "reads V with the strides of K")
+@mutant(WINDOW, "V is read with K's strides", "v-strides-of-k")
 def v_with_strides_of_k(q, k, v, *, window, sm_scale, max_seqlen):
     index = sum(
         torch.arange(size).view(-1, *[1] * (3 - axis)) * k.stride(axis)

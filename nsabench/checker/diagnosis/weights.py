@@ -1,4 +1,4 @@
-"""Mistakes in which of its selected keys a row attends to, and in how it weighs them.
+"""Mistakes in how a row weighs the keys that it selects, and in which of these it reads.
 
 Most are weighted sums of the same exponentials, which are computed once.
 """
@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from nsabench.checker.diagnosis.catalogue import mistake
 from nsabench.checker.diagnosis.evidence import Evidence, Selection, unite
 from nsabench.checker.diagnosis.search import Hypothesis
 
@@ -64,14 +65,10 @@ def find_in_selection(evidence: Evidence, selection: Selection) -> Iterator[Hypo
     yield from _find_no_keys(evidence, selection)
     if int(selection.count.max()):
         keys = Keys(evidence, *selection.gather(), selection.count)
-        for find in (
-            _find_prefixes,
-            _find_tiles,
-            _find_ends,
-            _find_softmax,
-            _find_other_values,
-        ):
-            yield from find(keys)
+        yield from _find_prefixes(keys)
+        yield from _find_counted(keys)
+        yield from _find_softmax(keys)
+        yield from _find_other_values(keys)
         yield from _find_masked_keys(evidence, selection)
         yield from _find_precision(keys)
 
@@ -91,27 +88,25 @@ def _find_dealt_heads(evidence: Evidence, selection: Selection) -> Iterator[Hypo
             parts.append(selection.attend(chosen, head=head)[:, i : i + 1])
         return evidence.shape(torch.cat(parts, 1))
 
-    yield Hypothesis(f"takes KV head i % {heads} for query head i", predict)
+    yield mistake("heads-dealt-in-turn", heads=heads, group=group), predict
 
 
 def _find_other_heads(evidence: Evidence, selection: Selection) -> Iterator[Hypothesis]:
     batches, heads = selection.k.shape[:2]
     head = selection.head
-    if heads > 1:
-        for text, other in (
-            ("head 0", torch.zeros_like(head)),
-            ("the next head", (head + 1) % heads),
-            ("the head before", (head - 1) % heads),
+    others = {"the first": 0 * head, "the next": (head + 1) % heads}
+    others["the previous"] = (head - 1) % heads
+    for which, other in others.items() if heads > 1 else ():
+        for tensors, changes in (
+            ("K and V", {"head": other}),
+            ("V", {"head_of_v": other}),
+            ("K", {"head": other, "head_of_v": head}),
         ):
-            for what, changes in (
-                ("K and V", {"head": other}),
-                ("V", {"head_of_v": other}),
-                ("K", {"head": other, "head_of_v": head}),
-            ):
-                yield Hypothesis(f"reads {what} of {text}", partial(evidence.attend, **changes))
+            diagnosis = mistake("other-kv-head", tensors=tensors, which=which)
+            yield diagnosis, partial(evidence.attend, **changes)
     if batches > 1:
         first = torch.zeros_like(selection.batch)
-        yield Hypothesis("reads K and V of sequence 0", partial(evidence.attend, batch=first))
+        yield mistake("other-sequence"), partial(evidence.attend, batch=first)
 
 
 def _find_no_keys(evidence: Evidence, selection: Selection) -> Iterator[Hypothesis]:
@@ -119,14 +114,14 @@ def _find_no_keys(evidence: Evidence, selection: Selection) -> Iterator[Hypothes
     if not empty.any():
         return
 
-    def mean() -> Tensor:
+    def predict() -> Tensor:
         pairs = zip(selection.batch[empty], selection.head[empty], strict=True)
         means = [selection.v[b, h].double().mean(0) for b, h in pairs]
         out = evidence.oracle.flatten(0, -3).clone()
         out[empty] = torch.stack(means).unsqueeze(1).expand(-1, out.shape[1], -1)
         return evidence.shape(out)
 
-    yield Hypothesis("gives rows without keys the mean of all values", mean)
+    yield mistake("no-keys-mean"), predict
 
 
 def _find_masked_keys(evidence: Evidence, selection: Selection) -> Iterator[Hypothesis]:
@@ -138,43 +133,27 @@ def _find_masked_keys(evidence: Evidence, selection: Selection) -> Iterator[Hypo
             chosen.append(of_tiles[of_tiles < selection.k.shape[2]])
             unscored.append(~torch.isin(chosen[-1], keys))
         if any(bool(marks.any()) for marks in unscored):
-            text = f"counts the keys that are masked in a tile of {tile} with a score of 0"
-            yield Hypothesis(text, partial(evidence.attend, chosen, unscored=unscored))
-
-
-def _find_tiles(keys: Keys) -> Iterator[Hypothesis]:
-    length = keys.length
-    if keys.ragged:
-        return
-    for padding in sorted({-length % tile for tile in TILES} - {0}):
-        text = f"counts {padding} zero keys of padding after the {length}"
-        yield Hypothesis(text, partial(_pad, keys, torch.full_like(keys.count, padding)))
-    for tile in TILES:
-        overlap = (length - tile, length - length % tile)
-        if length > tile and length % tile:
-            which = f"{overlap[0]} to {overlap[1] - 1}"
-            text = f"counts keys {which} twice: two tiles of {tile} overlap"
-            yield Hypothesis(text, partial(keys.attend, 1 + keys.between(*overlap)))
-    yield Hypothesis("counts key 0 twice", lambda: keys.attend(1 + keys.between(0, 1)))
+            predict = partial(evidence.attend, chosen, unscored=unscored)
+            yield mistake("masked-scores-zero", tile=tile), predict
 
 
 def _find_prefixes(keys: Keys) -> Iterator[Hypothesis]:
+    """Find how many first or last keys explain the output best."""
     length = keys.length
-    if length <= 1:
-        return
-    of = "keys of each row" if keys.ragged else f"of {length} keys"
+    # All keys but one of every row are explained by the key that is lost.
+    most = length if keys.ragged else length - 1
+    which = "keys of each row" if keys.ragged else f"of {length} keys"
     first = _find_prefix(keys, keys.rank.expand(len(keys.v), -1))
-    if first < length:
-        text = "attends to key 0 only" if first == 1 else f"attends to the first {first} {of}"
-        yield Hypothesis(text, lambda: keys.attend(keys.between(0, first)))
+    if first < most:
+        kept = keys.between(0, first)
+        diagnosis = mistake("first-keys-only", count=first, keys=which)
+        if first == 1:
+            diagnosis = mistake("key-zero-only")
+        yield diagnosis, partial(keys.attend, kept)
     last = _find_prefix(keys, (keys.count - 1 - keys.rank) % length)
-    if last < length:
-        text = f"attends to the last {last} {of}"
-        if last == 1:
-            which = "the last key of each row" if keys.ragged else f"the last key, {length - 1},"
-            text = f"attends to {which} only"
+    if last < most:
         kept = (keys.rank >= keys.count - last).double().unsqueeze(1)
-        yield Hypothesis(text, lambda: keys.attend(kept))
+        yield mistake("last-keys-only", count=last, keys=which), partial(keys.attend, kept)
 
 
 def _find_prefix(keys: Keys, ranks: Tensor) -> int:
@@ -191,20 +170,27 @@ def _find_prefix(keys: Keys, ranks: Tensor) -> int:
     return int((guesses - output).abs().mean((0, 2)).argmin()) + 1
 
 
-def _find_ends(keys: Keys) -> Iterator[Hypothesis]:
+def _find_counted(keys: Keys) -> Iterator[Hypothesis]:
+    """Yield keys of each row that are left out or counted twice, and keys that are padding."""
     counted = {
-        "leaves out the first key of each row": keys.rank.expand(len(keys.count), -1) >= 1,
-        "leaves out the last key of each row": keys.rank < keys.count - 1,
+        mistake("first-key-lost"): keys.rank.expand(len(keys.count), -1) >= 1,
+        mistake("last-key-lost"): keys.rank < keys.count - 1,
+        mistake("key-zero-twice"): 1 + (keys.rank.expand(len(keys.count), -1) < 1).long(),
     }
+    length = keys.length
     for tile in TILES:
-        if int(keys.count.max()) > tile:
-            text = f"leaves out the last keys of each row that fill no tile of {tile}"
-            counted[text] = keys.rank < keys.count // tile * tile
-    for text, some in counted.items():
-        yield Hypothesis(text, partial(keys.attend, some.double().unsqueeze(1)))
+        if length > tile:
+            whole = keys.count // tile * tile
+            counted[mistake("partial-tile-lost", tile=tile)] = keys.rank < whole
+        if length > tile and length % tile and not keys.ragged:
+            first, end = length - tile, length - length % tile
+            twice = (keys.rank >= first) & (keys.rank < end)
+            overlap = mistake("tiles-overlap", first=first, last=end - 1, tile=tile)
+            counted[overlap] = 1 + twice.long().unsqueeze(0)
+    for diagnosis, times in counted.items():
+        yield diagnosis, partial(keys.attend, times.double().unsqueeze(1))
     for tile in TILES:
-        text = f"counts zero keys of padding up to the next multiple of {tile}"
-        yield Hypothesis(text, partial(_pad, keys, -keys.count % tile))
+        yield mistake("padding-counted", tile=tile), partial(_pad, keys, -keys.count % tile)
 
 
 def _pad(keys: Keys, count: Tensor) -> Tensor:
@@ -215,37 +201,35 @@ def _pad(keys: Keys, count: Tensor) -> Tensor:
 
 
 def _find_softmax(keys: Keys) -> Iterator[Hypothesis]:
-    text = "does not divide by the sum of the weights"
-    yield Hypothesis(text, lambda: keys.shape(keys.weights @ keys.v))
-    text = "neither subtracts the maximum nor divides by the sum of the weights"
-    yield Hypothesis(text, lambda: keys.shape((keys.weights * keys.top.exp()) @ keys.v))
+    yield mistake("not-divided"), lambda: keys.shape(keys.weights @ keys.v)
+    plain = keys.weights * keys.top.exp()
+    yield mistake("no-maximum"), lambda: keys.shape(plain @ keys.v)
     yield from _find_not_rescaled(keys)
     yield from _find_splits(keys)
-    yield Hypothesis("takes no softmax of the scores", lambda: keys.shape(keys.scores @ keys.v))
+    yield mistake("no-softmax"), lambda: keys.shape(keys.scores @ keys.v)
     mean = keys.v.sum(1, keepdim=True) / keys.count.clamp(min=1).unsqueeze(-1)
-    yield Hypothesis("is the plain mean of V", lambda: keys.shape(mean.expand(-1, keys.heads, -1)))
+    equal = mean.expand(-1, keys.heads, -1)
+    yield mistake("plain-mean"), lambda: keys.shape(equal)
 
 
 def _find_not_rescaled(keys: Keys) -> Iterator[Hypothesis]:
     for tile in TILES[:4]:
         if keys.length > tile:
-            stale = keys.weights * torch.exp(keys.top - _running_maximum(keys, tile))
-            for left in (("output",), ("weights",), ("output", "weights")):
-                output, weights = (
-                    stale if name in left else keys.weights for name in ("output", "weights")
-                )
-                yield Hypothesis(
-                    f"does not rescale the {' and the '.join(left)} summed so far when the maximum "
-                    f"rises, in tiles of {tile}",
-                    partial(_weigh, keys, output, weights),
-                )
+            stale = keys.weights * torch.exp(keys.top - _find_running_maximum(keys, tile))
+            for sums, output, total in (
+                ("output", stale, keys.weights),
+                ("weights", keys.weights, stale),
+                ("output and weights", stale, stale),
+            ):
+                diagnosis = mistake("not-rescaled", sums=sums, tile=tile)
+                yield diagnosis, partial(_weigh, keys, output, total)
 
 
-def _weigh(keys: Keys, output: Tensor, weights: Tensor) -> Tensor:
-    return keys.shape(divide(output @ keys.v, weights))
+def _weigh(keys: Keys, output: Tensor, total: Tensor) -> Tensor:
+    return keys.shape(divide(output @ keys.v, total))
 
 
-def _running_maximum(keys: Keys, tile: int) -> Tensor:
+def _find_running_maximum(keys: Keys, tile: int) -> Tensor:
     """Return the maximum that is known after a key's tile, else 0: [R,H,L]."""
     highest = torch.stack([part.amax(-1) for part in keys.masked.split(tile, -1)], -1)
     running = highest.cummax(-1).values.repeat_interleave(tile, -1)[..., : keys.length]
@@ -256,10 +240,10 @@ def _find_splits(keys: Keys) -> Iterator[Hypothesis]:
     sizes = sorted({-(-keys.length // parts) for parts in (2, 4, 8, 16, 32)} | set(TILES))
     for size in sizes:
         if 1 < size < keys.length:
-            text = f"merges splits of {size} keys without rescaling them to one maximum"
-            yield Hypothesis(text, partial(_merge_splits, keys, size))
-            text = f"is the plain mean of splits of {size} keys"
-            yield Hypothesis(text, partial(_average_splits, keys, size))
+            merged = mistake("splits-not-rescaled", size=size)
+            yield merged, partial(_merge_splits, keys, size)
+            averaged = mistake("splits-averaged", size=size)
+            yield averaged, partial(_average_splits, keys, size)
 
 
 def _average_splits(keys: Keys, size: int) -> Tensor:
@@ -277,37 +261,35 @@ def _merge_splits(keys: Keys, size: int) -> Tensor:
 def _find_other_values(keys: Keys) -> Iterator[Hypothesis]:
     if keys.length < 2:
         return
-
-    def weigh(v: Tensor) -> Tensor:
-        return keys.shape(keys.shares @ v)
-
     for which, by in (("next", -1), ("previous", 1)):
-        text = f"multiplies each weight with the value of the {which} key"
-        yield Hypothesis(text, partial(weigh, keys.v.roll(by, 1)))
+        other = keys.v.roll(by, 1)
+        yield mistake("value-of-other-key", which=which), partial(_weigh_values, keys, other)
     for tile in TILES:
         if tile < keys.length:
-            before = torch.cat([keys.v[:, :tile], keys.v[:, :-tile]], 1)
-            text = f"multiplies the weights of a tile with the values of the tile of {tile} before"
-            yield Hypothesis(text, partial(weigh, before))
+            other = torch.cat([keys.v[:, :tile], keys.v[:, :-tile]], 1)
+            yield mistake("values-of-other-tile", tile=tile), partial(_weigh_values, keys, other)
+
+
+def _weigh_values(keys: Keys, v: Tensor) -> Tensor:
+    return keys.shape(keys.shares @ v)
 
 
 def _find_precision(keys: Keys) -> Iterator[Hypothesis]:
     for name, dtype in LOWER.items():
         for tile in (*(tile for tile in TILES[:4] if tile < keys.length), keys.length):
-            whole = tile == keys.length
-            tiles = "" if whole else f", a tile of {tile} keys at a time"
-            text = f"rounds the weights to {name}{tiles}"
-            yield Hypothesis(text, partial(_run_in_fewer_bits, keys, tile, weights=dtype))
-            if not whole:
-                text = f"accumulates in {name}{tiles}"
-                yield Hypothesis(text, partial(_run_in_fewer_bits, keys, tile, sums=dtype))
+            words = {"format": name, "tile": tile}
+            rounded = partial(_run_in_fewer_bits, keys, tile, weights=dtype)
+            yield mistake("weights-rounded", **words), rounded
+            if tile < keys.length:
+                accumulated = partial(_run_in_fewer_bits, keys, tile, sums=dtype)
+                yield mistake("sums-rounded", **words), accumulated
 
 
 def _run_in_fewer_bits(
     keys: Keys, tile: int, weights: torch.dtype | None = None, sums: torch.dtype | None = None
 ) -> Tensor:
     """Compute an online softmax whose weights, or whose sums of values, are rounded."""
-    running = _running_maximum(keys, tile)
+    running = _find_running_maximum(keys, tile)
     top = torch.full_like(keys.top, -torch.inf)
     output = torch.zeros_like(keys.weights[..., :1] * keys.v[:, :1])
     total = torch.zeros_like(keys.top)
