@@ -8,7 +8,7 @@ import lzma
 import numpy as np
 from numpy.typing import NDArray
 
-from nsabench.ops._recorded import Recording
+from nsabench.ops._block_choices import Recording
 
 
 def of_selection(selection: NDArray[np.int32], block: int, made: str) -> Recording:

@@ -14,7 +14,6 @@ from nsabench import ops
 from nsabench.checks import parity as checks
 from nsabench.delivery import OUTPUT
 from nsabench.model.case import Case
-from nsabench.ops._probes import COMMON_LOGIT
 
 LOST = 1 / 8  # a row is lost if at most this share of its norm is left
 # Rounding cannot cancel this many elements of a row by accident. A narrower row, such as the three
@@ -69,11 +68,11 @@ def measure(
 ) -> Errors:
     """Measure the errors of a result [..., w] as a whole, and of its worst row [w], in float64.
 
-    The error of a row is relative to its norm or to a typical row's norm, whichever is larger. The
-    error of a lost row is relative to its own norm: it is nearly zero and should not be.
+    The error of a row is relative to its norm or to a typical row's norm, whichever is larger. If
+    a row is lost, its error is relative to its own norm.
 
     resolved: the relative error that sums in this format may have (`checks.resolution`).
-    factor: the output belongs to an input `factor` times as large, so errors are divided by it.
+    factor: of the input that the result belongs to, so errors are divided by it.
     sampled: only the rows that the oracle has computed are compared.
     """
     width = max(output.shape[-1] if output.dim() else 1, 1)
@@ -178,7 +177,7 @@ def check_values(
     what = f" of {name}" if case.direction.differentiates else ""
     if is_probe:
         terms = ops.get(case.op).terms(ops.sizes(case))
-        most = PROBE_NOISE * checks.noise(case.dtype, terms, COMMON_LOGIT)
+        most = PROBE_NOISE * checks.noise(case.dtype, terms, ops.COMMON_LOGIT)
         if not errors.rel_l2 <= most:
             raise WrongValues(
                 f"relative error {errors.rel_l2:.3g}{what} is over {most:.3g}", errors

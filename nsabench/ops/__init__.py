@@ -17,11 +17,11 @@ from nsabench.errors import UsageError
 from nsabench.model.case import Case
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Direction, DType
-from nsabench.ops import _outside
-from nsabench.ops._contract import Inputs, Op, Shape, Size, Work
+from nsabench.ops import _external
 from nsabench.ops._decode import DecodeSizes
-from nsabench.ops._probes import Probe
-from nsabench.ops._sampled import compared
+from nsabench.ops._op import Inputs, Op, Shape, Size, Work
+from nsabench.ops._probes import COMMON_LOGIT, Probe
+from nsabench.ops._sequences import compared
 
 # Other modules import these by name; functions are called as `ops.get`.
 __all__ = [
@@ -44,16 +44,16 @@ def shipped() -> tuple[str, ...]:
 
 
 def names() -> tuple[str, ...]:
-    return tuple(sorted({*shipped(), *_outside.installed(), *_outside.from_files}))
+    return tuple(sorted({*shipped(), *_external.installed(), *_external.from_files}))
 
 
 def load_file(path: Path, expected_sha256: str | None = None) -> Op:
-    """Load the op of the user's file, with the errors of `_outside.load_file`."""
+    """Load the op of the user's file, with the errors of `_external.load_file`."""
     owners = {
-        **{name: f"{_outside.owners(name)} has one" for name in _outside.installed()},
+        **{name: f"{_external.owners(name)} has one" for name in _external.installed()},
         **dict.fromkeys(shipped(), "one ships"),
     }
-    return _outside.load_file(path, owners, expected_sha256)
+    return _external.load_file(path, owners, expected_sha256)
 
 
 def refuse_other(plan: Plan) -> None:
@@ -62,14 +62,14 @@ def refuse_other(plan: Plan) -> None:
         file = Path(plan.ops).name
         raise UsageError(
             f"this run was made with the op of {file} (sha256 {plan.ops_sha256[:12]}), which "
-            f"{'is another one now' if _outside.from_files else 'is not known here'}",
+            f"{'is another one now' if _external.from_files else 'is not known here'}",
             f"give that file: --ops {file}.",
         )
 
 
 def has_op_of(plan: Plan) -> bool:
     """Return whether the plan has no op from a file, or the one that is loaded, unchanged."""
-    return not plan.ops or plan.ops_sha256 in {d for _, d in _outside.from_files.values()}
+    return not plan.ops or plan.ops_sha256 in {d for _, d in _external.from_files.values()}
 
 
 def find(name: str) -> Op | None:
@@ -77,10 +77,10 @@ def find(name: str) -> Op | None:
     if name in shipped():
         op: Op = importlib.import_module(f"{__name__}.{name}").OP
         return op
-    if name in _outside.from_files:
-        return _outside.from_files[name][0]
-    if name in _outside.installed():
-        return _outside.import_entry_point(name)
+    if name in _external.from_files:
+        return _external.from_files[name][0]
+    if name in _external.installed():
+        return _external.import_entry_point(name)
     return None
 
 
@@ -159,7 +159,7 @@ def _count(
     sizes = op.shape_model.model_validate(dict(shape))
     question = partial(getattr(op, method), sizes, dtype, distribution, seed)
     if op.name not in shipped():
-        return _outside.ask_method(question, op, method, Work)
+        return _external.ask_method(question, op, method, Work)
     work: Work = question()
     return work
 
@@ -178,6 +178,6 @@ def refuse_unanswered(case: Case) -> None:
     if op.name in shipped():
         return
     shape = sizes(case)
-    _outside.ask_method(lambda: op.length(shape), op, "length", int)
-    _outside.ask_method(lambda: op.terms(shape), op, "terms", int)
+    _external.ask_method(lambda: op.length(shape), op, "length", int)
+    _external.ask_method(lambda: op.terms(shape), op, "terms", int)
     work(case)

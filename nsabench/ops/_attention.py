@@ -14,9 +14,8 @@ from pydantic import model_validator
 
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import DType
-from nsabench.ops import _draws, _probes
-from nsabench.ops._contract import Inputs, Op, Shape, Size, Work
-from nsabench.ops._probes import Probe
+from nsabench.ops._op import Inputs, Op, Shape, Size, Work, draw_normal
+from nsabench.ops._probes import Probe, make_attention_probes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,6 +23,12 @@ if TYPE_CHECKING:
 # The sizes of q before D, then the sizes of k and v before D and Dv.
 Axes = tuple[tuple[int, ...], tuple[int, ...]]
 Indices = dict[str, NDArray[np.int32]]
+Ints = NDArray[np.int64]
+
+# Values that have broken kernels before; any op may offer them beside its own distributions.
+VALUES = ("large_logits", "one_hot", "negative_zero")
+LARGE_LOGIT, ONE_HOT = 1e4, 16
+LOGITS = {"large_logits": LARGE_LOGIT, "one_hot": float(ONE_HOT)}
 
 
 class AttentionShape(Shape):
@@ -75,7 +80,10 @@ class AttentionOp(Op):
     gates: ClassVar[int] = 0
 
     def probes(self, case: Case) -> Mapping[str, Probe]:
-        return _probes.of_attention(self, case)
+        usual = case.distribution
+        if usual in (*VALUES, "all_empty"):
+            usual = self.distributions[0]
+        return make_attention_probes(self, case, usual)
 
     @abstractmethod
     def parts(self, inputs: Inputs) -> Iterable[Part]:
@@ -99,9 +107,9 @@ class AttentionOp(Op):
         return {**{name: getattr(shape, name) for name in names}, "sm_scale": shape.D**-0.5}
 
     def draw(self, shape: Any, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
-        normal = _draws.normal(dtype, device, seed)
+        normal = draw_normal(dtype, device, seed)
         axes = self.axes(shape, distribution, seed)
-        tensors = _draws.attention(distribution, normal, *axes, shape)
+        tensors = draw_qkv(distribution, normal, *axes, shape)
         tensors |= self.draw_indices(shape, distribution, seed, device)
         return Inputs(tensors, self.drawn_options(shape, distribution, seed), seed)
 
@@ -130,7 +138,7 @@ class AttentionOp(Op):
         return int(shape.D) + self.length(shape)
 
     def logit(self, distribution: str) -> float:
-        return _draws.LOGITS.get(distribution, 1.0)
+        return LOGITS.get(distribution, 1.0)
 
     def backward_work(self, shape: Any, dtype: DType, distribution: str, seed: int) -> Work:
         """Count four products (dq, dk, dv, the gradient of the weights); a forward has two."""
@@ -200,3 +208,33 @@ def attend_to(q: Tensor, k: Tensor, v: Tensor, scale: float, index: Tensor, keep
     index = index.masked_fill(~keep, 0)
     k, v = (x.index_select(0, index.flatten()).unflatten(0, index.shape) for x in (k, v))
     return attend(q, k, v, scale, keep.unsqueeze(1))
+
+
+def draw_qkv(
+    distribution: str,
+    normal: Callable[..., Tensor],
+    queries: tuple[int, ...],
+    keys: tuple[int, ...],
+    shape: Any,
+) -> dict[str, Tensor]:
+    """Draw q [*queries, D], k [*keys, D] and v [*keys, Dv]."""
+    q, k = normal(*queries, shape.D), normal(*keys, shape.D)
+    _shape_values(distribution, q, k)
+    return {"q": q, "k": k, "v": normal(*keys, shape.Dv)}
+
+
+def _shape_values(distribution: str, q: Tensor, k: Tensor) -> None:
+    """Change normal queries and keys in place as a distribution of `VALUES` asks.
+
+    large_logits: scaled logits of about +-1e4. one_hot: every element of a query is +-16, so that
+    nearly all weight is on few keys. negative_zero: half of all elements are -0.0.
+    """
+    if distribution == "large_logits":
+        # The logit of normal vectors has unit variance under 1/sqrt(D).
+        q *= LARGE_LOGIT**0.5
+        k *= LARGE_LOGIT**0.5
+    elif distribution == "one_hot":
+        q.copy_((ONE_HOT * q.sign()).to(q.dtype))
+    elif distribution == "negative_zero":
+        for tensor in (q, k):
+            tensor[..., ::2] = -0.0

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from nsabench.ops._attention import AttentionOp, Axes, HeadsShape, Part, attend
-from nsabench.ops._contract import Inputs, Shape, Size, by_device
-from nsabench.ops._draws import Ints
-from nsabench.ops._nsa import LOCAL
+from nsabench.ops._attention import AttentionOp, Axes, HeadsShape, Ints, Part, attend
+from nsabench.ops._nsa_equations import LOCAL
+from nsabench.ops._op import Inputs, Shape, Size, by_device
 
 if TYPE_CHECKING:
     from torch import Tensor

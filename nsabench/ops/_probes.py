@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pydantic import ValidationError
 
 from nsabench.model.case import Case
-from nsabench.ops import _draws
-from nsabench.ops._contract import Inputs, Op
+from nsabench.ops._op import Inputs, Op
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,11 +34,11 @@ class Probe(NamedTuple):
     change: Callable[[Inputs], Inputs]
 
 
-def of_attention(op: Op, case: Case) -> dict[str, Probe]:
-    """Return the probes of an attention op by name ("large logits"), for the heads of a case."""
-    usual = case.distribution
-    if usual in (*_draws.VALUES, "all_empty"):
-        usual = op.distributions[0]
+def make_attention_probes(op: Op, case: Case, usual: str) -> dict[str, Probe]:
+    """Return the probes of an attention op by name ("large logits"), for the heads of a case.
+
+    usual: the distribution of most probes.
+    """
     wanted = {
         "65 keys": (ABOVE_A_TILE, usual, _keep),
         "63 keys": (BELOW_A_TILE, usual, _keep),

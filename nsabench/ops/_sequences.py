@@ -1,4 +1,8 @@
-"""What the ops over sequences share. Sequences are equally long, or packed one after another."""
+"""Ops over sequences, which are equally long or packed one after another.
+
+An oracle of a long sequence computes a sample of the queries and holds NaN in the other rows. The
+gradient of the output is almost zero there, so dk and dv are known for every key.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +17,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nsabench.model.vocabulary import Direction
-from nsabench.ops import _draws
-from nsabench.ops._attention import AttentionOp, Axes, HeadsShape, Indices, Part, attend
-from nsabench.ops._contract import Inputs, Size
-from nsabench.ops._draws import Ints
+from nsabench.ops._attention import (
+    VALUES,
+    AttentionOp,
+    Axes,
+    HeadsShape,
+    Indices,
+    Ints,
+    Part,
+    attend,
+)
+from nsabench.ops._op import Inputs, Size
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 PACKED = "packed"
 QUERIES_AT_A_TIME = 512  # of a band, with the keys that they see
+# An oracle computes the queries of so many tokens, and a sample of more.
+MOST_COMPUTED = 4096
+SAMPLE = 256
+# Numbers under 2^-14 have fewer bits in float16; seven are left here.
+QUIET = {"torch.bfloat16": 2.0**-20, "torch.float16": 2.0**-17, "torch.float32": 2.0**-30}
+LOUD = {"torch.float16": 2.0**3}
 
 
 class SequencesShape(HeadsShape):
@@ -75,6 +92,56 @@ def spans(inputs: Inputs) -> list[tuple[int, int, int]]:
     return [(0, start, end) for start, end in pairwise(cu.tolist())]
 
 
+def sample_tokens(inputs: Inputs) -> Tensor:
+    """Return the sampled tokens, counted through the batch: int64 [n], rising."""
+    import torch
+
+    k = inputs.tensors["k"]
+    total = k.shape[0] * k.shape[1]
+    if total <= MOST_COMPUTED:
+        return torch.arange(total, device=k.device)
+    # The draw of the queries and of the gradient depends on the choice, so it is the same in each
+    # process. It does not follow from the values: an implementation that knew the sampled queries
+    # could leave out the others.
+    generator = torch.Generator().manual_seed(inputs.sample_seed)
+    places = torch.arange(SAMPLE) + torch.rand(SAMPLE, generator=generator)
+    chosen = (places * (total / SAMPLE)).long().clamp_(max=total - 1)
+    chosen[-1] = total - 1
+    return chosen.unique().to(k.device)
+
+
+def split_by_sequence(
+    inputs: Inputs, sampled: Tensor | None = None
+) -> Iterator[tuple[int, int, int, Tensor]]:
+    """Yield the batch, first token and end of each sequence, and its sampled queries in the row.
+
+    sampled: as of `sample_tokens`.
+    """
+    sampled = sample_tokens(inputs) if sampled is None else sampled
+    length = inputs.tensors["q"].shape[1]
+    for batch, start, end in spans(inputs):
+        first = batch * length
+        own = sampled[(sampled >= first + start) & (sampled < first + end)] - first
+        if own.numel():
+            yield batch, start, end, own
+
+
+def quieten_unsampled(inputs: Inputs, normal: Tensor) -> Tensor:
+    """Return a gradient of the output [B,T,HQ,Dv] that is quiet where nothing is compared."""
+    at = sample_tokens(inputs)
+    if at.numel() == normal.shape[0] * normal.shape[1]:
+        return normal
+    dtype = str(normal.dtype)
+    size = normal.new_full((normal.shape[0] * normal.shape[1],), QUIET[dtype])
+    size[at] = LOUD.get(dtype, 1.0)
+    return normal * size.view(*normal.shape[:2], 1, 1)
+
+
+def compared(truth: Tensor) -> Tensor:
+    """Return which rows (of the last axis) an oracle has computed: bool."""
+    return truth[..., 0].isfinite()
+
+
 class SequenceOp(AttentionOp):
     """q [B,T,HQ,D], k [B,T,H,D], v [B,T,H,Dv] -> out [B,T,HQ,Dv].
 
@@ -120,7 +187,7 @@ class SequenceOp(AttentionOp):
 class BandedOp(SequenceOp):
     """An op in which query t sees the keys lo(t) up to hi(t)."""
 
-    distributions: ClassVar[tuple[str, ...]] = ("dense", PACKED, *_draws.VALUES)
+    distributions: ClassVar[tuple[str, ...]] = ("dense", PACKED, *VALUES)
 
     @abstractmethod
     def bounds(self, inputs: Inputs) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,8 @@
 """causal_attention: dense attention over everything up to the query itself.
 
 q [B,T,HQ,D], k [B,T,H,D], v [B,T,H,Dv] -> out [B,T,HQ,Dv]. It is what a model runs instead of
-`nsa_attention`. `packed`: B sequences of unequal lengths lie one after another in q [1,B*T,HQ,D].
-Each sees only itself. cu_seqlens int32 [B+1] says where they begin. max_seqlen: no sequence is
-longer. The caller knows it on the host.
+`nsa_attention`. `packed`: B sequences lie one after another in q [1,B*T,HQ,D]. cu_seqlens int32
+[B+1] says where they begin, and max_seqlen (known on the host) that none is longer.
 """
 
 from __future__ import annotations
@@ -13,10 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nsabench.model.vocabulary import Direction
-from nsabench.ops import _sampled
 from nsabench.ops._attention import Part, attend
-from nsabench.ops._contract import Inputs, by_device
-from nsabench.ops._sequences import SequenceOp, SequencesShape
+from nsabench.ops._op import Inputs, by_device
+from nsabench.ops._sequences import SequenceOp, SequencesShape, quieten_unsampled, split_by_sequence
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,14 +38,14 @@ class CausalAttention(SequenceOp):
         return sum(n * (n + 1) // 2 for n in lengths)
 
     def draw_grad(self, inputs: Inputs, seed: int) -> Tensor:
-        return _sampled.grad_out(inputs, super().draw_grad(inputs, seed))
+        return quieten_unsampled(inputs, super().draw_grad(inputs, seed))
 
     def parts(self, inputs: Inputs) -> Iterator[Part]:
         import torch
 
         q, k = inputs.tensors["q"], inputs.tensors["k"]
         group = q.shape[2] // k.shape[2]
-        for batch, start, end, own in _sampled.by_sequence(inputs):
+        for batch, start, end, own in split_by_sequence(inputs):
             for some in own.split(max(1, CHUNK_ELEMENTS // (group * (end - start)))):
                 last = int(some.max()) + 1
                 keep = torch.arange(start, last, device=q.device) <= some.unsqueeze(1)

@@ -3,9 +3,8 @@
 q [B,T,HQ,D], k [B,Nc,H,D], v [B,Nc,H,Dv] -> out [B,T,HQ,Dv]. Compressed key i stands for the tokens
 i * stride up to i * stride + block. Query t sees the first (t + 1 - block) // stride + 1 keys
 (arXiv 2502.11089, section 3.3.1). Before token block - 1 a query sees no key, and out is 0.
-`packed`: B sequences of unequal lengths lie one after another in q [1,B*T,HQ,D]. Each sees only
-itself. cu_seqlens int32 [B+1] says where they begin, and cu_keys int32 [B+1] where their keys
-begin. max_seqlen: no sequence is longer. The caller knows it on the host.
+`packed` is as in `causal_attention`, and cu_keys int32 [B+1] says where the keys of each sequence
+begin.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import model_validator
 
-from nsabench.ops._contract import Inputs, Size, by_device
-from nsabench.ops._draws import Ints
+from nsabench.ops._attention import Ints
+from nsabench.ops._op import Inputs, Size, by_device
 from nsabench.ops._sequences import BandedOp, SequencesShape, sequence_ends, spread_over_tokens
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from pydantic import model_validator
 
-from nsabench.ops._contract import Size
 from nsabench.ops._decode import CacheShape, DecodeOp, count_compressed
+from nsabench.ops._op import Size
 
 
 class CompressedCacheShape(CacheShape):

@@ -16,8 +16,8 @@ import numpy as np
 from pydantic import model_validator
 
 from nsabench.ops._attention import Indices, attend
-from nsabench.ops._contract import Inputs, Size
 from nsabench.ops._decode import CacheShape, DecodeOp, count_selected, draw_blocks
+from nsabench.ops._op import Inputs, Size
 
 if TYPE_CHECKING:
     from torch import Tensor

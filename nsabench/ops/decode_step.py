@@ -19,8 +19,8 @@ import numpy as np
 from pydantic import model_validator
 
 from nsabench.model.vocabulary import DType
-from nsabench.ops import _draws, _nsa
-from nsabench.ops._contract import Inputs, Size, Work
+from nsabench.ops import _nsa_equations
+from nsabench.ops._attention import Ints, draw_qkv
 from nsabench.ops._decode import (
     LOUDNESS,
     CacheShape,
@@ -30,7 +30,7 @@ from nsabench.ops._decode import (
     count_selected,
     draw_blocks,
 )
-from nsabench.ops._draws import Ints
+from nsabench.ops._op import Inputs, Size, Work, draw_normal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,9 +96,9 @@ class DecodeStep(DecodeOp):
     def draw(self, shape: Any, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
         import torch
 
-        normal = _draws.normal(dtype, device, seed)
+        normal = draw_normal(dtype, device, seed)
         axes = self.axes(shape, distribution, seed)
-        tensors = _draws.attention(distribution, normal, *axes, shape)
+        tensors = draw_qkv(distribution, normal, *axes, shape)
         k_cmp = normal(shape.B, shape.H, shape.compressed, shape.D)
         v_cmp = normal(shape.B, shape.H, shape.compressed, shape.Dv)
         chosen = torch.from_numpy(shape.blocks(seed)).to(device)
@@ -118,7 +118,7 @@ class DecodeStep(DecodeOp):
 
         def attend(q: Tensor, k: Tensor, v: Tensor, gates: Tensor) -> Tensor:
             token = q[None], k, v, gates[None], k_cmp, v_cmp, position
-            return _nsa.attend(*token, **sizes, sm_scale=options["sm_scale"])[0]
+            return _nsa_equations.attend(*token, **sizes, sm_scale=options["sm_scale"])[0]
 
         return attend
 

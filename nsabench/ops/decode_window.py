@@ -11,8 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nsabench.ops._attention import attend
-from nsabench.ops._contract import Inputs, Size
 from nsabench.ops._decode import CacheShape, DecodeOp
+from nsabench.ops._op import Inputs, Size
 
 if TYPE_CHECKING:
     from torch import Tensor

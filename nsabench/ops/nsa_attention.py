@@ -4,9 +4,8 @@ q [B,T,HQ,D], k [B,T,H,D], v [B,T,H,Dv], gates [B,T,HQ,3] -> out [B,T,HQ,Dv]. Th
 compressed, a selected and a window branch in this order (arXiv 2502.11089, section 3.3). Compressed
 keys and values are means of `block` tokens, one every `stride`. A query selects `n_selected` blocks
 of `block_size` tokens: the first, the last two, and the blocks with the highest scores. The lowest
-index wins among equal scores. The window is the last `window` keys. `packed`: B sequences of
-unequal lengths lie one after another in q [1,B*T,HQ,D]. Each sees only itself. cu_seqlens int32
-[B+1] says where they begin. max_seqlen: no sequence is longer. The caller knows it on the host.
+index wins among equal scores. The window is the last `window` keys. `packed` is as in
+`causal_attention`.
 
 In drawn inputs rounding decides no selection of a query that is compared.
 """
@@ -21,11 +20,17 @@ import numpy as np
 from pydantic import model_validator
 
 from nsabench.model.vocabulary import Direction, DType
-from nsabench.ops import _draws, _nsa, _sampled
+from nsabench.ops import _nsa_equations
 from nsabench.ops._attention import Part
-from nsabench.ops._contract import Inputs, Size, by_device
-from nsabench.ops._nsa import LOCAL
-from nsabench.ops._sequences import SequenceOp, SequencesShape
+from nsabench.ops._nsa_equations import LOCAL
+from nsabench.ops._op import Inputs, Size, by_device, draw_normal
+from nsabench.ops._sequences import (
+    SequenceOp,
+    SequencesShape,
+    quieten_unsampled,
+    sample_tokens,
+    split_by_sequence,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -100,13 +105,13 @@ class NsaAttention(SequenceOp):
         return compressed + max(selected, window)
 
     def sizes(self, options: Mapping[str, Any]) -> dict[str, int]:
-        """Return the sizes of `_nsa.attend`."""
+        """Return the sizes of `_nsa_equations.attend`."""
         return {name: int(options[name]) for name in SIZES}
 
     def draw(self, shape: Any, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
         import torch
 
-        normal = _draws.normal(dtype, device, seed)
+        normal = draw_normal(dtype, device, seed)
         b, t, _ = self.axes(shape, distribution, seed)[0]
         q, k = normal(b, t, shape.HQ, shape.D), normal(b, t, shape.H, shape.D)
         q.unflatten(2, (shape.H, -1)).add_(normal(b, t, shape.H, 1, shape.D) * QUERIES_ALIKE)
@@ -127,7 +132,7 @@ class NsaAttention(SequenceOp):
         """Draw queries anew, in place, until rounding decides no selection that is compared."""
         import torch
 
-        q, tokens = inputs.tensors["q"], _sampled.tokens(inputs)
+        q, tokens = inputs.tensors["q"], sample_tokens(inputs)
         for _ in range(TRIES):
             places = list(self.undecided(inputs, tokens))
             if not places:
@@ -142,31 +147,37 @@ class NsaAttention(SequenceOp):
         """Yield the places in q of those queries whose selection hangs on rounding."""
         q, sizes = inputs.tensors["q"], self.sizes(inputs.options)
         block, stride, size = sizes["block"], sizes["stride"], sizes["block_size"]
-        resolved = _nsa.RESOLVED[str(q.dtype)]
+        resolved = _nsa_equations.RESOLVED[str(q.dtype)]
         if block == stride == size:
-            resolved *= _nsa.OF_ONE_KEY
-        for batch, start, end, own in _sampled.by_sequence(inputs, tokens):
+            resolved *= _nsa_equations.OF_ONE_KEY
+        for batch, start, end, own in split_by_sequence(inputs, tokens):
             for head in range(inputs.tensors["k"].shape[2]):
-                k_cmp = _nsa.means(inputs.tensors["k"][batch, start:end, head], block, stride)
+                k_cmp = _nsa_equations.means(
+                    inputs.tensors["k"][batch, start:end, head], block, stride
+                )
                 heads = _heads_of(inputs, head)
                 for some in own.split(max(1, CHUNK_ELEMENTS // (q.shape[2] * len(k_cmp) + 1))):
                     scale, position = inputs.options["sm_scale"], some - start
                     queries = q[batch, some, heads].double()
-                    p = _nsa.compressed_weights(queries, k_cmp, position, block, stride, scale)
-                    scores = _nsa.block_scores(p, -(-(end - start) // size), block, stride, size)
-                    ranked = _nsa.rank(scores, position, size)
-                    hangs = _nsa.hangs_on_rounding(ranked, sizes["n_selected"], resolved)
+                    p = _nsa_equations.compressed_weights(
+                        queries, k_cmp, position, block, stride, scale
+                    )
+                    scores = _nsa_equations.block_scores(
+                        p, -(-(end - start) // size), block, stride, size
+                    )
+                    ranked = _nsa_equations.rank(scores, position, size)
+                    hangs = _nsa_equations.hangs_on_rounding(ranked, sizes["n_selected"], resolved)
                     if bool(hangs.any()):
                         yield batch, some[hangs], heads
 
     def draw_grad(self, inputs: Inputs, seed: int) -> Tensor:
-        return _sampled.grad_out(inputs, super().draw_grad(inputs, seed))
+        return quieten_unsampled(inputs, super().draw_grad(inputs, seed))
 
     def parts(self, inputs: Inputs) -> Iterator[Part]:
         k, v = inputs.tensors["k"], inputs.tensors["v"]
         sizes, scale = self.sizes(inputs.options), inputs.options["sm_scale"]
         group, width = inputs.tensors["q"].shape[2] // k.shape[2], k.shape[3] + v.shape[3]
-        for batch, start, end, own in _sampled.by_sequence(inputs):
+        for batch, start, end, own in split_by_sequence(inputs):
             keys = sizes["n_selected"] * sizes["block_size"] + min(sizes["window"], end - start)
             every = keys + (end - start) // sizes["stride"]
             step = max(1, CHUNK_ELEMENTS // (keys * width + 3 * group * every))
@@ -183,8 +194,8 @@ def _heads_of(inputs: Inputs, head: int) -> slice:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, gates: Tensor, **options: Any) -> Tensor:
-    k_cmp, v_cmp = (_nsa.means(x, options["block"], options["stride"]) for x in (k, v))
-    return _nsa.attend(q, k, v, gates, k_cmp, v_cmp, **options)
+    k_cmp, v_cmp = (_nsa_equations.means(x, options["block"], options["stride"]) for x in (k, v))
+    return _nsa_equations.attend(q, k, v, gates, k_cmp, v_cmp, **options)
 
 
 OP = NsaAttention()

@@ -6,7 +6,7 @@ compressed and a selected branch. Compressed keys and values are means of whole 
 `n_selected` blocks as in `nsa_attention`. The score of a block is the weight of its compressed key,
 summed over the heads of the group. `parallel_nsa` of fla-core computes this without `g_swa`.
 
-`packed` and max_seqlen are as in `nsa_attention`.
+`packed` is as in `causal_attention`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import model_validator
 
-from nsabench.ops._contract import Size, by_device
+from nsabench.ops._op import Size, by_device
 from nsabench.ops._sequences import SequencesShape
 from nsabench.ops.nsa_attention import NsaAttention, check_selected
 

@@ -16,16 +16,17 @@ from itertools import product
 
 from nsabench.errors import UsageError
 from nsabench.model.vocabulary import Direction
-from nsabench.ops import _block_draws, _draws, _recorded
+from nsabench.ops import _block_choices
 from nsabench.ops._attention import (
+    VALUES,
     AttentionOp,
     Axes,
     Indices,
     Part,
     attend_to,
 )
-from nsabench.ops._block_draws import Ints
-from nsabench.ops._contract import Inputs, Size, by_device
+from nsabench.ops._block_choices import Ints
+from nsabench.ops._op import Inputs, Size, by_device
 from nsabench.ops._sequences import SequencesShape, sequence_ends
 
 # Keys and values that are gathered for some queries, in float64: a quarter of a GiB.
@@ -57,7 +58,7 @@ class SelectionBlocks(AttentionOp):
     shape_model = BlocksShape
     length_axis = "T"
     directions = (Direction.FORWARD, Direction.BACKWARD)
-    distributions = (*_block_draws.DISTRIBUTIONS, *_draws.VALUES)
+    distributions = (*_block_choices.DISTRIBUTIONS, *VALUES)
 
     def axes(self, shape: BlocksShape, distribution: str, seed: int) -> Axes:
         return (shape.B, shape.T, shape.HQ), (shape.B, shape.T, shape.H)
@@ -65,7 +66,7 @@ class SelectionBlocks(AttentionOp):
     def count(self, shape: BlocksShape, distribution: str, seed: int) -> tuple[int, int, int]:
         """A key that several queries select must come from memory only once."""
         cu_seqlens, position = _place_tokens(shape, distribution, seed)
-        selected, touched = _block_draws.count_keys(
+        selected, touched = _block_choices.count_keys(
             distribution, position, shape.H, shape.S, shape.block_size
         )
         indices = shape.B * shape.T * shape.H * shape.S
@@ -76,7 +77,7 @@ class SelectionBlocks(AttentionOp):
         cu_seqlens, position = _place_tokens(shape, distribution, seed)
         packed = {"cu_seqlens": cu_seqlens} if distribution == "packed" else {}
         slots = shape.H, shape.S, shape.block_size
-        indices = _block_draws.indices(distribution, shape.B, position, *slots, seed)
+        indices = _block_choices.draw_blocks(distribution, shape.B, position, *slots, seed)
         return {"block_indices": indices, **packed}
 
     def parts(self, inputs: Inputs) -> Iterator[Part]:
@@ -111,7 +112,7 @@ def _place_tokens(shape: BlocksShape, distribution: str, seed: int) -> tuple[Int
 
     Raises `UsageError` if the distribution has no such shape.
     """
-    cu_seqlens = _block_draws.sequences(distribution, shape.T, seed)
+    cu_seqlens = _block_choices.bound_sequences(distribution, shape.T, seed)
     if len(cu_seqlens) > 2 and shape.B != 1:
         raise UsageError(f"a packed batch is one row of tokens and B is {shape.B}", "give B 1.")
     blocks = -(-shape.T // shape.block_size)
@@ -122,8 +123,8 @@ def _place_tokens(shape: BlocksShape, distribution: str, seed: int) -> tuple[Int
             f"give S {blocks} or more.",
         )
     if distribution == "recorded":
-        _recorded.refuse_misfit(shape.S, shape.block_size, shape.T)
-    return cu_seqlens, _block_draws.positions(cu_seqlens)
+        _block_choices.refuse_unrecorded(shape.S, shape.block_size, shape.T)
+    return cu_seqlens, _block_choices.place_in_sequences(cu_seqlens)
 
 
 OP = SelectionBlocks()

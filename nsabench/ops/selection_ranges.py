@@ -14,18 +14,27 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import model_validator
 
 from nsabench.model.vocabulary import Direction
-from nsabench.ops import _draws
-from nsabench.ops._attention import AttentionOp, AttentionShape, Axes, Indices, Part, attend
-from nsabench.ops._contract import Inputs, Size, by_device
-from nsabench.ops._draws import Ints
+from nsabench.ops._attention import (
+    VALUES,
+    AttentionOp,
+    AttentionShape,
+    Axes,
+    Indices,
+    Ints,
+    Part,
+    attend,
+)
+from nsabench.ops._op import Inputs, Size, by_device
 
 # Bounds the oracle's mask and float64 scores of a chunk of queries to a few hundred MB.
 ORACLE_CHUNK_ELEMENTS = 1 << 24
 # They are drawn on the host, and counted in the supervisor: some GB at most.
 MOST_SPANS = 1 << 26
+BEYOND = 7  # keys that a span out of bounds reaches beyond the first or the last
 
 
 class RangesShape(AttentionShape):
@@ -75,7 +84,7 @@ class SelectionRanges(AttentionOp):
     distributions = (
         *("disjoint", "mixed", "touching", "overlapping", "unsorted", "reversed"),
         *("out_of_bounds", "empty_rows", "all_empty"),
-        *_draws.VALUES,
+        *VALUES,
     )
 
     def axes(self, shape: RangesShape, distribution: str, seed: int) -> Axes:
@@ -84,9 +93,9 @@ class SelectionRanges(AttentionOp):
     def count(self, shape: RangesShape, distribution: str, seed: int) -> tuple[int, int, int]:
         """A key that several queries of a group select must come from memory only once."""
         spans = _draw_spans(shape, distribution, seed)
-        selected = int(_draws.union_sizes(spans.reshape(shape.rows, -1, 2), shape.S_kv).sum())
+        selected = int(_count_union(spans.reshape(shape.rows, -1, 2), shape.S_kv).sum())
         touched = sum(
-            _draws.touched(spans[b, :, g].reshape(-1, 2), shape.S_kv)
+            _count_touched(spans[b, :, g].reshape(-1, 2), shape.S_kv)
             for b in range(shape.B)
             for g in range(shape.G)
         )
@@ -115,8 +124,84 @@ class SelectionRanges(AttentionOp):
 
 
 def _draw_spans(shape: RangesShape, distribution: str, seed: int) -> Ints:
-    spans = _draws.spans(distribution, shape.rows, shape.n_spans, shape.L, shape.S_kv, seed)
+    spans = _draw_rows(distribution, shape.rows, shape.n_spans, shape.L, shape.S_kv, seed)
     return spans.reshape(shape.B, shape.S, shape.G, shape.n_spans, 2)
+
+
+def _draw_rows(
+    distribution: str, rows: int, count: int, selected: int, keys: int, seed: int
+) -> Ints:
+    """Draw half-open spans [rows, count, 2] over `keys` keys. Their union holds `selected` keys.
+
+    - disjoint: equal spans with gaps, sorted. unsorted: disjoint spans in any order.
+    - touching: each begins where the last one ends.
+    - overlapping: every other span covers half of the next one.
+    - mixed: a row uses some of its spans, of very unequal lengths. The others are empty.
+    - out_of_bounds: the first span begins before key 0, and the last ends behind the last key.
+    - reversed: every other span has its ends swapped and is empty.
+    - empty_rows: a quarter of the rows selects nothing. all_empty: no row selects a key.
+    """
+    rng = np.random.default_rng(seed)
+    if distribution == "mixed":
+        used = 1 + rng.permutation(np.arange(rows) % count)
+        weights = np.where(np.arange(count) < used[:, None], rng.exponential(1, (rows, count)), 0)
+    else:
+        weights = np.ones((rows, count))
+    widths = _split_total(weights, selected)
+    room = rng.exponential(1, (rows, count + 1))  # before, between and behind the spans
+    if distribution == "overlapping":
+        room[:, 1:count:2] = 0
+    elif distribution == "out_of_bounds":
+        room[:, 0] = 0
+        if count > 1:
+            room[:, count] = 0
+    gaps = _split_total(room, keys - selected)
+    if distribution == "touching":
+        gaps[:, 1:count] = 0
+    starts = np.cumsum(gaps[:, :count], 1) + np.cumsum(widths, 1) - widths
+    bounds = np.stack([starts, starts + widths], -1)
+    if distribution == "overlapping":
+        bounds[:, : count - 1 : 2, 1] += widths[:, 1::2] // 2
+    elif distribution == "unsorted":
+        bounds = rng.permuted(bounds.view([("", bounds.dtype)] * 2), axis=1).view(bounds.dtype)
+        bounds = bounds.reshape(rows, count, 2)
+    elif distribution == "reversed":
+        bounds[:, ::2] = bounds[:, ::2, ::-1]
+    elif distribution == "out_of_bounds":
+        bounds[:, 0, 0] = -BEYOND
+        if count > 1:
+            bounds[:, -1, 1] = keys + BEYOND
+    elif distribution == "empty_rows":
+        bounds[rng.permutation(rows)[: max(1, rows // 4)]] = 0
+    elif distribution == "all_empty":
+        bounds[:] = 0
+    return bounds.astype(np.int64)
+
+
+def _split_total(weights: NDArray[np.float64], total: int) -> Ints:
+    ends = np.cumsum(weights, 1)
+    ends = np.rint(ends / ends[:, -1:] * total).astype(np.int64)
+    return np.diff(ends, axis=1, prepend=0)
+
+
+def _count_union(spans: Ints, keys: int) -> Ints:
+    """Count the keys that each row of spans [rows, count, 2] selects: [rows]."""
+    clamped = np.clip(spans, 0, keys)
+    order = np.argsort(clamped[..., 0], axis=1)
+    starts, ends = (np.take_along_axis(clamped[..., i], order, 1) for i in (0, 1))
+    # Sorted by start, a span adds the keys behind all spans before it.
+    before = np.maximum.accumulate(np.pad(ends, ((0, 0), (1, 0)))[:, :-1], axis=1)
+    sizes: Ints = np.maximum(ends - np.maximum(starts, before), 0).sum(1)
+    return sizes
+
+
+def _count_touched(spans: Ints, keys: int) -> int:
+    """Count the keys that at least one row of spans [rows, count, 2] selects."""
+    clamped = np.clip(spans, 0, keys)
+    filled = clamped[clamped[..., 1] > clamped[..., 0]]
+    begins = np.bincount(filled[:, 0], minlength=keys + 1)
+    ends = np.bincount(filled[:, 1], minlength=keys + 1)
+    return int((np.cumsum(begins - ends) > 0).sum())
 
 
 OP = SelectionRanges()

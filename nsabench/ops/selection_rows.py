@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from nsabench.ops import _draws
-from nsabench.ops._attention import AttentionOp, AttentionShape, Axes, Part, attend
-from nsabench.ops._contract import Inputs, Size, by_device
+from nsabench.ops._attention import VALUES, AttentionOp, AttentionShape, Axes, Part, attend
+from nsabench.ops._op import Inputs, Size, by_device
 
 # Keeps the oracle's float64 copies of K and V under about half a GiB.
 ORACLE_CHUNK_ELEMENTS = 1 << 25
@@ -35,7 +34,7 @@ class SelectionRows(AttentionOp):
     )
     arguments = ("q", "k", "v")
     shape_model = RowsShape
-    distributions = ("dense", *_draws.VALUES)
+    distributions = ("dense", *VALUES)
 
     def axes(self, shape: RowsShape, distribution: str, seed: int) -> Axes:
         return (shape.N, shape.H), (shape.N, shape.L)

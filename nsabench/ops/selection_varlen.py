@@ -12,9 +12,10 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from nsabench.ops import _draws
-from nsabench.ops._attention import AttentionOp, Axes, Indices, Part, attend
-from nsabench.ops._contract import Inputs, by_device
+import numpy as np
+
+from nsabench.ops._attention import VALUES, AttentionOp, Axes, Indices, Ints, Part, attend
+from nsabench.ops._op import Inputs, by_device
 from nsabench.ops._sequences import cumulate
 from nsabench.ops.selection_rows import RowsShape
 
@@ -32,10 +33,10 @@ class SelectionVarlen(AttentionOp):
     arguments = ("q", "k", "v", "cu_seqlens")
     options = ("sm_scale", "max_seqlen")
     shape_model = VarlenShape
-    distributions = ("spread", "equal", "mixed", "empty_rows", "all_empty", *_draws.VALUES)
+    distributions = ("spread", "equal", "mixed", "empty_rows", "all_empty", *VALUES)
 
     def axes(self, shape: VarlenShape, distribution: str, seed: int) -> Axes:
-        total = int(_draws.lengths(distribution, shape.N, shape.L, seed).sum())
+        total = int(_draw_lengths(distribution, shape.N, shape.L, seed).sum())
         return (shape.N, shape.H), (total,)
 
     def count(self, shape: VarlenShape, distribution: str, seed: int) -> tuple[int, int, int]:
@@ -43,7 +44,7 @@ class SelectionVarlen(AttentionOp):
         return shape.H * total, total, 4 * (shape.N + 1)
 
     def indices(self, shape: VarlenShape, distribution: str, seed: int) -> Indices:
-        return {"cu_seqlens": cumulate(_draws.lengths(distribution, shape.N, shape.L, seed))}
+        return {"cu_seqlens": cumulate(_draw_lengths(distribution, shape.N, shape.L, seed))}
 
     def drawn_options(self, shape: VarlenShape, distribution: str, seed: int) -> dict[str, Any]:
         return {**super().drawn_options(shape, distribution, seed), "max_seqlen": shape.L}
@@ -52,6 +53,29 @@ class SelectionVarlen(AttentionOp):
         for row, (start, end) in enumerate(pairwise(inputs.tensors["cu_seqlens"].tolist())):
             keys = slice(start, end)
             yield Part(row, keys, partial(attend, scale=inputs.options["sm_scale"]))
+
+
+def _draw_lengths(distribution: str, rows: int, longest: int, seed: int) -> Ints:
+    """Draw lengths of packed rows, at most `longest`, in an order of the seed.
+
+    - spread: evenly from 1 to `longest`. A single row has `longest`.
+    - equal: all have `longest`. mixed: three quarters are an eighth as long.
+    - empty_rows: a quarter has no key. all_empty: no row has a key.
+    """
+    steps = np.arange(rows)
+    if distribution == "all_empty":
+        counts = np.zeros(rows, dtype=np.int64)
+    elif distribution == "equal" or distribution in VALUES:
+        counts = np.full(rows, longest)
+    elif distribution == "mixed":
+        counts = np.where(steps % 4 == 0, longest, max(1, longest // 8))
+    else:
+        counts = 1 + steps * (longest - 1) // max(rows - 1, 1)
+        if rows == 1:
+            counts[:] = longest
+        if distribution == "empty_rows":
+            counts = np.where(steps % 4 == 0, 0, counts)
+    return np.random.default_rng(seed).permutation(counts).astype(np.int64)
 
 
 OP = SelectionVarlen()

@@ -1,16 +1,14 @@
 """sliding_window: causal attention over the last `window` keys.
 
 q [B,T,HQ,D], k [B,T,H,D], v [B,T,H,Dv] -> out [B,T,HQ,Dv]. Query t sees the keys max(0, t - window
-+ 1) .. t (arXiv 2502.11089, section 3.3.3). `packed`: B sequences of unequal lengths lie one after
-another in q [1,B*T,HQ,D]. Each sees only itself. cu_seqlens int32 [B+1] says where they begin.
-max_seqlen: no sequence is longer. The caller knows it on the host.
++ 1) .. t (arXiv 2502.11089, section 3.3.3). `packed` is as in `causal_attention`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsabench.ops._contract import Inputs, Size, by_device
+from nsabench.ops._op import Inputs, Size, by_device
 from nsabench.ops._sequences import BandedOp, SequencesShape, sequence_ends
 
 if TYPE_CHECKING:

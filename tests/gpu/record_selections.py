@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad, rms_norm
 
-from nsabench.ops._recorded import Recording
+from nsabench.ops._block_choices import Recording
 from tests import recordings
 
 HELD_OUT = 16

@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,13 +15,14 @@ import torch
 from nsabench import ops
 from nsabench.checks.parity import EPSILON
 from nsabench.model.vocabulary import DType
-from nsabench.ops import Inputs, Shape, _nsa, _sampled, nsa_attention, nsa_without_window
-from nsabench.ops._sequences import spans
+from nsabench.ops import Inputs, Op, Shape, _sequences, nsa_attention, nsa_without_window
+from nsabench.ops._nsa_equations import LEAST_SCORE, OF_ONE_KEY, RESOLVED
 from nsabench.ops.nsa_attention import NsaAttention
 
 SIZES = {"HQ": 4, "H": 2, "D": 16, "Dv": 8, "block": 4, "stride": 2, "block_size": 8}
 SIZES |= {"n_selected": 4, "window": 5}
 OP, WITHOUT = nsa_attention.OP, nsa_without_window.OP
+LONG = 4096 + 7  # tokens, of which an oracle computes a sample
 
 
 def drawn(
@@ -49,7 +51,8 @@ def by_hand(
     size = o["block_size"]
     length, stride = o.get("block", size), o.get("stride", size)
     kv = head // group
-    start, end = next((a, z) for b, a, z in spans(inputs) if b == row and a <= t < z)
+    ends = inputs.tensors.get("cu_seqlens", torch.tensor([0, x["q"].shape[1]])).tolist()
+    start, end = next((a, z) for a, z in pairwise(ends) if a <= t < z)
     k, v, at = x["k"][row, start:end, kv], x["v"][row, start:end, kv], t - start
     first = range(0, at - length + 2, stride)
     q = x["q"][row, t, head]
@@ -95,15 +98,20 @@ def test_the_oracle_and_its_gradients_are_those_of_the_definition(
 
 @pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT16])
 @pytest.mark.parametrize("op", [OP, WITHOUT])
-@pytest.mark.parametrize("tokens", [600, _sampled.ALL + 7])
+@pytest.mark.parametrize("tokens", [600, LONG])
 def test_rounding_decides_no_selection_of_drawn_inputs(
     op: NsaAttention, dtype: DType, tokens: int
 ) -> None:
     _, inputs = drawn(dtype, op=op.name, B=1, T=tokens)
-    sampled = _sampled.tokens(inputs)
+    sampled = sample(op, inputs)
     assert not list(op.undecided(inputs, sampled))
     inputs.tensors["q"][0, sampled] = torch.randn_like(inputs.tensors["q"][0, sampled])
     assert list(op.undecided(inputs, sampled)), "queries that were not drawn anew"
+
+
+def sample(op: Op, inputs: Inputs) -> torch.Tensor:
+    """Return the tokens that an oracle has computed."""
+    return ops.compared(op.oracle(inputs))[0, :, 0].nonzero().flatten()
 
 
 def test_a_query_with_equal_scores_is_undecided() -> None:
@@ -116,16 +124,14 @@ def test_a_query_with_equal_scores_is_undecided() -> None:
 
 
 @pytest.mark.parametrize("op", ["nsa_attention", "causal_attention"])
-def test_of_many_queries_some_are_looked_at_and_always_the_last(op: str) -> None:
-    _, inputs = drawn(DType.BFLOAT16, op=op, B=1, T=_sampled.ALL + 7)
-    out = ops.get(op).oracle(inputs)
-    looked_at = ~out[0, :, 0, 0].isnan()
-    assert 200 <= int(looked_at.sum()) <= _sampled.SOME
-    assert bool(looked_at[-1]) and bool(torch.isfinite(out[0, -1]).all())
-    sampled = _sampled.tokens(inputs)
+def test_a_long_sequence_is_sampled_with_its_last_query(op: str) -> None:
+    _, inputs = drawn(DType.BFLOAT16, op=op, B=1, T=LONG)
+    sampled = sample(ops.get(op), inputs)
+    assert 200 <= len(sampled) <= 256
+    assert int(sampled[-1]) == LONG - 1
     inputs.tensors["k"][0, :2000] *= 2
-    assert torch.equal(sampled, _sampled.tokens(inputs)), "it follows from the values"
-    assert not torch.equal(sampled, _sampled.tokens(replace(inputs, sample_seed=4)))
+    assert torch.equal(sampled, sample(ops.get(op), inputs)), "it follows from the values"
+    assert not torch.equal(sampled, sample(ops.get(op), replace(inputs, sample_seed=4)))
 
 
 DRAW = f"""
@@ -133,7 +139,7 @@ import hashlib
 from nsabench import ops
 
 op = ops.get("nsa_attention")
-shape = op.shape_model(B=1, T={_sampled.ALL + 7}, **{SIZES})
+shape = op.shape_model(B=1, T={LONG}, **{SIZES})
 inputs = op.draw(shape, "bfloat16", "dense", 3, "cpu")
 for tensor in (*inputs.tensors.values(), op.draw_grad(inputs, 5)):
     print(hashlib.sha256(tensor.float().numpy().tobytes()).hexdigest())
@@ -149,26 +155,26 @@ def test_processes_that_share_nothing_draw_the_same_inputs_and_gradient() -> Non
 
 @pytest.mark.parametrize("op", ["nsa_attention", "causal_attention"])
 @pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT16])
-def test_gradients_that_are_not_looked_at_do_not_reach_those_that_are(
+def test_gradients_of_queries_that_are_not_sampled_do_not_reach_the_others(
     op: str, dtype: DType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """dk and dv of the queries that are looked at are those of all, to what the format resolves."""
-    of = ops.get(op)
+    """dk and dv of the sampled queries are those of all, to what the format resolves."""
+    differentiated = ops.get(op)
     _, inputs = drawn(dtype, op=op, B=1, T=300)
-    monkeypatch.setattr(_sampled, "ALL", 100)
-    monkeypatch.setattr(_sampled, "SOME", 40)
-    grad_out = of.draw_grad(inputs, 5)
+    monkeypatch.setattr(_sequences, "MOST_COMPUTED", 100)
+    monkeypatch.setattr(_sequences, "SAMPLE", 40)
+    grad_out = differentiated.draw_grad(inputs, 5)
     assert bool((grad_out != 0).float().mean() > 0.99)
-    some = of.gradients(inputs, grad_out)
-    monkeypatch.setattr(_sampled, "ALL", 1000)
-    every = of.gradients(inputs, grad_out)
-    # How many more there are to one that is looked at in the longest case that ships.
+    some = differentiated.gradients(inputs, grad_out)
+    monkeypatch.setattr(_sequences, "MOST_COMPUTED", 1000)
+    every = differentiated.gradients(inputs, grad_out)
+    # How many more queries there are to a sampled one in the longest case that ships.
     more_at_most = (131072 / 256) / (300 / 40)
     for name in ("k", "v"):
         off = float((some[name] - every[name]).norm() / every[name].norm())
         assert 0 < off * more_at_most**0.5 < EPSILON[dtype] / 4
     rows = ops.compared(some["q"])
-    # In float64, but not of sums in the same order: that hangs on which queries are beside one.
+    # Sums in float64, but in an order that depends on the queries beside one.
     assert (some["q"][rows] - every["q"][rows]).abs().max() < 1e-15 * every["q"].abs().max()
 
 
@@ -208,7 +214,7 @@ def test_scores_of_one_rounded_key_are_off_by_less_than_tells_them_apart(dtype: 
     sizes = {"B": 1, "T": 2048, "HQ": 16, "H": 1, "D": 128, "Dv": 128}
     _, inputs = drawn(dtype, op=WITHOUT.name, **sizes, block_size=64, n_selected=16)
     q, k = inputs.tensors["q"][0, ::4], inputs.tensors["k"][0, :, 0]
-    keys, scale = _nsa.means(k, 64, 64), inputs.options["sm_scale"]
+    keys, scale = k.double().unflatten(0, (-1, 64)).mean(1), inputs.options["sm_scale"]
     ended = torch.arange(keys.shape[0]) * 64 + 64 <= torch.arange(0, 2048, 4).unsqueeze(1) + 1
 
     def scores(q: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
@@ -217,16 +223,16 @@ def test_scores_of_one_rounded_key_are_off_by_less_than_tells_them_apart(dtype: 
 
     right = scores(q.double() * scale, keys)
     rounded = scores((q.float() * scale).to(q.dtype), keys.to(q.dtype).double())
-    off = ((rounded - right).abs() / right)[right > _nsa.LEAST_SCORE].max()
-    assert off < _nsa.RESOLVED[str(q.dtype)] * _nsa.OF_ONE_KEY
+    off = ((rounded - right).abs() / right)[right > LEAST_SCORE].max()
+    assert off < RESOLVED[str(q.dtype)] * OF_ONE_KEY
 
 
 def test_sizes_that_do_not_fit_together_are_refused() -> None:
-    for op, wrong, sentence in (
-        (OP.name, {"HQ": 3}, "cannot share"),
-        (OP.name, {"stride": 3}, "does not divide"),
-        (OP.name, {"n_selected": 2}, "does not hold"),
-        (WITHOUT.name, {"n_selected": 2}, "does not hold the first and 2 local blocks"),
+    for op, wrong, size in (
+        (OP.name, {"HQ": 3}, "HQ=3"),
+        (OP.name, {"stride": 3}, "stride=3"),
+        (OP.name, {"n_selected": 2}, "n_selected=2"),
+        (WITHOUT.name, {"n_selected": 2}, "n_selected=2"),
     ):
-        with pytest.raises(ValueError, match=sentence):
+        with pytest.raises(ValueError, match=size):
             drawn(op=op, **wrong)

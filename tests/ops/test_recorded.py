@@ -11,11 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nsabench import ops
 from nsabench.errors import UsageError
-from nsabench.ops import _block_draws, _recorded
+from nsabench.model.vocabulary import DType
+from nsabench.ops._block_choices import Recording, read_recording, unpack_recording
 from tests import recordings
 
 BLOCK, SLOTS, HEADS, TOKENS = 16, 5, 3, 400
+OP = ops.get("selection_blocks")
 
 # What a GPU makes in minutes, in one that fits Triton's interpreter.
 SMALL = """
@@ -26,60 +29,52 @@ main("60", {file!r}, sizes, 2)
 """
 
 
+def draw(distribution: str, seed: int, **sizes: int) -> np.ndarray:
+    """Return block_indices [heads, T, S]."""
+    shape = OP.shape_model.model_validate({"B": 1, "D": 16, **sizes})
+    inputs = OP.draw(shape, DType.FLOAT16, distribution, seed, "cpu")
+    return inputs.tensors["block_indices"][0].transpose(0, 1).numpy()
+
+
 @pytest.fixture
 def selection() -> np.ndarray:
-    """block_indices [HEADS, TOKENS, SLOTS]."""
-    position = np.arange(TOKENS, dtype=np.int32)
-    drawn = _block_draws.indices("local", 1, position, HEADS, SLOTS, BLOCK, seed=3)
-    return drawn[0].transpose(1, 0, 2)
+    return draw("local", 3, T=TOKENS, HQ=HEADS, H=HEADS, S=SLOTS, block_size=BLOCK)
 
 
 @pytest.fixture
-def installed(selection: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> _recorded.Recording:
-    packed = recordings.pack(recordings.of_selection(selection, BLOCK, "by hand"))
-    recording = _recorded.unpack(packed)
-    monkeypatch.setattr(_recorded, "shipped", lambda: recording)
-    return recording
+def recording(selection: np.ndarray) -> Recording:
+    return recordings.of_selection(selection, BLOCK, "by hand")
 
 
-def test_what_is_drawn_is_what_was_recorded(
-    selection: np.ndarray, installed: _recorded.Recording
-) -> None:
-    position = np.arange(300, dtype=np.int32)
-    drawn = _block_draws.indices("recorded", 2, position, 2, SLOTS, BLOCK, seed=7)
-    assert drawn.shape == (2, 300, 2, SLOTS)
-    ordered = np.sort(drawn, axis=-1)
-    recorded = np.sort(selection[:, :300], axis=-1)
-    same = [
-        [(ordered[b, :, h] == head).all() for head in recorded] for b in range(2) for h in range(2)
-    ]
-    first = same[0].index(True)
-    assert [one.index(True) for one in same] == [(first + i) % HEADS for i in range(4)]
-    assert installed.made == "by hand"
+def test_a_recording_is_read_as_it_was_written(recording: Recording) -> None:
+    unpacked = unpack_recording(recordings.pack(recording))
+    assert (unpacked.block, unpacked.slots, unpacked.made) == (BLOCK, SLOTS, "by hand")
+    assert (unpacked.chosen == recording.chosen).all()
 
 
-def test_how_far_neighbours_agree(selection: np.ndarray, installed: _recorded.Recording) -> None:
+def test_how_far_neighbours_agree(selection: np.ndarray, recording: Recording) -> None:
     rows = selection[:, SLOTS * BLOCK :]
     pairs = [
         len(set(rows[head, t]) | set(rows[head, t + 1]))
         for head in range(HEADS)
         for t in range(0, rows.shape[1] - 1, 2)
     ]
-    assert recordings.agreement(installed, 1) == SLOTS
-    assert recordings.agreement(installed, 2) == pytest.approx(np.mean(pairs))
+    assert recordings.agreement(recording, 1) == SLOTS
+    assert recordings.agreement(recording, 2) == pytest.approx(np.mean(pairs))
 
 
-@pytest.mark.parametrize(("tokens", "slots", "block"), [(500, 5, 16), (300, 4, 16), (300, 5, 32)])
-@pytest.mark.usefixtures("installed")
-def test_other_sizes_are_refused(tokens: int, slots: int, block: int) -> None:
-    with pytest.raises(UsageError, match="distribution recorded holds 5 blocks of 16 keys"):
-        _recorded.refuse_misfit(slots, block, tokens)
+@pytest.mark.parametrize(
+    "other", [{"T": 16448}, {"S": 15}, {"block_size": 32}], ids=["tokens", "slots", "block"]
+)
+def test_sizes_that_were_not_recorded_are_refused(other: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match="16 blocks of 64 keys"):
+        draw("recorded", 0, **{"T": 4096, "HQ": 2, "H": 2, "S": 16, "block_size": 64, **other})
 
 
 def test_a_row_without_its_forced_blocks_is_no_recording(selection: np.ndarray) -> None:
     other = selection.copy()
     other[1, 350] = [3, 4, 5, 6, 7]
-    with pytest.raises(ValueError, match="no 5 different blocks"):
+    with pytest.raises(ValueError, match="different blocks"):
         recordings.of_selection(other, BLOCK, "")
 
 
@@ -94,22 +89,28 @@ def test_a_model_is_trained_and_recorded(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     about = json.loads(done.stdout[done.stdout.index("{") :])
-    recording = _recorded.unpack(file.read_bytes())
-    assert (about["heads"], recording.chosen.shape[1], recording.slots) == (2, 128, 4)
+    made = unpack_recording(file.read_bytes())
+    assert (about["heads"], made.chosen.shape[1], made.slots) == (2, 128, 4)
     assert 4 < about["different blocks of neighbours"]["2"] <= 8
-    assert "2 steps of 1 x 96 bytes of the library of Python" in recording.made
+    assert "2 steps of 1 x 96 bytes of the library of Python" in made.made
 
 
-def test_what_is_shipped_is_drawn_as_it_was_chosen() -> None:
-    recording, tokens = _recorded.shipped(), 4096
-    assert recording.chosen.shape[:2] == (8, 16384)
-    assert (recording.slots, recording.block) == (16, 64)
-    assert "of the library of Python" in recording.made
-    position = np.arange(tokens, dtype=np.int32)
-    drawn = np.sort(_block_draws.indices("recorded", 1, position, 2, 16, 64, seed=0)[0], axis=-1)
-    own = position[:, None] // 64
-    many = position >= 16 * 64
-    assert (np.diff(drawn[many], axis=-1) > 0).all()
-    assert (drawn[..., -1] == own).all() and (drawn[many, :, -2] == own[many] - 1).all()
-    assert (drawn[many, :, 0] == 0).all()
-    assert 20 < recordings.agreement(recording, 2) < 22
+def test_what_is_drawn_is_what_was_recorded() -> None:
+    """Heads are taken in a circle from one that the seed chooses."""
+    shipped, tokens = read_recording(), 2048
+    assert shipped.chosen.shape[:2] == (8, 16384)
+    assert "of the library of Python" in shipped.made
+    drawn = np.sort(draw("recorded", 0, T=tokens, HQ=9, H=9, S=16, block_size=64), axis=-1)
+    many = np.arange(16 * 64, tokens)
+    own = many // 64
+    recorded = np.unpackbits(shipped.chosen[:, many], axis=-1)
+    places = [
+        next(n for n, rows in enumerate(recorded) if rows[-1, head[-1, 1:-2]].all())
+        for head in drawn
+    ]
+    assert places == [(places[0] + i) % 8 for i in range(9)]
+    for place, head in zip(places, drawn[:, many], strict=True):
+        assert (head[:, 0] == 0).all()
+        assert (head[:, -1] == own).all() and (head[:, -2] == own - 1).all()
+        assert (np.nonzero(recorded[place])[1].reshape(len(many), 13) == head[:, 1:-2]).all()
+    assert 20 < recordings.agreement(shipped, 2) < 22

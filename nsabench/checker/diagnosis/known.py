@@ -12,7 +12,7 @@ from nsabench.checker.diagnosis import selections
 from nsabench.checker.diagnosis.catalogue import mistake
 from nsabench.checker.diagnosis.evidence import Known, OtherInputs
 from nsabench.ops import DecodeSizes, Inputs
-from nsabench.ops._nsa import LOCAL
+from nsabench.ops._nsa_equations import LOCAL
 
 BRANCHES = ("compressed", "selected", "window")
 

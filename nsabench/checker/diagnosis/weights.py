@@ -173,8 +173,8 @@ def _find_prefix(keys: Keys, ranks: Tensor) -> int:
 def _find_counted(keys: Keys) -> Iterator[Hypothesis]:
     """Yield keys of each row that are left out or counted twice, and keys that are padding."""
     counted = {
-        mistake("first-key-lost"): keys.rank.expand(len(keys.count), -1) >= 1,
         mistake("last-key-lost"): keys.rank < keys.count - 1,
+        mistake("first-key-lost"): keys.rank.expand(len(keys.count), -1) >= 1,
         mistake("key-zero-twice"): 1 + (keys.rank.expand(len(keys.count), -1) < 1).long(),
     }
     length = keys.length

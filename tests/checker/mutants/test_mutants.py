@@ -11,7 +11,7 @@ import torch
 from nsabench.model.case import Case
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
-from nsabench.ops._draws import VALUES
+from nsabench.ops._attention import VALUES
 from tests.checker.mutants import gradient, ranges, rows, varlen
 from tests.checker.mutants.judge import as_candidate, baselines, judge, shipped
 from tests.checker.mutants.mutant import Kernel, mutants, right_kernels

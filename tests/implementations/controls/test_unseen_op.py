@@ -12,7 +12,7 @@ import torch
 from nsabench import ops
 from nsabench.failure import Failure
 from nsabench.model.vocabulary import Direction, Role, Runs, Status
-from nsabench.ops import _outside
+from nsabench.ops import _external
 from nsabench.registry import Implementation, validation
 from tests.checking import a_case, arm_of, registered, sets_of
 
@@ -51,7 +51,7 @@ def baseline(name: str, *devices: Runs, source: str = "mine.py@1") -> Implementa
 def _rmsnorm() -> Iterator[None]:
     ops.load_file(RMSNORM)
     yield
-    _outside.from_files.clear()
+    _external.from_files.clear()
 
 
 def controls(*baselines: Implementation) -> list[Implementation]:

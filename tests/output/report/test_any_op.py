@@ -13,7 +13,7 @@ from nsabench.model.case import Case
 from nsabench.model.measurement import Observation
 from nsabench.model.plan import MatrixInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import Direction, DType, Role, Status
-from nsabench.ops import Op, Shape, Work, _outside
+from nsabench.ops import Op, Shape, Work, _external
 from nsabench.output.report import Facts, write_html, write_markdown
 from tests.output.report.browser import Browser
 from tests.output.report.conftest import observations_of, run_of, timed
@@ -58,7 +58,7 @@ class BlockThing(Op):
 
 @pytest.fixture
 def block_thing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(_outside.from_files, NAME, (BlockThing(), "1" * 64))
+    monkeypatch.setitem(_external.from_files, NAME, (BlockThing(), "1" * 64))
 
 
 @pytest.fixture

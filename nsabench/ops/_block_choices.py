@@ -7,7 +7,7 @@ the others:
 - random: evenly. So do repeated, empty_rows, packed and the distributions of values.
 - local: the queries of one block agree in seven of eight choices.
 - dense: all blocks, so S must be large enough.
-- recorded: as the layers of a trained model chose (`_recorded`), for up to 16,384 tokens.
+- recorded: as layers of a trained model chose on text that was new to them.
 
 In repeated, half of the slots repeat another slot. In empty_rows, every fourth row selects nothing.
 Unused slots hold -1, and the slots are in random order. The number of selected keys does not depend
@@ -16,22 +16,29 @@ on the seed.
 
 from __future__ import annotations
 
+import json
+import lzma
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
 import numpy as np
 from numpy.typing import NDArray
 
-from nsabench.ops import _recorded
+from nsabench.errors import UsageError
 
 DISTRIBUTIONS: tuple[str, ...] = (
     *("random", "local", "dense"),
     *("packed", "repeated", "empty_rows", "recorded"),
 )
-FORCED = _recorded.FORCED
+FORCED = 3
+FILE = "recorded.xz"
 CHANGED = 8  # in `local`, one in so many choices is a query's own
 
 Ints = NDArray[np.int32]
 
 
-def sequences(distribution: str, tokens: int, seed: int) -> Ints:
+def bound_sequences(distribution: str, tokens: int, seed: int) -> Ints:
     """Return where sequences begin, and the end of the last. There are five if packed, else one."""
     lengths = np.array([tokens])
     if distribution == "packed" and tokens >= 16:
@@ -40,12 +47,12 @@ def sequences(distribution: str, tokens: int, seed: int) -> Ints:
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
 
 
-def positions(cu_seqlens: Ints) -> Ints:
+def place_in_sequences(cu_seqlens: Ints) -> Ints:
     starts = np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))
     return (np.arange(cu_seqlens[-1]) - starts).astype(np.int32)
 
 
-def indices(
+def draw_blocks(
     distribution: str, batches: int, position: Ints, heads: int, slots: int, block: int, seed: int
 ) -> Ints:
     """Draw block_indices [B,T,H,S] for tokens at these positions [T] of their sequences."""
@@ -64,7 +71,7 @@ def indices(
             chosen = _draw_local(batches, position, heads, count, block, rng)
         elif distribution == "recorded":
             first = int(rng.integers(1 << 16))
-            chosen = _recorded.choices(batches, tokens, heads, first)
+            chosen = _repeat_recording(batches, tokens, heads, first)
         else:
             chosen = _draw_distinct(n - FORCED, count, rng)
         selection[many] = np.concatenate([forced, chosen], 1)[many]
@@ -126,3 +133,56 @@ def count_keys(
         selected -= int((keys.reshape(-1, 1) * empty).sum())
         touched -= int(empty[-1].sum())  # no other query sees the last key
     return selected, touched
+
+
+@dataclass(frozen=True)
+class Recording:
+    """chosen: bits [heads, tokens, bytes], set for the blocks of a token that are not forced.
+
+    made: how the recording was made, in words.
+    """
+
+    block: int
+    slots: int
+    made: str
+    chosen: NDArray[np.uint8]
+
+
+def unpack_recording(data: bytes) -> Recording:
+    """Read a recording, of which each row is stored as its difference from the row before."""
+    head, _, body = lzma.decompress(data).partition(b"\n")
+    about = json.loads(head)
+    changed = np.frombuffer(body, dtype=np.uint8).reshape(about["shape"])
+    chosen = np.bitwise_xor.accumulate(changed, axis=1)
+    return Recording(about["block"], about["slots"], about["made"], chosen)
+
+
+@cache
+def read_recording() -> Recording:
+    return unpack_recording((files(__package__) / FILE).read_bytes())
+
+
+def refuse_unrecorded(slots: int, block: int, tokens: int) -> None:
+    recording = read_recording()
+    longest = recording.chosen.shape[1]
+    if (slots, block) != (recording.slots, recording.block) or tokens > longest:
+        raise UsageError(
+            f"distribution recorded holds {recording.slots} blocks of {recording.block} keys a "
+            f"query for up to {longest} tokens, not {slots} of {block} for {tokens}",
+            "give such sizes, or another distribution, such as local.",
+        )
+
+
+def _repeat_recording(batches: int, tokens: int, heads: int, first: int) -> Ints:
+    """Return blocks [batches * tokens * heads, slots - 3], zeros where a query selects all.
+
+    Heads are taken from number `first`, in a circle.
+    """
+    recording = read_recording()
+    free, some = recording.slots - FORCED, slice(recording.slots * recording.block, tokens)
+    chosen = np.zeros((batches, heads, tokens, free), dtype=np.int32)
+    for number, of_head in enumerate(chosen.reshape(-1, tokens, free)):
+        rows = recording.chosen[(first + number) % len(recording.chosen), some]
+        _, blocks = np.nonzero(np.unpackbits(rows, axis=1))
+        of_head[some] = blocks.reshape(len(rows), free)
+    return chosen.transpose(0, 2, 1, 3).reshape(-1, free)

@@ -15,7 +15,7 @@ from nsabench.errors import UsageError
 from nsabench.model.case import Case
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Direction, DType
-from nsabench.ops import Inputs, Shape, Size, _outside
+from nsabench.ops import Inputs, Shape, Size, _external
 from nsabench.running import planner, run
 from nsabench.verdicts import tables
 from tests import distributions
@@ -27,7 +27,7 @@ RMSNORM = Path(__file__).parents[1] / "rmsnorm.py"
 @pytest.fixture(autouse=True)
 def _none_is_kept() -> Iterator[None]:
     yield
-    _outside.from_files.clear()
+    _external.from_files.clear()
 
 
 def changed(folder: Path, before: str, after: str) -> Path:
@@ -94,7 +94,7 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path, before: str, after: str,
     with pytest.raises(UsageError, match=said) as refused:
         ops.load_file(changed(tmp_path, before, after))
     assert refused.value.remedy and refused.value.exit_code == 2
-    assert _outside.from_files == {}
+    assert _external.from_files == {}
 
 
 def test_a_file_that_is_not_there_or_not_what_it_was_is_refused(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_a_plan_that_does_not_say_what_its_op_was_is_none(tmp_path: Path, digest
     assert refused.value.exit_code == 2
     with pytest.raises(UsageError, match="is not what it was when the run began"):
         ops.load_file(RMSNORM, expected_sha256=digest)
-    assert _outside.from_files == {}
+    assert _external.from_files == {}
 
 
 def test_a_finished_run_executes_no_file(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from nsabench.model.vocabulary import Direction, DType
-from nsabench.ops import _draws
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +52,7 @@ class Work:
 class Inputs:
     """One set of arguments of an op: tensors in the order of its arguments, options by name.
 
-    sample_seed: chooses the queries that an oracle computes (`_sampled`). No implementation gets
+    sample_seed: chooses the queries that an oracle computes (`_sequences`). No implementation gets
     it.
     """
 
@@ -64,6 +63,18 @@ class Inputs:
     def replaced(self, tensors: Mapping[str, Tensor] | None = None, **options: Any) -> Inputs:
         tensors = {**self.tensors, **(tensors or {})}
         return replace(self, tensors=tensors, options={**self.options, **options})
+
+
+def draw_normal(dtype: str, device: str, seed: int) -> Callable[..., Tensor]:
+    """Return a function from sizes to standard normal tensors of the dtype."""
+    import torch
+
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def draw(*size: int) -> Tensor:
+        return torch.randn(size, dtype=getattr(torch, dtype), device=device, generator=generator)
+
+    return draw
 
 
 def by_device(*, cpu: tuple[str, ...], cuda: tuple[str, ...]) -> Mapping[str, tuple[str, ...]]:
@@ -87,7 +98,7 @@ class Op(ABC):
     directions: ClassVar[tuple[Direction, ...]] = (Direction.FORWARD,)
     # The arguments that a backward differentiates by.
     differentiable: ClassVar[tuple[str, ...]] = ()
-    # Whether its oracle holds NaN in rows that are not compared (`_sampled`).
+    # Whether its oracle holds NaN in rows that are not compared (`_sequences`).
     samples_queries: ClassVar[bool] = False
     # The size that `length` returns.
     length_axis: ClassVar[str] = "L"
@@ -156,7 +167,7 @@ class Op(ABC):
     def draw_grad(self, inputs: Inputs, seed: int) -> Tensor:
         """Draw a normal gradient of the output, of the first argument's dtype."""
         first = inputs.tensors[self.arguments[0]]
-        normal = _draws.normal(str(first.dtype).removeprefix("torch."), str(first.device), seed)
+        normal = draw_normal(str(first.dtype).removeprefix("torch."), str(first.device), seed)
         return normal(*self.output_shape(inputs))
 
     def gradients(self, inputs: Inputs, grad_out: Tensor) -> dict[str, Tensor]:

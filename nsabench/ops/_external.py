@@ -17,7 +17,7 @@ from typing import Any, TypeVar, get_args
 from nsabench import sources
 from nsabench.errors import UsageError
 from nsabench.model.vocabulary import Direction
-from nsabench.ops._contract import MOST, Op, Shape, Work
+from nsabench.ops._op import MOST, Op, Shape, Work
 
 T = TypeVar("T")
 
