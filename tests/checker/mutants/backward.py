@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tests.checker.mutants import blocks, compressed, gradient, ranges, window
-from tests.checker.mutants.mutant import Kernel, case, mutant, mutant_that_remembers
+from tests.checker.mutants.mutant import Kernel, broken_steps, case, mutant, mutant_that_remembers
 
 SPANS = case(
     ranges.OP, "float16", "mixed", "backward",
@@ -48,66 +48,40 @@ def _without(begin: int):
     return forget
 
 
-@mutant(SPANS, "rowsum(do o) is not subtracted", "delta-missing")
-def no_delta(*tensors, **options):
-    return ranges.naive(*tensors, **options, steps=gradient.NoDelta())
-
-
-@mutant(BLOCKS, "rowsum(do o) is not subtracted for the keys", "delta-missing")
-def no_delta_for_keys(*tensors, **options):
-    return blocks.naive(*tensors, **options, steps=gradient.NoDeltaForKeys())
-
-
-@mutant(BLOCKS, "dq is not scaled", "gradient-unscaled")
-def dq_not_scaled(*tensors, **options):
-    return blocks.naive(*tensors, **options, steps=gradient.QueriesUnscaled())
-
-
-@mutant(WINDOW, "dk is scaled twice", "gradient-scaled-twice")
-def dk_scaled_twice(*tensors, **options):
-    return window.naive(*tensors, **options, steps=gradient.KeysScaledTwice())
-
-
-@mutant(KEYS, "exp2 is differentiated as exp", "log2-twice")
-def exp2_as_exp(*tensors, **options):
-    return compressed.naive(*tensors, **options, steps=gradient.Exp2AsExp())
-
-
-@mutant(SPANS, "a minus is lost", "sign")
-def dk_sign(*tensors, **options):
-    return ranges.naive(*tensors, **options, steps=gradient.WrongSign())
-
-
-@mutant(KEYS, "two programs add the same dv", "twice")
-def dv_twice(*tensors, **options):
-    return compressed.naive(*tensors, **options, steps=gradient.CountedTwice())
-
-
-@mutant(BLOCKS, "dk and dv of one head of a group", "query-head-only")
-def one_head_of_a_group(*tensors, **options):
-    steps = gradient.SomeHeads(2, slice(0, 1))
-    return blocks.naive(*tensors, **options, steps=steps)
-
-
-@mutant(KEYS, "the last head of a group is not added", "query-head-lost")
-def last_head_of_a_group_lost(*tensors, **options):
-    steps = gradient.SomeHeads(3, slice(0, 2))
-    return compressed.naive(*tensors, **options, steps=steps)
-
-
-@mutant(BLOCKS, "a tile of queries that is not full is lost", "query-lost")
-def last_query_lost(*tensors, **options):
-    return blocks.naive(*tensors, **options, steps=gradient.SomeQueries(2, 192))
-
-
-@mutant(WINDOW, "a tile of queries that is not full is lost", "queries-lost")
-def last_queries_lost(*tensors, **options):
-    return window.naive(*tensors, **options, steps=gradient.SomeQueries(3, 192))
-
-
-@mutant(EXACT, "dk and dv are summed in bfloat16", "unexplained")
-def summed_in_bfloat16(*tensors, **options):
-    return window.naive(*tensors, **options, steps=gradient.KeysInBfloat16(3))
+broken_steps(SPANS, "rowsum(do o) is not subtracted", "delta-missing", gradient.NoDelta())
+broken_steps(
+    BLOCKS,
+    "rowsum(do o) is not subtracted for the keys",
+    "delta-missing",
+    gradient.NoDeltaForKeys(),
+)
+broken_steps(BLOCKS, "dq is not scaled", "gradient-unscaled", gradient.QueriesUnscaled())
+broken_steps(WINDOW, "dk is scaled twice", "gradient-scaled-twice", gradient.KeysScaledTwice())
+broken_steps(KEYS, "exp2 is differentiated as exp", "log2-twice", gradient.Exp2AsExp())
+broken_steps(SPANS, "a minus is lost", "sign", gradient.WrongSign())
+broken_steps(KEYS, "two programs add the same dv", "twice", gradient.CountedTwice())
+broken_steps(
+    BLOCKS,
+    "dk and dv of one head of a group",
+    "query-head-only",
+    gradient.SomeHeads(2, slice(0, 1)),
+)
+broken_steps(
+    KEYS,
+    "the last head of a group is not added",
+    "query-head-lost",
+    gradient.SomeHeads(3, slice(0, 2)),
+)
+broken_steps(
+    BLOCKS, "a tile of queries that is not full is lost", "query-lost", gradient.SomeQueries(2, 192)
+)
+broken_steps(
+    WINDOW,
+    "a tile of queries that is not full is lost",
+    "queries-lost",
+    gradient.SomeQueries(3, 192),
+)
+broken_steps(EXACT, "dk and dv are summed in bfloat16", "unexplained", gradient.KeysInBfloat16(3))
 
 
 @mutant(EXACT, "do goes through bfloat16", "grad-out-rounded")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tests.checker.mutants import softmax
-from tests.checker.mutants.mutant import case, mutant, right
+from tests.checker.mutants.mutant import broken_steps, case, mutant, right
 from tests.checker.mutants.softmax import RIGHT, Steps, attend
 
 OP = "selection_blocks"
@@ -177,16 +177,15 @@ def blocks_of_64(q, k, v, block_indices, *, sm_scale, block_size):
     return naive(q, k, v, block_indices, sm_scale=sm_scale, block_size=64)
 
 
-@mutant(RANDOM, "keys of a block that are masked have a score of 0", "masked-scores-zero")
-def masked_scores_zero(q, k, v, block_indices, *, sm_scale, block_size):
-    steps = softmax.MaskedScoresAreZero()
-    return naive(q, k, v, block_indices, sm_scale=sm_scale, block_size=block_size, steps=steps)
-
-
-@mutant(RANDOM, "scores are scaled for exp2, weights made by exp", "log2e-extra")
-def exp_of_binary(q, k, v, block_indices, *, sm_scale, block_size):
-    steps = softmax.ExpWithLog2e()
-    return naive(q, k, v, block_indices, sm_scale=sm_scale, block_size=block_size, steps=steps)
+broken_steps(
+    RANDOM,
+    "keys of a block that are masked have a score of 0",
+    "masked-scores-zero",
+    softmax.MaskedScoresAreZero(),
+)
+broken_steps(
+    RANDOM, "scores are scaled for exp2, weights made by exp", "log2e-extra", softmax.ExpWithLog2e()
+)
 
 
 @mutant(RANDOM, "queries beyond a multiple of 64 are not written", "not-written")

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tests.checker.mutants import softmax
 from tests.checker.mutants.banded import over, starts
-from tests.checker.mutants.mutant import case, mutant, right
+from tests.checker.mutants.mutant import broken_steps, case, mutant, right
 from tests.checker.mutants.softmax import RIGHT, Steps
 
 OP = "compressed"
@@ -122,16 +122,10 @@ def heads_dealt_in_turn(q, k, v, *, block, stride, sm_scale, max_seqlen):
     return out
 
 
-@mutant(EXACT, "the output is summed in bfloat16", "weights-rounded")
-def bfloat16_weights(q, k, v, *, block, stride, sm_scale, max_seqlen):
-    options = {"block": block, "stride": stride, "sm_scale": sm_scale, "max_seqlen": max_seqlen}
-    return naive(q, k, v, **options, steps=softmax.Bfloat16Weights())
-
-
-@mutant(EDGE, "exp2 of natural scores", "log2e-missing")
-def exp2_of_natural(q, k, v, *, block, stride, sm_scale, max_seqlen):
-    options = {"block": block, "stride": stride, "sm_scale": sm_scale, "max_seqlen": max_seqlen}
-    return naive(q, k, v, **options, steps=softmax.Exp2WithoutLog2e())
+broken_steps(
+    EXACT, "the output is summed in bfloat16", "weights-rounded", softmax.Bfloat16Weights()
+)
+broken_steps(EDGE, "exp2 of natural scores", "log2e-missing", softmax.Exp2WithoutLog2e())
 
 
 @mutant(MANY, "the last head of the last token is not written", "not-written")

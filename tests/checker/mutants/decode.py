@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nsabench.ops import DecodeSizes
 from tests.checker.mutants import softmax
-from tests.checker.mutants.mutant import case, mutant, right
+from tests.checker.mutants.mutant import broken_steps, case, mutant, right
 from tests.checker.mutants.softmax import RIGHT, Steps
 from tests.checker.mutants.softmax import attend as of_tiles
 
@@ -160,9 +160,7 @@ def newest_key_lost(q, k, v, *, sm_scale):
     return over(q, k[:, :, :-1], v[:, :, :-1], sm_scale)
 
 
-@mutant(COMPRESSED, "exp of scores for exp2", "log2e-extra")
-def exp_of_binary(q, k, v, *, sm_scale):
-    return naive(q, k, v, sm_scale=sm_scale, steps=softmax.ExpWithLog2e())
+broken_steps(COMPRESSED, "exp of scores for exp2", "log2e-extra", softmax.ExpWithLog2e())
 
 
 @mutant(STEP, "the window is not added", "branch-lost")

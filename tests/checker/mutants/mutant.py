@@ -76,6 +76,15 @@ def mutant(case: Case, bug: str, diagnosis: str) -> Callable[[Kernel], Kernel]:
     return register
 
 
+def broken_steps(case: Case, bug: str, diagnosis: str, steps: Any) -> None:
+    """Add the right kernel with other `Steps`."""
+
+    def kernel(*tensors: Tensor, **options: Any) -> Tensor:
+        return _right[case.op](*tensors, **options, steps=steps)
+
+    _add(bug, case, bug, diagnosis, lambda: kernel)
+
+
 def mutant_that_remembers(case: Case, bug: str, diagnosis: str) -> Callable[[Any], Any]:
     """As `mutant`, for a function that makes a kernel whose bug hangs on the calls before."""
 

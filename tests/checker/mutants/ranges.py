@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tests.checker.mutants import softmax
-from tests.checker.mutants.mutant import case, mutant, right
+from tests.checker.mutants.mutant import broken_steps, case, mutant, right
 from tests.checker.mutants.softmax import RIGHT, Steps, attend
 
 OP = "selection_ranges"
@@ -186,13 +186,10 @@ def one_tile(q, k, v, ranges, *, sm_scale, selected_len):
     return over(q, k, v, seen & (seen.cumsum(-1) <= 64), sm_scale)
 
 
-@mutant(DECODE, "exp2 of natural scores", "log2e-missing")
-def exp2_of_natural(q, k, v, ranges, *, sm_scale, selected_len):
-    options = {"sm_scale": sm_scale, "selected_len": selected_len}
-    return naive(q, k, v, ranges, **options, steps=softmax.Exp2WithoutLog2e())
-
-
-@mutant(DECODE, "keys of a tile that no span holds have a score of 0", "masked-scores-zero")
-def masked_scores_zero(q, k, v, ranges, *, sm_scale, selected_len):
-    options = {"sm_scale": sm_scale, "selected_len": selected_len}
-    return naive(q, k, v, ranges, **options, steps=softmax.MaskedScoresAreZero())
+broken_steps(DECODE, "exp2 of natural scores", "log2e-missing", softmax.Exp2WithoutLog2e())
+broken_steps(
+    DECODE,
+    "keys of a tile that no span holds have a score of 0",
+    "masked-scores-zero",
+    softmax.MaskedScoresAreZero(),
+)

@@ -7,7 +7,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tests.checker.mutants import softmax
-from tests.checker.mutants.mutant import Kernel, case, mutant, mutant_that_remembers, right
+from tests.checker.mutants.mutant import (
+    Kernel,
+    broken_steps,
+    case,
+    mutant,
+    mutant_that_remembers,
+    right,
+)
 from tests.checker.mutants.softmax import RIGHT, Steps, attend, partial
 
 OP = "selection_rows"
@@ -67,14 +74,8 @@ def tail_overlaps(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor
     return naive(q, k[:, index], v[:, index], sm_scale=sm_scale)
 
 
-@mutant(MANY, "scores are not scaled", "scale-missing")
-def no_scale(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
-    return naive(q, k, v, sm_scale=sm_scale, steps=softmax.ScoresUnscaled())
-
-
-@mutant(MANY, "q is scaled, and the scores once more", "scale-twice")
-def scaled_twice(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
-    return naive(q, k, v, sm_scale=sm_scale, steps=softmax.ScaledTwice())
+broken_steps(MANY, "scores are not scaled", "scale-missing", softmax.ScoresUnscaled())
+broken_steps(MANY, "q is scaled, and the scores once more", "scale-twice", softmax.ScaledTwice())
 
 
 @mutant(UNEVEN, "the scale is that of the values' width", "scale-of-dv")
@@ -82,14 +83,8 @@ def scale_of_dv(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     return naive(q, k, v, sm_scale=v.shape[-1] ** -0.5)
 
 
-@mutant(MANY, "exp2 of natural scores", "log2e-missing")
-def exp2_of_natural(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
-    return naive(q, k, v, sm_scale=sm_scale, steps=softmax.Exp2WithoutLog2e())
-
-
-@mutant(MANY, "exp of scores for exp2", "log2e-extra")
-def exp_of_binary(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
-    return naive(q, k, v, sm_scale=sm_scale, steps=softmax.ExpWithLog2e())
+broken_steps(MANY, "exp2 of natural scores", "log2e-missing", softmax.Exp2WithoutLog2e())
+broken_steps(MANY, "exp of scores for exp2", "log2e-extra", softmax.ExpWithLog2e())
 
 
 @mutant(MANY, "the head is not in q's offset", "head-everywhere")
@@ -135,19 +130,13 @@ def dv_tail_not_written(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> 
     return out
 
 
-@mutant(UNEVEN, "weights in bfloat16", "weights-rounded")
-def bfloat16_weights(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
-    return naive(q, k, v, sm_scale=sm_scale, steps=softmax.Bfloat16Weights())
-
-
-@mutant(UNEVEN, "the output is summed in float16", "sums-rounded")
-def float16_accumulator(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
-    return naive(q, k, v, sm_scale=sm_scale, steps=softmax.Float16Accumulator())
-
-
-@mutant(UNEVEN, "the output is summed in bfloat16", "sums-rounded")
-def bfloat16_accumulator(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
-    return naive(q, k, v, sm_scale=sm_scale, steps=softmax.Bfloat16Accumulator())
+broken_steps(UNEVEN, "weights in bfloat16", "weights-rounded", softmax.Bfloat16Weights())
+broken_steps(
+    UNEVEN, "the output is summed in float16", "sums-rounded", softmax.Float16Accumulator()
+)
+broken_steps(
+    UNEVEN, "the output is summed in bfloat16", "sums-rounded", softmax.Bfloat16Accumulator()
+)
 
 
 @mutant(UNEVEN, "float32 operands go through bfloat16", "inputs-rounded")
@@ -162,9 +151,7 @@ def tf32_scores(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     return naive(q.half().float(), k.half().float(), v, sm_scale=sm_scale)
 
 
-@mutant(LARGE, "no maximum is subtracted", "not-finite")
-def maximum_not_subtracted(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
-    return naive(q, k, v, sm_scale=sm_scale, steps=softmax.NoMaximum())
+broken_steps(LARGE, "no maximum is subtracted", "not-finite", softmax.NoMaximum())
 
 
 @mutant(MANY, "one key is NaN", "not-finite")
@@ -174,29 +161,11 @@ def one_nan_key(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     return naive(q, spoiled, v, sm_scale=sm_scale)
 
 
-@mutant(LONG, "the output is not rescaled", "not-rescaled")
-def output_not_rescaled(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
-    return naive(q, k, v, sm_scale=sm_scale, steps=softmax.OutputNotRescaled())
-
-
-@mutant(LONG, "the sum is not rescaled", "not-rescaled")
-def sum_not_rescaled(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
-    return naive(q, k, v, sm_scale=sm_scale, steps=softmax.SumNotRescaled())
-
-
-@mutant(LONG, "the output is not divided", "not-divided")
-def not_divided(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
-    return naive(q, k, v, sm_scale=sm_scale, steps=softmax.NotDivided())
-
-
-@mutant(LONG, "a barrier is missing", "values-of-other-tile")
-def values_of_the_tile_before(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
-    return naive(q, k, v, sm_scale=sm_scale, steps=softmax.ValuesOfTheTileBefore())
-
-
-@mutant(MANY, "V is read one key on", "value-of-other-key")
-def values_of_the_next_key(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
-    return naive(q, k, v, sm_scale=sm_scale, steps=softmax.ValuesOfTheNextKey())
+broken_steps(LONG, "the output is not rescaled", "not-rescaled", softmax.OutputNotRescaled())
+broken_steps(LONG, "the sum is not rescaled", "not-rescaled", softmax.SumNotRescaled())
+broken_steps(LONG, "the output is not divided", "not-divided", softmax.NotDivided())
+broken_steps(LONG, "a barrier is missing", "values-of-other-tile", softmax.ValuesOfTheTileBefore())
+broken_steps(MANY, "V is read one key on", "value-of-other-key", softmax.ValuesOfTheNextKey())
 
 
 @mutant(LONG, "the last split is not merged", "first-keys-only")

@@ -6,7 +6,14 @@ import torch
 from torch import Tensor
 
 from tests.checker.mutants import softmax
-from tests.checker.mutants.mutant import Kernel, case, mutant, mutant_that_remembers, right
+from tests.checker.mutants.mutant import (
+    Kernel,
+    broken_steps,
+    case,
+    mutant,
+    mutant_that_remembers,
+    right,
+)
 from tests.checker.mutants.softmax import RIGHT, Steps, attend
 
 OP = "selection_varlen"
@@ -127,16 +134,10 @@ def empty_rows_stale() -> Kernel:
     return kernel
 
 
-@mutant(MIXED, "the maximum of the first tile is kept", "not-rescaled")
-def sum_not_rescaled(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
-    options = {"sm_scale": sm_scale, "max_seqlen": max_seqlen}
-    return naive(q, k, v, cu_seqlens, **options, steps=softmax.SumNotRescaled())
-
-
-@mutant(SPREAD, "q is scaled, and the scores once more", "scale-twice")
-def scaled_twice(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
-    options = {"sm_scale": sm_scale, "max_seqlen": max_seqlen}
-    return naive(q, k, v, cu_seqlens, **options, steps=softmax.ScaledTwice())
+broken_steps(
+    MIXED, "the maximum of the first tile is kept", "not-rescaled", softmax.SumNotRescaled()
+)
+broken_steps(SPREAD, "q is scaled, and the scores once more", "scale-twice", softmax.ScaledTwice())
 
 
 @mutant(SPREAD, "heads are those of [N, D, H]", "input-axes-swapped")

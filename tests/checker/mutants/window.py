@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tests.checker.mutants import softmax
 from tests.checker.mutants.banded import over, starts
-from tests.checker.mutants.mutant import case, mutant, right
+from tests.checker.mutants.mutant import broken_steps, case, mutant, right
 from tests.checker.mutants.softmax import RIGHT, Steps
 
 OP = "sliding_window"
@@ -107,11 +107,7 @@ def sequences_one_late(q, k, v, cu_seqlens, *, window, sm_scale, max_seqlen):
     return over(q, k, v, *bounds(q, late, window), sm_scale)
 
 
-@mutant(WINDOW, "masked scores are 0", "masked-scores-zero")
-def masked_scores_zero(q, k, v, *, window, sm_scale, max_seqlen):
-    steps = softmax.MaskedScoresAreZero()
-    options = {"window": window, "sm_scale": sm_scale, "max_seqlen": max_seqlen}
-    return naive(q, k, v, **options, steps=steps)
+broken_steps(WINDOW, "masked scores are 0", "masked-scores-zero", softmax.MaskedScoresAreZero())
 
 
 @mutant(WINDOW, "query heads are dealt to KV heads in turn", "heads-dealt-in-turn")
@@ -122,11 +118,7 @@ def heads_dealt_in_turn(q, k, v, *, window, sm_scale, max_seqlen):
     return out
 
 
-@mutant(EXACT, "weights in bfloat16", "weights-rounded")
-def bfloat16_weights(q, k, v, *, window, sm_scale, max_seqlen):
-    steps = softmax.Bfloat16Weights()
-    options = {"window": window, "sm_scale": sm_scale, "max_seqlen": max_seqlen}
-    return naive(q, k, v, **options, steps=steps)
+broken_steps(EXACT, "weights in bfloat16", "weights-rounded", softmax.Bfloat16Weights())
 
 
 @mutant(EXACT, "scores are not scaled", "scale-missing")
