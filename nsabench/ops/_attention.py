@@ -59,9 +59,8 @@ class HeadsShape(AttentionShape):
 class Part:
     """Some queries of an op, and the keys that they see.
 
-    queries: their place in q, in the gates and in the output. keys: the place of the keys in k and
-    v. attend: computes the output of these float64 parts of q, k, v and the gates, if there are
-    any.
+    queries: an index of q, of the gates and of the output. keys: an index of k and v. attend:
+    computes the output from float64 parts of q, k, v and the gates.
     """
 
     queries: Any

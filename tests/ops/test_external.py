@@ -69,69 +69,73 @@ def test_what_an_op_need_not_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "said"),
+    ("before", "after", "wrong"),
     [
-        ("OP = RMSNorm()", "OP = 1", "holds no op under the name OP"),
-        ("OP = RMSNorm()", "OP =", "mine.py cannot be imported: SyntaxError"),
+        ("OP = RMSNorm()", "OP = 1", "OP"),
+        ("OP = RMSNorm()", "OP =", "SyntaxError"),
         ("OP = RMSNorm()", "OP = RMSNorm(1)", r"TypeError.*\(line \d+ of mine.py\)"),
-        ("    def oracle", "    def other", "abstract method oracle"),
-        ('"rmsnorm"', '"selection_rows"', "holds an op 'selection_rows', and one ships"),
+        ("    def oracle", "    def other", "oracle"),
+        ('"rmsnorm"', '"selection_rows"', "'selection_rows'"),
         ('name = "rmsnorm"', "name = property(lambda self: 1 / 0)", "ZeroDivisionError"),
-        ('options = ("eps",)', 'options = "eps"', "has options that are no tuple of str"),
-        ('options = ("eps",)', "optional = (1,)", "has optional that are no tuple of str"),
-        ('("x", "weight")\n    options', "(1, 2)\n    options", "has arguments that are no tuple"),
-        ('("normal",)', "(1,)", "has distributions that are no tuple of str"),
-        ("tuple(Direction)", '("sideways",)', "has directions that are no tuple of Direction"),
-        ('"rmsnorm"', '"RMS norm"', "has the name 'RMS norm'"),
-        ('length_axis = "D"', 'length_axis = "L"', "no size 'L', its length_axis"),
-        ('("normal",)', "()", "names no distributions"),
-        ("M: Size", "M: str", "a size 'M' that is no whole number"),
+        ('options = ("eps",)', 'options = "eps"', "options"),
+        ('options = ("eps",)', "optional = (1,)", "optional"),
+        ('("x", "weight")\n    options', "(1, 2)\n    options", "arguments"),
+        ('("normal",)', "(1,)", "distributions"),
+        ('("normal",)', "()", "distributions"),
+        ("tuple(Direction)", '("sideways",)', "directions"),
+        ('"rmsnorm"', '"RMS norm"', "'RMS norm'"),
+        ('length_axis = "D"', 'length_axis = "L"', "'L'"),
+        ("M: Size", "M: str", "'M'"),
         ('("x", "weight")\n    distributions', "()\n    distributions", "differentiable"),
-        ("def gradients", "def grads", "has a backward and no gradients"),
+        ("def gradients", "def grads", "gradients"),
     ],
 )
-def test_a_file_that_is_none_is_refused(tmp_path: Path, before: str, after: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said) as refused:
+def test_a_file_without_a_valid_op_is_refused(
+    tmp_path: Path, before: str, after: str, wrong: str
+) -> None:
+    with pytest.raises(UsageError, match=wrong) as refused:
         ops.load_file(changed(tmp_path, before, after))
+    assert "mine.py" in str(refused.value)
     assert refused.value.remedy and refused.value.exit_code == 2
-    assert _external.from_files == {}
+    assert "rmsnorm" not in ops.names()
 
 
-def test_a_file_that_is_not_there_or_not_what_it_was_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be read") as refused:
+def test_a_file_that_is_missing_or_was_changed_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"none\.py") as refused:
         ops.load_file(tmp_path / "none.py")
-    assert refused.value.remedy == "give --ops a file."
-    with pytest.raises(UsageError, match="is not what it was when the run began"):
+    assert "--ops" in refused.value.remedy
+    with pytest.raises(UsageError, match=r"rmsnorm\.py"):
         ops.load_file(RMSNORM, expected_sha256="0" * 64)
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "said"),
+    ("before", "after", "method", "wrong"),
     [
-        ("return shape.D", "return 1 / 0", "length of the op 'rmsnorm' does not answer: ZeroDiv"),
-        ("return shape.D", "return 'long'", "length of the op 'rmsnorm' returned a str"),
-        ("return shape.D", "return float('nan')", "length of the op 'rmsnorm' returned a float"),
-        ("return shape.D", "return -1", "length of the op 'rmsnorm' returned -1"),
+        ("return shape.D", "return 1 / 0", "length", "ZeroDivisionError"),
+        ("return shape.D", "return 'long'", "length", "str"),
+        ("return shape.D", "return float('nan')", "length", "float"),
+        ("return shape.D", "return -1", "length", "-1"),
         (
             "    def length",
             "    def terms(self, _):\n        return 2.5\n\n    def length",
             "terms",
+            "float",
         ),
-        ("shape.M * shape.D\n", "shape.N * shape.D\n", "work .* does not answer: AttributeError"),
-        ("return Work(", "return (", "work .* returned a tuple"),
-        ("* dtype.itemsize, 4", "* 0.5, 4", "work .* does not answer: ValueError: Work takes"),
-        ("4 * elements)", "-elements)", "work .* does not answer: ValueError: Work takes"),
-        ("return shape.M * shape.D + shape.D", "return None", "backward_work .* does not answer"),
+        ("shape.M * shape.D\n", "shape.N * shape.D\n", "work", "AttributeError"),
+        ("return Work(", "return (", "work", "tuple"),
+        ("* dtype.itemsize, 4", "* 0.5, 4", "work", "ValueError"),
+        ("4 * elements)", "-elements)", "work", "ValueError"),
+        ("return shape.M * shape.D + shape.D", "return None", "backward_work", "TypeError"),
     ],
 )
 def test_an_op_is_asked_before_anything_is_measured(
-    tmp_path: Path, before: str, after: str, said: str
+    tmp_path: Path, before: str, after: str, method: str, wrong: str
 ) -> None:
     path = changed(tmp_path, before, after)
     matrix = tmp_path / "norm.yaml"
     axes = "{M: 4, D: 8, dtype: float16, direction: [forward, backward]}"
     matrix.write_text(f"op: rmsnorm\naxes: {axes}\n")
-    with pytest.raises(UsageError, match=said) as refused:
+    with pytest.raises(UsageError, match=f"{method} of the op 'rmsnorm'.*{wrong}") as refused:
         planner.make_plan([str(matrix)], "cpu", None, ops_file=path)
     assert refused.value.exit_code == 2 and "import" not in refused.value.remedy
 
@@ -142,7 +146,7 @@ def test_no_size_is_called_as_what_a_record_holds(size: str) -> None:
         __annotations__ = {size: Size}
 
     op = SimpleNamespace(name="norm", shape_model=Sizes)
-    with pytest.raises(UsageError, match=f"calls a size '{size}'"):
+    with pytest.raises(UsageError, match=f"'{size}'"):
         tables.refuse_sizes(op)  # type: ignore[arg-type]
 
 
@@ -154,17 +158,17 @@ def test_a_file_that_imports_torch_is_refused(tmp_path: Path) -> None:
         "except UsageError as error:\n    print(error, error.remedy)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "imports torch, which the process that plans and reports does not have" in done.stdout
+    assert "imports torch" in done.stdout
 
 
 def test_a_run_is_read_with_the_op_that_it_was_made_with(tmp_path: Path) -> None:
     digest = sources.sha256(RMSNORM.read_bytes())
     plan = Plan.model_construct(ops=str(RMSNORM), ops_sha256=digest)
-    with pytest.raises(UsageError, match="which is not known here") as refused:
+    with pytest.raises(UsageError, match=digest[:12]) as refused:
         ops.refuse_other(plan)
-    assert refused.value.remedy == "give that file: --ops rmsnorm.py."
+    assert "--ops rmsnorm.py" in refused.value.remedy
     ops.load_file(changed(tmp_path, "4 * elements", "5 * elements"))
-    with pytest.raises(UsageError, match="which is another one now"):
+    with pytest.raises(UsageError, match=digest[:12]):
         ops.refuse_other(plan)
     ops.load_file(RMSNORM)
     ops.refuse_other(plan)
@@ -261,12 +265,12 @@ def test_two_files_of_one_name_are_two_sources(tmp_path: Path) -> None:
 def test_a_plan_that_does_not_say_what_its_op_was_is_none(tmp_path: Path, digest: str) -> None:
     plan = make_plan(Made()).model_copy(update={"ops": "/tmp/evil.py", "ops_sha256": digest})
     plan.write(tmp_path / "plan.json")
-    with pytest.raises(UsageError, match="and not what was in that file") as refused:
+    with pytest.raises(UsageError, match=r"evil\.py") as refused:
         Plan.read(tmp_path / "plan.json")
     assert refused.value.exit_code == 2
-    with pytest.raises(UsageError, match="is not what it was when the run began"):
+    with pytest.raises(UsageError, match=r"rmsnorm\.py"):
         ops.load_file(RMSNORM, expected_sha256=digest)
-    assert _external.from_files == {}
+    assert "rmsnorm" not in ops.names()
 
 
 def test_a_finished_run_executes_no_file(tmp_path: Path) -> None:
@@ -278,7 +282,7 @@ def test_a_finished_run_executes_no_file(tmp_path: Path) -> None:
     bound = {"ops": str(path), "ops_sha256": digest}
     bound["sources"] = registry.sources(None, path) | plan.sources
     plan.model_copy(update=bound).write(run_folder / "plan.json")
-    with pytest.raises(UsageError, match="is finished and left as it is") as refused:
+    with pytest.raises(UsageError, match="run") as refused:
         run.read(run_folder)
     assert "nsabench report" in refused.value.remedy and "--ops mine.py" in refused.value.remedy
     assert not marker.exists()

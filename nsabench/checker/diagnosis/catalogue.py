@@ -1,4 +1,4 @@
-"""What a diagnosis is. The file `mistakes.toml` holds the sentence of each."""
+"""Describe mistakes by their id. `mistakes.toml` holds a sentence for each."""
 
 from __future__ import annotations
 
