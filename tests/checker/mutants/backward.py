@@ -151,13 +151,13 @@ def tile_of_dq_not_written(q, k, v, **options):
     return window.naive(q, k, v, **options, steps=gradient.RIGHT)
 
 
-@mutant(LONG_KEYS, "the last key's dk is not written", "not-written")
+@mutant(LONG_KEYS, "the last key's dk is not written", "unexplained")
 def last_dk_not_written(q, k, v, **options):
     k = changed(k, _without(126))
     return compressed.naive(q, k, v, **options, steps=gradient.RIGHT)
 
 
-@mutant(LONG_KEYS, "the last key's dv is not written", "not-written")
+@mutant(LONG_KEYS, "the last key's dv is not written", "unexplained")
 def last_dv_not_written(q, k, v, **options):
     v = changed(v, _without(126))
     return compressed.naive(q, k, v, **options, steps=gradient.RIGHT)
@@ -192,7 +192,7 @@ def one_nan(q, k, v, spans, **options):
     return ranges.naive(q, changed(k, spoil), v, spans, **options, steps=gradient.RIGHT)
 
 
-@mutant_that_remembers(SPANS, "dv of the call before", "earlier-call")
+@mutant_that_remembers(SPANS, "dv of the call before", "unexplained")
 def stale_dv() -> Kernel:
     before: list[Tensor] = []
 

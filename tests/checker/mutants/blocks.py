@@ -100,7 +100,7 @@ def none_is_block_zero(q, k, v, block_indices, *, sm_scale, block_size):
     return naive(q, k, v, block_indices.clamp(min=0), sm_scale=sm_scale, block_size=block_size)
 
 
-@mutant(RANDOM, "a row ends at its first -1", "stops-at-none")
+@mutant(RANDOM, "a row ends at its first -1", "all-zero")
 def ends_at_none(q, k, v, block_indices, *, sm_scale, block_size):
     ended = (block_indices < 0).cummax(-1).values
     some = block_indices.masked_fill(ended, -1)
@@ -188,7 +188,7 @@ broken_steps(
 )
 
 
-@mutant(RANDOM, "queries beyond a multiple of 64 are not written", "not-written")
+@mutant(RANDOM, "queries beyond a multiple of 64 are not written", "all-zero")
 def last_query_not_written(q, k, v, block_indices, *, sm_scale, block_size):
     out = naive(q, k, v, block_indices, sm_scale=sm_scale, block_size=block_size)
     out[:, 192:] = 0
