@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nsabench import limits
-from nsabench.errors import EnvironmentRefused, UsageError
+from nsabench.errors import EnvironmentRefused, NsabenchError, UsageError
 from nsabench.evidence.archive.archive import READERS, Archive, ArchivedRun
 from nsabench.evidence.archive.store import INSTALL
 from nsabench.evidence.manifest.tables import COLUMNS
@@ -58,9 +58,10 @@ def query(
         raise UsageError(f"{archive.store.location} holds no runs", "add one: archive add RUN.")
     with duckdb.connect(config=_CONFIGURATION) as connection:
         interrupt = Timer(patience_s, connection.interrupt)
+        views: list[_View] = []
         try:
             connection.register("runs", _runs(runs))
-            views = [_View(archive, runs, table) for table in COLUMNS]
+            views += [_View(archive, runs, table) for table in COLUMNS]
             for view in views:
                 connection.register(view.table, view)
             connection.execute("SET lock_configuration = true")
@@ -74,6 +75,9 @@ def query(
                 f"the query takes more than {patience_s:g} s", "ask for less."
             ) from None
         except (duckdb.Error, pa.ArrowException) as error:
+            for view in views:
+                if view.failure is not None:
+                    raise view.failure from None
             sentence = " ".join(str(error).split())[:300]
             raise UsageError(
                 f"the query cannot be answered: {sentence}",
@@ -93,6 +97,7 @@ class _View:
     def __init__(self, archive: Archive, runs: Sequence[ArchivedRun], table: str) -> None:
         self.table = table
         self.needed: set[str] | None = None
+        self.failure: NsabenchError | None = None  # DuckDB would hide its class and its remedy
         self._archive, self._runs = archive, runs
         known = schema(COLUMNS[table]).remove_metadata()
         others = {run.columns[table] for run in runs if table in run.columns}
@@ -107,6 +112,13 @@ class _View:
         return reader.__arrow_c_stream__(requested_schema)
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from self._read_runs()
+        except NsabenchError as error:
+            self.failure = error
+            raise
+
+    def _read_runs(self) -> Iterator[pa.RecordBatch]:
         # Files keep processors busy, and a bucket lets them wait.
         readers = READERS if self._archive.store.folder is None else os.cpu_count()
         with ThreadPoolExecutor(readers) as pool:
