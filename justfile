@@ -132,20 +132,23 @@ install:
     set -eu
     stamp=.venv/installed
     if ! [ "$stamp" -nt pyproject.toml ] || ! [ "$stamp" -nt kernels/pyproject.toml ]; then
-        if ! {{ python }} -c 'import torch, triton' 2>/dev/null; then
-            if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
-                {{ pip }} torch triton 'numpy<2.4'
-            else
-                {{ pip }} {{ cpu_torch }}
-            fi
+        set -- -e '.[dev]' -e kernels
+        own=True
+        if {{ python }} -c 'import torch, triton' 2>/dev/null; then
+            own=$({{ python }} -c 'import sys, torch; print(torch.__file__.startswith(sys.prefix))')
+        elif command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
+            set -- torch triton 'numpy<2.4' "$@"
+        else
+            set -- {{ cpu_torch }} "$@"
         fi
-        # uv takes 10 s where pip takes 60, but it knows neither what pip is set to nor what lies
-        # outside of .venv.
-        own=$({{ python }} -c 'import sys, torch; print(torch.__file__.startswith(sys.prefix))')
-        sources=$({{ python }} -m pip config list \
-            | grep -E '[.](index-url|no-index|constraint)=' || true)  # of files and the environment
-        if ! { [ "$own$sources" = True ] && {{ pip }} uv && {{ uv }} -e '.[dev]' -e kernels; }; then
-            {{ pip }} -e '.[dev]' -e kernels
+        # uv unpacks and compiles with all cores, but it knows neither what pip is set to nor what
+        # lies outside of .venv.
+        settings=$({{ python }} -m pip config list)  # of files and the environment
+        sources=$(echo "$settings" | grep -E '[.](index-url|no-index|constraint)=' || true)
+        links=$(echo "$settings" | sed -n "s/.*[.]find-links='\(.*\)'/\1/p" | tail -1 | tr ' ' ,)
+        if ! { [ "$own$sources" = True ] && {{ pip }} uv \
+            && UV_FIND_LINKS="${links:-${UV_FIND_LINKS:-}}" {{ uv }} "$@"; }; then
+            {{ pip }} "$@"
         fi
         touch "$stamp"
     fi
