@@ -34,7 +34,7 @@ BACKENDS_ON_CPU = ("flash", "math")
 
 
 def forced(attention: Attention, backend: str) -> Attention:
-    """Return `attention` by one backend of SDPA; it raises `Unsupported` if there is no kernel."""
+    """Return `attention` by one backend of SDPA; without a kernel it raises `Unsupported`."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
         with sdpa_kernel(_SDPA_BACKENDS[backend]):

@@ -1,6 +1,6 @@
 """Attention over one band of keys a query: causal, a window, or complete compressed keys.
 
-causal_attention is also what a model could run in place of NSA: dense attention.
+A model could also run causal_attention, which is dense, instead of NSA.
 """
 
 from __future__ import annotations
