@@ -43,15 +43,8 @@ def raises(q, k, v, *, sm_scale):
     print("about to fail")
     return deep(k)
 """
-PROBED = """
-from nsabench import implementation
-from nsabench.implementations.baselines.selection_rows import gqa
-
-@implementation(op="selection_rows", name="right", devices=("cpu", "cuda"))
-def right(q, k, v, *, sm_scale):
-    print(f"{k.shape[1]} keys")
-    return gqa(q, k, v, sm_scale=sm_scale)
-"""
+ONE = TWO.split('\n@implementation(op="selection_rows", name="first_half"')[0]
+PROBED = ONE.replace("    return", '    print(f"{k.shape[1]} keys")\n    return')
 IGNORES_THE_SCALE = PROBED.replace("sm_scale=sm_scale", "sm_scale=q.shape[-1] ** -0.5")
 SMALL = ("--device", "cpu", "--shape", "N=4,H=2,D=32,L=16")
 
@@ -93,17 +86,16 @@ def test_for_programs(two: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("content", "named"),
     [
-        ("def broken(:\n", "two.py cannot be imported: SyntaxError"),
-        ("import no_such_module\n", "two.py cannot be imported: ModuleNotFoundError"),
-        (None, "cannot be read"),
+        ("def broken(:\n", "SyntaxError"),
+        ("import no_such_module\n", "no_such_module"),
+        (None, "two.py"),
     ],
 )
 def test_what_cannot_be_imported_is_told_to_programs(
-    two: Path, content: str | None, sentence: str
+    two: Path, content: str | None, named: str
 ) -> None:
-    """What fails most often in a loop of a program that writes kernels."""
     if content is None:
         two.unlink()
     else:
@@ -112,22 +104,14 @@ def test_what_cannot_be_imported_is_told_to_programs(
     assert done.return_value == 2
     [told] = json.loads(done.stdout)
     assert told["version"] == 2 and told["right"] is False and told["exit_code"] == 2
-    assert sentence in told["error"] and told["remedy"], told
+    assert "two.py" in told["error"] and named in told["error"] and told["remedy"], told
 
 
 NOT_TIMED = 'devices=("cuda", "interpreter")'
-OFF = """
-from nsabench import implementation
-from nsabench.implementations.baselines.selection_rows import gqa
-
-@implementation(op="selection_rows", name="off", devices=("cuda", "interpreter"))
-def off(q, k, v, *, sm_scale):
-    return gqa(q, k, v, sm_scale=sm_scale) * 1.0015
-"""
+OFF = ONE.replace('devices=("cpu", "cuda")', NOT_TIMED).replace("=sm_scale)", "=sm_scale) * 1.0015")
 
 
 def test_what_is_not_timed_has_no_times_and_no_ratio(two: Path) -> None:
-    """A Triton kernel on a machine without a GPU: whoever edits it waits for its parity alone."""
     two.write_text(TWO.replace('devices=("cpu", "cuda")', NOT_TIMED))
     done = check(two, *SMALL, "--json")
     by_name = {a["implementation"]: a for a in json.loads(done.output)}
@@ -135,13 +119,10 @@ def test_what_is_not_timed_has_no_times_and_no_ratio(two: Path) -> None:
     assert {(a["device_ms"], a["baseline"], a["speedup"]) for a in by_name.values()} == {
         (None, None, None)
     }
-    assert check(two, *SMALL).output.splitlines()[-1].endswith(": right, not timed")
-
-
-def test_what_is_not_timed_is_held_to_what_rounding_explains(two: Path) -> None:
+    # It is wrong if rounding does not explain its error.
     two.write_text(OFF)
-    [told] = json.loads(check(two, *SMALL, "--json").output)
-    assert told["status"] == "wrong" and "0.000977" in told["reason"], told
+    [off] = json.loads(check(two, *SMALL, "--json").output)
+    assert off["status"] == "wrong", off
 
 
 def test_it_is_checked_again_whenever_it_is_saved(
@@ -264,14 +245,14 @@ def test_a_file_that_alters_what_is_installed_is_refused(two: Path, how: str, wh
     two.write_text(TWO + how)
     done = check(two, *SMALL)
     assert isinstance(done.exception, UsageError)
-    assert f"two.py alters what is installed: {whom} of selection_rows" in str(done.exception)
+    assert "two.py" in str(done.exception) and whom in str(done.exception)
     with pytest.raises(UsageError, match=f"alters what is installed: {whom} of selection_rows"):
         planner.installed(two)
 
 
 def test_what_is_its_own_baseline_is_as_fast(two: Path) -> None:
     """Both are timed in turn in one process: what disturbs one disturbs the other."""
-    two.write_text(TWO.split('@implementation(op="selection_rows", name="first_half"')[0])
+    two.write_text(ONE)
     shape = ("--device", "cpu", "--shape", "N=64,H=4,D=64,L=256")
     [told] = json.loads(check(two, *shape, "--json").output)
     assert told["baseline"].startswith("sdpa_")
