@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.images import build as building
 from nsabench.images import combos, daemon, launch, lock
 from tests.attacks import elsewhere
@@ -147,18 +148,46 @@ def resume(results: Path, matrix: Path) -> None:
         assert [r["status"] for r in mine] == ["ok"] * wanted, name
 
 
-def test_a_killed_run_can_be_resumed(
-    image: str, begun: tuple[Path, Popen, Path], results: Path
+@pytest.mark.parametrize("ending", ["kill", "stop"])
+def test_a_run_that_docker_ended_is_resumed_from_the_results_alone(
+    image: str, begun: tuple[Path, Popen, Path], results: Path, ending: str
 ) -> None:
     matrix, running, folder = begun
     environment = json.loads((folder / "environment.json").read_text())
     assert environment["container"]["image_digest"] == image, "`images run` handed it in"
     mine = ["docker", "ps", "--quiet", "--filter", f"volume={results}"]
     (container,) = subprocess.check_output(mine, text=True).split()
-    subprocess.run(["docker", "kill", container], check=True, capture_output=True)
-    assert running.wait(60) != 0
-    assert not list(folder.glob("*.parquet*"))
+    patience = ["-t", "60"] if ending == "stop" else []
+    subprocess.run(["docker", ending, *patience, container], check=True, capture_output=True)
+    output, _ = running.communicate(timeout=90)
+    if ending == "stop":
+        assert running.returncode == 130 and "--resume results/run" in output
+    else:
+        assert running.returncode != 0 and not list(folder.glob("*.parquet*"))
     resume(results, matrix)
+
+
+def run_as_documented(results: Path, *changes: tuple[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a small `all` by docker alone. changes: of options of docker, old and new."""
+    options = "--rm --read-only --network none --cap-drop ALL --tmpfs /tmp:rw,exec"
+    for old, new in changes:
+        options = options.replace(old, new)
+    words = ["docker", "run", *options.split(), "-v", f"{results}:/results", "nsabench:cpu"]
+    words += ["all", "quick", "--device", "cpu", "--out", "results/first"]
+    return subprocess.run(words, capture_output=True, text=True, timeout=300)
+
+
+def test_results_that_the_daemon_made_as_root(image: str, tmp_path: Path) -> None:
+    done = run_as_documented(tmp_path / "results")
+    assert done.returncode == UsageError.exit_code
+    assert "Traceback" not in done.stderr
+    assert "--user" in done.stderr and "uid 1000" in done.stderr and "chown" in done.stderr
+
+
+def test_a_container_without_a_folder_for_temporary_files(image: str, results: Path) -> None:
+    done = run_as_documented(results, ("--tmpfs /tmp:rw,exec", f"--user {OWNER}"))
+    assert done.returncode == EnvironmentRefused.exit_code
+    assert "Traceback" not in done.stderr and "--tmpfs /tmp:rw,exec" in done.stderr
 
 
 def test_results_that_become_unwritable(begun: tuple[Path, Popen, Path], results: Path) -> None:
