@@ -88,7 +88,7 @@ class Desk:
         return self.checker.findings[name]
 
     def conclude(self) -> dict[str, Judged]:
-        judged = self.checker.conclude().judged
+        judged = self.checker.conclude([*self.checker.findings]).judged
         self._mailbox.close()
         return judged
 

@@ -38,8 +38,8 @@ def main() -> None:
                 channel.send(checker.prepare(request))
             case Delivery() as delivery:
                 channel.send(checker.check(delivery))
-            case Conclude():
-                channel.send(checker.conclude())
+            case Conclude() as request:
+                channel.send(checker.conclude(request.diagnosed))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import sys
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 
 import torch
@@ -147,10 +148,13 @@ class Checker:
             findings.suspect = result
         return errors
 
-    def conclude(self) -> Concluded:
-        """Return the findings about each implementation of the case, and forget the case."""
+    def conclude(self, diagnosed: Collection[str]) -> Concluded:
+        """Return the findings about each implementation of the case, and forget the case.
+
+        diagnosed: the implementations whose wrong results are explained, which takes seconds each.
+        """
         judged = {
-            name: self._judge(findings)
+            name: self._judge(findings, name in diagnosed)
             for name, findings in self.findings.items()
             if findings.reason or findings.errors is not None  # not only probes were delivered
         }
@@ -158,9 +162,9 @@ class Checker:
         self.mailbox.close()
         return Concluded(judged=judged)
 
-    def _judge(self, findings: Findings) -> Judged:
+    def _judge(self, findings: Findings, is_diagnosed: bool) -> Judged:
         errors = {} if findings.errors is None else asdict(findings.errors)
-        diagnosis = self._diagnose(findings)
+        diagnosis = self._diagnose(findings) if is_diagnosed else Diagnosis()
         return Judged(
             status=findings.status if findings.reason else Status.OK,
             reason=findings.reason,

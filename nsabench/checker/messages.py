@@ -28,9 +28,10 @@ class Prepare(Message):
 
 
 class Conclude(Message):
-    """Say what was found of each implementation, and diagnose what is wrong."""
+    """Say what was found of each implementation, and diagnose the wrong results of `diagnosed`."""
 
     kind: Literal["conclude"] = "conclude"
+    diagnosed: list[str]
 
 
 REQUEST: TypeAdapter[Prepare | Delivery | Conclude] = TypeAdapter(

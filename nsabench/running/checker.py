@@ -58,9 +58,10 @@ class CheckerProcess:
         suspect = delivery.implementation
         return self._ask(delivery, Checked, self._limit_s, "delivery", suspect)
 
-    def conclude(self, implementations: int) -> dict[str, Judged]:
-        limit_s = (1 + implementations) * DIAGNOSIS_LIMIT_S
-        return self._ask(Conclude(), Concluded, limit_s, "diagnosis").judged
+    def conclude(self, diagnosed: Sequence[str]) -> dict[str, Judged]:
+        limit_s = (1 + len(diagnosed)) * DIAGNOSIS_LIMIT_S
+        request = Conclude(diagnosed=list(diagnosed))
+        return self._ask(request, Concluded, limit_s, "diagnosis").judged
 
     def _ask(
         self, request: Message, expected: type[R], limit_s: float, phase: str, suspect: str = ""

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 
 from nsabench.delivery import Delivery
 from nsabench.model.vocabulary import Direction, Status
@@ -61,3 +62,14 @@ def test_an_op_that_changed_after_the_plan_is_not_executed() -> None:
             checker.prepare(case, [""], [1, 2], probes=False)
     finally:
         checker.close()
+
+
+@pytest.mark.parametrize("diagnosed", [["mine"], []])
+def test_only_what_is_asked_for_is_diagnosed(diagnosed: list[str]) -> None:
+    desk = Desk(a_case("selection_rows", {"N": 2, "H": 2, "D": 16, "L": 8}))
+    zeros = torch.zeros(2, 2, 16, dtype=torch.float16)
+    desk._mailbox.put(desk.prepared.forms[""], [zeros])
+    assert not desk.checker.check(Delivery(implementation="mine", computes="", set=1)).right
+    judged = desk.checker.conclude(diagnosed).judged["mine"]
+    assert judged.status is Status.WRONG and judged.reason
+    assert judged.diagnosis_id == ("all-zero" if diagnosed else "")

@@ -79,6 +79,8 @@ def _find_straight_line(e: Evidence) -> Iterator[Hypothesis]:
 
 
 def _find_known(e: Evidence, known: Known) -> Iterator[Hypothesis]:
+    for diagnosis, other in mistake_scale(e.inputs, e.oracle.shape[-1]):
+        yield diagnosis, partial(e.op.oracle, other)
     for diagnosis, other in known.inputs(e.full):
         yield diagnosis, partial(e.compute, other)
     if e.selection is not None:
@@ -87,8 +89,6 @@ def _find_known(e: Evidence, known: Known) -> Iterator[Hypothesis]:
                 keys = unite(keys.long(), e.selection.k.shape[2])
             yield diagnosis, partial(e.attend, keys)
         yield from weights.find_in_selection(e, e.selection)
-    for diagnosis, other in mistake_scale(e.inputs, e.oracle.shape[-1]):
-        yield diagnosis, partial(e.op.oracle, other)
 
 
 def _find_heads(e: Evidence) -> Iterator[Hypothesis]:
