@@ -22,7 +22,7 @@ from unittest import mock
 import nsa_kernels
 import torch
 from against import backward, blocks, compressed, decode, draw, ranges, rows, sliding, top_n, varlen
-from nsa_kernels.launch import launcher, replay
+from nsa_kernels.launch import replay
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 Call = Callable[[], Any]
@@ -146,10 +146,7 @@ def row(name: str, call: Call, count: bool) -> str:
     for _ in range(5):
         call()
     host = held(call)
-    with (
-        mock.patch.object(replay, "undisturbed", lambda: False),
-        mock.patch.object(launcher, "undisturbed", lambda: False),
-    ):
+    with mock.patch.object(replay, "undisturbed", lambda: False):
         call()
         plain = held(call, BATCHES // 4)
     programs = replayed_by(call)
@@ -160,7 +157,7 @@ def row(name: str, call: Call, count: bool) -> str:
         room = [*addresses, *(x.data_ptr() for x in memories)]
         made += held(program.allocate, BATCHES // 4)
         starts += held(lambda of=program, at=room: of.launch(list(at)), BATCHES // 4)
-        launches += len(program.calls)
+        launches += len(program.launches)
         del args
     bar = next((bar for start, bar in BARS.items() if name.startswith(start)), None)
     text = f"{name:36} {host:8.1f} {plain:10.1f} {made:9.1f} {starts:7.1f} "

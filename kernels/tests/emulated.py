@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from nsa_kernels.launch.boxes import Boxed
+from triton.runtime.jit import KernelInterface
 
 _GLUON = "triton.experimental.gluon"
 _SECONDS = 20  # until a barrier that nobody tells is a deadlock
@@ -139,13 +139,13 @@ def allocate(dtype: torch.dtype, shape: list[int], layout: Any) -> Shared | Barr
     return Shared(torch.full((math.prod(shape),), math.nan, dtype=dtype), shape)
 
 
-def copy_box(box: Boxed, at: list[Any], barrier: Barrier, to: Shared) -> None:
-    memory, (row, column) = spanned(box.tensor), map(int, at)
-    rows, columns = box.box.tile
-    assert row + rows <= box.box.shape[0] and column + columns <= box.box.shape[1]
-    begin = memory[row * box.box.row + column :]
-    to.store(begin.as_strided((rows, columns), (box.box.row, 1), begin.storage_offset()))
-    barrier.told(bytes=-rows * columns * memory.itemsize)
+def copy_box(rows: Any, at: list[Any], barrier: Barrier, to: Shared) -> None:
+    memory, (row, column) = spanned(rows.base), map(int, at)
+    size, stride = rows.block_shape, rows.strides[0]
+    assert row + size[0] <= rows.shape[0] and column + size[1] <= rows.shape[1]
+    begin = memory[row * stride + column :]
+    to.store(begin.as_strided(size, (stride, 1), begin.storage_offset()))
+    barrier.told(bytes=-math.prod(size) * memory.itemsize)
 
 
 def product(
@@ -185,6 +185,36 @@ def nothing(*_: Any, **__: Any) -> None:
 
 def decorator(function: Any = None, **_: Any) -> Any:
     return function or decorator
+
+
+class Emulated(KernelInterface[Any]):
+    """A function of device code. Programs of a launch run one after the other, the last one first:
+    what one writes behind its own lies over what is right."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.fn, self.launches = fn, 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.fn(*args, **kwargs)
+
+    def run(self, *args: Any, grid: tuple[int, ...], warmup: bool, **constants: Any) -> None:
+        self.launches += 1
+        options = {"num_warps", "num_stages", "maxnreg"}
+        constants = {name: x for name, x in constants.items() if name not in options}
+
+        def argument(x: Any) -> Any:
+            if isinstance(x, torch.Tensor):
+                return Pointer(spanned(x))
+            return torch.tensor(x) if isinstance(x, int) else x
+
+        arguments = [argument(x) for x in args]
+        for at in reversed(list(itertools.product(*map(range, grid)))):
+            _here.program, _here.warps = (at, grid), 4
+            self.fn(*arguments, **constants)
+
+
+def jit(function: Any = None, **_: Any) -> Any:
+    return Emulated(function) if function else jit
 
 
 def first_or_all(_: int, deps: list[Any]) -> Any:
@@ -247,7 +277,7 @@ def emulated(*names: str) -> ModuleType:
     """The last of these modules of device code, in which the ones before are imported, too."""
     stand_ins: dict[str, dict[str, Any]] = {
         "triton.experimental": {},
-        _GLUON: {"jit": decorator, "constexpr_function": decorator},
+        _GLUON: {"jit": jit, "constexpr_function": decorator},
         f"{_GLUON}.language": _LANGUAGE,
         f"{_GLUON}.language.nvidia.hopper": _HOPPER,
     }
@@ -273,20 +303,3 @@ def spanned(x: torch.Tensor) -> torch.Tensor:
     """The memory from the first element of a tensor to its last."""
     steps = zip(x.shape, x.stride(), strict=True)
     return x.as_strided((1 + sum((n - 1) * step for n, step in steps),), (1,))
-
-
-def launch(kernel: Callable[..., None], grid: tuple[int, ...], *of: Any, **constants: Any) -> None:
-    """As ``launcher.launch``, one program after the other, the last one first: what a program
-    writes behind its own lies over what is right."""
-    options = {"num_warps", "num_stages", "maxnreg"}
-    constants = {name: x for name, x in constants.items() if name not in options}
-
-    def argument(x: Any) -> Any:
-        if isinstance(x, torch.Tensor):
-            return Pointer(spanned(x))
-        return torch.tensor(x) if isinstance(x, int) else x
-
-    arguments = [argument(x) for x in of]
-    for at in reversed(list(itertools.product(*map(range, grid)))):
-        _here.program, _here.warps = (at, grid), 4
-        kernel(*arguments, **constants)

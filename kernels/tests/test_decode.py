@@ -194,8 +194,6 @@ def test_key_heads_are_where_a_grid_takes_more_than_65535(monkeypatch) -> None:
     grids: list[tuple[int, ...]] = []
 
     class Recorded:
-        pre_run_hooks = (None,)  # whose launches are Triton's own
-
         def __getitem__(self, grid: tuple[int, ...]) -> Any:
             grids.append(grid)
             return lambda *args, **options: None

@@ -20,6 +20,7 @@ from nsa_kernels.launch.gated import Gated
 from nsa_kernels.scoring import block_scores as module
 from nsa_kernels.scoring import hopper as scoring
 from nsa_kernels.scoring.block_scores import ScoreTiles, block_scores
+from triton.runtime.jit import KernelInterface
 
 T, HQ, H, D = 4096, 16, 4, 128
 WINDOW, COMPRESSED = Band(1, 1, 512), Band(32, 16, 0)
@@ -136,7 +137,9 @@ def test_scores_of_given_tiles_are_tritons_and_those_of_all_blocks_are_cleared_f
 ) -> None:
     taken: list[str] = []
     monkeypatch.setattr(scoring, "launch_scores", lambda *_: taken.append("hopper"))
-    monkeypatch.setattr(module, "launch", lambda *_, **__: taken.append("triton"))
+    monkeypatch.setattr(
+        KernelInterface, "__getitem__", lambda *_: lambda *_, **__: taken.append("triton")
+    )
     monkeypatch.setattr(module, "clear", lambda _: taken.append("clear"))
     q, k, *_ = drawn(n=255)
     given = q, k, torch.empty(1, HQ, T, device="meta"), COMPRESSED, 64, 0.1
@@ -167,12 +170,12 @@ def launched(
     def noted(name: str) -> Callable[..., None]:
         return lambda *arguments: names.add(name)
 
-    def noted_kernel(kernel: Any, *arguments: Any, **constants: Any) -> None:
-        names.add(kernel.fn.__name__)
+    def noted_kernel(kernel: Any, grid: Any) -> Callable[..., None]:
+        return lambda *arguments, **constants: names.add(kernel.fn.__name__)
 
     for name in BOTH:
         monkeypatch.setattr(hopper_backward, name, noted(name))
-    monkeypatch.setattr(backward, "launch", noted_kernel)
+    monkeypatch.setattr(KernelInterface, "__getitem__", noted_kernel)
     monkeypatch.setattr(backward, "add_shares", noted("add_shares"))
     q, k, v, grad = tensors
     lse, gate, rest = torch.empty(3, q.shape[0], q.shape[2], q.shape[1], device="meta")

@@ -11,9 +11,7 @@ from typing import NamedTuple
 import torch
 
 from ..launch.device import on_its_device
-from ..launch.launcher import launch
 from ..launch.sizes import cdiv, next_power_of_2
-from ..launch.tape import empty
 from .kernels.gated_sum import gates_backward_kernel, sum_branches_kernel
 
 
@@ -36,15 +34,13 @@ def launch_sum(
     All contiguous; gates of any floating dtype. ``rows`` rows a program.
     """
     dv = compressed.shape[-1]
-    out = empty(compressed.shape, compressed.dtype, compressed.device)
+    out = torch.empty(compressed.shape, dtype=compressed.dtype, device=compressed.device)
     if out.numel() == 0:
         return out
     block_dv = next_power_of_2(dv)
     rows = rows or _rows(block_dv)
     n_rows = out.numel() // dv
-    launch(
-        sum_branches_kernel,
-        (cdiv(n_rows, rows),),
+    sum_branches_kernel[(cdiv(n_rows, rows),)](
         *(out, compressed, selected, near, gates, n_rows),
         DV=dv,
         BLOCK_DV=block_dv,
@@ -76,17 +72,15 @@ def launch_gates_backward(
 ) -> GateGradients:
     """The backward of ``launch_sum``, of ``rows`` rows a program; all contiguous."""
     b, t, hq, dv = d_out.shape
-    d_gates = empty(gates.shape, gates.dtype, gates.device)
-    of_bands = empty((4, b, hq, t), torch.float32, gates.device)
-    of_blocks = empty((2, b * t, hq), torch.float32, gates.device)
+    d_gates = torch.empty(gates.shape, dtype=gates.dtype, device=gates.device)
+    of_bands = torch.empty((4, b, hq, t), dtype=torch.float32, device=gates.device)
+    of_blocks = torch.empty((2, b * t, hq), dtype=torch.float32, device=gates.device)
     of_each = (*of_bands[:2], *of_blocks, *of_bands[2:])
     if gates.numel() > 0:
         block_dv = next_power_of_2(dv)
         rows = rows or _rows(block_dv)
         n_rows = b * t * hq
-        launch(
-            gates_backward_kernel,
-            (cdiv(n_rows, rows),),
+        gates_backward_kernel[(cdiv(n_rows, rows),)](
             *(d_out, compressed, selected, near, gates, d_gates, *of_each),
             *(n_rows, t, hq),
             DV=dv,

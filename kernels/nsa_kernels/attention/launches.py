@@ -19,7 +19,6 @@ from ..band.forward import band_forward
 from ..band.geometry import Band
 from ..launch.gated import Gated
 from ..launch.sizes import scale_log2
-from ..launch.tape import empty
 from ..scoring.block_scores import block_scores
 from ..scoring.top_n import launch_top_n
 from ..selection.blocks.backward import block_major_backward
@@ -132,9 +131,9 @@ def launch_whole(
     shape = block_shape(q, k, v, sizes)
     flat = (_flat(q), _flat(k), _flat(v))
     log2 = scale_log2(sizes.sm_scale, q.shape[3])
-    selected, lse = near, empty(q.shape[:3], torch.float32, q.device)
+    selected, lse = near, torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     if not kept and query_major_wins(shape):
-        selected = empty(near.shape, near.dtype, near.device)
+        selected = torch.empty(near.shape, dtype=near.dtype, device=near.device)
         query_major_forward(
             *(*flat, _flat(chosen), cu_seqlens, q.shape[1], sizes.block_size, log2),
             *(_flat(selected), _flat(lse)),
@@ -145,9 +144,9 @@ def launch_whole(
     # What an operator returns must not depend on what was in its memory.
     plan = build_plan(chosen, cu_seqlens, sizes.block_size, chunk, cleared=kept, unique=True)
     # Without a backward nobody needs the window's output once it is in the sum.
-    out = empty(near.shape, near.dtype, near.device) if kept else near
+    out = torch.empty(near.shape, dtype=near.dtype, device=near.device) if kept else near
     if kept:
-        selected = empty(near.shape, near.dtype, near.device)
+        selected = torch.empty(near.shape, dtype=near.dtype, device=near.device)
     summed = GatedSum(_flat(out), _flat(compressed), _flat(near), _flat(gates), kept)
     block_major_forward(
         *(*flat, plan, log2, _flat(selected), _flat(lse)),

@@ -12,12 +12,10 @@ import torch
 
 from ..band.compressed import OP
 from ..launch.checks import check_device, check_first_derivative, check_transforms
-from ..launch.launcher import launch
 from ..launch.mode import traced
 from ..launch.operators import operator
 from ..launch.replay import replayed
 from ..launch.sizes import batches, cdiv, head_dims, next_power_of_2, strides
-from ..launch.tape import empty
 from .kernels.compression import compress_backward_kernel, compress_kernel, key_offsets_kernel
 
 UNROLL = 8
@@ -59,11 +57,9 @@ def means_of_blocks(
 def _launch_key_offsets(
     cu_seqlens: torch.Tensor, tokens: int, block: int, stride: int
 ) -> torch.Tensor:
-    cu_keys = empty(cu_seqlens.shape, cu_seqlens.dtype, cu_seqlens.device)
+    cu_keys = torch.empty(cu_seqlens.shape, dtype=cu_seqlens.dtype, device=cu_seqlens.device)
     sequences = cu_seqlens.shape[0] - 1
-    launch(
-        key_offsets_kernel,
-        (1,),
+    key_offsets_kernel[(1,)](
         *(cu_seqlens.contiguous(), cu_keys, sequences, tokens),
         LENGTH=block,
         STRIDE=stride,
@@ -110,17 +106,15 @@ def launch_means(
     check_device(OP, k)
     b, t, h, d = k.shape
     n = keys_of(t, block, stride, cu_seqlens is not None)
-    k_cmp = empty((b, n, h, d), k.dtype, k.device)
-    v_cmp = empty((b, n, *v.shape[2:]), v.dtype, v.device)
+    k_cmp = torch.empty((b, n, h, d), dtype=k.dtype, device=k.device)
+    v_cmp = torch.empty((b, n, *v.shape[2:]), dtype=v.dtype, device=v.device)
     if k_cmp.numel() + v_cmp.numel() == 0:
         return k_cmp, v_cmp
     keys = keys or _rows(k, v)
     sequences = 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
     cu = k if cu_seqlens is None else cu_seqlens.contiguous()
     for some in batches(b, 1):
-        launch(
-            compress_kernel,
-            (cdiv(n, keys), h + v.shape[2], some.stop - some.start),
+        compress_kernel[(cdiv(n, keys), h + v.shape[2], some.stop - some.start)](
             *(x[some] for x in (k, v, k_cmp, v_cmp)),
             *(cu, k if cu_keys is None else cu_keys),
             *strides(k, v),
@@ -151,16 +145,17 @@ def launch_means_backward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """dk [B, T, H, D] and dv, of ``rows`` tokens a program."""
     b, n, h, _ = dk_cmp.shape
-    dk, dv = (empty((b, tokens, *x.shape[2:]), x.dtype, x.device) for x in (dk_cmp, dv_cmp))
+    dk, dv = (
+        torch.empty((b, tokens, *x.shape[2:]), dtype=x.dtype, device=x.device)
+        for x in (dk_cmp, dv_cmp)
+    )
     if n == 0 or dk.numel() + dv.numel() == 0:
         return dk.zero_(), dv.zero_()
     rows = rows or _rows(dk_cmp, dv_cmp)
     sequences = 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
     cu = dk if cu_seqlens is None else cu_seqlens.contiguous()
     for some in batches(b, 1):
-        launch(
-            compress_backward_kernel,
-            (cdiv(tokens, rows), h + dv_cmp.shape[2], some.stop - some.start),
+        compress_backward_kernel[(cdiv(tokens, rows), h + dv_cmp.shape[2], some.stop - some.start)](
             *(x[some] for x in (dk_cmp, dv_cmp, dk, dv)),
             *(cu, dk if cu_keys is None else cu_keys),
             *strides(dk_cmp, dv_cmp),

@@ -7,10 +7,8 @@ import torch
 from ..launch.clear import clear
 from ..launch.device import device_limits, on_its_device
 from ..launch.gated import Gated
-from ..launch.launcher import launch
 from ..launch.shares import add_shares, room_for_shares
 from ..launch.sizes import LOG2_E, batches, cdiv, head_dims, strides
-from ..launch.tape import empty
 from . import hopper_backward
 from .config import Tiles, dkv_tiles, dq_tiles, walk_shares
 from .geometry import Band, tables_of
@@ -39,9 +37,9 @@ def band_backward(
     before = None if gated is None else gated.dq
     dq = before
     if dq is None:
-        dq = empty(q.shape, q.dtype, q.device)
-    dk = empty(k.shape, k.dtype, k.device)
-    dv_ = empty(v.shape, v.dtype, v.device)
+        dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+    dv_ = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     if min(q.numel(), k.numel()) == 0:
         for x in (dk, dv_) if dq is before else (dq, dk, dv_):
             clear(x)
@@ -49,7 +47,7 @@ def band_backward(
     fits = tiles is None and hopper_backward.fits(q, k, v, grad, band)
     of_hopper = gated if fits else None
     if gated is None:
-        rest, gate = empty(lse.shape, torch.float32, lse.device), lse
+        rest, gate = torch.empty(lse.shape, dtype=torch.float32, device=lse.device), lse
     else:
         rest, gate = gated.rest, gated.gate
     dlse = rest if grad_lse is None else grad_lse
@@ -62,9 +60,7 @@ def band_backward(
     else:
         of_lse = (dlse.stride(0), dlse.stride(2), dlse.stride(1))
         for some in batches(b, 1):
-            launch(
-                band_dq_kernel,
-                (cdiv(t, for_dq.block_m), hq, some.stop - some.start),
+            band_dq_kernel[(cdiv(t, for_dq.block_m), hq, some.stop - some.start)](
                 *(x[some] for x in (q, k, v, grad, out, lse, dlse, rest, gate, dq)),
                 *tables_of(band.keys, lse),
                 *(*of_all, *of_lse, t, n, hq, group, band.window, scale),
@@ -92,9 +88,7 @@ def band_backward(
     # Several launches only of so many entries that each key tile is one share, left in dk and dv.
     for some in batches(b, shares):
         here = some.stop - some.start
-        launch(
-            band_dkv_kernel,
-            (key_tiles, h, here * shares),
+        band_dkv_kernel[(key_tiles, h, here * shares)](
             *(x[some] for x in (q, k, v, grad, lse, rest, gate, dk_parts, dv_parts)),
             *(*tables_of(band.keys, lse), *tables_of(band.queries, lse)),
             *of_all,

@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..launch.device import on_its_device
-from ..launch.launcher import launch
 from ..launch.sizes import LOG2_E, batches, cdiv, head_dims, strides
-from ..launch.tape import empty
 from . import hopper
 from .config import Tiles, forward_tiles, value_columns
 from .geometry import Band, tables_of
@@ -26,8 +24,8 @@ def band_forward(
     """out [B,T,HQ,Dv] and lse [B,HQ,T] float32 (natural; -inf and out = 0 where no key is seen)."""
     b, t, hq, _ = q.shape
     n, h, dv = v.shape[1:]
-    out = empty((b, t, hq, dv), q.dtype, q.device)
-    lse = empty((b, hq, t), torch.float32, q.device)
+    out = torch.empty((b, t, hq, dv), dtype=q.dtype, device=q.device)
+    lse = torch.empty((b, hq, t), dtype=torch.float32, device=q.device)
     if lse.numel() == 0:
         return out, lse
     if tiles is None and hopper.fits(q, k, v, band):
@@ -36,9 +34,7 @@ def band_forward(
     tiles = tiles or forward_tiles(q, v, band)
     columns = value_columns(q.shape[3], dv, q.element_size())
     for some in batches(b, 1):
-        launch(
-            band_forward_kernel,
-            (cdiv(t, tiles.block_m), hq, some.stop - some.start),
+        band_forward_kernel[(cdiv(t, tiles.block_m), hq, some.stop - some.start)](
             *(x[some] for x in (q, k, v, out, lse)),
             *tables_of(band.keys, lse),
             *strides(q, k, v),

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ..launch.device import on_its_device
-from ..launch.launcher import launch
 from ..launch.sizes import cdiv
-from ..launch.tape import empty
 from .kernels.behind import queries_behind_kernel
 from .kernels.geometry import band_tables_kernel
 
@@ -50,13 +48,11 @@ def packed_band(
     A query behind the last sequence sees no key; ``cu_keys`` is clamped to [0, ``keys``].
     """
     total = q.shape[1]
-    of_query = empty((2, total), torch.int32, q.device)
-    of_key = empty((2, keys), torch.int32, q.device)
+    of_query = torch.empty((2, total), dtype=torch.int32, device=q.device)
+    of_key = torch.empty((2, keys), dtype=torch.int32, device=q.device)
     sequences = cu_seqlens.shape[0] - 1
     tile = 128
-    launch(
-        band_tables_kernel,
-        (max(1, cdiv(max(total, keys), tile)),),
+    band_tables_kernel[(max(1, cdiv(max(total, keys), tile)),)](
         *(cu_seqlens.contiguous(), cu_keys.contiguous()),
         *(of_query[0], of_query[1], of_key[0], of_key[1]),
         *(total, keys, sequences, window),
@@ -95,13 +91,11 @@ def band_behind(
 ) -> Band:
     """The band of queries q [B,Tq,HQ,D] behind others, over ``keys`` keys: forward only."""
     total = q.shape[1]
-    of_query = empty((2, total), torch.int32, q.device)
+    of_query = torch.empty((2, total), dtype=torch.int32, device=q.device)
     cu, tokens = behind.cu_queries, behind.cu_tokens
     sequences = 1 if cu is None else cu.shape[0] - 1
     tile = 128
-    launch(
-        queries_behind_kernel,
-        (max(1, cdiv(total, tile)),),
+    queries_behind_kernel[(max(1, cdiv(total, tile)),)](
         *(of_query if x is None else x.contiguous() for x in (cu, tokens, cu_keys)),
         *(of_query[0], of_query[1]),
         *(total, keys, sequences, behind.first if cu is None else 0, window),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ..launch.boxes import boxed, in_rows
+from ..launch.descriptors import describe_tokens, in_rows
 from ..launch.device import device_limits, runs_gluon
-from ..launch.launcher import launch
 from ..launch.sizes import LOG2_E, cdiv
 from .geometry import Band
 
@@ -57,10 +56,13 @@ def launch_forward(
     n, h = k.shape[1:3]
     pieces = _pieces(q)
     for i in range(q.shape[0]):
-        launch(
-            band_hopper_kernel,
-            (min(pieces, device_limits(q.device).processors),),
-            *(boxed(q[i], ROWS), boxed(k[i], KEYS), boxed(v[i], KEYS), boxed(out[i], ROWS)),
+        band_hopper_kernel[(min(pieces, device_limits(q.device).processors),)](
+            *(
+                describe_tokens(q[i], ROWS),
+                describe_tokens(k[i], KEYS),
+                describe_tokens(v[i], KEYS),
+                describe_tokens(out[i], ROWS),
+            ),
             *(lse[i], t, n, hq, hq // h, band.window, pieces, sm_scale * LOG2_E),
             D=d,
             BLOCK_N=KEYS,

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import torch
 
-from ..launch.boxes import boxed, in_rows
+from ..launch.descriptors import describe_tokens, in_rows
 from ..launch.device import device_limits
 from ..launch.gated import Gated
-from ..launch.launcher import launch
 from ..launch.shares import add_shares, room_for_shares
 from ..launch.sizes import LOG2_E, cdiv
 from . import hopper
@@ -67,11 +66,14 @@ def launch_dq(
     n, h = k.shape[1:3]
     works = cdiv(t, ROWS) * (hq // GROUPS)
     for i in range(q.shape[0]):
-        launch(
-            band_hopper_dq_kernel,
-            (min(works, device_limits(q.device).processors),),
-            *(boxed(q[i], ROWS), boxed(grad[i], ROWS), boxed(k[i], TILE), boxed(v[i], TILE)),
-            *(boxed(dq[i], ROWS), lse[i], gated.rest[i], gated.gate[i]),
+        band_hopper_dq_kernel[(min(works, device_limits(q.device).processors),)](
+            *(
+                describe_tokens(q[i], ROWS),
+                describe_tokens(grad[i], ROWS),
+                describe_tokens(k[i], TILE),
+                describe_tokens(v[i], TILE),
+            ),
+            *(describe_tokens(dq[i], ROWS), lse[i], gated.rest[i], gated.gate[i]),
             *(t, n, hq, hq // h, band.window, works, sm_scale * LOG2_E),
             D=d,
             BLOCK_N=TILE,
@@ -104,10 +106,13 @@ def launch_dkv(
     dk_parts, dv_parts, share_stride = room_for_shares(dk, dv, shares)
     size = n * h * d
     for i in range(b):
-        launch(
-            band_hopper_dkv_kernel,
-            (walks * shares,),
-            *(boxed(q[i], TILE), boxed(grad[i], TILE), boxed(k[i], ROWS), boxed(v[i], ROWS)),
+        band_hopper_dkv_kernel[(walks * shares,)](
+            *(
+                describe_tokens(q[i], TILE),
+                describe_tokens(grad[i], TILE),
+                describe_tokens(k[i], ROWS),
+                describe_tokens(v[i], ROWS),
+            ),
             *(lse[i], gated.rest[i], gated.gate[i]),
             *(dk_parts.view(-1)[i * size :], dv_parts.view(-1)[i * size :]),
             *(t, n, h, hq // h, band.window, shares, share_stride, sm_scale * LOG2_E),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from ..jit.clear import clear_kernel
-from .launcher import launch
 from .sizes import cdiv
 
 ELEMENTS = 4096
@@ -15,6 +14,4 @@ ELEMENTS = 4096
 def clear(x: torch.Tensor) -> None:
     """Zeros into contiguous ``x``."""
     if x.numel() > 0:
-        launch(
-            clear_kernel, (cdiv(x.numel(), ELEMENTS),), x, x.numel(), BLOCK=ELEMENTS, num_warps=4
-        )
+        clear_kernel[(cdiv(x.numel(), ELEMENTS),)](x, x.numel(), BLOCK=ELEMENTS, num_warps=4)

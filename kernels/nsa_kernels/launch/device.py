@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -57,7 +57,8 @@ def launch_options(pdl: bool) -> dict[str, bool]:
 
 
 def on_its_device(launch: Callable[P, T]) -> Callable[P, T]:
-    """Decorates a launcher: it runs with its first argument's device as the current one.
+    """Decorate what launches kernels: it runs with its first argument's device as the current one,
+    and reads negative views as what they stand for.
 
     Triton launches on the current device and its stream, wherever the tensors are.
     """
@@ -65,10 +66,28 @@ def on_its_device(launch: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(launch)
     def there(*args: P.args, **kwargs: P.kwargs) -> T:
-        index = (args[0] if args else kwargs[first]).get_device()  # type: ignore[attr-defined]
+        given: Any = [resolved(x) for x in args]
+        named: Any = {name: resolved(x) for name, x in kwargs.items()}
+        index = (given[0] if given else named[first]).get_device()
         if index < 0 or index == torch.cuda.current_device():
-            return launch(*args, **kwargs)
+            return launch(*given, **named)
         with torch.cuda.device(index):
-            return launch(*args, **kwargs)
+            return launch(*given, **named)
 
     return there
+
+
+def resolved(x: Any) -> Any:
+    """Return ``x``, a tensor where its memory holds its values, as a kernel reads them.
+
+    Torch notes the minus of a negative view, such as ``z.conj().imag``, and leaves the memory as it
+    is. Of one the values are copied, under the same size and strides.
+    """
+    if not isinstance(x, torch.Tensor) or not x.is_neg():
+        return x
+    held = torch._neg_view(x.detach())
+    if held.numel() == 0:
+        return held
+    steps = zip(held.shape, held.stride(), strict=True)
+    room = 1 + sum((n - 1) * step for n, step in steps)
+    return held.as_strided((room,), (1,)).neg().as_strided(held.shape, held.stride(), 0)

@@ -13,9 +13,7 @@ import torch
 
 from ..jit.merge import merge_kernel, sum_kernel
 from .device import dependent_launch, launch_options
-from .launcher import launch
 from .sizes import cdiv, next_power_of_2
-from .tape import empty
 
 MANY_PROGRAMS = 1024
 """Programs of a merge up to which each looks at one row only."""
@@ -40,7 +38,7 @@ def workspace(
     like: torch.Tensor, slots: int, heads: int, dv: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Uninitialised fp32 shares [slots, heads, dv] and their log2 LSEs [slots, heads], flat."""
-    buffer = empty((slots * heads * (dv + 1),), torch.float32, like.device)
+    buffer = torch.empty((slots * heads * (dv + 1),), dtype=torch.float32, device=like.device)
     edge = slots * heads * dv
     return buffer[:edge], buffer[edge:]
 
@@ -72,9 +70,7 @@ def merge(
     pdl = dependent_launch(out.device)
     # With a table most rows of a large call were not split; a program looks at several at once.
     rows = 1 if table is None else max(1, min(16, next_power_of_2(n_rows * h // MANY_PROGRAMS)))
-    launch(
-        merge_kernel,
-        (cdiv(n_rows, rows), h),
+    merge_kernel[(cdiv(n_rows, rows), h)](
         *(out, lse, part, plse, lse if table is None else table),
         *(h, n_rows, n_slots, slots),
         DV=dv,
@@ -98,16 +94,14 @@ def room_for_shares(
     stride = dk.numel() + dv.numel()
     if shares == 1:
         return dk, dv, stride
-    parts = empty((shares, stride), torch.float32, dk.device)
+    parts = torch.empty((shares, stride), dtype=torch.float32, device=dk.device)
     return parts, parts[0, dk.numel() :], stride
 
 
 def add_shares(parts: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor) -> None:
     """Write dk and dv, contiguous, as sums of parts [shares, dk.numel() + dv.numel()] float32."""
     shares, stride = parts.shape
-    launch(
-        sum_kernel,
-        (cdiv(stride, 1024),),
+    sum_kernel[(cdiv(stride, 1024),)](
         parts,
         dk,
         dv,

@@ -11,12 +11,10 @@ from ..band.geometry import Band, Behind
 from ..launch.checks import check_strides, softmax_scale
 from ..launch.clear import clear
 from ..launch.device import on_its_device
-from ..launch.launcher import launch
 from ..launch.mode import traced
 from ..launch.operators import operator
 from ..launch.replay import replayed
 from ..launch.sizes import LOG2_E, batches, cdiv, next_power_of_2, strides
-from ..launch.tape import empty
 from . import hopper
 from .kernels.block_scores import block_scores_kernel
 
@@ -102,7 +100,7 @@ def block_scores(
     b, t, hq, d = q.shape
     n, h = k.shape[1:3]
     n_blocks = cdiv(t if behind is None else tokens, block_size)
-    scores = empty((b, t, h, n_blocks), torch.float32, q.device)
+    scores = torch.empty((b, t, h, n_blocks), dtype=torch.float32, device=q.device)
     if scores.numel() == 0:
         return scores
     alone = cu_seqlens is None and behind is None
@@ -121,9 +119,9 @@ def block_scores(
     packed = cu_seqlens is not None and cu_keys is not None
     cu_tokens = None if behind is None else behind.cu_tokens
     for some in batches(b, h):
-        launch(
-            block_scores_kernel,
-            (cdiv(t, tiles.queries), cdiv(n_blocks, blocks), (some.stop - some.start) * h),
+        block_scores_kernel[
+            (cdiv(t, tiles.queries), cdiv(n_blocks, blocks), (some.stop - some.start) * h)
+        ](
             *(q[some], k[some], lse[some]),
             *(cu_seqlens if packed else lse, cu_keys if packed else lse),
             *(lse if cu_tokens is None else cu_tokens, scores[some]),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ..band.geometry import Band
-from ..launch.boxes import Box, Boxed, boxed, in_rows
+from ..launch.descriptors import describe, describe_tokens, in_rows
 from ..launch.device import device_limits, runs_gluon
-from ..launch.launcher import launch
 from ..launch.sizes import LOG2_E, cdiv
 
 ROWS = 64
@@ -57,11 +58,11 @@ def pieces_of(t: int, h: int) -> int:
     return h * (PAIR * (g * (g + 1) // 2) + (tiles - PAIR * g) * (g + 1))
 
 
-def _boxed_keys(k: torch.Tensor, part: int) -> Boxed:
-    """Of one batch [N, H, D] the keys ``part``, ``part`` + 4, ... as rows."""
+def _describe_keys(k: torch.Tensor, part: int) -> Any:
+    """Describe of one batch [N, H, D] the keys ``part``, ``part`` + 4, ... as rows."""
     n, h, d = k.shape
     rows = cdiv(n - part, PARTS)
-    return Boxed(k[part:], Box((rows, h * d), PARTS * k.stride(0), (PART, PANEL)))
+    return describe(k[part:], (rows, h * d), PARTS * k.stride(0), (PART, PANEL))
 
 
 def launch_scores(
@@ -79,10 +80,8 @@ def launch_scores(
     n, h = k.shape[1:3]
     pieces = pieces_of(t, h)
     for i in range(q.shape[0]):
-        launch(
-            block_scores_hopper_kernel,
-            (min(pieces, device_limits(q.device).processors),),
-            *(boxed(q[i], ROWS), *[_boxed_keys(k[i], part) for part in range(PARTS)]),
+        block_scores_hopper_kernel[(min(pieces, device_limits(q.device).processors),)](
+            *(describe_tokens(q[i], ROWS), *[_describe_keys(k[i], part) for part in range(PARTS)]),
             *(lse[i], scores[i], t, n, h, hq // h, scores.shape[3], pieces, sm_scale * LOG2_E),
             D=d,
             Q_SLOTS=Q_SLOTS,

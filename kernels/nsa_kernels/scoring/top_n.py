@@ -20,12 +20,10 @@ from ..launch.checks import (
     require,
 )
 from ..launch.device import device_limits, launch_options, on_its_device
-from ..launch.launcher import launch
 from ..launch.mode import traced
 from ..launch.operators import operator
 from ..launch.replay import replayed
 from ..launch.sizes import cdiv, next_power_of_2
-from ..launch.tape import empty
 from .kernels.top_n import select_blocks_kernel
 
 LOCAL_BLOCKS = 2
@@ -158,15 +156,13 @@ def launch_top_n(
         last_position = min(n_blocks * block_size, MAX_TOKENS) - 1
     sets = 2 if window else t
     shape = (b, sets, h, count, 2) if spans else (b, sets, h, count)
-    chosen = empty(shape, torch.int32, scores.device)
+    chosen = torch.empty(shape, dtype=torch.int32, device=scores.device)
     if chosen.numel() == 0:
         return chosen
     rows = b * t * h
     tiles = tiles or _tiles(n_blocks, rows, device_limits(scores.device).processors)
     sequences = 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    launch(
-        select_blocks_kernel,
-        (cdiv(rows, tiles.rows),),
+    select_blocks_kernel[(cdiv(rows, tiles.rows),)](
         *(scores.contiguous(), chosen, chosen if cu_seqlens is None else cu_seqlens),
         chosen if cu_tokens is None else cu_tokens,
         chosen if positions is None else positions,

@@ -1,5 +1,5 @@
-"""Every kernel by the launcher against Triton's own launch, to the bit: shapes, strides, alignment
-and sizes drawn at random, called again and again on other values."""
+"""Replayed calls against calls as they are, to the bit: shapes, strides, alignment and sizes drawn
+at random, called again and again on other values."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 import conformance  # noqa: E402
 import nsa_kernels  # noqa: E402
 from cases import MAKERS, Case, gradients, make, packed, results  # noqa: E402
-from nsa_kernels.jit import direct  # noqa: E402
-from nsa_kernels.launch import launcher, replay  # noqa: E402
+from nsa_kernels.launch import replay  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
 Call = Callable[[], Any]
@@ -96,10 +95,7 @@ FAMILIES = [name for name in MAKERS if not name.startswith("NSAttention") and na
 
 def as_triton(call: Call) -> Any:
     """What the call gives when all launches are Triton's own."""
-    with (
-        mock.patch.object(replay, "undisturbed", lambda: False),
-        mock.patch.object(launcher, "undisturbed", lambda: False),
-    ):
+    with mock.patch.object(replay, "undisturbed", lambda: False):
         return call()
 
 
@@ -135,15 +131,22 @@ def kernels() -> set[str]:
     return found
 
 
-def test_every_kernel_was_called_past_tritons_own_launch() -> None:
-    assert direct.AVAILABLE and direct.undisturbed()
-    for family in FAMILIES:
-        for seed in range(16):
-            call = Draw(seed).call(family)
-            for _ in range(2):
-                call()
-    direct_ones = {f"{x.__module__}.{x.__name__}" for x, kinds in launcher._known.values() if kinds}
-    assert kernels() == {x for x in direct_ones if ".kernels.hopper" not in x}
+def test_every_kernel_is_replayed() -> None:
+    assert replay.ENABLED and replay.undisturbed()
+    found: set[str] = set()
+    launch = replay.Program.launch
+
+    def noted(program: replay.Program, values: list[Any]) -> None:
+        found.update(f"{x.kernel.__module__}.{x.kernel.__name__}" for x in program.launches)
+        launch(program, values)
+
+    with mock.patch.object(replay.Program, "launch", noted):
+        for family in FAMILIES:
+            for seed in range(16):
+                call = Draw(seed).call(family)
+                for _ in range(3):
+                    call()
+    assert kernels() == {x for x in found if ".kernels.hopper" not in x}
 
 
 def test_hooks_of_a_profiler_see_every_launch() -> None:

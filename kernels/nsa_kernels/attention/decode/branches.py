@@ -26,12 +26,10 @@ from ...launch.checks import (
     require,
 )
 from ...launch.fakes import rows_results
-from ...launch.launcher import launch
 from ...launch.mode import traced
 from ...launch.operators import operator
 from ...launch.replay import replayed
 from ...launch.sizes import next_power_of_2
-from ...launch.tape import empty
 from ...selection.ranges.api import selection_ranges
 from ...selection.ranges.forward import launch_ranges
 from ...selection.rows.api import selection_rows
@@ -119,7 +117,9 @@ def _compressed(
     b, hq, d = q.shape
     h, dv = v_cmp.shape[1], v_cmp.shape[3]
     if b * hq == 0:
-        return empty((b, hq, dv), q.dtype, q.device), empty((b, hq), torch.float32, q.device)
+        return torch.empty((b, hq, dv), dtype=q.dtype, device=q.device), torch.empty(
+            (b, hq), dtype=torch.float32, device=q.device
+        )
     rows = (q.reshape(b * h, hq // h, d), k_cmp.flatten(0, 1), v_cmp.flatten(0, 1))
     lengths = Lengths(cache_seqlens.contiguous(), block, stride)
     out, lse = rows_of_lengths(*rows, sm_scale, lengths)
@@ -384,12 +384,10 @@ def _sum(
         f"{tuple(gates.shape)}",
     )
     dv = compressed.shape[-1]
-    out = empty(compressed.shape, compressed.dtype, compressed.device)
+    out = torch.empty(compressed.shape, dtype=compressed.dtype, device=compressed.device)
     if out.numel() == 0:
         return out
-    launch(
-        gated_sum_kernel,
-        (out.numel() // dv,),
+    gated_sum_kernel[(out.numel() // dv,)](
         out,
         compressed.contiguous(),
         selected.contiguous(),

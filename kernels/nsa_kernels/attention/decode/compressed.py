@@ -10,10 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from ...launch.device import dependent_launch
-from ...launch.launcher import launch
 from ...launch.shares import Shares, merge, workspace
 from ...launch.sizes import cdiv, head_dims, scale_log2, strides
-from ...launch.tape import empty
 from ...launch.tuned import Tile
 from ...selection.rows.api import selection_rows
 from ...selection.rows.config import rows_config
@@ -53,20 +51,20 @@ def launch_compressed(
     """
     n, h, d = q.shape
     length, dv = v.shape[1:]
-    out = empty((n, h, dv), q.dtype, q.device)
-    lse = empty((n, h), torch.float32, q.device)
+    out = torch.empty((n, h, dv), dtype=q.dtype, device=q.device)
+    lse = torch.empty((n, h), dtype=torch.float32, device=q.device)
     padded = cdiv(length, LINE) * LINE
-    logits = empty((n, h, padded), torch.float32, q.device) if with_logits else lse
+    logits = (
+        torch.empty((n, h, padded), dtype=torch.float32, device=q.device) if with_logits else lse
+    )
     config = rows_config(n, h, length, d, dv, q.dtype, q.device, TILE, merge=False)
     part = plse = table = lse
     if config.splits > 1:
         part, plse = workspace(q, n * config.splits, h, dv)
         if lengths is not None:
-            table = empty((n, 2), torch.int32, q.device)
+            table = torch.empty((n, 2), dtype=torch.int32, device=q.device)
     entries = 1 if lengths is None else lengths.tokens.shape[0]
-    launch(
-        decode_compressed_kernel,
-        (n, config.splits, config.head_tiles),
+    decode_compressed_kernel[(n, config.splits, config.head_tiles)](
         *(q, k, v, logits, out, lse, part, plse, table),
         lse if lengths is None else lengths.tokens,
         *strides(q, k, v),

@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 
 from ...launch.device import dependent_launch, device_limits, launch_options
-from ...launch.launcher import launch
 from ...launch.shares import Shares
 from ...launch.sizes import cdiv, next_power_of_2, scale_log2, strides
-from ...launch.tape import empty
 from .compressed import Lengths
 from .kernels.scores import decode_scores_kernel, decode_scores_of_logits_kernel
 
@@ -27,13 +25,11 @@ def launch_scores(
     """``decode_scores`` on inputs that were checked."""
     b, hq, d = q.shape
     h, n = k_cmp.shape[1:3]
-    scores = empty((b, h, n_blocks), torch.float32, q.device)
+    scores = torch.empty((b, h, n_blocks), dtype=torch.float32, device=q.device)
     if scores.numel() == 0:
         return scores
     wide = 16 if q.element_size() == 4 or d > 128 else 64
-    launch(
-        decode_scores_kernel,
-        (b * h, cdiv(n_blocks, wide)),
+    decode_scores_kernel[(b * h, cdiv(n_blocks, wide))](
         *(q, k_cmp, lse.contiguous(), scores, lse if cache_seqlens is None else cache_seqlens),
         *strides(q, k_cmp),
         *(n, h, hq // h, n_blocks, scale_log2(sm_scale, d)),
@@ -66,7 +62,7 @@ def launch_scores_of_logits(
     """Scores [B, H, n_blocks] of logits [B * H, group, padded], the first ``n`` of each line, or
     those of the keys that the tokens of its entry complete."""
     rows, group, padded = logits.shape
-    scores = empty((b, rows // b, n_blocks), torch.float32, logits.device)
+    scores = torch.empty((b, rows // b, n_blocks), dtype=torch.float32, device=logits.device)
     span = block_size // stride
     places = next_power_of_2(span)
     wide = min(32, max(1, 128 // places))  # more logits of a head spill
@@ -74,9 +70,7 @@ def launch_scores_of_logits(
     # Programs that wait take room from those that they wait for.
     few = 2 * tiles * rows <= device_limits(logits.device).processors
     pdl = few and dependent_launch(logits.device)
-    launch(
-        decode_scores_of_logits_kernel,
-        (rows, tiles),
+    decode_scores_of_logits_kernel[(rows, tiles)](
         *(logits, shares.lse, shares.plse, scores),
         shares.lse if shares.table is None else shares.table,
         shares.lse if lengths is None else lengths.tokens,

@@ -17,10 +17,8 @@ from __future__ import annotations
 import torch
 
 from ...launch.device import dependent_launch, launch_options, on_its_device
-from ...launch.launcher import launch
 from ...launch.shares import Shares
 from ...launch.sizes import cdiv, next_power_of_2
-from ...launch.tape import empty
 from ...scoring.top_n import launch_top_n
 from ...selection.ranges.forward import range_shares
 from .compressed import Lengths, launch_compressed, rows_of_lengths
@@ -57,7 +55,7 @@ def launch_step(
         context *= block_table.shape[1]
     group = hq // h
     gates = gates.contiguous()
-    out = empty((b, hq, v.shape[3]), q.dtype, q.device)
+    out = torch.empty((b, hq, v.shape[3]), dtype=q.dtype, device=q.device)
     if out.numel() == 0:
         return out
     pdl = dependent_launch(q.device)
@@ -112,9 +110,7 @@ def _merge(
         return min(next_power_of_2(shares.splits), max(4096 // block_dv, 2))
 
     pdl = dependent_launch(out.device)
-    launch(
-        decode_merge_kernel,
-        (b * h, group),
+    decode_merge_kernel[(b * h, group)](
         *(out, gates, compressed.out, compressed.part, compressed.plse),
         compressed.lse if compressed.table is None else compressed.table,
         *(spans.out, spans.part, spans.plse, spans.lse if spans.table is None else spans.table),

@@ -12,13 +12,11 @@ from typing import Any
 
 import torch
 
-from ...launch.boxes import Boxed, boxed_heads
 from ...launch.clear import clear
+from ...launch.descriptors import describe_heads
 from ...launch.device import on_its_device, runs_gluon
 from ...launch.gated import Gated
-from ...launch.launcher import launch
 from ...launch.sizes import LOG2_E, cdiv, head_dims, next_power_of_2, strides
-from ...launch.tape import empty
 from .config import BlockConfig, beyond_int32, hopper_backward_fits
 from .kernels.backward import (
     backward_kernel,
@@ -60,10 +58,8 @@ def block_major_backward(
     dims = head_dims(d, dv)
     before = None if gated is None else gated.dq
     if gated is None:
-        delta = empty((n, hq), torch.float32, q.device)
-        launch(
-            delta_kernel,
-            (cdiv(n * hq, 32),),
+        delta = torch.empty((n, hq), dtype=torch.float32, device=q.device)
+        delta_kernel[(cdiv(n * hq, 32),)](
             out,
             do,
             delta,
@@ -81,12 +77,14 @@ def block_major_backward(
     segment = plan.entries.shape[2]
     # Those of dv begin at a multiple of 256 bytes.
     edge = cdiv(n * heads * d, 64) * 64
-    sums = empty((edge + n * heads * dv,), torch.float32, q.device)
+    sums = torch.empty((edge + n * heads * dv,), dtype=torch.float32, device=q.device)
     spill_slots = segment // queries + 1
-    spill = empty((heads * spill_slots, plan.block_size, d + dv), torch.float32, q.device)
-    part = empty((heads * segment * g * d,), q.dtype, q.device)
-    dk, dv_out = onto or (empty(x.shape, x.dtype, x.device) for x in (k, v))
-    dq = empty(q.shape, q.dtype, q.device) if before is None else before
+    spill = torch.empty(
+        (heads * spill_slots, plan.block_size, d + dv), dtype=torch.float32, device=q.device
+    )
+    part = torch.empty((heads * segment * g * d,), dtype=q.dtype, device=q.device)
+    dk, dv_out = onto or (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (k, v))
+    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device) if before is None else before
     width = min(64, next_power_of_2(d + dv))
     merge_rows = max(4, min(32, 512 // dims["BLOCK_D"]))
     main, of_queries, of_output, constants = _main(q, k, v, lse, do, plan.block_size, config, dims)
@@ -98,9 +96,7 @@ def block_major_backward(
             first = c * plan.chunk
             last = min(first + plan.chunk, n)
             lists = (plan.first[c], plan.count[c], plan.edges)
-            launch(
-                main,
-                (items.shape[2], here),
+            main[(items.shape[2], here)](
                 *(of_queries, k, v, of_output),
                 *(lse, delta, delta if gated is None else gated.gate),
                 *(part, dk_here, dv_here, spill),
@@ -112,9 +108,7 @@ def block_major_backward(
                 GATED=gated is not None,
                 **constants,
             )
-            launch(
-                spill_kernel,
-                (plan.n_bins, here, cdiv(d + dv, width)),
+            spill_kernel[(plan.n_bins, here, cdiv(d + dv, width))](
                 *(spill, dk_here, dv_here, *lists),
                 *(plan.n_bins, spill_slots, first_head),
                 D=d,
@@ -123,9 +117,7 @@ def block_major_backward(
                 BLOCK_SIZE=plan.block_size,
                 QUERIES=queries,
             )
-            launch(
-                dq_kernel,
-                (cdiv((last - first) * g, merge_rows), here),
+            dq_kernel[(cdiv((last - first) * g, merge_rows), here)](
                 *(part, plan.places, dq),
                 *(h, segment, first, last, first_head, sm_scale),
                 S=s,
@@ -137,9 +129,7 @@ def block_major_backward(
                 num_warps=1,
             )
         rows = max(1, 2048 // max(dims["BLOCK_D"], dims["BLOCK_DV"]))
-        launch(
-            dkv_kernel,
-            (cdiv(n * here, rows), 2),
+        dkv_kernel[(cdiv(n * here, rows), 2)](
             *(dk_here, dv_here, dk, dv_out),
             *(n * here, h, here, first_head),
             **dims,
@@ -159,7 +149,7 @@ def _main(
     block_size: int,
     config: BlockConfig,
     dims: dict[str, int],
-) -> tuple[Any, torch.Tensor | Boxed, torch.Tensor | Boxed, dict[str, Any]]:
+) -> tuple[Any, Any, Any, dict[str, Any]]:
     """The kernel of the main launch, q and do as it takes them, and its constants and options.
     dims: the head dims, as Triton's takes them.
 
@@ -172,7 +162,12 @@ def _main(
 
         constants = hopper.constants_of(g)
         if hopper.takes_boxes(g):
-            return hopper.hopper_backward_kernel, boxed_heads(q, g), boxed_heads(do, g), constants
+            return (
+                hopper.hopper_backward_kernel,
+                describe_heads(q, g),
+                describe_heads(do, g),
+                constants,
+            )
         return hopper.hopper_backward_kernel, q, do, constants
     constants = {
         "G": g,

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ...launch.boxes import heads_in_rows
 from ...launch.checks import require
+from ...launch.descriptors import heads_in_rows
 from ...launch.device import device_limits
 from ...launch.sizes import cdiv, next_power_of_2
 

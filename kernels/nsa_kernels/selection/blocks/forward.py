@@ -14,9 +14,7 @@ from typing import Any
 import torch
 
 from ...launch.device import on_its_device, runs_gluon
-from ...launch.launcher import launch
 from ...launch.sizes import cdiv, head_dims, next_power_of_2, strides
-from ...launch.tape import empty
 from .config import BlockConfig, beyond_int32, hopper_fits
 from .kernels.forward import forward_kernel, merge_kernel
 from .plan import BlockPlan
@@ -60,8 +58,8 @@ def block_major_forward(
     g, s = hq // h, plan.places.shape[2]
     items = plan.items(config.queries)
     segment = plan.entries.shape[2]
-    part = empty((heads * segment * g * dv,), q.dtype, q.device)
-    plse = empty((heads * segment * g,), torch.float32, q.device)
+    part = torch.empty((heads * segment * g * dv,), dtype=q.dtype, device=q.device)
+    plse = torch.empty((heads * segment * g,), dtype=torch.float32, device=q.device)
     dims = head_dims(d, dv)
     block_s = next_power_of_2(s)
     merge_rows = max(4, min(32, 512 // dims["BLOCK_DV"], 1024 // block_s))
@@ -74,18 +72,14 @@ def block_major_forward(
         last = min(first + plan.chunk, n)
         for first_head in range(0, h, heads):
             here = min(heads, h - first_head)
-            launch(
-                main,
-                (items.shape[2], here),
+            main[(items.shape[2], here)](
                 *(q, k, v, part, plse),
                 *(plan.entries[c], items[c], plan.first[c], plan.count[c], plan.edges),
                 *strides(q, k, v),
                 *(plan.n_bins, segment, first, first_head, scale_log2),
                 **constants,
             )
-            launch(
-                merge_kernel,
-                (cdiv((last - first) * g, merge_rows), here),
+            merge_kernel[(cdiv((last - first) * g, merge_rows), here)](
                 *(part, plse, plan.places, out, lse, *others),
                 *(h, segment, first, last, first_head),
                 S=s,

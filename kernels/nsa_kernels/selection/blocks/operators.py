@@ -12,7 +12,6 @@ from ...launch.fakes import gradients, rows_results
 from ...launch.operators import operator
 from ...launch.replay import replayed
 from ...launch.sizes import scale_log2
-from ...launch.tape import empty
 from .backward import block_major_backward
 from .config import (
     BlockShape,
@@ -51,8 +50,8 @@ def _flat(x: torch.Tensor) -> torch.Tensor:
 def results_of(q: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Room for out [B, T, HQ, Dv] and lse [B, T, HQ]."""
     b, t, hq, _ = q.shape
-    out = empty((b, t, hq, v.shape[3]), q.dtype, q.device)
-    return out, empty((b, t, hq), torch.float32, q.device)
+    out = torch.empty((b, t, hq, v.shape[3]), dtype=q.dtype, device=q.device)
+    return out, torch.empty((b, t, hq), dtype=torch.float32, device=q.device)
 
 
 @replayed

@@ -17,9 +17,7 @@ import torch
 
 from ...launch.clear import clear
 from ...launch.device import on_its_device
-from ...launch.launcher import launch
 from ...launch.sizes import GRID, batches, cdiv, next_power_of_2, strides
-from ...launch.tape import empty
 from .config import BITS_BYTES
 from .kernels.plan import (
     bins_kernel,
@@ -81,13 +79,11 @@ class BlockPlan:
         """
         chunks, heads, bins = self.first.shape
         slots = self.entries.shape[2] // queries + bins
-        items = empty((chunks, heads, slots, 2), torch.int32, self.first.device)
+        items = torch.empty((chunks, heads, slots, 2), dtype=torch.int32, device=self.first.device)
         block = min(128, next_power_of_2(bins))
         first, count = self.first.flatten(0, 1), self.count.flatten(0, 1)
         for some in batches(chunks * heads, 1):
-            launch(
-                items_kernel,
-                (cdiv(bins, block), some.stop - some.start),
+            items_kernel[(cdiv(bins, block), some.stop - some.start)](
                 *(first[some], count[some], items.flatten(0, 1)[some], bins, slots),
                 QUERIES=queries,
                 BLOCK=block,
@@ -135,7 +131,7 @@ def build_plan(
     entries, places, first, edges = plan_sizes(block_indices.shape, sequences, block_size, chunk)
 
     def ints(shape: tuple[int, ...]) -> torch.Tensor:
-        return empty(shape, torch.int32, device)
+        return torch.empty(shape, dtype=torch.int32, device=device)
 
     plan = BlockPlan(
         entries=ints(entries),
@@ -160,9 +156,7 @@ def build_plan(
     chunks, n_bins = plan.chunks, plan.n_bins
     longest_bins = cdiv(longest, block_size)
     edge_block = next_power_of_2(max(min(256, longest_bins), cdiv(longest_bins, GRID)))
-    launch(
-        edges_kernel,
-        (sequences, cdiv(longest_bins, edge_block)),
+    edges_kernel[(sequences, cdiv(longest_bins, edge_block))](
         *(cu, plan.edges, tokens, length),
         BLOCK_SIZE=block_size,
         PACKED=packed,
@@ -179,9 +173,7 @@ def build_plan(
         clear(bits)
         end = min((c + here) * chunk, tokens)
         grid = (cdiv(end - c * chunk, program_tokens), heads)
-        launch(
-            bins_kernel,
-            grid,
+        bins_kernel[grid](
             *(index, cu, plan.places, bits),
             *strides(index),
             *(heads, n_bins, sequences, length, c * chunk, end, chunk),
@@ -195,9 +187,7 @@ def build_plan(
             num_warps=WARPS,
         )
         count, first = plan.count[c : c + here], plan.first[c : c + here]
-        launch(
-            count_kernel,
-            (here * heads * n_bins,),
+        count_kernel[(here * heads * n_bins,)](
             bits,
             before,
             count,
@@ -206,10 +196,8 @@ def build_plan(
             num_warps=1,
         )
         scan = min(SCAN, next_power_of_2(n_bins))
-        launch(first_kernel, (here * heads,), count, first, n_bins, BLOCK=scan, num_warps=8)
-        launch(
-            entries_kernel,
-            grid,
+        first_kernel[(here * heads,)](count, first, n_bins, BLOCK=scan, num_warps=8)
+        entries_kernel[grid](
             *(plan.places, bits, before, first, plan.entries[c:]),
             *(heads, n_bins, c * chunk, end, chunk),
             S=chosen,

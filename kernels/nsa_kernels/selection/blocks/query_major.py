@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 
 from ...launch.device import on_its_device
-from ...launch.launcher import launch
 from ...launch.sizes import head_dims, next_power_of_2, strides
 from .kernels.query_major import query_major_kernel
 
@@ -37,9 +36,7 @@ def query_major_forward(
     h, dv = v.shape[1:]
     s, group = index.shape[2], hq // h
     sequences = n // length if cu_seqlens is None else cu_seqlens.numel() - 1
-    launch(
-        query_major_kernel,
-        (n, h),
+    query_major_kernel[(n, h)](
         *(q, k, v, index, index if cu_seqlens is None else cu_seqlens, out, lse),
         *strides(q, k, v, index),
         *(h, sequences, length, scale_log2),

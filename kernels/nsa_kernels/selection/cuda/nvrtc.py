@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from ...launch.device import resolved
 from ...launch.folders import cache_folder
-from ...launch.negative import resolved
 
 REMEDY = "install nsa-kernels[cuda] with the cuda-bindings and the NVRTC of torch's CUDA version"
 CACHE_LIMIT_BYTES = 256 << 20

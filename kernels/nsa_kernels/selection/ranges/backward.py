@@ -20,11 +20,9 @@ import torch
 from ...jit.compat import PIPELINES_GATHERS
 from ...launch.clear import clear
 from ...launch.device import device_limits
-from ...launch.launcher import launch
 from ...launch.replay import replayed
 from ...launch.shares import add_shares, room_for_shares
 from ...launch.sizes import LOG2_E, batches, cdiv, head_dims, next_power_of_2, strides
-from ...launch.tape import empty
 from .checks import check_ranges
 from .kernels.backward import (
     plan_kernel,
@@ -85,7 +83,7 @@ def launch_ranges_backward(
     ranges = check_ranges(q, k, v, ranges)
     b, s, g, h, d = q.shape
     s_kv, dv, n_spans = v.shape[2], v.shape[3], ranges.shape[3]
-    dq, dk, dv_ = (empty(t.shape, t.dtype, t.device) for t in (q, k, v))
+    dq, dk, dv_ = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
     if q.numel() == 0 or k.numel() == 0 or n_spans == 0:
         for x in (dq, dk, dv_):
             clear(x)
@@ -95,11 +93,9 @@ def launch_ranges_backward(
     scale = d**-0.5 if sm_scale is None else float(sm_scale)
     dims = head_dims(d, dv)
     given = kernel_spans(ranges, s_kv)
-    delta = empty(lse.shape, torch.float32, lse.device)
+    delta = torch.empty(lse.shape, dtype=torch.float32, device=lse.device)
     block_h = 16 if q.dtype == torch.float32 else min(max(16, next_power_of_2(h)), 64)
-    launch(
-        ranges_dq_kernel,
-        (b * s * g, cdiv(h, block_h)),
+    ranges_dq_kernel[(b * s * g, cdiv(h, block_h))](
         *(q, k, v, given.spans, given.before, out, grad_out, lse),
         *(delta if grad_lse is None else grad_lse.contiguous(), delta, dq),
         *given.strides,
@@ -114,21 +110,19 @@ def launch_ranges_backward(
         PRECISION="ieee",
         **dims,
     )
-    spans_by_query = empty((b, g, n_spans, 2, s), ranges.dtype, q.device)
+    spans_by_query = torch.empty((b, g, n_spans, 2, s), dtype=ranges.dtype, device=q.device)
     key_tiles = cdiv(s_kv, tiles.block_n)
     at_once = max(1, min(key_tiles, MAX_PLAN_BYTES // (LISTED_BYTES * b * g * s)))
-    lists = empty((b * g * at_once * s,), torch.int32, q.device)
-    bits = empty((b * g * at_once * s,), torch.int64, q.device)
-    counts = empty((b * g * at_once,), torch.int32, q.device)
-    selected = empty((b * g * at_once,), torch.int64, q.device)
+    lists = torch.empty((b * g * at_once * s,), dtype=torch.int32, device=q.device)
+    bits = torch.empty((b * g * at_once * s,), dtype=torch.int64, device=q.device)
+    counts = torch.empty((b * g * at_once,), dtype=torch.int32, device=q.device)
+    selected = torch.empty((b * g * at_once,), dtype=torch.int64, device=q.device)
     shares = _shares(key_tiles * b * g, s * h, device_limits(q.device).processors)
     dk_parts, dv_parts, share_stride = room_for_shares(dk, dv_, shares)
     # Several turns only of so many entries that each key tile is one share, left in dk and dv.
     for some in batches(b, g):
         heads = (some.stop - some.start) * g
-        launch(
-            spans_by_query_kernel,
-            (cdiv(s, 64), heads),
+        spans_by_query_kernel[(cdiv(s, 64), heads)](
             *(ranges[some], spans_by_query[some]),
             *strides(ranges),
             *(s, g, n_spans),
@@ -138,18 +132,14 @@ def launch_ranges_backward(
         )
         for first_tile in range(0, key_tiles, at_once):
             tiles_here = min(at_once, key_tiles - first_tile)
-            launch(
-                plan_kernel,
-                (tiles_here, heads),
+            plan_kernel[(tiles_here, heads)](
                 *(spans_by_query[some], lists, bits, counts, selected),
                 *(s, s_kv, n_spans, first_tile),
                 BLOCK_N=tiles.block_n,
                 BLOCK_S=min(max(next_power_of_2(s), 16), 1024),
                 num_warps=4,
             )
-            launch(
-                ranges_dkdv_kernel,
-                (tiles_here, heads, shares),
+            ranges_dkdv_kernel[(tiles_here, heads, shares)](
                 *(*(x[some] for x in (q, k, v)), lists, bits, counts, selected),
                 *(x[some] for x in (grad_out, lse, delta, dk_parts, dv_parts)),
                 *(s, g, h, s_kv, first_tile, shares, share_stride, scale, scale * LOG2_E),

@@ -8,11 +8,9 @@ from ...jit.compat import PIPELINES_GATHERS
 from ...launch.checks import require
 from ...launch.config import Config, check_heads
 from ...launch.device import dependent_launch, launch_options
-from ...launch.launcher import launch
 from ...launch.replay import replayed
 from ...launch.shares import Shares, merge, workspace
 from ...launch.sizes import head_dims, scale_log2, strides
-from ...launch.tape import empty
 from .checks import check_ranges
 from .config import LEAST_SHARE, ranges_config
 from .kernels.forward import ranges_kernel
@@ -77,8 +75,8 @@ def range_shares(
         page, s_kv = s_kv, s_kv * block_table.shape[1]
     n_spans = ranges.shape[3]
     rows = b * s * g
-    out = empty((b, s, g, h, dv), q.dtype, q.device)
-    lse = empty((b, s, g, h), torch.float32, q.device)
+    out = torch.empty((b, s, g, h, dv), dtype=q.dtype, device=q.device)
+    lse = torch.empty((b, s, g, h), dtype=torch.float32, device=q.device)
     if rows == 0:
         return Shares(out, lse, lse, lse, None, 1)
     if config is None:
@@ -89,12 +87,10 @@ def range_shares(
     part = plse = table = lse
     if config.splits > 1:
         part, plse = workspace(q, rows * config.splits, h, dv)
-        table = empty((rows, 2), torch.int32, q.device)
+        table = torch.empty((rows, 2), dtype=torch.int32, device=q.device)
     given = kernel_spans(ranges, s_kv, lengths)
     pipelined = not given.search_steps and (PIPELINES_GATHERS or not page)
-    launch(
-        ranges_kernel,
-        (rows, config.splits, config.head_tiles),
+    ranges_kernel[(rows, config.splits, config.head_tiles)](
         *(q, k, v, given.spans, given.before, out, lse, part, plse, table),
         lse if lengths is None else lengths,
         lse if block_table is None else block_table,

@@ -13,13 +13,11 @@ from ...launch.checks import check_no_backward, check_no_config, check_qkv, chec
 from ...launch.config import Config, check_chunks, check_heads
 from ...launch.device import dependent_launch
 from ...launch.fakes import rows_results
-from ...launch.launcher import launch
 from ...launch.mode import traced
 from ...launch.operators import operator
 from ...launch.replay import replayed
 from ...launch.shares import Shares, merge, workspace
 from ...launch.sizes import head_dims, scale_log2, strides
-from ...launch.tape import empty
 from .config import rows_config
 from .kernels import rows_group_kernel, rows_per_head_kernel
 
@@ -110,8 +108,8 @@ def row_shares(
     """The first launch of ``selection_rows``, on inputs that were checked."""
     n, h, d = q.shape
     length, dv = v.shape[1], v.shape[2]
-    out = empty((n, h, dv), q.dtype, q.device)
-    lse = empty((n, h), torch.float32, q.device)
+    out = torch.empty((n, h, dv), dtype=q.dtype, device=q.device)
+    lse = torch.empty((n, h), dtype=torch.float32, device=q.device)
     if n == 0:
         return Shares(out, lse, lse, lse, None, 1)
     if config is None:
@@ -122,9 +120,7 @@ def row_shares(
     part = plse = lse
     if config.splits > 1:
         part, plse = workspace(q, n * config.splits, h, dv)
-    launch(
-        rows_group_kernel,
-        (n, config.splits, config.head_tiles),
+    rows_group_kernel[(n, config.splits, config.head_tiles)](
         *(q, k, v, out, lse, part, plse),
         *strides(q, k, v),
         *(h, length, config.chunk, scale_log2(sm_scale, d)),
@@ -166,13 +162,11 @@ def _launch_per_head(
     check_rows(q, k, v, sm_scale)
     n, h, d = q.shape
     length, dv = v.shape[1], v.shape[2]
-    out = empty((n, h, dv), q.dtype, q.device)
-    lse = empty((n, h), torch.float32, q.device)
+    out = torch.empty((n, h, dv), dtype=q.dtype, device=q.device)
+    lse = torch.empty((n, h), dtype=torch.float32, device=q.device)
     if n == 0:
         return out, lse
-    launch(
-        rows_per_head_kernel,
-        (n, h),
+    rows_per_head_kernel[(n, h)](
         *(q, k, v, out, lse),
         *strides(q, k, v),
         *(h, length, scale_log2(sm_scale, d)),

@@ -24,13 +24,11 @@ from ...launch.checks import (
 from ...launch.config import Config, check_heads
 from ...launch.device import dependent_launch
 from ...launch.fakes import rows_results
-from ...launch.launcher import launch
 from ...launch.mode import traced
 from ...launch.operators import operator
 from ...launch.replay import replayed
 from ...launch.shares import merge, workspace
 from ...launch.sizes import cdiv, head_dims, next_power_of_2, scale_log2, strides
-from ...launch.tape import empty
 from .config import varlen_config
 from .kernels import varlen_kernel
 
@@ -117,8 +115,8 @@ def _launch(
     total, dv = v.shape
     if total >= 2**31:
         raise ValueError(f"selection_varlen: int32 cu_seqlens cannot address {total} keys")
-    out = empty((n, h, dv), q.dtype, q.device)
-    lse = empty((n, h), torch.float32, q.device)
+    out = torch.empty((n, h, dv), dtype=q.dtype, device=q.device)
+    lse = torch.empty((n, h), dtype=torch.float32, device=q.device)
     if n == 0:
         return out, lse
     if config is None:
@@ -135,10 +133,8 @@ def _launch(
     part = plse = table = lse
     if split:
         part, plse = workspace(q, items, h, dv)
-        table = empty((n, 2), torch.int32, q.device)
-    launch(
-        varlen_kernel,
-        (items, config.head_tiles),
+        table = torch.empty((n, 2), dtype=torch.int32, device=q.device)
+    varlen_kernel[(items, config.head_tiles)](
         *(q, k, v, cu_seqlens, out, lse, part, plse, table),
         *strides(q, k, v),
         *(cu_seqlens.stride(0), n, h, total, config.chunk, scale_log2(sm_scale, d)),

@@ -495,8 +495,8 @@ def hopper_backward_kernel(
     """Program (work item, head), as ``backward_kernel``; blocks of 64 keys, D = Dv = 128, float16
     or bfloat16. ``config.hopper_backward_fits`` says what it takes.
 
-    BOXED: ``q`` [N, HQ, D] and ``g``, the output's gradient [N, HQ, Dv], are boxes of the heads of
-    a group (``boxes.boxed_heads``), else pointers. k [N, H, D] and v [N, H, Dv]; ``lse_ptr``
+    BOXED: ``q`` [N, HQ, D] and ``g``, the output's gradient [N, HQ, Dv], are described by the heads
+    of a group (``launch.descriptors``), else pointers. k [N, H, D] and v [N, H, Dv]; ``lse_ptr``
     (natural), ``rest_ptr`` and, GATED, ``gate_ptr`` fp32 [N, HQ]. ``part_ptr``: dQ of each (query,
     block) in the inputs' dtype, unscaled, [HEADS, segment_size, G, D], HEADS being those of the
     launch. ``dk_ptr`` and ``dv_ptr`` fp32 [N, HEADS, D] are added to; ``spill_ptr`` fp32 [slots,
