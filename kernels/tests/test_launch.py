@@ -75,6 +75,32 @@ def test_a_replayed_call_works_on_the_values_of_its_own_arguments() -> None:
     assert all(torch.equal(a, b) for a, b in zip(kept, before, strict=True))
 
 
+def test_the_first_call_of_each_signature_records_nothing(monkeypatch) -> None:
+    """A sequence that grows with each call costs no more than plain launches."""
+    call = replayed(chain)
+    recordings = mock.Mock(wraps=replay.record)
+    monkeypatch.setattr(replay, "record", recordings)
+    for n in range(1, 6):
+        check(call, randn(n), randn(n), 2.0)
+    assert not recordings.called and not call.programs
+    for _ in range(3):
+        check(call, randn(5), randn(5), 2.0)
+    assert recordings.call_count == len(programs(call)) == 1
+
+
+def test_a_replayed_function_inside_another_one_is_recorded_with_it() -> None:
+    inner = replayed(chain)
+    outer = replayed(lambda x, y, weight: inner(x, y, weight)[::-1])
+    for _ in range(4):
+        check(inner, randn(6), randn(6), 2.0)
+    for _ in range(4):
+        x, y = randn(6), randn(6)
+        for a, b in zip(outer(x, y, 2.0), want(x, y, 2.0)[::-1], strict=True):
+            torch.testing.assert_close(a, b)
+    (program,) = programs(outer)
+    assert len(program.launches) == 3
+
+
 def test_what_is_on_no_device_is_not_taken_for_what_is_on_the_cpu() -> None:
     call = replayed(chain)
     for _ in range(3):
@@ -228,12 +254,16 @@ def test_a_replay_in_inference_mode_gives_what_such_a_call_gives() -> None:
 
 
 def test_no_more_signatures_are_kept_than_there_is_room_for(monkeypatch) -> None:
-    monkeypatch.setattr(replay, "MOST", 3)
+    monkeypatch.setattr(replay, "MOST_PROGRAMS", 3)
+    monkeypatch.setattr(replay, "MOST_SEEN", 4)
     call = replayed(chain)
     for n in range(1, 9):
         for _ in range(2):
             check(call, randn(n), randn(n), 2.0)
-    assert len(call.programs) <= 3
+    assert len(call.programs) == 3 and len(call.seen) == 4
+    newest = next(reversed(call.programs))
+    check(call, randn(9), randn(9), 2.0)  # a new signature does not replace a program
+    assert newest in call.programs
 
 
 def test_what_is_not_needed_at_the_same_time_shares_memory() -> None:

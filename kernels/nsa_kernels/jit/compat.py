@@ -21,7 +21,7 @@ try:
 except ImportError:  # Triton < 3.4
     HAS_PDL = False
 else:
-    # Those of 3.4 have a signature that its own compiler cannot call.
+    # The functions of Triton 3.4 have a signature that its own compiler cannot call.
     HAS_PDL = "_semantic" in inspect.signature(gdc_wait).parameters
 
 __all__ = [

@@ -15,7 +15,7 @@ import triton.language as tl
 
 
 class _Launch:
-    """What one launch has prepared, until it ends: the modules, and how to restore them."""
+    """Modules that one launch has prepared, and how to restore them at its end."""
 
     def __init__(self, prepare: Any) -> None:
         self._prepare = prepare
@@ -45,9 +45,9 @@ class _Launch:
 
 
 def prepare_once_a_launch() -> None:
-    """Do so from now on in this process, with a Triton that restores the language after a launch.
+    """Prepare each module once a launch, if this Triton restores the language after a launch.
 
-    An older one leaves the language changed, and is itself left as it is.
+    Older Tritons leave the language changed.
     """
     from triton.runtime import interpreter
 
@@ -57,7 +57,7 @@ def prepare_once_a_launch() -> None:
 
 
 def remember_shapes() -> None:
-    """Have the types and shapes of blocks made once each, in this process from now on.
+    """Make Triton build each type and shape of blocks once in this process.
 
     Each value of a kernel is a tensor, whose type and shape Triton makes anew, with several objects
     for each dimension. Nothing that is kept is ever altered.

@@ -56,6 +56,6 @@ def attend_paged_tile(
     s = tl.zeros([q.shape[0], k.shape[0]], dtype=tl.float32)
     s = dot(late(q, now, LATE), tl.trans(k), s, PRECISION) * scale_log2
     s = tl.where(there[None, :], s, NOT_THERE)
-    # What is behind the last key counts nothing, though nothing else be there.
+    # Slots behind the last key have no weight, even if no key is there.
     s = tl.where(valid[None, :], s, float("-inf"))
     return softmax_update(s, v, row_max, sums, acc, PRECISION)

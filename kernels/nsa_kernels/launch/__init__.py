@@ -1,14 +1,10 @@
-"""What every launch needs: one launcher, argument checks, device limits, tuned tiles, room for
-shares.
+"""Shared by all launches: argument checks, device limits, tiles, merging, and repeated calls.
 
-A kernel takes its run-time arguments in one order, and a launch gives them in groups of it: the
-pointers, the strides of the tensors behind them (``sizes.strides``), what else is a number. They go
-by position, compile-time arguments and options by name:
+Arguments of a kernel come in one order: pointers, the strides of the tensors behind them
+(``sizes.strides``), other numbers. These are positional; constants and options are keywords:
 
-    out = empty(q.shape, q.dtype, q.device)
-    launch(kernel, grid, *(q, k, out), *strides(q, k), *(t, n, scale), BLOCK=64, num_warps=4)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    kernel[grid](q, k, out, *strides(q, k), *(t, n, scale), BLOCK=64, num_warps=4)
 
-``launcher.launch`` is how each kernel is launched, ``tape.empty`` how what it writes is allocated.
-A function that does nothing else with tensors is decorated by ``replay.replayed``; it then takes
-the host as long as its launches do, however long it checks and chooses.
+``replay.replayed`` decorates functions that only launch kernels.
 """

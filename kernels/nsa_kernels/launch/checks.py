@@ -33,12 +33,12 @@ def require(condition: bool, message: str) -> None:
 
 
 def kind(x: Any) -> str:
-    """What a sentence calls an argument that is not of the dtype that it should be."""
+    """Return how a message names an argument of a wrong dtype or type."""
     return str(x.dtype) if isinstance(x, torch.Tensor) else type(x).__name__
 
 
 def check_whole(op: str, name: str, value: Any, least: int, most: int | None = None) -> None:
-    """Raises ValueError for what is no whole number, below ``least`` or above ``most``."""
+    """Raises ValueError unless ``value`` is a whole number from ``least`` to ``most``."""
     if type(value) is int and value >= least and (most is None or value <= most):
         return
     whole = isinstance(value, (Integral, torch.SymInt)) and not isinstance(value, bool)
@@ -53,7 +53,7 @@ def softmax_scale(op: str, q: torch.Tensor, sm_scale: float | None) -> float:
     """The factor on q.k: ``sm_scale``, or 1/sqrt(D).
 
     Raises:
-        ValueError: a scale that is no number, not positive, or infinite; a q without a head dim.
+        ValueError: a scale that is not a positive, finite number; a q without a head dim.
     """
     if sm_scale is None:
         if q.dim() == 0 or q.shape[-1] == 0:

@@ -1,4 +1,4 @@
-"""Zeros, by a launch like all others."""
+"""Fill memory with zeros by a launch, so that calls can be replayed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from ..jit.clear import clear_kernel
 from .sizes import cdiv
 
 ELEMENTS = 4096
-"""Of a program."""
+"""Elements of one program."""
 
 
 def clear(x: torch.Tensor) -> None:
-    """Zeros into contiguous ``x``."""
+    """Write zeros to contiguous ``x``."""
     if x.numel() > 0:
         clear_kernel[(cdiv(x.numel(), ELEMENTS),)](x, x.numel(), BLOCK=ELEMENTS, num_warps=4)

@@ -1,8 +1,8 @@
 """Launch configurations: a pure function of (device, shape class), never of a measurement.
 
 A table of rules instead of run-time autotuning keeps the first call free of trials and two runs on
-one GPU bit-identical. The rules come from sweeps on an H200 (notes/rows.md); what another device
-changes, its number of multiprocessors and its shared memory, enters the rules as numbers. Where
+one GPU bit-identical. The rules come from sweeps on an H200 (notes/rows.md). Another device changes
+their numbers: multiprocessors and shared memory. Where
 ``python -m nsa_kernels.tune`` has been run, the tiles that it wrote down come before the rules'.
 """
 

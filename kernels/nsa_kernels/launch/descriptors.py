@@ -26,7 +26,7 @@ def heads_in_rows(x: torch.Tensor) -> bool:
 
 def describe(x: torch.Tensor, shape: tuple[int, int], row: int, box: tuple[int, int]) -> Any:
     """Return the descriptor of rows that begin ``row`` elements apart, copied by boxes of rows and
-    columns. What a copy takes from behind the rows is 0."""
+    columns. A copy reads 0 behind the rows."""
     from triton.experimental.gluon.language import NVMMASharedLayout
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 

@@ -1,4 +1,4 @@
-"""What a launch needs to know of the device: its limits, and how to be on it."""
+"""Limits and features of a GPU, and launches on the GPU of their tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What the rules need to know of a GPU: multiprocessors, shared memory a program may use."""
+    """Multiprocessors of a GPU, and the bytes of shared memory that one program may use."""
 
     processors: int
     shared_bytes: int
@@ -28,7 +28,7 @@ CPU_LIMITS = Device(processors=4, shared_bytes=99 * 1024)
 
 @functools.lru_cache(maxsize=64)
 def device_limits(device: torch.device) -> Device:
-    """Limits of a device, read once; the interpreter (CPU) is given small ones."""
+    """Return the limits of a device. The interpreter (CPU) has small limits."""
     if device.type != "cuda":
         return CPU_LIMITS
     props = torch.cuda.get_device_properties(device)
@@ -39,26 +39,26 @@ def device_limits(device: torch.device) -> Device:
 
 @functools.lru_cache(maxsize=64)
 def dependent_launch(device: torch.device) -> bool:
-    """Whether a launch can start its programs before the one it depends on has ended."""
+    """Return whether a launch can start its programs before the one it depends on ends."""
     return HAS_PDL and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @functools.lru_cache(maxsize=64)
 def runs_gluon(device: torch.device) -> bool:
-    """Whether kernels in Gluon are launched, which are for Hopper alone. Their modules are imported
-    where that holds, and nowhere else."""
+    """Return whether the device runs the kernels in Gluon, which are for Hopper. Otherwise their
+    modules must not be imported."""
     there = HAS_GLUON and device.type == "cuda"
     return there and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def launch_options(pdl: bool) -> dict[str, bool]:
-    """Options of a dependent launch; Tritons that cannot make one do not know the option."""
+    """Return the options of a dependent launch. Old Tritons reject the option itself."""
     return {"launch_pdl": True} if pdl else {}
 
 
 def on_its_device(launch: Callable[P, T]) -> Callable[P, T]:
-    """Decorate what launches kernels: it runs with its first argument's device as the current one,
-    and reads negative views as what they stand for.
+    """Decorate a function that launches kernels: the device of its first argument becomes the
+    current one, and negative views become copies.
 
     Triton launches on the current device and its stream, wherever the tensors are.
     """
@@ -78,10 +78,9 @@ def on_its_device(launch: Callable[P, T]) -> Callable[P, T]:
 
 
 def resolved(x: Any) -> Any:
-    """Return ``x``, a tensor where its memory holds its values, as a kernel reads them.
+    """Return ``x``, or a copy of the same size and strides if ``x`` is a negative view.
 
-    Torch notes the minus of a negative view, such as ``z.conj().imag``, and leaves the memory as it
-    is. Of one the values are copied, under the same size and strides.
+    Torch keeps the minus of such a view (``z.conj().imag``) as a bit that kernels do not see.
     """
     if not isinstance(x, torch.Tensor) or not x.is_neg():
         return x

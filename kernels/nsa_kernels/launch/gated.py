@@ -1,4 +1,4 @@
-"""What the backward of a branch takes when the branch is one of a gated sum."""
+"""Arguments for the backward of a branch of a gated sum."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """Instead of a branch's own gradient and its output: those of the sum, row by row.
+    """Data of the sum that replace the gradient and the output of the branch, row by row.
 
     - ``gate`` float32, the factor of the branch, in the layout of the branch's LSE;
     - ``rest`` float32, likewise, the gate's gradient: the sum over Dv of output times gradient;

@@ -15,8 +15,8 @@ def operator(name: str, call: Callable[..., Any] | None = None) -> Any:
     """``torch.library.custom_op`` of a call that writes to none of its arguments; without the call,
     a decorator for it.
 
-    Its schema is that of the annotations. torch 2.4 reads none that are texts, as they all are
-    under ``from __future__ import annotations``, so they are given as what they name.
+    The annotations become the schema. They are resolved here, because torch 2.4 does not read
+    annotations that are strings.
     """
     if call is None:
         return partial(operator, name)

@@ -1,4 +1,4 @@
-"""Calls that are made again with the same signature: only their launches are repeated.
+"""Repeat the launches of a call in later calls of the same signature.
 
     @replayed
     def _forward(q, k, v, sm_scale):
@@ -7,14 +7,15 @@
         kernel[grid](q, k, v, out, ...)
         return out
 
-The decorator saves time on the host and changes nothing else. A function under it may read of its
-tensors shapes, strides, dtypes, devices and alignment, not values: these and its other arguments
-are the signature. The first call of a signature runs as it is; so does the second, which is
-recorded. Later ones allocate the results and one workspace, and call what Triton compiled.
+The decorator saves host time and changes nothing else. A function under it may read the shapes,
+strides, dtypes, devices and alignment of its tensors, but not their values. These and its other
+arguments are the signature of a call. The first call of a signature runs plainly, the second is
+recorded, and later ones are replayed: they allocate the results and one workspace, and call the
+compiled kernels.
 
-Calls run as they are where a gradient is wanted, while somebody watches launches, under transforms
-of torch.func, with arguments that are no plain tensors, numbers or None, and where more was done
-than to launch kernels on the arguments and on memory from ``torch.empty``.
+A call always runs plainly if a gradient is wanted, a profiler watches launches, torch.func
+transforms it, or an argument is not a plain tensor, a number or None. So does a call that does more
+than launch kernels on its arguments and on memory from ``torch.empty``.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import functools
 import inspect
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -33,18 +35,17 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import torch
 import triton
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.overrides import TorchFunctionMode
 from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction, KernelInterface
 
 from ..jit.compat import CPU_ALLOWED, INTERPRETED, TRITON_VERSION
-from .device import on_its_device, resolved
+from .device import on_its_device
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 VARIABLE = "NSA_KERNELS_LAUNCH"
-"""With the value ``triton`` nothing is replayed."""
+"""The value ``triton`` turns replaying off."""
 ENABLED: bool = os.environ.get(VARIABLE) != "triton" and (
     INTERPRETED
     or (
@@ -55,26 +56,26 @@ ENABLED: bool = os.environ.get(VARIABLE) != "triton" and (
     )
 )
 TAKES_CONSTANTS: bool = TRITON_VERSION >= (3, 3, 0)
-"""Whether compiled kernels are called on their constants, too."""
-MOST = 1024
-"""Signatures a function remembers; with one more it forgets all."""
+"""Whether compiled kernels also take their constants."""
+MOST_PROGRAMS = 1024
+"""Programs that a function keeps; the oldest goes first."""
+MOST_SEEN = 256
+"""Signatures that a function remembers without a program; the oldest goes first."""
 MOST_DESCRIPTORS = 256
 """Remembered for each described tensor of a launch."""
 ALIGNMENT = 256
 """Bytes, of the parts of a workspace."""
 
-_ALLOCATIONS = frozenset((torch.empty, torch.empty_like, torch.empty_strided))
+_ALLOCATIONS = ("empty", "empty_like", "empty_strided")
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 _PLAIN = frozenset((int, float, bool, type(None)))
-_ONCE, _NEVER = object(), object()
-"""Signatures that were seen once, and that cannot be replayed."""
 _run = JITFunction.run
 _recording = threading.Lock()
 
 
 def undisturbed() -> bool:
-    """Whether nobody watches launches or asked for other kernels: no hook of a profiler, no debug
-    build, no instrumentation, ``JITFunction.run`` as Triton has it."""
+    """Return whether no profiler hook is set, and neither a debug build, nor instrumentation, nor
+    another ``JITFunction.run`` is in use."""
     if JITFunction.run is not _run:
         return False
     if TRITON_VERSION < (3, 4, 0):
@@ -99,7 +100,8 @@ def replayed(function: Callable[P, T]) -> Callable[P, T]:
     plain = on_its_device(function)
     if not ENABLED:
         return plain
-    programs: dict[tuple[Any, ...], Any] = {}
+    programs: OrderedDict[tuple[Any, ...], Program | None] = OrderedDict()
+    seen: OrderedDict[int, None] = OrderedDict()
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -115,12 +117,8 @@ def replayed(function: Callable[P, T]) -> Callable[P, T]:
             kind = x.__class__
             if kind in _TENSORS:
                 index = x.get_device()
-                if (grad and x.requires_grad) or (index < 0 and not x.is_cpu):
+                if (grad and x.requires_grad) or x.is_neg() or (index < 0 and not x.is_cpu):
                     return plain(*args, **kwargs)
-                if x.is_neg():
-                    again: Any = call
-                    found: T = again(*[resolved(y) for y in args])
-                    return found
                 key.append((x.shape, x.stride(), x.dtype, index))
                 address = x.data_ptr()
                 low |= address
@@ -136,43 +134,53 @@ def replayed(function: Callable[P, T]) -> Callable[P, T]:
         key.append(None if low & 15 == 0 else tuple([x & 15 for x in addresses]))
         signature = tuple(key)
         program = programs.get(signature)
-        if program is None or program is _NEVER or not undisturbed():
-            if program is None:
-                if len(programs) >= MOST:
-                    programs.clear()
-                programs[signature] = _ONCE
+        if program is not None and undisturbed():
+            if device < 0 or device == torch.cuda.current_device():
+                return program(args, addresses)
+            with torch.cuda.device(device):
+                return program(args, addresses)
+        if signature in programs or not undisturbed():
             return plain(*args, **kwargs)
-        if program is _ONCE:
-            if not _recording.acquire(blocking=False):
-                return plain(*args, **kwargs)
-            try:
-                programs[signature] = _NEVER  # should the call raise
-                result, program = record(plain, args)
-            finally:
-                _recording.release()
-            programs[signature] = program or _NEVER
-            return result
-        if device < 0 or device == torch.cuda.current_device():
-            return program(args, addresses)
-        with torch.cuda.device(device):
-            return program(args, addresses)
+        if hash(signature) not in seen:
+            _keep(seen, hash(signature), None, MOST_SEEN)
+            return plain(*args, **kwargs)
+        if not _recording.acquire(blocking=False):
+            return plain(*args, **kwargs)
+        try:
+            result, program = record(plain, args)
+        finally:
+            _recording.release()
+        _keep(programs, signature, program, MOST_PROGRAMS)
+        return result
 
     call.programs = programs  # type: ignore[attr-defined]
+    call.seen = seen  # type: ignore[attr-defined]
     return call
 
 
+def _keep(entries: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> None:
+    if len(entries) >= most:
+        entries.popitem(last=False)
+    entries[key] = value
+
+
 class Place(NamedTuple):
-    """Where a tensor is: in which memory (the inputs, then what was allocated), how many bytes
-    behind its start, and how it is laid out."""
+    """Where a tensor is: a memory (the inputs come first, then what was allocated), the bytes
+    before the tensor, and its layout.
+
+    ``described``: shape and strides of the descriptor (``launch.descriptors``) that a kernel takes
+    instead of a pointer.
+    """
 
     memory: int
     offset: int
     dtype: torch.dtype
     size: tuple[int, ...]
     stride: tuple[int, ...]
+    described: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     def fills(self, room: int) -> bool:
-        """Whether it is all of a memory of so many bytes."""
+        """Whether the tensor is all of a memory of ``room`` bytes."""
         steps = zip(self.size, self.stride, strict=True)
         extent = 0 if 0 in self.size else 1 + sum((n - 1) * step for n, step in steps)
         return self.offset == 0 and extent * self.dtype.itemsize == room
@@ -185,16 +193,8 @@ class Place(NamedTuple):
         return memory.as_strided(self.size, self.stride, offset)
 
 
-class Described(NamedTuple):
-    """A tensor that a kernel takes as a descriptor (``launch.descriptors``)."""
-
-    place: Place
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-
 class Memory(NamedTuple):
-    """Where a memory began when the call was recorded, its bytes and its device."""
+    """Address during the recording, bytes, and device."""
 
     start: int
     bytes: int
@@ -202,42 +202,30 @@ class Memory(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """A launch; ``arguments``, with a Place or Described instead of each tensor, and options."""
+    """A launch; its arguments are ``places``, which are tensors, and ``others``."""
 
     kernel: Any
     grid: tuple[int, ...]
-    arguments: dict[str, Any]
+    places: dict[str, Place]
+    others: dict[str, Any]
     compiled: Any
 
-    @property
-    def tensors(self) -> list[Place]:
-        found = [x.place if isinstance(x, Described) else x for x in self.arguments.values()]
-        return [x for x in found if isinstance(x, Place)]
 
-
-class Recorder(TorchFunctionMode):
-    """Notes the launches and the allocations of a call, while it runs under this."""
+class Recorder:
+    """The allocations and launches of a call, noted while ``noting`` is entered."""
 
     def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
         """``inputs``: no two of one storage, alive until the call ends."""
-        super().__init__()
         self.memories: list[Memory] = []
         self.launches: list[Launch] = []
         self.is_complete = True
         self._numbers: dict[int, int] = {}
-        # While one of these is there, no other storage gets the number of one that is gone.
+        # A weak reference keeps the number of a freed storage from being given to another one.
         self._names: list[StorageWeakRef] = []
+        self._thread = threading.get_ident()
         for x in inputs:
             self._add(x)
         self.inputs = len(self.memories)
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func in _ALLOCATIONS:
-            self._add(result)
-        return result
 
     def _add(self, x: torch.Tensor) -> None:
         storage = x.untyped_storage()
@@ -245,64 +233,96 @@ class Recorder(TorchFunctionMode):
         self._names.append(StorageWeakRef(storage))
         self.memories.append(Memory(x.data_ptr(), x.numel() * x.element_size(), x.device))
 
-    def place(self, x: torch.Tensor) -> Place | None:
-        """Return where a tensor is; None: in memory that the call did not allocate, such as a copy
-        by torch, or that torch has written to, which it counts."""
+    def place(self, x: torch.Tensor) -> Place:
+        """Return where a tensor is.
+
+        The recording is incomplete if the call did not allocate its memory, as with a copy by
+        torch, or if torch has written to it.
+        """
         memory = self._numbers.get(x.untyped_storage()._cdata)
         if memory is None or (memory >= self.inputs and x._version > 0):
             self.is_complete = False
-            return None
+            memory = 0
         offset = x.data_ptr() - self.memories[memory].start
         return Place(memory, offset, x.dtype, tuple(x.shape), x.stride())
 
-    def _locate(self, x: Any) -> Any:
-        if isinstance(x, torch.Tensor):
-            return self.place(x)
-        if hasattr(x, "block_shape"):
-            place = self.place(x.base)
-            return place and Described(place, tuple(x.shape), tuple(x.strides))
-        return x
+    def _add_launch(
+        self, kernel: Any, grid: tuple[int, ...], given: dict[str, Any], compiled: Any
+    ) -> None:
+        places: dict[str, Place] = {}
+        others: dict[str, Any] = {}
+        for name, x in given.items():
+            if x.__class__ in _PLAIN:
+                others[name] = x
+            elif isinstance(x, torch.Tensor):
+                places[name] = self.place(x)
+            elif hasattr(x, "block_shape"):
+                described = tuple(x.shape), tuple(x.strides)
+                places[name] = self.place(x.base)._replace(described=described)
+            else:
+                others[name] = x
+        self.launches.append(Launch(kernel, grid, places, others, compiled))
 
     @contextmanager
-    def launches_noted(self) -> Iterator[None]:
-        """Note the launches of this thread."""
-        thread = threading.get_ident()
+    def noting(self) -> Iterator[None]:
+        """Note what this thread allocates and launches.
 
-        own = KernelInterface.__getitem__
-
-        def noted(kernel: Any, grid: Any) -> Any:
-            def launch(*args: Any, **kwargs: Any) -> Any:
-                compiled = own(kernel, grid)(*args, **kwargs)
-                if threading.get_ident() == thread:
-                    named = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
-                    located = {name: self._locate(x) for name, x in named.items()}
-                    self.launches.append(Launch(kernel, grid, located, compiled))
-                return compiled
-
-            return launch
-
-        KernelInterface.__getitem__ = noted
+        A TorchFunctionMode would also be called for each ``x.shape``, which takes longer than the
+        launches.
+        """
+        own = [getattr(torch, name) for name in _ALLOCATIONS]
+        getitem = KernelInterface.__getitem__
         try:
+            for name, allocate in zip(_ALLOCATIONS, own, strict=True):
+                setattr(torch, name, self._note_allocation(allocate))
+            KernelInterface.__getitem__ = self._note_launch(getitem)
             yield
         finally:
-            KernelInterface.__getitem__ = own
+            KernelInterface.__getitem__ = getitem
+            for name, allocate in zip(_ALLOCATIONS, own, strict=True):
+                setattr(torch, name, allocate)
+
+    def _note_allocation(self, allocate: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            result = allocate(*args, **kwargs)
+            if threading.get_ident() == self._thread:
+                self._add(result)
+            return result
+
+        return noted
+
+    def _note_launch(self, getitem: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(kernel: Any, grid: Any) -> Any:
+            launch = getitem(kernel, grid)
+            if threading.get_ident() != self._thread:
+                return launch
+
+            def launch_noted(*args: Any, **kwargs: Any) -> Any:
+                compiled = launch(*args, **kwargs)
+                given = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
+                self._add_launch(kernel, grid, given, compiled)
+                return compiled
+
+            return launch_noted
+
+        return noted
 
 
 def record(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Program | None]:
-    """Return what a call gives, and what repeats it; None if nothing can."""
+    """Return the results of a call, and a program that repeats it, or None if it cannot be."""
     storages: set[int] = set()
     own: list[Any] = []
     for x in args:
         if isinstance(x, torch.Tensor):
             storage = x.untyped_storage()._cdata
-            # Whose a pointer is must be plain, also where q, k and v are parts of one tensor.
+            # A pointer must belong to one input, also if q, k and v are parts of one tensor.
             own.append(_rewrap(x) if storage in storages else x)
             storages.add(storage)
         else:
             own.append(x)
     recorder = Recorder([x for x in own if isinstance(x, torch.Tensor)])
     # Tensors made in inference mode do not count what is written to them.
-    with torch.inference_mode(False), torch.no_grad(), recorder.launches_noted(), recorder:
+    with torch.inference_mode(False), torch.no_grad(), recorder.noting():
         result = function(*own)
     several = isinstance(result, tuple)
     returned = list(result) if several else [result]
@@ -312,12 +332,12 @@ def record(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Pr
     if not (
         recorder.is_complete
         and recorder.launches
-        and all(place is not None and place.memory >= recorder.inputs for place in places)
+        and all(place.memory >= recorder.inputs for place in places)
         and not any(x.requires_grad for x in returned)
         and all(INTERPRETED or _is_callable(x.compiled) for x in recorder.launches)
     ):
         return result, None
-    return result, Program(recorder, [x for x in places if x is not None], several)
+    return result, Program(recorder, places, several)
 
 
 def _rewrap(x: torch.Tensor) -> torch.Tensor:
@@ -333,7 +353,7 @@ def _is_callable(compiled: Any) -> bool:
 
 
 class Program:
-    """The launches of a call, and where everything they work on is."""
+    """The launches of a call, on any inputs of its signature."""
 
     def __init__(self, recorder: Recorder, returned: list[Place], several: bool) -> None:
         self._several = several
@@ -341,10 +361,8 @@ class Program:
         numbers = {x: inputs + i for i, x in enumerate(dict.fromkeys(x.memory for x in returned))}
         offsets, self.bytes = _share_workspace(recorder, set(numbers))
 
-        def move(x: Any) -> Any:
-            if isinstance(x, Described):
-                return x._replace(place=move(x.place))
-            if not isinstance(x, Place) or x.memory < inputs:
+        def move(x: Place) -> Place:
+            if x.memory < inputs:
                 return x
             if x.memory in numbers:
                 return x._replace(memory=numbers[x.memory])
@@ -352,7 +370,7 @@ class Program:
             return x._replace(memory=inputs + len(numbers), offset=offset)
 
         self.launches = [
-            x._replace(arguments={name: move(y) for name, y in x.arguments.items()})
+            x._replace(places={name: move(place) for name, place in x.places.items()})
             for x in recorder.launches
         ]
         self._returned: list[tuple[int, Place | None]] = [
@@ -376,28 +394,32 @@ class Program:
             partial(torch.empty_strided, size, stride, dtype=dtype, device=device)
             for size, stride, dtype in layouts
         ]
-        # Addresses within a memory, and all constants, are numbered behind the memories.
-        places = [place for x in self.launches for place in x.tensors]
-        self._inner = list(dict.fromkeys((x.memory, x.offset) for x in places if x.offset))
+        # Values that launches take: the addresses of the memories, addresses within them, others.
+        self._inner: dict[tuple[int, int], int] = {}
+        first = inputs + len(self._rooms)
+        for launch in self.launches:
+            for x in launch.places.values():
+                if x.offset:
+                    self._inner.setdefault((x.memory, x.offset), first + len(self._inner))
         self._constants: list[Any] = []
         self._calls = [] if INTERPRETED else [self._prepare(x) for x in self.launches]
 
     def __call__(self, args: tuple[Any, ...], addresses: list[int]) -> Any:
-        """Repeat the call on other arguments; ``addresses``, of its tensors, is extended."""
+        """Repeat the call on other arguments, whose tensors begin at ``addresses``."""
         rooms = self.allocate()
         if INTERPRETED:
             self._interpret([x for x in args if isinstance(x, torch.Tensor)] + rooms)
         else:
             self.launch(addresses + [x.data_ptr() for x in rooms])
-        found = tuple([rooms[i] if x is None else x.view(rooms[i]) for i, x in self._returned])
-        return found if self._several else found[0]
+        results = tuple([rooms[i] if x is None else x.view(rooms[i]) for i, x in self._returned])
+        return results if self._several else results[0]
 
     def allocate(self) -> list[torch.Tensor]:
-        """Return memory for the results, and the workspace if there is one."""
-        return [make() for make in self._rooms]
+        """Return memory for the results, and a workspace if there is one."""
+        return [allocate() for allocate in self._rooms]
 
     def launch(self, values: list[Any]) -> None:
-        """Make the launches, on inputs and rooms at these addresses."""
+        """Launch on inputs, results and a workspace that begin at the addresses ``values``."""
         values += [values[memory] + offset for memory, offset in self._inner]
         values += self._constants
         stream = torch._C._cuda_getCurrentRawStream(self._device)
@@ -405,41 +427,38 @@ class Program:
             run(*grid, stream, *fixed, *pick(values))
 
     def _interpret(self, memories: list[torch.Tensor]) -> None:
-        for kernel, grid, arguments, _ in self.launches:
-            kernel[grid](
-                **{
-                    name: x.view(memories[x.memory]) if isinstance(x, Place) else x
-                    for name, x in arguments.items()
-                }
-            )
+        for x in self.launches:
+            tensors = {name: place.view(memories[place.memory]) for name, place in x.places.items()}
+            x.kernel[x.grid](**tensors, **x.others)
 
     def _prepare(self, launch: Launch) -> tuple[Any, ...]:
-        """Return what calls a compiled kernel as ``JITFunction.run`` does in the end: the launcher,
-        the grid, what stands behind the stream, and what picks the arguments."""
-        kernel, grid, arguments, compiled = launch
+        """Return what ``JITFunction.run`` calls in the end: the launcher, its grid, what follows
+        the stream, and a function that picks the arguments of the kernel from all values."""
+        kernel, grid, places, others, compiled = launch
+        arguments: dict[str, Any] = places | others
         given = [
             arguments.get(x.name, x.default)
             for x in kernel.params
             if TAKES_CONSTANTS or not x.is_constexpr
         ]
-        first = self._inputs + len(self._rooms)
+        first = self._inputs + len(self._rooms) + len(self._inner)
         slots = []
         for x in given:
-            place = x.place if isinstance(x, Described) else x
-            if not isinstance(place, Place):
-                slots.append(first + len(self._inner) + len(self._constants))
+            if not isinstance(x, Place):
+                slots.append(first + len(self._constants))
                 self._constants.append(x)
-            elif place.offset:
-                slots.append(first + self._inner.index((place.memory, place.offset)))
             else:
-                slots.append(place.memory)
+                slots.append(self._inner.get((x.memory, x.offset), x.memory))
         run = compiled.run
         pick: Callable[[list[Any]], Sequence[Any]] = _pick(slots)
-        kinds = iter(getattr(compiled.metadata, "tensordesc_meta", None) or ())
-        makers = [
-            _descriptor_maker(next(kinds), x) if isinstance(x, Described) else None for x in given
-        ]
-        if any(makers):
+        if any(x.described for x in places.values()):
+            kinds = iter(compiled.metadata.tensordesc_meta)
+            makers = [
+                _descriptor_maker(next(kinds), *x.described)
+                if isinstance(x, Place) and x.described
+                else None
+                for x in given
+            ]
             # Triton makes all descriptors anew in each launch, in a function around its launcher.
             inner = inspect.getclosurevars(run.launch).nonlocals["launcher"]
             run = copy.copy(run)
@@ -468,10 +487,12 @@ def _pick_described(
     return given
 
 
-def _descriptor_maker(kind: dict[str, Any], x: Described) -> Callable[[int], tuple[Any, ...]]:
-    """Return what makes of an address that which a compiled kernel takes for a descriptor.
+def _descriptor_maker(
+    kind: dict[str, Any], shape: tuple[int, ...], strides: tuple[int, ...]
+) -> Callable[[int], tuple[Any, ...]]:
+    """Return a function from an address to the arguments that stand for a descriptor.
 
-    Descriptors are of the memory, and tensors come back to where others were.
+    They are kept, since tensors often come back to an address.
     """
     from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 
@@ -481,25 +502,25 @@ def _descriptor_maker(kind: dict[str, Any], x: Described) -> Callable[[int], tup
     def make(address: int) -> tuple[Any, ...]:
         made = utils.fill_tma_descriptor(
             *(address, kind["swizzle"], kind["elem_size"], dtype, kind["block_size"]),
-            *(x.shape, x.strides, 0),
+            *(shape, strides, 0),
         )
-        return (made, *x.shape, *x.strides)
+        return (made, *shape, *strides)
 
     return functools.lru_cache(MOST_DESCRIPTORS)(make)
 
 
 def _share_workspace(recorder: Recorder, results: set[int]) -> tuple[dict[int, int], int]:
-    """Return where in one workspace each memory is that is no result, and the bytes of it.
+    """Return the offset of each temporary in one workspace, and the bytes of the workspace.
 
-    Memories that no launch needs both of, nor one between, may be in one place, unless launches
-    overlap.
+    Two temporaries overlap if the last launch of one comes before the first launch of the other,
+    unless launches run at the same time.
     """
     uses: dict[int, tuple[int, int]] = {}
     for step, launch in enumerate(recorder.launches):
-        for x in launch.tensors:
+        for x in launch.places.values():
             if x.memory >= recorder.inputs and x.memory not in results:
                 uses[x.memory] = (uses.get(x.memory, (step, 0))[0], step)
-    overlap = any(launch.arguments.get("launch_pdl") for launch in recorder.launches)
+    overlap = any(launch.others.get("launch_pdl") for launch in recorder.launches)
     rooms = {x: -(-max(1, recorder.memories[x].bytes) // ALIGNMENT) * ALIGNMENT for x in uses}
     offsets: dict[int, int] = {}
     for memory in sorted(uses, key=lambda x: (uses[x][0], -rooms[x])):

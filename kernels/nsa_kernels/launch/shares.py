@@ -1,8 +1,7 @@
 """The second launch of a split call: merge the shares of each row, one program a head.
 
-Shares are merged in the order of their slots, so the result does not depend on timing. Compared
-with letting the last program of a row merge, a separate launch needs no atomics and no counters
-that must be zero, and works on all heads at once (docs/explanation/kernels/shared.md).
+Shares are merged in the order of their slots, so the result does not depend on timing. A separate
+launch needs no atomics and no zeroed counters (docs/explanation/kernels/shared.md).
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from .device import dependent_launch, launch_options
 from .sizes import cdiv, next_power_of_2
 
 MANY_PROGRAMS = 1024
-"""Programs of a merge up to which each looks at one row only."""
+"""A merge of up to so many programs gives each one row."""
 
 
 class Shares(NamedTuple):
-    """What the first launch of a split call leaves, to be merged where ``splits`` is over 1.
+    """Results of the first launch of a split call, to be merged if ``splits`` is over 1.
 
     Rows of which one program saw all keys are in ``out`` and ``lse`` already. part, plse:
     ``workspace``. table: as ``merge`` takes it.

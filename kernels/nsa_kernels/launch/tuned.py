@@ -60,8 +60,8 @@ def parse(text: str, path: Path) -> dict[str, Tile]:
         powers = block_l & (block_l - 1) == 0 and warps & (warps - 1) == 0
         if not (powers and 16 <= block_l <= 256 and 1 <= warps <= 16 and 1 <= stages <= 8):
             raise ValueError(
-                f"{path}: {[block_l, warps, stages]} is no tile for {name!r}; delete the file, or "
-                "run python -m nsa_kernels.tune again"
+                f"{path}: {[block_l, warps, stages]} is not a tile for {name!r}; delete the file, "
+                "or run python -m nsa_kernels.tune again"
             )
     return tiles
 
