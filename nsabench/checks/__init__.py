@@ -52,8 +52,7 @@ def describe_check(name: str) -> str:
 def run_checks(
     records: Sequence[Record], limits: DeviceLimits
 ) -> tuple[list[Finding], list[Record]]:
-    """Return the findings, the gravest first, and the records, in which each control has its
-    `caught`."""
+    """Return the findings, the gravest first, and the records with `caught` of each control."""
     findings = [finding for check in CHECKS.values() for finding in check(records, limits)]
     records = controls.set_catches(records, findings)
     return by_gravity([*findings, *controls.find_failures(records)]), records

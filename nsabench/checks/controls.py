@@ -32,7 +32,8 @@ from nsabench.model.record import Record
 from nsabench.model.vocabulary import Catch, Regime, Role, Status
 
 CHECK = "controls"
-CHECKS_OF_OUTPUTS, CHECKS_OF_TIMES = ("parity",), ("timer", "baseline", "roofline")
+CHECKS_OF_OUTPUT = ("parity",)
+CHECKS_OF_TIMED = (*CHECKS_OF_OUTPUT, "timer", "baseline", "roofline")
 CHECKS_OF_QUEUE = ("host", "burst")  # verdicts in the queue also need these
 AGAINST_BASELINES = ("timer", "baseline")  # checks that compare a control with what it wraps.
 GAINED = 0.8  # a working trick on the clock makes a time vanish; a smaller gain is noise.
@@ -44,7 +45,6 @@ A_BURST_MS = 1.9  # a longer call has a burst for itself
 
 
 def set_catches(records: Sequence[Record], findings: Sequence[Finding]) -> list[Record]:
-    """Return the records, in which each control has its `caught` by these findings."""
     cases, found = by_case(records), by_case(findings)
     return [
         replace(r, caught=decide_catch(r, cases[r.case_id], found.get(r.case_id, [])))
@@ -55,7 +55,6 @@ def set_catches(records: Sequence[Record], findings: Sequence[Finding]) -> list[
 
 
 def find_failures(records: Sequence[Record]) -> list[Finding]:
-    """Find controls that were missed or stuck, and checks that no control proved."""
     by_control: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         if record.role is Role.CONTROL:
@@ -83,7 +82,6 @@ def _name_regime(regime: Regime | None) -> str:
 
 
 def decide_catch(row: Record, case: Sequence[Record], findings: Sequence[Finding]) -> Catch:
-    """Return whether a control was caught, from the records and findings of its case."""
     if row.status in (Status.UNSUPPORTED, Status.SKIPPED):
         return Catch.DECLINED
     if row.status not in (Status.OK, Status.WRONG, Status.IMPLAUSIBLE):
@@ -184,11 +182,7 @@ def find_unproven(records: Sequence[Record]) -> list[Unproven]:
         (Group.of(record), check)
         for record in records
         if record.role is Role.CANDIDATE
-        # Checks of times need a timed candidate.
-        for check in (
-            *CHECKS_OF_OUTPUTS,
-            *(CHECKS_OF_TIMES if record.median_ms is not None else ()),
-        )
+        for check in (CHECKS_OF_OUTPUT if record.median_ms is None else CHECKS_OF_TIMED)
     ]
     return list_unproven(
         ((Group.of(r), r.caught_by, r.caught) for r in records if r.caught), guarding

@@ -100,33 +100,25 @@ def _find_longest_flat(series: list[Record], limits: DeviceLimits) -> Finding | 
             if top.bytes_min / bottom.bytes_min < GROWTH_OF_WORK:
                 break
             if _ms(top) < FLAT * _ms(bottom):
-                effect = _weigh_flat(top, limits)
-                if effect is not None:
-                    return Finding(
-                        "scaling", effect, _describe_flat(bottom, top, effect, limits), *top.key
-                    )
+                finding = _weigh_flat(bottom, top, limits)
+                if finding is not None:
+                    return finding
     return None
 
 
-def _weigh_flat(top: Record, limits: DeviceLimits) -> Effect | None:
-    cold = least_time(top, limits, l2_bytes=0)
-    if cold is None:
-        return Effect.NOTE
-    if cold.ms < LAUNCH_FLOOR_MS or cold.ms < FILLED * _ms(top):
-        return None
-    return Effect.IMPLAUSIBLE if find_beaten(top, limits) else Effect.INCONCLUSIVE
-
-
-def _describe_flat(bottom: Record, top: Record, effect: Effect, limits: DeviceLimits) -> str:
-    cold = least_time(top, limits, l2_bytes=0)
-    if cold is None:
-        why = "without known ceilings it cannot be told from launch cost"
-    else:
+def _weigh_flat(bottom: Record, top: Record, limits: DeviceLimits) -> Finding | None:
+    cold, effect = least_time(top, limits, l2_bytes=0), Effect.NOTE
+    why = "without known ceilings it cannot be told from launch cost"
+    if cold is not None:
+        if cold.ms < LAUNCH_FLOOR_MS or cold.ms < FILLED * _ms(top):
+            return None
+        effect = Effect.IMPLAUSIBLE if find_beaten(top, limits) else Effect.INCONCLUSIVE
         why = f"from memory {cold.why} take {cold.ms:.3g} ms"
         if effect is Effect.INCONCLUSIVE and limits.l2_bytes:
             why += "; only a warm L2 could explain it"
-    return (
+    sentence = (
         f"time is flat while work grows: {_ms(bottom):.3g} ms at {length_text(bottom)} and "
         f"{_ms(top):.3g} ms at {length_text(top)} ({labels.case(top)}), for "
         f"{top.bytes_min / bottom.bytes_min:.1f} times the bytes; {why}"
     )
+    return Finding("scaling", effect, sentence, *top.key)

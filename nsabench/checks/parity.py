@@ -52,10 +52,9 @@ def noise(dtype: DType, terms: int, logit: float = 1.0) -> float:
 
 def resolution(case: Case | Record) -> float:
     """Return the relative error that an honest result of a case may have."""
-    op = ops.get(getattr(case, "computes", "") or case.op)
-    return noise(
-        case.dtype, _count_terms(op, tuple(case.shape.items())), op.logit(case.distribution)
-    )
+    op = _computed_op(case)
+    terms = _count_terms(op, tuple(case.shape.items()))
+    return noise(case.dtype, terms, op.logit(case.distribution))
 
 
 @lru_cache(maxsize=4096)
@@ -83,17 +82,15 @@ LEAST_ROW = {"dv": 1 / 64}
 
 
 def result_of(row_at: str) -> str:
-    """Return the result of a row: `dk` for `dk[0, 7, 1]`."""
+    """Return `dk` for `dk[0, 7, 1]`."""
     return row_at.partition("[")[0]
 
 
 def row_ratio(result: str) -> float:
-    """Return the allowed error of a row of an honest result, in units of its noise."""
     return ROW_NOISE.get(result, ROW_NOISE_OF_A_GRADIENT)
 
 
 def least_row(result: str) -> float:
-    """Return the least norm that an error is relative to, in units of a typical row."""
     return LEAST_ROW.get(result, 1.0)
 
 
@@ -122,7 +119,6 @@ def check_parity(records: Sequence[Record], limits: DeviceLimits) -> list[Findin
 
 
 def _find_excess(record: Record) -> str:
-    """Return which error exceeds its limit, and by how much, or an empty text."""
     tolerances = record.tolerances
     # Written so that NaN never passes.
     if record.mae is not None and not record.mae <= tolerances.mae:
@@ -151,10 +147,11 @@ def _find_excess(record: Record) -> str:
 
 
 def is_unconditioned(case: Case | Record) -> bool:
-    """Return whether relative errors say nothing.
+    # The gradients of a softmax with large logits are differences of nearly equal numbers. Only the
+    # mean absolute error bounds them.
+    logit = _computed_op(case).logit(case.distribution)
+    return case.direction.differentiates and logit > 1
 
-    The gradients of a softmax with large logits are differences of nearly equal numbers. Only the
-    mean absolute error bounds them.
-    """
-    op = ops.get(getattr(case, "computes", "") or case.op)
-    return case.direction.differentiates and op.logit(case.distribution) > 1
+
+def _computed_op(case: Case | Record) -> Op:
+    return ops.get(getattr(case, "computes", "") or case.op)

@@ -86,7 +86,7 @@ def command(
                 device=planner.choose_device(device),
                 op=op,
                 shapes=shapes,
-                dtype=DType(DTYPE_NAMES.get(dtype, dtype)),
+                dtype=DType(dtype),
                 direction=Direction(direction),
                 only=only,
                 ops_file=ops_file.absolute() if ops_file is not None else None,

@@ -139,15 +139,11 @@ class Log:
 
     @property
     def wall_s(self) -> float:
-        return sum(ended.wall_s for ended in self._ended)
+        return sum(attempt.ended.wall_s for attempt in self.attempts if attempt.ended)
 
     @property
     def measuring_s(self) -> float:
-        return sum(ended.measuring_s for ended in self._ended)
-
-    @property
-    def _ended(self) -> list[Ended]:
-        return [attempt.ended for attempt in self.attempts if attempt.ended is not None]
+        return sum(attempt.ended.measuring_s for attempt in self.attempts if attempt.ended)
 
 
 def _best_of(first: Ceilings, other: Ceilings) -> Ceilings:

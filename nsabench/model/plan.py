@@ -11,13 +11,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    PrivateAttr,
-    StringConstraints,
-    ValidationError,
-)
+from pydantic import AfterValidator, Field, PrivateAttr, StringConstraints, ValidationError
 
 from nsabench import limits, reading
 from nsabench.errors import UsageError
@@ -144,7 +138,6 @@ class Plan(Frozen):
         return {planned.id: planned for planned in self.cases}
 
     def case_or_canary(self, case_id: str) -> PlannedCase:
-        """Return the planned case of an id, the canary included."""
         planned = self.by_id.get(case_id) or self.canary
         assert planned is not None
         return planned
@@ -155,12 +148,10 @@ class Plan(Frozen):
 
     @property
     def origins(self) -> list[Origin]:
-        """The installed libraries that the implementations call, by name."""
         origins = {i.origin.package: i.origin for i in self.implementations if i.origin.version}
         return [origins[name] for name in sorted(origins)]
 
     def narrowed(self, cases: Iterable[PlannedCase], where: Iterable[str]) -> Plan:
-        """Return the plan with only these cases, which meet the conditions `where`."""
         return self.model_copy(update={"cases": list(cases), "where": (*self.where, *where)})
 
     def differences(self, other: Plan) -> list[str]:
@@ -184,14 +175,8 @@ class Plan(Frozen):
         foreign = {i.source for i in self.implementations if i.role is Role.CANDIDATE}
         return {source: d for source, d in self.sources.items() if source not in foreign}
 
-    def clean_baselines(self, planned: PlannedCase) -> list[str]:
-        """Return the baselines from clean sources that candidates of a case are compared with."""
-        return self._list_clean(planned, Role.BASELINE)
-
-    def clean_alternatives(self, planned: PlannedCase) -> list[str]:
-        return self._list_clean(planned, Role.ALTERNATIVE)
-
-    def _list_clean(self, planned: PlannedCase, role: Role) -> list[str]:
+    def list_clean(self, planned: PlannedCase, role: Role) -> list[str]:
+        """Return the implementations of a role and case from clean sources, without `alongside`."""
         names = [name for name in planned.implementations if name not in planned.alongside]
         infos = [self.info(planned.case.op, name) for name in names]
         clean = self.clean_sources
@@ -201,7 +186,6 @@ class Plan(Frozen):
 
     @property
     def sha256(self) -> str:
-        """The sha256 of `plan.json`."""
         return self._sha256 or hashlib.sha256(self._as_json()).hexdigest()
 
     def _binds_its_op(self) -> bool:
@@ -226,7 +210,7 @@ class Plan(Frozen):
 
     @classmethod
     def read(cls, path: Path) -> Plan:
-        """Raise `UsageError` if `path` holds no plan."""
+        """Raises `UsageError` for an invalid or altered plan."""
         try:
             # A copy, because `_read` caches the plan.
             plan = _read(reading.read(path, limits.PLAN)).model_copy()
@@ -237,8 +221,7 @@ class Plan(Frozen):
             ) from None
         if plan.ops and not plan._binds_its_op():
             raise UsageError(
-                f"{path} is not the plan of a run: it names the op of {plan.ops} and not what was "
-                f"in that file",
+                f"{path} names the op of {plan.ops} and not what was in that file",
                 "give the folder that nsabench made.",
             )
         if len(plan.by_id) != len(plan.cases):

@@ -196,14 +196,13 @@ class Record:
     def compared(
         self, regime: Regime, reference: Reference = Reference.BASELINE
     ) -> Comparison | None:
-        """Return the comparison with a reference in a regime, or None."""
         for comparison in self.comparisons:
             if comparison.regime is regime and comparison.reference is reference:
                 return comparison
         return None
 
     def comparison(self, regime: Regime, reference: Reference = Reference.BASELINE) -> Comparison:
-        """Return the comparison with a reference in a regime, empty if it was not made."""
+        """Return the comparison in a regime, empty if it was not made."""
         return self.compared(regime, reference) or Comparison(
             run_id=self.run_id,
             case_id=self.case_id,
@@ -213,7 +212,6 @@ class Record:
         )
 
     def median_in(self, regime: Regime) -> float | None:
-        """Return the median time of a call (ms) in a regime; None if it was not timed there."""
         return self.comparison(regime).median_ms
 
     def may_be_judged_in(self, regime: Regime) -> bool:
@@ -265,7 +263,6 @@ class Record:
 
     @property
     def why(self) -> str:
-        """Why the status is not ok, or the verdict not clear."""
         return self.reason or self.own.reason
 
     @property
@@ -275,10 +272,7 @@ class Record:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any], comparisons: Iterable[Comparison] = ()) -> Record:
-        """Make a record from a row of records.parquet. Each number in an unknown column is a size.
-
-        Raises `ValueError` if a required column is missing, or a word is unknown.
-        """
+        """Make a record. Each number in an unknown column is a size. Raises as `values_of` does."""
         values = values_of(cls, row)
         # Pages show a caution as their own words, so only the one that we write is kept.
         if values.get("caution") != NO_SPECIALISED:

@@ -31,7 +31,6 @@ class Source(str):
 
     @property
     def name(self) -> str:
-        """The name of the distribution, or of the file without its folders."""
         return self.rpartition("@")[0] if self.is_file else str(self)
 
     @property

@@ -110,7 +110,6 @@ class Direction(StrEnum):
 
     @property
     def differentiates(self) -> bool:
-        """Whether the results include gradients."""
         return self is not Direction.FORWARD
 
 
@@ -118,6 +117,10 @@ class DType(StrEnum):
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
     FLOAT32 = "float32"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "DType | None":
+        return cls(DTYPE_NAMES[value]) if isinstance(value, str) and value in DTYPE_NAMES else None
 
     @property
     def itemsize(self) -> int:
@@ -145,7 +148,6 @@ class Regime(Word):
 
     @classmethod
     def of_samples(cls, mode: Mode) -> "Regime":
-        """Return the regime of the samples of a case."""
         return cls.GRAPH if mode is Mode.GRAPH else cls.DEVICE
 
 
@@ -204,7 +206,6 @@ class Change(Word):
 
     @classmethod
     def between(cls, earlier: str, later: str) -> "Change | None":
-        """Return the change of a status, or None if it is the same."""
         if earlier == later:
             return None
         before, after = _badness(earlier), _badness(later)

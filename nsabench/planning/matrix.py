@@ -9,18 +9,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    PositiveFloat,
-    ValidationError,
-)
+from pydantic import BeforeValidator, Field, PositiveFloat, ValidationError
 
 from nsabench import limits, ops
 from nsabench.errors import UsageError
 from nsabench.model.case import Case, Frozen, Seed, Strict, Timing, Tolerances
-from nsabench.model.vocabulary import DTYPE_NAMES, Direction, DType
+from nsabench.model.vocabulary import Direction, DType
 from nsabench.ops import Op
 from nsabench.planning import yaml_document as yaml_lines
 from nsabench.planning.yaml_document import Document, nearest
@@ -32,15 +26,7 @@ Scalar = int | float | str
 Values = Annotated[
     list[Scalar], BeforeValidator(lambda v: v if isinstance(v, list) else [v]), Field(min_length=1)
 ]
-
-
-def _rename_dtypes(axes: dict[str, list[Scalar]]) -> dict[str, list[Scalar]]:
-    if "dtype" not in axes:
-        return axes
-    return {**axes, "dtype": [DTYPE_NAMES.get(str(v), v) for v in axes["dtype"]]}
-
-
-Axes = Annotated[dict[str, Values], AfterValidator(_rename_dtypes)]
+Axes = dict[str, Values]
 
 
 class Selection(Strict):
@@ -81,7 +67,7 @@ class LoadedMatrix(Frozen):
 
 
 def load(path: Path) -> list[LoadedMatrix]:
-    """Read the matrices of a file, one for each YAML document, and span their cases."""
+    """Read a matrix from each YAML document of a file, and span its cases."""
     return [_load(path, document) for document in yaml_lines.read(path)]
 
 

@@ -48,7 +48,7 @@ class Narrowed:
         return all(_holds(term, _values(case)) for term in self._terms)
 
     def plan(self, plan: Plan) -> Plan:
-        """Return the plan with the chosen cases. Raises as `refuse_unmet` does."""
+        """Return the plan of the chosen cases. Raises as `refuse_unmet` does."""
         if not self.where:
             return plan
         self.refuse_unmet([planned.case for planned in plan.cases])

@@ -6,15 +6,14 @@ import difflib
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from nsabench import limits
+from nsabench import limits, reading
 from nsabench.errors import UsageError
 from nsabench.reading import OutOfBounds
-from nsabench.reading import read as read_bytes
 
 M = TypeVar("M", bound=BaseModel)
 Path_ = tuple[str | int, ...]
@@ -50,7 +49,7 @@ def dotted(field: Path_) -> str:
 def read(path: Path) -> list[Document]:
     """Return the documents of a YAML file, at least one."""
     try:
-        data = read_bytes(path, limits.MATRIX)
+        data = reading.read(path, limits.MATRIX)
         text = data.decode()
         refuse_nested(text)
         nodes = [n for n in yaml.compose_all(text, Loader=LOADER) if n is not None]
@@ -123,7 +122,6 @@ def parse(document: Document, model: type[M]) -> M:
 def explain(
     document: Document, error: ValidationError, model: type[BaseModel], place: Path_ = ()
 ) -> UsageError:
-    """Return the first validation error of a document as a sentence with a remedy."""
     first = error.errors()[0]
     field = _field(document, place, first["loc"])
     where = document.where(field)
@@ -166,14 +164,6 @@ def nearest(key: str, valid: list[str]) -> str:
 
 def _list_keys(model: type[BaseModel]) -> set[str]:
     """Return the keys of a model and of the models in it."""
-    keys = set(model.model_fields)
-    for field in model.model_fields.values():
-        for inner in _models_in(field.annotation):
-            keys |= _list_keys(inner)
-    return keys
-
-
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for arg in get_args(annotation) for model in _models_in(arg)]
+    schema = model.model_json_schema()
+    models = [schema, *schema.get("$defs", {}).values()]
+    return {key for described in models for key in described.get("properties", ())}

@@ -15,7 +15,7 @@ from nsabench.model.job import ALL_STAY, EarlyExit, Job
 from nsabench.model.log import Log
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.record import Comparison
-from nsabench.model.vocabulary import Purpose, Reference, Verdict
+from nsabench.model.vocabulary import Purpose, Reference, Role, Verdict
 from nsabench.verdicts.attempts import CaseState, state_of
 from nsabench.verdicts.results import assess
 from nsabench.verdicts.revision import needs_confirmation
@@ -58,7 +58,7 @@ def plan_main(plan: Plan, log: Log) -> Iterator[Job]:
         # Other stopping rules promise rounds or time to all. A baseline that shares a source with a
         # candidate stays: if it wins, no isolated timing shows whether the candidate slowed it.
         if isinstance(planned.case.timing.stopping, RatioCI):
-            baselines = tuple(plan.clean_baselines(planned))
+            baselines = tuple(plan.list_clean(planned, Role.BASELINE))
             early_exit = EarlyExit(baselines=baselines, stay=STAY, least_ms=LEAST_MS)
         yield from _plan_job(
             plan, log, Purpose.MAIN, planned, planned.implementations, early_exit=early_exit
@@ -86,8 +86,8 @@ def _plan_isolated(plan: Plan, log: Log, judge: Judge) -> Iterator[Job]:
         if judged.reference is Reference.ALTERNATIVE and judged.lo is not None and judged.lo > 1
     }
     for planned in plan.cases:
-        baselines = plan.clean_baselines(planned) if planned.id in won else []
-        alternatives = plan.clean_alternatives(planned) if planned.id in pays else []
+        baselines = plan.list_clean(planned, Role.BASELINE) if planned.id in won else []
+        alternatives = plan.list_clean(planned, Role.ALTERNATIVE) if planned.id in pays else []
         if baselines or alternatives:
             yield from _plan_job(
                 plan,

@@ -41,13 +41,13 @@ def revise_records(
     for record in records:
         if record.role in (Role.CANDIDATE, Role.BASELINE):
             case_id, planned = record.case_id, plan.by_id[record.case_id]
-            baselines = plan.clean_baselines(planned)
+            baselines = plan.list_clean(planned, Role.BASELINE)
             record = revise(
                 record,
                 cases[case_id],
                 confirmations.get(case_id),
                 isolated.get(case_id),
-                [*baselines, *plan.clean_alternatives(planned)],
+                [*baselines, *plan.list_clean(planned, Role.ALTERNATIVE)],
                 plan.margin,
             )
             if plan.sources and not baselines:

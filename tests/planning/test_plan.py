@@ -223,7 +223,7 @@ def test_what_a_control_wraps_is_measured_beside_it_and_nowhere_else(tmp_path: P
         assert names in ({"mine", "slow"}, {"mine", "slow", "trick", "quick"})
         assert ("quick" in names) == ("trick" in names)
         assert case.alongside == (("quick",) if "trick" in names else ())
-        assert "quick" not in made.clean_baselines(case)
+        assert "quick" not in made.list_clean(case, Role.BASELINE)
     assert made.info("selection_rows", "quick").role is Role.BASELINE
     whole = resolved(tmp_path)
     assert not any(case.alongside for case in whole.cases)
@@ -295,5 +295,5 @@ def test_only_what_no_candidate_comes_from_is_imported_apart(tmp_path: Path) -> 
     made = resolved(tmp_path)
     assert made.clean_sources == {"shipped": "a" * 64}
     case = made.cases[1]
-    assert made.clean_baselines(case) == ["quick", "slow"]
+    assert made.list_clean(case, Role.BASELINE) == ["quick", "slow"]
     assert made.model_copy(update={"sources": {}}).clean_sources == {}, "derived anew"

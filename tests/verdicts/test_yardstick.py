@@ -50,4 +50,4 @@ def test_what_is_timed_apart_is_what_a_candidate_is_held_to(tmp_path: Path) -> N
         for i in plan.implementations
     ]
     plan = plan.model_copy(update={"implementations": infos})
-    assert plan.clean_baselines(plan.cases[0]) == ["sdpa_gqa"]
+    assert plan.list_clean(plan.cases[0], Role.BASELINE) == ["sdpa_gqa"]

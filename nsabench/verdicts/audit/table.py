@@ -169,9 +169,8 @@ class Table:
 
     def _dtype(self, line: Line) -> DType:
         name = self.cell(line, "dtype").lower().removeprefix("torch.")
-        name = DTYPE_NAMES.get(name, name)
         # By default the smaller format: with fewer bytes no time is wrongly called impossible.
-        return DType(name) if name in set(DType) else DType.FLOAT16
+        return DType(name) if name in {*DType, *DTYPE_NAMES} else DType.FLOAT16
 
 
 def read_table(
