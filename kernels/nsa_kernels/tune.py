@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from .jit.compat import KERNEL_ERRORS
 from .launch.config import RULE, Config, shared_estimate
 from .launch.device import device_limits
 from .launch.tuned import Tile, tuned_tiles, write
@@ -98,7 +97,7 @@ def trials(device: torch.device) -> Iterator[Trial]:
 def _works(trial: Trial, config: Config) -> bool:
     try:
         trial.run(config)
-    except KERNEL_ERRORS:
+    except RuntimeError:
         return False
     return True
 

@@ -18,8 +18,9 @@ from nsa_kernels.attention import operator, whole
 from nsa_kernels.attention.decode import api
 from nsa_kernels.jit.compat import tl
 from nsa_kernels.launch import replay
-from nsa_kernels.launch.device import resolved
+from nsa_kernels.launch.device import on_its_device, resolved
 from nsa_kernels.launch.replay import replayed
+from triton.runtime.errors import OutOfResources
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -242,6 +243,34 @@ def test_an_error_is_raised_by_every_call() -> None:
     for _ in range(4):
         with pytest.raises(ValueError, match="no"):
             call(randn(4))
+
+
+@triton.jit
+def undefined_kernel(x_ptr):
+    tl.store(x_ptr, there_is_no_such_name)  # noqa: F821
+
+
+@pytest.mark.parametrize("decorate", [on_its_device, replayed])
+@pytest.mark.parametrize("failure", ["compiler", "launcher"])
+def test_an_error_of_triton_is_the_cause_of_one_of_ours(decorate, failure) -> None:
+    def launches(x: torch.Tensor) -> torch.Tensor:
+        if failure == "launcher":
+            raise OutOfResources(300_000, 232_448, "shared memory")
+        undefined_kernel[(1,)](x)
+        return x
+
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match=launches.__module__) as caught:
+            decorate(launches)(randn(4))
+        assert type(caught.value) is RuntimeError and caught.value.__cause__ is not None
+
+
+def test_an_error_that_is_not_of_triton_stays_what_it_is() -> None:
+    def allocates(x: torch.Tensor) -> torch.Tensor:
+        raise torch.cuda.OutOfMemoryError("300 GiB")
+
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="300 GiB"):
+        on_its_device(allocates)(randn(4))
 
 
 def test_a_replay_in_inference_mode_gives_what_such_a_call_gives() -> None:

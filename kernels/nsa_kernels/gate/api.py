@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from ..jit.compat import KERNEL_ERRORS
 from ..launch.checks import check_scale, check_transforms, check_whole
 from ..launch.mode import Mode, mode, traced
 from ..selection.ranges.api import ranges_operator
@@ -159,7 +158,7 @@ def _kernel(policy: Policy, regime: str, *call: Any) -> torch.Tensor:
         check_ranges(*call[:4])
         try:
             out = _launch(*call)
-        except KERNEL_ERRORS as error:
+        except RuntimeError as error:
             failed = error
             out = _packed(*call)
     # What was refused is not counted.

@@ -11,8 +11,6 @@ import re
 
 import triton
 import triton.language as tl
-from triton.compiler.errors import CompilationError
-from triton.runtime.errors import OutOfResources
 
 from nsa_kernels.jit.interpreter import prepare_once_a_launch, remember_shapes
 
@@ -29,7 +27,6 @@ __all__ = [
     "HAS_GLUON",
     "HAS_PDL",
     "INTERPRETED",
-    "KERNEL_ERRORS",
     "PIPELINES_GATHERS",
     "TRITON_VERSION",
     "any_alignment",
@@ -41,9 +38,6 @@ __all__ = [
     "triton",
     "wait_for_last_launch",
 ]
-
-KERNEL_ERRORS: tuple[type[Exception], ...] = (RuntimeError, CompilationError, OutOfResources)
-"""What compiling or launching a kernel raises; errors in the arguments are not among them."""
 
 INTERPRETED: bool = os.environ.get("TRITON_INTERPRET", "0") == "1"
 """True when kernels run in Triton's interpreter, on CPU tensors (fixed when triton is imported)."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+import triton
 
 from ..jit.compat import HAS_GLUON, HAS_PDL
 
@@ -61,6 +62,9 @@ def on_its_device(launch: Callable[P, T]) -> Callable[P, T]:
     current one, and negative views become copies.
 
     Triton launches on the current device and its stream, wherever the tensors are.
+
+    Raises:
+        RuntimeError: Triton cannot compile or launch a kernel. Its own error is the cause.
     """
     first = launch.__code__.co_varnames[0]
 
@@ -69,12 +73,41 @@ def on_its_device(launch: Callable[P, T]) -> Callable[P, T]:
         given: Any = [resolved(x) for x in args]
         named: Any = {name: resolved(x) for name, x in kwargs.items()}
         index = (given[0] if given else named[first]).get_device()
-        if index < 0 or index == torch.cuda.current_device():
-            return launch(*given, **named)
-        with torch.cuda.device(index):
-            return launch(*given, **named)
+        try:
+            if index < 0 or index == torch.cuda.current_device():
+                return launch(*given, **named)
+            with torch.cuda.device(index):
+                return launch(*given, **named)
+        except Exception as error:
+            if not _is_raised_by_triton(error):
+                raise
+            raise RuntimeError(_describe_failure(launch.__module__, index, error)) from error
 
     return there
+
+
+def _is_raised_by_triton(error: Exception) -> bool:
+    """Return whether the error, of any class, comes from Triton's code. Torch's errors of missing
+    memory do not count."""
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return False
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    raised_in = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__", ""))
+    return raised_in.partition(".")[0] == "triton" or type(error).__module__.startswith("triton.")
+
+
+def _describe_failure(name: str, index: int, error: Exception) -> str:
+    device = "the CPU"
+    if index >= 0:
+        major, minor = torch.cuda.get_device_capability(index)
+        device = f"{torch.cuda.get_device_name(index)} (compute capability {major}.{minor})"
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    return (
+        f"{name}: Triton {triton.__version__} cannot run a kernel on {device}: {reason}. The "
+        "kernels need compute capability 8.0; if the GPU has it, report this text and the shapes."
+    )
 
 
 def resolved(x: Any) -> Any:
