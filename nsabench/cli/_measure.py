@@ -7,7 +7,7 @@ from nsabench.cli._options import Measuring
 from nsabench.cli._say import say_json
 from nsabench.cli._trust import refuse_inside
 from nsabench.errors import Interrupted, UsageError
-from nsabench.machine.memory import memory_of
+from nsabench.machine.environment.collect import memory_of
 from nsabench.model.plan import Plan
 from nsabench.output import ci, result, terminal
 from nsabench.planning.narrow import Narrowed

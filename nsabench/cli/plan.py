@@ -10,7 +10,7 @@ from rich.filesize import decimal
 from nsabench import labels
 from nsabench.cli import _help, _options
 from nsabench.cli._say import say, say_json
-from nsabench.machine.memory import memory_of
+from nsabench.machine.environment.collect import memory_of
 from nsabench.planning.narrow import Narrowed
 from nsabench.running import planner
 

@@ -12,7 +12,7 @@ from typing import Any
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.images import daemon
 from nsabench.images.combos import tag
-from nsabench.machine.environment.container import COMBO_VARIABLE, DIGEST_VARIABLE
+from nsabench.machine.environment.provenance import COMBO_VARIABLE, DIGEST_VARIABLE
 
 RESULTS = "/results"
 INPUT = "/input"

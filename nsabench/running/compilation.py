@@ -20,7 +20,7 @@ from threading import Condition
 
 from nsabench import ops
 from nsabench.errors import EnvironmentRefused, NsabenchError
-from nsabench.machine.memory import memory_of
+from nsabench.machine.environment.collect import memory_of
 from nsabench.model.case import Case
 from nsabench.model.job import Job
 from nsabench.model.plan import ImplementationInfo, Plan

@@ -12,10 +12,10 @@ from rich.filesize import decimal
 
 from nsabench import labels, ops, registry
 from nsabench.errors import EnvironmentRefused, UsageError
-from nsabench.machine.doctor.driver import explain_unusable
+from nsabench.machine.doctor.gpu import explain_unusable
 from nsabench.machine.environment import nvml
-from nsabench.machine.environment.container import read_container
 from nsabench.machine.environment.gpu import read_driver
+from nsabench.machine.environment.provenance import read_container
 from nsabench.model.plan import Device, ImplementationInfo, Plan, PlannedCase
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import MARGIN, Role

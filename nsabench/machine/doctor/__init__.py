@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nsabench.errors import EnvironmentRefused
-from nsabench.machine.doctor import driver, gpu, host, software
+from nsabench.machine.doctor import gpu, host, software
 from nsabench.machine.doctor.problem import Problem, Severity
 from nsabench.machine.environment.model import Environment
 from nsabench.machine.environment.summary import summarise
@@ -26,10 +26,10 @@ __all__ = ["OF_THE_FOLDER", "Problem", "Severity", "as_json", "examine", "refuse
 def examine(environment: Environment, *, results: Path) -> list[Problem]:
     """Return all problems, worst first. results: the folder for runs, which need not exist."""
     problems = [
-        *driver.examine(environment),
+        *gpu.examine_driver(environment),
         *software.examine(environment),
         *host.examine(environment),
-        *gpu.examine(environment),
+        *gpu.examine_devices(environment),
         *host.examine_folder(results),
     ]
     return sorted(problems, key=lambda problem: list(Severity).index(problem.severity))

@@ -1,12 +1,150 @@
-"""Problems of a GPU: its health, other processes, its clocks and its mode."""
+"""Problems of the GPUs: their driver, health, clocks and mode, and other processes."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 
-from nsabench.machine.doctor.problem import Problem, error, warning
-from nsabench.machine.environment.model import Environment, Gpu
+from nsabench.machine.doctor.problem import Problem, Severity, error, note, warning
+from nsabench.machine.environment.model import Driver, Environment, Gpu
 from nsabench.machine.environment.nvml import THROTTLING
+from nsabench.machine.environment.pairs import OLDEST_DRIVER, numbers
+
+# What CUDA says, by a part of it: a code, what is wrong, and what to do.
+_CUDA_ERRORS = (
+    (
+        r"error 802|not yet initialized",
+        "fabric_manager",
+        "the fabric manager of this host's NVSwitches does not run (error 802)",
+        "Start it: `systemctl start nvidia-fabricmanager`; its version must be the driver's.",
+    ),
+    (
+        r"error 999|unknown error",
+        "nvidia_uvm",
+        "CUDA has an unknown error (999), as where the module nvidia_uvm or its device is missing",
+        "Run `nvidia-modprobe -u -c 0` as root; a container needs /dev/nvidia-uvm.",
+    ),
+    (
+        r"no cuda gpus|no cuda-capable|invalid device",
+        "no_visible_gpu",
+        "CUDA shows no device",
+        "Name a device that `nvidia-smi -L` lists in CUDA_VISIBLE_DEVICES, or unset it.",
+    ),
+)
+
+
+def examine_driver(environment: Environment) -> Iterator[Problem]:
+    driver = environment.driver
+    if not environment.gpus:
+        unusable = explain_unusable(driver, environment.container.shut_in)
+        yield unusable or _explain_absent(environment)
+    elif driver.lost_gpus:
+        yield replace(_explain_lost(driver), severity=Severity.WARNING)
+    too_old = list(_check_version(environment))
+    yield from too_old
+    hidden = environment.run.variables.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles")
+    # In these cases another problem explains why.
+    explained = not environment.gpus or too_old or hidden
+    if environment.software.cuda_usable is False and not explained:
+        yield from _explain_cuda(environment)
+    if "gpus.nvml" in environment.absent:
+        yield warning(
+            "gpu_unwatched",
+            "NVML does not show the GPU that torch uses: its clocks cannot be watched.",
+            "Give this process access to NVML (`nvidia-smi` must list the device).",
+        )
+
+
+def _explain_cuda(environment: Environment) -> Iterator[Problem]:
+    if not environment.software.torch_cuda:
+        return  # this torch knows no GPU
+    why = environment.absent.get("software.cuda_usable", "it gives no reason")
+    for pattern, code, what, remedy in _CUDA_ERRORS:
+        if re.search(pattern, why, re.IGNORECASE):
+            yield error(code, f"torch cannot use the GPU: {what}.", remedy)
+            return
+    yield error(
+        "cuda_unusable",
+        f"torch cannot use the GPU: {why}.",
+        "Run `nvidia-smi`; in a container check that it was started with `--gpus all`.",
+    )
+
+
+def _explain_absent(environment: Environment) -> Problem:
+    if environment.run.device == "cuda":
+        return error(
+            "no_gpu",
+            "A CUDA device was asked for, and there is no NVIDIA GPU here.",
+            "Run on a GPU host, or with `--device cpu`.",
+        )
+    return note(
+        "no_gpu",
+        "There is no NVIDIA GPU: Triton kernels are interpreted, and not timed.",
+        "Run on a GPU host to time them.",
+    )
+
+
+def _explain_lost(driver: Driver) -> Problem:
+    return error(
+        "gpu_lost",
+        f"{driver.lost_gpus} of the GPUs fell off the bus: NVML says that it is lost.",
+        "Reboot the host, and look into `dmesg` for Xid 79; if it comes back, replace the device.",
+    )
+
+
+def explain_unusable(driver: Driver, shut_in: bool) -> Problem | None:
+    """Return why no GPU can be used although there is hardware or a driver; None without these.
+
+    shut_in: whether this is a container.
+    """
+    failed = driver.nvml_failure or "NVML shows no device"
+    if "mismatch" in failed.lower():
+        return error(
+            "driver_mismatch",
+            "The driver's kernel module and its libraries have different versions.",
+            "Reboot the host.",
+        )
+    if driver.lost_gpus:
+        return _explain_lost(driver)
+    if driver.kernel_module is None and not driver.pci_devices:
+        return None
+    if shut_in:
+        return error(
+            "gpu_not_passed",
+            "The host has an NVIDIA GPU, but this container does not see it.",
+            "Start it with `docker run --gpus all` (needs the NVIDIA Container Toolkit).",
+        )
+    if driver.kernel_module is None:
+        return error(
+            "driver_missing",
+            "There is an NVIDIA GPU on the PCI bus, but no driver is loaded.",
+            f"Install the NVIDIA driver, {OLDEST_DRIVER[max(OLDEST_DRIVER)]} or newer.",
+        )
+    return error(
+        "driver_broken",
+        f"The NVIDIA driver {driver.kernel_module} is loaded but does not answer: {failed}.",
+        "Run `nvidia-smi` and look into `dmesg` for lines with NVRM or Xid.",
+    )
+
+
+def _check_version(environment: Environment) -> Iterator[Problem]:
+    software = environment.software
+    installed, cuda = environment.driver.version, software.torch_cuda
+    if installed is None or cuda is None or software.cuda_usable:
+        return  # with a forward-compatibility package, CUDA works on an older driver
+    major = numbers(installed)[0] if numbers(installed) else None
+    needed = OLDEST_DRIVER.get(numbers(cuda)[0])
+    if needed is None or major is None or major >= needed:
+        return
+    fitting = [cuda_major for cuda_major, oldest in OLDEST_DRIVER.items() if major >= oldest]
+    instead = f", or install a torch built for CUDA {max(fitting)}" if fitting else ""
+    yield error(
+        "driver_too_old",
+        f"The driver {installed} is too old for the CUDA {cuda} that this torch was built for.",
+        f"Update the driver to {needed} or newer{instead}.",
+    )
+
 
 _GIB = 1 << 30
 _LEAST_FREE_BYTES = 4 * _GIB
@@ -15,7 +153,7 @@ _FOREIGN_MEMORY_BYTES = 2 * _GIB  # the context of our own worker takes some 0.6
 _OLDEST_CAPABILITY = (8, 0)
 
 
-def examine(environment: Environment) -> Iterator[Problem]:
+def examine_devices(environment: Environment) -> Iterator[Problem]:
     for gpu in list_watched(environment):
         name = f"GPU {gpu.index} ({gpu.name})" if gpu.name else f"GPU {gpu.index}"
         yield from _examine_health(gpu, name)

@@ -1,8 +1,11 @@
-"""Hashes which machine this is, without revealing it."""
+"""Hashes which machine this is, and removes what identifies it or its user."""
 
 from __future__ import annotations
 
 import hashlib
+import os
+import re
+import socket
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,3 +41,21 @@ def _device_uuid(described: Described) -> str:
         if device.index() == index:
             return attempt(pynvml.nvmlDeviceGetUUID, device.handle) or ""
     return ""
+
+
+_DEVICE_UUID = re.compile(r"\b(GPU|MIG)-[0-9a-fA-F]{8}[0-9a-fA-F/-]*")
+_LOGIN_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+
+
+def redact(text: str) -> str:
+    """Return `text` without logins, device UUIDs, the home folder and the host's name."""
+    text = _LOGIN_IN_URL.sub("redacted", text)
+    text = _DEVICE_UUID.sub(r"\1-redacted", text)
+    home = os.path.expanduser("~")  # noqa: PTH111 (Path.home raises where there is none)
+    if home not in ("", "/", "~"):
+        text = re.sub(re.escape(home) + r"(?=$|[/:,\s])", "~", text)
+    # A short host name such as "gpu" would redact too much.
+    hostname = socket.gethostname()
+    if len(hostname) > 4:
+        text = re.sub(rf"(?<!\w){re.escape(hostname)}(?!\w)", "redacted", text)
+    return text

@@ -1,4 +1,4 @@
-"""Reads the command, the commits of the sources and the environment variables of a run."""
+"""Reads where a run comes from: its command, commits, environment variables and container."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nsabench import errors
-from nsabench.machine.environment.model import Run
-from nsabench.machine.environment.redaction import redact
+from nsabench.machine.environment.identity import redact
+from nsabench.machine.environment.model import Container, Run
 from nsabench.model.plan import Plan
 
 COMMIT_VARIABLE = "NSABENCH_COMMIT"  # set by our images, which hold no checkout
@@ -90,3 +90,32 @@ def _run_git(folder: Path, *arguments: str) -> str:
         message = done.stderr.strip().splitlines() or [f"git ended with {done.returncode}"]
         raise OSError(re.sub(r"'?/\S+", "…", message[0]))
     return done.stdout.strip()
+
+
+# `nsabench images run` sets it, since an image cannot contain its own digest.
+DIGEST_VARIABLE = "NSABENCH_IMAGE_DIGEST"
+COMBO_VARIABLE = "NSABENCH_COMBO"
+
+
+def read_container(
+    variables: Mapping[str, str], absent: dict[str, str], root: Path = Path("/")
+) -> Container:
+    runtime = _runtime(variables, root)
+    digest = variables.get(DIGEST_VARIABLE) or None
+    if runtime is not None and digest is None:
+        absent["container.image_digest"] = f"{DIGEST_VARIABLE} is not set"
+    return Container(
+        runtime=runtime, image_digest=digest, combo=variables.get(COMBO_VARIABLE) or None
+    )
+
+
+def _runtime(variables: Mapping[str, str], root: Path) -> str | None:
+    if variables.get("KUBERNETES_SERVICE_HOST"):
+        return "kubernetes"
+    if variables.get("APPTAINER_CONTAINER") or variables.get("SINGULARITY_CONTAINER"):
+        return "apptainer"
+    if (root / "run/.containerenv").exists():
+        return "podman"
+    if (root / ".dockerenv").exists():
+        return "docker"
+    return variables.get("container") or None  # set by systemd-nspawn, LXC and others

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nsabench.machine.environment import nvml
-from nsabench.machine.environment.redaction import redact
+from nsabench.machine.environment.identity import redact
 from nsabench.model.description import Described, DescribedDevice, DescribedSoftware
 
 # Errors of libraries that are missing, old or built for other devices.

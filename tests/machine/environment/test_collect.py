@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from nsabench.machine.environment.collect import collect
-from nsabench.machine.environment.container import read_container
 from nsabench.machine.environment.model import Environment, Gpu
+from nsabench.machine.environment.provenance import read_container
 from nsabench.machine.environment.torch_probe import describe
 from nsabench.model.description import Described
 from nsabench.model.plan import Plan

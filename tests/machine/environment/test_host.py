@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nsabench.machine.environment.host import read_cgroup, read_host
+from nsabench.machine.environment.collect import read_cgroup, read_host
 from nsabench.machine.environment.model import Cgroup
 
 

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from nsabench.machine.environment.redaction import redact
+from nsabench.machine.environment.identity import redact
 
 
 @pytest.mark.parametrize(
