@@ -89,11 +89,11 @@ class BlameTrial:
                 death = _blame_kill(attempt, self._killed)
                 self._killed = 0
                 self._die(attempt, death)
-        elif ended.death is not None:
-            self._killed = 0
+            return
+        self._killed = 0
+        if ended.death is not None:
             self._die(attempt, ended.death)
         else:
-            self._killed = 0
             self._answer(attempt, ended.conditions)
 
     def _answer(self, attempt: Attempt, conditions: Conditions) -> None:
@@ -111,9 +111,7 @@ class BlameTrial:
         if self._solo is None:
             self._settle(observations)
             return
-        self._solo.survived |= {
-            observation.implementation: observation for observation in observations
-        }
+        self._solo.survived |= {o.implementation: o for o in observations}
         self._end_solo_trials()
 
     def _die(self, attempt: Attempt, death: Death) -> None:
@@ -153,9 +151,7 @@ class BlameTrial:
         self._solo = None
         if len(trial.survived) == len(trial.order):
             note = f"measured alone, since together: {trial.death.reason}"
-            self._settle(
-                [_add_notes(observation, [note]) for observation in trial.survived.values()]
-            )
+            self._settle(_add_notes(survivor, [note]) for survivor in trial.survived.values())
 
     def _settle(self, observations: Iterable[Observation]) -> None:
         for observation in observations:
@@ -167,11 +163,7 @@ class BlameTrial:
 
 
 def _add_notes(observation: Observation, notes: Sequence[str]) -> Observation:
-    return (
-        observation.model_copy(update={"notes": [*observation.notes, *notes]})
-        if notes
-        else observation
-    )
+    return observation.model_copy(update={"notes": [*observation.notes, *notes]})
 
 
 def _blame_kill(attempt: Attempt, times: int) -> Death:

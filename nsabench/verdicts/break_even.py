@@ -107,7 +107,6 @@ def _name_heads(record: Record) -> str:
 
 
 def _name_failed(records: Sequence[Record]) -> str:
-    """Name the alternatives that failed where the op pays."""
     failed = {
         r.implementation for r in records if r.role is Role.ALTERNATIVE and r.status not in BENIGN
     }
@@ -115,7 +114,6 @@ def _name_failed(records: Sequence[Record]) -> str:
 
 
 def _compare_best(case: Sequence[Record], regime: Regime) -> Tested:
-    """Compare the best implementation of a case with the best alternative, or say why not."""
     label = labels.case(case[0])
     ours = [
         r

@@ -36,11 +36,10 @@ class Tested:
         return self.record.reason or self.comparison.reason
 
     def passes(self, limit: float) -> bool:
-        """Return whether it is right, and faster by the limit at the lower end of the interval.
-        Comparisons with alternatives have no verdict."""
+        """Return whether the lower end of its interval is above 1 and at least `limit`."""
         return (
             self.record.status is Status.OK
-            and self.comparison.verdict in (None, Verdict.FASTER)
+            and self.comparison.verdict in (None, Verdict.FASTER)  # alternatives give none
             and self.lo is not None
             and self.lo > 1
             and self.lo >= limit
@@ -48,8 +47,7 @@ class Tested:
 
 
 def find_length(tested: Sequence[Tested], limit: float) -> tuple[int | None, list[Tested]]:
-    """Return the smallest length from which every case passes, and the failing cases of the length
-    below it."""
+    """Return the smallest length from which all cases pass, and what fails at the next below."""
     passed: int | None = None
     for length in sorted({case.length for case in tested}, reverse=True):
         cases = [case for case in tested if case.length == length]
@@ -61,7 +59,6 @@ def find_length(tested: Sequence[Tested], limit: float) -> tuple[int | None, lis
 
 
 def find_objections(records: Sequence[Record], op: str, regime: Regime) -> list[str]:
-    """Return what speaks against a decision about an op in a regime."""
     objections = []
     if any(r.device != "cuda" for r in records):
         objections.append("it was measured on a CPU, which decides nothing for a GPU")

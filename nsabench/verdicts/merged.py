@@ -43,25 +43,20 @@ def assemble(run_id: str, parts: Sequence[RunLog]) -> Results:
     records: list[Record] = []
     findings: dict[Finding, None] = {}
     for part in parts:
-        results = _assess_shard(run_id, part, outliers.get(name_shard(part.plan), ""))
-        records += results.records
+        name = name_shard(part.plan)
+        known = []
+        if name in outliers:
+            known = [Finding(CANARY, Effect.INCONCLUSIVE, f"{name}: {outliers[name]}")]
+        results = assess(part.plan, part.log, known).results()
+        records += [_set_run_id(record, run_id) for record in results.records]
         # Many shards have the same findings about checks that no control proved.
-        findings |= dict.fromkeys(results.findings)
+        for finding in results.findings:
+            findings |= dict.fromkeys(_name_shard_in(finding, name, part.plan))
     return Results(records, by_gravity(findings))
 
 
 def name_shard(plan: Plan) -> str:
     return f"shard {plan.shard} (run {plan.run_id})"
-
-
-def _assess_shard(run_id: str, part: RunLog, why: str) -> Results:
-    """Return the results of a shard, as records of the merged run. why: it is an outlier."""
-    name = name_shard(part.plan)
-    known = [Finding(CANARY, Effect.INCONCLUSIVE, f"{name}: {why}")] if why else []
-    results = assess(part.plan, part.log, known).results()
-    records = [_set_run_id(record, run_id) for record in results.records]
-    findings = [g for f in results.findings for g in _name_shard_in(f, name, part.plan)]
-    return Results(records, findings)
 
 
 def _set_run_id(record: Record, run_id: str) -> Record:

@@ -19,12 +19,7 @@ from nsabench.model.plan import Plan
 from nsabench.model.record import Comparison, Record
 from nsabench.model.vocabulary import BENIGN, Catch, Purpose, Reference, Regime, Role, Status
 from nsabench.verdicts.attempts import CaseState, states_of
-from nsabench.verdicts.records import (
-    STATUS_OF,
-    apply_findings,
-    make_records,
-    without_times,
-)
+from nsabench.verdicts.records import STATUS_OF, apply_findings, make_records, without_times
 from nsabench.verdicts.revision import revise_records
 from nsabench.verdicts.verdict import compare_records, find_caution
 
@@ -56,7 +51,6 @@ class Results:
 
     @property
     def unproven(self) -> list[str]:
-        """A sentence for each group of checks that no control showed to work."""
         return [f.sentence for f in self.findings if f.effect is Effect.UNPROVEN]
 
     @property
@@ -89,22 +83,13 @@ class Assessment:
     findings: list[Finding]
 
     def comparisons(self) -> list[Comparison]:
-        """Return the comparisons after the later passes so far: of candidates with baselines, then
-        all with alternatives. They choose the cases of the next pass."""
+        """Return the comparisons after the later passes so far, which choose the next cases."""
         records = self._revise_records()
-        of_candidates = [
-            comparison
-            for regime in Regime
-            for record in records
-            if record.role is Role.CANDIDATE and (comparison := record.compared(regime)) is not None
-        ]
-        with_alternatives = [
-            comparison
-            for record in records
-            for comparison in record.comparisons
-            if comparison.reference is Reference.ALTERNATIVE
-        ]
-        return of_candidates + with_alternatives
+        candidates = [record for record in records if record.role is Role.CANDIDATE]
+        compared = [record.compared(regime) for regime in Regime for record in candidates]
+        of_all = [comparison for record in records for comparison in record.comparisons]
+        with_alternatives = [c for c in of_all if c.reference is Reference.ALTERNATIVE]
+        return [c for c in compared if c is not None] + with_alternatives
 
     def results(self) -> Results:
         notes = by_case(f for f in self.findings if f.effect is Effect.NOTE)
@@ -137,17 +122,12 @@ class Assessment:
         return {case_id: self._check_state(state) for case_id, state in states.items()}
 
     def _check_state(self, state: CaseState) -> CaseState:
-        """Apply the checks of outputs and times to a case of a later pass."""
         records = make_records(self.plan, self.session, state)
-        findings = [
-            finding
-            for check in (check_parity, check_ordering, check_roofline)
-            for finding in check(records, self.limits)
-        ]
+        checks = (check_parity, check_ordering, check_roofline)
+        findings = [finding for check in checks for finding in check(records, self.limits)]
+        records = apply_findings(records, findings)
         observations = []
-        for record, observation in zip(
-            apply_findings(records, findings), state.observations, strict=True
-        ):
+        for record, observation in zip(records, state.observations, strict=True):
             if observation.status is Status.UNSUPPORTED:  # it was right in the main pass
                 reason = f"it declined the case after a right answer: {observation.reason}"
                 observation = without_times(observation, Status.CRASHED, reason)
@@ -158,8 +138,7 @@ class Assessment:
 
 
 def assess(plan: Plan, log: Log, known: Sequence[Finding] = ()) -> Assessment:
-    """Apply the checks. known: further findings. Raises `UsageError` if the log is empty, or not
-    from this plan."""
+    """Apply the checks. Raises `UsageError` if the log is empty or not from this plan."""
     refuse_other_log(plan, log)
     ops.refuse_other(plan)
     if not log.sessions:

@@ -57,7 +57,6 @@ def revise_records(
 
 
 def _note_own_baselines(record: Record) -> Record:
-    """Return the record, with a reason for each winner whose baselines are all from its package."""
     comparisons = tuple(
         replace(c, reason="; ".join(filter(None, (c.reason, ALL_OWN))))
         if c.verdict is Verdict.FASTER
@@ -88,50 +87,37 @@ def revise(
 ) -> Record:
     """Return the record of a candidate or a baseline after the later passes over its case.
 
-    case: the records of the case. clean: its baselines and alternatives from other packages than
-    all candidates. margin: confirmations were chosen by it.
+    clean: baselines and alternatives from other packages than all candidates.
     """
     if confirmation is not None and record.role is Role.CANDIDATE and record.status is Status.OK:
         for observation in confirmation.observations:
             is_same = observation.implementation == record.implementation
             if is_same and observation.status not in BENIGN:
                 return _fail_in_second_process(record, observation)
-    times_baselines = any(r.role is Role.BASELINE and r.implementation in clean for r in case)
+    roles_timed = {r.role for r in case if r.implementation in clean}
     comparisons = []
     for comparison in record.comparisons:
-        if comparison.verdict is not None:
-            if confirmation is not None and needs_confirmation(comparison, margin):
-                comparison = _confirm_verdict(comparison, confirmation, margin)
-            # Without clean baselines the pass times only alternatives.
-            if times_baselines and isolated and comparison.verdict is Verdict.FASTER:
-                comparison = _compare_with_isolated(comparison, record, case, isolated, clean)
-        elif comparison.reference is Reference.ALTERNATIVE and isolated:
-            times_alternatives = any(
-                r.role is Role.ALTERNATIVE and r.implementation in clean for r in case
-            )
-            if times_alternatives and comparison.lo is not None and comparison.lo > 1:
-                comparison = _compare_with_isolated(comparison, record, case, isolated, clean)
+        if confirmation is not None and needs_confirmation(comparison, margin):
+            comparison = _confirm_verdict(comparison, confirmation, margin)
+        if comparison.reference is Reference.BASELINE:
+            role, is_won = Role.BASELINE, comparison.verdict is Verdict.FASTER
+        else:
+            role, is_won = Role.ALTERNATIVE, comparison.lo is not None and comparison.lo > 1
+        if is_won and isolated is not None and role in roles_timed:
+            comparison = _compare_with_isolated(comparison, record, case, isolated, clean)
         comparisons.append(comparison)
     return replace(record, comparisons=tuple(comparisons))
 
 
 def _fail_in_second_process(record: Record, observation: Observation) -> Record:
     reason = f"in a second process: {observation.reason}"
+    failed = set_failed(record, observation.model_copy(update={"reason": reason}))
     why = f"a second process found it {observation.status}: {observation.reason}"
     comparisons = tuple(
-        Comparison(
-            run_id=c.run_id,
-            case_id=c.case_id,
-            implementation=c.implementation,
-            regime=c.regime,
-            reference=c.reference,
-            verdict=Verdict.INVALID,
-            reason=why,
-        )
+        replace(failed.comparison(c.regime, c.reference), verdict=Verdict.INVALID, reason=why)
         for c in record.comparisons
         if c.verdict is not None
     )
-    failed = set_failed(record, observation.model_copy(update={"reason": reason}))
     return replace(failed, comparisons=comparisons)
 
 
@@ -178,10 +164,7 @@ def _compare_with_isolated(
     isolated: CaseState,
     clean: Collection[str],
 ) -> Comparison:
-    """Return the comparison, unless the candidate slowed the references in its process.
-
-    Then the ratio to the best reference counts that was timed in a process without candidates.
-    """
+    """Compare with the best isolated reference if the candidate slowed those in its process."""
     is_baseline = comparison.reference is Reference.BASELINE
     role = Role.BASELINE if is_baseline else Role.ALTERNATIVE
     roles = {r.implementation: r.role for r in case}
@@ -195,10 +178,10 @@ def _compare_with_isolated(
     if not why and is_baseline:
         who, why = _find_untimed_baseline(comparison, record, case, isolated, clean, timed)
     elif not why and comparison.against not in timed:
-        observations = {o.implementation: o for o in isolated.observations}
-        against = observations.get(comparison.against)
-        why = (against.reason if against else "") or isolated.reason
-        why = why or f"{comparison.against} was not timed there"
+        why = next(
+            (o.reason for o in isolated.observations if o.implementation == comparison.against), ""
+        )
+        why = why or isolated.reason or f"{comparison.against} was not timed there"
     if why:
         reason = f"{who} could not be timed apart from the candidates: {why}"
         if is_baseline:
@@ -249,7 +232,6 @@ def _find_untimed_baseline(
 def _hold_to_isolated(
     comparison: Comparison, record: Record, best: str, isolated: list[float], state: CaseState
 ) -> Comparison:
-    """Return the comparison with `best`, timed apart, if the reference was slower beside."""
     assert comparison.ratio is not None and comparison.lo is not None
     isolated_ms = quantile(isolated, 0.5)
     times = record.timings(comparison.regime).time_ms

@@ -74,7 +74,6 @@ def misfit(schema: pa.Schema, columns: Iterable[Column], needed: Iterable[str]) 
 
 
 def write_tables(results: Results, run_id: str, folder: Path) -> list[Path]:
-    """Write records.parquet, comparisons.parquet and samples.parquet. Return their paths."""
     tables = {
         "records": records_table(results.records),
         "comparisons": comparisons_table(results.records),
@@ -154,7 +153,6 @@ def refuse_sizes(op: ops.Op) -> None:
 
 
 def read_records(folder: Path) -> list[Record]:
-    """Read the records of a finished run. Raises `UsageError` if the folder has none."""
     return records_in(folder / "records.parquet", folder / "comparisons.parquet")
 
 

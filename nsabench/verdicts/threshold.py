@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -84,15 +84,12 @@ def read_run(folder: Path, narrowed: Narrowed = ALL) -> tuple[list[Record], Plan
 def decide_run(
     records: Sequence[Record], plan: Plan | None = None, margin: float | None = None
 ) -> list[Decision]:
-    """Decide a run for each op, regime and candidate, sorted by `preference`.
-
-    plan: None for a run in an archive, which keeps no plan. margin: by default the plan's.
-    """
+    """Decide a run for each op, regime and candidate. An archive keeps no plan of a run."""
     margin = margin or (plan.margin if plan else MARGIN)
     # A threshold switches a forward on.
     records = [r for r in records if r.direction is Direction.FORWARD]
     shards = _split_shards(records, plan)
-    caveats = _find_caveats(shards)
+    unproven = [find_unproven(own) for own in shards]
     groups: dict[tuple[str, Regime], dict[str, list[Tested]]] = defaultdict(
         lambda: defaultdict(list)
     )
@@ -102,8 +99,13 @@ def decide_run(
     decisions = []
     for (op, regime), by_candidate in sorted(groups.items()):
         reasons = list(dict.fromkeys(o for own in shards for o in find_objections(own, op, regime)))
+        caveats = dict.fromkeys(
+            sentence
+            for lacks in unproven
+            for _, sentence in describe_unproven(lack for lack in lacks if lack.group.op == op)
+        )
         decided = [
-            _decide_candidate(rows, reasons, caveats.get(op, []), margin, plan)
+            _decide_candidate(rows, reasons, list(caveats), margin, plan)
             for rows in by_candidate.values()
         ]
         decisions += sorted(decided, key=preference)
@@ -116,19 +118,6 @@ def _split_shards(records: Sequence[Record], plan: Plan | None) -> list[list[Rec
     for record in records:
         shards[plan.by_id[record.case_id].shard if plan else 0].append(record)
     return [shards[number] for number in sorted(shards)]
-
-
-def _find_caveats(shards: Iterable[Sequence[Record]]) -> Mapping[str, list[str]]:
-    """Return the unproven checks behind the verdicts of each op, as sentences."""
-    caveats: dict[str, list[str]] = defaultdict(list)
-    for records in shards:
-        unproven = find_unproven(records)
-        for op in sorted({lack.group.op for lack in unproven}):
-            own = [lack for lack in unproven if lack.group.op == op]
-            for _, sentence in describe_unproven(own):
-                if sentence not in caveats[op]:
-                    caveats[op].append(sentence)
-    return caveats
 
 
 def _find_tested(records: Iterable[Record]) -> Iterator[Tested]:
@@ -254,8 +243,7 @@ def preference(decision: Decision) -> tuple[bool, float, float, str]:
 
 
 def choose_for_gate(decisions: Iterable[Decision]) -> list[Decision]:
-    """Return the decisions that a gate goes by: the best on selected lengths of each run, op and
-    regime."""
+    """Return the best decision on selected lengths of each run, op and regime."""
     best: dict[Hashable, Decision] = {}
     for decision in sorted(decisions, key=preference):
         if decision.gpu and decision.axis == SELECTED:
@@ -264,9 +252,7 @@ def choose_for_gate(decisions: Iterable[Decision]) -> list[Decision]:
     return list(best.values())
 
 
-def lengths_per_gpu(
-    decisions: Iterable[Decision], regime: Regime = Regime.DEVICE
-) -> dict[str, int | None]:
+def lengths_per_gpu(decisions: Iterable[Decision], regime: Regime) -> dict[str, int | None]:
     """Return the length for each GPU in a regime that holds for every op and run, or None."""
     lengths: dict[str, list[int | None]] = defaultdict(list)
     for decision in choose_for_gate(decisions):

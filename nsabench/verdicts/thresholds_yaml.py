@@ -28,19 +28,17 @@ HEAD = """\
 
 def as_data(decisions: Sequence[Decision], payments: Sequence[BreakEven] = ()) -> dict[str, Any]:
     of_gate = choose_for_gate(decisions)
+    runtime: dict[str, Any]
+    runtime = {"sel_triton_min_L": lengths_per_gpu(decisions, Regime.DEVICE) or None}
+    by_regime = {r.value: lengths for r in Regime if (lengths := lengths_per_gpu(decisions, r))}
+    if by_regime:
+        runtime["sel_triton_min_L_by_regime"] = by_regime
     return {
         "schema_version": SCHEMA_VERSION,
-        "runtime": {"sel_triton_min_L": lengths_per_gpu(decisions) or None}
-        | _lengths_by_regime(decisions),
+        "runtime": runtime,
         "pays": [_break_even_data(p) for p in payments],
         "decisions": [_decision_data(d, gate=d in of_gate) for d in decisions],
     }
-
-
-def _lengths_by_regime(decisions: Sequence[Decision]) -> dict[str, Any]:
-    of_all = {regime.value: lengths_per_gpu(decisions, regime) for regime in Regime}
-    lengths = {regime: lengths for regime, lengths in of_all.items() if lengths}
-    return {"sel_triton_min_L_by_regime": lengths} if lengths else {}
 
 
 def _decision_data(d: Decision, *, gate: bool) -> dict[str, Any]:

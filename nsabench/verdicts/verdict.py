@@ -35,10 +35,7 @@ BEHIND = 2.0  # times the best: a specialised baseline that takes longer does no
 
 
 def compare_records(records: Sequence[Record], findings: Iterable[Finding]) -> list[Record]:
-    """Compare the records with baselines and alternatives in every regime of their cases.
-
-    The records already have the statuses that the checks gave them.
-    """
+    """Compare checked records with baselines and alternatives in every regime of their cases."""
     cases = by_case(records)
     by_case_id: dict[str, list[Finding]] = {case_id: [] for case_id in cases}
     for finding in findings:
@@ -92,7 +89,6 @@ def _set_ratio(timed: Comparison, best: Record, ratio: Ratio) -> Comparison:
 
 
 def _measure_ratio(best: Record, record: Record, regime: Regime) -> Ratio:
-    """Return the ratio of two records of one attempt. Raises `TooFewRounds`."""
     ratio = paired_ratio(best.timings(regime), record.timings(regime))
     return ratio.widened(clock_spread([record.conditions]))
 
@@ -140,7 +136,6 @@ def make_inconclusive(comparison: Comparison, reason: str) -> Comparison:
 
 
 def _note_own_baseline(case: Sequence[Record], record: Record, best: Record, regime: Regime) -> str:
-    """Return a note if a baseline from the candidate's own package is faster than the best."""
     same_source = [r for r in case if r.source == record.source]
     own = best_baseline(same_source, beside=record, regime=regime)
     if own is None or own.source == best.source:
