@@ -1,9 +1,8 @@
 """python -m nsa_kernels.tune [CLASS...]: measure the best tile of each shape class on this GPU.
 
 For each class one shape is timed with every tile that fits the GPU's shared memory, L2 flushed,
-tiles interleaved. What beats the rule's tile by the margin goes into the file that
-``launch.tuned`` reads from then on, in processes started later; classes not measured keep what the
-file says. Nothing is ever timed inside a caller's call.
+tiles interleaved. A tile that beats the rule's by the margin goes into the file that
+``launch.tuned`` reads in later processes. Other classes keep their entries.
 """
 
 from __future__ import annotations
@@ -138,7 +137,7 @@ def tune(wanted: Sequence[str] = ()) -> dict[str, Tile]:
     """Measure the classes whose name holds one of ``wanted`` (none: all) and write the file.
 
     Returns:
-        What the file says now: the tile of each class where the rule's is not the best.
+        The entries of the file: a tile for each class where the rule's is not the best.
     """
     device = torch.device("cuda", torch.cuda.current_device())
     gpu, shared_bytes = torch.cuda.get_device_name(device), device_limits(device).shared_bytes

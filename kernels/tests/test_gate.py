@@ -188,8 +188,8 @@ def test_a_thresholds_file_is_read(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"runtime: [", "is no YAML"),
-        (b"\xff\xff", "is no YAML"),
+        (b"runtime: [", "not YAML"),
+        (b"\xff\xff", "not YAML"),
         *(
             (b"runtime: {sel_triton_min_L: %s}" % x, "must hold whole numbers >= 0 or null")
             for x in (b"-5", b"{3: 4}", b"[4]", b"many", b"true")

@@ -1,8 +1,8 @@
 """The whole attention of queries that are the last of their sequences: a chunk of a prefill behind
 keys that are cached. Forward only.
 
-The bands of compressed keys and of the window are tables, as those of packed sequences are, and the
-chosen blocks are read as spans, query by query.
+The bands of compressed keys and of the window are tables, as for packed sequences. Chosen blocks
+are read as spans, query by query.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ Compress = Callable[[torch.Tensor], torch.Tensor]
 
 
 def _to_keep() -> AbstractContextManager[Any]:
-    """What inference mode makes cannot be written to outside of it, so that it is left."""
+    """Leave inference mode, since its tensors cannot be written to later."""
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
@@ -135,7 +135,7 @@ class NSACache:
     def _check_compressed(
         self, name: str, of: torch.Tensor, done: torch.Tensor, complete: int
     ) -> None:
-        # One too few would leave memory that nobody wrote among the keys.
+        # One too few would leave uninitialised memory among the keys.
         want = (of.shape[0], complete - self.compressed, *of.shape[2:])
         require(
             done.shape == want,
@@ -145,7 +145,7 @@ class NSACache:
 
     @contextmanager
     def undone_by_errors(self) -> Iterator[None]:
-        """What is appended inside is forgotten again if an error leaves it."""
+        """Forget what the block appends if it raises."""
         tokens, compressed, buffers = self.tokens, self.compressed, dict(self._buffers)
         done = False
         try:

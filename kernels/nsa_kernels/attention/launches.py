@@ -1,9 +1,9 @@
 """The launches of the whole attention on compressed keys, forward and backward.
 
 Forward: the compressed keys, their scores, the choice by them, the window, and the chosen blocks,
-whose last merge writes the gated sum. Backward: the gates first; of each branch the gradient is
-that of the sum times a gate, which its own kernels multiply. Each adds its dq to the last one's,
-and the blocks add their dk and dv to the window's (docs/explanation/whole-attention.md).
+whose last merge writes the gated sum. Backward: the gates first, then each branch, whose kernels
+multiply the gradient of the sum by its gate. Each branch adds its dq to the sum of dq, and the
+blocks add their dk and dv to the window's (docs/explanation/whole-attention.md).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .branches import launch_gates_backward, launch_sum
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What ``nsa_attention`` takes besides tensors, with a scale."""
+    """Numbers that ``nsa_attention`` takes, and a scale."""
 
     block: int
     stride: int
@@ -90,7 +90,7 @@ def _bands(
     cu_keys: torch.Tensor | None,
     sizes: Sizes,
 ) -> tuple[Band, Band]:
-    """Those of the compressed keys and of the window."""
+    """Return the bands of the compressed keys and of the window."""
     return (
         band_of(q, k_cmp.shape[1], cu_seqlens, cu_keys, sizes.block, sizes.stride, 0),
         band_of(q, k.shape[1], cu_seqlens, cu_seqlens, 1, 1, sizes.window),
@@ -141,9 +141,9 @@ def launch_whole(
         return launch_sum(compressed, selected, near, gates), None
     room = backward_workspace if kept else forward_workspace
     chunk = room(shape, WORKSPACE_BYTES).chunk
-    # What an operator returns must not depend on what was in its memory.
+    # Results of an operator must not depend on uninitialised memory.
     plan = build_plan(chosen, cu_seqlens, sizes.block_size, chunk, cleared=kept, unique=True)
-    # Without a backward nobody needs the window's output once it is in the sum.
+    # Only the backward needs the window's output once it is in the sum.
     out = torch.empty(near.shape, dtype=near.dtype, device=near.device) if kept else near
     if kept:
         selected = torch.empty(near.shape, dtype=near.dtype, device=near.device)

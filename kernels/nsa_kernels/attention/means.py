@@ -1,7 +1,7 @@
 """Means over overlapping blocks of tokens, of keys and values in one launch, differentiable.
 
-What the compression branch of NSA needs (arXiv 2502.11089, section 3.3.1, with a mean in the place
-of its MLP). Sequences that are packed are told apart on the device.
+This is the compression branch of NSA (arXiv 2502.11089, section 3.3.1) with a mean instead of an
+MLP. Packed sequences are told apart on the device.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UNROLL = 8
 
 
 def keys_of(tokens: int, block: int, stride: int, packed: bool) -> int:
-    """How many compressed keys T tokens have; of packed sequences, how many they have at most."""
+    """Return how many compressed keys T tokens have, or have at most if they are packed."""
     if packed:
         return tokens // stride
     return (tokens - block) // stride + 1 if tokens >= block else 0
@@ -223,17 +223,7 @@ def _(
     return k.new_empty((b, n, h, d)), v.new_empty((b, n, *v.shape[2:]))
 
 
-@operator("nsa_kernels::means_of_blocks_backward")
-def _means_backward(
-    dk_cmp: torch.Tensor,
-    dv_cmp: torch.Tensor,
-    tokens: int,
-    block: int,
-    stride: int,
-    cu_seqlens: torch.Tensor | None,
-    cu_keys: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return launch_means_backward(dk_cmp, dv_cmp, tokens, block, stride, cu_seqlens, cu_keys)
+_means_backward = operator("nsa_kernels::means_of_blocks_backward", launch_means_backward)
 
 
 @_means_backward.register_fake

@@ -1,4 +1,4 @@
-"""What the layer must compute, said in plain PyTorch, branch by branch.
+"""NSA attention in plain PyTorch, branch by branch.
 
 ``naive_nsa`` is equation 5 of arXiv 2502.11089 on the formulas of the families; ``dense`` is causal
 attention, what NSA is when its selection covers everything and is the only branch that counts.

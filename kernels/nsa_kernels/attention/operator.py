@@ -42,7 +42,7 @@ def run_whole(
         out: torch.Tensor = results[0] if wanted else results
         return out
     if wanted:
-        # What the backward does not take is said now, not after the forward.
+        # Refuse now, not after the forward, what the backward does not take.
         backward_config(block_shape(q, k, v, sizes))
         sum_: torch.Tensor = _Whole.apply(*arguments)
         return sum_
@@ -96,8 +96,8 @@ def _launch_kept(
 
 @replayed
 def _launch_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
-    """Gradients of the first six tensors; ``arguments``: d_out, those of ``_launch``, and between
-    its tensors and its numbers what ``Kept`` names. d_out and gates are contiguous."""
+    """Return the gradients of the first six tensors. ``arguments``: d_out, the tensors of
+    ``_launch``, the fields of ``Kept``, and the numbers; d_out and gates are contiguous."""
     tensors, numbers = arguments[: -len(_NUMBERS)], arguments[-len(_NUMBERS) :]
     d_out, q, k, v, k_cmp, v_cmp, gates, cu_seqlens, cu_keys, *kept = tensors
     return launch_whole_backward(

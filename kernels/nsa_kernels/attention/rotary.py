@@ -31,7 +31,7 @@ def positions_of(
     position = torch.arange(first, first + x.shape[1], device=x.device)
     if cu_seqlens is None:
         return position
-    # Of equal beginnings, which empty sequences have, the last is taken.
+    # Empty sequences begin where the next one does: take the last of equal beginnings.
     sequence = torch.searchsorted(cu_seqlens, position, right=True, out_int32=True) - 1
     return position - cu_seqlens[sequence.clamp(min=0)]
 

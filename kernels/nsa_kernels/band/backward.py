@@ -29,7 +29,7 @@ def band_backward(
     tiles: tuple[Tiles, Tiles] | None = None,
     gated: Gated | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """dq, dk, dv of ``band_forward``; ``grad_lse`` is that of lse [B,HQ,T], or None. With ``gated``
+    """Return dq, dk and dv of ``band_forward``; ``grad_lse`` [B,HQ,T] may be None. With ``gated``,
     ``grad`` is the gradient of the sum, and ``out`` is not read."""
     b, t, hq, d = q.shape
     n, h, dv = v.shape[1:]

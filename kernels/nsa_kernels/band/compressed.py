@@ -30,8 +30,8 @@ def compressed_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of query t over the compressed keys whose tokens are all at or before t.
 
-    Those are the first max(0, (t + 1 - block) // stride + 1). Differentiable in q, k_cmp and v_cmp,
-    through both results; the gradients are deterministic.
+    These are the first max(0, (t + 1 - block) // stride + 1) keys. Differentiable in q, k_cmp and
+    v_cmp, through both results; the gradients are deterministic.
 
     Args:
         q: [B, T, HQ, D], float16, bfloat16 or float32, any strides.

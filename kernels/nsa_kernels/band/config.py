@@ -45,9 +45,9 @@ def _shared_bytes(tiles: Tiles, q: torch.Tensor, v: torch.Tensor) -> int:
 
 
 def _fit(tiles: Tiles, q: torch.Tensor, dv: int, stage_queries: bool = False) -> Tiles:
-    """``tiles`` made smaller until the device has the shared memory.
+    """Return ``tiles``, made smaller until the device has the shared memory.
 
-    What a loop walks over is staged (keys, or with ``stage_queries`` queries), the other kept.
+    Loops stage keys, or queries with ``stage_queries``, and keep the other.
     """
     m, n, warps, stages = tiles.block_m, tiles.block_n, tiles.num_warps, tiles.num_stages
     if q.element_size() == 4:

@@ -29,7 +29,7 @@ class Band:
         return {**self.constants_of_one(), "PACKED": self.keys is not None}
 
     def constants_of_one(self) -> dict[str, int | bool]:
-        """Those of a kernel that takes no packed sequences."""
+        """Return the constants of a kernel that takes no packed sequences."""
         return {"BLOCK": self.block, "STRIDE": self.stride, "WINDOWED": self.window > 0}
 
 
@@ -70,8 +70,8 @@ def packed_band(
 class Behind:
     """Queries that are the last of their sequences: ``first`` tokens lie before the first query.
 
-    Of packed sequences int32 [sequences + 1] instead: ``cu_queries``, where the queries of each
-    begin, and ``cu_tokens``, where its tokens do.
+    Packed sequences have ``cu_queries`` and ``cu_tokens`` instead, int32 [sequences + 1]: where the
+    queries and the tokens of each sequence begin.
     """
 
     first: int
@@ -113,5 +113,5 @@ def band_behind(
 def tables_of(
     of: torch.Tensor | None, placeholder: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The two rows of a table of the band; where there is none, what no kernel reads."""
+    """Return the two rows of a table of the band, or placeholders that no kernel reads."""
     return (placeholder, placeholder) if of is None else (of[0], of[1])

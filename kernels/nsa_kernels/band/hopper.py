@@ -31,7 +31,7 @@ def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, band: Band) -> bool:
         and band.keys is None
         and k.shape[1] >= LEAST_KEYS
         and all(in_rows(x) for x in (q, k, v))
-        # Of one batch: each is a launch.
+        # Each entry of the batch is a launch, so only its own pieces count.
         and _pieces(q) >= LEAST_PIECES * device_limits(q.device).processors
     )
 

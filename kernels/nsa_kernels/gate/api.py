@@ -143,7 +143,7 @@ def _route(
 
 
 def _regime(q: torch.Tensor, *, compiled: bool) -> str:
-    """Whoever captures a compiled program in a graph replays the graph."""
+    """Return the regime of a call; a compiled program may be captured in a graph."""
     made = mode(q)
     return regime_of(Mode.TRACED if compiled and made is Mode.EAGER else made)
 
@@ -161,7 +161,7 @@ def _kernel(policy: Policy, regime: str, *call: Any) -> torch.Tensor:
         except RuntimeError as error:
             failed = error
             out = _packed(*call)
-    # What was refused is not counted.
+    # Refused calls are not counted.
     if failed is None:
         routing.count_kernel(regime)
     else:

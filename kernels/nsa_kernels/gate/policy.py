@@ -201,7 +201,7 @@ class Policy:
         try:
             content = yaml.safe_load(Path(path).read_bytes())
         except yaml.YAMLError as error:
-            raise ValueError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+            raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
         runtime = content.get("runtime") if isinstance(content, dict) else None
         if not isinstance(runtime, dict) or "sel_triton_min_L" not in runtime:
             raise ValueError(f"{path}: no field runtime.sel_triton_min_L")

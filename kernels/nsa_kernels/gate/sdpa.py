@@ -33,7 +33,7 @@ def packed_sdpa(
     """``selection_ranges`` without custom kernels: any device, differentiable, no synchronisation.
 
     Args:
-        q, k, v, ranges, sm_scale: as ``selection_ranges``; float64, too, and any head dim.
+        q, k, v, ranges, sm_scale: as ``selection_ranges``; also float64, and any head dim.
         selected_len: upper bound of the keys a row selects. It sizes the packed copy, so a row
             that selects more is an error, found on the device. None: S_kv.
 
@@ -80,7 +80,7 @@ def packed_sdpa(
         out = _attend(q, k, v, index, mask, empty, (rows, width), sm_scale)
     out = out.view(b, s, g, h, dv).contiguous()
     if out.requires_grad and not traced(q):
-        # Of its derivative torch has none, or has one, depending on which attention it chose.
+        # Whether torch has a second derivative depends on the attention that it chose.
         out.register_hook(_once)
     return out
 

@@ -1,1 +1,1 @@
-"""What others ask of the kernels; nothing here is imported by the library itself."""
+"""Adapters for other libraries. The kernels themselves import none of them."""

@@ -5,8 +5,8 @@
     model = AutoModelForCausalLM.from_pretrained(NAME, attn_implementation="nsa")
 
 Training and prefill run through ``nsa_attention``, a token behind a cache through ``decode_step``,
-whose compressed keys are made from the model's own cache in each step. Sizes and fixed gates stand
-in the model's config (``Settings``); ``add_gates`` makes the gates learned.
+whose compressed keys are made from the model's own cache in each step. The model's
+config has sizes and fixed gates (``Settings``); ``add_gates`` makes the gates learned.
 """
 
 from __future__ import annotations
@@ -52,12 +52,11 @@ ASCENDS = "_nsa_ascends"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a model's config may say of NSA: ``config.nsa``, a mapping with any of these keys.
+    """NSA in a model's config: ``config.nsa`` is a mapping with any of these keys.
 
-    The sizes are those of ``nsa_attention``, by default the paper's; ``gates`` are fixed weights of
-    compression, selection and window, used by layers without learned ones. A third each by default:
-    where all branches agree, the output is theirs. ``learned`` is written by ``add_gates``: such a
-    model is not run without its gates.
+    Sizes are as for ``nsa_attention``, with the paper's as defaults. ``gates`` are fixed weights of
+    compression, selection and window, for layers without learned gates. ``add_gates`` writes
+    ``learned``: such a model is not run without its gates.
     """
 
     block: int = 32
@@ -193,7 +192,7 @@ def causal_mask(
 ) -> torch.Tensor | None:
     """The mask of a forward, as Transformers asks for it: None, since NSA is causal by itself.
 
-    A mask of no elements stands for that of packed sequences, which Transformers has detected;
+    A mask of no elements means that Transformers has detected packed sequences.
     ``attention_forward`` takes it if it is told where they begin.
 
     Raises:
@@ -261,7 +260,7 @@ def _refuse_packed(query: torch.Tensor, positions: Any) -> None:
     makes no mask of packed sequences, and they would be computed as one.
 
     Read from the device once a forward, whose layers share the tensor; not in a graph. Positions
-    of three axes are those of images, which are no order.
+    of three axes belong to images and have no order.
     """
     if not torch.is_tensor(positions) or positions.dim() != 2 or mode(query) is not Mode.EAGER:
         return

@@ -46,8 +46,8 @@ def naive_select_blocks(
     local: int = LOCAL_BLOCKS,
 ) -> torch.Tensor:
     """Equation 11: the blocks of the ``count`` highest ``scores`` [B, T, H, n_blocks], the first
-    block and the ``local`` last ones before all others, of equal ones the lowest index. What is
-    negative or NaN counts as 0.
+    block and the ``local`` last ones before all others, of equal ones the lowest index. Scores
+    that are negative or NaN count as 0.
 
     Returns:
         int64 [B, T, H, min(count, n_blocks)], in the order of the choice; -1 where a query has

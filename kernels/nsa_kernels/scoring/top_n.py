@@ -1,4 +1,4 @@
-"""Which blocks a query selects: the forced ones, then those of the highest scores.
+"""Select blocks for each query: the forced ones, then the highest scores.
 
 Ties go to the lowest index, here and in everything that must agree with it.
 """
@@ -47,8 +47,8 @@ def select_blocks(
         scores: float32 [B, T, H, n_blocks], up to 65536 blocks, that hold the queries; what is
             negative or NaN counts as 0.
         first_position: of the first of the T queries; a number, or int32 [B] on the device, one an
-            entry. Of those, queries before 0 select nothing, and queries behind the last block
-            select as its last token does.
+            entry. Then queries before 0 select nothing, and queries behind the last block select
+            as its last token does.
 
     Returns:
         int32 [B, T, H, count, 2], half-open, in the order in which blocks were chosen; empty spans
@@ -57,7 +57,7 @@ def select_blocks(
     Raises:
         TypeError: scores, or positions, of another dtype.
         ValueError: ``count`` does not hold the forced blocks, scores of other dimensions, fewer
-            blocks than the queries lie in, or too many, wrong device.
+            blocks than the queries need, or too many, wrong device.
     """
     positions = first_position if isinstance(first_position, torch.Tensor) else None
     first = 0 if isinstance(first_position, torch.Tensor) else first_position

@@ -1,6 +1,6 @@
 """The selection branch: attention over the keys that a query has chosen, in four layouts.
 
-The same two in CUDA C++ are in ``selection.cuda``, which is imported only when asked for.
+``selection.cuda`` has rows and spans in CUDA C++. It is imported only when asked for.
 """
 
 from __future__ import annotations

@@ -41,4 +41,4 @@ def chosen_config(
         b, s, g, h, _ = q.shape
         spans, s_kv = extra.shape[-2], k.shape[2]
         return ranges_config(b * s * g, h, spans, s_kv, d, dv, longest, q.dtype, q.device)
-    raise ValueError(f"there is no configuration for op {op!r} with these tensors")
+    raise ValueError(f"op {op!r} has no configuration for these tensors")

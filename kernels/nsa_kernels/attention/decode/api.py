@@ -40,7 +40,6 @@ def _check_step(
     paged: bool,
     n_selected: int,
 ) -> None:
-    """What the operator says itself, where shapes may be symbols."""
     check_qkv("decode_step", q, k_cmp, v_cmp)
     place = "[pages,H,page," if paged else "[B,H,S,"
     require(
@@ -101,11 +100,11 @@ def decode_step(
         block_table: int32 [B, n], with ``cache_seqlens``: the cache of keys and values is paged.
             k [pages, H, page, D] and v [pages, H, page, Dv] are a pool, of any strides, and the
             tokens i * page up to (i + 1) * page of an entry are in page block_table[entry, i]. S is
-            then n * page. What the table holds behind the tokens of an entry is not read; keys of a
-            page below 0, or not in the pool, are not attended to. Compressed keys stay as they are.
-        n_selected: blocks of ``block_size`` tokens that selection takes: the first, the last two,
-            and those of the highest scores.
-        The others: as the branches.
+            then n * page. The table is not read behind the tokens of an entry. Keys of a page below
+            0, or not in the pool, are not attended to. Compressed keys are not paged.
+        n_selected: selected blocks of ``block_size`` tokens: the first, the last two, and the
+            highest scores.
+        block, stride, block_size, window, sm_scale: as for the branches.
 
     Returns:
         out [B, HQ, Dv] in q's dtype.

@@ -59,8 +59,8 @@ def launch_scores_of_logits(
     block_size: int,
     lengths: Lengths | None = None,
 ) -> torch.Tensor:
-    """Scores [B, H, n_blocks] of logits [B * H, group, padded], the first ``n`` of each line, or
-    those of the keys that the tokens of its entry complete."""
+    """Return scores [B, H, n_blocks] of the first ``n`` logits [B * H, group, padded] of each line,
+    or of the keys that the tokens of its entry complete."""
     rows, group, padded = logits.shape
     scores = torch.empty((b, rows // b, n_blocks), dtype=torch.float32, device=logits.device)
     span = block_size // stride

@@ -1,7 +1,7 @@
 """The gated sum of the three branches (arXiv 2502.11089, equation 5), forward and backward.
 
-Memory is all it takes: both move four rows of Dv. The backward is that of the gates alone. What a
-branch gets is the gradient of the sum times its gate, and the branch's own backward multiplies.
+Both are bound by memory: they move four rows of Dv. The backward is only for the gates, since the
+backward of each branch multiplies the gradient of the sum by its gate.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def gates_backward_kernel(
 ):
     """Program (ROWS rows): gradients of gates [R,3], R = B * T * HQ, and for the backward of each
     branch its gate and the gate's gradient, fp32: [B,HQ,T] of compressed keys and window, [R] of
-    blocks. The gradient of a branch itself is a factor away from that of the sum and not written.
+    blocks. The gradients of the branches are not written: each is a factor times the sum's.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     real = row < n_rows

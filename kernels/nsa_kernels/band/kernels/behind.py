@@ -26,8 +26,8 @@ def queries_behind_kernel(
     TILE: tl.constexpr,
 ):
     """Program (TILE queries): query t, of which ``first`` tokens lie before the first, sees keys
-    lo[t] up to hi[t], [T]. PACKED: what lies before those of a sequence is how many more tokens it
-    has than queries; queries in no sequence see nothing.
+    lo[t] up to hi[t], [T]. PACKED: each sequence has as many tokens before its first query
+    as it has more tokens than queries; queries in no sequence see nothing.
 
     Neither of the two decreases. Values of cu_keys are clamped to [0, N], as all that is written.
     """

@@ -100,7 +100,7 @@ def band_forward_kernel(
     PRECISION: tl.constexpr,
 ):
     """Program (query tile, query head, batch). out [B,T,HQ,DV]; lse [B,HQ,T], natural."""
-    # The last tiles have the most keys where there is no window; begin with them.
+    # Without a window the last tiles have the most keys; begin with them.
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     head = tl.program_id(1)
     batch = tl.program_id(2).to(tl.int64)

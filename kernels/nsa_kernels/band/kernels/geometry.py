@@ -3,8 +3,8 @@
     hi(t) = min(N, (t + 1 - BLOCK) // STRIDE + 1, at least 0)      lo(t) = max(hi(t) - window, 0)
 
 A sliding window is BLOCK = STRIDE = 1; the compressed keys of NSA, which a query sees once all
-their BLOCK tokens are behind it, are a band without a window. Sequences packed one after another
-are a band, too, whose ``lo`` and ``hi`` are read from tables. Logits live in the log2 domain.
+their BLOCK tokens are behind it, are a band without a window. Packed sequences are also a band,
+whose ``lo`` and ``hi`` are read from tables. Logits live in the log2 domain.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from ...jit.compat import tl, triton
 from ...jit.sequences import sequence_of
 
-# One key is no special case: as a constant it makes ptxas 12.8 crash in some tiles.
+# Not specialised to one key, since ptxas 12.8 crashes in some tiles with that constant.
 KEYS = ("N",)
 
 
@@ -66,8 +66,8 @@ def tiles_of(
 
 @triton.jit
 def part_of(PART: tl.constexpr, begin, whole, partial, behind):
-    """Where the walk over tiles of keys begins and ends in each of its three parts, of which only
-    the middle one, PART 1, needs no mask; the bounds are those of ``tiles_of``."""
+    """Return where each of three parts of a walk over tiles of keys begins and ends. Only the
+    middle one, PART 1, needs no mask. The bounds come from ``tiles_of``."""
     if PART == 0:
         origin = begin
         end = whole
@@ -99,8 +99,8 @@ def band_tables_kernel(
     TILE: tl.constexpr,
 ):
     """Program (TILE queries and TILE keys): query t sees keys lo[t] up to hi[t], [T]; key j is
-    seen by no other queries than begin[j] up to end[j], [N]. What lies behind the last sequence
-    sees nothing and is not seen.
+    seen by no other queries than begin[j] up to end[j], [N]. Tokens behind the last sequence see
+    nothing and are not seen.
 
     None of the four decreases. Values of cu_keys are clamped to [0, N], as all that is written is.
     """

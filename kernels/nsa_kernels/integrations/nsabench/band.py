@@ -39,7 +39,6 @@ def compressed(
     sm_scale: float,
     max_seqlen: int,
 ) -> torch.Tensor:
-    """The same kernels over the compressed keys."""
     return band.compressed_attention(
         q, k, v, cu_seqlens, cu_keys, block=block, stride=stride, sm_scale=sm_scale
     )[0]

@@ -53,7 +53,7 @@ def blocks_query_major(
     sm_scale: float,
     block_size: int,
 ) -> torch.Tensor:
-    """What public kernels do: a program takes a query and reads every block it chose."""
+    """One program a query, which reads every block that the query chose."""
     return torch.ops.nsa_kernels.block_query_major(
         q, k, v, block_indices, cu_seqlens, int(block_size), sm_scale
     )[0]

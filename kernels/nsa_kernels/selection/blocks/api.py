@@ -87,7 +87,7 @@ def block_selection_attention(
         out = q.new_empty((*q.shape[:3], v.shape[3])) + sum(x.sum() for x in (q, k, v))
         return (out, q.new_empty(q.shape[:3], dtype=torch.float32)) if return_lse else out
     if grad and not without_values:
-        # What the backward does not take is said now, not after the forward.
+        # Refuse now, not after the forward, what the backward does not take.
         backward_config(shape)
     if plan is None and not grad and query_major_wins(shape):
         query_major = torch.ops.nsa_kernels.block_query_major
@@ -146,7 +146,7 @@ def plan_blocks(
     workspace_bytes: int = WORKSPACE_BYTES,
     backward: bool = True,
 ) -> BlockPlan:
-    """The index of who chose which block, for calls that share ``block_indices``.
+    """Return, for each block, the queries that chose it, for calls that share ``block_indices``.
 
     Args:
         q, k, v, block_indices, block_size, cu_seqlens, workspace_bytes: as

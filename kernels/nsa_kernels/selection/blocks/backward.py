@@ -75,7 +75,7 @@ def block_major_backward(
     queries = config.queries
     items = plan.items(queries)
     segment = plan.entries.shape[2]
-    # Those of dv begin at a multiple of 256 bytes.
+    # The sums of dv begin at a multiple of 256 bytes.
     edge = cdiv(n * heads * d, 64) * 64
     sums = torch.empty((edge + n * heads * dv,), dtype=torch.float32, device=q.device)
     spill_slots = segment // queries + 1

@@ -250,10 +250,10 @@ def heads_at_once(shape: BlockShape, chunk: int, room: Workspace) -> int:
 
 
 def query_major_wins(shape: BlockShape) -> bool:
-    """Whether reading every chosen block a query beats planning, partials and their merge.
+    """Return whether reading every chosen block a query beats planning, partials and their merge.
 
-    Rates in bytes/us: what the two loops reach from L2 and from memory, measured on an H200; on
-    other devices scaled by their data sheets, where memory is slower against L2 without HBM.
+    Rates in bytes/us of the two loops, from L2 and from memory, were measured on an H200. Data
+    sheets scale them for other devices.
     """
     if shape.device.type != "cuda":
         return shape.n <= 64

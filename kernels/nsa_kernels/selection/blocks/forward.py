@@ -51,7 +51,7 @@ def block_major_forward(
     """Fill ``out`` [N, HQ, Dv] and ``lse`` [N, HQ] from q [N, HQ, D], k [N, H, D], v [N, H, Dv].
 
     ``heads`` KV heads are worked on at once; with the plan's chunk they set the workspace. With
-    ``gated`` the sum is written, too, and ``out`` and ``lse`` only where they are kept.
+    ``gated`` the sum is also written, and ``out`` and ``lse`` only where they are kept.
     """
     n, hq, d = q.shape
     h, dv = v.shape[1:]

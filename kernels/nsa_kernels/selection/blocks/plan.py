@@ -143,7 +143,7 @@ def build_plan(
     )
     if cleared:
         clear(plan.entries)
-    # Where sequences overlap or go backwards, bins without edges are chosen, too.
+    # Sequences that overlap or go backwards also choose bins without edges.
     if cleared or sequences is not None:
         clear(plan.edges)
     if tokens == 0:

@@ -97,7 +97,7 @@ def _first_line(error: Exception) -> str:
 
 
 def compiler() -> str:
-    """Name and version of the compiler. Raises ``Unsupported`` where there is none."""
+    """Return name and version of the compiler, or raise ``Unsupported``."""
     return f"NVRTC {_nvrtc()[0]}"
 
 

@@ -39,7 +39,7 @@ LISTED_BYTES = 4 + 8
 
 
 class Tiles(NamedTuple):
-    """The tile of dq, ``keys`` of a row at once, and that of dk and dv, ``rows`` by ``block_n``."""
+    """Tiles of dq (``keys`` of a row at once) and of dk and dv (``rows`` by ``block_n``)."""
 
     keys: int
     warps: int
