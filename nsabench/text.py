@@ -10,7 +10,6 @@ import re
 # A letter with more than three accents may cover the lines above and below it.
 _ACCENT = r"[\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]"
 _PILED = re.compile(f"({_ACCENT}{{3}}){_ACCENT}+")
-_USUAL = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 # These are invisible, although Unicode calls them letters, marks or symbols.
 _BLANK = "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"
 _BLANKS = frozenset(_BLANK) | {chr(c) for c in range(0xFE00, 0xFE10)}
@@ -29,17 +28,13 @@ def shown(value: object, *, lines: bool = False) -> str:
     if text.isascii() and text.isprintable():
         return text
     kept = "\n\t" if lines else ""
-    text = "".join(
-        c if (c.isprintable() and c not in _BLANKS) or c in kept else _escape(c) for c in text
-    )
-    return _PILED.sub(r"\1…", text)
-
-
-def _escape(character: str) -> str:
-    code = ord(character)
-    if code < 0x100:
-        return _USUAL.get(character, f"\\x{code:02x}")
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    characters = [
+        c
+        if (c.isprintable() and c not in _BLANKS) or c in kept
+        else c.encode("unicode_escape").decode()
+        for c in text
+    ]
+    return _PILED.sub(r"\1…", "".join(characters))
 
 
 def markdown(value: object) -> str:

@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 import sys
-from types import FrameType
 
 import click
 
@@ -39,7 +38,7 @@ def group(context: click.Context, debug: bool) -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, _as_interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     open_closed_streams()
     command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
     if command:
@@ -103,7 +102,3 @@ def _interrupted(error: BaseException) -> int:
         goes_on = f"; the run goes on with `{again}`"
     print(f"nsabench: interrupted{goes_on}.", file=sys.stderr)  # noqa: T201
     return INTERRUPTED
-
-
-def _as_interrupt(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -28,7 +28,10 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
         as_json=asked.as_json,
         junit=asked.junit,
     )
-    plan = None if is_resumed_as_it_was else _plan(asked)
+    plan = None if is_resumed_as_it_was else make_plan(asked)
+    if plan is not None and plan.device == "cpu":
+        # A GPU refuses too much memory by itself; a host kills the process.
+        planner.refuse_unfitting(plan, memory_of("cpu"))
     # Standard output is for programs then.
     shown = terminal.Progress(terminal.console(stderr=asked.as_json))
     try:
@@ -55,9 +58,9 @@ def show(finished: Finished, asked: Measuring, signed: str = "") -> int:
     return result.exit_code(finished)
 
 
-def _plan(asked: Measuring) -> Plan:
+def make_plan(asked: Measuring) -> Plan:
     device = planner.choose_device(asked.device)
-    plan = planner.make_plan(
+    return planner.make_plan(
         asked.matrices,
         device,
         asked.kernels,
@@ -68,7 +71,3 @@ def _plan(asked: Measuring) -> Plan:
         sandboxed=not asked.no_sandbox,
         brief=asked.timing == "brief" or (asked.timing == "auto" and device == "cpu"),
     )
-    if plan.device == "cpu":
-        # A GPU refuses too much memory by itself; a host kills the process.
-        planner.refuse_unfitting(plan, memory_of("cpu"))
-    return plan

@@ -180,7 +180,10 @@ RUN = (junit, as_json, wide, verbose, shard, resume, out)
 
 
 def measuring(*options: Decorator) -> Decorator:
-    """Add options to a command, which receives them as one `Measuring`."""
+    """Add options to a command, which receives them as one `Measuring`.
+
+    `--help` shows the last option first.
+    """
     names = {field.name for field in fields(Measuring)}
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -189,18 +192,10 @@ def measuring(*options: Decorator) -> Decorator:
             asked = {name: given.pop(name) for name in names & given.keys()}
             return command(Measuring(**asked), **given)
 
-        return all_of(*options)(called)
-
-    return add
-
-
-def all_of(*options: Decorator) -> Decorator:
-    """Add options. `--help` shows the last one first."""
-
-    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        decorated: Callable[..., Any] = called
         for option in options:
-            command = option(command)
-        return command
+            decorated = option(decorated)
+        return decorated
 
     return add
 

@@ -88,15 +88,7 @@ def _work(asked: Measuring, shards: int) -> Work:
     metavar="OPTION",
     help="Further option of sbatch, such as --sbatch=--partition=h200. May be given again.",
 )
-def slurm(
-    asked: Measuring,
-    shards: int,
-    folder: Path,
-    time: str,
-    gres: str,
-    memory: str,
-    options: tuple[str, ...],
-) -> None:
+def slurm(asked: Measuring, shards: int, folder: Path, **limits: Any) -> None:
     """Write jobs for Slurm.
 
     They are a job array and a job that merges. All nodes share FLEET and this installation. A
@@ -104,8 +96,7 @@ def slurm(
 
     Example: nsabench fleet slurm selection_rows --shards 8 --out fleets/rows
     """
-    work = _work(asked, shards)
-    jobs.slurm(folder, work, time=time, gres=gres, memory=memory, options=options)
+    jobs.slurm(folder, _work(asked, shards), **limits)
     say(f"submit the jobs with: bash {folder / 'submit.sh'}")
 
 

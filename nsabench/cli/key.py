@@ -11,11 +11,7 @@ from nsabench.cli import _help, _options
 from nsabench.cli._say import say_json
 from nsabench.errors import UsageError
 from nsabench.signing import keys, secrecy
-from nsabench.signing.signer import (
-    KEY_FILE,
-    PASSPHRASE_FILE,
-    read_passphrase,
-)
+from nsabench.signing.signer import KEY_FILE, PASSPHRASE_FILE, read_passphrase
 
 
 @_help.group("key")
@@ -70,11 +66,10 @@ def show(public: Path, as_json: bool) -> None:
 
     Example: nsabench key show signing.key.pub
     """
-    shown = [
-        (keys.keyid_of(key), keys.public_pem(key).decode()) for key in keys.read_publics(public)
-    ]
+    found = keys.read_publics(public)
+    texts = [(keys.keyid_of(key), keys.public_pem(key).decode()) for key in found]
     if as_json:
-        say_json([{"keyid": keyid, "public_key": pem} for keyid, pem in shown])
+        say_json([{"keyid": keyid, "public_key": pem} for keyid, pem in texts])
         return
-    for keyid, pem in shown:
+    for keyid, pem in texts:
         click.echo(f"keyid {keyid}\n{pem}", nl=False)

@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 
 from rich.filesize import decimal
 
 from nsabench import labels
 from nsabench.cli import _help, _options
+from nsabench.cli._measure import make_plan
+from nsabench.cli._options import Measuring
 from nsabench.cli._say import say, say_json
 from nsabench.machine.environment.collect import memory_of
-from nsabench.planning.narrow import Narrowed
 from nsabench.running import planner
 
 
 @_help.command("plan")
-@_options.matrices
-@_options.device
-@_options.kernels
-@_options.ops_file
-@_options.shard
-@_options.where
-@_options.only
-@_options.as_json
-def command(
-    matrices: tuple[str, ...],
-    device: str,
-    kernels: Path | None,
-    ops_file: Path | None,
-    shard: str,
-    where: tuple[str, ...],
-    only: tuple[str, ...],
-    as_json: bool,
-) -> None:
+@_options.measuring(
+    _options.as_json,
+    _options.only,
+    _options.where,
+    _options.shard,
+    _options.ops_file,
+    _options.kernels,
+    _options.device,
+    _options.matrices,
+)
+def command(asked: Measuring) -> None:
     """Show the cases of a plan without measuring.
 
     Each case has its id, about how long it takes, and the least memory that it needs. A case that
@@ -41,19 +34,10 @@ def command(
 
     Example: nsabench plan matrices/selection_rows.yaml
     """
-    chosen = planner.choose_device(device)
-    plan = planner.make_plan(
-        matrices,
-        chosen,
-        kernels,
-        shard,
-        ops_file,
-        brief=chosen == "cpu",  # as `all` times it
-        narrowed=Narrowed(where, only),
-    )
+    plan = make_plan(asked)
     planner.refuse_unfitting(plan, memory_of(plan.device))
     takes = planner.estimate(plan)
-    if as_json:
+    if asked.as_json:
         estimates = {case_id: asdict(took) for case_id, took in takes.items()}
         say_json({**plan.model_dump(mode="json"), "estimates": estimates})
         return

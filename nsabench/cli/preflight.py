@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -49,14 +50,7 @@ from nsabench.preflight.launch import CompiledLaunch
 )
 @_options.as_json
 def command(
-    matrices: tuple[str, ...],
-    arch: tuple[str, ...],
-    triton: tuple[str, ...],
-    kernels: Path | None,
-    ops_file: Path | None,
-    out: Path,
-    jobs: int | None,
-    as_json: bool,
+    arch: tuple[str, ...], triton: tuple[str, ...], out: Path, as_json: bool, **given: Any
 ) -> int:
     """Compile kernels for other GPUs and Tritons.
 
@@ -81,15 +75,7 @@ def command(
         status.update(f"compiled {kernel} under Triton {row.triton} for {row.architecture}")
 
     with console.status("compiling") as status:
-        compiled = run.run(
-            show,
-            architectures=listed,
-            versions=versions,
-            matrices=matrices,
-            kernels=kernels,
-            ops_file=ops_file,
-            jobs=jobs,
-        )
+        compiled = run.run(show, architectures=listed, versions=versions, **given)
     if not compiled:
         raise UsageError(
             "no candidate has a case in these matrices, so that nothing was compiled",
