@@ -1,7 +1,5 @@
 """Read files that others made within limits of size and memory."""
 
-from __future__ import annotations
-
 import os
 import resource
 import stat

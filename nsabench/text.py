@@ -3,8 +3,6 @@
 Names, reasons, logs and versions come from the author of a run.
 """
 
-from __future__ import annotations
-
 import re
 
 # A letter with more than three accents may cover the lines above and below it.

@@ -1,7 +1,5 @@
 """The command line. Each module of this folder holds one command under the name `command`."""
 
-from __future__ import annotations
-
 import io
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Draw the inputs of a case into a file: `python -m nsabench.cli._draw RUN CASE FILE.pt`."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

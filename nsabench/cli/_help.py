@@ -1,7 +1,5 @@
 """Commands that are imported only when they are called, and whose help groups its options."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Measure with progress on the terminal, and show the end of a run, for `all` and `run`."""
 
-from __future__ import annotations
-
 from nsabench import conclusion
 from nsabench.cli._options import Measuring
 from nsabench.cli._say import say_json

@@ -1,7 +1,5 @@
 """Print answers of commands. The terminal obeys nothing in text that others wrote."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Refuse altered runs, and files inside signed runs, before a command reads or writes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from nsabench.cli._say import say

@@ -1,7 +1,3 @@
-"""nsabench all"""
-
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from datetime import UTC, datetime

@@ -1,5 +1,3 @@
-"""nsabench archive"""
-
 from __future__ import annotations
 
 from pathlib import Path

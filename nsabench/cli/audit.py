@@ -1,7 +1,3 @@
-"""nsabench audit"""
-
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 

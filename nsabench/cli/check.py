@@ -1,7 +1,3 @@
-"""nsabench check"""
-
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator

@@ -1,7 +1,3 @@
-"""nsabench compare"""
-
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 

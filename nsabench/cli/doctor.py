@@ -1,7 +1,3 @@
-"""nsabench doctor"""
-
-from __future__ import annotations
-
 from contextlib import closing
 from pathlib import Path
 

@@ -1,7 +1,3 @@
-"""nsabench explain"""
-
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator
 from dataclasses import asdict

@@ -1,7 +1,3 @@
-"""nsabench fleet"""
-
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,3 @@
-"""nsabench images"""
-
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from datetime import date

@@ -1,7 +1,3 @@
-"""nsabench init"""
-
-from __future__ import annotations
-
 import keyword
 from pathlib import Path
 

@@ -1,7 +1,3 @@
-"""nsabench key"""
-
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

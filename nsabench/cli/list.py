@@ -1,7 +1,3 @@
-"""nsabench list"""
-
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,3 @@
-"""nsabench plan"""
-
-from __future__ import annotations
-
 from dataclasses import asdict
 
 from rich.filesize import decimal

@@ -1,7 +1,3 @@
-"""nsabench preflight"""
-
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager

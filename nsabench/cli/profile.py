@@ -1,7 +1,3 @@
-"""nsabench profile"""
-
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

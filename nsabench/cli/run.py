@@ -1,7 +1,3 @@
-"""nsabench run"""
-
-from __future__ import annotations
-
 from nsabench.cli import _help, _options
 from nsabench.cli._measure import measure, show
 from nsabench.cli._options import Measuring

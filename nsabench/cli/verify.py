@@ -1,7 +1,3 @@
-"""nsabench verify"""
-
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

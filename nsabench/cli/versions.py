@@ -1,7 +1,3 @@
-"""nsabench versions"""
-
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Everything that people read: the terminal, reports, comparisons and explanations."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable
 from typing import TypeVar
 

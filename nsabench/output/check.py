@@ -1,7 +1,5 @@
 """Shows the answers of `nsabench check`: right or wrong first, then why, then how fast."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

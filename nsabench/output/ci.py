@@ -1,7 +1,5 @@
 """Writes JUnit XML of runs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

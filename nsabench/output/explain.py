@@ -1,7 +1,5 @@
 """Explains any word of the output, by the glossary and by the code that prints it."""
 
-from __future__ import annotations
-
 import difflib
 import inspect
 import re

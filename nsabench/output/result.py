@@ -1,7 +1,5 @@
 """Describes a finished run for programs. Fields are only ever added."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Summarises how each candidate of a run came out."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The tables of a run that need only its records."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """Builds the comparison that every renderer shows."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

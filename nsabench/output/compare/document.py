@@ -1,7 +1,5 @@
 """Renders a comparison for the terminal, as Markdown and as JSON."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict

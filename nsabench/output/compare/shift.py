@@ -1,7 +1,5 @@
 """Compares the time and the status of an implementation in two runs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The reports of a run: report.html and selection_report.md."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from nsabench.files import write_text

@@ -1,7 +1,5 @@
 """Writes selection_report.md: plain text, by which two runs can be compared."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from nsabench.output import tables

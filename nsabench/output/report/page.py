@@ -3,8 +3,6 @@
 Each section has a template of its name, which sees the facts and the section's context `s`.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The tables of a report that need more than records."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from statistics import median

@@ -1,7 +1,5 @@
 """Builds a static site of the runs of archives."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Leaderboards of an op on a machine in a regime, the fastest implementation first."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

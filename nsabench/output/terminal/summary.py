@@ -1,7 +1,5 @@
 """Shows the end of a run: findings, a table, and the answer in at most twelve lines."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

@@ -88,8 +88,8 @@ def shown(run: Path) -> Console:
 
 def took(facts: Facts) -> tuple[float, float]:
     """Seconds that the run took, and that it measured."""
-    entries = facts.contents.entries
-    return sum(entry.wall_s for entry in entries), sum(entry.measuring_s for entry in entries)
+    logs = [part.log for part in facts.parts]
+    return sum(log.wall_s for log in logs), sum(log.measuring_s for log in logs)
 
 
 if __name__ == "__main__":
