@@ -73,7 +73,7 @@ def parse(given: str, folder: Path | None = None) -> list[Triton]:
     installed = targets.installed_triton()
     folders = {} if folder is None else find_tritons(folder)
     available = targets.locked_tritons() if folder is None else folders
-    names = list(dict.fromkeys(part.strip() for part in given.split(",") if part.strip()))
+    names = targets.split_list(given)
     if names == ["all"]:
         names = list({*available, installed})
     if not names:

@@ -76,6 +76,6 @@ def measure_shards(asked: Measuring, places: list[Place]) -> int:
     except KeyboardInterrupt:
         say(f"nsabench: the same command with --out {out} continues its shards.", err=True)
         raise
-    finished, signed = merge(folders, out, signer, trusted=trusted_keyids(()))
+    finished, signed = merge(folders, out, signer, trusted=trusted_keyids())
     click.echo()
     return show(finished, asked, signed)

@@ -14,7 +14,6 @@ from nsabench import ops
 from nsabench.files import writing
 from nsabench.machine.environment.pairs import numbers
 from nsabench.model.case import Case
-from nsabench.model.job import Death
 from nsabench.model.vocabulary import Status
 from nsabench.planning import resolve
 from nsabench.preflight import targets
@@ -52,7 +51,7 @@ def run(
     # An option and not a variable, since worker templates depend on the environment.
     given = {"--cache": cache, "--kernels": kernels, "--ops": ops_file}
     options = [word for name, file in given.items() if file for word in (name, str(file))]
-    compilers = [Compiler(task, options, TIMEOUT_S, done) for task in tasks if task.is_supported]
+    compilers = [Compiler(task, options, done) for task in tasks if task.is_supported]
     rows = [task.refuse() for task in tasks if not task.is_supported]
     with ThreadPoolExecutor(jobs or len(os.sched_getaffinity(0))) as pool:
         try:
@@ -83,15 +82,10 @@ class Task:
 
     def refuse(self) -> CompiledLaunch:
         reason = f"Triton {self.triton} does not know {self.architecture.name}"
-        return self._make_row("", "(all)", Status.UNSUPPORTED, reason)
+        return self.make_row("", "(all)", Status.UNSUPPORTED, reason)
 
-    def lose(self, op: str, implementation: str, death: Death) -> CompiledLaunch:
-        """Return a row for launches that were not recorded, since the worker died."""
-        return self._make_row(op, implementation, death.status, death.reason)
-
-    def _make_row(
-        self, op: str, implementation: str, status: Status, reason: str
-    ) -> CompiledLaunch:
+    def make_row(self, op: str, implementation: str, status: Status, reason: str) -> CompiledLaunch:
+        """Return a row for launches that could not be recorded."""
         return CompiledLaunch(
             op=op,
             implementation=implementation,
@@ -131,12 +125,10 @@ class Compiler:
         self,
         task: Task,
         options: Sequence[str],
-        timeout_s: float,
         done: Callable[[CompiledLaunch], None],
     ) -> None:
         self._task = task
         self._options = options
-        self._timeout_s = timeout_s
         self._done = done
         self._worker = WarmProcess(self._make_program)
         self._lost: list[CompiledLaunch] = []  # while they were recorded
@@ -165,7 +157,7 @@ class Compiler:
         try:
             recorded = self._record(cases)
         except WorkerLost as lost:  # Triton cannot be imported
-            yield self._task.lose("", "(all)", lost.death)
+            yield self._task.make_row("", "(all)", lost.death.status, lost.death.reason)
         else:
             yield from [*self._lost, *recorded]
 
@@ -175,18 +167,19 @@ class Compiler:
             skip = [f"{row.op}/{row.implementation}" for row in self._lost]
             try:
                 request = Record(cases=cases, skip=skip, ahead=self._task.ahead)
-                return self._worker.ask(request, Recorded, self._timeout_s).launches
+                return self._worker.ask(request, Recorded, TIMEOUT_S).launches
             except WorkerLost as lost:
-                if self._stopped or not lost.death.suspect:
+                death = lost.death
+                if self._stopped or not death.suspect:
                     raise
-                op, _, name = lost.death.suspect.partition("/")
-                self._lost.append(self._task.lose(op, name, lost.death))
+                op, _, name = death.suspect.partition("/")
+                self._lost.append(self._task.make_row(op, name, death.status, death.reason))
 
     def _build(self, launch: CompiledLaunch, cases: list[Case]) -> CompiledLaunch:
         try:
             if self._worker.process is None:
                 self._record(cases)
-            row = self._worker.ask(Build(launch=launch), Built, self._timeout_s).launch
+            row = self._worker.ask(Build(launch=launch), Built, TIMEOUT_S).launch
         except WorkerLost as lost:
             changed = {"status": lost.death.status, "reason": lost.death.reason}
             row = launch.model_copy(update=changed)

@@ -65,7 +65,6 @@ OLDEST_SUPPORTED = (3, 0)
 
 
 def is_supported(triton: str, architecture: str) -> bool:
-    """Return whether this Triton supports the architecture."""
     return numbers(triton)[:2] >= OLDEST_TRITON.get(architecture, OLDEST_SUPPORTED)
 
 
@@ -78,8 +77,7 @@ def locked_tritons() -> dict[str, str]:
 
 
 def parse_architectures(given: str) -> list[Architecture]:
-    """Return the architectures of a list. Raises `UsageError` for an unknown one."""
-    names = _split_list(given)
+    names = split_list(given)
     for name in names:
         if name not in ARCHITECTURES:
             raise UsageError(
@@ -90,11 +88,10 @@ def parse_architectures(given: str) -> list[Architecture]:
 
 
 def parse_tritons(given: str) -> list[str]:
-    """Return the versions of a list or `all`. Raises `UsageError` for an unknown one."""
     known = sorted(locked_tritons(), key=numbers)
     if given == "all":
         return known
-    versions = _split_list(given)
+    versions = split_list(given)
     for version in versions:
         if version not in known:
             raise UsageError(
@@ -104,7 +101,7 @@ def parse_tritons(given: str) -> list[str]:
     return versions
 
 
-def _split_list(given: str) -> list[str]:
+def split_list(given: str) -> list[str]:
     return list(dict.fromkeys(part.strip() for part in given.split(",") if part.strip()))
 
 

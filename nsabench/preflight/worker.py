@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import NamedTuple
@@ -63,28 +64,26 @@ def _load_candidates(kernels: Path | None, ops_file: Path | None) -> list[Implem
     return [i for i in candidates if kernels is None or i.source.is_of(kernels)]
 
 
+@dataclass
 class Worker:
-    def __init__(
-        self, architecture: Architecture, candidates: list[Implementation], channel: Channel
-    ) -> None:
-        self._architecture = architecture
-        self._candidates = candidates
-        self._channel = channel
-        self._calls: dict[str, Call] = {}
+    architecture: Architecture
+    candidates: list[Implementation]
+    channel: Channel
+    calls: dict[str, Call] = field(default_factory=dict)
 
     def serve(self) -> None:
         for line in sys.stdin.buffer:
             match REQUEST.validate_json(line):
                 case Record() as request:
-                    self._channel.send(self._record(request))
+                    self.channel.send(self._record(request))
                 case Build(launch=launch):
-                    self._channel.send(Step(phase=f"compiling {launch.kernel}"))
-                    built = build(launch, self._calls[launch.key], self._architecture)
-                    self._channel.send(Built(launch=built))
+                    self.channel.send(Step(phase=f"compiling {launch.kernel}"))
+                    built = build(launch, self.calls[launch.key], self.architecture)
+                    self.channel.send(Built(launch=built))
 
     def _record(self, request: Record) -> Recorded:
         rows: dict[tuple[str, str, str], CompiledLaunch] = {}
-        for item in self._candidates:
+        for item in self.candidates:
             name = f"{item.op}/{item.name}"
             cases = [case for case in request.cases if case.op == item.op]
             if name in request.skip or not cases:
@@ -94,7 +93,7 @@ class Worker:
             if item.compile_ahead is not None:
                 groups = [cases] if request.ahead else []
             if groups:
-                self._channel.send(Step(phase="recording", implementation=name))
+                self.channel.send(Step(phase="recording", implementation=name))
             for group in groups:
                 for row in self._list_rows(item, group[0]):
                     same = row.key or row.reason
@@ -111,20 +110,20 @@ class Worker:
             cases=0,
             triton=str(triton.__version__),
             torch=str(torch.__version__),
-            architecture=self._architecture.name,
+            architecture=self.architecture.name,
         )
         try:
             if item.compile_ahead is None:
-                calls = list_launches(item, case, self._architecture)
+                calls = list_launches(item, case, self.architecture)
             else:
-                calls = list_variants(item, self._architecture)
+                calls = list_variants(item, self.architecture)
             if not calls:
                 raise Failure(Status.SKIPPED, "it launches no kernel that can be compiled ahead")
         except Failure as failure:
             changed = {"status": failure.status, "reason": str(failure)}
             return [common.model_copy(update=changed)]
         distinct = {call.key: call for call in calls}
-        self._calls = distinct | self._calls
+        self.calls = distinct | self.calls
         return [
             common.model_copy(update={"key": key, **call.describe()})
             for key, call in distinct.items()

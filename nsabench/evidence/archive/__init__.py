@@ -11,6 +11,7 @@ and readers only look for manifests, so an archive never holds half a run.
 Import `archive.query` directly: it needs DuckDB, which images do not have.
 """
 
-from nsabench.evidence.archive.archive import Added, Archive, ArchivedRun, Surveyed
+from nsabench.evidence.archive.archive import Added, Archive, Surveyed
+from nsabench.evidence.archive.runs import ArchivedRun
 
 __all__ = ["Added", "Archive", "ArchivedRun", "Surveyed"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,11 +19,11 @@ import pyarrow.parquet as pq
 
 from nsabench import limits, reading
 from nsabench.errors import UsageError, VerificationFailed
-from nsabench.evidence.archive.seen import Seen, Verified, key_of
+from nsabench.evidence.archive.runs import ArchivedRun, Seen, key_of, object_name
 from nsabench.evidence.archive.store import Store
 from nsabench.evidence.manifest import MANIFEST, Report, files, verify
 from nsabench.evidence.manifest.dsse import Envelope
-from nsabench.evidence.manifest.keys import Revocation, refuse_less, revocations, trust_in
+from nsabench.evidence.manifest.keys import refuse_less, revocations, trust_in
 from nsabench.evidence.manifest.statement import (
     Predicate,
     Statement,
@@ -42,33 +42,6 @@ READERS = 16  # requests at once
 class Added(StrEnum):
     ADDED = "added"
     THERE = "already there"
-
-
-@dataclass(frozen=True)
-class ArchivedRun:
-    """A complete run of an archive.
-
-    prefix: of the names of its objects, ends in `/`. columns: by table, a serialised schema of the
-    columns that this version does not know, in hex.
-    """
-
-    prefix: str
-    statement: Statement
-    trust: Trust
-    columns: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def run_id(self) -> str:
-        return self.statement.predicate.run_id
-
-    def digest(self, table: str) -> str:
-        try:
-            return self.statement.digests[f"{table}.parquet"]
-        except KeyError:
-            raise VerificationFailed(f"its manifest names no {table}.parquet") from None
-
-    def object(self, table: str) -> str:
-        return self.prefix + object_name(table, self.digest(table))
 
 
 @dataclass(frozen=True)
@@ -136,14 +109,19 @@ class Archive:
         stored: dict[str, dict[str, str]] = defaultdict(dict)
         for name, stamp in stamps.items():
             stored[_folder(name)][name] = stamp
-        seen, revoked = Seen(), revocations()
-
         keys = {name: key_of(self.store.location, stored[_folder(name)]) for name in manifests}
+        seen, revoked = Seen(), revocations()
 
         def checked(name: str) -> ArchivedRun | str:
             try:
-                there, key = stored[_folder(name)], keys[name]
-                return self._check(name, there, key, seen, trusted, revoked, require)
+                run = seen.get(keys[name])
+                statement = run.statement if run is not None else self._read_statement(name)
+                trust = trust_in(statement.predicate, trusted, revoked)
+                refuse_less(trust, require)  # before its tables are read
+                if run is None:
+                    run = self._verify_tables(name, statement, trust, stored[_folder(name)])
+                    seen.add(keys[name], run)
+                return run.model_copy(update={"trust": trust})
             except VerificationFailed as error:
                 return f"{_folder(name)}: {error}"
 
@@ -167,38 +145,23 @@ class Archive:
         stray = sum(len(there) for folder, there in stored.items() if folder not in complete)
         return Surveyed(sound, broken, stray)
 
-    def _check(
-        self,
-        name: str,
-        stamps: Mapping[str, str],
-        key: str,
-        seen: Seen,
-        trusted: frozenset[str],
-        revoked: Mapping[str, Revocation],
-        require: Trust,
+    def _read_statement(self, name: str) -> Statement:
+        return signed(Envelope.parse(self.store.read(name, limits.MANIFEST)))[0]
+
+    def _verify_tables(
+        self, name: str, statement: Statement, trust: Trust, there: Iterable[str]
     ) -> ArchivedRun:
-        verified = seen.get(key)
-        if verified is not None:
-            statement, columns = verified
-        else:
-            manifest = self.store.read(name, limits.MANIFEST)
-            (statement, _), columns = signed(Envelope.parse(manifest)), {}
         predicate = statement.predicate
-        trust = trust_in(predicate, trusted, revoked)
-        refuse_less(trust, require)
-        run = ArchivedRun(name.removesuffix(MANIFEST), statement, trust, columns)
-        if verified is not None:
-            return run
+        run = ArchivedRun(prefix=name.removesuffix(MANIFEST), statement=statement, trust=trust)
         if not f"/{run.prefix}".endswith(f"/{_prefix(predicate)}"):
             raise VerificationFailed(f"it belongs under {_prefix(predicate)}")
         for stored in map(run.object, TABLES):
-            if stored not in stamps:
+            if stored not in there:
                 raise VerificationFailed(f"{stored} is missing")
         with TemporaryDirectory() as scratch:
             self._place_tables(run, TABLES, Path(scratch))
             columns = _check_tables(Path(scratch), predicate)
-        seen.add(key, Verified(statement, columns))
-        return replace(run, columns=columns)
+        return run.model_copy(update={"columns": columns})
 
     def table(self, run: ArchivedRun, table: str) -> Path | pa.BufferReader:
         """Return a table of a verified run for pyarrow to read. A bucket's is checked again."""
@@ -271,7 +234,3 @@ def _prefix(predicate: Predicate) -> str:
 
 def _folder(name: str) -> str:
     return name.rpartition("/")[0]
-
-
-def object_name(table: str, digest: str) -> str:
-    return f"{table}-{digest[:16]}.parquet"

@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 
 from nsabench import limits
 from nsabench.errors import EnvironmentRefused, NsabenchError, UsageError
-from nsabench.evidence.archive.archive import READERS, Archive, ArchivedRun
+from nsabench.evidence.archive.archive import READERS, Archive
+from nsabench.evidence.archive.runs import ArchivedRun
 from nsabench.evidence.archive.store import INSTALL
 from nsabench.evidence.manifest.tables import COLUMNS
 from nsabench.machine.environment.pairs import describe_mismatch

@@ -16,7 +16,6 @@ from nsabench.signing import keys
 
 TRUSTED = "NSABENCH_TRUSTED_KEYS"
 REVOKED = "NSABENCH_REVOKED_KEYS"
-MAX_BYTES = 1 << 20
 _KEYID = re.compile(r"[0-9a-f]{64}")
 
 
@@ -38,28 +37,22 @@ class Revocation:
         return self.why is Why.COMPROMISED or signed.astimezone(UTC).date() >= self.since
 
 
-def trusted_keyids(
-    files: tuple[Path, ...], variables: Mapping[str, str] | None = None
-) -> frozenset[str]:
+def trusted_keyids(files: tuple[Path, ...] = ()) -> frozenset[str]:
     """Return the ids of all keys in `files` and in NSABENCH_TRUSTED_KEYS."""
     paths = list(files)
-    for path in _listed(TRUSTED, variables):
+    for path in _list_paths(TRUSTED):
         paths += sorted(path.glob("*.pub")) if path.is_dir() else [path]
     return frozenset(keys.keyid_of(key) for path in paths for key in keys.read_publics(path))
 
 
-def revocations(
-    files: tuple[Path, ...] = (), variables: Mapping[str, str] | None = None
-) -> dict[str, Revocation]:
+def revocations(files: tuple[Path, ...] = ()) -> dict[str, Revocation]:
     """Return what `files` and the files in NSABENCH_REVOKED_KEYS revoke, by key id.
 
     The strictest line about a key counts.
     """
     found: dict[str, Revocation] = {}
-    for path in (*files, *_listed(REVOKED, variables)):
+    for path in (*files, *_list_paths(REVOKED)):
         content = keys.read(path, "the list of revoked keys")
-        if len(content) > MAX_BYTES:
-            raise UsageError(f"{path} has more than {MAX_BYTES} bytes", "give a list of keys.")
         for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), 1):
             words = line.partition("#")[0].split()
             if words:
@@ -116,6 +109,5 @@ def _revocation(words: list[str], where: str) -> tuple[str, Revocation]:
         ) from None
 
 
-def _listed(name: str, variables: Mapping[str, str] | None) -> list[Path]:
-    listed = (os.environ if variables is None else variables).get(name, "")
-    return [Path(part) for part in listed.split(os.pathsep) if part]
+def _list_paths(variable: str) -> list[Path]:
+    return [Path(part) for part in os.environ.get(variable, "").split(os.pathsep) if part]

@@ -155,7 +155,7 @@ def read(folders: Sequence[Path]) -> tuple[Side, ...]:
 
 def _read_side(path: Path) -> Side:
     folder = RunFolder.existing(path)
-    trust = refuse_altered(path, trusted_keyids(()))
+    trust = refuse_altered(path, trusted_keyids())
     try:
         check_table(path / "samples.parquet", limits.SAMPLES)
         wrong = misfit(pq.read_schema(path / "samples.parquet"), SAMPLES, SAMPLE_COLUMNS)

@@ -9,7 +9,7 @@ from urllib.parse import quote
 from nsabench import limits
 from nsabench.errors import UsageError
 from nsabench.evidence.archive import Archive
-from nsabench.evidence.archive.archive import ArchivedRun
+from nsabench.evidence.archive.runs import ArchivedRun
 from nsabench.evidence.manifest import MANIFEST, signed_around
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.files import write_text

@@ -115,10 +115,13 @@ def test_a_key_is_never_overwritten(tmp_path: Path, made: dict[str, str]) -> Non
         keys.generate(tmp_path / "k.key", PASSPHRASE.encode())
 
 
-def test_keys_are_trusted_by_a_file_and_by_a_folder(tmp_path: Path, made: dict[str, str]) -> None:
+def test_keys_are_trusted_by_a_file_and_by_a_folder(
+    tmp_path: Path, made: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     keyid = load_signer(made).keyid
     for variable in (tmp_path, tmp_path / "k.key.pub"):
-        assert trusted_keyids((), {TRUSTED: str(variable)}) == {keyid}
+        monkeypatch.setenv(TRUSTED, str(variable))
+        assert trusted_keyids() == {keyid}
 
 
 def test_the_commands(tmp_path: Path, nsabench: Nsabench, made: dict[str, str]) -> None:
@@ -165,10 +168,10 @@ def test_a_file_of_several_keys_means_all_of_them(tmp_path: Path) -> None:
     both = tmp_path / "team.pub"
     both.write_bytes(b"# ours\n" + b"\n".join(keys.public_pem(key) for key in made))
     expected = {keys.keyid_of(key) for key in made}
-    assert trusted_keyids((both,), {}) == expected
+    assert trusted_keyids((both,)) == expected
     both.write_bytes(both.read_bytes() + b"-----BEGIN CERTIFICATE-----\n")
     with pytest.raises(UsageError, match="something else beside it"):
-        trusted_keyids((both,), {})
+        trusted_keyids((both,))
 
 
 def listed(tmp_path: Path, *lines: str) -> Path:
@@ -190,7 +193,7 @@ def test_a_revoked_key(
 ) -> None:
     """What a superseded key signed before stands; of a compromised one, no date does."""
     path = listed(tmp_path, f"{signer.keyid} {since} {why}  # told by its owner")
-    revoked = revocations((path,), {})
+    revoked = revocations((path,))
     for required in (Trust.EPHEMERAL, Trust.PINNED):
         report = verify(run, trusted=[signer.keyid], require=required, revoked=revoked)
         assert (report.broken is None) is holds, report.broken
@@ -204,7 +207,7 @@ def test_a_revoked_key(
 def test_the_strictest_line_about_a_key_counts(tmp_path: Path) -> None:
     lines = [f"{KEYID} {day} {why}" for day, why in STRICTER]
     for order in (lines, lines[::-1]):
-        found = revocations((listed(tmp_path, *order),), {})
+        found = revocations((listed(tmp_path, *order),))
         assert found == {KEYID: Revocation(date(2027, 5, 1), Why.COMPROMISED)}
 
 
@@ -225,7 +228,7 @@ STRICTER = [
 )
 def test_a_list_that_revokes_nothing(tmp_path: Path, line: str) -> None:
     with pytest.raises(UsageError, match=r"revoked:3 revokes nothing"):
-        revocations((listed(tmp_path, line),), {})
+        revocations((listed(tmp_path, line),))
 
 
 def test_an_archive_honours_the_list(

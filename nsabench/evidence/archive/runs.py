@@ -1,17 +1,18 @@
-"""Remember which archived runs were verified on this machine, so that each is read once."""
+"""A run of an archive, and which runs were verified on this machine, so that each is read once."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import NamedTuple
+
+from pydantic import Field
 
 from nsabench import limits
 from nsabench.errors import VerificationFailed
-from nsabench.evidence.manifest.statement import Statement
+from nsabench.evidence.manifest.statement import Statement, Trust
 from nsabench.files import user_cache, whole
+from nsabench.model.case import Frozen
 from nsabench.model.version import __version__
 from nsabench.reading import OutOfBounds, read
 
@@ -19,11 +20,34 @@ MOST = 100_000  # runs that are remembered
 MOST_BYTES = 512 * limits.MIB
 
 
-class Verified(NamedTuple):
-    """A verified run. columns: by table, those that this version does not know (`ArchivedRun`)."""
+class ArchivedRun(Frozen):
+    """A complete run of an archive.
 
+    prefix: of the names of its objects, ends in `/`. columns: by table, a serialised schema of the
+    columns that this version does not know, in hex.
+    """
+
+    prefix: str
     statement: Statement
-    columns: Mapping[str, str]
+    trust: Trust
+    columns: dict[str, str] = Field(default={})
+
+    @property
+    def run_id(self) -> str:
+        return self.statement.predicate.run_id
+
+    def digest(self, table: str) -> str:
+        try:
+            return self.statement.digests[f"{table}.parquet"]
+        except KeyError:
+            raise VerificationFailed(f"its manifest names no {table}.parquet") from None
+
+    def object(self, table: str) -> str:
+        return self.prefix + object_name(table, self.digest(table))
+
+
+def object_name(table: str, digest: str) -> str:
+    return f"{table}-{digest[:16]}.parquet"
 
 
 class Seen:
@@ -40,15 +64,13 @@ class Seen:
     def __contains__(self, key: str) -> bool:
         return key in self._lines
 
-    def get(self, key: str) -> Verified | None:
-        with suppress(ValueError, VerificationFailed):  # somebody changed the file
-            statement, columns = json.loads(self._lines.get(key, "").partition(" ")[2])
-            return Verified(Statement.parse(statement.encode()), columns)
+    def get(self, key: str) -> ArchivedRun | None:
+        with suppress(ValueError):  # somebody changed the file
+            return ArchivedRun.model_validate_json(self._lines.get(key, "").partition(" ")[2])
         return None
 
-    def add(self, key: str, verified: Verified) -> None:
-        content = [verified.statement.to_json().decode(), verified.columns]
-        self._lines[key] = f"{key} {json.dumps(content)}"
+    def add(self, key: str, run: ArchivedRun) -> None:
+        self._lines[key] = f"{key} {run.model_dump_json()}"
         self._new = True
 
     def keep(self) -> None:
