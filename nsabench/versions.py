@@ -38,7 +38,6 @@ class Triton:
 
     @property
     def unpaired(self) -> str:
-        """Another Triton that the installed torch pins, if any."""
         return unpaired(metadata.version("torch"), self.version)
 
 
@@ -65,11 +64,7 @@ def find_tritons(folder: Path) -> dict[str, Path]:
 
 
 def parse(given: str, folder: Path | None = None) -> list[Triton]:
-    """Return the Tritons of a list such as `3.1.0,3.6.0` or `all`, oldest first.
-
-    Without a folder, missing versions are installed into the cache. Raises `UsageError` for an
-    unknown version, and `EnvironmentRefused` if one cannot be installed.
-    """
+    """Return the Tritons of a list or of `all`, oldest first; missing ones are installed."""
     installed = targets.installed_triton()
     folders = {} if folder is None else find_tritons(folder)
     available = targets.locked_tritons() if folder is None else folders
@@ -111,7 +106,6 @@ def measure(
     """Measure under one Triton after another. Keep finished runs and resume the others.
 
     arguments: for `nsabench all`. show: receives the version and each printed line.
-    Raises `UsageError` if the folder holds runs with other arguments.
     """
     _keep_arguments(list(arguments), folder)
     return [_measure_triton(arguments, folder, triton, show) for triton in tritons]

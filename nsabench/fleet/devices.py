@@ -28,11 +28,7 @@ class Place:
 
 
 def places(asked: str) -> list[Place]:
-    """Return the GPUs that `0,1` or `all` selects by their index in `nvidia-smi`.
-
-    Raises `EnvironmentRefused` without GPUs, and `UsageError` for a GPU that is missing or
-    repeated.
-    """
+    """Return the GPUs that `0,1` or `all` selects by their index in `nvidia-smi`."""
     failure = nvml.failure()
     devices = [] if failure else nvml.Device.all()
     there = [index for device in devices if (index := device.index()) is not None]
@@ -65,9 +61,7 @@ def measure(
 ) -> list[Path]:
     """Measure or continue one shard at each place; return their folders below `folder`.
 
-    arguments: for `nsabench all`, the same for all shards.
-    show: receives the name of the place and each line that its shard prints.
-
+    arguments: for `nsabench all`. show: receives the name of the place and each printed line.
     Raises `EnvironmentRefused` if a shard does not complete.
     """
     count = len(places)
@@ -91,11 +85,7 @@ def measure(
 def run_at(
     places: Sequence[Place], arguments: Sequence[Sequence[str]], show: Callable[[str, str], None]
 ) -> list[int]:
-    """Run `nsabench all` at all places at the same time; return the exit codes.
-
-    show: receives the name of the place and each line that is printed. An interrupt reaches all
-    runs.
-    """
+    """Run `nsabench all` at all places at once; return the exit codes. An interrupt reaches all."""
     processes = [
         subprocess.Popen(
             [sys.executable, "-P", "-m", "nsabench", "all", *words],

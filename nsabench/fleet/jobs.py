@@ -25,8 +25,7 @@ INPUT = "/input"  # where pods, and containers of Modal, have the user's files
 
 @dataclass(frozen=True)
 class Work:
-    """What the shards measure: the arguments of `nsabench all`, and the absolute paths of their
-    files."""
+    """Arguments of `nsabench all` for the shards, and the absolute paths of their files."""
 
     shards: int
     words: Sequence[str]
@@ -53,10 +52,7 @@ class Work:
 def slurm(
     out: Path, work: Work, *, time: str, gres: str, memory: str, options: Sequence[str]
 ) -> None:
-    """Render a job array of shards, a job that merges, and a script that submits them.
-
-    Nodes share the folder `out` and this installation. options: further `sbatch` options.
-    """
+    """Render a job array of shards, a job that merges, and a script that submits them."""
     nsabench = [sys.executable, "-P", "-m", "nsabench"]
     values = {
         "time": time,
@@ -84,7 +80,6 @@ class Pods:
 
     @property
     def fields(self) -> dict[str, object]:
-        """Return the optional fields of a PodSpec."""
         fields = {
             "tolerations": [{"key": key, "operator": "Exists"} for key in self.tolerations],
             "runtimeClassName": self.runtime_class,
@@ -94,10 +89,7 @@ class Pods:
 
 
 def kubernetes(out: Path, work: Work, pods: Pods, *, name: str = "") -> None:
-    """Render an Indexed Job of shards, and a Job that merges.
-
-    name: of the Jobs; the default is unique, since a Job cannot be changed once it exists.
-    """
+    """Render an Indexed Job of shards, and a Job that merges."""
     data = {file.name: file.read_text() for file in work.files}
     values = {
         "data": yaml.safe_dump(data, default_style="|").rstrip() if data else "{}",
@@ -109,6 +101,7 @@ def kubernetes(out: Path, work: Work, pods: Pods, *, name: str = "") -> None:
         "measure": ["nsabench", "all", *work.move_files(work.words)],
         "merge": ["nsabench", *work.move_files(work.merge_words)],
     }
+    # A unique name, since a Job cannot be changed once it exists.
     values["name"] = name or f"{_name_jobs(out)}-{token_hex(3)}"
     _render(out, work, values, "shards.yaml", "merge.yaml")
 
@@ -116,8 +109,7 @@ def kubernetes(out: Path, work: Work, pods: Pods, *, name: str = "") -> None:
 def modal(out: Path, work: Work, *, gpu: str, combo: str, checkout: Path, index: str) -> None:
     """Render an app that measures each shard on a GPU of Modal, and merges.
 
-    checkout: has the lock of `combo`, which the image is built from. index: a package index besides
-    PyPI, or empty.
+    checkout: has the lock of `combo`. index: a package index besides PyPI, or empty.
     """
     values = {
         "words": work.move_files(work.words),

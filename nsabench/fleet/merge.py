@@ -33,17 +33,14 @@ from nsabench.verdicts.tables import write_tables
 
 @dataclass(frozen=True)
 class Shard:
-    """A verified shard, number `index` of `count`.
-
-    machine: the versions and devices that all shards must share. digests: the sha256 of its files.
-    """
+    """A verified shard, number `index` of `count`."""
 
     folder: Path
     index: int
     count: int
     plan: Plan
-    machine: dict[str, str]
-    digests: dict[str, str]
+    machine: dict[str, str]  # versions and devices that all shards must share
+    digests: dict[str, str]  # the sha256 of its files
 
 
 def merge(
@@ -56,10 +53,8 @@ def merge(
 ) -> tuple[Finished, str]:
     """Merge shards into a new run `out`, which appears complete or not at all.
 
-    Returns the run, and a sentence about its signature.
-
-    Raises `UsageError` unless the shards are one whole plan, measured alike.
-    Raises `VerificationFailed` if a shard was altered or is trusted less than required.
+    Returns the run, and a sentence about its signature. Raises `UsageError` unless the shards are
+    one whole plan, measured alike.
     """
     refuse_filled(out)
     signed = signed_around(out)
@@ -139,7 +134,6 @@ def _refuse_other_machine(first: Shard, other: Shard) -> None:
 
 
 def _refuse_gaps(shards: Sequence[Shard]) -> None:
-    """Raise `UsageError` if a shard of the plan is missing or is there twice."""
     count = shards[0].count
     given = Counter(shard.index for shard in shards)
     for shard in shards:

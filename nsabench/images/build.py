@@ -59,7 +59,6 @@ def build(
 
 
 def _pack(checkout: Checkout, locked: Path, wheelhouse: Path | None, file: IO[bytes]) -> None:
-    """Write the tar archive that the Dockerfile copies from, and rewind `file`."""
     with tarfile.open(fileobj=file, mode="w") as tar:
         for part in (*SOURCES, "docker/Dockerfile"):
             tar.add(checkout.root / part, part, filter=_normalise)

@@ -43,8 +43,6 @@ class Combos(BaseModel):
 
 @dataclass(frozen=True)
 class Checkout:
-    """The sources that images are built from."""
-
     root: Path
 
     @property

@@ -36,10 +36,7 @@ class Launch:
 
 
 def run(launch: Launch, say: Callable[[str], None]) -> int:
-    """Run to the end and return the exit code. say: receives each printed line.
-
-    Raises `UsageError` without an image, and `EnvironmentRefused` if it cannot run.
-    """
+    """Run to the end and return the exit code. say: receives each printed line."""
     _check_results(launch.results)
     image = tag(launch.combo)
     client = daemon.connect()

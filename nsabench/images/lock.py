@@ -23,7 +23,6 @@ BUILD = ("setuptools>=77,<82", "wheel>=0.45")
 
 
 def requirements(checkout: Checkout, combo: Combo) -> list[str]:
-    """Return the pins of the combo, and what nsabench, its report and the kernels require."""
     from packaging.requirements import Requirement  # of the extra `images`
 
     project, kernels = _project(checkout.root), _project(checkout.root / "kernels")

@@ -47,10 +47,7 @@ SHEETS = (
 
 
 def find(gpu: str) -> Sheet:
-    """Return the sheet of a device by its name or its driver's name ("NVIDIA H100 80GB HBM3").
-
-    Raises `UsageError` if none or more than one fits.
-    """
+    """Return the only sheet that fits a device, named as by its driver. Raises `UsageError`."""
     fitting = _find_fitting(gpu)
     if len(fitting) == 1:
         return fitting[0]
@@ -65,7 +62,6 @@ def find(gpu: str) -> Sheet:
 
 
 def find_unique(gpu: str) -> Sheet | None:
-    """Return the sheet that fits a device; None for none or several."""
     fitting = _find_fitting(gpu)
     return fitting[0] if len(fitting) == 1 else None
 

@@ -64,8 +64,6 @@ class Record(Message):
 
 
 class Recorded(Message):
-    """The launches to compile, and rows for those that could not be recorded."""
-
     kind: Literal["recorded"] = "recorded"
     launches: list[CompiledLaunch]
 

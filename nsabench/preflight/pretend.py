@@ -125,7 +125,6 @@ def operators_run(real: str) -> Iterator[None]:
 
 
 def install_driver(architecture: Architecture) -> None:
-    """Let the Triton of this process compile for the architecture."""
     target = GPUTarget("cuda", architecture.capability, 32)
     properties = {
         "max_shared_mem": architecture.shared_per_block,

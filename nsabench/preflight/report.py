@@ -36,7 +36,6 @@ def render(compiled: Sequence[CompiledLaunch]) -> RenderableType:
 
 
 def _make_grid(compiled: Sequence[CompiledLaunch]) -> Table:
-    """Count the launches of one Triton that compiled."""
     table = Table(box=None, pad_edge=False)
     table.add_column("implementation", no_wrap=True)
     table.add_column("kernel", no_wrap=True)
@@ -62,7 +61,6 @@ def _count_failed(compiled: Sequence[CompiledLaunch]) -> Text:
 
 
 def _list_resources(compiled: Sequence[CompiledLaunch]) -> Table:
-    """Return the maxima over the launches of a kernel, for each architecture and Triton."""
     table = Table(title="most that a launch takes", title_justify="left", box=None, pad_edge=False)
     for name in ("kernel", "triton", "arch"):
         table.add_column(name, no_wrap=True)
@@ -114,7 +112,6 @@ _TYPES: dict[Any, pa.DataType] = {
 
 
 def write(compiled: Sequence[CompiledLaunch], path: Path) -> None:
-    """Write all rows as Parquet in one step."""
     schema = pa.schema(
         [
             pa.field(name, _TYPES[field.annotation], metadata={"meaning": field.description or ""})

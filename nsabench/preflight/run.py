@@ -66,15 +66,12 @@ def run(
 
 @dataclass(frozen=True)
 class Task:
-    """An architecture and a Triton; `folder` is None for the installed one.
-
-    ahead: also compile kernels of other compilers, which happens once an architecture.
-    """
+    """An architecture and a Triton."""
 
     architecture: Architecture
     triton: str
-    folder: Path | None
-    ahead: bool
+    folder: Path | None  # None: the installed Triton
+    ahead: bool  # also compile kernels of other compilers, once an architecture
 
     @property
     def is_supported(self) -> bool:
@@ -85,7 +82,6 @@ class Task:
         return self.make_row("", "(all)", Status.UNSUPPORTED, reason)
 
     def make_row(self, op: str, implementation: str, status: Status, reason: str) -> CompiledLaunch:
-        """Return a row for launches that could not be recorded."""
         return CompiledLaunch(
             op=op,
             implementation=implementation,
@@ -119,8 +115,6 @@ def _load_cases(matrices: Sequence[str], ops_file: Path | None) -> list[Case]:
 
 
 class Compiler:
-    """Compiles all launches of a task, and survives crashes of the compiler."""
-
     def __init__(
         self,
         task: Task,
@@ -135,7 +129,6 @@ class Compiler:
         self._stopped = False
 
     def stop(self) -> None:
-        """Stop at once, from any thread."""
         self._stopped = True
         self._worker.kill()
 

@@ -106,7 +106,6 @@ def split_list(given: str) -> list[str]:
 
 
 def installed_triton() -> str:
-    """Return the version of Triton. Raises `EnvironmentRefused` without Triton or torch."""
     try:
         metadata.version("torch")
         return metadata.version("triton")
@@ -122,7 +121,6 @@ def cache_folder() -> Path:
 
 
 def install_triton(version: str) -> Path:
-    """Return the folder of a version, installed if needed. Raises `EnvironmentRefused`."""
     requirement = locked_tritons()[version]
     tag = hashlib.sha256(f"{requirement}{sys.version_info[:2]}".encode()).hexdigest()[:8]
     folder = cache_folder() / "triton" / f"{version}-{tag}"

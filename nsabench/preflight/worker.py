@@ -102,7 +102,6 @@ class Worker:
         return Recorded(launches=sorted(rows.values(), key=lambda row: bool(row.key)))
 
     def _list_rows(self, item: Implementation, case: Case) -> list[CompiledLaunch]:
-        """Return a row for each distinct launch of a case, or one row with the reason."""
         common = CompiledLaunch(
             op=item.op,
             implementation=item.name,

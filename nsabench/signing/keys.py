@@ -63,7 +63,6 @@ def private_key(pem: bytes, source: str, passphrase: bytes | None) -> Ed25519Pri
 
 
 def private_pem(key: Ed25519PrivateKey, passphrase: bytes | None = None) -> bytes:
-    """Return PKCS #8, encrypted if there is a passphrase."""
     if not passphrase:
         return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     # PBES2 (RFC 8018). `BestAvailableEncryption` would derive the key in 2,048 rounds only.
@@ -88,10 +87,7 @@ def _der(tag: int, *parts: bytes) -> bytes:
 
 
 def generate(path: Path, passphrase: bytes) -> Ed25519PublicKey:
-    """Write an encrypted private key to `path`, and its public half to `path`.pub.
-
-    Raises `UsageError` for a short passphrase, and as `create` does.
-    """
+    """Write an encrypted private key to `path`, and its public half to `path`.pub."""
     if len(passphrase) < LEAST_PASSPHRASE:
         raise UsageError(
             f"the passphrase has {len(passphrase)} bytes, so it can be guessed",

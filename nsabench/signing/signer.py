@@ -28,7 +28,6 @@ class Signer:
 
 
 def load_signer(variables: Mapping[str, str] | None = None) -> Signer:
-    """Return the `named_signer`, or else an ephemeral one."""
     return named_signer(variables) or Signer(Ed25519PrivateKey.generate(), ephemeral=True)
 
 

@@ -54,8 +54,6 @@ class Surveyed:
 
 
 class Archive:
-    """Verified runs in a store."""
-
     def __init__(self, location: str, *, create: bool = False) -> None:
         self.store = Store(location, create=create)
 
@@ -189,10 +187,7 @@ class Archive:
 
 
 def _check_tables(folder: Path, predicate: Predicate) -> dict[str, str]:
-    """Check tables against the manifest, as an archive holds no log to derive them.
-
-    Returns the columns that this version does not know, as `ArchivedRun` has them.
-    """
+    """Check tables against the manifest. Returns the columns of an `ArchivedRun`."""
     check_summary(folder, predicate)
     columns = {}
     for table in TABLES:

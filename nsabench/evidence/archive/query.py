@@ -132,7 +132,6 @@ class _View:
                     yield from self._complete([batch for part in parts for batch in part])
 
     def _groups(self) -> Iterator[list[ArchivedRun]]:
-        """Yield runs that have about `BATCH` rows together."""
         group: list[ArchivedRun] = []
         rows = 0
         for run in self._runs:

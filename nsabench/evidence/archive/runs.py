@@ -21,15 +21,12 @@ MOST_BYTES = 512 * limits.MIB
 
 
 class ArchivedRun(Frozen):
-    """A complete run of an archive.
+    """A complete run of an archive."""
 
-    prefix: of the names of its objects, ends in `/`. columns: by table, a serialised schema of the
-    columns that this version does not know, in hex.
-    """
-
-    prefix: str
+    prefix: str  # of the names of its objects, ends in "/"
     statement: Statement
     trust: Trust
+    # By table, a serialised schema of the columns that this version does not know, in hex.
     columns: dict[str, str] = Field(default={})
 
     @property
@@ -82,6 +79,5 @@ class Seen:
 
 
 def key_of(location: str, stamps: Mapping[str, str]) -> str:
-    """Return the key of a run from the names and stamps of its objects."""
     parts = [__version__, location, *(f"{name} {stamp}" for name, stamp in sorted(stamps.items()))]
     return hashlib.sha256("\n".join(parts).encode(errors="surrogateescape")).hexdigest()

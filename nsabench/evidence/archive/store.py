@@ -151,10 +151,7 @@ class Store:
 
 
 def _read_endpoint() -> str:
-    """Return the address of the server that a variable names; "" for Amazon's.
-
-    Raises `UsageError` if it is no address, with which obstore panics.
-    """
+    """Return the server's address, "" for Amazon's. obstore panics if it is no address."""
     for name in _ENDPOINTS:
         endpoint = os.environ.get(name)
         if endpoint is None:

@@ -46,10 +46,7 @@ def trusted_keyids(files: tuple[Path, ...] = ()) -> frozenset[str]:
 
 
 def revocations(files: tuple[Path, ...] = ()) -> dict[str, Revocation]:
-    """Return what `files` and the files in NSABENCH_REVOKED_KEYS revoke, by key id.
-
-    The strictest line about a key counts.
-    """
+    """Return what the files revoke, by key id. The strictest line about a key counts."""
     found: dict[str, Revocation] = {}
     for path in (*files, *_list_paths(REVOKED)):
         content = keys.read(path, "the list of revoked keys")
@@ -67,11 +64,7 @@ def revocations(files: tuple[Path, ...] = ()) -> dict[str, Revocation]:
 def trust_in(
     predicate: Predicate, trusted: frozenset[str], revoked: Mapping[str, Revocation]
 ) -> Trust:
-    """Return how far a verified run can be trusted: as far as the least of its signatures.
-
-    A merged run has the signatures of its shards, too. Raises `VerificationFailed` for a revoked
-    key.
-    """
+    """Return the least trust of a run's and its shards' signatures. Refuses a revoked key."""
     signer = predicate.signer
     signatures = [(signer.keyid, signer.trust, predicate.signed)]
     signatures += [(shard.keyid, shard.trust, shard.signed) for shard in predicate.shards]

@@ -26,19 +26,15 @@ _OWN = {"shard", "cases", "implementations", "kernels", "ops"}
 
 @dataclass(frozen=True)
 class Logged:
-    """The content of a log. A merged run has the machine and signer of its first shard.
-
-    shards: who signed each of them.
-    """
+    """The content of a log. A merged run has the machine and signer of its first shard."""
 
     cases: int
     described: Described
     origin: Origin
-    shards: tuple[ShardSigned, ...] = ()
+    shards: tuple[ShardSigned, ...] = ()  # who signed each of them
 
 
 def check_log(folder: Path, plan: Plan) -> Logged:
-    """Check that a log is of this plan and holds every case, and return its content."""
     found, origin = read_log(folder, plan)
     try:
         states = states_of(plan, found, Purpose.MAIN)
@@ -54,7 +50,6 @@ def check_log(folder: Path, plan: Plan) -> Logged:
 
 
 def read_log(folder: Path, plan: Plan) -> tuple[Log, Origin]:
-    """Return the log of a run, finished or not, and its signer."""
     try:
         found, origin = log.examine(folder / "log.jsonl")
         refuse_other_log(plan, found)

@@ -33,10 +33,7 @@ from nsabench.signing.keys import public_der
 
 
 def seal(folder: Path, signer: Signer) -> Statement:
-    """Write the manifest over all other files of the run.
-
-    Raises `VerificationFailed` if the folder holds a link or a file that no run has.
-    """
+    """Sign all files of a run. Raises `VerificationFailed` for a link or a file that no run has."""
     RunFolder(folder).refuse_foreign()
     statement = describe(folder, signer)
     whole(folder / MANIFEST, dsse.sign(statement.to_json(), signer.key).to_json())
@@ -83,10 +80,7 @@ def brief_plan(plan: Plan) -> PlanBrief:
 
 
 def brief_shards(folder: Path, plan: Plan) -> tuple[ShardSigned, ...]:
-    """Return who signed each shard of a merged run.
-
-    Raises `VerificationFailed` if a manifest is broken.
-    """
+    """Return who signed each shard. Raises `VerificationFailed` if a manifest is broken."""
     shards = (RunFolder(folder).shard(run_id).path for run_id in plan.shards)
     return tuple(signed(read_envelope(shard))[0].predicate.as_shard for shard in shards)
 

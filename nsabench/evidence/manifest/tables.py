@@ -207,7 +207,6 @@ def _group_of(row: Mapping[str, Any]) -> Group:
 
 
 def count_rows(path: Path) -> int:
-    """Return the number of rows that a table's metadata states."""
     with readable(path):
         return check_table(path, getattr(limits, path.stem.upper()))
 

@@ -68,7 +68,6 @@ class Report:
 
     @property
     def broken(self) -> str | None:
-        """The first broken check, as a sentence."""
         for check, outcome in self.outcomes.items():
             if outcome == "broken":
                 return f"{check}: {self.details[check]}"
@@ -164,7 +163,6 @@ def _check_manifest(report: Report, names: list[str]) -> None:
 
 
 def _check_contents(report: Report) -> tuple[Plan, Logged]:
-    """Check that plan, environment and log agree with each other and with the manifest."""
     folder, predicate = report.folder, report.predicate
     with report.check("plan"):
         report.plan = plan = read_plan(folder, predicate)
@@ -211,7 +209,6 @@ def _compare_names(report: Report, names: list[str]) -> None:
 
 
 def read_plan(folder: Path, predicate: Predicate | None) -> Plan:
-    """Check that the plan of a run is the plan that was signed, and return it."""
     try:
         plan = Plan.read(folder / "plan.json")
     except UsageError as error:
@@ -272,7 +269,6 @@ def _check_tables(folder: Path, plan: Plan, logged: Logged, predicate: Predicate
 
 
 def describe_signers(shards: Sequence[ShardSigned]) -> str:
-    """Say with which keys the shards of a merged run were measured and signed."""
     named = {
         shard.keyid: "an ephemeral key" if shard.trust is Trust.EPHEMERAL else f"key {shard.keyid}"
         for shard in shards

@@ -57,7 +57,6 @@ def as_json(environment: Environment, problems: list[Problem]) -> dict[str, Any]
 
 
 def render(environment: Environment, problems: list[Problem]) -> RenderableType:
-    """Render the machine, then its problems."""
     machine = Table.grid(padding=(0, 2))
     machine.add_column(style="dim", no_wrap=True)
     for label, line in summarise(environment, environment.gpus):

@@ -94,10 +94,7 @@ def _explain_lost(driver: Driver) -> Problem:
 
 
 def explain_unusable(driver: Driver, shut_in: bool) -> Problem | None:
-    """Return why no GPU can be used although there is hardware or a driver; None without these.
-
-    shut_in: whether this is a container.
-    """
+    """Return why hardware or a driver cannot be used; None without any. shut_in: in a container."""
     failed = driver.nvml_failure or "NVML shows no device"
     if "mismatch" in failed.lower():
         return error(

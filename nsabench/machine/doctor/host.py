@@ -120,7 +120,6 @@ def _examine_resources(environment: Environment) -> Iterator[Problem]:
 
 
 def _examine_build(environment: Environment) -> Iterator[Problem]:
-    """Yield what keeps Triton from building a launcher for each kernel, or from loading it."""
     host = environment.host
     if host.compiler is False:
         yield error(

@@ -119,14 +119,12 @@ def _check_numpy(environment: Environment) -> Iterator[Problem]:
 
 
 def _find_pinned_triton(environment: Environment) -> str | None:
-    """Return the triton that this torch pins, by its metadata or by `PAIRS`."""
     pair = pair_of(environment.software.known_torch or "")
     return environment.software.pinned_triton or (pair.triton if pair is not None else None)
 
 
 def _runs_on(code: str, capability: tuple[int, ...]) -> bool:
-    """Return whether code runs on a device: sm_* within a major version, compute_* (PTX) on later
-    ones."""
+    """Return whether code runs on a device: sm_* on its major version, compute_* (PTX) on later."""
     match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", code)
     if match is None:
         return True  # an unknown notation is not a reason to refuse

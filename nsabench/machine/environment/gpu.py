@@ -51,7 +51,6 @@ _FIELDS: tuple[tuple[str, str, tuple[int, ...], Callable[[Any], Any]], ...] = (
 
 
 def read_driver(root: Path = Path("/")) -> Driver:
-    """Read the driver from NVML and from /proc and /sys below `root`."""
     failed = failure()
     cuda = attempt(pynvml.nvmlSystemGetCudaDriverVersion) if failed is None else None
     return Driver(

@@ -27,7 +27,6 @@ def machine_of(run_id: str, described: Described, root: Path = Path("/")) -> str
 
 
 def _machine_id(root: Path) -> str:
-    """Return the host's machine id; "" without one, as in images."""
     for name in ("etc/machine-id", "var/lib/dbus/machine-id"):  # some have only the second
         with suppress(OSError, UnicodeDecodeError):
             if number := (root / name).read_text().strip():

@@ -30,25 +30,20 @@ class Gpu(Part):
     used: bool = False
     name: str | None = None
     compute_capability: str | None = None  # "9.0"
-
     memory_bytes: int | None = None
     memory_used_bytes: int | None = None
     # The worker's description of the device or MIG slice in use.
     multiprocessors: int | None = None
     l2_bytes: int | None = None
-
     power_limit_w: float | None = None
     power_default_w: float | None = None
-
     sm_clock_mhz: int | None = None
     sm_clock_max_mhz: int | None = None
     clock_event_reasons: list[str] = []
-
     temperature_c: int | None = None
     utilisation_percent: int | None = None
     competing_processes: int | None = None
     competing_memory_bytes: int | None = None
-
     ecc: bool | None = None
     ecc_uncorrected: int | None = None  # since the driver was loaded
     remap_pending: bool | None = None  # a row waits for a reset to be remapped
@@ -122,21 +117,16 @@ class Container(Part):
 
     @property
     def shut_in(self) -> bool:
-        """Whether it hides devices and users of the host."""
         return self.runtime is not None
 
 
 class Run(Part):
-    """Facts about a run that its plan does not hold.
-
-    commits: of the checkouts of `nsabench` and `kernels`, with `-dirty` if files have changed.
-    variables: from an allow-list.
-    """
+    """Facts about a run that its plan does not hold."""
 
     device: str | None = None
     command: list[str] = []
-    commits: dict[str, str] = {}
-    variables: dict[str, str] = {}
+    commits: dict[str, str] = {}  # of nsabench and the kernels, "-dirty" if files have changed
+    variables: dict[str, str] = {}  # from an allow-list
 
 
 class Environment(Part):
@@ -169,6 +159,5 @@ class Environment(Part):
 
     @property
     def sm(self) -> str | None:
-        """The architecture of that device, such as "sm_90"."""
         capability = self.gpu.compute_capability if self.gpu else None
         return f"sm_{capability.replace('.', '')}" if capability else None

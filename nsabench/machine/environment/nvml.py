@@ -56,7 +56,6 @@ def failure() -> str | None:
 
 
 def attempt(read: Callable[..., T], *arguments: Any) -> T | None:
-    """Return the result of an NVML call; None if the device or driver does not offer it."""
     try:
         return read(*arguments)
     except (pynvml.NVMLError, AttributeError, UnicodeDecodeError):
@@ -85,7 +84,6 @@ class Device:
 
     @classmethod
     def all(cls) -> list[Device]:
-        """Return every device that this process may see, in NVML's order."""
         count = (attempt(pynvml.nvmlDeviceGetCount) or 0) if failure() is None else 0
         handles = [attempt(pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
         return [cls(handle) for handle in handles if handle is not None]
@@ -136,6 +134,5 @@ class Device:
         )
 
     def process_ids(self) -> set[int]:
-        """Return the processes on the device that this user may see."""
         processes = attempt(pynvml.nvmlDeviceGetComputeRunningProcesses, self.handle) or []
         return {process.pid for process in processes}

@@ -57,7 +57,6 @@ def unpaired(torch: str, triton: str) -> str:
 
 @lru_cache(maxsize=16)  # called for every record
 def describe_mismatch(torch: str | None, triton: str | None) -> str:
-    """Return "unpaired: this torch belongs with triton 3.6.0", or "" if the versions fit or are
-    unknown."""
+    """Return a sentence such as "unpaired: this torch belongs with triton 3.6.0", or ""."""
     other = unpaired(torch, triton) if torch and triton else ""
     return f"unpaired: this torch belongs with triton {other}" if other else ""

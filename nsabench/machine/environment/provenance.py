@@ -26,7 +26,6 @@ _SECRET = re.compile(r"KEY|PASS|SECRET|TOKEN|CREDENTIAL|SALT", re.IGNORECASE)
 
 
 def read_run(plan: Plan | None, variables: Mapping[str, str], absent: dict[str, str]) -> Run:
-    """Return the command, the commits of the sources, and the variables."""
     started = Path(sys.argv[0]).name
     program = ["python", "-m", "nsabench"] if started == "__main__.py" else [started]
     folders = {"nsabench": Path(errors.__file__).parent}

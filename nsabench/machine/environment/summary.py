@@ -10,7 +10,6 @@ _GIB = 1 << 30
 
 
 def summarise(environment: Environment, gpus: Sequence[Gpu]) -> Iterator[tuple[str, str]]:
-    """Yield the label and text of each line."""
     host, software, driver = environment.host, environment.software, environment.driver
     for gpu in gpus:
         yield (

@@ -87,14 +87,13 @@ def _read_architectures(torch: Any) -> list[str]:
 
 
 def _read_driver_version(torch: Any) -> str:
-    """Return the driver's CUDA version, which torch packs as 1000 * major + 10 * minor."""
+    """Unpack 1000 * major + 10 * minor."""
     packed = torch._C._cuda_getDriverVersion()
     return f"{packed // 1000}.{packed % 1000 // 10}"
 
 
 def _read_cudnn_version(torch: Any) -> str:
-    """Return cuDNN's version, packed as 10000 * major + 100 * minor + patch (before 9: 1000 *
-    major)."""
+    """Unpack 10000 * major + 100 * minor + patch; before 9 it was 1000 * major."""
     packed = torch.backends.cudnn.version()
     if packed is None:
         raise RuntimeError("this torch has none")
@@ -103,7 +102,6 @@ def _read_cudnn_version(torch: Any) -> str:
 
 
 def _read_ptxas_version(triton: Path) -> str:
-    """Return the version of triton's assembler, or of the one that the environment names."""
     done = subprocess.run(
         [os.environ.get("TRITON_PTXAS_PATH") or triton / "backends/nvidia/bin/ptxas", "--version"],
         capture_output=True,
