@@ -73,9 +73,6 @@ class Finding:
     def names(self, record: Record) -> bool:
         return (self.case_id, self.implementation) == record.key
 
-    def speaks_in(self, regime: Regime) -> bool:
-        return self.regime in (None, regime)
-
     @property
     def of_run(self) -> bool:
         return not self.case_id and not self.groups

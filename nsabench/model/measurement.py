@@ -12,7 +12,7 @@ from nsabench.model.vocabulary import Regime, Status
 Whole = Annotated[int, Field(gt=-(1 << 53), lt=1 << 53)]
 Number = Annotated[float, Field(gt=-1e100, lt=1e100)]
 Time = Annotated[float, Field(gt=-1e12, lt=1e12)]  # ms: thirty years
-LEAST_MS = 1e-9  # less than any clock resolves
+Duration = Annotated[float, Field(ge=1e-9, lt=1e12)]  # ms: no clock resolves less
 
 
 class Message(BaseModel):
@@ -27,7 +27,7 @@ class Samples(Message):
     round: list[Whole] = []
     order: list[Whole] = []  # position within the round; the leader is 0
     at_s: list[Time] = []  # since the first sample of the case
-    time_ms: list[Time] = []
+    time_ms: list[Duration] = []
     escaped_ms: list[Time] = []  # part of time_ms after the end event
     gap_hidden: list[bool] = []  # Whether the spin outlasted the launch.
     host_us: list[Time] = []  # of the host in the call; 0 if the device was not held
@@ -43,16 +43,14 @@ class Samples(Message):
         lengths = set(map(len, self.__dict__.values()))
         if len(self.round) != count or not lengths <= {0, count}:
             raise ValueError("the lists of samples differ in length")
-        if min(self.time_ms, default=LEAST_MS) < LEAST_MS:
-            raise ValueError(f"a time is not above {LEAST_MS} ms")
         return self
 
 
 class Bursts(Message):
     """Calls back to back, as a caller in Python makes them. One entry a burst."""
 
-    calls: list[Whole] = []
-    time_ms: list[Time] = []  # of a call
+    calls: list[Annotated[Whole, Field(ge=1)]] = []
+    time_ms: list[Duration] = []  # of a call
 
     @property
     def round(self) -> list[int]:
@@ -62,8 +60,6 @@ class Bursts(Message):
     def _even(self) -> Bursts:
         if len(self.calls) != len(self.time_ms):
             raise ValueError("the lists of bursts differ in length")
-        if min(self.time_ms, default=LEAST_MS) < LEAST_MS or min(self.calls, default=1) < 1:
-            raise ValueError("a burst has no calls, or took no time")
         return self
 
 

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, PositiveFloat, ValidationError
 from nsabench import limits, ops
 from nsabench.errors import UsageError
 from nsabench.model.case import Case, Frozen, Seed, Strict, Timing, Tolerances
+from nsabench.model.plan import MatrixInfo
 from nsabench.model.vocabulary import Direction, DType
 from nsabench.ops import Op
 from nsabench.planning import yaml_document as yaml_lines
@@ -59,9 +60,7 @@ class Matrix(Strict):
 
 
 class LoadedMatrix(Frozen):
-    name: str
-    file: str
-    sha256: str
+    info: MatrixInfo
     selection: Selection
     cases: list[Case]
 
@@ -74,10 +73,9 @@ def load(path: Path) -> list[LoadedMatrix]:
 def _load(path: Path, document: Document) -> LoadedMatrix:
     matrix = yaml_lines.parse(document, Matrix)
     op = ops.get(matrix.op, document.where(("op",)))
+    digest = hashlib.sha256(document.content).hexdigest()
     return LoadedMatrix(
-        name=path.stem,
-        file=path.name,
-        sha256=hashlib.sha256(document.content).hexdigest(),
+        info=MatrixInfo(name=path.stem, file=path.name, sha256=digest),
         selection=matrix.implementations,
         cases=list(_span(matrix, op, document)),
     )

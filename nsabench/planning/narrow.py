@@ -41,7 +41,6 @@ class Narrowed:
 
     @cached_property
     def pinned(self) -> frozenset[str]:
-        """The sizes that the conditions set to one value."""
         return frozenset(size for size, comparison, _ in self._terms if comparison in ("=", "=="))
 
     def wants(self, case: Case) -> bool:

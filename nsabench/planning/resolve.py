@@ -12,7 +12,7 @@ from secrets import token_hex
 from nsabench import ops
 from nsabench.errors import UsageError
 from nsabench.model.case import Case, FixedCount
-from nsabench.model.plan import Device, ImplementationInfo, MatrixInfo, Plan, PlannedCase
+from nsabench.model.plan import Device, ImplementationInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import MARGIN, Role
 from nsabench.planning import matrix, shards
 from nsabench.planning.matrix import LoadedMatrix
@@ -56,7 +56,7 @@ def resolve(
 ) -> Plan:
     """Return the plan of some matrices. If two name the same case, the first one counts.
 
-    brief: time each call once. Raises `UsageError` if a pattern fits nothing.
+    brief: time each call once.
     """
     narrowed.refuse_unknown(matrices, implementations)
     chosen: dict[str, PlannedCase] = {}
@@ -91,7 +91,7 @@ def resolve(
         where=narrowed.where,
         whole="" if is_whole else " ".join(chosen),
         canary=canary,
-        matrices=[MatrixInfo(name=m.name, file=m.file, sha256=m.sha256) for m in matrices],
+        matrices=[loaded.info for loaded in matrices],
         implementations=[i for i in implementations if (i.op, i.name) in used],
         cases=cases,
     )
@@ -104,8 +104,7 @@ def _shorten(case: Case) -> Case:
 def _with_controls(
     cases: list[PlannedCase], implementations: Sequence[ImplementationInfo]
 ) -> list[PlannedCase]:
-    """Add each control, and the baseline that it wraps, to two cases of each direction, mode and
-    size of the dtype: those with the least and the most work."""
+    """Add each control to the cases of least and most work of a direction, mode and dtype size."""
     added: dict[str, list[ImplementationInfo]] = {}
     baselines = {i.name for i in implementations if i.role is Role.BASELINE}
     works = {planned.id: ops.work(planned.case) for planned in cases}
@@ -154,7 +153,7 @@ def _select(
                 else "if it is your own, give its file: --kernels FILE.py; else, "
             )
             raise UsageError(
-                f"{loaded.file}: no implementation of {case.op} matches {pattern!r}",
+                f"{loaded.info.file}: no implementation of {case.op} matches {pattern!r}",
                 where + nearest(pattern, [i.name for i in of_op]),
             )
     names = tuple(
@@ -167,7 +166,7 @@ def _select(
     )
     if not names:
         raise UsageError(
-            f"{loaded.file}: no implementation of {case.op} is left to measure",
+            f"{loaded.info.file}: no implementation of {case.op} is left to measure",
             "name some in implementations.only, or skip fewer.",
         )
     return names

@@ -22,13 +22,12 @@ FLOP_S, BYTE_S = 1e14, 1e12
 # more than they must. An H200 took 4 to 20 s for each GB of large cases.
 REST_FLOP_S, REST_BYTE_S = 1e13, 1.5e8
 Cases = list[PlannedCase]
-Costs = Mapping[str, int]  # by case id, in a unit of time
 
 
-def share(cases: Sequence[PlannedCase], shard: str, costs: Costs | None = None) -> Cases:
+def share(cases: Sequence[PlannedCase], shard: str) -> Cases:
     """Return the cases of the shard `i/n`, in the order of the plan, with each length series whole.
 
-    costs: by default the estimates in microseconds. Raises `UsageError` for a bad or empty shard.
+    Raises `UsageError` for a bad or empty shard.
     """
     match = re.fullmatch(r"(\d+)/(\d+)", shard)
     index, count = (int(match[1]), int(match[2])) if match else (0, 0)
@@ -45,14 +44,10 @@ def share(cases: Sequence[PlannedCase], shard: str, costs: Costs | None = None) 
             f"and a series stays in one shard",
             f"take no more than {len(series)} shards.",
         )
-    costs = estimate_costs(cases) if costs is None else costs
+    # Whole microseconds, so that a sum does not depend on its order.
+    costs = {planned.id: round(1e6 * estimate_s(planned)) for planned in cases}
     mine = _deal(series.values(), costs, min(count, len(series)))[index - 1]
     return [planned for planned in cases if planned.id in mine]
-
-
-def estimate_costs(cases: Sequence[PlannedCase]) -> Costs:
-    """Return whole microseconds by case id, so that a sum does not depend on its order."""
-    return {p.id: round(1e6 * estimate_s(p)) for p in cases}
 
 
 def estimate_s(planned: PlannedCase, device: Device = "cuda") -> float:
@@ -70,7 +65,7 @@ def estimate_s(planned: PlannedCase, device: Device = "cuda") -> float:
     return implementations * each_s + sampling_s + rest_s
 
 
-def _deal(series: Iterable[Cases], costs: Costs, count: int) -> list[set[str]]:
+def _deal(series: Iterable[Cases], costs: Mapping[str, int], count: int) -> list[set[str]]:
     """Return the case ids of each shard: the dearest series first, each to the cheapest shard."""
     shards: list[set[str]] = [set() for _ in range(count)]
     spent = [0] * count
@@ -85,10 +80,7 @@ def _deal(series: Iterable[Cases], costs: Costs, count: int) -> list[set[str]]:
 def canary(
     cases: Sequence[PlannedCase], implementations: Sequence[ImplementationInfo], device: str
 ) -> PlannedCase | None:
-    """Return the case that all shards measure: of median work, a forward on one stream if possible.
-
-    None if no candidate, baseline or alternative runs on this device.
-    """
+    """Return the case for all shards: of median work, if possible a forward on one stream."""
     runs = {
         (i.op, i.name)
         for i in implementations

@@ -6,12 +6,11 @@ The sizes of shapes (N, H, D, Dv, L, ...) are nullable int64, one for every size
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -40,6 +39,7 @@ RECORDS = columns(Record, SIZES)
 COMPARISONS = columns(Comparison)
 SAMPLES = columns(Sample)
 GIVE_AS_MADE = "give the folder as it was made."
+Row = TypeVar("Row", Record, Comparison)
 BATCH = 1 << 16  # rows
 ROWS_A_GROUP = 1 << 20  # fixed, because the default depends on the version of pyarrow
 ARROW = {str: pa.string(), float: pa.float64(), int: pa.int64(), bool: pa.bool_()}
@@ -153,50 +153,43 @@ def refuse_sizes(op: ops.Op) -> None:
 
 
 def read_records(folder: Path) -> list[Record]:
-    return records_in(folder / "records.parquet", folder / "comparisons.parquet")
-
-
-def records_in(path: Path, comparisons: Path) -> list[Record]:
-    """Read records and their comparisons. Raises `UsageError` if a file is invalid."""
+    """Read the records of a finished run. Raises `UsageError` if a table is missing or invalid."""
     compared: dict[tuple[str, str], list[Comparison]] = {}
-    for row in _read_rows(comparisons, "comparison", COMPARISONS, limits.COMPARISONS):
-        with _name_file_in_errors(comparisons, "comparison"):
-            comparison = Comparison(**values_of(Comparison, row))
-        compared.setdefault((comparison.case_id, comparison.implementation), []).append(comparison)
-    records = []
-    for row in _read_rows(path, "record", RECORDS, limits.RECORDS):
-        with _name_file_in_errors(path, "record"):
-            key = row.get("case_id", ""), row.get("implementation", "")
-            records.append(Record.from_row(row, compared.get(key, ())))
-    return records
+
+    def make_comparison(row: dict[str, Any]) -> Comparison:
+        return Comparison(**values_of(Comparison, row))
+
+    def make_record(row: dict[str, Any]) -> Record:
+        key = row.get("case_id", ""), row.get("implementation", "")
+        return Record.from_row(row, compared.get(key, ()))
+
+    path = folder / "comparisons.parquet"
+    for c in _read_rows(path, COMPARISONS, limits.COMPARISONS, make_comparison):
+        compared.setdefault((c.case_id, c.implementation), []).append(c)
+    return list(_read_rows(folder / "records.parquet", RECORDS, limits.RECORDS, make_record))
 
 
 def _read_rows(
-    path: Path, what: str, columns: Sequence[Column], most: int
-) -> Iterator[dict[str, Any]]:
+    path: Path, columns: Sequence[Column], most: int, make: Callable[[dict[str, Any]], Row]
+) -> Iterator[Row]:
     try:
         check_table(path, most)
         wrong = misfit(pq.read_schema(path), columns, ())
         parts = list(batches(path)) if not wrong else []
     except (OSError, pa.ArrowException):
         raise UsageError(
-            f"{path.parent} holds no {what}s", "give a finished run; `all --resume` finishes one."
+            f"{path.parent} holds no {path.stem}",
+            "give a finished run; `all --resume` finishes one.",
         ) from None
     except OutOfBounds as error:
         wrong = str(error)
     if wrong:
         raise UsageError(f"{path.name} of {path.parent} {wrong}", GIVE_AS_MADE)
-    for part in parts:
-        yield from rows_of(part)
-
-
-@contextmanager
-def _name_file_in_errors(path: Path, what: str) -> Iterator[None]:
     try:
-        yield
+        yield from (make(row) for part in parts for row in rows_of(part))
     except ValueError as error:
         raise UsageError(
-            f"{path.name} of {path.parent} holds a {what} that {error}", GIVE_AS_MADE
+            f"{path.name} of {path.parent} holds a row that {error}", GIVE_AS_MADE
         ) from None
 
 

@@ -100,7 +100,7 @@ def _decide_candidate(
     if record.status is not Status.OK:
         verdict = None if record.status in BENIGN else Verdict.INVALID
         return replace(timed, verdict=verdict, reason=record.reason)
-    speaking = [f for f in findings if f.speaks_in(regime)]
+    speaking = [f for f in findings if f.regime in (None, regime)]
     for finding in speaking:
         # A finding without a case is about the run, such as an uncaught control.
         if finding.effect is Effect.INVALID and (finding.concerns(record) or finding.of_run):

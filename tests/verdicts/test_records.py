@@ -112,10 +112,10 @@ def test_a_newer_record_is_read_as_far_as_it_is_known() -> None:
 @pytest.mark.parametrize(
     ("table", "change", "sentence"),
     [
-        ("records", {"status": "splendid"}, "record that has an unknown status: 'splendid'"),
-        ("records", {"op": None}, "record that has no op"),
-        ("comparisons", {"verdict": "great"}, "comparison that has an unknown verdict: 'great'"),
-        ("comparisons", {"reference": None}, "comparison that has no reference"),
+        ("records", {"status": "splendid"}, "row that has an unknown status: 'splendid'"),
+        ("records", {"op": None}, "row that has no op"),
+        ("comparisons", {"verdict": "great"}, "row that has an unknown verdict: 'great'"),
+        ("comparisons", {"reference": None}, "row that has no reference"),
     ],
 )
 def test_what_is_no_row_is_refused(

@@ -32,8 +32,7 @@ def audit_csv(
 ) -> list[Finding]:
     """Return how a table was read, and what is wrong with it: the cause first, if one is known.
 
-    gpu: a device in the data-sheet table; without it no physical limit applies. The other arguments
-    are those of `read_table`. The `case_id` of a finding is the row in words.
+    gpu: a device in the data-sheet table. The `case_id` of a finding is the row in words.
     """
     limits = DeviceLimits.from_sheet(datasheet.find(gpu)) if gpu else DeviceLimits()
     table = read_table(path, candidates, baselines, unit)
@@ -42,14 +41,7 @@ def audit_csv(
     found, _ = run_checks(records, limits)
     # A table has no controls, so every check is unproven.
     findings = [_accuse_both(f, names) for f in found if f.effect is not Effect.UNPROVEN]
-    for check in (
-        _check_measured,
-        _check_duplicates,
-        _check_sizes,
-        _check_launches,
-        _check_speedups,
-        _check_growth,
-    ):
+    for check in CHECKS:
         findings += check(table)
     findings = by_gravity([*findings, *explanation.check(records, findings)])
     findings.sort(key=lambda f: f.check != explanation.CHECK or f.effect is not Effect.WRONG)
@@ -57,7 +49,6 @@ def audit_csv(
 
 
 def _describe_reading(table: Table, gpu: str | None) -> Iterator[Finding]:
-    """Say what was taken for what, and what could not be checked."""
     parts = [
         f"{times.column}{f' of {times.implementation}' if times.named_in else ''} is a {times.role}"
         for times in table.times
@@ -152,33 +143,30 @@ def _check_speedups(table: Table) -> Iterator[Finding]:
         return
     for line in table.lines:
         stated = line.value(column)
-        mine = next(((line, t) for t in candidates if t.is_in(line) and t.ms(line)), None)
+        mine = next((t for t in candidates if t.is_in(line) and t.ms(line)), None)
         timed = [(time, at, t) for at, t in _list_baselines(table, line) if (time := t.ms(at))]
         if stated is None or mine is None or not timed:
             continue
         best_ms, at, best = min(timed, key=lambda found: found[0])
-        own_ms = mine[1].ms(line) or 0.0
+        own_ms = mine.ms(line) or 0.0
         slack = _round_off(line, column) / max(abs(stated), 1e-9)
-        slack += _round_off(line, mine[1].column) / own_ms * mine[1].unit_ms
+        slack += _round_off(line, mine.column) / own_ms * mine.unit_ms
         slack += _round_off(at, best.column) / best_ms * best.unit_ms
         if abs(stated / (best_ms / own_ms) - 1) > slack + 0.01:
             sentence = (
                 f"the stated speed-up of {stated:g} is not that of the stated times: "
                 f"{best.implementation} {best_ms:g} ms over {own_ms:g} ms is {best_ms / own_ms:.2f}"
             )
-            key = table.label(line), mine[1].implementation
+            key = table.label(line), mine.implementation
             yield Finding("speedup", Effect.WRONG, sentence, *key)
 
 
 def _list_baselines(table: Table, line: Line) -> list[tuple[Line, Times]]:
-    """Return the baselines that were timed on the case of a line."""
-    baselines = table.with_role(Role.BASELINE)
-    case = table.label(line)
-    lines = [line] if all(not t.named_in for t in baselines) else table.lines
+    case, is_wide = table.label(line), not table.times[0].named_in
     return [
         (other, times)
-        for other in lines
-        for times in baselines
+        for other in ([line] if is_wide else table.lines)
+        for times in table.with_role(Role.BASELINE)
         if times.is_in(other) and table.label(other) == case
     ]
 
@@ -211,3 +199,9 @@ def _check_growth(table: Table) -> Iterator[Finding]:
                 f"cost, not the work"
             )
             yield Finding("flat", Effect.INCONCLUSIVE, sentence)
+
+
+CHECKS = (
+    *(_check_measured, _check_duplicates, _check_sizes, _check_launches, _check_speedups),
+    _check_growth,
+)

@@ -118,7 +118,6 @@ class Table:
         return line.cells.get(self.others.get(other, ""), "")
 
     def label(self, line: Line) -> str:
-        """Return the case of a line in words: its sizes, dtype and settings."""
         sizes = [f"{axis}={line.cells[column]}" for axis, column in self.sizes.items()]
         return " ".join(filter(None, [*sizes, self.cell(line, "dtype"), self._setting(line)]))
 
@@ -134,7 +133,6 @@ class Table:
             return None
 
     def records(self) -> list[Record]:
-        """Return a record for each time of a line that gives all sizes."""
         records = (self._make_record(line, times) for line, times in self.measured())
         return [record for record in records if record is not None]
 
@@ -181,16 +179,13 @@ def read_table(
 ) -> Table:
     """Read a table. Raises `UsageError` if it cannot be read, or has no candidate.
 
-    candidates, baselines: by default the implementations with a telling word. unit: of columns that
-    name none.
+    candidates, baselines: else telling words decide. unit: of columns that name none.
     """
     try:
-        columns, rows = _parse(reading.read(path, limits.CSV))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", "give a CSV file.") from None
-    except reading.OutOfBounds as error:
-        raise UsageError(f"{path} {error}", "give a CSV file of timings.") from None
-    lines = [Line(number, dict(zip(columns, cells, strict=True))) for number, cells in rows]
+        columns, lines = _parse(reading.read(path, limits.CSV))
+    except (OSError, reading.OutOfBounds) as error:
+        why = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else error
+        raise UsageError(f"{path} {why}", "give a CSV file of timings.") from None
     named = {*map(str.lower, candidates), *map(str.lower, baselines)}
     found = [t for c in columns if (t := _find_times(c, unit, named)) is not None]
     if not found or not lines:
@@ -220,10 +215,10 @@ def read_table(
     return replace(table, settings=_find_settings(table, unknown))
 
 
-def _parse(data: bytes) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Return the columns, and the line number and cells of each row that is not blank."""
+def _parse(data: bytes) -> tuple[list[str], list[Line]]:
+    """Return the columns, and the lines that are not blank."""
     columns: list[str] = []
-    rows: list[tuple[int, list[str]]] = []
+    lines: list[Line] = []
     try:
         text = io.StringIO(data.decode("utf-8-sig"), newline="")
         reader = csv.reader(text, skipinitialspace=True)
@@ -232,8 +227,9 @@ def _parse(data: bytes) -> tuple[list[str], list[tuple[int, list[str]]]]:
             if not columns:
                 columns = stripped
                 continue
-            rows.append((reader.line_num, (stripped + [""] * len(columns))[: len(columns)]))
-            if len(rows) > limits.CSV_ROWS or len(columns) > limits.CSV_COLUMNS:
+            filled = zip(columns, stripped + [""] * len(columns), strict=False)
+            lines.append(Line(reader.line_num, dict(filled)))
+            if len(lines) > limits.CSV_ROWS or len(columns) > limits.CSV_COLUMNS:
                 raise reading.OutOfBounds(
                     f"has more than {limits.CSV_ROWS} rows or {limits.CSV_COLUMNS} columns"
                 )
@@ -241,7 +237,7 @@ def _parse(data: bytes) -> tuple[list[str], list[tuple[int, list[str]]]]:
         raise reading.OutOfBounds("is not UTF-8 text") from None
     except csv.Error as error:
         raise reading.OutOfBounds(f"is not CSV: {error}") from None
-    return columns, rows
+    return columns, lines
 
 
 def _split(name: str) -> list[str]:
@@ -268,7 +264,6 @@ def _find_times(column: str, unit: str, named: Collection[str]) -> Times | None:
 
 
 def _spread(found: Sequence[Times], columns: Sequence[str], lines: Sequence[Line]) -> list[Times]:
-    """Split the times of a long table by implementation."""
     first = found[0]
     naming = next((c for c in columns if "_".join(_split(c)) in NAMES), None)
     if first.implementation or naming is None:

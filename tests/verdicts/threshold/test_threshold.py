@@ -213,7 +213,7 @@ def test_a_backward_has_no_say(tmp_path: Path) -> None:
 def test_records_without_a_column_decide_nothing(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run") / "records.parquet"
     pq.write_table(pq.read_table(path).drop_columns(["direction"]), path)
-    with pytest.raises(UsageError, match="holds a record that has no direction"):
+    with pytest.raises(UsageError, match="holds a row that has no direction"):
         read_run(path.parent)
 
 
