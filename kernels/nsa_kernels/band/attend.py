@@ -1,13 +1,18 @@
-"""Attention under a band: the launches of both directions as they are replayed, differentiable in
-eager mode. ``window`` is 0 for a band of compressed keys."""
+"""Attention under a band: both directions, as launches and as operators.
+
+``window`` is 0 for a band of compressed keys.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ..launch.checks import check_first_derivative
+from ..launch.fakes import gradients
+from ..launch.operators import operator
 from ..launch.replay import replayed
 from .backward import band_backward
 from .forward import band_forward
@@ -70,29 +75,50 @@ def launch_attention_backward(
     return band_backward(q, k, v, out, lse, grad, grad_lse, band, sm_scale)
 
 
+backward_operator = operator("nsa_kernels::band_backward", launch_attention_backward)
+backward_operator.register_fake(gradients)
+
+
+def save_for_backward(ctx: Any, tensors: tuple[Any, ...], numbers: tuple[Any, ...]) -> None:
+    """Keep q, k, v, cu_seqlens, cu_keys, out, lse, and the numbers of ``attend``."""
+    ctx.save_for_backward(*tensors)
+    ctx.numbers = numbers
+    ctx.set_materialize_grads(False)
+
+
+def differentiate(
+    op: str,
+    ctx: Any,
+    grad: torch.Tensor | None,
+    grad_lse: torch.Tensor | None,
+    *,
+    backward: Callable[..., Any] = backward_operator,
+) -> tuple[torch.Tensor, ...]:
+    """Return dq, dk and dv from what ``save_for_backward`` kept."""
+    check_first_derivative(op)
+    *inputs, out, lse = ctx.saved_tensors
+    if grad is None:
+        grad = torch.zeros_like(out)
+    results: tuple[torch.Tensor, ...] = backward(*inputs, out, lse, grad, grad_lse, *ctx.numbers)
+    return results
+
+
 class _Attention(torch.autograd.Function):
     """The launches above, differentiable in eager mode."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
         out, lse = launch_attention(*arguments)
-        ctx.save_for_backward(*arguments[:5], out, lse)
-        ctx.numbers = arguments[5:]
-        ctx.set_materialize_grads(False)
+        save_for_backward(ctx, (*arguments[:5], out, lse), arguments[5:])
         return out, lse
 
     @staticmethod
     def backward(
         ctx: Any, grad: torch.Tensor | None, grad_lse: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
-        check_first_derivative("sliding_window and compressed_attention")
-        q, k, v, cu_seqlens, cu_keys, out, lse = ctx.saved_tensors
-        if grad is None:
-            grad = torch.zeros_like(out)
-        gradients = launch_attention_backward(
-            q, k, v, cu_seqlens, cu_keys, out, lse, grad, grad_lse, *ctx.numbers
-        )
-        return (*gradients, *[None] * 6)
+        op = "sliding_window and compressed_attention"
+        results = differentiate(op, ctx, grad, grad_lse, backward=launch_attention_backward)
+        return (*results, *[None] * 6)
 
 
 def attend(

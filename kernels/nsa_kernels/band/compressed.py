@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from ..launch.checks import MAX_TOKENS, check_first_derivative, check_whole, require, softmax_scale
-from ..launch.fakes import band_results, gradients
+from ..launch.checks import MAX_TOKENS, check_whole, require, softmax_scale
+from ..launch.fakes import band_results
 from ..launch.mode import traced
 from ..launch.operators import operator
 from ..launch.replay import replayed
-from .attend import attend, launch_attention_backward
+from .attend import attend, differentiate, save_for_backward
 from .checks import check_band, check_cu
 
 OP = "compressed_attention"
@@ -100,45 +100,13 @@ _forward = operator("nsa_kernels::compressed_attention", _launch)
 _forward.register_fake(band_results)
 
 
-@operator("nsa_kernels::compressed_attention_backward")
-def _backward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens: torch.Tensor | None,
-    cu_keys: torch.Tensor | None,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    grad: torch.Tensor,
-    grad_lse: torch.Tensor | None,
-    block: int,
-    stride: int,
-    sm_scale: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    numbers = (block, stride, 0, sm_scale)
-    return launch_attention_backward(
-        q, k, v, cu_seqlens, cu_keys, out, lse, grad, grad_lse, *numbers
-    )
-
-
-_backward.register_fake(gradients)
-
-
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    q, k, v, cu_seqlens, cu_keys, *ctx.numbers = inputs
-    ctx.save_for_backward(q, k, v, cu_seqlens, cu_keys, *output)
-    ctx.set_materialize_grads(False)
+    *tensors, block, stride, sm_scale = inputs
+    save_for_backward(ctx, (*tensors, *output), (block, stride, 0, sm_scale))
 
 
-def _grads(
-    ctx: Any, grad: torch.Tensor | None, grad_lse: torch.Tensor | None
-) -> tuple[torch.Tensor | None, ...]:
-    check_first_derivative(OP)
-    *inputs, out, lse = ctx.saved_tensors
-    if grad is None:
-        grad = torch.zeros_like(out)
-    results = _backward(*inputs, out, lse, grad, grad_lse, *ctx.numbers)
-    return (*results, None, None, None, None, None)
+def _grads(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    return (*differentiate(OP, ctx, *grads), None, None, None, None, None)
 
 
 _forward.register_autograd(_grads, setup_context=_setup)

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from ..launch.checks import check_first_derivative, check_whole, require, softmax_scale
-from ..launch.fakes import band_results, gradients
+from ..launch.checks import check_whole, require, softmax_scale
+from ..launch.fakes import band_results
 from ..launch.mode import traced
 from ..launch.operators import operator
 from ..launch.replay import replayed
-from .attend import attend, launch_attention_backward
+from .attend import attend, differentiate, save_for_backward
 from .checks import check_band, check_cu
 
 OP = "sliding_window"
@@ -74,43 +74,13 @@ _forward = operator("nsa_kernels::sliding_window", _launch)
 _forward.register_fake(band_results)
 
 
-@operator("nsa_kernels::sliding_window_backward")
-def _backward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens: torch.Tensor | None,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    grad: torch.Tensor,
-    grad_lse: torch.Tensor | None,
-    window: int,
-    sm_scale: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    numbers = (1, 1, window, sm_scale)
-    return launch_attention_backward(
-        q, k, v, cu_seqlens, cu_seqlens, out, lse, grad, grad_lse, *numbers
-    )
-
-
-_backward.register_fake(gradients)
-
-
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    q, k, v, cu_seqlens, ctx.window, ctx.sm_scale = inputs
-    ctx.save_for_backward(q, k, v, cu_seqlens, *output)
-    ctx.set_materialize_grads(False)
+    q, k, v, cu_seqlens, window, sm_scale = inputs
+    save_for_backward(ctx, (q, k, v, cu_seqlens, cu_seqlens, *output), (1, 1, window, sm_scale))
 
 
-def _grads(
-    ctx: Any, grad: torch.Tensor | None, grad_lse: torch.Tensor | None
-) -> tuple[torch.Tensor | None, ...]:
-    check_first_derivative(OP)
-    q, k, v, cu_seqlens, out, lse = ctx.saved_tensors
-    if grad is None:
-        grad = torch.zeros_like(out)
-    results = _backward(q, k, v, cu_seqlens, out, lse, grad, grad_lse, ctx.window, ctx.sm_scale)
-    return (*results, None, None, None)
+def _grads(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    return (*differentiate(OP, ctx, *grads), None, None, None)
 
 
 _forward.register_autograd(_grads, setup_context=_setup)

@@ -118,7 +118,6 @@ def backward_operator(
     grad_lse: torch.Tensor | None,
     sm_scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``launch_ranges_backward`` as an operator."""
     return launch_ranges_backward(q, k, v, ranges, out, lse, grad_out, grad_lse, sm_scale)
 
 
