@@ -3,7 +3,8 @@
 A control declares the check that must catch it (`caught_by`). It declines with `Unsupported` the
 cases on which it happens to be right. So it must be caught on every case that it runs:
 
-- `parity`: its status is `wrong`, or a check such as `ordering` says that its output is wrong.
+- `parity`: its status is `wrong`, or a check such as `ordering` says that its output is wrong. It
+  has proven nothing if its call waits so long that the order of its work is not shown.
 - `timer`: it manipulates the clock, and is caught if it is not faster than the best valid baseline.
 - `host`: the check found it bound by its host. It declines if the device takes as long.
 - `burst`: its result was wrong when the clock of a burst stopped. It declines if a call is as long
@@ -29,7 +30,7 @@ from nsabench.checks.cases import best_baseline, by_case
 from nsabench.checks.finding import Effect, Finding, Group
 from nsabench.checks.queue import MORE, worked_ms
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Catch, Regime, Role, Status
+from nsabench.model.vocabulary import NO_ORDER, Catch, Regime, Role, Status
 
 CHECK = "controls"
 CHECKS_OF_OUTPUT = ("parity",)
@@ -90,7 +91,9 @@ def decide_catch(row: Record, case: Sequence[Record], findings: Sequence[Finding
         return Catch.CAUGHT if any(_names(f, row) for f in findings) else _decide_burst(row)
     if row.caught_by == "parity":
         found = any(f.effect is Effect.WRONG and f.names(row) for f in findings)
-        return Catch.CAUGHT if row.status is Status.WRONG or found else Catch.MISSED
+        if row.status is Status.WRONG or found:
+            return Catch.CAUGHT
+        return Catch.UNPROVEN if NO_ORDER in row.notes else Catch.MISSED
     if row.status is Status.WRONG or row.median_ms is None:
         return Catch.UNPROVEN  # another check was first, or it was never timed
     if row.caught_by in AGAINST_BASELINES:

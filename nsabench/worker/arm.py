@@ -75,7 +75,7 @@ class CaseArm:
         self._was_called = True  # the last call that was made ready
         self._sets_checked: list[int] = []  # one for each checked burst
         self._order_spin = ORDER_SPIN_CYCLES
-        self._awaits_device = False  # its call ends only when the device is done
+        self.awaits_device = False  # its call ends only when the device is done
         self._settings = state.settings()  # before any of its code runs
         self._caller = calls.Caller(item, case.direction, sets, rng)
 
@@ -193,7 +193,7 @@ class CaseArm:
         while not self._queued_in_order(stream, where + "read in stream order, "):
             # The spin ended before the host had queued the call, which shows nothing.
             if self._order_spin >= MOST_ORDER_SPIN_CYCLES:
-                self._order_spin, self._awaits_device = ORDER_SPIN_CYCLES, True
+                self._order_spin, self.awaits_device = ORDER_SPIN_CYCLES, True
                 return
             self._order_spin *= 4
 
@@ -218,7 +218,7 @@ class CaseArm:
                 answer = self._prepare_next(0)()
                 values = {name: _copy(value) for name, value in answer.values.items()}
                 answer = replace(answer, values=values, output=_copy(answer.output))
-                was_held = self._awaits_device or reached is None or not reached.query()
+                was_held = self.awaits_device or reached is None or not reached.query()
                 return answer
 
         self.outputs.check(self._guarded(queue), when)
@@ -302,7 +302,7 @@ class CaseArm:
 
     def finish_samples(self) -> None:
         if self.item.role is Role.CANDIDATE:
-            self._awaits_device = False  # it may have waited only at first
+            self.awaits_device = False  # it may have waited only at first
         self._check_ordered_call()
 
 

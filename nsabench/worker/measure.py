@@ -16,7 +16,7 @@ from nsabench.machine.environment import nvml
 from nsabench.model.case import Case
 from nsabench.model.job import ALL_STAY, EarlyExit
 from nsabench.model.measurement import Bursts, Conditions, Observation, Samples
-from nsabench.model.vocabulary import Mode, Role, Runs, Status
+from nsabench.model.vocabulary import NO_ORDER, Mode, Role, Runs, Status
 from nsabench.registry import Implementation
 from nsabench.verdicts.statistics import quantile
 from nsabench.worker import launches
@@ -271,5 +271,6 @@ def _observe(arm: CaseArm, failure: Failure | None = None) -> Observation:
         compile_s=arm.compile_s,
         peak_mem_bytes=arm.peak_mem_bytes,
         config=arm.config,
-        notes=[f"it changed, and it was set back: {words}" for words in arm.changed.values()],
+        notes=[f"it changed, and it was set back: {words}" for words in arm.changed.values()]
+        + [NO_ORDER] * arm.awaits_device,
     )

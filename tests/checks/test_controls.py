@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from nsabench.checks import DeviceLimits, Effect, Finding, controls, run_checks
-from nsabench.model.vocabulary import Catch, Direction, Mode, Role, Status
+from nsabench.model.vocabulary import NO_ORDER, Catch, Direction, Mode, Role, Status
 
 
 def judge(rows, findings):
@@ -251,3 +251,9 @@ def test_a_control_is_held_to_what_it_wraps_though_nothing_else_is(make_row):
     gained_nothing = make_row("stopped_clock", "control", 1.0, **tricks)
     assert controls.decide_catch(gained, [wrapped, gained], []) is Catch.MISSED
     assert controls.decide_catch(gained_nothing, [wrapped, gained_nothing], []) is Catch.CAUGHT
+
+
+@pytest.mark.parametrize(("notes", "caught"), [("", Catch.MISSED), (NO_ORDER, Catch.UNPROVEN)])
+def test_a_control_of_streams_proves_nothing_if_its_call_waits(make_row, notes, caught):
+    row = control(make_row, caught_by="parity", notes=notes)
+    assert controls.decide_catch(row, [row], []) is caught

@@ -58,9 +58,9 @@ def clamps_values(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor
     return right(q, k, v.clamp(-10, 10), sm_scale=sm_scale)
 
 
-def reads_words(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
-    """Reads from the last address before q that is divisible by 16, as a vector load would."""
-    before = q.data_ptr() % 16 // q.element_size()
+def reads_lines(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+    """Reads from the last address before q that is divisible by 64, as a cache line is."""
+    before = q.data_ptr() % 64 // q.element_size()
     moved = q.as_strided(q.shape, q.stride(), q.storage_offset() - before)
     return right(moved, k, v, sm_scale=sm_scale)
 
@@ -78,7 +78,7 @@ def one(case: Case, call: Any) -> Observation:
         (subtracts_no_maximum, "large logits"),
         (forgets_the_tail, "65 keys"),
         (clamps_values, "outliers in v"),
-        (reads_words, "inputs aligned to 2 bytes"),
+        (reads_lines, "inputs aligned to 16 bytes"),
     ],
 )
 def test_what_a_kernel_ignores_is_found_and_named(kernel: Any, probe: str) -> None:
@@ -214,4 +214,4 @@ def test_every_op_has_probes_whose_oracle_is_finite(name: str) -> None:
         sizes = op.shape_model.model_validate(case.shape)
         inputs = probe.change(op.draw(sizes, case.dtype, case.distribution, 1, "cpu"))
         assert op.oracle(inputs).isfinite().all()
-    assert list(probes)[-1] == "inputs aligned to 2 bytes"
+    assert list(probes)[-1] == "inputs aligned to 16 bytes"
