@@ -19,8 +19,8 @@ from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Direction, DType
 from nsabench.ops import _external
 from nsabench.ops._decode import DecodeSizes
-from nsabench.ops._op import Inputs, Op, Shape, Size, Work
-from nsabench.ops._probes import COMMON_LOGIT, Probe
+from nsabench.ops._op import Inputs, Op, Probe, Shape, Size, Work
+from nsabench.ops._probes import COMMON_LOGIT
 from nsabench.ops._sequences import compared
 
 # Other modules import these by name; functions are called as `ops.get`.

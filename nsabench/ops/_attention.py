@@ -14,8 +14,8 @@ from pydantic import model_validator
 
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import DType
-from nsabench.ops._op import Inputs, Op, Shape, Size, Work, draw_normal
-from nsabench.ops._probes import Probe, make_attention_probes
+from nsabench.ops._op import Inputs, Op, Probe, Shape, Size, Work, draw_normal
+from nsabench.ops._probes import make_attention_probes
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nsabench.model.case import Case
-    from nsabench.ops._probes import Probe
 
 MOST = 1 << 53  # beyond any number of bytes or operations
 # Beyond any device, and products of a few still fit 64 bits.
@@ -79,6 +78,13 @@ def draw_normal(dtype: str, device: str, seed: int) -> Callable[..., Tensor]:
 
 def by_device(*, cpu: tuple[str, ...], cuda: tuple[str, ...]) -> Mapping[str, tuple[str, ...]]:
     return MappingProxyType({"cpu": cpu, "cuda": cuda})
+
+
+class Probe(NamedTuple):
+    """A small case, and how its inputs are changed once they are drawn."""
+
+    case: Case
+    change: Callable[[Inputs], Inputs]
 
 
 class Op(ABC):

@@ -7,12 +7,12 @@ size of the logits or of the values. They are small, and their lengths are next 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from nsabench.model.case import Case
-from nsabench.ops._op import Inputs, Op
+from nsabench.ops._op import Inputs, Op, Probe
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,13 +26,6 @@ COMMON_LOGIT = 110.0
 ALIGNMENT = 16  # bytes
 OUTLIER, APART = 1000.0, 61  # one value in 61 is multiplied by 1000
 PADDING = 8  # elements after each row of a strided tensor
-
-
-class Probe(NamedTuple):
-    """A small case, and how its inputs are changed once they are drawn."""
-
-    case: Case
-    change: Callable[[Inputs], Inputs]
 
 
 def make_attention_probes(op: Op, case: Case, usual: str) -> dict[str, Probe]:
