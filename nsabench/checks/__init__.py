@@ -18,16 +18,7 @@ from nsabench.checks.roofline import DeviceLimits, check_roofline
 from nsabench.checks.timing import check_clocks, check_ordering, check_timer
 from nsabench.model.record import Record
 
-__all__ = [
-    "CHECKS",
-    "HARMLESS",
-    "DeviceLimits",
-    "Effect",
-    "Finding",
-    "by_gravity",
-    "describe_check",
-    "run_checks",
-]
+__all__ = ["HARMLESS", "DeviceLimits", "Effect", "Finding", "by_gravity"]
 
 Check = Callable[[Sequence[Record], DeviceLimits], list[Finding]]
 # Of two equally grave findings about a record, the first decides.

@@ -1,14 +1,8 @@
 """Decide whether a result is right, by its distance from the float64 oracle.
 
-A result is right if all of these hold:
-
-1. It has the form of the oracle's result (`worker/outputs.py`).
-2. It is finite, and its mean absolute error is within the case's tolerance. The checker stops at
-   the first result for which this fails (`checker/compare.py`).
-3. Its relative L2 error is within what its format resolves (`resolution`).
-4. The relative error of its worst row is within a multiple of that (`row_ratio`).
-
-`check_parity` applies the last three to the errors that the checker has measured.
+The worker has checked the form of the result (`worker/outputs.py`), and the checker has measured
+its errors (`checker/compare.py`). The mean absolute error has the case's tolerance, the relative L2
+error what the format resolves (`resolution`), and that of the worst row a multiple (`row_ratio`).
 """
 
 from __future__ import annotations

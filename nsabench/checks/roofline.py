@@ -87,10 +87,7 @@ def least_time(
 
 
 def find_beaten(record: Record, limits: DeviceLimits, regime: Regime | None = None) -> Bound | None:
-    """Return the lower bound that a time beats by more than the margin, or None.
-
-    regime: by default that of the samples.
-    """
+    """Return the lower bound that a time beats by more than the margin, or None."""
     # Nothing is flushed between the calls of a burst, so in the queue all inputs may be in L2.
     time_ms = record.median_in(regime or record.regime)
     allowed = _allow_tensor_cores(limits) if record.dtype is DType.FLOAT32 else limits

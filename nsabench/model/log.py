@@ -55,8 +55,6 @@ Entry = Session | Begun | Observed | Ended
 
 
 class LogSigner(Message):
-    """The key that seals the lines of a session."""
-
     keyid: str
     public_key: str  # DER in base64
     ephemeral: bool  # whether the key was made for this run alone
@@ -76,8 +74,6 @@ LINE: TypeAdapter[Line] = TypeAdapter(Line)
 
 @dataclass
 class Attempt:
-    """A job, its observations, and how it ended."""
-
     job: Job
     sandbox: str = ""  # the restrictions of its worker
     observations: list[Observation] = field(default_factory=list)

@@ -100,8 +100,6 @@ class MatrixInfo(Frozen):
 
 
 class PlannedCase(Frozen):
-    """A case and the names of its implementations."""
-
     id: str
     case: Case
     implementations: tuple[str, ...]
@@ -110,8 +108,6 @@ class PlannedCase(Frozen):
 
 
 class Plan(Frozen):
-    """Everything that decides what a run measures."""
-
     run_id: RunId
     created: Moment
     nsabench: str = __version__
@@ -188,11 +184,18 @@ class Plan(Frozen):
     def sha256(self) -> str:
         return self._sha256 or hashlib.sha256(self._as_json()).hexdigest()
 
-    def _binds_its_op(self) -> bool:
-        """Return whether the file of the op has a digest. Without one it could hold any code."""
+    def _refuse_altered(self) -> None:
         source = Source.of_digest(Path(self.ops), self.ops_sha256)
         is_digest = re.fullmatch(r"[0-9a-f]{64}", self.ops_sha256) is not None
-        return is_digest and self.ops_sha256 == self.sources.get(source)
+        # Without a digest, the file of the op could hold any code.
+        if self.ops and not (is_digest and self.ops_sha256 == self.sources.get(source)):
+            raise ValueError(f"it names the op of {self.ops} and not what was in that file")
+        if len(self.by_id) != len(self.cases):
+            raise ValueError("it plans a case twice")
+        for planned in [*self.cases, *([self.canary] if self.canary else [])]:
+            if planned.id != planned.case.id:
+                altered = f"case {planned.id} was altered"
+                raise ValueError(f"{altered}: its content hashes to {planned.case.id}")
 
     def _as_json(self) -> bytes:
         return self.model_dump_json(indent=1).encode() + b"\n"
@@ -214,25 +217,12 @@ class Plan(Frozen):
         try:
             # A copy, because `_read` caches the plan.
             plan = _read(reading.read(path, limits.PLAN)).model_copy()
+            plan._refuse_altered()
         except (OSError, ValueError) as error:
             raise UsageError(
                 f"{path} is not the plan of a run: {_why(error)}",
                 "give the folder that nsabench made.",
             ) from None
-        if plan.ops and not plan._binds_its_op():
-            raise UsageError(
-                f"{path} names the op of {plan.ops} and not what was in that file",
-                "give the folder that nsabench made.",
-            )
-        if len(plan.by_id) != len(plan.cases):
-            raise UsageError(f"{path} plans a case twice", "start a new run.")
-        for planned in [*plan.cases, *([plan.canary] if plan.canary else [])]:
-            if planned.id != planned.case.id:
-                raise UsageError(
-                    f"{path}: case {planned.id} was altered: its content hashes to "
-                    f"{planned.case.id}",
-                    "start a new run.",
-                )
         return plan
 
 

@@ -228,13 +228,11 @@ class Record:
         return self.observation.timings(regime)
 
     def caution_in(self, regime: Regime) -> str:
-        """Return the caution if the ratio in a regime is great, else an empty text."""
         ratio = self.comparison(regime).ratio
         return self.caution if ratio is not None and ratio > GREAT_RATIO else ""
 
     @property
     def own(self) -> Comparison:
-        """The comparison with baselines in the regime of the samples."""
         return self.comparison(self.regime)
 
     @property
@@ -342,10 +340,7 @@ def _read_columns(table: Table) -> tuple[Column, ...]:
 
 
 def values_of(table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a row by field, without the shape.
-
-    Raises `ValueError` if a required column is missing, or a word is unknown.
-    """
+    """Return a row by field. Raises `ValueError` for a missing column or an unknown word."""
     values = {}
     for column in _COLUMNS[table]:
         value = row.get(column.name)

@@ -39,7 +39,6 @@ class Source(str):
         return self.rpartition("@")[2] if self.is_file else ""
 
     def is_of(self, file: Path | None) -> bool:
-        """Return whether this is that file, with any content."""
         return file is not None and self.is_file and self.name == file.name
 
     @classmethod

@@ -126,7 +126,6 @@ class DType(StrEnum):
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
         return 4 if self is DType.FLOAT32 else 2
 
 

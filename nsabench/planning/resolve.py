@@ -142,7 +142,6 @@ def _select(
     implementations: Sequence[ImplementationInfo],
     kernels: Path | None,
 ) -> tuple[str, ...]:
-    """Return the implementations that a matrix measures on a case, without controls."""
     of_op = [i for i in implementations if i.op == case.op]
     selection = loaded.selection
     for pattern in [*selection.only, *selection.skip]:

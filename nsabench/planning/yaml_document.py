@@ -47,7 +47,6 @@ def dotted(field: Path_) -> str:
 
 
 def read(path: Path) -> list[Document]:
-    """Return the documents of a YAML file, at least one."""
     try:
         data = reading.read(path, limits.MATRIX)
         text = data.decode()
@@ -163,7 +162,6 @@ def nearest(key: str, valid: list[str]) -> str:
 
 
 def _list_keys(model: type[BaseModel]) -> set[str]:
-    """Return the keys of a model and of the models in it."""
     schema = model.model_json_schema()
     models = [schema, *schema.get("$defs", {}).values()]
     return {key for described in models for key in described.get("properties", ())}

@@ -17,8 +17,6 @@ from nsabench.verdicts.blame import NONE, BlameTrial, NextAttempt
 
 @dataclass(frozen=True)
 class CaseState:
-    """The state of a case in one pass."""
-
     purpose: Purpose
     case_id: str
     observations: list[Observation]  # of settled implementations, in the order of the plan

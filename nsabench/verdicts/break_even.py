@@ -39,7 +39,6 @@ class BreakEven:
 
     @property
     def what(self) -> str:
-        """`nsa_attention 64/4 forward`."""
         return " ".join(filter(None, (self.op, self.heads, self.direction)))
 
     @property

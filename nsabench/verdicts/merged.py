@@ -28,8 +28,6 @@ APART = 0.03
 
 @dataclass(frozen=True)
 class RunLog:
-    """The plan and the log of a run, or of a shard of a merged run."""
-
     plan: Plan
     log: Log
 
@@ -138,7 +136,6 @@ def find_outliers(canaries: Mapping[str, Canary]) -> dict[str, str]:
 
 
 def _find_objection(canary: Canary, common: set[str]) -> str:
-    """Return what a shard's own canary says against it. common: implementations that count."""
     if not canary.medians:
         reason = canary.lost or next(iter(canary.failed.values()), "")
         untimed = "it did not time the case that all shards measure"

@@ -199,7 +199,6 @@ def _find_untimed_baseline(
     clean: Collection[str],
     timed: Mapping[str, Sequence[float]],
 ) -> tuple[str, str]:
-    """Return which baselines were not timed apart, and why, or an empty reason."""
     baselines = "the baselines"
     leader = next((r for r in case if r.implementation == comparison.against), None)
     # A baseline from the candidate's package always runs with it.

@@ -33,12 +33,10 @@ class Ratio:
         return (self.hi - self.lo) / self.value
 
     def widened(self, times: float) -> Ratio:
-        """Return the ratio with both ends of its interval moved outwards by a factor."""
         return Ratio(self.value, self.lo / times, self.hi * times)
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:
-    """Return the geometric mean, or None without values."""
     logs = [math.log(v) for v in values]
     return math.exp(sum(logs) / len(logs)) if logs else None
 
@@ -177,8 +175,7 @@ def ratio_of_independent_medians(
 ) -> Ratio:
     """Return median(numerator) / median(denominator) of samples that were not taken together.
 
-    Each arm is resampled on its own. less: is subtracted from each median first. Raises
-    `ValueError` if an arm has no sample, or if nothing is left of a median.
+    less: is subtracted from each median first. Raises `ValueError` if nothing is left.
     """
     arms = [np.asarray(samples, dtype=np.float64) for samples in (numerator, denominator)]
     if not all(arm.size for arm in arms):

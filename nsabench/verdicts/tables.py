@@ -194,10 +194,7 @@ def _read_rows(
 
 
 def check_table(path: Path, most: int) -> int:
-    """Return the number of rows of a Parquet file from its metadata, without unpacking it.
-
-    Raises `OutOfBounds` if it has more than `most` rows or unpacks to too much.
-    """
+    """Count the rows in the metadata of a Parquet file. Raises `OutOfBounds` for too many bytes."""
     with opened(path, limits.TABLE):
         metadata = pq.read_metadata(path)
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
@@ -227,7 +224,6 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
 
 
 def values(column: pa.Array) -> list[Any]:
-    """Return the values of a column of a batch. Equal texts are one object."""
     if not pa.types.is_dictionary(column.type):
         plain: list[Any] = column.to_pylist()
         return plain

@@ -75,7 +75,6 @@ def _name_combo(record: Record) -> str:
 
 
 def read_run(folder: Path, narrowed: Narrowed = ALL) -> tuple[list[Record], Plan]:
-    """Return the chosen cases of a run, and the plan of these alone."""
     records, plan = read_records(folder), narrowed.plan(Plan.read(folder / "plan.json"))
     ops.refuse_other(plan)
     return [r for r in records if r.case_id in plan.by_id], plan

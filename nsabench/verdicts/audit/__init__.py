@@ -41,7 +41,8 @@ def audit_csv(
     found, _ = run_checks(records, limits)
     # A table has no controls, so every check is unproven.
     findings = [_accuse_both(f, names) for f in found if f.effect is not Effect.UNPROVEN]
-    for check in CHECKS:
+    checks = (_check_measured, _check_duplicates, _check_sizes, _check_launches)
+    for check in (*checks, _check_speedups, _check_growth):
         findings += check(table)
     findings = by_gravity([*findings, *explanation.check(records, findings)])
     findings.sort(key=lambda f: f.check != explanation.CHECK or f.effect is not Effect.WRONG)
@@ -179,7 +180,6 @@ def _round_off(line: Line, column: str) -> float:
 
 
 def _check_growth(table: Table) -> Iterator[Finding]:
-    """Find times that stay flat while the first number of each line grows."""
     if table.records():  # the work is known, and the other checks apply
         return
     axis = next(iter(table.lines[0].cells))
@@ -199,9 +199,3 @@ def _check_growth(table: Table) -> Iterator[Finding]:
                 f"cost, not the work"
             )
             yield Finding("flat", Effect.INCONCLUSIVE, sentence)
-
-
-CHECKS = (
-    *(_check_measured, _check_duplicates, _check_sizes, _check_launches, _check_speedups),
-    _check_growth,
-)
