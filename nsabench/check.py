@@ -42,18 +42,13 @@ SEED = 20260101
 
 @dataclass(frozen=True)
 class Question:
-    """op: empty for all of the file. shapes: such as "N=64,L=1024", or empty for the op's own.
-
-    only: patterns on the names of candidates; empty for all.
-    """
-
     file: Path
     device: Device
-    op: str = ""
-    shapes: tuple[str, ...] = ()
+    op: str = ""  # empty: all of the file
+    shapes: tuple[str, ...] = ()  # such as "N=64,L=1024"; empty: the op's own
     dtype: DType = DType.FLOAT16
     direction: Direction = Direction.FORWARD
-    only: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()  # patterns on the names of candidates; empty: all
     ops_file: Path | None = None
     sandboxed: bool = True
 
@@ -73,8 +68,7 @@ def answer(
 ) -> list[Answer]:
     """Measure the implementations of the file in turn with the baselines.
 
-    on_found: called with whether an implementation is right, before any is timed. Raises
-    `UsageError` for a bad shape or file.
+    on_found: called with whether an implementation is right, before any is timed.
     """
     sources = registry.sources(question.file, question.ops_file)
     installed: list[ImplementationInfo] = []
@@ -138,10 +132,7 @@ def _measure(plan: Plan, executor: Executor) -> Iterator[Answer]:
 def plan(
     question: Question, infos: Sequence[ImplementationInfo], sources: Mapping[str, str]
 ) -> Plan:
-    """Plan the cases of the file's ops, with the file's implementations.
-
-    If one of them is timed, every baseline is timed in turn with it.
-    """
+    """Plan the cases of the file's ops. If one is timed, so is every baseline, in turn with it."""
     own = Source.of_digest(question.file, digest_of(question.file, sources))
     mine = [i for i in infos if i.source == own and i.role is Role.CANDIDATE]
     tried = [

@@ -40,7 +40,6 @@ def shape(labelled: Labelled, *, length: bool = False) -> str:
 
 
 def words(labelled: Labelled) -> list[str]:
-    """Return the words of a label: one for each size, and one for each other trait."""
     found = [*shape(labelled, length=True).split(), SHORT[labelled.dtype]]
     if labelled.direction is not Direction.FORWARD:
         found.append(labelled.direction)
@@ -71,6 +70,5 @@ def of_case(labelled: Labelled) -> str:
 
 
 def named(labelled: Labelled) -> str:
-    """Return `of_case` and the id of the case."""
     case_id = labelled.id if isinstance(labelled, Case) else labelled.case_id
     return f"{of_case(labelled)} [{case_id}]"

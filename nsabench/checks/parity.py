@@ -76,8 +76,7 @@ LEAST_ROW = {"dv": 1 / 64}
 
 
 def result_of(row_at: str) -> str:
-    """Return `dk` for `dk[0, 7, 1]`."""
-    return row_at.partition("[")[0]
+    return row_at.partition("[")[0]  # such as `dk[0, 7, 1]`
 
 
 def row_ratio(result: str) -> float:
@@ -89,10 +88,7 @@ def least_row(result: str) -> float:
 
 
 def is_seen(result: str, of_typical: float, resolved: float) -> bool:
-    """Return whether a lost row is always found wrong.
-
-    of_typical: its norm, in units of a typical row. resolved: the noise of a sum.
-    """
+    """Return whether a lost row with a norm of so many typical rows is always found wrong."""
     return of_typical > min(max(least_row(result), of_typical) * row_ratio(result), 1.0) * resolved
 
 

@@ -121,7 +121,6 @@ def check_roofline(records: Sequence[Record], limits: DeviceLimits) -> list[Find
 
 
 def find_impossible(record: Record, limits: DeviceLimits) -> Iterator[str]:
-    """Yield the reasons why a record's time is impossible."""
     time_ms, queued_ms = record.median_ms, record.median_in(Regime.QUEUE)
     if time_ms is None:
         return

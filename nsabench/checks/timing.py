@@ -65,8 +65,7 @@ def _check_conditions(case: list[Record]) -> Iterator[Finding]:
 
 
 def find_disturbances(conditions: Sequence[Conditions]) -> Iterator[str]:
-    """Yield the reasons why times under these conditions are unreliable. The power cap alone is not
-    one if the clocks are known: see `clock_spread`."""
+    """Yield why times are unreliable. `clock_spread` covers a power cap with known clocks."""
     reasons = {x for c in conditions for x in c.clock_event_reasons} & THROTTLING
     clocks = _clock_range(conditions)
     if reasons - {POWER_CAP} or (reasons and clocks is None):

@@ -7,23 +7,19 @@ import json
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, model_validator
 
 from nsabench.model.vocabulary import Direction, DType, Mode
 
 Seed = Annotated[int, Field(ge=0, lt=2**62)]
 
 
-class Strict(BaseModel):
+class Strict(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False):
     """Immutable fields that a user writes. Other fields, NaN and infinity are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-
-class Frozen(BaseModel):
+class Frozen(BaseModel, frozen=True):
     """Immutable fields. Other fields are ignored, since another version may have written them."""
-
-    model_config = ConfigDict(frozen=True)
 
 
 # docs/reference/matrices.md shows the docstrings of the next four classes.

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from nsabench.model.measurement import Message
 
 
-class DescribedSoftware(Message):
-    """Versions that the loaded code reports; None if they could not be read."""
-
-    model_config = ConfigDict(frozen=True)
-
-    torch: str | None = None
+class DescribedSoftware(Message, frozen=True):
+    torch: str | None = None  # its version; None, as below: it could not be read
     torch_cuda: str | None = None  # the CUDA that it was built for, "13.0"
     torch_architectures: tuple[str, ...] = ()  # "sm_90", "compute_90"
     cuda_usable: bool | None = None  # None: not asked
@@ -25,9 +21,7 @@ class DescribedSoftware(Message):
     ptxas: str | None = None
 
 
-class DescribedDevice(Message):
-    model_config = ConfigDict(frozen=True)
-
+class DescribedDevice(Message, frozen=True):
     type: str = ""  # "cuda" or "cpu"
     name: str | None = None
     compute_capability: str | None = None  # such as "9.0"

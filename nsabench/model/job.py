@@ -5,7 +5,7 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from nsabench.model.case import Case
 from nsabench.model.measurement import Message, Time
@@ -14,10 +14,8 @@ from nsabench.model.vocabulary import Purpose, Status
 Attempt = Annotated[int, Field(ge=1, lt=1 << 31)]
 
 
-class EarlyExit(Message):
+class EarlyExit(Message, frozen=True):
     """A baseline leaves if it is hopelessly behind another and `stay` others are right and stay."""
-
-    model_config = ConfigDict(frozen=True)
 
     baselines: tuple[str, ...] = ()
     stay: int = 1
@@ -27,9 +25,7 @@ class EarlyExit(Message):
 ALL_STAY = EarlyExit()
 
 
-class Job(Message):
-    model_config = ConfigDict(frozen=True)
-
+class Job(Message, frozen=True):
     purpose: Purpose
     case: Case  # with the timing and the timeout of this job
     sources: tuple[str, ...]  # names of packages and files, sorted

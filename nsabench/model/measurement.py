@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from nsabench.model.vocabulary import Regime, Status
 
@@ -15,10 +15,8 @@ Time = Annotated[float, Field(gt=-1e12, lt=1e12)]  # ms: thirty years
 Duration = Annotated[float, Field(ge=1e-9, lt=1e12)]  # ms: no clock resolves less
 
 
-class Message(BaseModel):
+class Message(BaseModel, extra="forbid", allow_inf_nan=False):
     """Passes between processes, or is an entry of a log: no unknown fields, no NaN."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 class Samples(Message):
