@@ -53,21 +53,15 @@ def serve(options: argparse.Namespace, channel: Channel) -> None:
             described = torch_probe.describe(options.device)
             channel.send(described.model_copy(update={"sandbox": sandbox.restrictions()}))
             continue
-        session = session or _open(options, channel)
+        if session is None:
+            from nsabench.worker.session import Session
+
+            own = options.mailbox
+            mailbox = None if own is None else Mailbox(own, options.device)
+            session = Session(
+                options.device, options.kernels, options.ops, options.sources, channel, mailbox
+            )
         channel.send(session.answer(request))
-
-
-def _open(options: argparse.Namespace, channel: Channel) -> Session:
-    from nsabench.worker.session import Session
-
-    return Session(
-        options.device,
-        options.kernels,
-        options.ops,
-        options.sources,
-        channel,
-        None if options.mailbox is None else Mailbox(options.mailbox, options.device),
-    )
 
 
 if __name__ == "__main__":

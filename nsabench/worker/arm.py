@@ -84,7 +84,6 @@ class CaseArm:
         return self._caller.ready(index)
 
     def capture(self) -> None:
-        """Have later calls be replays of CUDA graphs."""
         if self.case.direction.differentiates:
             # Each call gets another gradient of the output, but a graph keeps its tensors.
             raise Failure(
@@ -105,10 +104,12 @@ class CaseArm:
 
     # --- parity, before anything is timed
 
-    def first_call(self) -> None:
+    def first_call(self) -> float:
+        """Return its time in ms, with its compilation."""
         start = now_s()
         self._checked_call(0)
         self.compile_s = now_s() - start
+        return self.compile_s * 1e3
 
     def check(self) -> None:
         """Check a first call, one on other data at the same addresses, and ordered calls."""
@@ -160,23 +161,18 @@ class CaseArm:
             result = guarded(call, self.device, self.name)
         except Failure as failure:
             state.restore(self._settings)
-            self._refuse_late_decline(failure)
+            if failure.status is Status.UNSUPPORTED and self._was_right:
+                # It may decline where it would lose.
+                reason = f"it declined the case after a right answer: {failure.reason}"
+                raise Failure(Status.CRASHED, reason) from failure
             raise
         finally:
             self.called_s += now_s() - start
         self._refuse_settings()
         return result
 
-    def _refuse_late_decline(self, failure: Failure) -> None:
-        """Raise `Failure` if it declines after a right answer, perhaps where it would lose."""
-        if failure.status is Status.UNSUPPORTED and self._was_right:
-            reason = f"it declined the case after a right answer: {failure.reason}"
-            raise Failure(Status.CRASHED, reason) from failure
-
     def _refuse_settings(self) -> None:
         changes = state.restore(self._settings)
-        if not changes:
-            return
         harmful = [words for name, words in changes.items() if name not in state.HARMLESS]
         if harmful:
             raise Failure(Status.WRONG, f"it changed settings of the process: {'; '.join(harmful)}")

@@ -119,10 +119,7 @@ class Caller:
         return Ready(graph.replay, lambda returned: answer)
 
     def capture(self) -> None:
-        """Capture a call on each set of inputs. Raises `Failure` for a backward."""
-        if self._direction.differentiates:
-            # Each call gets another gradient of the output, but a graph keeps its tensors.
-            raise Failure(Status.UNSUPPORTED, f"a {self._direction} is not measured in CUDA graphs")
+        """Capture a forward on each set of inputs."""
         graphs = []
         with state.no_garbage():
             for index in range(len(self._sets)):

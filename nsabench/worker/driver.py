@@ -8,9 +8,8 @@ from functools import cache
 import torch
 
 _CDLL = ctypes.CDLL  # bound before foreign code is imported
-# Values of CUlimit: bytes that a miss fetches, and bytes set aside for persisting accesses. If a
-# kernel sets most of the L2 aside, later kernels have less of it.
-FETCH_GRANULARITY, SET_ASIDE = 5, 6
+# Values of CUlimit. If a kernel sets most of the L2 aside, later kernels have less of it.
+LIMITS = {"L2 set aside": 6, "bytes fetched into L2": 5}
 NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: not ordered with the default stream
 
 

@@ -19,13 +19,9 @@ from nsabench.worker import sandbox
 T = TypeVar("T")
 
 _COMPILER_ERRORS = (
-    "CompilationError",
-    "CompileTimeAssertionFailure",
-    "UnsupportedLanguageConstruct",
+    *("CompilationError", "CompileTimeAssertionFailure", "UnsupportedLanguageConstruct"),
+    *("OutOfResources", "PTXASError"),
 )
-_RESOURCE_ERRORS = ("OutOfResources", "PTXASError")
-
-
 LINKS = 10  # causes of an error that are read
 _OURS = str(Path(nsabench.__file__).parent)
 _MOST_REASON = 1000  # characters
@@ -41,16 +37,13 @@ def guarded(call: Callable[[], T], device: str, implementation: str = "") -> T:
     except BaseException as error:
         failure = classify(error)
         if device == "cuda":
-            _probe(failure, implementation)
+            try:
+                torch.cuda.synchronize()
+            except RuntimeError as lost:
+                reason = f"{failure.reason}; {one_line(lost)}"
+                raise DeviceLost(implementation, reason) from lost
         raise failure from error
     return result
-
-
-def _probe(failure: Failure, implementation: str) -> None:
-    try:
-        torch.cuda.synchronize()
-    except RuntimeError as error:
-        raise DeviceLost(implementation, f"{failure.reason}; {one_line(error)}") from error
 
 
 def classify(error: BaseException) -> Failure:
@@ -63,7 +56,7 @@ def classify(error: BaseException) -> Failure:
     trace = traceback_of(error)
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
         return Failure(Status.OUT_OF_MEMORY, text, trace)
-    if name in _COMPILER_ERRORS or name in _RESOURCE_ERRORS:
+    if name in _COMPILER_ERRORS:
         return Failure(Status.COMPILE_ERROR, text + _locate(error, of_the_user=True), trace)
     if isinstance(error, SystemExit):
         return Failure(Status.CRASHED, f"it called sys.exit({error.code!r})", trace)

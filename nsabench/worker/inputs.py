@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,17 +26,12 @@ WORD_BYTES = 8
 GATHERED_BYTES = 8 << 20  # to copy a larger tensor takes longer than to launch its sums
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 CHUNK_BYTES = 256 << 20  # copied at a time
-# Names in a reason.
 INPUT, GRADIENT = "its input ", "the gradient of its output"
 POISONED_BYTES = 32 << 20  # of results beyond the first
 
 
 class InputSets:
-    """The sets of inputs of a case.
-
-    ids: the drawn set whose values each place holds now. grads: the gradient of the output for each
-    place. wanted: the inputs to differentiate by.
-    """
+    """ids: the drawn set whose values each place holds. wanted: inputs to differentiate by."""
 
     def __init__(
         self,
@@ -82,15 +77,14 @@ class InputSets:
         others = self._protected(j)
         for name, tensor in self._protected(i).items():
             _exchange_values(tensor, others[name])
-        for items in (self._right_sums, self._seeds, self.ids):
-            _exchange(items, i, j)
+        for values in (self._right_sums, self._seeds, self.ids):
+            values[i], values[j] = values[j], values[i]
 
     def _find_changes(self) -> dict[int, dict[str, Tensor]]:
         """Return the right values of all changed tensors, by place and name."""
         sums = self._sums.now()
-        # All sets at once, so that the host waits for the device once.
         right = torch.stack(self._right_sums)
-        if torch.equal(sums, right):
+        if torch.equal(sums, right):  # the host waits for the device once
             return {}
         changes = {}
         for index in (sums != right).any(1).nonzero().flatten().tolist():
@@ -129,10 +123,6 @@ class InputSets:
 
 def _bits(tensor: Tensor) -> Tensor:
     return tensor.view(BITS[tensor.element_size()])
-
-
-def _exchange(items: list[Any], i: int, j: int) -> None:
-    items[i], items[j] = items[j], items[i]
 
 
 def _exchange_values(a: Tensor, b: Tensor) -> None:
@@ -175,8 +165,6 @@ class Cut(NamedTuple):
 
 class Sums:
     """Sums of sets of tensors, which change with one element, and with two in a row or a column.
-
-    Small tensors are summed together, since to launch their sums takes longer than to compute them.
 
     sets: of one length, with tensors of the same shapes in the same order.
     """

@@ -33,7 +33,7 @@ class Precheck:
         left = [arm for arm in arms if arm.name in self._early_exit.baselines]
         if len(left) <= self._early_exit.stay:
             return
-        calls: list[Callable[[CaseArm], float]] = [self._call_first]  # which may compile
+        calls: list[Callable[[CaseArm], float]] = [CaseArm.first_call]  # which may compile
         calls += [partial(self._sample, timer, round_) for round_ in range(ROUNDS)]
         for call in calls:
             left = [arm for arm in left if self._is_slow(call, arm, report)]
@@ -51,11 +51,6 @@ class Precheck:
                 gc.collect()
             return False
         return self._call_ms[arm.name] >= self._early_exit.least_ms
-
-    def _call_first(self, arm: CaseArm) -> float:
-        begun = now_s()
-        arm.first_call()
-        return (now_s() - begun) * 1e3
 
     def _sample(self, timer: Timer, round_: int, arm: CaseArm) -> float:
         called_s, begun = arm.called_s, now_s()

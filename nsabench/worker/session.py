@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from random import Random
@@ -29,6 +30,7 @@ from nsabench.worker.conditions import PROBES
 from nsabench.worker.guard import guarded
 from nsabench.worker.inputs import InputSets
 from nsabench.worker.measure import measure
+from nsabench.worker.outputs import Deliver
 from nsabench.worker.precheck import Report
 from nsabench.worker.protocol import (
     Calibrate,
@@ -46,22 +48,14 @@ from nsabench.worker.timing.timer import CpuTimer, Timer
 SEED = 86028121  # prime; added to the seed of a case, it differs from all seeds of input sets
 
 
+@dataclass
 class Session:
-    def __init__(
-        self,
-        device: str,
-        kernels: Path | None,
-        ops_file: Path | None,
-        sources: Mapping[str, str] | None,
-        channel: Channel,
-        mailbox: Mailbox | None = None,
-    ) -> None:
-        self.device = device
-        self.kernels = kernels
-        self.ops_file = ops_file
-        self.sources = sources
-        self._channel = channel
-        self._mailbox = mailbox
+    device: str
+    kernels: Path | None
+    ops_file: Path | None
+    sources: Mapping[str, str] | None
+    channel: Channel
+    mailbox: Mailbox | None = None
 
     @cached_property
     def timer(self) -> Timer:
@@ -109,29 +103,16 @@ class Session:
             case Compile():
                 item = self.items[request.case.op, request.implementation]
                 self._announce(Step(phase="compilation", implementation=item.name))
-                return compile_case(
-                    request.case,
-                    item,
-                    self.device,
-                    probes=request.probes,
-                    report=self._announce,
-                )
+                probes = request.probes and item.role is Role.CANDIDATE
+                return compile_case(request.case, item, self.device, self._announce, probes=probes)
             case Measure():
-                return self._measure(request)
+                assert self.mailbox is not None
+                self.mailbox.map(request.prepared.nbytes)
+                measured = self.measure(request, self._announce, self._deliver)
+                self.mailbox.close()
+                return measured
 
-    def _measure(self, request: Measure) -> Measured:
-        assert self._mailbox is not None
-        self._mailbox.map(request.prepared.nbytes)
-        measured = self.measure(request, self._announce, self._deliver)
-        self._mailbox.close()
-        return measured
-
-    def measure(
-        self,
-        request: Measure,
-        report: Callable[[Step], None],
-        deliver: Callable[[Delivery, InputSets, Sequence[Tensor]], bool],
-    ) -> Measured:
+    def measure(self, request: Measure, report: Report, deliver: Deliver) -> Measured:
         # First, since they bind clocks before foreign code runs.
         timer, sensors = self.timer, self.sensors
         measured = measure(
@@ -151,27 +132,22 @@ class Session:
 
     def _announce(self, step: Step) -> None:
         """Announce the next step, and wait until the supervisor has heard."""
-        self._channel.send(step.model_copy(update={"awaits": True}))
+        self.channel.send(step.model_copy(update={"awaits": True}))
         sys.stdin.buffer.readline()
 
     def _deliver(self, delivery: Delivery, sets: InputSets, results: Sequence[Tensor]) -> bool:
-        assert self._mailbox is not None
-        self._mailbox.put(sets.form, results)
-        self._channel.send(delivery)
+        assert self.mailbox is not None
+        self.mailbox.put(sets.form, results)
+        self.channel.send(delivery)
         return Checked.model_validate_json(sys.stdin.buffer.readline()).right
 
 
 def compile_case(
-    case: Case,
-    item: Implementation,
-    device: str,
-    *,
-    probes: bool = False,
-    report: Report = lambda step: None,
+    case: Case, item: Implementation, device: str, report: Report, *, probes: bool
 ) -> Compiled:
     """Fill the caches of compilers by a call on inputs that nothing judges. Raises `DeviceLost`.
 
-    probes: whether a candidate is called on the probes of the case as well.
+    probes: whether it is called on the probes of the case as well.
     """
     state.forget_earlier_cases()
     try:
@@ -182,7 +158,6 @@ def compile_case(
         began = now_s()
         guarded(partial(_call, computed, item, sets), device, item.name)
         first_s = now_s() - began
-        probes = probes and item.role is Role.CANDIDATE
         asked = guarded(partial(ops.probes, case), device) if probes else {}
         for name, probe in asked.items():
             if not item.concerns(probe.case):

@@ -18,16 +18,17 @@ from nsabench.worker import driver
 from nsabench.worker.guard import guarded
 
 Settings = dict[str, Any]
+Access = tuple[Callable[[], Any], Callable[[Any], object]]  # how to read and write a setting
 UNREADABLE = "unreadable"
 
 
-def _access(owner: object, name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
+def _access(owner: object, name: str) -> Access:
     return partial(getattr, owner, name), partial(setattr, owner, name)
 
 
-# How to read and write each setting; bound before foreign code is imported.
+# Bound before foreign code is imported.
 _backends, _cuda = torch.backends, torch.cuda
-_OF_TORCH: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+_OF_TORCH: dict[str, Access] = {
     "grad_enabled": (torch.is_grad_enabled, torch.set_grad_enabled),
     "deterministic_algorithms": (
         torch.get_deterministic_debug_mode,
@@ -43,10 +44,7 @@ _OF_TORCH: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     },
     **{
         f"matmul.{name}": _access(_backends.cuda.matmul, name)
-        for name in (
-            "allow_fp16_reduced_precision_reduction",
-            "allow_bf16_reduced_precision_reduction",
-        )
+        for name in (f"allow_{dtype}_reduced_precision_reduction" for dtype in ("fp16", "bf16"))
     },
     **{
         f"sdp.{name}": (
@@ -99,8 +97,14 @@ _getitimer, _setitimer = signal.getitimer, signal.setitimer
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _functions, _dispatches = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
 # If one of these stays set, it alters or slows the calls of others.
-_HOOKS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
-    "autocast": (torch.is_autocast_enabled, torch.set_autocast_enabled),
+_HOOKS: dict[str, Access] = {
+    **{
+        name: (
+            partial(torch.is_autocast_enabled, device),
+            partial(torch.set_autocast_enabled, device),
+        )
+        for name, device in (("autocast", "cuda"), ("autocast on the CPU", "cpu"))
+    },
     "modes of torch functions": (
         _functions,
         partial(_popped, _functions, torch._C._pop_torch_function_stack),
@@ -116,35 +120,22 @@ _HOOKS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "flushing of denormals": (_flushes_denormals, torch.set_flush_denormal),
 }
 # Harmless once they are set back: a library may change these for itself.
-HARMLESS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+HARMLESS: dict[str, Access] = {
     ENVIRONMENT: (partial(dict, _environment), _set_environment),
     "garbage collection": (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
     "threshold of garbage collection": (gc.get_threshold, lambda most: gc.set_threshold(*most)),
     "recursion limit": (sys.getrecursionlimit, sys.setrecursionlimit),
 }
-if hasattr(torch, "get_autocast_dtype"):  # torch 2.4
-    for _device in ("cuda", "cpu"):
-        _HOOKS["autocast" if _device == "cuda" else "autocast on the CPU"] = (
-            partial(torch.is_autocast_enabled, _device),
-            partial(torch.set_autocast_enabled, _device),
-        )
 _OF_TORCH |= _HOOKS | HARMLESS
 if hasattr(torch._C, "_get_sdp_priority_order"):  # torch 2.6
-    _OF_TORCH["sdp.order"] = (
-        torch._C._get_sdp_priority_order,
-        torch._C._set_sdp_priority_order,
-    )
-_OF_CUDA = {
+    _OF_TORCH["sdp.order"] = torch._C._get_sdp_priority_order, torch._C._set_sdp_priority_order
+_OF_CUDA: dict[str, Access] = {
     "current_device": (_cuda.current_device, _cuda.set_device),
     "current_stream": (_cuda.current_stream, _cuda.set_stream),
-    "L2 set aside": (
-        partial(driver.limit, driver.SET_ASIDE),
-        partial(driver.set_limit, driver.SET_ASIDE),
-    ),
-    "bytes fetched into L2": (
-        partial(driver.limit, driver.FETCH_GRANULARITY),
-        partial(driver.set_limit, driver.FETCH_GRANULARITY),
-    ),
+    **{
+        name: (partial(driver.limit, which), partial(driver.set_limit, which))
+        for name, which in driver.LIMITS.items()
+    },
 }
 
 
@@ -249,7 +240,7 @@ def collect_all() -> None:
 @contextmanager
 def no_garbage() -> Iterator[None]:
     """Collect nothing while a CUDA graph is captured: a graph that dies ends the capture."""
-    gc.collect()
+    _collect()
     enabled = gc.isenabled()
     gc.disable()
     try:

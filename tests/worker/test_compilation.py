@@ -19,15 +19,16 @@ from tests.worker.test_backward import item, make_case
 def test_it_is_called_on_inputs_that_no_set_has(direction: Direction) -> None:
     case = make_case(rotate=3).model_copy(update={"direction": direction})
     seen: list[tuple[Tensor, ...]] = []
+    steps: list[Step] = []
 
     def call(*tensors: Tensor, **options: object) -> Tensor:
         seen.append(tuple(t.detach().clone() for t in tensors))
         return masked_sdpa(*tensors, **options)
 
-    compiled = compile_case(case, item(call), "cpu", probes=True)
+    compiled = compile_case(case, item(call), "cpu", steps.append, probes=True)
     assert compiled.reason == ""
     assert compiled.first_s > 0
-    assert len(seen) == 1 + len(ops.probes(case))
+    assert len(seen) == 1 + len(ops.probes(case)) == 1 + len(steps)
     sets = sets_of(case)
     for given in seen:
         for inputs in sets.sets:
@@ -49,7 +50,7 @@ def test_each_probe_that_concerns_a_kernel_has_a_step_of_its_own() -> None:
     probes = ops.probes(case)
     some = [name for name, probe in probes.items() if probe.case.distribution == "disjoint"]
     kernel = item(call).model_copy(update={"distributions": ("disjoint",)})
-    assert compile_case(case, kernel, "cpu", probes=True, report=steps.append).reason == ""
+    assert compile_case(case, kernel, "cpu", steps.append, probes=True).reason == ""
     assert len(called) == 1 + len(some) < 1 + len(probes)
     assert len(steps) == len(some)
 
@@ -58,6 +59,6 @@ def test_what_fails_has_a_reason_and_no_time() -> None:
     def call(*_: Tensor, **options: object) -> Tensor:
         raise ValueError("not today")
 
-    compiled = compile_case(make_case(), item(call), "cpu")
+    compiled = compile_case(make_case(), item(call), "cpu", print, probes=False)
     assert "not today" in compiled.reason
     assert compiled.first_s == 0
