@@ -30,7 +30,7 @@ from nsabench.verdicts.attempts import CaseState
 from nsabench.verdicts.records import make_records
 from nsabench.worker.arm import CaseArm
 from nsabench.worker.inputs import InputSets
-from nsabench.worker.measure import measure
+from nsabench.worker.measure import CaseMeasurement
 from nsabench.worker.protocol import Measure, Measured
 from nsabench.worker.timing.timer import CpuTimer
 from tests.runs import Made, log_of, make_plan
@@ -113,26 +113,18 @@ def desk_of(sets: InputSets) -> Desk:
 
 def arm_of(item: Implementation, case: Case, sets: InputSets, rng: Random) -> CaseArm:
     desk = desk_of(sets)
-    return CaseArm(item, case, desk.checker.device, sets, rng, desk.deliver)
+    return CaseArm(item, case, sets, desk.checker.device, rng, desk.deliver)
 
 
 def measured(case: Case, items: list[Implementation], **given: Any) -> Measured:
-    """What a worker measures, with what the checker found. given: as of `measure`."""
+    """What a worker measures, with what the checker found. given: fields of its request."""
     device = given.pop("device", "cpu")
     computes = sorted({item.computes for item in items})
     desk = Desk(case, computes, device, tells=False, probes=given.pop("probes", False))
-    found = measure(
-        case,
-        items,
-        device=device,
-        timer=given.pop("timer", None) or CpuTimer(),
-        sensors=given.pop("sensors", None),
-        report=given.pop("report", lambda step: None),
-        prepared=desk.prepared,
-        seeds=desk.seeds,
-        deliver=desk.deliver,
-        **given,
-    )
+    report = given.pop("report", lambda step: None)
+    timer, sensors = given.pop("timer", None) or CpuTimer(), given.pop("sensors", None)
+    request = desk.request([item.name for item in items], case).model_copy(update=given)
+    found = CaseMeasurement(request, device, timer, sensors, report, desk.deliver).run(items)
     judged = desk.conclude()
     found.observations = [
         with_judgement(o, judged.get(o.implementation)) for o in found.observations

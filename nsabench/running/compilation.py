@@ -55,8 +55,8 @@ class Call:
         return min(self.case.timeout_s, CALL_LIMIT_S) if is_candidate else CALL_LIMIT_S
 
 
-# Calls of one implementation on cases that differ only in length and direction. They share most
-# kernels, so the first call is made alone: calls at the same time would each compile them.
+# Calls of one implementation on cases that differ only in length and direction. The first is made
+# alone, since each of several calls at once would compile the kernels that they share.
 Family = list[Call]
 
 
@@ -83,14 +83,14 @@ def families_of(plan: Plan, left: Sequence[Job]) -> dict[bool, list[Family]]:
 
 
 def _may_compile(info: ImplementationInfo) -> bool:
-    """Return whether to call it: a control shares the kernels of another implementation."""
+    # A control shares the kernels of another implementation.
     if info.role is Role.CONTROL or Runs.CUDA not in info.devices:
         return False
     return info.role is Role.CANDIDATE or bool(info.compiled_by)
 
 
 def _order(call: Call) -> tuple[bool, int]:
-    """A backward goes before a forward, and small cases before large ones."""
+    # A backward before a forward, since it compiles both.
     return not call.case.direction.differentiates, ops.work(call.case).bytes_min
 
 
@@ -120,7 +120,6 @@ class CompileAhead:
     def compile(
         self, left: Sequence[Job], memory_bytes: int | None, note: Callable[[str], None]
     ) -> None:
-        """Compile what the jobs need, once, if there are enough of them."""
         room_bytes = int(SHARE * (memory_bytes or 0))
         count = most_processes(room_bytes)
         few = len({job.case.id for job in left}) < WORTH_IT or count < 2
@@ -170,7 +169,7 @@ class CompileAhead:
         """Have the next worker of a pass begin with the caches of its kind."""
         if not self._is_done:
             return
-        executor.credit(self.first_s)
+        executor.compiled_s = self.first_s
         is_clean = executor.worker.is_clean
         # A sandbox that does not protect files lets a candidate alter the clean caches.
         if not self._plan.sandboxed or (is_clean and not sandbox.startswith("files")):

@@ -30,10 +30,7 @@ class WorkerLost(Exception):
     def __init__(self, death: Death) -> None:
         super().__init__(death.reason)
         self.death = death
-
-    @property
-    def reason(self) -> str:
-        return self.death.reason
+        self.reason = death.reason
 
 
 class CheckerLost(WorkerLost):
@@ -58,14 +55,12 @@ def took_too_much_memory(step: Step, limit_bytes: int) -> Death:
 
 
 def broke_protocol(how: str, step: Step | None = None) -> Death:
-    """step: the last one of the process, if it is known."""
     if step is None:
         return Death(status=Status.CRASHED, reason=f"its process {how}; killed")
     return _death(step, Status.CRASHED, f"its process {how}", "; killed")
 
 
 def died(step: Step, returncode: int, log: str) -> Death:
-    """returncode: negative for a signal. log: the output of the process."""
     how = _describe_exit(returncode)
     lines = [line[:MAX_LINE].strip() for line in log.splitlines() if line.strip()]
     for name, status, pattern in SIGNATURES:

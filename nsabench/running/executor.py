@@ -37,20 +37,11 @@ class Executor:
     def __init__(self, plan: Plan, worker: Worker, checker: CheckerProcess) -> None:
         self.worker = worker
         self._checker = checker
+        self._plan = plan
         self._entropy = plan.entropy or token_hex(16)  # the secret that seeds are made from
-        # The op that an alternative computes, by op and name.
-        self._computes = {(i.op, i.name): i.computes for i in plan.implementations}
-        self._candidates = {
-            (i.op, i.name) for i in plan.implementations if i.role is Role.CANDIDATE
-        }
-        # How a control is wrong is known, and to search for it would take a third of a case.
-        self._controls = {(i.op, i.name) for i in plan.implementations if i.role is Role.CONTROL}
-        self._compiled_s: Mapping[tuple[str, str], float] = {}
+        # Of first calls made ahead, by case id and implementation.
+        self.compiled_s: Mapping[tuple[str, str], float] = {}
         self._probed: set[tuple[Hashable, str]] = set()  # right on probes, by series and name
-
-    def credit(self, compiled_s: Mapping[tuple[str, str], float]) -> None:
-        """Take the seconds of first calls made ahead, by case id and implementation."""
-        self._compiled_s = compiled_s
 
     def close(self) -> None:
         self.worker.close()
@@ -66,19 +57,18 @@ class Executor:
 
     def _run(self, job: Job) -> Measured:
         seeds = input_seeds(self._entropy, job.purpose, job.case)
-        computes = {name: self._computes[job.case.op, name] for name in job.implementations}
+        infos = [self._plan.info(job.case.op, name) for name in job.implementations]
+        computes = {info.name: info.computes for info in infos}
         # Probes do not depend on the length, so a candidate must be right on them at one only.
         series = ops.ladder(job.case)
-        probed = {
-            (series, name) for name in computes if (job.case.op, name) in self._candidates
-        } - self._probed
+        candidates = [info.name for info in infos if info.role is Role.CANDIDATE]
+        probed = {(series, name) for name in candidates} - self._probed
         probes = job.purpose is Purpose.MAIN and bool(probed)
         prepared = self._checker.prepare(job.case, sorted({*computes.values()}), seeds, probes)
         measured = self._measure(job, prepared, seeds, computes)
         self._refuse_answer(measured, [*computes])
-        judged = self._checker.conclude(
-            [n for n in computes if (job.case.op, n) not in self._controls]
-        )
+        # How a control is wrong is known, and to search for it would take a third of a case.
+        judged = self._checker.conclude([i.name for i in infos if i.role is not Role.CONTROL])
         measured.observations = [
             with_judgement(observation, judged.get(observation.implementation))
             for observation in measured.observations
@@ -88,7 +78,7 @@ class Executor:
             self._probed |= {key for key in probed if key[1] in right}
         for observation in measured.observations:
             if observation.compile_s is not None:  # a kernel compiled ahead is only read here
-                ahead_s = self._compiled_s.get((job.case.id, observation.implementation), 0.0)
+                ahead_s = self.compiled_s.get((job.case.id, observation.implementation), 0.0)
                 observation.compile_s = max(observation.compile_s, ahead_s)
         self._end_children(measured.observations)
         return measured
@@ -141,7 +131,10 @@ class Executor:
 
 
 class JobListener(Listener):
-    """Hands the outputs of a job to the checker."""
+    """Hands the outputs of a job to the checker.
+
+    computes: the op that each implementation of the job computes.
+    """
 
     def __init__(
         self,
@@ -151,7 +144,6 @@ class JobListener(Listener):
         computes: Mapping[str, str],
         monitor: ConditionMonitor,
     ) -> None:
-        """computes: the op that each implementation of the job computes."""
         super().__init__(worker.on_step)
         self._left = self._most = count_deliveries(job)
         self._checker = checker
@@ -189,7 +181,6 @@ class JobListener(Listener):
 
 
 def count_deliveries(job: Job) -> int:
-    """Return the most outputs that a worker may deliver for a job."""
     stopping = job.case.timing.stopping
     rounds = stopping.rounds if isinstance(stopping, FixedCount) else stopping.max_rounds
     return MOST_DELIVERIES + MOST_IN_A_ROUND * rounds * len(job.implementations)

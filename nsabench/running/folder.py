@@ -74,7 +74,6 @@ class RunFolder:
         return RunFolder(self.path / SHARDS / run_id)
 
     def parts(self) -> list[RunLog]:
-        """Return the run itself, or the shards that it was merged from."""
         plan = Plan.read(self.plan)
         if not plan.shards:
             return [RunLog(plan, log.read(self.log))]
@@ -104,14 +103,15 @@ class RunFolder:
                 "(`docker run --user`), or give --out a writable folder.",
             ) from None
 
+    def _list_first(self) -> list[Path]:
+        """Return what a run writes before it measures."""
+        written = [self.plan, self.log, self.environment, self.path / RUN_KEY]
+        return [*written, *map(unfinished, written)]
+
     def _is_unbegun(self) -> bool:
-        """Whether it holds only what a run writes before it measures."""
-        first = [self.path / name for name in ("plan.json", "log.jsonl", "environment.json")]
-        first += [self.path / RUN_KEY, self.logs]
-        known = {*first, *map(unfinished, first)}
         if self.logs.is_symlink() or not self.logs.is_dir() or any(self.logs.iterdir()):
             return False
-        if set(self.path.iterdir()) - known:
+        if {*self.path.iterdir()} - {*self._list_first(), self.logs}:
             return False
         return not self.log.exists() or not log.read(self.log).sessions
 
@@ -148,9 +148,8 @@ class RunFolder:
             new.replace(link)
 
     def discard(self) -> None:
-        for path in (self.plan, self.log, self.environment, self.path / RUN_KEY):
+        for path in self._list_first():
             path.unlink(missing_ok=True)
-            unfinished(path).unlink(missing_ok=True)
         link = self.path.parent / LATEST
         if link.is_symlink() and link.readlink() == Path(self.path.name):
             link.unlink()
@@ -173,10 +172,9 @@ class RunFolder:
     def existing(cls, path: Path) -> RunFolder:
         """Return the folder of a run. Raises `UsageError` if `path` holds none."""
         folder = cls(path)
-        if not path.exists():
-            raise UsageError(f"there is no folder {path}", "give the folder that nsabench made.")
         if not folder.plan.is_file():
-            raise UsageError(f"{path} holds no run", "give the folder that nsabench made.")
+            what = f"{path} holds no run" if path.exists() else f"there is no folder {path}"
+            raise UsageError(what, "give the folder that nsabench made.")
         return folder
 
     def printed(self, case_id: str, purpose: Purpose) -> Path:

@@ -62,15 +62,15 @@ def make_environment(device: Device) -> dict[str, str]:
     return {name: value for name, value in env.items() if not is_secret(name)}
 
 
+@dataclass
 class ForkedProcess:
     """A process that was forked elsewhere and adopted, with methods of `subprocess.Popen`."""
 
-    def __init__(self, pid: int, stdin: IO[bytes], stdout: IO[bytes], stderr: IO[bytes]) -> None:
-        self.pid = pid
-        self.stdin = stdin
-        self.stdout = stdout
-        self.stderr = stderr
-        self.returncode: int | None = None
+    pid: int
+    stdin: IO[bytes]
+    stdout: IO[bytes]
+    stderr: IO[bytes]
+    returncode: int | None = None
 
     def poll(self) -> int | None:
         if self.returncode is None:
@@ -129,7 +129,6 @@ class Template:
         return self._process.pid
 
     def fork(self, program: Program, options: Sequence[str]) -> ForkedProcess:
-        """Fork a process, in which the mailbox of the program has the number `MAILBOX`."""
         handed = [] if program.mailbox is None else [program.mailbox]
         arguments = [*options, *(f"--mailbox={MAILBOX}" for _ in handed)]
         request = {"module": program.module, "arguments": arguments, "directory": str(Path.cwd())}

@@ -48,8 +48,7 @@ def next_jobs(plan: Plan, log: Log, judge: Judge = judge) -> list[Job]:
 def plan_canary(plan: Plan, log: Log) -> list[Job]:
     if plan.canary is None:
         return []
-    names = plan.canary.implementations
-    return list(_plan_job(plan, log, Purpose.CANARY, plan.canary, names))
+    return list(_plan_job(plan, log, Purpose.CANARY, plan.canary, plan.canary.implementations))
 
 
 def plan_main(plan: Plan, log: Log) -> Iterator[Job]:

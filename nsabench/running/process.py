@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from secrets import token_hex
-from typing import IO, NoReturn, TypeVar
+from typing import IO, TypeVar
 
 import psutil
 
@@ -78,19 +78,18 @@ class Printed:
         self.clear()
 
     def clear(self) -> None:
-        self._head, self._tail, self._dropped = bytearray(), bytearray(), 0
+        self._kept, self._dropped = bytearray(), 0
 
     def write(self, data: bytes) -> None:
-        room = HEAD_BYTES - len(self._head)
-        self._head += data[:room]
-        self._tail += data[room:]
-        excess = max(len(self._tail) - TAIL_BYTES, 0)
-        del self._tail[:excess]
+        self._kept += data
+        excess = max(len(self._kept) - HEAD_BYTES - TAIL_BYTES, 0)
+        del self._kept[HEAD_BYTES : HEAD_BYTES + excess]
         self._dropped += excess
 
     def text(self) -> str:
-        middle = f"\n[... {self._dropped} bytes left out ...]\n" if self._dropped else ""
-        return (self._head + middle.encode() + self._tail).decode("utf-8", "replace")
+        middle = b"\n[... %d bytes left out ...]\n" % self._dropped if self._dropped else b""
+        kept = self._kept[:HEAD_BYTES] + middle + self._kept[HEAD_BYTES:]
+        return kept.decode("utf-8", "replace")
 
 
 class Process:
@@ -147,7 +146,11 @@ class Process:
                     raise self._broke(broken)
                 data = GO if reply.awaits else b""
             elif isinstance(reply, Refused):
-                self._refuse(reply)
+                is_early = self._may_refuse and self._step.phase == "start"
+                if not is_early or reply.exit_code not in REFUSALS:
+                    raise self._broke("sent a refusal in the middle of measuring")
+                self.stop()
+                raise WorkerRefused(reply.sentence, reply.remedy, reply.exit_code)
             response = listen(reply)
             if response is not None:
                 data = response.model_dump_json().encode() + b"\n"
@@ -160,13 +163,6 @@ class Process:
         self._may_refuse &= isinstance(request, Describe | Calibrate)
         self._keep_printed()  # what precedes the answer belongs to this request
         return reply
-
-    def _refuse(self, reply: Refused) -> NoReturn:
-        is_early = self._may_refuse and self._step.phase == "start"
-        if not is_early or reply.exit_code not in REFUSALS:
-            raise self._broke("sent a refusal in the middle of measuring")
-        self.stop()
-        raise WorkerRefused(reply.sentence, reply.remedy, reply.exit_code)
 
     def _send(self, data: bytes, limit_s: float) -> None:
         """Raise `WorkerLost` if it is not read in time, `BrokenPipeError` if the process died."""
@@ -286,7 +282,7 @@ class Process:
 
 
 class WarmProcess:
-    """Starts a process for the first request, and a new one after a process was lost."""
+    """Starts a process for the first request, and a new one after it was lost."""
 
     def __init__(self, make_program: Callable[[], Program]) -> None:
         self.process: Process | None = None

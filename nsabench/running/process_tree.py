@@ -40,7 +40,6 @@ def forget_worker(pid: int) -> None:
 
 
 def list_own() -> set[int]:
-    """Return the processes that nsabench itself has started."""
     with _births:
         return _workers | launch.template_pids()
 
@@ -65,9 +64,9 @@ class Orphans:
         return [child for child in children if self._was_left_behind(child)]
 
     def _was_left_behind(self, child: psutil.Process) -> bool:
-        """Return whether a child carries the mark, or hides it in a session of its own."""
         try:
             is_new = child.create_time() >= self._born - 1
+            # It may hide the mark in a session of its own.
             is_apart = is_new and os.getsid(child.pid) != os.getsid(0)
             return is_apart or child.environ().get(launch.MARK) == launch.mark
         except (psutil.Error, ProcessLookupError):  # it has ended, or made itself unreadable
@@ -89,7 +88,6 @@ class Orphans:
 
 
 def list_family(pid: int) -> list[psutil.Process]:
-    """Return a process and all its descendants."""
     return _open((pid, *list_descendants(pid)))
 
 
@@ -133,7 +131,6 @@ def select_alive(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
 
 
 def takes_more(pid: int, limit_bytes: int) -> bool:
-    """Return whether a process and its descendants take more host memory than the limit."""
     members = list_family(pid)
     # The resident size counts shared pages in each process. To count them once takes longer.
     resident = shared_once = 0

@@ -51,8 +51,8 @@ class CaseArm:
         self,
         item: Implementation,
         case: Case,
-        device: str,
         sets: InputSets,
+        device: str,
         rng: Random,
         deliver: Deliver,
     ) -> None:

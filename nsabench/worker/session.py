@@ -29,7 +29,7 @@ from nsabench.worker import calls, state
 from nsabench.worker.conditions import PROBES
 from nsabench.worker.guard import guarded
 from nsabench.worker.inputs import InputSets
-from nsabench.worker.measure import measure
+from nsabench.worker.measure import CaseMeasurement
 from nsabench.worker.outputs import Deliver
 from nsabench.worker.precheck import Report
 from nsabench.worker.protocol import (
@@ -115,18 +115,9 @@ class Session:
     def measure(self, request: Measure, report: Report, deliver: Deliver) -> Measured:
         # First, since they bind clocks before foreign code runs.
         timer, sensors = self.timer, self.sensors
-        measured = measure(
-            request.case,
-            [self.items[request.case.op, name] for name in request.implementations],
-            device=self.device,
-            timer=timer,
-            sensors=sensors,
-            report=report,
-            prepared=request.prepared,
-            seeds=request.seeds,
-            deliver=deliver,
-            early_exit=request.early_exit,
-        )
+        items = [self.items[request.case.op, name] for name in request.implementations]
+        measurement = CaseMeasurement(request, self.device, timer, sensors, report, deliver)
+        measured = measurement.run(items)
         state.give_back(self.device)
         return measured
 
