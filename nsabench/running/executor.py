@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any
 
@@ -98,7 +99,7 @@ class Executor:
         sensors = nvml.Device.visible() if self.worker.device == "cuda" else None
         try:
             with ConditionMonitor(sensors) as monitor:
-                listener = JobListener(job, self.worker, self._checker, computes, monitor)
+                listener = JobListener(self.worker.on_step, job, self._checker, computes, monitor)
                 measured = self.worker.measure(request, max_steps, listener)
         except WorkerRefused as refused:
             if not self.worker.is_clean:
@@ -130,25 +131,17 @@ class Executor:
             )
 
 
+@dataclass
 class JobListener(Listener):
-    """Hands the outputs of a job to the checker.
+    """Hands the outputs of a job to the checker."""
 
-    computes: the op that each implementation of the job computes.
-    """
+    job: Job
+    checker: CheckerProcess
+    computes: Mapping[str, str]  # the op, by implementation
+    monitor: ConditionMonitor
 
-    def __init__(
-        self,
-        job: Job,
-        worker: Worker,
-        checker: CheckerProcess,
-        computes: Mapping[str, str],
-        monitor: ConditionMonitor,
-    ) -> None:
-        super().__init__(worker.on_step)
-        self._left = self._most = count_deliveries(job)
-        self._checker = checker
-        self._computes = computes
-        self._monitor = monitor
+    def __post_init__(self) -> None:
+        self._left = self._most = count_deliveries(self.job)
         self._step = Step(phase="start")
 
     def __call__(self, reply: Message) -> Message | None:
@@ -158,10 +151,10 @@ class JobListener(Listener):
                 raise WorkerLost(broke_protocol(f"delivered more than {self._most} outputs"))
             if how := self._find_forgery(reply):
                 raise WorkerLost(broke_protocol(how, self._step))
-            return self._checker.check(reply)
+            return self.checker.check(reply)
         if isinstance(reply, Step):
             self._step = reply
-            self._monitor.at_step(reply)
+            self.monitor.at_step(reply)
         return super().__call__(reply)
 
     def _find_forgery(self, delivery: Delivery) -> str:
@@ -169,7 +162,7 @@ class JobListener(Listener):
 
         In timed rounds the step names no implementation, so one may deliver for another.
         """
-        name, computes = delivery.implementation, self._computes
+        name, computes = delivery.implementation, self.computes
         if name not in computes:
             return f"delivered an output of {name[:40]!r}, which is not measured here"
         if delivery.computes != computes[name]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Protocol
 
 from nsabench import labels
@@ -45,77 +46,66 @@ class View(Protocol):
     def step(self, step: Step) -> None: ...
 
 
+@dataclass
 class Loop:
-    """Measures the jobs of a plan, and appends to its log.
+    """Measures the jobs of a plan, and appends to its log."""
 
-    fit: raise `EnvironmentRefused` on an unfit machine.
-    """
+    plan: Plan
+    file: LogFile
+    folder: RunFolder
+    view: View
+    checker: CheckerProcess
+    fit: bool  # raise `EnvironmentRefused` on an unfit machine
 
-    def __init__(
-        self,
-        plan: Plan,
-        file: LogFile,
-        folder: RunFolder,
-        view: View,
-        checker: CheckerProcess,
-        *,
-        fit: bool,
-    ) -> None:
-        self._plan = plan
-        self._file = file
-        self._folder = folder
-        self._view = view
-        self._checker = checker
-        self._fit = fit
-        self._ahead = CompileAhead(plan, folder.path)
+    def __post_init__(self) -> None:
+        self._ahead = CompileAhead(self.plan, self.folder.path)
         self._executor: Executor | None = None
         self._is_open = False  # whether the session of this process has begun
         self._shows_steps = False
         self._judged: dict[int, list[Comparison]] = {}
-        self._numbers = {planned.id: number for number, planned in enumerate(plan.cases, 1)}
+        self._numbers = {planned.id: number for number, planned in enumerate(self.plan.cases, 1)}
 
     def run(self) -> float:
         """Run all jobs. Return the seconds in kernels and compilers."""
-        log = self._file.log
+        log = self.file.log
         before_s = log.measuring_s
         with closing(self):
-            while jobs := next_jobs(self._plan, log, self._judge):
+            while jobs := next_jobs(self.plan, log, self._judge):
                 for job in jobs:
                     executor = self._choose_executor(job, jobs)
                     self._announce(job)
-                    run_job(job, executor, self._file.append, self._folder.keep_printed)
+                    run_job(job, executor, self.file.append, self.folder.keep_printed)
                     if not self._report(job):
                         break  # a death or a disturbance changes what comes next
         return log.measuring_s - before_s + self._ahead.wall_s
 
     def _judge(self, plan: Plan, log: Log) -> list[Comparison]:
-        """Judge a log once for each number of attempts in it."""
         count = len(log.attempts)
         if count not in self._judged:
             self._judged[count] = judge(plan, log)
         return self._judged[count]
 
     def _announce(self, job: Job) -> None:
-        planned = self._plan.case_or_canary(job.case.id)
+        planned = self.plan.case_or_canary(job.case.id)
         self._shows_steps = job.purpose is Purpose.MAIN
         if self._shows_steps:
             number = self._numbers[planned.id]
-            self._view.case_started(planned, number, len(self._numbers))
+            self.view.case_started(planned, number, len(self._numbers))
         else:
             case = labels.of_case(planned.case)
-            self._view.note(ANNOUNCEMENTS[job.purpose].format(case=case))
+            self.view.note(ANNOUNCEMENTS[job.purpose].format(case=case))
 
     def _report(self, job: Job) -> bool:
         """Show the result of a case. Return whether nothing is left to measure for this purpose."""
-        planned = self._plan.case_or_canary(job.case.id)
-        state = state_of(self._plan, self._file.log, job.purpose, planned)
+        planned = self.plan.case_or_canary(job.case.id)
+        state = state_of(self.plan, self.file.log, job.purpose, planned)
         if state.next is None and job.purpose is Purpose.MAIN:
-            self._view.case_finished(planned, state)
+            self.view.case_finished(planned, state)
         return state.next is None
 
     def _show_step(self, step: Step) -> None:
         if self._shows_steps:
-            self._view.step(step)
+            self.view.step(step)
 
     def _choose_executor(self, job: Job, jobs: Sequence[Job]) -> Executor:
         """Return an executor whose worker imports the sources of a job.
@@ -127,24 +117,24 @@ class Loop:
                 return self._executor
             self._executor.close()
         worker = Worker.of_plan(
-            self._plan, self._folder.path, job.sources, self._checker.mailbox, self._show_step
+            self.plan, self.folder.path, job.sources, self.checker.mailbox, self._show_step
         )
-        executor = self._executor = Executor(self._plan, worker, self._checker)
+        executor = self._executor = Executor(self.plan, worker, self.checker)
         if not self._is_open:
             session = open_session(
-                self._plan,
-                self._folder,
-                self._file.log,
+                self.plan,
+                self.folder,
+                self.file.log,
                 executor.worker,
-                self._view.note,
-                fit=self._fit,
+                self.view.note,
+                fit=self.fit,
             )
-            self._file.append(session)
+            self.file.append(session)
             self._is_open = True
-            self._view.run_started(self._plan, session.described, session.ceilings)
-        described = self._file.log.sessions[-1].described
-        left = [*jobs, *plan_canary(self._plan, self._file.log)]
-        self._ahead.compile(left, described.device.memory_bytes, self._view.note)
+            self.view.run_started(self.plan, session.described, session.ceilings)
+        described = self.file.log.sessions[-1].described
+        left = [*jobs, *plan_canary(self.plan, self.file.log)]
+        self._ahead.compile(left, described.device.memory_bytes, self.view.note)
         self._ahead.lend(executor, described.sandbox or "")
         return executor
 

@@ -40,15 +40,15 @@ MOST_PROBES = 64  # of an op, that are called ahead
 M = TypeVar("M", bound=Message)
 
 
+@dataclass
 class Listener:
     """Hears what a worker sends before its answer."""
 
-    def __init__(self, on_step: Callable[[Step], None]) -> None:
-        self._on_step = on_step
+    on_step: Callable[[Step], None]
 
     def __call__(self, reply: Message) -> Message | None:
         if isinstance(reply, Step):
-            self._on_step(reply)
+            self.on_step(reply)
         elif isinstance(reply, LostDevice):
             raise WorkerLost(
                 Death(status=Status.CRASHED, reason=reply.reason, suspect=reply.implementation)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 from typing import Any, TypeVar
@@ -46,30 +46,23 @@ ORDERED_CHECKS = 0.03  # Share of timed calls that follow an ordered call.
 ORDER_SPIN_CYCLES, MOST_ORDER_SPIN_CYCLES = 2_000_000, 32_000_000
 
 
+@dataclass(eq=False)
 class CaseArm:
-    def __init__(
-        self,
-        item: Implementation,
-        case: Case,
-        sets: InputSets,
-        device: str,
-        rng: Random,
-        deliver: Deliver,
-    ) -> None:
-        self.name = item.name
-        self.item = item
-        self.case = case
-        self.device = device
-        self.sets = sets
-        # Controls are many, and their results are large. None of them has a ring of buffers.
-        keeps_some = item.role is not Role.CONTROL
-        self.outputs = Outputs(item.name, item.computes, sets, deliver, rng, keeps_some=keeps_some)
+    item: Implementation
+    case: Case
+    sets: InputSets
+    device: str
+    rng: Random
+    deliver: Deliver
+
+    def __post_init__(self) -> None:
+        self.name = self.item.name
+        self.outputs = Outputs(self.item, self.sets, self.deliver, self.rng)
         self.compile_s: float | None = None
         self.config = ""
         self.changed: dict[str, str] = {}  # harmless settings that were set back, in words
         self.called_s = 0.0  # in checked calls, with their compilation
         self.peak_mem_bytes: int | None = None
-        self._rng = rng
         self._was_right = False
         self._is_watched = False
         self._was_called = True  # the last call that was made ready
@@ -77,7 +70,7 @@ class CaseArm:
         self._order_spin = ORDER_SPIN_CYCLES
         self.awaits_device = False  # its call ends only when the device is done
         self._settings = state.settings()  # before any of its code runs
-        self._caller = calls.Caller(item, case.direction, sets, rng)
+        self._caller = calls.Caller(self.item, self.case.direction, self.sets, self.rng)
 
     def ready(self, index: int) -> calls.Ready:
         """Do the untimed part of a call; return the timed part."""
@@ -115,7 +108,7 @@ class CaseArm:
         """Check a first call, one on other data at the same addresses, and ordered calls."""
         if self.compile_s is None:
             self.first_call()
-        self.sets.swap(0, self._rng)
+        self.sets.swap(0, self.rng)
         self._checked_call(0)
         self._check_ordered_call()
         if self.device == "cuda":
@@ -203,11 +196,11 @@ class CaseArm:
             with _use_stream(stream):
                 if stream:
                     # The first swap on a stream allocates, which may outlast the spin.
-                    self.sets.swap(0, self._rng)
+                    self.sets.swap(0, self.rng)
                 if self.device == "cuda":
                     _synchronize()
                     _sleep(self._order_spin)
-                self.sets.swap(0, self._rng)
+                self.sets.swap(0, self.rng)
                 reached = _Event() if _Event and self.device == "cuda" else None
                 if reached is not None:
                     reached.record(_current_stream())
@@ -224,15 +217,15 @@ class CaseArm:
 
     def prepare(self, round_: int) -> Call:
         index = round_ % len(self.sets)
-        if self._rng.random() < ORDERED_CHECKS:
+        if self.rng.random() < ORDERED_CHECKS:
             self._check_ordered_call()
         # If a watched call is repeated, the new call is watched as well.
         watched = self._is_watched and not self._was_called
         watched = watched or round_ == 1 or self.sets.is_written_to
-        self._is_watched, self._was_called = watched or self._rng.random() < SPOT_CHECKS, False
+        self._is_watched, self._was_called = watched or self.rng.random() < SPOT_CHECKS, False
         if self._is_watched:
             self.sets.repair_and_flag()
-            self.sets.swap(index, self._rng)
+            self.sets.swap(index, self.rng)
             if self.case.direction.differentiates:
                 self._poison(index)
         prepared = self._prepare_guarded(index)
@@ -273,11 +266,11 @@ class CaseArm:
         self.sets.repair_and_flag()
         # The sure checks use different sets: the second burst could do what the first put off.
         is_sure = len(self._sets_checked) < SURE_CHECKS
-        checks = is_sure or self._rng.random() < BURST_CHECKS
+        checks = is_sure or self.rng.random() < BURST_CHECKS
         # No later call does the work that the last one puts off.
-        last = is_sure or self._rng.random() < LAST_OF_A_BURST
-        kept = count - 1 if last else self._rng.randrange(count)
-        alone = self._rng.randrange(len(self.sets))
+        last = is_sure or self.rng.random() < LAST_OF_A_BURST
+        kept = count - 1 if last else self.rng.randrange(count)
+        alone = self.rng.randrange(len(self.sets))
         if is_sure and alone in self._sets_checked:
             alone = (alone + 1) % len(self.sets)
         indices = rotate_sets(count, len(self.sets), kept, alone)

@@ -92,20 +92,20 @@ def ready(
     )
 
 
+@dataclass
 class Caller:
     """Makes calls of an implementation, or replays of the CUDA graphs that it captured."""
 
-    def __init__(
-        self, item: Implementation, direction: Direction, sets: InputSets, rng: Random
-    ) -> None:
-        self._item = item
-        self._direction = direction
-        self._sets = sets
-        self._rng = rng
+    item: Implementation
+    direction: Direction
+    sets: InputSets
+    rng: Random
+
+    def __post_init__(self) -> None:
         self._graphs: list[tuple[torch.cuda.CUDAGraph, Answer]] = []
 
     def ready(self, index: int) -> Ready:
-        return ready(self._item, self._direction, self._sets, index, self._rng)
+        return ready(self.item, self.direction, self.sets, index, self.rng)
 
     @property
     def replays(self) -> bool:
@@ -122,7 +122,7 @@ class Caller:
         """Capture a forward on each set of inputs."""
         graphs = []
         with state.no_garbage():
-            for index in range(len(self._sets)):
+            for index in range(len(self.sets)):
                 graph, call = torch.cuda.CUDAGraph(), self.ready(index)
                 with torch.cuda.graph(graph):
                     answer = call()

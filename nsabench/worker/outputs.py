@@ -7,6 +7,7 @@ another implementation could find it, and a later write to it is seen.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from nsabench.delivery import Delivery
 from nsabench.failure import Failure
-from nsabench.model.vocabulary import Status
+from nsabench.model.vocabulary import Role, Status
+from nsabench.registry import Implementation
 from nsabench.worker.calls import Answer
 from nsabench.worker.inputs import BITS, InputSets
 
@@ -26,28 +28,16 @@ REJECTED = "its output is wrong"  # the supervisor adds the reason of the checke
 MARK = 0x5A5A
 
 
+@dataclass
 class Outputs:
-    """Delivers the outputs of one implementation.
+    """Delivers the outputs of one implementation."""
 
-    keeps_some: keep the first output and one chosen at random until `finish`.
-    """
+    item: Implementation
+    sets: InputSets
+    deliver: Deliver
+    rng: Random
 
-    def __init__(
-        self,
-        name: str,
-        computes: str,
-        sets: InputSets,
-        deliver: Deliver,
-        rng: Random,
-        *,
-        keeps_some: bool,
-    ) -> None:
-        self._name = name
-        self._computes = computes
-        self._sets = sets
-        self._deliver = deliver
-        self._rng = rng
-        self._keeps_some = keeps_some
+    def __post_init__(self) -> None:
         # The sets of the last two calls.
         self._previous: int | None = None
         self._current: int | None = None
@@ -58,39 +48,39 @@ class Outputs:
         self._count = 0  # of checked calls that `_chosen` was chosen from
 
     def expect(self, index: int) -> None:
-        self._previous, self._current = self._current, self._sets.ids[index]
+        self._previous, self._current = self._current, self.sets.ids[index]
 
     def expect_after(self, before: int | None) -> None:
-        self._previous = None if before is None else self._sets.ids[before]
+        self._previous = None if before is None else self.sets.ids[before]
 
     def check(self, answer: Answer, when: str) -> None:
         """Raise `Failure` for the first error. when: names the call in a reason."""
         # All sets, since a call may write past its own inputs.
-        changed = self._sets.find_change()
+        changed = self.sets.find_change()
         if changed:
-            self._sets.repair()
+            self.sets.repair()
             raise Failure(Status.WRONG, f"{when}it changed {changed}")
         index = answer.index
-        given = dict(self._sets.sets[index].tensors)
+        given = dict(self.sets.sets[index].tensors)
         if answer.grad_out is not None:
             given["grad_out"] = answer.grad_out
-            if not torch.equal(answer.grad_out, self._sets.grads[index] * answer.factor):
+            if not torch.equal(answer.grad_out, self.sets.grads[index] * answer.factor):
                 raise Failure(Status.WRONG, f"{when}it changed the gradient it was given")
         returned = answer.results
         results = [
             check_form(name, returned[name], shape, given)
-            for name, shape in self._sets.form.results.items()
+            for name, shape in self.sets.form.results.items()
         ]
         delivery = Delivery(
-            implementation=self._name,
-            computes=self._computes,
-            set=self._sets.ids[index],
+            implementation=self.item.name,
+            computes=self.item.computes,
+            set=self.sets.ids[index],
             previous=self._previous,
-            probe=self._sets.probe,
+            probe=self.sets.probe,
             factor=answer.factor,
             when=when,
         )
-        if not self._deliver(delivery, self._sets, results):
+        if not self.deliver(delivery, self.sets, results):
             raise Failure(Status.WRONG, REJECTED)
 
     def keep(self, answer: Answer) -> None:
@@ -100,13 +90,14 @@ class Outputs:
         with torch.inference_mode():  # only there may a tensor made in it be written to
             for bits in self._kept:
                 bits.fill_(MARK)
-        if not self._keeps_some:
+        # Controls are many, and their results are large. None of them has a ring of buffers.
+        if self.item.role is Role.CONTROL:
             return
         if not self._first:
             self._first = self._kept
             return
         self._count += 1
-        if self._rng.randrange(self._count) == 0:  # each is chosen with the same probability
+        if self.rng.randrange(self._count) == 0:  # each is chosen with the same probability
             self._refuse_overwritten(self._chosen)
             self._chosen = self._kept
 

@@ -6,6 +6,7 @@ A rule is asked after each round with the times so far, of the same length for a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from nsabench.model.case import FixedCount, RatioCI, Stopping
 from nsabench.verdicts.statistics import MIN_ROUNDS_EVER, quantile, ratio_of_medians
@@ -15,6 +16,7 @@ CONTENDER_MARGIN = 1.1  # a slower baseline cannot become the best one
 HOPELESS = 3.0  # multiple of the best baseline's time
 
 
+@dataclass
 class StopAtRatioCI:
     """Stops when every candidate's ratio to the best baseline is known well enough.
 
@@ -25,17 +27,14 @@ class StopAtRatioCI:
     compared with each other in the same way.
     """
 
-    def __init__(
-        self,
-        model: RatioCI,
-        candidates: set[str],
-        baselines: set[str],
-        alternatives: set[str],
-    ) -> None:
-        self.model = model
-        self.candidates = candidates
-        self.rivals = [kind for kind in (baselines, alternatives) if kind]
-        self._next_look = model.min_rounds
+    model: RatioCI
+    candidates: set[str]
+    baselines: set[str]
+    alternatives: set[str]
+
+    def __post_init__(self) -> None:
+        self._rivals = [kind for kind in (self.baselines, self.alternatives) if kind]
+        self._next_look = self.model.min_rounds
         self._began_s = 0.0
 
     def enough(self, rounds: int, elapsed_s: float, times: Mapping[str, Sequence[float]]) -> bool:
@@ -50,7 +49,7 @@ class StopAtRatioCI:
         if rounds < self._next_look:
             return False
         self._next_look = rounds + max(10, rounds // 4)
-        best = [ranked[0] for kind in self.rivals if (ranked := self._rank(kind, rounds, times))]
+        best = [ranked[0] for kind in self._rivals if (ranked := self._rank(kind, rounds, times))]
         return all(
             ratio_of_medians(times[b], times[c], resamples=STOP_RESAMPLES).width < self.model.width
             for b in best
@@ -58,10 +57,10 @@ class StopAtRatioCI:
         )
 
     def active(self, rounds: int, times: Mapping[str, Sequence[float]]) -> set[str]:
-        ranked = [r for kind in self.rivals if (r := self._rank(kind, rounds, times))]
+        ranked = [r for kind in self._rivals if (r := self._rank(kind, rounds, times))]
         if rounds < MIN_ROUNDS_EVER or not ranked:
             return set(times)
-        kinds = set().union(*self.rivals)
+        kinds = set().union(*self._rivals)
         needed = {arm for arms in ranked for arm in self._find_needed(arms, rounds, times, kinds)}
         return self.candidates & set(times) | needed
 
@@ -91,9 +90,9 @@ class StopAtRatioCI:
         return sorted(medians, key=lambda arm: (medians[arm], arm))
 
 
+@dataclass
 class StopAtCount:
-    def __init__(self, model: FixedCount) -> None:
-        self.model = model
+    model: FixedCount
 
     def enough(self, rounds: int, elapsed_s: float, times: Mapping[str, Sequence[float]]) -> bool:
         return rounds >= self.model.rounds
