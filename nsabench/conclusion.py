@@ -91,12 +91,16 @@ def conclude(finished: Finished, signer: Signer) -> str:
     """Write thresholds and reports of a run, sign it, and return a sentence about it."""
     facts = pages.Facts.read(finished.folder.path, finished.results, finished.signer)
     thresholds_yaml.write(facts.decisions, finished.folder.thresholds, facts.payments)
-    lacking = report(facts)
-    signed = sign(finished.folder, signer, finished.log_end)
-    return f"{signed}\n{lacking}" if lacking else signed
+    pages.write_markdown(facts, finished.folder.path)
+    lacking = ""
+    try:
+        pages.write_html(facts, finished.folder.path)
+    except EnvironmentRefused as refused:
+        lacking = f"\n{refused}: {refused.remedy}"
+    return _sign(finished.folder, signer, finished.log_end) + lacking
 
 
-def sign(folder: RunFolder, signer: Signer, log_end: str = "") -> str:
+def _sign(folder: RunFolder, signer: Signer, log_end: str = "") -> str:
     """Sign the folder, verify it, and return a sentence about the signature.
 
     log_end: digest of the last line that this process wrote to the log; empty for a merged run.

@@ -36,7 +36,7 @@ _SEAL_BYTES = 99
 
 @dataclass(frozen=True)
 class Origin:
-    """The signer of a log. keyid: of its key. end: the `digest` of the last line."""
+    """The signer of a log. end: the `digest` of the last line."""
 
     keyid: str
     ephemeral: bool
@@ -50,15 +50,16 @@ class Origin:
 
 
 class LogFile:
-    """A log that is open for appending. Opening it removes a torn last line.
-
-    origin: the signer of the log as it was opened. end: the digest of the last line.
-    """
+    """A log that is open for appending. origin: its signer. end: the digest of the last line."""
 
     def __init__(self, path: Path) -> None:
         """Raises what `examine` raises, and `UsageError` if another process writes the log."""
         self.path = path
-        self._file = _open_for_append(path)
+        # A link could lead out of the run.
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            what = "a link" if path.is_symlink() else "a pipe or a device"
+            raise UsageError(f"{path} is {what} and not a file", _REMEDY)
+        self._file = path.open("ab")
         self._signer: Signer | None = None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -73,7 +74,7 @@ class LogFile:
         except (UsageError, VerificationFailed):
             self._file.close()
             raise
-        self._file.truncate(self._size)
+        self._file.truncate(self._size)  # a torn last line
 
     def sign_as(self, signer: Signer) -> None:
         self._signer = signer
@@ -97,14 +98,6 @@ class LogFile:
 
     def close(self) -> None:
         self._file.close()
-
-
-def _open_for_append(path: Path) -> BinaryIO:
-    # A link could lead out of the run.
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        what = "a link" if path.is_symlink() else "a pipe or a device"
-        raise UsageError(f"{path} is {what} and not a file", _REMEDY)
-    return path.open("ab")
 
 
 def read(path: Path) -> Log:

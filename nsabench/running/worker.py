@@ -21,18 +21,7 @@ from nsabench.running.death import WorkerLost
 from nsabench.running.launch import Program, make_environment
 from nsabench.running.process import MAX_STEPS, Printed, WarmProcess
 from nsabench.running.scratch import Scratch
-from nsabench.worker.protocol import (
-    Calibrate,
-    Calibrated,
-    Compile,
-    Compiled,
-    Describe,
-    Discover,
-    Discovered,
-    LostDevice,
-    Measure,
-    Measured,
-)
+from nsabench.worker import protocol
 
 START_LIMIT_S = 120.0  # to import everything, or to calibrate
 MOST_PROBES = 64  # of an op, that are called ahead
@@ -49,7 +38,7 @@ class Listener:
     def __call__(self, reply: Message) -> Message | None:
         if isinstance(reply, Step):
             self.on_step(reply)
-        elif isinstance(reply, LostDevice):
+        elif isinstance(reply, protocol.LostDevice):
             raise WorkerLost(
                 Death(status=Status.CRASHED, reason=reply.reason, suspect=reply.implementation)
             )
@@ -129,7 +118,9 @@ class Worker:
     def discover(self) -> list[ImplementationInfo]:
         """Return all implementations. Raises `UsageError` if they cannot be imported."""
         try:
-            return self._ask(Discover(), Discovered, START_LIMIT_S).implementations
+            return self._ask(
+                protocol.Discover(), protocol.Discovered, START_LIMIT_S
+            ).implementations
         except WorkerLost as lost:
             raise UsageError(
                 f"{self.kernels or 'the implementations'} could not be imported: {lost.reason}",
@@ -137,10 +128,10 @@ class Worker:
             ) from lost
 
     def describe(self) -> Described:
-        return self._ask_device(Describe(), Described, "described")
+        return self._ask_device(protocol.Describe(), Described, "described")
 
     def calibrate(self) -> Ceilings:
-        return self._ask_device(Calibrate(), Calibrated, "calibrated").ceilings
+        return self._ask_device(protocol.Calibrate(), protocol.Calibrated, "calibrated").ceilings
 
     def _ask_device(self, request: Message, expected: type[M], done: str) -> M:
         """Raises `EnvironmentRefused`."""
@@ -151,14 +142,18 @@ class Worker:
                 f"the device could not be {done}: {lost.reason}", "run `nsabench doctor`."
             ) from lost
 
-    def compile(self, case: Case, implementation: str, limit_s: float, *, probes: bool) -> Compiled:
+    def compile(
+        self, case: Case, implementation: str, limit_s: float, *, probes: bool
+    ) -> protocol.Compiled:
         """Raises `WorkerLost`."""
-        request = Compile(case=case, implementation=implementation, probes=probes)
-        return self._ask(request, Compiled, limit_s, 2 + MOST_PROBES * probes)
+        request = protocol.Compile(case=case, implementation=implementation, probes=probes)
+        return self._ask(request, protocol.Compiled, limit_s, 2 + MOST_PROBES * probes)
 
-    def measure(self, request: Measure, max_steps: int, listen: Listener) -> Measured:
+    def measure(
+        self, request: protocol.Measure, max_steps: int, listen: Listener
+    ) -> protocol.Measured:
         """Raises `WorkerLost` or `WorkerRefused`."""
-        return self._ask(request, Measured, request.case.timeout_s, max_steps, listen)
+        return self._ask(request, protocol.Measured, request.case.timeout_s, max_steps, listen)
 
     def _ask(
         self,

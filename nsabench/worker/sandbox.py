@@ -19,10 +19,7 @@ DENIED = (
     "for kernels that are trusted"
 )
 # Devices that kernels need. Root could write to any other device.
-_DEVICES = (
-    *("null", "zero", "full", "random", "urandom", "tty"),
-    *("nvidia*", "dri", "kfd", "dxg"),
-)
+_DEVICES = "null", "zero", "full", "random", "urandom", "tty", "nvidia*", "dri", "kfd", "dxg"
 # Caches of compilers, by the variable that places each.
 _CACHES = {
     "TRITON_CACHE_DIR": "triton",
@@ -64,8 +61,7 @@ def enter(sandbox: Sandbox) -> None:
         hard = resource.getrlimit(what)[1]
         limit = most if hard == resource.RLIM_INFINITY else min(hard, most)
         resource.setrlimit(what, (limit, limit))
-    # CAP_PERFMON would show the memory of others, and CAP_DAC_READ_SEARCH opens files without a
-    # path.
+    # CAP_PERFMON shows the memory of others. CAP_DAC_READ_SEARCH opens files without a path.
     capabilities.keep(
         capabilities.CAP_DAC_OVERRIDE, capabilities.CAP_IPC_LOCK, capabilities.CAP_SYS_NICE
     )
@@ -128,7 +124,8 @@ def _restrict_files(scratch: Path, hidden: Iterable[str]) -> Iterator[str]:
         yield "none: this kernel has no Landlock"
         return
     forbidden = {*map(Path.resolve, map(Path, hidden)), *_list_disks()}
-    own = [scratch, Path("/proc/self").resolve(), *_list_devices()]
+    devices = (path for pattern in _DEVICES for path in Path("/dev").glob(pattern))
+    own = [scratch, Path("/proc/self").resolve(), *devices]
     try:
         # Names may be read everywhere: Python lists the folders in which it searches for modules.
         landlock.restrict(paths_except(forbidden), [Path("/")], own)
@@ -150,11 +147,6 @@ def _restrict_calls(*, signals: bool) -> Iterator[str]:
     else:
         sockets = "sockets but local ones" if connects else "sockets"
         yield f"{sockets}, signals (seccomp)" if signals else f"{sockets} (seccomp)"
-
-
-def _list_devices() -> Iterator[Path]:
-    for pattern in _DEVICES:
-        yield from Path("/dev").glob(pattern)
 
 
 def _list_disks() -> Iterator[Path]:

@@ -25,23 +25,13 @@ from nsabench.model.case import Case
 from nsabench.model.measurement import Message
 from nsabench.model.vocabulary import Role
 from nsabench.registry import Implementation
-from nsabench.worker import calls, state
+from nsabench.worker import calls, protocol, state
 from nsabench.worker.conditions import PROBES
 from nsabench.worker.guard import guarded
 from nsabench.worker.inputs import InputSets
 from nsabench.worker.measure import CaseMeasurement
 from nsabench.worker.outputs import Deliver
 from nsabench.worker.precheck import Report
-from nsabench.worker.protocol import (
-    Calibrate,
-    Calibrated,
-    Compile,
-    Compiled,
-    Discover,
-    Discovered,
-    Measure,
-    Measured,
-)
 from nsabench.worker.timing import ceilings
 from nsabench.worker.timing.timer import CpuTimer, Timer
 
@@ -91,28 +81,32 @@ class Session:
         state.collect_all()
         return {(item.op, item.name): item for item in loaded}
 
-    def answer(self, request: Discover | Calibrate | Compile | Measure) -> Message:
+    def answer(
+        self, request: protocol.Discover | protocol.Calibrate | protocol.Compile | protocol.Measure
+    ) -> Message:
         """Raises `DeviceLost`."""
         match request:
-            case Discover():
+            case protocol.Discover():
                 loaded = registry.load(self.kernels, self.sources, ops_file=self.ops_file)
-                return Discovered(implementations=loaded)
-            case Calibrate():
+                return protocol.Discovered(implementations=loaded)
+            case protocol.Calibrate():
                 # Foreign code is not imported yet, so it cannot influence the ceilings.
-                return Calibrated(ceilings=ceilings.measure(self.device, self.timer))
-            case Compile():
+                return protocol.Calibrated(ceilings=ceilings.measure(self.device, self.timer))
+            case protocol.Compile():
                 item = self.items[request.case.op, request.implementation]
                 self._announce(Step(phase="compilation", implementation=item.name))
                 probes = request.probes and item.role is Role.CANDIDATE
                 return compile_case(request.case, item, self.device, self._announce, probes=probes)
-            case Measure():
+            case protocol.Measure():
                 assert self.mailbox is not None
                 self.mailbox.map(request.prepared.nbytes)
                 measured = self.measure(request, self._announce, self._deliver)
                 self.mailbox.close()
                 return measured
 
-    def measure(self, request: Measure, report: Report, deliver: Deliver) -> Measured:
+    def measure(
+        self, request: protocol.Measure, report: Report, deliver: Deliver
+    ) -> protocol.Measured:
         # First, since they bind clocks before foreign code runs.
         timer, sensors = self.timer, self.sensors
         items = [self.items[request.case.op, name] for name in request.implementations]
@@ -135,7 +129,7 @@ class Session:
 
 def compile_case(
     case: Case, item: Implementation, device: str, report: Report, *, probes: bool
-) -> Compiled:
+) -> protocol.Compiled:
     """Fill the caches of compilers by a call on inputs that nothing judges. Raises `DeviceLost`.
 
     probes: whether it is called on the probes of the case as well.
@@ -157,9 +151,9 @@ def compile_case(
             with suppress(Failure):  # a kernel may decline it
                 sets = guarded(partial(InputSets, case, seeds, form, device, (name, probe)), device)
                 guarded(partial(_call, probe.case, item, sets), device, item.name)
-        return Compiled(first_s=first_s)
+        return protocol.Compiled(first_s=first_s)
     except (Failure, UsageError) as error:  # the op that it computes may have no such case
-        return Compiled(reason=str(error))
+        return protocol.Compiled(reason=str(error))
     finally:
         state.give_back(device)
 

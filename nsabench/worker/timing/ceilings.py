@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from nsabench.machine.clock import now_s
 from nsabench.model.measurement import Ceilings
 from nsabench.verdicts.statistics import quantile
-from nsabench.worker.timing.cuda import l2_bytes
+from nsabench.worker.timing.cuda import l2_bytes, synchronize
 from nsabench.worker.timing.timer import Call, Timer, flush
 
 COPY_BYTES = 2 << 30
@@ -145,10 +145,10 @@ def _measure_known_duration_error(timer: Timer) -> float:
         event_times, host_times = [], []
         for _ in range(9):
             event_times.append(timer.sample("spin", partial(_spin, cycles))[0].time_ms)
-            timer.synchronize()
+            synchronize()
             start = now_s()
             _spin(cycles)
-            timer.synchronize()
+            synchronize()
             host_times.append((now_s() - start) * 1e3)
         by_events.append(quantile(event_times, 0.5))
         by_host.append(quantile(host_times, 0.5))

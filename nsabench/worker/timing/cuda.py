@@ -35,7 +35,7 @@ LARGEST_L2 = 128 << 20  # no device has more
 _Event: Any = getattr(torch._C, "_CudaEventBase", None)  # None in a torch for CPUs
 _amax = torch.amax
 _sleep = torch.cuda._sleep
-_synchronize: Any = getattr(torch._C, "_cuda_synchronize", None)
+synchronize: Any = getattr(torch._C, "_cuda_synchronize", None)
 _current_stream = torch.cuda.current_stream
 
 
@@ -97,10 +97,10 @@ class CudaTimer:
     def burst(
         self, calls: Sequence[Call], kept: int, keep: Callable[[Any], Any] = lambda result: result
     ) -> tuple[float, Any]:
-        _synchronize()
+        synchronize()
         start = now_s()
         result = call_back_to_back(calls, kept)
-        _synchronize()
+        synchronize()
         time_ms = (now_s() - start) * 1e3 / len(calls)
         return time_ms, keep(result)
 
@@ -120,7 +120,7 @@ class CudaTimer:
         hidden = bool(spin) and not self._start.query()
         self._end.synchronize()
         before = now_s()
-        _synchronize()
+        synchronize()
         return _Once(hidden, result, now_s() - before, returned - called, returned - queued)
 
     def _measure_flush(self) -> float:
@@ -133,9 +133,6 @@ class CudaTimer:
             self._end.synchronize()
             took_ms.append(self._start.elapsed_time(self._end))
         return min(took_ms) / 1e3
-
-    def synchronize(self) -> None:
-        _synchronize()
 
     def forget(self) -> None:
         self._spin.clear()

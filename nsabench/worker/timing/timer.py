@@ -45,8 +45,6 @@ class Timer(Protocol):
         """
         ...
 
-    def synchronize(self) -> None: ...
-
     def forget(self) -> None: ...
 
 
@@ -87,9 +85,6 @@ class CpuTimer:
         result = call_back_to_back(calls, kept)
         time_ms = (now_s() - start) * 1e3 / len(calls)
         return time_ms, keep(result)
-
-    def synchronize(self) -> None:
-        return None
 
     def forget(self) -> None:
         return None

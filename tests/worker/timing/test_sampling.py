@@ -43,8 +43,6 @@ class KnownTimer:
         self.clock.now_s += sum(taken) / 1e3
         return sum(taken) / len(taken), taken[kept]
 
-    def synchronize(self) -> None: ...
-
     def forget(self) -> None: ...
 
 
