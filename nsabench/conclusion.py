@@ -101,10 +101,7 @@ def conclude(finished: Finished, signer: Signer) -> str:
 
 
 def _sign(folder: RunFolder, signer: Signer, log_end: str = "") -> str:
-    """Sign the folder, verify it, and return a sentence about the signature.
-
-    log_end: digest of the last line that this process wrote to the log; empty for a merged run.
-    """
+    """log_end: digest of the last line that this process wrote to the log; empty for a merge."""
     by = seal(folder.path, signer).predicate.signer
     # A kernel may have written into the folder. A merge runs none, and has just made the tables.
     try:

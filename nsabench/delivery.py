@@ -121,10 +121,7 @@ class Mailbox:
 def draw(
     case: Case, seed: int, device: str, probe: Probe | None = None
 ) -> tuple[Inputs, Tensor | None]:
-    """Return inputs and the gradient of their output, the same bits in every process.
-
-    probe: of the case, whose inputs are drawn instead.
-    """
+    """Return inputs (of a probe) and the gradient of their output, as in every process."""
     from nsabench import ops
 
     op = ops.get(case.op)

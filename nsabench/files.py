@@ -46,10 +46,7 @@ def unfinished(path: Path) -> Path:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary file that replaces `path` at the end.
-
-    Readers see the old file or the complete new one, even after a crash.
-    """
+    """Yield a temporary file that replaces `path` at the end, whole even after a crash."""
     temporary = unfinished(path)
     fresh(temporary)
     try:
@@ -73,10 +70,7 @@ def whole(path: Path, data: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write a file atomically, make the folders above it, and return its path.
-
-    Raises `UsageError` for an impossible path, and an `OSError` in `REFUSED` for a full disk.
-    """
+    """Raises `UsageError` for an impossible path, an `OSError` in `REFUSED` for a full disk."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         whole(path, text.encode())

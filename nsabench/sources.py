@@ -192,8 +192,7 @@ def imported(
                 "files beside it by their names."
             )
         raise UsageError(
-            f"{what} {fails}: {type(error).__name__}: {error}{_locate(error)}",
-            remedy,
+            f"{what} {fails}: {type(error).__name__}: {error}{_locate(error)}", remedy
         ) from error
 
 

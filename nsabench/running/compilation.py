@@ -1,8 +1,6 @@
-"""Compile kernels ahead of all timing, in several processes.
+"""Compile kernels ahead of all timing, in several processes, since a compiler uses one core.
 
-A compiler keeps only one core busy. So every implementation that may compile is first called on
-each of its cases, and later workers begin with the compiler caches that these calls fill. A call
-that fails here fails again, and is recorded, when it is measured.
+Later workers begin with the caches that the calls fill. What fails here fails again when measured.
 """
 
 from __future__ import annotations
@@ -95,11 +93,7 @@ def _order(call: Call) -> tuple[bool, int]:
 
 
 class CompileAhead:
-    """Compiles ahead of the passes of a run, and lends the caches to their workers.
-
-    Workers that import no candidate go first. A copy of their caches is put aside, since a
-    candidate could alter them. first_s: seconds of first calls, by case id and implementation.
-    """
+    """Compiles ahead of the passes of a run, and lends the caches to their workers."""
 
     def __init__(self, plan: Plan, run: Path) -> None:
         self._plan = plan
@@ -109,12 +103,11 @@ class CompileAhead:
         }
         self._aside: dict[bool, TemporaryFolder] = {}
         self._is_done = False
-        self.first_s: dict[tuple[str, str], float] = {}
+        self.first_s: dict[tuple[str, str], float] = {}  # by case id and implementation
         self.wall_s = 0.0
 
     @property
     def scratch(self) -> Scratch:
-        """The folder of all workers: one, since some caches hold its path."""
         return self._workers[True].scratch
 
     def compile(
@@ -141,7 +134,7 @@ class CompileAhead:
     ) -> None:
         """Make the calls in `count` processes that take at most `room_bytes` of the device."""
         began = time.monotonic()
-        self._workers[False].borrow(self.scratch)
+        self._workers[False].borrow(self.scratch)  # caches hold its path
         for is_clean, worker in self._workers.items():
             if not is_clean and self._plan.sandboxed:  # else all share the user's own caches
                 self._copy_caches(self._aside[True], worker)
@@ -151,7 +144,7 @@ class CompileAhead:
             finally:
                 pool.close()
             self.first_s |= pool.first_s
-            self._aside[is_clean] = self.scratch.put_aside()
+            self._aside[is_clean] = self.scratch.put_aside()  # a candidate could alter it
         self._is_done = True
         self.wall_s = time.monotonic() - began
 
@@ -194,8 +187,6 @@ def most_processes(room_bytes: int) -> int:
 
 
 class Room:
-    """Bytes of the device that threads wait for."""
-
     def __init__(self, size: int) -> None:
         self._size = self._left = max(size, 1)
         self._changed = Condition()
@@ -215,8 +206,6 @@ class Room:
 
 
 class _Pool:
-    """Threads that make calls, each with a worker of its own."""
-
     def __init__(self, worker: Worker, count: int, room_bytes: int) -> None:
         self.first_s: dict[tuple[str, str], float] = {}
         self._room = Room(room_bytes - count * CONTEXT_BYTES)
@@ -239,25 +228,19 @@ class _Pool:
             worker.close()
 
     def call_all(self, families: Sequence[Family], note: Callable[[str], None]) -> None:
-        for family in families:
-            self._submit(self._call_family, family)
+        self._futures += [self._threads.submit(self._call_family, family) for family in families]
         while left := self._list_pending():
             if wait(left, timeout=SAY_EVERY_S).not_done:
                 note(f"compiling ahead: {len(self.first_s)} calls are done")
         for future in self._futures:
             future.result()
 
-    def _submit(self, do: Callable[..., object], *given: object) -> None:
-        self._futures.append(self._threads.submit(do, *given))
-
     def _list_pending(self) -> list[Future[object]]:
         return [future for future in self._futures if not future.done()]
 
     def _call_family(self, family: Family) -> None:
-        first, *others = family
-        self._call(first)
-        for call in others:
-            self._submit(self._call, call)
+        self._call(family[0])
+        self._futures += [self._threads.submit(self._call, call) for call in family[1:]]
 
     def _call(self, call: Call) -> None:
         name = call.info.name

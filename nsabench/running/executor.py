@@ -33,8 +33,6 @@ MOST_DELIVERIES, MOST_IN_A_ROUND = 100_000, 4
 
 
 class Executor:
-    """Runs the jobs of a plan in one worker."""
-
     def __init__(self, plan: Plan, worker: Worker, checker: CheckerProcess) -> None:
         self.worker = worker
         self._checker = checker
@@ -158,10 +156,7 @@ class JobListener(Listener):
         return super().__call__(reply)
 
     def _find_forgery(self, delivery: Delivery) -> str:
-        """Return why only foreign code can have sent a delivery at this step, or an empty text.
-
-        In timed rounds the step names no implementation, so one may deliver for another.
-        """
+        # In timed rounds the step names no implementation, so one may deliver for another.
         name, computes = delivery.implementation, self.computes
         if name not in computes:
             return f"delivered an output of {name[:40]!r}, which is not measured here"

@@ -80,10 +80,7 @@ class RunFolder:
         return [part for run_id in plan.shards for part in self.shard(run_id).parts()]
 
     def create(self) -> None:
-        """Make the folder. Raises `UsageError` if that fails or it is not empty.
-
-        What a killed run left that had measured nothing is removed.
-        """
+        """Make the folder. Raises `UsageError` if that fails or a run that measured is there."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if self._is_unbegun():

@@ -1,7 +1,4 @@
-"""Start a process that answers requests: fork it from a warm template, else start it anew.
-
-The templates are processes that run `worker/template.py`.
-"""
+"""Start a process that answers requests: fork it from a warm template, else start it anew."""
 
 from __future__ import annotations
 
@@ -116,7 +113,7 @@ class NoTemplate(Exception):
 
 
 class Template:
-    """A process that forks others with its environment. All methods may raise `NoTemplate`."""
+    """Runs `worker.template`, which forks. All methods may raise `NoTemplate`."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

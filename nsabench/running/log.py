@@ -53,7 +53,6 @@ class LogFile:
     """A log that is open for appending. origin: its signer. end: the digest of the last line."""
 
     def __init__(self, path: Path) -> None:
-        """Raises what `examine` raises, and `UsageError` if another process writes the log."""
         self.path = path
         # A link could lead out of the run.
         if path.is_symlink() or (path.exists() and not path.is_file()):
@@ -121,7 +120,6 @@ def examine(path: Path) -> tuple[Log, Origin]:
 
 
 def _examine(path: Path, take: Callable[[Entry], None]) -> tuple[Origin | None, int, str]:
-    """Return the signer, the length of all complete lines, and the digest of the last one."""
     size, last = 0, b""
 
     def take_lines() -> Iterator[tuple[bytes, Line]]:

@@ -66,7 +66,7 @@ class Loop:
         self._numbers = {planned.id: number for number, planned in enumerate(self.plan.cases, 1)}
 
     def run(self) -> float:
-        """Run all jobs. Return the seconds in kernels and compilers."""
+        """Return the seconds in kernels and compilers."""
         log = self.file.log
         before_s = log.measuring_s
         with closing(self):
@@ -96,7 +96,7 @@ class Loop:
             self.view.note(ANNOUNCEMENTS[job.purpose].format(case=case))
 
     def _report(self, job: Job) -> bool:
-        """Show the result of a case. Return whether nothing is left to measure for this purpose."""
+        """Return whether nothing is left to measure of a case for this purpose."""
         planned = self.plan.case_or_canary(job.case.id)
         state = state_of(self.plan, self.file.log, job.purpose, planned)
         if state.next is None and job.purpose is Purpose.MAIN:
@@ -108,10 +108,6 @@ class Loop:
             self.view.step(step)
 
     def _choose_executor(self, job: Job, jobs: Sequence[Job]) -> Executor:
-        """Return an executor whose worker imports the sources of a job.
-
-        The first one opens the session.
-        """
         if self._executor is not None:
             if self._executor.worker.imports(job.sources):
                 return self._executor
@@ -122,12 +118,7 @@ class Loop:
         executor = self._executor = Executor(self.plan, worker, self.checker)
         if not self._is_open:
             session = open_session(
-                self.plan,
-                self.folder,
-                self.file.log,
-                executor.worker,
-                self.view.note,
-                fit=self.fit,
+                self.plan, self.folder, self.file.log, executor.worker, self.view.note, fit=self.fit
             )
             self.file.append(session)
             self._is_open = True

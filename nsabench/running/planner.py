@@ -104,7 +104,7 @@ def discover(
     *,
     sandboxed: bool,
 ) -> list[ImplementationInfo]:
-    """Return all implementations. Raises `UsageError` if an import fails, as `join_file` does."""
+    """Raises `UsageError` if an import fails, as `join_file` does."""
 
     def list_with(file: Path | None, imported: Mapping[str, str]) -> list[ImplementationInfo]:
         with closing(

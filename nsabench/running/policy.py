@@ -1,9 +1,8 @@
-"""Decide what to measure next: all policy of a run, as functions of its plan and its log.
+"""Decide what to measure next from the plan and the log of a run.
 
-The main stage measures every case with all its implementations. Confirmation measures a verdict
-that is close to a limit in a second process. The isolated stage imports no candidate. It times the
-baselines of a case with a winner, and the alternatives of a case in which the op pays. The canary
-is a case that all shards measure.
+After the main stage, a second process confirms verdicts that are close to a limit. The isolated
+stage imports no candidate: it times the baselines of a case with a winner, and the alternatives of
+a case in which the op pays.
 """
 
 from __future__ import annotations

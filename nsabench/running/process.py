@@ -72,8 +72,6 @@ class StepBudget:
 
 
 class Printed:
-    """The beginning and the end of what a process prints."""
-
     def __init__(self) -> None:
         self.clear()
 
@@ -205,7 +203,6 @@ class Process:
             raise self._broke("wrote on the descriptor of the worker's answers") from None
 
     def _wait_for(self, stream: IO[bytes], event: int, limit_s: float) -> bool:
-        """Wait until a stream is ready, and meanwhile keep what the process prints."""
         with selectors.DefaultSelector() as selector:
             selector.register(stream, event)
             if self._prints:

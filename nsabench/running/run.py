@@ -25,27 +25,19 @@ from nsabench.verdicts.tables import write_tables
 
 @dataclass(frozen=True)
 class Finished:
-    """A complete run. wall_s, measuring_s: seconds since it was started or resumed.
-
-    signer: None if the run was only read. log_end: the digest of the last line of its log.
-    """
+    """A complete run."""
 
     folder: RunFolder
     plan: Plan
     results: Results
-    wall_s: float
+    wall_s: float  # since it was started or resumed
     measuring_s: float
-    signer: Signer | None = None
-    log_end: str = ""
+    signer: Signer | None = None  # None if the run was only read
+    log_end: str = ""  # the digest of the last line of its log
 
 
 def start(
-    plan: Plan,
-    out: Path | None,
-    view: View,
-    *,
-    signer: Signer | None = None,
-    fit: bool = False,
+    plan: Plan, out: Path | None, view: View, *, signer: Signer | None = None, fit: bool = False
 ) -> Finished:
     """signer: None makes a key for the run. fit: raise `EnvironmentRefused` on an unfit machine."""
     folder = RunFolder(out or Path("results") / plan.run_id)
@@ -79,13 +71,7 @@ def is_begun(path: Path) -> bool:
     return is_merged or (folder.log.exists() and bool(read_log(folder.log).sessions))
 
 
-def resume(
-    path: Path,
-    view: View,
-    *,
-    signer: Signer | None = None,
-    fit: bool = False,
-) -> Finished:
+def resume(path: Path, view: View, *, signer: Signer | None = None, fit: bool = False) -> Finished:
     folder = RunFolder.existing(path)
     folder.refuse_foreign()
     plan = Plan.read(folder.plan)

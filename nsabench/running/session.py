@@ -1,7 +1,4 @@
-"""Open a session of a run: the first one, or one that resumes it.
-
-A run is resumed only with the same plan, files, signer, machine and software.
-"""
+"""Open a session of a run, always with the same plan, files, signer, machine and software."""
 
 from __future__ import annotations
 
@@ -30,7 +27,6 @@ START_ANEW = "start a new run here; what others measured is theirs to sign."
 
 
 def refuse_other_plan(path: Path, begun: Plan, wanted: Plan) -> None:
-    """Raise `UsageError` if the run in a folder was begun with another plan."""
     if differences := wanted.differences(begun):
         raise UsageError(
             f"{path} holds a run of another plan: {', '.join(differences)} differ",
@@ -48,7 +44,12 @@ def choose_signer(
     refuse_other_log(plan, file.log)
     if resumed:
         signer = _find_signer(folder, file.origin, named)
-        _refuse_changed_environment(folder, file.log)
+        now = digest(folder.environment)
+        if any(session.environment_sha256 != now for session in file.log.sessions):
+            raise VerificationFailed(
+                f"{folder.environment} was changed since the run was begun",
+                "restore it, or start a new run.",
+            )
     else:
         signer = named or make_run_key(folder.path)
     if not ops.has_op_of(plan):
@@ -89,10 +90,9 @@ def open_session(
     *,
     fit: bool,
 ) -> Session:
-    """Describe and calibrate the machine.
+    """Describe and calibrate the machine. fit: raise `EnvironmentRefused` on an unfit one.
 
-    fit: raise `EnvironmentRefused` on an unfit machine. Raises `UsageError` or `BegunElsewhere` if
-    earlier sessions were on another one.
+    Raises `UsageError` or `BegunElsewhere` if earlier sessions were on another one.
     """
     described = worker.describe()
     _refuse_other_software(described, log)
@@ -142,15 +142,6 @@ def _refuse_other_software(now: Described, log: Log) -> None:
                 f"this run was begun on {what} {then} and cannot go on with {today}",
                 "start a new run here.",
             )
-
-
-def _refuse_changed_environment(folder: RunFolder, log: Log) -> None:
-    now = digest(folder.environment)
-    if any(session.environment_sha256 != now for session in log.sessions):
-        raise VerificationFailed(
-            f"{folder.environment} was changed since the run was begun",
-            "restore it, or start a new run.",
-        )
 
 
 def digest(path: Path) -> str:

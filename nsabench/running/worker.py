@@ -31,8 +31,6 @@ M = TypeVar("M", bound=Message)
 
 @dataclass
 class Listener:
-    """Hears what a worker sends before its answer."""
-
     on_step: Callable[[Step], None]
 
     def __call__(self, reply: Message) -> Message | None:
@@ -47,21 +45,17 @@ class Listener:
 
 @dataclass
 class Worker:
-    """Starts its process for the first request, and another one after it was lost.
-
-    sources: those that it imports, and refuses if changed. is_clean: it imports no candidate.
-    mailbox: memory for outputs.
-    """
+    """Starts its process for the first request, and another one after it was lost."""
 
     device: Device
     kernels: Path | None = None
     _: KW_ONLY
-    sources: Mapping[str, str] | None = None
+    sources: Mapping[str, str] | None = None  # to import, and refuse if changed
     ops_file: Path | None = None
     run_folder: Path | None = None
     sandboxed: bool = True
-    is_clean: bool = False
-    mailbox: int | None = None
+    is_clean: bool = False  # it imports no candidate
+    mailbox: int | None = None  # memory for outputs
     on_step: Callable[[Step], None] = lambda step: None
 
     def __post_init__(self) -> None:
@@ -179,7 +173,6 @@ class Worker:
         return self._scratch
 
     def borrow(self, scratch: Scratch) -> None:
-        """Write to the scratch of another worker, which keeps it."""
         self.close()
         self._scratch, self._scratch_is_lent = scratch, True
 
@@ -195,7 +188,6 @@ class Worker:
         self._process.kill()
 
     def retire(self) -> None:
-        """End the process. The next request starts another one."""
         self._process.retire()
 
     def close(self) -> None:

@@ -73,7 +73,6 @@ class CaseArm:
         self._caller = calls.Caller(self.item, self.case.direction, self.sets, self.rng)
 
     def ready(self, index: int) -> calls.Ready:
-        """Do the untimed part of a call; return the timed part."""
         return self._caller.ready(index)
 
     def capture(self) -> None:
@@ -173,7 +172,7 @@ class CaseArm:
             self.changed |= changes
 
     def _check_ordered_call(self, stream: torch.cuda.Stream | None = None) -> None:
-        """Check that the work is in the order of the caller's stream; None is the default stream.
+        """Check that the work is in the order of a stream; None is the default stream.
 
         While a spin holds the stream, the data is exchanged with another set's, the call is queued,
         and its output is copied. Work on another stream sees the old data, or is too late.
@@ -262,7 +261,7 @@ class CaseArm:
             self._keep(result)
 
     def burst(self, timer: Timer, count: int) -> float:
-        """Make `count` calls back to back, and return the time of one in ms. Raises `Failure`."""
+        """Return the time in ms of one of `count` calls back to back. Raises `Failure`."""
         self.sets.repair_and_flag()
         # The sure checks use different sets: the second burst could do what the first put off.
         is_sure = len(self._sets_checked) < SURE_CHECKS

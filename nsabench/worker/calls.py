@@ -1,11 +1,7 @@
 """Make one call in each direction: an untimed part, then the timed part.
 
-- Forward: the implementation.
-- Step: the implementation and its backward, both timed.
-- Backward: `torch.autograd.grad` alone. The implementation runs before it, untimed.
-
-The gradient of the output has new values in each call. So a backward knows in advance only what its
-forward saved.
+A step times the implementation and its backward, a backward `torch.autograd.grad` alone. The
+gradient of the output is new in each call, so a backward knows only what its forward saved.
 """
 
 from __future__ import annotations
@@ -112,7 +108,6 @@ class Caller:
         return bool(self._graphs)
 
     def prepare(self, index: int) -> Ready:
-        """Do the untimed part of a call or a replay; return the timed part."""
         if not self._graphs:
             return self.ready(index)
         graph, answer = self._graphs[index]

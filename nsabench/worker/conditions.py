@@ -55,9 +55,7 @@ class ConditionMonitor:
             samples.sm_clock_mhz.append(clock or 0)
 
     def at_step(self, step: Step) -> None:
-        """Leave out what was read before the first timed step and since the first probe: clocks
-        differ while kernels compile.
-        """
+        # Clocks differ while kernels compile: before the first timed step, and in probes.
         if step.phase in TIMED and not self._begun:
             self._begun = len(self._readings)
         if step.phase != PROBES:

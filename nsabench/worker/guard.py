@@ -87,8 +87,7 @@ def traceback_of(error: BaseException) -> str:
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:
-    """Return the text of an error on one line. To read it is a call into foreign code."""
-    try:
+    try:  # to read it is a call into foreign code
         text = " ".join(str(error).split())
     except Exception as inner:  # noqa: BLE001 - a hostile __str__
         return f"its text cannot be read ({type(inner).__name__})"

@@ -151,7 +151,6 @@ def _let_torch_order_attention() -> None:
 
 
 def settings() -> Settings:
-    """Return the switches that change how fast, how exactly, or where torch computes."""
     if torch.cuda.is_initialized():
         _let_torch_order_attention()
     readable = _OF_TORCH | (_OF_CUDA if torch.cuda.is_initialized() else {})
@@ -211,7 +210,7 @@ _idle_bytes: int | None = None  # of device memory that stays allocated after th
 
 
 def _collect_garbage() -> None:
-    """Collect what cases left. Modules are frozen, since to collect torch takes 0.2 s."""
+    # Modules are frozen, since to collect torch takes 0.2 s.
     if len(sys.modules) == _modules_frozen:
         _collect()
     else:
@@ -219,8 +218,7 @@ def _collect_garbage() -> None:
 
 
 def _collect_dropped() -> None:
-    """Collect all if more memory is allocated than after the first case: an object that was frozen
-    in an earlier case may hold it."""
+    # An object that was frozen in an earlier case may hold memory.
     global _idle_bytes
     if _idle_bytes is None:
         _idle_bytes = torch.cuda.memory_allocated()
@@ -229,7 +227,6 @@ def _collect_dropped() -> None:
 
 
 def collect_all() -> None:
-    """Collect all objects, and freeze what is left."""
     global _modules_frozen
     _unfreeze()
     _collect()

@@ -1,8 +1,7 @@
 """The process that workers are forked from. It imports what every worker needs, nothing foreign.
 
-To import torch and Triton takes seconds, to fork this process 0.05 s. It has one thread and no CUDA
-context, since neither survives a fork. A worker is the child of a child that ends at once, so the
-supervisor, which adopts orphans, becomes its parent.
+To import torch takes seconds, to fork this process 0.05 s. It has one thread and no CUDA context,
+since neither survives a fork. The supervisor adopts its grandchildren.
 """
 
 from __future__ import annotations

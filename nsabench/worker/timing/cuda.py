@@ -1,9 +1,8 @@
 """Time one call on CUDA: events around it, on a flushed L2, with the launch gap hidden.
 
 A spin kernel holds the stream while the host queues start event, call and end event. The gap was
-hidden if the start event has not passed when the call returns. So the spin grows until it is long
-enough, and shrinks again. A call that waits for the device cannot be hidden: its samples say so,
-and include its launch gaps.
+hidden if the start event has not passed when the call returns. A call that waits for the device
+cannot be hidden: its samples say so, and include its launch gaps.
 """
 
 from __future__ import annotations
@@ -59,7 +58,6 @@ class CudaTimer:
         self._flush_s = self._measure_flush()  # now that the device is warm
 
     def _measure_sync_noise(self) -> float:
-        """Return how long (s) a synchronise takes after a sample that leaves nothing running."""
         waits = sorted(self._run_once(FIRST_CYCLES, lambda: None).waited_s for _ in range(100))
         return waits[-3]
 
@@ -143,8 +141,7 @@ class CudaTimer:
 def lengthen_spin(cycles: int, host_s: float, before_s: float) -> int:
     """Return the cycles of the next spin after a call outlasted one; 0 if no spin is enough.
 
-    It is twice as long, or as long as the host took in both of the last two tries. So one pause of
-    the host does not make all spins of a case long.
+    One pause of the host does not make all spins of a case long: the shorter of two tries counts.
     """
     taken_s = min(host_s, before_s)
     if cycles >= MOST_CYCLES or taken_s >= OUTLASTS_S:

@@ -144,10 +144,7 @@ def take_bursts(
     failed: dict[str, Failure],
     judged: Container[str] = (),
 ) -> dict[str, Bursts]:
-    """Take bursts of every arm, in rounds of a new order; arms that fail go to `failed`.
-
-    call_ms: the least time of a call. judged: arms that get as many bursts as an interval needs.
-    """
+    """call_ms: the least time of a call. judged: get as many bursts as an interval needs."""
     by_name = {arm.name: arm for arm in arms}
     going = {
         name: _Bursting(

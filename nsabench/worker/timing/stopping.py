@@ -21,10 +21,9 @@ class StopAtRatioCI:
     """Stops when every candidate's ratio to the best baseline is known well enough.
 
     After `MIN_ROUNDS_EVER` rounds the arms that are hopelessly behind the best baseline leave,
-    except candidates. Then the budget begins, so that a slow baseline does not use it up. After
-    `min_rounds` only candidates and the baselines near the best one stay. The second best baseline
-    stays unless it takes half of the budget: a check may yet reject the best one. Alternatives are
-    compared with each other in the same way.
+    except candidates. Then the budget begins. After `min_rounds` only candidates and the baselines
+    near the best one stay, and the second best one unless it takes half of the budget: a check may
+    yet reject the best one. Alternatives are compared with each other in the same way.
     """
 
     model: RatioCI
