@@ -12,7 +12,7 @@ import inspect
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint, entry_points
@@ -30,30 +30,20 @@ PUT_BACK = "put it back as and where it was, or start a new run."
 T = TypeVar("T")
 
 
-def by_distribution(group: str) -> dict[str, list[EntryPoint]]:
-    return _group_points(entry_points(group=group))
-
-
-def _group_points(points: Iterable[EntryPoint]) -> dict[str, list[EntryPoint]]:
-    by_name: dict[str, list[EntryPoint]] = defaultdict(list)
-    for point in sorted(points, key=lambda p: p.value):
-        by_name[point.dist.name if point.dist else point.value].append(point)
-    return by_name
-
-
-def _list_points() -> dict[str, list[EntryPoint]]:
+def by_distribution(*groups: str) -> dict[str, list[EntryPoint]]:
     installed = entry_points()  # slow: it reads the metadata of every distribution
-    points = _group_points(installed.select(group=IMPLEMENTATIONS))
-    for origin, more in _group_points(installed.select(group=OPS)).items():
-        points[origin] = [*points.get(origin, []), *more]
-    return points
+    by_name: dict[str, list[EntryPoint]] = defaultdict(list)
+    for group in groups:
+        for point in sorted(installed.select(group=group), key=lambda p: p.value):
+            by_name[point.dist.name if point.dist else point.value].append(point)
+    return by_name
 
 
 def digests(*files: Path | None) -> dict[str, str]:
     """Return the sha256 of every source. Raises `UsageError` if two files have one name."""
     sources = {
         origin: digest_packages({point.module.partition(".")[0] for point in points})
-        for origin, points in _list_points().items()
+        for origin, points in by_distribution(IMPLEMENTATIONS, OPS).items()
     }
     for file in files:
         if file is not None:
@@ -68,7 +58,7 @@ def digests(*files: Path | None) -> dict[str, str]:
 def versions() -> dict[str, str]:
     return {
         origin: points[0].dist.version if points[0].dist else ""
-        for origin, points in _list_points().items()
+        for origin, points in by_distribution(IMPLEMENTATIONS, OPS).items()
     }
 
 

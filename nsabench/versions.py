@@ -16,7 +16,6 @@ from nsabench.files import refuse_filled, whole, writing
 from nsabench.fleet.devices import GOOD, Place, run_at
 from nsabench.machine.environment.pairs import numbers, unpaired
 from nsabench.preflight import targets
-from nsabench.running.folder import RunFolder
 
 ARGUMENTS = "arguments.json"  # what all runs of a folder were started with
 _VERSION = re.compile(r"\d+(\.\d+)+([a-z+.-][\w.]*)?")
@@ -134,7 +133,7 @@ def _measure_triton(
     arguments: Sequence[str], folder: Path, triton: Triton, show: Callable[[str, str], None]
 ) -> Measured:
     own = folder / f"triton-{triton.version}"
-    if RunFolder(own).records.is_file() and (own / MANIFEST).is_file():
+    if (own / "records.parquet").is_file() and (own / MANIFEST).is_file():
         return Measured(triton, own, None)
     place = Place(triton.version, triton.variables)
     [code] = run_at([place], [[*arguments, "--resume", str(own)]], show)

@@ -88,7 +88,7 @@ def _may_compile(info: ImplementationInfo) -> bool:
 
 
 def _order(call: Call) -> tuple[bool, int]:
-    # A backward before a forward, since it compiles both.
+    # A backward before a forward, and small cases before large ones.
     return not call.case.direction.differentiates, ops.work(call.case).bytes_min
 
 

@@ -59,10 +59,6 @@ class RunFolder:
         return self.path / "environment.json"
 
     @property
-    def records(self) -> Path:
-        return self.path / "records.parquet"
-
-    @property
     def thresholds(self) -> Path:
         return self.path / "thresholds.yaml"
 

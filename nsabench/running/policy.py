@@ -91,18 +91,18 @@ def _plan_isolated(plan: Plan, log: Log, judge: Judge) -> Iterator[Job]:
                 plan,
                 log,
                 Purpose.ISOLATED,
-                planned,
+                _shorten(planned),
                 [*baselines, *alternatives],
                 sources=plan.clean_sources,
-                case=_shorten(planned.case),
                 early_exit=EarlyExit(baselines=tuple(baselines)),
             )
 
 
-def _shorten(case: Case) -> Case:
-    warmup_s = min(case.timing.warmup_s, BRIEF_WARMUP_S)
-    few = {"rotate": FEW_SETS, "stopping": FEW, "warmup_s": warmup_s}
-    return case.model_copy(update={"timing": case.timing.model_copy(update=few)})
+def _shorten(planned: PlannedCase) -> PlannedCase:
+    case, timing = planned.case, planned.case.timing
+    few = {"rotate": FEW_SETS, "stopping": FEW, "warmup_s": min(timing.warmup_s, BRIEF_WARMUP_S)}
+    brief = case.model_copy(update={"timing": timing.model_copy(update=few)})
+    return planned.model_copy(update={"case": brief})
 
 
 def _plan_job(
@@ -113,13 +113,12 @@ def _plan_job(
     names: Iterable[str],
     *,
     sources: Iterable[str] | None = None,
-    case: Case | None = None,
     early_exit: EarlyExit = ALL_STAY,
 ) -> Iterator[Job]:
     state = state_of(plan, log, purpose, planned, tuple(names))
     if state.next is not None:
         imported = plan.sources if sources is None else sources
-        yield make_job(case or planned.case, state, imported, early_exit)
+        yield make_job(planned.case, state, imported, early_exit)
 
 
 def make_job(

@@ -15,7 +15,7 @@ import torch
 
 from nsabench.failure import DeviceLost
 from nsabench.machine.clock import now_s
-from nsabench.worker.timing.timer import Call, Sample, Timed, call_back_to_back
+from nsabench.worker.timing.timer import Call, Keep, Sample, Timed, as_it_is, call_back_to_back
 
 # A device synchronise with nothing to wait for sometimes takes 0.1 ms (H200). The ordered calls of
 # the parity checks find shorter escapes.
@@ -92,9 +92,7 @@ class CudaTimer:
         host_us = once.host_s * 1e6 if once.hidden else 0.0
         return Sample(time_ms, escaped_ms, once.hidden, host_us), once
 
-    def burst(
-        self, calls: Sequence[Call], kept: int, keep: Callable[[Any], Any] = lambda result: result
-    ) -> tuple[float, Any]:
+    def burst(self, calls: Sequence[Call], kept: int, keep: Keep = as_it_is) -> tuple[float, Any]:
         synchronize()
         start = now_s()
         result = call_back_to_back(calls, kept)

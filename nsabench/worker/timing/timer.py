@@ -27,6 +27,11 @@ class Sample:
 
 Call = Callable[[], Any]
 Timed = tuple[Sample, Any]
+Keep = Callable[[Any], Any]  # copies a result
+
+
+def as_it_is(result: Any) -> Any:
+    return result
 
 
 class Timer(Protocol):
@@ -36,9 +41,7 @@ class Timer(Protocol):
         """Time `call` once. A bad sample is repeated with the call that `retry` makes."""
         ...
 
-    def burst(
-        self, calls: Sequence[Call], kept: int, keep: Callable[[Any], Any] = lambda result: result
-    ) -> tuple[float, Any]:
+    def burst(self, calls: Sequence[Call], kept: int, keep: Keep = as_it_is) -> tuple[float, Any]:
         """Make the calls back to back; return ms a call until the work of the last one is done.
 
         Returns also the result of call `kept`, copied by `keep` when the clock has stopped.
@@ -78,9 +81,7 @@ class CpuTimer:
         result = call()
         return Sample((now_s() - start) * 1e3), result
 
-    def burst(
-        self, calls: Sequence[Call], kept: int, keep: Callable[[Any], Any] = lambda result: result
-    ) -> tuple[float, Any]:
+    def burst(self, calls: Sequence[Call], kept: int, keep: Keep = as_it_is) -> tuple[float, Any]:
         start = now_s()
         result = call_back_to_back(calls, kept)
         time_ms = (now_s() - start) * 1e3 / len(calls)
