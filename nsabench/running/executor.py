@@ -42,9 +42,6 @@ class Executor:
         self.compiled_s: Mapping[tuple[str, str], float] = {}
         self._probed: set[tuple[Hashable, str]] = set()  # right on probes, by series and name
 
-    def close(self) -> None:
-        self.worker.close()
-
     def run(self, job: Job) -> Measured | Death:
         """Measure a job, or return how its worker or checker died. Raises `WorkerRefused`."""
         self.worker.log.clear()
@@ -123,10 +120,8 @@ class Executor:
         self.worker.retire()
         # Any of the implementations may have started them.
         for observation in observations:
-            observation.notes.append(
-                f"after it and those measured with it {count} process(es) were left behind "
-                "and killed"
-            )
+            note = "after it and those measured with it {} process(es) were left behind and killed"
+            observation.notes.append(note.format(count))
 
 
 @dataclass

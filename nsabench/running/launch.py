@@ -119,11 +119,8 @@ class Template:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = start_template(environment, theirs)
+        self.pid = self._process.pid
         self._receive(START_TIMEOUT_S)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def fork(self, program: Program, options: Sequence[str]) -> ForkedProcess:
         handed = [] if program.mailbox is None else [program.mailbox]

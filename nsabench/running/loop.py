@@ -111,7 +111,7 @@ class Loop:
         if self._executor is not None:
             if self._executor.worker.imports(job.sources):
                 return self._executor
-            self._executor.close()
+            self._executor.worker.close()
         worker = Worker.of_plan(
             self.plan, self.folder.path, job.sources, self.checker.mailbox, self._show_step
         )
@@ -131,7 +131,7 @@ class Loop:
 
     def close(self) -> None:
         if self._executor is not None:
-            self._executor.close()
+            self._executor.worker.close()
         self._ahead.close()
 
 

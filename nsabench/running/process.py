@@ -95,6 +95,7 @@ class Process:
         self._replies = program.replies
         self._orphans = Orphans()
         self._process = process_tree.start_worker(program)
+        self.pid = self._process.pid
         stdin, stdout, stderr = self._process.stdin, self._process.stdout, self._process.stderr
         assert stdin is not None and stdout is not None and stderr is not None
         self._stdin, self._stdout, self._stderr = stdin, stdout, stderr
@@ -117,10 +118,6 @@ class Process:
         # The kernel's out-of-memory killer must pick the process, not the supervisor.
         with contextlib.suppress(OSError):
             Path(f"/proc/{self.pid}/oom_score_adj").write_text("1000")
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def ask(
         self, request: Message, expected: type[M], limit_s: float, max_steps: int, listen: Listen
@@ -245,9 +242,6 @@ class Process:
             raise self._broke(f"started more than {MOST_PROCESSES} processes")
         if process_tree.takes_more(self.pid, self._memory_limit):
             raise self._lost(death.took_too_much_memory(self._step, self._memory_limit))
-
-    def count_descendants(self) -> int:
-        return len(process_tree.list_family(self.pid)) - 1
 
     def kill(self) -> None:
         """End the process group; the thread that waits for an answer stops the process."""

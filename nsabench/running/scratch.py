@@ -49,12 +49,9 @@ class Scratch:
         Path(self.path).mkdir(0o700)
         return aside
 
-    def empty(self) -> None:
-        self.put_aside().remove()
-
     def begin_afresh(self, aside: TemporaryFolder) -> None:
         """Have the next worker begin with a copy at the same path, since caches hold paths."""
-        self.empty()
+        self.put_aside().remove()
         self._begins_as = str(Path(aside.name, _ASIDE))
 
     def remove(self) -> None:

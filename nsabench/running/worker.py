@@ -20,6 +20,7 @@ from nsabench.model.vocabulary import Status
 from nsabench.running.death import WorkerLost
 from nsabench.running.launch import Program, make_environment
 from nsabench.running.process import MAX_STEPS, Printed, WarmProcess
+from nsabench.running.process_tree import list_descendants
 from nsabench.running.scratch import Scratch
 from nsabench.worker import protocol
 
@@ -182,7 +183,7 @@ class Worker:
 
     def count_children(self) -> int:
         process = self._process.process
-        return 0 if process is None else process.count_descendants()
+        return 0 if process is None else len(list_descendants(process.pid))
 
     def kill(self) -> None:
         self._process.kill()

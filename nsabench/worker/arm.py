@@ -143,7 +143,7 @@ class CaseArm:
         self._keep(answer)
 
     def _keep(self, answer: Answer) -> None:
-        if not self._caller.replays:  # all replays of a graph write to the same memory
+        if not self._caller.graphs:  # all replays of a graph write to the same memory
             self.outputs.keep(answer)
 
     def _guarded(self, call: Callable[[], T]) -> T:

@@ -98,19 +98,15 @@ class Caller:
     rng: Random
 
     def __post_init__(self) -> None:
-        self._graphs: list[tuple[torch.cuda.CUDAGraph, Answer]] = []
+        self.graphs: list[tuple[torch.cuda.CUDAGraph, Answer]] = []
 
     def ready(self, index: int) -> Ready:
         return ready(self.item, self.direction, self.sets, index, self.rng)
 
-    @property
-    def replays(self) -> bool:
-        return bool(self._graphs)
-
     def prepare(self, index: int) -> Ready:
-        if not self._graphs:
+        if not self.graphs:
             return self.ready(index)
-        graph, answer = self._graphs[index]
+        graph, answer = self.graphs[index]
         return Ready(graph.replay, lambda returned: answer)
 
     def capture(self) -> None:
@@ -122,12 +118,12 @@ class Caller:
                 with torch.cuda.graph(graph):
                     answer = call()
                 graphs.append((graph, answer))
-        self._graphs = graphs
+        self.graphs = graphs
 
     def poison(self, index: int) -> None:
         """Fill the memory that a replay writes to with NaN."""
-        if self._graphs:
-            for value in self._graphs[index][1].values.values():
+        if self.graphs:
+            for value in self.graphs[index][1].values.values():
                 value.fill_(float("nan"))
 
 
