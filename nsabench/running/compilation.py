@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ from nsabench.model.vocabulary import Role, Runs
 from nsabench.running.death import WorkerLost
 from nsabench.running.executor import Executor
 from nsabench.running.scratch import Scratch, TemporaryFolder
-from nsabench.running.worker import Worker
+from nsabench.running.worker import Note, Worker
 
 SHARE = 0.7  # of the device's memory, for all processes
 WORTH_IT = 4  # cases
@@ -110,9 +110,7 @@ class CompileAhead:
     def scratch(self) -> Scratch:
         return self._workers[True].scratch
 
-    def compile(
-        self, left: Sequence[Job], memory_bytes: int | None, note: Callable[[str], None]
-    ) -> None:
+    def compile(self, left: Sequence[Job], memory_bytes: int | None, note: Note) -> None:
         room_bytes = int(SHARE * (memory_bytes or 0))
         count = most_processes(room_bytes)
         few = len({job.case.id for job in left}) < WORTH_IT or count < 2
@@ -126,11 +124,7 @@ class CompileAhead:
             note(f"{len(names)} implementations were called ahead in {self.wall_s:.0f} s")
 
     def call(
-        self,
-        families: Mapping[bool, Sequence[Family]],
-        count: int,
-        room_bytes: int,
-        note: Callable[[str], None],
+        self, families: Mapping[bool, Sequence[Family]], count: int, room_bytes: int, note: Note
     ) -> None:
         """Make the calls in `count` processes that take at most `room_bytes` of the device."""
         began = time.monotonic()
@@ -227,7 +221,7 @@ class _Pool:
         for worker in self._workers:
             worker.close()
 
-    def call_all(self, families: Sequence[Family], note: Callable[[str], None]) -> None:
+    def call_all(self, families: Sequence[Family], note: Note) -> None:
         self._futures += [self._threads.submit(self._call_family, family) for family in families]
         while left := self._list_pending():
             if wait(left, timeout=SAY_EVERY_S).not_done:

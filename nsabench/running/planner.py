@@ -133,19 +133,15 @@ def join_file(
     before = {(info.op, info.name): info for info in installed}
     after = {(info.op, info.name): info for info in loaded}
     own = Source.of_digest(kernels, digest_of(kernels, sources))
-    altered = [key for key, info in before.items() if after.get(key) != info]
-    # The controls of an op are wrapped around its first baseline, which may be the file's.
-    altered += [
-        key
-        for key, info in after.items()
-        if key not in before and info.source != own and info.role is not Role.CONTROL
-    ]
-    if altered:
-        op, name = altered[0]
-        raise UsageError(
-            f"{kernels} alters what is installed: {name} of {op}",
-            "a file of kernels adds implementations under names of their own, and nothing else.",
-        )
+    for op, name in before | after:
+        info = after.get((op, name))
+        # The controls of an op are wrapped around its first baseline, which may be the file's.
+        is_new = info is not None and (info.source == own or info.role is Role.CONTROL)
+        if info != before.get((op, name), info if is_new else None):
+            raise UsageError(
+                f"{kernels} alters what is installed: {name} of {op}",
+                "a file of kernels adds implementations under their own names, and nothing else.",
+            )
     return list(after.values())
 
 

@@ -48,7 +48,7 @@ def start(
             if out is None:
                 folder.link_latest()
         with folder.resumable():
-            return _measure(folder, plan, view, signer, fit=fit)
+            return _measure(folder, plan, view, signer, fit=fit, resumed=False)
     except Interrupted:
         if not is_begun(folder.path):
             folder.discard()
@@ -97,13 +97,7 @@ def read(path: Path) -> Finished:
 
 
 def _measure(
-    folder: RunFolder,
-    plan: Plan,
-    view: View,
-    signer: Signer | None,
-    *,
-    fit: bool,
-    resumed: bool = False,
+    folder: RunFolder, plan: Plan, view: View, signer: Signer | None, *, fit: bool, resumed: bool
 ) -> Finished:
     """Measure what the log does not hold yet, and write the tables."""
     began = time.monotonic()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from nsabench.model.log import Log, Session
 from nsabench.model.plan import Plan
 from nsabench.running.folder import RunFolder
 from nsabench.running.log import LogFile, Origin
-from nsabench.running.worker import Worker
+from nsabench.running.worker import Note, Worker
 from nsabench.signing import Signer
 from nsabench.signing.signer import RUN_KEY, make_run_key, read_run_key
 from nsabench.verdicts.results import refuse_other_log
@@ -82,13 +81,7 @@ def _find_signer(folder: RunFolder, origin: Origin | None, named: Signer | None)
 
 
 def open_session(
-    plan: Plan,
-    folder: RunFolder,
-    log: Log,
-    worker: Worker,
-    note: Callable[[str], None],
-    *,
-    fit: bool,
+    plan: Plan, folder: RunFolder, log: Log, worker: Worker, note: Note, *, fit: bool
 ) -> Session:
     """Describe and calibrate the machine. fit: raise `EnvironmentRefused` on an unfit one.
 

@@ -28,6 +28,7 @@ START_LIMIT_S = 120.0  # to import everything, or to calibrate
 MOST_PROBES = 64  # of an op, that are called ahead
 
 M = TypeVar("M", bound=Message)
+Note = Callable[[str], None]  # shows a line to the user
 
 
 @dataclass
@@ -113,9 +114,8 @@ class Worker:
     def discover(self) -> list[ImplementationInfo]:
         """Return all implementations. Raises `UsageError` if they cannot be imported."""
         try:
-            return self._ask(
-                protocol.Discover(), protocol.Discovered, START_LIMIT_S
-            ).implementations
+            found = self._ask(protocol.Discover(), protocol.Discovered, START_LIMIT_S)
+            return found.implementations
         except WorkerLost as lost:
             raise UsageError(
                 f"{self.kernels or 'the implementations'} could not be imported: {lost.reason}",
@@ -148,18 +148,13 @@ class Worker:
         self, request: protocol.Measure, max_steps: int, listen: Listener
     ) -> protocol.Measured:
         """Raises `WorkerLost` or `WorkerRefused`."""
-        return self._ask(request, protocol.Measured, request.case.timeout_s, max_steps, listen)
+        limit_s = request.case.timeout_s
+        return self._process.ask(request, protocol.Measured, limit_s, max_steps, listen)
 
     def _ask(
-        self,
-        request: Message,
-        expected: type[M],
-        limit_s: float,
-        max_steps: int = MAX_STEPS,
-        listen: Listener | None = None,
+        self, request: Message, expected: type[M], limit_s: float, max_steps: int = MAX_STEPS
     ) -> M:
-        listen = listen or Listener(self.on_step)
-        return self._process.ask(request, expected, limit_s, max_steps, listen)
+        return self._process.ask(request, expected, limit_s, max_steps, Listener(self.on_step))
 
     def sibling(self) -> Worker:
         """Return another worker that writes to the same scratch."""
