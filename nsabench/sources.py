@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
-import inspect
 import os
 import sys
+import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint, entry_points
@@ -67,7 +67,6 @@ def refuse_changed(
 ) -> None:
     for source, digest in expected.items():
         if present.get(source) != digest:
-            # The error names a user's file by its path, and a distribution by its name.
             mine = (
                 file
                 for file in files
@@ -189,7 +188,5 @@ def imported(
 def _locate(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return ""
-    frames: Sequence[inspect.FrameInfo] = (
-        inspect.getinnerframes(error.__traceback__) if error.__traceback__ else []
-    )
+    frames = traceback.extract_tb(error.__traceback__)
     return f" (line {frames[-1].lineno} of {Path(frames[-1].filename).name})" if frames else ""

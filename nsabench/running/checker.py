@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -32,36 +31,30 @@ R = TypeVar("R", bound=Message)
 class CheckerProcess:
     """Starts the checker for the first request. Every request may raise `CheckerLost`."""
 
-    def __init__(
-        self, device: Device, ops_file: Path | None, ops_sha256: str | None = None
-    ) -> None:
+    def __init__(self, device: Device, ops_file: Path | None, ops_sha256: str = "") -> None:
         self.mailbox = os.memfd_create("nsabench-outputs")  # outputs are read from it
         self._close_mailbox = weakref.finalize(self, os.close, self.mailbox)
         options = ["--device", device]
         if ops_file is not None:
             options += ["--ops", str(ops_file)]
-            if ops_sha256 is not None:
+            if ops_sha256:
                 options += ["--ops-sha256", ops_sha256]
         environment = make_environment(device)
         program = Program("nsabench.checker", options, environment, REPLY, self.mailbox)
         self._process = WarmProcess(lambda: program)
         self._limit_s = 0.0
 
-    def prepare(
-        self, case: Case, computes: Sequence[str], seeds: Sequence[int], probes: bool
-    ) -> Prepared:
+    def prepare(self, case: Case, computes: list[str], seeds: list[int], probes: bool) -> Prepared:
         self._limit_s = case.timeout_s
-        request = Prepare(case=case, computes=list(computes), seeds=list(seeds), probes=probes)
+        request = Prepare(case=case, computes=computes, seeds=seeds, probes=probes)
         return self._ask(request, Prepared, (1 + len(computes)) * case.timeout_s, BEFORE_ANY)
 
     def check(self, delivery: Delivery) -> Checked:
-        suspect = delivery.implementation
-        return self._ask(delivery, Checked, self._limit_s, "delivery", suspect)
+        return self._ask(delivery, Checked, self._limit_s, "delivery", delivery.implementation)
 
-    def conclude(self, diagnosed: Sequence[str]) -> dict[str, Judged]:
+    def conclude(self, diagnosed: list[str]) -> dict[str, Judged]:
         limit_s = (1 + len(diagnosed)) * DIAGNOSIS_LIMIT_S
-        request = Conclude(diagnosed=list(diagnosed))
-        return self._ask(request, Concluded, limit_s, "diagnosis").judged
+        return self._ask(Conclude(diagnosed=diagnosed), Concluded, limit_s, "diagnosis").judged
 
     def _ask(
         self, request: Message, expected: type[R], limit_s: float, phase: str, suspect: str = ""

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from queue import SimpleQueue
 from threading import Condition
 
 from nsabench import ops
@@ -65,7 +65,9 @@ def families_of(plan: Plan, left: Sequence[Job]) -> dict[bool, list[Family]]:
         case = plan.case_or_canary(job.case.id).case
         for name in job.implementations:
             info = plan.info(case.op, name)
-            if _may_compile(info):
+            # A control shares the kernels of another implementation.
+            compiled_by = info.role is not Role.CONTROL and info.compiled_by
+            if Runs.CUDA in info.devices and (info.role is Role.CANDIDATE or compiled_by):
                 key = info, ops.sizes_but_length(case), case.dtype, case.distribution
                 content = json.dumps(case.content)  # without its timing
                 families.setdefault(key, {}).setdefault(content, Call(case, info))
@@ -78,13 +80,6 @@ def families_of(plan: Plan, left: Sequence[Job]) -> dict[bool, list[Family]]:
         is_clean = info.role is Role.BASELINE and info.source in plan.clean_sources
         by_kind[is_clean].append(family)
     return by_kind
-
-
-def _may_compile(info: ImplementationInfo) -> bool:
-    # A control shares the kernels of another implementation.
-    if info.role is Role.CONTROL or Runs.CUDA not in info.devices:
-        return False
-    return info.role is Role.CANDIDATE or bool(info.compiled_by)
 
 
 def _order(call: Call) -> tuple[bool, int]:
@@ -204,9 +199,7 @@ class _Pool:
         self.first_s: dict[tuple[str, str], float] = {}
         self._room = Room(room_bytes - count * CONTEXT_BYTES)
         self._workers = [worker.sibling() for _ in range(count)]
-        self._free: SimpleQueue[Worker] = SimpleQueue()
-        for sibling in self._workers:
-            self._free.put(sibling)
+        self._free = deque(self._workers)  # never empty, since each thread takes one
         self._threads = ThreadPoolExecutor(count)
         self._futures: list[Future[object]] = []
         self._fatal: set[str] = set()  # implementations that end their worker
@@ -241,7 +234,7 @@ class _Pool:
         if name in self._fatal or time.monotonic() >= self._ends_at:
             return
         with self._room.take(SETS * ops.work(call.case).bytes_min):
-            worker = self._free.get()
+            worker = self._free.popleft()
             began = time.monotonic()
             try:
                 first_s = worker.compile(call.case, name, call.limit_s, probes=call.probes).first_s
@@ -249,6 +242,6 @@ class _Pool:
                 self._fatal.add(name)
                 first_s = 0.0
             finally:
-                self._free.put(worker)
+                self._free.append(worker)
         # Foreign code may have said it.
         self.first_s[call.case.id, name] = min(max(first_s, 0.0), time.monotonic() - began)

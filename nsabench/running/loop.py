@@ -89,8 +89,7 @@ class Loop:
         planned = self.plan.case_or_canary(job.case.id)
         self._shows_steps = job.purpose is Purpose.MAIN
         if self._shows_steps:
-            number = self._numbers[planned.id]
-            self.view.case_started(planned, number, len(self._numbers))
+            self.view.case_started(planned, self._numbers[planned.id], len(self._numbers))
         else:
             case = labels.of_case(planned.case)
             self.view.note(ANNOUNCEMENTS[job.purpose].format(case=case))

@@ -50,8 +50,7 @@ class StepBudget:
     """Limits each step of a request, the number of steps and the sum of their times."""
 
     def __init__(self, limit_s: float, max_steps: int) -> None:
-        """limit_s: of a step with allowance 1. The first step may take longer."""
-        # The limit of the current step, and what is left of it.
+        # The limit of the current step, and what is left of it. The first one may take longer.
         self.step_s = self.left_s = max(START_TIMEOUT_S, limit_s)
         self._limit_s = limit_s
         self._max_steps = self._steps_left = max_steps

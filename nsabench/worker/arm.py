@@ -72,15 +72,11 @@ class CaseArm:
         self._settings = state.settings()  # before any of its code runs
         self._caller = calls.Caller(self.item, self.case.direction, self.sets, self.rng)
 
-    def ready(self, index: int) -> calls.Ready:
-        return self._caller.ready(index)
-
     def capture(self) -> None:
         if self.case.direction.differentiates:
             # Each call gets another gradient of the output, but a graph keeps its tensors.
-            raise Failure(
-                Status.UNSUPPORTED, f"a {self.case.direction} is not measured in CUDA graphs"
-            )
+            reason = f"a {self.case.direction} is not measured in CUDA graphs"
+            raise Failure(Status.UNSUPPORTED, reason)
         try:
             self._guarded(self._caller.capture)
         except Failure as failure:
@@ -93,8 +89,6 @@ class CaseArm:
     def _prepare_next(self, index: int) -> Call:
         self.outputs.expect(index)
         return self._caller.prepare(index)
-
-    # --- parity, before anything is timed
 
     def first_call(self) -> float:
         """Return its time in ms, with its compilation."""
@@ -212,8 +206,6 @@ class CaseArm:
         self.outputs.check(self._guarded(queue), when)
         return was_held
 
-    # --- timing
-
     def prepare(self, round_: int) -> Call:
         index = round_ % len(self.sets)
         if self.rng.random() < ORDERED_CHECKS:
@@ -276,9 +268,10 @@ class CaseArm:
         queued = self._guarded(lambda: [self._caller.prepare(index) for index in indices])
         if checks:
             self._poison(alone, calls=count)
-        calls_ = [call.run for call in queued]
         keep = _copy_all if checks else lambda result: result
-        time_ms, result = self._guarded(partial(timer.burst, calls_, kept, keep))
+        time_ms, result = self._guarded(
+            partial(timer.burst, [call.run for call in queued], kept, keep)
+        )
         if checks:
             self._sets_checked.append(alone)
             self.outputs.expect_after(indices[kept - 1] if kept else None)

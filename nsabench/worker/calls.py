@@ -100,12 +100,9 @@ class Caller:
     def __post_init__(self) -> None:
         self.graphs: list[tuple[torch.cuda.CUDAGraph, Answer]] = []
 
-    def ready(self, index: int) -> Ready:
-        return ready(self.item, self.direction, self.sets, index, self.rng)
-
     def prepare(self, index: int) -> Ready:
         if not self.graphs:
-            return self.ready(index)
+            return ready(self.item, self.direction, self.sets, index, self.rng)
         graph, answer = self.graphs[index]
         return Ready(graph.replay, lambda returned: answer)
 
@@ -114,7 +111,7 @@ class Caller:
         graphs = []
         with state.no_garbage():
             for index in range(len(self.sets)):
-                graph, call = torch.cuda.CUDAGraph(), self.ready(index)
+                graph, call = torch.cuda.CUDAGraph(), self.prepare(index)
                 with torch.cuda.graph(graph):
                     answer = call()
                 graphs.append((graph, answer))

@@ -173,7 +173,6 @@ class CaseMeasurement:
         return monitor.summary()
 
     def _take_bursts(self, arms: list[CaseArm]) -> dict[str, Bursts]:
-        """Return bursts of the arms that were timed."""
         if self._case.timing.is_brief or not arms:
             return {}
         self.report(Step(phase="bursts", allowance=len(arms) + 1))

@@ -15,8 +15,6 @@ from nsabench.model.job import ALL_STAY, EarlyExit
 from nsabench.model.measurement import Ceilings, Conditions, Message, Observation, Time
 from nsabench.model.plan import ImplementationInfo
 
-# --- supervisor -> worker
-
 
 class Sandbox(Message):
     scratch: str  # the folder that a worker may write to
@@ -56,9 +54,6 @@ Request = Annotated[
     Discover | Describe | Calibrate | Compile | Measure, Field(discriminator="kind")
 ]
 REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
-
-
-# --- worker -> supervisor
 
 
 class Discovered(Message):

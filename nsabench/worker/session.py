@@ -116,7 +116,6 @@ class Session:
         return measured
 
     def _announce(self, step: Step) -> None:
-        """Announce the next step, and wait until the supervisor has heard."""
         self.channel.send(step.model_copy(update={"awaits": True}))
         sys.stdin.buffer.readline()
 

@@ -121,14 +121,13 @@ def _measure_offset(timer: Timer) -> float:
     """
     offsets = []
     for _ in range(OFFSET_PAIRS):
-        short_ms, long_ms = (_spin_ms(timer, cycles) for cycles in OFFSET_SPIN_CYCLES)
+        short_ms, long_ms = (
+            timer.sample(f"spin of {cycles}", partial(_spin, cycles))[0].time_ms
+            for cycles in OFFSET_SPIN_CYCLES
+        )
         short, long = OFFSET_SPIN_CYCLES
         offsets.append(short_ms - short * (long_ms - short_ms) / (long - short))
     return quantile(offsets, 0.5)
-
-
-def _spin_ms(timer: Timer, cycles: int) -> float:
-    return timer.sample(f"spin of {cycles}", partial(_spin, cycles))[0].time_ms
 
 
 def _spin(cycles: int) -> None:

@@ -106,8 +106,6 @@ Rule = StopAtRatioCI | StopAtCount
 def build(
     model: Stopping, candidates: set[str], baselines: set[str], alternatives: set[str]
 ) -> Rule:
-    match model:
-        case RatioCI():
-            return StopAtRatioCI(model, candidates, baselines, alternatives)
-        case FixedCount():
-            return StopAtCount(model)
+    if isinstance(model, FixedCount):
+        return StopAtCount(model)
+    return StopAtRatioCI(model, candidates, baselines, alternatives)

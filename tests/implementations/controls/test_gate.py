@@ -54,10 +54,10 @@ def test_a_relative_error_is_measured_and_left_to_the_check(make_arm, make_case)
 def test_clocks_are_stopped_while_an_output_lives(shipped, make_arm, make_case):
     true = time.perf_counter_ns
     arm = make_arm("patched_clocks", make_case())
-    out = arm.ready(0)()
+    out = arm.prepare_unchecked(0)()
     assert time.perf_counter_ns is not true
     assert time.perf_counter_ns() == time.perf_counter_ns()
-    other = arm.ready(1)()
+    other = arm.prepare_unchecked(1)()
     del out
     assert time.perf_counter_ns is not true
     del other
