@@ -140,7 +140,8 @@ def join_file(
         if info != before.get((op, name), info if is_new else None):
             raise UsageError(
                 f"{kernels} alters what is installed: {name} of {op}",
-                "a file of kernels adds implementations under their own names, and nothing else.",
+                "a file of kernels adds implementations under names of their own, "
+                "and nothing else.",
             )
     return list(after.values())
 
