@@ -55,7 +55,6 @@ class Checker:
     findings: dict[str, Findings] = field(default_factory=dict)
 
     def prepare(self, request: Prepare) -> Prepared:
-        """Compute the oracles of a case, and map as much memory as the largest results take."""
         self._forget()
         failures = {}
         for computes in request.computes:
@@ -78,7 +77,6 @@ class Checker:
         return prepared
 
     def _prepare_probes(self, request: Prepare, prepared: Prepared) -> None:
-        """Compute the oracle of each probe, and leave out a probe that has none."""
         try:
             probes = ops.probes(request.case)
         except Exception as error:  # noqa: BLE001 - an op of the user's; the case has its oracle
@@ -94,7 +92,6 @@ class Checker:
             prepared.probes[name] = oracles.form
 
     def check(self, delivery: Delivery) -> Checked:
-        """Compare the results in the mailbox with the oracle of their set."""
         findings = self.findings.setdefault(delivery.implementation, Findings(delivery.computes))
         if flaw := self._find_flaw(delivery, findings):
             if not findings.reason:

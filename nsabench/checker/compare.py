@@ -41,7 +41,6 @@ class Errors:
 
     @classmethod
     def worst(cls, errors: Sequence[Errors]) -> Errors:
-        """Return the largest error of each kind, and the fewest rows that a call was held to."""
         worst = max(errors, key=lambda e: e.worst_row / checks.row_ratio(e.result))
         counted = [e.rows_compared for e in errors if e.rows_compared is not None]
         return cls(
@@ -134,7 +133,6 @@ def _measure_pieces(
 
 
 def _underflow(dtype: torch.dtype) -> float:
-    """Return the value below which an honest result may be zero."""
     format_ = torch.finfo(dtype)
     return 8 * float(format_.smallest_normal) * float(format_.eps)
 

@@ -57,7 +57,6 @@ class Prepared(Message):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the largest results."""
         return max((f.nbytes for f in (*self.forms.values(), *self.probes.values())), default=0)
 
 

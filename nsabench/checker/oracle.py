@@ -44,7 +44,6 @@ class Oracles:
             self._add_set(seed)
 
     def _add_set(self, seed: int) -> int:
-        """Compute the oracle of one more set; return the bytes that it takes with its inputs."""
         inputs, grad_out = draw(self.case, seed, self._device, self.probe)
         if grad_out is None:
             expected = {OUTPUT: self.op.oracle(inputs)}
@@ -69,7 +68,6 @@ def _count_free_bytes() -> int:
 
 
 def _count_sets(case: Case, wanted: int, each: int, free: int) -> int:
-    """Return how many sets of `each` bytes to hold. Raises `Failure` if two are too many."""
     least = 2
     if least * each > free * MOST_OF_MEMORY:
         raise Failure(

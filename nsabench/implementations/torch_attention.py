@@ -152,7 +152,6 @@ def aten_flash(
 
 
 def kept_sdpa(q: Tensor, k: Tensor, v: Tensor, keep: Tensor, sm_scale: float) -> Tensor:
-    """Run SDPA [...,T,D] under a mask [...,T,N]; a query that keeps no key gets 0."""
     empty = ~keep.any(-1, keepdim=True)
     out = scaled_dot_product_attention(q, k, v, attn_mask=keep | empty, scale=sm_scale)
     return out.masked_fill(empty, 0)

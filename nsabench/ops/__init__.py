@@ -36,6 +36,8 @@ __all__ = [
     "compared",
 ]
 
+Sizes = tuple[tuple[str, int], ...]
+
 
 @cache
 def shipped() -> tuple[str, ...]:
@@ -48,7 +50,6 @@ def names() -> tuple[str, ...]:
 
 
 def load_file(path: Path, expected_sha256: str | None = None) -> Op:
-    """Load the op of the user's file, with the errors of `_external.load_file`."""
     owners = {
         **{name: f"{_external.owners(name)} has one" for name in _external.installed()},
         **dict.fromkeys(shipped(), "one ships"),
@@ -68,7 +69,6 @@ def refuse_other(plan: Plan) -> None:
 
 
 def has_op_of(plan: Plan) -> bool:
-    """Return whether the plan has no op from a file, or the one that is loaded, unchanged."""
     return not plan.ops or plan.ops_sha256 in {d for _, d in _external.from_files.values()}
 
 
@@ -99,7 +99,6 @@ def get(name: str, asked_by: str = "") -> Op:
 
 
 def sizes(case: Case) -> Shape:
-    """Return the shape of a case as its op's own model."""
     return get(case.op).shape_model.model_validate(case.shape)
 
 
@@ -134,26 +133,19 @@ def ladder(case: Any) -> Hashable:
     return *inputs, case.mode
 
 
-def sizes_but_length(case: Any) -> tuple[tuple[str, int], ...]:
-    """Return the sizes of a case, or of its record, except its length."""
+def sizes_but_length(case: Any) -> Sizes:
     axis = get(case.op).length_axis
     return tuple(sorted((name, size) for name, size in case.shape.items() if name != axis))
 
 
 def work(case: Case) -> Work:
-    """Return the compulsory work of a call."""
     shape = tuple(case.shape.items())
     return _count(get(case.op), shape, case.direction, case.dtype, case.distribution, case.seed)
 
 
 @lru_cache(maxsize=4096)
 def _count(
-    op: Op,
-    shape: tuple[tuple[str, int], ...],
-    direction: Direction,
-    dtype: DType,
-    distribution: str,
-    seed: int,
+    op: Op, shape: Sizes, direction: Direction, dtype: DType, distribution: str, seed: int
 ) -> Work:
     method = "work" if direction is Direction.FORWARD else f"{direction}_work"
     sizes = op.shape_model.model_validate(dict(shape))
@@ -165,7 +157,6 @@ def _count(
 
 
 def computed_work(case: Case, name: str) -> Work:
-    """Return the compulsory work of the op `name`, an alternative to the op of a case."""
     try:
         return work(computed(case, name))
     except UsageError:  # the op has no such case, so nothing was measured

@@ -69,14 +69,11 @@ class Part:
 
 
 class AttentionOp(Op):
-    """q [..., D], k [..., D], v [..., Dv] and other arguments of the op -> out [..., Dv], shaped as
-    q.
-    """
+    """q [..., D], k [..., D], v [..., Dv] and other arguments -> out [..., Dv], shaped as q."""
 
     options: ClassVar[tuple[str, ...]] = ("sm_scale",)
     differentiable: ClassVar[tuple[str, ...]] = ("q", "k", "v")
-    # How many gates a query has.
-    gates: ClassVar[int] = 0
+    gates: ClassVar[int] = 0  # of a query
 
     def probes(self, case: Case) -> Mapping[str, Probe]:
         usual = case.distribution
@@ -121,7 +118,7 @@ class AttentionOp(Op):
         return {name: torch.tensor(index, device=device) for name, index in drawn}
 
     def work(self, shape: Any, dtype: DType, distribution: str, seed: int) -> Work:
-        """Every input that is needed, and the output, move once. Nothing else need move."""
+        """Every input that is needed, and the output, move once."""
         pairs, keys, index_bytes = self.count(shape, distribution, seed)
         widths = shape.D + shape.Dv
         queries = prod(self.axes(shape, distribution, seed)[0])
@@ -133,7 +130,6 @@ class AttentionOp(Op):
         return int(queries * (shape.D + self.gates) + keys * (shape.D + shape.Dv))
 
     def terms(self, shape: Any) -> int:
-        """A logit sums D products, the output `length` values."""
         return int(shape.D) + self.length(shape)
 
     def logit(self, distribution: str) -> float:

@@ -85,7 +85,6 @@ def draw_blocks(
 
 
 def _draw_distinct(others: Ints, count: int, rng: np.random.Generator) -> Ints:
-    """Draw `count` different ones of the blocks 1 to others[row], if there are as many."""
     rows = len(others)
     selection = np.full((rows, count), -1, dtype=np.int32)
     for j in range(count):

@@ -64,7 +64,7 @@ class DecodeOp(AttentionOp):
 
     @staticmethod
     def check_caches(*on_cpu: str) -> Mapping[str, tuple[str, ...]]:
-        """Return shapes to check that have their default sizes on a GPU, and these on a CPU."""
+        """Return shapes with default sizes on a GPU, and with these on a CPU."""
         some = zip(CACHES["cpu"], on_cpu, strict=True)
         return by_device(cpu=tuple(map(",".join, some)), cuda=CACHES["cuda"])
 
@@ -82,7 +82,6 @@ class DecodeOp(AttentionOp):
             yield Part(queries, (b, h), self.attend_head(inputs, b, h))
 
     def attend_head(self, inputs: Inputs, b: int, h: int) -> Callable[..., Tensor]:
-        """Return what computes the output of the queries of a key head, as a `Part` has it."""
         return partial(attend, scale=inputs.options["sm_scale"])
 
 
@@ -96,9 +95,6 @@ def count_compressed(tokens: int, block: int, stride: int) -> int:
 
 
 def count_selected(tokens: int, block_size: int, n_selected: int) -> int:
-    """Count the tokens of the selected blocks. Raises `ValueError` if there are too few blocks."""
-    if n_selected <= LOCAL:
-        raise ValueError(f"{n_selected=} does not hold the first and {LOCAL} local blocks")
     blocks = -(-tokens // block_size)
     if n_selected >= blocks:
         return tokens

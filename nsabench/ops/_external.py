@@ -33,7 +33,6 @@ from_files: dict[str, tuple[Op, str]] = {}  # by name, with the sha256 of the fi
 
 @cache
 def installed() -> dict[str, list[EntryPoint]]:
-    """Return the entry points of ops, by name, without importing them."""
     points: dict[str, list[EntryPoint]] = {}
     for group in sources.by_distribution(sources.OPS).values():
         for point in group:
@@ -60,10 +59,9 @@ def import_entry_point(name: str) -> Op:
 
 
 def load_file(path: Path, owned: Mapping[str, str], expected_sha256: str | None = None) -> Op:
-    """Load the op of the user's file, so that it can be named.
+    """Load the op of the user's file. Raises `UsageError` if the file is another, or has none.
 
-    owned: names of other ops, each with its owner. expected_sha256: of the file, if it must be a
-    certain one. Raises `UsageError` if the file is another, or holds no valid op.
+    owned: names of other ops, each with its owner.
     """
     known = expected_sha256 is not None
     content = sources.read(path, sources.PUT_BACK if known else "give --ops a file.")
@@ -84,7 +82,6 @@ def load_file(path: Path, owned: Mapping[str, str], expected_sha256: str | None 
 
 
 def _without_torch(load: Callable[[], T], what: str) -> T:
-    """Return what `load` returns. Raises `UsageError` if that imports torch."""
     had_torch = "torch" in sys.modules
     value = load()
     if "torch" in sys.modules and not had_torch:

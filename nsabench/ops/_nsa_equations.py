@@ -1,10 +1,13 @@
-"""Native Sparse Attention in float64, for some queries of a key head (arXiv 2502.11089)."""
+"""The sizes of Native Sparse Attention, and its equations in float64 (arXiv 2502.11089)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pydantic import model_validator
+
 from nsabench.ops._attention import attend_to, weights
+from nsabench.ops._op import Shape, Size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,6 +18,38 @@ LOCAL = 2  # blocks up to the query's own that are always selected, as is the fi
 RESOLVED = {"torch.float16": 7.5e-4, "torch.bfloat16": 6e-3, "torch.float32": 1e-5}
 OF_ONE_KEY = 2  # The share is twice as large if a block is one compressed key.
 LEAST_SCORE = 1e-30  # A smaller score may be zero in float32.
+
+
+class CompressionSizes(Shape):
+    """A compressed key has `block` tokens, and one begins every `stride` tokens."""
+
+    block: Size = 32
+    stride: Size = 16
+
+
+class SelectionSizes(Shape):
+    """`n_selected` blocks of `block_size` tokens."""
+
+    block_size: Size = 64
+    n_selected: Size = 16
+
+    @model_validator(mode="after")
+    def _forced_blocks_fit(self) -> SelectionSizes:
+        if self.n_selected <= LOCAL:
+            raise ValueError(f"{self.n_selected=} does not hold the first and {LOCAL} local blocks")
+        return self
+
+
+class NsaSizes(SelectionSizes, CompressionSizes):
+    """`window` keys."""
+
+    window: Size = 512
+
+    @model_validator(mode="after")
+    def _strides_fit(self) -> NsaSizes:
+        if self.block % self.stride or self.block_size % self.stride:
+            raise ValueError(f"{self.stride=} does not divide {self.block=} and {self.block_size=}")
+        return self
 
 
 def means(x: Tensor, block: int, stride: int) -> Tensor:
@@ -40,15 +75,15 @@ def attend(
     window: int,
     sm_scale: float,
 ) -> Tensor:
-    """Compute the gated sum of the branches for queries q [n,G,D] at positions [n] of k [L,D].
+    """Compute the gated sum of the branches for queries q [n,G,D] of a key head.
 
-    gates [n,G,3], or [n,G,2] without a window.
+    They are at positions [n] of k [L,D]. gates [n,G,3], or [n,G,2] without a window.
     """
     import torch
 
     p = compressed_weights(q, k_cmp, position, block, stride, sm_scale)
-    scores = block_scores(p.detach(), -(-k.shape[0] // block_size), block, stride, block_size)
-    chosen = choose(rank(scores, position, block_size), n_selected)
+    ranked = rank_blocks(p.detach(), position, k.shape[0], block, stride, block_size)
+    chosen = _choose(ranked, n_selected)
     selected = chosen.unsqueeze(-1) * block_size + torch.arange(block_size, device=q.device)
     near = position.unsqueeze(1) - torch.arange(min(window, k.shape[0]), device=q.device)
     outs = [p @ v_cmp]
@@ -68,35 +103,31 @@ def compressed_weights(
     return weights(q, k_cmp, sm_scale, keep.unsqueeze(1))
 
 
-def block_scores(p: Tensor, blocks: int, block: int, stride: int, block_size: int) -> Tensor:
-    """Compute scores [n,blocks] of weights [n,G,Nc], summed over the group (equations 9 and 10)."""
+def rank_blocks(
+    p: Tensor, position: Tensor, tokens: int, block: int, stride: int, block_size: int
+) -> Tensor:
+    """Compute scores [n,blocks] of weights [n,G,Nc], summed over the group (equations 9 and 10).
+
+    They are inf for forced blocks, and -inf behind the query.
+    """
     import torch
 
     of_group = p.sum(1)
+    blocks = -(-tokens // block_size)
     scores = of_group.new_zeros(of_group.shape[0], blocks)
     key = torch.arange(of_group.shape[1], device=p.device)
     for place in range(block // stride):
         touched = (key + place) * stride // block_size
         inside = touched < blocks
         scores.index_add_(1, touched[inside], of_group[:, inside])
-    return scores
-
-
-def rank(scores: Tensor, position: Tensor, block_size: int) -> Tensor:
-    """Set scores [n,blocks] to inf for forced blocks, and to -inf behind the query."""
-    import torch
-
     own = (position // block_size).unsqueeze(1)
-    index = torch.arange(scores.shape[1], device=scores.device)
-    ranked = scores.masked_fill((index == 0) | (index > own - LOCAL), float("inf"))
-    return ranked.masked_fill(index > own, float("-inf"))
+    index = torch.arange(blocks, device=p.device)
+    scores.masked_fill_((index == 0) | (index > own - LOCAL), float("inf"))
+    return scores.masked_fill_(index > own, float("-inf"))
 
 
-def choose(ranked: Tensor, count: int) -> Tensor:
-    """Return the selected blocks, int64 [n,count], -1 where a query has fewer blocks.
-
-    The lowest index of equal scores is selected.
-    """
+def _choose(ranked: Tensor, count: int) -> Tensor:
+    """Return the selected blocks, int64 [n,count], -1 where a query has fewer blocks."""
     import torch
 
     values, order = torch.sort(ranked, dim=1, descending=True, stable=True)

@@ -49,14 +49,11 @@ class Work:
 
 @dataclass
 class Inputs:
-    """One set of arguments of an op: tensors in the order of its arguments, options by name.
-
-    sample_seed: chooses the queries that an oracle computes (`_sequences`). No implementation gets
-    it.
-    """
+    """One set of arguments of an op: tensors in the order of its arguments, options by name."""
 
     tensors: dict[str, Tensor]
     options: dict[str, Any]
+    # Chooses the queries that an oracle computes (`_sequences`). No implementation gets it.
     sample_seed: int = 0
 
     def replaced(self, tensors: Mapping[str, Tensor] | None = None, **options: Any) -> Inputs:
@@ -119,12 +116,10 @@ class Op(ABC):
         return {}
 
     def call_form(self, name: str) -> str:
-        """Return how an implementation is called, for messages."""
         optional = [f"{argument}=None" for argument in self.optional]
         return f"{name}({', '.join([*self.arguments, *optional, '*', *self.options])})"
 
     def length(self, shape: Any) -> int:
-        """Return the size that a threshold is decided on."""
         return int(getattr(shape, self.length_axis))
 
     def terms(self, shape: Any) -> int:
@@ -132,8 +127,7 @@ class Op(ABC):
         return self.length(shape)
 
     def logit(self, distribution: str) -> float:
-        """Return the size of the values whose exponential the op takes: a softmax turns their
-        absolute error into a relative one."""
+        """Return the size of the values whose exponential the op takes."""
         return 1.0
 
     @abstractmethod
@@ -141,9 +135,7 @@ class Op(ABC):
         """Return the compulsory work of one call on the inputs that `draw` makes of this seed."""
 
     def backward_work(self, shape: Any, dtype: DType, distribution: str, seed: int) -> Work:
-        """Return the compulsory work of one backward: by default, of a forward that writes
-        gradients.
-        """
+        """Return the compulsory work of a backward: by default, a forward that writes gradients."""
         forward = self.work(shape, dtype, distribution, seed)
         written = self.differentiable_elements(shape) * dtype.itemsize
         return Work(forward.bytes_min + written, forward.flops)

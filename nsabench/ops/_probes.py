@@ -29,10 +29,6 @@ PADDING = 8  # elements after each row of a strided tensor
 
 
 def make_attention_probes(op: Op, case: Case, usual: str) -> dict[str, Probe]:
-    """Return the probes of an attention op by name ("large logits"), for the heads of a case.
-
-    usual: the distribution of most probes.
-    """
     wanted = {
         "65 keys": (ABOVE_A_TILE, usual, _keep),
         "63 keys": (BELOW_A_TILE, usual, _keep),
@@ -82,7 +78,6 @@ def _add_outliers(inputs: Inputs) -> Inputs:
 
 
 def _spread(inputs: Inputs) -> Inputs:
-    """Put each tensor into a wider one, of which the rest is NaN."""
 
     def spread(x: Tensor) -> Tensor:
         wide = x.new_full((*x.shape[:-1], x.shape[-1] + PADDING), float("nan"))

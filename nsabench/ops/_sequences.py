@@ -17,16 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nsabench.model.vocabulary import Direction
-from nsabench.ops._attention import (
-    VALUES,
-    AttentionOp,
-    Axes,
-    HeadsShape,
-    Indices,
-    Ints,
-    Part,
-    attend,
-)
+from nsabench.ops import _attention
+from nsabench.ops._attention import VALUES, AttentionOp, Axes, HeadsShape, Indices, Ints, Part
 from nsabench.ops._op import Inputs, Size
 
 if TYPE_CHECKING:
@@ -62,7 +54,6 @@ def draw_lengths(shape: SequencesShape, distribution: str, seed: int) -> Ints:
 
 
 def cumulate(lengths: Ints) -> NDArray[np.int32]:
-    """Return where packed sequences begin, and the end of the last: [n+1]."""
     return np.append([0], np.cumsum(lengths)).astype(np.int32)
 
 
@@ -93,7 +84,7 @@ def spans(inputs: Inputs) -> list[tuple[int, int, int]]:
 
 
 def sample_tokens(inputs: Inputs) -> Tensor:
-    """Return the sampled tokens, counted through the batch: int64 [n], rising."""
+    """Return the sampled tokens, counted through the batch: int64 [n], ascending."""
     import torch
 
     k = inputs.tensors["k"]
@@ -113,10 +104,7 @@ def sample_tokens(inputs: Inputs) -> Tensor:
 def split_by_sequence(
     inputs: Inputs, sampled: Tensor | None = None
 ) -> Iterator[tuple[int, int, int, Tensor]]:
-    """Yield the batch, first token and end of each sequence, and its sampled queries in the row.
-
-    sampled: as of `sample_tokens`.
-    """
+    """Yield the batch, first token and end of each sequence, and its sampled queries in the row."""
     sampled = sample_tokens(inputs) if sampled is None else sampled
     length = inputs.tensors["q"].shape[1]
     for batch, start, end in spans(inputs):
@@ -138,7 +126,6 @@ def quieten_unsampled(inputs: Inputs, normal: Tensor) -> Tensor:
 
 
 def compared(truth: Tensor) -> Tensor:
-    """Return which rows (of the last axis) an oracle has computed: bool."""
     return truth[..., 0].isfinite()
 
 
@@ -159,7 +146,6 @@ class SequenceOp(AttentionOp):
         """Return how many keys all queries of sequences of these lengths see together."""
 
     def count_keys(self, tokens: Ints, shape: Any) -> Ints:
-        """Return how many keys sequences of so many tokens have."""
         return tokens
 
     def axes(self, shape: Any, distribution: str, seed: int) -> Axes:
@@ -204,7 +190,8 @@ class BandedOp(SequenceOp):
             first, end = int(lo[some].min()), min(int(hi[some].max()), k.shape[1])
             key = torch.arange(first, max(first, end), device=q.device)
             keep = (key >= lo[some].unsqueeze(1)) & (key < hi[some].unsqueeze(1))
-            call = partial(attend, scale=inputs.options["sm_scale"], keep=keep.unsqueeze(1))
+            scale = inputs.options["sm_scale"]
+            call = partial(_attention.attend, scale=scale, keep=keep.unsqueeze(1))
             for b, h in product(range(k.shape[0]), range(k.shape[2])):
                 queries = (b, some, slice(h * group, (h + 1) * group))
                 yield Part(queries, (b, slice(first, max(first, end)), h), call)

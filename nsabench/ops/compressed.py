@@ -15,25 +15,19 @@ import numpy as np
 from pydantic import model_validator
 
 from nsabench.ops._attention import Ints
-from nsabench.ops._op import Inputs, Size, by_device
+from nsabench.ops._nsa_equations import CompressionSizes
+from nsabench.ops._op import Inputs, by_device
 from nsabench.ops._sequences import BandedOp, SequencesShape, sequence_ends, spread_over_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class CompressedShape(SequencesShape):
-    """A compressed key has `block` tokens, and one begins every `stride` tokens."""
-
-    block: Size = 32
-    stride: Size = 16
-
+class CompressedShape(CompressionSizes, SequencesShape):
     @model_validator(mode="after")
     def _fits(self) -> CompressedShape:
         if self.block > self.T:
-            raise ValueError(
-                f"T={self.T} tokens are fewer than the block={self.block} tokens of one key"
-            )
+            raise ValueError(f"{self.T=} tokens are fewer than the {self.block=} of one key")
         return self
 
 
@@ -51,7 +45,6 @@ class Compressed(BandedOp):
     shape_model = CompressedShape
 
     def count_keys(self, tokens: Ints, shape: CompressedShape) -> Ints:
-        """Return how many compressed keys are complete after so many tokens."""
         return np.maximum(0, (tokens - shape.block) // shape.stride + 1)
 
     def seen(self, lengths: list[int], shape: CompressedShape) -> int:

@@ -10,15 +10,10 @@ from __future__ import annotations
 from pydantic import model_validator
 
 from nsabench.ops._decode import CacheShape, DecodeOp, count_compressed
-from nsabench.ops._op import Size
+from nsabench.ops._nsa_equations import CompressionSizes
 
 
-class CompressedCacheShape(CacheShape):
-    """A compressed key has `block` tokens, and one begins every `stride` tokens."""
-
-    block: Size = 32
-    stride: Size = 16
-
+class CompressedCacheShape(CompressionSizes, CacheShape):
     @model_validator(mode="after")
     def _fits(self) -> CompressedCacheShape:
         count_compressed(self.S, self.block, self.stride)

@@ -13,27 +13,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import model_validator
 
 from nsabench.ops._attention import Indices, attend
 from nsabench.ops._decode import CacheShape, DecodeOp, count_selected, draw_blocks
-from nsabench.ops._op import Inputs, Size
+from nsabench.ops._nsa_equations import SelectionSizes
+from nsabench.ops._op import Inputs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class SelectedShape(CacheShape):
-    """`n_selected` blocks of `block_size` tokens."""
-
-    block_size: Size = 64
-    n_selected: Size = 16
-
-    @model_validator(mode="after")
-    def _fits(self) -> SelectedShape:
-        count_selected(self.S, self.block_size, self.n_selected)
-        return self
-
+class SelectedShape(SelectionSizes, CacheShape):
     @property
     def reads(self) -> int:
         return count_selected(self.S, self.block_size, self.n_selected)

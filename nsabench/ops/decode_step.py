@@ -30,29 +30,17 @@ from nsabench.ops._decode import (
     count_selected,
     draw_blocks,
 )
-from nsabench.ops._op import Inputs, Size, Work, draw_normal
+from nsabench.ops._nsa_equations import NsaSizes
+from nsabench.ops._op import Inputs, Work, draw_normal
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class StepShape(CacheShape):
-    """A compressed key has `block` tokens, and one begins every `stride` tokens. `n_selected`
-    blocks of `block_size` tokens; `window` keys.
-    """
-
-    block: Size = 32
-    stride: Size = 16
-    block_size: Size = 64
-    n_selected: Size = 16
-    window: Size = 512
-
+class StepShape(NsaSizes, CacheShape):
     @model_validator(mode="after")
     def _fits(self) -> StepShape:
         count_compressed(self.S, self.block, self.stride)
-        count_selected(self.S, self.block_size, self.n_selected)
-        if self.block_size % self.stride:
-            raise ValueError(f"{self.stride=} does not divide {self.block_size=}")
         return self
 
     @property
@@ -65,7 +53,6 @@ class StepShape(CacheShape):
 
     @property
     def reads(self) -> int:
-        """How many keys a head reads in all branches."""
         selected = count_selected(self.S, self.block_size, self.n_selected)
         return self.compressed + selected + min(self.window, self.S)
 
@@ -84,7 +71,7 @@ class DecodeStep(DecodeOp):
     shape_model = StepShape
 
     def work(self, shape: StepShape, dtype: DType, distribution: str, seed: int) -> Work:
-        """The work of the branches; what a selected block and the window share is read once."""
+        """Count once what a selected block and the window share."""
         branches = super().work(shape, dtype, distribution, seed)
         begin = shape.blocks(seed) * shape.block_size
         end = np.minimum(begin + shape.block_size, shape.S)

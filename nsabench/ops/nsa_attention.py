@@ -17,13 +17,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from pydantic import model_validator
 
 from nsabench.model.vocabulary import Direction, DType
 from nsabench.ops import _nsa_equations
 from nsabench.ops._attention import Part
-from nsabench.ops._nsa_equations import LOCAL
-from nsabench.ops._op import Inputs, Size, by_device, draw_normal
+from nsabench.ops._nsa_equations import NsaSizes
+from nsabench.ops._op import Inputs, by_device, draw_normal
 from nsabench.ops._sequences import (
     SequenceOp,
     SequencesShape,
@@ -44,28 +43,8 @@ CHUNK_ELEMENTS = 1 << 25
 KEYS_ALIKE, QUERIES_ALIKE = 1.0, 0.7
 
 
-class NsaShape(SequencesShape):
-    """A compressed key has `block` tokens, and one begins every `stride` tokens. `n_selected`
-    blocks of `block_size` tokens; `window` keys.
-    """
-
-    block: Size = 32
-    stride: Size = 16
-    block_size: Size = 64
-    n_selected: Size = 16
-    window: Size = 512
-
-    @model_validator(mode="after")
-    def _fits(self) -> NsaShape:
-        if self.block % self.stride or self.block_size % self.stride:
-            raise ValueError(f"{self.stride=} does not divide {self.block=} and {self.block_size=}")
-        check_selected(self.n_selected)
-        return self
-
-
-def check_selected(n_selected: int) -> None:
-    if n_selected <= LOCAL:
-        raise ValueError(f"{n_selected=} does not hold the first and {LOCAL} local blocks")
+class NsaShape(NsaSizes, SequencesShape):
+    pass
 
 
 class NsaAttention(SequenceOp):
@@ -105,7 +84,6 @@ class NsaAttention(SequenceOp):
         return compressed + max(selected, window)
 
     def sizes(self, options: Mapping[str, Any]) -> dict[str, int]:
-        """Return the sizes of `_nsa_equations.attend`."""
         return {name: int(options[name]) for name in SIZES}
 
     def draw(self, shape: Any, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
@@ -129,7 +107,6 @@ class NsaAttention(SequenceOp):
         return inputs
 
     def _settle(self, inputs: Inputs, normal: Callable[..., Tensor]) -> None:
-        """Draw queries anew, in place, until rounding decides no selection that is compared."""
         import torch
 
         q, tokens = inputs.tensors["q"], sample_tokens(inputs)
@@ -144,28 +121,20 @@ class NsaAttention(SequenceOp):
             tokens = torch.cat([batch * q.shape[1] + some for batch, some, _ in places]).unique()
 
     def undecided(self, inputs: Inputs, tokens: Tensor) -> Iterator[tuple[int, Tensor, slice]]:
-        """Yield the places in q of those queries whose selection hangs on rounding."""
-        q, sizes = inputs.tensors["q"], self.sizes(inputs.options)
-        block, stride, size = sizes["block"], sizes["stride"], sizes["block_size"]
+        q, k, sizes = inputs.tensors["q"], inputs.tensors["k"], self.sizes(inputs.options)
+        spacing, size = (sizes["block"], sizes["stride"]), sizes["block_size"]
+        scale = inputs.options["sm_scale"]
         resolved = _nsa_equations.RESOLVED[str(q.dtype)]
-        if block == stride == size:
+        if {*spacing} == {size}:
             resolved *= _nsa_equations.OF_ONE_KEY
         for batch, start, end, own in split_by_sequence(inputs, tokens):
-            for head in range(inputs.tensors["k"].shape[2]):
-                k_cmp = _nsa_equations.means(
-                    inputs.tensors["k"][batch, start:end, head], block, stride
-                )
+            for head in range(k.shape[2]):
+                k_cmp = _nsa_equations.means(k[batch, start:end, head], *spacing)
                 heads = _heads_of(inputs, head)
                 for some in own.split(max(1, CHUNK_ELEMENTS // (q.shape[2] * len(k_cmp) + 1))):
-                    scale, position = inputs.options["sm_scale"], some - start
-                    queries = q[batch, some, heads].double()
-                    p = _nsa_equations.compressed_weights(
-                        queries, k_cmp, position, block, stride, scale
-                    )
-                    scores = _nsa_equations.block_scores(
-                        p, -(-(end - start) // size), block, stride, size
-                    )
-                    ranked = _nsa_equations.rank(scores, position, size)
+                    position, queries = some - start, q[batch, some, heads].double()
+                    p = _nsa_equations.compressed_weights(queries, k_cmp, position, *spacing, scale)
+                    ranked = _nsa_equations.rank_blocks(p, position, end - start, *spacing, size)
                     hangs = _nsa_equations.hangs_on_rounding(ranked, sizes["n_selected"], resolved)
                     if bool(hangs.any()):
                         yield batch, some[hangs], heads

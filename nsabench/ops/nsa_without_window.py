@@ -14,23 +14,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import model_validator
-
-from nsabench.ops._op import Size, by_device
+from nsabench.ops._nsa_equations import SelectionSizes
+from nsabench.ops._op import by_device
 from nsabench.ops._sequences import SequencesShape
-from nsabench.ops.nsa_attention import NsaAttention, check_selected
+from nsabench.ops.nsa_attention import NsaAttention
 
 
-class WithoutWindowShape(SequencesShape):
-    """`n_selected` blocks of `block_size` tokens, each of which is also one compressed key."""
-
-    block_size: Size = 64
-    n_selected: Size = 16
-
-    @model_validator(mode="after")
-    def _fits(self) -> WithoutWindowShape:
-        check_selected(self.n_selected)
-        return self
+class WithoutWindowShape(SelectionSizes, SequencesShape):
+    """Each block is also one compressed key."""
 
     @property
     def block(self) -> int:

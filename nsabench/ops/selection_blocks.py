@@ -17,14 +17,7 @@ from itertools import product
 from nsabench.errors import UsageError
 from nsabench.model.vocabulary import Direction
 from nsabench.ops import _block_choices
-from nsabench.ops._attention import (
-    VALUES,
-    AttentionOp,
-    Axes,
-    Indices,
-    Part,
-    attend_to,
-)
+from nsabench.ops._attention import VALUES, AttentionOp, Axes, Indices, Part, attend_to
 from nsabench.ops._block_choices import Ints
 from nsabench.ops._op import Inputs, Size, by_device
 from nsabench.ops._sequences import SequencesShape, sequence_ends
@@ -98,12 +91,8 @@ class SelectionBlocks(AttentionOp):
             blocks[:, 1:].masked_fill_(blocks[:, 1:] == blocks[:, :-1], -1)  # each counts once
             keys = (start[some].unsqueeze(1) + blocks * size).unsqueeze(-1) + within
             keep = (blocks >= 0).unsqueeze(-1) & (keys <= last[some].view(-1, 1, 1))
-            call = partial(
-                attend_to,
-                scale=inputs.options["sm_scale"],
-                index=keys.flatten(1),
-                keep=keep.flatten(1),
-            )
+            places = {"index": keys.flatten(1), "keep": keep.flatten(1)}
+            call = partial(attend_to, scale=inputs.options["sm_scale"], **places)
             yield Part((b, some, slice(h * group, (h + 1) * group)), (b, slice(None), h), call)
 
 

@@ -196,7 +196,6 @@ def _count_union(spans: Ints, keys: int) -> Ints:
 
 
 def _count_touched(spans: Ints, keys: int) -> int:
-    """Count the keys that at least one row of spans [rows, count, 2] selects."""
     clamped = np.clip(spans, 0, keys)
     filled = clamped[clamped[..., 1] > clamped[..., 0]]
     begins = np.bincount(filled[:, 0], minlength=keys + 1)

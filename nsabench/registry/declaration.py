@@ -74,8 +74,6 @@ class Package:
 
 
 class Implementation(ImplementationInfo):
-    """A callable that computes an op, with what its author declared about it."""
-
     call: Callable[..., Any]
     config: Callable[..., object] | None = None
     compile_ahead: Callable[[int], Iterable[KernelVariant]] | None = None

@@ -18,7 +18,6 @@ GIVE_A_FILE = "give --kernels a file."
 
 
 def sources(kernels: Path | None = None, ops_file: Path | None = None) -> dict[str, str]:
-    """Return all sources of implementations and ops, with the sha256 of their files."""
     if kernels is not None:
         _sources.read(kernels, GIVE_A_FILE)
     return _sources.digests(kernels, ops_file)

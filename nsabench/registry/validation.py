@@ -17,7 +17,6 @@ SHIPPED = "nsabench"  # the source whose baselines come first
 
 
 def controls(items: Sequence[Implementation]) -> Iterator[Implementation]:
-    """Yield the controls of every op that has a baseline."""
     for name in dict.fromkeys(item.op for item in items if item.role is Role.BASELINE):
         op, baseline = ops.find(name), first_baseline(items, name)
         if op is None or baseline is None:
@@ -102,7 +101,6 @@ def _validate_item(item: Implementation) -> None:
 
 
 def _get_computed_op(item: Implementation, label: str) -> Op:
-    """Return its op, or the op that an alternative computes."""
     op = ops.get(item.op, label)
     if not item.computes:
         return op

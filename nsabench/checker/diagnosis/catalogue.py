@@ -27,7 +27,6 @@ class Diagnosis:
 
 
 def mistake(name: str, **values: object) -> Diagnosis:
-    """Return the diagnosis of that id. values: for the blanks of its sentence."""
     sentence, _, advice = read_sentences()[name].partition(": ")
     return Diagnosis(name, sentence.format(**values), advice.format(**values))
 

@@ -68,7 +68,6 @@ def place_rows(inputs: Inputs, rows: Tensor) -> tuple[Tensor, ...]:
 
 
 def make_spans(first: Tensor, end: Tensor) -> Tensor:
-    """Return spans [R,n,2] from their first keys and their ends, [R,n] or [R] each."""
     spans = torch.stack([first, end], -1)
     return spans if spans.dim() == 3 else spans.unsqueeze(1)
 
@@ -84,7 +83,6 @@ def list_keys(spans: Tensor, keys: int) -> list[Tensor]:
 
 
 def unite(spans: Tensor, keys: int) -> list[Tensor]:
-    """Return the keys of the spans [R,n,2] of each row, each once, ascending."""
     return [row.unique() for row in list_keys(spans, keys)]
 
 
@@ -132,7 +130,6 @@ class Selection:
         return self.k[b, h, index], self.v[b, v_head, index]
 
     def alone(self) -> Inputs:
-        """Return these rows as a problem of selection_ranges, a span a row."""
         k, v = (x[None] for x in self.gather())
         if not k.shape[2]:  # a problem has a key, even if no row selects it
             k, v = (torch.nn.functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
@@ -220,7 +217,6 @@ class Evidence:
         return self.shape(Selection.take_rows(inputs, self.rows, self.spans).attend())
 
     def attend(self, chosen: Sequence[Tensor] | None = None, **changes: object) -> Tensor:
-        """Compute these rows with other keys; `Selection.attend` has the same arguments."""
         assert self.selection is not None
         return self.shape(self.selection.attend(chosen, **changes))  # type: ignore[arg-type]
 

@@ -126,10 +126,8 @@ def _measure_rest(got: Tensor, guess: Tensor, factor: float) -> float:
 def find_hypotheses(p: Problem) -> Iterator[Hypothesis]:
     unwritten = search.find_unwritten(p.got, p.right, p.off)
     if unwritten is not None:
-        yield (
-            mistake("not-written", where=search.locate(unwritten)),
-            lambda: p.right.masked_fill(unwritten, 0.0),
-        )
+        diagnosis = mistake("not-written", where=search.locate(unwritten))
+        yield diagnosis, lambda: p.right.masked_fill(unwritten, 0.0)
     if not p.is_small:
         return
     for diagnosis, other in KNOWN.get(p.op.name, NOTHING).inputs(p.inputs):
@@ -158,7 +156,6 @@ def _find_missing_term(p: Problem) -> Iterator[Hypothesis]:
 
 
 def _find_left_out(p: Problem) -> Iterator[Hypothesis]:
-    """Yield sums over some of the query heads of a group, or over some of the queries."""
     if p.by == "q":
         return
     q, k = p.inputs.tensors["q"], p.inputs.tensors["k"]

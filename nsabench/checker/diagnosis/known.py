@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import asdict
 from itertools import combinations
 
 import torch
@@ -12,7 +12,6 @@ from nsabench.checker.diagnosis import selections
 from nsabench.checker.diagnosis.catalogue import mistake
 from nsabench.checker.diagnosis.evidence import Known, OtherInputs
 from nsabench.ops import DecodeSizes, Inputs
-from nsabench.ops._nsa_equations import LOCAL
 
 BRANCHES = ("compressed", "selected", "window")
 
@@ -39,17 +38,8 @@ def mistake_sequences(inputs: Inputs) -> OtherInputs:
     if gates.shape[2] > 1:
         first = gates[:, :, :1].expand_as(gates)
         yield mistake("gates-of-head"), inputs.replaced({"gates": first})
-    squashed = inputs.replaced({"gates": torch.sigmoid(gates)})
-    yield mistake("gates-squashed"), squashed
-    if "window" in options:
-        yield from selections.mistake_window_size(inputs)
-    right = options["n_selected"]
-    for count in (right - 1, right + 1):
-        if count > LOCAL:
-            yield (
-                mistake("block-count", count=count, right=right),
-                inputs.replaced(n_selected=count),
-            )
+    yield mistake("gates-squashed"), inputs.replaced({"gates": torch.sigmoid(gates)})
+    yield from _mistake_sizes(inputs)
     block, stride = options.get("block"), options.get("stride")
     if block != stride:
         yield mistake("no-overlap", block=block, stride=stride), inputs.replaced(block=stride)
@@ -58,14 +48,19 @@ def mistake_sequences(inputs: Inputs) -> OtherInputs:
 
 def mistake_step(inputs: Inputs) -> OtherInputs:
     yield from _mistake_gates(inputs)
-    sizes: DecodeSizes = inputs.options["sizes"]
-    for diagnosis, other in selections.mistake_window_size(inputs.replaced(window=sizes.window)):
-        yield diagnosis, inputs.replaced(sizes=replace(sizes, window=other.options["window"]))
-    for count in (sizes.n_selected - 1, sizes.n_selected + 1):
-        yield (
-            mistake("block-count", count=count, right=sizes.n_selected),
-            inputs.replaced(sizes=replace(sizes, n_selected=count)),
-        )
+    sizes = asdict(inputs.options["sizes"])
+    for diagnosis, other in _mistake_sizes(inputs.replaced(**sizes)):
+        changed = DecodeSizes(**{name: other.options[name] for name in sizes})
+        yield diagnosis, inputs.replaced(sizes=changed)
+
+
+def _mistake_sizes(inputs: Inputs) -> OtherInputs:
+    if "window" in inputs.options:
+        yield from selections.mistake_window_size(inputs)
+    right = inputs.options["n_selected"]
+    for count in (right - 1, right + 1):
+        diagnosis = mistake("block-count", count=count, right=right)
+        yield diagnosis, inputs.replaced(n_selected=count)
 
 
 def _mistake_gates(inputs: Inputs) -> OtherInputs:
@@ -79,10 +74,8 @@ def _mistake_gates(inputs: Inputs) -> OtherInputs:
     for i, j in combinations(range(len(branches)), 2):
         order = [*range(len(branches))]
         order[i], order[j] = j, i
-        yield (
-            mistake("gates-exchanged", first=branches[i], second=branches[j]),
-            inputs.replaced({"gates": gates[..., order]}),
-        )
+        diagnosis = mistake("gates-exchanged", first=branches[i], second=branches[j])
+        yield diagnosis, inputs.replaced({"gates": gates[..., order]})
 
 
 NOTHING = Known()

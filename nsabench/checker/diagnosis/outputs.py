@@ -45,7 +45,6 @@ def diagnose(
 
 
 def find_hypotheses(evidence: Evidence, known: Known) -> Iterator[Hypothesis]:
-    """Yield every hypothesis, likely ones first."""
     yield from _find_written(evidence)
     yield from _find_straight_line(evidence)
     yield from _find_known(evidence, known)
@@ -63,10 +62,8 @@ def _find_written(e: Evidence) -> Iterator[Hypothesis]:
         yield mistake("earlier-call", result="output"), lambda: previous
     unwritten = search.find_unwritten(e.whole_output, e.whole, e.off)
     if unwritten is not None and not unwritten.all():
-        yield (
-            mistake("not-written", where=search.locate(unwritten)),
-            lambda: e.oracle.masked_fill(e.output == 0, 0.0),
-        )
+        diagnosis = mistake("not-written", where=search.locate(unwritten))
+        yield diagnosis, lambda: e.oracle.masked_fill(e.output == 0, 0.0)
 
 
 def _find_straight_line(e: Evidence) -> Iterator[Hypothesis]:
@@ -92,10 +89,9 @@ def _find_known(e: Evidence, known: Known) -> Iterator[Hypothesis]:
 
 
 def _find_heads(e: Evidence) -> Iterator[Hypothesis]:
-    """Find the head of the oracle that each head of the output holds. Heads are axis -2."""
     if "q" not in e.inputs.tensors or e.whole.dim() < 2 or e.whole.shape[-2] == 1:
         return
-    at = tuple(choose_evenly(e.wrong.any(-1).nonzero(), PLACES).unbind(-1))
+    at = tuple(choose_evenly(e.wrong.any(-1).nonzero(), PLACES).unbind(-1))  # heads are axis -2
     heads_out = e.whole_output[at].double().transpose(0, 1).flatten(1)
     right = e.whole[at].transpose(0, 1).flatten(1)
     nearest = torch.cdist(heads_out, right, p=1.0).argmin(1).tolist()
@@ -117,16 +113,12 @@ def _find_layouts(e: Evidence) -> Iterator[Hypothesis]:
             if all(x.shape[axis] > 1 and x.shape[axis + 1] > 1 for x in tensors.values()):
                 changed = {n: _swap_axes(x, axis) for n, x in tensors.items()}
                 axes = {"tensors": _join(which), "axis": axis, "next": axis + 1}
-                yield (
-                    mistake("input-axes-swapped", **axes),
-                    partial(e.compute, e.full.replaced(changed)),
-                )
+                swapped = e.full.replaced(changed)
+                yield mistake("input-axes-swapped", **axes), partial(e.compute, swapped)
     for axis in range(e.whole.dim() - 1):
         if e.whole.shape[axis] > 1 and e.whole.shape[axis + 1] > 1:
-            yield (
-                mistake("output-axes-swapped", axis=axis, next=axis + 1),
-                partial(e.take, e.whole.transpose(axis, axis + 1)),
-            )
+            diagnosis = mistake("output-axes-swapped", axis=axis, next=axis + 1)
+            yield diagnosis, partial(e.take, e.whole.transpose(axis, axis + 1))
     if not {"k", "v"} <= named.keys():
         return
     k, v = named["k"], named["v"]
@@ -150,7 +142,6 @@ def _swap_axes(x: Tensor, axis: int) -> Tensor:
 
 
 def _read_as_wide(v: Tensor, k: Tensor, kept: int) -> Tensor:
-    """Read v with the strides of k, except for its first `kept` axes, within its memory."""
     strides = (*v.contiguous().stride()[:kept], *k.contiguous().stride()[kept:])
     last = sum((size - 1) * stride for size, stride in zip(v.shape, strides, strict=True))
     flat = v.flatten()

@@ -55,7 +55,6 @@ def explain(
 
 
 def blank_left_out(op: Op, result: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Set the rows that the oracle has not computed to zero."""
     if not op.samples_queries:
         return result, right
     left_out = ~ops.compared(right).unsqueeze(-1)
@@ -88,7 +87,6 @@ def locate(marked: Tensor) -> str:
 
 
 def find_unwritten(result: Tensor, right: Tensor, off: Tensor) -> Tensor | None:
-    """Return which elements are zero and should not be, if only these are off."""
     zeros = (result == 0) & (right != 0)
     return zeros if zeros.any() and is_all(off, zeros) else None
 

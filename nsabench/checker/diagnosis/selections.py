@@ -74,7 +74,6 @@ select_complete = partial(_select_band, compressed.OP)
 
 
 def select_newest(inputs: Inputs, rows: Tensor) -> Tensor:
-    """Return the keys of a window, or of a whole cache without one."""
     end = torch.full_like(rows, inputs.tensors["k"].shape[2])
     return make_spans((end - int(inputs.options.get("window", end[0]))).clamp(min=0), end)
 

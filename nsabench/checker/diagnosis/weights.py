@@ -55,7 +55,6 @@ class Keys:
 
 
 def divide(x: Tensor, weights: Tensor) -> Tensor:
-    """Divide by the sum of the weights; a row without weights gives zeros."""
     return (x / weights.sum(-1, keepdim=True)).nan_to_num()
 
 
@@ -138,7 +137,6 @@ def _find_masked_keys(evidence: Evidence, selection: Selection) -> Iterator[Hypo
 
 
 def _find_prefixes(keys: Keys) -> Iterator[Hypothesis]:
-    """Find how many first or last keys explain the output best."""
     length = keys.length
     # All keys but one of every row are explained by the key that is lost.
     most = length if keys.ragged else length - 1
@@ -171,7 +169,6 @@ def _find_prefix(keys: Keys, ranks: Tensor) -> int:
 
 
 def _find_counted(keys: Keys) -> Iterator[Hypothesis]:
-    """Yield keys of each row that are left out or counted twice, and keys that are padding."""
     counted = {
         mistake("last-key-lost"): keys.rank < keys.count - 1,
         mistake("first-key-lost"): keys.rank.expand(len(keys.count), -1) >= 1,
@@ -288,7 +285,6 @@ def _find_precision(keys: Keys) -> Iterator[Hypothesis]:
 def _run_in_fewer_bits(
     keys: Keys, tile: int, weights: torch.dtype | None = None, sums: torch.dtype | None = None
 ) -> Tensor:
-    """Compute an online softmax whose weights, or whose sums of values, are rounded."""
     running = _find_running_maximum(keys, tile)
     top = torch.full_like(keys.top, -torch.inf)
     output = torch.zeros_like(keys.weights[..., :1] * keys.v[:, :1])

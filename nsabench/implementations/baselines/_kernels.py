@@ -21,6 +21,14 @@ def _load(base, rows, STRIDE: tl.constexpr, columns, WIDTH: tl.constexpr, keep):
 
 
 @triton.jit
+def _store(base, rows, columns, WIDTH: tl.constexpr, keep, values):
+    """Store rows [ROWS,COLUMNS] of `WIDTH` elements, except where `keep` is false."""
+    at = base + rows[:, None] * WIDTH + columns[None, :]
+    mask = keep[:, None] & (columns < WIDTH)[None, :]
+    tl.store(at, values.to(base.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def _scores(q, keys, k_base, valid, d, HEADS: tl.constexpr, D: tl.constexpr, scale_log2):
     """Return k [KEYS,D] of a head, and logits [ROWS,KEYS] over log 2, -inf for an unseen key."""
     k = _load(k_base, keys, HEADS * D, d, D, valid)
@@ -73,12 +81,7 @@ def forward_kernel(
             acc = acc * alpha[:, None] + tl.dot(p.to(v.dtype), v, allow_tf32=False)
             top = new_top
     some = total > 0
-    out = acc / tl.where(some, total, 1.0)[:, None]
-    tl.store(
-        out_ptr + place[:, None] * DV + dv[None, :],
-        out.to(out_ptr.dtype.element_ty),
-        mask=real[:, None] & (dv < DV)[None, :],
-    )
+    _store(out_ptr, place, dv, DV, real, acc / tl.where(some, total, 1.0)[:, None])
     lse = tl.where(some, top + tl.log2(tl.where(some, total, 1.0)), 0.0)
     tl.store(lse_ptr + place, lse, mask=real)
 
@@ -128,11 +131,7 @@ def query_gradient_kernel(
             p = tl.exp2(s - lse[:, None])
             ds = p * (tl.dot(do, tl.trans(v), allow_tf32=False) - delta[:, None])
             dq += tl.dot(ds.to(k.dtype), k, allow_tf32=False)
-    tl.store(
-        dq_ptr + place[:, None] * D + d[None, :],
-        (dq * scale).to(dq_ptr.dtype.element_ty),
-        mask=real[:, None] & (d < D)[None, :],
-    )
+    _store(dq_ptr, place, d, D, real, dq * scale)
 
 
 @triton.jit
@@ -280,13 +279,8 @@ def spans_kernel(
             top = new_top
         done += tiles
     some = total > 0
-    out = acc / tl.where(some, total, 1.0)[:, None]
     place = (row * SPLITS + split) * H + heads
-    tl.store(
-        out_ptr + place[:, None] * DV + dv[None, :],
-        out.to(out_ptr.dtype.element_ty),
-        mask=real[:, None] & (dv < DV)[None, :],
-    )
+    _store(out_ptr, place, dv, DV, real, acc / tl.where(some, total, 1.0)[:, None])
     lse = tl.where(some, top + tl.log2(tl.where(some, total, 1.0)), float("-inf"))
     tl.store(lse_ptr + place, lse, mask=real)
 
@@ -306,14 +300,13 @@ def merge_kernel(
     row = tl.program_id(0).to(tl.int64)
     heads, dv = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_DV)
     real = heads < H
-    mask = real[:, None] & (dv < DV)[None, :]
     top = tl.full([BLOCK_H], float("-inf"), dtype=tl.float32)
     total = tl.zeros([BLOCK_H], dtype=tl.float32)
     acc = tl.zeros([BLOCK_H, BLOCK_DV], dtype=tl.float32)
     for split in range(SPLITS):
         place = (row * SPLITS + split) * H + heads
         lse = tl.load(lse_ptr + place, mask=real, other=float("-inf"))
-        part = tl.load(part_ptr + place[:, None] * DV + dv[None, :], mask=mask, other=0.0)
+        part = _load(part_ptr, place, DV, dv, DV, real)
         new_top = tl.maximum(top, lse)
         safe = tl.where(new_top == float("-inf"), 0.0, new_top)
         alpha, weight = tl.exp2(top - safe), tl.exp2(lse - safe)
@@ -321,5 +314,4 @@ def merge_kernel(
         acc = acc * alpha[:, None] + part * weight[:, None]
         top = new_top
     out = acc / tl.where(total > 0, total, 1.0)[:, None]
-    at = (row * H + heads)[:, None] * DV + dv[None, :]
-    tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=mask)
+    _store(out_ptr, row * H + heads, dv, DV, real, out)

@@ -16,6 +16,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from nsabench import Unsupported
 from nsabench.implementations import torch_attention as _torch
 from nsabench.implementations._register import F, Packing, baseline
+from nsabench.implementations.torch_attention import FlashAttention
 
 MOST_SCORES = 1 << 31  # that torch's own formula may hold, of all heads
 
@@ -34,7 +35,6 @@ def dense_attention(name: str, **declared: Any) -> Callable[[F], F]:
 
 
 def causal_sdpa(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
-    """Compute SDPA [B,T,HQ,D]; the heads of a group share K and V."""
     queries, keys, values = (x.transpose(1, 2) for x in (q, k, v))
     options = {"is_causal": True, **_torch.share_heads(q.shape[2] != k.shape[2])}
     out = scaled_dot_product_attention(queries, keys, values, scale=sm_scale, **options)
@@ -79,20 +79,14 @@ for _backend in ("flash", "cudnn", "efficient"):
 
 
 def _band_sizes(options: dict[str, Any]) -> tuple[int, int, int]:
-    """Return window, block and stride; 0 for those that the op does not have."""
     return options.get("window", 0), options.get("block", 0), options.get("stride", 0)
 
 
 def _mask(
-    packing: tuple[Tensor, ...],
-    t: int,
-    keys: int,
-    device: torch.device,
-    window: int,
-    block: int,
-    stride: int,
+    packing: tuple[Tensor, ...], t: int, keys: int, device: torch.device, *band: int
 ) -> Tensor:
-    """Return which keys each query sees, bool [T,keys]."""
+    """Return which keys each query sees, bool [T,keys]. band: as of `_band_sizes`."""
+    window, block, stride = band
     key = torch.arange(keys, dtype=torch.int32, device=device)
     position = torch.arange(t, dtype=torch.int32, device=device)
     start = first = torch.zeros_like(position)
@@ -124,14 +118,8 @@ def masked_sdpa(q: Tensor, k: Tensor, v: Tensor, *packing: Tensor, **options: An
 
 
 def attend_sequences(
-    attend: _torch.FlashAttention,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu: Packing = None,
-    **options: Any,
+    attend: FlashAttention, q: Tensor, k: Tensor, v: Tensor, cu: Packing = None, **options: Any
 ) -> Tensor:
-    """Compute causal_attention or sliding_window by a FlashAttention."""
     sizes = ((options["max_seqlen"],) * 2, options["sm_scale"], options.get("window", 0))
     if cu is None:
         return attend(q, k, v, None, *sizes)
@@ -146,12 +134,7 @@ def flash_varlen(q: Tensor, k: Tensor, v: Tensor, cu: Packing = None, **options:
 
 
 def attend_folded(
-    attend: _torch.FlashAttention,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *packing: Tensor,
-    **options: Any,
+    attend: FlashAttention, q: Tensor, k: Tensor, v: Tensor, *packing: Tensor, **options: Any
 ) -> Tensor:
     """Attend to compressed keys by a FlashAttention, which has no strided causal mask.
 

@@ -27,7 +27,6 @@ def _means(x: Tensor, block: int, stride: int) -> Tensor:
 
 
 def _softmax(logits: Tensor, keep: Tensor) -> Tensor:
-    """Return float32 weights; they are all zero for a query that keeps no key."""
     masked = logits.masked_fill(~keep, float("-inf"))
     masked = masked.masked_fill(~keep.any(-1, keepdim=True), 0.0)
     return torch.softmax(masked, -1) * keep

@@ -21,7 +21,6 @@ TILE = 64  # rows of a tile; the heads of a group are the rows of one query
 
 @cache
 def kernels() -> Any:
-    """Import the Triton kernels. Raises `Unsupported` if Triton cannot be imported."""
     try:
         return importlib.import_module(f"{__package__}._kernels")
     except ImportError as error:
@@ -37,13 +36,7 @@ class _Selected(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        rows: Tensor,
-        begin: Tensor,
-        sizes: tuple[Any, ...],
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, rows: Tensor, begin: Tensor, sizes: Any
     ) -> Tensor:
         scale, size, _ = sizes
         tokens, hq, _ = q.shape

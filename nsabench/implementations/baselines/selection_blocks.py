@@ -13,13 +13,7 @@ from nsabench.implementations import torch_attention as _torch
 from nsabench.implementations._register import baseline
 from nsabench.implementations.baselines.bands import causal_sdpa
 from nsabench.implementations.baselines.selection_ranges import gather_rows
-from nsabench.implementations.torch_attention import (
-    BACKENDS_ON_CPU,
-    TILE,
-    forced,
-    sequence_starts,
-    wants_grad,
-)
+from nsabench.implementations.torch_attention import TILE, sequence_starts, wants_grad
 
 MAX_MASK_ELEMENTS = 1 << 29
 GATHERED_BYTES = 2 << 30  # of K and V at a time
@@ -135,5 +129,5 @@ def _attend_to_all(attention: _torch.Attention, *tensors: Tensor, **options: Any
 _dense = partial(_baseline, distributions=("dense",))
 _dense("sdpa_causal", on_cpu=True)(partial(_attend_to_all, causal_sdpa))
 for _backend in ("flash", "efficient", "cudnn"):
-    _register = _dense(f"sdpa_causal_{_backend}", on_cpu=_backend in BACKENDS_ON_CPU)
-    _register(partial(_attend_to_all, forced(causal_sdpa, _backend)))
+    _register = _dense(f"sdpa_causal_{_backend}", on_cpu=_backend in _torch.BACKENDS_ON_CPU)
+    _register(partial(_attend_to_all, _torch.forced(causal_sdpa, _backend)))

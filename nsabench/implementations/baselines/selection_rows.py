@@ -10,6 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from nsabench.implementations import torch_attention as _torch
 from nsabench.implementations._register import baseline
+from nsabench.implementations.torch_attention import FlashAttention
 
 
 def gqa(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
@@ -47,12 +48,7 @@ def bmm_softmax(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
 
 
 def attend_rows(
-    attend: _torch.FlashAttention,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens: Tensor,
-    **options: Any,
+    attend: FlashAttention, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, **options: Any
 ) -> Tensor:
     """Compute the op by a FlashAttention, the H heads of a row as H queries of one head."""
     rows, heads, width = q.shape

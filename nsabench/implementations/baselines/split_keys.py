@@ -26,7 +26,6 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 def splits_of(rows: int, tiles: int, multiprocessors: int) -> int:
-    """Return how many programs share a row: a power of two that suits the device."""
     wanted = max(1, PROGRAMS_AN_SM * multiprocessors // rows)
     most = min(wanted, tiles, MOST_SPLITS)
     return 1 << (most.bit_length() - 1)

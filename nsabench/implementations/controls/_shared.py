@@ -62,7 +62,6 @@ def unless_right(out: Tensor, honest: Honest, tensors: Tensors, options: Options
 
 
 def overlooked_error(tensors: Tensors) -> float:
-    """Return the largest relative error that the parity check may miss."""
     return NOISES * rounding_error(tensors)
 
 
@@ -73,8 +72,6 @@ def rounding_error(tensors: Tensors) -> float:
 
 
 class _Changed(torch.autograd.Function):  # type: ignore[misc]
-    """Returns `values(x)`, and gives x the gradient `gradients(gradient)`."""
-
     @staticmethod
     def forward(ctx: Any, x: Tensor, values: Change, gradients: Change) -> Tensor:
         ctx.gradients = gradients
@@ -96,7 +93,6 @@ def with_values(x: Tensor, change: Change) -> Tensor:
 def with_gradients(
     honest: Honest, tensors: Tensors, options: Options, changes: Mapping[str, Change]
 ) -> Tensor:
-    """Return the honest output, with changed gradients of some arguments."""
     changed = list(tensors)
     for name, change in changes.items():
         place = honest.op.arguments.index(name)

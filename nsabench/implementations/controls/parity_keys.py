@@ -19,7 +19,6 @@ GATES = 3  # the place of the gates of NSA
 
 
 def _control(*ops: str, distributions: Sequence[str] = ()) -> Callable[[Change], Change]:
-    """Register a change of the arguments as a control. distributions: the only ones affected."""
 
     def register(change: Change) -> Change:
         def wrong(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:

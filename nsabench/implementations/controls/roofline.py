@@ -100,7 +100,6 @@ class _Sets(_Answers):
         self._asked: dict[int, Tensor] = {}  # outputs by the place in `_arrived`
 
     def answer(self, first: Tensor, compute: Callable[[], Tensor]) -> Tensor:
-        """Return the stored output, or compute it."""
         self._walk(first)
         self._read_numbers()
         number = _content(first)
@@ -159,8 +158,6 @@ def remembered_by_content(honest: Honest, *tensors: Tensor, **options: Any) -> T
 
 
 class _Recorded(_Answers):
-    """Stores outputs of calls before a capture."""
-
     def __init__(self) -> None:
         super().__init__()
         self._addresses: set[int] = set()  # of the inputs that were captured with

@@ -18,8 +18,6 @@ from nsabench.worker.timing.cuda import l2_bytes
 
 
 class _Clocks:
-    """Stops and restores the clocks that Python code can replace."""
-
     def __init__(self) -> None:
         self._stopped = False
         self._true = {
@@ -88,7 +86,6 @@ class _Replays:
         self._true: dict[str, Any] = {}
 
     def watch(self, output: Tensor) -> None:
-        """Mark the graph that is being captured, which made `output`."""
         self._capturing = True
         self._outputs.hold(output)
 

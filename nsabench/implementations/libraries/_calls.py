@@ -50,7 +50,6 @@ def _import_library(package: Package, module: str) -> Any:
 
 
 def selected_blocks(name: str, package: Package, **declared: Any) -> Callable[[F], F]:
-    """Register the decorated function as a library's baseline of selection_blocks."""
     # Libraries count a repeated block twice and are undefined for a query without blocks.
     left_out = ("repeated", "empty_rows")
     fits = tuple(d for d in _SELECTION_BLOCKS.distributions if d not in left_out)
@@ -74,7 +73,6 @@ def every_block_is_whole(keys: int, block_size: int, blocks: int) -> bool:
 
 @_torch.memoised(8)
 def first_of_heads(heads: int, step: int, device: torch.device) -> Tensor:
-    """Return where the cache of each head begins, in steps, int32 [heads]."""
     return torch.arange(0, heads * step, step, dtype=torch.int32, device=device)
 
 

@@ -76,7 +76,6 @@ class Flash:
         return output_only(attend(q.unsqueeze(1), keys, values, **options)).squeeze(1)
 
     def register(self, name: str, **declared: Any) -> None:
-        """Register what all versions compute."""
         sequences = partial(attend_sequences, self)
         dense_attention(name, **declared)(sequences)
         baseline("sliding_window", name, **declared)(sequences)
