@@ -14,11 +14,12 @@ from torch import Tensor
 from nsabench import ops
 from nsabench.checker import compare
 from nsabench.checker.compare import Errors, WrongValues
-from nsabench.checker.diagnosis import Diagnosis, diagnose, diagnose_gradient
-from nsabench.checker.diagnosis.search import TIME_LIMIT_S
+from nsabench.checker.diagnosis.gradients import diagnose_gradient
+from nsabench.checker.diagnosis.outputs import diagnose
+from nsabench.checker.diagnosis.search import TIME_LIMIT_S, Diagnosis
 from nsabench.checker.messages import Checked, Concluded, Judged, NoOracle, Prepare, Prepared
 from nsabench.checker.oracle import Oracles
-from nsabench.delivery import FACTORS, OUTPUT, Delivery, Mailbox, draw
+from nsabench.delivery import FACTORS, OUTPUT, Delivery, Mailbox
 from nsabench.errors import UsageError
 from nsabench.failure import Failure
 from nsabench.model.vocabulary import Status
@@ -26,8 +27,6 @@ from nsabench.model.vocabulary import Status
 
 @dataclass(frozen=True)
 class Suspect:
-    """A result that is wrong, or whose error rounding does not explain."""
-
     name: str
     result: Tensor
     delivery: Delivery
@@ -127,15 +126,10 @@ class Checker:
         delivery = result.delivery
         oracles = self._find_oracles(delivery)
         expected = oracles.expected[delivery.set][result.name]
+        factor = 1.0 if result.name == OUTPUT else delivery.factor
+        compared = result.name, result.result, expected, oracles.case, factor
         try:
-            errors = compare.check_values(
-                result.name,
-                result.result,
-                expected,
-                oracles.case,
-                1.0 if result.name == OUTPUT else delivery.factor,
-                is_probe=bool(delivery.probe),
-            )
+            errors = compare.check_values(*compared, probe=bool(delivery.probe))
         except WrongValues:
             findings.suspect = result
             raise
@@ -146,10 +140,7 @@ class Checker:
         return errors
 
     def conclude(self, diagnosed: Collection[str]) -> Concluded:
-        """Return the findings about each implementation of the case, and forget the case.
-
-        diagnosed: the implementations whose wrong results are explained, which takes seconds each.
-        """
+        """Return what was found in the case, and forget it. Each diagnosis takes seconds."""
         judged = {
             name: self._judge(findings, name in diagnosed)
             for name, findings in self.findings.items()
@@ -182,8 +173,7 @@ class Checker:
         oracles = self._find_oracles(delivery)
         before = delivery.previous
         previous = None if before is None else oracles.expected[before][name]
-        seed = oracles.seeds[delivery.set]
-        inputs, grad_out = draw(oracles.case, seed, self.device, oracles.probe)
+        inputs, grad_out = oracles.draw(oracles.seeds[delivery.set])
         if grad_out is None or name == OUTPUT:
             found = diagnose(oracles.op, inputs, result, previous, self.diagnosis_s)
         else:

@@ -27,9 +27,8 @@ PIECE = 1 << 26  # elements compared at a time: half a GiB in float64
 class Errors:
     """Distances of a result from the float64 oracle.
 
-    - worst_row: the error of a row (of the last axis), relative to the row's norm. It is the row
-      that exceeds its limit most. worst_row_at: "output[4095, 7]".
-    - rows_compared: None if all rows are compared.
+    worst_row: of the row (of the last axis) that exceeds its limit most, relative to its norm.
+    worst_row_at: "output[4095, 7]". rows_compared: None if all rows are compared.
     """
 
     mae: float
@@ -70,9 +69,8 @@ def measure(
     The error of a row is relative to its norm or to a typical row's norm, whichever is larger. If
     a row is lost, its error is relative to its own norm.
 
-    resolved: the relative error that sums in this format may have (`checks.resolution`).
-    factor: of the input that the result belongs to, so errors are divided by it.
-    sampled: only the rows that the oracle has computed are compared.
+    factor: of the input that the result belongs to, so errors are divided by it. sampled: only the
+    rows that the oracle has computed are compared.
     """
     width = max(output.shape[-1] if output.dim() else 1, 1)
     result, expected = output.reshape(-1, width), oracle.reshape(-1, width)
@@ -149,7 +147,6 @@ def unit(oracle: Tensor, case: Case) -> float:
 
 
 def is_explained(errors: Errors, case: Case) -> bool:
-    """Return whether the format explains the worst row, so that it needs no diagnosis."""
     return errors.worst_row <= checks.row_ratio(errors.result) * checks.resolution(case)
 
 
@@ -159,12 +156,11 @@ def check_values(
     oracle: Tensor,
     case: Case,
     factor: float = 1.0,
-    *,
-    is_probe: bool = False,
+    probe: bool = False,
 ) -> Errors:
     """Return the errors of a result. Raises `WrongValues` if they exceed the case's tolerance.
 
-    is_probe: values may be large, so the result is held to a relative error only.
+    probe: values may be large, so the result is held to a relative error only.
     """
     resolved = checks.resolution(case)
     sampled = ops.get(case.op).samples_queries
@@ -173,7 +169,7 @@ def check_values(
     if not math.isfinite(errors.mae) and (bad := int((~torch.isfinite(output)).sum())):
         raise WrongValues(f"{bad} of {output.numel()} {name} elements are NaN or infinite", None)
     what = f" of {name}" if case.direction.differentiates else ""
-    if is_probe:
+    if probe:
         terms = ops.get(case.op).terms(ops.sizes(case))
         most = PROBE_NOISE * checks.noise(case.dtype, terms, ops.COMMON_LOGIT)
         if not errors.rel_l2 <= most:

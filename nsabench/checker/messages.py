@@ -13,11 +13,9 @@ from nsabench.model.vocabulary import Status
 
 
 class Prepare(Message):
-    """Compute the oracles of a case.
+    """Compute the oracles of a case, on a set of inputs a seed, and of its probes.
 
-    computes: the ops that the implementations compute; "" is the op of the case. seeds: one for
-    each set of inputs. There are fewer sets if memory is short. probes: whether the oracles of the
-    op's probes are computed as well.
+    computes: the ops that the implementations compute; "" is the op of the case.
     """
 
     kind: Literal["prepare"] = "prepare"
@@ -28,8 +26,6 @@ class Prepare(Message):
 
 
 class Conclude(Message):
-    """Say what was found of each implementation, and diagnose the wrong results of `diagnosed`."""
-
     kind: Literal["conclude"] = "conclude"
     diagnosed: list[str]
 
@@ -68,8 +64,7 @@ class Checked(Message):
 class Judged(Message):
     """The findings about one implementation, with the largest errors of all calls.
 
-    reason: what is wrong; empty if nothing is. diagnosis: what a wrong or doubtful result looks
-    like. diagnosis_id: such as `not-causal`.
+    reason: what is wrong; empty if nothing is. diagnosis: what the result looks like.
     """
 
     status: Status = Status.OK

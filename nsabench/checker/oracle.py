@@ -12,17 +12,14 @@ from nsabench.delivery import OUTPUT, Form, draw
 from nsabench.failure import Failure
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Status
-from nsabench.ops import Probe
+from nsabench.ops import Inputs, Probe
 
 MEMORY_SHARE = 0.25  # of the free device memory that all sets together may take
 MOST_OF_MEMORY = 0.6  # that the fewest possible sets may take
 
 
 class Oracles:
-    """The right results for several sets of inputs of a case: one a seed, or fewer if memory is
-    short.
-
-    Two sets at least show whether an output was computed or remembered.
+    """The right results for sets of inputs of a case: one a seed, or two if memory is short.
 
     expected: the float64 results of each set by name, gradients first, then `output`.
     """
@@ -34,8 +31,7 @@ class Oracles:
         self.case = probe.case if probe else case
         self.op = ops.get(case.op)
         self.seeds = seeds
-        self.probe = probe
-        self._device = device
+        self._probe, self._device = probe, device
         self.expected: list[dict[str, Tensor]] = []
         free = _count_free_bytes() if device == "cuda" else None
         nbytes = self._add_set(seeds[0])
@@ -44,7 +40,7 @@ class Oracles:
             self._add_set(seed)
 
     def _add_set(self, seed: int) -> int:
-        inputs, grad_out = draw(self.case, seed, self._device, self.probe)
+        inputs, grad_out = self.draw(seed)
         if grad_out is None:
             expected = {OUTPUT: self.op.oracle(inputs)}
         else:
@@ -55,6 +51,9 @@ class Oracles:
         self.expected.append(expected)
         tensors = [*inputs.tensors.values(), *expected.values(), grad_out]
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+    def draw(self, seed: int) -> tuple[Inputs, Tensor | None]:
+        return draw(self.case, seed, self._device, self._probe)
 
     @property
     def form(self) -> Form:
@@ -68,7 +67,7 @@ def _count_free_bytes() -> int:
 
 
 def _count_sets(case: Case, wanted: int, each: int, free: int) -> int:
-    least = 2
+    least = 2  # which show whether an output was computed or remembered
     if least * each > free * MOST_OF_MEMORY:
         raise Failure(
             Status.OUT_OF_MEMORY,

@@ -118,7 +118,6 @@ class AttentionOp(Op):
         return {name: torch.tensor(index, device=device) for name, index in drawn}
 
     def work(self, shape: Any, dtype: DType, distribution: str, seed: int) -> Work:
-        """Every input that is needed, and the output, move once."""
         pairs, keys, index_bytes = self.count(shape, distribution, seed)
         widths = shape.D + shape.Dv
         queries = prod(self.axes(shape, distribution, seed)[0])

@@ -27,11 +27,7 @@ LOUDNESS = 20.0  # of a compressed key that is to be selected, along the sum of 
 
 @dataclass(frozen=True)
 class DecodeSizes:
-    """The sizes of a decode step that its tensors do not tell.
-
-    Compressed keys are of `block` tokens, one every `stride`. `n_selected` blocks of `block_size`
-    tokens are selected. The window has `window` keys.
-    """
+    """The sizes of a decode step that its tensors do not tell, as of `_nsa_equations.NsaSizes`."""
 
     block: int
     stride: int
@@ -64,7 +60,6 @@ class DecodeOp(AttentionOp):
 
     @staticmethod
     def check_caches(*on_cpu: str) -> Mapping[str, tuple[str, ...]]:
-        """Return shapes with default sizes on a GPU, and with these on a CPU."""
         some = zip(CACHES["cpu"], on_cpu, strict=True)
         return by_device(cpu=tuple(map(",".join, some)), cuda=CACHES["cuda"])
 

@@ -29,7 +29,6 @@ class Shape(BaseModel):
 
     @classmethod
     def describe(cls) -> str:
-        """Return the docstrings of this class and of those that it extends."""
         shapes = [c for c in reversed(cls.__mro__) if issubclass(c, Shape) and c is not Shape]
         return " ".join(" ".join((vars(c)["__doc__"] or "").split()) for c in shapes).strip()
 
@@ -159,7 +158,6 @@ class Op(ABC):
         """Compute the float64 result on the quantised values of `inputs`, in bounded memory."""
 
     def output_shape(self, inputs: Inputs) -> tuple[int, ...]:
-        """Return the shape of the output, by default the shape of the first argument."""
         return tuple(inputs.tensors[self.arguments[0]].shape)
 
     def draw_grad(self, inputs: Inputs, seed: int) -> Tensor:

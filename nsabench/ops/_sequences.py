@@ -104,7 +104,6 @@ def sample_tokens(inputs: Inputs) -> Tensor:
 def split_by_sequence(
     inputs: Inputs, sampled: Tensor | None = None
 ) -> Iterator[tuple[int, int, int, Tensor]]:
-    """Yield the batch, first token and end of each sequence, and its sampled queries in the row."""
     sampled = sample_tokens(inputs) if sampled is None else sampled
     length = inputs.tensors["q"].shape[1]
     for batch, start, end in spans(inputs):

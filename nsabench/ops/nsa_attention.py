@@ -65,7 +65,6 @@ class NsaAttention(SequenceOp):
     samples_queries = True
 
     def terms(self, shape: Any) -> int:
-        """A logit sums D products, the output the values of its branches."""
         selected = min(shape.n_selected * shape.block_size, shape.T)
         return int(shape.D + shape.T // shape.stride + selected + min(shape.window, shape.T))
 

@@ -162,8 +162,6 @@ def _declare(
 
 @dataclass(frozen=True)
 class Honest:
-    """An op's baseline `name`, which a control wraps."""
-
     op: Op
     name: str
     call: Callable[..., Any]

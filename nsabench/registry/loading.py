@@ -29,13 +29,10 @@ def load(
     *,
     ops_file: Path | None = None,
 ) -> list[Implementation]:
-    """Import and return all implementations, with the controls of each op around its first
-    baseline.
+    """Import all implementations, with the controls of each op around its first baseline.
 
-    expected: the sources to import, with their sha256; None: all.
-    ops_file: the user's op, which is imported first.
-
-    Raises `UsageError` for a source that has changed or cannot be imported, and like `validate`.
+    expected: the sources to import, with their sha256; None: all. Raises `UsageError` for a source
+    that has changed or cannot be imported, and like `validate`.
     """
     # Imported late, so that `from nsabench import implementation` loads no op.
     from nsabench import ops

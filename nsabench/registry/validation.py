@@ -41,7 +41,6 @@ def controls(items: Sequence[Implementation]) -> Iterator[Implementation]:
 
 
 def first_baseline(items: Sequence[Implementation], op: str) -> Implementation | None:
-    """Return the baseline on most devices; shipped ones first, then the first registered."""
     baselines = [i for i in items if i.op == op and i.role is Role.BASELINE and _timed_devices(i)]
     return min(
         baselines, key=lambda b: (-len(_timed_devices(b)), b.source != SHIPPED), default=None

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from nsabench import ops
-from nsabench.checker.diagnosis import Diagnosis
-from nsabench.checker.diagnosis import diagnose as diagnose_within
-from nsabench.checker.diagnosis.catalogue import read_sentences
+from nsabench.checker.diagnosis.outputs import diagnose as diagnose_within
+from nsabench.checker.diagnosis.search import Diagnosis, read_sentences
 from nsabench.model.vocabulary import DType
 from nsabench.ops import Inputs
 

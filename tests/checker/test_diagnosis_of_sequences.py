@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from nsabench import ops
-from nsabench.checker.diagnosis import diagnose, diagnose_gradient
+from nsabench.checker.diagnosis.gradients import diagnose_gradient
+from nsabench.checker.diagnosis.outputs import diagnose
 from nsabench.implementations.baselines.nsa_attention import attend, attend_without_window
 from nsabench.model.vocabulary import DType
 from nsabench.ops import Inputs

@@ -42,7 +42,7 @@ CASES = (
 @pytest.mark.parametrize(("name", "distribution", "shape"), CASES)
 def test_a_mistake_is_named_and_noise_is_not(name, distribution, shape) -> None:
     from nsabench import ops
-    from nsabench.checker.diagnosis import diagnose
+    from nsabench.checker.diagnosis.outputs import diagnose
 
     op = ops.get(name)
     sizes = op.shape_model.model_validate(shape)
@@ -62,7 +62,7 @@ def test_a_mistake_is_named_and_noise_is_not(name, distribution, shape) -> None:
 )
 def test_a_mistake_in_a_gradient_is_named(name, distribution, shape) -> None:
     from nsabench import ops
-    from nsabench.checker.diagnosis import diagnose_gradient
+    from nsabench.checker.diagnosis.gradients import diagnose_gradient
 
     op = ops.get(name)
     sizes = op.shape_model.model_validate(shape)

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from nsabench import ops
-from nsabench.checker.diagnosis.catalogue import Diagnosis
-from nsabench.checker.diagnosis.search import FAR_OFF
+from nsabench.checker.diagnosis.search import FAR_OFF, Diagnosis
 from nsabench.ops import Inputs, Op
 
 # Input elements that a thinned-out problem may have: an oracle call on them takes milliseconds.
@@ -28,11 +27,7 @@ OtherKeys = Iterator[tuple[Diagnosis, Tensor | list[Tensor]]]
 
 @dataclass(frozen=True)
 class Known:
-    """The known mistakes of an op.
-
-    inputs: yields other inputs, on which the right op gives what the mistake gives. spans: gives
-    the keys that rows select. keys: yields other keys of some rows.
-    """
+    """The known mistakes of an op: as other inputs, or as other keys of some rows than `spans`."""
 
     inputs: Callable[[Inputs], OtherInputs] = lambda inputs: iter(())
     spans: Spans | None = None
@@ -40,8 +35,7 @@ class Known:
 
 
 def coordinates(flat: Tensor, shape: Sequence[int]) -> tuple[Tensor, ...]:
-    """Do as `torch.unravel_index`, which takes seconds to import."""
-    found = []
+    found = []  # torch.unravel_index takes seconds to import
     for size in reversed(shape):
         found.append(flat % size)
         flat = flat // size
@@ -162,11 +156,10 @@ class Selection:
 class Evidence:
     """A wrong output, and a thin problem: some of the wrong rows, if rows select keys.
 
-    full, whole, whole_output: inputs, oracle and output of the full problem. off: the absolute
-      errors of its elements. wrong: its vectors (of the last axis) that are off.
-    op, inputs, oracle, output, previous: the thin problem.
-    rows: its rows among all. A row is an index of the first axis, or the query heads of a KV head.
-    marked: its vectors that hypotheses must explain. selection: the keys of its rows, if any.
+    full, whole, whole_output, off, wrong: inputs, oracle, output, absolute errors and bad vectors
+      (of the last axis) of the full problem. The others belong to the thin one.
+    rows: A row is an index of the first axis, or the query heads of a KV head.
+    marked: the vectors that hypotheses must explain.
     """
 
     def __init__(

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from nsabench.checker.diagnosis import search
-from nsabench.checker.diagnosis.catalogue import Diagnosis, mistake
 from nsabench.checker.diagnosis.known import KNOWN, NOTHING, mistake_scale
-from nsabench.checker.diagnosis.search import FAR_OFF, TIME_LIMIT_S, Hypothesis
+from nsabench.checker.diagnosis.search import FAR_OFF, TIME_LIMIT_S, Diagnosis, Hypothesis, mistake
 from nsabench.checker.diagnosis.weights import LOWER, TILES
 from nsabench.ops import Inputs, Op
 from nsabench.ops._attention import AttentionOp

@@ -9,8 +9,8 @@ from itertools import combinations
 import torch
 
 from nsabench.checker.diagnosis import selections
-from nsabench.checker.diagnosis.catalogue import mistake
 from nsabench.checker.diagnosis.evidence import Known, OtherInputs
+from nsabench.checker.diagnosis.search import mistake
 from nsabench.ops import DecodeSizes, Inputs
 
 BRANCHES = ("compressed", "selected", "window")

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from nsabench.checker.diagnosis import search, weights
-from nsabench.checker.diagnosis.catalogue import Diagnosis, mistake
 from nsabench.checker.diagnosis.evidence import Evidence, Known, choose_evenly, unite
 from nsabench.checker.diagnosis.known import KNOWN, NOTHING, mistake_scale
-from nsabench.checker.diagnosis.search import TIME_LIMIT_S, Hypothesis
+from nsabench.checker.diagnosis.search import TIME_LIMIT_S, Diagnosis, Hypothesis, mistake
 from nsabench.ops import Inputs, Op
 
 PLACES = 64  # at which heads are told apart

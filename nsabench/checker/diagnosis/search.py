@@ -1,15 +1,18 @@
-"""Find the known mistake that comes nearest to a wrong result."""
+"""Find the known mistake that comes nearest to a wrong result; `mistakes.toml` describes each."""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
 from time import thread_time
 
 import torch
 from torch import Tensor
 
 from nsabench import ops
-from nsabench.checker.diagnosis.catalogue import Diagnosis, mistake
 from nsabench.ops import Op
 
 TIME_LIMIT_S = 2.0
@@ -19,6 +22,30 @@ BETTER = 0.9  # A later hypothesis replaces an earlier one if its error is small
 FAR_OFF = 4.0  # a vector is wrong if its error is within this factor of the worst one's
 EVERYWHERE = "every part of it"
 ROUNDING, SMALL = 4.0, 64.0
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    id: str = ""
+    mistake: str = ""
+    advice: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"{self.mistake}: {self.advice}" if self.advice else self.mistake
+
+    def surrounded(self, before: str = "", after: str = "") -> Diagnosis:
+        return replace(self, mistake=before + self.mistake + after)
+
+
+def mistake(name: str, **values: object) -> Diagnosis:
+    sentence, _, advice = read_sentences()[name].partition(": ")
+    return Diagnosis(name, sentence.format(**values), advice.format(**values))
+
+
+@cache
+def read_sentences() -> dict[str, str]:
+    return tomllib.loads((files(__package__) / "mistakes.toml").read_text("utf-8"))
 
 
 # A mistake, and a function that computes its float64 result.

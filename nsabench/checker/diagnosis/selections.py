@@ -9,7 +9,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from nsabench.checker.diagnosis.catalogue import Diagnosis, mistake
 from nsabench.checker.diagnosis.evidence import (
     Known,
     OtherInputs,
@@ -18,6 +17,7 @@ from nsabench.checker.diagnosis.evidence import (
     make_spans,
     place_rows,
 )
+from nsabench.checker.diagnosis.search import Diagnosis, mistake
 from nsabench.checker.diagnosis.weights import TILES
 from nsabench.ops import Inputs, compressed, sliding_window
 from nsabench.ops._sequences import BandedOp, sequence_ends, spread_over_tokens

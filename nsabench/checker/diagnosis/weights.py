@@ -11,9 +11,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from nsabench.checker.diagnosis.catalogue import mistake
 from nsabench.checker.diagnosis.evidence import Evidence, Selection, unite
-from nsabench.checker.diagnosis.search import Hypothesis
+from nsabench.checker.diagnosis.search import Hypothesis, mistake
 
 TILES = (16, 32, 64, 128, 256)
 # Products of weight and value that the search over every number of keys may hold at a time.

@@ -43,7 +43,6 @@ def causal_sdpa(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
 
 @dense_attention("sdpa_math", on_cpu=True)
 def sdpa_math(q: Tensor, k: Tensor, v: Tensor, cu: Packing = None, **options: Any) -> Tensor:
-    """SDPA by its formula, one packed sequence after another."""
     scores = q.shape[0] * q.shape[2] * options["max_seqlen"] ** 2
     if scores > MOST_SCORES:
         raise Unsupported(f"it would hold {scores:.1e} scores")
@@ -110,7 +109,6 @@ _unpacked_mask = _torch.memoised(2)(partial(_mask, ()))
 @baseline("sliding_window", "masked_sdpa", on_cpu=True, kind="general")
 @baseline("compressed", "masked_sdpa", on_cpu=True, kind="general")
 def masked_sdpa(q: Tensor, k: Tensor, v: Tensor, *packing: Tensor, **options: Any) -> Tensor:
-    """SDPA over all keys under a mask."""
     sizes = (q.shape[1], k.shape[1], q.device, *_band_sizes(options))
     _torch.refuse_mask(q.shape[1], k.shape[1])
     keep = _mask(packing, *sizes) if packing else _unpacked_mask(*sizes)
@@ -129,7 +127,6 @@ def attend_sequences(
 @dense_attention("flash_varlen")
 @baseline("sliding_window", "flash_varlen")
 def flash_varlen(q: Tensor, k: Tensor, v: Tensor, cu: Packing = None, **options: Any) -> Tensor:
-    """The FlashAttention-2 that torch bundles."""
     return attend_sequences(_torch.aten_flash, q, k, v, cu, **options)
 
 
@@ -156,7 +153,6 @@ def attend_folded(
 
 @baseline("compressed", "flash")
 def flash_folded(*tensors: Tensor, **options: Any) -> Tensor:
-    """The FlashAttention-2 that torch bundles, with the queries of a stride folded into heads."""
     return attend_folded(_torch.aten_flash, *tensors, **options)
 
 
@@ -182,7 +178,6 @@ def _block_mask(
 @baseline("sliding_window", "flex_attention", kind="general", compiled_by="triton")
 @baseline("compressed", "flex_attention", kind="general", compiled_by="triton")
 def flex_attention(q: Tensor, k: Tensor, v: Tensor, *packing: Tensor, **options: Any) -> Tensor:
-    """FlexAttention with a block mask, without packing."""
     if packing:
         raise Unsupported("it takes no packed sequences")
     t, keys = q.shape[1], k.shape[1]

@@ -61,7 +61,6 @@ whole_cache("sdpa_gqa", on_cpu=True)(attend_grouped)
 
 @whole_cache("flash")
 def flash(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
-    """The FlashAttention-2 that torch bundles, with one query against a cache."""
     keys, values = k.transpose(1, 2), v.transpose(1, 2)
     longest = (1, keys.shape[1])
     out = _torch.aten_flash(q.unsqueeze(1), keys, values, None, longest, sm_scale, causal=False)
@@ -72,7 +71,6 @@ def flash(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
 def gathered_sdpa(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, block_size: int, sm_scale: float
 ) -> Tensor:
-    """SDPA over gathered blocks that hold a token, with the heads of a group as queries."""
     most = -(-k.shape[2] // block_size)
     if most < ranges.shape[2]:
         first = (ranges[..., 0] >= ranges[..., 1]).int().argsort(dim=-1, stable=True)[..., :most]
@@ -108,7 +106,6 @@ def selected_ranges(
 
 @baseline("decode_step", "torch_step", on_cpu=True, kind="general")
 def torch_step(*tensors: Tensor, sizes: DecodeSizes, sm_scale: float) -> Tensor:
-    """SDPA over slices of the caches and over gathered blocks."""
     q, k, v, k_cmp, v_cmp, gates = tensors
     ranges = selected_ranges(q, k_cmp, k.shape[2], sizes, sm_scale)
     whole = attend_grouped if _torch.SHARES_HEADS else attend

@@ -109,7 +109,6 @@ def attend(
     max_seqlen: int,
     **sizes: int,
 ) -> Tensor:
-    """Every branch by its formula, a chunk of queries at a time."""
     keys = q.shape[0] * q.shape[1] * k.shape[2] * sizes["n_selected"] * sizes["block_size"]
     gathered = keys * (k.shape[3] + v.shape[3])
     if gathered > (MOST_KEPT if wants_grad(q, k, v, gates) else MOST_GATHERED):
@@ -127,6 +126,5 @@ def attend(
 
 @_torch_nsa("nsa_without_window")
 def attend_without_window(*tensors: Any, block_size: int, **options: Any) -> Tensor:
-    """Both branches by their formulas, a chunk of queries at a time."""
     options |= {"block": block_size, "stride": block_size, "block_size": block_size, "window": 0}
     return attend(*tensors, **options)

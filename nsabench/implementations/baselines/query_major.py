@@ -118,7 +118,6 @@ def _invert_selection(rows: Tensor, begin: Tensor, ends: Tensor, size: int) -> t
 def query_major(
     q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, *packing: Tensor, **options: Any
 ) -> Tensor:
-    """Triton kernels with one program a query, and in the backward one a block of keys."""
     block_size = options["block_size"]
     if block_size < 16 or not is_power_of_two(block_size):
         raise Unsupported("it needs block sizes of 16, 32, 64, …")

@@ -41,7 +41,6 @@ def each_once(block_indices: Tensor) -> Tensor:
 def masked_sdpa(
     q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, *packing: Tensor, **options: Any
 ) -> Tensor:
-    """SDPA over all keys under a mask of T x T elements a KV head."""
     b, t, hq, d = q.shape
     h, block_size = k.shape[2], options["block_size"]
     if b * h * t * t > MAX_MASK_ELEMENTS:

@@ -82,25 +82,20 @@ def _refuse(elements: int, limit: int, what: str) -> None:
 
 
 @_baseline("masked_sdpa", on_cpu=True)
-def masked_sdpa(
-    q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int
-) -> Tensor:
-    """SDPA over all keys under a mask, without a copy of K, V or mask for each head."""
+def masked_sdpa(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, **options: Any) -> Tensor:
     b, s, g, h, d = q.shape
     s_kv = k.shape[2]
     _refuse(b * s * g * s_kv, MAX_MASK_ELEMENTS, "the mask")
     queries = q.permute(0, 2, 3, 1, 4).reshape(b * g, h, s, d)
     keep = union_mask(ranges, s_kv).transpose(1, 2).reshape(b * g, s, s_kv)
-    out = _torch.grouped_sdpa(queries, k.flatten(0, 1), v.flatten(0, 1), keep, sm_scale)
+    keys, values, scale = k.flatten(0, 1), v.flatten(0, 1), options["sm_scale"]
+    out = _torch.grouped_sdpa(queries, keys, values, keep, scale)
     return out.view(b, g, h, s, -1).permute(0, 3, 1, 2, 4)
 
 
 @_baseline("packed_sdpa", on_cpu=True)
-def packed_sdpa(
-    q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int
-) -> Tensor:
-    """Selected keys gathered for each row, then SDPA under a mask."""
-    width = min(selected_len, k.shape[2])
+def packed_sdpa(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, **options: Any) -> Tensor:
+    width = min(options["selected_len"], k.shape[2])
     start, before = make_disjoint(ranges, k.shape[2])
     b, s, g, h, d = q.shape
     rows, s_kv, dv = b * s * g, k.shape[2], v.shape[3]
@@ -114,7 +109,7 @@ def packed_sdpa(
     keep = step < counts.clamp(min=1).unsqueeze(1)
     keys = gather_rows(k.reshape(-1, d), index).view(rows, width, d)
     values = gather_rows(v.reshape(-1, dv), index).view(rows, width, dv)
-    out = heads_as_queries(q.reshape(rows, h, d), keys, values, sm_scale, keep)
+    out = heads_as_queries(q.reshape(rows, h, d), keys, values, options["sm_scale"], keep)
     return out.reshape(b, s, g, h, dv).masked_fill(counts.view(b, s, g, 1, 1) == 0, 0)
 
 
@@ -149,9 +144,7 @@ flash_varlen_gqa = _baseline("flash_varlen_gqa")(partial(_flash, True))
 
 
 @_baseline("flex_attention", compiled_by="triton")
-def flex_attention(
-    q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int
-) -> Tensor:
+def flex_attention(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, **options: Any) -> Tensor:
     """FlexAttention with heads as queries; it skips tiles in which nothing is selected."""
     b, s, g, h, d = q.shape
     s_kv, dv = k.shape[2], v.shape[3]
@@ -172,5 +165,5 @@ def flex_attention(
     mask = _torch.block_mask(tiles, selected, (s * h, s_kv), backward=backward)
     queries = q.transpose(1, 2).reshape(b, g, s * h, d)
     queries, k, v = (x.transpose(1, 2) for x in (queries, k, v))
-    out = _torch.flex_attend(queries, k, v, mask, sm_scale).transpose(1, 2)
+    out = _torch.flex_attend(queries, k, v, mask, options["sm_scale"]).transpose(1, 2)
     return out.view(b, g, s, h, dv).transpose(1, 2)

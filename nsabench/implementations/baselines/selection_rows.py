@@ -14,7 +14,6 @@ from nsabench.implementations.torch_attention import FlashAttention
 
 
 def gqa(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
-    """SDPA with one query of H heads over one shared K/V head."""
     out = scaled_dot_product_attention(
         q.unsqueeze(2), k.unsqueeze(1), v.unsqueeze(1), scale=sm_scale, **_torch.share_heads()
     )
@@ -24,7 +23,6 @@ def gqa(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
 def heads_as_queries(
     q: Tensor, k: Tensor, v: Tensor, sm_scale: float, keep: Tensor | None = None
 ) -> Tensor:
-    """SDPA with the H heads of a row as H queries of one head."""
     mask = None if keep is None else keep[:, None, None]
     q, k, v = (x.unsqueeze(1) for x in (q, k, v))
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=sm_scale).squeeze(1)
@@ -42,7 +40,6 @@ for _name, _attention in (("sdpa_heads_as_queries", heads_as_queries), ("sdpa_gq
 # Its weights are rounded to the format, so one large weight has the error of a whole value.
 @baseline("selection_rows", "bmm_softmax", on_cpu=True, distributions=("dense", "negative_zero"))
 def bmm_softmax(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
-    """Two batched matrix products around a softmax of float32 scores."""
     scores = torch.bmm(q.float(), k.mT.float()) * sm_scale
     return torch.bmm(torch.softmax(scores, -1).to(v.dtype), v)
 
@@ -60,13 +57,11 @@ def attend_rows(
 
 @baseline("selection_varlen", "flash_varlen")
 def flash_varlen(*tensors: Tensor, **options: Any) -> Tensor:
-    """The FlashAttention-2 that torch bundles, the H heads of a row as H queries of one head."""
     return attend_rows(_torch.aten_flash, *tensors, **options)
 
 
 @baseline("selection_varlen", "flash_varlen_gqa")
 def flash_varlen_gqa(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, **options: Any) -> Tensor:
-    """The FlashAttention-2 that torch bundles, with one query of H heads a row."""
     cu = (_torch.equal_cu_seqlens(1, q.shape[0], q.device), cu_seqlens)
     packed, longest = (q, k.unsqueeze(1), v.unsqueeze(1)), (1, options["max_seqlen"])
     return _torch.aten_flash(*packed, cu, longest, options["sm_scale"], causal=False)
@@ -74,7 +69,6 @@ def flash_varlen_gqa(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, **opti
 
 @baseline("selection_varlen", "packed_sdpa", on_cpu=True, kind="general")
 def packed_sdpa(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, **options: Any) -> Tensor:
-    """Rows padded to the longest by one gather, then SDPA under a mask."""
     if k.shape[0] == 0:
         return q.new_zeros(*q.shape[:2], v.shape[1])
     lengths = cu_seqlens.diff()

@@ -85,7 +85,6 @@ def attend(
 def split_keys(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int
 ) -> Tensor:
-    """A Triton kernel with one or more programs a row; overlapping spans count a key once."""
     return attend(q, k, v, ranges, sm_scale, selected_len, disjoint=False)
 
 
@@ -93,7 +92,6 @@ def split_keys(
 def split_blocks(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, block_size: int, sm_scale: float
 ) -> Tensor:
-    """The Triton kernel for spans, over blocks as spans that never overlap."""
     b, h = k.shape[:2]
     selected = min(ranges.shape[2] * block_size, k.shape[2])
     rows = q.reshape(b, 1, h, q.shape[1] // h, q.shape[2])

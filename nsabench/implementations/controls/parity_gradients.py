@@ -43,7 +43,6 @@ def _refuse_zeros(out: Tensor) -> Tensor:
 
 @control(caught_by="parity", directions=("backward", "step"))
 def zero_gradients(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Its first two gradients are zero, as if only key 0 were differentiated."""
     return _spoil_gradients(honest, tensors, options, torch.zeros_like, torch.zeros_like)
 
 
@@ -57,7 +56,6 @@ def stale_gradients(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
 
 @control(caught_by="parity", directions=("backward", "step"))
 def lost_tail_gradient(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Its first gradient lacks the last row that is not zero."""
     return _spoil_gradients(honest, tensors, options, _without_last_row)
 
 

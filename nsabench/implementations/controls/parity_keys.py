@@ -26,8 +26,8 @@ def _control(*ops: str, distributions: Sequence[str] = ()) -> Callable[[Change],
             out = honest(*others, **other)
             return unless_right(out, honest, tensors, options)
 
-        wrong.__name__, wrong.__doc__ = change.__name__, change.__doc__
-        control(*ops, caught_by="parity", distributions=distributions, directions=())(wrong)
+        about: dict[str, Any] = {"name": change.__name__, "distributions": distributions}
+        control(*ops, caught_by="parity", directions=(), **about)(wrong)
         return change
 
     return register
@@ -55,7 +55,6 @@ def one_key_short(tensors: Tensors, options: Options) -> tuple[Tensors, Options]
 
 @_control("sliding_window", "compressed", "causal_attention", distributions=("packed",))
 def packing_ignored(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
-    """Treats packed sequences as one."""
     return tensors[:3], options
 
 
@@ -69,7 +68,6 @@ def next_key(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
 
 @_control("compressed")
 def incomplete_key(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
-    """Sees one compressed key that is not complete yet."""
     return tensors, options | {"block": options["block"] - options["stride"]}
 
 
@@ -84,14 +82,12 @@ def stale_cache(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
 
 @_control(*NSA)
 def gates_all_one(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
-    """Ignores the gates and adds the branches."""
     gates = tensors[GATES]
     return _with(tensors, GATES, gates * 0 + torch.ones_like(gates)), options
 
 
 @_control("nsa_attention")
 def window_one_short(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
-    """Misses the oldest key of its window."""
     if options["window"] == 1:
         raise Unsupported("its window is a single key")
     return tensors, options | {"window": options["window"] - 1}

@@ -36,7 +36,6 @@ _calls: Counter[tuple[object, ...]] = Counter()
 
 @control(caught_by="parity")
 def zero_output(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Returns a buffer of zeros."""
     return right_output(honest, tensors, options).zero_()
 
 
@@ -80,7 +79,6 @@ def sdpa_causal_one_query(
 
 @control("selection_rows", caught_by="parity")
 def first_64_keys(honest: Honest, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """Reads only the first tile of keys, so its time does not grow with the length."""
     if k.shape[1] <= FIRST_KEYS:
         raise Unsupported(f"the first {FIRST_KEYS} keys are all {k.shape[1]} of them")
     return honest(q, k[:, :FIRST_KEYS], v[:, :FIRST_KEYS], **options)
@@ -109,7 +107,6 @@ def batch_and_skip(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
 
 @control(caught_by="parity")
 def mutated_input(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Right, but it scales the caller's first input in place."""
     out = honest(*tensors, **options)
     tensors[0].mul_(0.5)
     return out
@@ -128,7 +125,6 @@ def side_stream_unjoined(honest: Honest, *tensors: Tensor, **options: Any) -> Te
 
 @control(caught_by="parity", devices=("cuda",))
 def default_stream(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Works on the default stream, not on the caller's."""
     decline_in_a_graph(tensors[0])
     with torch.cuda.stream(torch.cuda.default_stream(tensors[0].device)):
         return honest(*tensors, **options)

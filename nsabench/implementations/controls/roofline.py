@@ -96,7 +96,9 @@ class _Sets(_Answers):
         self._sets: list[Tensor] = []  # kept, so that no other tensor gets their addresses
         self._before = 0  # the address of the inputs of the last call
         self._first_again = self._around = False
-        self._arrived: Tensor | None = None  # numbers, once they have reached the host
+        # Numbers, once they have reached the host.
+        pinned = torch.cuda.is_available()
+        self._arrived = torch.full((LEARNING_CALLS,), NOT_YET, dtype=torch.int64, pin_memory=pinned)
         self._asked: dict[int, Tensor] = {}  # outputs by the place in `_arrived`
 
     def answer(self, first: Tensor, compute: Callable[[], Tensor]) -> Tensor:
@@ -125,10 +127,6 @@ class _Sets(_Answers):
         self._before = address
 
     def _send_number(self, number: Tensor, output: Tensor) -> None:
-        if self._arrived is None:
-            self._arrived = torch.full(
-                (LEARNING_CALLS,), NOT_YET, dtype=torch.int64, pin_memory=number.is_cuda
-            )
         free = next((at for at in range(LEARNING_CALLS) if at not in self._asked), None)
         if free is not None:
             self._asked[free] = output.clone()  # the bench overwrites what a call returned
@@ -136,7 +134,6 @@ class _Sets(_Answers):
 
     def _read_numbers(self) -> None:
         for place, output in list(self._asked.items()):
-            assert self._arrived is not None
             number = int(self._arrived[place])
             if number != NOT_YET:
                 self.by_number.setdefault(number, output)

@@ -26,7 +26,6 @@ TAKES = (
 def cudnn_nsa(
     q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, cu: Packing = None, **options: Any
 ) -> Tensor:
-    """`selection_attention_wrapper`, causal within the selected blocks."""
     attend = _calls.find_function(CUDNN, SELECTION, *TAKES)
     _calls.refuse_float32(q, "cuDNN")
     b, t = q.shape[:2]

@@ -38,7 +38,6 @@ def _attend(attend: Any, cu: Packing, **options: Any) -> Tensor:
 def fla(
     q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, cu: Packing = None, **options: Any
 ) -> Tensor:
-    """`parallel_nsa` with `block_indices`, without its other branches."""
     attend = _calls.find_function(FLA, PARALLEL, *TAKES)
     _refuse_group(q, k)
     slots = blocks.shape[-1]
@@ -53,7 +52,6 @@ def fla(
 def fla_whole(
     q: Tensor, k: Tensor, v: Tensor, gates: Tensor, cu: Packing = None, **options: Any
 ) -> Tensor:
-    """`parallel_nsa` with compression and selection, without a window."""
     attend = _calls.find_function(FLA, PARALLEL, *TAKES)
     _refuse_group(q, k)
     size, count = options["block_size"], options["n_selected"]

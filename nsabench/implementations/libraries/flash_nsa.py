@@ -76,7 +76,6 @@ def flash_nsa_fa4(
 def flash_nsa_blocks(
     q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, cu: Packing = None, **options: Any
 ) -> Tensor:
-    """`select_attn`, with one program a query, and in the backward one a block of keys."""
     _calls.refuse_float32(q, FLASH_NSA.name)
     select = _function(SELECTED, "q", "k", "v", "topk", "sm_scale")
     size = options["block_size"]

@@ -119,7 +119,6 @@ def _run(wrapper: Any, q: Tensor, k: Tensor, v: Tensor, page: int) -> Tensor:
 
 @whole_cache("flashinfer", **_declared)
 def flashinfer(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
-    """`BatchDecodeWithPagedKVCacheWrapper` over a cache that is contiguous for each head."""
     b, h, s, d = k.shape
     step = k.stride(1)  # a window is a slice of each head's cache
     _check(q, k, v, fits=(k.stride(0), k.stride(2), step % d) == (h * step, d, 0))
@@ -134,7 +133,6 @@ def flashinfer(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
 def flashinfer_pages(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, block_size: int, sm_scale: float
 ) -> Tensor:
-    """Its decode, with the selected blocks as pages, one request a KV head."""
     _check(q, k, v, fits=k.is_contiguous())
     b, h, s, d = k.shape
     n = ranges.shape[2]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nsabench import ops, registry
 from nsabench.checks.controls import decide_catch
-from nsabench.implementations.controls import baseline, timer
+from nsabench.implementations.controls import slow, timer
 from nsabench.model.vocabulary import Catch, Direction, DType
 from nsabench.registry import Honest
 from nsabench.worker.timing.timer import Call, CpuTimer, Sample, Timed, Timer
@@ -105,5 +105,5 @@ def test_a_repeating_wrapper_computes_its_output_many_times() -> None:
 
     x = torch.zeros(4)
     honest = Honest(ops.get("selection_rows"), "honest", call)
-    assert torch.equal(baseline.repeating_wrapper(honest, x), x + 1)
-    assert len(made) == baseline.REPEATS
+    assert torch.equal(slow.repeating_wrapper(honest, x), x + 1)
+    assert len(made) == slow.REPEATS

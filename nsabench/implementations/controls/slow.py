@@ -1,4 +1,4 @@
-"""Controls that waste the time of their host (check `host`) or hide work in a loop (`burst`)."""
+"""Controls that waste time (checks `baseline` and `host`), or hide work in a loop (`burst`)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nsabench.implementations.controls._shared import decline_in_a_graph, empty_output
+from nsabench.implementations.controls import _shared
+from nsabench.implementations.controls._shared import decline_in_a_graph
 from nsabench.registry import Honest, control
 
+SLEEP_FACTOR = 9.0  # well over what counts as slow, also on a busy machine
+LEAST_SLEEP_S = 2e-3
+# On a CPU, other processes lose up to 4 ms at the end of a time slice; one that sleeps does not.
+LEAST_SLEEP_ON_A_CPU_S = 2e-2
+BACKWARD_FACTOR, LEAST_BACKWARD_S = 20.0, 2e-2
+# For a long call, 5 times as long suffices (`baseline.SLOW`); 10 times would take minutes.
+LONG_FACTOR, LONG_S = 4.0, 0.1
+REPEATS = 16  # with inputs in L2, all but the first may take a third of the time
 NEEDLESS_S = 200e-6
 LAUNCHES = 1000
 # Calls in a loop are a few µs apart; samples and checked calls are at least 100 µs apart.
@@ -28,9 +37,57 @@ PUT_OFF_S = 20e-3
 _now, _sleep = time.perf_counter, time.sleep
 
 
+def _time_when_done(tensor: Tensor) -> float:
+    if tensor.is_cuda:
+        torch.cuda.synchronize()
+    return _now()
+
+
+def _oversleep(start: float, tensor: Tensor, factor: float, least_s: float) -> None:
+    taken = _time_when_done(tensor) - start
+    _sleep(max(least_s, min(factor * taken, LONG_S + LONG_FACTOR * taken)))
+
+
+@control(caught_by="baseline", wraps=True)
+def sleeping_wrapper(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    decline_in_a_graph(tensors[0])
+    start = _now()
+    out = honest(*tensors, **options)
+    least_s = LEAST_SLEEP_S if out.is_cuda else LEAST_SLEEP_ON_A_CPU_S
+    _oversleep(start, out, SLEEP_FACTOR, least_s)
+    return out
+
+
+@control(caught_by="baseline", wraps=True, directions=("backward", "step"))
+def sleeping_backward(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    start, missing = 0.0, len(honest.op.differentiable)
+
+    def begin(gradient: Tensor) -> Tensor:
+        nonlocal start
+        start = _time_when_done(gradient)
+        return gradient
+
+    def oversleep(gradient: Tensor) -> Tensor:
+        nonlocal missing
+        missing -= 1
+        if not missing:
+            _oversleep(start, gradient, BACKWARD_FACTOR, LEAST_BACKWARD_S)
+        return gradient
+
+    changes = dict.fromkeys(honest.op.differentiable, oversleep)
+    return _shared.with_gradient(_shared.with_gradients(honest, tensors, options, changes), begin)
+
+
+@control(caught_by="baseline", devices=("cuda",), wraps=True, modes=("graph",))
+def repeating_wrapper(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """Right, but it computes its output 16 times, which costs time in a graph also."""
+    for _ in range(REPEATS - 1):
+        honest(*tensors, **options)
+    return honest(*tensors, **options)
+
+
 @control(caught_by="host", devices=("cuda",), modes=("stream",))
 def needless_python(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Holds the host for 200 µs a call, as a wrapper that checks much in Python does."""
     decline_in_a_graph(tensors[0])
     end = _now() + NEEDLESS_S
     while _now() < end:
@@ -40,7 +97,6 @@ def needless_python(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
 
 @control(caught_by="host", devices=("cuda",), modes=("stream",))
 def thousand_launches(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Launches a thousand needless kernels before the one that works."""
     decline_in_a_graph(tensors[0])
     counter = torch.zeros(1, device=tensors[0].device)
     for _ in range(LAUNCHES - 1):
@@ -80,7 +136,7 @@ def hidden_in_a_thread(honest: Honest, *tensors: Tensor, **options: Any) -> Tens
     gap_s = _now() - thread.returned_s
     thread.hurries = gap_s < (AT_EASE_S if thread.hurries else HURRIED_S)
     if thread.hurries:
-        out = empty_output(honest, tensors, options)
+        out = _shared.empty_output(honest, tensors, options)
         stream = torch.cuda.current_stream() if first.is_cuda else None
 
         def work() -> None:
