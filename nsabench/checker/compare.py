@@ -136,10 +136,7 @@ def _underflow(dtype: torch.dtype) -> float:
 
 
 def unit(oracle: Tensor, case: Case) -> float:
-    """Return what the mean absolute error of a gradient is divided by: 1, or more if it is large.
-
-    A gradient is a sum of any size, so a large one is held to what its format resolves.
-    """
+    """Return what the mean absolute error of a gradient is divided by, so that it may be large."""
     if ops.get(case.op).samples_queries:
         oracle = oracle[ops.compared(oracle)]
     size = float(oracle.norm()) / math.sqrt(max(oracle.numel(), 1))
@@ -151,12 +148,7 @@ def is_explained(errors: Errors, case: Case) -> bool:
 
 
 def check_values(
-    name: str,
-    output: Tensor,
-    oracle: Tensor,
-    case: Case,
-    factor: float = 1.0,
-    probe: bool = False,
+    name: str, output: Tensor, oracle: Tensor, case: Case, factor: float = 1.0, probe: bool = False
 ) -> Errors:
     """Return the errors of a result. Raises `WrongValues` if they exceed the case's tolerance.
 

@@ -41,10 +41,7 @@ class NoOracle(Message):
 
 
 class Prepared(Message):
-    """The form of the results, or why the oracle is missing, by the op that is computed.
-
-    probes: the form of the results of each probe of the case's own op.
-    """
+    """The form of the results, or why the oracle is missing, by computed op; and of each probe."""
 
     kind: Literal["prepared"] = "prepared"
     forms: dict[str, Form] = Field(default={})
@@ -62,10 +59,7 @@ class Checked(Message):
 
 
 class Judged(Message):
-    """The findings about one implementation, with the largest errors of all calls.
-
-    reason: what is wrong; empty if nothing is. diagnosis: what the result looks like.
-    """
+    """What is wrong about an implementation, if anything, and the largest errors of all calls."""
 
     status: Status = Status.OK
     reason: str = ""

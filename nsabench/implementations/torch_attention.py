@@ -23,13 +23,12 @@ FlashAttention = Callable[..., Tensor]  # called as `aten_flash` is
 MAX_MASK_ELEMENTS = 1 << 31
 TILE = 128  # queries and keys of a tile of a BlockMask
 
-_SDPA_BACKENDS = {
+BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "math": SDPBackend.MATH,
 }
-BACKENDS = tuple(_SDPA_BACKENDS)
 BACKENDS_ON_CPU = ("flash", "math")
 
 
@@ -37,7 +36,7 @@ def forced(attention: Attention, backend: str) -> Attention:
     """Return `attention` by one backend of SDPA; without a kernel it raises `Unsupported`."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
-        with sdpa_kernel(_SDPA_BACKENDS[backend]):
+        with sdpa_kernel(BACKENDS[backend]):
             try:
                 return attention(q, k, v, sm_scale)
             except RuntimeError as error:

@@ -103,10 +103,7 @@ def sizes(case: Case) -> Shape:
 
 
 def computed(case: Case, name: str) -> Case:
-    """Return a case as one of the op `name`, with the same seed. An empty name changes nothing.
-
-    Raises `UsageError` if the op has no such case.
-    """
+    """Return a case as one of the op `name`. Raises `UsageError` if the op has no such case."""
     if not name:
         return case
     op = get(name)

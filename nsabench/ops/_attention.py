@@ -181,10 +181,7 @@ class AttentionOp(Op):
 
 
 def weights(q: Tensor, k: Tensor, scale: float, keep: Tensor | None = None) -> Tensor:
-    """Compute softmax weights of float64 queries [...,H,D] on keys [...,L,D].
-
-    keep: bool, broadcast to [...,H,L]. A query that keeps no key has all its weights zero.
-    """
+    """Compute softmax weights [...,H,L] of float64 q [...,H,D] on k; all 0 where no key is kept."""
     import torch
 
     scores = (q @ k.mT).mul_(scale)
@@ -211,18 +208,12 @@ def draw_qkv(
     keys: tuple[int, ...],
     shape: Any,
 ) -> dict[str, Tensor]:
-    """Draw q [*queries, D], k [*keys, D] and v [*keys, Dv]."""
-    q, k = normal(*queries, shape.D), normal(*keys, shape.D)
-    _shape_values(distribution, q, k)
-    return {"q": q, "k": k, "v": normal(*keys, shape.Dv)}
-
-
-def _shape_values(distribution: str, q: Tensor, k: Tensor) -> None:
-    """Change normal queries and keys in place as a distribution of `VALUES` asks.
+    """Draw q [*queries, D], k [*keys, D] and v [*keys, Dv]: normal, unless in one of `VALUES`.
 
     large_logits: scaled logits of about +-1e4. one_hot: every element of a query is +-16, so that
-    nearly all weight is on few keys. negative_zero: half of all elements are -0.0.
+    nearly all weight is on few keys. negative_zero: half of all elements of q and k are -0.0.
     """
+    q, k = normal(*queries, shape.D), normal(*keys, shape.D)
     if distribution == "large_logits":
         # The logit of normal vectors has unit variance under 1/sqrt(D).
         q *= LARGE_LOGIT**0.5
@@ -232,3 +223,4 @@ def _shape_values(distribution: str, q: Tensor, k: Tensor) -> None:
     elif distribution == "negative_zero":
         for tensor in (q, k):
             tensor[..., ::2] = -0.0
+    return {"q": q, "k": k, "v": normal(*keys, shape.Dv)}

@@ -136,10 +136,7 @@ def count_keys(
 
 @dataclass(frozen=True)
 class Recording:
-    """chosen: bits [heads, tokens, bytes], set for the blocks of a token that are not forced.
-
-    made: how the recording was made, in words.
-    """
+    """chosen: bits [heads, tokens, bytes], set for the blocks of a token that are not forced."""
 
     block: int
     slots: int
@@ -173,11 +170,8 @@ def refuse_unrecorded(slots: int, block: int, tokens: int) -> None:
 
 
 def _repeat_recording(batches: int, tokens: int, heads: int, first: int) -> Ints:
-    """Return blocks [batches * tokens * heads, slots - 3], zeros where a query selects all.
-
-    Heads are taken from number `first`, in a circle.
-    """
-    recording = read_recording()
+    """Return blocks [batches * tokens * heads, slots - 3], zeros where a query selects all."""
+    recording = read_recording()  # of which heads are taken from number `first`, in a circle
     free, some = recording.slots - FORCED, slice(recording.slots * recording.block, tokens)
     chosen = np.zeros((batches, heads, tokens, free), dtype=np.int32)
     for number, of_head in enumerate(chosen.reshape(-1, tokens, free)):

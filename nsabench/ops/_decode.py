@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -18,11 +17,10 @@ from nsabench.ops._op import Inputs, Shape, Size, by_device
 if TYPE_CHECKING:
     from torch import Tensor
 
-CACHES = {
-    "cpu": ("B=1,S=200,HQ=4,H=2,D=32", "B=2,S=77,HQ=4,H=2,D=32"),
-    "cuda": ("B=8,S=8192,HQ=64,H=4,D=128", "B=3,S=5000,HQ=64,H=4,D=128"),
-}
-LOUDNESS = 20.0  # of a compressed key that is to be selected, along the sum of its queries
+CACHES = by_device(
+    cpu=("B=1,S=200,HQ=4,H=2,D=32", "B=2,S=77,HQ=4,H=2,D=32"),
+    cuda=("B=8,S=8192,HQ=64,H=4,D=128", "B=3,S=5000,HQ=64,H=4,D=128"),
+)
 
 
 @dataclass(frozen=True)
@@ -53,15 +51,10 @@ class CacheShape(HeadsShape):
 
 class DecodeOp(AttentionOp):
     arguments: ClassVar[tuple[str, ...]] = ("q", "k", "v")
-    check_shapes: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType(CACHES)
+    check_shapes: ClassVar[Mapping[str, tuple[str, ...]]] = CACHES
     shape_model: ClassVar[type[Shape]] = CacheShape
     length_axis: ClassVar[str] = "S"
     distributions: ClassVar[tuple[str, ...]] = ("random",)
-
-    @staticmethod
-    def check_caches(*on_cpu: str) -> Mapping[str, tuple[str, ...]]:
-        some = zip(CACHES["cpu"], on_cpu, strict=True)
-        return by_device(cpu=tuple(map(",".join, some)), cuda=CACHES["cuda"])
 
     def axes(self, shape: Any, distribution: str, seed: int) -> Axes:
         return (shape.B, shape.HQ), (shape.B, shape.H, shape.cached)
@@ -99,10 +92,7 @@ def count_selected(tokens: int, block_size: int, n_selected: int) -> int:
 def draw_blocks(
     rows: tuple[int, int], tokens: int, block_size: int, n_selected: int, seed: int
 ) -> Ints:
-    """Draw the blocks of each row, int64 [B,H,n]: others at random, then the forced ones.
-
-    Unused slots hold the number of blocks.
-    """
+    """Draw the blocks of each row, int64 [B,H,n]. Unused slots hold the number of blocks."""
     rng = np.random.default_rng(seed)
     blocks = -(-tokens // block_size)
     own = blocks - 1

@@ -75,10 +75,7 @@ def attend(
     window: int,
     sm_scale: float,
 ) -> Tensor:
-    """Compute the gated sum of the branches for queries q [n,G,D] of a key head.
-
-    They are at positions [n] of k [L,D]. gates [n,G,3], or [n,G,2] without a window.
-    """
+    """Compute the gated branches for q [n,G,D] at positions [n] of k [L,D]; gates [n,G,3]."""
     import torch
 
     p = compressed_weights(q, k_cmp, position, block, stride, sm_scale)

@@ -83,6 +83,12 @@ class Probe(NamedTuple):
     change: Callable[[Inputs], Inputs]
 
 
+def extend_on_cpu(shapes: Mapping[str, tuple[str, ...]], *sizes: str) -> Mapping[str, Any]:
+    """Return shapes to check with these further sizes on a CPU, and default ones on a GPU."""
+    extended = tuple(map(",".join, zip(shapes["cpu"], sizes, strict=True)))
+    return by_device(cpu=extended, cuda=shapes["cuda"])
+
+
 class Op(ABC):
     """An op. Subclasses are stateless; a module holds one instance, named `OP`.
 
@@ -98,14 +104,11 @@ class Op(ABC):
     options: ClassVar[tuple[str, ...]] = ()
     shape_model: ClassVar[type[Shape]]
     directions: ClassVar[tuple[Direction, ...]] = (Direction.FORWARD,)
-    # The arguments that a backward differentiates by.
-    differentiable: ClassVar[tuple[str, ...]] = ()
+    differentiable: ClassVar[tuple[str, ...]] = ()  # by these arguments
     # Whether its oracle holds NaN in rows that are not compared (`_sequences`).
     samples_queries: ClassVar[bool] = False
-    # The size that `length` returns.
-    length_axis: ClassVar[str] = "L"
-    # The first is the default.
-    distributions: ClassVar[tuple[str, ...]]
+    length_axis: ClassVar[str] = "L"  # the size that `length` returns
+    distributions: ClassVar[tuple[str, ...]]  # the first is the default
     # The shapes of `nsabench check`, by device, each such as "N=64,L=1024": a usual size and one
     # that no tile divides. A person waits for these, so they are few.
     check_shapes: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})

@@ -7,7 +7,7 @@ gradient of the output is almost zero there, so dk and dv are known for every ke
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import pairwise, product
 from math import prod
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from nsabench.model.vocabulary import Direction
 from nsabench.ops import _attention
 from nsabench.ops._attention import VALUES, AttentionOp, Axes, HeadsShape, Indices, Ints, Part
-from nsabench.ops._op import Inputs, Size
+from nsabench.ops._op import Inputs, Size, by_device
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,6 +32,10 @@ SAMPLE = 256
 # Numbers under 2^-14 have fewer bits in float16; seven are left here.
 QUIET = {"torch.bfloat16": 2.0**-20, "torch.float16": 2.0**-17, "torch.float32": 2.0**-30}
 LOUD = {"torch.float16": 2.0**3}
+CHECKED = by_device(
+    cpu=("B=1,T=64,HQ=2,H=1,D=32", "B=2,T=50,HQ=4,H=2,D=32"),
+    cuda=("B=1,T=4096,HQ=64,H=4,D=128", "B=2,T=1000,HQ=64,H=4,D=128"),
+)
 
 
 class SequencesShape(HeadsShape):
@@ -136,6 +140,7 @@ class SequenceOp(AttentionOp):
 
     arguments: ClassVar[tuple[str, ...]] = ("q", "k", "v")
     optional: ClassVar[tuple[str, ...]] = ("cu_seqlens",)
+    check_shapes: ClassVar[Mapping[str, tuple[str, ...]]] = CHECKED
     directions: ClassVar[tuple[Direction, ...]] = (Direction.FORWARD, Direction.BACKWARD)
     length_axis: ClassVar[str] = "T"
     distributions: ClassVar[tuple[str, ...]] = ("dense", PACKED)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from nsabench.model.vocabulary import Direction
 from nsabench.ops._attention import Part, attend
-from nsabench.ops._op import Inputs, by_device
+from nsabench.ops._op import Inputs
 from nsabench.ops._sequences import SequenceOp, SequencesShape, quieten_unsampled, split_by_sequence
 
 if TYPE_CHECKING:
@@ -25,10 +25,6 @@ CHUNK_ELEMENTS = 1 << 25
 
 class CausalAttention(SequenceOp):
     name = "causal_attention"
-    check_shapes = by_device(
-        cpu=("B=1,T=64,HQ=2,H=1,D=32", "B=2,T=50,HQ=4,H=2,D=32"),
-        cuda=("B=1,T=4096,HQ=64,H=4,D=128", "B=2,T=1000,HQ=64,H=4,D=128"),
-    )
     options = ("sm_scale", "max_seqlen")
     shape_model = SequencesShape
     directions = (Direction.FORWARD, Direction.BACKWARD, Direction.STEP)

@@ -16,7 +16,7 @@ from pydantic import model_validator
 
 from nsabench.ops._attention import Ints
 from nsabench.ops._nsa_equations import CompressionSizes
-from nsabench.ops._op import Inputs, by_device
+from nsabench.ops._op import Inputs, extend_on_cpu
 from nsabench.ops._sequences import BandedOp, SequencesShape, sequence_ends, spread_over_tokens
 
 if TYPE_CHECKING:
@@ -33,13 +33,7 @@ class CompressedShape(CompressionSizes, SequencesShape):
 
 class Compressed(BandedOp):
     name = "compressed"
-    check_shapes = by_device(
-        cpu=(
-            "B=1,T=64,HQ=2,H=1,D=32,block=16,stride=8",
-            "B=2,T=50,HQ=4,H=2,D=32,block=16,stride=8",
-        ),
-        cuda=("B=1,T=4096,HQ=64,H=4,D=128", "B=2,T=1000,HQ=64,H=4,D=128"),
-    )
+    check_shapes = extend_on_cpu(BandedOp.check_shapes, *["block=16,stride=8"] * 2)
     optional = ("cu_seqlens", "cu_keys")
     options = ("block", "stride", "sm_scale", "max_seqlen")
     shape_model = CompressedShape

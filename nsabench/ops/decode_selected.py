@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nsabench.ops._attention import Indices, attend
-from nsabench.ops._decode import CacheShape, DecodeOp, count_selected, draw_blocks
+from nsabench.ops._decode import CACHES, CacheShape, DecodeOp, count_selected, draw_blocks
 from nsabench.ops._nsa_equations import SelectionSizes
-from nsabench.ops._op import Inputs
+from nsabench.ops._op import Inputs, extend_on_cpu
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +31,7 @@ class SelectedShape(SelectionSizes, CacheShape):
 
 class DecodeSelected(DecodeOp):
     name = "decode_selected"
-    check_shapes = DecodeOp.check_caches(*["block_size=32,n_selected=4"] * 2)
+    check_shapes = extend_on_cpu(CACHES, *["block_size=32,n_selected=4"] * 2)
     arguments = ("q", "k", "v", "ranges")
     options = ("block_size", "sm_scale")
     shape_model = SelectedShape

@@ -19,28 +19,22 @@ import numpy as np
 from pydantic import model_validator
 
 from nsabench.model.vocabulary import DType
-from nsabench.ops import _nsa_equations
+from nsabench.ops import _decode, _nsa_equations
 from nsabench.ops._attention import Ints, draw_qkv
-from nsabench.ops._decode import (
-    LOUDNESS,
-    CacheShape,
-    DecodeOp,
-    DecodeSizes,
-    count_compressed,
-    count_selected,
-    draw_blocks,
-)
+from nsabench.ops._decode import CACHES, CacheShape, DecodeOp, DecodeSizes
 from nsabench.ops._nsa_equations import NsaSizes
-from nsabench.ops._op import Inputs, Work, draw_normal
+from nsabench.ops._op import Inputs, Work, draw_normal, extend_on_cpu
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+LOUDNESS = 20.0  # of a compressed key that is to be selected, along the sum of its queries
 
 
 class StepShape(NsaSizes, CacheShape):
     @model_validator(mode="after")
     def _fits(self) -> StepShape:
-        count_compressed(self.S, self.block, self.stride)
+        _decode.count_compressed(self.S, self.block, self.stride)
         return self
 
     @property
@@ -49,21 +43,21 @@ class StepShape(NsaSizes, CacheShape):
 
     @property
     def compressed(self) -> int:
-        return count_compressed(self.S, self.block, self.stride)
+        return _decode.count_compressed(self.S, self.block, self.stride)
 
     @property
     def reads(self) -> int:
-        selected = count_selected(self.S, self.block_size, self.n_selected)
+        selected = _decode.count_selected(self.S, self.block_size, self.n_selected)
         return self.compressed + selected + min(self.window, self.S)
 
     def blocks(self, seed: int) -> Ints:
-        return draw_blocks((self.B, self.H), self.S, self.block_size, self.n_selected, seed)
+        return _decode.draw_blocks((self.B, self.H), self.S, self.block_size, self.n_selected, seed)
 
 
 class DecodeStep(DecodeOp):
     name = "decode_step"
-    check_shapes = DecodeOp.check_caches(
-        "block_size=32,n_selected=4,window=64", "block_size=32,n_selected=4,window=30"
+    check_shapes = extend_on_cpu(
+        CACHES, "block_size=32,n_selected=4,window=64", "block_size=32,n_selected=4,window=30"
     )
     arguments = ("q", "k", "v", "k_cmp", "v_cmp", "gates")
     gates = 3

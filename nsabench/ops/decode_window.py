@@ -11,8 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nsabench.ops._attention import attend
-from nsabench.ops._decode import CacheShape, DecodeOp
-from nsabench.ops._op import Inputs, Size
+from nsabench.ops._decode import CACHES, CacheShape, DecodeOp
+from nsabench.ops._op import Inputs, Size, extend_on_cpu
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +30,7 @@ class WindowShape(CacheShape):
 
 class DecodeWindow(DecodeOp):
     name = "decode_window"
-    check_shapes = DecodeOp.check_caches("window=64", "window=30")
+    check_shapes = extend_on_cpu(CACHES, "window=64", "window=30")
     options = ("window", "sm_scale")
     shape_model = WindowShape
 

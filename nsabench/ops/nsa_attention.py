@@ -19,17 +19,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from nsabench.model.vocabulary import Direction, DType
-from nsabench.ops import _nsa_equations
+from nsabench.ops import _nsa_equations, _sequences
 from nsabench.ops._attention import Part
 from nsabench.ops._nsa_equations import NsaSizes
 from nsabench.ops._op import Inputs, by_device, draw_normal
-from nsabench.ops._sequences import (
-    SequenceOp,
-    SequencesShape,
-    quieten_unsampled,
-    sample_tokens,
-    split_by_sequence,
-)
+from nsabench.ops._sequences import SequenceOp, SequencesShape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,7 +48,7 @@ class NsaAttention(SequenceOp):
             "B=1,T=120,HQ=4,H=2,D=32,block=8,stride=4,block_size=16,n_selected=4,window=12",
             "B=2,T=77,HQ=4,H=2,D=32,block=8,stride=4,block_size=16,n_selected=3,window=30",
         ),
-        cuda=("B=1,T=4096,HQ=64,H=4,D=128", "B=2,T=1000,HQ=64,H=4,D=128"),
+        cuda=SequenceOp.check_shapes["cuda"],
     )
     arguments = ("q", "k", "v", "gates")
     options: ClassVar[tuple[str, ...]] = (*SIZES, "sm_scale", "max_seqlen")
@@ -108,7 +102,7 @@ class NsaAttention(SequenceOp):
     def _settle(self, inputs: Inputs, normal: Callable[..., Tensor]) -> None:
         import torch
 
-        q, tokens = inputs.tensors["q"], sample_tokens(inputs)
+        q, tokens = inputs.tensors["q"], _sequences.sample_tokens(inputs)
         for _ in range(TRIES):
             places = list(self.undecided(inputs, tokens))
             if not places:
@@ -126,7 +120,7 @@ class NsaAttention(SequenceOp):
         resolved = _nsa_equations.RESOLVED[str(q.dtype)]
         if {*spacing} == {size}:
             resolved *= _nsa_equations.OF_ONE_KEY
-        for batch, start, end, own in split_by_sequence(inputs, tokens):
+        for batch, start, end, own in _sequences.split_by_sequence(inputs, tokens):
             for head in range(k.shape[2]):
                 k_cmp = _nsa_equations.means(k[batch, start:end, head], *spacing)
                 heads = _heads_of(inputs, head)
@@ -139,13 +133,13 @@ class NsaAttention(SequenceOp):
                         yield batch, some[hangs], heads
 
     def draw_grad(self, inputs: Inputs, seed: int) -> Tensor:
-        return quieten_unsampled(inputs, super().draw_grad(inputs, seed))
+        return _sequences.quieten_unsampled(inputs, super().draw_grad(inputs, seed))
 
     def parts(self, inputs: Inputs) -> Iterator[Part]:
         k, v = inputs.tensors["k"], inputs.tensors["v"]
         sizes, scale = self.sizes(inputs.options), inputs.options["sm_scale"]
         group, width = inputs.tensors["q"].shape[2] // k.shape[2], k.shape[3] + v.shape[3]
-        for batch, start, end, own in split_by_sequence(inputs):
+        for batch, start, end, own in _sequences.split_by_sequence(inputs):
             keys = sizes["n_selected"] * sizes["block_size"] + min(sizes["window"], end - start)
             every = keys + (end - start) // sizes["stride"]
             step = max(1, CHUNK_ELEMENTS // (keys * width + 3 * group * every))

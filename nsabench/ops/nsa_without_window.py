@@ -43,7 +43,7 @@ class NsaWithoutWindow(NsaAttention):
             "B=1,T=120,HQ=4,H=2,D=32,block_size=16,n_selected=4",
             "B=2,T=77,HQ=4,H=2,D=32,block_size=16,n_selected=3",
         ),
-        cuda=("B=1,T=4096,HQ=64,H=4,D=128", "B=2,T=1000,HQ=64,H=4,D=128"),
+        cuda=NsaAttention.check_shapes["cuda"],
     )
     options = ("block_size", "n_selected", "sm_scale", "max_seqlen")
     gates = 2

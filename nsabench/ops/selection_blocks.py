@@ -20,7 +20,7 @@ from nsabench.ops import _block_choices
 from nsabench.ops._attention import VALUES, AttentionOp, Axes, Indices, Part, attend_to
 from nsabench.ops._block_choices import Ints
 from nsabench.ops._op import Inputs, Size, by_device
-from nsabench.ops._sequences import SequencesShape, sequence_ends
+from nsabench.ops._sequences import CHECKED, SequencesShape, sequence_ends
 
 # Keys and values that are gathered for some queries, in float64: a quarter of a GiB.
 CHUNK_ELEMENTS = 1 << 25
@@ -36,10 +36,7 @@ class BlocksShape(SequencesShape):
 class SelectionBlocks(AttentionOp):
     name = "selection_blocks"
     check_shapes = by_device(
-        cpu=(
-            "B=1,T=64,HQ=2,H=1,D=32,S=2,block_size=16",
-            "B=2,T=50,HQ=4,H=2,D=32,S=2,block_size=16",
-        ),
+        cpu=tuple(f"{sizes},S=2,block_size=16" for sizes in CHECKED["cpu"]),
         cuda=(
             "B=1,T=4096,HQ=64,H=4,D=128,S=16,block_size=64",
             "B=2,T=1000,HQ=64,H=4,D=128,S=8,block_size=64",
@@ -97,10 +94,7 @@ class SelectionBlocks(AttentionOp):
 
 
 def _place_tokens(shape: BlocksShape, distribution: str, seed: int) -> tuple[Ints, Ints]:
-    """Return cu_seqlens, and the place of each token in its sequence.
-
-    Raises `UsageError` if the distribution has no such shape.
-    """
+    """Return cu_seqlens and the places of tokens. Raises `UsageError` if there is no such shape."""
     cu_seqlens = _block_choices.bound_sequences(distribution, shape.T, seed)
     if len(cu_seqlens) > 2 and shape.B != 1:
         raise UsageError(f"a packed batch is one row of tokens and B is {shape.B}", "give B 1.")

@@ -18,16 +18,8 @@ from numpy.typing import NDArray
 from pydantic import model_validator
 
 from nsabench.model.vocabulary import Direction
-from nsabench.ops._attention import (
-    VALUES,
-    AttentionOp,
-    AttentionShape,
-    Axes,
-    Indices,
-    Ints,
-    Part,
-    attend,
-)
+from nsabench.ops import _attention
+from nsabench.ops._attention import VALUES, AttentionOp, AttentionShape, Axes, Indices, Ints, Part
 from nsabench.ops._op import Inputs, Size, by_device
 
 # Bounds the oracle's mask and float64 scores of a chunk of queries to a few hundred MB.
@@ -118,8 +110,8 @@ class SelectionRanges(AttentionOp):
             for s in range(0, queries, step):
                 rows = (b, slice(s, s + step), g)
                 spans = ranges[rows].long().unsqueeze(-1)
-                chosen = ((key >= spans[:, :, 0]) & (key < spans[:, :, 1])).any(1)
-                call = partial(attend, scale=inputs.options["sm_scale"], keep=chosen.unsqueeze(1))
+                keep = ((key >= spans[:, :, 0]) & (key < spans[:, :, 1])).any(1).unsqueeze(1)
+                call = partial(_attention.attend, scale=inputs.options["sm_scale"], keep=keep)
                 yield Part(rows, (b, g), call)
 
 

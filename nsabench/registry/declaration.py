@@ -48,14 +48,11 @@ class KernelVariant:
 
 @dataclass(frozen=True)
 class Package:
-    """A public library that implementations call: the name of its distribution, and its licence.
+    """A public library that implementations call."""
 
-    pip: the arguments of `pip install`, if not the name.
-    """
-
-    name: str
+    name: str  # of its distribution
     licence: str
-    pip: str = ""
+    pip: str = ""  # the arguments of `pip install`, if not the name
 
     @property
     def install(self) -> str:

@@ -92,8 +92,7 @@ def locate_not_finite(result: Tensor) -> Diagnosis | None:
     bad = ~torch.isfinite(result)
     if not bad.any():
         return None
-    counts = {"count": int(bad.sum()), "total": bad.numel()}
-    return mistake("not-finite", **counts, where=locate(bad))
+    return mistake("not-finite", count=int(bad.sum()), total=bad.numel(), where=locate(bad))
 
 
 def locate_worst(off: Tensor, result: str = "the output") -> Diagnosis:

@@ -47,7 +47,7 @@ class Keys:
     def attend(self, counted: Tensor) -> Tensor:
         """Compute the output if each key counts `counted` times (broadcast to [R,H,L])."""
         weights = self.weights * counted
-        return self.shape(divide(weights @ self.v, weights))
+        return _weigh(self, weights, weights)
 
     def between(self, start: int, stop: int) -> Tensor:
         return ((self.rank >= start) & (self.rank < stop)).double()

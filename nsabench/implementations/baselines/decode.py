@@ -68,9 +68,8 @@ def flash(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
 
 
 @baseline("decode_selected", "gathered_sdpa", on_cpu=True, kind="general")
-def gathered_sdpa(
-    q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, block_size: int, sm_scale: float
-) -> Tensor:
+def gathered_sdpa(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, **options: Any) -> Tensor:
+    block_size = options["block_size"]
     most = -(-k.shape[2] // block_size)
     if most < ranges.shape[2]:
         first = (ranges[..., 0] >= ranges[..., 1]).int().argsort(dim=-1, stable=True)[..., :most]
@@ -78,13 +77,8 @@ def gathered_sdpa(
     token = ranges[..., :1].long() + torch.arange(block_size, device=q.device)
     keep = (token < ranges[..., 1:]).flatten(2)
     index = token.flatten(2).clamp_(max=k.shape[2] - 1).unsqueeze(-1)
-    return attend(
-        q,
-        k.gather(2, index.expand(-1, -1, -1, k.shape[3])),
-        v.gather(2, index.expand(-1, -1, -1, v.shape[3])),
-        sm_scale,
-        keep.unsqueeze(2),
-    )
+    keys, values = (x.gather(2, index.expand(-1, -1, -1, x.shape[3])) for x in (k, v))
+    return attend(q, keys, values, options["sm_scale"], keep.unsqueeze(2))
 
 
 def selected_ranges(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,18 +83,15 @@ def attend(
 
 
 @baseline("selection_ranges", "split_keys", directions=("forward",), compiled_by="triton")
-def split_keys(
-    q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int
-) -> Tensor:
-    return attend(q, k, v, ranges, sm_scale, selected_len, disjoint=False)
+def split_keys(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, **options: Any) -> Tensor:
+    selected = options["selected_len"]
+    return attend(q, k, v, ranges, options["sm_scale"], selected, disjoint=False)
 
 
 @baseline("decode_selected", "split_keys", compiled_by="triton")
-def split_blocks(
-    q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, block_size: int, sm_scale: float
-) -> Tensor:
+def split_blocks(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, **options: Any) -> Tensor:
     b, h = k.shape[:2]
-    selected = min(ranges.shape[2] * block_size, k.shape[2])
+    selected = min(ranges.shape[2] * options["block_size"], k.shape[2])
     rows = q.reshape(b, 1, h, q.shape[1] // h, q.shape[2])
-    out = attend(rows, k, v, ranges.unsqueeze(1), sm_scale, selected, disjoint=True)
+    out = attend(rows, k, v, ranges.unsqueeze(1), options["sm_scale"], selected, disjoint=True)
     return out.reshape(b, q.shape[1], v.shape[3])

@@ -81,9 +81,5 @@ def refuse_float32(q: Tensor, name: str) -> None:
         raise Unsupported(f"{name} takes float16 and bfloat16 only")
 
 
-def current_stream() -> int:
-    return torch.cuda.current_stream().cuda_stream if torch.cuda.is_available() else 0
-
-
 def is_capturing() -> bool:
     return torch.cuda.is_available() and bool(torch.cuda.is_current_stream_capturing())

@@ -14,9 +14,8 @@ from nsabench.registry import Package
 
 CUDNN = Package("nvidia-cudnn-frontend", "Apache-2.0 AND MIT", "'nvidia-cudnn-frontend[cutedsl]'")
 SELECTION = "cudnn.native_sparse_attention.selection:selection_attention_wrapper"
-TENSORS = ("q_tensor", "k_tensor", "v_tensor", "block_indices_tensor", "block_counts_tensor")
 TAKES = (
-    *TENSORS,
+    *("q_tensor", "k_tensor", "v_tensor", "block_indices_tensor", "block_counts_tensor"),
     *("cum_seqlen_q_tensor", "cum_seqlen_k_tensor", "block_size", "scale_softmax"),
     *("max_s_q", "max_s_k", "is_causal"),
 )

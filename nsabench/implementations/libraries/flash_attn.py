@@ -99,15 +99,13 @@ def _all_long(rows: int, keys: int, device: torch.device) -> Tensor:
 
 
 @baseline("decode_selected", "flash_attn_4_pages", **_declared)
-def flash_attn_4_pages(
-    q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, block_size: int, sm_scale: float
-) -> Tensor:
+def flash_attn_4_pages(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, **options: Any) -> Tensor:
     """The selected blocks as pages, one sequence a KV head; `gather_kv_indices` fits no op here."""
     takes = ("q", "k", "v", "seqused_k", "page_table", "softmax_scale")
     attend = FLASH_4.find(VARLEN, *takes)
     _torch.check_flash(q, v)
     b, h, s, d = k.shape
-    n = ranges.shape[2]
+    n, block_size = ranges.shape[2], options["block_size"]
     if not _calls.every_block_is_whole(s, block_size, n):
         raise Unsupported("a partial block is not a page")
     first = _calls.first_of_heads(b * h, s // block_size, q.device).view(b, h, 1)
@@ -116,6 +114,6 @@ def flash_attn_4_pages(
         *(x.view(-1, block_size, 1, d) for x in (k, v)),
         seqused_k=_all_long(b * h, n * block_size, q.device),
         page_table=(ranges[..., 0] // block_size + first).view(b * h, -1),
-        softmax_scale=sm_scale,
+        softmax_scale=options["sm_scale"],
     )
     return output_only(out).view(q.shape)

@@ -44,7 +44,7 @@ def _keep_plan(q: Tensor, count: int, size: int, last: int, sm_scale: float, ste
     by_stream = plans.setdefault(key, {})
     if by_stream and _calls.is_capturing():
         return next(reversed(by_stream.values()))
-    stream = _calls.current_stream()
+    stream = torch.cuda.current_stream().cuda_stream if torch.cuda.is_available() else 0
     if stream not in by_stream:
         if _calls.is_capturing():
             raise Unsupported("FlashInfer plans on the host, which a graph cannot capture")
@@ -130,15 +130,13 @@ def flashinfer(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
 
 
 @baseline("decode_selected", "flashinfer_pages", **_declared)
-def flashinfer_pages(
-    q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, block_size: int, sm_scale: float
-) -> Tensor:
+def flashinfer_pages(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, **options: Any) -> Tensor:
     _check(q, k, v, fits=k.is_contiguous())
     b, h, s, d = k.shape
-    n = ranges.shape[2]
+    n, block_size = ranges.shape[2], options["block_size"]
     pages = min(n, -(-s // block_size))  # all that hold a token, since no block is chosen twice
     rows = q.reshape(b * h, -1, d)
-    plan = _keep_plan(rows, pages, block_size, block_size, sm_scale)
+    plan = _keep_plan(rows, pages, block_size, block_size, options["sm_scale"])
     table = plan.table.view(-1, pages)
     first = _calls.first_of_heads(b * h, s, q.device).view(-1, 1)
     if _calls.every_block_is_whole(s, block_size, n):
