@@ -77,8 +77,6 @@ def by_device(*, cpu: tuple[str, ...], cuda: tuple[str, ...]) -> Mapping[str, tu
 
 
 class Probe(NamedTuple):
-    """A small case, and how its inputs are changed once they are drawn."""
-
     case: Case
     change: Callable[[Inputs], Inputs]
 
