@@ -45,7 +45,6 @@ def opened(path: Path, most: int | None = None, *, flags: int = 0) -> Iterator[B
 
 
 def read(path: Path, most: int) -> bytes:
-    """Read a file. Raises as `opened` does."""
     with opened(path, most) as file:
         data = file.read(most + 1)
     require_size(data, most)  # it may have grown meanwhile
@@ -87,7 +86,6 @@ def first_fault(error: ValidationError) -> str:
 
 
 def size(count: int) -> str:
-    """Return a number of bytes as text such as `64 MiB`."""
     for unit, factor in (("GiB", limits.GIB), ("MiB", limits.MIB), ("KiB", limits.KIB)):
         if count >= factor:
             return f"{count / factor:g} {unit}"

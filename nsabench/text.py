@@ -48,7 +48,6 @@ def _marked(text: str) -> str:
 
 
 def code(value: object) -> str:
-    """Return text as Markdown code, without backticks in it."""
     text = shown(_on_one_line(value)).replace("`", "'").replace("|", "\\|")
     return f"`{text}`"
 

@@ -62,8 +62,6 @@ OTHER = "Options"
 
 
 class Command(click.Command):
-    """A command whose help shows its options in panels."""
-
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         panels: dict[str, list[tuple[str, str]]] = {name: [] for name in (*PANELS, OTHER)}
         for parameter in self.get_params(context):

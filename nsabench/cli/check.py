@@ -119,7 +119,6 @@ def _check(question: Question, as_json: bool) -> int:
 
 
 def _saves(file: Path) -> Iterator[None]:
-    """Yield now, and whenever the file was saved; never end."""
     seen: object = None
     while True:
         try:

@@ -37,7 +37,6 @@ def command(word: str | None, as_json: bool) -> None:
 
 
 def _list_options() -> Iterator[Meaning]:
-    """Yield the commands and their options, with the commands that each option has."""
     found: dict[tuple[str, str], list[str]] = {}
     for name, summary in _help.SUMMARIES.items():
         yield Meaning(name, "command", f"{summary}.")

@@ -38,7 +38,6 @@ def command(run: Path, case: str, implementation: str, script: Path) -> None:
 
 
 def _refuse_standing(script: Path) -> None:
-    """Raise `UsageError` if a file would be lost, or a signed run altered."""
     if script.suffix != ".py":
         raise UsageError(f"{script} is not a Python file", "give one such as alone.py.")
     for path in (script, script.with_suffix(".pt")):

@@ -1,5 +1,3 @@
-"""Shows the answers of `nsabench check`: right or wrong first, then why, then how fast."""
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -29,8 +27,7 @@ def lines(answers: Sequence[Answer]) -> Iterator[str]:
 
 
 def as_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """Return the answers for programs. Fields are only ever added
-    (docs/how-to/check-a-kernel.md)."""
+    """Return the answers for programs, to which fields are only ever added."""
     return [
         {
             "version": FORM,

@@ -1,5 +1,3 @@
-"""Writes JUnit XML of runs."""
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +23,6 @@ class Test:
 
 
 def of_run(results: Results) -> list[Test]:
-    """Return a test for the whole run, and one for each implementation and case."""
     tests = [_test_record(record) for record in results.records]
     of_all = results.failures
     # Failures of the whole run come first.

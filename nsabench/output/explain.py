@@ -90,10 +90,7 @@ def _list_meanings() -> Iterator[Meaning]:
 
 
 def explain(word: str, others: Iterable[Meaning] = ()) -> list[Meaning]:
-    """Return all meanings of a word. Raises `UsageError` with the nearest words if it is unknown.
-
-    others: further meanings, of the words of the command line.
-    """
+    """Return all meanings of a word. Raises `UsageError` with the nearest known words."""
     known, wanted = meanings(others), word.strip().lower().lstrip("-")
     for form in (wanted, wanted.removesuffix("s"), wanted.replace("_", " ")):
         if form in known:

@@ -1,5 +1,3 @@
-"""Summarises how each candidate of a run came out."""
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +14,6 @@ DECLINED = (Status.UNSUPPORTED, Status.SKIPPED)
 
 
 def head(records: Sequence[Record]) -> str:
-    """Return `RIGHT 3 of 3, declined 1`, or the most frequent failure."""
     ran = [r for r in records if r.status not in DECLINED]
     if not ran:
         return f"NOT RUN in {len(records)} of {len(records)}: {records[0].reason}"
@@ -146,5 +143,4 @@ def tally_of_controls(records: Iterable[Record], *, always: Iterable[Catch] = ()
 
 
 def _is_untimed(record: Record) -> bool:
-    """Whether it is right and was not timed, such as a Triton kernel on a CPU."""
     return record.status is Status.OK and record.median_ms is None

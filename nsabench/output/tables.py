@@ -1,5 +1,3 @@
-"""The tables of a run that need only its records."""
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -32,7 +30,6 @@ def candidates(records: Sequence[Record], *, wide: bool) -> Iterator[Block]:
 def _build_table(
     op: str, records: Sequence[Record], all_records: dict[tuple[str, str], Record] | None
 ) -> Table:
-    """Return a line for each case and candidate. Sizes that vary and regimes are columns."""
     traits = [_list_traits(r) for r in records]
     varying = [name for name in traits[0] if len({trait.get(name) for trait in traits}) > 1]
     regimes = [x for x in Regime if any(r.compared(x) for r in records)] or [records[0].regime]

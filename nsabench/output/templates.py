@@ -1,5 +1,3 @@
-"""Renders the templates in `report/templates`."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -59,10 +57,7 @@ def first_matrix(op: Op, name: str) -> str:
 
 
 def reproduction(plan: Plan, case: Case, info: ImplementationInfo) -> str:
-    """Return a script that calls one implementation on one case by itself.
-
-    It needs torch, a file of inputs beside it, and the user's file or nsabench.
-    """
+    """Return a script that calls one implementation on the inputs in a file beside it."""
     templates = environment()
     templates.filters["repr"] = repr
     return templates.get_template("alone.py.j2").render(

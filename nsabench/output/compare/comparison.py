@@ -1,5 +1,3 @@
-"""Builds the comparison that every renderer shows."""
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +25,6 @@ class ComparedCell:
 
     @property
     def shifts(self) -> list[Shift]:
-        """The shift of each later run in the regime of the samples."""
         regime = Regime.of_samples(self.case.timing.mode)
         return [shifts[regime] for shifts in self.by_regime]
 
@@ -119,10 +116,7 @@ def compare(
     intersection: bool = False,
     band: float = BAND,
 ) -> Comparison:
-    """Compare every later run with the first.
-
-    Raises `UsageError` if the runs share no cell, or if their plans differ without `intersection`.
-    """
+    """Compare later runs with the first. Raises `UsageError` for runs that cannot be compared."""
     disagreements = tuple(_list_disagreements(sides))
     if disagreements and not intersection:
         raise UsageError(

@@ -1,5 +1,3 @@
-"""Renders a comparison for the terminal, as Markdown and as JSON."""
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -124,7 +122,6 @@ def _format_ratio(shift: Shift) -> str:
 
 
 def _build_means(comparison: Comparison, later: int) -> Table:
-    """Return the geometric mean of each implementation's ratios, over the cells that have one."""
     rows = []
     groups = grouped(comparison.cells, lambda cell: (cell.case.op, cell.implementation))
     for (op, name), cells in groups.items():
@@ -142,7 +139,6 @@ def _build_means(comparison: Comparison, later: int) -> Table:
 
 
 def _build_standings(comparison: Comparison) -> Table:
-    """Return the counts of cases and verdicts, and the mean speed-up, by candidate and run."""
     groups = grouped(comparison.candidates, lambda cell: (cell.case.op, cell.implementation))
     runs = range(len(comparison.sides))
     rows = [

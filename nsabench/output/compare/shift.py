@@ -1,5 +1,3 @@
-"""Compares the time and the status of an implementation in two runs."""
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,13 +56,11 @@ class Pair:
         self._bands: dict[Regime, float] = {}
 
     def shifts(self, key: Key, regime: Regime) -> dict[Regime, Shift]:
-        """Compare a cell in the regime of its samples, and in the queue if it was timed there."""
         found = {regime: self._refuse(key) or self._compare_samples(key)}
         queued = self._compare_quantiles(key)
         return found if queued is None else found | {Regime.QUEUE: queued}
 
     def _refuse(self, key: Key) -> Shift | None:
-        """Return the shift of a cell whose samples cannot be compared, or None."""
         records = [(side, side.records.get(key)) for side in (self.first, self.later)]
         statuses = [record.status if record else MISSING for _, record in records]
         change = Change.between(*statuses)

@@ -1,5 +1,3 @@
-"""Reads a run for a comparison."""
-
 from __future__ import annotations
 
 from collections import Counter

@@ -1,5 +1,3 @@
-"""Gathers all facts of a run that its reports show."""
-
 from __future__ import annotations
 
 import os
@@ -91,7 +89,6 @@ class Facts:
 
     @cached_property
     def environment(self) -> Environment | None:
-        """Return the content of `environment.json`, or None if it is not readable."""
         try:
             return Environment.read(self.folder.environment)
         except (OSError, ValueError):
@@ -99,7 +96,6 @@ class Facts:
 
     @cached_property
     def problems(self) -> list[Problem]:
-        """Return the problems of the machine before the first case."""
         if self.environment is None:
             return []
         problems = doctor.examine(self.environment, results=self.folder.path)
@@ -171,12 +167,7 @@ class Facts:
         invalid = (f for f in self.results.findings if f.effect is Effect.INVALID)
         return [f for f in invalid if f.groups or (f.of_run and f.regime is not None)]
 
-    @cached_property
-    def failures(self) -> list[str]:
-        return self.results.failures
-
     def log(self, case_id: str, name: str, lines: int = 40) -> str:
-        """Return the last lines that an implementation printed on a case, by pass."""
         parts = []
         for purpose in Purpose:
             try:
@@ -196,7 +187,6 @@ def _describe_key(keyid: str, ephemeral: bool) -> str:
 
 
 def _filter_log(name: str, log: str) -> Iterator[str]:
-    """Yield the lines that name an implementation in their heading, or have none."""
     is_own = True
     for line in log.rstrip().splitlines():
         if line.startswith(HEAD):

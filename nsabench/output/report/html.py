@@ -144,7 +144,6 @@ def _bundle_scripts() -> str:
 
 
 def _mark_code(text: str) -> Markup:
-    """Escape a text, and show as code what is between backticks."""
     import markupsafe
 
     escaped = str(markupsafe.escape(shown(text)))

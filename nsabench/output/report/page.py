@@ -76,10 +76,7 @@ def render_sections(
     facts: Facts | None = None,
     is_invalid: bool = False,
 ) -> str:
-    """Return the page of a run. contexts: by the name of a section; facts: None of an archived run.
-
-    Raises `EnvironmentRefused` if the extra `report` is not installed.
-    """
+    """Return the page of a run. contexts: by section; facts: None of an archived run."""
     return html.render(
         "page.html.j2",
         SCRIPTS,

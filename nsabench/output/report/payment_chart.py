@@ -1,5 +1,3 @@
-"""Draws the time of an op over the length, beside its best alternative."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,3 @@
-"""The tables of a report that need more than records."""
-
 from collections import Counter
 from collections.abc import Iterator
 from statistics import median

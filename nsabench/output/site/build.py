@@ -1,5 +1,3 @@
-"""Builds a static site of the runs of archives."""
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -100,10 +98,7 @@ def payments(runs: Sequence[SiteRun]) -> list[tuple[SiteRun, BreakEven]]:
 def gather(
     places: Iterable[str], copied: Path, trusted: frozenset[str] = frozenset()
 ) -> list[SiteRun]:
-    """Return the runs of archives, the latest first, and copy them to `copied`.
-
-    Raises `UsageError` for an archive that is not sound, and without any run.
-    """
+    """Return the runs of archives, the latest first, and copy them to `copied`."""
     runs: dict[str, SiteRun] = {}
     for place in places:
         archive = Archive(place)
@@ -147,8 +142,7 @@ def _copy(archive: Archive, run: ArchivedRun, to: Path) -> None:
 
 
 def write(places: Sequence[str], folder: Path, trusted: frozenset[str] = frozenset()) -> Path:
-    """Write the site into a new folder, and return its first page. Raises errors as `gather`
-    does."""
+    """Write the site into a new folder, and return its first page. Raises `UsageError`."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is not an empty folder", "give --out a new one.")
     around = {folder.resolve(), *folder.resolve().parents}

@@ -1,5 +1,3 @@
-"""Shows the progress of a run."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""Shows the end of a run: findings, a table, and the answer in at most twelve lines."""
-
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
