@@ -107,10 +107,7 @@ verbose = click.option(
 )
 wide = click.option("--wide", is_flag=True, help="Show every column, in 160 characters.")
 junit = click.option(
-    "--junit",
-    type=FILE,
-    metavar="FILE.xml",
-    help="JUnit XML to write, for CI systems.",
+    "--junit", type=FILE, metavar="FILE.xml", help="JUnit XML to write, for CI systems."
 )
 
 

@@ -20,9 +20,7 @@ from nsabench.output import report
     help="Folder to write to. Default: the run's folder, unless it is signed.",
 )
 @click.option(
-    "--derive",
-    is_flag=True,
-    help="Also write the tables and thresholds, from plan and log alone.",
+    "--derive", is_flag=True, help="Also write the tables and thresholds, from plan and log alone."
 )
 @_options.ops_of_the_run
 @_options.as_json

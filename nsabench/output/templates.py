@@ -32,17 +32,14 @@ def first_kernel(op: Op, name: str, ops_file: str = "") -> str:
     """Return a module that implements `op` by its oracle. ops_file: the user's file of the op."""
     optional = [f"{argument}=None" for argument in op.optional]
     named_only = ["*", *op.options] if op.options else []
-    return (
-        environment()
-        .get_template("starter.py.j2")
-        .render(
-            op=op,
-            name=name,
-            with_ops=f" --ops {ops_file}" if ops_file else "",
-            signature=", ".join([*op.arguments, *optional, *named_only]),
-            tensors=_format_dictionary(op.arguments),
-            options=_format_dictionary(op.options),
-        )
+    template = environment().get_template("starter.py.j2")
+    return template.render(
+        op=op,
+        name=name,
+        with_ops=f" --ops {ops_file}" if ops_file else "",
+        signature=", ".join([*op.arguments, *optional, *named_only]),
+        tensors=_format_dictionary(op.arguments),
+        options=_format_dictionary(op.options),
     )
 
 
@@ -60,11 +57,10 @@ def reproduction(plan: Plan, case: Case, info: ImplementationInfo) -> str:
     """Return a script that calls one implementation on the inputs in a file beside it."""
     templates = environment()
     templates.filters["repr"] = repr
+    # A foreign name must not end the line and continue as code.
+    head = f"# {info.name} on {labels.of_case(case)}, as the run {plan.run_id} measured it."
     return templates.get_template("alone.py.j2").render(
-        # A foreign name must not end the line and continue as code.
-        head=shown(
-            f"# {info.name} on {labels.of_case(case)}, as the run {plan.run_id} measured it."
-        ),
+        head=shown(head),
         is_file=info.source.is_file,
         kernels=plan.kernels,
         op=info.op,

@@ -110,12 +110,7 @@ class Comparison:
                 yield f"{cell.name} in {side.name} ({regime}): {speed}"
 
 
-def compare(
-    sides: Sequence[Side],
-    *,
-    intersection: bool = False,
-    band: float = BAND,
-) -> Comparison:
+def compare(sides: Sequence[Side], *, intersection: bool = False, band: float = BAND) -> Comparison:
     """Compare later runs with the first. Raises `UsageError` for runs that cannot be compared."""
     disagreements = tuple(_list_disagreements(sides))
     if disagreements and not intersection:
@@ -125,10 +120,7 @@ def compare(
         )
     cells = tuple(_compare_cells(sides, band))
     if not cells:
-        raise UsageError(
-            "these runs have nothing in common",
-            "run the same matrices.",
-        )
+        raise UsageError("these runs have nothing in common", "run the same matrices.")
     return Comparison(tuple(sides), cells, disagreements, band)
 
 

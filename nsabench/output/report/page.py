@@ -92,10 +92,7 @@ def render_sections(
 
 
 def data_of(
-    records: Sequence[Record],
-    ceilings: Ceilings,
-    margin: float,
-    tolerances: Mapping[str, float],
+    records: Sequence[Record], ceilings: Ceilings, margin: float, tolerances: Mapping[str, float]
 ) -> dict[str, Any]:
     """Return the data that the scripts of a page unpack. tolerances: MAE by case."""
     limits = DeviceLimits.from_run(ceilings)

@@ -41,11 +41,7 @@ class Chart:
         ]
         axis = self.payment.axis
         lengths = sorted({length for line in self.lines.values() for length, _ in line})
-        return html.draw(
-            "payment.vl.json",
-            {"points": points},
-            {"title": axis, "values": lengths},
-        )
+        return html.draw("payment.vl.json", {"points": points}, {"title": axis, "values": lengths})
 
 
 def charts(payments: Sequence[BreakEven], records: Sequence[Record]) -> list[Chart]:

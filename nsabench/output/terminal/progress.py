@@ -43,10 +43,6 @@ def console(*, stderr: bool = False) -> Console:
     return _Console(stderr=stderr, width=width, soft_wrap=False, markup=False, emoji=False)
 
 
-def interactive(console: Console) -> bool:
-    return console.is_terminal and not os.environ.get("CI") and "NO_COLOR" not in os.environ
-
-
 class Progress:
     """Prints a line for each case, and shows on a terminal what runs now.
 
@@ -55,7 +51,8 @@ class Progress:
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self._live = Live(console=console, auto_refresh=False) if interactive(console) else None
+        is_drawn = console.is_terminal and not os.environ.get("CI") and "NO_COLOR" not in os.environ
+        self._live = Live(console=console, auto_refresh=False) if is_drawn else None
         self._roles: dict[tuple[str, str], Role] = {}
         self._began = time.monotonic()
         self._ran = self._number = self._total = 0

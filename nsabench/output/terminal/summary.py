@@ -93,11 +93,7 @@ def _list_logs(finished: Finished) -> Iterator[str]:
 
 
 def print_findings(
-    findings: Sequence[Finding],
-    cases: Mapping[str, str],
-    console: Console,
-    *,
-    each: bool = False,
+    findings: Sequence[Finding], cases: Mapping[str, str], console: Console, *, each: bool = False
 ) -> None:
     """Print a line for each check and implementation, or for each finding. cases: names by id."""
 
@@ -118,7 +114,7 @@ def print_findings(
                 f" {shown(last.check)}: {often}",
                 (shown(f"{where}: ") if where else "", "bold"),
                 shown(last.sentence),
-            ),
+            )
         )
     if not findings:
         console.print("nothing was found")
@@ -216,14 +212,10 @@ def _describe_shipped(shipped: Sequence[Standing]) -> str:
 def describe_payments(payments: Sequence[BreakEven]) -> Iterator[str]:
     """Yield lines such as `nsa_attention pays from Python (queue): 64/4 forward from T = 32768`."""
     for (op, regime), of_op in grouped(payments, lambda p: (p.op, p.regime)).items():
-        parts = [
-            " ".join(
-                filter(
-                    None, (heads, ", ".join(f"{p.direction} {_describe_length(p)}" for p in own))
-                )
-            )
-            for heads, own in grouped(of_op, lambda p: p.heads).items()
-        ]
+        parts = []
+        for heads, own in grouped(of_op, lambda p: p.heads).items():
+            lengths = ", ".join(f"{p.direction} {_describe_length(p)}" for p in own)
+            parts.append(f"{heads} {lengths}".strip())
         yield f"{op} pays {CALLED[regime]} ({regime}): {'; '.join(parts)}"
 
 
