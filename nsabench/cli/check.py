@@ -8,6 +8,7 @@ import click
 from nsabench import ops
 from nsabench.check import Question, answer
 from nsabench.cli import _help, _options
+from nsabench.cli._options import Measuring
 from nsabench.cli._say import say, say_json
 from nsabench.errors import NsabenchError, UsageError
 from nsabench.model.vocabulary import DTYPE_NAMES, Direction, DType
@@ -43,24 +44,19 @@ LOOK_S = 0.3
     show_default=True,
     help="Direction that is called and timed.",
 )
-@_options.only
-@_options.device
-@_options.ops_file
-@_options.no_sandbox
-@click.option("--watch", is_flag=True, help="Check again whenever the file is saved.")
-@_options.as_json
+@_options.measuring(
+    _options.as_json,
+    click.option("--watch", is_flag=True, help="Check again whenever the file is saved."),
+    *(_options.no_sandbox, _options.ops_file, _options.device, _options.only),
+)
 def command(
+    asked: Measuring,
     file: Path,
     op: str,
     shapes: tuple[str, ...],
     dtype: str,
     direction: str,
-    only: tuple[str, ...],
-    device: str,
-    ops_file: Path | None,
-    no_sandbox: bool,
     watch: bool,
-    as_json: bool,
 ) -> int:
     """Check one kernel for correctness and speed.
 
@@ -75,22 +71,23 @@ def command(
             if file.suffix != ".py" or not file.is_file():
                 what = "is not a Python file" if file.exists() else "does not exist"
                 raise UsageError(f"{file} {what}", "`nsabench init OP FILE.py` writes a first one.")
-            if ops_file is not None:
-                ops.load_file(ops_file.absolute())
+            own_ops = asked.ops_file.absolute() if asked.ops_file is not None else None
+            if own_ops is not None:
+                ops.load_file(own_ops)
             question = Question(
                 file=file.absolute(),
-                device=planner.choose_device(device),
+                device=planner.choose_device(asked.device),
                 op=op,
                 shapes=shapes,
                 dtype=DType(dtype),
                 direction=Direction(direction),
-                only=only,
-                ops_file=ops_file.absolute() if ops_file is not None else None,
-                sandboxed=not no_sandbox,
+                only=asked.only,
+                ops_file=own_ops,
+                sandboxed=not asked.no_sandbox,
             )
-            return _check(question, as_json)
+            return _check(question, asked.as_json)
         except NsabenchError as error:
-            if as_json:
+            if asked.as_json:
                 say_json(shown.refusal(error))
             elif watch:  # the next save may correct it
                 say(f"nsabench: {error}\n{error.remedy}", err=True)

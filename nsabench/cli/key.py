@@ -27,7 +27,6 @@ def command() -> None:
     type=_options.FILE,
     default=Path("nsabench-signing.key"),
     show_default=True,
-    metavar="FILE",
     help="File of the private key; the public key goes to FILE.pub.",
 )
 def generate(out: Path) -> None:

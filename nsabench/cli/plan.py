@@ -13,14 +13,8 @@ from nsabench.running import planner
 
 @_help.command("plan")
 @_options.measuring(
-    _options.as_json,
-    _options.only,
-    _options.where,
-    _options.shard,
-    _options.ops_file,
-    _options.kernels,
-    _options.device,
-    _options.matrices,
+    *(_options.as_json, _options.only, _options.where, _options.shard),
+    *(_options.ops_file, _options.kernels, _options.device, _options.matrices),
 )
 def command(asked: Measuring) -> None:
     """Show the cases of a plan without measuring.

@@ -38,7 +38,6 @@ from nsabench.preflight.launch import CompiledLaunch
     type=_options.FILE,
     default=Path("results/preflight.parquet"),
     show_default=True,
-    metavar="FILE",
     help="File of the table.",
 )
 @click.option(

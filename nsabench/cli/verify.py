@@ -23,7 +23,6 @@ from nsabench.text import shown
     "--revoked",
     multiple=True,
     type=_options.FILE,
-    metavar="FILE",
     help="List of keys that no longer count. See also NSABENCH_REVOKED_KEYS.",
 )
 @_options.ops_of_the_run

@@ -57,12 +57,11 @@ def meanings(others: Iterable[Meaning] = ()) -> dict[str, list[Meaning]]:
 
 
 def _list_meanings() -> Iterator[Meaning]:
-    for kind, members_ in VOCABULARIES.items():
-        yield from (Meaning(word.value, kind, word.meaning) for word in members_)
-    for vocabulary_ in VOCABULARIES.values():
-        members = [f"{word.value}: {word.meaning}" for word in vocabulary_]
-        text = "\n".join([inspect.getdoc(vocabulary_) or "", *members])
-        yield Meaning(vocabulary_.__name__.lower(), "vocabulary", text)
+    for kind, words in VOCABULARIES.items():
+        yield from (Meaning(word.value, kind, word.meaning) for word in words)
+        members = [f"{word.value}: {word.meaning}" for word in words]
+        text = "\n".join([inspect.getdoc(words) or "", *members])
+        yield Meaning(words.__name__.lower(), "vocabulary", text)
     for name in (*checks.CHECKS, "controls"):
         yield Meaning(name, "check", checks.describe_check(name))
     sizes: dict[tuple[str, str], list[str]] = {}
@@ -79,8 +78,8 @@ def _list_meanings() -> Iterator[Meaning]:
             sizes.setdefault((size, own or op.shape_model.describe()), []).append(name)
     for (size, text), names in sizes.items():
         yield Meaning(size, "size", f"of {', '.join(names)}: {text}")
-    for words in glossary().values():
-        for key, text in words.items():
+    for section in glossary().values():
+        for key, text in section.items():
             yield from (Meaning(word, "glossary", text) for word in key.split(", "))
     for table, columns in TABLES.items():
         for column in columns:

@@ -26,7 +26,6 @@ from nsabench.text import markdown
 from nsabench.verdicts.statistics import geometric_mean
 from nsabench.verdicts.verdict import count_cautions
 
-STANDINGS = "Candidates against the best baseline of each run"
 MEASURED = (
     *("status", "reason", "median_ms", "best_baseline", "speedup", "speedup_lo", "speedup_hi"),
     *("verdict", "regime"),
@@ -146,7 +145,8 @@ def _build_standings(comparison: Comparison) -> Table:
         for (op, name), cells in groups.items()
     ]
     headings = [side.heading for side in comparison.sides]
-    return Table(STANDINGS, ("op", "candidate", *headings), rows)
+    title = "Candidates against the best baseline of each run"
+    return Table(title, ("op", "candidate", *headings), rows)
 
 
 def _summarise(records: Sequence[Record | None]) -> str:
