@@ -1,7 +1,5 @@
 """Files that others made: each is read, or refused in a sentence, whatever is in it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`nsabench all`, end to end on the CPU: files, exit codes, kill and resume."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`nsabench audit` as a person reads it: the cause first, what is alike on one line."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Bad input: one sentence, a remedy, exit code 2, and nothing written."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

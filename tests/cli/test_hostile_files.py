@@ -1,7 +1,5 @@
 """Files that were made to hang or to crash a command: refused by one sentence, at once."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

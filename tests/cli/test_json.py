@@ -1,7 +1,5 @@
 """A run as a program reads it: its result as JSON."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Messages that a stranger stumbled over: each asks for what is most likely missing first."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A run of an op that nsabench has never seen, from the plan to the commands that read it."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

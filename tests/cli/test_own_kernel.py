@@ -1,7 +1,5 @@
 """A file of one's own, end to end on the CPU: what is said of a kernel that is right or crashes."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

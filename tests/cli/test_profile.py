@@ -1,7 +1,5 @@
 """One implementation on one case, alone: as a script that anybody with torch can run."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

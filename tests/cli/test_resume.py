@@ -1,7 +1,5 @@
 """`--resume DIR` with a plan: the same command starts a run, continues it, and leaves it alone."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What one begins with: what there is, and a file of one's own."""
 
-from __future__ import annotations
-
 import json
 import runpy
 from itertools import product

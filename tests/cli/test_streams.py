@@ -1,7 +1,5 @@
 """A run outlives its reader, and a command needs none."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

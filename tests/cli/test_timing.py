@@ -1,7 +1,5 @@
 """How long a run on a CPU times what decides nothing for a GPU."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

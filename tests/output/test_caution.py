@@ -1,7 +1,5 @@
 """Wherever a ratio stands that says what a mask costs, it says so."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

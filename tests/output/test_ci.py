@@ -1,7 +1,5 @@
 """What a CI system is told of runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from xml.etree import ElementTree as Xml
 

@@ -1,8 +1,6 @@
 """Text from elsewhere is text: a corpus of what outputs would obey, in every field of a run that
 holds text, rendered by every output."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

@@ -1,7 +1,5 @@
 """From which length on an op pays, wherever a reader meets it: the same in all places."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

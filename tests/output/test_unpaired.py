@@ -1,7 +1,5 @@
 """A torch and a Triton that do not belong together are marked wherever they are named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`nsabench compare` as CI uses it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What two runs are said to differ in."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

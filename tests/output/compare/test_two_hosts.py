@@ -5,8 +5,6 @@ whose timers add 2.7 and 4.4 µs. What they say of dense rows is packed here wit
 baselines are the same code in both, which `of_the_same_code` says where a test needs it.
 """
 
-from __future__ import annotations
-
 import tarfile
 from collections import Counter
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """A headless Chromium without a network, and what the tests ask of it."""
 
-from __future__ import annotations
-
 import base64
 import json
 import shutil

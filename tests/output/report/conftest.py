@@ -1,7 +1,5 @@
 """Runs to report on, with made-up timings: a plan and a log, as on a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

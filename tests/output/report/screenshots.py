@@ -4,8 +4,6 @@ Of the page of a run; with `--site INDEX` of a site, with `--run RUN` of what a 
 it.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 from pathlib import Path

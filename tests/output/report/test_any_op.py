@@ -1,7 +1,5 @@
 """The report knows no op by name: one that was added yesterday, forward and backward, is shown."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

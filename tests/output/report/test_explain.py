@@ -1,7 +1,5 @@
 """Every word that output, help and pages use can be explained."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

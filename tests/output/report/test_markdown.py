@@ -1,7 +1,5 @@
 """selection_report.md and `nsabench report`."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """report.html in a real browser without a network."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs that mean harm to whoever makes a site of them, a page, or a script."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A board is of one regime, names libraries, and keeps alternatives apart."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

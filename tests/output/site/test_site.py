@@ -1,7 +1,5 @@
 """A site of runs and archives, from a folder and in a browser without a network."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """The terminal: a line a case, and one that is redrawn only between timed regions."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

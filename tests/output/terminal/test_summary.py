@@ -1,7 +1,5 @@
 """The end of a run on the terminal: a table, and the answer in at most twelve lines."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping
 from dataclasses import replace
