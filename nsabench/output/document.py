@@ -3,10 +3,9 @@
 A cell is foreign text, unless its class says what it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from rich import table as rich_table
 from rich.box import SIMPLE_HEAD
@@ -45,7 +44,7 @@ class Tag(str):
     kind = "tag"
     word: str
 
-    def __new__(cls, text: str, word: str = "") -> Tag:
+    def __new__(cls, text: str, word: str = "") -> Self:
         tag = super().__new__(cls, text)
         tag.word = word or text
         return tag
@@ -59,7 +58,7 @@ class Link(str):
     kind = "link"
     href: str
 
-    def __new__(cls, text: str, href: str) -> Link:
+    def __new__(cls, text: str, href: str) -> Self:
         link = super().__new__(cls, text)
         link.href = href
         return link

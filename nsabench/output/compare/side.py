@@ -1,10 +1,9 @@
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -45,7 +44,7 @@ class Side:
     records: dict[Key, Record]
     samples: dict[Key, NDArray[np.float64]]
 
-    def narrowed(self, narrowed: Narrowed) -> Side:
+    def narrowed(self, narrowed: Narrowed) -> Self:
         plan = narrowed.plan(self.plan)
         records = {key: r for key, r in self.records.items() if key[0] in plan.by_id}
         return replace(self, plan=plan, records=records)

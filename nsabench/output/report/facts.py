@@ -1,12 +1,10 @@
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from nsabench import limits, reading
 from nsabench.checks import Effect, Finding
@@ -46,9 +44,7 @@ class Facts:
     signer: Signer | None = None
 
     @classmethod
-    def read(
-        cls, path: Path, results: Results | None = None, signer: Signer | None = None
-    ) -> Facts:
+    def read(cls, path: Path, results: Results | None = None, signer: Signer | None = None) -> Self:
         """Read a run. Raises `UsageError` if nothing was measured."""
         folder = RunFolder.existing(path)
         plan = Plan.read(folder.plan)

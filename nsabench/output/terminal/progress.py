@@ -1,11 +1,9 @@
-from __future__ import annotations
-
 import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.live import Live
@@ -58,7 +56,7 @@ class Progress:
         self._ran = self._number = self._total = 0
         self._case = ""
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         if self._live:
             self._live.start()
         return self
