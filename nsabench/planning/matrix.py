@@ -17,8 +17,7 @@ from nsabench.model.case import Case, Frozen, Seed, Strict, Timing, Tolerances
 from nsabench.model.plan import MatrixInfo
 from nsabench.model.vocabulary import Direction, DType
 from nsabench.ops import Op
-from nsabench.planning import yaml_document as yaml_lines
-from nsabench.planning.yaml_document import Document, nearest
+from nsabench.planning.yaml_document import Document, explain, nearest, read
 
 # Every op has these axes. Further axes are the sizes of its shape.
 COMMON_AXES = ("dtype", "direction", "distribution")
@@ -67,11 +66,14 @@ class LoadedMatrix(Frozen):
 
 def load(path: Path) -> list[LoadedMatrix]:
     """Read a matrix from each YAML document of a file, and span its cases."""
-    return [_load(path, document) for document in yaml_lines.read(path)]
+    return [_load(path, document) for document in read(path)]
 
 
 def _load(path: Path, document: Document) -> LoadedMatrix:
-    matrix = yaml_lines.parse(document, Matrix)
+    try:
+        matrix = Matrix.model_validate(document.data)
+    except ValidationError as error:
+        raise explain(document, error, Matrix) from None
     op = ops.get(matrix.op, document.where(("op",)))
     digest = hashlib.sha256(document.content).hexdigest()
     return LoadedMatrix(
@@ -135,4 +137,4 @@ def _case(
             **common,
         )
     except ValidationError as error:
-        raise yaml_lines.explain(document, error, Case, place) from None
+        raise explain(document, error, Case, place) from None

@@ -6,7 +6,7 @@ import difflib
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -15,7 +15,6 @@ from nsabench import limits, reading
 from nsabench.errors import UsageError
 from nsabench.reading import OutOfBounds
 
-M = TypeVar("M", bound=BaseModel)
 Path_ = tuple[str | int, ...]
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the loader in C is 10 times as fast
 # YAML reads `1:1:1...` as a number to base 60, in a time that grows with the square of its length.
@@ -109,13 +108,6 @@ def _plain(node: yaml.Node, place: Path_, lines: dict[Path_, int], file: str) ->
         raise UsageError(
             f"{file}:{lines[place]}: {node.value!r} is not a valid {kind}", "mend the value there."
         ) from None
-
-
-def parse(document: Document, model: type[M]) -> M:
-    try:
-        return model.model_validate(document.data)
-    except ValidationError as error:
-        raise explain(document, error, model) from None
 
 
 def explain(

@@ -188,11 +188,3 @@ def ratio_of_independent_medians(
         medians.append(median - offset)
         drawn.append(resampled - offset)
     return _make_ratio(medians[0] / medians[1], drawn[0] / drawn[1])
-
-
-def paired(
-    round_a: list[int], time_a: list[float], round_b: list[int], time_b: list[float]
-) -> tuple[list[float], list[float]]:
-    b = dict(zip(round_b, time_b, strict=True))
-    pairs = [(t, b[r]) for r, t in zip(round_a, time_a, strict=True) if r in b]
-    return [p[0] for p in pairs], [p[1] for p in pairs]

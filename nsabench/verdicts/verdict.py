@@ -24,7 +24,7 @@ from nsabench.model.vocabulary import (
     Status,
     Verdict,
 )
-from nsabench.verdicts.statistics import MIN_ROUNDS_EVER, Ratio, paired, ratio_of_rounds
+from nsabench.verdicts.statistics import MIN_ROUNDS_EVER, Ratio, ratio_of_rounds
 
 # A second run moves ratios by as much as this, and smaller differences are of no use.
 SAME_BAND = 0.01
@@ -155,12 +155,13 @@ class TooFewRounds(Exception):
 
 def paired_ratio(baseline: Samples | Bursts, candidate: Samples | Bursts) -> Ratio:
     """Return the ratio of medians over common rounds. Raises `TooFewRounds`."""
-    times = paired(baseline.round, baseline.time_ms, candidate.round, candidate.time_ms)
-    if len(times[0]) < MIN_ROUNDS_EVER:
+    first, second = (dict(zip(s.round, s.time_ms, strict=True)) for s in (baseline, candidate))
+    common = [number for number in first if number in second]
+    if len(common) < MIN_ROUNDS_EVER:
         raise TooFewRounds(
-            f"only {len(times[0])} rounds have both it and a baseline; {MIN_ROUNDS_EVER} are needed"
+            f"only {len(common)} rounds have both it and a baseline; {MIN_ROUNDS_EVER} are needed"
         )
-    return ratio_of_rounds(*times)
+    return ratio_of_rounds([first[n] for n in common], [second[n] for n in common])
 
 
 def decide_verdict(ratio: Ratio, regime: Regime = Regime.DEVICE) -> tuple[Verdict, str]:

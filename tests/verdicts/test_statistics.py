@@ -9,16 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsabench.model.measurement import Samples
 from nsabench.verdicts.statistics import (
     COUNTED,
     RESAMPLES,
     geometric_mean,
-    paired,
     quantile,
     ratio_of_independent_medians,
     ratio_of_medians,
     ratio_of_rounds,
 )
+from nsabench.verdicts.verdict import TooFewRounds, paired_ratio
 
 Times = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=60)
 
@@ -136,12 +137,13 @@ def test_what_is_no_pair_is_refused(a: list[float], b: list[float]) -> None:
 
 
 def test_only_rounds_that_both_arms_have_form_pairs() -> None:
-    """One arm was dropped after round 2, the other missed round 1."""
-    assert paired([0, 1, 2], [1.0, 2.0, 3.0], [0, 2, 3], [10.0, 30.0, 40.0]) == (
-        [1.0, 3.0],
-        [10.0, 30.0],
-    )
-    assert paired([0], [1.0], [1], [1.0]) == ([], [])
+    """One arm was dropped after round 6, the other missed round 1."""
+    first = Samples(round=list(range(7)), time_ms=[1.0, 90.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    second = Samples(round=[0, *range(2, 8)], time_ms=[2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 90.0])
+    ratio = paired_ratio(first, second)
+    assert (ratio.value, ratio.lo) == pytest.approx((0.5, 0.5), rel=0.2)
+    with pytest.raises(TooFewRounds):
+        paired_ratio(Samples(round=[0], time_ms=[1.0]), Samples(round=[1], time_ms=[1.0]))
 
 
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (2, 3), (20, 21), (200, 50)])
