@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from nsabench import Unsupported, ops, registry
+from nsabench import ops, registry
 from nsabench.checker import compare as parity
 from nsabench.checks import DeviceLimits, run_checks
+from nsabench.failure import Failure
 from nsabench.implementations.baselines.selection_rows import heads_as_queries
 from nsabench.implementations.controls import roofline
 from nsabench.model.case import Case
@@ -170,9 +171,10 @@ def test_a_graph_looks_up_the_right_output(
 def test_a_graph_declines_unknown_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     case = make_case("decode_dense", Direction.FORWARD, DType.BFLOAT16, rotate=6)
     _, replay = recording(monkeypatch, case)
-    with pytest.raises(Unsupported, match="inputs"):
+    with pytest.raises(Failure, match="inputs") as declined:
         for index in range(6):
             replay(index)
+    assert declined.value.status is Status.UNSUPPORTED
 
 
 def test_controls_are_planned_only_where_remembering_pays(tmp_path: Any) -> None:
