@@ -32,7 +32,7 @@ from nsabench.evidence.manifest.statement import (
     require_same,
     signed,
 )
-from nsabench.evidence.manifest.tables import COLUMNS, check_summary, readable, refuse_misfit
+from nsabench.evidence.manifest.tables import COLUMNS, check_summary, refuse_misfit
 from nsabench.model.record import Record
 from nsabench.verdicts.tables import TABLES, batches, read_records
 
@@ -192,7 +192,7 @@ def _check_tables(folder: Path, predicate: Predicate) -> dict[str, str]:
     columns = {}
     for table in TABLES:
         path = folder / f"{table}.parquet"
-        with readable(path):
+        with files.readable(path.name):
             refuse_misfit(path)
             for part in batches(path):  # reads all columns, to find a broken page anywhere
                 part.validate(full=True)  # texts are UTF-8

@@ -42,13 +42,7 @@ _CONFIGURATION: dict[str, str | bool | int | float | list[str]] = {
 }
 
 
-def query(
-    archive: Archive,
-    sql: str,
-    runs: Sequence[ArchivedRun] | None = None,
-    *,
-    patience_s: float = PATIENCE_S,
-) -> pa.Table:
+def query(archive: Archive, sql: str, runs: Sequence[ArchivedRun] | None = None) -> pa.Table:
     """Return the answer of a query over some runs of an archive (None: all sound runs).
 
     A column that a run does not have is null for that run. Raises `UsageError` if the archive is
@@ -58,7 +52,7 @@ def query(
     if not runs:
         raise UsageError(f"{archive.store.location} holds no runs", "add one: archive add RUN.")
     with duckdb.connect(config=_CONFIGURATION) as connection:
-        interrupt = Timer(patience_s, connection.interrupt)
+        interrupt = Timer(PATIENCE_S, connection.interrupt)
         views: list[_View] = []
         try:
             connection.register("runs", _runs(runs))
@@ -73,7 +67,7 @@ def query(
             return _answer(connection, sql)
         except duckdb.InterruptException:
             raise UsageError(
-                f"the query takes more than {patience_s:g} s", "ask for less."
+                f"the query takes more than {PATIENCE_S:g} s", "ask for less."
             ) from None
         except (duckdb.Error, pa.ArrowException) as error:
             for view in views:
@@ -113,23 +107,20 @@ class _View:
         return reader.__arrow_c_stream__(requested_schema)
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
+        # Files keep processors busy, and a bucket lets them wait.
+        readers = READERS if self._archive.store.folder is None else os.cpu_count()
         try:
-            yield from self._read_runs()
+            with ThreadPoolExecutor(readers) as pool:
+                for runs in self._groups():
+                    if len(runs) == 1:
+                        for batch in self._read(runs[0]):
+                            yield from self._complete([batch])
+                    else:
+                        parts = pool.map(lambda run: list(self._read(run)), runs)
+                        yield from self._complete([batch for part in parts for batch in part])
         except NsabenchError as error:
             self.failure = error
             raise
-
-    def _read_runs(self) -> Iterator[pa.RecordBatch]:
-        # Files keep processors busy, and a bucket lets them wait.
-        readers = READERS if self._archive.store.folder is None else os.cpu_count()
-        with ThreadPoolExecutor(readers) as pool:
-            for runs in self._groups():
-                if len(runs) == 1:
-                    for batch in self._read(runs[0]):
-                        yield from self._complete([batch])
-                else:
-                    parts = pool.map(lambda run: list(self._read(run)), runs)
-                    yield from self._complete([batch for part in parts for batch in part])
 
     def _groups(self) -> Iterator[list[ArchivedRun]]:
         group: list[ArchivedRun] = []

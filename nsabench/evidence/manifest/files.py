@@ -5,7 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import pyarrow as pa
 
 from nsabench import limits
 from nsabench.errors import VerificationFailed
@@ -43,14 +47,21 @@ def listing(folder: Path) -> list[str]:
 
 
 def sha256(folder: Path, name: str) -> str:
+    # A link may have been put there after the listing.
+    with readable(name), opened(folder / name, limits.FILE, flags=os.O_NOFOLLOW) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def readable(name: str) -> Iterator[None]:
+    """Turn what is raised for a broken file, also by pyarrow, into `VerificationFailed`."""
     try:
-        # A link may have been put there after the listing.
-        with opened(folder / name, limits.FILE, flags=os.O_NOFOLLOW) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        yield
     except OutOfBounds as error:
         raise VerificationFailed(f"{name} {error}") from None
-    except OSError as error:
-        raise VerificationFailed(f"{name} cannot be read: {error.strerror}") from None
+    except (OSError, pa.ArrowException, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise VerificationFailed(f"{name} cannot be read: {reason}") from None
 
 
 def _unreadable(error: OSError) -> None:

@@ -63,7 +63,14 @@ def check_shards(folder: Path, plan: Plan) -> Logged:
     if len(set(plan.shards)) != len(plan.shards):
         raise VerificationFailed("plan.json names a shard twice")
     shards = [_check_shard(folder, run_id) for run_id in plan.shards]
-    _check_plan(plan, [own for own, _ in shards])
+    try:
+        differing = plan.differences(
+            plan_together([own for own, _ in shards], plan.run_id, plan.created)
+        )
+    except UsageError as error:
+        raise VerificationFailed(f"the shards: {error}") from None
+    if differing:
+        raise VerificationFailed(f"plan.json: its {' and '.join(differing)} are not its shards'")
     first = files.sha256(RunFolder(folder).shard(plan.shards[0]).path, "environment.json")
     require_same("environment.json: its sha256", files.sha256(folder, "environment.json"), first)
     return replace(
@@ -89,15 +96,6 @@ def _check_shard(folder: Path, run_id: str) -> tuple[Plan, Logged]:
     except (UsageError, VerificationFailed) as error:
         raise VerificationFailed(f"the shard {run_id}: {error}") from None
     return own, replace(found, shards=(statement.predicate.as_shard,))
-
-
-def _check_plan(plan: Plan, shards: Sequence[Plan]) -> None:
-    try:
-        differing = plan.differences(plan_together(shards, plan.run_id, plan.created))
-    except UsageError as error:
-        raise VerificationFailed(f"the shards: {error}") from None
-    if differing:
-        raise VerificationFailed(f"plan.json: its {' and '.join(differing)} are not its shards'")
 
 
 def plan_together(shards: Sequence[Plan], run_id: str, created: datetime) -> Plan:

@@ -99,7 +99,7 @@ def brief_of(environment: Environment) -> EnvironmentBrief:
     return EnvironmentBrief(
         complete=environment.complete,
         gpu=gpu.name if gpu else None,
-        sm=environment.sm,
+        sm=gpu.sm if gpu else None,
         driver=environment.driver.version,
         python=software.python,
         torch=software.torch,

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from nsabench import limits, reading
 from nsabench.errors import VerificationFailed
+from nsabench.evidence.manifest import files
 from nsabench.evidence.manifest.dsse import Envelope, parse_part
 from nsabench.model.case import Frozen
 from nsabench.model.plan import Moment, RunId
@@ -147,14 +148,10 @@ class Statement(BaseModel):
 
 
 def read_envelope(folder: Path) -> Envelope:
-    try:
+    with files.readable(MANIFEST):
+        if not (folder / MANIFEST).exists():
+            raise VerificationFailed(f"{MANIFEST} is missing: the run is unsigned")
         return Envelope.parse(reading.read(folder / MANIFEST, limits.MANIFEST))
-    except FileNotFoundError:
-        raise VerificationFailed(f"{MANIFEST} is missing: the run is unsigned") from None
-    except OSError as error:
-        raise VerificationFailed(f"{MANIFEST} cannot be read: {error.strerror}") from None
-    except reading.OutOfBounds as error:
-        raise VerificationFailed(f"{MANIFEST} {error}") from None
 
 
 def signed(envelope: Envelope) -> tuple[Statement, str]:

@@ -6,12 +6,9 @@ version of pyarrow. docs/reference/manifest.md lists what depends on versions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nsabench import limits, reading
@@ -19,13 +16,13 @@ from nsabench.checks.controls import list_unproven
 from nsabench.checks.finding import Group
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import files
+from nsabench.evidence.manifest.files import readable
 from nsabench.evidence.manifest.logs import Logged
 from nsabench.evidence.manifest.statement import Predicate, require_same
 from nsabench.model.plan import Plan
 from nsabench.model.version import __version__
 from nsabench.model.vocabulary import Catch, Direction, Mode
 from nsabench.planning import yaml_document
-from nsabench.reading import OutOfBounds
 from nsabench.running.folder import RunFolder
 from nsabench.verdicts import break_even, merged, threshold, thresholds_yaml
 from nsabench.verdicts.tables import (
@@ -93,7 +90,7 @@ def _check_values(path: Path, derived: Path, is_same_version: bool) -> None:
     rows, expected = count_rows(path), pq.read_metadata(derived).num_rows
     if rows != expected:
         raise VerificationFailed(f"{path.name} has {rows} rows, and {expected} follow from the log")
-    with readable(path):
+    with readable(path.name):
         names, derived_names = pq.read_schema(path).names, pq.read_schema(derived).names
         refuse_misfit(path)
         if names != derived_names and is_same_version:
@@ -151,7 +148,7 @@ def _bounds(group: Any) -> dict[tuple[str, str], Any]:
 
 def _check_thresholds(folder: Path, derived: Path, is_same_version: bool) -> None:
     paths = [RunFolder(path).thresholds for path in (folder, derived)]
-    with readable(paths[0]):
+    with readable(paths[0].name):
         found, expected = (reading.read(p, limits.FILE) for p in paths)
         if found == expected:
             return
@@ -190,24 +187,19 @@ def summarize_tables(folder: Path) -> dict[str, int | bool]:
     rows = {table: count_rows(folder / f"{table}.parquet") for table in TABLES}
     columns = ["op", "direction", "mode", "caught_by", "caught"]
     path = folder / "records.parquet"
-    with readable(path):
+    with readable(path.name):
         found = pq.read_table(path, columns=columns).to_pylist()
-        outcomes = [
-            (_group_of(row), row["caught_by"], Catch(row["caught"]))
-            for row in found
-            if row["caught"]
-        ]
+        outcomes = []
+        for row in found:
+            if row["caught"]:
+                group = Group(row["op"], Direction(row["direction"]), Mode(row["mode"]))
+                outcomes.append((group, row["caught_by"], Catch(row["caught"])))
     missed = any(caught is Catch.MISSED for _, _, caught in outcomes)
     return {**rows, "controls_caught": not missed and not list_unproven(outcomes)}
 
 
-def _group_of(row: Mapping[str, Any]) -> Group:
-    direction, mode = Direction(row["direction"]), Mode(row["mode"])
-    return Group(row["op"], direction, mode)
-
-
 def count_rows(path: Path) -> int:
-    with readable(path):
+    with readable(path.name):
         return check_table(path, getattr(limits, path.stem.upper()))
 
 
@@ -215,16 +207,3 @@ def refuse_misfit(path: Path) -> None:
     wrong = misfit(pq.read_schema(path), COLUMNS[path.stem], ("run_id",))
     if wrong:
         raise VerificationFailed(f"{path.name} {wrong}")
-
-
-@contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Turn what pyarrow raises for a broken file into `VerificationFailed`."""
-    try:
-        yield
-    except OutOfBounds as error:
-        raise VerificationFailed(f"{path.name} {error}") from None
-    except (OSError, pa.ArrowException, ValueError) as error:
-        raise VerificationFailed(
-            f"{path.name} cannot be read: {str(error).splitlines()[0]}"
-        ) from None

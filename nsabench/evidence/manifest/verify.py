@@ -29,7 +29,6 @@ from nsabench.evidence.manifest.tables import check_summary, check_tables, deriv
 from nsabench.machine.environment.model import Environment
 from nsabench.machine.environment.pairs import describe_mismatch
 from nsabench.model.plan import Plan
-from nsabench.reading import OutOfBounds
 from nsabench.running.folder import KEPT, MANIFEST, SHARDS, is_run_file
 from nsabench.signing.signer import RUN_KEY, read_run_key
 from nsabench.verdicts.tables import TABLES
@@ -220,12 +219,8 @@ def read_plan(folder: Path, predicate: Predicate | None) -> Plan:
 
 
 def _check_environment(folder: Path, predicate: Predicate | None) -> Environment:
-    try:
+    with files.readable("environment.json"):
         environment = Environment.read(folder / "environment.json")
-    except OSError as error:
-        raise VerificationFailed(f"environment.json cannot be read: {error.strerror}") from None
-    except OutOfBounds as error:
-        raise VerificationFailed(f"environment.json {error}") from None
     if predicate is not None:
         there = brief_of(environment)
         for name, stated in predicate.environment:

@@ -52,6 +52,10 @@ class Gpu(Part):
     mig: bool | None = None
     compute_mode: str | None = None
 
+    @property
+    def sm(self) -> str | None:
+        return self.compute_capability and f"sm_{self.compute_capability.replace('.', '')}"
+
 
 class Driver(Part):
     version: str | None = None  # "580.159.03"
@@ -156,8 +160,3 @@ class Environment(Part):
         if used:
             return used[0]
         return self.gpus[0] if len(self.gpus) == 1 else None
-
-    @property
-    def sm(self) -> str | None:
-        capability = self.gpu.compute_capability if self.gpu else None
-        return f"sm_{capability.replace('.', '')}" if capability else None

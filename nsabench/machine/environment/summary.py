@@ -57,7 +57,7 @@ def summarise(environment: Environment, gpus: Sequence[Gpu]) -> Iterator[tuple[s
 
 def _describe_gpu(gpu: Gpu) -> Iterator[object]:
     yield gpu.name or "unnamed"
-    yield gpu.compute_capability and f"sm_{gpu.compute_capability.replace('.', '')}"
+    yield gpu.sm
     yield gpu.multiprocessors and f"{gpu.multiprocessors} SMs"
     yield gpu.memory_bytes and f"{gpu.memory_bytes / _GIB:.0f} GiB"
     yield gpu.l2_bytes and f"L2 {gpu.l2_bytes / (1 << 20):.0f} MiB"
