@@ -1,6 +1,4 @@
-"""The limits of GPUs by their data sheets.
-
-Tensor rates are dense, with the faster accumulator. No maker states an L2 bandwidth.
+"""The limits of GPUs by their data sheets. Tensor rates are dense, with the faster accumulator.
 
 Sources are NVIDIA's data sheets of each GPU and these architecture whitepapers: GA102 (RTX 3090,
 A10), A100, Ada (RTX 4090, L4, L40S), H100 (H100, H200), RTX Blackwell (RTX 5090), Blackwell

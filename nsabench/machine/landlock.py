@@ -52,12 +52,9 @@ def handled(version: int) -> int:
 def restrict(readable: Iterable[Path], listable: Iterable[Path], writable: Iterable[Path]) -> int:
     """Leave this thread and its children only these rights to files; return the ABI version.
 
-    readable, writable: files, or folders with their content. Writable implies readable; new devices
-      cannot be made.
-    listable: folders whose names can be read, with those below them.
-
-    Missing paths are ignored. ABI 4 also refuses TCP; ABI 6 also refuses signals and abstract
-    sockets of other processes. Raises `OSError` if the kernel refuses.
+    readable, writable: files, or folders with their content, where no new device can be made.
+    listable: folders whose names can be read, with those below them. ABI 4 also refuses TCP; ABI 6
+    also refuses signals and abstract sockets of other processes. Raises `OSError`.
     """
     version = abi()
     everything = handled(version)

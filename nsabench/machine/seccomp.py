@@ -115,11 +115,8 @@ def restrict(*, signals: bool = False, connects: bool = False) -> None:
     Changes of CPU affinity of other threads and of file modes succeed without effect, since OpenMP
     and programs that copy files fail otherwise.
 
-    connects: allow connections of local sockets.
-    signals: also refuse signals (EPERM) except to this process and its group, so not to children in
-      other groups.
-
-    Raises `OSError` if the kernel or the architecture has no such filter.
+    signals: also refuse signals (EPERM) except to this process and its group. connects: allow
+    connections of local sockets. Raises `OSError` if there is no such filter.
     """
     if platform.machine() not in _CALLS:
         raise OSError(errno.ENOSYS, f"no filter is known for {platform.machine()}")

@@ -4,9 +4,8 @@
                                         samples-HASH.parquet
                                         manifest.dsse.json
 
-The tables are the run's own files, byte for byte. Their names hold the first 16 digits of their
-hash, so two writers of different content never touch the same object. The manifest is written last,
-and readers only look for manifests, so an archive never holds half a run.
+The tables are the run's own files. Their names hold the first 16 digits of their hash, so writers
+of different content never touch the same object. Readers look for manifests, which come last.
 
 Import `archive.query` directly: it needs DuckDB, which images do not have.
 """

@@ -83,14 +83,11 @@ def query(archive: Archive, sql: str, runs: Sequence[ArchivedRun] | None = None)
 
 
 class _View:
-    """A table of many runs, as a stream of Arrow that can be read again.
-
-    Only the columns `needed` have values (None: all columns), since DuckDB does not say which it
-    needs when it asks for a stream.
-    """
+    """A table of many runs, as a stream of Arrow that can be read again."""
 
     def __init__(self, archive: Archive, runs: Sequence[ArchivedRun], table: str) -> None:
         self.table = table
+        # The columns that have values; None: all. DuckDB does not say which it needs of a stream.
         self.needed: set[str] | None = None
         self.failure: NsabenchError | None = None  # DuckDB would hide its class and its remedy
         self._archive, self._runs = archive, runs

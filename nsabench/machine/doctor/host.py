@@ -21,10 +21,6 @@ _FEWEST_CPUS = 2.0
 _SELF_SCALING = frozenset({"intel_pstate", "amd-pstate-epp"})
 
 
-def _is_set(value: str) -> bool:
-    return bool(value)
-
-
 def _is_on(value: str) -> bool:
     return value.strip().lower() not in ("", "0", "false", "off", "no")
 
@@ -46,10 +42,10 @@ class Switch:
 SWITCHES = (
     Switch("CUDA_LAUNCH_BLOCKING", _is_on, Severity.ERROR, "every launch waits for the device"),
     Switch("CUDA_VISIBLE_DEVICES", _hides_all, Severity.ERROR, "every GPU is hidden"),
-    Switch("CUDA_INJECTION64_PATH", _is_set, Severity.WARNING, "a profiler slows the device down"),
+    Switch("CUDA_INJECTION64_PATH", bool, Severity.WARNING, "a profiler slows the device down"),
     Switch(
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
-        _is_set,
+        bool,
         Severity.WARNING,
         "only a part of the multiprocessors is used",
     ),
@@ -57,7 +53,7 @@ SWITCHES = (
         "PYTORCH_NO_CUDA_MEMORY_CACHING", _is_on, Severity.WARNING, "every allocation is timed too"
     ),
     Switch(
-        "NVIDIA_TF32_OVERRIDE", _is_set, Severity.WARNING, "float32 products change their precision"
+        "NVIDIA_TF32_OVERRIDE", bool, Severity.WARNING, "float32 products change their precision"
     ),
 )
 

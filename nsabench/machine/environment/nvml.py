@@ -25,16 +25,8 @@ CLOCK_EVENT_REASONS = {
     0x0000000000000100: "display_clock_setting",
 }
 POWER_CAP = "sw_power_cap"
-# Reasons that slow the device down.
-THROTTLING = frozenset(
-    {
-        POWER_CAP,
-        "hw_slowdown",
-        "sw_thermal_slowdown",
-        "hw_thermal_slowdown",
-        "hw_power_brake_slowdown",
-    }
-)
+_HARMLESS = {"gpu_idle", "applications_clocks_setting", "sync_boost", "display_clock_setting"}
+THROTTLING = frozenset(CLOCK_EVENT_REASONS.values()) - _HARMLESS  # what slows the device down
 
 
 @dataclass(frozen=True)
@@ -62,6 +54,10 @@ def attempt(read: Callable[..., T], *arguments: Any) -> T | None:
         return None
 
 
+def _count_devices() -> int:
+    return (attempt(pynvml.nvmlDeviceGetCount) or 0) if failure() is None else 0
+
+
 class Device:
     """A device of NVML. torch numbers devices otherwise, but agrees on PCI bus ids."""
 
@@ -84,16 +80,14 @@ class Device:
 
     @classmethod
     def all(cls) -> list[Device]:
-        count = (attempt(pynvml.nvmlDeviceGetCount) or 0) if failure() is None else 0
-        handles = [attempt(pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
+        handles = (attempt(pynvml.nvmlDeviceGetHandleByIndex, i) for i in range(_count_devices()))
         return [cls(handle) for handle in handles if handle is not None]
 
     @classmethod
     def count_lost(cls) -> int:
         """Return the number of devices that fell off the bus: NVML counts them, and no more."""
         lost = 0
-        count = (attempt(pynvml.nvmlDeviceGetCount) or 0) if failure() is None else 0
-        for index in range(count):
+        for index in range(_count_devices()):
             try:
                 pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index))
             except pynvml.NVMLError as error:
