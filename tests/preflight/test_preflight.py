@@ -312,7 +312,7 @@ def lost_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def compiler(done: Callable[[CompiledLaunch], None] = lambda row: None) -> run.Compiler:
     task = run.Task(ARCHITECTURES["sm_90"], "3.7.1", None, ahead=False)
-    return run.Compiler(task, [], 1.0, done)
+    return run.Compiler(task, [], done)
 
 
 @pytest.mark.usefixtures("lost_twice")

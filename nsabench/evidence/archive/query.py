@@ -42,7 +42,13 @@ _CONFIGURATION: dict[str, str | bool | int | float | list[str]] = {
 }
 
 
-def query(archive: Archive, sql: str, runs: Sequence[ArchivedRun] | None = None) -> pa.Table:
+def query(
+    archive: Archive,
+    sql: str,
+    runs: Sequence[ArchivedRun] | None = None,
+    *,
+    patience_s: float = PATIENCE_S,
+) -> pa.Table:
     """Return the answer of a query over some runs of an archive (None: all sound runs).
 
     A column that a run does not have is null for that run. Raises `UsageError` if the archive is
@@ -52,7 +58,7 @@ def query(archive: Archive, sql: str, runs: Sequence[ArchivedRun] | None = None)
     if not runs:
         raise UsageError(f"{archive.store.location} holds no runs", "add one: archive add RUN.")
     with duckdb.connect(config=_CONFIGURATION) as connection:
-        interrupt = Timer(PATIENCE_S, connection.interrupt)
+        interrupt = Timer(patience_s, connection.interrupt)
         views: list[_View] = []
         try:
             connection.register("runs", _runs(runs))
@@ -67,7 +73,7 @@ def query(archive: Archive, sql: str, runs: Sequence[ArchivedRun] | None = None)
             return _answer(connection, sql)
         except duckdb.InterruptException:
             raise UsageError(
-                f"the query takes more than {PATIENCE_S:g} s", "ask for less."
+                f"the query takes more than {patience_s:g} s", "ask for less."
             ) from None
         except (duckdb.Error, pa.ArrowException) as error:
             for view in views:
