@@ -107,7 +107,14 @@ def measure(
     arguments: for `nsabench all`. show: receives the version and each printed line.
     """
     _keep_arguments(list(arguments), folder)
-    return [_measure_triton(arguments, folder, triton, show) for triton in tritons]
+    measured = []
+    for triton in tritons:
+        own, code = folder / f"triton-{triton.version}", None
+        if not ((own / "records.parquet").is_file() and (own / MANIFEST).is_file()):
+            place = Place(triton.version, triton.variables)
+            [code] = run_at([place], [[*arguments, "--resume", str(own)]], show)
+        measured.append(Measured(triton, own, code))
+    return measured
 
 
 def _keep_arguments(arguments: list[str], folder: Path) -> None:
@@ -127,14 +134,3 @@ def _keep_arguments(arguments: list[str], folder: Path) -> None:
     with writing(folder, "give --out a writable folder"):
         folder.mkdir(parents=True, exist_ok=True)
         whole(file, json.dumps(arguments).encode() + b"\n")
-
-
-def _measure_triton(
-    arguments: Sequence[str], folder: Path, triton: Triton, show: Callable[[str, str], None]
-) -> Measured:
-    own = folder / f"triton-{triton.version}"
-    if (own / "records.parquet").is_file() and (own / MANIFEST).is_file():
-        return Measured(triton, own, None)
-    place = Place(triton.version, triton.variables)
-    [code] = run_at([place], [[*arguments, "--resume", str(own)]], show)
-    return Measured(triton, own, code)

@@ -65,7 +65,7 @@ def merge(
     shards = [_admit(folder, keyids, require) for folder in folders]
     shards.sort(key=lambda shard: shard.index)
     _refuse_gaps(shards)
-    for shard in shards:
+    for shard in shards[1:]:
         _refuse_other_machine(shards[0], shard)
     now = datetime.now(UTC).replace(microsecond=0)
     run_id = f"{now:%Y%m%dT%H%M%SZ}-{token_hex(3)}"

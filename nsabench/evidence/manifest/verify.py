@@ -168,7 +168,10 @@ def _check_contents(report: Report) -> tuple[Plan, Logged]:
         report.details["plan"] = plan.run_id
     with report.check("environment"):
         environment = _check_environment(folder, predicate)
-        report.details["environment"] = _describe_environment(environment)
+        complete = "complete" if environment.complete else "not complete"
+        software = environment.software
+        unpaired = describe_mismatch(software.torch, software.triton)
+        report.details["environment"] = "; ".join(filter(None, (complete, unpaired)))
     with report.check("log"):
         report.logged = logged = (check_shards if plan.shards else check_log)(folder, plan)
         report.details["log"] = f"{logged.cases} cases"
@@ -226,12 +229,6 @@ def _check_environment(folder: Path, predicate: Predicate | None) -> Environment
         for name, stated in predicate.environment:
             require_same(f"environment.json: {name}", getattr(there, name), stated)
     return environment
-
-
-def _describe_environment(environment: Environment) -> str:
-    brief = brief_of(environment)
-    complete = "complete" if environment.complete else "not complete"
-    return "; ".join(filter(None, (complete, describe_mismatch(brief.torch, brief.triton))))
 
 
 def _check_origin(
