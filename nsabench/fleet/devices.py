@@ -13,10 +13,11 @@ from threading import Thread
 
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.machine.environment import nvml
+from nsabench.output.result import NOT_TRIED
 from nsabench.running.compilation import SHARDS_ON_HOST
 from nsabench.signing import secrecy
 
-GOOD = (0, 1)  # exit codes of a complete run
+GOOD = (0, 1, NOT_TRIED)  # exit codes of a complete run
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from nsabench.fleet.devices import Place, measure, places
 from nsabench.machine.environment import nvml
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Purpose, Status
+from nsabench.output.result import NOT_TRIED
 from nsabench.running.log import read
 
 TINY = """
@@ -40,7 +41,7 @@ def test_two_shards_at_once_make_one_run(
     matrix.write_text(TINY)
     out, shards = tmp_path / "whole", tmp_path / "whole.shards"
     # Controls of the host's clock may go uncaught where others use the CPU.
-    assert measure_shards(asked(matrix, out), BOTH) in (0, 1)
+    assert measure_shards(asked(matrix, out), BOTH) in (1, NOT_TRIED)
     report = verify(out)
     assert report.broken is None
     plan = Plan.read(out / "plan.json")
