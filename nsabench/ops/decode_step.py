@@ -105,8 +105,7 @@ class DecodeStep(DecodeOp):
 
 
 def _make_loud(q: Tensor, k_cmp: Tensor, chosen: Tensor, keys_a_block: int) -> None:
-    """Turn one compressed key [B,H,Nc,D] inside each chosen block [B,H,n], in place, to where its
-    queries look. keys_a_block: compressed keys that begin in a block."""
+    """Turn a compressed key [B,H,Nc,D] of each chosen block [B,H,n], in place, to its queries."""
     import torch
 
     b, h = k_cmp.shape[:2]

@@ -26,8 +26,7 @@ READ = LeastWork(bytes_min=125_000_000)
 # Returning a stored gradient moves fewer bytes than are compulsory. With this many products a byte,
 # computing takes over twice as long on any device.
 PRODUCTS = LeastWork(flops=100_000_000_000, flops_per_byte=600)
-# A call that waits for the device takes 30 µs, and 250 on a slow host, where only a burst is too
-# fast.
+# A call that waits for the device takes 30 µs; on a slow host 250, so only a burst is too fast.
 PRODUCTS_AWAITED = LeastWork(flops=300_000_000_000, flops_per_byte=600)
 # With autograd such a call takes 940 µs on a slow host (H200, 64/4, T 4096).
 PRODUCTS_OF_A_STEP = LeastWork(flops=1_100_000_000_000, flops_per_byte=600)
@@ -96,9 +95,9 @@ class _Sets(_Answers):
         self._sets: list[Tensor] = []  # kept, so that no other tensor gets their addresses
         self._before = 0  # the address of the inputs of the last call
         self._first_again = self._around = False
-        # Numbers, once they have reached the host.
-        pinned = torch.cuda.is_available()
-        self._arrived = torch.full((LEARNING_CALLS,), NOT_YET, dtype=torch.int64, pin_memory=pinned)
+        self._arrived = torch.full((LEARNING_CALLS,), NOT_YET)  # numbers that reached the host
+        if torch.cuda.is_available():
+            self._arrived = self._arrived.pin_memory()
         self._asked: dict[int, Tensor] = {}  # outputs by the place in `_arrived`
 
     def answer(self, first: Tensor, compute: Callable[[], Tensor]) -> Tensor:
