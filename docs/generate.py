@@ -1,4 +1,4 @@
-"""Writes the generated pages of docs/reference from the code. Run it after changing that:
+"""Write docs/reference from the code, and the figures of docs/results from the archive.
 
 python docs/generate.py
 """
@@ -307,5 +307,8 @@ PAGES = {
 }
 
 if __name__ == "__main__":
+    import published
+
     for page, text in PAGES.items():
         (HERE / "reference" / f"{page}.md").write_text(text())
+    published.fill_pages()

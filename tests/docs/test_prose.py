@@ -31,6 +31,7 @@ PAGES = sorted(
 
 
 def without_blocks(text: str) -> str:
+    text = re.sub(r"<!-- results: .*?<!-- /results -->", "", text, flags=re.S)  # generated
     return re.sub(r"^ *```.*?^ *```", "", text, flags=re.S | re.M)
 
 

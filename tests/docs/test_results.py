@@ -1,29 +1,83 @@
-"""The runs in docs/results verify, are listed there, and take little room."""
+"""The figures of the pages are those of the published runs, and no other page has figures."""
 
 from __future__ import annotations
 
+import importlib.util
+import re
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from nsabench.evidence.archive import Archive
-from nsabench.evidence.manifest.keys import trusted_keyids
-from nsabench.evidence.manifest.statement import Trust
-
-RESULTS = Path(__file__).parents[2] / "docs" / "results"
-ARCHIVE = RESULTS / "archive"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "results"
 MOST_BYTES = 3_000_000
+MOST_WORDS = 5_000
+BLOCK = re.compile(r"<!-- results: .*?<!-- /results -->", re.S)
+# A time of a kernel, a bandwidth, or how much faster one is than another.
+FIGURE = re.compile(
+    r"""\d[\d.,]*\s?(?:x|×|µs|us|TB/s|GB/s|TFLOP/?s?)(?!\w)
+    | \d[\d.,]*\stimes\s(?:as|slower|faster)
+    | \d[\d.,]*\sof\s(?:its|the)\stime""",
+    re.X,
+)
+# What is not measured: a definition, or a name.
+NO_FIGURES = ("2x its size",)
 
 
-@pytest.mark.skipif(not ARCHIVE.is_dir(), reason="no run is published")
-def test_archived_runs_verify_and_are_listed() -> None:
-    keys = trusted_keyids(tuple(RESULTS.glob("*.pub")))
-    found = Archive(str(ARCHIVE)).survey(keys, Trust.PINNED)
-    assert (found.broken, found.stray) == ([], 0)
-    listed = (RESULTS / "README.md").read_text()
-    assert [run.run_id for run in found.sound if f"`{run.run_id}`" not in listed] == []
+@pytest.fixture(scope="module")
+def published() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("published", ROOT / "docs" / "published.py")
+    assert spec and spec.loader
+    module = sys.modules["published"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_pages_say_what_the_published_runs_say(published: ModuleType) -> None:
+    runs = published.read_archive()
+    for page in published.PAGES:
+        assert page.read_text() == runs.fill(page), "run `python docs/generate.py`"
+    for path, svg in runs.charts.items():
+        assert texts(path.read_text()) == texts(svg), "run `python docs/generate.py`"
+
+
+def texts(svg: str) -> list[str]:
+    return re.findall(r"<(?:title|text)[^>]*>([^<]*)", svg)
+
+
+def test_a_changed_digit_is_found(published: ModuleType, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    text = (RESULTS / "selection-blocks.md").read_text()
+    place = re.search(r"ratio is (\d)", text)
+    assert place
+    page.write_text(text[: place.start(1)] + str(9 - int(place[1])) + text[place.end(1) :])
+    assert published.read_archive().fill(page) == text
+
+
+def test_no_other_page_has_figures() -> None:
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("*/README.md"), *(ROOT / "docs").rglob("*.md")]
+    found = [
+        f"{page.relative_to(ROOT)}: {figure[0]}"
+        for page in pages
+        if page.name != "CHANGELOG.md" and page.parent.name != "notes"
+        for figure in FIGURE.finditer(prose(page.read_text()))
+    ]
+    assert found == []
+
+
+def prose(text: str) -> str:
+    text = BLOCK.sub("", text)
+    text = re.sub(r"^ *```.*?^ *```", "", text, flags=re.S | re.M)
+    text = re.sub(r"`[^`]*`", "", text)
+    for phrase in NO_FIGURES:
+        text = text.replace(phrase, "")
+    return text
 
 
 def test_results_are_light() -> None:
-    files = (path for path in RESULTS.rglob("*") if path.is_file())
+    files = [path for path in RESULTS.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= MOST_BYTES
+    words = [word for path in RESULTS.glob("*.md") for word in path.read_text().split()]
+    assert len(words) <= MOST_WORDS

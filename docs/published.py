@@ -1,0 +1,301 @@
+"""Fill in the figures of the pages from the archive of published runs.
+
+A page holds blocks such as
+
+    <!-- results: break-even op=nsa_attention -->
+    <!-- /results -->
+
+`Published.fill` writes between the two marks what the newest run of the op says. A figure that the
+archive does not hold cannot be printed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+
+from nsabench import labels
+from nsabench.evidence.archive import Archive
+from nsabench.evidence.archive.archive import ArchivedRun
+from nsabench.evidence.manifest.keys import trusted_keyids
+from nsabench.evidence.manifest.statement import Trust
+from nsabench.model.record import Record
+from nsabench.model.vocabulary import Direction, Pays, Reference, Regime, Role, Status, Verdict
+from nsabench.output.report import html
+from nsabench.verdicts import break_even
+from nsabench.verdicts.break_even import BreakEven
+from nsabench.verdicts.statistics import geometric_mean
+
+BLOCK = re.compile(r"(<!-- results: ([\w-]+)((?: [\w-]+=\S+)*) -->\n).*?(<!-- /results -->)", re.S)
+RESULTS = Path(__file__).parent / "results"
+PAGES = [Path(__file__).parents[1] / "README.md", *sorted(RESULTS.glob("*.md"))]
+CALLED = {
+    Regime.DEVICE: "on the device",
+    Regime.QUEUE: "called from Python",
+    Regime.GRAPH: "in a CUDA graph",
+}
+# Colours that can be read on a light and on a dark page.
+STYLE = """<style>svg{color:#57606a;--accent:#0969da;--best:#bc4c00}
+@media(prefers-color-scheme:dark){svg{color:#8b949e;--accent:#58a6ff;--best:#f0883e}}</style>"""
+
+
+class Published:
+    """The runs of an archive. charts: the charts of the pages filled so far, as SVG by path.
+
+    Raises `ValueError` if a run is not sound, or not signed by a key beside the archive.
+    """
+
+    def __init__(self, archive: Path, images: Path) -> None:
+        self._archive = Archive(str(archive))
+        self._images = images
+        self.charts: dict[Path, str] = {}
+        keys = trusted_keyids(tuple(archive.parent.glob("*.pub")))
+        survey = self._archive.survey(keys, Trust.PINNED)
+        if survey.broken or survey.stray:
+            raise ValueError(f"{archive}: {survey.broken or f'{survey.stray} stray files'}")
+        self.runs = sorted(survey.sound, key=lambda run: run.statement.predicate.signed)
+
+    @cached_property
+    def newest(self) -> dict[str, tuple[ArchivedRun, list[Record]]]:
+        """The newest run that measured each op, and its records of that op."""
+        newest = {}
+        for run in self.runs:
+            records = self._archive.records(run)
+            for op in {r.op for r in records}:
+                newest[op] = run, [r for r in records if r.op == op]
+        return newest
+
+    def records(self, op: str, **traits: str) -> list[Record]:
+        """Return the records of an op with the given traits, the shortest case first."""
+        found = [
+            r
+            for r in self.newest[op][1]
+            if all(str(getattr(r, name)) == value for name, value in traits.items())
+        ]
+        if not found:
+            raise ValueError(f"no published run measures {op} with {traits}")
+        order = list(Direction)
+        return sorted(found, key=lambda r: (r.mode, order.index(r.direction), r.length, r.case_id))
+
+    def fill(self, page: Path) -> str:
+        """Return the text of a page, with its blocks filled in."""
+
+        def write(match: re.Match[str]) -> str:
+            start, name, options, end = match.groups()
+            given = dict(option.split("=", 1) for option in options.split())
+            return "\n".join([start.rstrip("\n"), *BLOCKS[name](self, page, **given), end])
+
+        return BLOCK.sub(write, page.read_text())
+
+    # --- blocks
+
+    def list_runs(self, page: Path) -> Iterator[str]:
+        yield from _head("run", "ops", "GPU", "versions", "commit", "cases", "records")
+        for run in self.runs:
+            predicate = run.statement.predicate
+            ops = ", ".join(sorted(op for op, (newest, _) in self.newest.items() if newest is run))
+            machine = predicate.environment
+            commit = next((c[:8] for c in machine.commits.values()), "")
+            yield _row(
+                f"`{run.run_id}`", ops, machine.gpu or "", _versions(run), commit,
+                f"{predicate.plan.cases}", f"{predicate.records}",
+            )  # fmt: skip
+
+    def name_source(self, page: Path, op: str) -> Iterator[str]:
+        run = self.newest[op][0]
+        signed, gpu = run.statement.predicate.signed, run.statement.predicate.environment.gpu
+        yield f"{gpu}, {_versions(run)}, {signed:%Y-%m-%d}, run `{run.run_id}`."
+
+    def list_break_even_lengths(self, page: Path, op: str) -> Iterator[str]:
+        """A row for each head layout and direction, a column for each regime."""
+        answers = break_even.decide(self.records(op))
+        regimes = [regime for regime in CALLED if any(a.regime is regime for a in answers)]
+        yield from _head("heads", "direction", *(CALLED[regime] for regime in regimes))
+        rows: dict[tuple[str, Direction], dict[Regime, str]] = {}
+        for answer in answers:
+            rows.setdefault((answer.heads, answer.direction), {})[answer.regime] = _say(answer)
+        for (heads, direction), said in rows.items():
+            yield _row(heads, direction, *(said.get(regime, "") for regime in regimes))
+
+    def say_break_even(
+        self, page: Path, op: str, heads: str, regime: str = "device"
+    ) -> Iterator[str]:
+        answers = [
+            a for a in break_even.decide(self.records(op)) if (a.heads, a.regime) == (heads, regime)
+        ]
+        name = op.replace("_", " ").replace("nsa", "NSA")
+        said = ", ".join(f"{a.direction} **{_say(a)}**" for a in answers)
+        others = " or ".join(f"`{o}`" for o in sorted({o for a in answers for o in a.used[1]}))
+        yield (
+            f"On an {answers[0].gpu}, {name} with {heads} heads is faster "
+            f"{CALLED[Regime(regime)]} than the best dense attention of the run ({others}): {said}."
+        )
+
+    def count_verdicts(self, page: Path, op: str, candidate: str, **traits: str) -> Iterator[str]:
+        """A sentence for each regime: how often a candidate is faster than the best other."""
+        records = self.records(op, implementation=candidate, **traits)
+        for regime, called in CALLED.items():
+            compared = [(r, c) for r in records if (c := r.compared(regime)) and c.verdict]
+            if not compared:
+                continue
+            counts = Counter(c.verdict for _, c in compared)
+            verdicts = ", ".join(f"{counts[v]} {v}" for v in Verdict if counts[v])
+            unproven = sum(r.unproven_verdict for r, _ in compared)
+            proviso = f", of which {unproven} rest on an unproven check" if unproven else ""
+            ratios = [c.ratio for _, c in compared if c.ratio]
+            yield (
+                f"- {called[0].upper()}{called[1:]}: {verdicts} of {len(compared)} cases{proviso}. "
+                f"The ratio is {min(ratios):.2f} to {max(ratios):.2f}, {geometric_mean(ratios):.2f}"
+                f" as a geometric mean."
+            )
+
+    def list_ratios(
+        self, page: Path, op: str, against: str = "baseline", **traits: str
+    ) -> Iterator[str]:
+        """A row for each case: the fastest candidate, the best other, and the ratio."""
+        records, reference = self.records(op, **traits), Reference(against)
+        regimes = [
+            regime
+            for regime in CALLED
+            if any((c := r.compared(regime, reference)) and c.ratio for r in records)
+        ]
+        shared = labels.constant(records)[op]
+        yield from _head(" ".join(shared), *(CALLED[regime] for regime in regimes))
+        for _, group in groupby(records, key=lambda r: r.case_id):
+            case = list(group)
+            cells = [_describe_best(case, regime, reference) for regime in regimes]
+            if any(cells):
+                yield _row(_label(case[0], shared), *cells)
+
+    def list_all_times(self, page: Path, op: str, candidate: str, **traits: str) -> Iterator[str]:
+        """A row for each case: the time of a candidate, and of each other over that time."""
+        right = [
+            r
+            for r in self.records(op, **traits)
+            if r.role in (Role.CANDIDATE, Role.BASELINE) and r.status is Status.OK and r.median_ms
+        ]
+        others = sorted({r.implementation for r in right} - {candidate})
+        shared = labels.constant(right)[op]
+        yield from _head(" ".join(shared), candidate, *others)
+        for _, group in groupby(right, key=lambda r: r.case_id):
+            case = {r.implementation: r for r in group}
+            own = case[candidate].median_ms if candidate in case else None
+            if own is None:
+                continue
+            ratios = [
+                f"{(case[name].median_ms or 0.0) / own:.2f}" if name in case else ""
+                for name in others
+            ]
+            yield _row(_label(case[candidate], shared), _time(own), *ratios)
+
+    def draw_chart(
+        self, page: Path, op: str, heads: str, direction: str, regime: str = "device"
+    ) -> Iterator[str]:
+        """The time of an op and of its best alternative over the length."""
+        answer = next(
+            a
+            for a in break_even.decide(self.records(op))
+            if (a.heads, a.direction, a.regime) == (heads, direction, regime)
+        )
+        points = []
+        lengths: set[int] = set()
+        for line, name in (("NSA", "implementation"), ("best dense", "against")):
+            times: dict[int, float] = {}
+            for case in answer.tested:
+                key = case.record.case_id, getattr(case.comparison, name)
+                for r in self.records(op):
+                    if r.key == key and (ms := r.median_in(answer.regime)):
+                        times.setdefault(r.length, ms)
+            points += [
+                {"line": line, "length": length, "ms": ms, "text": f"{line}, {length}: {_time(ms)}"}
+                for length, ms in sorted(times.items())
+            ]
+            lengths |= times.keys()
+        axis = {"title": answer.axis, "values": sorted(lengths)}
+        svg = str(html.draw("payment.vl.json", {"points": points}, axis))
+        path = self._images / f"{op}-{heads.replace('/', '-')}-{direction}-{regime}.svg"
+        self.charts[path] = svg.replace(">", f">{STYLE}", 1)
+        called = CALLED[answer.regime]
+        alt = f"Time of {op} {direction} {called} and of the best dense attention, by {answer.axis}"
+        yield f"![{alt}]({Path(os.path.relpath(path, page.parent)).as_posix()})"
+
+
+def read_archive() -> Published:
+    return Published(RESULTS / "archive", RESULTS / "charts")
+
+
+def fill_pages() -> None:
+    published = read_archive()
+    for page in PAGES:
+        page.write_text(published.fill(page))
+    for path, svg in published.charts.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(svg)
+
+
+BLOCKS: dict[str, Callable[..., Iterator[str]]] = {
+    "runs": Published.list_runs,
+    "source": Published.name_source,
+    "break-even-lengths": Published.list_break_even_lengths,
+    "break-even": Published.say_break_even,
+    "verdicts": Published.count_verdicts,
+    "ratios": Published.list_ratios,
+    "times": Published.list_all_times,
+    "chart": Published.draw_chart,
+}
+
+
+def _versions(run: ArchivedRun) -> str:
+    machine = run.statement.predicate.environment
+    return f"torch {machine.torch}, Triton {machine.triton}, driver {machine.driver}"
+
+
+def _say(answer: BreakEven) -> str:
+    if answer.answer is Pays.FROM:
+        return f"from {answer.axis} = {answer.length:,}"
+    if answer.answer is Pays.NO:
+        return f"not up to {answer.axis} = {answer.greatest:,}"
+    return "not decided"
+
+
+def _describe_best(case: Sequence[Record], regime: Regime, reference: Reference) -> str:
+    """Return `0.48 ms; dense_sdpa 1.52 ms; **3.17** [3.10, 3.24] faster`, or nothing."""
+    compared = [
+        c
+        for r in case
+        if r.role is Role.CANDIDATE
+        and r.status is Status.OK
+        and (c := r.compared(regime, reference))
+        and c.median_ms
+        and c.ratio
+    ]
+    if not compared:
+        return ""
+    best = min(compared, key=lambda c: c.median_ms or 0.0)
+    assert best.ratio is not None and best.median_ms is not None
+    other = f"`{best.against}` {_time(best.ratio * best.median_ms)}"
+    interval = f" [{best.lo:.2f}, {best.hi:.2f}]" if best.lo and best.hi else ""
+    verdict = f" {best.verdict}" if best.verdict else ""
+    return f"{_time(best.median_ms)}; {other}; **{best.ratio:.2f}**{interval}{verdict}"
+
+
+def _label(record: Record, shared: Sequence[str]) -> str:
+    return " ".join(word for word in labels.words(record) if word not in shared)
+
+
+def _time(ms: float) -> str:
+    return f"{ms:.3g} ms" if ms >= 0.1 else f"{ms * 1000:.3g} µs"
+
+
+def _head(*columns: str) -> Iterator[str]:
+    yield _row(*columns)
+    yield "|" + "---|" * len(columns)
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
