@@ -129,9 +129,11 @@ class Loop:
         return executor
 
     def close(self) -> None:
-        if self._executor is not None:
-            self._executor.worker.close()
-        self._ahead.close()
+        try:
+            if self._executor is not None:
+                self._executor.worker.close()
+        finally:
+            self._ahead.close()
 
 
 def run_job(

@@ -253,7 +253,14 @@ def test_a_control_is_held_to_what_it_wraps_though_nothing_else_is(make_row):
     assert controls.decide_catch(gained_nothing, [wrapped, gained_nothing], []) is Catch.CAUGHT
 
 
-@pytest.mark.parametrize(("notes", "caught"), [("", Catch.MISSED), (NO_ORDER, Catch.UNPROVEN)])
-def test_a_control_of_streams_proves_nothing_if_its_call_waits(make_row, notes, caught):
-    row = control(make_row, caught_by="parity", notes=notes)
+@pytest.mark.parametrize(
+    ("name", "notes", "caught"),
+    [
+        ("default_stream", "", Catch.MISSED),
+        ("default_stream", NO_ORDER, Catch.UNPROVEN),
+        ("zero_output", NO_ORDER, Catch.MISSED),
+    ],
+)
+def test_a_control_of_streams_proves_nothing_if_its_call_waits(make_row, name, notes, caught):
+    row = make_row(name, "control", caught_by="parity", notes=notes)
     assert controls.decide_catch(row, [row], []) is caught

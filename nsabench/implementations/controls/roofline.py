@@ -90,13 +90,13 @@ class _Sets(_Answers):
     may also come in between with other values.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_cuda: bool) -> None:
         super().__init__()
         self._sets: list[Tensor] = []  # kept, so that no other tensor gets their addresses
         self._before = 0  # the address of the inputs of the last call
         self._first_again = self._around = False
         self._arrived = torch.full((LEARNING_CALLS,), NOT_YET)  # numbers that reached the host
-        if torch.cuda.is_available():
+        if is_cuda:
             self._arrived = self._arrived.pin_memory()
         self._asked: dict[int, Tensor] = {}  # outputs by the place in `_arrived`
 
@@ -149,7 +149,7 @@ def remembered_by_content(honest: Honest, *tensors: Tensor, **options: Any) -> T
         _refuse_slow_copy(out, MUCH.bytes_min // SMALL_OUTPUT)
         return out
 
-    sets = _get_memory("remembered_by_content", honest, tensors, _Sets)
+    sets = _get_memory("remembered_by_content", honest, tensors, partial(_Sets, tensors[0].is_cuda))
     return sets.answer(tensors[0], compute)
 
 
