@@ -30,7 +30,6 @@ FULL = (
     "tests/fleet/test_slurm.py",
     "tests/evidence/archive/test_s3.py",
     "tests/evidence/archive/test_writers.py",
-    "tests/implementations/controls/test_blocks.py",
     "tests/implementations/controls/test_every_op.py",
     "tests/implementations/controls/test_recalled.py",
     "tests/implementations/controls/test_shipped_matrix.py",

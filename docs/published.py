@@ -20,13 +20,12 @@ from itertools import groupby
 from pathlib import Path
 
 from nsabench import labels
-from nsabench.evidence.archive import Archive
-from nsabench.evidence.archive.archive import ArchivedRun
-from nsabench.evidence.manifest.keys import trusted_keyids
+from nsabench.evidence.archive import Archive, ArchivedRun
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Direction, Pays, Reference, Regime, Role, Status, Verdict
 from nsabench.output.report import html
+from nsabench.signing import keys
 from nsabench.verdicts import break_even
 from nsabench.verdicts.break_even import BreakEven
 from nsabench.verdicts.statistics import geometric_mean
@@ -54,8 +53,9 @@ class Published:
         self._archive = Archive(str(archive))
         self._images = images
         self.charts: dict[Path, str] = {}
-        keys = trusted_keyids(tuple(archive.parent.glob("*.pub")))
-        survey = self._archive.survey(keys, Trust.PINNED)
+        publics = [key for path in archive.parent.glob("*.pub") for key in keys.read_publics(path)]
+        trusted = frozenset(map(keys.keyid_of, publics))
+        survey = self._archive.survey(trusted, Trust.PINNED)
         if survey.broken or survey.stray:
             raise ValueError(f"{archive}: {survey.broken or f'{survey.stray} stray files'}")
         self.runs = sorted(survey.sound, key=lambda run: run.statement.predicate.signed)

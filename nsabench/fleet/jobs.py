@@ -19,7 +19,9 @@ import yaml
 
 from nsabench.errors import UsageError
 from nsabench.files import refuse_filled, whole, writing
+from nsabench.fleet.devices import GOOD
 
+_NAME = r"[a-z0-9]([-a-z0-9]{0,48}[a-z0-9])?"  # a name of a Job, with room for an ending
 INPUT = "/input"  # where pods, and containers of Modal, have the user's files
 
 
@@ -101,6 +103,11 @@ def kubernetes(out: Path, work: Work, pods: Pods, *, name: str = "") -> None:
         "measure": ["nsabench", "all", *work.move_files(work.words)],
         "merge": ["nsabench", *work.move_files(work.merge_words)],
     }
+    if name and not re.fullmatch(_NAME, name):
+        raise UsageError(
+            f"--name {name!r} cannot be the name of a Job",
+            "give small letters, digits and dashes, at most 50.",
+        )
     # A unique name, since a Job cannot be changed once it exists.
     values["name"] = name or f"{_name_jobs(out)}-{token_hex(3)}"
     _render(out, work, values, "shards.yaml", "merge.yaml")
@@ -119,6 +126,7 @@ def modal(out: Path, work: Work, *, gpu: str, combo: str, checkout: Path, index:
         "combo": combo,
         "index": index,
         "gpu": gpu,
+        "good": GOOD,
     }
     _render(out, work, values, "app.py")
 

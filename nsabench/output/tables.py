@@ -31,7 +31,8 @@ def _build_table(
     op: str, records: Sequence[Record], all_records: dict[tuple[str, str], Record] | None
 ) -> Table:
     traits = [_list_traits(r) for r in records]
-    varying = [name for name in traits[0] if len({trait.get(name) for trait in traits}) > 1]
+    names = dict.fromkeys(name for trait in traits for name in trait)
+    varying = [name for name in names if len({trait.get(name) for trait in traits}) > 1]
     regimes = [x for x in Regime if any(r.compared(x) for r in records)] or [records[0].regime]
     rows, numbers = [], dict.fromkeys([*varying, "ms"])
     for r, trait in zip(records, traits, strict=True):

@@ -37,6 +37,7 @@ _PBKDF2 = bytes.fromhex("06092a864886f70d01050c")
 _HMAC_SHA256 = bytes.fromhex("300c06082a864886f70d02090500")
 _AES256_CBC = bytes.fromhex("060960864801650304012a")
 MAKE_ONE = "make one with `nsabench key generate`."
+MOST_BYTES = 1 << 20  # of a key file, or of a list of keys
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d{1,6})")
 _PUBLIC = re.compile(rb"-----BEGIN PUBLIC KEY-----.*?-----END PUBLIC KEY-----", re.DOTALL)
 
@@ -172,11 +173,12 @@ def read(path: Path, what: str) -> bytes:
     """Read a file, or the rest of an open descriptor (`/dev/fd/3`), and close it."""
     descriptor = _DESCRIPTOR.fullmatch(str(path))
     try:
-        if descriptor is None:
-            return path.read_bytes()
-        with os.fdopen(int(descriptor[1]), "rb") as file:
-            return file.read()
+        with path.open("rb") if descriptor is None else os.fdopen(int(descriptor[1]), "rb") as file:
+            content = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise UsageError(
             f"{what}: {path} cannot be read: {error.strerror}", "name a file that can."
         ) from None
+    if len(content) > MOST_BYTES:
+        raise UsageError(f"{what}: {path} has more than 1 MiB", "name the right file.")
+    return content

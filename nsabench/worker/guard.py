@@ -47,8 +47,7 @@ def guarded(call: Callable[[], T], device: str, implementation: str = "") -> T:
 
 
 def classify(error: BaseException) -> Failure:
-    name = type(error).__name__
-    text = f"{name}: {one_line(error)}"
+    text = f"{type(error).__name__}: {one_line(error)}"
     if isinstance(error, Failure):
         return error
     if isinstance(error, Unsupported):
@@ -56,7 +55,7 @@ def classify(error: BaseException) -> Failure:
     trace = traceback_of(error)
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
         return Failure(Status.OUT_OF_MEMORY, text, trace)
-    if name in _COMPILER_ERRORS:
+    if any(type(link).__name__ in _COMPILER_ERRORS for link in _list_causes(error)):
         return Failure(Status.COMPILE_ERROR, text + _locate(error, of_the_user=True), trace)
     if isinstance(error, SystemExit):
         return Failure(Status.CRASHED, f"it called sys.exit({error.code!r})", trace)
@@ -105,11 +104,16 @@ def _locate(error: BaseException, *, of_the_user: bool = False) -> str:
 
 def _list_lines(error: BaseException) -> Iterator[tuple[str, int]]:
     """Yield files and lines of an error: the first cause first, the innermost line first."""
+    for link in reversed(_list_causes(error)):
+        for frame, number in reversed([*traceback.walk_tb(link.__traceback__)]):
+            yield frame.f_code.co_filename, number
+
+
+def _list_causes(error: BaseException) -> list[BaseException]:
+    """Return an error and its causes. A library may raise an error of its own for a compiler's."""
     links: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and len(links) < LINKS:  # they may form a ring
         links.append(cause)
         cause = cause.__cause__ or cause.__context__
-    for link in reversed(links):
-        for frame, number in reversed([*traceback.walk_tb(link.__traceback__)]):
-            yield frame.f_code.co_filename, number
+    return links

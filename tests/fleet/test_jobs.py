@@ -138,6 +138,7 @@ def test_the_app_for_modal_is_imported(tmp_path: Path) -> None:
     assert spec is not None and spec.loader is not None
     app = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(app)
+    assert {0, 1, 5} == app.COMPLETE
     assert app.SHARDS == 2 and app.app.name == "nsabench-rows-1"
     assert app.FILES[str(tmp_path / "mine.py")] == "/input/mine.py"
     assert app.ARGUMENTS[:3] == ["/input/tiny.yaml", "--device", "cuda"]
@@ -150,6 +151,7 @@ def test_the_app_for_modal_is_imported(tmp_path: Path) -> None:
         ("slurm", ["--shards", "3"], "3 shards are too many: the cases make 2 length series"),
         ("slurm", ["no_such_matrix"], "there is no matrix 'no_such_matrix'"),
         ("kubernetes", ["--ops", "other/mine.py"], "two of the files have the same name"),
+        ("kubernetes", ["--name", "../Mine"], "cannot be the name of a Job"),
         ("modal", ["--combo", "torch0"], "has no combo 'torch0'"),
     ],
 )

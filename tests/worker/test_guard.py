@@ -98,3 +98,15 @@ def test_a_traceback_that_is_hostile_or_endless_is_bounded() -> None:
 
     assert "Hostile" in classify(Hostile()).trace
     assert len(classify(ValueError("x" * 100_000)).trace) < 20_000
+
+
+def test_an_error_that_a_compiler_caused_is_the_compilers() -> None:
+    class OutOfResources(Exception):
+        pass
+
+    with pytest.raises(RuntimeError) as caught:
+        try:
+            raise OutOfResources("shared memory")
+        except OutOfResources as error:
+            raise RuntimeError("this GPU cannot run the kernel") from error
+    assert classify(caught.value).status is Status.COMPILE_ERROR

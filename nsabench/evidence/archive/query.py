@@ -66,10 +66,10 @@ def query(
             for view in views:
                 connection.register(view.table, view)
             connection.execute("SET lock_configuration = true")
+            interrupt.start()
             needed = _list_columns(connection, sql)
             for view in views:
                 view.needed = needed
-            interrupt.start()
             return _answer(connection, sql)
         except duckdb.InterruptException:
             raise UsageError(
@@ -167,6 +167,8 @@ def _list_columns(connection: duckdb.DuckDBPyConnection, sql: str) -> set[str] |
             return None
         [[_, plan]] = connection.execute(f"EXPLAIN (FORMAT json) {sql}").fetchall()
         return set(_scanned(json.loads(plan)))
+    except duckdb.InterruptException:
+        raise
     except (duckdb.Error, ValueError, LookupError):
         return None  # if the query is wrong, its own error says so
 

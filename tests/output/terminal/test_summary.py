@@ -218,6 +218,12 @@ def test_the_table_has_the_sizes_that_vary_and_a_column_for_each_regime() -> Non
     assert len([line for line in lines if "a_candidate_with_a_long_name" in line]) == 2
 
 
+def test_a_size_that_the_first_case_does_not_state_is_a_column() -> None:
+    text = table_of(record(Dv=128), record(Dv=64, case_id="ba9876543210"))
+    [header] = [line.split() for line in text.splitlines() if " candidate " in line]
+    assert header[0] == "Dv"
+
+
 def test_a_wide_table_has_every_column_and_cuts_nothing() -> None:
     beaten = record(role="baseline", implementation="sdpa_heads_as_queries_efficient")
     queue = {"median_ms": 0.494, "verdict": Verdict.SAME}
