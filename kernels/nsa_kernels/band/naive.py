@@ -1,7 +1,8 @@
 """The window and the compression branch as the paper has them (arXiv 2502.11089).
 
-Equation 2 on the keys of section 3.3.3, the last ``window`` ones, or on those of equation 7: the
-compressed keys whose tokens have all been seen.
+Both compute equation 2. The window branch has the keys of section 3.3.3, which are the last
+``window`` ones. The compression branch has the keys of equation 7, which are the compressed keys
+whose tokens have all been seen.
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
 """Gradients of attention under a band (`forward.py`), deterministic: nothing is added atomically.
 
 ``rest`` is what the softmax gradient subtracts from every logit's gradient: rowsum(out * d_out)
-less the gradient of the LSE. Of a branch of a gated sum, whose ``grad`` is the sum's, it is made
-before, with the gradient of the gate, and the gate is a factor of the weights. One launch makes it
-and dQ, a query tile a program, one dK and dV, a key tile; where key tiles are few, each is shared
-by several programs and a last launch adds up.
+less the gradient of the LSE. If the branch is part of a gated sum, ``grad`` is the gradient of the
+sum. Then an earlier launch makes ``rest`` and the gradient of the gate, and the gate is a factor of
+the weights.
+
+One launch makes ``rest`` and dQ, with one program for each query tile. Another makes dK and dV,
+with one program for each key tile. If there are few key tiles, several programs share each of them,
+and a last launch adds up their sums.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Warps share the work: one copies, by TMA, the queries of a piece of work and tile after tile of its
 keys and values into shared memory; two groups of four each attend for 64 of the queries. A group
 asks the tensor cores for the logits of a tile and for the values of the tile before it, and takes
-the softmax while the latter are worked on. Who copies and who reads tell each other by barriers in
-shared memory, one a slot: ``ready`` when it is filled, ``empty`` when it may be filled again.
+the softmax while the latter are worked on. The warps synchronise by two barriers in shared memory
+for each slot: ``ready`` says that it is filled, ``empty`` that it may be filled again.
 
 Logits live in the log2 domain. Tiles of keys are counted from the first key.
 """
@@ -46,8 +46,11 @@ def begin_of(end, window, WINDOWED: gl.constexpr):
 
 @gluon.jit
 def piece_of(work, T, HQ):
-    """The first query and the head of a piece of work. The last queries, which have the most keys,
-    come first, and heads one after another, so that those of a group read the same keys."""
+    """Return the first query and the head of a piece of work.
+
+    The last queries come first, because they have the most keys. Consecutive pieces take
+    consecutive heads, so that the heads of a group read the same keys.
+    """
     tiles = (T + ROWS * GROUPS - 1) // (ROWS * GROUPS)
     return (tiles - 1 - work // HQ) * (ROWS * GROUPS), work % HQ
 
@@ -64,8 +67,11 @@ def tiles_of(
     STRIDE: gl.constexpr,
     WINDOWED: gl.constexpr,
 ):
-    """Tiles ``begin`` to ``end`` are those that ``rows`` queries from ``first`` on see; all of the
-    queries see all of those from ``whole`` to ``partial``. None lies before the one before it."""
+    """Return begin, whole, partial and end, which are tile numbers in ascending order.
+
+    Some of the ``rows`` queries that begin at ``first`` see a key of the tiles ``begin`` to
+    ``end``. All of these queries see all keys of the tiles ``whole`` to ``partial``.
+    """
     last = gl.maximum(gl.minimum(first + rows, T) - 1, 0)
     end0 = end_of(first, N, BLOCK, STRIDE)
     end1 = end_of(last, N, BLOCK, STRIDE)
@@ -144,9 +150,11 @@ def softmax(
     LAYOUT: gl.constexpr,
     EDGES: gl.constexpr,
 ):
-    """The weights of logits, the new maximum, what earlier sums are multiplied by, and the sum of
-    the weights. EDGES: 0 where every query sees every key, 1 where their keys end, 2 where they
-    begin, too."""
+    """Return the weights of logits, the new maximum, the factor of earlier sums, and the new sum.
+
+    EDGES says which masks the tile needs. 0: none, every query sees every key. 1: the end of each
+    query's keys. 2: the end and the beginning.
+    """
     if EDGES:
         keys = gl.arange(0, BLOCK_N, gl.SliceLayout(0, LAYOUT))
         seen = keys[None, :] < (hi - start)[:, None]
@@ -282,7 +290,7 @@ def attend(
                 s, row_max, begin * BLOCK_N, lo, hi, scale_log2, BLOCK_N, S_LAYOUT, EDGES
             )
             p = gl.convert_layout(weights.to(q.dtype), P_LAYOUT)
-            # What the piece before has stored was read: its slot is free for other queries.
+            # The output of the piece before has left its slot, which is free for other queries.
             tma.store_wait(0)
             last = (turn + 1) % Q_SLOTS * GROUPS + WHO
             mbarrier.arrive(q_empty.index(last), count=1, pred=turn > 0)
@@ -376,7 +384,7 @@ def band_hopper_kernel(
     fence_async_shared()
     FIRST: gl.constexpr = 0
     SECOND: gl.constexpr = 1
-    # Written out: in a tuple that has a name constants are none any longer.
+    # Arguments are written out: constants in a tuple that is a variable would become tensors.
     # fmt: off
     gl.warp_specialize(
         [

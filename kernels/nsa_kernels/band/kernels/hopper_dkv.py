@@ -35,11 +35,15 @@ def walk_of(
     STRIDE: gl.constexpr,
     WINDOWED: gl.constexpr,
 ):
-    """Of this program the first key, the key head and the share; the first query and the tiles of
-    queries that see some key; the steps ``origin`` to ``end`` of the share. A step is of head
-    ``step % GROUP`` of the group and of tile ``step // GROUP``, the last queries first: programs
-    that run at a time walk over about the same queries. The first keys, which the most queries see,
-    come first."""
+    """Return which keys, queries and steps this program works on.
+
+    These are: the first key, the key head, the share, the first query that sees some key, the
+    number of tiles of such queries, and the share's first step and end.
+
+    A step is head ``step % GROUP`` of the group and tile ``step // GROUP``. Tiles begin with the
+    last queries, so programs that run at the same time walk over about the same queries. The first
+    keys come first, because the most queries see them.
+    """
     work = gl.program_id(0)
     share = work % shares
     kv_head = work // shares % H
@@ -197,9 +201,12 @@ def parts_of(
     STRIDE: gl.constexpr,
     WINDOWED: gl.constexpr,
 ):
-    """Of the steps ``origin`` to ``end`` those in which some query sees some of 64 keys, and of
-    these those without a mask; ``sees_from``: the first query that sees the first key, counted from
-    the first of the walk. None lies before the one before it."""
+    """Return begin, whole, partial and behind, which are step numbers in ascending order.
+
+    Some query sees some of the 64 keys in the steps ``begin`` to ``behind``, out of ``origin`` to
+    ``end``. The steps ``whole`` to ``partial`` need no mask. ``sees_from`` is the first query that
+    sees the first key, counted from the first query of the walk.
+    """
     all_from = sees_from + (ROWS - 1) * STRIDE
     behind = gl.maximum(tiles - (sees_from >> 6), 0)
     partial = gl.maximum(tiles - ((all_from + 63) >> 6), 0)
@@ -218,8 +225,10 @@ def parts_of(
 
 @gluon.jit
 def pass_by(begin, end, q_ready, q_empty, g_ready, g_empty, SLOTS: gl.constexpr):
-    """Steps that are the other group's. What is ready is awaited, so that a slot is given back once
-    for each time it is filled."""
+    """Skip the steps of the other group.
+
+    It waits until a slot is filled, so that it is given back once for each time it is filled.
+    """
     for count in range(begin, end):
         slot = count % SLOTS
         parity = count // SLOTS & 1
@@ -366,7 +375,7 @@ def band_hopper_dkv_kernel(
     fence_async_shared()
     FIRST: gl.constexpr = 0
     SECOND: gl.constexpr = 1
-    # Written out: in a tuple that has a name constants are none any longer.
+    # Arguments are written out: constants in a tuple that is a variable would become tensors.
     # fmt: off
     gl.warp_specialize(
         [

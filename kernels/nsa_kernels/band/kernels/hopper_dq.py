@@ -1,10 +1,10 @@
 """dQ of attention under a band for Hopper, in Gluon: one of the branches of a gated sum.
 
 Warps share the work as in the forward (`hopper.py`). Two groups of four warps each take 64 queries,
-the same ones of two heads that read the same keys. Queries and their gradients move on to registers
-at once, so that those of the next piece of work are copied while this one is worked on. A group
-asks the tensor cores for the logits of a tile, for the products of gradients and values, and for dQ
-by the tile before it; the logits' gradients of the tile are made while these are worked on.
+the same ones of two heads that read the same keys. A group moves its queries and their gradients to
+registers at once, so that the next ones can be copied while it works. It asks the tensor cores for
+the logits of a tile, for the products of gradients and values, and for dQ by the tile before it.
+Meanwhile it makes the gradients of the tile's logits.
 
 Tiles of keys are counted from the first key.
 """
@@ -116,8 +116,7 @@ def weights_of(
     LAYOUT: gl.constexpr,
     EDGES: gl.constexpr,
 ):
-    """EDGES: 0 where every query sees every key, 1 where their keys end, 2 where they begin,
-    too."""
+    """Return the weights of logits. EDGES: as ``softmax`` of `hopper.py`."""
     p = gl.exp2(s * scale_log2 - lse[:, None])
     if EDGES:
         keys = gl.arange(0, BLOCK_N, gl.SliceLayout(0, LAYOUT))
@@ -359,7 +358,7 @@ def band_hopper_dq_kernel(
     fence_async_shared()
     FIRST: gl.constexpr = 0
     SECOND: gl.constexpr = 1
-    # Written out: in a tuple that has a name constants are none any longer.
+    # Arguments are written out: constants in a tuple that is a variable would become tensors.
     # fmt: off
     gl.warp_specialize(
         [
