@@ -33,12 +33,12 @@ def compressed_attention_with_scores(
 
     Args:
         block_size: tokens of a selection block; a multiple of ``stride``, as ``block`` must be.
-        The others: as ``compressed_attention``.
+        Further arguments: as ``compressed_attention``.
 
     Returns:
-        out, lse, and scores float32 [B, T, H, ceil(T / block_size)]: for each selection block, the
-        weights of the compressed keys that share tokens with it, times the strides they share,
-        summed over the group's heads. Not differentiable.
+        out, lse, and scores float32 [B, T, H, ceil(T / block_size)]. The score of a selection block
+        is a sum over the group's heads and the compressed keys that share tokens with it. Each term
+        is the key's weight times the number of strides they share. Not differentiable.
 
     Raises:
         TypeError, ValueError: as ``compressed_attention``; ``stride`` does not divide the others.

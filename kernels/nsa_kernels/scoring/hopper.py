@@ -52,7 +52,7 @@ def fits(q: torch.Tensor, k: torch.Tensor, band: Band, block_size: int) -> bool:
 
 
 def pieces_of(t: int, h: int) -> int:
-    """Tiles of queries from 62g on, 62 of them, see g + 1 pairs of key tiles."""
+    """Count pieces of work: the query tiles 62g to 62g + 61 see g + 1 pairs of key tiles each."""
     tiles = cdiv(t, ROWS)
     g = (tiles - 1) // PAIR
     return h * (PAIR * (g * (g + 1) // 2) + (tiles - PAIR * g) * (g + 1))

@@ -3,16 +3,16 @@
 Compressed keys cover two strides of tokens and begin one stride apart; a block has four strides.
 So block j shares 1, 2, 2, 2 and 1 strides with the keys 4j - 1 to 4j + 3.
 
-A tile is the 128 keys from 4b - 1 on, in an order of its own: column 32s + i is key
-4(b + i) - 1 + s. What a block sums then lies in one thread, but for the key that it shares with
-the next block, which is a column away. So 128 keys are whole blocks 31 times.
+A tile is 128 keys that begin with key 4b - 1, in an order of its own: column 32s + i is key
+4(b + i) - 1 + s. One thread then holds all terms of a block's sum, except the key that the block
+shares with the next one, which is a column away. So a tile of 128 keys completes 31 blocks.
 
-Warps share the work: one copies, by TMA, the keys of a piece of work and the queries of one head of
-the group after another into shared memory; two groups of four each add up the weights of their own
-tile of keys, of two that lie side by side. A group asks the tensor cores for the logits of a head
-while it makes the weights of the head before, also from one piece to the next. Who copies and who
-reads tell each other by barriers in shared memory, one a slot: ``ready`` when it is filled,
-``empty`` when it may be filled again.
+Warps share the work. One warp copies, by TMA, the keys of a piece of work and the queries of each
+head of the group into shared memory. Two groups of four warps each add up the weights of their own
+tile of keys; the two tiles are adjacent. A group asks the tensor cores for the logits of a head
+while it makes the weights of the head before, also from one piece to the next. The warps
+synchronise by two barriers in shared memory for each slot: ``ready`` says that it is filled,
+``empty`` that it may be filled again.
 
 Logits live in the log2 domain.
 """
@@ -29,11 +29,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-ROWS = gl.constexpr(64)  # queries of a tile: a block's tokens, and what an instruction takes
-KEYS = gl.constexpr(128)  # of a tile
-PARTS = gl.constexpr(4)  # of the keys of a tile, by where they lie in their blocks
-PART = gl.constexpr(32)  # keys of a part
-BLOCKS = gl.constexpr(31)  # that a tile of keys makes
+ROWS = gl.constexpr(64)  # queries in a tile: as many as a block has tokens and a WGMMA has rows
+KEYS = gl.constexpr(128)  # keys in a tile
+PARTS = gl.constexpr(4)  # parts of a tile, by the place of keys in their blocks
+PART = gl.constexpr(32)  # keys in a part
+BLOCKS = gl.constexpr(31)  # blocks that a tile of keys completes
 GROUPS = gl.constexpr(2)
 PAIR = gl.constexpr(62)  # blocks of the two tiles of a piece of work
 PANEL = gl.constexpr(64)  # columns of 16 bits in the 128 bytes that rows are copied in
@@ -52,14 +52,14 @@ def quotient(a, b):
 
 @gluon.jit
 def piece_of(work, H, works):
-    """Whether there is a piece ``work``, its tile of queries, its pair of key tiles, its key head.
+    """Return whether piece ``work`` exists, its query tile, its pair of key tiles, its key head.
 
-    As a pair makes 62 blocks, the tiles of queries from 62g on, 62 of them, see g + 1 pairs. The
-    last queries come first, and key heads one after another.
+    A pair makes 62 blocks, so the query tiles 62g to 62g + 61 see g + 1 pairs. The last queries
+    come first, and consecutive pieces take consecutive key heads.
     """
     left = gl.maximum(works - 1 - work, 0)
     place = quotient(left, H)
-    # 62g(g + 1)/2 places lie before those of g. The root may be one beside it.
+    # There are 62g(g + 1)/2 places before the first place of g. The root may be off by one.
     half = place // PAIR
     g = ((gl.sqrt((8 * half + 1).to(gl.float32)) - 1.0) * 0.5).to(gl.int32)
     g = gl.where((g + 1) * (g + 2) // 2 <= half, g + 1, g)
@@ -132,9 +132,9 @@ def copy(
 def next_column(z):
     """z[:, i + 1], of int32 [64, 32] as an accumulator lies; nothing of use where i is 31.
 
-    Of a row, four threads, numbered c, have the columns 8i + 2c and 8i + 2c + 1: the first of these
-    needs the thread's own other column, and the second the first of the next thread. From the last
-    thread the next is the first, 8 columns on.
+    Four threads c hold the columns 8i + 2c and 8i + 2c + 1 of a row. The next column of the first
+    is the thread's own second. The next column of the second is the first of thread c + 1, or of
+    thread 0, 8 columns further, for the last thread.
     """
     return gl.inline_asm_elementwise(
         """
@@ -221,8 +221,10 @@ def store(acc, scores_ptr, tile, head, b, T, N, H, n_blocks, S_LAYOUT: gl.conste
 
 @gluon.jit
 def lses_of(lse_ptr, tile, head, T, LAYOUT: gl.constexpr):
-    """Where those of a tile of queries and head are; for queries behind the last one, which are not
-    stored, its."""
+    """Return the addresses of the LSEs of a tile of queries and a head.
+
+    Queries behind the last one, which are not stored, get the address of its LSE.
+    """
     t = gl.minimum(tile * ROWS + gl.arange(0, ROWS, LAYOUT), T - 1)
     return lse_ptr + head.to(gl.int64) * T + t
 
@@ -264,7 +266,7 @@ def score(
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     S_ROWS: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
     zero = gl.full([ROWS, KEYS], 0.0, gl.float32, S_LAYOUT)
-    count = 0  # tiles of queries before those of this piece
+    count = 0  # tiles of queries before this piece
     turn = 0
     there, tile, pair, head = piece_of(gl.program_id(0), H, works)
     active = there & ((GROUPS * pair + WHO) * BLOCKS <= tile)
@@ -321,7 +323,7 @@ def score(
             sb = warpgroup_mma_wait(0, deps=[sb])
             mbarrier.arrive(q_empty.index(slot), count=1)
             mbarrier.arrive(k_empty.index(k_slot), count=1)
-            # Of no use, and not waited for, where the next piece is none of this group's.
+            # These logits are not used if this group is not active in the next piece.
             mbarrier.wait(k_ready.index(next_k_slot), next_k_parity, pred=next_active)
             mbarrier.wait(q_ready.index(next_slot), next_parity, pred=next_active)
             k = k_room.index(next_k_slot).permute((1, 0))
@@ -335,8 +337,8 @@ def score(
             there, next_tile, next_pair, next_head = piece_of(work + gl.num_programs(0), H, works)
             next_active = there & ((GROUPS * next_pair + WHO) * BLOCKS <= next_tile)
             next_lse = base_2(lses_of(lse_ptr, next_tile, next_head * GROUP, T, S_ROWS))
-            # What is not read is waited for, too, so that no slot is given back before it is
-            # filled.
+            # Also wait for the slots that are not read: a slot must be filled before it is given
+            # back.
             for c in range(count, next_count):
                 mbarrier.wait(q_ready.index(c % Q_SLOTS), c // Q_SLOTS & 1)
                 mbarrier.arrive(q_empty.index(c % Q_SLOTS), count=1)
@@ -357,9 +359,9 @@ def score(
         turn += 1
 
 
-# T is specialised: where 16 divides it, fewer rows of a store are compared with it, and ptxas, with
-# registers to spare, makes more of the weights while logits are worked on. H must not be: a number
-# that is specialised on being 1 is none any longer.
+# T is specialised: if 16 divides it, fewer rows of a store are compared with it. That spares
+# registers, with which ptxas overlaps weights and logits better. H must not be specialised, because
+# an H of 1 would become a constant.
 @gluon.jit(do_not_specialize=["N", "H", "GROUP", "n_blocks", "works"])
 def block_scores_hopper_kernel(
     q_box,
@@ -380,9 +382,12 @@ def block_scores_hopper_kernel(
     Q_SLOTS: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):
-    """Programs take pieces of work in turn, 64 queries of a key head's group with 62 blocks each;
-    GROUP is even. One batch: boxes of q [T, HQ*D] and of the keys 0, 4, 8 ..., those from 1, from 2
-    and from 3 on [N/4, H*D]; lse [HQ, T], natural; scores [T, H, n_blocks]."""
+    """Compute the block scores of one batch.
+
+    Programs take pieces of work in turn: 64 queries of a key head's group with 62 blocks each.
+    GROUP is even. ``q_box`` describes q [T, HQ*D]. The boxes k0 to k3 describe every fourth key,
+    [N/4, H*D], and begin with key 0, 1, 2 and 3. lse is [HQ, T], natural; scores [T, H, n_blocks].
+    """
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     dtype: gl.constexpr = q_box.dtype
     q_room = gl.allocate_shared_memory(dtype, [Q_SLOTS, ROWS, D], q_box.layout)
@@ -400,7 +405,7 @@ def block_scores_hopper_kernel(
     fence_async_shared()
     FIRST: gl.constexpr = 0
     SECOND: gl.constexpr = 1
-    # Written out: in a tuple that has a name constants are none any longer.
+    # Arguments are written out: constants in a tuple that is a variable would become tensors.
     # fmt: off
     gl.warp_specialize(
         [

@@ -2,9 +2,9 @@
 
 Two levels: a row of scores is cut into groups, of which the highest score is kept. A round takes
 the highest of those, reads its group again (from L1), takes the block, and puts the next highest of
-the group in its place. What was taken is known without a list: scores leave in descending order,
-equal ones by their index, so all that is not behind the last one is gone. One warp does a row, and
-a reduction over 32 lanes is one instruction.
+the group in its place. No list of taken blocks is needed: blocks are taken by descending score, and
+equal scores by index, so every block not behind the last one in this order is taken. One warp does
+a row, and a reduction over 32 lanes is one instruction.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from ...jit.sequences import sequence_of
 
 @triton.jit
 def _rank(score, block, end):
-    """int32 in the order of the scores, what is no score above 0 as 0; -1 of what is no candidate:
-    block 0, which is taken without a score, and blocks from ``end`` on."""
-    # What is below zero, -0.0 and a NaN have bits of another order.
+    """Return an int32 for each score, in the order of the scores.
+
+    It is 0 for a score that is not above 0, and -1 for a block that is not a candidate: block
+    0, which is taken without a score, and the blocks at or behind ``end``.
+    """
+    # The bits of negative scores, -0.0 and NaN have another order.
     bits = tl.where(score > 0, score, 0.0).to(tl.int32, bitcast=True)
     return tl.where((block >= 1) & (block < end), bits, -1)
 
@@ -121,16 +124,18 @@ def select_blocks_kernel(
     WITH_WINDOW: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (ROWS queries and heads of a batch), of scores [B,T,H,n_blocks]: the chosen blocks,
-    int32 [B,T,H,COUNT], or with SPANS their tokens [B,T,H,COUNT,2].
+    """Program (ROWS queries and heads of a batch): choose blocks by scores [B,T,H,n_blocks].
 
-    A block that begins behind the query is never taken; what is left over is -1, or empty, (0, 0).
-    PACKED: positions are counted from where cu_seqlens begins the query's sequence; BEHIND: its
-    queries are the last of its tokens, and spans are counted from where cu_tokens begins the first
-    sequence. POSITIONS: to
-    those of an entry of the batch its own number is added; behind ``last_position`` is no query,
-    and what is before 0 selects nothing. WITH_WINDOW, of
-    one query: spans [B,2,H,COUNT,2], the second with the last ``window`` keys as its only span.
+    The result is int32: block numbers [B,T,H,COUNT], or with SPANS their tokens [B,T,H,COUNT,2]. A
+    block that begins behind the query is never taken. Slots without a block are -1, or (0, 0).
+
+    PACKED: positions are counted from where cu_seqlens begins the query's sequence.
+    BEHIND: the queries of a sequence are the last of its tokens, and spans are counted from where
+    cu_tokens begins the first sequence.
+    POSITIONS: an entry of the batch adds its own number to its positions, up to ``last_position``.
+    A query at a position below 0 selects nothing.
+    WITH_WINDOW, for one query: spans [B,2,H,COUNT,2]; the second of the two has the last ``window``
+    keys as its only span.
     """
     start_next_launch(PDL)
     wait_for_last_launch(PDL)
@@ -149,7 +154,7 @@ def select_blocks_kernel(
                     base = tl.load(cu_tokens_ptr + sequence)
                     queries = tl.load(cu_ptr + sequence + 1) - begin
                     place += tl.load(cu_tokens_ptr + sequence + 1) - base - queries
-                    # What is malformed must not lead out of the scores of a row.
+                    # Malformed cu_seqlens must not lead out of the scores of a row.
                     place = tl.minimum(place, last_position)
                 position = tl.where(inside, place, -1)
             if POSITIONS:
