@@ -252,8 +252,8 @@ def heads_at_once(shape: BlockShape, chunk: int, room: Workspace) -> int:
 def query_major_wins(shape: BlockShape) -> bool:
     """Return whether reading every chosen block a query beats planning, partials and their merge.
 
-    Rates in bytes/us of the two loops, from L2 and from memory, were measured on an H200. Data
-    sheets scale them for other devices.
+    The rates of the two loops, from L2 and from memory, are in bytes/us. They were measured with an
+    H200 and are scaled by data sheets for other devices.
     """
     if shape.device.type != "cuda":
         return shape.n <= 64

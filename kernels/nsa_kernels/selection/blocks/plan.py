@@ -123,7 +123,7 @@ def build_plan(
         chunk: a multiple of 32.
         cleared: what no token chose is 0, and not what was in that memory, as the results of an
             operator must be; no kernel reads it.
-        unique: no token chooses a block twice, as ``launch_top_n`` gives them: nobody looks.
+        unique: no token chooses a block twice, which is not checked; ``launch_top_n`` gives such.
     """
     batch, length, heads, chosen = block_indices.shape
     device, tokens = block_indices.device, batch * length

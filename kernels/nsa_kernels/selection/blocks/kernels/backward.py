@@ -84,11 +84,11 @@ def backward_kernel(
 ):
     """Program (work item, head): dK and dV of one block over its queries, and their partial dQ.
 
-    GATED: of an output that a gate [N, HQ] weights in a sum; ``do`` is the sum's gradient.
+    GATED: the output is a term of a sum, weighted by a gate [N, HQ]; ``do`` is the sum's gradient.
 
-    ``dk_ptr`` fp32 [N, HEADS, D] and ``dv_ptr`` fp32 [N, HEADS, Dv] are added to, HEADS being those
-    of the launch; ``spill_ptr`` fp32 [slots, BLOCK_SIZE, D + Dv] takes what items other than a
-    block's first have summed.
+    The first item of a block adds to ``dk_ptr`` fp32 [N, HEADS, D] and ``dv_ptr`` fp32
+    [N, HEADS, Dv], where HEADS is the number of heads in the launch. Further items store their sums
+    in ``spill_ptr`` fp32 [slots, BLOCK_SIZE, D + Dv].
     """
     local_h = tl.program_id(1).to(tl.int64)
     h = first_head + local_h
@@ -301,9 +301,11 @@ def dkv_kernel(
     ROWS: tl.constexpr,
     ADDED: tl.constexpr,
 ):
-    """Program (rows, of dk and then of dv): fp32 sums [N, heads, D] and [N, heads, Dv] into dk
-    [N, H, D] and dv, of the heads from ``first_head`` on. ADDED: to what is there, which is
-    in the dtype of dk and dv already, so that the result is rounded a second time."""
+    """Program (rows, dk or dv): round fp32 sums [N, heads, D] to the dtype of dk [N, H, D].
+
+    dv has sums [N, heads, Dv]. The sums belong to ``heads`` heads that begin at ``first_head``.
+    ADDED: add the sums to the values of dk and dv, so that the result is rounded a second time.
+    """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     real = row < n_rows
     to_row = row // heads * H + first_head + row % heads

@@ -106,7 +106,7 @@ def forward_kernel(
             q = load_tile(q_ptr, q_row, d, 1, q_sd, real, D, BLOCK_D, True)
             s = tl.zeros([ROWS, BLOCK_SIZE], dtype=tl.float32)
             s = dot(q, tl.trans(k), s, PRECISION)
-            # Keys behind the end of the sequence are behind its queries, too.
+            # This also hides keys behind the end of the sequence: they are behind all its queries.
             if i < diagonal:
                 s = tl.where(key[None, :] <= t[:, None], s, float("-inf"))
             top = tl.max(s, 1) * scale_log2

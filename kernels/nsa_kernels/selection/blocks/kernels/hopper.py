@@ -51,7 +51,7 @@ def in_turn(x, N: gl.constexpr):
 
 @gluon.jit
 def block_rows(ptr, key, key_end, stride, N: gl.constexpr):
-    """[64, N] of K or V from row ``key`` on; zeros from ``key_end`` on."""
+    """Load [64, N] of K or V that begins at row ``key``; rows at or behind ``key_end`` are 0."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // N, N // 8], [4, 1], [1, 0])
     key = key + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     column = gl.arange(0, N, gl.SliceLayout(0, LAYOUT))
@@ -61,9 +61,10 @@ def block_rows(ptr, key, key_end, stride, N: gl.constexpr):
 
 @gluon.jit
 def tile_tokens(entries_ptr, first, n, G: gl.constexpr, WIDE: gl.constexpr):
-    """The token of each row of the tile from query ``first`` on; the chunk's first behind query n.
+    """Return the token of each row of the tile that begins at query ``first``.
 
-    Asked for a tile before ``copy_tile`` takes them.
+    Rows behind query n get the first token of the chunk. Tokens are loaded one tile before
+    ``copy_tile`` takes them.
     """
     query = first + gl.arange(0, ROWS, gl.SliceLayout(1, COPIES)) // G
     token = gl.load(entries_ptr + query, mask=query < n, other=0)
@@ -171,8 +172,8 @@ def hopper_forward_kernel(
         out_row = gl.arange(0, ROWS, gl.SliceLayout(1, OUT))
         out_column = gl.arange(0, DV, gl.SliceLayout(0, OUT))
         for i in range(0, n, TOKENS):
-            # Tokens ascend: only while its first lies before the block's last key has a tile keys
-            # to be hidden. Those behind the end of the sequence are behind its queries, too.
+            # Tokens ascend, so a tile needs a mask only if its first token is before the block's
+            # last key. The mask also hides keys behind the end of the sequence.
             on_diagonal = next_first < last_key
             next_first = gl.load(entries_ptr + gl.minimum(i + TOKENS, n - 1))
             async_copy.wait_group(0)

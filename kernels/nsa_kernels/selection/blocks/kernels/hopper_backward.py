@@ -57,7 +57,7 @@ def takes_boxes(group: int) -> bool:
 
 
 def constants_of(group: int) -> dict[str, Any]:
-    """Constants and options of a launch, but for ``QUERIES`` and ``GATED``."""
+    """Return the constants and options of a launch, except ``QUERIES`` and ``GATED``."""
     # 384 threads, the idle ones beside a single warp included, share 64 Ki registers.
     options = {"num_warps": 4, "num_stages": 1, "maxnreg": 168}
     return {"G": group, "BOXED": takes_boxes(group), **options}
@@ -65,8 +65,11 @@ def constants_of(group: int) -> dict[str, Any]:
 
 @gluon.jit
 def line_tokens(entries_ptr, first, n, G: gl.constexpr):
-    """The token of each row of the tile from query ``first`` on, for ``copy_lines``. Behind the
-    last query it is the last one's: if its values are not finite, no sum of the item is."""
+    """Return the token of each row of the tile that begins at query ``first``, for ``copy_lines``.
+
+    Rows behind the last query get its token. They cannot spoil a finite sum: if the values of
+    that token are not finite, the sums of the item are not finite anyway.
+    """
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     query = first + gl.arange(0, ROWS, LINE) // G
     return gl.load(entries_ptr + gl.minimum(query, n - 1))
@@ -143,7 +146,7 @@ def copy(
     GATED: gl.constexpr,
     BOXED: gl.constexpr,
 ):
-    """The warps that copy. BOXED: from row ``q_row`` on, ``q_st`` rows a token."""
+    """Copy queries and gradients. BOXED: rows begin at ``q_row``, with ``q_st`` rows a token."""
     TOKENS: gl.constexpr = ROWS // G
     line = line_tokens(entries_ptr, 0, n, G)
     if BOXED:
@@ -157,7 +160,7 @@ def copy(
     for i in range(tiles):
         here = token
         line_here = line
-        # Those of the next tile, before this one waits for its room.
+        # The tokens of the next tile are loaded before this tile waits for a free slot.
         if BOXED:
             token = gl.load(entries_ptr + gl.minimum((i + 1) * TOKENS + which, n - 1))
         else:
@@ -309,8 +312,7 @@ def step_of(
 
 @gluon.jit
 def tiles_of(entries_ptr, n, origin, G: gl.constexpr):
-    """How many tiles there are, before which of them keys are hidden from queries, and from which
-    on there are fewer queries than rows."""
+    """Return the number of tiles, where the masked ones end, and the number of full ones."""
     TOKENS: gl.constexpr = ROWS // G
     LAYOUT: gl.constexpr = gl.BlockedLayout([2], [32], [gl.num_warps()], [0])
     j = gl.arange(0, ROWS, LAYOUT)
@@ -325,7 +327,7 @@ def tiles_of(entries_ptr, n, origin, G: gl.constexpr):
 
 @gluon.jit
 def of_this_group(tile, WHO: gl.constexpr):
-    """The first tile of this group from ``tile`` on."""
+    """Return the first tile of this group that is not before ``tile``."""
     return tile + ((tile ^ WHO) & 1)
 
 
@@ -497,10 +499,11 @@ def hopper_backward_kernel(
 
     BOXED: ``q`` [N, HQ, D] and ``g``, the output's gradient [N, HQ, Dv], are described by the heads
     of a group (``launch.descriptors``), else pointers. k [N, H, D] and v [N, H, Dv]; ``lse_ptr``
-    (natural), ``rest_ptr`` and, GATED, ``gate_ptr`` fp32 [N, HQ]. ``part_ptr``: dQ of each (query,
-    block) in the inputs' dtype, unscaled, [HEADS, segment_size, G, D], HEADS being those of the
-    launch. ``dk_ptr`` and ``dv_ptr`` fp32 [N, HEADS, D] are added to; ``spill_ptr`` fp32 [slots,
-    64, D + Dv] takes what items other than a block's first have summed.
+    (natural), ``rest_ptr`` and, GATED, ``gate_ptr`` fp32 [N, HQ]. ``part_ptr``
+    takes dQ of each (query, block) in the inputs' dtype, unscaled, [HEADS, segment_size, G, D],
+    where HEADS is the number of heads in the launch. The first item of a block adds to ``dk_ptr``
+    and ``dv_ptr`` fp32 [N, HEADS, D]; further items store their sums in ``spill_ptr`` fp32 [slots,
+    64, D + Dv].
     """
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     COPYING_WARPS: gl.constexpr = 1 if BOXED else 4
@@ -570,7 +573,7 @@ def hopper_backward_kernel(
         gl.thread_barrier()
         FIRST: gl.constexpr = 0
         SECOND: gl.constexpr = 1
-        # Written out: in a tuple that has a name constants are none any longer.
+        # Arguments are written out: constants in a tuple that is a variable would become tensors.
         # fmt: off
         gl.warp_specialize(
             [

@@ -200,7 +200,7 @@ def items_kernel(
         busy = i * QUERIES < count
         tl.store(items_ptr + (slot + i) * 2, tl.where(busy, b, -1), mask=i < own)
         tl.store(items_ptr + (slot + i) * 2 + 1, tl.where(busy, i * QUERIES, -1), mask=i < own)
-    # What is behind the last bin's is shared out among all programs.
+    # All programs share the slots that the last bin leaves.
     last = tl.load(first_ptr + bins - 1) + tl.load(count_ptr + bins - 1)
     behind = last // QUERIES + bins
     for start in range(behind + tl.program_id(0) * BLOCK, slots, tl.num_programs(0) * BLOCK):

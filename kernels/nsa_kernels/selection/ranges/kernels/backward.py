@@ -268,7 +268,7 @@ def ranges_dkdv_kernel(
         dv = dot(tl.trans(narrow(p, do.dtype)), do, dv, PRECISION)
         ds = score_gradients(p, do, v, delta, PRECISION)
         dk = dot(tl.trans(narrow(ds, q.dtype)), q, dk, PRECISION)
-    # A weight of 0 takes up what is not finite: keys that nobody selects may hold anything.
+    # A weight of 0 times NaN is NaN, and keys that no query selects may hold anything.
     selected = has_bit(tl.load(selected_ptr + slot), of_tile)[:, None]
     dk = tl.where(selected, dk, 0.0)
     dv = tl.where(selected, dv, 0.0)

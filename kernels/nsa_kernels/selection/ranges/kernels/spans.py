@@ -16,10 +16,12 @@ def numbered_spans(
     SPANS: tl.constexpr,
     SEARCH_STEPS: tl.constexpr,
 ):
-    """A row's spans, disjoint, and their keys numbered 0..total without gaps: of each span the
-    first number, the one behind the last and key minus number, [SPANS] in the order of the spans;
-    total. With SEARCH_STEPS spans and before are those of ``disjoint_spans``, and but for total the
-    results are nothing.
+    """Make a row's spans disjoint and number their keys 0..total without gaps.
+
+    Return four results: for each span its first number, the number behind its last, and the
+    difference between key and number, [SPANS] each in the order of the spans; and total.
+
+    If SEARCH_STEPS is not 0, spans and before come from ``disjoint_spans``, and only total is set.
     """
     if SEARCH_STEPS > 0:
         total = tl.load(before + n_spans).to(tl.int32)
@@ -34,7 +36,7 @@ def numbered_spans(
         high = tl.load(offset + r_se, mask=i < n_spans, other=S_KV)
         low = tl.minimum(tl.maximum(low, 0), S_KV).to(tl.int32)
         high = tl.minimum(tl.maximum(high, 0), S_KV).to(tl.int32)
-        # The same values once more along the other axis: a load is cheaper than a transpose.
+        # Load the values again along the other axis: a load is cheaper than a transpose.
         j = tl.arange(0, SPANS)
         at_j = spans + j.to(tl.int64) * r_sn
         low_j = tl.load(at_j, mask=j < n_spans, other=S_KV)
