@@ -107,7 +107,7 @@ def times(trial: Trial, configs: Sequence[Config], device: torch.device) -> dict
         works = list(pool.map(lambda config: _works(trial, config), configs))
     alive = [config for config, works_here in zip(configs, works, strict=True) if works_here]
     # Reading evicts as writing does, and leaves nothing to write back.
-    # torch says it from 2.5 on; no device has more.
+    # torch 2.5 and later say its size; no device has more than the default.
     l2_bytes = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 128 << 20)
     flush = torch.zeros(2 * l2_bytes // 4, device=device)
     samples: dict[Config, list[float]] = {config: [] for config in alive}

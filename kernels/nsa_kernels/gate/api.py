@@ -47,8 +47,8 @@ def selection_attention(
         k: [B, G, S_kv, D]. v: [B, G, S_kv, Dv].
         ranges: int32 or int64 [B, S, G, n, 2] or [S, G, n, 2], as ``selection_ranges``.
         sm_scale: factor on q.k; 1/sqrt(D) when None.
-        policy: when to use the kernel; None: the environment's, read once. Its threshold is that of
-            the regime: ``graph`` in a capture, ``device`` under torch.compile, else ``queue``.
+        policy: when to use the kernel; None: the environment's, read once. Its threshold depends
+            on the regime: ``graph`` in a capture, ``device`` under torch.compile, else ``queue``.
         selected_len: upper bound of the keys a row selects (n blocks times their size in NSA). It
             is compared with the policy's threshold and sizes the fallback's packed copy, where a
             row that selects more is an error; None: S_kv, the only bound known without

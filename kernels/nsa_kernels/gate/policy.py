@@ -72,8 +72,8 @@ class Policy:
             GPU name as CUDA reports it; None means never. A GPU that is not listed: never.
         by_regime: such thresholds for the regimes of ``REGIMES``, before ``min_len``: what pays in
             a graph may lose from Python, where the host is what is awaited.
-        group_kernels: False avoids the kernels that take all heads of a group at once; as there
-            are no others for ranges, packed SDPA is used.
+        group_kernels: False avoids the kernels that take all heads of a group at once. All kernels
+            for ranges do, so packed SDPA is used instead.
         force: use the kernel whatever ``min_len`` says.
         on_error: "raise" lets an error in the kernel through; "fallback" counts it, logs it once
             and uses packed SDPA.

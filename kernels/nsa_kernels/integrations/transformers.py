@@ -324,8 +324,8 @@ def attention_forward(
     Args:
         module: the layer, with ``config``; gates by ``add_gates``.
         query: [B, HQ, Tq, D]. key: [B, H, T, D]. value: [B, H, T, Dv]. HQ is a multiple of H, and
-            the queries are the last Tq of T tokens. Where their dtypes differ, all are computed in
-            autocast's, without autocast in value's.
+            the queries are the last Tq of T tokens. If their dtypes differ, all are cast to the
+            dtype of autocast, or without autocast to the dtype of value.
         scaling: factor on q.k; 1/sqrt(D) when None.
         kwargs: ``cu_seq_lens_q``, int32 [sequences + 1], of sequences packed in B = 1;
             ``position_ids`` [B or 1, T], which ascend by 1 without it.

@@ -1,9 +1,9 @@
 """Launch configurations: a pure function of (device, shape class), never of a measurement.
 
 A table of rules instead of run-time autotuning keeps the first call free of trials and two runs on
-one GPU bit-identical. The rules come from sweeps on an H200 (notes/rows.md). Another device changes
-their numbers: multiprocessors and shared memory. Where
-``python -m nsa_kernels.tune`` has been run, the tiles that it wrote down come before the rules'.
+one GPU bit-identical. Sweeps on an H200 gave the rules (notes/rows.md), and other devices change
+their numbers of multiprocessors and shared memory. Tiles that ``python -m nsa_kernels.tune`` wrote
+down have precedence over the rules.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def _mean_of_rows(
     LENGTH: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """The mean of LENGTH rows of x from each ``first`` on; 0 where it is not ``real``."""
+    """Return the mean of the LENGTH rows of x that begin at each ``first``; 0 if not ``real``."""
     d = tl.arange(0, BLOCK_D)
     total = tl.zeros([first.shape[0], BLOCK_D], dtype=tl.float32)
     for begin in range(0, LENGTH, UNROLL):
@@ -170,8 +170,9 @@ def _sum_of_keys(
     LENGTH: tl.constexpr,
     STRIDE: tl.constexpr,
 ):
-    """What tokens at each ``place`` of their sequence, of ``keys`` compressed keys from
-    ``first_key`` on, get of the gradients of those that they are in."""
+    """Return the gradient of the token at each ``place`` of its sequence: the sum over the
+    compressed keys that cover it, divided by LENGTH. The sequence has ``keys`` compressed keys, and
+    the first of them is row ``first_key``."""
     d = tl.arange(0, BLOCK_D)
     total = tl.zeros([place.shape[0], BLOCK_D], dtype=tl.float32)
     # The keys that began last come last, so that they are added in ascending order.

@@ -58,7 +58,7 @@ def decode_merge_kernel(
     """Program (key head of a batch, head of its group): gates [.., 3] times the branches, summed.
 
     CMP_BLOCK_S, SPANS_BLOCK_S: shares that are looked at together; 0 where nothing was split.
-    CMP_TABLE: rows of compressed keys differ in shares, too.
+    CMP_TABLE: rows of compressed keys also differ in their number of shares.
     """
     wait_for_last_launch(PDL)
     row = tl.program_id(0).to(tl.int64)
