@@ -59,7 +59,7 @@ class Checked(Message):
 
 
 class Judged(Message):
-    """What is wrong about an implementation, if anything, and the largest errors of all calls."""
+    """The status of an implementation, with a reason if it is wrong, and its largest errors."""
 
     status: Status = Status.OK
     reason: str = ""

@@ -21,7 +21,7 @@ from nsabench.model.record import Record
 __all__ = ["HARMLESS", "DeviceLimits", "Effect", "Finding", "by_gravity"]
 
 Check = Callable[[Sequence[Record], DeviceLimits], list[Finding]]
-# Of two equally grave findings about a record, the first decides.
+# If two findings about a record are equally grave, the first decides.
 CHECKS: Mapping[str, Check] = {
     "baseline": check_baseline,
     "burst": check_burst,

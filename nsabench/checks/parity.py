@@ -1,8 +1,9 @@
 """Decide whether a result is right, by its distance from the float64 oracle.
 
 The worker has checked the form of the result (`worker/outputs.py`), and the checker has measured
-its errors (`checker/compare.py`). The mean absolute error has the case's tolerance, the relative L2
-error what the format resolves (`resolution`), and that of the worst row a multiple (`row_ratio`).
+its errors (`checker/compare.py`). Three errors are limited:
+the mean absolute error by the tolerance of the case, the relative L2 error by what the format
+resolves (`resolution`), and the L2 error of the worst row by a multiple of that (`row_ratio`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ TRUNCATIONS_A_TERM, TILE = 3 / 8, 64
 def noise(dtype: DType, terms: int, logit: float = 1.0) -> float:
     """Return the relative error that an honest result of sums of so many terms may have.
 
-    It is the larger of the rounding to the format and that of sums in float32. Such a sum, in any
+    It is the larger of two errors: the rounding to the format, and the error of sums in float32. Such a sum, in any
     order, is off by sqrt(terms) roundings (Higham and Mary 2019, probabilistic rounding error
     analysis). On tensor cores the truncations in one tile do not cancel (Ootomo and Yokota 2022,
     recovering single precision accuracy from Tensor Cores). A softmax turns the absolute error of

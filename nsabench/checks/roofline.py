@@ -26,8 +26,8 @@ class DeviceLimits:
     tflop_s: Mapping[str, float] = field(default_factory=dict)
     timer_floor_ms: float | None = None
     known_duration_error: float | None = None
-    # A time is impossible if it beats a bound by this factor. The bandwidth is that of a copy,
-    # and reading is up to a tenth faster (H200: 4.25 TB/s copied of a nominal 4.8).
+    # A time is impossible if it beats a bound by this factor. The bandwidth was measured
+    # with a copy, and reading is up to a tenth faster (H200: 4.25 TB/s copied of a nominal 4.8).
     margin: float = 1.1
 
     @classmethod

@@ -157,7 +157,7 @@ class Evidence:
     """A wrong output, and a thin problem: some of the wrong rows, if rows select keys.
 
     full, whole, whole_output, off, wrong: inputs, oracle, output, absolute errors and bad vectors
-      (of the last axis) of the full problem. The others belong to the thin one.
+      (of the last axis) of the full problem. Further fields belong to the thin problem.
     rows: A row is an index of the first axis, or the query heads of a KV head.
     marked: the vectors that hypotheses must explain.
     """

@@ -26,7 +26,7 @@ except ImportError as error:
 RETRIES = 3
 PATIENCE = timedelta(seconds=20)
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-# What obstore's sentence contains, such as a code of S3: what is wrong, and what to do.
+# A part of obstore's message, such as an S3 code; what is wrong; what to do.
 _REFUSALS = (
     (
         "SignatureDoesNotMatch",
@@ -151,7 +151,7 @@ class Store:
 
 
 def _read_endpoint() -> str:
-    """Return the server's address, "" for Amazon's. obstore panics if it is no address."""
+    """Return the server's address, "" for Amazon's. obstore panics if it is malformed."""
     for name in _ENDPOINTS:
         endpoint = os.environ.get(name)
         if endpoint is None:

@@ -11,7 +11,7 @@ from nsabench.machine.environment.model import Driver, Environment, Gpu
 from nsabench.machine.environment.nvml import THROTTLING
 from nsabench.machine.environment.pairs import OLDEST_DRIVER, numbers
 
-# What CUDA says, by a part of it: a code, what is wrong, and what to do.
+# A part of CUDA's message; the code of the finding; what is wrong; what to do.
 _CUDA_ERRORS = (
     (
         r"error 802|not yet initialized",

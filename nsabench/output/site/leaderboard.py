@@ -108,7 +108,7 @@ def _build_entry(
 ) -> tuple[tuple[object, ...], Sequence[str]]:
     """Return the cells of an implementation, and its place. Alternatives come last.
 
-    The times are over those of the fastest right implementation. An implementation that is right in
+    Times are ratios to the fastest right implementation. An implementation that is right in
     fewer than half of the cases comes after the others.
     """
     first = rows[0]
