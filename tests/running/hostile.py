@@ -161,7 +161,8 @@ def forge(line):
 
 
 def nonce():
-    """An author who knows the bench finds what its worker signs its answers with."""
+    """Find the secret that the worker signs its answers with, as an author can if they know the
+    bench."""
     gc.unfreeze()
     [channel] = [o for o in gc.get_objects() if type(o).__name__ == "Channel"]
     return channel._nonce + b" "

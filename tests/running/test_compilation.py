@@ -118,7 +118,8 @@ def test_the_case_that_all_shards_measure_is_compiled_ahead_as_well(make_plan: M
 def test_the_worker_that_measures_finds_it_and_its_record_says_what_it_took(
     begun: Begin, tmp_path: Path
 ) -> None:
-    """And so does that of each later pass, whatever those before it have left."""
+    """The worker of each later pass also finds the compiled kernels, whatever earlier passes have
+    left."""
     plan, ahead = begun(["compiles"], timeout_s=30)
     ahead.call(cells(plan), 2, ROOM, print)
     [job] = next_jobs(plan, log_of(plan))
@@ -161,7 +162,7 @@ def test_who_imports_no_candidate_begins_with_what_such_workers_compiled(
         of_all, of_clean = (Path(aside(ahead, clean=clean), "triton") for clean in (False, True))
         assert len(list(of_all.glob("of_*"))) == len(CALLED)
         assert of_clean.is_dir() and not list(of_clean.iterdir())
-        # Where the sandbox does not keep files, a candidate could have written there since.
+        # Without a sandbox for files, a candidate could have written to the shared folder.
         ahead.lend(executor, "none: this kernel has no Landlock, sockets (seccomp)")
         assert executor.worker.scratch.path != ahead.scratch.path
         ahead.lend(executor, "files (Landlock 3)")

@@ -195,7 +195,7 @@ def test_a_second_process_that_was_disturbed_confirms_nothing(
 
 @pytest.mark.parametrize(("count", "known"), [(1, False), (4, False), (5, True)])
 def test_few_rounds_are_no_interval(count: int, known: bool) -> None:
-    """Of one round, both ends of the bootstrap's interval are its ratio."""
+    """With one round, both ends of the bootstrap's interval equal its ratio."""
     assert (verdict(1.5, count=count).verdict is Verdict.FASTER) is known
     if not known:
         judgement = verdict(1.5, count=count)
@@ -252,7 +252,8 @@ def test_a_clear_verdict_is_not_touched_by_a_confirmation() -> None:
 
 
 def test_a_baseline_that_was_dropped_early_cannot_become_the_best_by_drift() -> None:
-    """Clocks fall by a fifth after round 20: early medians flatter whoever was dropped there."""
+    """Clocks fall by a fifth after round 20, so early medians flatter a baseline that was dropped
+    there."""
     steps = [1.0] * 20 + [1.2] * 180
     times = [ms * (1 + 1e-5 * (i % 7)) for i, ms in enumerate(steps)]
     late = Samples(round=list(range(200)), time_ms=times)
@@ -435,7 +436,7 @@ def test_what_is_inconclusive_already_needs_no_confirmation() -> None:
 def test_what_a_second_process_computed_is_held_to_the_same_checks(
     update: dict[str, float], median_ms: float, status: Status, reason: str
 ) -> None:
-    """Its worker looks at the mean error only; the checks come when the run is assessed."""
+    """The worker checks only the mean error. Other checks follow when the run is assessed."""
     ceilings = Ceilings(copy_gb_s=4250)
     made = Made(lengths=(64,), shapes=((256, 4, 64),), ratio=lambda _: 1.2, ceilings=ceilings)
     rng = np.random.default_rng(1)
@@ -448,7 +449,8 @@ def test_what_a_second_process_computed_is_held_to_the_same_checks(
 
 @pytest.mark.parametrize("found_by", ["worker", "parity"])
 def test_the_record_says_what_the_second_process_saw(found_by: str) -> None:
-    """Its errors, and what it looked like: those of the main pass say that all was well."""
+    """The record has the errors and the appearance of the second process, because the main pass
+    found nothing wrong."""
     made = Made(lengths=(64,), shapes=((256, 4, 64),), ratio=lambda _: 1.2)
     seen = {
         "mae": 2e-4,

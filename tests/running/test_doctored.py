@@ -1,5 +1,5 @@
-"""A run folder that somebody handed back, made so that going on with it, or reporting it, reaches
-beyond it."""
+"""A run folder, changed by an attacker so that resuming or reporting it would reach files outside
+it."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_no_file_that_a_strangers_plan_names_is_executed(tmp_path: Path, measure
 
 @pytest.mark.parametrize("signer", [ME, None], ids=["lasting", "ephemeral"])
 def test_a_plan_of_which_nothing_is_measured_is_nobodys(tmp_path: Path, signer: object) -> None:
-    """Its cases, matrices and versions are what whoever wrote it says."""
+    """Its author alone chose its cases, matrices and versions, so no measurement confirms them."""
     folder = make_run(tmp_path / "run", DONE, signer=STRANGER)
     (folder / "log.jsonl").unlink()
     with pytest.raises(UsageError, match="is empty"):

@@ -1,4 +1,4 @@
-"""What a plan will take, and what can never fit."""
+"""Estimates of the time that a plan takes, and of cases that can never fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A log says who measured it. Only a torn last line is forgiven, and only its signer can write."""
+"""A log names the key of its author. Only a torn last line is forgiven, and only its signer can
+write."""
 
 from __future__ import annotations
 
@@ -84,7 +85,7 @@ Lines = list[bytes]
 
 
 def forged(*entries: Entry, by: Signer, after: int = -1) -> Callable[[Lines], Lines]:
-    """What a process can append."""
+    """Append entries, signed by any key, as a hostile process could do."""
 
     def change(lines: Lines) -> Lines:
         previous = digest(lines[after])

@@ -29,7 +29,7 @@ HOT = Conditions(clock_event_reasons=["hw_thermal_slowdown"])
 CAPPED = Conditions(clock_event_reasons=["sw_power_cap"])
 KILLED, INTERRUPTED = "killed", "interrupted"
 
-# What comes of a job: the state of the device, a death, or the end of the measuring process.
+# The result of a job: the state of the device, a death, or the end of the measuring process.
 Answer = Conditions | Death | str
 World = Callable[[Job], Answer]
 

@@ -1,4 +1,4 @@
-"""What a worker leaves behind is found, however it hides."""
+"""Processes that a worker leaves behind are found, however they hide."""
 
 from __future__ import annotations
 

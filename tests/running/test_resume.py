@@ -129,7 +129,8 @@ def test_nothing_left_to_measure_asks_no_machine(tmp_path: Path, asked: list[str
 def test_the_environment_is_what_the_machine_was_before_it_was_calibrated(
     tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Calibration loads the device: after it, it looks as if somebody else kept it busy."""
+    """Calibration loads the device, so afterwards the device looks as if another program kept it
+    busy."""
     plan = Plan.read(unfinished(tmp_path / "before", 1.5) / "plan.json")
     folder = tmp_path / "run"
     seen: list[bool] = []

@@ -57,7 +57,8 @@ def test_what_was_begun_in_my_name_is_signed_in_my_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["RESULTS.md", "page.html", "logs/notes.log", "shards/x/y"])
 def test_what_somebody_put_there_is_not_signed(tmp_path: Path, name: str) -> None:
-    """It would count as mine. What a killed process left is removed."""
+    """A foreign file would be signed as part of my run. Files left by a killed process are
+    removed."""
     folder = make_run(tmp_path / "run", DONE, signer=ME)
     (folder / "thresholds.tmp").write_text("torn")
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +69,7 @@ def test_what_somebody_put_there_is_not_signed(tmp_path: Path, name: str) -> Non
 
 
 def test_a_lasting_key_signs_nothing_that_was_begun_without_it(tmp_path: Path) -> None:
-    """Anybody who is handed such a run is handed its key too."""
+    """The run folder contains its key, so every recipient of the run has it."""
     signer = make_run_key(tmp_path)
     folder = make_run(tmp_path / "run", DONE, signer=signer)
     (tmp_path / RUN_KEY).rename(folder / RUN_KEY)

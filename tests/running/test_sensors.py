@@ -1,4 +1,4 @@
-"""What the sensors say is read where no worker can forge it."""
+"""The supervisor reads the sensors itself, where no worker can forge them."""
 
 from __future__ import annotations
 

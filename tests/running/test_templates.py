@@ -63,7 +63,7 @@ def test_a_worker_is_forked_and_is_a_child_of_this_process(
     assert all(stream is not None and stream.closed for stream in streams)
     with monkeypatch.context() as patch:
         patch.setattr(os, "killpg", None)
-        other.stop()  # its number may be that of another process by now
+        other.stop()  # another process may have this number by now
 
 
 @pytest.mark.usefixtures("begun_anew")

@@ -1,8 +1,8 @@
 """A kernel that looks for secrets: in every other process's environment and memory, and in files.
 
-What it looks for, where, and whom to leave out stands in the file that SPY names; what it found
-goes to the file beside it. The needles stand there in hexadecimal digits, so that nothing but this
-process makes them up.
+The file that SPY names says which secrets to look for, in which places, and which processes to
+skip. The kernel writes its results to the file beside it. Secrets are stored there in hexadecimal
+digits, so that only this process has them in memory as plain bytes.
 """
 
 import json

@@ -1,7 +1,6 @@
-"""A hostile kernel in a real run finds no signing key, and what it could find is said.
+"""A hostile kernel in a real run finds no signing key, and the run says what it could find.
 
-Without a sandbox, which would keep the files from it: not every kernel of an operating system has
-one.
+These runs have no sandbox, because not every operating system can hide files from a kernel.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ timing:
 
 
 def unprivileged() -> None:
-    """As for a user: who may trace any process would need no hostile kernel to read a key."""
+    """Drop the right to trace any process: with it, reading a key would need no hostile kernel."""
     ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0)
 
 
@@ -66,7 +65,7 @@ class Stage:
     ) -> dict[str, Any]:
         """Run `nsabench all` with these variables; a passphrase goes through a pipe."""
         task = self.folder / "task.json"
-        # The test knows the secrets itself, and so may whoever started it by the same memory.
+        # The test knows the secrets itself. Its parent processes may also have them in memory.
         above = [p.pid for p in psutil.Process().parents()]
         task.write_text(
             json.dumps(

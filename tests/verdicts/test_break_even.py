@@ -276,7 +276,7 @@ def test_a_control_of_the_queue_that_got_away_or_never_ran_decides_nothing_there
     without = [r for r in rows if r.caught_by != "burst"]
     in_queue, _ = break_even.decide(without)
     assert in_queue.answer is Pays.NOT_DECIDED and "burst" in in_queue.why
-    # Without a ratio in the queue there is nothing to decide.
+    # Without a ratio in the queue, only the device has a break-even length.
     assert [p.regime for p in break_even.decide(queued(ladder({8192: 2.0}), {}))] == [Regime.DEVICE]
 
 

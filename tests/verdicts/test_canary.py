@@ -1,4 +1,4 @@
-"""Hosts that differ from the others on the case that all of them measure."""
+"""Hosts whose times differ from other hosts' times in the case that all hosts measure."""
 
 from __future__ import annotations
 

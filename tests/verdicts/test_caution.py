@@ -36,7 +36,7 @@ ALL, GREAT = {64, 128, 256, 512}, {256, 512}
         (Made(kind=Kind.GENERAL, ratio=rising), {"": {64, 128}, NO_SPECIALISED: GREAT}),
         (Made(kind=Kind.SPECIALISED, ratio=rising), {"": ALL}),
         (Made(kind=None, ratio=rising), {"": ALL}),
-        # The other baseline has no recorded kind, so it is not known to be general.
+        # A second baseline has no recorded kind, so it may be specialised.
         (Made(kind=Kind.GENERAL, ratio=rising, flex_ms=lambda _: 5.0), {"": ALL}),
     ],
 )

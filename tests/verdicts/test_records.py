@@ -32,7 +32,7 @@ from nsabench.verdicts.tables import (
 )
 from tests.runs import make_run
 
-# What every record has.
+# Fields that every record has.
 LEAST: dict[str, Any] = {
     "run_id": "r",
     "case_id": "c",
@@ -91,7 +91,7 @@ def test_a_caution_that_no_version_writes_is_none(text: str) -> None:
 
 
 def test_a_newer_record_is_read_as_far_as_it_is_known() -> None:
-    """Of an op, and with sizes and columns, that this version has never heard of."""
+    """The record has an op, sizes and columns that this version does not know."""
     newer = {
         **dict.fromkeys(("N", "H", "D", "Dv", "L")),
         "op": "later",

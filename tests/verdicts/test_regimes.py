@@ -1,4 +1,4 @@
-"""The verdict in the queue beside that of the device: of its own times, and its own baseline."""
+"""The verdict for queued calls has its own times and its own baseline, apart from the device's."""
 
 from __future__ import annotations
 

@@ -41,7 +41,8 @@ def test_constant_samples_have_an_interval_of_no_width() -> None:
 def test_an_arm_that_is_always_a_factor_slower_has_exactly_that_ratio(
     times: list[float], factor: float
 ) -> None:
-    """Whatever both suffer, drift or a throttled clock, cancels: rounds are resampled whole."""
+    """Drift or a throttled clock affects both kernels and cancels, because rounds are resampled
+    whole."""
     ratio = ratio_of_medians([factor * t for t in times], times, resamples=50)
     assert ratio.value == pytest.approx(factor)
     assert (ratio.lo, ratio.hi) == pytest.approx((factor, factor))
@@ -154,8 +155,8 @@ def test_the_interval_is_that_of_a_bootstrap_that_draws_everything(n: int, m: in
     drawn = [np.median(x[rng.integers(0, x.size, (40_000, x.size))], axis=1) for x in (a, b)]
     ratios = drawn[0] / drawn[1]
     assert ours.value == np.median(a) / np.median(b)
-    # An end of ours leaves 2.5 % outside, within four standard errors of its resamples. Few samples
-    # have few ratios, and an end may lie between two of them.
+    # Each end of our interval leaves 2.5 % outside, within four standard errors of its resamples.
+    # Few samples give few ratios, so an end may be between two of them.
     error = 4 * (0.025 * 0.975 / RESAMPLES) ** 0.5
     for end, outward in ((ours.lo, ratios), (-ours.hi, -ratios)):
         just_inside = outward[outward >= end - 1e-9].min()

@@ -1,4 +1,5 @@
-"""What a matrix leaves out is never what a candidate is held against, though it may run along."""
+"""A candidate is never compared with a baseline that its matrix skips, even if that baseline is
+measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is blamed for what changed, and what an implementation or a case leaves for the next."""
+"""Which kernel is blamed for a change, and what one kernel or case leaves for the next."""
 
 from __future__ import annotations
 
@@ -112,7 +112,8 @@ def test_a_case_finds_nothing_of_those_before_it() -> None:
 
 
 def the_sets() -> InputSets:
-    """What stray writes may hit; those of earlier tests are collected."""
+    """Return the input sets that stray writes may hit. Input sets of earlier tests were
+    collected."""
     return [thing for thing in gc.get_objects() if type(thing) is InputSets][-1]
 
 
@@ -127,7 +128,8 @@ def test_who_changes_inputs_and_fails_leaves_them_right_for_the_next() -> None:
 
 @pytest.mark.parametrize("from_call", [3, 6])
 def test_writes_past_ones_own_inputs_are_ones_own_fault(from_call: int) -> None:
-    """A kernel that writes out of bounds hits what lies beside, here: all other sets."""
+    """A kernel that writes out of bounds hits memory beside its inputs. Here it hits all other
+    sets."""
     gc.collect()
     calls = 0
 
@@ -260,8 +262,8 @@ def test_a_sparse_result_is_wrong() -> None:
 
 
 def test_who_answers_a_timed_call_with_the_one_before_is_told_so() -> None:
-    """Right in the parity checks, and one call late from then on. With many sets, the first call's
-    data are hardly ever those of the call before."""
+    """The kernel is right in the parity checks. Afterwards it returns the output of the previous
+    call. With many sets, that call rarely has the same data."""
     case = CASE.model_copy(update={"timing": Timing(rotate=20)})
     late: list[Tensor] = []
     calls = 0
@@ -279,7 +281,8 @@ def test_who_answers_a_timed_call_with_the_one_before_is_told_so() -> None:
 
 @pytest.mark.parametrize("when", ["ordered", "timed", "burst"])
 def test_the_errors_of_every_call_that_is_looked_at_count(when: str) -> None:
-    """In float32 but for calls of one kind, which are in bfloat16: the worst of them all counts."""
+    """All calls are computed in float32, except calls of one kind in bfloat16. The largest error
+    counts."""
     case = CASE.model_copy(update={"dtype": DType.FLOAT32})
     calls, now = 0, ""
 
@@ -402,7 +405,7 @@ def test_an_output_lives_on_to_the_end() -> None:
         if calls <= 5:
             ring.append((out, out.clone()))
         for returned, values in ring if calls > 40 else ():
-            if not torch.equal(out, values):  # inputs come again, and nobody sees their result
+            if not torch.equal(out, values):  # inputs repeat, and this result is read by no check
                 returned.copy_(out)
         return out if calls <= 5 else out.clone()
 
@@ -426,7 +429,7 @@ def test_a_result_may_lie_apart_in_memory() -> None:
 
 @pytest.mark.parametrize("right_calls", [1, 2, 12])
 def test_a_kernel_that_declines_after_a_right_answer_has_failed(right_calls: int) -> None:
-    """Or it would decline where it loses, and be right wherever it is timed."""
+    """Otherwise a kernel could decline wherever it is slow, and still count as right."""
     calls = 0
 
     def declining(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:

@@ -262,8 +262,8 @@ def test_a_sample_can_be_taken_again(direction) -> None:
 def test_gradients_of_large_sums_are_held_to_the_format_and_small_ones_to_the_tolerance(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """bfloat16 resolves 2^-8 of a value: of gradients of about 30 an honest kernel is off by more
-    than 1e-3, and one that is off by a tenth is not honest."""
+    """bfloat16 resolves 2^-8 of a value. With gradients of about 30, an honest kernel has an error
+    above 1e-3, but a kernel with an error of a tenth is wrong."""
     case, op = make_case("bfloat16"), ops.get(OP)
     drawn = op.draw_grad
     monkeypatch.setattr(type(op), "draw_grad", lambda _, *given: drawn(*given) * 1024)
@@ -284,7 +284,7 @@ def test_work_of_a_backward_is_the_forward_and_the_gradients() -> None:
     sizes = ops.sizes(case)
     gradients = 2 * (2 * 4 * 2 * 4 * 32 + 2 * 2 * 96 * (32 + 16))
     assert ops.work(case).bytes_min == ops.work(forward).bytes_min + gradients
-    # dv and dp of the width of v, dq and dk of that of q: no product need be done twice.
+    # dv and dp have the width of v, dq and dk the width of q. Each product is computed once.
     selected = ops.work(forward).flops // (2 * (32 + 16))
     assert ops.work(case).flops == 2 * selected * (16 + 16 + 32 + 32)
     assert ops.get(OP).differentiable_elements(sizes) * 2 == gradients

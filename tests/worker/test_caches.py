@@ -1,4 +1,5 @@
-"""What a worker begins with was written by foreign code, and is brought whole or not at all."""
+"""Foreign code wrote the caches that a worker starts with. They are copied completely or not at
+all."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ def test_sums_of_a_fold_are_those_of_its_words(bits: torch.dtype, words: int, re
 
 
 def several() -> list[torch.Tensor]:
-    """Of the kinds that an op has: of any length, some too short for a fold, one that lies in no
-    order of its memory, and one that begins between two words."""
+    """Return tensors of the kinds that an op has. Their lengths differ, and some are too short for
+    a fold. One is transposed in memory, and one begins between two words."""
     made = torch.Generator().manual_seed(0)
     tensors = [
         torch.randn(4 * FOLD * rows + over, generator=made).to(torch.bfloat16)
@@ -71,7 +71,7 @@ def test_sums_of_many_tensors_see_a_change_in_any(which: int) -> None:
         assert not torch.equal(sums.now(), right)
         tensors[which][place] = before
         assert torch.equal(sums.now(), right)
-    # The same values, of which two changed places: in one row of the fold, and in one column.
+    # Two values are swapped: within one row of the fold, and within one column.
     flat = tensors[which].view(-1) if tensors[which].is_contiguous() else None
     in_a_word = 8 // tensors[which].element_size()
     for other in (in_a_word, FOLD * in_a_word) if flat is not None else ():

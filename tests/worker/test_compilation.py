@@ -1,4 +1,4 @@
-"""What is called ahead has seen nothing that is judged."""
+"""Calls that compile ahead never see the data that is judged."""
 
 from __future__ import annotations
 

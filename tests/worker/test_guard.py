@@ -1,4 +1,4 @@
-"""What exceptions of foreign code mean."""
+"""Map exceptions of foreign code to statuses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nsabench.worker.guard import classify, guarded  # noqa: E402
 def test_out_of_memory_also_where_torch_names_it_under_cuda_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delattr(torch, "OutOfMemoryError")  # torch has it from 2.5 on
+    monkeypatch.delattr(torch, "OutOfMemoryError")  # torch 2.5 added it
     assert classify(torch.cuda.OutOfMemoryError("x")).status is Status.OUT_OF_MEMORY
     assert classify(RuntimeError("x")).status is Status.CRASHED
 
@@ -53,7 +53,7 @@ def test_a_crash_is_located_in_the_users_file(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_kernels_line_comes_before_that_of_its_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both stand in the user's file; the launch is where Triton's own error passes."""
+    """Both lines are in the user's file. Triton's own error passes through the launch."""
     source = (
         "def kernel():\n    return nope\n"
         "def launch():\n    try:\n        kernel()\n"

@@ -1,4 +1,4 @@
-"""What a process that measures does not load, since threads and memory of it would be there too."""
+"""Modules that a measuring process must not load, because they add threads and memory."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_values_move_and_addresses_stay(monkeypatch: pytest.MonkeyPatch, chunk: 
 
 @pytest.mark.parametrize("kind", ["as it lies", "transposed", "begins between words"])
 def test_a_change_is_seen_however_a_tensor_lies(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """What is summed is the tensor each time, and never a copy that was made of it once."""
+    """Each sum reads the tensor itself, never an earlier copy of it."""
     drawn = inputs.draw
 
     def laid(tensor: torch.Tensor) -> torch.Tensor:
@@ -58,7 +58,7 @@ def test_a_change_is_seen_however_a_tensor_lies(monkeypatch: pytest.MonkeyPatch,
     sets = sets_of(of)
     monkeypatch.setattr(inputs, "draw", draw_laid)
     sets = InputSets(of, desk_of(sets).seeds, sets.form, "cpu")
-    assert sets.find_change() == ""  # whoever keeps a copy has it from here
+    assert sets.find_change() == ""  # a copy, if one is kept, is made here
     sets.sets[1].tensors["v"][3, 1, 2] += 1
     assert sets.find_change() == "its input v"
     assert sets.repair() and sets.find_change() == ""

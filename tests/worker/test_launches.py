@@ -1,4 +1,4 @@
-"""Launches of a call: what lies between two marks, and nothing where there is no device."""
+"""Count the launches of a call between two marks. Without a device the count is empty."""
 
 from __future__ import annotations
 

@@ -67,13 +67,14 @@ def test_the_worst_of_several_is_that_of_each_kind() -> None:
 
 @pytest.mark.parametrize("of_dv", [1.0, 2.0])
 def test_the_worst_row_is_the_one_that_is_furthest_beyond_its_own_bound(of_dv: float) -> None:
-    """Of dv nothing cancels: four times less is allowed than of dq."""
+    """Terms of dv do not cancel, so its bound is a quarter of the bound of dq."""
     dq, dv = Errors(1.0, 1.0, 1.0, 6.0, "dq[1]"), Errors(1.0, 1.0, 1.0, of_dv, "dv[2]")
     assert Errors.worst([dq, dv]) == (dv if 4 * of_dv > 6.0 else dq)
 
 
 def one_small(of_typical: float, width: int = 16) -> torch.Tensor:
-    """Rows of the norm 1 but for the last one, which has so much of a typical row's."""
+    """Return rows of norm 1. Only the last row's norm is `of_typical` times a typical row's
+    norm."""
     rows = result(64, width)
     rows /= rows.norm(dim=-1, keepdim=True)
     others = rows[:-1].square().sum()

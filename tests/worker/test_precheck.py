@@ -19,7 +19,7 @@ from tests.checking import measured as measured_by_checker
 from tests.worker.test_arm import CASE, honest
 from tests.worker.test_arm import item as candidate
 
-# So long that a machine that others use makes nobody else hopeless.
+# So long that noise of a shared machine makes no other kernel hopeless.
 QUICK_S, SLOW_S = 0.005, 0.1
 CALLS = 1 + precheck.ROUNDS  # held to the oracle, and by the timer
 LEAST_MS = 20.0
@@ -158,7 +158,7 @@ def _raises(out: Tensor, q: Tensor) -> Tensor:
     ],
 )
 def test_what_fails_once_has_failed(does: Callable[[Tensor, Tensor], Tensor], at: int) -> None:
-    """Though the next call is right."""
+    """A later correct call does not undo the failure."""
     made = []
 
     def odd(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
@@ -175,7 +175,7 @@ def test_what_fails_once_has_failed(does: Callable[[Tensor, Tensor], Tensor], at
 
 @pytest.mark.parametrize("other", [quick, slow])
 def test_who_changes_settings_in_a_later_call_is_named_itself(other: Callable[..., Tensor]) -> None:
-    """And not whoever is looked at next."""
+    """The kernel that runs next is not blamed."""
     made = []
 
     def changes(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:

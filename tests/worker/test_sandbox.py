@@ -1,4 +1,4 @@
-"""What foreign code can and cannot do in a worker, as root and as a user; tried for real."""
+"""Try what foreign code can do in a worker, both as root and as a user."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
     ]
     for name in (*runs, "signing.key", "mine.py"):
         (tmp_path / name).write_text("x")
-    # A daemon that does what it is asked to; whoever connects need not be answered.
+    # A daemon that obeys every request. A client needs no answer to do harm.
     daemon = socket.socket(socket.AF_UNIX)
     hears = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     before = Path.cwd()
@@ -132,7 +132,8 @@ def place(tmp_path: Path) -> Iterator[Path]:
 def tried(
     place: Path, attempts: dict[str, str], uid: int = 0, abi: int = 0, script: str = SCRIPT
 ) -> dict[str, Any]:
-    """abi: of Landlock, as an older kernel has it; 0 for that of this one."""
+    """Run the attempts in a sandbox and return its answer. `abi` is the Landlock version of an
+    older kernel to imitate, or 0 for the version of this kernel."""
     run, key = place / "results" / "run", place / "signing.key"
     hidden = [str(run), str(run.parent / "other"), str(key)]
     given = {
@@ -168,7 +169,7 @@ def test_a_worker_writes_to_its_scratch_and_sees_no_run_and_no_key(place: Path, 
     assert str(answer["tmp"]).startswith(str(place / "scratch"))
 
 
-# What was sent to others before; here to a process that waits, and to none that could be hurt.
+# Signals to other processes. In this test they go to a process that waits and cannot be hurt.
 SIGNALS = {
     "asks for its parent": "os.kill(PARENT, 0)",
     "asks for all": "os.kill(-1, 0)",
@@ -229,7 +230,8 @@ def test_each_version_holds_what_it_can(place: Path, abi: int, held: str) -> Non
 
 
 def test_outside_each_attempt_succeeds(place: Path) -> None:
-    """What a sandbox refuses could be done without: no attempt fails for another reason."""
+    """Without a sandbox, every attempt succeeds, so the sandbox is the only reason for a
+    refusal."""
     powers = int(re.search(r"CapEff:\s+(\w+)", Path("/proc/self/status").read_text())[1], 16)  # type: ignore[index]
     if not all(powers >> power & 1 for power in (CAP_SYS_PTRACE, CAP_MKNOD)):
         pytest.skip("as root, since one makes a device and one reads another's memory")

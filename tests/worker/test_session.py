@@ -1,4 +1,4 @@
-"""What one case leaves behind for the next in the same worker."""
+"""State that one case leaves behind for the next case in the same worker."""
 
 from __future__ import annotations
 

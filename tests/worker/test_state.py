@@ -1,4 +1,4 @@
-"""What is collected between cases, and what collections pass over."""
+"""Which objects are collected between cases, and which objects a collection skips."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ give_back("cuda")
 forget_earlier_cases()
 print(gc.get_freeze_count() - before > 900)
 """
-# What a kernel keeps of its last failure, say, holds inputs of the case that it was in.
+# A kernel may keep an object, such as its last failure, that holds inputs of an earlier case.
 DROPPED = """
 last = kept()
 left = weakref.ref(last)

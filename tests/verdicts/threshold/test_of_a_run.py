@@ -1,4 +1,4 @@
-"""What one run decides is the same wherever it is shown."""
+"""The break-even length of a run is the same wherever it is shown."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_no_not_decided_and_not_tested_are_three_answers(tmp_path: Path) -> None
 
 
 def test_an_open_case_at_the_top_is_no_no(tmp_path: Path) -> None:
-    """What is not known to be too slow is not known to be no good."""
+    """A candidate that is not proven slower than the baseline is not rejected."""
     records, plan = threshold.read_run(make_run(tmp_path / "run"))
     tops = [r for r in records if r.role is Role.CANDIDATE and r.length == 512]
     for slower, answer in ((0, Answer.NOT_DECIDED), (1, Answer.NO)):

@@ -16,7 +16,8 @@ from nsabench.verdicts.threshold import Decision, decide_run, read_run
 from nsabench.verdicts.thresholds_yaml import as_text, as_yaml
 from tests.runs import Made, make_run
 
-# On the device from 128 keys on; from Python, where the host is what is awaited, from 512 on.
+# It pays on the device from 128 keys, and from 512 keys if called from Python, where the host
+# limits.
 BOTH = Made(
     lengths=(64, 128, 256, 512, 1024),
     ratio=lambda n: 0.9 if n < 128 else 1.5,

@@ -1,4 +1,4 @@
-"""What is measured of the machine before anything else."""
+"""Limits of the machine that are measured before any kernel."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Which spins the timer of a CUDA device tries, on a device that is only pretended.
+"""Which spins the timer of a CUDA device tries, on a device that is only simulated.
 
-What it measures is tested on a GPU (`tests/gpu/test_timer_on_cuda.py`).
+`tests/gpu/test_timer_on_cuda.py` tests the measured times on a GPU.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Event:
         pass
 
     def elapsed_time(self, end: Any) -> float:
-        return 0.02  # ms; the flush, too
+        return 0.02  # ms, which is also the time of the flush
 
 
 @pytest.fixture
@@ -96,11 +96,12 @@ def test_a_spin_that_is_long_enough_is_kept(timer: Any, device: Device) -> None:
 def test_a_pause_of_the_host_makes_one_sample_long_and_not_all_that_follow(
     timer: Any, device: Device
 ) -> None:
-    """On an H200 each sample of a case came to hold its device for 300 us in place of 50."""
+    """On an H200, a single pause of the host raised every later spin of a case from 50 to 300
+    us."""
     device.enough, device.host_s = 300_000, 10e-6
     timer.sample("mine", device.call)
     assert device.spins[-1] == 400_000
-    device.enough = 60_000  # as ever, but for that pause
+    device.enough = 60_000  # the usual host, without that pause
     device.spins.clear()
     for _ in range(4):
         timer.sample("mine", device.call)
@@ -128,7 +129,6 @@ def test_who_waits_for_the_device_is_not_hidden_and_says_so(
 
 
 def test_two_pauses_of_the_host_expose_one_sample(timer: Any, device: Device) -> None:
-    """And not all that come after."""
     device.enough, device.host_s = float("inf"), 0.2
     assert not timer.sample("mine", device.call)[0].gap_hidden
     device.enough, device.host_s = 0.0, 0.0

@@ -1,4 +1,4 @@
-"""Stopping rules: when there is enough, and who still needs samples."""
+"""Stopping rules: when there are enough samples, and which kernels still need some."""
 
 from __future__ import annotations
 
@@ -108,7 +108,8 @@ def test_a_fixed_count_is_waited_for_by_all() -> None:
 
 
 def test_alternatives_are_ranked_among_themselves() -> None:
-    """The best of them stays as long as the best baseline, and whoever is far behind it leaves."""
+    """The best alternative is measured as long as the best baseline. An alternative far behind it
+    stops early."""
 
     def ruled() -> StopAtRatioCI:
         return StopAtRatioCI(MODEL, {"mine"}, {"best", "far"}, {"dense", "slow", "slower"})
