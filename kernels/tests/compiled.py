@@ -1,4 +1,4 @@
-"""What compiling for GPUs that are not here makes of kernels."""
+"""Compile kernels for GPUs that this machine does not have."""
 
 from __future__ import annotations
 

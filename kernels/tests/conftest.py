@@ -1,4 +1,4 @@
-"""Run the kernels in Triton's interpreter when there is no CUDA device."""
+"""Run the kernels in Triton's interpreter on machines without a CUDA device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if not torch.cuda.is_available():
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays: collecting garbage need not look through it."""
+    """Freeze all imported objects, so that garbage collection does not look through them."""
     gc.collect()
     gc.freeze()
 

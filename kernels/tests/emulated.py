@@ -1,6 +1,6 @@
-"""Kernels in Gluon on the CPU, as far as what is computed and awaited goes: which elements are read
-and written, what lies where in shared memory, and how often each barrier is told. Groups of warps
-are threads; a copy is made at once, and a product is made of fp32. Layouts say nothing here."""
+"""Gluon kernels, emulated on the CPU. The emulation checks which elements are read and written,
+where data is in shared memory, and how often a barrier is signalled. A group of warps is a thread.
+Copies complete at once, products are in fp32, and layouts have no effect."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import torch
 from triton.runtime.jit import KernelInterface
 
 _GLUON = "triton.experimental.gluon"
-_SECONDS = 20  # until a barrier that nobody tells is a deadlock
+_SECONDS = 20  # a wait for a barrier that takes longer is a deadlock
 _here = threading.local()  # the program, the programs, and the warps of this thread's group
 
 
@@ -54,8 +54,8 @@ def store(of: Pointer, x: torch.Tensor, mask: Any = True, eviction_policy: str =
 
 
 class Shared:
-    """Rooms [..., rows, columns] of shared memory. Rows of 128 numbers of 16 bits, which are wider
-    than a swizzle, lie in two halves."""
+    """Buffers [..., rows, columns] of shared memory. A row of 128 numbers of 16 bits is wider than
+    a swizzle, so it is split into two halves."""
 
     def __init__(self, memory: torch.Tensor, shape: list[int], turned: bool = False) -> None:
         self.memory, self.shape, self.turned = memory, shape, turned
@@ -94,7 +94,7 @@ class Shared:
 
 
 class Barrier:
-    """What is told of it so many times, and of all bytes that were expected, is over."""
+    """A phase ends after the expected number of signals and the expected number of bytes."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -274,7 +274,8 @@ _HOPPER: dict[str, Any] = {
 
 
 def emulated(*names: str) -> ModuleType:
-    """The last of these modules of device code, in which the ones before are imported, too."""
+    """Import these modules of device code in order and return the last, which may import the
+    earlier ones."""
     stand_ins: dict[str, dict[str, Any]] = {
         "triton.experimental": {},
         _GLUON: {"jit": jit, "constexpr_function": decorator},

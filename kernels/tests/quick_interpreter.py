@@ -22,7 +22,7 @@ _LARGEST_KEPT = 1 << 12  # elements of one
 def quicken() -> None:
     """Change the interpreter of this process, if its Triton restores the language after a launch.
 
-    Of an older Triton, only the table of types changes.
+    With an older Triton, only the table of types changes.
     """
     from triton.runtime import interpreter
 
@@ -107,8 +107,8 @@ def _prepare_operands(interpreter: Any, semantic: Any) -> None:
 
     @wraps(own_check)
     def check(lhs: Any, rhs: Any, *rules: Any, **named: Any) -> Any:
-        # The first two say whether a pointer may stand there; more come with a division, and where
-        # nothing is computed.
+        # The first two rules say whether a pointer is allowed. A division has more rules, and so
+        # has an operation that computes nothing.
         if len(rules) <= 2 and not named:
             if type(lhs) is tensor:
                 name = lhs.dtype.name
@@ -135,7 +135,7 @@ def _prepare_operands(interpreter: Any, semantic: Any) -> None:
             found = semantic.scalar_constant(number, beside.dtype)
             if is_block:
                 found = fill(found, of.shape)
-            # Zeros of both signs are one key, and what is no number is not even its own.
+            # Both zeros are equal as keys, and NaN does not even equal itself.
             is_one_key = type(number) is int or (number == number and number != 0)
             if is_one_key and len(kept) < _MOST_KEPT and found.handle.data.size <= _LARGEST_KEPT:
                 found.handle.data.flags.writeable = False
@@ -169,7 +169,7 @@ def _prepare_operands(interpreter: Any, semantic: Any) -> None:
         return tensor(handle, block_type(value.dtype, shape))
 
     def fill(value: Any, shape: Any) -> Any:
-        # The type of a handle is not always that of its tensor: a comparison's is its operands'.
+        # The handle of a comparison has the type of its operands, not the type of its tensor.
         handle = value.handle
         data = np.empty(shape.values, interpreter._get_np_dtype(handle.dtype))
         data[...] = handle.data

@@ -1,5 +1,7 @@
-"""Arguments that hypothesis draws: from what a public call documents, where it gives what the
-formula gives in float64, and from around it, where it says what is wrong in a sentence of its own.
+"""Arguments that hypothesis draws for public calls.
+
+With documented arguments, a call gives the result of the formula in float64. With other arguments,
+it says in its own words what is wrong.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ OWN = re.compile(r"(" + "|".join([*nsa_kernels.__all__, "packed_sdpa"]) + r")\b[
 
 
 def layout(x: torch.Tensor, how: str) -> torch.Tensor:
-    """The same values in other strides."""
+    """Return a tensor with the values of x in other strides."""
     if how == "strided" and x.dim():
         return torch.stack([x, x], -1)[..., 0]
     if how == "reversed axes" and x.dim() == 3:

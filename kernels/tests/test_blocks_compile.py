@@ -1,4 +1,5 @@
-"""What compiling block selection costs must not grow with how many blocks a query chooses."""
+"""The time to compile block selection must not grow with the number of blocks that a query
+chooses."""
 
 from __future__ import annotations
 

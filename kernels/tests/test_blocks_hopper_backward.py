@@ -1,7 +1,7 @@
 """The main launch of the backward of blocks in Gluon
-(``selection/blocks/kernels/hopper_backward.py``): what it takes, what it computes where its groups
-of warps are threads (``emulated.py``), and whether it compiles. What a Hopper makes of it is tested
-there (``gpu/test_blocks_hopper_backward_gpu.py``)."""
+(``selection/blocks/kernels/hopper_backward.py``): which arguments it takes, what it computes in
+emulation (``emulated.py``), and whether it compiles. ``gpu/test_blocks_hopper_backward_gpu.py``
+tests it on a Hopper GPU."""
 
 from __future__ import annotations
 

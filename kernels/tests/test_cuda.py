@@ -72,7 +72,7 @@ def test_cubins_are_kept_on_disk_by_source_and_architecture(tmp_path, monkeypatc
     first = cuda.cubin(variant, 90)
     one = kept()
     assert len(one) == 1 and cuda.cubin(variant, 90) == first and kept() == one
-    # What is on disk is what is used.
+    # The file on disk is used.
     code = one.copy().pop()
     code.write_bytes(b"\x7fELF, changed")
     assert cuda.cubin(variant, 90) == b"\x7fELF, changed"

@@ -11,7 +11,7 @@ pytest.importorskip("triton.experimental.gluon.nvidia.hopper")
 
 @pytest.mark.parametrize(("begin", "heads"), [(0, 8), (8, 4), (12, 4)])
 def test_heads_of_one_projection_are_rows_of_its_memory(begin: int, heads: int) -> None:
-    """The last row is the last head of the last token: none lies behind the memory."""
+    """The last row is the last head of the last token, so no row is past the end of the memory."""
     room = torch.arange(5 * 16 * 64).bfloat16().view(5, 16, 64)
     x = room[:, begin : begin + heads]
     found = describe_heads(x, 4)

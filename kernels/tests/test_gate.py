@@ -267,7 +267,7 @@ def test_choice_is_cheap() -> None:
 
 
 def test_debug_settings_log_and_change_nothing(caplog) -> None:
-    """A hint does not bound the keys of the kernel, nor those of the comparison."""
+    """A length hint does not limit the keys that the kernel and the debug comparison read."""
     case, policy = drawn(), Policy(debug_compare=True, debug_shapes=True)
     want = attend(case, selected_len=1)
     with caplog.at_level(logging.WARNING, logger="nsa_kernels"):

@@ -17,7 +17,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 def sequences(b: int, t: int, hq: int, h: int, d: int = 16) -> Tensors:
-    """Return q, k, v and gates of memory that nobody reads."""
+    """Return q, k, v and gates of uninitialised memory, which is never read."""
     of = torch.empty
     return of(b, t, hq, d), of(b, t, h, d), of(b, t, h, d), of(b, t, hq, 3)
 

@@ -1,4 +1,4 @@
-"""What it costs to import the package: nothing of torch that most programs have no use for."""
+"""Importing the package is cheap: it loads no module of torch that most programs never use."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def test_what_torch_does_on_the_way_is_not_replayed() -> None:
 
 
 def negative(x: torch.Tensor) -> torch.Tensor:
-    """A view that stands for x, and lies on its negative."""
+    """Return a view that equals x but is stored as its negative."""
     view = torch._neg_view(-x)
     assert view.is_neg() and torch.equal(view, x)
     return view
@@ -347,7 +347,7 @@ BACKWARDS = {
     "block_selection_attention": 1,
     "sliding_window": 1,
     "compressed_attention": 1,
-    "nsa_attention": 2,  # its own, and that of the means
+    "nsa_attention": 2,  # its own, and one for the means
 }
 PACKED = ("sliding_window", "nsa_attention")
 

@@ -48,7 +48,8 @@ def operand(type_: Any, shape: tuple[int, ...]) -> Any:
 
 
 def outcome(operation: Callable[[Any, Any], Any], make: Callable[[], tuple[Any, Any]]) -> Any:
-    """What comes of it: its type, its shape and its bits, or how it is refused."""
+    """Return the type, the shape and the bits of the result, or the type and the text of the
+    error."""
     try:
         with np.errstate(all="ignore"):
             made = operation(*make())

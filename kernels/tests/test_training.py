@@ -1,9 +1,11 @@
 """A small language model on real bytes learns the same with the kernels as with plain PyTorch.
 
-Two layers whose attention sees, of each query's past, the blocks that score best against their mean
-key (arXiv 2502.11089, section 3.3.2), its own and the first among them; and two whose attention is
-the whole of NSA. 200 steps on a GPU, of the whole 300; a few in Triton's interpreter, which takes
-seconds a step, or as many as NSA_KERNELS_TRAINING_STEPS says.
+One model has two layers of block selection (arXiv 2502.11089, section 3.3.2). A query sees the
+first block, its own block and the past blocks whose mean keys score best. The second model has two
+layers of full NSA attention.
+
+On a GPU the first model trains for 200 steps and the second for 300. Triton's interpreter takes
+seconds a step, so there they train for a few. NSA_KERNELS_TRAINING_STEPS sets another number.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ TEXT = (Path(__file__).parents[2] / "LICENSE").read_bytes()
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the model and of a step. Triton's interpreter takes milliseconds a program."""
+    """Sizes of the model and of a step. Triton's interpreter takes milliseconds a program."""
 
     batch: int
     tokens: int
@@ -61,7 +63,8 @@ def reference(q: Tensor, k: Tensor, v: Tensor, indices: Tensor, block: int) -> T
 
 
 def by_ranges(q: Tensor, k: Tensor, v: Tensor, indices: Tensor, block: int) -> Tensor:
-    """The same through ``selection_attention``: every block is a span up to the query itself."""
+    """Attend to the blocks through ``selection_attention``: every block is a span up to the query
+    itself."""
     b, t, hq, d = q.shape
     h = k.shape[2]
     start = indices * block
@@ -89,7 +92,8 @@ def sizes_of_whole(block: int) -> dict[str, int]:
 
 
 def gates_of(q: Tensor) -> Tensor:
-    """[B,T,HQ,3]: some columns of the query, so that what leads to it learns them, too."""
+    """Return gates [B,T,HQ,3] computed from columns of the query, so that gradients also flow
+    through the gates."""
     return q[..., :3].float().sigmoid()
 
 
@@ -129,7 +133,8 @@ class Layer(nn.Module):
 
 @torch.no_grad()
 def choose(q: Tensor, k: Tensor) -> Tensor:
-    """Block indices [B,T,H,S], int32: own block, first, and the best by mean key; -1 is none."""
+    """Return block indices [B,T,H,S], int32: the own block, the first block, and the blocks whose
+    mean keys score best. -1 marks an empty slot."""
     b, t, h, d = k.shape
     blocks = t // SIZES.block
     means = k.float().view(b, blocks, SIZES.block, h, d).mean(2)

@@ -66,7 +66,8 @@ def test_unsplit_rows_keep_memory_busy(rows: int, monkeypatch) -> None:
 
 
 def of_spans(rows: int, keys: int, monkeypatch) -> config.Config:
-    """Of an H200's multiprocessors, 16 heads on spans of so many keys together."""
+    """Return the configuration for 16 heads on spans of ``keys`` keys in total, with an H200's
+    multiprocessors."""
     monkeypatch.setattr(
         "nsa_kernels.selection.ranges.config.device_limits", lambda device: Device(132, 227 << 10)
     )

@@ -1,8 +1,8 @@
-"""Memory that the whole attention takes beside its arguments, its results and what it keeps.
+"""Memory that NSA attention takes beside its arguments, its results and what it keeps.
 
-A replay allocates what lies between its launches at once (``Program.bytes``). How much that is
-follows from shapes: the call is recorded at full size, on memory that nobody touches, by launches
-that do nothing.
+A replay allocates the memory between its launches at once (``Program.bytes``). Its size follows
+from shapes. The call is therefore recorded at full size with launches that do nothing, on memory
+that is never touched.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The backward of gated branches under a band by the kernels for Hopper: windows and compressed
-keys against the kernels in Triton, alone and within the whole, and twice the same to the bit."""
+"""The backward of gated branches under a band by the Hopper kernels, for windows and compressed
+keys. It is compared with the Triton kernels, alone and within NSA attention. Two calls must agree
+to the bit."""
 
 from __future__ import annotations
 

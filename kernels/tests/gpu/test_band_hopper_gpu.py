@@ -1,5 +1,6 @@
-"""Attention under a band by the kernel for Hopper: windows and compressed keys of all lengths, in
-batches and in parts of one projection, against the formula, and twice the same to the bit."""
+"""Attention under a band by the Hopper kernel, against the formula. Windows and compressed keys
+have all lengths, and inputs are batches or parts of one projection. Two calls must agree to the
+bit."""
 
 from __future__ import annotations
 
@@ -83,7 +84,7 @@ def test_programs_take_many_pieces_of_work(band: Band) -> None:
 
 
 def test_it_is_what_windows_and_the_whole_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The results of replayed calls, in a graph and not, are those of the kernel in Triton."""
+    """Replayed calls, with and without a graph, give the results of the Triton kernel."""
     q = torch.randn(1, 8192, 16, 128, device="cuda", dtype=torch.bfloat16)
     k, v = torch.randn(2, 1, 8192, 1, 128, device="cuda", dtype=torch.bfloat16)
     gates = torch.rand(1, 8192, 16, 3, device="cuda", dtype=torch.bfloat16)

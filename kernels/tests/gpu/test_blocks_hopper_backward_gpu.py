@@ -1,6 +1,7 @@
 """The main launch of the backward of blocks in Gluon
-(``selection/blocks/kernels/hopper_backward.py``) against the one in Triton and the formula: groups,
-lengths, packed and strided, chunk by chunk, gated and added, and twice the same to the bit."""
+(``selection/blocks/kernels/hopper_backward.py``). It is compared with the Triton launch and the
+formula, for groups, lengths, packed and strided inputs, chunks, gates and sums. Two calls must
+agree to the bit."""
 
 from __future__ import annotations
 
@@ -42,8 +43,8 @@ SIZES = {
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of what a backward launches; nothing is replayed, and all memory holds NaN before,
-    so that who reads what nobody wrote is seen."""
+    """Return the names of a backward's launches. Replay is off. Memory holds NaN at first, so that
+    a read of unwritten memory is seen."""
     names: list[str] = []
 
     own = KernelInterface.__getitem__
@@ -82,8 +83,8 @@ def ways(launched: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Ways]
 
 
 def close(got: Tensors, wanted: Tensors, l2: float, most: float) -> None:
-    """By the norm of what they differ by, and by its largest, against those of what is wanted; of
-    one token alone that is 0."""
+    """Compare the norm and the largest element of the error with the norm and the largest element
+    of the expected gradient. Both are at least 1, because the gradient for a single token is 0."""
     for name, one, other in zip(("dq", "dk", "dv", "others"), got, wanted, strict=False):
         one, other = one.double(), other.double()
         assert bool(torch.isfinite(one).all()), name

@@ -379,7 +379,7 @@ def test_the_whole_takes_at_most_3_gib_at_65536_tokens(heads) -> None:
         used, out = beyond(lambda: nsa_kernels.nsa_attention(*leaves))
         assert used <= bound
         used, found = beyond(lambda out=out: torch.autograd.grad(out, leaves, weight))
-        # The backward frees what the forward kept, and counts it until then.
+        # Tensors that the forward kept are still allocated during the backward, which frees them.
         kept = 65536 * hq * (3 * 128 * 2 + 3 * 4) + 65536 * h * 16 * 8 + (1 << 26)
         assert used <= bound + kept
         del out, found

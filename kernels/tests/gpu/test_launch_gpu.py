@@ -34,8 +34,8 @@ class Draw:
         self.one_of = lambda *values: self._random.choice(values)
 
     def elsewhere(self, x: torch.Tensor, free: int) -> torch.Tensor:
-        """Return x as a part of a larger tensor along the axes from ``free`` on, perhaps begun some
-        elements behind an aligned address."""
+        """Return x as a part of a tensor that is larger along the axes ``free`` and later. It may
+        begin some elements behind an aligned address."""
         ahead = self.one_of(0, 0, 1, 3, 8)
         size = [n + (self.one_of(0, 0, 1, 8) if i >= free else 0) for i, n in enumerate(x.shape)]
         room = x.new_zeros(math.prod(size) + ahead)[ahead:].view(size)
@@ -94,7 +94,7 @@ FAMILIES = [name for name in MAKERS if not name.startswith("NSAttention") and na
 
 
 def as_triton(call: Call) -> Any:
-    """What the call gives when all launches are Triton's own."""
+    """Return the result of the call if all launches are Triton's own."""
     with mock.patch.object(replay, "undisturbed", lambda: False):
         return call()
 
@@ -111,7 +111,7 @@ def same(got: Any, want: Any) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_launches_give_what_tritons_own_give(family, seed) -> None:
     for turn in range(4):
-        # The same sizes at other addresses; in the last turn other sizes.
+        # Turns 0 to 2 have equal sizes at different addresses. The last turn has other sizes.
         call = Draw(seed if turn < 3 else seed + 1000).call(family)
         want = as_triton(call)
         for _ in range(1 + turn):
@@ -119,8 +119,8 @@ def test_launches_give_what_tritons_own_give(family, seed) -> None:
 
 
 def kernels() -> set[str]:
-    """Every kernel of the package that programs are launched of. Those for Hopper have tests of
-    their own, and cannot be imported everywhere."""
+    """Every kernel of the package that programs launch. Hopper kernels have their own tests and
+    cannot be imported everywhere."""
     found = set()
     for module in pkgutil.walk_packages(nsa_kernels.__path__, "nsa_kernels."):
         if any(x in module.name for x in ("integrations", ".cuda", ".kernels.hopper")):

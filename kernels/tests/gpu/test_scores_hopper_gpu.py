@@ -1,5 +1,5 @@
-"""Block scores by the kernel for Hopper: all that is visible, in batches and in parts of one
-projection, against the kernel in Triton, and twice the same to the bit."""
+"""Block scores by the Hopper kernel, for all visible keys, in batches and in parts of one
+projection. They are compared with the Triton kernel. Two calls must agree to the bit."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ def test_rows_behind_the_reach_of_32_bits(monkeypatch: pytest.MonkeyPatch) -> No
 def test_all_blocks_are_cleared_first_where_they_are_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In replayed calls, too, whose memory is not as torch allocates it."""
+    """Scores are also cleared in replayed calls, whose memory is not allocated by torch tensor by
+    tensor."""
     q, k, _ = drawn(8192, 16, 2, 1, torch.bfloat16, 511)
     k = k.contiguous()
     assert hopper.fits(q, k, BAND, 64)
@@ -101,7 +102,7 @@ def test_all_blocks_are_cleared_first_where_they_are_asked_for(
 
 
 def test_it_is_what_the_whole_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What replayed calls and graphs choose is nearly all what the kernel in Triton does."""
+    """Replayed calls and graphs choose nearly the same blocks as the Triton kernel."""
     q = torch.randn(1, 8192, 16, 128, device="cuda", dtype=torch.bfloat16)
     k, v = torch.randn(2, 1, 8192, 2, 128, device="cuda", dtype=torch.bfloat16)
     gates = torch.rand(1, 8192, 16, 3, device="cuda", dtype=torch.bfloat16)

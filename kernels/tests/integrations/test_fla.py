@@ -85,7 +85,8 @@ def of_one(given: Tensors, slots: Any, counts: Any, window: int, scale: float) -
 
 
 def definition(given: Tensors, **says: Any) -> torch.Tensor:
-    """What ``parallel_nsa`` is to give, float64, each row of a batch and each sequence alone."""
+    """The expected result of ``parallel_nsa`` in float64, for each row of a batch and each sequence
+    alone."""
     b, t = given["q"].shape[:2]
     window, counts = says.get("window_size", 0), says.get("block_counts", 16)
     slots, cu = says.get("block_indices"), says.get("cu_seqlens")
