@@ -97,7 +97,8 @@ _desks: WeakKeyDictionary[InputSets, Desk] = WeakKeyDictionary()
 
 
 def sets_of(case: Case, device: str = "cpu", computes: str = "") -> InputSets:
-    """Sets of inputs whose oracles a checker has. Raises `Failure` if there is no oracle."""
+    """Return the input sets that a checker has oracles for. Raises `Failure` if an oracle is
+    missing."""
     desk = Desk(case, (computes,), device)
     if failure := desk.prepared.failures.get(computes):
         raise Failure(failure.status, failure.reason)

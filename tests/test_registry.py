@@ -149,7 +149,8 @@ def test_a_file_of_a_package_may_import_relatively(tmp_path: Path, init: str) ->
 def test_a_relative_import_that_cannot_work_has_a_remedy_that_does(
     tmp_path: Path, folder: str
 ) -> None:
-    """A plain folder is no package, and one that is named as an installed module is another."""
+    """A plain folder is not a package, and a folder named like an installed module does not replace
+    it."""
     here = tmp_path / folder
     here.mkdir()
     (here / "helper.py").write_text("x = 1\n")

@@ -34,7 +34,7 @@ TRACE = "from pathlib import Path\nPath({!r}).touch()\n"
 
 
 def test_inputs_reach_the_shell_through_variables_alone() -> None:
-    """What stands in a script is code: an input there could be any command."""
+    """An input inside a script could run any command, because a script is code."""
     for step in STEPS.values():
         assert "${{" not in step["run"]
         for value in step.get("env", {}).values():
@@ -64,7 +64,7 @@ def test_a_wrong_kernel_fails_the_job_and_is_named(tmp_path: Path) -> None:
     for name in ("copy", "json", "runpy", "numpy", "torch", "nsabench"):
         (tmp_path / f"{name}.py").write_text(TRACE.format(str(tmp_path / "trace")))
     (tmp_path / "tiny.yaml").write_text(TINY.replace("rows_group]", "mine]"))
-    # The action as it lies on a runner after its first step.
+    # The action's folder on a runner after its first step.
     place = tmp_path / "action"
     (place / ".venv" / "bin").mkdir(parents=True)
     (place / ".venv" / "bin" / "nsabench").symlink_to(Path(sys.executable).parent / "nsabench")

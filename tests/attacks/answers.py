@@ -1,6 +1,6 @@
-"""The right answer, looked for where it could lie: whoever found it would have nothing to compute.
+"""Kernels that search every place where the right answer could be, to avoid computing it.
 
-Each computes the first row, which shows what fits, and returns zeros where nothing does.
+Each kernel computes the first row to recognize a match, and returns zeros if nothing matches.
 """
 
 import ctypes
@@ -152,7 +152,7 @@ def in_the_memory_of_the_checker(q, k, v, sm_scale):
 
 @attack("wrong", WRONG, device=ANY)
 def in_memory_that_was_let_go(q, k, v, sm_scale):
-    """Outputs of the baseline lay there."""
+    """Freed memory held outputs of the baseline."""
     freed = [torch.empty_like(q) for _ in range(256)]
     return chosen(freed, q, k, v, sm_scale)
 

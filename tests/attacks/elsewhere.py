@@ -56,8 +56,9 @@ def as_user(arguments: Sequence[str]) -> int:
 
 
 def _demoted(command: Sequence[str], folder: str) -> str:
-    """Words of a shell that is root in a view of the files of its own: what the tests need is shown
-    where it lies, though the folder that it lies in be closed to others, and nothing else of it."""
+    """Return a shell script that root runs in its own view of the files. The script makes visible
+    what the tests need, at its usual path, even if a parent folder is closed to other users. The
+    rest of such a folder stays hidden."""
     needed = [CHECKOUT, *({Path(sys.base_prefix).resolve(), Path(sys.prefix)} - {CHECKOUT})]
     closed = {one for path in needed for one in _closed(path)}
     lines = []

@@ -33,7 +33,7 @@ def reads_the_plan(q, k, v, sm_scale):
 def kills_whom_it_can(q, k, v, sm_scale):
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and int(folder.name) not in (1, os.getpid()):
-            os.kill(int(folder.name), signal.SIGCONT)  # of those that end nobody
+            os.kill(int(folder.name), signal.SIGCONT)  # a signal that ends no process
 
 
 @attack("crashed", DENIED)
@@ -45,7 +45,8 @@ def seeks_what_the_referee_wrote(q, k, v, sm_scale):
 
 
 def template():
-    """The process that all workers are forked from, those of isolated baselines, too."""
+    """Return the process that all workers are forked from, also the workers of isolated
+    baselines."""
     ours = [b"--parent", str(os.getppid()).encode(), b"--socket"]
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -58,7 +59,7 @@ def template():
 
 @attack("crashed", DENIED)
 def slows_who_comes_after(q, k, v, sm_scale):
-    """A priority is inherited by whoever is forked: a rival that runs alone has it as well."""
+    """Forked processes inherit a priority, so a rival that runs alone is slowed as well."""
     os.setpriority(os.PRIO_PROCESS, template(), 1)
 
 
@@ -81,7 +82,8 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 @attack("crashed", DENIED)
 def holds_what_others_open(q, k, v, sm_scale):
-    """A lease on a file: whoever opens it, a worker of the baselines say, waits for 45 seconds."""
+    """Take a lease on a file: a process that opens it, such as a baseline's worker, waits for 45
+    s."""
     with Path(nsabench.__file__).with_name("conclusion.py").open("rb") as file:
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
@@ -179,7 +181,7 @@ def patch_outcome(values):
 
 @attack("crashed", "wrote on the descriptor of the worker's answers")
 def takes_next_to_no_time(q, k, v, sm_scale):
-    """The least number above 0: whoever divides by it gets none that is finite."""
+    """Report the least number above 0: a division by it overflows to infinity."""
     patch_outcome({"time_ms": 5e-324})
 
 
@@ -207,7 +209,7 @@ class Hook:
 
 @attack("ok")
 def hooks_imports(q, k, v, sm_scale):
-    """Whatever the worker imports from here on, which is nothing."""
+    """Hook later imports. The worker imports nothing more, so this has no effect."""
     if not any(isinstance(one, Hook) for one in sys.meta_path):
         sys.meta_path.insert(0, Hook())
 

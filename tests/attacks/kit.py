@@ -5,9 +5,10 @@ its mark what becomes of it, which `test_attacks.py` reads from its source:
 
     @attack("wrong", "mean absolute error")
 
-A status of "ok" says that it gains nothing: its time is its own, and the words are those of a note.
-So it works slowly, and that must show: of an honest one as fast as its baseline chance would say,
-and a baseline that it slowed so much would show as well.
+A status of "ok" says that the attack gains nothing: the run records its true time, and the words of
+the mark are in a note. Such a kernel works slowly on purpose, and the run must show that. If it
+worked as fast as its baseline, a gain could be chance. If it slowed its baseline down, the ratio
+would show that as well.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from nsabench import implementation
 
-SLOW_S = 0.01  # what an honest call takes that somebody would like to hide
+SLOW_S = 0.01  # the time of an honest call, which an attack tries to hide
 
 
 def attack(status: str, says: str = "", *, device: str = "cpu"):
@@ -63,7 +64,7 @@ def instances(name: str) -> list[Any]:
 
 
 def once(function):
-    """The first call counts, for whoever patches something."""
+    """Call the function only once, so that a patch is made only once."""
     done = []
 
     def call(*given):

@@ -1,4 +1,4 @@
-"""What is done to those who share the process, the machine or the memory."""
+"""Attacks on code that shares the process, the machine or the memory."""
 
 import ctypes
 import itertools

@@ -39,7 +39,7 @@ IMPORTING = ("slows_everybody",)
 
 @dataclass(frozen=True)
 class Attack:
-    """What a kernel is marked with."""
+    """A kernel's name, its family, and the result that its mark promises."""
 
     family: str
     name: str
@@ -114,7 +114,7 @@ class Attacked:
     left: list[int]
 
     def of(self, name: str) -> tuple[Record, Record]:
-        """The record of an attack, and that of the baseline beside it."""
+        """Return the record of an attack and the record of its baseline in the same case."""
         [case_id] = [p.id for p in self.plan.cases if name in p.implementations]
         records = {r.implementation: r for r in self.results.records if r.case_id == case_id}
         return records[name], records[BASELINE]
@@ -150,7 +150,7 @@ def _asked(session: pytest.Session) -> set[Attack]:
 
 
 def measured(plan: Plan, folder: Path) -> Attacked:
-    """Each case in a worker of its own, as if nobody had attacked before."""
+    """Measure each case in a fresh worker, so that no earlier attack affects it."""
     folder.mkdir(parents=True)
     plan.write(folder / "plan.json")
     main_pass.measure(plan, folder, lambda: main_pass.executor_of(plan, folder), sandbox="signals")

@@ -1,4 +1,4 @@
-"""Clocks that lie, and work that is done while nobody looks at one."""
+"""Attacks with false clocks, and with work that is done while no clock runs."""
 
 import os
 import threading

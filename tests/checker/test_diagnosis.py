@@ -17,7 +17,7 @@ OP = ops.get("selection_rows")
 
 
 def diagnose(op, inputs, output) -> Diagnosis:
-    """What is found must not depend on how busy the machine is."""
+    """Diagnose without a tight time limit, so that a busy machine does not change the result."""
     return diagnose_within(op, inputs, output, time_limit_s=60.0)
 
 
@@ -143,7 +143,7 @@ def draw_packed(name, distribution):
 
 
 def with_keys(op, inputs, change):
-    """What comes out if each row attends to `change` of the keys it selects, in order."""
+    """Return the output if each row attends only to `change` of its selected keys, in order."""
     t = inputs.tensors
     if op.name == "selection_varlen":
         starts = t["cu_seqlens"].tolist()
@@ -221,7 +221,8 @@ def test_an_op_from_outside_may_be_called_like_a_module_of_diagnoses():
 
 
 def test_where_a_mistake_shows_is_not_where_it_is_largest():
-    """All heads lose a key; what it weighs differs between them, and is no place."""
+    """All heads lose the same key. Its weight differs between heads, but no head is the place of
+    the mistake."""
     inputs = draw()
     assert " in axis" not in diagnose(OP, inputs, attend(inputs, slice(0, 255))).mistake
 

@@ -27,7 +27,8 @@ def test_a_caught_control_is_silent(make_row):
 
 
 def test_a_wrong_output_that_only_the_samples_show_is_caught(make_row):
-    """Seen on an H200: the output of work nobody joined was there when a busy host asked for it."""
+    """On an H200 with a busy host, the unjoined work had finished by the time its output was
+    read."""
     row = control(make_row)
     unjoined = Finding("ordering", Effect.WRONG, "x", row.case_id, row.implementation)
     fast = Finding("roofline", Effect.IMPLAUSIBLE, "x", row.case_id, row.implementation)
@@ -75,7 +76,7 @@ def test_too_fast_to_be_true_is_not_what_a_slow_host_held_up(make_row):
         assert judged(median_ms, quick, findings=[meant]) == [Effect.NOTE]
     # Nowhere: it is not known whether the check works.
     assert judged(0.137) == [Effect.NOTE, Effect.INVALID]
-    # It was quick, and nobody said so.
+    # The control was quick, but no check reported that.
     assert judged(0.1, quick, findings=[meant]) == [Effect.INVALID]
     alone = control(make_row, caught_by="roofline", median_ms=0.137)
     assert effects(judge([alone], [])) == [Effect.INVALID]
@@ -99,7 +100,7 @@ def test_a_trick_on_the_clock_is_defeated_if_it_gained_nothing(make_row):
     (finding,) = judged(0.5)
     assert finding.effect is Effect.INVALID
     assert "0.5 ms" in finding.sentence
-    # By the host's clock: noise is no trick, a stopped clock is.
+    # On the host's clock, noise must not count as a trick, but a stopped clock must.
     assert judged(0.5, "cpu") == []
     (finding,) = judged(1e-5, "cpu")
     assert finding.effect is Effect.INVALID
@@ -141,7 +142,7 @@ def test_a_trick_is_held_to_what_it_wraps(make_row, check):
 
 def test_candidates_are_never_judged_as_controls(make_row):
     findings = judge([make_row(), make_row("b", "baseline", status=Status.WRONG)], [])
-    assert effects(findings) == [Effect.UNPROVEN]  # nobody was there to be judged
+    assert effects(findings) == [Effect.UNPROVEN]  # the findings include no controls
 
 
 def caught(make_row, check, **fields):
@@ -180,7 +181,7 @@ def test_a_catch_vouches_only_for_what_is_measured_in_its_own_way(make_row, way,
         f"no control showed that these checks work for {words}: parity, timer, baseline, roofline"
     )
     assert finding.concerns(elsewhere[0]) and not finding.concerns(rows[-1])
-    # Once it was caught there, too, nothing is to be said.
+    # If the control is also caught in the second place, no finding remains.
     here, found_here = all_caught(make_row, **way)
     assert judge([*rows, *here], [*found, *found_here]) == []
 

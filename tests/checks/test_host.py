@@ -1,4 +1,4 @@
-"""Who is bound by its host."""
+"""Which implementations are limited by their host."""
 
 import pytest
 

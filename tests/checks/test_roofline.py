@@ -30,7 +30,7 @@ def test_honest_times_pass(make_row, ms):
 
 
 def test_among_others_nobody_is_faster_than_the_arithmetic(make_row):
-    """Who waits for the device is slow alone, where its host is, and not in a row."""
+    """A call that waits for its host is slow alone, but not when calls are queued back to back."""
     limits = DeviceLimits("measured in this run", tflop_s={"float16": 100.0})
     row = make_row(L=1024, median_ms=0.045)  # 4.3 GFLOP: 0.043 ms
     assert check_roofline([queued(row, 0.0391)], limits) == []  # within the margin

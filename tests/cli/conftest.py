@@ -22,13 +22,13 @@ timing:
 
 
 def command(*arguments: object) -> list[str]:
-    """To be started where it is no matter whose child it is."""
+    """Return a command for tests that do not depend on the parent of its process."""
     return [str(forked.shim()), *map(str, arguments)]
 
 
 def complete(done: subprocess.CompletedProcess[str]) -> None:
-    """It measured to its end. 1: and a time came out odd, on a busy machine, so that a control was
-    missed, say. Whether times are right is for others."""
+    """Check that a command measured to its end. Exit status 1 is allowed, because a busy machine
+    can distort a time so that a control is missed. Other tests check the times."""
     assert done.returncode in (0, 1), done.stdout + done.stderr
     assert "controls: " in done.stdout, done.stdout + done.stderr
 

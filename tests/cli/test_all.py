@@ -54,7 +54,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path, finished: Path) -> Path:
-    """The same, to be altered."""
+    """Return a copy of the finished run that a test may change."""
     return shutil.copytree(finished, tmp_path / "run")
 
 
@@ -108,7 +108,7 @@ def test_every_control_that_ran_was_caught(
 ) -> None:
     missed = got_away(finished)
     assert "parity" not in missed.values(), missed
-    if missed:  # who aims at the clock may get away when a machine is busy, but not every time
+    if missed:  # a busy machine can hide an attack on the clock, but not twice
         complete(nsabench("all", tiny, "--device", "cpu", "--out", "run"))
         again = got_away(tmp_path / "run")
         assert not missed.keys() & again.keys() and "parity" not in again.values(), (missed, again)
@@ -159,15 +159,15 @@ def test_a_run_that_is_not_signed_yet_is_signed_when_it_is_resumed(
 
 
 def test_what_another_measured_is_not_signed(run: Path, nsabench: Nsabench) -> None:
-    """A finished run without its signature may be anybody's: its key is forgotten."""
+    """A finished run without its signature could come from any author, because its key is gone."""
     (run / "manifest.dsse.json").unlink()
     done = nsabench("all", "--resume", run)
     assert done.returncode == 4 and "was measured in the name of the key" in done.stderr
     assert not (run / "manifest.dsse.json").exists()
 
 
-# What is the same whether or not a run was interrupted. Times, and what follows from them, differ,
-# and so do errors: the inputs of another run are others.
+# Fields that stay equal if a run is interrupted. Times and what follows from them differ. Errors
+# differ because another run draws other inputs.
 STEADY = (
     "implementation",
     "role",
@@ -229,7 +229,8 @@ def mine(q, k, v, *, sm_scale):
 def test_who_kills_the_supervisor_is_not_run_again(
     tmp_path: Path, tiny: Path, nsabench: Nsabench
 ) -> None:
-    """Without a sandbox, which keeps signals. The others of its case are measured."""
+    """Run without a sandbox, which would block signals. Other kernels of the case are still
+    measured."""
     (tmp_path / "mine.py").write_text(PARRICIDE)
     text = tiny.read_text().replace("bmm_softmax, rows_group", "mine")
     tiny.write_text(text.replace("[8, 16, 24]", "16"))
@@ -253,7 +254,7 @@ def edit(path: Path, old: str, new: str) -> None:
 
 
 def test_a_run_whose_plan_was_changed_goes_no_further(run: Path, nsabench: Nsabench) -> None:
-    """Tolerances and timing are no part of a case's id: only the log binds them."""
+    """A case's id does not cover tolerances and timing: only the log binds them."""
     edit(run / "plan.json", '"mae": 0.001', '"mae": 0.5')
     done = nsabench("audit", run)
     assert done.returncode == 4
@@ -319,7 +320,7 @@ def test_interrupt_exits_130_and_is_resumable(
         text=True,
     )
     path = run / "log.jsonl"
-    while not (path.exists() and path.stat().st_size):  # before, there is nothing to go on
+    while not (path.exists() and path.stat().st_size):  # an empty log cannot be resumed
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=120)
@@ -345,7 +346,7 @@ def mine(q, k, v, *, sm_scale):
 def test_who_edits_kernels_in_the_middle_of_a_run_is_told_how_it_goes_on(
     tmp_path: Path, tiny: Path, nsabench: Nsabench
 ) -> None:
-    """The next worker would import other code than the first. What was measured is kept."""
+    """The next worker would import other code than the first. Earlier measurements are kept."""
     kernels, run = tmp_path / "mine.py", tmp_path / "run"
     kernels.write_text(ENDS_ITS_PROCESS)
     tiny.write_text(tiny.read_text().replace("bmm_softmax, rows_group", "mine"))

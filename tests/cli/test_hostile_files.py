@@ -36,12 +36,13 @@ def measured(*arguments: object) -> tuple[subprocess.CompletedProcess[str], int,
 
 @cache
 def start_s() -> float:
-    """What the start of a command takes, on a machine that others may use."""
+    """Return how long a command takes to start, on a machine that may be busy."""
     return measured("verify", "--help")[2]
 
 
 def refused(*arguments: object) -> str:
-    """What a command says that refuses its input, once it took little time and memory."""
+    """Check that a command refuses its input with little time and memory, and return its
+    message."""
     done, peak, core_s = measured(*arguments)
     assert done.returncode in (2, 4), done.stderr[-500:]
     assert peak < MOST_BYTES and core_s < start_s() + MOST_S

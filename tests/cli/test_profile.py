@@ -1,4 +1,4 @@
-"""One implementation on one case, alone: as a script that anybody with torch can run."""
+"""A script for one implementation on one case, which runs alone and needs only torch."""
 
 import subprocess
 import sys

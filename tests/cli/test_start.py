@@ -1,4 +1,4 @@
-"""What one begins with: what there is, and a file of one's own."""
+"""The first commands of a new user: list what exists, and create a kernel file."""
 
 import json
 import runpy
@@ -29,7 +29,7 @@ def test_the_first_kernel_of_every_op_is_right(name: str, tmp_path: Path) -> Non
         del declaration.collected[before:]  # one list for the whole process
     assert (registered.op, registered.name) == (name, "mine")
     cases = [case for loaded in matrix.load(tmp_path / "mine.yaml") for case in loaded.cases]
-    # What `check` looks at and what `all` looks at must not differ: one forgets tails.
+    # `check` and `all` must cover the same shapes: tails are easily forgotten in one of them.
     assert len(cases) == len(op.check_shapes["cpu"])
     for case, distribution in product(cases, op.distributions[:2]):
         inputs = op.draw(ops.sizes(case), case.dtype, distribution, 1, "cpu")

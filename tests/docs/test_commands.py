@@ -160,7 +160,7 @@ def test_completion_in_bash(tmp_path: Path, words: list[str], expected: set[str]
         env=environment,
     )
     script.write_text(made.stdout)
-    # What bash does when the tab key is pressed after these words.
+    # Do the work of bash when the tab key is pressed after these words.
     line = " ".join(f"'{word}'" for word in words)
     shell = (
         f"source {script}; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1};"

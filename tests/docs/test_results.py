@@ -1,4 +1,4 @@
-"""The figures of the pages are those of the published runs, and no other page has figures."""
+"""All figures on the result pages come from the published runs, and no other page has figures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIGURE = re.compile(
     | \d[\d.,]*\sof\s(?:its|the)\stime""",
     re.X,
 )
-# What is not measured: a definition, or a name.
+# Phrases that are not measured figures, but definitions or names.
 NO_FIGURES = ("2x its size",)
 
 

@@ -45,7 +45,7 @@ def signer() -> Signer:
 
 
 def shard(folder: Path, signer: Signer, index: int, made: Made = FAST, count: int = COUNT) -> Path:
-    """One of the shards, signed by who measured it."""
+    """Make one of the shards, signed by the host that measured it."""
     own = replace(made, shard=f"{index}/{count}", run_id=f"shard-{index}", seed=index)
     run = make_run(folder / f"s{index}", own, signer=signer)
     seal(run, signer)
@@ -80,7 +80,7 @@ def merged(shards: list[Path], signer: Signer) -> tuple[Results, Path]:
 
 
 def find_outliers(found: Results) -> str:
-    """What is said of the only shard whose times decide nothing."""
+    """Return the sentence about the only shard whose times decide nothing."""
     [sentence] = {f.sentence for f in found.findings if f.check == CANARY}
     return sentence
 
@@ -375,7 +375,7 @@ def without_the_last(out: Path) -> None:
 
 
 def signed_by_another(shard: Path) -> None:
-    """What its host says of it, in the name of somebody else."""
+    """Sign the host's statement with the key of another signer."""
     other = Signer(Ed25519PrivateKey.generate(), ephemeral=False)
     statement, _ = signed(read_envelope(shard))
     public_key = encode_key(public_der(other.key.public_key()))
@@ -448,7 +448,8 @@ CHANGED_BY_THE_MERGER: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_whoever_merges_cannot_change_what_was_measured(
     tmp_path: Path, signer: Signer, _merged: Path, what: str
 ) -> None:
-    """Signed again by the one who merged, it is still not what the hosts signed."""
+    """A merged run that its merger changes and signs again still differs from what the hosts
+    signed."""
     out = Path(shutil.copytree(_merged, tmp_path / "whole"))
     change, said = CHANGED_BY_THE_MERGER[what]
     change(out)

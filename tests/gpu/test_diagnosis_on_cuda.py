@@ -14,7 +14,7 @@ pytestmark = [
 ]
 
 DEVICE = "cuda"
-PATIENCE_S = 30.0  # What is found must not depend on how busy the machine is.
+PATIENCE_S = 30.0  # so long that a busy machine does not change the diagnosis
 HEADS = {"B": 1, "HQ": 64, "H": 4, "D": 128}
 STEP = {"B": 8, "S": 8192, "HQ": 64, "H": 4, "D": 128}
 BLOCKS = {"block_size": 64, "n_selected": 16}

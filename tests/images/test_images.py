@@ -60,7 +60,7 @@ def test_the_extra_torch_allows_every_combo() -> None:
 
 
 def test_the_core_install_has_every_command() -> None:
-    """Of the extras each command imports what it needs when it runs."""
+    """Each command imports a package of an extra only when it runs."""
     extras = ("packaging", "docker", "duckdb", "obstore", "vl_convert")
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({extras!r}));"

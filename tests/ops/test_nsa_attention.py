@@ -159,7 +159,8 @@ def test_processes_that_share_nothing_draw_the_same_inputs_and_gradient() -> Non
 def test_gradients_of_queries_that_are_not_sampled_do_not_reach_the_others(
     op: str, dtype: DType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """dk and dv of the sampled queries are those of all, to what the format resolves."""
+    """dk and dv of the sampled queries equal dk and dv of all queries, within the format's
+    precision."""
     differentiated = ops.get(op)
     _, inputs = drawn(dtype, op=op, B=1, T=300)
     monkeypatch.setattr(_sequences, "MOST_COMPUTED", 100)

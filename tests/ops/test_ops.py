@@ -39,11 +39,11 @@ SIZES = {
     "nsa_without_window": {"B": 3, "T": 40, "HQ": 4, "H": 2, "D": 16, "Dv": 8}
     | {"block_size": 8, "n_selected": 3},
 }
-# What a distribution asks for.
+# Sizes that a distribution requires.
 CHANGES = {"packed": {"B": 1}, "dense": {"S": 9}}
-# That of a recording has only the sizes of the recording; test_recorded.py draws it.
+# A recording has fixed sizes, so test_recorded.py draws it.
 EVERY = [(name, d) for name in SIZES for d in ops.get(name).distributions if d != "recorded"]
-# Of which a query attends to one set of keys; the others have a file each.
+# Ops in which a query attends to one set of keys. The NSA ops are tested in their own files.
 OF_KEYS = [(name, d) for name, d in EVERY if not name.startswith("nsa_")]
 
 

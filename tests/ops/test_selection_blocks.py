@@ -69,7 +69,8 @@ def test_queries_without_keys_have_zeros_where_nobody_has_one() -> None:
 
 
 def test_a_query_with_all_its_weight_on_one_key_has_no_gradient() -> None:
-    """None at all: a typical row of nothing but noise is nothing to hold a row to."""
+    """The gradient is exactly zero: a typical row of pure noise cannot be a reference for other
+    rows."""
     inputs = drawn(T=200, S=3)
     inputs.tensors["q"] *= 1e4
     grads = OP.gradients(inputs, OP.draw_grad(inputs, 5))

@@ -1,4 +1,4 @@
-"""What a CI system is told of runs."""
+"""Output of runs for a CI system."""
 
 from pathlib import Path
 from xml.etree import ElementTree as Xml

@@ -38,7 +38,8 @@ CORPUS = (
     "one\rtwo\ntwo\tthree\u2028four\x85five",
 )
 ALL = " ".join(CORPUS)
-# Whatever is not seen as what it is; line ends and tabs are an output's own, too.
+# Characters that are invisible or look like others. Line ends and tabs also come from the output
+# itself.
 INVISIBLE = re.compile(
     "[\x00-\x08\x0b\x0c\x0d\x0e-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff"
     "\U000e0000-\U000e007f]"
@@ -46,7 +47,7 @@ INVISIBLE = re.compile(
 
 
 def texts_in(data: Any) -> Iterator[tuple[Any, Any]]:
-    """Where texts stand in JSON: what holds one, and its key there."""
+    """Yield the container and the key of each text in JSON data."""
     for key, value in list(data.items() if isinstance(data, dict) else enumerate(data)):
         if isinstance(value, str):
             yield data, key

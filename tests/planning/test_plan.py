@@ -1,4 +1,4 @@
-"""Plans: shards, who is watched by controls, and what a plan binds."""
+"""Plans: shards, which cases controls are measured in, and what a plan binds."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def planned_case(ladder: int, length: int) -> PlannedCase:
     return PlannedCase(id=case.id, case=case, implementations=("mine",))
 
 
-@settings(deadline=None)  # a busy machine is no failure
+@settings(deadline=None)  # a busy machine must not fail the test
 @given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=12), shards=st.integers(1, 14))
 def test_shards_are_a_partition_into_whole_ladders(sizes: list[int], shards: int) -> None:
     # Ladders may lie across each other in a plan.
@@ -121,8 +121,9 @@ def test_shards_are_a_partition_in_balance(sizes: list[int], count: int) -> None
 
 
 def test_controls_do_not_outweigh_the_work_of_a_case() -> None:
-    """Of shards of dense rows and block selection one had twice the time of the other: an H200 took
-    2.8 s a case for rows, which have sixteen implementations in the mean, and 8.9 for blocks."""
+    """Two shards of a plan of dense rows and block selection must take about the same time. On an
+    H200 a case took 2.8 s for rows, with sixteen implementations on average, and 8.9 s for
+    blocks."""
     means = []
     for name, implementations in (("selection_rows", 16), ("selection_blocks", 15)):
         cases = [
@@ -160,7 +161,7 @@ def test_controls_watch_the_least_and_the_most_work_of_each_width(tmp_path: Path
 
 
 def test_a_control_is_planned_where_it_concerns_the_case(tmp_path: Path) -> None:
-    """The least and the most work are those of the cases that it concerns."""
+    """The least and the most work are chosen among the cases that the control concerns."""
 
     def control(name: str, **fields: tuple[str, ...]) -> ImplementationInfo:
         return ImplementationInfo.model_validate(
@@ -213,7 +214,7 @@ def test_what_a_control_wraps_is_measured_beside_it_and_nowhere_else(tmp_path: P
 
 
 def test_controls_stay_where_the_baseline_that_they_wrap_is_measured(tmp_path: Path) -> None:
-    """Who leaves a slow baseline out of long cases does not want it there for controls."""
+    """A matrix that skips a slow baseline in long cases also skips its controls there."""
     lengths = "[8, 16, 24, 32]"
     short = ROWS.replace(lengths, "[8, 16]")
     long = ROWS.replace(lengths, "32") + "implementations: {skip: [quick, slow, own]}\n"

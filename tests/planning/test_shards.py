@@ -13,7 +13,7 @@ from nsabench.verdicts.merged import assemble
 from nsabench.verdicts.results import Results
 from tests.runs import Made, make_run
 
-# As seen on an H200: from the third shape on torch no longer compiled it.
+# Measured on an H200: torch stopped compiling at the third shape.
 UNCOMPILED = {64: 0.0103, 128: 0.0128, 256: 3.09, 512: 4.04}
 FAST = Made(ratio=lambda _: 2.0, base_ms=0.02)
 

@@ -38,7 +38,7 @@ def changed(x: Tensor, change) -> Tensor:
 
 
 def _without(begin: int):
-    """Return what does not write axis 1 of a gradient from here on."""
+    """Return a function that zeroes a gradient from index `begin` of axis 1."""
 
     def forget(grad: Tensor) -> Tensor:
         grad = grad.clone()

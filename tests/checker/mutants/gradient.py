@@ -85,7 +85,7 @@ class KeysScaledTwice(Backward):
 
 
 class Exp2AsExp(Backward):
-    """Of exp2(s log2(e)), the inner derivative log2(e) taken and log(2) forgotten."""
+    """The gradient of exp2(s log2(e)) with the factor log2(e) but without the factor log(2)."""
 
     def dq(self, ds: Tensor, k: Tensor, scale: float) -> Tensor:
         return super().dq(ds, k, scale) * math.log2(math.e)
@@ -118,7 +118,7 @@ class KeysInBfloat16(Backward):
 
 
 class SomeHeads(Backward):
-    """Rows go by head and then by query: only those of some heads of a group are summed."""
+    """Sum only the rows of some heads of a group. Rows are ordered by head, then by query."""
 
     def __init__(self, group: int, heads: slice) -> None:
         self.group, self.heads = group, heads

@@ -30,7 +30,7 @@ def shipped() -> tuple[Implementation, ...]:
 
 
 def baselines(case: Case) -> list[Implementation]:
-    """Those that a CPU can do, and that are the op's function in this case."""
+    """Return the baselines that run on a CPU and compute the op's function in this case."""
     return [
         item
         for item in shipped()

@@ -1,4 +1,4 @@
-"""What a mutant is, and the cases that mutants are run on."""
+"""The base of all mutants, and the cases that mutants are run on."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Steps:
-    """What a kernel does with a tile of keys."""
+    """The steps that a kernel applies to each tile of keys."""
 
     tile = 64
 

@@ -1,4 +1,4 @@
-"""Objects that somebody put into an archive who may write there: they spoil no answer."""
+"""Hostile objects, written into an archive by a user with write access, spoil no answer."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ def test_a_table_of_a_terabyte_is_not_hashed(
 
 
 def renamed(table: pa.Table, of: str) -> pa.Table:
-    """Its rows are a stranger's, and of another run by a name that SQL takes for the same."""
+    """Add a column to a table that names another run, under a name that SQL does not tell from
+    run_id."""
     column = pa.array(["20260101T000000Z-aaaaaa"] * table.num_rows)
     return table.add_column(0, of, column)
 
@@ -78,7 +79,7 @@ def renamed(table: pa.Table, of: str) -> pa.Table:
 def test_no_column_is_asked_for_by_the_name_of_another(
     archive: Archive, signed: MakeSigned, table: str
 ) -> None:
-    """`RUN_ID` before `run_id`: the rows were counted as those of any run."""
+    """A column `RUN_ID` before `run_id` let the rows count for any run."""
     run = signed(0)
     path = run / f"{table}.parquet"
     pq.write_table(renamed(pq.read_table(path), "RUN_ID"), path)
@@ -86,7 +87,7 @@ def test_no_column_is_asked_for_by_the_name_of_another(
     sentence = "a column 'RUN_ID' that is called run_id"
     with pytest.raises(VerificationFailed, match=sentence):
         archive.add(run)
-    # As somebody does who adds it with no nsabench.
+    # The attacker adds the run without nsabench.
     other = signed(1)
     _, prefix = archive.add(other)
     path = other / f"{table}.parquet"

@@ -1,4 +1,4 @@
-"""An archive in a folder: whole runs only, whoever writes at once, and questions to it."""
+"""An archive in a folder holds only whole runs, allows concurrent writers, and answers queries."""
 
 from __future__ import annotations
 

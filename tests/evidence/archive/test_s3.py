@@ -105,7 +105,7 @@ def _make_bucket(server: Server, filer: int) -> None:
                 urllib.request.urlopen(request, timeout=5).close()
             except urllib.error.HTTPError as error:
                 if error.code < 500:
-                    break  # it is there already, or wants to know who asks
+                    break  # the bucket exists already, or the server asks for credentials
             except OSError:
                 pass
             else:

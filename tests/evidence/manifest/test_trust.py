@@ -1,4 +1,4 @@
-"""Which run passes at which level: what it is, what is required, and who must have signed."""
+"""Which run passes at which level, depending on its contents, the required level and its signer."""
 
 from __future__ import annotations
 

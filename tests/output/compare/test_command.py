@@ -62,7 +62,7 @@ def test_its_forms(tmp_path: Path, nsabench: Nsabench) -> None:
 
 
 def test_a_gate_for_the_cases_of_one_model(tmp_path: Path, nsabench: Nsabench) -> None:
-    """What became slower elsewhere is not its business, nor are cases that only one run has."""
+    """The gate ignores slower cases outside its filter and cases that only one of the runs has."""
     slower = replace(NEWER, ratio=lambda n: 1.0 if n < 256 else 1.5, lengths=(64, 256, 512, 2048))
     runs = [make_run(tmp_path / "before", STEADY), make_run(tmp_path / "after", slower)]
     gate = ("compare", *runs, "--fail-on", "regression")

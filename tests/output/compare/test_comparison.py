@@ -1,4 +1,4 @@
-"""What two runs are said to differ in."""
+"""Differences that are reported between two runs."""
 
 import json
 from dataclasses import replace
@@ -191,7 +191,7 @@ def busy_at(length: int) -> Made:
 
 @pytest.mark.parametrize("slower", [(), (64,)])
 def test_what_was_disturbed_is_no_slower(compared: Compared, slower: tuple[int, ...]) -> None:
-    """What is slower elsewhere still shuts the gate."""
+    """Slower cases that were not disturbed still fail the gate."""
     later = replace(busy_at(512), ratio=lambda n: 0.75 if n in (512, *slower) else 1.5)
     comparison = compared(STEADY, later)
     assert {cell.case.shape["L"] for cell, _, _ in comparison.slower(0)} == set(slower)

@@ -1,8 +1,8 @@
-"""The same code on two hosts, measured: no ghost is called faster, and a real loss is found.
+"""Measurements of equal code on two hosts: no false speedup is reported, and a real loss is found.
 
 The runs 20261121T104829Z-0beac1 and 20261122T101441Z-a3e88b were made on the H200 of two hosts,
-whose timers add 2.7 and 4.4 µs. What they say of dense rows is packed here without a signature. The
-baselines are the same code in both, which `of_the_same_code` says where a test needs it.
+whose timers add 2.7 and 4.4 µs. Their results for dense rows are stored here without a signature.
+The baselines are the same code in both, which `of_the_same_code` says where a test needs it.
 """
 
 import tarfile

@@ -51,7 +51,7 @@ class Browser:
         return int(self.js("return document.documentElement.dataset.drawn || 0"))
 
     def wait_drawn(self, times: int) -> None:
-        """Until all charts were drawn so many times."""
+        """Wait until all charts were drawn at least `times` times."""
         self.until(f"return (document.documentElement.dataset.drawn || 0) >= {times}")
 
     def until(self, script: str) -> Any:
@@ -77,8 +77,8 @@ class Browser:
         return [url for url in requests if url.partition("#")[0] != page and url != "data:,"]
 
     def check(self, charts: set[str], *, dark: bool) -> None:
-        """What holds of every page: it drew all its charts, asked for nothing, said nothing, does
-        not scroll sideways, and has the colours of the theme."""
+        """Check what holds for every page: it drew all its charts, made no request, logged no
+        error, does not scroll sideways, and has the colours of the theme."""
         assert self.errors() == []
         assert self.requests() == []
         drawn = self.js(
@@ -94,8 +94,8 @@ class Browser:
         assert (colour == "rgb(18, 22, 27)") is dark
 
     def obstacles(self) -> list[str]:
-        """What axe-core calls serious or critical for those who see or move otherwise: a line a
-        rule, with the first elements that break it. Of what is unfolded, too."""
+        """Return the violations that axe-core rates serious or critical, with all details unfolded.
+        Each line names a rule and the first elements that break it."""
         self.js("document.querySelectorAll('details').forEach(d => { d.open = true; })")
         self.js((AXE.unpacked() / "axe.min.js").read_text())
         found = self.driver.execute_async_script(
@@ -118,7 +118,7 @@ class Browser:
         return texts
 
     def choose(self, select: str, value: str) -> None:
-        """What a reader does with a select, and wait until the page has followed."""
+        """Choose a value as a reader does, and wait until the page has redrawn."""
         before = self.drawn()
         self.js(
             "const s = document.getElementById(arguments[0]); s.value = arguments[1];"

@@ -14,7 +14,7 @@ from tests import runs
 from tests.output.report.browser import Browser, chromium
 from tests.runs import Made, info
 
-# What a foreign kernel could print or raise, and what must stay text wherever it is shown.
+# Text that a hostile kernel could print or raise. It must stay text wherever it is shown.
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>{{7*7}}|`x`"
 LENGTHS = (64, 128, 256, 512)
 
@@ -33,7 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def invalid_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with a control that nobody caught."""
+    """Return a run whose control was not caught."""
     return make_run(tmp_path_factory.mktemp("invalid") / "a-run", caught=False)
 
 

@@ -1,7 +1,7 @@
 """Pictures for the README: `python -m tests.output.report.screenshots PAGE docs/images`.
 
-Of the page of a run; with `--site INDEX` of a site, with `--run RUN` of what a terminal shows of
-it.
+PAGE is the page of a run. `--site INDEX` adds the page of a site, `--run RUN` the output of a
+terminal for that run.
 """
 
 import argparse

@@ -134,14 +134,14 @@ def test_a_row_says_only_what_tells_it_apart_and_has_its_baselines_time(
 
 
 def called(tmp_path: Path, **made: object) -> Path:
-    """The page of a run that was called from Python, too."""
+    """Write the page of a run that also has timings of calls from Python."""
     usual = {"queue_ratio": lambda _: 0.5, "host_us": 422.4, "launches": 13}
     run = make_run(tmp_path / "run", Made(**{**usual, **made}))  # type: ignore[arg-type]
     return write_html(Facts.read(run), tmp_path)
 
 
 def unfolded(browser: Browser, table: str) -> dict[str, str]:
-    """What stands below the first row of a table when it is unfolded."""
+    """Unfold the first row of a table and return the details below it."""
     browser.js(f"document.querySelector('[data-table={table}] button.fold').click()")
     pairs: list[tuple[str, str]] = browser.js(
         "return [...document.querySelectorAll(`[data-table=${arguments[0]}] tr.details dt`)]"

@@ -1,4 +1,4 @@
-"""Runs that mean harm to whoever makes a site of them, a page, or a script."""
+"""Runs that attack the user, page or script that makes a site of them."""
 
 import ast
 from pathlib import Path

@@ -58,7 +58,7 @@ def test_an_entry_has_its_times_its_library_and_its_caution(records: Sequence[Re
 
 
 def test_an_implementation_of_few_cases_leads_no_board(records: Sequence[Record]) -> None:
-    """Its mean is of other cases than that of the others."""
+    """Its mean covers other cases than the means it would be ranked with."""
     few = [
         with_comparison(replace(r, implementation="few"), median_ms=r.median_ms / 2)
         for r in records

@@ -165,7 +165,8 @@ SIZES = ("B", "S", "G", "H", "D", "Dv", "S_kv", "n_spans", "L")
 
 
 def record(queue: Mapping[str, Any] | None = None, **what: Any) -> Record:
-    """queue: what its comparison in that regime says; None: there is none."""
+    """Make a record. `queue` holds the fields of its comparison in the queue, or None for no
+    comparison."""
     usual = {
         "run_id": "20260101T000000Z-abc123",
         "case_id": "0123456789ab",
