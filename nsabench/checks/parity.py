@@ -32,11 +32,11 @@ TRUNCATIONS_A_TERM, TILE = 3 / 8, 64
 def noise(dtype: DType, terms: int, logit: float = 1.0) -> float:
     """Return the relative error that an honest result of sums of so many terms may have.
 
-    It is the larger of two errors: the rounding to the format, and the error of sums in float32. Such a sum, in any
-    order, is off by sqrt(terms) roundings (Higham and Mary 2019, probabilistic rounding error
-    analysis). On tensor cores the truncations in one tile do not cancel (Ootomo and Yokota 2022,
-    recovering single precision accuracy from Tensor Cores). A softmax turns the absolute error of
-    its logits into a relative error, so the error grows with their size `logit`.
+    It is the larger of two errors: the rounding to the format, and the error of sums in float32.
+    Such a sum, in any order, is off by sqrt(terms) roundings (Higham and Mary 2019, probabilistic
+    rounding error analysis). On tensor cores the truncations in one tile do not cancel (Ootomo and
+    Yokota 2022, recovering single precision accuracy from Tensor Cores). A softmax turns the
+    absolute error of its logits into a relative error, so the error grows with their size `logit`.
 
     On an H200, seven honest implementations were off by 1.3e-7 to 6.1e-7 on the same inputs in
     float32. SDPA on 32 keys of head dim 16 is off by 8.8e-7, seven roundings of such a sum.

@@ -59,7 +59,10 @@ class SignedBy(Frozen):
 
 
 class ShardSigned(Frozen):
-    """The signer of a shard of a merged run, and when it signed. The shard's manifest is beside its log."""
+    """The signer of a shard of a merged run, and when it signed.
+
+    The shard's manifest is beside its log.
+    """
 
     run_id: RunId
     keyid: Sha256
