@@ -51,8 +51,11 @@ def launch_sum(
 
 
 class GateGradients(NamedTuple):
-    """Gradients of gates [B, T, HQ, 3], and for the backward of each branch its gate and the
-    gate's gradient, float32: [B, HQ, T] of compressed keys and window, [B * T, HQ] of blocks."""
+    """Gradients of gates [B, T, HQ, 3], and what the backward of each branch needs of them.
+
+    A branch needs its gate and the gate's gradient, both float32. They are [B, HQ, T] for
+    compressed keys and window, and [B * T, HQ] for blocks.
+    """
 
     gates: torch.Tensor
     compressed: tuple[torch.Tensor, torch.Tensor]

@@ -51,8 +51,11 @@ class Sizes:
 
 
 class Kept(NamedTuple):
-    """What the backward needs of the forward: outputs [B, T, HQ, Dv] and LSEs float32 of the
-    branches, [B, HQ, T] and of blocks [B, T, HQ], and the lists of a ``BlockPlan``."""
+    """Results of the forward that the backward needs.
+
+    Outputs of the branches are [B, T, HQ, Dv]. Their LSEs are float32 [B, HQ, T], and [B, T, HQ]
+    for blocks. The rest are the lists of a ``BlockPlan``.
+    """
 
     compressed: torch.Tensor
     compressed_lse: torch.Tensor

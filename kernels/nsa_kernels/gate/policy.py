@@ -188,8 +188,8 @@ class Policy:
         """``base`` (default: the environment's) with the thresholds of a file nsabench wrote.
 
         The file's ``runtime.sel_triton_min_L`` is a number, null (never), or a mapping from GPU
-        name to one of these; ``runtime.sel_triton_min_L_by_regime``, if there, holds such for the
-        regimes that were measured.
+        name to one of these. ``runtime.sel_triton_min_L_by_regime`` is optional. It holds such a
+        value for each regime that was measured.
 
         Raises:
             ImportError: PyYAML is not installed.

@@ -89,8 +89,8 @@ else:
         return x.to(dtype)
 
 
-# Programmatic dependent launch (sm_90 on): the programs of the next launch may start when all of
-# this one's have, and wait for its end and its writes where they say so.
+# Programmatic dependent launch (sm_90 and later): programs of the next launch may start once all
+# programs of this one have started. They wait for its end and its writes by an instruction.
 if HAS_PDL:
 
     @triton.jit

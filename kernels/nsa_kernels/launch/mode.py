@@ -14,8 +14,8 @@ class Mode(enum.Enum):
 
     - EAGER: anything; launchers are called directly, since the dispatcher costs more than they do.
     - CAPTURED: launches only; nothing may wait for the device.
-    - TRACED: the tensors have no values, Dynamo reads the code, or a dispatch mode watches the
-      operators (make_fx, FlopCounterMode); a call must be an operator.
+    - TRACED: a call must be an operator. The tensors have no values, Dynamo reads the code, or a
+      dispatch mode watches the operators (make_fx, FlopCounterMode).
     """
 
     EAGER = "eager"

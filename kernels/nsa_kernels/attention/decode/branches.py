@@ -1,7 +1,7 @@
 """The branches of one decoded token, each alone, and their gated sum.
 
-Caches lie head by head, [B, H, tokens, D], so that each branch reads one consecutive stretch (or n
-of them) a head, in place, by the kernels for rows and spans. Nothing is read back on the host.
+Caches are stored head by head, [B, H, tokens, D]. So each branch reads one consecutive stretch (or
+n of them) a head, in place, by the kernels for rows and spans. Nothing is read back on the host.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ def launch_compressed(
     """Shares of each row, q [N, H, D] over k [N, L, D], v [N, L, Dv], and logits.
 
     With ``lengths`` the rows of an entry see the keys that its tokens complete, at most L, and the
-    shares have a table. logits: fp32 [N, H, L or up to LINE - 1 more], what is behind a row's keys
-    undefined; all of them without ``with_logits``.
+    shares have a table. Logits are fp32 [N, H, L or up to LINE - 1 more]. Those behind a row's keys
+    are undefined, and without ``with_logits`` all are.
     """
     n, h, d = q.shape
     length, dv = v.shape[1:]

@@ -4,12 +4,12 @@
 2. block scores, which need no more of 1. than the logits and the LSEs of the shares;
 3. the selection, and beside it the window as a span;
 4. both sets of spans, in shares (as ``ranges``): the window is a second row of each key head;
-5. what is left of three merges, and the gated sum.
+5. the last steps of three merges, and the gated sum.
 
-From 3. on each starts its programs while the one before still runs, where the GPU can (sm_90 on),
-and scores, where they are few programs. Where logits would be more bytes than keys, 1. is
-``selection_rows`` with its own merge, and 2. reads the keys again; beyond 64 spans ``spans.py``
-orders them between 3. and 4.
+On sm_90 and later, the launches 3 to 5 start their programs while the launch before still runs. So
+do the scores if they are few programs. If logits would be more bytes than keys, launch 1 is
+``selection_rows`` with its own merge, and launch 2 reads the keys again. If there are more than 64
+spans, ``spans.py`` orders them between 3 and 4.
 """
 
 from __future__ import annotations
