@@ -65,7 +65,7 @@ def test_a_run_that_was_killed_before_it_measured_is_begun_again(
         process.wait()
         assert (run / "log.jsonl").read_bytes() == b""
     alone = nsabench("all", "--resume", run)
-    assert alone.returncode == 2 and "name the matrices, too" in alone.stderr
+    assert alone.returncode == 2 and "name the matrices" in alone.stderr
     complete(nsabench(*words, "--resume", run))
     again = nsabench(*words, "--out", run)
     assert again.returncode == 2 and "is not empty" in again.stderr
