@@ -24,7 +24,7 @@ from nsabench.evidence.archive import Archive, ArchivedRun
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Direction, Pays, Reference, Regime, Role, Status, Verdict
-from nsabench.output.report import html
+from nsabench.output.report import payment_chart
 from nsabench.signing import keys
 from nsabench.verdicts import break_even
 from nsabench.verdicts.break_even import BreakEven
@@ -129,12 +129,19 @@ class Published:
             a for a in break_even.decide(self.records(op)) if (a.heads, a.regime) == (heads, regime)
         ]
         name = op.replace("_", " ").replace("nsa", "NSA")
-        said = ", ".join(f"{a.direction} **{_say(a)}**" for a in answers)
-        others = " or ".join(f"`{o}`" for o in sorted({o for a in answers for o in a.used[1]}))
-        yield (
-            f"On an {answers[0].gpu}, {name} with {heads} heads is faster "
-            f"{CALLED[Regime(regime)]} than the best dense attention of the run ({others}): {said}."
-        )
+        where = f"On an {answers[0].gpu}, {name} with {heads} heads"
+        called = CALLED[Regime(regime)]
+        won = [a for a in answers if a.answer is Pays.FROM]
+        if won:
+            said = ", ".join(f"{a.direction} **{_say(a)}**" for a in won)
+            others = " or ".join(f"`{o}`" for o in sorted({o for a in won for o in a.used[1]}))
+            yield (
+                f"{where} is faster {called} than the best dense attention of the run ({others}): "
+                f"{said}."
+            )
+        for a in answers:
+            if a not in won:
+                yield f"{where}, {a.direction}: faster than dense attention {called}: {_say(a)}."
 
     def count_verdicts(self, page: Path, op: str, candidate: str, **traits: str) -> Iterator[str]:
         """A sentence for each regime: how often a candidate is faster than the best other."""
@@ -202,24 +209,9 @@ class Published:
             for a in break_even.decide(self.records(op))
             if (a.heads, a.direction, a.regime) == (heads, direction, regime)
         )
-        points = []
-        lengths: set[int] = set()
-        for line, name in (("NSA", "implementation"), ("best dense", "against")):
-            times: dict[int, float] = {}
-            for case in answer.tested:
-                key = case.record.case_id, getattr(case.comparison, name)
-                for r in self.records(op):
-                    if r.key == key and (ms := r.median_in(answer.regime)):
-                        times.setdefault(r.length, ms)
-            points += [
-                {"line": line, "length": length, "ms": ms, "text": f"{line}, {length}: {_time(ms)}"}
-                for length, ms in sorted(times.items())
-            ]
-            lengths |= times.keys()
-        axis = {"title": answer.axis, "values": sorted(lengths)}
-        svg = str(html.draw("payment.vl.json", {"points": points}, axis))
+        [chart] = payment_chart.charts([answer], self.records(op))
         path = self._images / f"{op}-{heads.replace('/', '-')}-{direction}-{regime}.svg"
-        self.charts[path] = svg.replace(">", f">{STYLE}", 1)
+        self.charts[path] = str(chart.draw()).replace(">", f">{STYLE}", 1)
         called = CALLED[answer.regime]
         alt = f"Time of {op} {direction} {called} and of the best dense attention, by {answer.axis}"
         yield f"![{alt}]({Path(os.path.relpath(path, page.parent)).as_posix()})"

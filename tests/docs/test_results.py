@@ -56,6 +56,17 @@ def test_a_changed_digit_is_found(published: ModuleType, tmp_path: Path) -> None
     assert published.read_archive().fill(page) == text
 
 
+def test_a_claim_that_no_run_bears_is_not_printed(published: ModuleType, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    block = "<!-- results: break-even op=nsa_attention heads=64/4 -->"
+    page.write_text(f"{block}\n<!-- /results -->\n")
+    runs = published.read_archive()
+    assert "is faster" in runs.fill(page)
+    run, records = runs.newest["nsa_attention"]
+    runs.newest["nsa_attention"] = run, [r for r in records if r.length <= 8192]
+    assert "is faster" not in runs.fill(page)
+
+
 def test_no_other_page_has_figures() -> None:
     pages = [*ROOT.glob("*.md"), *ROOT.glob("*/README.md"), *(ROOT / "docs").rglob("*.md")]
     found = [
