@@ -27,11 +27,10 @@ from nsabench.model.source import Source
 from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
 from nsabench.planning.narrow import matches_any
 from nsabench.running import planner
-from nsabench.running.checker import CheckerProcess
+from nsabench.running.clients import CheckerProcess, Worker
 from nsabench.running.executor import Executor
 from nsabench.running.loop import run_job
 from nsabench.running.policy import plan_main
-from nsabench.running.worker import Worker
 from nsabench.sources import digest_of
 from nsabench.verdicts.results import assess
 

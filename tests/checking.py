@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from nsabench import ops, registry
-from nsabench.checker.checker import Checker, Findings
+from nsabench.checker.judge import Checker, Findings
 from nsabench.checker.messages import Judged, Prepare, Prepared
 from nsabench.delivery import Delivery, Mailbox
 from nsabench.failure import Failure

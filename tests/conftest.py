@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from nsabench.running import launch
+from nsabench.running import process_tree
 from nsabench.worker.timing import timer
 from tests import forked, origin
 from tests.shared_runs import failed_run as failed_run
@@ -50,7 +50,7 @@ def _forked_templates() -> Iterator[None]:
     """Templates of workers come from a process that has imported torch already."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timer, "last_level_bytes", forked.caches_bytes)
-        patch.setattr(launch, "start_template", forked.template)
+        patch.setattr(process_tree, "start_template", forked.template)
         yield
 
 

@@ -23,8 +23,8 @@ from functools import cache
 from pathlib import Path
 
 from nsabench.machine import cpu_caches
-from nsabench.running import launch, process_tree
-from nsabench.running.launch import ForkedProcess, NoTemplate
+from nsabench.running import process_tree
+from nsabench.running.process_tree import ForkedProcess, NoTemplate
 from nsabench.signing.secrecy import is_secret
 
 MOST_BYTES = 1 << 17  # of a request
@@ -56,8 +56,8 @@ if code < 0:
     os.kill(os.getpid(), -code)
 sys.exit(code)
 """
-started = launch.start_template
-# For `launch.TEMPLATE`: a template that is started pushes out as few bytes as one that is forked.
+started = process_tree.start_template
+# For `process_tree.TEMPLATE`: a template that is started pushes out as few bytes as a forked one.
 TEMPLATE = f"""
 import runpy
 from nsabench.worker.timing import timer
@@ -66,7 +66,9 @@ runpy.run_module("nsabench.worker.template", run_name="__main__", alter_sys=True
 """
 begun_with = dict(os.environ)
 # The environment of a template for the CPU, without the mark of a worker.
-imported_with = {n: v for n, v in launch.make_environment("cpu").items() if n != launch.MARK}
+imported_with = {
+    n: v for n, v in process_tree.make_environment("cpu").items() if n != process_tree.MARK
+}
 INTERPRETS = "TRITON_INTERPRET"
 variants = (False, True)  # whether Triton was imported as it is where it compiles
 
@@ -158,7 +160,7 @@ class Template(ForkedProcess):
 def template(
     environment: Mapping[str, str], ask: socket.socket
 ) -> Template | subprocess.Popen[bytes]:
-    """As `launch.start_template`, in whose place it is."""
+    """As `process_tree.start_template`, in whose place it is."""
     compiles = next((one for one in variants if is_as_imported(environment, one)), None)
     if compiles is None:
         return started(environment, ask)
@@ -266,6 +268,6 @@ def an_address() -> str:
 def come_from(address: str) -> None:
     """Set the address of the origin from which this forked process forks in turn."""
     globals()["_origin"] = lambda _compiles=False: address
-    launch.start_template = template
+    process_tree.start_template = template
     # The mark of the origin was drawn when it imported `program`.
-    launch.mark = f"{os.getpid()}-{time.monotonic_ns()}"
+    process_tree.mark = f"{os.getpid()}-{time.monotonic_ns()}"

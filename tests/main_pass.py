@@ -10,13 +10,12 @@ from typing import Any
 from nsabench.model.description import Described
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Purpose
-from nsabench.running.checker import CheckerProcess
+from nsabench.running.clients import CheckerProcess, Worker
 from nsabench.running.executor import Executor
 from nsabench.running.folder import RunFolder
 from nsabench.running.log import LogFile
 from nsabench.running.loop import run_job
 from nsabench.running.policy import next_jobs
-from nsabench.running.worker import Worker
 from nsabench.verdicts.attempts import CaseState, states_of
 from tests.runs import SIGNER, session_of
 

@@ -202,7 +202,7 @@ def _begin(request: Mapping[str, Any]) -> None:
 
 def _show(environment: Mapping[str, str]) -> None:
     """Write the environment where /proc shows it, as far as there is room."""
-    mark_first = sorted(environment.items(), key=lambda item: item[0] != forked.launch.MARK)
+    mark_first = sorted(environment.items(), key=lambda item: item[0] != forked.process_tree.MARK)
     block = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in mark_first)
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = int(fields[47]), int(fields[48])

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from nsabench import registry
-from nsabench.running import launch, process_tree
-from nsabench.running.launch import Program
+from nsabench.running import process_tree
 from nsabench.running.planner import make_plan
+from nsabench.running.process_tree import Program
 from nsabench.sources import digest_packages
 
 MINE = """
@@ -38,8 +38,8 @@ def load_in_a_process(kernels: Path | None, expected: dict[str, str] | None) -> 
     )
     # Forked as a worker is: torch is there, and nothing that registers an implementation.
     process_tree.adopt_orphans()
-    snippet = Program("tests.snippet", [], launch.make_environment("cpu"))
-    forked = launch.start(snippet)
+    snippet = Program("tests.snippet", [], process_tree.make_environment("cpu"))
+    forked = process_tree.start(snippet)
     with forked.stdin, forked.stdout, forked.stderr:
         forked.stdin.write(code.encode())
         forked.stdin.close()

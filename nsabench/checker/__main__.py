@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nsabench import ops
 from nsabench.channel import Channel, Refused, Step, die_with
-from nsabench.checker.checker import Checker
+from nsabench.checker.judge import Checker
 from nsabench.checker.messages import REQUEST, Conclude, Prepare
 from nsabench.delivery import Delivery, Mailbox
 from nsabench.errors import NsabenchError

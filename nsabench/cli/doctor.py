@@ -10,7 +10,7 @@ from nsabench.machine import doctor
 from nsabench.machine.environment.collect import collect
 from nsabench.output import terminal
 from nsabench.running import planner
-from nsabench.running.worker import Worker
+from nsabench.running.clients import Worker
 
 
 @_help.command("doctor")

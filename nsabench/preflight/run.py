@@ -19,9 +19,8 @@ from nsabench.planning import resolve
 from nsabench.preflight import targets
 from nsabench.preflight.launch import REPLY, Build, Built, CompiledLaunch, Record, Recorded
 from nsabench.preflight.targets import Architecture
-from nsabench.running.death import SIGNATURES, WorkerLost
-from nsabench.running.launch import Program, make_environment
-from nsabench.running.process import WarmProcess
+from nsabench.running.process import SIGNATURES, WarmProcess, WorkerLost
+from nsabench.running.process_tree import Program, make_environment
 
 TIMEOUT_S = 120.0  # of one compilation
 

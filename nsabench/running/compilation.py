@@ -23,10 +23,9 @@ from nsabench.model.case import Case
 from nsabench.model.job import Job
 from nsabench.model.plan import ImplementationInfo, Plan
 from nsabench.model.vocabulary import Role, Runs
-from nsabench.running.death import WorkerLost
+from nsabench.running.clients import Note, Scratch, TemporaryFolder, Worker
 from nsabench.running.executor import Executor
-from nsabench.running.scratch import Scratch, TemporaryFolder
-from nsabench.running.worker import Note, Worker
+from nsabench.running.process import WorkerLost
 
 SHARE = 0.7  # of the device's memory, for all processes
 WORTH_IT = 4  # cases

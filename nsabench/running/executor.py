@@ -18,9 +18,8 @@ from nsabench.model.measurement import Bursts, Message, Observation, Samples
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Purpose, Role, Status
 from nsabench.running import process_tree
-from nsabench.running.checker import CheckerProcess
-from nsabench.running.death import WorkerLost, WorkerRefused, broke_protocol
-from nsabench.running.worker import Listener, Worker
+from nsabench.running.clients import CheckerProcess, Listener, Worker
+from nsabench.running.process import WorkerLost, WorkerRefused, broke_protocol
 from nsabench.worker.conditions import ConditionMonitor
 from nsabench.worker.protocol import Measure, Measured
 

@@ -17,14 +17,13 @@ from nsabench.model.measurement import Ceilings, Observation
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.record import Comparison
 from nsabench.model.vocabulary import Purpose
-from nsabench.running.checker import CheckerProcess
+from nsabench.running.clients import CheckerProcess, Worker
 from nsabench.running.compilation import CompileAhead
 from nsabench.running.executor import Executor
 from nsabench.running.folder import RunFolder
 from nsabench.running.log import LogFile
 from nsabench.running.policy import judge, next_jobs, plan_canary
 from nsabench.running.session import open_session
-from nsabench.running.worker import Worker
 from nsabench.verdicts.attempts import CaseState, state_of
 
 ANNOUNCEMENTS = {

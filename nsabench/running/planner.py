@@ -22,7 +22,7 @@ from nsabench.model.vocabulary import MARGIN, Role
 from nsabench.planning import resolve
 from nsabench.planning.narrow import ALL, Narrowed
 from nsabench.planning.shards import estimate_s
-from nsabench.running.worker import Worker
+from nsabench.running.clients import Worker
 from nsabench.sources import digest_of
 from nsabench.verdicts import tables
 

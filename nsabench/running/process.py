@@ -1,9 +1,13 @@
-"""Ask one process under a budget of time and steps, and leave nothing of it behind."""
+"""Ask one process under a budget of time and steps, and leave nothing of it behind.
+
+A timeout, an exit code or a signal becomes a status with a reason.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -16,15 +20,14 @@ from typing import IO, TypeVar
 import psutil
 
 from nsabench.channel import GO, Refused, Step
+from nsabench.errors import NsabenchError
 from nsabench.model.job import Death
 from nsabench.model.measurement import Message
-from nsabench.running import death, process_tree
-from nsabench.running.death import WorkerLost, WorkerRefused
-from nsabench.running.launch import Program
-from nsabench.running.process_tree import Orphans
+from nsabench.model.vocabulary import Status
+from nsabench.running import process_tree
+from nsabench.running.process_tree import START_TIMEOUT_S, Orphans, Program
 from nsabench.worker.protocol import Calibrate, Describe
 
-START_TIMEOUT_S = 180.0  # importing torch and creating a CUDA context on a slow disk
 MAX_STEPS = 1000
 MAX_ALLOWANCE = 64.0
 # The mean: a few steps concern all implementations of a case, and the others one.
@@ -40,6 +43,18 @@ READ_BYTES = 1 << 16
 HEAD_BYTES, TAIL_BYTES = 256 << 10, 64 << 10  # kept of what a process prints
 MOST_PRINTED_BYTES = 1 << 20  # a pipe holds no more, unless root made it larger
 REFUSALS = (1, 2, 3)  # exit codes a process may ask for
+LAST_LINES = 3
+MAX_LINE = 1000  # foreign output: a line may be a gigabyte long
+
+# Searched for in the output of a dead process, the most telling first.
+SIGNATURES: tuple[tuple[str, Status, re.Pattern[str]], ...] = (
+    ("ptxas", Status.COMPILE_ERROR, re.compile(r"ptxas (fatal|error)")),
+    ("MLIR", Status.COMPILE_ERROR, re.compile(r"(mlir|triton).{0,500}Assertion .{0,500} failed")),
+    ("LLVM", Status.COMPILE_ERROR, re.compile(r"LLVM ERROR:")),
+    ("CUDA out of memory", Status.OUT_OF_MEMORY, re.compile(r"CUDA out of memory")),
+    ("CUDA", Status.CRASHED, re.compile(r"CUDA error:|CUDA_ERROR_\w+")),
+    ("host out of memory", Status.OUT_OF_MEMORY, re.compile(r"MemoryError|bad_alloc")),
+)
 
 M = TypeVar("M", bound=Message)
 # Is called with every reply except the answer, and returns what the process is told.
@@ -163,7 +178,7 @@ class Process:
         ends = time.monotonic() + limit_s
         while data := data[(self._stdin.write(data) or 0) :]:
             if time.monotonic() >= ends:
-                raise self._lost(death.timed_out(self._step, limit_s))
+                raise self._lost(timed_out(self._step, limit_s))
             self._wait_for(self._stdin, selectors.EVENT_WRITE, POLL_S)
 
     def _receive(self, budget: StepBudget) -> Message:
@@ -173,7 +188,7 @@ class Process:
             now = time.monotonic()
             left_s = began + budget.left_s - now
             if left_s <= 0:
-                raise self._lost(death.timed_out(self._step, budget.step_s))
+                raise self._lost(timed_out(self._step, budget.step_s))
             if now - self._weighed_at >= POLL_S:  # it takes milliseconds
                 self._weighed_at = now
                 self._refuse_excess()
@@ -224,7 +239,7 @@ class Process:
         return WorkerLost(how)
 
     def _broke(self, how: str) -> WorkerLost:
-        return self._lost(death.broke_protocol(how, self._step))
+        return self._lost(broke_protocol(how, self._step))
 
     def _died(self) -> WorkerLost:
         try:
@@ -232,7 +247,7 @@ class Process:
         except subprocess.TimeoutExpired:
             return self._broke("closed the descriptor of the worker's answers and went on")
         self.stop()
-        return WorkerLost(death.died(self._step, returncode, self.log.text()))
+        return WorkerLost(died(self._step, returncode, self.log.text()))
 
     def _refuse_excess(self) -> None:
         orphans = {orphan.pid for orphan in self._orphans.find()}
@@ -240,7 +255,7 @@ class Process:
         if len(started) > MOST_PROCESSES:
             raise self._broke(f"started more than {MOST_PROCESSES} processes")
         if process_tree.takes_more(self.pid, self._memory_limit):
-            raise self._lost(death.took_too_much_memory(self._step, self._memory_limit))
+            raise self._lost(took_too_much_memory(self._step, self._memory_limit))
 
     def kill(self) -> None:
         """End the process group; the thread that waits for an answer stops the process."""
@@ -310,3 +325,71 @@ class WarmProcess:
         process, self.process = self.process, None
         if process is not None:
             process.stop()
+
+
+class WorkerLost(Exception):
+    """A worker ended before it answered."""
+
+    def __init__(self, death: Death) -> None:
+        super().__init__(death.reason)
+        self.death = death
+        self.reason = death.reason
+
+
+class CheckerLost(WorkerLost):
+    """The checker ended, or did not answer in time."""
+
+
+class WorkerRefused(NsabenchError):
+    """A worker cannot import a source, or finds no device."""
+
+    def __init__(self, sentence: str, remedy: str, exit_code: int) -> None:
+        super().__init__(sentence, remedy)
+        self.exit_code = exit_code
+
+
+def timed_out(step: Step, limit_s: float) -> Death:
+    return _death(step, Status.TIMEOUT, f"no answer within {limit_s:g} s", "; killed")
+
+
+def took_too_much_memory(step: Step, limit_bytes: int) -> Death:
+    how = f"took more than {limit_bytes / 2**30:.1f} GiB of host memory"
+    return _death(step, Status.OUT_OF_MEMORY, how, "; killed")
+
+
+def broke_protocol(how: str, step: Step | None = None) -> Death:
+    if step is None:
+        return Death(status=Status.CRASHED, reason=f"its process {how}; killed")
+    return _death(step, Status.CRASHED, f"its process {how}", "; killed")
+
+
+def died(step: Step, returncode: int, log: str) -> Death:
+    how = _describe_exit(returncode)
+    lines = [line[:MAX_LINE].strip() for line in log.splitlines() if line.strip()]
+    for name, status, pattern in SIGNATURES:
+        telling = next((line for line in lines if pattern.search(line)), None)
+        if telling is not None:
+            # A compiler that aborts the process is worse than one that reports an error.
+            if status is Status.COMPILE_ERROR and returncode < 0:
+                status = Status.CRASHED
+            return _death(step, status, how, f"; {name}: {telling[:300]}")
+    if returncode == -signal.SIGKILL:
+        killer = ", not by nsabench: most likely the kernel's out-of-memory killer"
+        return _death(step, Status.OUT_OF_MEMORY, how, killer)
+    words = f"; last words: {' | '.join(lines[-LAST_LINES:])[:300]}" if lines else ""
+    return _death(step, Status.CRASHED, how, words)
+
+
+def _death(step: Step, status: Status, how: str, more: str) -> Death:
+    reason = f"{how} during {step.phase}{more}"
+    return Death(status=status, reason=reason, suspect=step.implementation, phase=step.phase)
+
+
+def _describe_exit(returncode: int) -> str:
+    if returncode >= 0:
+        return f"its process ended with exit code {returncode}"
+    try:
+        name = signal.Signals(-returncode).name
+    except ValueError:
+        name = f"signal {-returncode}"
+    return f"its process was killed by {name}"

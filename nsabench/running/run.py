@@ -11,7 +11,7 @@ from nsabench import ops
 from nsabench.errors import Interrupted, NsabenchError, UsageError
 from nsabench.files import writing
 from nsabench.model.plan import Plan
-from nsabench.running.checker import CheckerProcess
+from nsabench.running.clients import CheckerProcess
 from nsabench.running.folder import SHARDS, RunFolder
 from nsabench.running.log import LogFile
 from nsabench.running.log import read as read_log

@@ -15,9 +15,9 @@ from nsabench.machine.environment.identity import machine_of
 from nsabench.model.description import Described
 from nsabench.model.log import Log, Session
 from nsabench.model.plan import Plan
+from nsabench.running.clients import Note, Worker
 from nsabench.running.folder import RunFolder
 from nsabench.running.log import LogFile, Origin
-from nsabench.running.worker import Note, Worker
 from nsabench.signing import Signer
 from nsabench.signing.signer import RUN_KEY, make_run_key, read_run_key
 from nsabench.verdicts.results import refuse_other_log

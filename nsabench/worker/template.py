@@ -26,7 +26,7 @@ IMPORTED = (
     *("torch", "triton", "triton.language"),
     *("nsabench.worker.session", "nsabench.worker.timing.ceilings"),
     "nsabench.registry.validation",
-    *("nsabench.checker.checker", "nsabench.checker.diagnosis"),
+    *("nsabench.checker.judge", "nsabench.checker.diagnosis"),
 )
 MAX_REQUEST_BYTES = 1 << 17
 STREAMS = 3  # stdin, stdout and stderr of a worker

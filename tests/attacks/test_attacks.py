@@ -18,7 +18,7 @@ from nsabench.model.plan import Device, Plan, PlannedCase
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Status, Verdict
 from nsabench.output import report
-from nsabench.running import launch, process
+from nsabench.running import process, process_tree
 from nsabench.running.folder import RunFolder
 from nsabench.verdicts.merged import assemble
 from nsabench.verdicts.results import Results
@@ -129,8 +129,9 @@ def attacked(
     with pytest.MonkeyPatch.context() as patch:
         # Threads of calls of microseconds only wait for each other where others want the cores.
         patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setattr(launch, "start_template", forked.started)  # it is found by its command line
-        patch.setattr(launch, "TEMPLATE", ("-c", forked.TEMPLATE))
+        # It is found by its command line.
+        patch.setattr(process_tree, "start_template", forked.started)
+        patch.setattr(process_tree, "TEMPLATE", ("-c", forked.TEMPLATE))
         patch.setattr(process, "READ_TIMEOUT_S", 4.0)
         patch.setattr(process, "MOST_PROCESSES", 60)
 

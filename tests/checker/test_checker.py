@@ -10,8 +10,8 @@ import torch
 
 from nsabench.delivery import Delivery
 from nsabench.model.vocabulary import Direction, Status
-from nsabench.running.checker import CheckerProcess
-from nsabench.running.death import WorkerRefused
+from nsabench.running.clients import CheckerProcess
+from nsabench.running.process import WorkerRefused
 from tests.checking import Desk, a_case
 
 RMSNORM = Path(__file__).parents[1] / "rmsnorm.py"

@@ -83,7 +83,7 @@ def _rows(case: Case, device: str, kernels: list[Any]) -> Iterator[dict[str, Any
     import torch
 
     from nsabench.checker import compare as errors_of
-    from nsabench.checker.oracle import Oracles
+    from nsabench.checker.judge import Oracles
     from nsabench.delivery import OUTPUT
     from nsabench.failure import DeviceLost, Failure
     from nsabench.worker import calls

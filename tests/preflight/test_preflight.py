@@ -22,8 +22,7 @@ from nsabench.model.vocabulary import Status
 from nsabench.preflight import run, targets
 from nsabench.preflight.launch import Build, Built, CompiledLaunch, Record, Recorded
 from nsabench.preflight.targets import ARCHITECTURES
-from nsabench.running.death import WorkerLost, timed_out
-from nsabench.running.process import Printed
+from nsabench.running.process import Printed, WorkerLost, timed_out
 from tests import forked
 
 pytest.importorskip("triton")

@@ -14,7 +14,7 @@ from nsabench.model.measurement import Observation
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Status
 from nsabench.running import executor as executors
-from nsabench.running import launch, process
+from nsabench.running import process, process_tree
 from nsabench.running.policy import next_jobs
 from nsabench.running.process import HEAD_BYTES, TAIL_BYTES
 from nsabench.verdicts.attempts import CaseState
@@ -47,8 +47,8 @@ def leftovers() -> list[int]:
     found = []
     for candidate in psutil.process_iter():
         try:
-            marked = candidate.environ().get(launch.MARK) == launch.mark
-            ours = candidate.pid in launch.template_pids()
+            marked = candidate.environ().get(process_tree.MARK) == process_tree.mark
+            ours = candidate.pid in process_tree.template_pids()
             if marked and not ours and candidate.status() != psutil.STATUS_ZOMBIE:
                 found.append(candidate.pid)
         except psutil.Error:

@@ -16,8 +16,8 @@ from nsabench.model.plan import Plan
 from nsabench.model.record import Comparison
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Purpose, Reference, Regime, Role, Status, Verdict
+from nsabench.running.clients import Worker
 from nsabench.running.policy import judge
-from nsabench.running.worker import Worker
 from nsabench.verdicts.revision import ALL_OWN
 from tests.running.test_policy import ONE as SMALL
 from tests.running.test_policy import with_baselines

@@ -8,7 +8,7 @@ import sys
 import psutil
 import pytest
 
-from nsabench.running import launch, process_tree
+from nsabench.running import process_tree
 
 UNREADABLE = """
 import ctypes, os, sys, time
@@ -85,8 +85,8 @@ def test_orphans_that_fork_all_the_time_are_killed() -> None:
 
 def test_a_worker_that_times_kernels_never_interprets_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert "TRITON_INTERPRET" not in launch.make_environment("cuda")
-    assert launch.make_environment("cpu")["TRITON_INTERPRET"] == "1"
+    assert "TRITON_INTERPRET" not in process_tree.make_environment("cuda")
+    assert process_tree.make_environment("cpu")["TRITON_INTERPRET"] == "1"
 
 
 def test_what_a_worker_starts_competes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,10 +19,9 @@ from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Purpose, Role
 from nsabench.running import run
-from nsabench.running.checker import CheckerProcess
+from nsabench.running.clients import CheckerProcess, Worker
 from nsabench.running.log import read
 from nsabench.running.process import Printed
-from nsabench.running.worker import Worker
 from nsabench.signing import Signer
 from nsabench.worker.protocol import Measured
 from tests.runs import Made, make_run, timed

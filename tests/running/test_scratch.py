@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nsabench.running.scratch import TemporaryFolder
+from nsabench.running.clients import TemporaryFolder
 
 
 def test_a_folder_that_its_owner_cannot_read_is_removed() -> None:

@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from nsabench.model.description import Described
-from nsabench.running import launch
-from nsabench.running.launch import ForkedProcess, Program
+from nsabench.running import process_tree
 from nsabench.running.process import Process
+from nsabench.running.process_tree import ForkedProcess, Program
 from nsabench.worker.protocol import Describe
 from tests import forked
 
@@ -23,7 +23,7 @@ from tests import forked
 @pytest.fixture
 def begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Templates are started, and not forked from what has imported torch for all tests."""
-    monkeypatch.setattr(launch, "start_template", forked.started)
+    monkeypatch.setattr(process_tree, "start_template", forked.started)
     monkeypatch.setenv("BEGUN", "anew")
 
 
@@ -31,7 +31,7 @@ def begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 def program(request: pytest.FixtureRequest) -> Program:
     if "begun_anew" in request.fixturenames:
         request.getfixturevalue("begun_anew")
-    return Program("nsabench.worker", ["--device", "cpu"], launch.make_environment("cpu"))
+    return Program("nsabench.worker", ["--device", "cpu"], process_tree.make_environment("cpu"))
 
 
 @pytest.fixture
@@ -45,10 +45,10 @@ def worker(program: Program) -> Iterator[Process]:
 def test_a_worker_is_forked_and_is_a_child_of_this_process(
     worker: Process, program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    template = launch.template_pids()
+    template = process_tree.template_pids()
     monkeypatch.chdir(tmp_path)
     other = Process(program)
-    assert launch.template_pids() == template  # both came from one
+    assert process_tree.template_pids() == template  # both came from one
     for process, folder in ((worker, None), (other, tmp_path)):
         assert isinstance(process._process, ForkedProcess)
         answer = process.ask(Describe(), Described, 60, 5, lambda reply: None)
@@ -68,12 +68,12 @@ def test_a_worker_is_forked_and_is_a_child_of_this_process(
 
 @pytest.mark.usefixtures("begun_anew")
 def test_a_template_that_was_killed_is_replaced(worker: Process, program: Program) -> None:
-    gone = launch.template_pids()
+    gone = process_tree.template_pids()
     for pid in gone:
         os.kill(pid, signal.SIGKILL)
     other = Process(program)
     assert isinstance(other._process, ForkedProcess)
-    assert launch.template_pids() - gone
+    assert process_tree.template_pids() - gone
     other.stop()
 
 
@@ -88,9 +88,9 @@ def test_without_a_template_a_worker_is_started_the_long_way(
 
 
 def test_templates_of_many_environments_are_not_all_kept(program: Program) -> None:
-    before = launch.template_pids()
-    for number in range(launch.MOST_TEMPLATES + 1):
+    before = process_tree.template_pids()
+    for number in range(process_tree.MOST_TEMPLATES + 1):
         environment = {**program.environment, "NUMBER": str(number)}
         Process(replace(program, environment=environment)).stop()
-    assert len(launch.template_pids()) == launch.MOST_TEMPLATES
+    assert len(process_tree.template_pids()) == process_tree.MOST_TEMPLATES
     assert not any(psutil.pid_exists(pid) for pid in before)

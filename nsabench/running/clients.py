@@ -1,14 +1,25 @@
-"""Ask a warm worker, which imports kernels: to list them, describe the device, compile, measure."""
+"""Ask the worker, which imports kernels, to measure; and the checker, which imports none, to judge.
+
+Workers share a scratch, a folder that they may write to.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+import os
+import subprocess
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Any, TypeVar
 
-from nsabench.channel import Step
+from pydantic import Field, TypeAdapter
+
+from nsabench.channel import Refused, Step
+from nsabench.checker.messages import Checked, Conclude, Concluded, Judged, Prepare, Prepared
+from nsabench.delivery import Delivery
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.model.case import Case
 from nsabench.model.description import Described
@@ -17,18 +28,78 @@ from nsabench.model.measurement import Ceilings, Message
 from nsabench.model.plan import Device, ImplementationInfo, Plan
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Status
-from nsabench.running.death import WorkerLost
-from nsabench.running.launch import Program, make_environment
-from nsabench.running.process import MAX_STEPS, Printed, WarmProcess
-from nsabench.running.process_tree import list_descendants
-from nsabench.running.scratch import Scratch
+from nsabench.running.process import MAX_STEPS, CheckerLost, Printed, WarmProcess, WorkerLost
+from nsabench.running.process_tree import Program, list_descendants, make_environment
+from nsabench.signing.secrecy import variables
+from nsabench.verdicts.blame import BEFORE_ANY
 from nsabench.worker import protocol
 
 START_LIMIT_S = 120.0  # to import everything, or to calibrate
 MOST_PROBES = 64  # of an op, that are called ahead
+DIAGNOSIS_LIMIT_S = 60.0  # for each implementation; its own search ends after two seconds
+CHECKER_REPLY: TypeAdapter[Any] = TypeAdapter(
+    Annotated[Step | Prepared | Checked | Concluded | Refused, Field(discriminator="kind")]
+)
+_ASIDE = "scratch"
 
 M = TypeVar("M", bound=Message)
 Note = Callable[[str], None]  # shows a line to the user
+
+
+class TemporaryFolder(tempfile.TemporaryDirectory[str]):
+    def __init__(self) -> None:
+        super().__init__(prefix="nsabench-scratch-", ignore_cleanup_errors=True)
+
+    def remove(self) -> None:
+        # A kernel may have made folders that their owner can neither read nor write, or more in
+        # each other than Python can walk. `chmod` would follow a link that replaces this folder.
+        commands = [["chmod", "-R", "u+rwx"], ["rm", "-rf"]]
+        for command in commands[1:] if Path(self.name).is_symlink() else commands:
+            subprocess.run([*command, "--", self.name], check=False, stderr=subprocess.DEVNULL)
+        self.cleanup()
+
+
+class Scratch:
+    """A folder for the workers of one executor. The run and the runs beside it are hidden."""
+
+    def __init__(self, run: Path | None = None) -> None:
+        self._folder = TemporaryFolder()
+        self._begins_as = ""
+        self._sandbox = protocol.Sandbox(
+            scratch=self.path, hidden=[str(path) for path in _hidden(run)]
+        )
+
+    @property
+    def path(self) -> str:
+        return self._folder.name
+
+    def next_sandbox(self) -> protocol.Sandbox:
+        begins_as, self._begins_as = self._begins_as, ""
+        return self._sandbox.model_copy(update={"begins_as": begins_as})
+
+    def put_aside(self) -> TemporaryFolder:
+        """Empty the folder, and return its content. No worker may run meanwhile."""
+        aside = TemporaryFolder()
+        Path(self.path).rename(Path(aside.name, _ASIDE))
+        Path(self.path).mkdir(0o700)
+        return aside
+
+    def begin_afresh(self, aside: TemporaryFolder) -> None:
+        """Have the next worker begin with a copy at the same path, since caches hold paths."""
+        self.put_aside().remove()
+        self._begins_as = str(Path(aside.name, _ASIDE))
+
+    def remove(self) -> None:
+        self._folder.remove()
+
+
+def _hidden(run: Path | None) -> Iterator[Path]:
+    for value in variables().values():
+        if value.startswith("/") and Path(value).is_file():
+            yield Path(value)
+    if run is not None:
+        yield run
+        yield from (plan.parent for plan in run.parent.glob("*/plan.json"))
 
 
 @dataclass
@@ -191,3 +262,46 @@ class Worker:
         if self._scratch is not None and not self._scratch_is_lent:
             self._scratch.remove()
         self._scratch = None
+
+
+class CheckerProcess:
+    """Starts the checker for the first request. Every request may raise `CheckerLost`."""
+
+    def __init__(self, device: Device, ops_file: Path | None, ops_sha256: str = "") -> None:
+        self.mailbox = os.memfd_create("nsabench-outputs")  # outputs are read from it
+        self._close_mailbox = weakref.finalize(self, os.close, self.mailbox)
+        options = ["--device", device]
+        if ops_file is not None:
+            options += ["--ops", str(ops_file)]
+            if ops_sha256:
+                options += ["--ops-sha256", ops_sha256]
+        environment = make_environment(device)
+        program = Program("nsabench.checker", options, environment, CHECKER_REPLY, self.mailbox)
+        self._process = WarmProcess(lambda: program)
+        self._limit_s = 0.0
+
+    def prepare(self, case: Case, computes: list[str], seeds: list[int], probes: bool) -> Prepared:
+        self._limit_s = case.timeout_s
+        request = Prepare(case=case, computes=computes, seeds=seeds, probes=probes)
+        return self._ask(request, Prepared, (1 + len(computes)) * case.timeout_s, BEFORE_ANY)
+
+    def check(self, delivery: Delivery) -> Checked:
+        return self._ask(delivery, Checked, self._limit_s, "delivery", delivery.implementation)
+
+    def conclude(self, diagnosed: list[str]) -> dict[str, Judged]:
+        limit_s = (1 + len(diagnosed)) * DIAGNOSIS_LIMIT_S
+        return self._ask(Conclude(diagnosed=diagnosed), Concluded, limit_s, "diagnosis").judged
+
+    def _ask(
+        self, request: Message, expected: type[M], limit_s: float, phase: str, suspect: str = ""
+    ) -> M:
+        try:
+            return self._process.ask(request, expected, limit_s)
+        except WorkerLost as lost:
+            reason = f"the checker was lost: {lost.reason}"
+            update = {"reason": reason, "phase": phase, "suspect": suspect}
+            raise CheckerLost(lost.death.model_copy(update=update)) from lost
+
+    def close(self) -> None:
+        self._process.retire()
+        self._close_mailbox()
