@@ -18,7 +18,7 @@ from nsa_kernels.attention import operator, whole
 from nsa_kernels.attention.decode import api
 from nsa_kernels.jit.compat import tl
 from nsa_kernels.launch import replay
-from nsa_kernels.launch.device import on_its_device, resolved
+from nsa_kernels.launch.device import normalised, on_its_device
 from nsa_kernels.launch.replay import replayed
 from triton.runtime.errors import OutOfResources
 
@@ -161,7 +161,7 @@ def test_what_torch_does_on_the_way_is_not_replayed() -> None:
     for body in (copies, fills, fills_a_part, gives_its_own, gives_an_argument):
         call = replayed(body)
         with torch.inference_mode(body is fills):
-            x = randn(4, 4).t()
+            x = randn(4, 8)[:, :4]
             for _ in range(4):
                 assert torch.equal(call(x, 2.0), body(x, 2.0))
         assert not programs(call), body.__name__
@@ -184,19 +184,21 @@ def test_a_replayed_call_reads_a_negative_view_as_what_it_stands_for() -> None:
             check(call, *views, 2.0)
 
 
-@pytest.mark.parametrize("of", ["whole", "with gaps", "expanded", "overlapping", "nothing"])
-def test_a_launch_reads_a_negative_view_where_its_strides_say(of) -> None:
-    x = negative(randn(8, 8))
+@pytest.mark.parametrize("minus", [False, True], ids=["as it is", "negative"])
+@pytest.mark.parametrize("of", ["rows", "transposed", "with gaps", "expanded", "nothing"])
+def test_a_launch_reads_elements_of_the_last_dimension_side_by_side(of, minus) -> None:
+    x = negative(randn(8, 8)) if minus else randn(8, 8)
     x = {
-        "whole": lambda: x.t(),
-        "with gaps": lambda: x[1::2, 3:6],
-        "expanded": lambda: x[2:3].expand(5, 8),
-        "overlapping": lambda: x.flatten().unfold(0, 7, 3),
+        "rows": lambda: x[1::2, 3:6],
+        "transposed": lambda: x.t(),
+        "with gaps": lambda: x[:, ::2],
+        "expanded": lambda: x[:, 2:3].expand(8, 5),
         "nothing": lambda: x[:0],
     }[of]()
-    got = resolved(x)
-    assert torch.equal(got, x) and not got.is_neg()
-    assert got.shape == x.shape and got.stride() == x.stride()
+    got = normalised(x)
+    assert torch.equal(got, x) and not got.is_neg() and got.stride(-1) == 1
+    copied = got is not x
+    assert copied == (minus or of not in ("rows", "nothing"))
 
 
 @pytest.mark.parametrize("call", ["sliding_window", "block_selection_attention", "nsa_attention"])

@@ -97,8 +97,11 @@ def differentiate(
     """Return dq, dk and dv from what ``save_for_backward`` kept."""
     check_first_derivative(op)
     *inputs, out, lse = ctx.saved_tensors
-    if grad is None:
-        grad = torch.zeros_like(out)
+    # A gradient may come expanded from a sum; copied here it does not keep the launches from being
+    # replayed.
+    grad = torch.zeros_like(out) if grad is None else grad.contiguous()
+    if grad_lse is not None:
+        grad_lse = grad_lse.contiguous()
     results: tuple[torch.Tensor, ...] = backward(*inputs, out, lse, grad, grad_lse, *ctx.numbers)
     return results
 

@@ -29,8 +29,9 @@ def band_backward(
     tiles: tuple[Tiles, Tiles] | None = None,
     gated: Gated | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return dq, dk and dv of ``band_forward``; ``grad_lse`` [B,HQ,T] may be None. With ``gated``,
-    ``grad`` is the gradient of the sum, and ``out`` is not read."""
+    """Return dq, dk and dv of ``band_forward``. ``grad`` and ``grad_lse`` [B,HQ,T], which may be
+    None, are contiguous. With ``gated``, ``grad`` is the gradient of the sum, and ``out`` is not
+    read."""
     b, t, hq, d = q.shape
     n, h, dv = v.shape[1:]
     group = hq // h
@@ -53,17 +54,16 @@ def band_backward(
     dlse = rest if grad_lse is None else grad_lse
     for_dq, for_dkv = tiles or (dq_tiles(q, v), dkv_tiles(q, v, band))
     shapes = {**head_dims(d, dv), **band.constants()}
-    of_all = strides(q, k, v, grad)
+    of_all = strides(q, k, v)
     scale = sm_scale * LOG2_E
     if of_hopper is not None and hopper_backward.in_pairs(q, k):
         hopper_backward.launch_dq(q, k, v, lse, grad, of_hopper, dq, band, sm_scale)
     else:
-        of_lse = (dlse.stride(0), dlse.stride(2), dlse.stride(1))
         for some in batches(b, 1):
             band_dq_kernel[(cdiv(t, for_dq.block_m), hq, some.stop - some.start)](
                 *(x[some] for x in (q, k, v, grad, out, lse, dlse, rest, gate, dq)),
                 *tables_of(band.keys, lse),
-                *(*of_all, *of_lse, t, n, hq, group, band.window, scale),
+                *(*of_all, t, n, hq, group, band.window, scale),
                 HAS_DLSE=grad_lse is not None,
                 GATED=gated is not None,
                 ADDED=before is not None,
@@ -71,7 +71,6 @@ def band_backward(
                 BLOCK_N=for_dq.block_n,
                 num_warps=for_dq.num_warps,
                 num_stages=for_dq.num_stages,
-                PRECISION="ieee",
                 **shapes,
             )
     if of_hopper is not None and hopper_backward.fills_device(q, k, band):
@@ -98,7 +97,6 @@ def band_backward(
             num_warps=for_dkv.num_warps,
             num_stages=for_dkv.num_stages,
             GATED=gated is not None,
-            PRECISION="ieee",
             **shapes,
         )
     if shares > 1:

@@ -43,7 +43,6 @@ def band_forward(
             BLOCK_N=tiles.block_n,
             num_warps=tiles.num_warps,
             num_stages=tiles.num_stages,
-            PRECISION="ieee",
             **{**head_dims(q.shape[3], dv), "BLOCK_DV": columns},
             **band.constants(),
         )

@@ -12,8 +12,6 @@ import re
 import triton
 import triton.language as tl
 
-from nsa_kernels.jit.interpreter import prepare_once_a_launch, remember_shapes
-
 try:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 except ImportError:  # Triton < 3.4
@@ -54,18 +52,14 @@ def any_alignment(*pointers: str) -> dict[str, tuple[str, ...]]:
     return {"do_not_specialize_on_alignment": pointers} if _TAKES_ANY_ALIGNMENT else {}
 
 
-if INTERPRETED:
-    prepare_once_a_launch()
-    remember_shapes()
-
 # Two definitions and no condition on a global: Triton compares every global that a kernel reads
 # with what it was, in every launch, which takes 0.7 us each.
 if INTERPRETED:
 
     @triton.jit
-    def dot(a, b, acc, PRECISION: tl.constexpr):
+    def dot(a, b, acc):
         """``acc + a @ b`` in fp32; the interpreter's own ``tl.dot`` reads bfloat16 as integers."""
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision=PRECISION)
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
 
     @triton.jit
     def narrow(x, dtype: tl.constexpr):
@@ -79,9 +73,9 @@ if INTERPRETED:
 else:
 
     @triton.jit
-    def dot(a, b, acc, PRECISION: tl.constexpr):
+    def dot(a, b, acc):
         """``acc + a @ b`` in fp32."""
-        return tl.dot(a, b, acc, input_precision=PRECISION)
+        return tl.dot(a, b, acc, input_precision="ieee")
 
     @triton.jit
     def narrow(x, dtype: tl.constexpr):

@@ -16,16 +16,13 @@ def attend_paged_tile(
     k_base,
     v_base,
     table,
-    table_step,
     n_pages,
     key,
     valid,
     k_sp,
     k_sl,
-    k_sd,
     v_sp,
     v_sl,
-    v_sd,
     row_max,
     sums,
     acc,
@@ -36,26 +33,23 @@ def attend_paged_tile(
     BLOCK_DV: tl.constexpr,
     PAGE: tl.constexpr,
     LATE: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """``attend_tile`` of the keys ``key`` (int32) of an entry, whose page i is ``table[i]``.
 
     A page that is not in 0 .. n_pages - 1 is not read, and its keys are not attended to. A row of
     such keys alone ends with a maximum of NOT_THERE and the values 0.
     """
-    d = tl.arange(0, BLOCK_D)
-    dv = tl.arange(0, BLOCK_DV)
-    page = tl.load(table + (key // PAGE).to(tl.int64) * table_step, mask=valid, other=-1)
+    page = tl.load(table + (key // PAGE), mask=valid, other=-1)
     there = (page >= 0) & (page < n_pages)
     page = page.to(tl.int64)
     inside = (key % PAGE).to(tl.int64)
     k_page = k_base + (page * k_sp)[:, None]
     v_page = v_base + (page * v_sp)[:, None]
-    k = load_tile(k_page, inside, d, k_sl, k_sd, there, D, BLOCK_D, True)
-    v = load_tile(v_page, inside, dv, v_sl, v_sd, there, DV, BLOCK_DV, True)
+    k = load_tile(k_page, inside, k_sl, there, D, BLOCK_D, True)
+    v = load_tile(v_page, inside, v_sl, there, DV, BLOCK_DV, True)
     s = tl.zeros([q.shape[0], k.shape[0]], dtype=tl.float32)
-    s = dot(late(q, now, LATE), tl.trans(k), s, PRECISION) * scale_log2
+    s = dot(late(q, now, LATE), tl.trans(k), s) * scale_log2
     s = tl.where(there[None, :], s, NOT_THERE)
     # Slots behind the last key have no weight, even if no key is there.
     s = tl.where(valid[None, :], s, float("-inf"))
-    return softmax_update(s, v, row_max, sums, acc, PRECISION)
+    return softmax_update(s, v, row_max, sums, acc)

@@ -13,16 +13,15 @@ from .compat import dot, narrow, tl, triton
 def load_tile(
     base,
     index,
-    cols,
-    stride_row,
-    stride_col,
+    stride,
     valid,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """Rows ``index`` (int64) of a matrix, ``WIDTH`` columns padded with zeros to ``BLOCK``."""
-    ptrs = base + index[:, None] * stride_row + cols[None, :] * stride_col
+    cols = tl.arange(0, BLOCK)
+    ptrs = base + index[:, None] * stride + cols[None, :]
     if MASKED:
         if WIDTH == BLOCK:
             tile = tl.load(ptrs, mask=valid[:, None], other=0.0)
@@ -47,18 +46,17 @@ def softmax_step(
     acc,
     scale_log2,
     MASKED: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """One online-softmax update with a tile of keys; at least one key of the tile is valid."""
     s = tl.zeros([q.shape[0], k.shape[0]], dtype=tl.float32)
-    s = dot(q, tl.trans(k), s, PRECISION) * scale_log2
+    s = dot(q, tl.trans(k), s) * scale_log2
     if MASKED:
         s = tl.where(valid[None, :], s, float("-inf"))
-    return softmax_update(s, v, row_max, sums, acc, PRECISION)
+    return softmax_update(s, v, row_max, sums, acc)
 
 
 @triton.jit
-def softmax_update(s, v, row_max, sums, acc, PRECISION: tl.constexpr):
+def softmax_update(s, v, row_max, sums, acc):
     """The update by logits ``s`` (log2), -inf where a key is not valid, and their values ``v``.
 
     ``sums`` [heads, keys of a tile] is summed over its keys only at the end: a sum over the tile
@@ -69,7 +67,7 @@ def softmax_update(s, v, row_max, sums, acc, PRECISION: tl.constexpr):
     alpha = tl.exp2(row_max - new_max)
     sums = sums * alpha[:, None] + p
     acc = acc * alpha[:, None]
-    acc = dot(narrow(p, v.dtype), v, acc, PRECISION)
+    acc = dot(narrow(p, v.dtype), v, acc)
     return new_max, sums, acc
 
 
@@ -123,9 +121,7 @@ def attend_tile(
     offset,
     valid,
     k_sl,
-    k_sd,
     v_sl,
-    v_sd,
     row_max,
     sums,
     acc,
@@ -136,19 +132,14 @@ def attend_tile(
     BLOCK_DV: tl.constexpr,
     MASKED: tl.constexpr,
     LATE: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """Load the keys and values at ``offset`` (int64) and take one softmax step with them.
 
     ``now`` is a condition that holds, for ``late``. Not MASKED: all of ``offset`` are valid.
     """
-    d = tl.arange(0, BLOCK_D)
-    dv = tl.arange(0, BLOCK_DV)
-    k = load_tile(k_base, offset, d, k_sl, k_sd, valid, D, BLOCK_D, MASKED)
-    v = load_tile(v_base, offset, dv, v_sl, v_sd, valid, DV, BLOCK_DV, MASKED)
-    return softmax_step(
-        late(q, now, LATE), k, v, valid, row_max, sums, acc, scale_log2, MASKED, PRECISION
-    )
+    k = load_tile(k_base, offset, k_sl, valid, D, BLOCK_D, MASKED)
+    v = load_tile(v_base, offset, v_sl, valid, DV, BLOCK_DV, MASKED)
+    return softmax_step(late(q, now, LATE), k, v, valid, row_max, sums, acc, scale_log2, MASKED)
 
 
 @triton.jit
@@ -159,9 +150,7 @@ def attend_span(
     lo,
     hi,
     k_sl,
-    k_sd,
     v_sl,
-    v_sd,
     row_max,
     sums,
     acc,
@@ -173,7 +162,6 @@ def attend_span(
     BLOCK_L: tl.constexpr,
     MASKED: tl.constexpr,
     LATE: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """All keys lo .. hi - 1, tile by tile."""
     for start in range(lo, hi, BLOCK_L):
@@ -186,9 +174,7 @@ def attend_span(
             pos.to(tl.int64),
             pos < hi,
             k_sl,
-            k_sd,
             v_sl,
-            v_sd,
             row_max,
             sums,
             acc,
@@ -199,7 +185,6 @@ def attend_span(
             BLOCK_DV,
             MASKED,
             LATE,
-            PRECISION,
         )
     return row_max, sums, acc
 

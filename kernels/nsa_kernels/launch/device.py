@@ -70,8 +70,8 @@ def on_its_device(launch: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(launch)
     def there(*args: P.args, **kwargs: P.kwargs) -> T:
-        given: Any = [resolved(x) for x in args]
-        named: Any = {name: resolved(x) for name, x in kwargs.items()}
+        given: Any = [normalised(x) for x in args]
+        named: Any = {name: normalised(x) for name, x in kwargs.items()}
         index = (given[0] if given else named[first]).get_device()
         try:
             if index < 0 or index == torch.cuda.current_device():
@@ -110,16 +110,16 @@ def _describe_failure(name: str, index: int, error: Exception) -> str:
     )
 
 
-def resolved(x: Any) -> Any:
-    """Return ``x``, or a copy of the same size and strides if ``x`` is a negative view.
+def normalised(x: Any) -> Any:
+    """Return ``x`` as kernels take it, a copy where it must be: no negative view, and the elements
+    of its last dimension next to each other.
 
-    Torch keeps the minus of such a view (``z.conj().imag``) as a bit that kernels do not see.
+    Torch keeps the minus of a negative view (``z.conj().imag``) as a bit that kernels do not see.
     """
-    if not isinstance(x, torch.Tensor) or not x.is_neg():
+    if not isinstance(x, torch.Tensor):
         return x
-    held = torch._neg_view(x.detach())
-    if held.numel() == 0:
-        return held
-    steps = zip(held.shape, held.stride(), strict=True)
-    room = 1 + sum((n - 1) * step for n, step in steps)
-    return held.as_strided((room,), (1,)).neg().as_strided(held.shape, held.stride(), 0)
+    return x.resolve_neg().contiguous() if x.is_neg() or not _ends_in_rows(x) else x
+
+
+def _ends_in_rows(x: torch.Tensor) -> bool:
+    return x.dim() == 0 or x.shape[-1] <= 1 or x.stride(-1) == 1

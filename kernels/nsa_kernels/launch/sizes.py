@@ -48,9 +48,9 @@ def head_dims(d: int, dv: int) -> dict[str, int]:
 
 
 def strides(*tensors: torch.Tensor) -> tuple[int, ...]:
-    """The strides of ``tensors``, one after another, as every kernel takes them behind its
-    pointers."""
+    """Return the strides of ``tensors``, one after another, without the last of each, which is 1:
+    ``launch.device.normalised`` sees to that."""
     flat: tuple[int, ...] = ()
     for x in tensors:
-        flat += x.stride()
+        flat += x.stride()[:-1]
     return flat

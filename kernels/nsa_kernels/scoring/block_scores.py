@@ -142,7 +142,6 @@ def block_scores(
             STEPS=max(1, sequences.bit_length()),
             BEHIND=behind is not None,
             VISIBLE=visible,
-            PRECISION="ieee",
             num_warps=tiles.num_warps,
             num_stages=tiles.num_stages,
         )

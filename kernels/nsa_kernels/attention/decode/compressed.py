@@ -80,7 +80,6 @@ def launch_compressed(
         BLOCK=1 if lengths is None else lengths.block,
         STRIDE=1 if lengths is None else lengths.stride,
         PDL=dependent_launch(q.device),
-        PRECISION="ieee",
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )

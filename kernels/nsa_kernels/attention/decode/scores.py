@@ -41,7 +41,6 @@ def launch_scores(
         SPAN=block_size // stride,
         LENGTHS=cache_seqlens is not None,
         STRIDE=1 if cache_seqlens is None else stride,
-        PRECISION="ieee",
         num_warps=4,
         num_stages=1,
     )

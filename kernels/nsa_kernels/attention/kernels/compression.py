@@ -46,7 +46,6 @@ def _mean_of_rows(
     real,
     T,
     x_st,
-    x_sd,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     LENGTH: tl.constexpr,
@@ -62,7 +61,7 @@ def _mean_of_rows(
             if LENGTH % UNROLL != 0:
                 inside = inside & (begin + step < LENGTH)
             total += tl.load(
-                x_ptr + token.to(tl.int64)[:, None] * x_st + d[None, :] * x_sd,
+                x_ptr + token.to(tl.int64)[:, None] * x_st + d[None, :],
                 mask=inside[:, None] & (d[None, :] < D),
                 other=0.0,
             ).to(tl.float32)
@@ -80,11 +79,9 @@ def compress_kernel(
     k_sb,
     k_st,
     k_sh,
-    k_sd,
     v_sb,
     v_st,
     v_sh,
-    v_sd,
     T,
     N,
     H,
@@ -122,7 +119,6 @@ def compress_kernel(
             real,
             T,
             k_st,
-            k_sd,
             D,
             BLOCK_D,
             LENGTH,
@@ -143,7 +139,6 @@ def compress_kernel(
             real,
             T,
             v_st,
-            v_sd,
             DV,
             BLOCK_DV,
             LENGTH,
@@ -164,7 +159,6 @@ def _sum_of_keys(
     keys,
     first_key,
     g_sn,
-    g_sd,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     LENGTH: tl.constexpr,
@@ -180,7 +174,7 @@ def _sum_of_keys(
         key = place // STRIDE - ((LENGTH + STRIDE - 1) // STRIDE - 1) + before
         within = (key >= 0) & (key < keys) & (place - key * STRIDE < LENGTH)
         total += tl.load(
-            grad_ptr + (first_key + key).to(tl.int64)[:, None] * g_sn + d[None, :] * g_sd,
+            grad_ptr + (first_key + key).to(tl.int64)[:, None] * g_sn + d[None, :],
             mask=within[:, None] & (d[None, :] < D),
             other=0.0,
         ).to(tl.float32)
@@ -198,11 +192,9 @@ def compress_backward_kernel(
     k_sb,
     k_sn,
     k_sh,
-    k_sd,
     v_sb,
     v_sn,
     v_sh,
-    v_sd,
     T,
     N,
     H,
@@ -242,7 +234,6 @@ def compress_backward_kernel(
             keys,
             first_key,
             k_sn,
-            k_sd,
             D,
             BLOCK_D,
             LENGTH,
@@ -263,7 +254,6 @@ def compress_backward_kernel(
             keys,
             first_key,
             v_sn,
-            v_sd,
             DV,
             BLOCK_DV,
             LENGTH,

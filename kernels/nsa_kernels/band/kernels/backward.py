@@ -31,9 +31,7 @@ def band_dq_step(
     rest,
     acc,
     k_sn,
-    k_sd,
     v_sn,
-    v_sd,
     scale_log2,
     D: tl.constexpr,
     DV: tl.constexpr,
@@ -41,7 +39,6 @@ def band_dq_step(
     BLOCK_DV: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """dQ of all queries of a tile by keys ``start`` to ``start + BLOCK_N``, added to ``acc``.
 
@@ -49,21 +46,19 @@ def band_dq_step(
     """
     of_keys = tl.arange(0, BLOCK_N)
     keys = start + of_keys
-    d = tl.arange(0, BLOCK_D)
-    dv = tl.arange(0, BLOCK_DV)
     offset = start.to(tl.int64)
-    k = load_tile(k_base + offset * k_sn, of_keys, d, k_sn, k_sd, keys < N, D, BLOCK_D, MASKED)
-    v = load_tile(v_base + offset * v_sn, of_keys, dv, v_sn, v_sd, keys < N, DV, BLOCK_DV, MASKED)
+    k = load_tile(k_base + offset * k_sn, of_keys, k_sn, keys < N, D, BLOCK_D, MASKED)
+    v = load_tile(v_base + offset * v_sn, of_keys, v_sn, keys < N, DV, BLOCK_DV, MASKED)
     s = tl.zeros([q.shape[0], BLOCK_N], dtype=tl.float32)
-    s = dot(q, tl.trans(k), s, PRECISION)
+    s = dot(q, tl.trans(k), s)
     dp = tl.zeros([q.shape[0], BLOCK_N], dtype=tl.float32)
-    dp = dot(grad, tl.trans(v), dp, PRECISION)
+    dp = dot(grad, tl.trans(v), dp)
     p = tl.exp2(s * scale_log2 - lse[:, None])
     if MASKED:
         seen = (keys[None, :] >= lo[:, None]) & (keys[None, :] < hi[:, None])
         p = tl.where(seen, p, 0.0)
     ds = p * (dp - rest[:, None])
-    return dot(narrow(ds, k.dtype), k, acc, PRECISION)
+    return dot(narrow(ds, k.dtype), k, acc)
 
 
 @triton.jit(do_not_specialize=KEYS)
@@ -83,22 +78,12 @@ def band_dq_kernel(
     q_sb,
     q_st,
     q_sh,
-    q_sd,
     k_sb,
     k_sn,
     k_sh,
-    k_sd,
     v_sb,
     v_sn,
     v_sh,
-    v_sd,
-    g_sb,
-    g_st,
-    g_sh,
-    g_sd,
-    l_sb,
-    l_st,
-    l_sh,
     T,
     N,
     HQ,
@@ -118,7 +103,6 @@ def band_dq_kernel(
     HAS_DLSE: tl.constexpr,
     GATED: tl.constexpr,
     ADDED: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """Program (query tile, query head, batch): dq [B,T,HQ,D] and rest [B,HQ,T].
 
@@ -132,21 +116,18 @@ def band_dq_kernel(
     t = first + of_tile
     inside = t < T
     d = tl.arange(0, BLOCK_D)
-    dv = tl.arange(0, BLOCK_DV)
     q_base = q_ptr + batch * q_sb + head.to(tl.int64) * q_sh + first.to(tl.int64) * q_st
-    q = load_tile(q_base, of_tile, d, q_st, q_sd, inside, D, BLOCK_D, True)
-    g_base = grad_ptr + batch * g_sb + head.to(tl.int64) * g_sh + first.to(tl.int64) * g_st
-    grad = load_tile(g_base, of_tile, dv, g_st, g_sd, inside, DV, BLOCK_DV, True)
+    q = load_tile(q_base, of_tile, q_st, inside, D, BLOCK_D, True)
     row0 = (batch * T + first) * HQ + head
+    grad = load_tile(grad_ptr + row0 * DV, of_tile, HQ * DV, inside, DV, BLOCK_DV, True)
     row = (batch * HQ + head) * T + t
     if GATED:
         rest = tl.load(rest_ptr + row, mask=inside, other=0.0)
     else:
-        out = load_tile(out_ptr + row0 * DV, of_tile, dv, HQ * DV, 1, inside, DV, BLOCK_DV, True)
+        out = load_tile(out_ptr + row0 * DV, of_tile, HQ * DV, inside, DV, BLOCK_DV, True)
         rest = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
         if HAS_DLSE:
-            l_base = dlse_ptr + batch * l_sb + head.to(tl.int64) * l_sh
-            rest -= tl.load(l_base + t.to(tl.int64) * l_st, mask=inside, other=0.0)
+            rest -= tl.load(dlse_ptr + row, mask=inside, other=0.0)
         tl.store(rest_ptr + row, rest, mask=inside)
     lse = base_2(tl.load(lse_ptr + row, mask=inside, other=0.0))
     kv_head = (head // GROUP).to(tl.int64)
@@ -174,9 +155,7 @@ def band_dq_kernel(
                 rest,
                 acc,
                 k_sn,
-                k_sd,
                 v_sn,
-                v_sd,
                 scale_log2,
                 D,
                 DV,
@@ -184,7 +163,6 @@ def band_dq_kernel(
                 BLOCK_DV,
                 BLOCK_N,
                 PART != 1,
-                PRECISION,
             )
     acc = acc * natural(scale_log2)
     to = dq_ptr + row0 * D + of_tile[:, None] * (HQ * D) + d[None, :]
@@ -216,19 +194,12 @@ def band_dkv_kernel(
     q_sb,
     q_st,
     q_sh,
-    q_sd,
     k_sb,
     k_sn,
     k_sh,
-    k_sd,
     v_sb,
     v_sn,
     v_sh,
-    v_sd,
-    g_sb,
-    g_st,
-    g_sh,
-    g_sd,
     T,
     N,
     HQ,
@@ -249,7 +220,6 @@ def band_dkv_kernel(
     WINDOWED: tl.constexpr,
     PACKED: tl.constexpr,
     GATED: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """Program (key tile, key head, batch and share): dk [B,N,H,D], dv [B,N,H,DV]. GATED: as dq's.
 
@@ -269,9 +239,9 @@ def band_dkv_kernel(
     dv = tl.arange(0, BLOCK_DV)
     offset = first.to(tl.int64)
     k_base = k_ptr + batch * k_sb + kv_head.to(tl.int64) * k_sh + offset * k_sn
-    k = load_tile(k_base, of_keys, d, k_sn, k_sd, valid, D, BLOCK_D, True)
+    k = load_tile(k_base, of_keys, k_sn, valid, D, BLOCK_D, True)
     v_base = v_ptr + batch * v_sb + kv_head.to(tl.int64) * v_sh + offset * v_sn
-    v = load_tile(v_base, of_keys, dv, v_sn, v_sd, valid, DV, BLOCK_DV, True)
+    v = load_tile(v_base, of_keys, v_sn, valid, DV, BLOCK_DV, True)
     behind = tl.minimum(first + BLOCK_N, N)
     # The queries that see some key of the tile are consecutive.
     if PACKED:
@@ -293,15 +263,15 @@ def band_dkv_kernel(
         inside = t < end
         at_t = start.to(tl.int64)
         q_base = q_ptr + batch * q_sb + head.to(tl.int64) * q_sh + at_t * q_st
-        q = load_tile(q_base, of_tile, d, q_st, q_sd, inside, D, BLOCK_D, True)
-        g_base = grad_ptr + batch * g_sb + head.to(tl.int64) * g_sh + at_t * g_st
-        grad = load_tile(g_base, of_tile, dv, g_st, g_sd, inside, DV, BLOCK_DV, True)
+        q = load_tile(q_base, of_tile, q_st, inside, D, BLOCK_D, True)
+        g_base = grad_ptr + ((batch * T + at_t) * HQ + head) * DV
+        grad = load_tile(g_base, of_tile, HQ * DV, inside, DV, BLOCK_DV, True)
         rows = (batch * HQ + head) * T + t
         lse = base_2(tl.load(lse_ptr + rows, mask=inside, other=0.0))
         rest = tl.load(rest_ptr + rows, mask=inside, other=0.0)
         lo, hi = band_of(t, inside, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
         s = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
-        s = dot(k, tl.trans(q), s, PRECISION)
+        s = dot(k, tl.trans(q), s)
         # Queries beyond the end are zeros, as their gradients are: they add nothing.
         seen = keys[:, None] < hi[None, :]
         if WINDOWED or PACKED:
@@ -310,11 +280,11 @@ def band_dkv_kernel(
         if GATED:
             # The gate goes with the weights, which are in registers, and not with the gradient.
             p = p * tl.load(gate_ptr + rows, mask=inside, other=0.0)[None, :]
-        dv_acc = dot(narrow(p, grad.dtype), grad, dv_acc, PRECISION)
+        dv_acc = dot(narrow(p, grad.dtype), grad, dv_acc)
         dp = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
-        dp = dot(v, tl.trans(grad), dp, PRECISION)
+        dp = dot(v, tl.trans(grad), dp)
         ds = p * (dp - rest[None, :])
-        dk_acc = dot(narrow(ds, q.dtype), q, dk_acc, PRECISION)
+        dk_acc = dot(narrow(ds, q.dtype), q, dk_acc)
     dk_acc = dk_acc * natural(scale_log2)
     # A weight of 0 takes up what is not finite: keys that no query sees may hold anything.
     if PACKED:

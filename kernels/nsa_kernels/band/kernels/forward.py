@@ -20,9 +20,7 @@ def band_step(
     row_sum,
     acc,
     k_sn,
-    k_sd,
     v_sn,
-    v_sd,
     scale_log2,
     D: tl.constexpr,
     DV: tl.constexpr,
@@ -30,7 +28,6 @@ def band_step(
     BLOCK_DV: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """One online-softmax step of all queries of a tile with keys ``start`` to ``start + BLOCK_N``.
 
@@ -38,12 +35,10 @@ def band_step(
     """
     of_tile = tl.arange(0, BLOCK_N)
     keys = start + of_tile
-    d = tl.arange(0, BLOCK_D)
-    dv = tl.arange(0, BLOCK_DV)
     offset = start.to(tl.int64)
-    k = load_tile(k_base + offset * k_sn, of_tile, d, k_sn, k_sd, keys < N, D, BLOCK_D, MASKED)
+    k = load_tile(k_base + offset * k_sn, of_tile, k_sn, keys < N, D, BLOCK_D, MASKED)
     s = tl.zeros([q.shape[0], BLOCK_N], dtype=tl.float32)
-    s = dot(q, tl.trans(k), s, PRECISION)
+    s = dot(q, tl.trans(k), s)
     if MASKED:
         seen = (keys[None, :] >= lo[:, None]) & (keys[None, :] < hi[:, None])
         s = tl.where(seen, s, float("-inf"))
@@ -55,8 +50,8 @@ def band_step(
     alpha = tl.exp2(row_max - finite)
     row_sum = row_sum * alpha + tl.sum(p, 1)
     acc = acc * alpha[:, None]
-    v = load_tile(v_base + offset * v_sn, of_tile, dv, v_sn, v_sd, keys < N, DV, BLOCK_DV, MASKED)
-    acc = dot(narrow(p, v.dtype), v, acc, PRECISION)
+    v = load_tile(v_base + offset * v_sn, of_tile, v_sn, keys < N, DV, BLOCK_DV, MASKED)
+    acc = dot(narrow(p, v.dtype), v, acc)
     return new_max, row_sum, acc
 
 
@@ -72,15 +67,12 @@ def band_forward_kernel(
     q_sb,
     q_st,
     q_sh,
-    q_sd,
     k_sb,
     k_sn,
     k_sh,
-    k_sd,
     v_sb,
     v_sn,
     v_sh,
-    v_sd,
     T,
     N,
     HQ,
@@ -97,7 +89,6 @@ def band_forward_kernel(
     STRIDE: tl.constexpr,
     WINDOWED: tl.constexpr,
     PACKED: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """Program (query tile, query head, batch). out [B,T,HQ,DV]; lse [B,HQ,T], natural."""
     # Without a window the last tiles have the most keys; begin with them.
@@ -107,10 +98,9 @@ def band_forward_kernel(
     of_tile = tl.arange(0, BLOCK_M)
     t = first + of_tile
     inside = t < T
-    d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
     q_base = q_ptr + batch * q_sb + head.to(tl.int64) * q_sh + first.to(tl.int64) * q_st
-    q = load_tile(q_base, of_tile, d, q_st, q_sd, inside, D, BLOCK_D, True)
+    q = load_tile(q_base, of_tile, q_st, inside, D, BLOCK_D, True)
     kv_head = (head // GROUP).to(tl.int64)
     k_base = k_ptr + batch * k_sb + kv_head * k_sh
     v_base = v_ptr + batch * v_sb + kv_head * v_sh
@@ -137,9 +127,7 @@ def band_forward_kernel(
                 row_sum,
                 acc,
                 k_sn,
-                k_sd,
                 v_sn,
-                v_sd,
                 scale_log2,
                 D,
                 DV,
@@ -147,7 +135,6 @@ def band_forward_kernel(
                 BLOCK_DV,
                 BLOCK_N,
                 PART != 1,
-                PRECISION,
             )
     some = row_sum > 0
     out, divisor = normalised(acc, row_sum, some)

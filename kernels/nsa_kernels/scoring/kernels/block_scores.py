@@ -27,23 +27,20 @@ def _add_weights(
     group,
     q_st,
     q_sh,
-    q_sd,
     T,
     scale_log2,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """``acc`` [queries, keys] and the weights of ``group`` heads; on an ``edge``, of those ``keys``
     alone that each query has ``seen``."""
     row = tl.arange(0, acc.shape[0])
-    d = tl.arange(0, BLOCK_D)
     for i in range(group):
         head = q_ptr + tl.cast(i, tl.int64) * q_sh
-        q = load_tile(head, row, d, q_st, q_sd, inside, D, BLOCK_D, True)
+        q = load_tile(head, row, q_st, inside, D, BLOCK_D, True)
         lse = base_2(tl.load(lse_ptr + tl.cast(i, tl.int64) * T + row, mask=inside, other=0.0))
         s = tl.zeros([acc.shape[0], acc.shape[1]], dtype=tl.float32)
-        s = dot(q, tl.trans(k), s, PRECISION)
+        s = dot(q, tl.trans(k), s)
         p = tl.exp2(s * scale_log2 - lse[:, None])
         if edge:
             p = tl.where(keys[None, :] < seen[:, None], p, 0.0)
@@ -71,7 +68,7 @@ def _sum_of_keys(acc, shared, scores):
     """``scores`` and ``acc @ shared`` as exact as float32: in three parts that bfloat16 holds."""
     for _ in tl.static_range(3):
         part = narrow(acc, tl.bfloat16)
-        scores = dot(part, shared, scores, "ieee")
+        scores = dot(part, shared, scores)
         acc -= part.to(tl.float32)
     return scores
 
@@ -88,11 +85,9 @@ def block_scores_kernel(
     q_sb,
     q_st,
     q_sh,
-    q_sd,
     k_sb,
     k_sn,
     k_sh,
-    k_sd,
     T,
     N,
     HQ,
@@ -115,7 +110,6 @@ def block_scores_kernel(
     STEPS: tl.constexpr,
     BEHIND: tl.constexpr,
     VISIBLE: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """Program (query tile, BLOCKS blocks, batch and key head): scores [B,T,H,n_blocks].
 
@@ -141,7 +135,6 @@ def block_scores_kernel(
     if PACKED:
         s0 = sequence_of(cu_ptr, first, sequences, STEPS)
         s1 = sequence_of(cu_ptr, last, sequences, STEPS)
-    d = tl.arange(0, BLOCK_D)
     scores = tl.zeros([BLOCK_M, PAD_BLOCKS], dtype=tl.float32)
     farthest = -1  # position of a query in its sequence
     for chunk in range(CHUNKS):
@@ -176,7 +169,7 @@ def block_scores_kernel(
             if low < most:
                 valid = (keys >= 0) & (keys < most)
                 at = (key0 + keys).to(tl.int64)
-                k = load_tile(k_ptr, at, d, k_sn, k_sd, valid, D, BLOCK_D, True)
+                k = load_tile(k_ptr, at, k_sn, valid, D, BLOCK_D, True)
                 acc = _add_weights(
                     acc,
                     q_ptr,
@@ -190,12 +183,10 @@ def block_scores_kernel(
                     GROUP,
                     q_st,
                     q_sh,
-                    q_sd,
                     T,
                     scale_log2,
                     D,
                     BLOCK_D,
-                    PRECISION,
                 )
         shared = _shared_strides(from_block, KEYS, PAD_BLOCKS, REACH, SPAN)
         scores = _sum_of_keys(acc, shared, scores)

@@ -121,6 +121,5 @@ def _main(
         "ROWS": config.rows,
         "AHEAD": config.ahead,
         "WIDE": wide,
-        "PRECISION": "ieee",
     }
     return forward_kernel, {**constants, "num_warps": config.warps, **options}

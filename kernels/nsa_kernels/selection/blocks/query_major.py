@@ -48,7 +48,6 @@ def query_major_forward(
         BLOCK_SIZE=block_size,
         PACKED=cu_seqlens is not None,
         STEPS=max(1, sequences.bit_length()),
-        PRECISION="ieee",
         num_warps=2 if group <= 16 and max(d, dv) <= 128 and q.dtype.itemsize == 2 else 4,
         num_stages=2,
     )

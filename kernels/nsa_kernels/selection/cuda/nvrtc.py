@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ...launch.device import resolved
+from ...launch.device import normalised
 from ...launch.folders import cache_folder
 
 REMEDY = "install nsa-kernels[cuda] with the cuda-bindings and the NVRTC of torch's CUDA version"
@@ -189,7 +189,7 @@ def launch(
     core = _core()
     index = torch.cuda.current_device() if device.index is None else device.index
     config = core.LaunchConfig(grid=grid, block=variant.threads, shmem_size=variant.shared_bytes)
-    read = [resolved(a) if isinstance(a, torch.Tensor) else a for a in arguments]
+    read = [normalised(a) if isinstance(a, torch.Tensor) else a for a in arguments]
     plain = (a.data_ptr() if isinstance(a, torch.Tensor) else a for a in read)
     with torch.cuda.device(index):
         _bind_thread(index)

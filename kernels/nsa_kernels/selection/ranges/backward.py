@@ -107,7 +107,6 @@ def launch_ranges_backward(
         HAS_DLSE=grad_lse is not None,
         num_warps=tiles.warps,
         num_stages=tiles.stages if PIPELINES_GATHERS else 1,
-        PRECISION="ieee",
         **dims,
     )
     spans_by_query = torch.empty((b, g, n_spans, 2, s), dtype=ranges.dtype, device=q.device)
@@ -147,7 +146,6 @@ def launch_ranges_backward(
                 BLOCK_N=tiles.block_n,
                 num_warps=tiles.dkdv_warps,
                 num_stages=tiles.dkdv_stages,
-                PRECISION="ieee",
                 **dims,
             )
     if shares > 1:

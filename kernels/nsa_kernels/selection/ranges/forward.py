@@ -96,7 +96,7 @@ def range_shares(
         lse if block_table is None else block_table,
         *strides(q, k, v),
         *given.strides,
-        *((0, 0) if block_table is None else block_table.stride()),
+        0 if block_table is None else block_table.stride(0),
         *(s, g, h, s_kv, n_spans, k.shape[0] if page else 0, scale_log2(sm_scale, d)),
         **head_dims(d, dv),
         BLOCK_H=config.block_h,
@@ -110,7 +110,6 @@ def range_shares(
         PAGE=page,
         DEPENDENT=dependent,
         PDL=dependent or (config.splits > 1 and dependent_launch(q.device)),
-        PRECISION="ieee",
         num_warps=config.num_warps,
         # Tritons 3.0 and 3.1 cannot pipeline loads behind the chain of loads of the search.
         num_stages=config.num_stages if pipelined else 1,

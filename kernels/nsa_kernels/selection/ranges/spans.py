@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from ...launch.sizes import next_power_of_2
+from ...launch.sizes import next_power_of_2, strides
 
 MAX_IN_REGISTERS = 64
 """Spans a row up to which a program orders them itself; beyond, ``disjoint_spans`` does."""
@@ -57,6 +57,6 @@ def kernel_spans(ranges: torch.Tensor, s_kv: int, lengths: torch.Tensor | None =
     """Spans as kernels take them: up to MAX_IN_REGISTERS a row are made disjoint there."""
     n = ranges.shape[3]
     if n <= MAX_IN_REGISTERS:
-        return Spans(ranges, ranges, ranges.stride(), max(next_power_of_2(n), 2), 0)
+        return Spans(ranges, ranges, strides(ranges), max(next_power_of_2(n), 2), 0)
     start, before = disjoint_spans(ranges, s_kv, lengths)
-    return Spans(start, before, (*start.stride(), 0), 1, (n - 1).bit_length())
+    return Spans(start, before, start.stride(), 1, (n - 1).bit_length())

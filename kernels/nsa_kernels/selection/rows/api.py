@@ -132,7 +132,6 @@ def row_shares(
         MASKED=length % config.block_l != 0,
         LATE=config.late,
         PDL=config.splits > 1 and dependent_launch(q.device),
-        PRECISION="ieee",
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )

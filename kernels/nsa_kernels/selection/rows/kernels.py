@@ -17,13 +17,10 @@ def rows_group_kernel(
     plse_ptr,
     q_sn,
     q_sh,
-    q_sd,
     k_sn,
     k_sl,
-    k_sd,
     v_sn,
     v_sl,
-    v_sd,
     H,
     L,
     chunk,
@@ -39,7 +36,6 @@ def rows_group_kernel(
     MASKED: tl.constexpr,
     LATE: tl.constexpr,
     PDL: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """Program (row, split, head tile): keys ``split * chunk`` up to ``chunk`` further."""
     start_next_launch(PDL)
@@ -48,7 +44,6 @@ def rows_group_kernel(
     head0 = tl.program_id(2) * BLOCK_H
     heads = head0 + tl.arange(0, BLOCK_H)
     heads_ok = heads < H
-    d = tl.arange(0, BLOCK_D)
     k_base = k_ptr + n * k_sn
     v_base = v_ptr + n * v_sn
     q_base = q_ptr + n * q_sn
@@ -57,7 +52,7 @@ def rows_group_kernel(
     row_max = tl.full([BLOCK_H], float("-inf"), dtype=tl.float32)
     sums = tl.zeros([BLOCK_H, BLOCK_L], dtype=tl.float32)
     acc = tl.zeros([BLOCK_H, BLOCK_DV], dtype=tl.float32)
-    q = load_tile(q_base, heads.to(tl.int64), d, q_sh, q_sd, heads_ok, D, BLOCK_D, True)
+    q = load_tile(q_base, heads.to(tl.int64), q_sh, heads_ok, D, BLOCK_D, True)
     if ONE_TILE:
         pos = lo + tl.arange(0, BLOCK_L)
         row_max, sums, acc = attend_tile(
@@ -68,9 +63,7 @@ def rows_group_kernel(
             pos.to(tl.int64),
             pos < hi,
             k_sl,
-            k_sd,
             v_sl,
-            v_sd,
             row_max,
             sums,
             acc,
@@ -81,7 +74,6 @@ def rows_group_kernel(
             BLOCK_DV,
             MASKED,
             False,
-            PRECISION,
         )
     else:
         row_max, sums, acc = attend_span(
@@ -91,9 +83,7 @@ def rows_group_kernel(
             lo,
             hi,
             k_sl,
-            k_sd,
             v_sl,
-            v_sd,
             row_max,
             sums,
             acc,
@@ -105,7 +95,6 @@ def rows_group_kernel(
             BLOCK_L,
             MASKED,
             LATE,
-            PRECISION,
         )
     row_sum = tl.sum(sums, 1)
     out_row = out_ptr + n * H * DV
@@ -128,13 +117,10 @@ def rows_per_head_kernel(
     lse_ptr,
     q_sn,
     q_sh,
-    q_sd,
     k_sn,
     k_sl,
-    k_sd,
     v_sn,
     v_sl,
-    v_sd,
     H,
     L,
     scale_log2,
@@ -149,19 +135,19 @@ def rows_per_head_kernel(
     h = tl.program_id(1).to(tl.int64)
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
-    q = tl.load(q_ptr + n * q_sn + h * q_sh + d * q_sd, mask=d < D, other=0.0).to(tl.float32)
+    q = tl.load(q_ptr + n * q_sn + h * q_sh + d, mask=d < D, other=0.0).to(tl.float32)
     row_max = float("-inf")
     row_sum = 0.0
     acc = tl.zeros([BLOCK_DV], dtype=tl.float32)
     for start in range(0, L, BLOCK_L):
         pos = start + tl.arange(0, BLOCK_L)
         valid = pos < L
-        k = load_tile(
-            k_ptr + n * k_sn, pos.to(tl.int64), d, k_sl, k_sd, valid, D, BLOCK_D, True
-        ).to(tl.float32)
-        v = load_tile(
-            v_ptr + n * v_sn, pos.to(tl.int64), dv, v_sl, v_sd, valid, DV, BLOCK_DV, True
-        ).to(tl.float32)
+        k = load_tile(k_ptr + n * k_sn, pos.to(tl.int64), k_sl, valid, D, BLOCK_D, True).to(
+            tl.float32
+        )
+        v = load_tile(v_ptr + n * v_sn, pos.to(tl.int64), v_sl, valid, DV, BLOCK_DV, True).to(
+            tl.float32
+        )
         s = tl.sum(k * q[None, :], 1) * scale_log2
         s = tl.where(valid, s, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(s, 0))

@@ -137,7 +137,7 @@ def _launch(
     varlen_kernel[(items, config.head_tiles)](
         *(q, k, v, cu_seqlens, out, lse, part, plse, table),
         *strides(q, k, v),
-        *(cu_seqlens.stride(0), n, h, total, config.chunk, scale_log2(sm_scale, d)),
+        *(n, h, total, config.chunk, scale_log2(sm_scale, d)),
         **head_dims(d, dv),
         BLOCK_H=config.block_h,
         BLOCK_L=config.block_l,
@@ -147,7 +147,6 @@ def _launch(
         WHOLE=whole,
         LATE=config.late,
         PDL=split and dependent_launch(q.device),
-        PRECISION="ieee",
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )

@@ -7,19 +7,19 @@ from ...jit.tiles import attend_span, load_tile, store_row, store_share
 
 
 @triton.jit
-def find_row(cu_ptr, cu_s, item, N, chunk, total, BLOCK: tl.constexpr, COARSE: tl.constexpr):
+def find_row(cu_ptr, item, N, chunk, total, BLOCK: tl.constexpr, COARSE: tl.constexpr):
     """The last row whose first work item is <= ``item`` (-1: none), and its keys' bounds."""
     first = 0
     if COARSE > 1:
         index = tl.arange(0, COARSE) * BLOCK
-        cu = tl.load(cu_ptr + index.to(tl.int64) * cu_s, mask=index < N, other=0)
+        cu = tl.load(cu_ptr + index.to(tl.int64), mask=index < N, other=0)
         start = tl.minimum(tl.maximum(cu, 0), total) // chunk + index
         hits = tl.sum(((start <= item) & (index < N)).to(tl.int32), 0)
         first = tl.maximum(hits - 1, 0) * BLOCK
     index = first + tl.arange(0, BLOCK)
     # Both ends of every row of the block at once: a second, dependent load would cost a round trip.
-    low = tl.load(cu_ptr + index.to(tl.int64) * cu_s, mask=index < N, other=0)
-    high = tl.load(cu_ptr + (index + 1).to(tl.int64) * cu_s, mask=index < N, other=0)
+    low = tl.load(cu_ptr + index.to(tl.int64), mask=index < N, other=0)
+    high = tl.load(cu_ptr + (index + 1).to(tl.int64), mask=index < N, other=0)
     low = tl.minimum(tl.maximum(low, 0), total)
     high = tl.minimum(tl.maximum(high, low), total)
     hits = tl.sum(((low // chunk + index <= item) & (index < N)).to(tl.int32), 0)
@@ -42,12 +42,8 @@ def varlen_kernel(
     table_ptr,
     q_sn,
     q_sh,
-    q_sd,
     k_sl,
-    k_sd,
     v_sl,
-    v_sd,
-    cu_s,
     N,
     H,
     total,
@@ -65,14 +61,13 @@ def varlen_kernel(
     WHOLE: tl.constexpr,
     LATE: tl.constexpr,
     PDL: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """Program (work item, head tile); WHOLE: program (row, head tile)."""
     start_next_launch(PDL)
     item = tl.program_id(0)
     if WHOLE:
-        low = tl.load(cu_ptr + item.to(tl.int64) * cu_s)
-        high = tl.load(cu_ptr + (item + 1).to(tl.int64) * cu_s)
+        low = tl.load(cu_ptr + item.to(tl.int64))
+        high = tl.load(cu_ptr + (item + 1).to(tl.int64))
         begin = tl.minimum(tl.maximum(low, 0), total)
         end = tl.minimum(tl.maximum(high, begin), total)
         row = item
@@ -80,7 +75,7 @@ def varlen_kernel(
         share = end - begin
         n_parts = item * 0 + 1
     else:
-        row, begin, end = find_row(cu_ptr, cu_s, item, N, chunk, total, BLOCK_N, COARSE)
+        row, begin, end = find_row(cu_ptr, item, N, chunk, total, BLOCK_N, COARSE)
         length = end - begin
         first_item = begin // chunk + row
         n_parts = tl.cdiv(length, chunk)
@@ -94,15 +89,12 @@ def varlen_kernel(
         head0 = tl.program_id(1) * BLOCK_H
         heads = head0 + tl.arange(0, BLOCK_H)
         heads_ok = heads < H
-        d = tl.arange(0, BLOCK_D)
         lo = begin + part * share
         hi = tl.minimum(lo + share, end)
         row_max = tl.full([BLOCK_H], float("-inf"), dtype=tl.float32)
         sums = tl.zeros([BLOCK_H, BLOCK_L], dtype=tl.float32)
         acc = tl.zeros([BLOCK_H, BLOCK_DV], dtype=tl.float32)
-        q = load_tile(
-            q_ptr + n * q_sn, heads.to(tl.int64), d, q_sh, q_sd, heads_ok, D, BLOCK_D, True
-        )
+        q = load_tile(q_ptr + n * q_sn, heads.to(tl.int64), q_sh, heads_ok, D, BLOCK_D, True)
         row_max, sums, acc = attend_span(
             q,
             k_ptr,
@@ -110,9 +102,7 @@ def varlen_kernel(
             lo,
             hi,
             k_sl,
-            k_sd,
             v_sl,
-            v_sd,
             row_max,
             sums,
             acc,
@@ -124,7 +114,6 @@ def varlen_kernel(
             BLOCK_L,
             True,
             LATE,
-            PRECISION,
         )
         row_sum = tl.sum(sums, 1)
         out_row = out_ptr + n * H * DV

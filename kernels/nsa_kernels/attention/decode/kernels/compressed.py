@@ -21,13 +21,10 @@ def decode_compressed_kernel(
     lengths_ptr,
     q_sn,
     q_sh,
-    q_sd,
     k_sn,
     k_sl,
-    k_sd,
     v_sn,
     v_sl,
-    v_sd,
     H,
     L,
     padded,
@@ -48,7 +45,6 @@ def decode_compressed_kernel(
     BLOCK: tl.constexpr,
     STRIDE: tl.constexpr,
     PDL: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """Program (row, share, head tile): keys ``share * chunk`` up to ``chunk`` further.
 
@@ -62,8 +58,6 @@ def decode_compressed_kernel(
     head0 = tl.program_id(2) * BLOCK_H
     heads = head0 + tl.arange(0, BLOCK_H)
     heads_ok = heads < H
-    d = tl.arange(0, BLOCK_D)
-    dv = tl.arange(0, BLOCK_DV)
     if LENGTHS:
         L = complete_keys(tl.load(lengths_ptr + n // rows_each), L, BLOCK, STRIDE)
         chunk = tl.cdiv(tl.cdiv(L, BLOCK_L), tl.num_programs(1)) * BLOCK_L
@@ -73,22 +67,22 @@ def decode_compressed_kernel(
     row_max = tl.full([BLOCK_H], float("-inf"), dtype=tl.float32)
     sums = tl.zeros([BLOCK_H, BLOCK_L], dtype=tl.float32)
     acc = tl.zeros([BLOCK_H, BLOCK_DV], dtype=tl.float32)
-    q = load_tile(q_ptr + n * q_sn, heads.to(tl.int64), d, q_sh, q_sd, heads_ok, D, BLOCK_D, True)
+    q = load_tile(q_ptr + n * q_sn, heads.to(tl.int64), q_sh, heads_ok, D, BLOCK_D, True)
     if LOGITS:
         logits = logits_ptr + (n * H + heads)[:, None] * padded
     for start in range(lo, hi, BLOCK_L):
         pos = start + tl.arange(0, BLOCK_L)
         valid = pos < hi
         offset = pos.to(tl.int64)
-        k = load_tile(k_ptr + n * k_sn, offset, d, k_sl, k_sd, valid, D, BLOCK_D, True)
-        v = load_tile(v_ptr + n * v_sn, offset, dv, v_sl, v_sd, valid, DV, BLOCK_DV, True)
+        k = load_tile(k_ptr + n * k_sn, offset, k_sl, valid, D, BLOCK_D, True)
+        v = load_tile(v_ptr + n * v_sn, offset, v_sl, valid, DV, BLOCK_DV, True)
         s = tl.zeros([BLOCK_H, BLOCK_L], dtype=tl.float32)
-        s = dot(late(q, start >= lo, LATE), tl.trans(k), s, PRECISION) * scale_log2
+        s = dot(late(q, start >= lo, LATE), tl.trans(k), s) * scale_log2
         if LOGITS:
             # Tiles end where shares do, so that this mask is the same for a whole line.
             tl.store(logits + offset[None, :], s, mask=heads_ok[:, None] & (pos < padded)[None, :])
         s = tl.where(valid[None, :], s, float("-inf"))
-        row_max, sums, acc = softmax_update(s, v, row_max, sums, acc, PRECISION)
+        row_max, sums, acc = softmax_update(s, v, row_max, sums, acc)
     row_sum = tl.sum(sums, 1)
     out_row = out_ptr + n * H * DV
     lse_row = lse_ptr + n * H

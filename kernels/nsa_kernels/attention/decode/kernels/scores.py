@@ -16,11 +16,9 @@ def decode_scores_kernel(
     lengths_ptr,
     q_sb,
     q_sh,
-    q_sd,
     k_sb,
     k_sh,
     k_sn,
-    k_sd,
     N,
     H,
     GROUP,
@@ -34,7 +32,6 @@ def decode_scores_kernel(
     SPAN: tl.constexpr,
     LENGTHS: tl.constexpr,
     STRIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """Program (batch and key head, block tile): scores [B,H,n_blocks] (``block_scores``).
 
@@ -48,18 +45,17 @@ def decode_scores_kernel(
     blocks = tl.program_id(1) * BLOCK_J + tl.arange(0, BLOCK_J)
     heads = tl.arange(0, BLOCK_G)
     ours = heads < GROUP
-    d = tl.arange(0, BLOCK_D)
     q_base = q_ptr + batch * q_sb + kv_head * GROUP * q_sh
-    q = load_tile(q_base, heads, d, q_sh, q_sd, ours, D, BLOCK_D, True)
+    q = load_tile(q_base, heads, q_sh, ours, D, BLOCK_D, True)
     lse = tl.load(lse_ptr + row.to(tl.int64) * GROUP + heads, mask=ours, other=float("inf"))
     k_base = k_ptr + batch * k_sb + kv_head * k_sh
     acc = tl.zeros([BLOCK_J], dtype=tl.float32)
     for PLACE in tl.static_range(SPAN + REACH - 1):
         keys = blocks * SPAN + (PLACE - REACH + 1)
         valid = (keys >= 0) & (keys < N)
-        k = load_tile(k_base, keys.to(tl.int64), d, k_sn, k_sd, valid, D, BLOCK_D, True)
+        k = load_tile(k_base, keys.to(tl.int64), k_sn, valid, D, BLOCK_D, True)
         s = tl.zeros([BLOCK_G, BLOCK_J], dtype=tl.float32)
-        s = dot(q, tl.trans(k), s, PRECISION)
+        s = dot(q, tl.trans(k), s)
         p = tl.exp2(s * scale_log2 - base_2(lse)[:, None])
         # Strides that the key, from its place to REACH further, shares with the block.
         first = tl.maximum(tl.zeros_like(keys) + (PLACE - REACH + 1), 0)

@@ -16,7 +16,6 @@ def delta_kernel(
     HQ,
     do_st,
     do_sh,
-    do_sd,
     DV: tl.constexpr,
     BLOCK_DV: tl.constexpr,
     ROWS: tl.constexpr,
@@ -27,7 +26,7 @@ def delta_kernel(
     mask = (row < n_rows)[:, None] & (dv[None, :] < DV)
     out = tl.load(out_ptr + row[:, None] * DV + dv[None, :], mask=mask, other=0.0)
     do_row = (row // HQ) * do_st + (row % HQ) * do_sh
-    do = tl.load(do_ptr + do_row[:, None] + dv[None, :] * do_sd, mask=mask, other=0.0)
+    do = tl.load(do_ptr + do_row[:, None] + dv[None, :], mask=mask, other=0.0)
     tl.store(delta_ptr + row, tl.sum(out.to(tl.float32) * do.to(tl.float32), 1), mask=row < n_rows)
 
 
@@ -51,16 +50,12 @@ def backward_kernel(
     edges_ptr,
     q_st,
     q_sh,
-    q_sd,
     k_st,
     k_sh,
-    k_sd,
     v_st,
     v_sh,
-    v_sd,
     do_st,
     do_sh,
-    do_sd,
     H,
     n_bins,
     segment_size,
@@ -80,7 +75,6 @@ def backward_kernel(
     ROWS: tl.constexpr,
     WIDE: tl.constexpr,
     GATED: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """Program (work item, head): dK and dV of one block over its queries, and their partial dQ.
 
@@ -110,8 +104,8 @@ def backward_kernel(
         d = tl.arange(0, BLOCK_D)
         dv = tl.arange(0, BLOCK_DV)
         offset = key.to(tl.int64)
-        k = load_tile(k_ptr + h * k_sh, offset, d, k_st, k_sd, held, D, BLOCK_D, True)
-        v = load_tile(v_ptr + h * v_sh, offset, dv, v_st, v_sd, held, DV, BLOCK_DV, True)
+        k = load_tile(k_ptr + h * k_sh, offset, k_st, held, D, BLOCK_D, True)
+        v = load_tile(v_ptr + h * v_sh, offset, v_st, held, DV, BLOCK_DV, True)
         dk_sum = tl.zeros([BLOCK_SIZE, BLOCK_D], dtype=tl.float32)
         dv_sum = tl.zeros([BLOCK_SIZE, BLOCK_DV], dtype=tl.float32)
         HQ = H * G
@@ -129,24 +123,24 @@ def backward_kernel(
                 token = t.to(tl.int64)
             q_row = token * q_st + head.to(token.dtype) * q_sh
             do_row = token * do_st + head * do_sh
-            q = load_tile(q_ptr, q_row, d, 1, q_sd, real, D, BLOCK_D, True)
-            do = load_tile(do_ptr, do_row, dv, 1, do_sd, real, DV, BLOCK_DV, True)
+            q = load_tile(q_ptr, q_row, 1, real, D, BLOCK_D, True)
+            do = load_tile(do_ptr, do_row, 1, real, DV, BLOCK_DV, True)
             # Rows that are not real get probability 0.
             lse = tl.load(lse_ptr + token * HQ + head, mask=real, other=float("inf"))
             delta = tl.load(delta_ptr + token * HQ + head, mask=real, other=0.0)
             s = tl.zeros([ROWS, BLOCK_SIZE], dtype=tl.float32)
-            s = dot(q, tl.trans(k), s, PRECISION)
+            s = dot(q, tl.trans(k), s)
             p = tl.exp2(s * scale_log2 - base_2(lse)[:, None])
             p = tl.where(key[None, :] <= t[:, None], p, 0.0)
             if GATED:
                 p = p * tl.load(gate_ptr + token * HQ + head, mask=real, other=0.0)[:, None]
-            dv_sum = dot(tl.trans(narrow(p, q.dtype)), do, dv_sum, PRECISION)
+            dv_sum = dot(tl.trans(narrow(p, q.dtype)), do, dv_sum)
             dp = tl.zeros([ROWS, BLOCK_SIZE], dtype=tl.float32)
-            dp = dot(do, tl.trans(v), dp, PRECISION)
+            dp = dot(do, tl.trans(v), dp)
             ds = narrow(p * (dp - delta[:, None]), q.dtype)
-            dk_sum = dot(tl.trans(ds), q, dk_sum, PRECISION)
+            dk_sum = dot(tl.trans(ds), q, dk_sum)
             dq = tl.zeros([ROWS, BLOCK_D], dtype=tl.float32)
-            dq = dot(ds, k, dq, PRECISION)
+            dq = dot(ds, k, dq)
             to = query * G + head
             tl.store(
                 dq_part_ptr + to[:, None] * D + d[None, :],

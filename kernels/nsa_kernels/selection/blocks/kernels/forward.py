@@ -30,13 +30,10 @@ def forward_kernel(
     edges_ptr,
     q_st,
     q_sh,
-    q_sd,
     k_st,
     k_sh,
-    k_sd,
     v_st,
     v_sh,
-    v_sd,
     n_bins,
     segment_size,
     first_token,
@@ -53,7 +50,6 @@ def forward_kernel(
     ROWS: tl.constexpr,
     AHEAD: tl.constexpr,
     WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """Program (work item, head): partial outputs and LSEs (log2) over one block of keys.
 
@@ -74,11 +70,10 @@ def forward_kernel(
         key = tl.load(edges_ptr + bin_ * 2) + tl.arange(0, BLOCK_SIZE)
         held = key < tl.load(edges_ptr + bin_ * 2 + 1)
         last_key = tl.load(edges_ptr + bin_ * 2) + BLOCK_SIZE - 1
-        d = tl.arange(0, BLOCK_D)
         dv = tl.arange(0, BLOCK_DV)
         offset = key.to(tl.int64)
-        k = load_tile(k_ptr + h * k_sh, offset, d, k_st, k_sd, held, D, BLOCK_D, True)
-        v = load_tile(v_ptr + h * v_sh, offset, dv, v_st, v_sd, held, DV, BLOCK_DV, True)
+        k = load_tile(k_ptr + h * k_sh, offset, k_st, held, D, BLOCK_D, True)
+        v = load_tile(v_ptr + h * v_sh, offset, v_st, held, DV, BLOCK_DV, True)
         diagonal = on_diagonal(entries_ptr, n, first_token, last_key, BLOCK_SIZE)
         # A tile is ROWS // PAD_G queries, a row a head.
         rows = tl.arange(0, ROWS)
@@ -103,9 +98,9 @@ def forward_kernel(
             if WIDE:
                 token = t.to(tl.int64)
             q_row = token * q_st + head.to(token.dtype) * q_sh
-            q = load_tile(q_ptr, q_row, d, 1, q_sd, real, D, BLOCK_D, True)
+            q = load_tile(q_ptr, q_row, 1, real, D, BLOCK_D, True)
             s = tl.zeros([ROWS, BLOCK_SIZE], dtype=tl.float32)
-            s = dot(q, tl.trans(k), s, PRECISION)
+            s = dot(q, tl.trans(k), s)
             # This also hides keys behind the end of the sequence: they are behind all its queries.
             if i < diagonal:
                 s = tl.where(key[None, :] <= t[:, None], s, float("-inf"))
@@ -113,7 +108,7 @@ def forward_kernel(
             p = tl.exp2(s * scale_log2 - top[:, None])
             total = tl.sum(p, 1)
             acc = tl.zeros([ROWS, BLOCK_DV], dtype=tl.float32)
-            acc = dot(narrow(p, v.dtype), v, acc, PRECISION)
+            acc = dot(narrow(p, v.dtype), v, acc)
             out = narrow(acc * (1.0 / total)[:, None], part_ptr.dtype.element_ty)
             to = query * G + head
             # Written once and read by another kernel: they need not push q out of the cache.

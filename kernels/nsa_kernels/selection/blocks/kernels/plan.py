@@ -31,7 +31,6 @@ def bins_kernel(
     bits_ptr,
     i_st,
     i_sh,
-    i_ss,
     H,
     n_bins,
     sequences,
@@ -66,13 +65,13 @@ def bins_kernel(
     s = tl.arange(0, BLOCK_S)
     row = index_ptr + t.to(tl.int64) * i_st + h * i_sh
     held = (t < end_token)[:, None] & (s[None, :] < S)
-    block = tl.load(row[:, None] + s[None, :] * i_ss, mask=held & seen[:, None], other=-1)
+    block = tl.load(row[:, None] + s[None, :], mask=held & seen[:, None], other=-1)
     valid = (block >= 0) & (block <= ((t - begin) // BLOCK_SIZE)[:, None])
     if not UNIQUE:
         for first in range(0, S, UNROLLED):
             for step in tl.static_range(S if S < UNROLLED else UNROLLED):
                 earlier = first + step
-                same = tl.load(row + earlier * i_ss, mask=seen & (earlier < S), other=-1)
+                same = tl.load(row + earlier, mask=seen & (earlier < S), other=-1)
                 valid = valid & ((s[None, :] <= earlier) | (block != same[:, None]))
     chosen = (begin // BLOCK_SIZE + sequence)[:, None] + block
     offset = (t.to(tl.int64) * H + h) * S

@@ -19,16 +19,12 @@ def query_major_kernel(
     lse_ptr,
     q_st,
     q_sh,
-    q_sd,
     k_st,
     k_sh,
-    k_sd,
     v_st,
     v_sh,
-    v_sd,
     i_st,
     i_sh,
-    i_ss,
     H,
     sequences,
     length,
@@ -44,7 +40,6 @@ def query_major_kernel(
     BLOCK_SIZE: tl.constexpr,
     PACKED: tl.constexpr,
     STEPS: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """Program (token, KV head)."""
     t = tl.program_id(0)
@@ -58,24 +53,21 @@ def query_major_kernel(
         begin = t // length * length
         alive = t >= 0
     slots = tl.arange(0, BLOCK_S)
-    row = tl.load(index_ptr + t64 * i_st + h * i_sh + slots * i_ss, mask=slots < S, other=-1)
+    row = tl.load(index_ptr + t64 * i_st + h * i_sh + slots, mask=slots < S, other=-1)
     # Void: negative, in the future, or named before in this row.
     row = tl.where((row <= (t - begin) // BLOCK_SIZE) & alive, row, -1)
     repeated = tl.zeros([BLOCK_S], dtype=tl.int32)
     for first in range(0, S, UNROLLED):
         earlier = first + tl.arange(0, UNROLLED)
-        other = tl.load(
-            index_ptr + t64 * i_st + h * i_sh + earlier * i_ss, mask=earlier < S, other=-1
-        )
+        other = tl.load(index_ptr + t64 * i_st + h * i_sh + earlier, mask=earlier < S, other=-1)
         same = (row[:, None] == other[None, :]) & (earlier[None, :] < slots[:, None])
         repeated = tl.maximum(repeated, tl.max(same.to(tl.int32), 1))
     row = tl.where(repeated > 0, -1, row)
     heads = tl.arange(0, BLOCK_G)
     real = heads < G
-    d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
     hq = h * G + heads
-    q = load_tile(q_ptr + t64 * q_st, hq, d, q_sh, q_sd, real, D, BLOCK_D, True)
+    q = load_tile(q_ptr + t64 * q_st, hq, q_sh, real, D, BLOCK_D, True)
     top = tl.full([BLOCK_G], float("-inf"), dtype=tl.float32)
     total = tl.zeros([BLOCK_G], dtype=tl.float32)
     acc = tl.zeros([BLOCK_G, BLOCK_DV], dtype=tl.float32)
@@ -84,10 +76,10 @@ def query_major_kernel(
         key = begin + block * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
         valid = (block >= 0) & (key <= t)
         offset = key.to(tl.int64)
-        k = load_tile(k_ptr + h * k_sh, offset, d, k_st, k_sd, valid, D, BLOCK_D, True)
-        v = load_tile(v_ptr + h * v_sh, offset, dv, v_st, v_sd, valid, DV, BLOCK_DV, True)
+        k = load_tile(k_ptr + h * k_sh, offset, k_st, valid, D, BLOCK_D, True)
+        v = load_tile(v_ptr + h * v_sh, offset, v_st, valid, DV, BLOCK_DV, True)
         s = tl.zeros([BLOCK_G, BLOCK_SIZE], dtype=tl.float32)
-        s = dot(q, tl.trans(k), s, PRECISION) * scale_log2
+        s = dot(q, tl.trans(k), s) * scale_log2
         s = tl.where(valid[None, :], s, float("-inf"))
         new_top = tl.maximum(top, tl.max(s, 1))
         # -inf minus -inf where nothing has been seen yet.
@@ -95,7 +87,7 @@ def query_major_kernel(
         p = tl.exp2(s - base[:, None])
         alpha = tl.exp2(top - base)
         total = total * alpha + tl.sum(p, 1)
-        acc = dot(narrow(p, v.dtype), v, acc * alpha[:, None], PRECISION)
+        acc = dot(narrow(p, v.dtype), v, acc * alpha[:, None])
         top = new_top
     some = total > 0
     out, divisor = normalised(acc, total, some)

@@ -8,19 +8,19 @@ from .spans import key_of, numbered_spans
 
 
 @triton.jit
-def probabilities(q, k, lse, chosen, scale_log2, PRECISION: tl.constexpr):
+def probabilities(q, k, lse, chosen, scale_log2):
     """exp(scale q.k - lse) [rows, keys] where chosen, else 0; ``lse`` is the natural logarithm."""
     s = tl.zeros([q.shape[0], k.shape[0]], dtype=tl.float32)
-    s = dot(q, tl.trans(k), s, PRECISION) * scale_log2
+    s = dot(q, tl.trans(k), s) * scale_log2
     # The exponent of a key that is not chosen may be anything: nothing infinite may come of it.
     return tl.exp2(tl.where(chosen, s - base_2(lse)[:, None], float("-inf")))
 
 
 @triton.jit
-def score_gradients(p, do, v, delta, PRECISION: tl.constexpr):
+def score_gradients(p, do, v, delta):
     """ds / scale [rows, keys]."""
     dp = tl.zeros([do.shape[0], v.shape[0]], dtype=tl.float32)
-    dp = dot(do, tl.trans(v), dp, PRECISION)
+    dp = dot(do, tl.trans(v), dp)
     return p * (dp - delta[:, None])
 
 
@@ -41,7 +41,6 @@ def ranges_dq_kernel(
     r_ss,
     r_sg,
     r_sn,
-    r_se,
     S,
     G,
     H,
@@ -58,7 +57,6 @@ def ranges_dq_kernel(
     SPANS: tl.constexpr,
     SEARCH_STEPS: tl.constexpr,
     HAS_DLSE: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """Program (row, head tile), row = (b * S + s) * G + g: dq; delta = rowsum(out do) - dlse."""
     r = tl.program_id(0).to(tl.int64)
@@ -69,10 +67,9 @@ def ranges_dq_kernel(
     heads_ok = heads < H
     offset = r * H + heads
     d = tl.arange(0, BLOCK_D)
-    dv = tl.arange(0, BLOCK_DV)
-    q = load_tile(q_ptr, offset, d, D, 1, heads_ok, D, BLOCK_D, True)
-    do = load_tile(do_ptr, offset, dv, DV, 1, heads_ok, DV, BLOCK_DV, True)
-    out = load_tile(out_ptr, offset, dv, DV, 1, heads_ok, DV, BLOCK_DV, True)
+    q = load_tile(q_ptr, offset, D, heads_ok, D, BLOCK_D, True)
+    do = load_tile(do_ptr, offset, DV, heads_ok, DV, BLOCK_DV, True)
+    out = load_tile(out_ptr, offset, DV, heads_ok, DV, BLOCK_DV, True)
     lse = tl.load(lse_ptr + offset, mask=heads_ok, other=0.0)
     delta = tl.sum(out.to(tl.float32) * do.to(tl.float32), 1)
     if HAS_DLSE:
@@ -84,7 +81,7 @@ def ranges_dq_kernel(
     spans = spans_ptr + b * r_sb + s * r_ss + g * r_sg
     before = before_ptr + r * (n_spans + 1)
     number, stop, shift, total = numbered_spans(
-        spans, before, r_sn, r_se, n_spans, S_KV, SPANS, SEARCH_STEPS
+        spans, before, r_sn, n_spans, S_KV, SPANS, SEARCH_STEPS
     )
     dq = tl.zeros([BLOCK_H, BLOCK_D], dtype=tl.float32)
     for first in range(0, total, BLOCK_L):
@@ -93,12 +90,12 @@ def ranges_dq_kernel(
         key = key_of(
             pos, valid, spans, before, r_sn, number, stop, shift, n_spans, SEARCH_STEPS
         ).to(tl.int64)
-        k = load_tile(k_base, key, d, D, 1, valid, D, BLOCK_D, True)
-        v = load_tile(v_base, key, dv, DV, 1, valid, DV, BLOCK_DV, True)
+        k = load_tile(k_base, key, D, valid, D, BLOCK_D, True)
+        v = load_tile(v_base, key, DV, valid, DV, BLOCK_DV, True)
         chosen = heads_ok[:, None] & valid[None, :]
-        p = probabilities(q, k, lse, chosen, scale_log2, PRECISION)
-        ds = score_gradients(p, do, v, delta, PRECISION)
-        dq = dot(narrow(ds, k.dtype), k, dq, PRECISION)
+        p = probabilities(q, k, lse, chosen, scale_log2)
+        ds = score_gradients(p, do, v, delta)
+        dq = dot(narrow(ds, k.dtype), k, dq)
     tl.store(
         dq_ptr + offset[:, None] * D + d[None, :],
         narrow(dq * scale, dq_ptr.dtype.element_ty),
@@ -135,7 +132,6 @@ def spans_by_query_kernel(
     r_ss,
     r_sg,
     r_sn,
-    r_se,
     S,
     G,
     n_spans,
@@ -151,7 +147,7 @@ def spans_by_query_kernel(
     for first in range(0, n_spans * 2, BLOCK_N):
         edge = (first + tl.arange(0, BLOCK_N)).to(tl.int64)
         mask = (s < S)[:, None] & (edge < n_spans * 2)[None, :]
-        where = edge // 2 * r_sn + edge % 2 * r_se
+        where = edge // 2 * r_sn + edge % 2
         tile = tl.load(spans + where[None, :], mask=mask, other=0)
         tl.store(by_query + edge[None, :] * S, tile, mask=mask)
 
@@ -230,7 +226,6 @@ def ranges_dkdv_kernel(
     BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """Program (tile, b * G + g, share): dk and dv of the tile's keys, over the listed queries'
     heads; each share leaves its sums ``share_stride`` elements behind the last one's."""
@@ -244,8 +239,8 @@ def ranges_dkdv_kernel(
     key_at = kv * S_KV + keys
     d = tl.arange(0, BLOCK_D)
     e = tl.arange(0, BLOCK_DV)
-    k = load_tile(k_ptr, key_at, d, D, 1, keys_ok, D, BLOCK_D, True)
-    v = load_tile(v_ptr, key_at, e, DV, 1, keys_ok, DV, BLOCK_DV, True)
+    k = load_tile(k_ptr, key_at, D, keys_ok, D, BLOCK_D, True)
+    v = load_tile(v_ptr, key_at, DV, keys_ok, DV, BLOCK_DV, True)
     dk = tl.zeros([BLOCK_N, BLOCK_D], dtype=tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_DV], dtype=tl.float32)
     rows = tl.load(count_ptr + slot) * H
@@ -259,15 +254,15 @@ def ranges_dkdv_kernel(
         s = tl.load(list_ptr + listed, mask=valid, other=0)
         bits = tl.load(bits_ptr + listed, mask=valid, other=0)
         offset = (first_row + s.to(tl.int64) * G) * H + m % H
-        q = load_tile(q_ptr, offset, d, D, 1, valid, D, BLOCK_D, True)
-        do = load_tile(do_ptr, offset, e, DV, 1, valid, DV, BLOCK_DV, True)
+        q = load_tile(q_ptr, offset, D, valid, D, BLOCK_D, True)
+        do = load_tile(do_ptr, offset, DV, valid, DV, BLOCK_DV, True)
         lse = tl.load(lse_ptr + offset, mask=valid, other=0.0)
         delta = tl.load(delta_ptr + offset, mask=valid, other=0.0)
         chosen = has_bit(bits[:, None], of_tile[None, :])
-        p = probabilities(q, k, lse, chosen, scale_log2, PRECISION)
-        dv = dot(tl.trans(narrow(p, do.dtype)), do, dv, PRECISION)
-        ds = score_gradients(p, do, v, delta, PRECISION)
-        dk = dot(tl.trans(narrow(ds, q.dtype)), q, dk, PRECISION)
+        p = probabilities(q, k, lse, chosen, scale_log2)
+        dv = dot(tl.trans(narrow(p, do.dtype)), do, dv)
+        ds = score_gradients(p, do, v, delta)
+        dk = dot(tl.trans(narrow(ds, q.dtype)), q, dk)
     # A weight of 0 times NaN is NaN, and keys that no query selects may hold anything.
     selected = has_bit(tl.load(selected_ptr + slot), of_tile)[:, None]
     dk = tl.where(selected, dk, 0.0)

@@ -27,22 +27,17 @@ def ranges_kernel(
     q_ss,
     q_sg,
     q_sh,
-    q_sd,
     k_sb,
     k_sg,
     k_sl,
-    k_sd,
     v_sb,
     v_sg,
     v_sl,
-    v_sd,
     r_sb,
     r_ss,
     r_sg,
     r_sn,
-    r_se,
     p_sb,
-    p_sn,
     S,
     G,
     H,
@@ -65,7 +60,6 @@ def ranges_kernel(
     PAGE: tl.constexpr,
     DEPENDENT: tl.constexpr,
     PDL: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """Program (row, split, head tile); row = (b * S + s) * G + g.
 
@@ -85,17 +79,8 @@ def ranges_kernel(
     head0 = tl.program_id(2) * BLOCK_H
     heads = head0 + tl.arange(0, BLOCK_H)
     heads_ok = heads < H
-    d = tl.arange(0, BLOCK_D)
     q = load_tile(
-        q_ptr + b * q_sb + s * q_ss + g * q_sg,
-        heads.to(tl.int64),
-        d,
-        q_sh,
-        q_sd,
-        heads_ok,
-        D,
-        BLOCK_D,
-        True,
+        q_ptr + b * q_sb + s * q_ss + g * q_sg, heads.to(tl.int64), q_sh, heads_ok, D, BLOCK_D, True
     )
     if PAGE > 0:
         k_base = k_ptr + g * k_sg
@@ -107,7 +92,7 @@ def ranges_kernel(
     before = before_ptr + r * (n_spans + 1)
     wait_for_last_launch(DEPENDENT)
     number, stop, shift, total = numbered_spans(
-        spans, before, r_sn, r_se, n_spans, S_KV, SPANS, SEARCH_STEPS
+        spans, before, r_sn, n_spans, S_KV, SPANS, SEARCH_STEPS
     )
     tiles = tl.cdiv(total, BLOCK_L)
     # No share below MIN_SHARE keys: merging it would cost more than it saves.
@@ -132,16 +117,13 @@ def ranges_kernel(
                     k_base,
                     v_base,
                     pages_ptr + b * p_sb,
-                    p_sn,
                     n_pages,
                     key,
                     valid,
                     k_sb,
                     k_sl,
-                    k_sd,
                     v_sb,
                     v_sl,
-                    v_sd,
                     row_max,
                     sums,
                     acc,
@@ -152,7 +134,6 @@ def ranges_kernel(
                     BLOCK_DV,
                     PAGE,
                     LATE,
-                    PRECISION,
                 )
             else:
                 row_max, sums, acc = attend_tile(
@@ -163,9 +144,7 @@ def ranges_kernel(
                     key.to(tl.int64),
                     valid,
                     k_sl,
-                    k_sd,
                     v_sl,
-                    v_sd,
                     row_max,
                     sums,
                     acc,
@@ -176,7 +155,6 @@ def ranges_kernel(
                     BLOCK_DV,
                     True,
                     LATE,
-                    PRECISION,
                 )
         row_sum = tl.sum(sums, 1)
         if PAGE > 0:

@@ -10,7 +10,6 @@ def numbered_spans(
     spans,
     before,
     r_sn,
-    r_se,
     n_spans,
     S_KV,
     SPANS: tl.constexpr,
@@ -33,14 +32,14 @@ def numbered_spans(
         offset = spans + i.to(tl.int64) * r_sn
         # Absent spans become [S_KV, S_KV): they sort last and are empty.
         low = tl.load(offset, mask=i < n_spans, other=S_KV)
-        high = tl.load(offset + r_se, mask=i < n_spans, other=S_KV)
+        high = tl.load(offset + 1, mask=i < n_spans, other=S_KV)
         low = tl.minimum(tl.maximum(low, 0), S_KV).to(tl.int32)
         high = tl.minimum(tl.maximum(high, 0), S_KV).to(tl.int32)
         # Load the values again along the other axis: a load is cheaper than a transpose.
         j = tl.arange(0, SPANS)
         at_j = spans + j.to(tl.int64) * r_sn
         low_j = tl.load(at_j, mask=j < n_spans, other=S_KV)
-        high_j = tl.load(at_j + r_se, mask=j < n_spans, other=S_KV)
+        high_j = tl.load(at_j + 1, mask=j < n_spans, other=S_KV)
         low_j = tl.minimum(tl.maximum(low_j, 0), S_KV).to(tl.int32)
         high_j = tl.minimum(tl.maximum(high_j, 0), S_KV).to(tl.int32)
         earlier = (low_j[None, :] < low[:, None]) | (
