@@ -101,7 +101,7 @@ OF_PACKAGES = ("flash_attn", "flash_attn_4")
 def test_alternatives_are_right_or_say_why_not(items, distribution, direction) -> None:
     case = case_of(MANY, 1000, distribution, DType.BFLOAT16, direction)
     dense = ops.computed(case, "causal_attention")
-    sets, right = sets_of(dense, DEVICE), []
+    sets, right = sets_of(case, DEVICE, "causal_attention"), []
     for name in (*ALTERNATIVES, *OF_PACKAGES):
         item = items[f"dense_{name}"]
         assert item.role is Role.ALTERNATIVE
