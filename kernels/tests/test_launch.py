@@ -321,6 +321,24 @@ def counted() -> Iterator[mock.Mock]:
         yield launches
 
 
+def test_a_call_whose_kernel_has_a_hook_is_not_replayed() -> None:
+    call = replayed(chain)
+    x, y = randn(4, 5), randn(4, 5)
+    for _ in range(3):
+        check(call, x, y, 2.0)
+    seen: list[Any] = []
+    weighted_kernel.add_pre_run_hook(lambda *args, **kwargs: seen.append(args))
+    try:
+        with counted() as launches:
+            check(call, x, y, 2.0)
+    finally:
+        weighted_kernel.pre_run_hooks.clear()
+    assert launches.call_count == 0 and len(seen) == 3
+    with counted() as launches:
+        check(call, x, y, 2.0)
+    assert launches.call_count == 1 and len(seen) == 3
+
+
 NOT_REPLAYED = {
     "packed_sdpa": "is torch's operations alone",
     "NSAttention": "projects by torch",

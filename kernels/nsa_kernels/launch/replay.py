@@ -13,9 +13,9 @@ arguments are the signature of a call. The first call of a signature runs plainl
 recorded, and later ones are replayed: they allocate the results and one workspace, and call the
 compiled kernels.
 
-A call always runs plainly if a gradient is wanted, a profiler watches launches, torch.func
-transforms it, or an argument is not a plain tensor, a number or None. So does a call that does more
-than launch kernels on its arguments and on memory from ``torch.empty``.
+A call always runs plainly if a gradient is wanted, a profiler or a hook watches launches,
+torch.func transforms it, or an argument is not a plain tensor, a number or None. So does a call
+that does more than launch kernels on its arguments and on memory from ``torch.empty``.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ MOST_SEEN = 256
 """Signatures that a function remembers without a program; the oldest goes first."""
 MOST_DESCRIPTORS = 256
 """Remembered for each described tensor of a launch."""
+DESCRIPTION = frozenset(("swizzle", "elem_size", "elem_type", "block_size"))
+"""What Triton must say of a descriptor, so that it can be made without Triton's launcher."""
 ALIGNMENT = 256
 """Bytes, of the parts of a workspace."""
 
@@ -134,7 +136,7 @@ def replayed(function: Callable[P, T]) -> Callable[P, T]:
         key.append(None if low & 15 == 0 else tuple([x & 15 for x in addresses]))
         signature = tuple(key)
         program = programs.get(signature)
-        if program is not None and undisturbed():
+        if program is not None and undisturbed() and not program.is_hooked():
             if device < 0 or device == torch.cuda.current_device():
                 return program(args, addresses)
             with torch.cuda.device(device):
@@ -334,7 +336,7 @@ def record(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Pr
         and recorder.launches
         and all(place.memory >= recorder.inputs for place in places)
         and not any(x.requires_grad for x in returned)
-        and all(INTERPRETED or _is_callable(x.compiled) for x in recorder.launches)
+        and all(INTERPRETED or _is_callable(x) for x in recorder.launches)
     ):
         return result, None
     return result, Program(recorder, places, several)
@@ -346,10 +348,30 @@ def _rewrap(x: torch.Tensor) -> torch.Tensor:
     return other.as_strided(x.size(), x.stride())
 
 
-def _is_callable(compiled: Any) -> bool:
+def _is_callable(launch: Launch) -> bool:
+    """Return whether ``Program`` can call what this Triton compiled, and make its descriptors."""
     from triton.backends.nvidia.driver import CudaLauncher
 
-    return type(compiled) is CompiledKernel and type(compiled.run) is CudaLauncher
+    compiled = launch.compiled
+    if type(compiled) is not CompiledKernel or type(compiled.run) is not CudaLauncher:
+        return False
+    described = [x for x in launch.places.values() if x.described]
+    return not described or _can_describe(compiled, len(described))
+
+
+def _can_describe(compiled: Any, count: int) -> bool:
+    """Return whether this Triton makes descriptors on the host from what is used here."""
+    from triton.backends.nvidia import driver
+
+    kinds = getattr(compiled.metadata, "tensordesc_meta", None) or []
+    return (
+        len(kinds) == count
+        and all(kind and kind.keys() >= DESCRIPTION for kind in kinds)
+        and inspect.isfunction(compiled.run.launch)
+        and "launcher" in inspect.getclosurevars(compiled.run.launch).nonlocals
+        and hasattr(driver, "TMA_DTYPE_DEVICE_TO_HOST")
+        and hasattr(triton.runtime.driver.active.utils, "fill_tma_descriptor")
+    )
 
 
 class Program:
@@ -401,6 +423,8 @@ class Program:
             for x in launch.places.values():
                 if x.offset:
                     self._inner.setdefault((x.memory, x.offset), first + len(self._inner))
+        # Lists of Triton's, which later hooks are added to.
+        self._hooks = [getattr(x.kernel, "pre_run_hooks", ()) for x in self.launches]
         self._constants: list[Any] = []
         self._calls = [] if INTERPRETED else [self._prepare(x) for x in self.launches]
 
@@ -413,6 +437,10 @@ class Program:
             self.launch(addresses + [x.data_ptr() for x in rooms])
         results = tuple([rooms[i] if x is None else x.view(rooms[i]) for i, x in self._returned])
         return results if self._several else results[0]
+
+    def is_hooked(self) -> bool:
+        """Return whether a hook is to see a launch before it runs."""
+        return any(self._hooks)
 
     def allocate(self) -> list[torch.Tensor]:
         """Return memory for the results, and a workspace if there is one."""
