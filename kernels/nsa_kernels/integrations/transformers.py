@@ -44,6 +44,18 @@ from transformers.masking_utils import causal_mask_function  # noqa: E402
 
 NAME = "nsa"
 OP = f'attn_implementation="{NAME}"'
+PADDED = (
+    f"{OP}: padding cannot be masked; give sequences of one length a batch, or pack them with "
+    "DataCollatorWithFlattening(return_flash_attn_kwargs=True)"
+)
+NOT_CAUSAL = (
+    f"{OP}: a mask that is neither causal nor that of packed sequences cannot be applied, such as "
+    'one by which the tokens of an image see each other; use attn_implementation="sdpa"'
+)
+PACKED = (
+    f"{OP}: a mask beyond causality cannot be applied; for packed sequences give cu_seq_lens_q, as "
+    "DataCollatorWithFlattening(return_flash_attn_kwargs=True) does"
+)
 PAGED = ("block_table", "read_index")
 """What Transformers' continuous batching passes besides the tensors."""
 ASCENDS = "_nsa_ascends"
@@ -74,6 +86,10 @@ class Settings:
         return {name: getattr(self, name) for name in names}
 
 
+KEYS = tuple(field.name for field in fields(Settings))
+"""Of ``config.nsa``: torch.compile cannot trace ``fields``."""
+
+
 def settings_of(config: Any) -> Settings:
     """What ``config.nsa`` says, the defaults where it is absent.
 
@@ -81,10 +97,9 @@ def settings_of(config: Any) -> Settings:
         ValueError: keys that are not ``Settings``', or gates or ``learned`` of another kind.
     """
     says = getattr(config, "nsa", None) or {}
-    known = [field.name for field in fields(Settings)]
     require(
-        isinstance(says, Mapping) and set(says) <= set(known),
-        f"{OP}: config.nsa is a mapping with keys of {', '.join(known)}; got {says!r}",
+        isinstance(says, Mapping) and all(key in KEYS for key in says),
+        f"{OP}: config.nsa is a mapping with keys of {', '.join(KEYS)}; got {says!r}",
     )
     settings = Settings(**says)
     gates = settings.gates
@@ -178,6 +193,23 @@ def _is_of_packed(function: Any) -> bool:
     return False
 
 
+def _check_when_run(
+    mask_function: Any, batch_size: int, length: int, device: torch.device | str
+) -> torch.Tensor:
+    """Check in a compiled graph, which knows no values, a function that may be of packed sequences:
+    no query sees the token behind its own.
+
+    Returns:
+        bool [], whether each query sees the first token: the sequences are not packed.
+    """
+    batch = torch.arange(batch_size, device=device)[:, None]
+    query = torch.arange(length, device=device)[None]
+    head = torch.zeros((), dtype=query.dtype, device=device)
+    last = query[:, :-1]
+    torch._assert_async(~mask_function(batch, head, last, last + 1).any(), NOT_CAUSAL)
+    return mask_function(batch, head, query, torch.zeros_like(query)).all()
+
+
 def causal_mask(
     q_length: int,
     kv_length: int,
@@ -188,17 +220,21 @@ def causal_mask(
     local_size: int | None = None,
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
+    batch_size: int = 1,
     **others: Any,
 ) -> torch.Tensor | None:
     """The mask of a forward, as Transformers asks for it: None, since NSA is causal by itself.
 
     A mask of no elements means that Transformers has detected packed sequences.
-    ``attention_forward`` takes it if it is told where they begin.
+    ``attention_forward`` takes it if it is told where they begin. Under torch.compile a mask of one
+    element says whether there are none.
 
     Raises:
         ValueError: padding (one value is read from the device), windows and chunks, caches of fixed
             size, functions of a model's own, blocks whose tokens see each other.
+        RuntimeError: the same of a compiled model when it runs; on a GPU an assertion there.
     """
+    compiling = torch.compiler.is_compiling()
     require(
         local_size is None,
         f"{OP}: the model has layers that see a window or chunk of {local_size} tokens; NSA has a "
@@ -209,20 +245,18 @@ def causal_mask(
         f"{OP}: {kv_length} keys are not those up to the last query, as in a StaticCache or a "
         "prefix; decode with a DynamicCache",
     )
-    require(
-        attention_mask is None
-        or (attention_mask.shape[-1] == kv_length and bool(attention_mask.all())),
-        f"{OP}: padding cannot be masked; give sequences of one length a batch, or pack them with "
-        "DataCollatorWithFlattening(return_flash_attn_kwargs=True)",
-    )
+    if attention_mask is not None:
+        require(attention_mask.shape[-1] == kv_length, PADDED)
+        if compiling:
+            torch._assert_async(attention_mask.all(), PADDED)
+        else:
+            require(bool(attention_mask.all()), PADDED)
     require(not use_vmap, f"{OP}: masks by a function of the model's own cannot be applied")
     if mask_function is causal_mask_function:
         return None
-    require(
-        _is_of_packed(mask_function),
-        f"{OP}: a mask that is neither causal nor that of packed sequences cannot be applied, such "
-        'as one by which the tokens of an image see each other; use attn_implementation="sdpa"',
-    )
+    if compiling:
+        return _check_when_run(mask_function, batch_size, q_length, device)
+    require(_is_of_packed(mask_function), NOT_CAUSAL)
     return torch.empty(0, dtype=torch.bool, device=device)
 
 
@@ -232,11 +266,11 @@ def _refuse(module: nn.Module, mask: torch.Tensor | None, dropout: float, says: 
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     require(causal, f"{OP}: attention that is not causal cannot be computed")
     packed = says.get("cu_seq_lens_q") is not None
-    require(
-        mask is None or (mask.numel() == 0 and packed),
-        f"{OP}: a mask beyond causality cannot be applied; for packed sequences give "
-        "cu_seq_lens_q, as DataCollatorWithFlattening(return_flash_attn_kwargs=True) does",
-    )
+    if mask is not None and mask.dim() == 0 and torch.compiler.is_compiling():
+        if not packed:
+            torch._assert_async(mask, PACKED)
+    else:
+        require(mask is None or (mask.numel() == 0 and packed), PACKED)
     require(dropout == 0, f"{OP}: no dropout; set attention_dropout of the config to 0")
     require(
         not says.get("output_attentions"),

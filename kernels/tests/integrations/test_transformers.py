@@ -345,3 +345,36 @@ def test_a_transformers_that_is_missing_or_older_is_named(version, monkeypatch) 
     )
     with pytest.raises(ImportError, match=r"needs Transformers 5\.8 or newer: pip install"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+@pytest.mark.parametrize("gates", [False, True])
+def test_a_compiled_model_is_one_graph_and_computes_the_same(gates: bool) -> None:
+    of, x = model(gates), ids(20)
+    compiled = torch.compile(of, fullgraph=True, backend="aot_eager")
+    results = []
+    for each in (of, compiled):
+        of.zero_grad()
+        found = each(x, labels=x, use_cache=False)
+        found.loss.backward()
+        grads = [p.grad.clone() for p in of.parameters()]
+        results.append((found.logits.detach(), *grads))
+    for got, want in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="an assertion on a GPU is the end of its context")
+def test_a_compiled_model_refuses_what_it_cannot_compute_when_it_runs() -> None:
+    of, x = model(), ids(20)
+    compiled = torch.compile(of, fullgraph=True, backend="aot_eager")
+    twice = torch.arange(10, device=DEVICE).repeat(2)[None]
+    padded = torch.ones_like(x)
+    padded[:, :3] = 0
+    with torch.no_grad():
+        for says in ({"position_ids": twice}, {"attention_mask": padded}):
+            with pytest.raises(RuntimeError, match=SAYS):
+                compiled(x, use_cache=False, **says)
+        lengths = {f"cu_seq_lens_{of}": torch.tensor([0, 10, 20]).int().to(DEVICE) for of in "qk"}
+        longest = {f"max_length_{of}": 10 for of in "qk"}
+        packed = {"position_ids": twice, "use_cache": False, **lengths, **longest}
+        got, want = (each(x, **packed).logits for each in (compiled, of))
+    torch.testing.assert_close(got, want)
