@@ -25,7 +25,6 @@ FULL = (
     "kernels/tests/test_oracles.py",
     "kernels/tests/test_promises.py",
     "kernels/tests/test_readme.py",
-    "kernels/tests/test_training.py",
     "tests/fleet/test_devices.py",
     "tests/fleet/test_slurm.py",
     "tests/evidence/archive/test_s3.py",

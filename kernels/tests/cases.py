@@ -23,6 +23,8 @@ from torch.nn.functional import pad
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+# Products of dtypes and shapes would take minutes in the interpreter, so that a GPU runs them.
+HERE = DTYPES if DEVICE == "cuda" else [torch.float32]
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.5e-2, torch.float32: 2e-5, torch.float64: 1e-9}
 """Largest error of an output of N(0, 1) inputs; of a gradient, relative to its norm."""
 Tensors = tuple[torch.Tensor, ...]

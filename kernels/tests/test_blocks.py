@@ -8,7 +8,7 @@ import nsa_kernels
 import nsa_kernels.selection.blocks.config as block_config
 import pytest
 import torch
-from cases import DEVICE, DTYPES, Case, agree, check, doubled, ints, make
+from cases import DEVICE, HERE, Case, agree, check, doubled, ints, make
 
 NAME = "block_selection_attention"
 
@@ -30,7 +30,7 @@ def test_tokens_before_the_first_sequence_see_nothing(blocks) -> None:
         assert torch.equal(x[0, :3].nan_to_num(neginf=0.0), torch.zeros_like(x[0, :3]))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", HERE)
 def test_a_small_workspace_takes_several_chunks(dtype) -> None:
     case = make(NAME, t=200, hq=4, h=2, blocks=4, dtype=dtype)
     agree(NAME, called(case, workspace_bytes=120_000), dtype)

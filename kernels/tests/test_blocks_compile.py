@@ -10,7 +10,7 @@ from compiled import compiled
 
 MATRIX = """\
 op: selection_blocks
-axes: {{dtype: [bfloat16], direction: [forward, backward]}}
+axes: {{dtype: [bfloat16], direction: backward}}
 include:
   - {{B: 1, T: 16384, HQ: 16, H: 4, D: 128, S: {chosen}}}
 """

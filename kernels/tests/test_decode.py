@@ -10,6 +10,7 @@ import pytest
 import torch
 from cases import (
     DEVICE,
+    HERE,
     Case,
     Sizes,
     Tensors,
@@ -77,7 +78,7 @@ OF_LENGTHS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", HERE)
 @pytest.mark.parametrize("sizes", [*STEPS, *OF_LENGTHS])
 def test_step(sizes, dtype) -> None:
     agree(*step(sizes, dtype=dtype), dtype)

@@ -7,7 +7,7 @@ from typing import Any
 import nsa_kernels
 import pytest
 import torch
-from cases import DEVICE, DTYPES, agree, check, doubled, make, packed
+from cases import DEVICE, DTYPES, HERE, agree, check, doubled, make, packed
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from nsa_kernels.selection.ranges.naive import naive_ranges
@@ -71,7 +71,7 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", HERE)
 @pytest.mark.parametrize(("name", "sizes"), [(name, x) for name in SHAPES for x in SHAPES[name]])
 def test_shapes(name, sizes, dtype) -> None:
     agree(name, make(name, **{"t": 1, **sizes}, dtype=dtype), dtype)
@@ -133,7 +133,7 @@ PACKED = {
 
 
 @pytest.mark.parametrize("name", PACKED)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=20 if DEVICE == "cuda" else 4, deadline=None)
 @given(data=st.data(), tail=st.sampled_from([0, 7]))
 def test_packed_sequences(name, data, tail) -> None:
     of_lengths, of_sizes = PACKED[name]

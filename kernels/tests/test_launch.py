@@ -9,13 +9,10 @@ from typing import Any
 from unittest import mock
 
 import cases
-import nsa_kernels
 import pytest
 import torch
 import triton
 from conformance import CALLS
-from nsa_kernels.attention import operator, whole
-from nsa_kernels.attention.decode import api
 from nsa_kernels.jit.compat import tl
 from nsa_kernels.launch import replay
 from nsa_kernels.launch.device import normalised, on_its_device
@@ -74,19 +71,6 @@ def test_a_replayed_call_works_on_the_values_of_its_own_arguments() -> None:
     before = [x.clone() for x in kept]
     call(randn(5, 7), randn(5, 7), 2.0)
     assert all(torch.equal(a, b) for a, b in zip(kept, before, strict=True))
-
-
-def test_the_first_call_of_each_signature_records_nothing(monkeypatch) -> None:
-    """A sequence that grows with each call costs no more than plain launches."""
-    call = replayed(chain)
-    recordings = mock.Mock(wraps=replay.record)
-    monkeypatch.setattr(replay, "record", recordings)
-    for n in range(1, 6):
-        check(call, randn(n), randn(n), 2.0)
-    assert not recordings.called and not call.programs
-    for _ in range(3):
-        check(call, randn(5), randn(5), 2.0)
-    assert recordings.call_count == len(programs(call)) == 1
 
 
 def test_a_replayed_function_inside_another_one_is_recorded_with_it() -> None:
@@ -284,19 +268,6 @@ def test_a_replay_in_inference_mode_gives_what_such_a_call_gives() -> None:
         assert results[1].is_inference() and programs(call)
 
 
-def test_no_more_signatures_are_kept_than_there_is_room_for(monkeypatch) -> None:
-    monkeypatch.setattr(replay, "MOST_PROGRAMS", 3)
-    monkeypatch.setattr(replay, "MOST_SEEN", 4)
-    call = replayed(chain)
-    for n in range(1, 9):
-        for _ in range(2):
-            check(call, randn(n), randn(n), 2.0)
-    assert len(call.programs) == 3 and len(call.seen) == 4
-    newest = next(reversed(call.programs))
-    check(call, randn(9), randn(9), 2.0)  # a new signature does not replace a program
-    assert newest in call.programs
-
-
 def test_what_is_not_needed_at_the_same_time_shares_memory() -> None:
     def long(x: torch.Tensor, y: torch.Tensor, weight: float) -> torch.Tensor:
         for _ in range(5):
@@ -397,35 +368,3 @@ def test_every_backward_is_replayed(name, packed) -> None:
     of = [exact[key].requires_grad_() for key in case.leaves]
     wanted = cases.gradients(cases.results(case.formula(**exact, **cu)), of)
     cases.check_gradients(found, wanted, torch.float32)
-
-
-@pytest.mark.parametrize("call", ["nsa_attention", "behind", "decode_step"])
-def test_expanded_gates_do_not_keep_a_forward_from_being_replayed(call: str) -> None:
-    """As a layer with fixed gates has them."""
-    name = "decode_step" if call == "decode_step" else "nsa_attention"
-    tensors = dict(cases.make(name).tensors)
-    options = cases.Sizes().whole
-    of = api._launch if call == "decode_step" else whole._launch
-    if call == "behind":
-        tensors |= {key: tensors[key][:, -2:] for key in ("q", "gates")}
-    fixed = torch.tensor([0.0, 0.2, 0.75], device=tensors["q"].device)
-    gates = fixed.expand(*tensors["q"].shape[:-1], 3)
-    of.programs.clear()
-    with torch.no_grad():
-        first, *others = (
-            getattr(nsa_kernels, name)(**{**tensors, "gates": gates}, **options) for _ in range(3)
-        )
-    assert len(programs(of)) == 1 and all(torch.equal(first, x) for x in others)
-
-
-@pytest.mark.parametrize("wanted", [False, True])
-def test_fixed_gates_do_not_keep_a_layer_from_being_replayed(wanted: bool) -> None:
-    of = nsa_kernels.NSAttention(
-        *(16, 2, 1, 16), block=2, stride=2, block_size=16, gates=(0.1, 0.2, 0.7), compression="mlp"
-    ).to(randn(1).device)
-    inner = operator._launch_kept if wanted else operator._launch
-    inner.programs.clear()
-    with torch.set_grad_enabled(wanted):
-        for _ in range(2):
-            of(randn(1, 6, 16))
-    assert len(programs(inner)) == 1

@@ -50,9 +50,8 @@ def test_gradients_are_those_of_the_paper() -> None:
         torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
 
 
-@pytest.mark.parametrize("gates", [(0.0, 1.0, 0.0), (0.0, 0.0, 1.0), (0.0, 0.25, 0.75)])
-def test_full_coverage_is_dense_attention(gates) -> None:
-    of, x = layer(n_selected=4, window=60, block_size=16, gates=gates), tokens(60)
+def test_full_coverage_is_dense_attention() -> None:
+    of, x = layer(n_selected=4, window=60, block_size=16, gates=(0.0, 0.25, 0.75)), tokens(60)
     q, k, v, _ = of.project(x)
     with torch.no_grad():
         want = of.to_out(dense(q, k, v).flatten(-2))
@@ -63,16 +62,16 @@ def test_full_coverage_is_dense_attention(gates) -> None:
     torch.testing.assert_close(steps, want[:, :20], atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("compression", "prefill"), [("mean", 1), ("mlp", 8), ("mean", 33)])
+@pytest.mark.parametrize(("compression", "prefill"), [("mean", 1), ("mlp", 8)])
 def test_decode_token_by_token_is_prefill(compression, prefill) -> None:
-    of, x = layer(compression), tokens(40, b=1)
+    of, x = layer(compression), tokens(24, b=1)
     with torch.no_grad():
         whole = of(x)
         cache = of.cache(room=3)
         steps = [of(x[:, :prefill], cache)]
-        steps += [of(x[:, t : t + 1], cache) for t in range(prefill, 40)]
+        steps += [of(x[:, t : t + 1], cache) for t in range(prefill, 24)]
     torch.testing.assert_close(torch.cat(steps, 1), whole, atol=2e-5, rtol=1e-4)
-    assert cache.tokens == 40 and cache.compressed == (40 - 8) // 4 + 1
+    assert cache.tokens == 24 and cache.compressed == (24 - 8) // 4 + 1
 
 
 def test_cache_grows_in_place() -> None:
@@ -88,9 +87,8 @@ def test_cache_grows_in_place() -> None:
     assert cache.k.data_ptr() != at and torch.equal(cache.k[:, :, :7], before)
 
 
-@pytest.mark.parametrize("compression", ["mean", "mlp"])
-def test_a_prompt_may_come_in_chunks_and_tokens_between(compression) -> None:
-    of, x = layer(compression), tokens(30)
+def test_a_prompt_may_come_in_chunks_and_tokens_between() -> None:
+    of, x = layer("mlp"), tokens(30)
     with torch.no_grad():
         whole, cache = of(x), of.cache(room=4)
         edges = [0, 3, 4, 15, 16, 30]
@@ -173,8 +171,8 @@ def test_an_empty_batch_goes_through_an_mlp() -> None:
 
 
 @pytest.mark.parametrize("first", [torch.inference_mode, torch.no_grad])
-@pytest.mark.parametrize("then", [torch.inference_mode, torch.no_grad])
-def test_a_cache_is_filled_and_read_in_either_mode_without_gradients(first, then) -> None:
+def test_a_cache_is_filled_and_read_in_either_mode_without_gradients(first) -> None:
+    then = torch.no_grad if first is torch.inference_mode else torch.inference_mode
     of, x = layer(), tokens(30, b=1)
     with torch.no_grad():
         whole = of(x)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import DEVICE, DTYPES, TOLERANCE, exact_nsa, exact_step, results
+from cases import DEVICE, HERE, TOLERANCE, exact_nsa, exact_step, results
 from nsa_kernels.band.naive import naive_compressed, naive_sliding_window
 from nsa_kernels.integrations.nsabench import band, blocks, decode, ranges, rows, varlen, whole
 from nsa_kernels.selection.blocks.naive import naive_blocks
@@ -88,7 +88,7 @@ def check(got: torch.Tensor, want: torch.Tensor, near: float) -> None:
 @pytest.mark.parametrize(("name", "distribution", "call"), cells(IMPLEMENTATIONS))
 def test_implementations(name, distribution, call) -> None:
     op = ops.get(name)
-    for dtype in DTYPES if distribution == op.distributions[0] else (torch.float32,):
+    for dtype in HERE if distribution == op.distributions[0] else (torch.float32,):
         inputs = drawn(name, distribution, dtype)
         backward = Direction.BACKWARD in op.directions and call not in FORWARD_ONLY
         leaves = [inputs.tensors[key].requires_grad_() for key in op.differentiable if backward]

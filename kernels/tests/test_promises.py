@@ -199,7 +199,6 @@ def packed_chunks() -> Case:
 
 
 COMPILED: dict[str, Callable[[], Case]] = {
-    **{name: lambda name=name: make(name) for name in DIFFERENTIABLE},
     "selection_attention, any length": lambda: of_policy(Policy()),
     "selection_attention, off": lambda: of_policy(Policy(enabled=False)),
     "nsa_attention, packed": lambda: packed("nsa_attention", (3, 2)),
