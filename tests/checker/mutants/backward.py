@@ -6,7 +6,14 @@ import torch
 from torch import Tensor
 
 from tests.checker.mutants import blocks, compressed, gradient, ranges, window
-from tests.checker.mutants.mutant import Kernel, broken_steps, case, mutant, mutant_that_remembers
+from tests.checker.mutants.mutant import (
+    Kernel,
+    broken_inputs,
+    broken_output,
+    broken_steps,
+    case,
+    mutant_that_remembers,
+)
 
 SPANS = case(
     ranges.OP, "float16", "mixed", "backward",
@@ -35,6 +42,10 @@ def changed(x: Tensor, change) -> Tensor:
     if same.requires_grad:
         same.register_hook(change)
     return same
+
+
+def rounded(grad: Tensor) -> Tensor:
+    return grad.half().float()
 
 
 def _without(begin: int):
@@ -84,83 +95,48 @@ broken_steps(
 broken_steps(EXACT, "dk and dv are summed in bfloat16", "unexplained", gradient.KeysInBfloat16(3))
 
 
-@mutant(EXACT, "do goes through bfloat16", "grad-out-rounded")
-def narrow_grad_out(*tensors, **options):
-    out = window.naive(*tensors, **options, steps=gradient.RIGHT)
-    return changed(out, lambda grad: grad.bfloat16().float())
+def gradient_of(name, change):
+    """Return a change of the gradient of a tensor."""
+    return lambda x: {name: changed(getattr(x, name), change)}
 
 
-@mutant(EXACT, "dq is rounded to float16", "gradient-rounded")
-def dq_rounded(q, k, v, **options):
-    return window.naive(
-        changed(q, lambda grad: grad.half().float()), k, v, **options, steps=gradient.RIGHT
-    )
+def one_nan(grad: Tensor) -> Tensor:
+    grad = grad.clone()
+    grad[1, 0, 7, 3] = torch.nan
+    return grad
 
 
-@mutant(WINDOW, "the window is one short", "window-size")
-def window_one_short(q, k, v, *, window: int, sm_scale, max_seqlen):
-    return _window(q, k, v, window - 1, sm_scale, max_seqlen)
-
-
-@mutant(EXACT, "the window is not looked at", "window-ignored")
-def no_window(q, k, v, *, window: int, sm_scale, max_seqlen):
-    return _window(q, k, v, q.shape[1], sm_scale, max_seqlen)
-
-
-def _window(q, k, v, size, sm_scale, max_seqlen):
-    options = {"window": size, "sm_scale": sm_scale, "max_seqlen": max_seqlen}
-    return window.naive(q, k, v, **options, steps=gradient.RIGHT)
-
-
-@mutant(KEYS, "keys are seen a token early", "compressed-key-end")
-def one_token_early(q, k, v, *, block, **options):
-    return compressed.naive(q, k, v, block=block - 1, **options, steps=gradient.RIGHT)
-
-
-@mutant(BLOCKS, "causality by the block", "block-not-causal")
-def causal_by_block(q, k, v, block_indices, *, sm_scale, block_size):
-    seen = blocks.seen_by(block_indices, block_size) > 0
-    return blocks.over(q, k, v, seen, sm_scale, gradient.RIGHT)
-
-
-@mutant(EMPTY, "-1 is clamped to 0", "none-is-block-zero")
-def none_is_block_zero(q, k, v, block_indices, **options):
-    some = block_indices.clamp(min=0)
-    return blocks.naive(q, k, v, some, **options, steps=gradient.RIGHT)
-
-
-@mutant(PACKED, "cu_seqlens is not looked at", "packing-ignored")
-def packed_taken_for_one(q, k, v, block_indices, cu_seqlens, **options):
-    return blocks.naive(q, k, v, block_indices, **options, steps=gradient.RIGHT)
-
-
-@mutant(SPANS, "a loop over spans ends one early", "last-span-lost")
-def last_span_lost(q, k, v, spans, **options):
-    return ranges.naive(q, k, v, spans[..., :-1, :], **options, steps=gradient.RIGHT)
-
-
-@mutant(BLOCKS, "dk's heads are written in reverse", "unexplained")
-def heads_of_dk_reversed(q, k, v, *rest, **options):
-    k = changed(k, lambda grad: grad.flip(2))
-    return blocks.naive(q, k, v, *rest, **options, steps=gradient.RIGHT)
-
-
-@mutant(WINDOW, "the last tile of dq is not written", "not-written")
-def tile_of_dq_not_written(q, k, v, **options):
-    q = changed(q, _without(192))
-    return window.naive(q, k, v, **options, steps=gradient.RIGHT)
-
-
-@mutant(LONG_KEYS, "the last key's dk is not written", "unexplained")
-def last_dk_not_written(q, k, v, **options):
-    k = changed(k, _without(126))
-    return compressed.naive(q, k, v, **options, steps=gradient.RIGHT)
-
-
-@mutant(LONG_KEYS, "the last key's dv is not written", "unexplained")
-def last_dv_not_written(q, k, v, **options):
-    v = changed(v, _without(126))
-    return compressed.naive(q, k, v, **options, steps=gradient.RIGHT)
+for case_, bug, diagnosis, change in (
+    (EXACT, "dq is rounded to float16", "gradient-rounded", gradient_of("q", rounded)),
+    (WINDOW, "the window is one short", "window-size", lambda x: {"window": x.window - 1}),
+    (EXACT, "the window is not looked at", "window-ignored", lambda x: {"window": 200}),
+    (KEYS, "keys are seen a token early", "compressed-key-end", lambda x: {"block": 31}),
+    (BLOCKS, "causality by the block", "block-not-causal", lambda x: {"shift": None}),
+    (
+        EMPTY,
+        "-1 is clamped to 0",
+        "none-is-block-zero",
+        lambda x: {"block_indices": x.block_indices.clamp(min=0)},
+    ),
+    (PACKED, "cu_seqlens is not looked at", "packing-ignored", lambda x: {"cu_seqlens": None}),
+    (
+        SPANS,
+        "a loop over spans ends one early",
+        "last-span-lost",
+        lambda x: {"ranges": x.ranges[..., :-1, :]},
+    ),
+    (
+        BLOCKS,
+        "dk's heads are written in reverse",
+        "unexplained",
+        gradient_of("k", lambda grad: grad.flip(2)),
+    ),
+    (WINDOW, "the last tile of dq is not written", "not-written", gradient_of("q", _without(192))),
+    (LONG_KEYS, "the last key's dk is not written", "unexplained", gradient_of("k", _without(126))),
+    (LONG_KEYS, "the last key's dv is not written", "unexplained", gradient_of("v", _without(126))),
+    (SPANS, "one key's gradient is NaN", "not-finite", gradient_of("k", one_nan)),
+):
+    broken_inputs(case_, bug, diagnosis, change)
 
 
 class Lost(torch.autograd.Function):  # type: ignore[misc]
@@ -177,19 +153,16 @@ class Lost(torch.autograd.Function):  # type: ignore[misc]
         return grad
 
 
-@mutant(WINDOW, "the training forward loses a row", "all-zero")
-def row_of_the_output_lost(*tensors, **options):
-    return Lost.apply(window.naive(*tensors, **options, steps=gradient.RIGHT))
-
-
-@mutant(SPANS, "one key's gradient is NaN", "not-finite")
-def one_nan(q, k, v, spans, **options):
-    def spoil(grad: Tensor) -> Tensor:
-        grad = grad.clone()
-        grad[1, 0, 7, 3] = torch.nan
-        return grad
-
-    return ranges.naive(q, changed(k, spoil), v, spans, **options, steps=gradient.RIGHT)
+for case_, bug, diagnosis, spoil in (
+    (
+        EXACT,
+        "do goes through bfloat16",
+        "grad-out-rounded",
+        lambda out, x: changed(out, lambda grad: grad.bfloat16().float()),
+    ),
+    (WINDOW, "the training forward loses a row", "all-zero", lambda out, x: Lost.apply(out)),
+):
+    broken_output(case_, bug, diagnosis, spoil)
 
 
 @mutant_that_remembers(SPANS, "dv of the call before", "unexplained")

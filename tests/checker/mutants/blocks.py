@@ -6,7 +6,16 @@ import torch
 from torch import Tensor
 
 from tests.checker.mutants import softmax
-from tests.checker.mutants.mutant import broken_steps, case, mutant, right
+from tests.checker.mutants.mutant import (
+    broken_inputs,
+    broken_output,
+    broken_steps,
+    case,
+    heads_in_turn,
+    mutant,
+    right,
+    unwritten,
+)
 from tests.checker.mutants.softmax import RIGHT, Steps, attend
 
 OP = "selection_blocks"
@@ -64,26 +73,16 @@ def naive(
     sm_scale: float,
     block_size: int,
     steps: Steps = RIGHT,
+    shift: int | None = 0,
+    places: int | None = None,
 ) -> Tensor:
+    """shift: of the causal mask; None: there is no mask. places: of a block that are read."""
     seen = seen_by(block_indices, block_size, cu_seqlens) > 0
-    return over(q, k, v, seen & causal(q.shape[1]), sm_scale, steps)
-
-
-@mutant(RANDOM, "causality by the block", "block-not-causal")
-def causal_by_block(q, k, v, block_indices, *, sm_scale, block_size):
-    return over(q, k, v, seen_by(block_indices, block_size) > 0, sm_scale)
-
-
-@mutant(RANDOM, "< for <= in the causal mask", "own-key-lost")
-def own_key_lost(q, k, v, block_indices, *, sm_scale, block_size):
-    seen = (seen_by(block_indices, block_size) > 0) & causal(q.shape[1], -1)
-    return over(q, k, v, seen, sm_scale)
-
-
-@mutant(RANDOM, "the causal mask is one token off", "key-beyond-end")
-def one_key_ahead(q, k, v, block_indices, *, sm_scale, block_size):
-    seen = (seen_by(block_indices, block_size) > 0) & causal(q.shape[1], 1)
-    return over(q, k, v, seen, sm_scale)
+    if shift is not None:
+        seen = seen & causal(q.shape[1], shift)
+    if places is not None:
+        seen = seen & (torch.arange(q.shape[1]) % block_size < places)
+    return over(q, k, v, seen, sm_scale, steps)
 
 
 @mutant(REPEATED, "a block given twice is read twice", "overlap-counted")
@@ -95,87 +94,70 @@ def repeated_counted_twice(q, k, v, block_indices, *, sm_scale, block_size):
     return over(q, *doubled, seen, sm_scale)
 
 
-@mutant(EMPTY, "-1 is clamped to 0", "none-is-block-zero")
-def none_is_block_zero(q, k, v, block_indices, *, sm_scale, block_size):
-    return naive(q, k, v, block_indices.clamp(min=0), sm_scale=sm_scale, block_size=block_size)
+def choice(change):
+    """Return a change of the chosen blocks."""
+    return lambda x: {"block_indices": change(x.block_indices)}
 
 
-@mutant(RANDOM, "a row ends at its first -1", "all-zero")
-def ends_at_none(q, k, v, block_indices, *, sm_scale, block_size):
-    ended = (block_indices < 0).cummax(-1).values
-    some = block_indices.masked_fill(ended, -1)
-    return naive(q, k, v, some, sm_scale=sm_scale, block_size=block_size)
+def ended_at_none(x):
+    return x.masked_fill((x < 0).cummax(-1).values, -1)
 
 
-@mutant(LONGER, "the last slot is not read", "last-span-lost")
-def last_slot_lost(q, k, v, block_indices, *, sm_scale, block_size):
-    return naive(q, k, v, block_indices[..., :-1], sm_scale=sm_scale, block_size=block_size)
+def own_block_lost(x):
+    own = (torch.arange(x.shape[1]) // 64).view(1, -1, 1, 1)
+    return x.masked_fill(x == own, -1)
 
 
-@mutant(LONGER, "the first block is dropped", "block-zero-lost")
-def first_block_lost(q, k, v, block_indices, *, sm_scale, block_size):
-    some = block_indices.masked_fill(block_indices == 0, -1)
-    return naive(q, k, v, some, sm_scale=sm_scale, block_size=block_size)
+def sequences_one_late(x):
+    late = x.cu_seqlens + 1
+    late[0], late[-1] = 0, x.q.shape[1]
+    return {"cu_seqlens": late}
 
 
-@mutant(RANDOM, "own blocks are skipped", "own-block-lost")
-def own_block_lost(q, k, v, block_indices, *, sm_scale, block_size):
-    own = (torch.arange(q.shape[1]) // block_size).view(1, -1, 1, 1)
-    some = block_indices.masked_fill(block_indices == own, -1)
-    return naive(q, k, v, some, sm_scale=sm_scale, block_size=block_size)
+def q_heads_first(x):
+    b, t, h, d = x.q.shape
+    return {"q": x.q.reshape(b, h, t, d).transpose(1, 2)}
 
 
-@mutant(LONGER, "query heads are dealt to KV heads in turn", "heads-dealt-in-turn")
-def heads_dealt_in_turn(q, k, v, block_indices, *, sm_scale, block_size):
-    order = torch.arange(q.shape[2]).view(-1, k.shape[2]).T.flatten()
-    out = torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype)
-    out[:, :, order] = naive(
-        q[:, :, order], k, v, block_indices, sm_scale=sm_scale, block_size=block_size
-    )
-    return out
-
-
-@mutant(LONGER, "the choice is that of KV head 0", "choice-of-head")
-def choice_of_head_zero(q, k, v, block_indices, *, sm_scale, block_size):
-    of_first = block_indices[:, :, :1].expand_as(block_indices)
-    return naive(q, k, v, of_first, sm_scale=sm_scale, block_size=block_size)
-
-
-@mutant(LONGER, "V's head is not in its offset", "other-kv-head")
-def values_of_head_zero(q, k, v, block_indices, *, sm_scale, block_size):
-    of_first = v[:, :, :1].expand_as(v)
-    return naive(q, k, of_first, block_indices, sm_scale=sm_scale, block_size=block_size)
-
-
-@mutant(RANDOM, "the choice is that of the query before", "choice-of-query")
-def choice_of_the_query_before(q, k, v, block_indices, *, sm_scale, block_size):
-    before = block_indices.roll(1, 1)
-    return naive(q, k, v, before, sm_scale=sm_scale, block_size=block_size)
-
-
-@mutant(PACKED, "cu_seqlens is not looked at", "packing-ignored")
-def packed_taken_for_one(q, k, v, block_indices, cu_seqlens, *, sm_scale, block_size):
-    return naive(q, k, v, block_indices, sm_scale=sm_scale, block_size=block_size)
-
-
-@mutant(PACKED, "sequences begin one token late", "sequence-begin")
-def sequences_one_late(q, k, v, block_indices, cu_seqlens, *, sm_scale, block_size):
-    late = cu_seqlens + 1
-    late[0], late[-1] = 0, q.shape[1]
-    return naive(q, k, v, block_indices, late, sm_scale=sm_scale, block_size=block_size)
-
-
-@mutant(RANDOM, "a loop over a block ends one early", "span-last-key-lost")
-def last_key_of_blocks_lost(q, k, v, block_indices, *, sm_scale, block_size):
-    seen = (seen_by(block_indices, block_size) > 0) & causal(q.shape[1])
-    seen = seen & (torch.arange(q.shape[1]) % block_size != block_size - 1)
-    return over(q, k, v, seen, sm_scale)
-
-
-@mutant(SMALL, "blocks are of 64 keys", "block-size")
-def blocks_of_64(q, k, v, block_indices, *, sm_scale, block_size):
-    return naive(q, k, v, block_indices, sm_scale=sm_scale, block_size=64)
-
+for case_, bug, diagnosis, change in (
+    (RANDOM, "causality by the block", "block-not-causal", lambda x: {"shift": None}),
+    (RANDOM, "< for <= in the causal mask", "own-key-lost", lambda x: {"shift": -1}),
+    (RANDOM, "the causal mask is one token off", "key-beyond-end", lambda x: {"shift": 1}),
+    (RANDOM, "a loop over a block ends early", "span-last-key-lost", lambda x: {"places": 63}),
+    (EMPTY, "-1 is clamped to 0", "none-is-block-zero", choice(lambda x: x.clamp(min=0))),
+    (RANDOM, "a row ends at its first -1", "all-zero", choice(ended_at_none)),
+    (LONGER, "the last slot is not read", "last-span-lost", choice(lambda x: x[..., :-1])),
+    (
+        LONGER,
+        "the first block is dropped",
+        "block-zero-lost",
+        choice(lambda x: x.masked_fill(x == 0, -1)),
+    ),
+    (RANDOM, "own blocks are skipped", "own-block-lost", choice(own_block_lost)),
+    (
+        LONGER,
+        "the choice is that of KV head 0",
+        "choice-of-head",
+        choice(lambda x: x[:, :, :1].expand_as(x)),
+    ),
+    (
+        LONGER,
+        "V's head is not in its offset",
+        "other-kv-head",
+        lambda x: {"v": x.v[:, :, :1].expand_as(x.v)},
+    ),
+    (
+        RANDOM,
+        "the choice is that of the query before",
+        "choice-of-query",
+        choice(lambda x: x.roll(1, 1)),
+    ),
+    (PACKED, "cu_seqlens is not looked at", "packing-ignored", lambda x: {"cu_seqlens": None}),
+    (PACKED, "sequences begin one token late", "sequence-begin", sequences_one_late),
+    (SMALL, "blocks are of 64 keys", "block-size", lambda x: {"block_size": 64}),
+    (LONGER, "Q is taken for [B, HQ, T, D]", "input-axes-swapped", q_heads_first),
+):
+    broken_inputs(case_, bug, diagnosis, change)
 
 broken_steps(
     RANDOM,
@@ -186,29 +168,21 @@ broken_steps(
 broken_steps(
     RANDOM, "scores are scaled for exp2, weights made by exp", "log2e-extra", softmax.ExpWithLog2e()
 )
+heads_in_turn(LONGER)
 
-
-@mutant(RANDOM, "queries beyond a multiple of 64 are not written", "all-zero")
-def last_query_not_written(q, k, v, block_indices, *, sm_scale, block_size):
-    out = naive(q, k, v, block_indices, sm_scale=sm_scale, block_size=block_size)
-    out[:, 192:] = 0
-    return out
-
-
-@mutant(LONGER, "Q is taken for [B, HQ, T, D]", "input-axes-swapped")
-def q_heads_first(q, k, v, block_indices, *, sm_scale, block_size):
-    b, t, h, d = q.shape
-    swapped = q.reshape(b, h, t, d).transpose(1, 2)
-    return naive(swapped, k, v, block_indices, sm_scale=sm_scale, block_size=block_size)
-
-
-@mutant(RANDOM, "the output is written as [B, HQ, T, Dv]", "output-axes-swapped")
-def output_heads_first(q, k, v, block_indices, *, sm_scale, block_size):
-    out = naive(q, k, v, block_indices, sm_scale=sm_scale, block_size=block_size)
-    return out.transpose(1, 2).reshape(out.shape).contiguous()
-
-
-@mutant(RANDOM, "heads are written in reverse", "heads-permuted")
-def heads_reversed(q, k, v, block_indices, *, sm_scale, block_size):
-    out = naive(q, k, v, block_indices, sm_scale=sm_scale, block_size=block_size)
-    return out.flip(2)
+for case_, bug, diagnosis, spoil in (
+    (
+        RANDOM,
+        "queries beyond a multiple of 64 are not written",
+        "all-zero",
+        unwritten(slice(None), slice(192, None)),
+    ),
+    (
+        RANDOM,
+        "the output is written as [B, HQ, T, Dv]",
+        "output-axes-swapped",
+        lambda out, x: out.transpose(1, 2).reshape(out.shape).contiguous(),
+    ),
+    (RANDOM, "heads are written in reverse", "heads-permuted", lambda out, x: out.flip(2)),
+):
+    broken_output(case_, bug, diagnosis, spoil)

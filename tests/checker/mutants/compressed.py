@@ -6,8 +6,16 @@ import torch
 from torch import Tensor
 
 from tests.checker.mutants import softmax
-from tests.checker.mutants.banded import over, starts
-from tests.checker.mutants.mutant import broken_steps, case, mutant, right
+from tests.checker.mutants.banded import broken_band, over, starts
+from tests.checker.mutants.mutant import (
+    broken_inputs,
+    broken_output,
+    broken_steps,
+    case,
+    heads_in_turn,
+    right,
+    unwritten,
+)
 from tests.checker.mutants.softmax import RIGHT, Steps
 
 OP = "compressed"
@@ -44,93 +52,56 @@ def naive(
     return over(q, k, v, *bounds(q, cu_seqlens, cu_keys, block, stride), sm_scale, steps)
 
 
-@mutant(EDGE, "t for t + 1 tokens", "compressed-key-end")
-def one_token_late(q, k, v, *, block, stride, sm_scale, max_seqlen):
-    return over(q, k, v, *bounds(q, None, None, block + 1, stride), sm_scale)
+def keys_of_the_sequence_before(x):
+    return {"cu_keys": torch.cat([x.cu_keys[:1], x.cu_keys[:-1]])}
 
 
-@mutant(EDGE, "a key is seen at its last token but one", "compressed-key-end")
-def one_token_early(q, k, v, *, block, stride, sm_scale, max_seqlen):
-    return over(q, k, v, *bounds(q, None, None, block - 1, stride), sm_scale)
-
-
-@mutant(MANY, "keys are seen from their first token on", "incomplete-keys")
-def begun_for_complete(q, k, v, *, block, stride, sm_scale, max_seqlen):
-    lo, hi = bounds(q, None, None, 1, stride)
-    return over(q, k, v, lo, hi, sm_scale)
-
-
-@mutant(EDGE, "the stride is taken for the block", "incomplete-keys")
-def stride_for_block(q, k, v, *, block, stride, sm_scale, max_seqlen):
-    return over(q, k, v, *bounds(q, None, None, stride, stride), sm_scale)
-
-
-@mutant(EDGE, "no causal mask", "not-causal")
-def not_causal(q, k, v, *, block, stride, sm_scale, max_seqlen):
-    lo, _ = bounds(q, None, None, block, stride)
-    return over(q, k, v, lo, lo + k.shape[1], sm_scale)
-
-
-@mutant(MANY, "the newest key is left out", "last-key-lost")
-def last_key_lost(q, k, v, *, block, stride, sm_scale, max_seqlen):
-    lo, hi = bounds(q, None, None, block, stride)
-    return over(q, k, v, lo, hi - 1, sm_scale)
-
-
-@mutant(MANY, "the first key is left out", "first-key-lost")
-def first_key_lost(q, k, v, *, block, stride, sm_scale, max_seqlen):
-    lo, hi = bounds(q, None, None, block, stride)
-    return over(q, k, v, lo + 1, hi, sm_scale)
-
-
-@mutant(EDGE, "0 / 0 where no key is seen", "not-finite")
-def empty_rows_divided(q, k, v, *, block, stride, sm_scale, max_seqlen):
-    options = {"block": block, "stride": stride, "sm_scale": sm_scale, "max_seqlen": max_seqlen}
-    out = naive(q, k, v, **options)
-    out[:, : block - 1] /= 0
-    return out
-
-
-@mutant(EDGE, "softmax of nothing is even", "no-keys-mean")
-def empty_rows_mean(q, k, v, *, block, stride, sm_scale, max_seqlen):
-    options = {"block": block, "stride": stride, "sm_scale": sm_scale, "max_seqlen": max_seqlen}
-    out = naive(q, k, v, **options)
-    mean = v.float().mean(1, keepdim=True).repeat_interleave(q.shape[2] // v.shape[2], 2)
-    out[:, : block - 1] = mean.to(q.dtype)
-    return out
-
-
-@mutant(PACKED, "keys begin where tokens do", "packing-ignored")
-def packed_taken_for_one(q, k, v, cu_seqlens, cu_keys, *, block, stride, sm_scale, max_seqlen):
-    return over(q, k, v, *bounds(q, None, None, block, stride), sm_scale)
-
-
-@mutant(PACKED, "the keys are those of the sequence before", "keys-of-other-sequence")
-def keys_of_the_sequence_before(
-    q, k, v, cu_seqlens, cu_keys, *, block, stride, sm_scale, max_seqlen
+for case_, bug, diagnosis, change in (
+    (EDGE, "t for t + 1 tokens", "compressed-key-end", lambda x: {"block": x.block + 1}),
+    (EDGE, "a key is seen a token early", "compressed-key-end", lambda x: {"block": x.block - 1}),
+    (MANY, "keys are seen from their first token on", "incomplete-keys", lambda x: {"block": 1}),
+    (EDGE, "the stride is the block", "incomplete-keys", lambda x: {"block": x.stride}),
+    (
+        PACKED,
+        "keys begin where tokens do",
+        "packing-ignored",
+        lambda x: {"cu_seqlens": None, "cu_keys": None},
+    ),
+    (
+        PACKED,
+        "the keys are those of the sequence before",
+        "keys-of-other-sequence",
+        keys_of_the_sequence_before,
+    ),
 ):
-    before = torch.cat([cu_keys[:1], cu_keys[:-1]])
-    return over(q, k, v, *bounds(q, cu_seqlens, before, block, stride), sm_scale)
+    broken_inputs(case_, bug, diagnosis, change)
+
+for case_, bug, diagnosis, edges in (
+    (EDGE, "no causal mask", "not-causal", lambda lo, hi: (lo, lo + 200)),
+    (MANY, "the newest key is left out", "last-key-lost", lambda lo, hi: (lo, hi - 1)),
+    (MANY, "the first key is left out", "first-key-lost", lambda lo, hi: (lo + 1, hi)),
+):
+    broken_band(case_, bug, diagnosis, edges)
 
 
-@mutant(MANY, "query heads are dealt to KV heads in turn", "heads-dealt-in-turn")
-def heads_dealt_in_turn(q, k, v, *, block, stride, sm_scale, max_seqlen):
-    order = torch.arange(q.shape[2]).view(-1, k.shape[2]).T.flatten()
-    out = torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype)
-    some = bounds(q, None, None, block, stride)
-    out[:, :, order] = over(q[:, :, order], k, v, *some, sm_scale)
-    return out
+def empty_rows_divided(out, x):
+    out[:, : x.block - 1] /= 0
 
+
+def empty_rows_mean(out, x):
+    mean = x.v.float().mean(1, keepdim=True).repeat_interleave(3, 2)
+    out[:, : x.block - 1] = mean.to(out.dtype)
+
+
+for case_, bug, diagnosis, spoil in (
+    (EDGE, "0 / 0 where no key is seen", "not-finite", empty_rows_divided),
+    (EDGE, "softmax of nothing is even", "no-keys-mean", empty_rows_mean),
+    (MANY, "the last head of the last token is not written", "all-zero", unwritten(0, -1, -1)),
+):
+    broken_output(case_, bug, diagnosis, spoil)
 
 broken_steps(
     EXACT, "the output is summed in bfloat16", "weights-rounded", softmax.Bfloat16Weights()
 )
 broken_steps(EDGE, "exp2 of natural scores", "log2e-missing", softmax.Exp2WithoutLog2e())
-
-
-@mutant(MANY, "the last head of the last token is not written", "all-zero")
-def last_row_zero(q, k, v, *, block, stride, sm_scale, max_seqlen):
-    options = {"block": block, "stride": stride, "sm_scale": sm_scale, "max_seqlen": max_seqlen}
-    out = naive(q, k, v, **options)
-    out[:, -1, -1] = 0
-    return out
+heads_in_turn(MANY)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nsabench.ops import DecodeSizes
 from tests.checker.mutants import softmax
-from tests.checker.mutants.mutant import broken_steps, case, mutant, right
+from tests.checker.mutants.mutant import broken_inputs, broken_steps, case, heads_in_turn, right
 from tests.checker.mutants.softmax import RIGHT, Steps
 from tests.checker.mutants.softmax import attend as of_tiles
 
@@ -100,86 +100,73 @@ def naive_step(
     return sum(gates[..., i : i + 1] * part for i, part in enumerate(parts))
 
 
-@mutant(WINDOW, "the window is one long", "window-size")
-def window_one_long(q, k, v, *, window, sm_scale):
-    return naive_window(q, k, v, window=window + 1, sm_scale=sm_scale)
+def keys(some):
+    """Return a change of the keys and their values to some of them."""
+    return lambda x: {"k": x.k[:, :, some], "v": x.v[:, :, some]}
 
 
-@mutant(WINDOW, "the token is not in its window", "keys-shifted")
-def window_ends_early(q, k, v, *, window, sm_scale):
-    return over(q, k[:, :, -window - 1 : -1], v[:, :, -window - 1 : -1], sm_scale)
+def ranges(change):
+    return lambda x: {"ranges": change(x.ranges)}
 
 
-@mutant(WINDOW, "query heads are dealt to KV heads in turn", "heads-dealt-in-turn")
-def heads_dealt_in_turn(q, k, v, *, window, sm_scale):
-    order = torch.arange(q.shape[1]).view(-1, k.shape[1]).T.flatten()
-    out = torch.empty(*q.shape[:2], v.shape[3], dtype=q.dtype)
-    out[:, order] = naive_window(q[:, order], k, v, window=window, sm_scale=sm_scale)
-    return out
+def partial_block_lost(x):
+    full = x.ranges[..., 1:] - x.ranges[..., :1] == x.block_size
+    return {"ranges": torch.where(full, x.ranges, 0)}
 
 
-@mutant(SELECTED, "a split of blocks is lost", "last-span-lost")
-def last_block_lost(q, k, v, ranges, *, block_size, sm_scale):
-    return over(q, k, v, sm_scale, held(ranges[:, :, :-1], k.shape[2]))
+def cache_tokens_first(x):
+    b, h, s, _ = x.k.shape
+    k, v = (t.reshape(b, s, h, -1).transpose(1, 2) for t in (x.k, x.v))
+    return {"k": k, "v": v}
 
 
-@mutant(BLOCKS, "a block is read one key short", "span-last-key-lost")
-def last_key_of_blocks_lost(q, k, v, ranges, *, block_size, sm_scale):
-    return over(q, k, v, sm_scale, held(ranges - torch.tensor([0, 1]), k.shape[2]))
-
-
-@mutant(BLOCKS, "the block that is cut off is left out", "last-span-lost")
-def partial_block_lost(q, k, v, ranges, *, block_size, sm_scale):
-    whole = ranges[..., 1:] - ranges[..., :1] == block_size
-    return over(q, k, v, sm_scale, held(torch.where(whole, ranges, 0), k.shape[2]))
-
-
-@mutant(BLOCKS, "the choice is that of head 0", "choice-of-head")
-def choice_of_head_zero(q, k, v, ranges, *, block_size, sm_scale):
-    return over(q, k, v, sm_scale, held(ranges[:, :1].expand_as(ranges), k.shape[2]))
-
-
-@mutant(DENSE, "the last split of the cache is lost", "first-keys-only")
-def last_split_lost(q, k, v, *, sm_scale):
-    return over(q, k[:, :, :-128], v[:, :, :-128], sm_scale)
-
-
-@mutant(DENSE, "the cache is that of sequence 0", "other-sequence")
-def cache_of_sequence_zero(q, k, v, *, sm_scale):
-    return over(q, *(x[:1].expand_as(x) for x in (k, v)), sm_scale)
-
-
-@mutant(DENSE, "the cache is taken for [B, S, H, D]", "input-axes-swapped")
-def cache_tokens_first(q, k, v, *, sm_scale):
-    b, h, s, d = k.shape
-    return over(q, *(x.reshape(b, s, h, d).transpose(1, 2) for x in (k, v)), sm_scale)
-
-
-@mutant(COMPRESSED, "the newest compressed key is not read", "last-key-lost")
-def newest_key_lost(q, k, v, *, sm_scale):
-    return over(q, k[:, :, :-1], v[:, :, :-1], sm_scale)
-
+for case_, bug, diagnosis, change in (
+    (WINDOW, "the window is one long", "window-size", lambda x: {"window": x.window + 1}),
+    (WINDOW, "the token is not in its window", "keys-shifted", keys(slice(None, -1))),
+    (SELECTED, "a split of blocks is lost", "last-span-lost", ranges(lambda x: x[:, :, :-1])),
+    (
+        BLOCKS,
+        "a block is read one key short",
+        "span-last-key-lost",
+        ranges(lambda x: x - torch.tensor([0, 1])),
+    ),
+    (BLOCKS, "the block that is cut off is left out", "last-span-lost", partial_block_lost),
+    (
+        BLOCKS,
+        "the choice is that of head 0",
+        "choice-of-head",
+        ranges(lambda x: x[:, :1].expand_as(x)),
+    ),
+    (DENSE, "the last split of the cache is lost", "first-keys-only", keys(slice(None, -128))),
+    (
+        DENSE,
+        "the cache is that of sequence 0",
+        "other-sequence",
+        lambda x: {"k": x.k[:1].expand_as(x.k), "v": x.v[:1].expand_as(x.v)},
+    ),
+    (DENSE, "the cache is taken for [B, S, H, D]", "input-axes-swapped", cache_tokens_first),
+    (COMPRESSED, "the newest compressed key is not read", "last-key-lost", keys(slice(None, -1))),
+    (
+        STEP,
+        "the window is not added",
+        "branch-lost",
+        lambda x: {"gates": x.gates * torch.tensor([1.0, 1.0, 0.0])},
+    ),
+    (
+        STEP,
+        "gates in another order",
+        "gates-exchanged",
+        lambda x: {"gates": x.gates[..., [0, 2, 1]]},
+    ),
+    (STEP, "gates are not applied", "gates-ignored", lambda x: {"gates": torch.ones_like(x.gates)}),
+    (
+        STEP,
+        "one block fewer",
+        "block-count",
+        lambda x: {"sizes": replace(x.sizes, n_selected=x.sizes.n_selected - 1)},
+    ),
+):
+    broken_inputs(case_, bug, diagnosis, change)
 
 broken_steps(COMPRESSED, "exp of scores for exp2", "log2e-extra", softmax.ExpWithLog2e())
-
-
-@mutant(STEP, "the window is not added", "branch-lost")
-def window_not_added(q, k, v, k_cmp, v_cmp, gates, **options):
-    gates = gates * torch.tensor([1.0, 1.0, 0.0])
-    return naive_step(q, k, v, k_cmp, v_cmp, gates, **options)
-
-
-@mutant(STEP, "gates in another order", "gates-exchanged")
-def gates_exchanged(q, k, v, k_cmp, v_cmp, gates, **options):
-    return naive_step(q, k, v, k_cmp, v_cmp, gates[..., [0, 2, 1]], **options)
-
-
-@mutant(STEP, "gates are not applied", "gates-ignored")
-def gates_not_applied(q, k, v, k_cmp, v_cmp, gates, **options):
-    return naive_step(q, k, v, k_cmp, v_cmp, torch.ones_like(gates), **options)
-
-
-@mutant(STEP, "one block fewer", "block-count")
-def one_block_fewer(*tensors, sizes, sm_scale):
-    fewer = replace(sizes, n_selected=sizes.n_selected - 1)
-    return naive_step(*tensors, sizes=fewer, sm_scale=sm_scale)
+heads_in_turn(WINDOW)

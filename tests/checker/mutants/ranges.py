@@ -6,7 +6,14 @@ import torch
 from torch import Tensor
 
 from tests.checker.mutants import softmax
-from tests.checker.mutants.mutant import broken_steps, case, mutant, right
+from tests.checker.mutants.mutant import (
+    broken_inputs,
+    broken_output,
+    broken_steps,
+    case,
+    mutant,
+    right,
+)
 from tests.checker.mutants.softmax import RIGHT, Steps, attend
 
 OP = "selection_ranges"
@@ -51,8 +58,13 @@ def naive(
     sm_scale: float,
     selected_len: int,
     steps: Steps = RIGHT,
+    most: int | None = None,
 ) -> Tensor:
-    return over(q, k, v, chosen(ranges, k.shape[2]) > 0, sm_scale, steps)
+    """most: keys of a row that are read."""
+    seen = chosen(ranges, k.shape[2]) > 0
+    if most is not None:
+        seen = seen & (seen.cumsum(-1) <= most)
+    return over(q, k, v, seen, sm_scale, steps)
 
 
 def shifted(ranges: Tensor, start: int, end: int) -> Tensor:
@@ -76,116 +88,105 @@ def overlaps_counted_twice(q, k, v, ranges, *, sm_scale, selected_len):
     return out.view(*q.shape[:4], -1).to(q.dtype)
 
 
-@mutant(MIXED, "< for <= at the end of a span", "span-last-key-lost")
-def last_key_of_spans_lost(q, k, v, ranges, *, sm_scale, selected_len):
-    return over(q, k, v, chosen(shifted(ranges, 0, -1), k.shape[2]) > 0, sm_scale)
+def spans(change):
+    """Return a change of the spans."""
+    return lambda x: {"ranges": change(x.ranges)}
 
 
-@mutant(MIXED, "> for >= at the begin of a span", "span-first-key-lost")
-def first_key_of_spans_lost(q, k, v, ranges, *, sm_scale, selected_len):
-    return over(q, k, v, chosen(shifted(ranges, 1, 0), k.shape[2]) > 0, sm_scale)
+def ends_rounded_up(ranges):
+    return torch.stack([ranges[..., 0], (ranges[..., 1] + 15) // 16 * 16], -1)
 
 
-@mutant(DECODE, "<= for < at the end of a span", "span-key-beyond")
-def one_key_beyond(q, k, v, ranges, *, sm_scale, selected_len):
-    return over(q, k, v, chosen(shifted(ranges, 0, 1), k.shape[2]) > 0, sm_scale)
+def starts_rounded_down(ranges):
+    return torch.stack([ranges[..., 0] // 16 * 16, ranges[..., 1]], -1)
 
 
-@mutant(DECODE, "spans are read in whole tiles of 16", "span-rounded")
-def ends_rounded_up(q, k, v, ranges, *, sm_scale, selected_len):
-    wide = torch.stack([ranges[..., 0], (ranges[..., 1] + 15) // 16 * 16], -1)
-    return over(q, k, v, chosen(wide, k.shape[2]) > 0, sm_scale)
-
-
-@mutant(DECODE, "spans are read from a multiple of 16 on", "span-rounded")
-def starts_rounded_down(q, k, v, ranges, *, sm_scale, selected_len):
-    wide = torch.stack([ranges[..., 0] // 16 * 16, ranges[..., 1]], -1)
-    return over(q, k, v, chosen(wide, k.shape[2]) > 0, sm_scale)
-
-
-@mutant(DECODE, "a loop over spans ends one early", "last-span-lost")
-def last_span_lost(q, k, v, ranges, *, sm_scale, selected_len):
-    return over(q, k, v, chosen(ranges[..., :-1, :], k.shape[2]) > 0, sm_scale)
-
-
-@mutant(UNSORTED, "spans are taken for sorted", "spans-not-sorted")
-def taken_for_sorted(q, k, v, ranges, *, sm_scale, selected_len):
+def taken_for_sorted(ranges):
     reach = torch.cummax(ranges[..., 1], -1).values.roll(1, -1)
     reach[..., 0] = 0
     start = torch.maximum(ranges[..., 0], reach)
-    disjoint = torch.stack([start, torch.maximum(start, ranges[..., 1])], -1)
-    return over(q, k, v, chosen(disjoint, k.shape[2]) > 0, sm_scale)
+    return torch.stack([start, torch.maximum(start, ranges[..., 1])], -1)
 
 
-@mutant(REVERSED, "the ends of a span are put in order", "reversed-span")
-def ends_put_in_order(q, k, v, ranges, *, sm_scale, selected_len):
-    return over(q, k, v, chosen(ranges.sort(-1).values, k.shape[2]) > 0, sm_scale)
-
-
-@mutant(BEYOND, "an index is clamped, not masked", "index-clamped")
-def indices_clamped(q, k, v, ranges, *, sm_scale, selected_len):
-    keys = k.shape[2]
+def indices_clamped(x):
     # Seven keys before the first, which are the first, and seven behind the last likewise.
     beyond = 7
-    more = [torch.cat([x[:, :, :1]] * beyond + [x] + [x[:, :, -1:]] * beyond, 2) for x in (k, v)]
-    return over(q, *more, chosen(ranges + beyond, keys + 2 * beyond) > 0, sm_scale)
+    k, v = (
+        torch.cat([t[:, :, :1]] * beyond + [t] + [t[:, :, -1:]] * beyond, 2) for t in (x.k, x.v)
+    )
+    return {"k": k, "v": v, "ranges": x.ranges + beyond}
 
 
-@mutant(EMPTY, "the mean of nothing", "not-finite")
-def empty_rows_nan(q, k, v, ranges, *, sm_scale, selected_len):
-    out = naive(q, k, v, ranges, sm_scale=sm_scale, selected_len=selected_len)
-    empty = ~(chosen(ranges, k.shape[2]) > 0).any(-1)
-    out[empty] = torch.nan
-    return out
+def values_by_strides_of_keys(x):
+    s, dv = x.v.shape[2:]
+    index = torch.arange(s).unsqueeze(1) * x.k.shape[3] + torch.arange(dv)
+    flat = x.v.flatten(2)
+    return {"v": flat[..., index.clamp(max=flat.shape[-1] - 1)]}
 
 
-@mutant(EMPTY, "softmax of nothing is even", "no-keys-mean")
-def empty_rows_mean(q, k, v, ranges, *, sm_scale, selected_len):
-    out = naive(q, k, v, ranges, sm_scale=sm_scale, selected_len=selected_len)
-    empty = ~(chosen(ranges, k.shape[2]) > 0).any(-1)
-    mean = v.float().mean(2).unsqueeze(1).unsqueeze(3).expand_as(out).to(q.dtype)
+for case_, bug, diagnosis, change in (
+    (
+        MIXED,
+        "< for <= at the end of a span",
+        "span-last-key-lost",
+        spans(lambda x: shifted(x, 0, -1)),
+    ),
+    (
+        MIXED,
+        "> for >= at the begin of a span",
+        "span-first-key-lost",
+        spans(lambda x: shifted(x, 1, 0)),
+    ),
+    (DECODE, "<= for < at the end of a span", "span-key-beyond", spans(lambda x: shifted(x, 0, 1))),
+    (DECODE, "spans are read in whole tiles of 16", "span-rounded", spans(ends_rounded_up)),
+    (DECODE, "spans begin at a multiple of 16", "span-rounded", spans(starts_rounded_down)),
+    (DECODE, "a loop over spans ends early", "last-span-lost", spans(lambda x: x[..., :-1, :])),
+    (UNSORTED, "spans are taken for sorted", "spans-not-sorted", spans(taken_for_sorted)),
+    (REVERSED, "ends are put in order", "reversed-span", spans(lambda x: x.sort(-1).values)),
+    (BEYOND, "an index is clamped, not masked", "index-clamped", indices_clamped),
+    (
+        DECODE,
+        "the group is not in K's offset",
+        "other-kv-head",
+        lambda x: {"k": x.k[:, :1].expand_as(x.k), "v": x.v[:, :1].expand_as(x.v)},
+    ),
+    (
+        DECODE,
+        "the sequence is not in K's offset",
+        "other-sequence",
+        lambda x: {"k": x.k[:1].expand_as(x.k), "v": x.v[:1].expand_as(x.v)},
+    ),
+    (
+        MIXED,
+        "spans are those of group 0",
+        "choice-of-head",
+        spans(lambda x: x[:, :, :1].expand_as(x)),
+    ),
+    (
+        MIXED,
+        "spans are those of the query before",
+        "choice-of-query",
+        spans(lambda x: x.roll(1, 1)),
+    ),
+    (UNEVEN, "V is read with K's strides", "v-strides-of-k", values_by_strides_of_keys),
+    (DECODE, "one key is read", "key-zero-only", lambda x: {"most": 1}),
+    (DECODE, "64 keys at most", "first-keys-only", lambda x: {"most": 64}),
+):
+    broken_inputs(case_, bug, diagnosis, change)
+
+
+def empty_rows_nan(out, x):
+    out[~chosen(x.ranges, x.k.shape[2]).any(-1)] = torch.nan
+
+
+def empty_rows_mean(out, x):
+    empty = ~chosen(x.ranges, x.k.shape[2]).any(-1)
+    mean = x.v.float().mean(2).unsqueeze(1).unsqueeze(3).expand_as(out).to(out.dtype)
     return torch.where(empty[..., None, None], mean, out)
 
 
-@mutant(DECODE, "the group is not in K's offset", "other-kv-head")
-def group_zero(q, k, v, ranges, *, sm_scale, selected_len):
-    first = (x[:, :1].expand_as(x) for x in (k, v))
-    return naive(q, *first, ranges, sm_scale=sm_scale, selected_len=selected_len)
-
-
-@mutant(DECODE, "the sequence is not in K's offset", "other-sequence")
-def batch_zero(q, k, v, ranges, *, sm_scale, selected_len):
-    first = (x[:1].expand_as(x) for x in (k, v))
-    return naive(q, *first, ranges, sm_scale=sm_scale, selected_len=selected_len)
-
-
-@mutant(MIXED, "spans are those of group 0", "choice-of-head")
-def spans_of_group_zero(q, k, v, ranges, *, sm_scale, selected_len):
-    of_first = ranges[:, :, :1].expand_as(ranges)
-    return naive(q, k, v, of_first, sm_scale=sm_scale, selected_len=selected_len)
-
-
-@mutant(MIXED, "spans are those of the query before", "choice-of-query")
-def spans_of_the_query_before(q, k, v, ranges, *, sm_scale, selected_len):
-    return naive(q, k, v, ranges.roll(1, 1), sm_scale=sm_scale, selected_len=selected_len)
-
-
-@mutant(UNEVEN, "V is read with K's strides", "v-strides-of-k")
-def v_with_strides_of_k(q, k, v, ranges, *, sm_scale, selected_len):
-    s, dv = v.shape[2:]
-    d = k.shape[3]
-    index = torch.arange(s).unsqueeze(1) * d + torch.arange(dv)
-    flat = v.flatten(2)
-    wrong = flat[..., index.clamp(max=flat.shape[-1] - 1)]
-    return naive(q, k, wrong, ranges, sm_scale=sm_scale, selected_len=selected_len)
-
-
-@mutant(DECODE, "64 keys at most", "first-keys-only")
-def one_tile(q, k, v, ranges, *, sm_scale, selected_len):
-    seen = chosen(ranges, k.shape[2]) > 0
-    return over(q, k, v, seen & (seen.cumsum(-1) <= 64), sm_scale)
-
-
+broken_output(EMPTY, "the mean of nothing", "not-finite", empty_rows_nan)
+broken_output(EMPTY, "softmax of nothing is even", "no-keys-mean", empty_rows_mean)
 broken_steps(DECODE, "exp2 of natural scores", "log2e-missing", softmax.Exp2WithoutLog2e())
 broken_steps(
     DECODE,

@@ -16,6 +16,10 @@ class Steps:
 
     tile = 64
 
+    def edges(self, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the first key of each query, and the one behind the last."""
+        return lo, hi
+
     def score(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
         return (q @ k.mT) * scale
 
@@ -115,11 +119,6 @@ class SumNotRescaled(Steps):
 class NotDivided(Steps):
     def divide(self, output: Tensor, total: Tensor) -> Tensor:
         return output
-
-
-class MaximumOfFirstTile(Steps):
-    def top(self, before: Tensor, scores: Tensor) -> Tensor:
-        return super().top(before, scores) if before.isinf().any() else before
 
 
 class NoMaximum(Steps):

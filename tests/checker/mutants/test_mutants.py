@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -12,9 +11,9 @@ from nsabench.model.case import Case
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
 from nsabench.ops._attention import VALUES
-from tests.checker.mutants import gradient, ranges, rows, varlen
+from tests.checker.mutants import ranges, rows, varlen
 from tests.checker.mutants.judge import as_candidate, baselines, judge, shipped
-from tests.checker.mutants.mutant import Kernel, mutants, right_kernels
+from tests.checker.mutants.mutant import mutants, right_kernel
 
 MUTANTS = {m.name: m for m in mutants()}
 CASES = {m.case.id: m.case for m in MUTANTS.values()}
@@ -50,19 +49,12 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
-def right(case: Case) -> Kernel:
-    """The kernel that the mutants of a case are made of."""
-    kernel = right_kernels()[case.op]
-    backward = case.direction is Direction.BACKWARD
-    return partial(kernel, steps=gradient.RIGHT) if backward else kernel
-
-
 def judged(case: Case) -> dict[str, Record]:
     """All mutants of a case together, with what they are made of and one honest baseline."""
     if case.id not in _judged:
         of_case = [m for m in MUTANTS.values() if m.case.id == case.id]
         items = [as_candidate(case.op, m.name, m.make()) for m in of_case]
-        items.append(as_candidate(case.op, RIGHT, right(case)))
+        items.append(as_candidate(case.op, RIGHT, right_kernel(case)))
         _judged[case.id] = judge(case, [*items, baselines(case)[0]])
     return _judged[case.id]
 
@@ -107,7 +99,7 @@ def test_the_honest_stay_ok_in_every_format(op: str, dtype: DType) -> None:
             continue
         smallest = min(some, key=lambda case: math.prod(case.shape.values()))
         case = smallest.model_copy(update={"dtype": dtype})
-        records = judge(case, [as_candidate(op, RIGHT, right(case)), *baselines(case)])
+        records = judge(case, [as_candidate(op, RIGHT, right_kernel(case)), *baselines(case)])
         for name, record in records.items():
             assert record.status in (Status.OK, Status.UNSUPPORTED), f"{name}: {record.reason}"
         assert records[RIGHT].status is Status.OK
@@ -119,7 +111,7 @@ def test_the_honest_stay_ok_in_every_format(op: str, dtype: DType) -> None:
 def test_the_honest_stay_ok_on_scores_far_apart(distribution: str, dtype: DType) -> None:
     """As `selection_edge` has them."""
     case = rows.LARGE.model_copy(update={"dtype": dtype, "distribution": distribution})
-    records = judge(case, [as_candidate(rows.OP, RIGHT, right(case)), *baselines(case)])
+    records = judge(case, [as_candidate(rows.OP, RIGHT, right_kernel(case)), *baselines(case)])
     for name, record in records.items():
         assert record.status in (Status.OK, Status.UNSUPPORTED), f"{name}: {record.reason}"
     assert records[RIGHT].status is Status.OK

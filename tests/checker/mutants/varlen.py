@@ -8,6 +8,9 @@ from torch import Tensor
 from tests.checker.mutants import softmax
 from tests.checker.mutants.mutant import (
     Kernel,
+    add,
+    broken_inputs,
+    broken_output,
     broken_steps,
     case,
     mutant,
@@ -53,40 +56,55 @@ def naive(
     return over(q, k, v, cu_seqlens[:-1], cu_seqlens[1:], sm_scale, steps)
 
 
-@mutant(SPREAD, "the end of a row is one early", "last-key-lost")
-def last_key_lost(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
-    return over(q, k, v, cu_seqlens[:-1], cu_seqlens[1:] - 1, sm_scale)
+def broken_rows(of, bug, diagnosis, change):
+    """Add a kernel whose rows have other keys: change(start, end, max_seqlen) -> (start, end)."""
+
+    def kernel(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
+        edges = change(cu_seqlens[:-1], cu_seqlens[1:], max_seqlen)
+        return over(q, k, v, *edges, sm_scale)
+
+    add(of, bug, diagnosis, kernel)
 
 
-@mutant(SPREAD, "the begin of a row is one late", "first-key-lost")
-def first_key_lost(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
-    return over(q, k, v, cu_seqlens[:-1] + 1, cu_seqlens[1:], sm_scale)
-
-
-@mutant(SPREAD, "<= for < at the end of a row", "key-beyond-end")
-def one_key_beyond(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
-    return over(q, k, v, cu_seqlens[:-1], cu_seqlens[1:] + 1, sm_scale)
-
-
-@mutant(SPREAD, "the begin of a row is one early", "key-before-begin")
-def one_key_before(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
-    return over(q, k, v, (cu_seqlens[:-1] - 1).clamp(min=0), cu_seqlens[1:], sm_scale)
-
-
-@mutant(SPREAD, "rows have the keys of the next", "keys-of-other-row")
-def keys_of_the_next_row(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
-    return over(q, k, v, cu_seqlens[:-1].roll(-1), cu_seqlens[1:].roll(-1), sm_scale)
-
-
-@mutant(SPREAD, "rows end where max_seqlen does", "rows-as-long")
-def all_rows_as_long(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
-    return over(q, k, v, cu_seqlens[:-1], cu_seqlens[:-1] + max_seqlen, sm_scale)
-
-
-@mutant(SPREAD, "a tile that is not full is left out", "partial-tile-lost")
-def tail_lost(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
-    full = cu_seqlens.diff() // 16 * 16
-    return over(q, k, v, cu_seqlens[:-1], cu_seqlens[:-1] + full, sm_scale)
+for case_, bug, diagnosis, change in (
+    (SPREAD, "the end of a row is one early", "last-key-lost", lambda a, b, n: (a, b - 1)),
+    (SPREAD, "one key is read", "key-zero-only", lambda a, b, n: (a, torch.minimum(b, a + 1))),
+    (MIXED, "33 keys are read", "last-keys-only", lambda a, b, n: (torch.maximum(a, b - 33), b)),
+    (SPREAD, "the begin of a row is one late", "first-key-lost", lambda a, b, n: (a + 1, b)),
+    (SPREAD, "<= for < at the end of a row", "key-beyond-end", lambda a, b, n: (a, b + 1)),
+    (
+        SPREAD,
+        "the begin of a row is one early",
+        "key-before-begin",
+        lambda a, b, n: ((a - 1).clamp(min=0), b),
+    ),
+    (
+        SPREAD,
+        "rows have the keys of the next",
+        "keys-of-other-row",
+        lambda a, b, n: (a.roll(-1), b.roll(-1)),
+    ),
+    (SPREAD, "rows end where max_seqlen does", "rows-as-long", lambda a, b, n: (a, a + n)),
+    (
+        SPREAD,
+        "a tile that is not full is left out",
+        "partial-tile-lost",
+        lambda a, b, n: (a, a + (b - a) // 16 * 16),
+    ),
+    (
+        MIXED,
+        "a row has 128 keys at most",
+        "first-keys-only",
+        lambda a, b, n: (a, torch.minimum(b, a + 128)),
+    ),
+    (
+        EMPTY,
+        "a row without keys reads one",
+        "key-beyond-end",
+        lambda a, b, n: (a, torch.maximum(b, a + 1)),
+    ),
+):
+    broken_rows(case_, bug, diagnosis, change)
 
 
 @mutant(SPREAD, "keys beyond a row are zero, not masked", "padding-counted")
@@ -100,23 +118,21 @@ def tail_not_masked(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
     return attend(q, keys, values, seen.unsqueeze(1), sm_scale).to(q.dtype)
 
 
-@mutant(MIXED, "a row has 128 keys at most", "first-keys-only")
-def long_rows_cut(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
-    end = torch.minimum(cu_seqlens[1:], cu_seqlens[:-1] + 128)
-    return over(q, k, v, cu_seqlens[:-1], end, sm_scale)
+def empty_rows_divided(out, x):
+    out[x.cu_seqlens.diff() == 0] /= 0
 
 
-@mutant(EMPTY, "0 / 0 in a row without keys", "not-finite")
-def empty_rows_divided(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
-    out = naive(q, k, v, cu_seqlens, sm_scale=sm_scale, max_seqlen=max_seqlen)
-    out[cu_seqlens.diff() == 0] /= 0
-    return out
-
-
-@mutant(EMPTY, "a row without keys reads one", "key-beyond-end")
-def empty_rows_read_a_key(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
-    end = torch.maximum(cu_seqlens[1:], cu_seqlens[:-1] + 1)
-    return over(q, k, v, cu_seqlens[:-1], end, sm_scale)
+broken_output(EMPTY, "0 / 0 in a row without keys", "not-finite", empty_rows_divided)
+broken_steps(
+    MIXED, "the maximum of the first tile is kept", "not-rescaled", softmax.SumNotRescaled()
+)
+broken_steps(SPREAD, "q is scaled, and the scores once more", "scale-twice", softmax.ScaledTwice())
+broken_inputs(
+    SPREAD,
+    "heads are those of [N, D, H]",
+    "input-axes-swapped",
+    lambda x: {"q": x.q.reshape(256, 64, 4).mT},
+)
 
 
 @mutant_that_remembers(EMPTY, "rows without keys are not written", "earlier-call")
@@ -132,16 +148,3 @@ def empty_rows_stale() -> Kernel:
         return out
 
     return kernel
-
-
-broken_steps(
-    MIXED, "the maximum of the first tile is kept", "not-rescaled", softmax.SumNotRescaled()
-)
-broken_steps(SPREAD, "q is scaled, and the scores once more", "scale-twice", softmax.ScaledTwice())
-
-
-@mutant(SPREAD, "heads are those of [N, D, H]", "input-axes-swapped")
-def q_strides_swapped(q, k, v, cu_seqlens, *, sm_scale, max_seqlen):
-    n, h, d = q.shape
-    swapped = q.reshape(n, d, h).mT
-    return naive(swapped, k, v, cu_seqlens, sm_scale=sm_scale, max_seqlen=max_seqlen)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from tests.checker.mutants import softmax
-from tests.checker.mutants.banded import over, starts
-from tests.checker.mutants.mutant import broken_steps, case, mutant, right
+from tests.checker.mutants.banded import broken_band, over, starts
+from tests.checker.mutants.mutant import broken_inputs, broken_steps, case, heads_in_turn, right
 from tests.checker.mutants.softmax import RIGHT, Steps
 
 OP = "sliding_window"
@@ -38,99 +38,52 @@ def naive(
     return over(q, k, v, *bounds(q, cu_seqlens, window), sm_scale, steps)
 
 
-@mutant(WINDOW, ">= for > at the begin of the window", "window-size")
-def one_key_too_many(q, k, v, *, window, sm_scale, max_seqlen):
-    return over(q, k, v, *bounds(q, None, window + 1), sm_scale)
+def sequences_one_late(x):
+    late = x.cu_seqlens + 1
+    late[0], late[-1] = 0, x.q.shape[1]
+    return {"cu_seqlens": late}
 
 
-@mutant(LONGER, "> for >= at the begin of the window", "window-size")
-def one_key_too_few(q, k, v, *, window, sm_scale, max_seqlen):
-    return over(q, k, v, *bounds(q, None, window - 1), sm_scale)
+def values_by_strides_of_keys(x):
+    index = sum(
+        torch.arange(size).view(-1, *[1] * (3 - axis)) * x.k.stride(axis)
+        for axis, size in enumerate(x.v.shape)
+    )
+    return {"v": x.v.reshape(-1)[index.clamp(max=x.v.numel() - 1)]}
 
 
-@mutant(LONGER, "the window is not looked at", "window-ignored")
-def no_window(q, k, v, *, window, sm_scale, max_seqlen):
-    return over(q, k, v, *bounds(q, None, q.shape[1]), sm_scale)
+for case_, bug, diagnosis, change in (
+    (WINDOW, ">= for > at the begin", "window-size", lambda x: {"window": x.window + 1}),
+    (LONGER, "> for >= at the begin", "window-size", lambda x: {"window": x.window - 1}),
+    (LONGER, "the window is not looked at", "window-ignored", lambda x: {"window": 1024}),
+    (PACKED, "cu_seqlens is not looked at", "packing-ignored", lambda x: {"cu_seqlens": None}),
+    (PACKED, "sequences begin one token late", "sequence-begin", sequences_one_late),
+    (EXACT, "scores are not scaled", "scale-missing", lambda x: {"sm_scale": 1.0}),
+    (WINDOW, "V is read with K's strides", "v-strides-of-k", values_by_strides_of_keys),
+):
+    broken_inputs(case_, bug, diagnosis, change)
 
-
-@mutant(WINDOW, "< for <= in the causal mask", "last-key-lost")
-def own_key_lost(q, k, v, *, window, sm_scale, max_seqlen):
-    lo, hi = bounds(q, None, window)
-    return over(q, k, v, lo, hi - 1, sm_scale)
-
-
-@mutant(WINDOW, "the causal mask is one token off", "key-beyond-end")
-def one_key_ahead(q, k, v, *, window, sm_scale, max_seqlen):
-    lo, hi = bounds(q, None, window)
-    return over(q, k, v, lo, hi + 1, sm_scale)
-
-
-@mutant(LONGER, "causality by the tile", "tile-beyond-end")
-def causal_by_tile(q, k, v, *, window, sm_scale, max_seqlen):
-    lo, hi = bounds(q, None, window)
-    return over(q, k, v, lo, (hi + 63) // 64 * 64, sm_scale)
-
-
-@mutant(LONGER, "the first tile is not masked", "tile-before-begin")
-def window_from_tile(q, k, v, *, window, sm_scale, max_seqlen):
-    lo, hi = bounds(q, None, window)
-    return over(q, k, v, lo.clamp(min=0) // 64 * 64, hi, sm_scale)
-
-
-@mutant(LONGER, "the first tile is skipped unless it is full", "first-tile-lost")
-def first_tile_skipped(q, k, v, *, window, sm_scale, max_seqlen):
-    lo, hi = bounds(q, None, window)
-    return over(q, k, v, (lo.clamp(min=0) + 63) // 64 * 64, hi, sm_scale)
-
-
-@mutant(EXACT, "the window looks both ways", "window-both-ways")
-def window_both_ways(q, k, v, *, window, sm_scale, max_seqlen):
-    lo, hi = bounds(q, None, window)
-    return over(q, k, v, lo, hi + window - 1, sm_scale)
-
-
-@mutant(WINDOW, "key 0 is never read", "key-zero-lost")
-def first_key_dropped(q, k, v, *, window, sm_scale, max_seqlen):
-    lo, hi = bounds(q, None, window)
-    return over(q, k, v, lo.clamp(min=1), hi, sm_scale)
-
-
-@mutant(PACKED, "cu_seqlens is not looked at", "packing-ignored")
-def packed_taken_for_one(q, k, v, cu_seqlens, *, window, sm_scale, max_seqlen):
-    return over(q, k, v, *bounds(q, None, window), sm_scale)
-
-
-@mutant(PACKED, "sequences begin one token late", "sequence-begin")
-def sequences_one_late(q, k, v, cu_seqlens, *, window, sm_scale, max_seqlen):
-    late = cu_seqlens + 1
-    late[0], late[-1] = 0, q.shape[1]
-    return over(q, k, v, *bounds(q, late, window), sm_scale)
-
+for case_, bug, diagnosis, edges in (
+    (WINDOW, "< for <= in the causal mask", "last-key-lost", lambda lo, hi: (lo, hi - 1)),
+    (WINDOW, "the causal mask is one token off", "key-beyond-end", lambda lo, hi: (lo, hi + 1)),
+    (LONGER, "causality by the tile", "tile-beyond-end", lambda lo, hi: (lo, (hi + 63) // 64 * 64)),
+    (
+        LONGER,
+        "the first tile is not masked",
+        "tile-before-begin",
+        lambda lo, hi: (lo.clamp(min=0) // 64 * 64, hi),
+    ),
+    (
+        LONGER,
+        "the first tile is skipped unless it is full",
+        "first-tile-lost",
+        lambda lo, hi: ((lo.clamp(min=0) + 63) // 64 * 64, hi),
+    ),
+    (EXACT, "the window looks both ways", "window-both-ways", lambda lo, hi: (lo, hi + 64)),
+    (WINDOW, "key 0 is never read", "key-zero-lost", lambda lo, hi: (lo.clamp(min=1), hi)),
+):
+    broken_band(case_, bug, diagnosis, edges)
 
 broken_steps(WINDOW, "masked scores are 0", "masked-scores-zero", softmax.MaskedScoresAreZero())
-
-
-@mutant(WINDOW, "query heads are dealt to KV heads in turn", "heads-dealt-in-turn")
-def heads_dealt_in_turn(q, k, v, *, window, sm_scale, max_seqlen):
-    order = torch.arange(q.shape[2]).view(-1, k.shape[2]).T.flatten()
-    out = torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype)
-    out[:, :, order] = over(q[:, :, order], k, v, *bounds(q, None, window), sm_scale)
-    return out
-
-
 broken_steps(EXACT, "weights in bfloat16", "weights-rounded", softmax.Bfloat16Weights())
-
-
-@mutant(EXACT, "scores are not scaled", "scale-missing")
-def no_scale(q, k, v, *, window, sm_scale, max_seqlen):
-    return naive(q, k, v, window=window, sm_scale=1.0, max_seqlen=max_seqlen)
-
-
-@mutant(WINDOW, "V is read with K's strides", "v-strides-of-k")
-def v_with_strides_of_k(q, k, v, *, window, sm_scale, max_seqlen):
-    index = sum(
-        torch.arange(size).view(-1, *[1] * (3 - axis)) * k.stride(axis)
-        for axis, size in enumerate(v.shape)
-    )
-    wrong = v.reshape(-1)[index.clamp(max=v.numel() - 1)]
-    return naive(q, k, wrong, window=window, sm_scale=sm_scale, max_seqlen=max_seqlen)
+heads_in_turn(WINDOW)
