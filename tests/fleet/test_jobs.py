@@ -8,7 +8,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import modal
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -142,6 +141,7 @@ def test_the_app_for_modal_is_imported(tmp_path: Path) -> None:
     assert app.SHARDS == 2 and app.app.name == "nsabench-rows-1"
     assert app.FILES[str(tmp_path / "mine.py")] == "/input/mine.py"
     assert app.ARGUMENTS[:3] == ["/input/tiny.yaml", "--device", "cuda"]
+    modal = importlib.import_module("modal")
     assert isinstance(app.measure, modal.Function) and isinstance(app.merge, modal.Function)
 
 

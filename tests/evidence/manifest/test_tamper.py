@@ -98,86 +98,64 @@ def replace_table(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
 
 
 PRINTED = "logs/0123456789ab.log"
+# How a run is altered, and the check that finds it.
 TAMPERED: dict[str, tuple[Change, str]] = {
-    "added file": (
-        lambda r: (r / "manifest.sigstore.json").write_text("x"),
-        "folder: 'manifest.sigstore.json' is not a file of a run",
-    ),
-    "left file": (lambda r: (r / "manifest.sigstore.tmp").write_text("x"), "folder: 'manifest.sig"),
-    "added page": (
-        lambda r: (r / "report.html").write_text("x"),
-        "files: report.html was added after the signature",
-    ),
-    "added log": (lambda r: (r / PRINTED).write_text("x"), f"files: {PRINTED} was added"),
-    "added key": (lambda r: (r / "run.key").write_text("x"), "files: the key in"),
-    "key of another": (lambda r: make_run_key(r), "files: run.key is not the key that signed"),
-    "removed file": (lambda r: (r / "environment.json").unlink(), "files: environment.json is mis"),
-    "removed manifest": (lambda r: (r / MANIFEST).unlink(), "manifest: manifest.dsse.json is"),
-    "empty manifest": (lambda r: (r / MANIFEST).write_bytes(b""), "manifest: the manifest is not"),
-    "NaN": (lambda r: (r / MANIFEST).write_text('{"payload": NaN}'), "manifest: the manifest is n"),
-    "deep JSON": (
-        lambda r: (r / MANIFEST).write_text("[" * 10**6),
-        "manifest: the manifest is not",
-    ),
-    "huge JSON": (
-        lambda r: os.truncate(r / MANIFEST, limits.MANIFEST + 1),
-        "manifest: manifest.dsse.json has more than",
-    ),
+    "added file": (lambda r: (r / "manifest.sigstore.json").write_text("x"), "folder"),
+    "left file": (lambda r: (r / "manifest.sigstore.tmp").write_text("x"), "folder"),
+    "added page": (lambda r: (r / "report.html").write_text("x"), "files"),
+    "added log": (lambda r: (r / PRINTED).write_text("x"), "files"),
+    "added key": (lambda r: (r / "run.key").write_text("x"), "files"),
+    "key of another": (lambda r: make_run_key(r), "files"),
+    "removed file": (lambda r: (r / "environment.json").unlink(), "files"),
+    "removed manifest": (lambda r: (r / MANIFEST).unlink(), "manifest"),
+    "empty manifest": (lambda r: (r / MANIFEST).write_bytes(b""), "manifest"),
+    "NaN": (lambda r: (r / MANIFEST).write_text('{"payload": NaN}'), "manifest"),
+    "deep JSON": (lambda r: (r / MANIFEST).write_text("[" * 10**6), "manifest"),
+    "huge JSON": (lambda r: os.truncate(r / MANIFEST, limits.MANIFEST + 1), "manifest"),
     "link out of the folder": (
         lambda r: (r / "logs" / "passwd").symlink_to("/etc/passwd"),
-        "folder: logs/passwd is a link",
+        "folder",
     ),
-    "link in place of a file": (
-        lambda r: (
-            (r / "plan.json").rename(r.parent / "plan.json"),
-            (r / "plan.json").symlink_to(r.parent / "plan.json"),
-        ),
-        "folder: plan.json is a link",
-    ),
-    "folder that is a link": (
-        lambda r: ((r / "logs").rename(r.parent / "l"), (r / "logs").symlink_to(r.parent / "l")),
-        "folder: logs is a link",
-    ),
-    "pipe": (lambda r: os.mkfifo(r / "pipe"), "folder: pipe is neither"),
-    "odd name": (
-        lambda r: (r / "a\nb").write_text(""),
-        "folder: 'a\\nb' is not a file of a run",
-    ),
+    "link in place of a file": (lambda r: link_in_place_of(r / "plan.json"), "folder"),
+    "folder that is a link": (lambda r: link_in_place_of(r / "logs"), "folder"),
+    "pipe": (lambda r: os.mkfifo(r / "pipe"), "folder"),
+    "odd name": (lambda r: (r / "a\nb").write_text(""), "folder"),
     "keyid": (
         lambda r: rewrite(r, lambda e: e["signatures"][0].update(keyid="0" * 64)),
-        "signature: the manifest names the key",
+        "signature",
     ),
-    "no signature": (
-        lambda r: rewrite(r, lambda e: e.update(signatures=[])),
-        "signature: the manifest has 0 signatures",
-    ),
+    "no signature": (lambda r: rewrite(r, lambda e: e.update(signatures=[])), "signature"),
     "two signatures": (
         lambda r: rewrite(r, lambda e: e.update(signatures=e["signatures"] * 2)),
-        "signature: the manifest has 2 signatures",
+        "signature",
     ),
     "payload type": (
         lambda r: rewrite(r, lambda e: e.update(payloadType="application/json")),
-        "manifest: the manifest holds 'application/json'",
+        "manifest",
     ),
     "loose base64": (
         lambda r: rewrite(r, lambda e: e.update(payload=e["payload"][:-4] + "fR==")),
-        "signature: the payload is not",
+        "signature",
     ),
     "signature of something else": (
-        lambda r: rewrite(
-            r, lambda e: e["signatures"][0].update(sig=base64.b64encode(bytes(64)).decode())
-        ),
-        "signature: the signature does not fit",
+        lambda r: rewrite(r, lambda e: e["signatures"][0].update(sig="A" * 86 + "==")),
+        "signature",
     ),
 }
 
 
+def link_in_place_of(path: Path) -> None:
+    outside = path.parent.parent / path.name
+    path.rename(outside)
+    path.symlink_to(outside)
+
+
 @pytest.mark.parametrize("how", TAMPERED)
 def test_tampering(run: Path, how: str) -> None:
-    change, expected = TAMPERED[how]
+    change, check = TAMPERED[how]
     change(run)
     report = verify(run)
-    assert report.broken is not None and report.broken.startswith(expected), report.broken
+    assert report.broken is not None and report.broken.startswith(f"{check}: "), report.broken
     with pytest.raises(VerificationFailed) as raised:
         report.raise_if_broken()
     assert raised.value.exit_code == 4 and raised.value.remedy
@@ -188,32 +166,25 @@ def drop_subject(statement: dict[str, Any]) -> None:
 
 
 SIGNED_NONSENSE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "../": (lambda s: s["subject"][0].update(name="../secret"), "statement: the statement names"),
-    "absolute": (lambda s: s["subject"][0].update(name="/etc/passwd"), "statement: the statement"),
-    "twice": (lambda s: s["subject"].append(s["subject"][0]), "statement: the statement names a f"),
-    "no plan": (drop_subject, "statement: the statement does not speak of plan.json"),
-    "another run": (lambda s: s["predicate"].update(run_id="x"), "plan: plan.json: run_id is"),
-    "a path for a run": (
-        lambda s: s["predicate"].update(run_id="../x"),
-        "signature: the statement",
-    ),
-    "counts": (lambda s: s["predicate"].update(samples=1), "tables: what was signed: samples is"),
-    "huge count": (lambda s: s["predicate"].update(samples=10**30), "signature: the statement is"),
-    "short hash": (
-        lambda s: s["subject"][0].update(digest={"sha256": "0"}),
-        "signature: the state",
-    ),
-    "another type": (lambda s: s.update(predicateType="urn:x"), "signature: the statement is not"),
-    "another cases": (lambda s: s["predicate"]["plan"].update(cases=1), "plan: plan.json is"),
+    "../": (lambda s: s["subject"][0].update(name="../secret"), "statement"),
+    "absolute": (lambda s: s["subject"][0].update(name="/etc/passwd"), "statement"),
+    "twice": (lambda s: s["subject"].append(s["subject"][0]), "statement"),
+    "no plan": (drop_subject, "statement"),
+    "another run": (lambda s: s["predicate"].update(run_id="x"), "plan"),
+    "a path for a run": (lambda s: s["predicate"].update(run_id="../x"), "signature"),
+    "counts": (lambda s: s["predicate"].update(samples=1), "tables"),
+    "huge count": (lambda s: s["predicate"].update(samples=10**30), "signature"),
+    "short hash": (lambda s: s["subject"][0].update(digest={"sha256": "0"}), "signature"),
+    "another type": (lambda s: s.update(predicateType="urn:x"), "signature"),
+    "another cases": (lambda s: s["predicate"]["plan"].update(cases=1), "plan"),
 }
 
 
 @pytest.mark.parametrize("how", SIGNED_NONSENSE)
 def test_nonsense_with_a_good_signature(run: Path, signer: Signer, how: str) -> None:
-    change, expected = SIGNED_NONSENSE[how]
+    change, check = SIGNED_NONSENSE[how]
     resign(run, change, signer)
-    broken = verify(run).broken
-    assert broken is not None and broken.startswith(expected), broken
+    assert (verify(run).broken or "it passes").startswith(f"{check}: "), how
 
 
 def test_a_swapped_key(run: Path, signer: Signer) -> None:

@@ -113,97 +113,62 @@ def test_no_gpu_is_an_error_where_one_was_asked_for(
 # --- software
 
 
+def unusable(why: str) -> dict[str, Any]:
+    return {"software": {"cuda_usable": False}, "absent": {"software.cuda_usable": why}}
+
+
+WITHOUT_CUDA = {"torch": "2.11.0+cpu", "torch_cuda": None, "cuda_usable": False}
+OLD_GPU = {"gpu": {"compute_capability": "7.5"}, "software": {"torch_architectures": ["sm_75"]}}
+
+
 @pytest.mark.parametrize(
-    ("parts", "code", "severity", "said"),
+    ("parts", "code", "severity"),
     [
         (
             {"software": {"torch": None, "triton": None, "distributions": {}}},
             "torch_missing",
             Severity.ERROR,
-            "pip install 'nsabench[torch]'",
         ),
         (
             {"software": {"torch": None}, "absent": {"software.torch": "OSError: libcudart.so"}},
             "torch_broken",
             Severity.ERROR,
-            "OSError: libcudart.so",
         ),
         (
             {"software": {"triton": None, "distributions": {"torch": "2.11.0"}}},
             "triton_missing",
             Severity.WARNING,
-            "Run `pip install triton==3.6.0`.",
         ),
         (
             {"software": {"triton": None}, "absent": {"software.triton": "ImportError: GLIBC"}},
             "triton_broken",
             Severity.ERROR,
-            "ImportError: GLIBC",
         ),
+        ({"software": WITHOUT_CUDA}, "torch_without_cuda", Severity.ERROR),
+        (unusable("RuntimeError: out of memory"), "cuda_unusable", Severity.ERROR),
+        (unusable("cudaGetDeviceCount(). Error 802: system"), "fabric_manager", Severity.ERROR),
         (
-            {"software": {"torch": "2.11.0+cpu", "torch_cuda": None, "cuda_usable": False}},
-            "torch_without_cuda",
+            unusable("RuntimeError: CUDA unknown error - this may be due to an incorrectly set up"),
+            "nvidia_uvm",
             Severity.ERROR,
-            "https://pytorch.org/get-started/locally.",
         ),
-        (
-            {
-                "software": {"cuda_usable": False},
-                "absent": {"software.cuda_usable": "RuntimeError: out of memory"},
-            },
-            "cuda_unusable",
-            Severity.ERROR,
-            "out of memory",
-        ),
-        *(
-            (
-                {"software": {"cuda_usable": False}, "absent": {"software.cuda_usable": why}},
-                code,
-                Severity.ERROR,
-                said,
-            )
-            for why, code, said in (
-                (
-                    "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system "
-                    "not yet initialized",
-                    "fabric_manager",
-                    "systemctl start nvidia-fabricmanager",
-                ),
-                (
-                    "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up "
-                    "environment",
-                    "nvidia_uvm",
-                    "nvidia-modprobe -u",
-                ),
-                (
-                    "RuntimeError: No CUDA GPUs are available",
-                    "no_visible_gpu",
-                    "CUDA_VISIBLE_DEVICES",
-                ),
-            )
-        ),
-        ({"driver": {"lost_gpus": 1}}, "gpu_lost", Severity.WARNING, "Xid 79"),
-        ({"absent": {"gpus.nvml": "…"}}, "gpu_unwatched", Severity.WARNING, "NVML"),
+        (unusable("RuntimeError: No CUDA GPUs are available"), "no_visible_gpu", Severity.ERROR),
+        ({"driver": {"lost_gpus": 1}}, "gpu_lost", Severity.WARNING),
+        ({"absent": {"gpus.nvml": "…"}}, "gpu_unwatched", Severity.WARNING),
         (
             {"driver": {"version": "535.104.05"}, "software": {"cuda_usable": False}},
             "driver_too_old",
             Severity.ERROR,
-            "Update the driver to 580 or newer, or install a torch built for CUDA 12.",
         ),
-        (
-            {"gpu": {"compute_capability": "7.5"}, "software": {"torch_architectures": ["sm_75"]}},
-            "gpu_too_old",
-            Severity.WARNING,
-            "7.5",
-        ),
+        (OLD_GPU, "gpu_too_old", Severity.WARNING),
     ],
 )
 def test_one_problem(
-    but: Change, tmp_path: Path, parts: dict[str, Any], code: str, severity: Severity, said: str
+    but: Change, tmp_path: Path, parts: dict[str, Any], code: str, severity: Severity
 ) -> None:
     problem = only(but(**parts), tmp_path)
     assert (problem.code, problem.severity) == (code, severity)
-    assert said in f"{problem.what} {problem.remedy}"
+    assert problem.what and problem.remedy
 
 
 @pytest.mark.parametrize(
@@ -234,9 +199,7 @@ def test_unpaired_is_but_a_note_without_a_gpu(
     odd = but(cpu_only, software={"triton": "3.9.0"})
     [problem] = [p for p in examine(odd, results=tmp_path) if p.code != "no_gpu"]
     assert problem.severity is Severity.NOTE
-    assert problem.remedy == (
-        "Run `pip install triton==3.7.1`, or a torch that pins 3.9.0 (such as 2.15.0)."
-    )
+    assert "triton==3.7.1" in problem.remedy
 
 
 @pytest.mark.parametrize(
@@ -354,12 +317,7 @@ def test_powersave_is_worse_where_the_cpu_is_timed(
 
 
 @pytest.mark.parametrize(
-    ("free", "severity"),
-    [
-        (10 * GIB, None),
-        (GIB, Severity.WARNING),
-        (GIB // 8, Severity.ERROR),
-    ],
+    ("free", "severity"), [(10 * GIB, None), (GIB, Severity.WARNING), (GIB // 8, Severity.ERROR)]
 )
 def test_low_disk(
     healthy: Environment,
@@ -413,11 +371,9 @@ def test_variables_do_not_matter_without_a_gpu(
 def test_a_run_on_a_gpu_is_refused_for_an_error_only(but: Change, tmp_path: Path) -> None:
     on_gpu = {"device": "cuda"}
     ill = but(run={**on_gpu, "variables": {"CUDA_LAUNCH_BLOCKING": "1"}}, gpu={"mig": True})
-    with pytest.raises(EnvironmentRefused, match="every launch waits") as caught:
+    with pytest.raises(EnvironmentRefused) as caught:
         refuse_unfit(ill, results=tmp_path)
-    assert caught.value.remedy == (
-        "Run `unset CUDA_LAUNCH_BLOCKING`. `nsabench doctor` says what else is wrong."
-    )
+    assert "unset CUDA_LAUNCH_BLOCKING" in caught.value.remedy
     warm = but(run=on_gpu, gpu={"persistence": False, "mig": True})
     assert {p.severity for p in refuse_unfit(warm, results=tmp_path)} == {Severity.WARNING}
 
