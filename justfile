@@ -8,7 +8,7 @@ uv := "UV_HTTP_TIMEOUT=20 .venv/bin/uv pip install --quiet --compile-bytecode --
 # What a machine without a GPU gets. numpy 2.4 breaks dynamic `range` in the Triton interpreter.
 cpu_torch := "torch==2.13.0 triton==3.7.1 'numpy<2.4'"
 
-pytest := "OMP_NUM_THREADS=1 " + python + " -m pytest -n 2 --dist loadfile --no-loadscope-reorder"
+pytest := "PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 " + python + " -m pytest -n 2 --dist loadfile --no-loadscope-reorder"
 
 [private]
 default:

@@ -1,18 +1,19 @@
 """A headless Chromium without a network, and what the tests ask of it."""
 
+from __future__ import annotations
+
 import base64
 import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
-from selenium.webdriver.support.ui import WebDriverWait
+from typing import TYPE_CHECKING, Any
 
 from tests.npm import AXE
+
+if TYPE_CHECKING:  # it takes long to import, and most tests need none of it
+    from selenium import webdriver
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 DRIVER = shutil.which("chromedriver")
@@ -55,6 +56,8 @@ class Browser:
         self.until(f"return (document.documentElement.dataset.drawn || 0) >= {times}")
 
     def until(self, script: str) -> Any:
+        from selenium.webdriver.support.ui import WebDriverWait
+
         return WebDriverWait(self.driver, 30, 0.05).until(lambda _: self.js(script))
 
     def js(self, script: str, *arguments: Any) -> Any:
@@ -153,6 +156,9 @@ class Browser:
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
     assert CHROMIUM and DRIVER, "chromium and chromium-driver are missing: apt-get install them"
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM

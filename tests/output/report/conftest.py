@@ -1,12 +1,12 @@
 """Runs to report on, with made-up timings: a plan and a log, as on a GPU."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from nsabench import ops
-from nsabench.model.case import Case
 from nsabench.model.measurement import Ceilings, Observation, Samples
 from nsabench.model.plan import MatrixInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import Role, Status
@@ -38,17 +38,6 @@ def invalid_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_run(folder: Path, *, caught: bool = True, lengths: tuple[int, ...] = LENGTHS) -> Path:
-    return run_of(
-        folder, lambda plan: plan, lambda p: observations_of(p.case, caught=caught), lengths
-    )
-
-
-def run_of(
-    folder: Path,
-    change: Callable[[Plan], Plan],
-    observe: Callable[[PlannedCase], list[Observation]],
-    lengths: tuple[int, ...] = LENGTHS,
-) -> Path:
     def changed(plan: Plan) -> Plan:
         infos = list(plan.implementations)
         infos.insert(3, info("sdpa_expand", Role.BASELINE))
@@ -56,7 +45,7 @@ def run_of(
         cases = [c.model_copy(update={"implementations": names}) for c in plan.cases]
         matrices = [MatrixInfo(name="made", file="made.yaml", sha256="0" * 64)]
         update = {"implementations": infos, "cases": cases, "matrices": matrices}
-        return change(plan.model_copy(update=update))
+        return plan.model_copy(update=update)
 
     made = Made(
         run_id="20260101T000000Z-abcdef",
@@ -73,6 +62,7 @@ def run_of(
             known_duration_error=0.001,
         ),
     )
+    observe = partial(observations_of, caught=caught)
     runs.make_run(folder, made, change=changed, observe=observe)
     (folder / "environment.json").unlink()
     for planned in Plan.read(folder / "plan.json").cases:
@@ -80,7 +70,8 @@ def run_of(
     return folder
 
 
-def observations_of(case: Case, *, caught: bool) -> list[Observation]:
+def observations_of(planned: PlannedCase, *, caught: bool) -> list[Observation]:
+    case = planned.case
     length = case.shape["L"]
     floor = ops.work(case).bytes_min / 4000e6
     nasty = (

@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 from click.testing import CliRunner
@@ -31,15 +30,6 @@ def test_it_has_the_sections_in_order(run: Path, tmp_path: Path) -> None:
     ]
     assert "`quick_one` (selection_rows): RIGHT 8 of 8, device: " in text
     assert "There is no readable `environment.json`" in text
-
-
-def test_a_file_of_several_matrices_is_named_once(run: Path, tmp_path: Path) -> None:
-    facts = Facts.read(run)
-    made = facts.plan.matrices[0]
-    several = facts.plan.model_copy(update={"matrices": [made, made]})
-    facts = replace(facts, plan=several)
-    text = write_markdown(facts, tmp_path).read_text()
-    assert len(re.findall(re.escape(made.sha256[:12]), text)) == 1
 
 
 def test_foreign_text_stays_text(run: Path, tmp_path: Path) -> None:

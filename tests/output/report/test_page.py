@@ -45,26 +45,6 @@ def test_nobody_is_shut_out_and_no_table_is_wider_than_the_page(
         assert browser.js("return document.documentElement.scrollWidth") <= width
 
 
-def test_an_obstacle_would_be_found(page: Path, browser: Browser) -> None:
-    browser.open(page)
-    browser.js(
-        "document.body.append(document.createElement('button'));"
-        "document.querySelector('.meta').style.color = '#ddd'"
-    )
-    rules = [found.split()[0] for found in browser.obstacles()]
-    assert rules == ["button-name", "color-contrast"]
-
-
-def test_the_theme_button_overrides_the_system(page: Path, browser: Browser) -> None:
-    browser.open(page, dark=False)
-    for times, expected in ((2, "rgb(255, 255, 255)"), (3, "rgb(18, 22, 27)")):
-        browser.js("document.getElementById('theme').click()")
-        browser.wait_drawn(times)
-        colour = browser.js("return getComputedStyle(document.body).backgroundColor")
-        assert colour == expected
-    assert browser.errors() == []
-
-
 def test_filters_narrow_charts_and_tables(page: Path, browser: Browser) -> None:
     browser.open(page)
     assert len(browser.rows("candidates")) == 16
@@ -151,12 +131,6 @@ def unfolded(browser: Browser, table: str) -> dict[str, str]:
     return dict(pairs)
 
 
-def test_a_card_has_an_average_of_each_regime(tmp_path: Path) -> None:
-    text = " ".join(called(tmp_path, ratio=lambda _: 1.5).read_text().split())
-    assert re.search(r"device: <b>1\.5\d?×</b> as fast <.*?>\([\d.]+× to [\d.]+×, geometric", text)
-    assert re.search(r"queue: <b>0\.5\d?×</b> as fast ", text)
-
-
 @pytest.mark.parametrize("table", ["candidates", "records", "case"])
 def test_what_a_call_costs_its_caller_stands_below_its_row(
     tmp_path: Path, browser: Browser, table: str
@@ -167,23 +141,6 @@ def test_what_a_call_costs_its_caller_stands_below_its_row(
     time = r"[\d.]+ [µm]s"
     assert re.fullmatch(rf"{time} \({time} to {time}\)", below["queued (20 % to 80 %)"])
     assert below["launches"] == "13"
-
-
-def test_a_cell_of_the_map_says_what_a_call_costs_its_caller(
-    tmp_path: Path, browser: Browser
-) -> None:
-    browser.open(called(tmp_path))
-    browser.js("document.querySelector('[data-chart=heat]').scrollIntoView({behavior: 'instant'})")
-    x, y = browser.js(
-        "const b = document.querySelector('[data-chart=heat] g.layer_0_marks path')"
-        ".getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 3]"
-    )
-    browser.cdp("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
-    text = browser.until(
-        "const t = document.getElementById('vg-tooltip-element');"
-        "return t && t.classList.contains('visible') && t.textContent"
-    )
-    assert "host422.4 µs (" in text and "launches13" in text and "queued" in text
 
 
 def test_a_cell_with_a_great_ratio_has_a_dagger(tmp_path: Path, browser: Browser) -> None:
@@ -198,21 +155,6 @@ def test_a_cell_with_a_great_ratio_has_a_dagger(tmp_path: Path, browser: Browser
     assert "† no specialised baseline" in figure
 
 
-@pytest.mark.parametrize("width", [375, 1280])
-def test_a_table_of_calls_from_python_is_no_wider(
-    tmp_path: Path, browser: Browser, width: int
-) -> None:
-    browser.open(called(tmp_path, launches=1234), width=width)
-    unfold_all(browser)
-    assert browser.js("return document.documentElement.scrollWidth") <= width
-    assert too_wide(browser) == []
-    names, facts = browser.js(
-        "const f = document.querySelector('[data-table=candidates] tr.details .facts');"
-        "return [f.querySelector('dt').clientWidth, f.clientWidth]"
-    )
-    assert names <= facts / 2, "what is said has more room than what it is called"
-
-
 def unfold_all(browser: Browser) -> None:
     browser.js("document.querySelectorAll('.table button.fold').forEach(b => b.click())")
 
@@ -224,14 +166,6 @@ def too_wide(browser: Browser) -> list[str]:
         "t.querySelector('table').scrollWidth).map(t => t.dataset.table)"
     )
     return found
-
-
-def test_samples_are_drawn_about_their_medians(tmp_path: Path, browser: Browser) -> None:
-    run = make_run(tmp_path / "run", Made(ratio=lambda _: 0.01))
-    browser.open(write_html(Facts.read(run), tmp_path))
-    ticks = [t for t in browser.texts("samples") if t.startswith(("+", "−")) and t.endswith("%")]
-    assert len(ticks) >= 2
-    assert all(abs(float(t[1:-1])) <= 50 for t in ticks), "a slow arm presses none together"
 
 
 def test_who_signed_stands_on_the_first_screen(page: Path, browser: Browser) -> None:
@@ -257,15 +191,6 @@ def test_a_case_shows_its_samples(page: Path, browser: Browser) -> None:
     assert browser.rows("case")[0][0] == "quick_one"
 
 
-def test_everything_is_reached_by_keyboard(page: Path, browser: Browser) -> None:
-    browser.open(page)
-    bare = browser.js(
-        "return [...document.querySelectorAll('a, button, select, input, summary, .table .scroll')]"
-        ".filter(e => e.tabIndex < 0).map(e => e.outerHTML)"
-    )
-    assert bare == []
-
-
 def test_foreign_text_never_becomes_markup(page: Path, browser: Browser) -> None:
     browser.open(page)
     assert browser.js("return window.hacked") is None
@@ -273,20 +198,6 @@ def test_foreign_text_never_becomes_markup(page: Path, browser: Browser) -> None
     text = browser.js("return document.body.textContent")
     assert "onerror=window.hacked=1>{{7*7}}" in text
     assert page.read_text().count("<script>window.hacked") == 0
-
-
-def test_it_prints_on_white(page: Path, browser: Browser) -> None:
-    browser.open(page, dark=True)
-    browser.cdp("Emulation.setEmulatedMedia", media="print")
-    try:
-        assert browser.js("return getComputedStyle(document.body).backgroundColor") == (
-            "rgb(255, 255, 255)"
-        )
-        assert browser.js(
-            "return getComputedStyle(document.getElementById('filters')).display"
-        ) == ("none")
-    finally:
-        browser.cdp("Emulation.setEmulatedMedia", media="")
 
 
 def test_an_invalid_run_says_so_first(invalid_run: Path, browser: Browser, tmp_path: Path) -> None:

@@ -117,17 +117,6 @@ def test_the_controls_are_listed_only_if_one_was_missed(tmp_path: Path) -> None:
     assert "zero_output missed, so nothing is decided" in shown
 
 
-def test_a_decision_that_is_the_same_in_all_regimes_is_stated_once(tmp_path: Path) -> None:
-    made = Made(ratio=lambda _: 2.0, queue_ratio=lambda _: 2.0)
-    text = text_of(finish(tmp_path, made))
-    assert text.count("worth using from L = 64 on (device, queue)") == 1
-
-
-def test_a_candidate_that_is_faster_by_less_than_the_margin(tmp_path: Path) -> None:
-    text = text_of(finish(tmp_path, Made(ratio=lambda _: 1.1)))
-    assert "faster, but not surely 1.2 times as fast, at L=" in text
-
-
 def test_a_ratio_over_general_baselines_alone_is_in_no_average(tmp_path: Path) -> None:
     ratio = {64: 2.0, 128: 50.0}
     made = Made(kind=Kind.GENERAL, ratio=ratio.__getitem__, lengths=(64, 128))
@@ -219,12 +208,6 @@ def test_the_table_has_the_sizes_that_vary_and_a_column_for_each_regime() -> Non
     assert len([line for line in lines if "a_candidate_with_a_long_name" in line]) == 2
 
 
-def test_a_size_that_the_first_case_does_not_state_is_a_column() -> None:
-    text = table_of(record(Dv=128), record(Dv=64, case_id="ba9876543210"))
-    [header] = [line.split() for line in text.splitlines() if " candidate " in line]
-    assert header[0] == "Dv"
-
-
 def test_a_wide_table_has_every_column_and_cuts_nothing() -> None:
     beaten = record(role="baseline", implementation="sdpa_heads_as_queries_efficient")
     queue = {"median_ms": 0.494, "verdict": Verdict.SAME}
@@ -266,11 +249,3 @@ def test_foreign_text_is_no_markup_and_is_cut_with_an_ellipsis() -> None:
     long = record(role="control", status="wrong", reason="x" * 101, caught="caught")
     console.print(*on_terminal([tables.others([crashed, long])]))
     assert reason in console.file.getvalue() and "x" * 99 + "…" in console.file.getvalue()
-
-
-@pytest.mark.parametrize(("columns", "width"), [("80", 80), ("", 160), ("wide", 160)])
-def test_the_width_without_a_terminal(
-    columns: str, width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", columns)
-    assert terminal.console().width == width
