@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -297,56 +296,3 @@ def test_a_gpu_where_there_is_no_runtime(image: str, results: Path) -> None:
     done = nsabench("images", "run", "cpu", "--results", results, "--gpus", "all")
     assert done.returncode == 3
     assert "no GPU runtime" in done.stderr and "Toolkit" in done.stderr
-
-
-@pytest.fixture(scope="module")
-def podman_tool(image: str) -> Iterator[list[str]]:
-    """The words that start a podman with folders of its own, which has the image."""
-    if os.getuid() != 0 or shutil.which("podman") is None:
-        pytest.skip("no podman, or not root")
-    # A short name: the path of a socket has room for 107 characters.
-    with tempfile.TemporaryDirectory(prefix="podman-", ignore_cleanup_errors=True) as folder:
-        tool = ["podman", "--root", f"{folder}/root", "--runroot", f"{folder}/run"]
-        if shutil.which("runc"):
-            tool += ["--runtime", "runc"]  # crun has no use for a machine with both cgroups
-        saved = subprocess.Popen(["docker", "save", "nsabench:cpu"], stdout=subprocess.PIPE)
-        subprocess.run([*tool, "load", "--quiet"], stdin=saved.stdout, check=True, timeout=400)
-        assert saved.wait(60) == 0
-        try:
-            yield tool
-        finally:
-            subprocess.run([*tool, "rmi", "--all", "--force"], capture_output=True, timeout=120)
-
-
-@pytest.fixture
-def podman(podman_tool: list[str]) -> Iterator[str]:
-    """The address of its service."""
-    with tempfile.TemporaryDirectory(prefix="podman-", ignore_cleanup_errors=True) as folder:
-        address = f"unix://{folder}/socket"
-        service = subprocess.Popen(
-            [*podman_tool, "system", "service", "--time=0", address], stderr=subprocess.DEVNULL
-        )
-        try:
-            while not Path(folder, "socket").exists():
-                assert service.poll() is None
-                time.sleep(0.1)
-            yield address
-        finally:
-            service.terminate()
-            service.wait(30)
-
-
-def test_podman_through_its_socket(
-    podman: str, results: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DOCKER_HOST", podman)
-    done = subprocess.run(in_image(results, "doctor"), capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    assert "podman" in done.stdout
-    done = subprocess.run(
-        in_image(results, "plan", "quick", "--device", "cpu"), capture_output=True, timeout=200
-    )
-    assert done.returncode == 0
-    done = nsabench("images", "run", "cpu", "--results", results, "--gpus", "all")
-    assert done.returncode == 3, "podman forgets the request, and the run would have no GPU"
-    assert "takes no requests for GPUs" in done.stderr and "--device nvidia.com" in done.stderr

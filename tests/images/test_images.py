@@ -8,6 +8,8 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -108,10 +110,33 @@ def test_an_unknown_combo_is_named_with_the_nearest() -> None:
     assert "torch2.5.1-cu124" in caught.value.remedy
 
 
-def test_the_container_is_shut_off(tmp_path: Path) -> None:
+class Client:
+    """A daemon that notes what it is to create. forgets: requests for GPUs, as podman does."""
+
+    def __init__(self, forgets: bool = False) -> None:
+        self.forgets, self.asked, self.removed = forgets, dict[str, Any](), False
+        self.images = SimpleNamespace(get=lambda image: SimpleNamespace(id="sha256:1"))
+        self.containers = SimpleNamespace(create=self.create)
+
+    def create(self, image: str, **settings: Any) -> SimpleNamespace:
+        self.asked = settings
+        requests = None if self.forgets else settings["device_requests"]
+        return SimpleNamespace(
+            attrs={"HostConfig": {"DeviceRequests": requests}},
+            start=lambda: None,
+            logs=lambda **_: [b"a li", b"ne\n"],
+            wait=lambda: {"StatusCode": 3},
+            remove=lambda force: setattr(self, "removed", force),
+        )
+
+
+def test_the_container_is_shut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("docker")
+    client, said = Client(), list[str]()
+    monkeypatch.setattr("nsabench.images.daemon.connect", lambda: client)
     asked = launch.Launch("cpu", ["all"], tmp_path, gpus="0,1", inputs=[Path("m.yaml")])
-    settings = launch._make_settings(asked, "sha256:1")
+    assert (launch.run(asked, said.append), said, client.removed) == (3, ["a line"], True)
+    settings = client.asked
     assert settings["read_only"] and settings["network_mode"] == "none"
     assert settings["cap_drop"] == ["ALL"]
     assert settings["security_opt"] == ["no-new-privileges"]
@@ -119,6 +144,17 @@ def test_the_container_is_shut_off(tmp_path: Path) -> None:
     assert settings["environment"]["NSABENCH_IMAGE_DIGEST"] == "sha256:1"
     binds = {v["bind"]: v["mode"] for v in settings["volumes"].values()}
     assert binds == {"/results": "rw", "/input/m.yaml": "ro"}
+
+
+def test_a_daemon_that_forgets_the_request_for_gpus_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("docker")
+    client = Client(forgets=True)
+    monkeypatch.setattr("nsabench.images.daemon.connect", lambda: client)
+    with pytest.raises(EnvironmentRefused) as refused:
+        launch.run(launch.Launch("cpu", ["all"], tmp_path, gpus="all"), print)
+    assert "podman" in refused.value.remedy and client.removed
 
 
 def test_no_daemon_is_one_sentence_and_a_remedy(tmp_path: Path) -> None:
