@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,8 +47,8 @@ class Compiler:
             given = (*args, *options.items())
             key = (kernel, *(_specialisation(x) for x in given))
             if key not in self._variants:
-                task = (run, kernel, *args)
-                self._variants[key] = self._pool.submit(*task, grid=grid, warmup=True, **options)
+                compiled = partial(run, kernel, *args, grid=grid, warmup=True, **options)
+                self._variants[key] = self._pool.submit(compiled)
 
         JITFunction.run = compile_only
         try:
@@ -90,18 +91,19 @@ def calls(
         return torch.empty(size, dtype=dtype, device="cuda")
 
     def attend(tokens: int, step: bool) -> None:
-        tensors = [empty(1, tokens, n, head_dim).requires_grad_(step) for n in (hq, h, h)]
+        q, k, v = (empty(1, tokens, n, head_dim).requires_grad_(step) for n in (hq, h, h))
         gates = empty(1, tokens, hq, 3).requires_grad_(step)
         cu_seqlens = empty(2, dtype=torch.int32) if packed else None
-        out = nsa_attention(*tensors, gates, **sizes, cu_seqlens=cu_seqlens)
+        out = nsa_attention(q, k, v, gates, **sizes, cu_seqlens=cu_seqlens)
         if step:
             out.backward(torch.empty_like(out))
 
     def decode(tokens: int) -> None:
         keys = max(0, (tokens - sizes["block"]) // sizes["stride"] + 1)
-        caches = [empty(1, h, n, head_dim) for n in (tokens, tokens, keys, keys)]
+        k, v, k_cmp, v_cmp = (empty(1, h, n, head_dim) for n in (tokens, tokens, keys, keys))
         lengths = empty(1, dtype=torch.int32)
-        decode_step(empty(1, hq, head_dim), *caches, empty(1, hq, 3), lengths, **sizes)
+        q, gates = empty(1, hq, head_dim), empty(1, hq, 3)
+        decode_step(q, k, v, k_cmp, v_cmp, gates, lengths, **sizes)
 
     for tokens in lengths:
         yield lambda n=tokens: attend(n, False)  # type: ignore[misc]
