@@ -9,13 +9,22 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 
 from nsabench.checks import controls
-from nsabench.checks.baseline import check_baseline
 from nsabench.checks.finding import HARMLESS, Effect, Finding, by_gravity
-from nsabench.checks.growth import check_cliff, check_scaling
 from nsabench.checks.parity import check_parity
-from nsabench.checks.queue import check_burst, check_host
-from nsabench.checks.roofline import DeviceLimits, check_roofline
-from nsabench.checks.timing import check_clocks, check_ordering, check_timer
+from nsabench.checks.roofline import (
+    DeviceLimits,
+    check_baseline,
+    check_cliff,
+    check_roofline,
+    check_scaling,
+)
+from nsabench.checks.timing import (
+    check_burst,
+    check_clocks,
+    check_host,
+    check_ordering,
+    check_timer,
+)
 from nsabench.model.record import Record
 
 __all__ = ["HARMLESS", "DeviceLimits", "Effect", "Finding", "by_gravity"]

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from nsabench import labels
 from nsabench.checks.cases import best_baseline, by_case
 from nsabench.checks.finding import Effect, Finding, Group
-from nsabench.checks.queue import MORE, worked_ms
+from nsabench.checks.timing import MORE, worked_ms
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import NO_ORDER, Catch, Regime, Role, Status
 

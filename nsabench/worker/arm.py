@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from nsabench.checks.queue import IN_A_BURST
+from nsabench.checks.timing import IN_A_BURST
 from nsabench.failure import Failure
 from nsabench.machine.clock import now_s
 from nsabench.model.case import Case

@@ -3,7 +3,7 @@
 import pytest
 
 from nsabench.checks import DeviceLimits, Effect
-from nsabench.checks.baseline import check_baseline
+from nsabench.checks.roofline import check_baseline
 from nsabench.model.vocabulary import Status
 
 H200 = DeviceLimits("measured in this run", memory_gb_s=4250.0, tflop_s={"float16": 790.0})

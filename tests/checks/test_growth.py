@@ -3,7 +3,7 @@
 import pytest
 
 from nsabench.checks import DeviceLimits, Effect
-from nsabench.checks.growth import check_cliff, check_scaling
+from nsabench.checks.roofline import check_cliff, check_scaling
 
 H200 = DeviceLimits("measured in this run", memory_gb_s=4250.0)
 WARM_4090 = DeviceLimits("data sheet", memory_gb_s=1008.0, l2_gb_s=5000.0, l2_bytes=72 << 20)

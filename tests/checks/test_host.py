@@ -3,7 +3,7 @@
 import pytest
 
 from nsabench.checks import DeviceLimits, Effect
-from nsabench.checks.queue import check_host
+from nsabench.checks.timing import check_host
 from nsabench.model.vocabulary import Mode
 
 

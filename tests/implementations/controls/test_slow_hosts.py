@@ -12,7 +12,7 @@ import torch
 from nsabench import registry
 from nsabench.checks import DeviceLimits, Effect, run_checks
 from nsabench.checks.controls import decide_catch, find_failures, set_catches
-from nsabench.checks.queue import IN_A_BURST, check_burst, check_host
+from nsabench.checks.timing import IN_A_BURST, check_burst, check_host
 from nsabench.failure import Failure
 from nsabench.implementations.controls import slow
 from nsabench.model.vocabulary import Catch, DType, Regime, Status, Verdict
