@@ -4,7 +4,7 @@ A control declares the check that must catch it (`caught_by`). It declines with 
 cases on which it happens to be right. So it must be caught on every case that it runs:
 
 - `parity`: its status is `wrong`, or a check such as `ordering` says that its output is wrong. One
-  of streams proves nothing if its call waits so long that the order of its work is not shown.
+  that declares `needs_order` proves nothing if the order of its work was not shown.
 - `timer`: it manipulates the clock, and is caught if it is not faster than the best valid baseline.
 - `host`: the check found it bound by its host. It declines if the device takes as long.
 - `burst`: its result was wrong when the clock of a burst stopped. It declines if a call is as long
@@ -36,7 +36,6 @@ CHECK = "controls"
 CHECKS_OF_OUTPUT = ("parity",)
 CHECKS_OF_TIMED = (*CHECKS_OF_OUTPUT, "timer", "baseline", "roofline")
 CHECKS_OF_QUEUE = ("host", "burst")  # verdicts in the queue also need these
-OF_ORDER = ("default_stream", "side_stream_unjoined")  # right, but on another stream
 AGAINST_BASELINES = ("timer", "baseline")  # checks that compare a control with what it wraps.
 GAINED = 0.8  # a working trick on the clock makes a time vanish; a smaller gain is noise.
 # On the host's clock the arms of a busy machine differ several-fold (2.6 was seen). The trick there
@@ -94,8 +93,7 @@ def decide_catch(row: Record, case: Sequence[Record], findings: Sequence[Finding
         found = any(f.effect is Effect.WRONG and f.names(row) for f in findings)
         if row.status is Status.WRONG or found:
             return Catch.CAUGHT
-        is_shown = NO_ORDER not in row.notes or row.implementation not in OF_ORDER
-        return Catch.MISSED if is_shown else Catch.UNPROVEN
+        return Catch.UNPROVEN if row.needs_order and NO_ORDER in row.notes else Catch.MISSED
     if row.status is Status.WRONG or row.median_ms is None:
         return Catch.UNPROVEN  # another check was first, or it was never timed
     if row.caught_by in AGAINST_BASELINES:
@@ -184,13 +182,13 @@ class Unproven:
 def find_unproven(records: Sequence[Record]) -> list[Unproven]:
     """Return the unproven checks of a run: those behind a verdict, or that a control was for."""
     guarding = [
-        (Group.of(record), check)
+        (Group.from_record(record), check)
         for record in records
         if record.role is Role.CANDIDATE
         for check in (CHECKS_OF_OUTPUT if record.median_ms is None else CHECKS_OF_TIMED)
     ]
     return list_unproven(
-        ((Group.of(r), r.caught_by, r.caught) for r in records if r.caught), guarding
+        ((Group.from_record(r), r.caught_by, r.caught) for r in records if r.caught), guarding
     )
 
 

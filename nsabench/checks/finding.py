@@ -33,7 +33,7 @@ class Group(NamedTuple):
     mode: Mode
 
     @classmethod
-    def of(cls, record: Record) -> Group:
+    def from_record(cls, record: Record) -> Group:
         return cls(record.op, record.direction, record.mode)
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class Finding:
         return (
             self.case_id in ("", record.case_id)
             and self.implementation in ("", record.implementation)
-            and (not self.groups or Group.of(record) in self.groups)
+            and (not self.groups or Group.from_record(record) in self.groups)
         )
 
     def names(self, record: Record) -> bool:

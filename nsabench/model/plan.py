@@ -72,6 +72,7 @@ class ImplementationInfo(Frozen):
     devices: tuple[Runs, ...]
     caught_by: str = ""
     wraps: str = ""
+    needs_order: bool = False  # of a control: it is right, except for the order of its work
     computes_by: str = ""  # of a control: the baseline whose work it does
     source: Source
     # The cases that it is for; empty: all.

@@ -178,6 +178,7 @@ class Record:
     # No table holds what follows, so a record that was read from a file has the defaults.
     source: Source = field(default=Source(), compare=False)
     wraps: str = field(default="", compare=False)  # the baseline that a control adds its trick to
+    needs_order: bool = field(default=False, compare=False)  # it is caught by the order of its work
     # The baseline runs only for a control that wraps it: candidates are not compared with it.
     alongside: bool = field(default=False, compare=False)
     tolerances: Tolerances = field(default=Tolerances(), compare=False)

@@ -177,6 +177,7 @@ def control(
     name: str = "",
     devices: Sequence[str] = ("cuda", "cpu"),
     wraps: bool = False,
+    needs_order: bool = False,
     distributions: Sequence[str] = (),
     directions: Sequence[str] = ("forward",),
     modes: Sequence[str] = (),
@@ -185,6 +186,7 @@ def control(
     """Register the decorated function as a control of these ops; none: of every op.
 
     It receives an `Honest` baseline first. wraps: whether its check compares it with that baseline.
+    needs_order: whether only the order of its work on streams is wrong, which must be shown.
     directions, modes (`stream`, `graph`): the only ones that it is for; empty: all.
     least: the least compulsory work of cases in which the trick can gain anything.
     """
@@ -195,6 +197,7 @@ def control(
             "devices": devices,
             "caught_by": caught_by,
             "wraps": "baseline" if wraps else "",
+            "needs_order": needs_order,
             "distributions": distributions,
             "directions": directions,
             "modes": modes,

@@ -80,6 +80,7 @@ def make_records(plan: Plan, session: Session, state: CaseState) -> list[Record]
                 comparisons=tuple(_make_comparisons(plan.run_id, case, observation, offset_ms)),
                 source=info.source,
                 wraps=info.wraps,
+                needs_order=info.needs_order,
                 alongside=info.name in planned.alongside,
                 conditions=conditions,
                 observation=observation,

@@ -159,7 +159,7 @@ def _name_unproven(records: Sequence[Record]) -> list[Record]:
         if guarded_regime(lack.check) is None:
             unproven.setdefault(lack.group, []).append(lack.check)
     return [
-        replace(r, unproven=", ".join(unproven.get(Group.of(r), ())))
+        replace(r, unproven=", ".join(unproven.get(Group.from_record(r), ())))
         if r.role is Role.CANDIDATE
         else r
         for r in records

@@ -255,13 +255,15 @@ def test_a_control_is_held_to_what_it_wraps_though_nothing_else_is(make_row):
 
 
 @pytest.mark.parametrize(
-    ("name", "notes", "caught"),
+    ("needs_order", "notes", "caught"),
     [
-        ("default_stream", "", Catch.MISSED),
-        ("default_stream", NO_ORDER, Catch.UNPROVEN),
-        ("zero_output", NO_ORDER, Catch.MISSED),
+        (True, "", Catch.MISSED),
+        (True, NO_ORDER, Catch.UNPROVEN),
+        (False, NO_ORDER, Catch.MISSED),
     ],
 )
-def test_a_control_of_streams_proves_nothing_if_its_call_waits(make_row, name, notes, caught):
-    row = make_row(name, "control", caught_by="parity", notes=notes)
+def test_a_control_of_streams_proves_nothing_if_its_call_waits(
+    make_row, needs_order, notes, caught
+):
+    row = control(make_row, needs_order=needs_order, notes=notes)
     assert controls.decide_catch(row, [row], []) is caught

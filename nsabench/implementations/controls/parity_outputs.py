@@ -112,7 +112,7 @@ def mutated_input(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     return out
 
 
-@control(caught_by="parity", devices=("cuda",))
+@control(caught_by="parity", devices=("cuda",), needs_order=True)
 def side_stream_unjoined(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Works on a side stream that the caller's stream does not wait for."""
     decline_in_a_graph(tensors[0])
@@ -123,7 +123,7 @@ def side_stream_unjoined(honest: Honest, *tensors: Tensor, **options: Any) -> Te
         return honest(*tensors, **options)
 
 
-@control(caught_by="parity", devices=("cuda",))
+@control(caught_by="parity", devices=("cuda",), needs_order=True)
 def default_stream(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     decline_in_a_graph(tensors[0])
     with torch.cuda.stream(torch.cuda.default_stream(tensors[0].device)):

@@ -72,7 +72,7 @@ class Pair:
                 return Shift(Difference.INVALID, f"in {side.name} {outcome}", change=change)
         measured = [(side, record) for side, record in records if record is not None]
         for side, record in measured:
-            why = side.objects_to(Group.of(record))
+            why = side.objects_to(Group.from_record(record))
             if record.verdict is Verdict.INVALID:
                 why = why or f"in {side.name} {record.why}"
             if why:

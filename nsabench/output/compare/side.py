@@ -97,7 +97,7 @@ class Side:
     def objects_to_queue(self, record: Record) -> str:
         if any(controls.guarded_regime(r.caught_by) is not None for r in self._missed):
             return f"the run {self.name} decides nothing in the queue: a control was not caught"
-        return self.objects_to(Group.of(record)) or self.doubt(record)
+        return self.objects_to(Group.from_record(record)) or self.doubt(record)
 
     def doubt(self, record: Record) -> str:
         throttles = set(record.clock_event_reasons.split(", ")) & THROTTLING
