@@ -1,7 +1,8 @@
-"""Name cases for people: by their sizes, and by whatever is not the default."""
+"""Name cases for people, by their sizes and by whatever is not the default; count cautions."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from nsabench import ops
@@ -72,3 +73,10 @@ def of_case(labelled: Labelled) -> str:
 def named(labelled: Labelled) -> str:
     case_id = labelled.id if isinstance(labelled, Case) else labelled.case_id
     return f"{of_case(labelled)} [{case_id}]"
+
+
+def count_cautions(cautions: Iterable[str]) -> str:
+    """Count cautions in words: `no specialised baseline in 3 of 16`; empty without any."""
+    given = list(cautions)
+    counts = Counter(text for text in given if text)
+    return "; ".join(f"{text} in {n} of {len(given)}" for text, n in counts.items())

@@ -44,7 +44,7 @@ from nsabench.running.policy import make_job
 from nsabench.running.session import digest
 from nsabench.signing import Signer
 from nsabench.verdicts.attempts import CaseState, state_of
-from nsabench.verdicts.merged import assemble
+from nsabench.verdicts.results import assemble
 from nsabench.verdicts.tables import write_tables
 
 OP = "selection_rows"

@@ -15,7 +15,7 @@ from nsabench.running.folder import RunFolder
 from nsabench.verdicts import audit
 from nsabench.verdicts.attempts import states_of
 from nsabench.verdicts.audit.table import UNITS_MS
-from nsabench.verdicts.merged import assemble
+from nsabench.verdicts.results import assemble
 
 
 @_help.command("audit")

@@ -8,7 +8,6 @@ from nsabench.model.record import Record
 from nsabench.model.vocabulary import Catch, Regime, Role, Status, Verdict
 from nsabench.output import grouped
 from nsabench.verdicts.statistics import geometric_mean
-from nsabench.verdicts.verdict import list_speedups
 
 DECLINED = (Status.UNSUPPORTED, Status.SKIPPED)
 
@@ -54,8 +53,12 @@ class Standing:
     @cached_property
     def speedups(self) -> Mapping[Regime, Sequence[float]]:
         """The ratios without a caution, by regime."""
-        ratios = {regime: list_speedups(self.records, regime) for regime in Regime}
+        ratios = {regime: self._list_speedups(regime) for regime in Regime}
         return {regime: found for regime, found in ratios.items() if found}
+
+    def _list_speedups(self, regime: Regime) -> list[float]:
+        compared = [r.compared(regime) for r in self.records if not r.caution_in(regime)]
+        return [c.ratio for c in compared if c is not None and c.ratio is not None]
 
     @cached_property
     def averages(self) -> Mapping[Regime, float | None]:

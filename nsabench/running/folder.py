@@ -18,7 +18,7 @@ from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Purpose
 from nsabench.running import log
 from nsabench.signing.signer import RUN_KEY
-from nsabench.verdicts.merged import RunLog
+from nsabench.verdicts.results import RunLog
 
 LATEST = "latest"
 SHARDS = "shards"  # the folder of a merged run that holds the shards

@@ -17,7 +17,7 @@ from nsabench.model.record import Comparison
 from nsabench.model.vocabulary import Purpose, Reference, Role, Verdict
 from nsabench.verdicts.attempts import CaseState, state_of
 from nsabench.verdicts.results import assess
-from nsabench.verdicts.revision import needs_confirmation
+from nsabench.verdicts.verdict import needs_confirmation
 
 # To measure a faster implementation takes less time than to find out that it is far behind.
 LEAST_MS = 20.0

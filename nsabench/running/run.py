@@ -18,8 +18,7 @@ from nsabench.running.log import read as read_log
 from nsabench.running.loop import Loop, View
 from nsabench.running.session import choose_signer
 from nsabench.signing import Signer
-from nsabench.verdicts.merged import assemble
-from nsabench.verdicts.results import Results, assess
+from nsabench.verdicts.results import Results, assemble, assess
 from nsabench.verdicts.tables import write_tables
 
 

@@ -1,18 +1,40 @@
-"""The state of a case after the attempts to measure it, and the next attempt.
+"""Say what the attempts at a case have settled, and what to measure next.
 
-Both depend on the attempts alone. `verdicts.blame` finds the implementation that ended a worker.
+Both depend on the attempts alone, in order. Code in a worker can forge which implementation was
+running when it died, so that name is only a suspicion. The main pass then measures each alone, the
+suspect first, and blames an implementation that fails alone. If all survive alone, these results
+count. The isolated pass leaves the suspect out; the others give up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
-from nsabench.model.log import Log
+from nsabench.errors import UsageError
+from nsabench.machine.environment.nvml import POWER_CAP, THROTTLING
+from nsabench.model.job import Death
+from nsabench.model.log import Attempt, Log
 from nsabench.model.measurement import Conditions, Observation
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.vocabulary import Mode, Purpose, Runs, Status
-from nsabench.verdicts.blame import NONE, BlameTrial, NextAttempt
+
+# Phases before the first call of an implementation.
+BEFORE_ANY = "inputs"
+EARLY = (BEFORE_ANY, "request", "start")
+COOL_DOWN_S = 5.0
+PASSING = THROTTLING - {POWER_CAP}  # a pause may end these; the work itself causes the cap
+# A person or a scheduler may kill the measuring process so often before an implementation is
+# blamed. Kernels cannot do it if the sandbox blocks signals.
+FORGIVEN = 2
+SIGNALS = "signals"  # of the sandbox's protections
+NONE = 0  # the attempt of an implementation that no worker measured to the end
+
+
+@dataclass(frozen=True)
+class NextAttempt:
+    implementations: tuple[str, ...]
+    pause_s: float = 0.0  # before the attempt
 
 
 @dataclass(frozen=True)
@@ -87,3 +109,145 @@ def cannot_run(plan: Plan, planned: PlannedCase, name: str) -> str:
     elif Runs.CUDA not in devices:
         return f"runs only on {' and '.join(devices)}; this run is on a CUDA device"
     return ""
+
+
+@dataclass
+class _SoloTrials:
+    """Each implementation is measured alone, because together they lost their worker."""
+
+    death: Death
+    order: list[str]
+    survived: dict[str, Observation] = field(default_factory=dict)
+
+
+class BlameTrial:
+    """Takes the attempts in order and says what is settled, and what to measure next."""
+
+    def __init__(self, purpose: Purpose, names: Sequence[str]) -> None:
+        self.settled: dict[str, Observation] = {}
+        self.conditions: dict[int, Conditions] = {}
+        self.gave_up = ""
+        self._purpose = purpose
+        self._left = list(names)
+        self._killed = 0  # times in a row that the measuring process was killed
+        self._lost_early = ""  # why the last worker was lost before any call
+        self._was_throttled = False
+        self._solo: _SoloTrials | None = None
+
+    @property
+    def next(self) -> NextAttempt | None:
+        if self.gave_up or not self._left:
+            return None
+        pause_s = COOL_DOWN_S if self._was_throttled else 0.0
+        if self._solo is None:
+            return NextAttempt(tuple(self._left), pause_s=pause_s)
+        return NextAttempt((self._untried[0],), pause_s)
+
+    @property
+    def _untried(self) -> list[str]:
+        assert self._solo is not None
+        return [n for n in self._solo.order if n in self._left and n not in self._solo.survived]
+
+    def take(self, attempt: Attempt) -> None:
+        ended, due = attempt.ended, self.next
+        if ended is not None and ended.interrupted:
+            return
+        if due is None or attempt.job.implementations != due.implementations:
+            raise UsageError(
+                f"attempt {attempt.job.attempt} of the {self._purpose} pass over case "
+                f"{attempt.job.case.id} does not follow from those before it",
+                "the log was altered: start a new run.",
+            )
+        if ended is None:
+            self._killed += 1
+            if self._killed > (FORGIVEN if SIGNALS in attempt.sandbox else 0):
+                death = _blame_kill(attempt, self._killed)
+                self._killed = 0
+                self._die(attempt, death)
+            return
+        self._killed = 0
+        if ended.death is not None:
+            self._die(attempt, ended.death)
+        else:
+            self._answer(attempt, ended.conditions)
+
+    def _answer(self, attempt: Attempt, conditions: Conditions) -> None:
+        self.conditions[attempt.job.attempt] = conditions
+        if PASSING & set(conditions.clock_event_reasons) and not self._was_throttled:
+            self._was_throttled = True
+            return
+        notes = []
+        if self._was_throttled:
+            notes.append("measured twice: the device was throttled the first time")
+        if self._lost_early:
+            notes.append(f"measured again, since before any call: {self._lost_early}")
+        self._was_throttled, self._lost_early = False, ""
+        observations = [_add_notes(observation, notes) for observation in attempt.observations]
+        if self._solo is None:
+            self._settle(observations)
+            return
+        self._solo.survived |= {o.implementation: o for o in observations}
+        self._end_solo_trials()
+
+    def _die(self, attempt: Attempt, death: Death) -> None:
+        if death.phase in EARLY and not self._lost_early:
+            # A thread that an earlier case left in a warm worker may have ended it.
+            self._lost_early = death.reason
+            return
+        if self._purpose is Purpose.MAIN:
+            self._find_culprit(attempt, death)
+        elif self._purpose is Purpose.ISOLATED and death.suspect in self._left:
+            self._blame(death.suspect, death)
+        else:
+            self.gave_up = death.reason
+
+    def _find_culprit(self, attempt: Attempt, death: Death) -> None:
+        if self._solo is not None:
+            [name] = attempt.job.implementations
+            self._blame(name, death)
+            if name == self._solo.death.suspect:
+                self._solo = None
+            else:
+                self._end_solo_trials()
+        elif death.phase in EARLY:
+            # Two workers died before any call: the case or the machine is at fault.
+            for name in list(self._left):
+                self._blame(name, death)
+        elif len(self._left) == 1:
+            self._blame(self._left[0], death)
+        else:
+            order = sorted(self._left, key=lambda name: name != death.suspect)
+            self._solo = _SoloTrials(death, order)
+
+    def _end_solo_trials(self) -> None:
+        trial = self._solo
+        if trial is None or self._untried:
+            return
+        self._solo = None
+        if len(trial.survived) == len(trial.order):
+            note = f"measured alone, since together: {trial.death.reason}"
+            self._settle(_add_notes(survivor, [note]) for survivor in trial.survived.values())
+
+    def _settle(self, observations: Iterable[Observation]) -> None:
+        for observation in observations:
+            self.settled[observation.implementation] = observation
+            self._left.remove(observation.implementation)
+
+    def _blame(self, name: str, death: Death) -> None:
+        self._settle([Observation(implementation=name, status=death.status, reason=death.reason)])
+
+
+def _add_notes(observation: Observation, notes: Sequence[str]) -> Observation:
+    return observation.model_copy(update={"notes": [*observation.notes, *notes]})
+
+
+def _blame_kill(attempt: Attempt, times: int) -> Death:
+    often = "" if times == 1 else f" {times} times"
+    names = attempt.job.implementations
+    alone = len(names) == 1
+    reason = (
+        f"nsabench itself was killed{often} while {'it was' if alone else 'they were'} measured"
+    )
+    if alone:
+        reason += "; it is not run again"
+    return Death(status=Status.CRASHED, reason=reason, suspect=names[0] if alone else "")

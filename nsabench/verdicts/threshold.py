@@ -15,9 +15,8 @@ from nsabench.model.record import Record
 from nsabench.model.vocabulary import MARGIN, Answer, Direction, Regime, Role, Status, Verdict
 from nsabench.planning.narrow import ALL, Narrowed
 from nsabench.verdicts.length_series import Tested, find_length, find_objections
-from nsabench.verdicts.revision import NEAR
 from nsabench.verdicts.tables import read_records
-from nsabench.verdicts.verdict import count_cautions
+from nsabench.verdicts.verdict import NEAR
 
 DECLINED = frozenset({Status.UNSUPPORTED, Status.SKIPPED})
 LEAST_LENGTHS = 2
@@ -180,7 +179,9 @@ def _decide_candidate(
         where=where,
         regime=regime,
         unpaired=describe_mismatch(first.torch, first.triton),
-        caution="" if reasons else count_cautions(row.record.caution_in(regime) for row in above),
+        caution=""
+        if reasons
+        else labels.count_cautions(row.record.caution_in(regime) for row in above),
     )
 
 

@@ -20,8 +20,7 @@ from nsabench.model.vocabulary import Status, Verdict
 from nsabench.output import report
 from nsabench.running import process, process_tree
 from nsabench.running.folder import RunFolder
-from nsabench.verdicts.merged import assemble
-from nsabench.verdicts.results import Results
+from nsabench.verdicts.results import Results, assemble
 from nsabench.verdicts.tables import write_tables
 from tests import forked, main_pass
 from tests.attacks.kit import SLOW_S

@@ -29,8 +29,7 @@ from nsabench.output.report import Facts, write_html, write_markdown
 from nsabench.running.folder import KEPT, RunFolder
 from nsabench.signing import Signer
 from nsabench.signing.keys import private_pem, public_der
-from nsabench.verdicts.merged import CANARY
-from nsabench.verdicts.results import Results
+from nsabench.verdicts.results import CANARY, Results
 from nsabench.verdicts.tables import read_records
 from nsabench.verdicts.threshold import decide_run
 from tests.runs import Made, make_run

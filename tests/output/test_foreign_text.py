@@ -24,7 +24,7 @@ from nsabench.running.folder import RunFolder
 from nsabench.running.run import Finished
 from nsabench.text import code, markdown, shown
 from nsabench.verdicts import threshold, thresholds_yaml
-from nsabench.verdicts.merged import assemble
+from nsabench.verdicts.results import assemble
 from nsabench.verdicts.tables import write_tables
 from tests.runs import Made, make_run
 

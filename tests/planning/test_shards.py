@@ -9,8 +9,7 @@ import pytest
 
 from nsabench.model.vocabulary import Verdict
 from nsabench.running.folder import RunFolder
-from nsabench.verdicts.merged import assemble
-from nsabench.verdicts.results import Results
+from nsabench.verdicts.results import Results, assemble
 from tests.runs import Made, make_run
 
 # Measured on an H200: torch stopped compiling at the third shape.

@@ -14,10 +14,8 @@ from nsabench.model.measurement import Ceilings, Conditions, Observation, Sample
 from nsabench.model.record import Comparison
 from nsabench.model.vocabulary import Purpose, Reference, Regime, Role, Status, Verdict
 from nsabench.verdicts.attempts import CaseState
-from nsabench.verdicts.merged import RunLog, assemble
-from nsabench.verdicts.results import Results
-from nsabench.verdicts.revision import needs_confirmation, revise
-from nsabench.verdicts.verdict import compare_records
+from nsabench.verdicts.results import Results, RunLog, assemble
+from nsabench.verdicts.verdict import compare_records, needs_confirmation, revise
 from tests.runs import (
     Made,
     add_attempt,

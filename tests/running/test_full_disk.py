@@ -18,7 +18,7 @@ from nsabench.running import log, run
 from nsabench.running.folder import RunFolder
 from nsabench.running.run import Finished
 from nsabench.signing import Signer
-from nsabench.verdicts.merged import assemble
+from nsabench.verdicts.results import assemble
 from tests.runs import Made, make_plan, make_run
 
 pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

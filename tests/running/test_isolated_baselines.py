@@ -18,7 +18,7 @@ from nsabench.model.source import Source
 from nsabench.model.vocabulary import Purpose, Reference, Regime, Role, Status, Verdict
 from nsabench.running.clients import Worker
 from nsabench.running.policy import judge
-from nsabench.verdicts.revision import ALL_OWN
+from nsabench.verdicts.verdict import ALL_OWN
 from tests.running.test_policy import ONE as SMALL
 from tests.running.test_policy import with_baselines
 from tests.runs import Made, add_attempt, log_of, make_plan, observations_of, spoilt, timed

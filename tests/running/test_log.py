@@ -24,8 +24,7 @@ from nsabench.running.log import LogFile, digest, examine, read, sign_line
 from nsabench.running.policy import next_jobs
 from nsabench.signing import Signer
 from nsabench.signing.signer import RUN_KEY, make_run_key, read_run_key
-from nsabench.verdicts.merged import RunLog, assemble
-from nsabench.verdicts.results import Results
+from nsabench.verdicts.results import Results, RunLog, assemble
 from nsabench.verdicts.tables import write_tables
 from tests.runs import Made, log_of, make_plan, make_run, record, session_of
 

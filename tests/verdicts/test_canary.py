@@ -6,7 +6,7 @@ import pytest
 
 from nsabench.model.measurement import Observation, Samples
 from nsabench.model.vocabulary import Purpose, Status
-from nsabench.verdicts.merged import Canary, find_outliers, read_canary
+from nsabench.verdicts.results import Canary, find_outliers, read_canary
 from tests.runs import Made, add_attempt, log_of, make_plan
 
 

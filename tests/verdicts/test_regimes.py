@@ -12,9 +12,8 @@ from nsabench.checks import Effect, Finding
 from nsabench.model.measurement import Bursts, Observation
 from nsabench.model.record import Comparison, Record
 from nsabench.model.vocabulary import Mode, Regime, Role, Status, Verdict
-from nsabench.verdicts.revision import revise
 from nsabench.verdicts.tables import read_records
-from nsabench.verdicts.verdict import compare_records
+from nsabench.verdicts.verdict import compare_records, revise
 from tests.runs import Made, confirmation, isolated, make_run, record
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Catch, Role
 from nsabench.running.folder import RunFolder
-from nsabench.verdicts.merged import assemble
+from nsabench.verdicts.results import assemble
 from nsabench.verdicts.tables import read_records
 from tests.runs import Made, make_run
 

@@ -24,7 +24,8 @@ from nsabench.model.version import __version__
 from nsabench.model.vocabulary import Catch, Direction, Mode
 from nsabench.planning import yaml_document
 from nsabench.running.folder import RunFolder
-from nsabench.verdicts import break_even, merged, threshold, thresholds_yaml
+from nsabench.verdicts import break_even, threshold, thresholds_yaml
+from nsabench.verdicts.results import assemble
 from nsabench.verdicts.tables import (
     BATCH,
     COMPARISONS,
@@ -43,7 +44,7 @@ def derive_tables(folder: Path, plan: Plan, into: Path) -> None:
     """Write the tables, and the thresholds if the run has some, that follow from its logs."""
     run = RunFolder(folder)
     try:
-        results = merged.assemble(plan.run_id, run.parts())
+        results = assemble(plan.run_id, run.parts())
         write_tables(results, plan.run_id, into)
         if run.thresholds.exists():  # `nsabench run` writes none
             decisions = threshold.decide_run(results.records, plan)

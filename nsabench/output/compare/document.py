@@ -24,7 +24,6 @@ from nsabench.output.document import (
 )
 from nsabench.text import markdown
 from nsabench.verdicts.statistics import geometric_mean
-from nsabench.verdicts.verdict import count_cautions
 
 MEASURED = (
     *("status", "reason", "median_ms", "best_baseline", "speedup", "speedup_lo", "speedup_hi"),
@@ -158,7 +157,7 @@ def _summarise(records: Sequence[Record | None]) -> str:
         faster = sum(record.verdict is Verdict.FASTER for record in measured)
         regimes = "/".join(dict.fromkeys(record.regime for record in measured))
         parts += [f"{mean:.2f}x", f"{faster} faster ({regimes})"]
-        parts += filter(None, [count_cautions(r.caution_in(r.regime) for r in measured)])
+        parts += filter(None, [labels.count_cautions(r.caution_in(r.regime) for r in measured)])
     return ", ".join(parts)
 
 

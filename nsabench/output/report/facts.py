@@ -26,8 +26,7 @@ from nsabench.signing import Signer
 from nsabench.verdicts import break_even, threshold
 from nsabench.verdicts.attempts import CaseState, states_of
 from nsabench.verdicts.break_even import BreakEven
-from nsabench.verdicts.merged import RunLog, assemble
-from nsabench.verdicts.results import Results
+from nsabench.verdicts.results import Results, RunLog, assemble
 from nsabench.verdicts.threshold import Decision
 
 MOST_OPS = 3  # that a title names

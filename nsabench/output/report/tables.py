@@ -6,7 +6,7 @@ from nsabench import labels
 from nsabench.model.vocabulary import Role
 from nsabench.output.document import Block, Name, Sentence, Table, number
 from nsabench.output.report.facts import Facts
-from nsabench.verdicts.merged import read_canary
+from nsabench.verdicts.results import read_canary
 
 
 def shards(facts: Facts) -> Iterator[Block]:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from nsabench import labels
 from nsabench.machine.environment.pairs import describe_mismatch
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Direction, Regime, Role, Status
@@ -12,7 +13,6 @@ from nsabench.output import grouped
 from nsabench.output.document import Name, Table, number
 from nsabench.output.standing import versions
 from nsabench.verdicts.statistics import geometric_mean
-from nsabench.verdicts.verdict import count_cautions
 
 IN = {
     Regime.DEVICE: "on the device",
@@ -128,7 +128,7 @@ def _build_entry(
         f"{number(least, '.2f')} to {number(greatest, '.2f')}",
         "–" if is_alternative else str(sum(ratio <= 1 for ratio in ratios)),
         f"{len(right)} of {len(rows)}",
-        count_cautions(r.caution_in(regime) for r in right) or "–",
+        labels.count_cautions(r.caution_in(regime) for r in right) or "–",
     )
     place = (is_alternative, mean is None, 2 * len(right) < most, mean or 0, -len(right))
     return place, cells

@@ -10,7 +10,7 @@ from nsabench.model.vocabulary import Purpose
 from nsabench.output import terminal
 from nsabench.running.folder import RunFolder
 from nsabench.verdicts.attempts import states_of
-from nsabench.verdicts.merged import RunLog
+from nsabench.verdicts.results import RunLog
 from tests.output.report.conftest import make_run
 
 

@@ -18,8 +18,7 @@ from nsabench.model.vocabulary import Purpose
 from nsabench.running.folder import RunFolder
 from nsabench.running.log import LogFile
 from nsabench.running.policy import next_jobs
-from nsabench.verdicts.merged import assemble
-from nsabench.verdicts.results import Results
+from nsabench.verdicts.results import Results, assemble
 from nsabench.verdicts.threshold import Decision, decide_run
 from nsabench.verdicts.thresholds_yaml import as_text
 from tests.runs import SIGNER, Made, add_attempt, make_run, session_of, timed
