@@ -31,7 +31,7 @@ from nsabench.model.vocabulary import Status
 from nsabench.running.process import MAX_STEPS, CheckerLost, Printed, WarmProcess, WorkerLost
 from nsabench.running.process_tree import Program, list_descendants, make_environment
 from nsabench.signing.secrecy import variables
-from nsabench.verdicts.blame import BEFORE_ANY
+from nsabench.verdicts.attempts import BEFORE_ANY
 from nsabench.worker import protocol
 
 START_LIMIT_S = 120.0  # to import everything, or to calibrate

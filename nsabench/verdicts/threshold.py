@@ -159,6 +159,7 @@ def _decide_candidate(
         reasons += _find_gaps(above, rows, threshold, Narrowed(where).pinned)
         if not reasons:
             answer = Answer.FROM
+    cautions = () if reasons else (row.record.caution_in(regime) for row in above)
     return Decision(
         run_id=first.run_id,
         gpu=first.gpu_name,
@@ -179,9 +180,7 @@ def _decide_candidate(
         where=where,
         regime=regime,
         unpaired=describe_mismatch(first.torch, first.triton),
-        caution=""
-        if reasons
-        else labels.count_cautions(row.record.caution_in(regime) for row in above),
+        caution=labels.count_cautions(cautions),
     )
 
 

@@ -46,6 +46,7 @@ BEHIND = 2.0  # times the best: a specialised baseline that takes longer does no
 # standard deviation of 0.6 % (docs/explanation/measurement.md).
 DRIFT = 0.03
 NEAR = 0.01  # closer to the margin or to a verdict's own bound, a second process decides
+_ROLES = {Reference.BASELINE: Role.BASELINE, Reference.ALTERNATIVE: Role.ALTERNATIVE}
 ALL_OWN = "all its baselines come from its own package: none was timed without it"
 
 
@@ -284,9 +285,10 @@ def revise(
         if confirmation is not None and needs_confirmation(comparison, margin):
             comparison = _confirm_verdict(comparison, confirmation, margin)
         if comparison.reference is Reference.BASELINE:
-            role, is_won = Role.BASELINE, comparison.verdict is Verdict.FASTER
+            is_won = comparison.verdict is Verdict.FASTER
         else:
-            role, is_won = Role.ALTERNATIVE, comparison.lo is not None and comparison.lo > 1
+            is_won = comparison.lo is not None and comparison.lo > 1
+        role = _ROLES[comparison.reference]
         if is_won and isolated is not None and role in roles_timed:
             comparison = _compare_with_isolated(comparison, record, case, isolated, clean)
         comparisons.append(comparison)
@@ -349,8 +351,7 @@ def _compare_with_isolated(
     clean: Collection[str],
 ) -> Comparison:
     """Compare with the best isolated reference if the candidate slowed those in its process."""
-    is_baseline = comparison.reference is Reference.BASELINE
-    role = Role.BASELINE if is_baseline else Role.ALTERNATIVE
+    role = _ROLES[comparison.reference]
     roles = {r.implementation: r.role for r in case}
     timed = {
         o.implementation: times
@@ -358,58 +359,61 @@ def _compare_with_isolated(
         if roles.get(o.implementation, Role.BASELINE) is role
         and (times := o.timings(comparison.regime).time_ms)
     }
-    who, why = f"the {role}s", next(find_disturbances(list(isolated.conditions.values())), "")
-    if not why and is_baseline:
-        who, why = _find_untimed_baseline(comparison, record, case, isolated, clean, timed)
-    elif not why and comparison.against not in timed:
-        why = next(
-            (o.reason for o in isolated.observations if o.implementation == comparison.against), ""
-        )
-        why = why or isolated.reason or f"{comparison.against} was not timed there"
-    if why:
-        reason = f"{who} could not be timed apart from the candidates: {why}"
-        if is_baseline:
+    for untimed, why in _list_obstacles(comparison, record, case, isolated, clean, timed):
+        reason = f"{untimed} could not be timed apart from the candidates: {why}"
+        if role is Role.BASELINE:
             return make_inconclusive(comparison, reason)
         return replace(add_reason(comparison, reason), ratio=None, lo=None, hi=None)
-    best = min(timed, key=lambda name: quantile(timed[name], 0.5))
+    best = _find_fastest(timed)
     return _hold_to_isolated(comparison, record, best, timed[best], isolated)
 
 
-def _find_untimed_baseline(
+def _find_fastest(timed: Mapping[str, Sequence[float]]) -> str:
+    return min(timed, key=lambda name: quantile(timed[name], 0.5))
+
+
+def _list_obstacles(
     comparison: Comparison,
     record: Record,
     case: Sequence[Record],
     isolated: CaseState,
     clean: Collection[str],
     timed: Mapping[str, Sequence[float]],
-) -> tuple[str, str]:
-    baselines = "the baselines"
-    leader = next((r for r in case if r.implementation == comparison.against), None)
-    # A baseline from the candidate's package always runs with it.
-    if leader is None or leader.source == record.source:
-        return baselines, "no other was valid beside it"
-    best = leader.implementation
+) -> Iterator[tuple[str, str]]:
+    """Yield what was not timed in isolation, and why: what decides comes first."""
+    role, against = _ROLES[comparison.reference], comparison.against
+    everything = f"the {role}s"
+    observed = {o.implementation: o for o in isolated.observations}
+    for disturbance in find_disturbances(list(isolated.conditions.values())):
+        yield everything, disturbance
+    if role is Role.ALTERNATIVE:
+        if against not in timed:
+            reason = observed[against].reason if against in observed else ""
+            yield everything, reason or isolated.reason or f"{against} was not timed there"
+        return
+    sources = {r.implementation: r.source for r in case}
     valid = [
         r.implementation
         for r in case
         if r.role is Role.BASELINE and r.implementation in clean and r.median_ms
     ]
-    observations = {o.implementation: o for o in isolated.observations}
-    if isolated.reason and not {best, *valid} <= observations.keys():
-        return baselines, isolated.reason
-    if best not in observations:
-        return best, "it comes with another candidate: measure without that one"
-    for name in (best, *valid):
+    # A baseline from the candidate's package always runs with it.
+    if sources.get(against, record.source) == record.source:
+        yield everything, "no other was valid beside it"
+    if isolated.reason and not {against, *valid} <= observed.keys():
+        yield everything, isolated.reason
+    if against not in observed:
+        yield against, "it comes with another candidate: measure without that one"
+    for name in (against, *valid):
         # Without its time, nothing shows whether the candidate slowed it.
-        if name in observations and observations[name].status is not Status.OK:
-            return name, observations[name].reason
-    if best not in timed:
-        return best, "it was far behind there, and not called so"
-    best = min(timed, key=lambda name: quantile(timed[name], 0.5))
-    if comparison.regime is not Regime.QUEUE and len(timed[best]) < MIN_ROUNDS_EVER:
+        if name in observed and observed[name].status is not Status.OK:
+            yield name, observed[name].reason
+    if against not in timed:
+        yield against, "it was far behind there, and not called so"
+    leader = _find_fastest(timed)
+    if comparison.regime is not Regime.QUEUE and len(timed[leader]) < MIN_ROUNDS_EVER:
         # It was dropped early, because one that then failed was far ahead.
-        return best, "it was called a few times only"
-    return baselines, ""
+        yield leader, "it was called a few times only"
 
 
 def _hold_to_isolated(
