@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 OUTPUT = "output"
 ALIGNMENT = 64  # bytes
+MAILBOX = 64  # the descriptor of the memory in a process that was forked from a template
 # Before a call, the gradient of the output is multiplied by one of these. They are exact in every
 # format, and the results are linear in it.
 FACTORS = (-2.0, -1.0, -0.5, 0.5, 1.0, 2.0)

@@ -62,7 +62,7 @@ TEMPLATE = f"""
 import runpy
 from nsabench.worker.timing import timer
 timer.last_level_bytes = lambda: {cpu_caches.LEAST_BYTES}
-runpy.run_module("nsabench.worker.template", run_name="__main__", alter_sys=True)
+runpy.run_module("nsabench.worker", run_name="__main__", alter_sys=True)
 """
 begun_with = dict(os.environ)
 # The environment of a template for the CPU, without the mark of a worker.

@@ -47,7 +47,7 @@ def main() -> None:
         importlib.import_module(f"nsabench.cli.{name}")
     of_commands = set(sys.modules)
     assert "torch" not in of_commands
-    template = importlib.import_module("nsabench.worker.template")
+    template = importlib.import_module("nsabench.worker.__main__")
     template.import_all()
     quicken_interpreter()
     template.timer.last_level_bytes = forked.caches_bytes

@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import Self
 
 NO_SPECIALISED = "no specialised baseline"  # the caution that a record may have
+TIMED_PHASES, PROBES = ("warm-up", "timing"), "probes"  # of a case in the worker
 # The note of a call that waits for the device, or that takes its host longer than a spin.
 NO_ORDER = "it was not shown that its work is in the order of the stream: its call waits too long"
 

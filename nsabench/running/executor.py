@@ -12,6 +12,7 @@ from nsabench.channel import Step
 from nsabench.checker.messages import Judged, Prepared
 from nsabench.delivery import Delivery
 from nsabench.machine.environment import nvml
+from nsabench.machine.environment.nvml import ConditionMonitor
 from nsabench.model.case import FixedCount, Seed
 from nsabench.model.job import Death, Job, input_seeds
 from nsabench.model.measurement import Bursts, Message, Observation, Samples
@@ -20,7 +21,6 @@ from nsabench.model.vocabulary import Purpose, Role, Status
 from nsabench.running import process_tree
 from nsabench.running.clients import CheckerProcess, Listener, Worker
 from nsabench.running.process import WorkerLost, WorkerRefused, broke_protocol
-from nsabench.worker.conditions import ConditionMonitor
 from nsabench.worker.protocol import Measure, Measured
 
 # For each implementation; 10,000 samples take less. A longer line of the log is refused.
@@ -146,7 +146,7 @@ class JobListener(Listener):
             return self.checker.check(reply)
         if isinstance(reply, Step):
             self._step = reply
-            self.monitor.at_step(reply)
+            self.monitor.at_phase(reply.phase)
         return super().__call__(reply)
 
     def _find_forgery(self, delivery: Delivery) -> str:

@@ -24,14 +24,14 @@ from typing import IO, Any
 import psutil
 from pydantic import TypeAdapter
 
+from nsabench.delivery import MAILBOX
 from nsabench.model.plan import Device
 from nsabench.signing.secrecy import is_secret
 from nsabench.worker.protocol import REPLY
-from nsabench.worker.template import MAILBOX
 
 START_TIMEOUT_S = 180.0  # importing torch on a slow disk
 FORK_TIMEOUT_S = 20.0
-TEMPLATE = ("-P", "-m", "nsabench.worker.template")  # -P: import nothing from the current folder
+TEMPLATE = ("-P", "-m", "nsabench.worker")  # -P: import nothing from the current folder
 MOST_TEMPLATES = 2  # each takes some 300 MB
 POLL_S = 0.01
 # Everything that a process starts inherits it, so its orphans can be told from other children.
@@ -129,7 +129,7 @@ class NoTemplate(Exception):
 
 
 class Template:
-    """Runs `worker.template`, which forks. All methods may raise `NoTemplate`."""
+    """Runs `nsabench.worker` as a template, which forks. All methods may raise `NoTemplate`."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

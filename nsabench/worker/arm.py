@@ -18,10 +18,9 @@ from nsabench.machine.clock import now_s
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Role, Status
 from nsabench.registry import Implementation
-from nsabench.worker import calls, state
+from nsabench.worker import calls, guard
 from nsabench.worker.calls import Answer
-from nsabench.worker.driver import own_stream
-from nsabench.worker.guard import classify, guarded
+from nsabench.worker.guard import classify, guarded, own_stream
 from nsabench.worker.inputs import InputSets, poison
 from nsabench.worker.outputs import Deliver, Outputs
 from nsabench.worker.timing.timer import Timer
@@ -69,7 +68,7 @@ class CaseArm:
         self._sets_checked: list[int] = []  # one for each checked burst
         self._order_spin = ORDER_SPIN_CYCLES
         self.awaits_device = False  # its call ends only when the device is done
-        self._settings = state.settings()  # before any of its code runs
+        self._settings = guard.settings()  # before any of its code runs
         self._caller = calls.Caller(self.item, self.case.direction, self.sets, self.rng)
 
     def capture(self) -> None:
@@ -146,7 +145,7 @@ class CaseArm:
         try:
             result = guarded(call, self.device, self.name)
         except Failure as failure:
-            state.restore(self._settings)
+            guard.restore(self._settings)
             if failure.status is Status.UNSUPPORTED and self._was_right:
                 # It may decline where it would lose.
                 reason = f"it declined the case after a right answer: {failure.reason}"
@@ -158,8 +157,8 @@ class CaseArm:
         return result
 
     def _refuse_settings(self) -> None:
-        changes = state.restore(self._settings)
-        harmful = [words for name, words in changes.items() if name not in state.HARMLESS]
+        changes = guard.restore(self._settings)
+        harmful = [words for name, words in changes.items() if name not in guard.HARMLESS]
         if harmful:
             raise Failure(Status.WRONG, f"it changed settings of the process: {'; '.join(harmful)}")
         if self.item.role is Role.CANDIDATE:
@@ -233,7 +232,7 @@ class CaseArm:
                 return prepared()
             except BaseException as error:  # noqa: BLE001 - foreign code; its reason is kept
                 failure = classify(error)
-            state.restore(self._settings)
+            guard.restore(self._settings)
             # The guard finds out whether the device is lost.
             return self._guarded(partial(_raise, failure))
 

@@ -19,7 +19,7 @@ from nsabench.delivery import FACTORS, OUTPUT
 from nsabench.failure import Failure
 from nsabench.model.vocabulary import Direction, Status
 from nsabench.registry import Implementation
-from nsabench.worker import state
+from nsabench.worker import guard
 from nsabench.worker.inputs import InputSets
 
 
@@ -109,7 +109,7 @@ class Caller:
     def capture(self) -> None:
         """Capture a forward on each set of inputs."""
         graphs = []
-        with state.no_garbage():
+        with guard.no_garbage():
             for index in range(len(self.sets)):
                 graph, call = torch.cuda.CUDAGraph(), self.prepare(index)
                 with torch.cuda.graph(graph):

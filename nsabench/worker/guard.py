@@ -1,12 +1,21 @@
-"""Call foreign code, and turn whatever it raises into a status with a reason."""
+"""Guard the process against foreign code: what it raises, what it changes, what it leaves.
+
+An exception becomes a status with a reason. Changed settings are set back. Memory is given back.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache, partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -117,3 +126,269 @@ def _list_causes(error: BaseException) -> list[BaseException]:
         links.append(cause)
         cause = cause.__cause__ or cause.__context__
     return links
+
+
+_CDLL = ctypes.CDLL  # bound before foreign code is imported
+# Values of CUlimit. If a kernel sets most of the L2 aside, later kernels have less of it.
+_LIMITS = {"L2 set aside": 6, "bytes fetched into L2": 5}
+NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: not ordered with the default stream
+
+
+def _read_limit(which: int) -> int:
+    """Return a limit of the CUDA driver in bytes. Raises RuntimeError."""
+    bytes_ = ctypes.c_size_t()
+    _refuse_code("cuCtxGetLimit", _driver().cuCtxGetLimit(ctypes.byref(bytes_), which))
+    return bytes_.value
+
+
+def _set_limit(which: int, bytes_: int) -> None:
+    _refuse_code("cuCtxSetLimit", _driver().cuCtxSetLimit(which, ctypes.c_size_t(bytes_)))
+
+
+@cache
+def own_stream() -> torch.cuda.Stream:
+    """Return a stream that no candidate gets: torch hands out 32 in turn, to all that ask."""
+    torch.cuda.synchronize()  # makes sure that torch has made its context
+    handle = ctypes.c_void_p()
+    _refuse_code("cuStreamCreate", _driver().cuStreamCreate(ctypes.byref(handle), NON_BLOCKING))
+    return torch.cuda.ExternalStream(handle.value)
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return _CDLL("libcuda.so.1")
+
+
+def _refuse_code(function: str, code: int) -> None:
+    if code:
+        raise RuntimeError(f"{function} gave {code}")
+
+
+Settings = dict[str, Any]
+Access = tuple[Callable[[], Any], Callable[[Any], object]]  # how to read and write a setting
+UNREADABLE = "unreadable"
+
+
+def _access(owner: object, name: str) -> Access:
+    return partial(getattr, owner, name), partial(setattr, owner, name)
+
+
+# Bound before foreign code is imported.
+_backends, _cuda = torch.backends, torch.cuda
+_OF_TORCH: dict[str, Access] = {
+    "grad_enabled": (torch.is_grad_enabled, torch.set_grad_enabled),
+    "deterministic_algorithms": (
+        torch.get_deterministic_debug_mode,
+        torch.set_deterministic_debug_mode,
+    ),
+    **{
+        name: (getattr(torch, f"get_{name}"), getattr(torch, f"set_{name}"))
+        for name in ("num_threads", "default_dtype", "float32_matmul_precision")
+    },
+    **{
+        f"cudnn.{name}": _access(_backends.cudnn, name)
+        for name in ("enabled", "benchmark", "deterministic", "allow_tf32")
+    },
+    **{
+        f"matmul.{name}": _access(_backends.cuda.matmul, name)
+        for name in (f"allow_{dtype}_reduced_precision_reduction" for dtype in ("fp16", "bf16"))
+    },
+    **{
+        f"sdp.{name}": (
+            getattr(_backends.cuda, f"{name}_sdp_enabled"),
+            getattr(_backends.cuda, f"enable_{name}_sdp"),
+        )
+        for name in ("flash", "mem_efficient", "math", "cudnn")
+        if hasattr(_backends.cuda, f"enable_{name}_sdp")  # cudnn since torch 2.5
+    },
+}
+
+
+def _popped(length: Callable[[], int], pop: Callable[[], object], before: int) -> None:
+    while length() > before:
+        pop()
+
+
+ENVIRONMENT = "environment"
+# What `os.environ` holds. To read the mapping itself takes ten times as long.
+_environment: dict[Any, Any] = vars(os.environ)["_data"]
+_least, _one = 5e-324, 1.0  # variables, since Python would compute a product of constants once
+
+
+def _flushes_denormals() -> bool:
+    return _least * _one == 0.0
+
+
+def _set_environment(before: dict[Any, Any]) -> None:
+    for name in _environment.keys() - before.keys():
+        os.unsetenv(name)
+    for name, value in before.items():
+        os.putenv(name, value)
+    _environment.clear()
+    _environment.update(before)
+
+
+def _timers() -> tuple[int, ...]:
+    return tuple(timer for timer in _TIMERS if _getitimer(timer)[0])
+
+
+def _stop_timers(going: tuple[int, ...]) -> None:
+    for timer in _TIMERS:
+        if timer not in going:
+            _setitimer(timer, 0)
+
+
+_collect, _freeze, _unfreeze = gc.collect, gc.freeze, gc.unfreeze
+_empty_cache = torch.cuda.empty_cache
+_getitimer, _setitimer = signal.getitimer, signal.setitimer
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+_functions, _dispatches = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
+# If one of these stays set, it alters or slows the calls of others.
+_HOOKS: dict[str, Access] = {
+    **{
+        name: (
+            partial(torch.is_autocast_enabled, device),
+            partial(torch.set_autocast_enabled, device),
+        )
+        for name, device in (("autocast", "cuda"), ("autocast on the CPU", "cpu"))
+    },
+    "modes of torch functions": (
+        _functions,
+        partial(_popped, _functions, torch._C._pop_torch_function_stack),
+    ),
+    "modes of torch dispatch": (
+        _dispatches,
+        partial(_popped, _dispatches, partial(torch._C._pop_torch_dispatch_stack, None)),
+    ),
+    "timers": (_timers, _stop_timers),
+    "trace function": (sys.gettrace, sys.settrace),
+    "profile function": (sys.getprofile, sys.setprofile),
+    "switch interval": (sys.getswitchinterval, sys.setswitchinterval),
+    "flushing of denormals": (_flushes_denormals, torch.set_flush_denormal),
+}
+# Harmless once they are set back: a library may change these for itself.
+HARMLESS: dict[str, Access] = {
+    ENVIRONMENT: (partial(dict, _environment), _set_environment),
+    "garbage collection": (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
+    "threshold of garbage collection": (gc.get_threshold, lambda most: gc.set_threshold(*most)),
+    "recursion limit": (sys.getrecursionlimit, sys.setrecursionlimit),
+}
+_OF_TORCH |= _HOOKS | HARMLESS
+if hasattr(torch._C, "_get_sdp_priority_order"):  # torch 2.6
+    _OF_TORCH["sdp.order"] = torch._C._get_sdp_priority_order, torch._C._set_sdp_priority_order
+_OF_CUDA: dict[str, Access] = {
+    "current_device": (_cuda.current_device, _cuda.set_device),
+    "current_stream": (_cuda.current_stream, _cuda.set_stream),
+    **{
+        name: (partial(_read_limit, which), partial(_set_limit, which))
+        for name, which in _LIMITS.items()
+    },
+}
+
+
+@cache
+def _let_torch_order_attention() -> None:
+    """Have torch put the backends of SDPA in its order for this GPU, as its first call would.
+
+    An order that was read before that is not the one that torch uses.
+    """
+    if "sdp.order" in _OF_TORCH:
+        tiny = torch.empty(1, 1, 8, 64, dtype=torch.float16, device="cuda")
+        torch._fused_sdp_choice(tiny, tiny, tiny)
+
+
+def settings() -> Settings:
+    if torch.cuda.is_initialized():
+        _let_torch_order_attention()
+    readable = _OF_TORCH | (_OF_CUDA if torch.cuda.is_initialized() else {})
+    return {name: _read(read) for name, (read, _) in readable.items()}
+
+
+def _read(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    # The two ways of torch 2.9 to set TF32 were mixed; or the device is lost, or a MIG share.
+    except RuntimeError:
+        return UNREADABLE
+
+
+def restore(before: Settings) -> dict[str, str]:
+    """Set back all changed settings. Return the changes in words, by setting."""
+    changes, now = {}, settings()
+    for name, value in before.items():
+        if now[name] != value:
+            changes[name] = _describe_change(name, value, now[name])
+            if value != UNREADABLE:
+                with suppress(RuntimeError):  # as in `_read`
+                    (_OF_TORCH | _OF_CUDA)[name][1](value)
+    return changes
+
+
+def _describe_change(name: str, before: Any, now: Any) -> str:
+    if name == ENVIRONMENT:  # a value may be a secret
+        changed = {os.fsdecode(variable) for variable, _ in before.items() ^ now.items()}
+        return f"{name} ({', '.join(sorted(changed)[:5])})"
+    return f"{name} from {before} to {now}"
+
+
+def forget_earlier_cases() -> None:
+    """Drop what a traceback holds, and what torch.compile keeps."""
+    # torch compiles a function for a few shapes (8, by default) and silently runs later ones
+    # uncompiled: a FlexAttention that should take 0.01 ms then takes 3 ms.
+    frames = sys.modules.get("torch._dynamo.convert_frame")
+    # To import what `reset` needs takes seconds, so only if something was compiled.
+    if frames is not None and frames.FRAME_COUNTER:
+        sys.modules["torch._dynamo"].reset()
+        collect_all()
+    else:
+        _collect_garbage()
+
+
+def give_back(device: str) -> None:
+    """Free the device's cached memory for other workers. The next request reports an error."""
+    if device == "cuda":
+        with suppress(Failure, DeviceLost):
+            for step in (_collect_garbage, _collect_dropped, _empty_cache):
+                guarded(step, device)
+
+
+_modules_frozen = 0
+_idle_bytes: int | None = None  # of device memory that stays allocated after the first case
+
+
+def _collect_garbage() -> None:
+    # Modules are frozen, since to collect torch takes 0.2 s.
+    if len(sys.modules) == _modules_frozen:
+        _collect()
+    else:
+        collect_all()
+
+
+def _collect_dropped() -> None:
+    # An object that was frozen in an earlier case may hold memory.
+    global _idle_bytes
+    if _idle_bytes is None:
+        _idle_bytes = torch.cuda.memory_allocated()
+    elif torch.cuda.memory_allocated() > _idle_bytes:
+        collect_all()
+
+
+def collect_all() -> None:
+    global _modules_frozen
+    _unfreeze()
+    _collect()
+    _freeze()
+    _modules_frozen = len(sys.modules)
+
+
+@contextmanager
+def no_garbage() -> Iterator[None]:
+    """Collect nothing while a CUDA graph is captured: a graph that dies ends the capture."""
+    _collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

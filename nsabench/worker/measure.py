@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import SystemRandom
@@ -14,21 +14,19 @@ from nsabench.checker.messages import NoOracle
 from nsabench.failure import Failure
 from nsabench.machine.clock import now_s
 from nsabench.machine.environment import nvml
+from nsabench.machine.environment.nvml import ConditionMonitor
 from nsabench.model.case import Case
+from nsabench.model.job import EarlyExit
 from nsabench.model.measurement import Bursts, Conditions, Observation, Samples
-from nsabench.model.vocabulary import NO_ORDER, Mode, Role, Runs, Status
+from nsabench.model.vocabulary import NO_ORDER, PROBES, Mode, Role, Runs, Status
 from nsabench.registry import Implementation
 from nsabench.verdicts.statistics import quantile
-from nsabench.worker import launches
 from nsabench.worker.arm import CaseArm
-from nsabench.worker.conditions import PROBES, ConditionMonitor
-from nsabench.worker.guard import guarded
+from nsabench.worker.guard import forget_earlier_cases, guarded
 from nsabench.worker.inputs import InputSets
 from nsabench.worker.outputs import Deliver
-from nsabench.worker.precheck import LEFT_OUT, Precheck, Report
 from nsabench.worker.protocol import Measure, Measured
-from nsabench.worker.state import forget_earlier_cases
-from nsabench.worker.timing import sampling, stopping
+from nsabench.worker.timing import cuda, sampling
 from nsabench.worker.timing.sampling import Collected
 from nsabench.worker.timing.timer import Timer
 
@@ -141,7 +139,7 @@ class CaseMeasurement:
         """Sample the arms. Return sensor readings."""
         timing, out = self._case.timing, self._out
         by_role = {role: {a.name for a in arms if a.item.role is role} for role in Role}
-        rule = stopping.build(
+        rule = sampling.make_rule(
             timing.stopping,
             by_role[Role.CANDIDATE],
             by_role[Role.BASELINE],
@@ -185,7 +183,7 @@ class CaseMeasurement:
                 arms, self.timer, call_ms, call_bytes, self._rng, out.failed, contenders
             )
 
-    def _count_launches(self, arms: list[CaseArm]) -> dict[str, launches.Counted]:
+    def _count_launches(self, arms: list[CaseArm]) -> dict[str, cuda.Counted]:
         asked = [
             arm
             for arm in arms
@@ -195,7 +193,7 @@ class CaseMeasurement:
         if not asked:
             return {}
         self.report(Step(phase="launches", allowance=len(asked) + 1))
-        return launches.count({arm.name: arm.one_call for arm in asked})
+        return cuda.count_launches({arm.name: arm.one_call for arm in asked})
 
     def _check_probes(self, arm: CaseArm) -> list[str]:
         """Call a kernel once on each probe. Return a note for each that it declines.
@@ -247,10 +245,88 @@ def _find_contenders(arms: list[CaseArm], call_ms: Mapping[str, float]) -> set[s
     for role in (Role.BASELINE, Role.ALTERNATIVE):
         of_kind = {a.name: call_ms[a.name] for a in arms if a.item.role is role}
         best = min(of_kind.values(), default=0.0)
-        factor = stopping.CONTENDER_MARGIN if best > sampling.SLOW_MS else stopping.HOPELESS
+        factor = sampling.CONTENDER_MARGIN if best > sampling.SLOW_MS else sampling.HOPELESS
         near |= {name for name, ms in of_kind.items() if ms <= factor * best}
     return near
 
 
 def _least_ms(samples: Samples) -> float:
     return max(quantile(samples.time_ms, 0.5), quantile(samples.host_us, 0.5) / 1e3)
+
+
+Report = Callable[[Step], None]
+
+ROUNDS = 2
+BEHIND = 5.0  # times as long
+LEFT_OUT = f"left out: {ROUNDS} calls took over {BEHIND:g} times as long as those of a faster one"
+
+
+class Precheck:
+    def __init__(self, early_exit: EarlyExit) -> None:
+        self._early_exit = early_exit
+        self._samples: dict[str, Samples] = {}
+        self._failures: dict[str, Failure] = {}
+        self._call_ms: dict[str, float] = {}  # of the last call, at most
+
+    def run(self, arms: Sequence[CaseArm], timer: Timer, report: Report) -> None:
+        """Call each baseline once, and a slow one in rounds by the timer. Raises `DeviceLost`."""
+        left = [arm for arm in arms if arm.name in self._early_exit.baselines]
+        if len(left) <= self._early_exit.stay:
+            return
+        calls: list[Callable[[CaseArm], float]] = [CaseArm.first_call]  # which may compile
+        calls += [partial(self._sample, timer, round_) for round_ in range(ROUNDS)]
+        for call in calls:
+            left = [arm for arm in left if self._is_slow(call, arm, report)]
+
+    def _is_slow(self, call: Callable[[CaseArm], float], arm: CaseArm, report: Report) -> bool:
+        report(Step(phase="precheck", implementation=arm.name))
+        try:
+            self._call_ms[arm.name] = call(arm)
+        except Failure as failure:
+            self._failures[arm.name] = failure.alone()
+            self._call_ms.pop(arm.name, None)
+            self._samples.pop(arm.name, None)
+            arm.sets.repair()
+            if arm.device == "cuda":
+                gc.collect()
+            return False
+        return self._call_ms[arm.name] >= self._early_exit.least_ms
+
+    def _sample(self, timer: Timer, round_: int, arm: CaseArm) -> float:
+        called_s, begun = arm.called_s, now_s()
+        arm.sets.repair_and_flag()
+        prepare = partial(arm.prepare_unchecked, round_)
+        sample, result = timer.sample(arm.name, prepare(), prepare)
+        arm.inspect(round_, result)
+        arm.called_s = called_s + now_s() - begun
+        samples = self._samples.setdefault(arm.name, Samples())
+        samples.round.append(round_)
+        samples.time_ms.append(sample.time_ms)
+        samples.escaped_ms.append(sample.escaped_ms)
+        samples.gap_hidden.append(sample.gap_hidden)
+        samples.host_us.append(round(sample.host_us, 2))
+        return max(sample.time_ms, sample.host_us / 1e3)  # in a queue, the slower of the two counts
+
+    def raise_failure(self, name: str) -> None:
+        if name in self._failures:
+            raise self._failures[name]
+
+    def ordered(self, arms: Sequence[CaseArm]) -> list[CaseArm]:
+        # Baselines that may be left out come last, the fastest first.
+        return sorted(arms, key=lambda arm: self._behind_ms(arm.name, self._call_ms))
+
+    def _behind_ms(self, name: str, others: Iterable[str]) -> float:
+        """Return the time of a call that is far behind one of the others, else 0."""
+        samples = self._samples.get(name)
+        if samples is None or len(samples.time_ms) < ROUNDS:
+            return 0.0
+        least_ms = min(samples.time_ms)
+        far = any(least_ms > BEHIND * self._call_ms[other] for other in others)
+        return least_ms if far and least_ms >= self._early_exit.least_ms else 0.0
+
+    def left_out(self, name: str, right: Sequence[str]) -> Samples | None:
+        """Return the samples of a baseline that is far behind one of the `right` arms, or None."""
+        seen = [other for other in right if other in self._call_ms]
+        if len(seen) < self._early_exit.stay or not self._behind_ms(name, seen):
+            return None
+        return self._samples[name]

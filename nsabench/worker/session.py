@@ -23,15 +23,13 @@ from nsabench.machine.clock import now_s
 from nsabench.machine.environment import nvml
 from nsabench.model.case import Case
 from nsabench.model.measurement import Message
-from nsabench.model.vocabulary import Role
+from nsabench.model.vocabulary import PROBES, Role
 from nsabench.registry import Implementation
-from nsabench.worker import calls, protocol, state
-from nsabench.worker.conditions import PROBES
+from nsabench.worker import calls, guard, protocol
 from nsabench.worker.guard import guarded
 from nsabench.worker.inputs import InputSets
-from nsabench.worker.measure import CaseMeasurement
+from nsabench.worker.measure import CaseMeasurement, Report
 from nsabench.worker.outputs import Deliver
-from nsabench.worker.precheck import Report
 from nsabench.worker.timing import ceilings
 from nsabench.worker.timing.timer import CpuTimer, Timer
 
@@ -72,13 +70,13 @@ class Session:
         """The implementations by op and name. Raises `UsageError` if one cannot be imported."""
         if self.device == "cuda" and torch.cuda.is_available():
             torch.cuda.init()  # else an import that does it seems to change the order of backends
-        before = state.settings()
-        del before[state.ENVIRONMENT]  # a library may need at its calls what its import has set
+        before = guard.settings()
+        del before[guard.ENVIRONMENT]  # a library may need at its calls what its import has set
         loaded = registry.load(self.kernels, self.sources, ops_file=self.ops_file)
-        if changes := state.restore(before):
+        if changes := guard.restore(before):
             words = "; ".join(changes.values())
             sys.stderr.write(f"an import changed, and it was set back: {words}\n")
-        state.collect_all()
+        guard.collect_all()
         return {(item.op, item.name): item for item in loaded}
 
     def answer(
@@ -112,7 +110,7 @@ class Session:
         items = [self.items[request.case.op, name] for name in request.implementations]
         measurement = CaseMeasurement(request, self.device, timer, sensors, report, deliver)
         measured = measurement.run(items)
-        state.give_back(self.device)
+        guard.give_back(self.device)
         return measured
 
     def _announce(self, step: Step) -> None:
@@ -133,7 +131,7 @@ def compile_case(
 
     probes: whether it is called on the probes of the case as well.
     """
-    state.forget_earlier_cases()
+    guard.forget_earlier_cases()
     try:
         computed = ops.computed(case, item.computes)
         form = Form(sets=1, dtype=case.dtype, results={})
@@ -154,7 +152,7 @@ def compile_case(
     except (Failure, UsageError) as error:  # the op that it computes may have no such case
         return protocol.Compiled(reason=str(error))
     finally:
-        state.give_back(device)
+        guard.give_back(device)
 
 
 def _call(case: Case, item: Implementation, sets: InputSets) -> None:

@@ -398,7 +398,7 @@ def test_a_slow_host_hides_no_work_on_a_side_stream(tmp_path: Path) -> None:
 
 def test_no_stream_of_the_workers_is_one_of_torchs() -> None:
     """A side stream that is one which a call is made on would be in order by accident."""
-    from nsabench.worker.driver import own_stream
+    from nsabench.worker.guard import own_stream
 
     own = own_stream().cuda_stream
     assert own not in {torch.cuda.Stream().cuda_stream for _ in range(64)}

@@ -81,7 +81,7 @@ def loop_us(call: Any, calls: int = 2000) -> float:
 
 def test_launches_are_counted_and_leave_the_host_as_it_was() -> None:
     """Work of a loop costs what it did before CUPTI looked on: medians within 10 %."""
-    from nsabench.worker import launches
+    from nsabench.worker.timing import cuda
 
     x, y = (torch.ones(1000, device="cuda") for _ in range(2))
 
@@ -100,7 +100,7 @@ def test_launches_are_counted_and_leave_the_host_as_it_was() -> None:
     for _ in range(3):
         loop_us(three)
     before = statistics.median(loop_us(three) for _ in range(9))
-    counted = launches.count({"three": prepared, "one": alone, "none": lambda: lambda: None})
+    counted = cuda.count_launches({"three": prepared, "one": alone, "none": lambda: lambda: None})
     assert {name: one.launches for name, one in counted.items()} == {
         "three": 3,
         "one": 1,

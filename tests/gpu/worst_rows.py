@@ -62,7 +62,7 @@ def measure(case: Case, device: str, kernels: list[Any]) -> list[dict[str, Any]]
     """The rows of a case; tried again where others on the same GPU left too little memory."""
     import torch
 
-    from nsabench.worker.state import forget_earlier_cases
+    from nsabench.worker.guard import forget_earlier_cases
 
     reason = ""
     for _ in range(ATTEMPTS):

@@ -7,11 +7,8 @@ from collections.abc import Iterator
 import pynvml
 import pytest
 
-from nsabench.channel import Step
 from nsabench.machine.environment import nvml
-from nsabench.machine.environment.nvml import Reading
-from nsabench.worker import conditions
-from nsabench.worker.conditions import ConditionMonitor
+from nsabench.machine.environment.nvml import ConditionMonitor, Reading
 
 
 class Fake:
@@ -32,7 +29,7 @@ class Fake:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
     fake = Fake()
-    monkeypatch.setattr(conditions, "INTERVAL_S", 1e-3)
+    monkeypatch.setattr(nvml, "INTERVAL_S", 1e-3)
     yield fake
 
 
@@ -58,22 +55,22 @@ def test_what_was_before_it_was_timed_does_not_count(device: Fake, phase: str) -
     """A device that compiles has other clocks."""
     with ConditionMonitor(device) as monitor:
         reads(device, 3)
-        monitor.at_step(Step(phase=phase))
+        monitor.at_phase(phase)
         before = device.times
-        monitor.at_step(Step(phase="timing"))
+        monitor.at_phase("timing")
         reads(device, 3)
-        monitor.at_step(Step(phase="timing"))  # once more, to have it forgotten
+        monitor.at_phase("timing")  # once more, to have it forgotten
     assert 1000 * (before - 1) <= (monitor.summary().sm_clock_mhz_min or 0) <= 1000 * (before + 2)
 
 
 def test_what_is_read_during_probes_does_not_count(device: Fake) -> None:
     with ConditionMonitor(device) as monitor:
-        monitor.at_step(Step(phase="timing"))
+        monitor.at_phase("timing")
         reads(device, 2)
-        monitor.at_step(Step(phase="probes"))
+        monitor.at_phase("probes")
         before = device.times
         reads(device, 3)
-        monitor.at_step(Step(phase="probes"))
+        monitor.at_phase("probes")
     assert 1000 <= (monitor.summary().sm_clock_mhz_max or 0) <= 1000 * (before + 2)
 
 

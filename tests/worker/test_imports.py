@@ -28,7 +28,7 @@ def test_a_case_imports_no_compiler_that_nobody_uses() -> None:
     code = """
 import sys, torch
 from nsabench.checker.diagnosis.evidence import coordinates
-from nsabench.worker.state import forget_earlier_cases
+from nsabench.worker.guard import forget_earlier_cases
 at = coordinates(torch.arange(24), (2, 3, 4))
 assert torch.equal((at[0] * 3 + at[1]) * 4 + at[2], torch.arange(24))
 import torch._dynamo

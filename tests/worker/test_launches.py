@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nsabench.worker import launches
-from nsabench.worker.launches import Counted, Ran, between_marks
+from nsabench.worker.timing import cuda
+from nsabench.worker.timing.cuda import Counted, Ran, between_marks
 
 MARK = "void (anonymous namespace)::spin_kernel(long)"
 
@@ -19,4 +19,4 @@ def test_what_makes_a_call_ready_does_not_count() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device here")
 def test_without_a_device_nothing_is_counted() -> None:
-    assert launches.count({"mine": lambda: lambda: None}) == {}
+    assert cuda.count_launches({"mine": lambda: lambda: None}) == {}

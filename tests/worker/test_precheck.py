@@ -13,7 +13,7 @@ from nsabench.model.job import ALL_STAY, EarlyExit
 from nsabench.model.measurement import Observation
 from nsabench.model.vocabulary import Role, Status
 from nsabench.registry import Implementation
-from nsabench.worker import precheck
+from nsabench.worker import measure
 from nsabench.worker.timing.timer import CpuTimer
 from tests.checking import measured as measured_by_checker
 from tests.worker.test_arm import CASE, honest
@@ -21,7 +21,7 @@ from tests.worker.test_arm import item as candidate
 
 # So long that noise of a shared machine makes no other kernel hopeless.
 QUICK_S, SLOW_S = 0.005, 0.1
-CALLS = 1 + precheck.ROUNDS  # held to the oracle, and by the timer
+CALLS = 1 + measure.ROUNDS  # held to the oracle, and by the timer
 LEAST_MS = 20.0
 calls = {"slow": 0}
 
@@ -87,9 +87,9 @@ def test_who_is_far_behind_is_not_looked_at_any_further() -> None:
     # Others are held to what it is off by, and that is measured here: in the main pass the process
     # was the candidate's.
     assert left.rel_l2 == seen["quick"].rel_l2 and left.worst_row_at
-    assert len(left.samples.time_ms) == precheck.ROUNDS and left.bursts.time_ms == []
+    assert len(left.samples.time_ms) == measure.ROUNDS and left.bursts.time_ms == []
     assert "over 5 times as long as those of a faster one" in left.notes[0]
-    assert len(seen["quick"].samples.time_ms) > precheck.ROUNDS and seen["quick"].bursts.time_ms
+    assert len(seen["quick"].samples.time_ms) > measure.ROUNDS and seen["quick"].bursts.time_ms
     assert [seen[one].status for one in ("wrong", "broken")] == [Status.WRONG, Status.CRASHED]
 
 

@@ -17,7 +17,7 @@ from nsabench.implementations.baselines.selection_rows import gqa
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import DType, Status
 from nsabench.registry import Implementation
-from nsabench.worker import state
+from nsabench.worker import guard
 from nsabench.worker.inputs import InputSets
 from nsabench.worker.session import Session
 from tests.checking import Desk, a_case, registered, rounds
@@ -75,8 +75,8 @@ def test_cuda_is_initialised_before_an_import_could_do_it(monkeypatch: pytest.Mo
     done: list[str] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "init", lambda: done.append("init"))
-    found = {state.ENVIRONMENT: {}}
-    monkeypatch.setattr(state, "settings", lambda: done.append("settings") or dict(found))
+    found = {guard.ENVIRONMENT: {}}
+    monkeypatch.setattr(guard, "settings", lambda: done.append("settings") or dict(found))
     monkeypatch.setattr(registry, "load", lambda *_, **__: done.append("import") or [])
     assert Session("cuda", None, None, None, Channel(BytesIO(), b"")).items == {}
     assert done[:3] == ["init", "settings", "import"]

@@ -11,7 +11,7 @@ BEGIN = """
 import gc, sys, types, weakref
 import torch
 torch.cuda.synchronize = lambda: None  # there is none
-from nsabench.worker.state import forget_earlier_cases, give_back
+from nsabench.worker.guard import forget_earlier_cases, give_back
 
 class Node: pass
 

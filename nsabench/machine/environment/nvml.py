@@ -1,13 +1,19 @@
-"""Reads the sensors of NVIDIA devices; a field that cannot be read is None."""
+"""Reads the sensors of NVIDIA devices, once or for a while. What cannot be read is None."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pynvml
+
+from nsabench.machine.clock import now_s
+from nsabench.model.measurement import Conditions, Samples
+from nsabench.model.vocabulary import PROBES, TIMED_PHASES
 
 T = TypeVar("T")
 
@@ -26,6 +32,7 @@ CLOCK_EVENT_REASONS = {
 }
 POWER_CAP = "sw_power_cap"
 _HARMLESS = {"gpu_idle", "applications_clocks_setting", "sync_boost", "display_clock_setting"}
+INTERVAL_S = 0.02  # between two readings
 THROTTLING = frozenset(CLOCK_EVENT_REASONS.values()) - _HARMLESS  # what slows the device down
 
 
@@ -130,3 +137,71 @@ class Device:
     def process_ids(self) -> set[int]:
         processes = attempt(pynvml.nvmlDeviceGetComputeRunningProcesses, self.handle) or []
         return {process.pid for process in processes}
+
+
+class ConditionMonitor:
+    """Reads the sensors of a device in a thread while a case is measured.
+
+    The supervisor and the worker both do it: a worker could forge its readings.
+    """
+
+    def __init__(self, device: Device | None) -> None:
+        self._device = device
+        self._at: list[float] = []
+        self._readings: list[Reading] = []
+        self._begun = 0  # the first reading that counts
+        self._ended: int | None = None  # the first one after them
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> ConditionMonitor:
+        if self._device is not None:
+            self._thread = threading.Thread(target=self._run, daemon=True, name="conditions")
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        assert self._device is not None
+        while True:
+            self._at.append(now_s())
+            self._readings.append(self._device.read())
+            if self._stop.wait(INTERVAL_S):
+                return
+
+    def annotate(self, samples: Samples, start_s: float) -> None:
+        for end_s in samples.at_s:  # the clock that was read last before it
+            i = bisect_right(self._at, start_s + end_s) - 1
+            clock = self._readings[max(i, 0)].sm_clock_mhz if self._readings else None
+            samples.sm_clock_mhz.append(clock or 0)
+
+    def at_phase(self, phase: str) -> None:
+        # Clocks differ while kernels compile: before the first timed phase, and in probes.
+        if phase in TIMED_PHASES and not self._begun:
+            self._begun = len(self._readings)
+        if phase != PROBES:
+            self._ended = None
+        elif self._ended is None:
+            self._ended = len(self._readings)
+
+    def summary(self, own: Collection[int] = ()) -> Conditions:
+        """own: processes that do not compete with the worker."""
+        readings = self._readings[self._begun : self._ended] or self._readings[-1:]
+        if not readings or self._device is None:
+            return Conditions()
+        clocks = [r.sm_clock_mhz for r in readings if r.sm_clock_mhz]
+        return Conditions(
+            sm_clock_mhz_min=min(clocks, default=None),
+            sm_clock_mhz_max=max(clocks, default=None),
+            mem_clock_mhz=readings[-1].mem_clock_mhz,
+            temperature_c_max=max(
+                (r.temperature_c for r in readings if r.temperature_c), default=None
+            ),
+            power_w_max=max((r.power_w for r in readings if r.power_w), default=None),
+            clock_event_reasons=sorted({x for r in readings for x in r.clock_event_reasons}),
+            competing_processes=len(self._device.process_ids() - {os.getpid(), *own}),
+        )

@@ -1,19 +1,22 @@
-"""Time one call on CUDA: events around it, on a flushed L2, with the launch gap hidden.
+"""Measure one call on CUDA: its time by events, and after all timing its launches by CUPTI.
 
-A spin kernel holds the stream while the host queues start event, call and end event. The gap was
-hidden if the start event has not passed when the call returns. A call that waits for the device
-cannot be hidden: its samples say so, and include its launch gaps.
+A timed call finds a flushed L2. A spin kernel holds the stream while the host queues start event,
+call and end event. The launch gap was hidden if the start event has not passed when the call
+returns. A call that waits for the device cannot be hidden: its samples say so, and include its
+launch gaps.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.profiler import profile  # torch.profiler imports the compiler
 
-from nsabench.failure import DeviceLost
+from nsabench.failure import DeviceLost, Failure
 from nsabench.machine.clock import now_s
 from nsabench.worker.timing.timer import Call, Keep, Sample, Timed, as_it_is, call_back_to_back
 
@@ -29,6 +32,11 @@ MOST_LATE = 5  # tries of an arm in a case before its spin stops shrinking
 
 LEAST_L2 = 8 << 20
 LARGEST_L2 = 128 << 20  # no device has more
+
+# CUPTI is unloaded afterwards, so that it does not slow the calls of later cases.
+os.environ.setdefault("TEARDOWN_CUPTI", "1")
+# A kernel of torch.cuda._sleep marks where a counted call begins and ends.
+MARK, _MARK_CYCLES = "spin_kernel", 1000
 
 # Bound here, before foreign code is imported. The base class is a C type: it cannot be patched.
 _Event: Any = getattr(torch._C, "_CudaEventBase", None)  # None in a torch for CPUs
@@ -175,3 +183,67 @@ class L2Flush:
 
     def __call__(self) -> None:
         _amax(self._words, dim=0, out=self._sink)
+
+
+class Ran(NamedTuple):
+    name: str  # of a kernel, a copy or a fill
+    taken_us: float
+
+
+class Counted(NamedTuple):
+    """kernels_us: the sum of the times of all kernels, also if some ran at once."""
+
+    launches: int
+    kernels_us: float
+
+
+def count_launches(prepared: Mapping[str, Callable[[], Callable[[], Any]]]) -> dict[str, Counted]:
+    """Return the launches of each call that does not fail; none without CUPTI."""
+    if not torch.cuda.is_available():
+        return {}
+    done: list[str] = []
+    try:
+        with profile(use_device="cuda", use_cpu=False, use_kineto=True) as seen:
+            for name, prepare in prepared.items():
+                try:
+                    call = prepare()
+                except Failure:
+                    continue
+                _mark()
+                try:
+                    call()
+                    done.append(name)
+                except Failure:
+                    done.append("")
+                _mark()
+        counted = between_marks(_list_kernels(seen))
+    except (RuntimeError, OSError, AttributeError):  # CUPTI is missing, in use, or not permitted
+        return {}
+    if len(counted) != len(done):
+        return {}
+    return {name: call for name, call in zip(done, counted, strict=True) if name}
+
+
+def _mark() -> None:
+    synchronize()  # the call may have used any stream
+    _sleep(_MARK_CYCLES)
+    synchronize()
+
+
+def _list_kernels(seen: Any) -> list[Ran]:
+    events = [
+        e
+        for e in seen.function_events or ()
+        if e.device_type == torch.autograd.DeviceType.CUDA
+        and not getattr(e, "is_user_annotation", False)
+    ]
+    return [
+        Ran(e.name, float(e.time_range.end - e.time_range.start))
+        for e in sorted(events, key=lambda e: e.time_range.start)
+    ]
+
+
+def between_marks(ran: Sequence[Ran]) -> list[Counted]:
+    marks = [at for at, kernel in enumerate(ran) if MARK in kernel.name]
+    calls = [ran[first + 1 : last] for first, last in zip(marks[::2], marks[1::2], strict=False)]
+    return [Counted(len(call), round(sum(kernel.taken_us for kernel in call), 3)) for call in calls]

@@ -11,7 +11,7 @@ import pytest
 from nsabench.failure import Failure
 from nsabench.model.case import FixedCount
 from nsabench.model.vocabulary import Status
-from nsabench.worker.timing import sampling, stopping
+from nsabench.worker.timing import sampling
 from nsabench.worker.timing.sampling import Collected, take_samples, warm_up
 from nsabench.worker.timing.timer import Sample
 
@@ -101,7 +101,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def rounds(
     clock: Clock, count: int, *arms: KnownArm, seed: int = 0
 ) -> tuple[Collected, KnownTimer]:
-    rule = stopping.build(FixedCount(kind="fixed_count", rounds=count), set(), set(), set())
+    rule = sampling.make_rule(FixedCount(kind="fixed_count", rounds=count), set(), set(), set())
     out, timer = Collected(), KnownTimer(clock)
     take_samples(arms, timer, rule, Random(seed), out)
     return out, timer
@@ -140,7 +140,7 @@ def test_a_failure_in_warm_up_leaves_no_samples(clock: Clock) -> None:
     good, bad, out = KnownArm("good", 1.0), KnownArm("bad", 1.0, fails_at=2), Collected()
     for arm in (good, bad):
         warm_up(arm, KnownTimer(clock), 0.025, out)
-    rule = stopping.build(FixedCount(kind="fixed_count", rounds=4), set(), set(), set())
+    rule = sampling.make_rule(FixedCount(kind="fixed_count", rounds=4), set(), set(), set())
     take_samples([good, bad], KnownTimer(clock), rule, Random(0), out)
     assert set(out.samples) == {"good"}
     assert out.failed["bad"].reason == "in call"

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from nsabench.model.case import FixedCount, RatioCI
-from nsabench.worker.timing import stopping
-from nsabench.worker.timing.stopping import MIN_ROUNDS_EVER, StopAtRatioCI
+from nsabench.worker.timing import sampling
+from nsabench.worker.timing.sampling import MIN_ROUNDS_EVER, StopAtRatioCI
 
 MODEL = RatioCI(width=0.01, min_rounds=20, max_rounds=200, budget_s=2.0)
 
@@ -102,7 +102,7 @@ def test_without_a_baseline_all_go_on_and_no_ratio_is_waited_for() -> None:
 
 
 def test_a_fixed_count_is_waited_for_by_all() -> None:
-    built = stopping.build(FixedCount(kind="fixed_count", rounds=5), {"mine"}, {"best"}, set())
+    built = sampling.make_rule(FixedCount(kind="fixed_count", rounds=5), {"mine"}, {"best"}, set())
     assert not built.enough(4, 1e9, {}) and built.enough(5, 0.0, {})
     assert built.active(5, {"mine": [], "best": []}) == {"mine", "best"}
 
