@@ -1,6 +1,6 @@
 """Decide whether a result is right, by its distance from the float64 oracle.
 
-The worker has checked the form of the result (`worker/outputs.py`), and the checker has measured
+The worker has checked the form of the result (`worker/calls.py`), and the checker has measured
 its errors (`checker/compare.py`). Three errors are limited:
 the mean absolute error by the tolerance of the case, the relative L2 error by what the format
 resolves (`resolution`), and the L2 error of the worst row by a multiple of that (`row_ratio`).

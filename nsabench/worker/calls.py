@@ -1,30 +1,45 @@
-"""Make one call in each direction: an untimed part, then the timed part.
+"""Make the calls of an implementation, and deliver to the checker what they return.
 
-A step times the implementation and its backward, a backward `torch.autograd.grad` alone. The
-gradient of the output is new in each call, so a backward knows only what its forward saved.
+A call has an untimed part, then the timed part. A step times the implementation and its backward, a
+backward `torch.autograd.grad` alone. The gradient of the output is new in each call, so a backward
+knows only what its forward saved.
+
+A delivered output is overwritten with a mark. So no right output stays in this process, where
+another implementation could find it, and a later write to it is seen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from nsabench.delivery import FACTORS, OUTPUT
+from nsabench.delivery import FACTORS, OUTPUT, Delivery
 from nsabench.failure import Failure
-from nsabench.model.vocabulary import Direction, Status
+from nsabench.machine.clock import now_s
+from nsabench.model.case import Case
+from nsabench.model.vocabulary import Direction, Role, Status
 from nsabench.registry import Implementation
 from nsabench.worker import guard
-from nsabench.worker.inputs import InputSets
+from nsabench.worker.inputs import BITS, InputSets, poison
+
+T = TypeVar("T")
+
+# Takes results in the order of their form, and returns whether they are right.
+Deliver = Callable[[Delivery, InputSets, Sequence[Tensor]], bool]
+
+REJECTED = "its output is wrong"  # the supervisor adds the reason of the checker
+MARK = 0x5A5A
 
 
 @dataclass(frozen=True)
-class Answer:
+class CallResult:
     """grad_out: what a backward was given, `factor` times the gradient of the set."""
 
     index: int
@@ -41,13 +56,13 @@ class Answer:
 @dataclass(frozen=True)
 class Ready:
     run: Callable[[], Any]  # the call as a user's code makes it
-    answer: Callable[[Any], Answer]  # takes what `run` returned
+    answer: Callable[[Any], CallResult]  # takes what `run` returned
 
-    def __call__(self) -> Answer:
+    def __call__(self) -> CallResult:
         return self.answer(self.run())
 
 
-def ready(
+def prepare_call(
     item: Implementation, direction: Direction, sets: InputSets, index: int, rng: Random
 ) -> Ready:
     """Do the untimed part of a call; return the timed part. Raises `Failure` without a backward."""
@@ -56,7 +71,7 @@ def ready(
         # New tensors over the same memory, so that attributes set on them are dropped.
         tensors = [t.detach() for t in sets.sets[index].tensors.values()]
         return Ready(
-            partial(call, *tensors, **options), lambda output: Answer(index, {OUTPUT: output})
+            partial(call, *tensors, **options), lambda output: CallResult(index, {OUTPUT: output})
         )
     # New leaves over the same memory, without the hooks and attributes of an earlier call.
     leaves = {
@@ -67,9 +82,9 @@ def ready(
     factor = rng.choice(FACTORS)
     grad_out = sets.grads[index] * factor
 
-    def answer(gradients: tuple[Any, ...], output: Tensor) -> Answer:
+    def answer(gradients: tuple[Any, ...], output: Tensor) -> CallResult:
         values = dict(zip(sets.results, gradients, strict=True))
-        return Answer(index, values, factor, grad_out, output)
+        return CallResult(index, values, factor, grad_out, output)
 
     if direction is Direction.STEP:
 
@@ -88,42 +103,236 @@ def ready(
     )
 
 
-@dataclass
+def refuse_without_backward(out: Any) -> None:
+    if not isinstance(out, Tensor) or not out.requires_grad:
+        raise Failure(Status.UNSUPPORTED, "its output has no grad_fn: it has no backward")
+
+
+@dataclass(eq=False)
 class Caller:
-    """Makes calls of an implementation, or replays of the CUDA graphs that it captured."""
+    """Calls an implementation on sets of inputs, or replays the CUDA graphs that it captured."""
 
     item: Implementation
-    direction: Direction
+    case: Case
     sets: InputSets
+    device: str
     rng: Random
 
     def __post_init__(self) -> None:
-        self.graphs: list[tuple[torch.cuda.CUDAGraph, Answer]] = []
+        self.called_s = 0.0  # in guarded calls, with their compilation
+        self.was_right = False
+        self.changed: dict[str, str] = {}  # harmless settings that were set back, in words
+        self.graphs: list[tuple[torch.cuda.CUDAGraph, CallResult]] = []
+        self._settings = guard.settings()  # before any of its code runs
 
     def prepare(self, index: int) -> Ready:
         if not self.graphs:
-            return ready(self.item, self.direction, self.sets, index, self.rng)
-        graph, answer = self.graphs[index]
-        return Ready(graph.replay, lambda returned: answer)
+            return prepare_call(self.item, self.case.direction, self.sets, index, self.rng)
+        graph, result = self.graphs[index]
+        return Ready(graph.replay, lambda returned: result)
 
     def capture(self) -> None:
-        """Capture a forward on each set of inputs."""
+        """Capture a forward on each set of inputs. Raises `Failure`."""
+        if self.case.direction.differentiates:
+            # Each call gets another gradient of the output, but a graph keeps its tensors.
+            reason = f"a {self.case.direction} is not measured in CUDA graphs"
+            raise Failure(Status.UNSUPPORTED, reason)
+        try:
+            self.guarded(self._capture)
+        except Failure as failure:
+            if failure.status is not Status.CRASHED:
+                raise
+            # It works without a graph, so it does what no graph can hold, such as to wait.
+            reason = f"its call cannot be captured in a CUDA graph: {failure.reason}"
+            raise Failure(Status.UNSUPPORTED, reason) from failure
+
+    def _capture(self) -> None:
         graphs = []
         with guard.no_garbage():
             for index in range(len(self.sets)):
                 graph, call = torch.cuda.CUDAGraph(), self.prepare(index)
                 with torch.cuda.graph(graph):
-                    answer = call()
-                graphs.append((graph, answer))
+                    result = call()
+                graphs.append((graph, result))
         self.graphs = graphs
 
-    def poison(self, index: int) -> None:
-        """Fill the memory that a replay writes to with NaN."""
+    def poison(self, index: int, stream: torch.cuda.Stream | None = None, calls: int = 1) -> None:
+        """Fill with NaN the memory that a call on a stream will write to."""
         if self.graphs:
             for value in self.graphs[index][1].values.values():
                 value.fill_(float("nan"))
+        # The allocator separates the memory of streams. A kernel that always works on the default
+        # stream has its output there, and could return an earlier right one by chance.
+        for where in dict.fromkeys((None, stream)):
+            with use_stream(where):
+                poison(self.sets.form, self.device, calls)
+
+    def guarded(self, call: Callable[[], T]) -> T:
+        """Raise `Failure`, or `DeviceLost` if the device is lost."""
+        start = now_s()
+        try:
+            result = guard.guarded(call, self.device, self.item.name)
+        except Failure as failure:
+            guard.restore(self._settings)
+            if failure.status is Status.UNSUPPORTED and self.was_right:
+                # It may decline where it would lose.
+                reason = f"it declined the case after a right answer: {failure.reason}"
+                raise Failure(Status.CRASHED, reason) from failure
+            raise
+        finally:
+            self.called_s += now_s() - start
+        self.refuse_settings()
+        return result
+
+    def refuse_settings(self) -> None:
+        """Set back changed settings. Raises `Failure` if one of them is harmful."""
+        changes = guard.restore(self._settings)
+        harmful = [words for name, words in changes.items() if name not in guard.HARMLESS]
+        if harmful:
+            raise Failure(Status.WRONG, f"it changed settings of the process: {'; '.join(harmful)}")
+        if self.item.role is Role.CANDIDATE:
+            self.changed |= changes
+
+    def without_guard(self, prepared: Ready) -> Callable[[], CallResult]:
+        """Return a call to be timed. Only if it fails, it waits for the device."""
+
+        def call() -> CallResult:
+            try:
+                return prepared()
+            except BaseException as error:  # noqa: BLE001 - foreign code; its reason is kept
+                failure = guard.classify(error)
+            guard.restore(self._settings)
+            # The guard finds out whether the device is lost.
+            return self.guarded(partial(_raise, failure))
+
+        return call
 
 
-def refuse_without_backward(out: Any) -> None:
-    if not isinstance(out, Tensor) or not out.requires_grad:
-        raise Failure(Status.UNSUPPORTED, "its output has no grad_fn: it has no backward")
+def _raise(failure: Failure) -> CallResult:
+    raise failure
+
+
+def use_stream(stream: torch.cuda.Stream | None) -> AbstractContextManager[Any]:
+    return torch.cuda.stream(stream) if stream else nullcontext()
+
+
+@dataclass
+class Outputs:
+    """Delivers the outputs of one implementation, then watches them for a while."""
+
+    item: Implementation
+    sets: InputSets
+    deliver: Deliver
+    rng: Random
+
+    def __post_init__(self) -> None:
+        # The sets of the last two calls.
+        self._previous: int | None = None
+        self._current: int | None = None
+        # The marked results of the last checked call, of the first, and of one in between.
+        self._kept: list[Tensor] = []
+        self._first: list[Tensor] = []
+        self._chosen: list[Tensor] = []
+        self._count = 0  # of checked calls that `_chosen` was chosen from
+
+    def expect(self, index: int) -> None:
+        self._previous, self._current = self._current, self.sets.ids[index]
+
+    def expect_after(self, before: int | None) -> None:
+        self._previous = None if before is None else self.sets.ids[before]
+
+    def check(self, result: CallResult, when: str) -> None:
+        """Raise `Failure` for the first error. when: names the call in a reason."""
+        # All sets, since a call may write past its own inputs.
+        changed = self.sets.find_change()
+        if changed:
+            self.sets.repair()
+            raise Failure(Status.WRONG, f"{when}it changed {changed}")
+        index = result.index
+        given = dict(self.sets.sets[index].tensors)
+        if result.grad_out is not None:
+            given["grad_out"] = result.grad_out
+            if not torch.equal(result.grad_out, self.sets.grads[index] * result.factor):
+                raise Failure(Status.WRONG, f"{when}it changed the gradient it was given")
+        returned = result.results
+        results = [
+            check_form(name, returned[name], shape, given)
+            for name, shape in self.sets.form.results.items()
+        ]
+        delivery = Delivery(
+            implementation=self.item.name,
+            computes=self.item.computes,
+            set=self.sets.ids[index],
+            previous=self._previous,
+            probe=self.sets.probe,
+            factor=result.factor,
+            when=when,
+        )
+        if not self.deliver(delivery, self.sets, results):
+            raise Failure(Status.WRONG, REJECTED)
+
+    def keep(self, result: CallResult) -> None:
+        """Mark and keep results. Raises `Failure` if the ones kept before have lost their mark."""
+        self._refuse_overwritten(self._kept)
+        self._kept = [_bits(tensor) for tensor in result.results.values()]
+        with torch.inference_mode():  # only there may a tensor made in it be written to
+            for bits in self._kept:
+                bits.fill_(MARK)
+        # Controls are many, and their results are large. None of them has a ring of buffers.
+        if self.item.role is Role.CONTROL:
+            return
+        if not self._first:
+            self._first = self._kept
+            return
+        self._count += 1
+        if self.rng.randrange(self._count) == 0:  # each is chosen with the same probability
+            self._refuse_overwritten(self._chosen)
+            self._chosen = self._kept
+
+    def _refuse_overwritten(self, kept: list[Tensor]) -> None:
+        if not all(bool((bits == MARK).all()) for bits in kept):
+            self._kept, self._first, self._chosen = [], [], []
+            reason = "a later call overwrote what an earlier one had returned"
+            raise Failure(Status.WRONG, reason)
+
+    def finish(self) -> None:
+        """Raise `Failure` if a kept output was overwritten."""
+        kept = [*self._kept, *self._first, *self._chosen]
+        self._kept, self._first, self._chosen = [], [], []
+        self._refuse_overwritten(kept)
+
+
+def _bits(result: Any) -> Tensor:
+    """Return the elements of a tensor as integers. An expanded dimension has length 1."""
+    elements: Tensor = result.detach().data
+    for dim, stride in enumerate(elements.stride()):
+        if stride == 0 and elements.shape[dim] > 1:
+            elements = elements.narrow(dim, 0, 1)
+    return elements.view(BITS[elements.element_size()])
+
+
+def check_form(name: str, output: Any, shape: Sequence[int], given: dict[str, Tensor]) -> Tensor:
+    """Return a result as a plain tensor. Raises `Failure` (wrong) if its form is not the op's."""
+    if output is None:
+        raise Failure(Status.WRONG, f"it gives no {name}")
+    if type(output) is not torch.Tensor:
+        raise Failure(
+            Status.WRONG,
+            f"it returned as {name} a {type(output).__name__}, not a plain torch.Tensor",
+        )
+    first = next(iter(given.values()))
+    for what, actual, expected in (
+        ("shape", tuple(output.shape), tuple(shape)),
+        ("dtype", output.dtype, first.dtype),
+        ("device", output.device.type, first.device.type),
+        ("layout", output.layout, first.layout),  # a sparse tensor has no storage
+    ):
+        if actual != expected:
+            raise Failure(Status.WRONG, f"its {name} has {what} {actual}; the op's is {expected}")
+    if output.is_neg():  # a kernel that reads its memory would see the other sign
+        raise Failure(Status.WRONG, f"its {name} is a view with the negative bit set")
+    storage = output.untyped_storage().data_ptr()
+    for argument, tensor in given.items():
+        if storage == tensor.untyped_storage().data_ptr():
+            raise Failure(Status.WRONG, f"its {name} shares memory with its input {argument}")
+    return output

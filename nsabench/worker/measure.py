@@ -22,9 +22,9 @@ from nsabench.model.vocabulary import NO_ORDER, PROBES, Mode, Role, Runs, Status
 from nsabench.registry import Implementation
 from nsabench.verdicts.statistics import quantile
 from nsabench.worker.arm import CaseArm
+from nsabench.worker.calls import Deliver
 from nsabench.worker.guard import forget_earlier_cases, guarded
 from nsabench.worker.inputs import InputSets
-from nsabench.worker.outputs import Deliver
 from nsabench.worker.protocol import Measure, Measured
 from nsabench.worker.timing import cuda, sampling
 from nsabench.worker.timing.sampling import Collected
@@ -116,7 +116,7 @@ class CaseMeasurement:
                 precheck.raise_failure(arm.name)
                 arm.check()
                 if self._case.timing.mode is Mode.GRAPH:
-                    arm.capture()
+                    arm.caller.capture()
             except Failure as failure:
                 failure.alone()  # the frames of its traceback hold memory
                 self.report(Step(phase=failure.status.value, implementation=arm.name))
@@ -221,7 +221,7 @@ class CaseMeasurement:
                 if failure.status is Status.WRONG:
                     raise
                 notes.append(f"it declines {name}: {failure.reason}")
-            arm.called_s += call.called_s
+            arm.caller.called_s += call.called_s
         return notes
 
     def _observe(self, arm: CaseArm, failure: Failure | None = None) -> Observation:
@@ -233,8 +233,10 @@ class CaseMeasurement:
             compile_s=arm.compile_s,
             peak_mem_bytes=arm.peak_mem_bytes,
             config=arm.config,
-            notes=[f"it changed, and it was set back: {words}" for words in arm.changed.values()]
-            + [NO_ORDER] * arm.awaits_device,
+            notes=[
+                f"it changed, and it was set back: {words}" for words in arm.caller.changed.values()
+            ]
+            + [NO_ORDER] * arm.order.awaits_device,
         )
         return observation
 
@@ -298,7 +300,7 @@ class Precheck:
         prepare = partial(arm.prepare_unchecked, round_)
         sample, result = timer.sample(arm.name, prepare(), prepare)
         arm.inspect(round_, result)
-        arm.called_s = called_s + now_s() - begun
+        arm.caller.called_s = called_s + now_s() - begun
         samples = self._samples.setdefault(arm.name, Samples())
         samples.round.append(round_)
         samples.time_ms.append(sample.time_ms)

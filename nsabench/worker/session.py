@@ -25,11 +25,11 @@ from nsabench.model.case import Case
 from nsabench.model.measurement import Message
 from nsabench.model.vocabulary import PROBES, Role
 from nsabench.registry import Implementation
-from nsabench.worker import calls, guard, protocol
+from nsabench.worker import guard, protocol
+from nsabench.worker.calls import Deliver, prepare_call
 from nsabench.worker.guard import guarded
 from nsabench.worker.inputs import InputSets
 from nsabench.worker.measure import CaseMeasurement, Report
-from nsabench.worker.outputs import Deliver
 from nsabench.worker.timing import ceilings
 from nsabench.worker.timing.timer import CpuTimer, Timer
 
@@ -156,4 +156,4 @@ def compile_case(
 
 
 def _call(case: Case, item: Implementation, sets: InputSets) -> None:
-    calls.ready(item, case.direction, sets, 0, Random(case.seed))()
+    prepare_call(item, case.direction, sets, 0, Random(case.seed))()

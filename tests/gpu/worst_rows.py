@@ -107,7 +107,8 @@ def _rows(case: Case, device: str, kernels: list[Any]) -> Iterator[dict[str, Any
         found = {**about, "implementation": item.name, "role": str(item.role)}
         try:
             call = guarded(
-                lambda item=item: calls.ready(item, case.direction, sets, 0, Random(0)), device
+                lambda item=item: calls.prepare_call(item, case.direction, sets, 0, Random(0)),
+                device,
             )
             answer = guarded(call, device)
             resolved = resolution(case)

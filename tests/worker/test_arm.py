@@ -21,7 +21,7 @@ from nsabench.model.measurement import Observation
 from nsabench.model.vocabulary import DType, Status
 from nsabench.registry import Implementation, Unsupported
 from nsabench.worker.arm import CaseArm
-from nsabench.worker.calls import Answer
+from nsabench.worker.calls import CallResult
 from nsabench.worker.inputs import InputSets
 from nsabench.worker.timing.timer import Call, CpuTimer, Timed
 from tests.checking import a_case, arm_of, registered, sets_of
@@ -77,7 +77,7 @@ def test_all_sets_are_repaired_when_one_is_found_changed() -> None:
     arm = arm_on(sets)
     damage(sets, 0, 1)
     with pytest.raises(Failure, match="it changed its input q"):
-        arm.outputs.check(Answer(0, {"output": torch.zeros(1)}), "")
+        arm.outputs.check(CallResult(0, {"output": torch.zeros(1)}), "")
     assert not sets.find_change()
     assert not sets.is_written_to
 
