@@ -64,7 +64,8 @@ def classify(error: BaseException) -> Failure:
     trace = traceback_of(error)
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
         return Failure(Status.OUT_OF_MEMORY, text, trace)
-    if any(type(link).__name__ in _COMPILER_ERRORS for link in _list_causes(error)):
+    # A library may raise an error of its own for that of a compiler.
+    if any(type(link).__name__ in _COMPILER_ERRORS for link in _list_causes(error, explicit=True)):
         return Failure(Status.COMPILE_ERROR, text + _locate(error, of_the_user=True), trace)
     if isinstance(error, SystemExit):
         return Failure(Status.CRASHED, f"it called sys.exit({error.code!r})", trace)
@@ -118,13 +119,13 @@ def _list_lines(error: BaseException) -> Iterator[tuple[str, int]]:
             yield frame.f_code.co_filename, number
 
 
-def _list_causes(error: BaseException) -> list[BaseException]:
-    """Return an error and its causes. A library may raise an error of its own for a compiler's."""
+def _list_causes(error: BaseException, *, explicit: bool = False) -> list[BaseException]:
+    """Return an error and its causes. explicit: only those that a `raise ... from` names."""
     links: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and len(links) < LINKS:  # they may form a ring
         links.append(cause)
-        cause = cause.__cause__ or cause.__context__
+        cause = cause.__cause__ or (None if explicit else cause.__context__)
     return links
 
 

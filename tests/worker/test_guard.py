@@ -100,13 +100,24 @@ def test_a_traceback_that_is_hostile_or_endless_is_bounded() -> None:
     assert len(classify(ValueError("x" * 100_000)).trace) < 20_000
 
 
-def test_an_error_that_a_compiler_caused_is_the_compilers() -> None:
-    class OutOfResources(Exception):
-        pass
+class OutOfResources(Exception):
+    """Has the name of an error of Triton."""
 
+
+def test_an_error_that_a_compiler_caused_is_the_compilers() -> None:
     with pytest.raises(RuntimeError) as caught:
         try:
             raise OutOfResources("shared memory")
         except OutOfResources as error:
             raise RuntimeError("this GPU cannot run the kernel") from error
     assert classify(caught.value).status is Status.COMPILE_ERROR
+
+
+def test_an_error_while_a_compilers_was_handled_is_a_crash() -> None:
+    """A kernel may try a large tile, and then fail by a mistake of its own."""
+    with pytest.raises(ValueError) as caught:
+        try:
+            raise OutOfResources("shared memory")
+        except OutOfResources:
+            raise ValueError("no smaller tile")  # noqa: B904 - that is what is tested
+    assert classify(caught.value).status is Status.CRASHED
