@@ -30,7 +30,7 @@ from nsabench.worker.protocol import REQUEST, Describe, LostDevice, Sandbox
 from nsabench.worker.timing import timer
 
 if TYPE_CHECKING:
-    from nsabench.worker.session import Session
+    from nsabench.worker.session import WorkerSession
 
 IMPORTED = (
     *("torch", "triton", "triton.language"),
@@ -76,7 +76,7 @@ def run_worker(options: argparse.Namespace) -> None:
 
 
 def _answer_requests(options: argparse.Namespace, channel: Channel) -> None:
-    session: Session | None = None
+    session: WorkerSession | None = None
     for line in sys.stdin.buffer:
         request = REQUEST.validate_json(line)
         if isinstance(request, Describe):
@@ -86,11 +86,11 @@ def _answer_requests(options: argparse.Namespace, channel: Channel) -> None:
             channel.send(described.model_copy(update={"sandbox": sandbox.restrictions()}))
             continue
         if session is None:
-            from nsabench.worker.session import Session
+            from nsabench.worker.session import WorkerSession
 
             own = options.mailbox
             mailbox = None if own is None else Mailbox(own, options.device)
-            session = Session(
+            session = WorkerSession(
                 options.device, options.kernels, options.ops, options.sources, channel, mailbox
             )
         channel.send(session.answer(request))

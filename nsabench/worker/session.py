@@ -37,7 +37,7 @@ SEED = 86028121  # prime; added to the seed of a case, it differs from all seeds
 
 
 @dataclass
-class Session:
+class WorkerSession:
     device: str
     kernels: Path | None
     ops_file: Path | None

@@ -19,14 +19,14 @@ from nsabench.model.vocabulary import DType, Status
 from nsabench.registry import Implementation
 from nsabench.worker import guard
 from nsabench.worker.inputs import InputSets
-from nsabench.worker.session import Session
+from nsabench.worker.session import WorkerSession
 from tests.checking import Desk, a_case, registered, rounds
 
 SHAPES = 10  # torch compiles 8 of one function and runs the next ones uncompiled
 
 
-def _session(item: Implementation) -> Session:
-    session = Session("cpu", None, None, None, Channel(BytesIO(), b""))
+def _session(item: Implementation) -> WorkerSession:
+    session = WorkerSession("cpu", None, None, None, Channel(BytesIO(), b""))
     session.items = {(item.op, item.name): item}
     return session
 
@@ -78,7 +78,7 @@ def test_cuda_is_initialised_before_an_import_could_do_it(monkeypatch: pytest.Mo
     found = {guard.ENVIRONMENT: {}}
     monkeypatch.setattr(guard, "settings", lambda: done.append("settings") or dict(found))
     monkeypatch.setattr(registry, "load", lambda *_, **__: done.append("import") or [])
-    assert Session("cuda", None, None, None, Channel(BytesIO(), b"")).items == {}
+    assert WorkerSession("cuda", None, None, None, Channel(BytesIO(), b"")).items == {}
     assert done[:3] == ["init", "settings", "import"]
 
 

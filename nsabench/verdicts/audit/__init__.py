@@ -12,7 +12,7 @@ from nsabench.checks import DeviceLimits, Effect, Finding, by_gravity, parity, r
 from nsabench.machine import datasheet
 from nsabench.model.vocabulary import Role
 from nsabench.verdicts.audit import explanation
-from nsabench.verdicts.audit.table import Line, Table, Times, read_table
+from nsabench.verdicts.audit.table import ForeignRow, ForeignTable, Times, read_table
 
 __all__ = ["audit_csv"]
 
@@ -49,7 +49,7 @@ def audit_csv(
     return [*_describe_reading(table, gpu), *findings]
 
 
-def _describe_reading(table: Table, gpu: str | None) -> Iterator[Finding]:
+def _describe_reading(table: ForeignTable, gpu: str | None) -> Iterator[Finding]:
     parts = [
         f"{times.column}{f' of {times.implementation}' if times.named_in else ''} is a {times.role}"
         for times in table.times
@@ -87,7 +87,7 @@ def _accuse_both(finding: Finding, baselines: str) -> Finding:
     return replace(finding, implementation="", sentence=sentence)
 
 
-def _check_measured(table: Table) -> Iterator[Finding]:
+def _check_measured(table: ForeignTable) -> Iterator[Finding]:
     failed = set()
     for line in table.lines:
         used = [t for t in table.times if t.role is not None and t.is_in(line)]
@@ -107,14 +107,14 @@ def _check_measured(table: Table) -> Iterator[Finding]:
         yield Finding("completeness", Effect.INVALID, sentence)
 
 
-def _check_duplicates(table: Table) -> Iterator[Finding]:
+def _check_duplicates(table: ForeignTable) -> Iterator[Finding]:
     counts = Counter((table.label(line), times.implementation) for line, times in table.measured())
     for key, count in counts.items():
         if count > 1:
             yield Finding("duplicates", Effect.INVALID, f"it is there {count} times", *key)
 
 
-def _check_sizes(table: Table) -> Iterator[Finding]:
+def _check_sizes(table: ForeignTable) -> Iterator[Finding]:
     unsized = [line for line in table.lines if table.shape(line) is None]
     if len(unsized) == len(table.lines):
         return
@@ -126,7 +126,7 @@ def _check_sizes(table: Table) -> Iterator[Finding]:
         yield Finding("completeness", Effect.INCONCLUSIVE, sentence, table.label(line))
 
 
-def _check_launches(table: Table) -> Iterator[Finding]:
+def _check_launches(table: ForeignTable) -> Iterator[Finding]:
     for line, times in table.measured():
         time = times.ms(line)
         if time is not None and time < LEAST_MS:
@@ -138,7 +138,7 @@ def _check_launches(table: Table) -> Iterator[Finding]:
             yield Finding("launch", Effect.IMPLAUSIBLE, sentence, *key)
 
 
-def _check_speedups(table: Table) -> Iterator[Finding]:
+def _check_speedups(table: ForeignTable) -> Iterator[Finding]:
     column, candidates = table.others.get("speedup"), table.with_role(Role.CANDIDATE)
     if not column:
         return
@@ -162,7 +162,7 @@ def _check_speedups(table: Table) -> Iterator[Finding]:
             yield Finding("speedup", Effect.WRONG, sentence, *key)
 
 
-def _list_baselines(table: Table, line: Line) -> list[tuple[Line, Times]]:
+def _list_baselines(table: ForeignTable, line: ForeignRow) -> list[tuple[ForeignRow, Times]]:
     case, is_wide = table.label(line), not table.times[0].named_in
     return [
         (other, times)
@@ -172,14 +172,14 @@ def _list_baselines(table: Table, line: Line) -> list[tuple[Line, Times]]:
     ]
 
 
-def _round_off(line: Line, column: str) -> float:
+def _round_off(line: ForeignRow, column: str) -> float:
     """Return half a unit of the last written digit."""
     digits, _, exponent = line.cells[column].strip().lower().partition("e")
     decimals = len(digits.partition(".")[2])
     return float(0.5 * 10.0 ** (int(exponent or 0) - decimals))
 
 
-def _check_growth(table: Table) -> Iterator[Finding]:
+def _check_growth(table: ForeignTable) -> Iterator[Finding]:
     if table.records():  # the work is known, and the other checks apply
         return
     axis = next(iter(table.lines[0].cells))

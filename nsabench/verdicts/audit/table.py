@@ -63,7 +63,7 @@ REPEAT = re.compile(
 
 
 @dataclass(frozen=True)
-class Line:
+class ForeignRow:
     number: int
     cells: Mapping[str, str]
 
@@ -89,17 +89,17 @@ class Times:
     role: Role | None  # None: not used
     named_in: str = ""  # the column of a long table that names the implementation
 
-    def is_in(self, line: Line) -> bool:
+    def is_in(self, line: ForeignRow) -> bool:
         return not self.named_in or line.cells[self.named_in] == self.implementation
 
-    def ms(self, line: Line) -> float | None:
+    def ms(self, line: ForeignRow) -> float | None:
         value = line.value(self.column)
         return value * self.unit_ms if value is not None and value > 0 else None
 
 
 @dataclass(frozen=True)
-class Table:
-    lines: list[Line]
+class ForeignTable:
+    lines: list[ForeignRow]
     times: list[Times]
     sizes: dict[str, str]
     others: dict[str, str]
@@ -108,23 +108,23 @@ class Table:
     def with_role(self, role: Role) -> list[Times]:
         return [times for times in self.times if times.role is role]
 
-    def measured(self) -> Iterator[tuple[Line, Times]]:
+    def measured(self) -> Iterator[tuple[ForeignRow, Times]]:
         for line in self.lines:
             for times in self.times:
                 if times.role is not None and times.is_in(line):
                     yield line, times
 
-    def cell(self, line: Line, other: str) -> str:
+    def cell(self, line: ForeignRow, other: str) -> str:
         return line.cells.get(self.others.get(other, ""), "")
 
-    def label(self, line: Line) -> str:
+    def label(self, line: ForeignRow) -> str:
         sizes = [f"{axis}={line.cells[column]}" for axis, column in self.sizes.items()]
         return " ".join(filter(None, [*sizes, self.cell(line, "dtype"), self._setting(line)]))
 
-    def _setting(self, line: Line) -> str:
+    def _setting(self, line: ForeignRow) -> str:
         return " ".join(f"{c}={line.cells[c]}" for c in self.settings if line.cells[c])
 
-    def shape(self, line: Line) -> Shape | None:
+    def shape(self, line: ForeignRow) -> Shape | None:
         """Return the sizes of a case, or None if they are not complete and valid."""
         sizes = {axis: line.cells[column] for axis, column in self.sizes.items()}
         try:
@@ -136,7 +136,7 @@ class Table:
         records = (self._make_record(line, times) for line, times in self.measured())
         return [record for record in records if record is not None]
 
-    def _make_record(self, line: Line, times: Times) -> Record | None:
+    def _make_record(self, line: ForeignRow, times: Times) -> Record | None:
         time, shape = times.ms(line), self.shape(line)
         if shape is None or times.role is None:
             return None
@@ -165,7 +165,7 @@ class Table:
         timed = replace(record.own, median_ms=time)
         return replace(record, comparisons=(timed,)) if time is not None else record
 
-    def _dtype(self, line: Line) -> DType:
+    def _dtype(self, line: ForeignRow) -> DType:
         name = self.cell(line, "dtype").lower().removeprefix("torch.")
         # By default the smaller format: with fewer bytes no time is wrongly called impossible.
         return DType(name) if name in {*DType, *DTYPE_NAMES} else DType.FLOAT16
@@ -176,7 +176,7 @@ def read_table(
     candidates: Collection[str] = (),
     baselines: Collection[str] = (),
     unit: str = "",
-) -> Table:
+) -> ForeignTable:
     """Read a table. Raises `UsageError` if it cannot be read, or has no candidate.
 
     candidates, baselines: else telling words decide. unit: of columns that name none.
@@ -211,14 +211,14 @@ def read_table(
     known -= {others.get("direction", "")}
     known |= {t.named_in for t in times}
     unknown = [column for column in columns if column not in known]
-    table = Table(lines, times, sizes, others, [])
+    table = ForeignTable(lines, times, sizes, others, [])
     return replace(table, settings=_find_settings(table, unknown))
 
 
-def _parse(data: bytes) -> tuple[list[str], list[Line]]:
+def _parse(data: bytes) -> tuple[list[str], list[ForeignRow]]:
     """Return the columns, and the lines that are not blank."""
     columns: list[str] = []
-    lines: list[Line] = []
+    lines: list[ForeignRow] = []
     try:
         text = io.StringIO(data.decode("utf-8-sig"), newline="")
         reader = csv.reader(text, skipinitialspace=True)
@@ -228,7 +228,7 @@ def _parse(data: bytes) -> tuple[list[str], list[Line]]:
                 columns = stripped
                 continue
             filled = zip(columns, stripped + [""] * len(columns), strict=False)
-            lines.append(Line(reader.line_num, dict(filled)))
+            lines.append(ForeignRow(reader.line_num, dict(filled)))
             if len(lines) > limits.CSV_ROWS or len(columns) > limits.CSV_COLUMNS:
                 raise reading.OutOfBounds(
                     f"has more than {limits.CSV_ROWS} rows or {limits.CSV_COLUMNS} columns"
@@ -263,7 +263,9 @@ def _find_times(column: str, unit: str, named: Collection[str]) -> Times | None:
     return Times(column, "_".join(words), unit_ms, None)
 
 
-def _spread(found: Sequence[Times], columns: Sequence[str], lines: Sequence[Line]) -> list[Times]:
+def _spread(
+    found: Sequence[Times], columns: Sequence[str], lines: Sequence[ForeignRow]
+) -> list[Times]:
     first = found[0]
     naming = next((c for c in columns if "_".join(_split(c)) in NAMES), None)
     if first.implementation or naming is None:
@@ -295,7 +297,7 @@ def _find_columns(columns: list[str], wanted: Mapping[str, Sequence[str]]) -> di
     return found
 
 
-def _find_settings(table: Table, columns: Sequence[str]) -> list[str]:
+def _find_settings(table: ForeignTable, columns: Sequence[str]) -> list[str]:
     """Return the fewest columns that tell lines of the same sizes apart."""
     cells = {c: [line.cells[c] for line in table.lines] for c in columns}
     settings = [c for c in columns if _is_setting(c, cells[c])]

@@ -18,7 +18,7 @@ from torch.autograd.profiler import profile  # torch.profiler imports the compil
 
 from nsabench.failure import DeviceLost, Failure
 from nsabench.machine.clock import now_s
-from nsabench.worker.timing.timer import Call, Keep, Sample, Timed, as_it_is, call_back_to_back
+from nsabench.worker.timing.timer import Call, CallTime, Keep, Timed, as_it_is, call_back_to_back
 
 # A device synchronise with nothing to wait for sometimes takes 0.1 ms (H200). The ordered calls of
 # the parity checks find shorter escapes.
@@ -92,13 +92,13 @@ class CudaTimer:
             if retry is not None:
                 call = retry()
 
-    def _sampled(self, spin: int, call: Call) -> tuple[Sample, _Once]:
+    def _sampled(self, spin: int, call: Call) -> tuple[CallTime, _Once]:
         once = self._run_once(spin, call)
         # Work on other streams that was not joined keeps the device busy after the event.
         escaped_ms = once.waited_s * 1e3 if once.waited_s > self._escape_s else 0.0
         time_ms = self._start.elapsed_time(self._end) + escaped_ms
         host_us = once.host_s * 1e6 if once.hidden else 0.0
-        return Sample(time_ms, escaped_ms, once.hidden, host_us), once
+        return CallTime(time_ms, escaped_ms, once.hidden, host_us), once
 
     def burst(self, calls: Sequence[Call], kept: int, keep: Keep = as_it_is) -> tuple[float, Any]:
         synchronize()

@@ -18,7 +18,7 @@ LINE_WORDS = 8  # words of a cache line, which are read together
 
 
 @dataclass(frozen=True)
-class Sample:
+class CallTime:
     time_ms: float
     escaped_ms: float = 0.0  # the part of time_ms after the end event
     gap_hidden: bool = True
@@ -26,7 +26,7 @@ class Sample:
 
 
 Call = Callable[[], Any]
-Timed = tuple[Sample, Any]
+Timed = tuple[CallTime, Any]
 Keep = Callable[[Any], Any]  # copies a result
 
 
@@ -79,7 +79,7 @@ class CpuTimer:
         self._flush[::LINE_WORDS].sum()
         start = now_s()
         result = call()
-        return Sample((now_s() - start) * 1e3), result
+        return CallTime((now_s() - start) * 1e3), result
 
     def burst(self, calls: Sequence[Call], kept: int, keep: Keep = as_it_is) -> tuple[float, Any]:
         start = now_s()

@@ -14,7 +14,7 @@ from nsabench.checks.controls import decide_catch
 from nsabench.implementations.controls import slow, timer
 from nsabench.model.vocabulary import Catch, Direction, DType
 from nsabench.registry import Honest
-from nsabench.worker.timing.timer import Call, CpuTimer, Sample, Timed, Timer
+from nsabench.worker.timing.timer import Call, CallTime, CpuTimer, Timed, Timer
 from tests.checking import a_case, measured, rounds, rows_of
 
 SHAPE = {"B": 2, "S": 4, "G": 2, "H": 4, "D": 32, "Dv": 32, "S_kv": 96, "n_spans": 3, "L": 40}
@@ -29,7 +29,7 @@ class GullibleTimer(CpuTimer):
     def sample(self, arm: str, call: Call, retry: object = None) -> Timed:
         start = time.perf_counter()
         result = call()
-        return Sample(max(1e3 * (time.perf_counter() - start), 1e-6)), result
+        return CallTime(max(1e3 * (time.perf_counter() - start), 1e-6)), result
 
 
 def became(timer: Timer, name: str) -> Catch:

@@ -13,7 +13,7 @@ from nsabench.model.case import FixedCount
 from nsabench.model.vocabulary import Status
 from nsabench.worker.timing import sampling
 from nsabench.worker.timing.sampling import Collected, take_samples, warm_up
-from nsabench.worker.timing.timer import Sample
+from nsabench.worker.timing.timer import CallTime
 
 
 class Clock:
@@ -32,11 +32,11 @@ class KnownTimer:
 
     def sample(
         self, arm: str, call: Callable[[], Any], again: Callable[[], Any] | None = None
-    ) -> tuple[Sample, Any]:
+    ) -> tuple[CallTime, Any]:
         self.order.append(arm)
         taken = call()
         self.clock.now_s += taken / 1e3
-        return Sample(taken, escaped_ms=0.25, gap_hidden=arm != "waits"), taken
+        return CallTime(taken, escaped_ms=0.25, gap_hidden=arm != "waits"), taken
 
     def burst(self, calls: Sequence[Callable[[], Any]], kept: int, keep: Any) -> tuple[float, Any]:
         taken = [call() for call in calls]
