@@ -64,7 +64,7 @@ def classify(error: BaseException) -> Failure:
     trace = traceback_of(error)
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
         return Failure(Status.OUT_OF_MEMORY, text, trace)
-    # A library may raise an error of its own for that of a compiler.
+    # A library may turn the error of a compiler into one of its own.
     if any(type(link).__name__ in _COMPILER_ERRORS for link in _list_causes(error, explicit=True)):
         return Failure(Status.COMPILE_ERROR, text + _locate(error, of_the_user=True), trace)
     if isinstance(error, SystemExit):

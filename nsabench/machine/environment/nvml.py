@@ -1,4 +1,4 @@
-"""Reads the sensors of NVIDIA devices, once or for a while. What cannot be read is None."""
+"""Reads the sensors of NVIDIA devices, once or for a while. A missing value is None."""
 
 from __future__ import annotations
 
