@@ -13,7 +13,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
 
-import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
@@ -34,7 +33,7 @@ from nsabench.evidence.manifest.statement import (
 )
 from nsabench.evidence.manifest.tables import COLUMNS, check_summary, refuse_misfit
 from nsabench.model.record import Record
-from nsabench.verdicts.tables import TABLES, batches, read_records
+from nsabench.verdicts.tables import ARROW, TABLES, batches, read_records
 
 READERS = 16  # requests at once
 
@@ -158,16 +157,15 @@ class Archive:
                 raise VerificationFailed(f"{stored} is missing")
         with TemporaryDirectory() as scratch:
             self._place_tables(run, TABLES, Path(scratch))
-            columns = _check_tables(Path(scratch), predicate)
-        return run.model_copy(update={"columns": columns})
+            unknown = _check_tables(Path(scratch), predicate)
+        return run.model_copy(update={"unknown": unknown})
 
-    def table(self, run: ArchivedRun, table: str) -> Path | pa.BufferReader:
-        """Return a table of a verified run for pyarrow to read. A bucket's is checked again."""
-        if self.store.folder is not None:
-            return self.store.folder / run.object(table)
+    def table(self, run: ArchivedRun, table: str) -> bytes:
+        """Read a table, and check that it has the hash that the manifest names."""
         data = self.store.read(run.object(table), limits.TABLE)
-        _refuse_changed(hashlib.sha256(data).hexdigest(), run, table)
-        return pa.BufferReader(data)
+        if hashlib.sha256(data).hexdigest() != run.digest(table):
+            raise VerificationFailed(f"{table}.parquet was changed after the signature")
+        return data
 
     def records(self, run: ArchivedRun) -> list[Record]:
         with TemporaryDirectory() as scratch:
@@ -175,21 +173,15 @@ class Archive:
             return read_records(Path(scratch))
 
     def _place_tables(self, run: ArchivedRun, tables: Iterable[str], into: Path) -> None:
-        """Check the hashes of tables, and put them into a folder as a run has them."""
+        """Put tables into a folder as a run has them."""
         for table in tables:
-            path = into / f"{table}.parquet"
-            source = self.table(run, table)
-            if isinstance(source, Path):
-                _refuse_changed(files.sha256(source.parent, source.name), run, table)
-                path.symlink_to(source)
-            else:
-                path.write_bytes(source.read())
+            (into / f"{table}.parquet").write_bytes(self.table(run, table))
 
 
-def _check_tables(folder: Path, predicate: Predicate) -> dict[str, str]:
-    """Check tables against the manifest. Returns the columns of an `ArchivedRun`."""
+def _check_tables(folder: Path, predicate: Predicate) -> dict[str, dict[str, str]]:
+    """Check tables against the manifest. Returns the unknown columns of an `ArchivedRun`."""
     check_summary(folder, predicate)
-    columns = {}
+    unknown = {}
     for table in TABLES:
         path = folder / f"{table}.parquet"
         with files.readable(path.name):
@@ -199,9 +191,11 @@ def _check_tables(folder: Path, predicate: Predicate) -> dict[str, str]:
                 if set(pc.unique(part["run_id"]).to_pylist()) - {predicate.run_id}:
                     raise VerificationFailed(f"{path.name} has rows of another run")
             known = {column.name for column in COLUMNS[table]}
-            unknown = [field for field in pq.read_schema(path) if field.name not in known]
-            if unknown:
-                columns[table] = pa.schema(unknown).serialize().to_pybytes().hex()
+            unknown[table] = {
+                field.name: str(field.type)
+                for field in pq.read_schema(path)
+                if field.name not in known and field.type in ARROW.values()
+            }
     try:
         records = read_records(folder)
     except UsageError as error:
@@ -214,12 +208,7 @@ def _check_tables(folder: Path, predicate: Predicate) -> dict[str, str]:
         for name, version in versions.items():
             if version is not None:
                 require_same(f"what was signed: {name}", version, getattr(record, name))
-    return columns
-
-
-def _refuse_changed(digest: str, run: ArchivedRun, table: str) -> None:
-    if digest != run.digest(table):
-        raise VerificationFailed(f"{table}.parquet was changed after the signature")
+    return unknown
 
 
 def _prefix(predicate: Predicate) -> str:

@@ -26,8 +26,8 @@ class ArchivedRun(Frozen):
     prefix: str  # of the names of its objects, ends in "/"
     statement: Statement
     trust: Trust
-    # By table, a serialised schema of the columns that this version does not know, in hex.
-    columns: dict[str, str] = Field(default={})
+    # By table, the Arrow types of the columns that this version does not know.
+    unknown: dict[str, dict[str, str]] = Field(default={})
 
     @property
     def run_id(self) -> str:
