@@ -8,8 +8,9 @@ from typing import Any, Self
 
 from nsabench import limits, reading
 from nsabench.checks import Effect, Finding
-from nsabench.errors import UsageError
+from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import MANIFEST, verify
+from nsabench.evidence.manifest.seal import brief_shards
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.machine import doctor
 from nsabench.machine.doctor import Problem
@@ -114,11 +115,20 @@ class Facts:
         if not os.path.lexists(self.folder.path / MANIFEST):
             return "Unsigned: nothing shows that it was not altered"
         report = verify(self.folder.path, tables=False)
-        if report.broken:
+        if report.broken or report.predicate is None:
             return f"Not to be trusted: {report.broken}"
-        key = _describe_key(report.keyid, report.trust is Trust.EPHEMERAL)
-        measured = report.details["origin"] if self.plan.shards else ""
-        return ". ".join(filter(None, (f"Signed with {key}, and unaltered", measured)))
+        by = report.predicate.signer
+        key = _describe_key(by.keyid, by.trust is Trust.EPHEMERAL)
+        return f"Signed with {key}, and unaltered"
+
+    @cached_property
+    def shard_keys(self) -> dict[str, str]:
+        """The keys that signed the shards of a merged run, by the shard's run id."""
+        try:
+            shards = brief_shards(self.folder.path, self.plan)
+        except VerificationFailed:
+            return {}
+        return {s.run_id: _describe_key(s.keyid, s.trust is Trust.EPHEMERAL) for s in shards}
 
     @cached_property
     def title(self) -> str:

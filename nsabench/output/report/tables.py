@@ -36,6 +36,10 @@ def shards(facts: Facts) -> Iterator[Block]:
         ms = times.get(run_id)
         ratio = number(ms and ms / middle, ".3f")
         remark = end.disturbed or end.failed.get(name, "") or end.lost or "–"
-        rows.append((part.plan.shard, Name(run_id), *counts, number(ms, ".4g"), ratio, remark))
+        key = facts.shard_keys.get(run_id, "a signature that is broken")
+        times_of = (number(ms, ".4g"), ratio)
+        rows.append((part.plan.shard, Name(run_id), *counts, *times_of, key, remark))
     numbers = ("cases", "seconds", "at its end, ms", "over the median of all")
-    yield Table("Shards", ("shard", "run", *numbers, "remark"), rows, numbers, is_long=True)
+    yield Table(
+        "Shards", ("shard", "run", *numbers, "signed with", "remark"), rows, numbers, is_long=True
+    )
