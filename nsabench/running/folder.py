@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,13 +33,17 @@ NAMES = (
 # The printed output of a case in a pass, and the files of a shard that a merged run keeps.
 _NAME = re.compile(
     rf"logs/[0-9a-f]{{12}}(\.[a-z]+)?\.log|"
-    rf"{SHARDS}/[A-Za-z0-9][A-Za-z0-9-]{{0,99}}/({'|'.join(map(re.escape, KEPT))})"
+    rf"{SHARDS}/(?P<shard>[A-Za-z0-9][A-Za-z0-9-]{{0,99}})/({'|'.join(map(re.escape, KEPT))})"
 )
 HEAD = "=== "  # begins the line that names whose output follows
 
 
-def is_run_file(name: str) -> bool:
-    return name in NAMES or _NAME.fullmatch(name) is not None
+def is_run_file(name: str, shards: Container[str] | None = None) -> bool:
+    """Return whether a run may hold this file. shards: run ids of its shards; None: any."""
+    if name in NAMES:
+        return True
+    found = _NAME.fullmatch(name)
+    return found is not None and (not found["shard"] or shards is None or found["shard"] in shards)
 
 
 @dataclass(frozen=True)
@@ -113,9 +117,10 @@ class RunFolder:
         self.refuse_links()
         for name in NAMES:
             unfinished(self.path / name).unlink(missing_ok=True)
+        shards = Plan.read(self.plan).shards
         for path in sorted(self.path.rglob("*")):
             name = path.relative_to(self.path).as_posix()
-            if path.is_file() and not is_run_file(name):
+            if path.is_file() and not is_run_file(name, shards):
                 raise VerificationFailed(
                     f"{name[:200]!r} is not a file of a run",
                     "look where it is from; move it elsewhere, or start a new run.",

@@ -385,7 +385,7 @@ CHANGED_BY_THE_MERGER: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "another shard in its place": (
         lambda out: shutil.copytree(out / "shards/shard-1", out / SECOND, dirs_exist_ok=True),
-        "log",
+        "statement",
     ),
     "signer of a shard": (lambda out: signed_by_another(out / SECOND), "log"),
     "no log of a shard": (lambda out: (out / SECOND / "log.jsonl").unlink(), "statement"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from nsabench.evidence.manifest.statement import Trust
 from nsabench.machine.environment import identity
 from nsabench.model.description import Described
 from nsabench.model.plan import Plan
+from nsabench.output.report import HTML
 from nsabench.running import run
 from nsabench.running.log import LogFile
 from nsabench.signing import Signer
@@ -55,7 +58,9 @@ def test_what_was_begun_in_my_name_is_signed_in_my_name(tmp_path: Path) -> None:
     assert report.logged is not None and report.logged.origin.keyid == ME.keyid
 
 
-@pytest.mark.parametrize("name", ["RESULTS.md", "page.html", "logs/notes.log", "shards/x/y"])
+@pytest.mark.parametrize(
+    "name", ["RESULTS.md", "page.html", "logs/notes.log", "shards/x/y", "shards/x/plan.json"]
+)
 def test_what_somebody_put_there_is_not_signed(tmp_path: Path, name: str) -> None:
     """A foreign file would be signed as part of my run. Files left by a killed process are
     removed."""
@@ -66,6 +71,18 @@ def test_what_somebody_put_there_is_not_signed(tmp_path: Path, name: str) -> Non
     with pytest.raises(VerificationFailed, match=f"'{name}' is not a file of a run"):
         run.resume(folder, Silent(), signer=ME)
     assert not (folder / MANIFEST).exists() and not (folder / "thresholds.tmp").exists()
+
+
+def test_a_page_that_somebody_put_there_is_not_signed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the name of a file of a run, and without the extra `report` nothing replaces it."""
+    has_a_chart = replace(DONE, dense_ratio=lambda _: 0.4)
+    folder = make_run(tmp_path / "run", has_a_chart, signer=ME)
+    (folder / HTML).write_text("a page of a stranger")
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    conclusion.finish(run.resume(folder, Silent(), signer=ME))
+    assert not (folder / HTML).exists() and verify(folder).broken is None
 
 
 def test_a_lasting_key_signs_nothing_that_was_begun_without_it(tmp_path: Path) -> None:

@@ -184,11 +184,11 @@ def _read_digests(statement: Statement) -> dict[str, str]:
     digests = statement.digests
     if len(digests) != len(statement.subject):
         raise VerificationFailed("the statement names a file twice")
+    shards = [shard.run_id for shard in statement.predicate.shards]
     for name in digests:
-        if not is_run_file(name):
+        if not is_run_file(name, shards):
             raise VerificationFailed(f"the statement names {name[:200]!r}, which no run holds")
-    merged = statement.predicate.shards
-    logs = [f"{SHARDS}/{s.run_id}/{name}" for s in merged for name in KEPT] or ["log.jsonl"]
+    logs = [f"{SHARDS}/{run_id}/{name}" for run_id in shards for name in KEPT] or ["log.jsonl"]
     for needed in ("plan.json", *logs, *(f"{table}.parquet" for table in TABLES)):
         if needed not in digests:
             raise VerificationFailed(f"the statement does not speak of {needed}")

@@ -15,6 +15,7 @@ def write_html(facts: Facts, folder: Path) -> Path:
     """Write the page. Raises `EnvironmentRefused` if the extra `report` is not installed."""
     from nsabench.output.report.page import render
 
+    (folder / HTML).unlink(missing_ok=True)  # a kernel may have written it
     return write_text(folder / HTML, render(facts))
 
 
