@@ -88,7 +88,7 @@ def verify(location: str, public: tuple[Path, ...], as_json: bool) -> int:
     if as_json:
         say_json({"sound": rows, "broken": broken, "unfinished": found.stray})
     else:
-        say(f"{len(rows)} runs are sound, {len(broken)} broken; {found.stray} unfinished objects")
+        say(f"sound runs: {len(rows)}, broken: {len(broken)}; unfinished objects: {found.stray}")
     for sentence in broken:
         say(f"nsabench: {sentence}", err=True)
     if not rows and not broken:
@@ -118,7 +118,7 @@ def query(location: str, sql: str, public: tuple[Path, ...], as_json: bool) -> N
     from nsabench.evidence.archive.query import query as ask
 
     archive = _open(location)
-    found = archive.survey(trusted_keyids(public))
+    found = archive.survey(trusted_keyids(public), least_trust(public))
     for sentence in found.broken:
         say(f"nsabench: left out: {sentence}", err=True)
     answer = ask(archive, sql, found.sound)

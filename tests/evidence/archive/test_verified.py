@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,16 +11,19 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from nsabench.errors import UsageError, VerificationFailed
-from nsabench.evidence.manifest import MANIFEST, dsse
+from nsabench.evidence.manifest import MANIFEST, dsse, seal
 from nsabench.evidence.manifest.seal import describe
 from nsabench.evidence.manifest.statement import Predicate, Trust
+from nsabench.signing import Signer
+from nsabench.signing.keys import public_pem
 from tests.cli.conftest import Nsabench
 from tests.cli.conftest import nsabench as nsabench
 from tests.evidence.archive.conftest import MakeSigned
 from tests.evidence.manifest.test_tamper import seal_whatever
-from tests.runs import SIGNER, claim_rows
+from tests.runs import SIGNER, Made, claim_rows, make_run
 
 pytest.importorskip("obstore")
 pytest.importorskip("duckdb")
@@ -122,7 +126,7 @@ def test_what_was_altered_is_in_no_answer(
     assert done.returncode == 0 and "9.0" not in done.stdout and "48" in done.stdout
     assert "left out" in done.stderr and "was changed after the signature" in done.stderr
     listed = nsabench("archive", "verify", "a")
-    assert listed.returncode == 4 and "1 runs are sound, 1 broken" in listed.stdout
+    assert listed.returncode == 4 and "sound runs: 1, broken: 1" in listed.stdout
     assert "was changed after the signature" in listed.stderr
     # A user with write access also needs a signature to add a run.
     (folder(archive) / prefix / MANIFEST).write_text("{}")
@@ -146,6 +150,23 @@ def test_trust_is_the_readers(archive: Archive, signed: MakeSigned) -> None:
     assert [r.trust for r in archive.runs(frozenset({keyid}))] == [Trust.PINNED]
 
 
+def test_a_key_leaves_out_what_others_signed(
+    tmp_path: Path, nsabench: Nsabench, signed: MakeSigned
+) -> None:
+    other = Signer(Ed25519PrivateKey.generate(), ephemeral=True)
+    strange = make_run(tmp_path / "strange", Made(run_id="strange"), signer=other)
+    seal(strange, other)
+    (tmp_path / "mine.pub").write_bytes(public_pem(SIGNER.key.public_key()))
+    archive = Archive(str(tmp_path / "a"), create=True)
+    for run in (signed(0), strange):
+        archive.add(run)
+    asked = ("archive", "query", "a", "SELECT DISTINCT run_id FROM comparisons", "--json")
+    done = nsabench(*asked, "--key", "mine.pub")
+    assert [row["run_id"][-1] for row in json.loads(done.stdout)] == ["0"]
+    assert "strange" in done.stderr
+    assert len(json.loads(nsabench(*asked).stdout)) == 2
+
+
 REFUSED = (
     "SELECT * FROM read_text('/etc/passwd')",
     "SELECT * FROM '/etc/passwd'",
@@ -157,6 +178,7 @@ REFUSED = (
     "COPY (SELECT 1) TO '{away}'",
     "COPY runs TO '{away}'",
     "COPY runs TO '{table}'",
+    "WITH q AS (COPY runs TO '{away}' (USE_TMP_FILE false)) SELECT * FROM q",
     "SELECT 1; COPY runs TO '{away}'",
     "EXPORT DATABASE '{away}'",
     "ATTACH '{away}'",
