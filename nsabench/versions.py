@@ -13,8 +13,9 @@ from pathlib import Path
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import MANIFEST
 from nsabench.files import refuse_filled, whole, writing
-from nsabench.fleet.devices import GOOD, Place, run_at
+from nsabench.fleet.devices import Place, run_at
 from nsabench.machine.environment.pairs import numbers, unpaired
+from nsabench.output.result import COMPLETE
 from nsabench.preflight import targets
 
 ARGUMENTS = "arguments.json"  # what all runs of a folder were started with
@@ -93,7 +94,7 @@ class Measured:
 
     @property
     def finished(self) -> bool:
-        return self.exit_code in (None, *GOOD)
+        return self.exit_code in (None, *COMPLETE)
 
 
 def measure(

@@ -13,11 +13,9 @@ from threading import Thread
 
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.machine.environment import nvml
-from nsabench.output.result import NOT_TRIED
+from nsabench.output.result import COMPLETE
 from nsabench.running.compilation import SHARDS_ON_HOST
 from nsabench.signing import secrecy
-
-GOOD = (0, 1, NOT_TRIED)  # exit codes of a complete run
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ def measure(
     on_host = {SHARDS_ON_HOST: str(count)}
     places = [replace(place, variables={**place.variables, **on_host}) for place in places]
     for place, code in zip(places, run_at(places, shards, show), strict=True):
-        if code not in GOOD:
+        if code not in COMPLETE:
             raise EnvironmentRefused(
                 f"the shard on {place.name} ended with exit code {code}",
                 f"see above why, then give the same command again, with --out "

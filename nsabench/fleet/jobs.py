@@ -17,11 +17,13 @@ from secrets import token_hex
 import jinja2
 import yaml
 
-from nsabench.errors import UsageError
+from nsabench.errors import UsageError, VerificationFailed
 from nsabench.files import refuse_filled, whole, writing
-from nsabench.fleet.devices import GOOD
+from nsabench.output.result import COMPLETE
 
 _NAME = r"[a-z0-9]([-a-z0-9]{0,48}[a-z0-9])?"  # a name of a Job, with room for an ending
+# Exit codes, except 0, that the same command would end with again.
+_FINAL = sorted({*COMPLETE, UsageError.exit_code, VerificationFailed.exit_code} - {0})
 INPUT = "/input"  # where pods, and containers of Modal, have the user's files
 
 
@@ -98,6 +100,7 @@ def kubernetes(out: Path, work: Work, pods: Pods, *, name: str = "") -> None:
         "image": pods.image,
         "claim": pods.claim,
         "gpus": pods.gpus,
+        "final": _FINAL,
         "ttl_s": pods.ttl_s,
         "pod": pods.fields,
         "measure": ["nsabench", "all", *work.move_files(work.words)],
@@ -126,7 +129,7 @@ def modal(out: Path, work: Work, *, gpu: str, combo: str, checkout: Path, index:
         "combo": combo,
         "index": index,
         "gpu": gpu,
-        "good": GOOD,
+        "complete": COMPLETE,
     }
     _render(out, work, values, "app.py")
 

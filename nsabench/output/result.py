@@ -11,6 +11,7 @@ from nsabench.verdicts import threshold
 from nsabench.verdicts.thresholds_yaml import as_data as thresholds_as_data
 
 NOT_TRIED = 5  # the exit code where no candidate was tried, as pytest without a test
+COMPLETE = (0, 1, NOT_TRIED)  # exit codes of a complete run
 OF_A_CANDIDATE = (
     *("case_id", "op", "implementation", "dtype", "direction", "distribution", "mode"),
     *("length", "status", "reason", "diagnosis", "median_ms", "best_baseline", "speedup"),
