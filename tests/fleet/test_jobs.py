@@ -168,6 +168,13 @@ def test_what_cannot_be_measured_is_refused(
     assert not (tmp_path / "Rows_1").exists()
 
 
+def test_a_single_shard_is_refused(tmp_path: Path) -> None:
+    """It could not be merged."""
+    words = ["slurm", "quick", "--device", "cpu", "--shards", "1", "--out", str(tmp_path / "jobs")]
+    assert CliRunner().invoke(command, words).exit_code == UsageError.exit_code
+    assert not (tmp_path / "jobs").exists()
+
+
 def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
     write(tmp_path, "slurm")
     with pytest.raises(UsageError, match="is not empty"):
