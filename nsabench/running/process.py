@@ -242,10 +242,12 @@ class Process:
         return self._lost(broke_protocol(how, self._step))
 
     def _died(self) -> WorkerLost:
-        try:
-            returncode = self._process.wait(TERM_GRACE_S)
-        except subprocess.TimeoutExpired:
-            return self._broke("closed the descriptor of the worker's answers and went on")
+        ends = time.monotonic() + TERM_GRACE_S
+        while (returncode := self._process.poll()) is None:
+            if time.monotonic() >= ends:
+                return self._broke("closed the descriptor of the worker's answers and went on")
+            self._keep_printed()  # a full pipe keeps it from ending
+            time.sleep(0.01)
         self.stop()
         return WorkerLost(died(self._step, returncode, self.log.text()))
 

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
 
+from nsabench.model.description import Described
+from nsabench.model.vocabulary import Status
 from nsabench.running import process_tree
+from nsabench.running.process import Process, WorkerLost
+from nsabench.running.process_tree import Program
+from nsabench.worker.protocol import Describe
 
 UNREADABLE = """
 import ctypes, os, sys, time
@@ -101,3 +107,21 @@ def test_what_a_worker_starts_competes_with_it(monkeypatch: pytest.MonkeyPatch) 
         helper.kill()
         worker.communicate(b"\n")
     assert worker.pid in owned and helper.pid not in owned
+
+
+def test_a_process_that_prints_much_at_its_end_can_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe holds 64 KiB. If nothing read it, the process looked as if it went on."""
+    (tmp_path / "loud.py").write_text(
+        "import os, signal\n"
+        "os.close(1)\n"
+        "os.write(2, bytes(1 << 20))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    environment = {**process_tree.make_environment("cpu"), "PYTHONPATH": str(tmp_path)}
+    process = Process(Program("loud", [], environment))
+    with pytest.raises(WorkerLost) as lost:
+        process.ask(Describe(), Described, 60, 5, lambda reply: None)
+    assert lost.value.death.status is Status.OUT_OF_MEMORY, lost.value
