@@ -61,22 +61,9 @@ ci: lint test-all
 gpu-rows *arguments: install
     .venv/bin/nsabench all matrices/selection_rows.yaml --device cuda --out results/rows "$@"
 
-# The runs that docs/results publishes, into results/NAME; one that was begun there is resumed
-gpu-results: install
-    #!/bin/sh
-    set -u
-    failed=0
-    make() {
-        name="$1"; shift
-        .venv/bin/nsabench all "$@" --device cuda --resume "results/$name" || failed=$?
-    }
-    make whole nsa_attention decode_step whole_parts
-    make rows selection_rows selection_rows_few selection_varlen selection_ranges
-    make branches sliding_window compressed window_compressed_backward
-    make decode decode
-    make blocks selection_blocks
-    make backward selection_backward
-    exit $failed
+# The run that docs/results publishes, into results/published; one that was begun there is resumed
+gpu-publish *arguments: install
+    .venv/bin/nsabench all published --device cuda --resume results/published "$@"
 
 # Every public library that is here, measured beside the kernels (CUDA)
 gpu-packages *arguments: install
