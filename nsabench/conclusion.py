@@ -15,7 +15,6 @@ from nsabench.running import run
 from nsabench.running.folder import RunFolder
 from nsabench.running.loop import View
 from nsabench.running.run import Finished
-from nsabench.running.session import refuse_other_plan
 from nsabench.signing import Signer, named_signer
 from nsabench.signing.signer import RUN_KEY
 from nsabench.verdicts import thresholds_yaml
@@ -53,8 +52,11 @@ def resume(
     folder = RunFolder.existing(path)
     trust = refuse_altered(path, tables=False)
     before = Plan.read(folder.plan)
-    if plan is not None:
-        refuse_other_plan(path, before, plan)
+    if plan is not None and (differences := plan.differences(before)):
+        raise UsageError(
+            f"{path} holds a run of another plan: {', '.join(differences)} differ",
+            "give another folder, or only --resume to continue that run.",
+        )
     if trust is not Trust.UNSIGNED:
         return run.read(path)
     try:

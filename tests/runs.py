@@ -41,7 +41,6 @@ from nsabench.planning.shards import ALL, canary, share
 from nsabench.running.folder import RunFolder
 from nsabench.running.log import LogFile
 from nsabench.running.policy import make_job
-from nsabench.running.session import digest
 from nsabench.signing import Signer
 from nsabench.verdicts.attempts import CaseState, state_of
 from nsabench.verdicts.results import assemble
@@ -216,7 +215,7 @@ def session_of(
     return Session(
         run_id=plan.run_id,
         plan_sha256=plan.sha256,
-        environment_sha256=digest(folder / "environment.json") if folder else "",
+        environment_sha256=RunFolder(folder).hash_environment() if folder else "",
         started=datetime(2026, 1, 1, tzinfo=UTC),
         machine=machine_of(plan.run_id, described),
         described=described,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import stat
@@ -10,6 +11,7 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from nsabench import reading
 from nsabench.errors import Interrupted, UsageError, VerificationFailed
 from nsabench.files import unfinished, writing
 from nsabench.model.job import Job
@@ -69,6 +71,14 @@ class RunFolder:
     @property
     def logs(self) -> Path:
         return self.path / "logs"
+
+    def hash_environment(self) -> str:
+        """Return the sha256 of environment.json, or an empty string."""
+        try:
+            with reading.opened(self.environment) as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+        except (OSError, reading.OutOfBounds):
+            return ""
 
     def shard(self, run_id: str) -> RunFolder:
         return RunFolder(self.path / SHARDS / run_id)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Protocol
 
-from nsabench import labels
+from nsabench import labels, registry
 from nsabench.channel import Step
+from nsabench.files import whole
+from nsabench.machine import doctor
+from nsabench.machine.environment.collect import collect
+from nsabench.machine.environment.identity import machine_of
 from nsabench.model.description import Described
 from nsabench.model.job import Death, Job
-from nsabench.model.log import Begun, Ended, Log, Observed
+from nsabench.model.log import Begun, Ended, Log, Observed, Session
 from nsabench.model.measurement import Ceilings, Observation
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.record import Comparison
@@ -23,7 +27,6 @@ from nsabench.running.executor import Executor
 from nsabench.running.folder import RunFolder
 from nsabench.running.log import LogFile
 from nsabench.running.policy import judge, next_jobs, plan_canary
-from nsabench.running.session import open_session
 from nsabench.verdicts.attempts import CaseState, state_of
 
 ANNOUNCEMENTS = {
@@ -59,6 +62,7 @@ class Loop:
     def __post_init__(self) -> None:
         self._ahead = CompileAhead(self.plan, self.folder.path)
         self._executor: Executor | None = None
+        self._described: Described | None = None  # the machine
         self._is_open = False  # whether the session of this process has begun
         self._shows_steps = False
         self._judged: dict[int, list[Comparison]] = {}
@@ -68,21 +72,85 @@ class Loop:
         """Return the seconds in kernels and compilers."""
         log = self.file.log
         before_s = log.measuring_s
-        with closing(self):
-            while jobs := next_jobs(self.plan, log, self._judge):
-                for job in jobs:
-                    executor = self._choose_executor(job, jobs)
-                    self._announce(job)
-                    run_job(job, executor, self.file.append, self.folder.keep_printed)
-                    if not self._report(job):
-                        break  # a death or a disturbance changes what comes next
+        while jobs := self._next_jobs():
+            if not self._is_open:
+                self._open_session(jobs)
+            for job in jobs:
+                executor = self._choose_executor(job, jobs)
+                self._announce(job)
+                run_job(job, executor, self.file.append, self.folder.keep_printed)
+                if not self._report(job):
+                    break  # a death or a disturbance changes what comes next
         return log.measuring_s - before_s + self._ahead.wall_s
+
+    def describe(self) -> Described | None:
+        """Return what this machine is, or None if nothing is left to measure."""
+        if self._described is None and (jobs := self._next_jobs()):
+            self._described = self._start_executor(jobs[0]).worker.describe()
+        return self._described
+
+    def _next_jobs(self) -> list[Job]:
+        return next_jobs(self.plan, self.file.log, self._judge)
 
     def _judge(self, plan: Plan, log: Log) -> list[Comparison]:
         count = len(log.attempts)
         if count not in self._judged:
             self._judged[count] = judge(plan, log)
         return self._judged[count]
+
+    def _open_session(self, jobs: Sequence[Job]) -> None:
+        """Describe and calibrate the machine. Raises `EnvironmentRefused` as `fit` says."""
+        described = self.describe()
+        assert described is not None and self._executor is not None
+        if self.fit or not self.file.log.sessions:
+            self._describe_environment(described)
+        session = Session(
+            run_id=self.plan.run_id,
+            plan_sha256=self.plan.sha256,
+            environment_sha256=self.folder.hash_environment(),
+            started=datetime.now(UTC),
+            machine=machine_of(self.plan.run_id, described),
+            distributions=registry.distributions(),
+            described=described,
+            ceilings=self._executor.worker.calibrate(),
+        )
+        self.file.append(session)
+        self._is_open = True
+        self.view.run_started(self.plan, described, session.ceilings)
+        self._lend_caches(self._executor, jobs)
+
+    def _describe_environment(self, described: Described) -> None:
+        # Before this run itself changes clocks, temperature and processes.
+        environment = collect(described, self.plan)
+        if not self.file.log.sessions:
+            content = f"{environment.model_dump_json(indent=1)}\n".encode()
+            whole(self.folder.environment, content)
+        if self.fit:
+            for problem in doctor.refuse_unfit(environment, results=self.folder.path):
+                self.view.note(f"{problem.severity}: {problem.what} {problem.remedy}")
+
+    def _choose_executor(self, job: Job, jobs: Sequence[Job]) -> Executor:
+        """Return an executor whose worker imports the sources of a job, and nothing else."""
+        executor = self._executor
+        if executor is None or not executor.worker.imports(job.sources):
+            executor = self._start_executor(job)
+            self._lend_caches(executor, jobs)
+        return executor
+
+    def _start_executor(self, job: Job) -> Executor:
+        if self._executor is not None:
+            self._executor.worker.close()
+        run, mailbox = self.folder.path, self.checker.mailbox
+        worker = Worker.of_plan(self.plan, run, job.sources, mailbox, self._show_step)
+        self._executor = Executor(self.plan, worker, self.checker)
+        return self._executor
+
+    def _lend_caches(self, executor: Executor, jobs: Sequence[Job]) -> None:
+        """Compile what is left to measure, once, and let the worker of an executor read it."""
+        described = self.file.log.sessions[-1].described
+        left = [*jobs, *plan_canary(self.plan, self.file.log)]
+        self._ahead.compile(left, described.device.memory_bytes, self.view.note)
+        self._ahead.lend(executor, described.sandbox or "")
 
     def _announce(self, job: Job) -> None:
         planned = self.plan.case_or_canary(job.case.id)
@@ -93,6 +161,10 @@ class Loop:
             case = labels.of_case(planned.case)
             self.view.note(ANNOUNCEMENTS[job.purpose].format(case=case))
 
+    def _show_step(self, step: Step) -> None:
+        if self._shows_steps:
+            self.view.step(step)
+
     def _report(self, job: Job) -> bool:
         """Return whether nothing is left to measure of a case for this purpose."""
         planned = self.plan.case_or_canary(job.case.id)
@@ -100,32 +172,6 @@ class Loop:
         if state.next is None and job.purpose is Purpose.MAIN:
             self.view.case_finished(planned, state)
         return state.next is None
-
-    def _show_step(self, step: Step) -> None:
-        if self._shows_steps:
-            self.view.step(step)
-
-    def _choose_executor(self, job: Job, jobs: Sequence[Job]) -> Executor:
-        if self._executor is not None:
-            if self._executor.worker.imports(job.sources):
-                return self._executor
-            self._executor.worker.close()
-        worker = Worker.of_plan(
-            self.plan, self.folder.path, job.sources, self.checker.mailbox, self._show_step
-        )
-        executor = self._executor = Executor(self.plan, worker, self.checker)
-        if not self._is_open:
-            session = open_session(
-                self.plan, self.folder, self.file.log, executor.worker, self.view.note, fit=self.fit
-            )
-            self.file.append(session)
-            self._is_open = True
-            self.view.run_started(self.plan, session.described, session.ceilings)
-        described = self.file.log.sessions[-1].described
-        left = [*jobs, *plan_canary(self.plan, self.file.log)]
-        self._ahead.compile(left, described.device.memory_bytes, self.view.note)
-        self._ahead.lend(executor, described.sandbox or "")
-        return executor
 
     def close(self) -> None:
         try:

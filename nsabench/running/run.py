@@ -1,25 +1,37 @@
-"""Start, resume and read a run."""
+"""Start, resume and read a run, and refuse to resume it where it cannot go on as it was begun."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from nsabench import ops
-from nsabench.errors import Interrupted, NsabenchError, UsageError
+from nsabench import ops, registry
+from nsabench.errors import (
+    BegunElsewhere,
+    Interrupted,
+    NsabenchError,
+    UsageError,
+    VerificationFailed,
+)
 from nsabench.files import writing
+from nsabench.machine.environment.identity import machine_of
+from nsabench.model.description import Described
+from nsabench.model.log import Log
 from nsabench.model.plan import Plan
 from nsabench.running.clients import CheckerProcess
 from nsabench.running.folder import SHARDS, RunFolder
-from nsabench.running.log import LogFile
+from nsabench.running.log import LogFile, Origin
 from nsabench.running.log import read as read_log
 from nsabench.running.loop import Loop, View
-from nsabench.running.session import choose_signer
 from nsabench.signing import Signer
-from nsabench.verdicts.results import Results, assemble, assess
+from nsabench.signing.signer import RUN_KEY, make_run_key, read_run_key
+from nsabench.verdicts.results import Results, assemble, assess, refuse_other_log
 from nsabench.verdicts.tables import write_tables
+
+START_ANEW = "start a new run here; what others measured is theirs to sign."
 
 
 @dataclass(frozen=True)
@@ -71,11 +83,9 @@ def is_begun(path: Path) -> bool:
 
 
 def resume(path: Path, view: View, *, signer: Signer | None = None, fit: bool = False) -> Finished:
+    """Measure what is left. Raises as `refuse_resume` if the run cannot go on here."""
     folder = RunFolder.existing(path)
-    folder.refuse_foreign()
     plan = Plan.read(folder.plan)
-    with folder.writing():
-        folder.logs.mkdir(exist_ok=True)
     with folder.resumable():
         return _measure(folder, plan, view, signer, fit=fit, resumed=True)
 
@@ -103,11 +113,105 @@ def _measure(
     view.note(f"results go to {folder.path}")
     ops_file = Path(plan.ops) if plan.ops else None
     with folder.writing(), closing(LogFile(folder.log)) as file:
-        signer = choose_signer(plan, folder, file, signer, resumed=resumed)
-        file.sign_as(signer)
-        with closing(CheckerProcess(plan.device, ops_file, plan.ops_sha256)) as checker:
-            measuring_s = Loop(plan, file, folder, view, checker, fit=fit).run()
+        with (
+            closing(CheckerProcess(plan.device, ops_file, plan.ops_sha256)) as checker,
+            closing(Loop(plan, file, folder, view, checker, fit=fit)) as loop,
+        ):
+            if resumed:
+                signer = refuse_resume(folder, plan, file, signer, loop.describe)
+                folder.logs.mkdir(exist_ok=True)
+            else:
+                signer = signer or make_run_key(folder.path)
+                _load_op(plan)
+            file.sign_as(signer)
+            measuring_s = loop.run()
         results = assess(plan, file.log).results()
         write_tables(results, plan.run_id, folder.path)
     wall_s = time.monotonic() - began
     return Finished(folder, plan, results, wall_s, measuring_s, signer, file.end)
+
+
+def refuse_resume(
+    folder: RunFolder,
+    plan: Plan,
+    file: LogFile,
+    named: Signer | None,
+    describe: Callable[[], Described | None],
+) -> Signer:
+    """Raise unless a run goes on with its files, signer, op, software and machine.
+
+    named: the key that the user names. describe: returns what this machine is, or None if nothing
+    is left to measure. Return the signer.
+    """
+    folder.refuse_foreign()
+    refuse_other_log(plan, file.log)
+    signer = named or read_run_key(folder.path)
+    if file.origin is None:
+        raise UsageError(
+            f"{folder.log} is empty, and no key signed the plan",
+            "also name the matrices: the run is then started again in this folder.",
+        )
+    if signer is None or (signer.keyid, signer.ephemeral) != (
+        file.origin.keyid,
+        file.origin.ephemeral,
+    ):
+        raise _explain_other_signer(folder, file.origin, named)
+    environment_sha256 = folder.hash_environment()
+    if any(session.environment_sha256 != environment_sha256 for session in file.log.sessions):
+        raise VerificationFailed(
+            f"{folder.environment} was changed since the run was begun",
+            "restore it, or start a new run.",
+        )
+    _load_op(plan)  # not before the signature was checked: an unsigned plan may name any file
+    described = describe()
+    if described is not None:
+        _refuse_other_software(described, file.log)
+        machine = machine_of(plan.run_id, described)
+        if any(session.machine != machine for session in file.log.sessions):
+            raise BegunElsewhere(
+                "this run was begun on another machine, or on another device of this one",
+                "go on where it was begun, with the same CUDA_VISIBLE_DEVICES; or start a new run.",
+            )
+    return signer
+
+
+def _explain_other_signer(
+    folder: RunFolder, origin: Origin, named: Signer | None
+) -> VerificationFailed:
+    if origin.ephemeral:
+        remedy = (
+            f"resume it with {RUN_KEY} in its folder, and with NSABENCH_SIGNING_KEY and "
+            f"NSABENCH_SIGNING_KEY_FILE unset; or {START_ANEW}"
+        )
+    else:
+        remedy = f"name that key as for the run's start; or {START_ANEW}"
+    return VerificationFailed(
+        f"{folder.log} was measured in the name of the key {origin.keyid}, which is not "
+        f"{'the one named now' if named else f'in {folder.path / RUN_KEY}'}",
+        remedy,
+    )
+
+
+def _refuse_other_software(now: Described, log: Log) -> None:
+    first, distributions = log.sessions[0], registry.distributions()
+    before, versions = first.described, first.distributions or distributions
+    compared = [
+        *((name, versions.get(name), distributions.get(name)) for name in versions | distributions),
+        ("device", before.device.name, now.device.name),
+        ("CPU", before.device.capability, now.device.capability),
+        ("torch", before.software.torch, now.software.torch),
+        ("triton", before.software.triton, now.software.triton),
+        ("the driver's CUDA", before.software.cuda_driver, now.software.cuda_driver),
+    ]
+    for what, then, today in compared:
+        if then != today:
+            raise UsageError(
+                f"this run was begun on {what} {then} and cannot go on with {today}",
+                "start a new run here.",
+            )
+
+
+def _load_op(plan: Plan) -> None:
+    """Load the op that a plan has from a file. Raises `UsageError` if the file was changed."""
+    if not ops.has_op_of(plan):
+        ops.load_file(Path(plan.ops), plan.ops_sha256)
