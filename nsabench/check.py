@@ -27,7 +27,7 @@ from nsabench.model.source import Source
 from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
 from nsabench.planning.narrow import matches_any
 from nsabench.running import planner
-from nsabench.running.clients import CheckerProcess, Worker
+from nsabench.running.clients import CheckerClient, WorkerClient
 from nsabench.running.executor import Executor
 from nsabench.running.loop import run_job
 from nsabench.running.policy import plan_main
@@ -77,8 +77,10 @@ def answer(
         if is_own and step.phase in list(Status):
             on_found(step)
 
-    def start(file: Path | None, imported: Mapping[str, str], mailbox: int | None = None) -> Worker:
-        return Worker(
+    def start(
+        file: Path | None, imported: Mapping[str, str], mailbox: int | None = None
+    ) -> WorkerClient:
+        return WorkerClient(
             question.device,
             file,
             sources=imported,
@@ -91,7 +93,7 @@ def answer(
     with closing(start(None, planner.without_file(question.file, sources))) as clean:
         installed += clean.discover()
     with (
-        closing(CheckerProcess(question.device, question.ops_file)) as checker,
+        closing(CheckerClient(question.device, question.ops_file)) as checker,
         closing(start(question.file, sources, checker.mailbox)) as worker,
     ):
         infos = planner.join_file(question.file, sources, installed, worker.discover())

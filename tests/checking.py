@@ -14,8 +14,8 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from nsabench import ops, registry
-from nsabench.checker.judge import Checker, Findings
-from nsabench.checker.messages import Judged, Prepare, Prepared
+from nsabench.checker.judge import ErrorTally, OutputJudge
+from nsabench.checker.protocol import Judged, Prepare, Prepared
 from nsabench.delivery import Delivery, Mailbox
 from nsabench.failure import Failure
 from nsabench.model.case import Case, FixedCount, Timing
@@ -62,7 +62,7 @@ class Desk:
         self._mailbox, its_end = Mailbox(descriptor, device), Mailbox(descriptor, device)
         for mailbox in (self._mailbox, its_end):  # else memory stays registered that is unmapped
             weakref.finalize(self, mailbox.close)
-        self.checker = Checker(device, its_end, PATIENCE_S)
+        self.checker = OutputJudge(device, its_end, PATIENCE_S)
         request = Prepare(case=case, computes=list(computes), seeds=self.seeds, probes=probes)
         self.prepared: Prepared = self.checker.prepare(request)
         self._mailbox.map(self.prepared.nbytes)
@@ -71,7 +71,7 @@ class Desk:
         self._mailbox.put(sets.form, results)
         right = self.checker.check(delivery).right
         if not right and self.tells:
-            found = self.checker.findings[delivery.implementation]
+            found = self.checker.tallies[delivery.implementation]
             raise Failure(Status.WRONG, found.reason)
         return right
 
@@ -84,11 +84,11 @@ class Desk:
             seeds=self.seeds,
         )
 
-    def findings(self, name: str) -> Findings:
-        return self.checker.findings[name]
+    def tally(self, name: str) -> ErrorTally:
+        return self.checker.tallies[name]
 
     def conclude(self) -> dict[str, Judged]:
-        judged = self.checker.conclude([*self.checker.findings]).judged
+        judged = self.checker.conclude([*self.checker.tallies]).judged
         self._mailbox.close()
         return judged
 

@@ -10,7 +10,7 @@ from typing import Any
 from nsabench.model.description import Described
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Purpose
-from nsabench.running.clients import CheckerProcess, Worker
+from nsabench.running.clients import CheckerClient, WorkerClient
 from nsabench.running.executor import Executor
 from nsabench.running.folder import RunFolder
 from nsabench.running.log import LogFile
@@ -41,11 +41,11 @@ def measure(
 def executor_of(
     plan: Plan, folder: Path, sources: Iterable[str] | None = None, **given: Any
 ) -> Iterator[Executor]:
-    """Yield an executor for a plan. given: as of `Worker.of_plan`."""
+    """Yield an executor for a plan. given: as of `WorkerClient.of_plan`."""
     ops_file = Path(plan.ops) if plan.ops else None
     with (
-        closing(CheckerProcess(plan.device, ops_file)) as checker,
-        closing(Worker.of_plan(plan, folder, sources, checker.mailbox, **given)) as worker,
+        closing(CheckerClient(plan.device, ops_file)) as checker,
+        closing(WorkerClient.of_plan(plan, folder, sources, checker.mailbox, **given)) as worker,
     ):
         yield Executor(plan, worker, checker)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from nsabench import ops
 from nsabench.channel import Channel, Refused, Step, die_with
-from nsabench.checker.judge import Checker
-from nsabench.checker.messages import REQUEST, Conclude, Prepare
+from nsabench.checker.judge import OutputJudge
+from nsabench.checker.protocol import REQUEST, Conclude, Prepare
 from nsabench.delivery import Delivery, Mailbox
 from nsabench.errors import NsabenchError
 
@@ -30,7 +30,7 @@ def main() -> None:
         except NsabenchError as error:
             channel.send(Refused.from_error(error))
             return
-    checker = Checker(options.device, Mailbox(options.mailbox, options.device))
+    checker = OutputJudge(options.device, Mailbox(options.mailbox, options.device))
     channel.send(Step(phase="start"))
     for line in sys.stdin.buffer:
         match REQUEST.validate_json(line):

@@ -17,7 +17,7 @@ from nsabench.checker.compare import Errors, WrongValues
 from nsabench.checker.diagnosis.gradients import diagnose_gradient
 from nsabench.checker.diagnosis.outputs import diagnose
 from nsabench.checker.diagnosis.search import TIME_LIMIT_S, Diagnosis
-from nsabench.checker.messages import Checked, Concluded, Judged, NoOracle, Prepare, Prepared
+from nsabench.checker.protocol import Checked, Concluded, Judged, NoOracle, Prepare, Prepared
 from nsabench.delivery import FACTORS, OUTPUT, Delivery, Form, Mailbox, draw
 from nsabench.errors import UsageError
 from nsabench.failure import Failure
@@ -96,8 +96,8 @@ class Suspect:
 
 
 @dataclass
-class Findings:
-    """The findings about one implementation so far, with the largest errors of all its calls."""
+class ErrorTally:
+    """Holds what is wrong with one implementation, and the largest errors of all its calls."""
 
     computes: str
     status: Status = Status.WRONG  # if there is a reason
@@ -107,14 +107,14 @@ class Findings:
 
 
 @dataclass
-class Checker:
+class OutputJudge:
     """Judges one case at a time: `prepare`, then `check` for each delivery, then `conclude`."""
 
     device: str
     mailbox: Mailbox
     diagnosis_s: float = TIME_LIMIT_S  # for each implementation
     _oracles: dict[tuple[str, str], Oracles] = field(default_factory=dict)  # by op and probe
-    findings: dict[str, Findings] = field(default_factory=dict)
+    tallies: dict[str, ErrorTally] = field(default_factory=dict)  # by implementation
 
     def prepare(self, request: Prepare) -> Prepared:
         self._forget()
@@ -154,29 +154,29 @@ class Checker:
             prepared.probes[name] = oracles.form
 
     def check(self, delivery: Delivery) -> Checked:
-        findings = self.findings.setdefault(delivery.implementation, Findings(delivery.computes))
-        if flaw := self._find_flaw(delivery, findings):
-            if not findings.reason:
-                findings.status = Status.CRASHED
-                findings.reason = f"its process delivered a result that cannot be checked: {flaw}"
+        tally = self.tallies.setdefault(delivery.implementation, ErrorTally(delivery.computes))
+        if flaw := self._find_flaw(delivery, tally):
+            if not tally.reason:
+                tally.status = Status.CRASHED
+                tally.reason = f"its process delivered a result that cannot be checked: {flaw}"
             return Checked(right=False)
         results = self.mailbox.take(self._find_oracles(delivery).form, self.device)
-        errors = [] if findings.errors is None else [findings.errors]
+        errors = [] if tally.errors is None else [tally.errors]
         try:
             for name, result in results.items():
-                errors.append(self._compare(findings, Suspect(name, result, delivery)))
+                errors.append(self._compare(tally, Suspect(name, result, delivery)))
         except WrongValues as wrong:
-            findings.reason = findings.reason or delivery.when + str(wrong)
-            findings.errors = wrong.errors
+            tally.reason = tally.reason or delivery.when + str(wrong)
+            tally.errors = wrong.errors
             return Checked(right=False)
         if not delivery.probe:
-            findings.errors = Errors.worst(errors)
+            tally.errors = Errors.worst(errors)
         return Checked(right=True)
 
-    def _find_flaw(self, delivery: Delivery, findings: Findings) -> str:
+    def _find_flaw(self, delivery: Delivery, tally: ErrorTally) -> str:
         """Return why a delivery cannot be checked, or an empty text. Foreign code may forge one."""
         oracles = self._oracles.get((delivery.computes, delivery.probe))
-        if oracles is None or delivery.computes != findings.computes:
+        if oracles is None or delivery.computes != tally.computes:
             return f"there is no oracle of {delivery.computes[:40]!r} for it"
         for number in (delivery.set, delivery.previous or 0):
             if not 0 <= number < len(oracles.expected):
@@ -185,7 +185,7 @@ class Checker:
             return f"no gradient is multiplied by {delivery.factor:g}"
         return ""
 
-    def _compare(self, findings: Findings, result: Suspect) -> Errors:
+    def _compare(self, tally: ErrorTally, result: Suspect) -> Errors:
         delivery = result.delivery
         oracles = self._find_oracles(delivery)
         expected = oracles.expected[delivery.set][result.name]
@@ -194,31 +194,31 @@ class Checker:
         try:
             errors = compare.check_values(*compared, probe=bool(delivery.probe))
         except WrongValues:
-            findings.suspect = result
+            tally.suspect = result
             raise
         # The checks will find it wrong, and then it will be gone.
         is_explained = delivery.probe or compare.is_explained(errors, oracles.case)
-        if findings.suspect is None and not is_explained:
-            findings.suspect = result
+        if tally.suspect is None and not is_explained:
+            tally.suspect = result
         return errors
 
     def conclude(self, diagnosed: Collection[str]) -> Concluded:
         """Return what was found in the case, and forget it. Each diagnosis takes seconds."""
         judged = {
-            name: self._judge(findings, name in diagnosed)
-            for name, findings in self.findings.items()
-            if findings.reason or findings.errors is not None  # not only probes were delivered
+            name: self._judge(tally, name in diagnosed)
+            for name, tally in self.tallies.items()
+            if tally.reason or tally.errors is not None  # not only probes were delivered
         }
         self._forget()
         self.mailbox.close()
         return Concluded(judged=judged)
 
-    def _judge(self, findings: Findings, is_diagnosed: bool) -> Judged:
-        errors = {} if findings.errors is None else asdict(findings.errors)
-        diagnosis = self._diagnose(findings) if is_diagnosed else Diagnosis()
+    def _judge(self, tally: ErrorTally, is_diagnosed: bool) -> Judged:
+        errors = {} if tally.errors is None else asdict(tally.errors)
+        diagnosis = self._diagnose(tally) if is_diagnosed else Diagnosis()
         return Judged(
-            status=findings.status if findings.reason else Status.OK,
-            reason=findings.reason,
+            status=tally.status if tally.reason else Status.OK,
+            reason=tally.reason,
             diagnosis=diagnosis.text,
             diagnosis_id=diagnosis.id,
             **{
@@ -228,8 +228,8 @@ class Checker:
             },
         )
 
-    def _diagnose(self, findings: Findings) -> Diagnosis:
-        suspect, findings.suspect = findings.suspect, None
+    def _diagnose(self, tally: ErrorTally) -> Diagnosis:
+        suspect, tally.suspect = tally.suspect, None
         if suspect is None:
             return Diagnosis()
         name, result, delivery = suspect.name, suspect.result, suspect.delivery
@@ -250,7 +250,7 @@ class Checker:
 
     def _forget(self) -> None:
         self._oracles.clear()
-        self.findings.clear()
+        self.tallies.clear()
         self._free_memory()
 
     def _free_memory(self) -> None:

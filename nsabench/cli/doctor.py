@@ -10,7 +10,7 @@ from nsabench.machine import doctor
 from nsabench.machine.environment.collect import collect
 from nsabench.output import terminal
 from nsabench.running import planner
-from nsabench.running.clients import Worker
+from nsabench.running.clients import WorkerClient
 
 
 @_help.command("doctor")
@@ -35,7 +35,7 @@ def command(device: str, results: Path, as_json: bool) -> int:
     except EnvironmentRefused:  # the problem is among those that follow
         chosen = "cpu"
     try:
-        with closing(Worker(chosen)) as worker:
+        with closing(WorkerClient(chosen)) as worker:
             described = worker.describe()
     except EnvironmentRefused as refused:
         described = None

@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, TypeAdapter
 
 from nsabench.channel import Refused, Step
-from nsabench.checker.messages import Checked, Conclude, Concluded, Judged, Prepare, Prepared
+from nsabench.checker.protocol import Checked, Conclude, Concluded, Judged, Prepare, Prepared
 from nsabench.delivery import Delivery
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.model.case import Case
@@ -34,7 +34,7 @@ from nsabench.signing.secrecy import variables
 from nsabench.verdicts.attempts import BEFORE_ANY
 from nsabench.worker import protocol
 
-START_LIMIT_S = 120.0  # to import everything, or to calibrate
+START_LIMIT_S = 120.0  # to import everything, or to measure ceilings
 MOST_PROBES = 64  # of an op, that are called ahead
 DIAGNOSIS_LIMIT_S = 60.0  # for each implementation; its own search ends after two seconds
 CHECKER_REPLY: TypeAdapter[Any] = TypeAdapter(
@@ -117,7 +117,7 @@ class Listener:
 
 
 @dataclass
-class Worker:
+class WorkerClient:
     """Starts its process for the first request, and another one after it was lost."""
 
     device: Device
@@ -144,7 +144,7 @@ class Worker:
         sources: Iterable[str] | None = None,
         mailbox: int | None = None,
         on_step: Callable[[Step], None] = lambda step: None,
-    ) -> Worker:
+    ) -> WorkerClient:
         """Return a worker that imports sources of a plan, all by default."""
         imported = dict(plan.sources)
         if sources is not None:
@@ -196,8 +196,9 @@ class Worker:
     def describe(self) -> Described:
         return self._ask_device(protocol.Describe(), Described, "described")
 
-    def calibrate(self) -> Ceilings:
-        return self._ask_device(protocol.Calibrate(), protocol.Calibrated, "calibrated").ceilings
+    def measure_ceilings(self) -> Ceilings:
+        request, expected = protocol.MeasureCeilings(), protocol.MeasuredCeilings
+        return self._ask_device(request, expected, "calibrated").ceilings
 
     def _ask_device(self, request: Message, expected: type[M], done: str) -> M:
         """Raises `EnvironmentRefused`."""
@@ -227,7 +228,7 @@ class Worker:
     ) -> M:
         return self._process.ask(request, expected, limit_s, max_steps, Listener(self.on_step))
 
-    def sibling(self) -> Worker:
+    def sibling(self) -> WorkerClient:
         """Return another worker that writes to the same scratch."""
         made = replace(self)
         made.borrow(self.scratch)
@@ -264,7 +265,7 @@ class Worker:
         self._scratch = None
 
 
-class CheckerProcess:
+class CheckerClient:
     """Starts the checker for the first request. Every request may raise `CheckerLost`."""
 
     def __init__(self, device: Device, ops_file: Path | None, ops_sha256: str = "") -> None:

@@ -23,7 +23,7 @@ from nsabench.model.case import Case
 from nsabench.model.job import Job
 from nsabench.model.plan import ImplementationInfo, Plan
 from nsabench.model.vocabulary import Role, Runs
-from nsabench.running.clients import Note, Scratch, TemporaryFolder, Worker
+from nsabench.running.clients import Note, Scratch, TemporaryFolder, WorkerClient
 from nsabench.running.executor import Executor
 from nsabench.running.process import WorkerLost
 
@@ -41,7 +41,7 @@ SHARDS_ON_HOST = "NSABENCH_SHARDS_ON_HOST"
 
 
 @dataclass(frozen=True)
-class Call:
+class FirstCall:
     case: Case
     info: ImplementationInfo
     probes: bool = False  # are called as well
@@ -54,12 +54,12 @@ class Call:
 
 # Calls of one implementation on cases that differ only in length and direction. The first is made
 # alone, since each of several calls at once would compile the kernels that they share.
-Family = list[Call]
+Family = list[FirstCall]
 
 
 def families_of(plan: Plan, left: Sequence[Job]) -> dict[bool, list[Family]]:
     """Return the calls to make. The keys say whether their worker imports no candidate."""
-    families: dict[Hashable, dict[str, Call]] = {}
+    families: dict[Hashable, dict[str, FirstCall]] = {}
     for job in left:
         case = plan.case_or_canary(job.case.id).case
         for name in job.implementations:
@@ -69,7 +69,7 @@ def families_of(plan: Plan, left: Sequence[Job]) -> dict[bool, list[Family]]:
             if Runs.CUDA in info.devices and (info.role is Role.CANDIDATE or compiled_by):
                 key = info, ops.sizes_but_length(case), case.dtype, case.distribution
                 content = json.dumps(case.content)  # without its timing
-                families.setdefault(key, {}).setdefault(content, Call(case, info))
+                families.setdefault(key, {}).setdefault(content, FirstCall(case, info))
     by_kind: dict[bool, list[Family]] = {True: [], False: []}
     for by_content in families.values():
         family = sorted(by_content.values(), key=_order)
@@ -81,7 +81,7 @@ def families_of(plan: Plan, left: Sequence[Job]) -> dict[bool, list[Family]]:
     return by_kind
 
 
-def _order(call: Call) -> tuple[bool, int]:
+def _order(call: FirstCall) -> tuple[bool, int]:
     # A backward before a forward, and small cases before large ones.
     return not call.case.direction.differentiates, ops.work(call.case).bytes_min
 
@@ -92,8 +92,8 @@ class CompileAhead:
     def __init__(self, plan: Plan, run: Path) -> None:
         self._plan = plan
         self._workers = {  # by whether they import no candidate
-            True: Worker.of_plan(plan, run, plan.clean_sources),
-            False: Worker.of_plan(plan, run),
+            True: WorkerClient.of_plan(plan, run, plan.clean_sources),
+            False: WorkerClient.of_plan(plan, run),
         }
         self._aside: dict[bool, TemporaryFolder] = {}
         self._is_done = False
@@ -136,7 +136,7 @@ class CompileAhead:
         self._is_done = True
         self.wall_s = time.monotonic() - began
 
-    def _copy_caches(self, aside: TemporaryFolder, worker: Worker) -> None:
+    def _copy_caches(self, aside: TemporaryFolder, worker: WorkerClient) -> None:
         """Have one worker copy the caches before several workers write there."""
         self.scratch.begin_afresh(aside)
         try:
@@ -194,7 +194,7 @@ class Room:
 
 
 class _Pool:
-    def __init__(self, worker: Worker, count: int, room_bytes: int) -> None:
+    def __init__(self, worker: WorkerClient, count: int, room_bytes: int) -> None:
         self.first_s: dict[tuple[str, str], float] = {}
         self._room = Room(room_bytes - count * CONTEXT_BYTES)
         self._workers = [worker.sibling() for _ in range(count)]
@@ -228,7 +228,7 @@ class _Pool:
         self._call(family[0])
         self._futures += [self._threads.submit(self._call, call) for call in family[1:]]
 
-    def _call(self, call: Call) -> None:
+    def _call(self, call: FirstCall) -> None:
         name = call.info.name
         if name in self._fatal or time.monotonic() >= self._ends_at:
             return

@@ -9,7 +9,7 @@ from typing import Any
 
 from nsabench import limits, ops
 from nsabench.channel import Step
-from nsabench.checker.messages import Judged, Prepared
+from nsabench.checker.protocol import Judged, Prepared
 from nsabench.delivery import Delivery
 from nsabench.machine.environment import nvml
 from nsabench.machine.environment.nvml import ConditionMonitor
@@ -19,7 +19,7 @@ from nsabench.model.measurement import Bursts, Message, Observation, Samples
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Purpose, Role, Status
 from nsabench.running import process_tree
-from nsabench.running.clients import CheckerProcess, Listener, Worker
+from nsabench.running.clients import CheckerClient, Listener, WorkerClient
 from nsabench.running.process import WorkerLost, WorkerRefused, broke_protocol
 from nsabench.worker.protocol import Measure, Measured
 
@@ -32,7 +32,7 @@ MOST_DELIVERIES, MOST_IN_A_ROUND = 100_000, 4
 
 
 class Executor:
-    def __init__(self, plan: Plan, worker: Worker, checker: CheckerProcess) -> None:
+    def __init__(self, plan: Plan, worker: WorkerClient, checker: CheckerClient) -> None:
         self.worker = worker
         self._checker = checker
         self._plan = plan
@@ -128,7 +128,7 @@ class JobListener(Listener):
     """Hands the outputs of a job to the checker."""
 
     job: Job
-    checker: CheckerProcess
+    checker: CheckerClient
     computes: Mapping[str, str]  # the op, by implementation
     monitor: ConditionMonitor
 

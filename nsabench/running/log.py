@@ -35,7 +35,7 @@ _SEAL_BYTES = 99
 
 
 @dataclass(frozen=True)
-class Origin:
+class LogOrigin:
     """The signer of a log. end: the `digest` of the last line."""
 
     keyid: str
@@ -110,7 +110,7 @@ def read(path: Path) -> Log:
     return log
 
 
-def examine(path: Path) -> tuple[Log, Origin]:
+def examine(path: Path) -> tuple[Log, LogOrigin]:
     """Return content and signer. Raises `VerificationFailed` for a bad seal or an empty log."""
     log = Log()
     origin, _, _ = _examine(path, log.add)
@@ -119,7 +119,7 @@ def examine(path: Path) -> tuple[Log, Origin]:
     return log, origin
 
 
-def _examine(path: Path, take: Callable[[Entry], None]) -> tuple[Origin | None, int, str]:
+def _examine(path: Path, take: Callable[[Entry], None]) -> tuple[LogOrigin | None, int, str]:
     size, last = 0, b""
 
     def take_lines() -> Iterator[tuple[bytes, Line]]:
@@ -187,7 +187,7 @@ def digest(line: bytes) -> str:
     return hashlib.sha256(line).hexdigest()
 
 
-def find_origin(lines: Iterable[tuple[bytes, Line]]) -> Origin | None:
+def find_origin(lines: Iterable[tuple[bytes, Line]]) -> LogOrigin | None:
     """Return the one signer of lines, if any. Raises `VerificationFailed` for a bad line."""
     previous, sessions, number = "", 0, 0
     signer: LogSigner | None = None
@@ -206,7 +206,7 @@ def find_origin(lines: Iterable[tuple[bytes, Line]]) -> Origin | None:
         previous = digest(content)
     if signer is None:
         return None
-    return Origin(signer.keyid, signer.ephemeral, sessions, number, previous)
+    return LogOrigin(signer.keyid, signer.ephemeral, sessions, number, previous)
 
 
 def _find_key(signer: LogSigner) -> Ed25519PublicKey:

@@ -21,12 +21,12 @@ from nsabench.model.measurement import Ceilings, Observation
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.record import Comparison
 from nsabench.model.vocabulary import Purpose
-from nsabench.running.clients import CheckerProcess, Worker
+from nsabench.running.clients import CheckerClient, WorkerClient
 from nsabench.running.compilation import CompileAhead
 from nsabench.running.executor import Executor
 from nsabench.running.folder import RunFolder
 from nsabench.running.log import LogFile
-from nsabench.running.policy import judge, next_jobs, plan_canary
+from nsabench.running.policy import make_comparisons, next_jobs, plan_canary
 from nsabench.verdicts.attempts import CaseState, state_of
 
 ANNOUNCEMENTS = {
@@ -56,7 +56,7 @@ class Loop:
     file: LogFile
     folder: RunFolder
     view: View
-    checker: CheckerProcess
+    checker: CheckerClient
     fit: bool  # raise `EnvironmentRefused` on an unfit machine
 
     def __post_init__(self) -> None:
@@ -65,7 +65,7 @@ class Loop:
         self._described: Described | None = None  # the machine
         self._is_open = False  # whether the session of this process has begun
         self._shows_steps = False
-        self._judged: dict[int, list[Comparison]] = {}
+        self._compared: dict[int, list[Comparison]] = {}
         self._numbers = {planned.id: number for number, planned in enumerate(self.plan.cases, 1)}
 
     def run(self) -> float:
@@ -90,16 +90,16 @@ class Loop:
         return self._described
 
     def _next_jobs(self) -> list[Job]:
-        return next_jobs(self.plan, self.file.log, self._judge)
+        return next_jobs(self.plan, self.file.log, self._make_comparisons)
 
-    def _judge(self, plan: Plan, log: Log) -> list[Comparison]:
+    def _make_comparisons(self, plan: Plan, log: Log) -> list[Comparison]:
         count = len(log.attempts)
-        if count not in self._judged:
-            self._judged[count] = judge(plan, log)
-        return self._judged[count]
+        if count not in self._compared:
+            self._compared[count] = make_comparisons(plan, log)
+        return self._compared[count]
 
     def _open_session(self, jobs: Sequence[Job]) -> None:
-        """Describe and calibrate the machine. Raises `EnvironmentRefused` as `fit` says."""
+        """Describe the machine and measure its ceilings. Raises `EnvironmentRefused`."""
         described = self.describe()
         assert described is not None and self._executor is not None
         if self.fit or not self.file.log.sessions:
@@ -112,7 +112,7 @@ class Loop:
             machine=machine_of(self.plan.run_id, described),
             distributions=registry.distributions(),
             described=described,
-            ceilings=self._executor.worker.calibrate(),
+            ceilings=self._executor.worker.measure_ceilings(),
         )
         self.file.append(session)
         self._is_open = True
@@ -141,7 +141,7 @@ class Loop:
         if self._executor is not None:
             self._executor.worker.close()
         run, mailbox = self.folder.path, self.checker.mailbox
-        worker = Worker.of_plan(self.plan, run, job.sources, mailbox, self._show_step)
+        worker = WorkerClient.of_plan(self.plan, run, job.sources, mailbox, self._show_step)
         self._executor = Executor(self.plan, worker, self.checker)
         return self._executor
 

@@ -22,7 +22,7 @@ from nsabench.model.vocabulary import MARGIN, Role
 from nsabench.planning import resolve
 from nsabench.planning.narrow import ALL, Narrowed
 from nsabench.planning.shards import estimate_s
-from nsabench.running.clients import Worker
+from nsabench.running.clients import WorkerClient
 from nsabench.sources import digest_of
 from nsabench.verdicts import tables
 
@@ -108,7 +108,7 @@ def discover(
 
     def list_with(file: Path | None, imported: Mapping[str, str]) -> list[ImplementationInfo]:
         with closing(
-            Worker(device, file, sources=imported, ops_file=ops_file, sandboxed=sandboxed)
+            WorkerClient(device, file, sources=imported, ops_file=ops_file, sandboxed=sandboxed)
         ) as worker:
             return worker.discover()
 

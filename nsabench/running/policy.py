@@ -27,19 +27,19 @@ FEW = RatioCI(min_rounds=10, max_rounds=10, budget_s=0.5)
 FEW_SETS = 2
 BRIEF_WARMUP_S = 0.01  # the device is warm
 
-Judge = Callable[[Plan, Log], Sequence[Comparison]]
+MakeComparisons = Callable[[Plan, Log], Sequence[Comparison]]
 
 
-def judge(plan: Plan, log: Log) -> list[Comparison]:
+def make_comparisons(plan: Plan, log: Log) -> list[Comparison]:
     return assess(plan, log).comparisons()
 
 
-def next_jobs(plan: Plan, log: Log, judge: Judge = judge) -> list[Job]:
+def next_jobs(plan: Plan, log: Log, compare: MakeComparisons = make_comparisons) -> list[Job]:
     """Return the jobs of the first incomplete stage. Ask again after a death or a disturbance."""
     return (
         list(plan_main(plan, log))
-        or list(_plan_confirmation(plan, log, judge))
-        or list(_plan_isolated(plan, log, judge))
+        or list(_plan_confirmation(plan, log, compare))
+        or list(_plan_isolated(plan, log, compare))
         or plan_canary(plan, log)
     )
 
@@ -63,25 +63,27 @@ def plan_main(plan: Plan, log: Log) -> Iterator[Job]:
         )
 
 
-def _plan_confirmation(plan: Plan, log: Log, judge: Judge) -> Iterator[Job]:
-    judgements = judge(plan, log.only(Purpose.MAIN))
+def _plan_confirmation(plan: Plan, log: Log, compare: MakeComparisons) -> Iterator[Job]:
+    comparisons = compare(plan, log.only(Purpose.MAIN))
     close: dict[str, list[str]] = {}
-    for judged in judgements:
-        if needs_confirmation(judged, plan.margin):
-            case_id = judged.case_id
-            names = [judged.against, *close.get(case_id, []), judged.implementation]
+    for comparison in comparisons:
+        if needs_confirmation(comparison, plan.margin):
+            case_id = comparison.case_id
+            names = [comparison.against, *close.get(case_id, []), comparison.implementation]
             close[case_id] = list(dict.fromkeys(names))
     for case_id, names in close.items():
         yield from _plan_job(plan, log, Purpose.CONFIRMATION, plan.by_id[case_id], names)
 
 
-def _plan_isolated(plan: Plan, log: Log, judge: Judge) -> Iterator[Job]:
-    judgements = judge(plan, log.only(Purpose.MAIN, Purpose.CONFIRMATION))
-    won = {judged.case_id for judged in judgements if judged.verdict is Verdict.FASTER}
+def _plan_isolated(plan: Plan, log: Log, compare: MakeComparisons) -> Iterator[Job]:
+    comparisons = compare(plan, log.only(Purpose.MAIN, Purpose.CONFIRMATION))
+    won = {comparison.case_id for comparison in comparisons if comparison.verdict is Verdict.FASTER}
     pays = {
-        judged.case_id
-        for judged in judgements
-        if judged.reference is Reference.ALTERNATIVE and judged.lo is not None and judged.lo > 1
+        comparison.case_id
+        for comparison in comparisons
+        if comparison.reference is Reference.ALTERNATIVE
+        and comparison.lo is not None
+        and comparison.lo > 1
     }
     for planned in plan.cases:
         baselines = plan.list_clean(planned, Role.BASELINE) if planned.id in won else []

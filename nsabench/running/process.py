@@ -26,7 +26,7 @@ from nsabench.model.measurement import Message
 from nsabench.model.vocabulary import Status
 from nsabench.running import process_tree
 from nsabench.running.process_tree import START_TIMEOUT_S, Orphans, Program
-from nsabench.worker.protocol import Calibrate, Describe
+from nsabench.worker.protocol import Describe, MeasureCeilings
 
 MAX_STEPS = 1000
 MAX_ALLOWANCE = 64.0
@@ -169,7 +169,7 @@ class Process:
                 with contextlib.suppress(BrokenPipeError):  # it died; what comes next says how
                     self._send(data, budget.step_s)
         self._has_answered = True
-        self._may_refuse &= isinstance(request, Describe | Calibrate)
+        self._may_refuse &= isinstance(request, Describe | MeasureCeilings)
         self._keep_printed()  # what precedes the answer belongs to this request
         return reply
 

@@ -21,9 +21,9 @@ from nsabench.machine.environment.identity import machine_of
 from nsabench.model.description import Described
 from nsabench.model.log import Log
 from nsabench.model.plan import Plan
-from nsabench.running.clients import CheckerProcess
+from nsabench.running.clients import CheckerClient
 from nsabench.running.folder import SHARDS, RunFolder
-from nsabench.running.log import LogFile, Origin
+from nsabench.running.log import LogFile, LogOrigin
 from nsabench.running.log import read as read_log
 from nsabench.running.loop import Loop, View
 from nsabench.signing import Signer
@@ -114,7 +114,7 @@ def _measure(
     ops_file = Path(plan.ops) if plan.ops else None
     with folder.writing(), closing(LogFile(folder.log)) as file:
         with (
-            closing(CheckerProcess(plan.device, ops_file, plan.ops_sha256)) as checker,
+            closing(CheckerClient(plan.device, ops_file, plan.ops_sha256)) as checker,
             closing(Loop(plan, file, folder, view, checker, fit=fit)) as loop,
         ):
             if resumed:
@@ -176,7 +176,7 @@ def refuse_resume(
 
 
 def _explain_other_signer(
-    folder: RunFolder, origin: Origin, named: Signer | None
+    folder: RunFolder, origin: LogOrigin, named: Signer | None
 ) -> VerificationFailed:
     if origin.ephemeral:
         remedy = (

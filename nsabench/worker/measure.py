@@ -10,7 +10,7 @@ from random import SystemRandom
 
 from nsabench import ops
 from nsabench.channel import Step
-from nsabench.checker.messages import NoOracle
+from nsabench.checker.protocol import NoOracle
 from nsabench.failure import Failure
 from nsabench.machine.clock import now_s
 from nsabench.machine.environment import nvml

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from nsabench.channel import Refused, Step
-from nsabench.checker.messages import Prepared
+from nsabench.checker.protocol import Prepared
 from nsabench.delivery import Delivery
 from nsabench.model.case import Case, Seed
 from nsabench.model.description import Described
@@ -30,8 +30,8 @@ class Describe(Message):
     kind: Literal["describe"] = "describe"
 
 
-class Calibrate(Message):
-    kind: Literal["calibrate"] = "calibrate"
+class MeasureCeilings(Message):
+    kind: Literal["measure_ceilings"] = "measure_ceilings"
 
 
 class Measure(Message):
@@ -51,7 +51,7 @@ class Compile(Message):
 
 
 Request = Annotated[
-    Discover | Describe | Calibrate | Compile | Measure, Field(discriminator="kind")
+    Discover | Describe | MeasureCeilings | Compile | Measure, Field(discriminator="kind")
 ]
 REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
 
@@ -61,8 +61,8 @@ class Discovered(Message):
     implementations: list[ImplementationInfo]
 
 
-class Calibrated(Message):
-    kind: Literal["calibrated"] = "calibrated"
+class MeasuredCeilings(Message):
+    kind: Literal["measured_ceilings"] = "measured_ceilings"
     ceilings: Ceilings
 
 
@@ -91,7 +91,7 @@ Reply = Annotated[
     Step
     | Discovered
     | Described
-    | Calibrated
+    | MeasuredCeilings
     | Compiled
     | Measured
     | Delivery

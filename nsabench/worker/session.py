@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nsabench import ops, registry
 from nsabench.channel import Channel, Step
-from nsabench.checker.messages import Checked
+from nsabench.checker.protocol import Checked
 from nsabench.delivery import Delivery, Form, Mailbox
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.failure import Failure
@@ -80,16 +80,17 @@ class WorkerSession:
         return {(item.op, item.name): item for item in loaded}
 
     def answer(
-        self, request: protocol.Discover | protocol.Calibrate | protocol.Compile | protocol.Measure
+        self,
+        request: protocol.Discover | protocol.MeasureCeilings | protocol.Compile | protocol.Measure,
     ) -> Message:
         """Raises `DeviceLost`."""
         match request:
             case protocol.Discover():
                 loaded = registry.load(self.kernels, self.sources, ops_file=self.ops_file)
                 return protocol.Discovered(implementations=loaded)
-            case protocol.Calibrate():
+            case protocol.MeasureCeilings():
                 # Foreign code is not imported yet, so it cannot influence the ceilings.
-                return protocol.Calibrated(ceilings=ceilings.measure(self.device, self.timer))
+                return protocol.MeasuredCeilings(ceilings=ceilings.measure(self.device, self.timer))
             case protocol.Compile():
                 item = self.items[request.case.op, request.implementation]
                 self._announce(Step(phase="compilation", implementation=item.name))

@@ -10,7 +10,7 @@ import torch
 
 from nsabench.delivery import Delivery
 from nsabench.model.vocabulary import Direction, Status
-from nsabench.running.clients import CheckerProcess
+from nsabench.running.clients import CheckerClient
 from nsabench.running.process import WorkerRefused
 from tests.checking import Desk, a_case
 
@@ -56,7 +56,7 @@ def test_after_a_forged_delivery_others_are_checked_as_before() -> None:
 
 def test_an_op_that_changed_after_the_plan_is_not_executed() -> None:
     case = a_case("selection_rows", {"N": 2, "H": 2, "D": 16, "L": 8})
-    checker = CheckerProcess("cpu", RMSNORM, "0" * 64)
+    checker = CheckerClient("cpu", RMSNORM, "0" * 64)
     try:
         with pytest.raises(WorkerRefused, match=r"rmsnorm\.py"):
             checker.prepare(case, [""], [1, 2], probes=False)

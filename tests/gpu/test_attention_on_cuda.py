@@ -61,7 +61,7 @@ def checked(item: Implementation, case: Case, sets: InputSets) -> Errors:
     """Return the errors of a call. Raises `Failure` as a worker would."""
     arm = arm_of(item, ops.computed(case, item.computes), sets, Random(0))
     arm.check()
-    errors = desk_of(sets).findings(item.name).errors
+    errors = desk_of(sets).tally(item.name).errors
     assert errors is not None
     return errors
 

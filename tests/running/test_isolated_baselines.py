@@ -16,8 +16,8 @@ from nsabench.model.plan import Plan
 from nsabench.model.record import Comparison
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Purpose, Reference, Regime, Role, Status, Verdict
-from nsabench.running.clients import Worker
-from nsabench.running.policy import judge
+from nsabench.running.clients import WorkerClient
+from nsabench.running.policy import make_comparisons
 from nsabench.verdicts.verdict import ALL_OWN
 from tests.running.test_policy import ONE as SMALL
 from tests.running.test_policy import with_baselines
@@ -47,7 +47,7 @@ def judged(
         if apart or death:
             isolated = Purpose.ISOLATED
             add_attempt(log, plan, isolated, planned.id, apart, death=death)
-    return [c for c in judge(plan, log) if c.regime is Regime.DEVICE]
+    return [c for c in make_comparisons(plan, log) if c.regime is Regime.DEVICE]
 
 
 def baseline(name: str, median_ms: float, **update: float) -> Observation:
@@ -216,9 +216,9 @@ def test_the_file_of_an_op_does_not_let_in_that_of_the_candidate(tmp_path: Path)
     names = {"kernels": str(files[0]), "ops": str(files[1]), "implementations": infos}
     names |= {"kernels_sha256": digests[kernels], "ops_sha256": digests[op]}
     plan = plan.model_copy(update=names | {"sources": digests})
-    worker = Worker.of_plan(plan, tmp_path, plan.clean_sources)
+    worker = WorkerClient.of_plan(plan, tmp_path, plan.clean_sources)
     assert (worker.kernels, worker.ops_file) == (None, files[1])
     assert worker.imports(plan.clean_sources) and worker.is_clean
     assert op in plan.clean_sources and kernels not in plan.clean_sources
-    whole = Worker.of_plan(plan, tmp_path)
+    whole = WorkerClient.of_plan(plan, tmp_path)
     assert whole.kernels == files[0] and not whole.is_clean

@@ -19,7 +19,7 @@ from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Purpose, Role
 from nsabench.running import run
-from nsabench.running.clients import CheckerProcess, Worker
+from nsabench.running.clients import CheckerClient, WorkerClient
 from nsabench.running.log import read
 from nsabench.running.process import Printed
 from nsabench.signing import Signer
@@ -41,7 +41,7 @@ class Elsewhere:
     is_clean = False
     log = Printed()
 
-    def __init__(self, plan: Plan, worker: Worker, checker: CheckerProcess) -> None:
+    def __init__(self, plan: Plan, worker: WorkerClient, checker: CheckerClient) -> None:
         self.sources = set(worker.sources or ())
         self.worker = self
 
@@ -53,7 +53,7 @@ class Elsewhere:
             software={"torch": ONE.torch, "triton": ONE.triton}, device={"name": self.gpu}
         )
 
-    def calibrate(self) -> Ceilings:
+    def measure_ceilings(self) -> Ceilings:
         return Ceilings()
 
     def run(self, job: Job) -> Measured:
@@ -134,11 +134,11 @@ def test_the_environment_is_what_the_machine_was_before_it_was_calibrated(
     folder = tmp_path / "run"
     seen: list[bool] = []
 
-    def calibrate(executor: Elsewhere) -> None:
+    def measure_ceilings(executor: Elsewhere) -> None:
         seen.append((folder / "environment.json").exists())
         raise EnvironmentRefused("enough was seen")
 
-    monkeypatch.setattr(Elsewhere, "calibrate", calibrate, raising=False)
+    monkeypatch.setattr(Elsewhere, "measure_ceilings", measure_ceilings, raising=False)
     with pytest.raises(EnvironmentRefused, match="enough was seen"):
         run.start(plan, folder, Silent(), signer=ME)
     assert seen == [True]

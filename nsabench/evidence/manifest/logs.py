@@ -16,7 +16,7 @@ from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import Purpose
 from nsabench.running import log
 from nsabench.running.folder import KEPT, MANIFEST, RunFolder
-from nsabench.running.log import Origin
+from nsabench.running.log import LogOrigin
 from nsabench.verdicts.attempts import states_of
 from nsabench.verdicts.results import refuse_other_log
 
@@ -30,7 +30,7 @@ class Logged:
 
     cases: int
     described: Described
-    origin: Origin
+    origin: LogOrigin
     shards: tuple[ShardSigned, ...] = ()  # who signed each of them
 
 
@@ -49,7 +49,7 @@ def check_log(folder: Path, plan: Plan) -> Logged:
     return Logged(len(states), found.sessions[0].described, origin)
 
 
-def read_log(folder: Path, plan: Plan) -> tuple[Log, Origin]:
+def read_log(folder: Path, plan: Plan) -> tuple[Log, LogOrigin]:
     try:
         found, origin = log.examine(folder / "log.jsonl")
         refuse_other_log(plan, found)

@@ -47,7 +47,7 @@ def test_a_control_declines_where_it_would_be_right(make_arm, make_case, name, f
 def test_a_relative_error_is_measured_and_left_to_the_check(make_arm, make_case):
     arm = make_arm("relative_error", make_case(L=1024))
     arm.check()
-    errors = desk_of(arm.sets).findings(arm.name).errors
+    errors = desk_of(arm.sets).tally(arm.name).errors
     assert errors is not None and errors.rel_l2 > 3e-3
 
 
