@@ -1,4 +1,4 @@
-"""Compare a result with the float64 oracle: how far off it is, and whether that is too far."""
+"""Measure how far a result is off the float64 oracle. `checks/parity.py` says what is wrong."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ LOST = 1 / 8  # a row is lost if at most this share of its norm is left
 # Rounding cannot cancel this many elements of a row by accident. A narrower row, such as the three
 # elements of dgates, is lost only if its norm is more than rounding explains.
 MANY = 16
-PROBE_NOISE = 8.0  # a structural mistake is off by more, and rounding by less
 PIECE = 1 << 26  # elements compared at a time: half a GiB in float64
 
 
@@ -160,24 +159,14 @@ def check_values(
     # If the output has NaN or infinity, so has the mean; only then they are counted.
     if not math.isfinite(errors.mae) and (bad := int((~torch.isfinite(output)).sum())):
         raise WrongValues(f"{bad} of {output.numel()} {name} elements are NaN or infinite", None)
-    what = f" of {name}" if case.direction.differentiates else ""
     if probe:
-        terms = ops.get(case.op).terms(ops.sizes(case))
-        most = PROBE_NOISE * checks.noise(case.dtype, terms, ops.COMMON_LOGIT)
-        if not errors.rel_l2 <= most:
-            raise WrongValues(
-                f"relative error {errors.rel_l2:.3g}{what} is over {most:.3g}", errors
-            )
-        return errors
-    if name != OUTPUT:
-        errors = replace(errors, mae=errors.mae / unit(oracle, case))
-    # Written so that a NaN could never pass.
-    if not errors.mae <= case.tolerances.mae:
-        raise WrongValues(
-            f"mean absolute error {errors.mae:.3g}{what} against the float64 oracle is over "
-            f"{case.tolerances.mae:.3g}",
-            errors,
-        )
+        reason = checks.explain_wrong_probe(errors.rel_l2, case, name)
+    else:
+        if name != OUTPUT:
+            errors = replace(errors, mae=errors.mae / unit(oracle, case))
+        reason = checks.explain_wrong_mean(errors.mae, case, name)
+    if reason:
+        raise WrongValues(reason, errors)
     return errors
 
 

@@ -100,10 +100,16 @@ class ErrorTally:
     """Holds what is wrong with one implementation, and the largest errors of all its calls."""
 
     computes: str
-    status: Status = Status.WRONG  # if there is a reason
-    reason: str = ""
+    reason: str = ""  # why it is not right
+    is_forged: bool = False  # that reason is a delivery that cannot be checked
     errors: Errors | None = None
     suspect: Suspect | None = None
+
+    @property
+    def status(self) -> Status:
+        if not self.reason:
+            return Status.OK
+        return Status.CRASHED if self.is_forged else Status.WRONG
 
 
 @dataclass
@@ -157,7 +163,7 @@ class OutputJudge:
         tally = self.tallies.setdefault(delivery.implementation, ErrorTally(delivery.computes))
         if flaw := self._find_flaw(delivery, tally):
             if not tally.reason:
-                tally.status = Status.CRASHED
+                tally.is_forged = True
                 tally.reason = f"its process delivered a result that cannot be checked: {flaw}"
             return Checked(right=False)
         results = self.mailbox.take(self._find_oracles(delivery).form, self.device)
@@ -217,7 +223,7 @@ class OutputJudge:
         errors = {} if tally.errors is None else asdict(tally.errors)
         diagnosis = self._diagnose(tally) if is_diagnosed else Diagnosis()
         return Judged(
-            status=tally.status if tally.reason else Status.OK,
+            status=tally.status,
             reason=tally.reason,
             diagnosis=diagnosis.text,
             diagnosis_id=diagnosis.id,

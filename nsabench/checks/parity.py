@@ -4,6 +4,7 @@ The worker has checked the form of the result (`worker/calls.py`), and the check
 its errors (`checker/compare.py`). Three errors are limited:
 the mean absolute error by the tolerance of the case, the relative L2 error by what the format
 resolves (`resolution`), and the L2 error of the worst row by a multiple of that (`row_ratio`).
+The checker rejects a call by the first, and the result of a probe by the second.
 """
 
 from __future__ import annotations
@@ -94,6 +95,28 @@ def is_seen(result: str, of_typical: float, resolved: float) -> bool:
 
 
 ORACLE = "the float64 oracle"
+PROBE_NOISE = 8.0  # a structural mistake is off by more, and rounding by less
+
+
+def explain_wrong_mean(mae: float, case: Case | Record, result: str = "") -> str:
+    """Return why a mean absolute error is too large, or an empty text."""
+    if mae <= case.tolerances.mae:  # so that NaN never passes
+        return ""
+    what = f" of {result}" if result and case.direction.differentiates else ""
+    return (
+        f"mean absolute error {mae:.3g}{what} against {ORACLE} is over the "
+        f"tolerance of {case.tolerances.mae:.3g}"
+    )
+
+
+def explain_wrong_probe(rel_l2: float, case: Case, result: str) -> str:
+    """Return why the relative error on a probe is too large, or an empty text."""
+    op = ops.get(case.op)
+    limit = PROBE_NOISE * noise(case.dtype, op.terms(ops.sizes(case)), ops.COMMON_LOGIT)
+    if rel_l2 <= limit:
+        return ""
+    what = f" of {result}" if case.direction.differentiates else ""
+    return f"relative error {rel_l2:.3g}{what} is over {limit:.3g}"
 
 
 def check_parity(records: Sequence[Record], limits: DeviceLimits) -> list[Finding]:
@@ -110,17 +133,13 @@ def check_parity(records: Sequence[Record], limits: DeviceLimits) -> list[Findin
 
 
 def _find_excess(record: Record) -> str:
-    tolerances = record.tolerances
-    # Written so that NaN never passes.
-    if record.mae is not None and not record.mae <= tolerances.mae:
-        return (
-            f"mean absolute error {record.mae:.3g} against {ORACLE} is over the "
-            f"tolerance of {tolerances.mae:.3g}"
-        )
+    if record.mae is not None and (excess := explain_wrong_mean(record.mae, record)):
+        return excess
     if is_unconditioned(record):
         return ""
     resolved = resolution(record)
-    limit = tolerances.rel_l2_ratio * resolved
+    limit = record.tolerances.rel_l2_ratio * resolved
+    # Written so that NaN never passes.
     if record.rel_l2 is not None and not record.rel_l2 <= limit:
         return (
             f"relative L2 error {record.rel_l2:.3g} against {ORACLE} is over {limit:.3g}: sums in "
