@@ -78,7 +78,7 @@ class Case(Strict):
     dtype: DType
     direction: Direction
     distribution: str
-    timeout_s: PositiveFloat
+    timeout_s: PositiveFloat  # for each step of its worker, which `StepBudget` enforces
     seed: Seed
     tolerances: Tolerances = Tolerances()
     timing: Timing = Timing()

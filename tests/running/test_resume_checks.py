@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from nsabench import conclusion
-from nsabench.errors import BegunElsewhere, VerificationFailed
+from nsabench.errors import BegunElsewhere, UsageError, VerificationFailed
 from nsabench.evidence.manifest import MANIFEST, verify
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.machine.environment import identity
@@ -83,6 +83,14 @@ def test_a_page_that_somebody_put_there_is_not_signed(
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     conclusion.finish(run.resume(folder, Silent(), signer=ME))
     assert not (folder / HTML).exists() and verify(folder).broken is None
+
+
+def test_a_refused_resume_leaves_the_files_of_a_process_that_still_writes(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", DONE, signer=ME)
+    (folder / "thresholds.tmp").write_text("half of it")
+    with closing(LogFile(folder / "log.jsonl")), pytest.raises(UsageError):
+        run.resume(folder, Silent(), signer=ME)
+    assert (folder / "thresholds.tmp").exists()
 
 
 def test_a_lasting_key_signs_nothing_that_was_begun_without_it(tmp_path: Path) -> None:
