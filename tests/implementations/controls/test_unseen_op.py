@@ -57,6 +57,8 @@ def test_all_controls_without_an_op_apply() -> None:
     found = controls(baseline("eager", Runs.CUDA, Runs.CPU))
     assert {i.name for i in found} == GENERIC
     assert {i.wraps for i in found} == {"", "eager"}
+    of_streams = {"side_stream_unjoined", "default_stream"}
+    assert {i.name for i in found if i.needs_order} == of_streams
 
 
 def test_controls_wrap_the_first_baseline_on_most_devices() -> None:
