@@ -148,3 +148,13 @@ def test_a_batch_holds_each_text_once(tmp_path: Path) -> None:
     parts = list(batches(path))
     assert sum(part.num_rows for part in parts) == 300_000
     assert all(part.nbytes < 2 << 20 for part in parts)
+
+
+def test_a_small_file_takes_little_memory_however_large_it_may_be(tmp_path: Path) -> None:
+    """Reading 16 tables of an archive at once took 8 GiB, and ended the command."""
+    path = tmp_path / "small"
+    path.write_bytes(b"content")
+    assert reading.read(path, 1 << 60) == b"content"
+    assert reading.read(path, 7) == b"content"
+    with pytest.raises(OutOfBounds):
+        reading.read(path, 6)
