@@ -13,8 +13,6 @@ from nsabench.worker.timing import timer
 from tests import forked, origin
 from tests.shared_runs import failed_run as failed_run
 from tests.shared_runs import finished_run as finished_run
-from tests.shared_runs import hostile_run as hostile_run
-from tests.shared_runs import sharded_runs as sharded_runs
 
 if not torch.cuda.is_available():
     # Triton decides when it is first imported, which some test module does while it is collected.

@@ -19,12 +19,16 @@ from nsabench.model.vocabulary import Purpose, Regime, Status, Verdict
 from nsabench.running import log
 from nsabench.verdicts.tables import read_records
 from tests import forked
-from tests.cli.conftest import TINY, Nsabench, command, complete
+from tests.cli.conftest import Nsabench, command, complete
 from tests.runs import Made, make_run
 
 
 def records(run: Path) -> list[dict[str, Any]]:
     return pq.read_table(run / "records.parquet").to_pylist()
+
+
+def content(run: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
 def cells(run: Path) -> set[tuple[str, str]]:
@@ -36,40 +40,24 @@ def planned(run: Path) -> set[tuple[str, str]]:
     return {(c.id, name) for c in plan.cases for name in c.implementations}
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One whole run that several tests look at."""
-    folder = tmp_path_factory.mktemp("run")
-    (folder / "tiny.yaml").write_text(TINY)
-    done = subprocess.run(
-        command("all", "tiny.yaml", "--device", "cpu", "--timing", "full", "--out", "run"),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    complete(done)
-    return folder / "run"
-
-
 @pytest.fixture
-def run(tmp_path: Path, finished: Path) -> Path:
+def run(tmp_path: Path, finished_run: Path) -> Path:
     """Return a copy of the finished run that a test may change."""
-    return shutil.copytree(finished, tmp_path / "run")
+    return shutil.copytree(finished_run, tmp_path / "run")
 
 
-def test_a_run_holds_what_the_plan_says(finished: Path) -> None:
-    assert cells(finished) == planned(finished)
-    environment = json.loads((finished / "environment.json").read_text())
+def test_a_run_holds_what_the_plan_says(finished_run: Path) -> None:
+    assert cells(finished_run) == planned(finished_run)
+    environment = json.loads((finished_run / "environment.json").read_text())
     assert environment["complete"] is True
     assert environment["software"]["torch"]
-    held = log.read(finished / "log.jsonl")
+    held = log.read(finished_run / "log.jsonl")
     assert held.sessions[0].distributions["nsa-kernels"]
     assert 0 < held.measuring_s < held.wall_s
 
 
-def test_samples_are_interleaved_in_changing_order(finished: Path) -> None:
-    samples = pq.read_table(finished / "samples.parquet").to_pylist()
+def test_samples_are_interleaved_in_changing_order(finished_run: Path) -> None:
+    samples = pq.read_table(finished_run / "samples.parquet").to_pylist()
     case_id = samples[0]["case_id"]
     rounds: dict[int, list[tuple[int, str]]] = {}
     for s in samples:
@@ -81,13 +69,13 @@ def test_samples_are_interleaved_in_changing_order(finished: Path) -> None:
     assert len({min(pair)[1] for pair in rounds.values()}) == 2
 
 
-def test_an_interpreted_candidate_is_checked_and_not_timed(finished: Path) -> None:
-    found = [r for r in records(finished) if r["implementation"] == "rows_group"]
+def test_an_interpreted_candidate_is_checked_and_not_timed(finished_run: Path) -> None:
+    found = [r for r in records(finished_run) if r["implementation"] == "rows_group"]
     assert {r["status"] for r in found} == {"ok"}
-    compared = pq.read_table(finished / "comparisons.parquet").to_pylist()
+    compared = pq.read_table(finished_run / "comparisons.parquet").to_pylist()
     own = [c for c in compared if c["implementation"] == "rows_group"]
     assert {(c["ratio"], c["median_ms"]) for c in own} == {(None, None)}
-    assert all(r["reason"] for r in records(finished) if r["status"] != "ok")
+    assert all(r["reason"] for r in records(finished_run) if r["status"] != "ok")
     assert all("interpreter is not timed" in r["notes"] for r in found)
     assert all(r["config"] for r in found)
 
@@ -104,9 +92,9 @@ def got_away(run: Path) -> dict[str, str]:
 
 
 def test_every_control_that_ran_was_caught(
-    finished: Path, tmp_path: Path, tiny: Path, nsabench: Nsabench
+    finished_run: Path, tmp_path: Path, tiny: Path, nsabench: Nsabench
 ) -> None:
-    missed = got_away(finished)
+    missed = got_away(finished_run)
     assert "parity" not in missed.values(), missed
     if missed:  # a busy machine can hide an attack on the clock, but not twice
         complete(nsabench("all", tiny, "--device", "cpu", "--out", "run"))
@@ -115,25 +103,21 @@ def test_every_control_that_ran_was_caught(
 
 
 def test_tables_are_derived_from_the_log_to_the_byte(
-    tmp_path: Path, finished: Path, nsabench: Nsabench
+    tmp_path: Path, finished_run: Path, nsabench: Nsabench
 ) -> None:
-    done = nsabench("report", finished, "--derive", "--out", "again")
+    done = nsabench("report", finished_run, "--derive", "--out", "again")
     assert done.returncode == 0, done.stderr
     for name in ("records.parquet", "comparisons.parquet", "samples.parquet", "thresholds.yaml"):
-        assert (tmp_path / "again" / name).read_bytes() == (finished / name).read_bytes(), name
+        assert (tmp_path / "again" / name).read_bytes() == (finished_run / name).read_bytes(), name
 
 
-def test_a_signed_run_is_left_as_it_is(finished: Path, nsabench: Nsabench) -> None:
+def test_a_signed_run_is_left_as_it_is(finished_run: Path, nsabench: Nsabench) -> None:
     """Above all its signature: signing again would vouch for whatever the files hold by now."""
-
-    def content() -> dict[Path, bytes]:
-        return {p: p.read_bytes() for p in finished.rglob("*") if p.is_file()}
-
-    before = content()
+    before = content(finished_run)
     for command_ in ("all", "run"):
-        done = nsabench(command_, "--resume", finished)
+        done = nsabench(command_, "--resume", finished_run)
         complete(done)
-        assert content() == before
+        assert content(finished_run) == before
 
 
 def test_an_altered_run_is_not_signed_again(run: Path, nsabench: Nsabench) -> None:
@@ -146,7 +130,7 @@ def test_an_altered_run_is_not_signed_again(run: Path, nsabench: Nsabench) -> No
 def test_a_run_that_is_not_signed_yet_is_signed_when_it_is_resumed(
     tmp_path: Path, tiny: Path, nsabench: Nsabench
 ) -> None:
-    done = nsabench("run", tiny, "--device", "cpu")
+    done = nsabench("run", tiny, "--device", "cpu", "--where", "L=16")
     complete(done)
     said = done.stdout.splitlines()[0]
     assert said.startswith("results go to results/")
@@ -184,16 +168,15 @@ def steady(run: Path) -> list[dict[str, Any]]:
     return [{k: r[k] for k in STEADY} for r in records(run) if r["role"] != "control"]
 
 
-@pytest.mark.parametrize("ended", [0, 1, 2])
-def test_kill_9_then_resume(
-    tmp_path: Path, finished: Path, tiny: Path, nsabench: Nsabench, ended: int
+def test_the_same_command_starts_continues_and_leaves_alone(
+    tmp_path: Path, finished_run: Path, tiny: Path, nsabench: Nsabench
 ) -> None:
-    """Killed during the job after so many others."""
+    """Killed with SIGKILL during its second job."""
     run = tmp_path / "run"
-    words = ("all", str(tiny), "--device", "cpu", "--timing", "full", "--out", str(run))
+    words = ("all", str(tiny), "--device", "cpu", "--timing", "full", "--resume", str(run))
     process = forked.Command(words, tmp_path, os.environ)
     written = b""
-    while written.count(b'"kind":"begun"') <= ended:
+    while written.count(b'"kind":"begun"') < 2:
         written = (run / "log.jsonl").read_bytes() if (run / "log.jsonl").exists() else b""
         assert process.poll() is None
         time.sleep(0.02)
@@ -205,15 +188,23 @@ def test_kill_9_then_resume(
     assert not (run / "records.parquet").exists()
     before = (run / "log.jsonl").read_bytes()
 
-    complete(nsabench("all", "--resume", run))
+    complete(nsabench(*words))
     assert cells(run) == planned(run)
     assert (run / "log.jsonl").read_bytes().startswith(before[: before.rfind(b"\n") + 1])
     held = log.read(run / "log.jsonl")
     assert len(held.sessions) == 2
     answered = [a.job.case.id for a in held.only(Purpose.MAIN).attempts if a.has_answer]
     assert len(answered) == len(set(answered)) == 3
-    assert steady(run) == steady(finished)
+    assert steady(run) == steady(finished_run)
     assert nsabench("verify", run).returncode == 0
+
+    whole = content(run)
+    complete(nsabench(*words))
+    assert content(run) == whole
+    other = nsabench(*words, "--margin", "1.5")
+    assert other.returncode == 2 and "margin" in other.stderr
+    assert nsabench("all", tiny, "--out", "a", "--resume", "b").returncode == 2
+    assert content(run) == whole
 
 
 PARRICIDE = """

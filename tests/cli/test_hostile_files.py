@@ -70,23 +70,6 @@ def test_a_table_that_claims_a_billion_rows(tmp_path: Path, signed: bool) -> Non
     assert re.search(sentence, refused("archive", "add", run, "--to", tmp_path / "archive"))
 
 
-@pytest.mark.parametrize(
-    "command", [("verify", "--require", "unsigned"), ("report", "--out", "again"), ("audit",)]
-)
-def test_a_plan_of_many_brackets(tmp_path: Path, command: tuple[str, ...]) -> None:
-    run = make_run(tmp_path / "run")
-    (run / "plan.json").write_text("[" * 200_000)
-    assert "Invalid JSON: recursion limit exceeded" in refused(command[0], run, *command[1:])
-
-
-@pytest.mark.parametrize("command", ["plan", "all"])
-def test_a_matrix_of_nested_aliases(tmp_path: Path, command: str) -> None:
-    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
-    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9)]
-    (tmp_path / "matrix.yaml").write_text("\n".join(lines))
-    assert "has an alias in line 2" in refused(command, tmp_path / "matrix.yaml")
-
-
 def test_a_file_that_lies_about_what_it_unpacks_to_ends_in_a_sentence(tmp_path: Path) -> None:
     """As where a page takes more memory than a process may have."""
     code = (
