@@ -21,6 +21,7 @@ FULL = (
     "tests/attacks",
     "tests/docs/test_blocks.py",
     "kernels/tests/integrations",
+    "kernels/tests/test_blocks_compile.py",
     "kernels/tests/test_layer.py",
     "kernels/tests/test_oracles.py",
     "kernels/tests/test_promises.py",
@@ -33,6 +34,8 @@ FULL = (
     "tests/implementations/controls/test_recalled.py",
     "tests/implementations/controls/test_shipped_matrix.py",
     "tests/implementations/test_triton_baselines.py",
+    "tests/preflight/test_machine_code.py",
+    "tests/preflight/test_variants.py",
     "tests/test_wheels.py",
     "tests/versions/test_end_to_end.py",
 )

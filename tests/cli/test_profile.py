@@ -1,50 +1,32 @@
 """A script for one implementation on one case, which runs alone and needs only torch."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from nsabench import ops
+from nsabench.errors import UsageError
 from nsabench.model.job import input_seeds
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Purpose
-from tests.cli.conftest import TINY, Nsabench, complete
-from tests.cli.conftest import nsabench as nsabench
+from tests.commands import invoke
+from tests.shared_runs import FAILING
 
-MINE = """
-import torch
-from nsabench import implementation
-
-
-@implementation(op="selection_rows", name="mine", devices=("cuda", "cpu"))
-def mine(q, k, v, *, sm_scale):
-    print("called")
-    return torch.softmax(q.float() @ k.float().mT * sm_scale, -1).to(v.dtype) @ v
-"""
 # As on a machine on which nsabench is not installed.
 WITHOUT = "import runpy, sys; sys.modules['nsabench'] = None; runpy.run_path(sys.argv[1])"
 
 
-def test_a_script_calls_it_on_the_inputs_of_the_run(tmp_path: Path, nsabench: Nsabench) -> None:
-    (tmp_path / "mine.py").write_text(MINE)
-    matrix = yaml.safe_load(TINY) | {"implementations": {"only": ["mine", "sdpa_gqa"]}}
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(matrix))
-    done = nsabench(
-        *("run", "tiny.yaml", "--kernels", "mine.py", "--device", "cpu", "--out", "run"),
-        *("--where", "L=16"),
-    )
-    complete(done)
-    [planned] = Plan.read(tmp_path / "run" / "plan.json").cases
-    done = nsabench("profile", "run", planned.id[:8], "mine", "alone.py")
-    assert done.stdout.splitlines() == ["alone.py", "alone.pt"], done.stderr
-    script = tmp_path / "alone.py"
+def test_a_script_calls_it_on_the_inputs_of_the_run(tmp_path: Path, failed_run: Path) -> None:
+    plan = Plan.read(failed_run / "plan.json")
+    [planned] = plan.cases
+    case, script = planned.case, tmp_path / "alone.py"
+    done = invoke("profile", failed_run, planned.id[:8], "right", script)
+    assert done.stdout.splitlines() == [str(script), str(tmp_path / "alone.pt")], done
     assert len(script.read_text().splitlines()) <= 60
-    case = planned.case
-    plan = Plan.read(tmp_path / "run" / "plan.json")
     seed = input_seeds(plan.entropy, Purpose.MAIN, case)[0]  # as the run has drawn
     inputs = ops.get(case.op).draw(ops.sizes(case), case.dtype, "dense", seed, "cpu")
     saved = torch.load(tmp_path / "alone.pt", weights_only=True)
@@ -53,20 +35,30 @@ def test_a_script_calls_it_on_the_inputs_of_the_run(tmp_path: Path, nsabench: Ns
         [sys.executable, "-c", WITHOUT, str(script)], capture_output=True, text=True, timeout=120
     )
     assert ran.returncode == 0, ran.stderr
-    *called, said = ran.stdout.splitlines()
-    assert called == ["called"] * 13
     norm = ops.get(case.op).oracle(inputs).norm().item()
-    assert said.startswith("(4, 2, 32) torch.float16 ")
-    assert float(said.split()[-1]) == pytest.approx(norm, rel=1e-3)
+    assert ran.stdout.startswith("(4, 2, 32) torch.float16 ")
+    assert float(ran.stdout.split()[-1]) == pytest.approx(norm, rel=1e-3)
     # A baseline comes from the package, so its script needs nsabench.
-    assert nsabench("profile", "run", planned.id, "sdpa_gqa", "b.py").returncode == 0
+    assert invoke("profile", failed_run, planned.id, "sdpa_gqa", tmp_path / "b.py").code == 0
     ran = subprocess.run([sys.executable, str(tmp_path / "b.py")], capture_output=True, text=True)
     assert ran.stdout.startswith("(4, 2, 32) torch.float16 "), ran.stderr
-    # Bad input.
-    missing = nsabench("profile", "run", "zz", "mine", "x.py")
-    assert missing.returncode == 2 and "no cases" in missing.stderr
-    missing = nsabench("profile", "run", planned.id, "mnie", "x.py")
-    assert missing.returncode == 2 and "mine" in missing.stderr
-    (tmp_path / "mine.py").write_text(MINE + "# other\n")
-    other = nsabench("profile", "run", planned.id, "mine", "x.py")
-    assert other.returncode == 2 and "mine.py" in other.stderr
+
+
+@pytest.mark.parametrize(("case_id", "name"), [("zz", "right"), ("", "rihgt")])
+def test_what_is_not_in_the_run_is_refused(
+    tmp_path: Path, failed_run: Path, case_id: str, name: str
+) -> None:
+    [planned] = Plan.read(failed_run / "plan.json").cases
+    done = invoke("profile", failed_run, case_id or planned.id, name, tmp_path / "x.py")
+    assert isinstance(done.error, UsageError)
+    assert not (tmp_path / "x.py").exists()
+
+
+def test_a_kernel_that_changed_since_is_refused(tmp_path: Path, failed_run: Path) -> None:
+    run = Path(shutil.copytree(failed_run, tmp_path / "run"))
+    (run / "manifest.dsse.json").unlink()
+    plan = Plan.read(run / "plan.json")
+    (tmp_path / "mine.py").write_text(FAILING + "# other\n")
+    plan.model_copy(update={"kernels": str(tmp_path / "mine.py")}).write(run / "plan.json")
+    done = invoke("profile", run, plan.cases[0].id, "right", tmp_path / "x.py")
+    assert isinstance(done.error, UsageError)

@@ -8,8 +8,7 @@ import pytest
 
 from nsabench.errors import UsageError
 from nsabench.running import planner
-from tests.cli.conftest import Nsabench
-from tests.cli.conftest import nsabench as nsabench
+from tests.commands import invoke
 from tests.runs import Made, make_plan
 
 HUGE = """
@@ -43,17 +42,17 @@ def test_the_worst_case_that_cannot_fit_is_named() -> None:
 
 
 def test_a_plan_of_terabytes_is_refused_and_a_small_one_has_its_cost(
-    tmp_path: Path, nsabench: Nsabench
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     matrix = tmp_path / "m.yaml"
     matrix.write_text(HUGE)
     for command in (("plan",), ("run", "--out", "never")):
-        done = nsabench(command[0], matrix, "--device", "cpu", *command[1:])
-        assert done.returncode == 2, done.stdout
-        assert "L32768 fp16" in done.stderr and "takes at least 6.7" in done.stderr
-        assert "TB (the most of 2 cases)" in done.stderr and "--where" in done.stderr
+        done = invoke(command[0], matrix, "--device", "cpu", *command[1:])
+        assert isinstance(done.error, UsageError) and "L32768" in str(done.error)
+        assert "TB" in str(done.error) and "--where" in done.error.remedy
     assert not (tmp_path / "never").exists()
     matrix.write_text(HUGE.replace("200000", "8").replace("[16384, 32768]", "64"))
-    done = nsabench("plan", matrix, "--device", "cpu")
-    assert done.returncode == 0 and "about" in done.stdout.splitlines()[-1]
+    done = invoke("plan", matrix, "--device", "cpu")
+    assert done.code == 0 and "about" in done.stdout.splitlines()[-1]
     assert " MB  selection_rows" in done.stdout or " kB  selection_rows" in done.stdout

@@ -14,7 +14,6 @@ from nsabench.model.vocabulary import (
     Catch,
     Direction,
     DType,
-    Mode,
     Pays,
     Reference,
     Regime,
@@ -128,11 +127,6 @@ def test_alternatives_that_failed_are_named() -> None:
     assert "fast" in only(rows).why and "absent" not in only(rows).why
 
 
-def test_a_missed_control_of_the_queue_leaves_the_device_as_it_is() -> None:
-    missed = made(8192, "slow", Role.CONTROL, caught=Catch.MISSED, caught_by="host")
-    assert only([*ladder({8192: 2.0}), missed]).answer is Pays.FROM
-
-
 HALF: dict[str, Any] = {"dtype": DType.FLOAT16}
 
 
@@ -231,16 +225,6 @@ def test_under_the_power_cap_a_ratio_may_be_off_by_as_much_as_the_clock_moved() 
     assert (found.ratio, found.lo, found.hi) == pytest.approx((1.5, 1.2, 1.875), rel=0.02)
 
 
-def test_what_is_written_says_the_same() -> None:
-    decided = [only(ladder({4096: 0.3, 8192: 1.2}))]
-    [data] = as_data([], decided)["pays"]
-    assert (data["answer"], data["from"], data["heads"]) == ("from", 8192, "64/4")
-    assert [c["ratio"] for c in data["cases"]] == [0.3, 1.2]
-    assert decided[0].summary == (
-        "nsa_attention 64/4 forward (device): pays from T = 8192 on, against dense"
-    )
-
-
 def test_the_queue_is_a_decision_of_its_own() -> None:
     rows = queued(ladder({8192: 1.5, 16384: 2.0}), {8192: 0.6, 16384: 1.4})
     in_queue, on_device = break_even.decide(rows)
@@ -257,17 +241,6 @@ def test_the_queue_is_a_decision_of_its_own() -> None:
     ]
 
 
-def test_who_is_quickest_in_the_queue_stands_for_the_op_there() -> None:
-    rows = queued(ladder({8192: 2.0}), {8192: 0.5})
-    lean = with_comparison(rows[0], median_ms=9.0)
-    lean = with_comparison(lean, Regime.QUEUE, median_ms=0.5)
-    lean = replace(lean, implementation="small")
-    rows.append(paying(lean, Regime.QUEUE, "lean", 2.0, 0.05))
-    in_queue, on_device = break_even.decide(rows)
-    assert in_queue.tested[0].record.implementation == "small" and in_queue.answer is Pays.FROM
-    assert on_device.tested[0].record.implementation == "nsa"
-
-
 def test_a_control_of_the_queue_that_got_away_or_never_ran_decides_nothing_there() -> None:
     rows = queued(ladder({8192: 2.0}), {8192: 2.0})
     assert [p.answer for p in break_even.decide(rows)] == [Pays.FROM, Pays.FROM]
@@ -278,19 +251,6 @@ def test_a_control_of_the_queue_that_got_away_or_never_ran_decides_nothing_there
     assert in_queue.answer is Pays.NOT_DECIDED and "burst" in in_queue.why
     # Without a ratio in the queue, only the device has a break-even length.
     assert [p.regime for p in break_even.decide(queued(ladder({8192: 2.0}), {}))] == [Regime.DEVICE]
-
-
-def test_replays_have_no_queue() -> None:
-    for more, times in (({}, 2), ({"mode": Mode.GRAPH}, 0)):
-        records = [
-            record("nsa", Role.CANDIDATE, 1.0, 1.0, **more),
-            record("torch_nsa", Role.BASELINE, 1.0, 5.0, **more),
-            record("dense", Role.ALTERNATIVE, 1.0, 2.0, **more),
-        ]
-        found = [
-            r.compared(Regime.QUEUE, Reference.ALTERNATIVE) for r in compare_records(records, ())
-        ]
-        assert sum(c is not None for c in found) == times
 
 
 def test_the_ratio_in_the_queue_is_of_bursts_and_of_its_own_best() -> None:

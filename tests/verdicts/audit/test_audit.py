@@ -180,12 +180,6 @@ def test_the_sheets_are_plausible():
         assert 256 <= per_clock <= 8192, sheet.name
 
 
-def test_a_row_without_sizes_is_named(audit):
-    [finding] = audit(*HONEST, "1024,8,128,128,many,0.0452,0.0484,1.07,2e-5,FASTER")
-    assert (finding.check, finding.effect) == ("completeness", Effect.INCONCLUSIVE)
-    assert "line 5" in finding.sentence and "L is many" in finding.sentence
-
-
 def test_a_length_beyond_any_memory_is_audited(audit):
     rows = [f"1,8,128,128,{length},0.1,9,90,0.15,FASTER" for length in (64, 1 << 20, 1 << 24)]
     assert checks(audit(HEADER, *rows)) >= {"parity", "roofline"}
@@ -252,15 +246,6 @@ def test_a_baseline_of_another_distribution_is_not_the_best_of_a_case(audit):
     assert "sdpa" in slow and "ref" not in slow
 
 
-def test_a_case_is_named_with_its_settings(audit):
-    header = f"{HEADER},dtype,distribution,streams"
-    rows = [f"{HONEST[1]},bf16,{word}".replace("2e-5", "0.5") for word in ("spread,4", "dense,1")]
-    assert {f.case_id for f in audit(header, *rows) if f.check == "parity"} == {
-        "N=1024 H=8 D=128 Dv=128 L=64 bf16 distribution=spread",
-        "N=1024 H=8 D=128 Dv=128 L=64 bf16 distribution=dense",
-    }
-
-
 def test_a_baseline_of_another_batch_is_not_the_best_of_a_case(audit):
     """A column that follows from batch and length does not split the length series of a batch."""
     header = "N,H,D,L,kernel_ms,sdpa_ms,tokens,batch"
@@ -275,15 +260,6 @@ def test_a_baseline_of_another_batch_is_not_the_best_of_a_case(audit):
         ("roofline", "sdpa", "N=1024 H=8 D=128 L=8192 batch=1"),
         ("scaling", "sdpa", "N=1024 H=8 D=128 L=8192 batch=1"),
     }
-
-
-def test_the_audit_prints_which_column_it_took_for_what(read):
-    header = "L,my_kernel_ms,ref_ms,ref_std_ms,sdpa_p20_ms,note"
-    findings = read(header, "64,0.1,0.2,0.01,0.19,x", gpu=None)
-    taken, unchecked = [f.sentence for f in findings if f.check == "columns"]
-    assert "my_kernel_ms is a candidate; ref_ms is a baseline; sizes: L" in taken
-    assert "not used: ref_std_ms, sdpa_p20_ms, note" in taken
-    assert "errors" in unchecked and "(N, H, D)" in unchecked
 
 
 def test_the_user_names_candidates_baselines_and_units(audit):

@@ -51,15 +51,6 @@ def test_each_regime_has_a_threshold_of_its_own(tmp_path: Path) -> None:
     assert found == [("device", 128), ("queue", 512)]
 
 
-def test_never_in_the_queue_leaves_the_device_as_it_is(tmp_path: Path) -> None:
-    made = Made(ratio=lambda _: 2.0, queue_ratio=lambda _: 0.3)
-    decisions = decide(tmp_path / "run", made)
-    assert decisions[Regime.DEVICE].answer is Answer.FROM
-    assert decisions[Regime.QUEUE].answer is Answer.NO
-    runtime = yaml.safe_load(as_yaml(list(decisions.values())))["runtime"]
-    assert runtime["sel_triton_min_L_by_regime"]["queue"] == {"NVIDIA H200": None}
-
-
 def test_a_failure_at_the_greatest_length_decides_in_both(tmp_path: Path) -> None:
     made = Made(
         queue_ratio=lambda _: 2.0,
@@ -82,16 +73,6 @@ def test_where_a_control_of_the_queue_gets_away_the_queue_decides_nothing(tmp_pa
     queue = [r.compared(Regime.QUEUE) for r in mine]
     assert {c.verdict for c in queue if c} == {Verdict.INVALID} and all(queue)
     assert {r.verdict for r in mine} == {Verdict.FASTER, Verdict.SLOWER}
-
-
-def test_without_its_controls_the_queue_decides_nothing(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", BOTH)
-    names = ("needless_python", "hidden_in_a_thread")
-    records = [r for r in read_records(run) if r.implementation not in names]
-    decisions = {d.regime: d for d in decide_run(records)}
-    assert decisions[Regime.DEVICE].min_length == 128
-    assert decisions[Regime.QUEUE].min_length is None
-    assert "the checks host and burst work" in decisions[Regime.QUEUE].reasons[0]
 
 
 def test_graphs_decide_for_graphs(tmp_path: Path) -> None:
