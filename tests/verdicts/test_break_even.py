@@ -98,6 +98,7 @@ def test_it_pays_from_the_length_from_which_every_case_does() -> None:
     assert (decided.answer, decided.length) == (Pays.FROM, 32768)
     assert decided.sentence == "pays from T = 32768 on"
     assert decided.used == (["nsa"], ["dense"])
+    assert decided.summary.endswith("against dense")
 
 
 MISSED = made(8192, "cheat", Role.CONTROL, caught=Catch.MISSED)
@@ -118,6 +119,7 @@ BARE = [r for r in ladder({8192: 2.0}) if r.role is not Role.CONTROL]
 def test_what_leaves_it_undecided(records: list[Record], why: str) -> None:
     assert only(records).answer is Pays.NOT_DECIDED
     assert why in only(records).why
+    assert "against" not in only(records).summary
 
 
 def test_alternatives_that_failed_are_named() -> None:
