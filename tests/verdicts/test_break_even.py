@@ -119,7 +119,13 @@ BARE = [r for r in ladder({8192: 2.0}) if r.role is not Role.CONTROL]
 def test_what_leaves_it_undecided(records: list[Record], why: str) -> None:
     assert only(records).answer is Pays.NOT_DECIDED
     assert why in only(records).why
-    assert "against" not in only(records).summary
+    assert "against" not in only(records).summary and why in only(records).sentence
+
+
+def test_what_pays_at_no_length_says_up_to_which() -> None:
+    decided = only(ladder({4096: 0.3, 8192: 0.5}))
+    assert decided.answer is Pays.NO
+    assert "8192" in decided.sentence
 
 
 def test_alternatives_that_failed_are_named() -> None:

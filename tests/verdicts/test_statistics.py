@@ -95,6 +95,15 @@ def test_the_interval_covers_the_truth_of_correlated_rounds(correlation: float) 
     assert 0.93 <= covered / 300 <= 0.975
 
 
+@pytest.mark.parametrize("rounds", [25, 100])
+def test_rounds_that_alternate_widen_no_interval(rounds: int) -> None:
+    rng = np.random.default_rng(13)
+    off = 0.01 * rng.uniform(0.5, 1.5, rounds) * (-1) ** np.arange(rounds)
+    arms = [*(1.2 * (1 + off))], [*rng.uniform(0.9999, 1.0001, rounds)]
+    plain, found = ratio_of_medians(*arms), ratio_of_rounds(*arms)
+    assert found.hi / found.value - 1 == pytest.approx(plain.hi / plain.value - 1, rel=0.01)
+
+
 @pytest.mark.parametrize("noise", [0.002, 0.02])
 def test_the_interval_covers_the_truth_of_a_coarse_clock(noise: float) -> None:
     """The clock ticks once in 2 % of the time of a call."""
