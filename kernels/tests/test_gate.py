@@ -95,11 +95,11 @@ def test_threshold_force_and_hint() -> None:
         assert choose(policy, q, k, v, 70) == reason
 
 
-@pytest.mark.parametrize("launcher", ["launch_ranges", "ranges_operator"])
+@pytest.mark.parametrize("launcher", ["launch_ranges", "differentiable_ranges"])
 def test_an_error_in_the_kernel_is_an_error(launcher, monkeypatch) -> None:
     """A call that wants a gradient goes through the operator."""
     monkeypatch.setattr(gate, launcher, broken)
-    case, wanted = drawn(), launcher == "ranges_operator"
+    case, wanted = drawn(), launcher == "differentiable_ranges"
     if wanted:
         case.tensors["q"] = torch.nn.Parameter(case.tensors["q"])
     with pytest.raises(RuntimeError, match="kernel image"):

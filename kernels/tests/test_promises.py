@@ -229,8 +229,8 @@ def operators() -> dict[str, tuple[Any, ...]]:
     *qkv, index = blocks
     cu, numbers, ops = offsets((25, 15)), (8, 4, 16, 4, 20, 0.25), torch.ops.nsa_kernels
     return {
-        "sliding_window": (q, k, v, cu, 20, 0.25),
-        "compressed_attention": (q, k_cmp, v_cmp, None, None, 8, 4, 0.25),
+        "attend_band": (q, k_cmp, v_cmp, None, None, 8, 4, 0, 0.25),
+        "attend_band, a window": (q, k, v, cu, cu.clone(), 1, 1, 20, 0.25),
         "selection_ranges": (*spans, None, None),
         "selection_attention": (*spans, 0.5, 70, Policy().handle),
         "selection_attention, off": (*spans, None, None, Policy(enabled=False).handle),

@@ -20,7 +20,7 @@ from cases import (
     normal,
 )
 from nsa_kernels.attention import launches, operator
-from nsa_kernels.band.compressed import attend_compressed
+from nsa_kernels.band.attend import attend as attend_band
 from nsa_kernels.band.geometry import Band
 from nsa_kernels.scoring.block_scores import ScoreTiles, block_scores
 from nsa_kernels.selection.blocks import config
@@ -85,7 +85,7 @@ def test_tiles_of_scores_do_not_show(block, stride, block_size, keys) -> None:
     q, k_cmp, v_cmp = make(
         "compressed_attention", t=150, hq=4, h=2, block=block, stride=stride
     ).tensors.values()
-    _, lse = attend_compressed(q, k_cmp, v_cmp, None, None, block, stride, 0.25)
+    _, lse = attend_band(q, k_cmp, v_cmp, None, None, block, stride, 0, 0.25)
     given = q, k_cmp, lse, Band(block, stride, 0), block_size, 0.25
     whole = block_scores(*given)
     small = block_scores(*given, tiles=ScoreTiles(16, keys, 4, 1))

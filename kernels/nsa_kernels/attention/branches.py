@@ -26,26 +26,24 @@ def launch_sum(
     selected: torch.Tensor,
     near: torch.Tensor,
     gates: torch.Tensor,
-    rows: int | None = None,
-    warps: int = 4,
 ) -> torch.Tensor:
     """The branches [B, T, HQ, Dv] times gates [B, T, HQ, 3], summed in float32, in their dtype.
 
-    All contiguous; gates of any floating dtype. ``rows`` rows a program.
+    All contiguous; gates of any floating dtype.
     """
     dv = compressed.shape[-1]
     out = torch.empty(compressed.shape, dtype=compressed.dtype, device=compressed.device)
     if out.numel() == 0:
         return out
     block_dv = next_power_of_2(dv)
-    rows = rows or _rows(block_dv)
+    rows = _rows(block_dv)
     n_rows = out.numel() // dv
     sum_branches_kernel[(cdiv(n_rows, rows),)](
         *(out, compressed, selected, near, gates, n_rows),
         DV=dv,
         BLOCK_DV=block_dv,
         ROWS=rows,
-        num_warps=warps,
+        num_warps=4,
     )
     return out
 
@@ -70,10 +68,8 @@ def launch_gates_backward(
     selected: torch.Tensor,
     near: torch.Tensor,
     gates: torch.Tensor,
-    rows: int | None = None,
-    warps: int = 4,
 ) -> GateGradients:
-    """The backward of ``launch_sum``, of ``rows`` rows a program; all contiguous."""
+    """The backward of ``launch_sum``; all contiguous."""
     b, t, hq, dv = d_out.shape
     d_gates = torch.empty(gates.shape, dtype=gates.dtype, device=gates.device)
     of_bands = torch.empty((4, b, hq, t), dtype=torch.float32, device=gates.device)
@@ -81,7 +77,7 @@ def launch_gates_backward(
     of_each = (*of_bands[:2], *of_blocks, *of_bands[2:])
     if gates.numel() > 0:
         block_dv = next_power_of_2(dv)
-        rows = rows or _rows(block_dv)
+        rows = _rows(block_dv)
         n_rows = b * t * hq
         gates_backward_kernel[(cdiv(n_rows, rows),)](
             *(d_out, compressed, selected, near, gates, d_gates, *of_each),
@@ -89,6 +85,6 @@ def launch_gates_backward(
             DV=dv,
             BLOCK_DV=block_dv,
             ROWS=rows,
-            num_warps=warps,
+            num_warps=4,
         )
     return GateGradients(d_gates, of_each[:2], of_each[2:4], of_each[4:])

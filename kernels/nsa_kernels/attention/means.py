@@ -6,6 +6,7 @@ MLP. Packed sequences are told apart on the device.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from ..band.compressed import OP
 from ..launch.checks import check_device, check_first_derivative, check_transforms
 from ..launch.mode import traced
-from ..launch.operators import operator
+from ..launch.operators import Differentiable, operator
 from ..launch.replay import replayed
 from ..launch.sizes import batches, cdiv, head_dims, next_power_of_2, strides
 from .kernels.compression import compress_backward_kernel, compress_kernel, key_offsets_kernel
@@ -48,8 +49,7 @@ def means_of_blocks(
             0.
     """
     check_transforms(OP, k, v)
-    call = _means if traced(k) else _Means.apply
-    k_cmp, v_cmp = call(k, v, block, stride, cu_seqlens, cu_keys)
+    k_cmp, v_cmp = _means(k, v, block, stride, cu_seqlens, cu_keys)
     return k_cmp, v_cmp
 
 
@@ -98,11 +98,8 @@ def launch_means(
     stride: int,
     cu_seqlens: torch.Tensor | None,
     cu_keys: torch.Tensor | None,
-    keys: int | None = None,
-    unroll: int = UNROLL,
-    warps: int = 4,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The forward of ``means_of_blocks``, of ``keys`` keys a program."""
+    """The forward of ``means_of_blocks``."""
     check_device(OP, k)
     b, t, h, d = k.shape
     n = keys_of(t, block, stride, cu_seqlens is not None)
@@ -110,7 +107,7 @@ def launch_means(
     v_cmp = torch.empty((b, n, *v.shape[2:]), dtype=v.dtype, device=v.device)
     if k_cmp.numel() + v_cmp.numel() == 0:
         return k_cmp, v_cmp
-    keys = keys or _rows(k, v)
+    keys = _rows(k, v)
     sequences = 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
     cu = k if cu_seqlens is None else cu_seqlens.contiguous()
     for some in batches(b, 1):
@@ -122,11 +119,11 @@ def launch_means(
             **_dims(k, v),
             LENGTH=block,
             STRIDE=stride,
-            UNROLL=min(unroll, block),
+            UNROLL=min(UNROLL, block),
             KEYS=keys,
             PACKED=cu_seqlens is not None,
             STEPS=max(1, sequences.bit_length()),
-            num_warps=warps,
+            num_warps=4,
         )
     return k_cmp, v_cmp
 
@@ -140,10 +137,8 @@ def launch_means_backward(
     stride: int,
     cu_seqlens: torch.Tensor | None,
     cu_keys: torch.Tensor | None,
-    rows: int | None = None,
-    warps: int = 4,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """dk [B, T, H, D] and dv, of ``rows`` tokens a program."""
+    """dk [B, T, H, D] and dv."""
     b, n, h, _ = dk_cmp.shape
     dk, dv = (
         torch.empty((b, tokens, *x.shape[2:]), dtype=x.dtype, device=x.device)
@@ -151,7 +146,7 @@ def launch_means_backward(
     )
     if n == 0 or dk.numel() + dv.numel() == 0:
         return dk.zero_(), dv.zero_()
-    rows = rows or _rows(dk_cmp, dv_cmp)
+    rows = _rows(dk_cmp, dv_cmp)
     sequences = 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
     cu = dk if cu_seqlens is None else cu_seqlens.contiguous()
     for some in batches(b, 1):
@@ -166,51 +161,12 @@ def launch_means_backward(
             TOKENS=rows,
             PACKED=cu_seqlens is not None,
             STEPS=max(1, sequences.bit_length()),
-            num_warps=warps,
+            num_warps=4,
         )
     return dk, dv
 
 
-class _Means(torch.autograd.Function):
-    """The launches, differentiable in eager mode."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        block: int,
-        stride: int,
-        cu_seqlens: torch.Tensor | None,
-        cu_keys: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        ctx.save_for_backward(cu_seqlens, cu_keys)
-        ctx.sizes = (k.shape[1], block, stride)
-        return launch_means(k, v, block, stride, cu_seqlens, cu_keys)
-
-    @staticmethod
-    def backward(
-        ctx: Any, dk_cmp: torch.Tensor, dv_cmp: torch.Tensor
-    ) -> tuple[torch.Tensor | None, ...]:
-        check_first_derivative(OP)
-        gradients = launch_means_backward(dk_cmp, dv_cmp, *ctx.sizes, *ctx.saved_tensors)
-        return (*gradients, None, None, None, None)
-
-
-@operator("nsa_kernels::means_of_blocks")
-def _means(
-    k: torch.Tensor,
-    v: torch.Tensor,
-    block: int,
-    stride: int,
-    cu_seqlens: torch.Tensor | None,
-    cu_keys: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return launch_means(k, v, block, stride, cu_seqlens, cu_keys)
-
-
-@_means.register_fake
-def _(
+def _fake_means(
     k: torch.Tensor,
     v: torch.Tensor,
     block: int,
@@ -223,11 +179,7 @@ def _(
     return k.new_empty((b, n, h, d)), v.new_empty((b, n, *v.shape[2:]))
 
 
-_means_backward = operator("nsa_kernels::means_of_blocks_backward", launch_means_backward)
-
-
-@_means_backward.register_fake
-def _(
+def _fake_gradients(
     dk_cmp: torch.Tensor, dv_cmp: torch.Tensor, tokens: int, *others: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     dk, dv = (x.new_empty((x.shape[0], tokens, *x.shape[2:])) for x in (dk_cmp, dv_cmp))
@@ -241,11 +193,18 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.T
 
 
 def _differentiate(
-    ctx: Any, dk_cmp: torch.Tensor, dv_cmp: torch.Tensor
+    ctx: Any, backward: Callable[..., Any], dk_cmp: torch.Tensor, dv_cmp: torch.Tensor
 ) -> tuple[torch.Tensor | None, ...]:
     check_first_derivative(OP)
-    gradients = _means_backward(dk_cmp, dv_cmp, *ctx.sizes, *ctx.saved_tensors)
+    gradients = backward(dk_cmp, dv_cmp, *ctx.sizes, *ctx.saved_tensors)
     return (*gradients, None, None, None, None)
 
 
-_means.register_autograd(_differentiate, setup_context=_keep)
+_means = Differentiable(
+    "nsa_kernels::means_of_blocks",
+    launch_means,
+    launch_means_backward,
+    keep=_keep,
+    differentiate=_differentiate,
+    fakes=(_fake_means, _fake_gradients),
+)

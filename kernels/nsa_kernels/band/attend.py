@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from ..launch.checks import check_first_derivative
-from ..launch.fakes import gradients
-from ..launch.operators import operator
+from ..launch.checks import check_first_derivative, require
+from ..launch.fakes import band_results, gradients
+from ..launch.operators import Differentiable
 from ..launch.replay import replayed
 from .backward import band_backward
+from .checks import check_band, check_cu
 from .forward import band_forward
 from .geometry import Band, packed_band
 
@@ -37,8 +38,12 @@ def band_of(
     return packed_band(q, keys, cu_seqlens, cu_keys, block, stride, window)
 
 
+def _op(window: int) -> str:
+    return "sliding_window" if window else "compressed_attention"
+
+
 @replayed
-def launch_attention(
+def _launch(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -49,13 +54,20 @@ def launch_attention(
     window: int,
     sm_scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``band_forward`` under ``band_of`` these."""
+    op = _op(window)
+    check_band(op, q, k, v)
+    require(not window or q.shape[1] == k.shape[1], f"{op}: q and k must be equally long")
+    require((cu_seqlens is None) == (cu_keys is None), f"{op}: give both cu_seqlens and cu_keys")
+    if cu_seqlens is not None and cu_keys is not None:
+        check_cu(op, "cu_seqlens", cu_seqlens, q)
+        check_cu(op, "cu_keys", cu_keys, q)
+        require(cu_seqlens.shape == cu_keys.shape, f"{op}: cu_seqlens and cu_keys differ in length")
     band = band_of(q, k.shape[1], cu_seqlens, cu_keys, block, stride, window)
     return band_forward(q, k, v, band, sm_scale)
 
 
 @replayed
-def launch_attention_backward(
+def _launch_backward(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -70,74 +82,39 @@ def launch_attention_backward(
     window: int,
     sm_scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``band_backward`` under ``band_of`` these."""
     band = band_of(q, k.shape[1], cu_seqlens, cu_keys, block, stride, window)
     return band_backward(q, k, v, out, lse, grad, grad_lse, band, sm_scale)
 
 
-backward_operator = operator("nsa_kernels::band_backward", launch_attention_backward)
-backward_operator.register_fake(gradients)
-
-
-def save_for_backward(ctx: Any, tensors: tuple[Any, ...], numbers: tuple[Any, ...]) -> None:
-    """Keep q, k, v, cu_seqlens, cu_keys, out, lse, and the numbers of ``attend``."""
-    ctx.save_for_backward(*tensors)
-    ctx.numbers = numbers
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:5], *output)
+    ctx.numbers = inputs[5:]
     ctx.set_materialize_grads(False)
 
 
-def differentiate(
-    op: str,
+def _differentiate(
     ctx: Any,
+    backward: Callable[..., Any],
     grad: torch.Tensor | None,
     grad_lse: torch.Tensor | None,
-    *,
-    backward: Callable[..., Any] = backward_operator,
-) -> tuple[torch.Tensor, ...]:
-    """Return dq, dk and dv from what ``save_for_backward`` kept."""
-    check_first_derivative(op)
+) -> tuple[torch.Tensor | None, ...]:
+    check_first_derivative(_op(ctx.numbers[2]))
     *inputs, out, lse = ctx.saved_tensors
     # A gradient may come expanded from a sum; copied here it does not keep the launches from being
     # replayed.
     grad = torch.zeros_like(out) if grad is None else grad.contiguous()
     if grad_lse is not None:
         grad_lse = grad_lse.contiguous()
-    results: tuple[torch.Tensor, ...] = backward(*inputs, out, lse, grad, grad_lse, *ctx.numbers)
-    return results
+    results = backward(*inputs, out, lse, grad, grad_lse, *ctx.numbers)
+    return (*results, *[None] * 6)
 
 
-class _Attention(torch.autograd.Function):
-    """The launches above, differentiable in eager mode."""
-
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        out, lse = launch_attention(*arguments)
-        save_for_backward(ctx, (*arguments[:5], out, lse), arguments[5:])
-        return out, lse
-
-    @staticmethod
-    def backward(
-        ctx: Any, grad: torch.Tensor | None, grad_lse: torch.Tensor | None
-    ) -> tuple[torch.Tensor | None, ...]:
-        op = "sliding_window and compressed_attention"
-        results = differentiate(op, ctx, grad, grad_lse, backward=launch_attention_backward)
-        return (*results, *[None] * 6)
-
-
-def attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens: torch.Tensor | None,
-    cu_keys: torch.Tensor | None,
-    block: int,
-    stride: int,
-    window: int,
-    sm_scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """out [B,T,HQ,Dv] and lse [B,HQ,T], differentiable where a gradient is wanted."""
-    arguments = (q, k, v, cu_seqlens, cu_keys, block, stride, window, sm_scale)
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        out, lse = _Attention.apply(*arguments)
-        return out, lse
-    return launch_attention(*arguments)
+attend = Differentiable(
+    "nsa_kernels::attend_band",
+    _launch,
+    _launch_backward,
+    keep=_keep,
+    differentiate=_differentiate,
+    fakes=(band_results, gradients),
+)
+"""out [B,T,HQ,Dv] and lse [B,HQ,T], on the arguments of ``_launch``."""

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from ..launch.checks import MAX_TOKENS, check_whole, require, softmax_scale
-from ..launch.fakes import band_results
-from ..launch.mode import traced
-from ..launch.operators import operator
-from ..launch.replay import replayed
-from .attend import attend, differentiate, save_for_backward
-from .checks import check_band, check_cu
+from ..launch.checks import MAX_TOKENS, check_whole, softmax_scale
+from .attend import attend
 
 OP = "compressed_attention"
 
@@ -54,59 +47,5 @@ def compressed_attention(
     check_whole(OP, "block", block, 1, MAX_TOKENS)
     check_whole(OP, "stride", stride, 1, MAX_TOKENS)
     scale = softmax_scale(OP, q, sm_scale)
-    out, lse = attend_compressed(q, k_cmp, v_cmp, cu_seqlens, cu_keys, block, stride, scale)
+    out, lse = attend(q, k_cmp, v_cmp, cu_seqlens, cu_keys, block, stride, 0, scale)
     return out, lse.transpose(1, 2)
-
-
-def attend_compressed(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens: torch.Tensor | None,
-    cu_keys: torch.Tensor | None,
-    block: int,
-    stride: int,
-    sm_scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """``compressed_attention``: out and the LSE as kernels have it, [B, HQ, T]."""
-    call = _forward if traced(q) else _launch
-    out, lse = call(q, k, v, cu_seqlens, cu_keys, block, stride, sm_scale)
-    return out, lse
-
-
-@replayed
-def _launch(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens: torch.Tensor | None,
-    cu_keys: torch.Tensor | None,
-    block: int,
-    stride: int,
-    sm_scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    check_band(OP, q, k, v)
-    require((cu_seqlens is None) == (cu_keys is None), f"{OP}: give both cu_seqlens and cu_keys")
-    if cu_seqlens is not None and cu_keys is not None:
-        check_cu(OP, "cu_seqlens", cu_seqlens, q)
-        check_cu(OP, "cu_keys", cu_keys, q)
-        require(cu_seqlens.shape == cu_keys.shape, f"{OP}: cu_seqlens and cu_keys differ in length")
-    return attend(q, k, v, cu_seqlens, cu_keys, block, stride, 0, sm_scale)
-
-
-_forward = operator("nsa_kernels::compressed_attention", _launch)
-
-
-_forward.register_fake(band_results)
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    *tensors, block, stride, sm_scale = inputs
-    save_for_backward(ctx, (*tensors, *output), (block, stride, 0, sm_scale))
-
-
-def _grads(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    return (*differentiate(OP, ctx, *grads), None, None, None, None, None)
-
-
-_forward.register_autograd(_grads, setup_context=_setup)

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from ..launch.checks import check_whole, require, softmax_scale
-from ..launch.fakes import band_results
-from ..launch.mode import traced
-from ..launch.operators import operator
-from ..launch.replay import replayed
-from .attend import attend, differentiate, save_for_backward
-from .checks import check_band, check_cu
+from ..launch.checks import check_whole, softmax_scale
+from .attend import attend
 
 OP = "sliding_window"
 
@@ -47,40 +40,5 @@ def sliding_window(
     """
     check_whole(OP, "window", window, 1)
     scale = softmax_scale(OP, q, sm_scale)
-    call = _forward if traced(q) else _launch
-    out, lse = call(q, k, v, cu_seqlens, window, scale)
+    out, lse = attend(q, k, v, cu_seqlens, cu_seqlens, 1, 1, window, scale)
     return out, lse.transpose(1, 2)
-
-
-@replayed
-def _launch(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens: torch.Tensor | None,
-    window: int,
-    sm_scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    check_band(OP, q, k, v)
-    require(q.shape[1] == k.shape[1], f"{OP}: q and k must be equally long")
-    if cu_seqlens is not None:
-        check_cu(OP, "cu_seqlens", cu_seqlens, q)
-    return attend(q, k, v, cu_seqlens, cu_seqlens, 1, 1, window, sm_scale)
-
-
-_forward = operator("nsa_kernels::sliding_window", _launch)
-
-
-_forward.register_fake(band_results)
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    q, k, v, cu_seqlens, window, sm_scale = inputs
-    save_for_backward(ctx, (q, k, v, cu_seqlens, cu_seqlens, *output), (1, 1, window, sm_scale))
-
-
-def _grads(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    return (*differentiate(OP, ctx, *grads), None, None, None)
-
-
-_forward.register_autograd(_grads, setup_context=_setup)

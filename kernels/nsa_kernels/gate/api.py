@@ -13,7 +13,7 @@ import torch
 
 from ..launch.checks import check_scale, check_transforms, check_whole
 from ..launch.mode import Mode, mode, traced
-from ..selection.ranges.api import ranges_operator
+from ..selection.ranges.api import differentiable_ranges
 from ..selection.ranges.checks import check_ranges
 from ..selection.ranges.forward import launch_ranges
 from . import routing
@@ -103,9 +103,9 @@ def _launch(
     sm_scale: float | None,
     selected_len: int | None,
 ) -> torch.Tensor:
-    """The kernel; through the operator that has a backward when one is needed."""
+    """The kernel, with a backward when one is needed."""
     if _needs_grad(q, k, v):
-        out: torch.Tensor = ranges_operator(q, k, v, ranges, sm_scale, selected_len)[0]
+        out: torch.Tensor = differentiable_ranges(q, k, v, ranges, sm_scale, selected_len)[0]
         return out
     return launch_ranges(q, k, v, ranges, sm_scale, selected_len)[0]
 

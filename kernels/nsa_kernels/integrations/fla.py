@@ -16,8 +16,8 @@ import torch
 from ..attention import nsa_attention
 from ..attention.means import key_offsets, means_of_blocks
 from ..band import sliding_window
+from ..band.attend import attend
 from ..band.checks import check_band, check_cu
-from ..band.compressed import attend_compressed
 from ..band.geometry import Band
 from ..launch.checks import check_transforms, check_whole, kind, require, softmax_scale
 from ..launch.sizes import cdiv
@@ -112,9 +112,7 @@ def parallel_nsa(
     if g_cmp is not None:
         cu_keys = None if cu is None else key_offsets(cu, q.shape[1], block_size, block_size)
         k_cmp, v_cmp = means_of_blocks(k, v, block_size, block_size, cu, cu_keys)
-        compressed, lse = attend_compressed(
-            q, k_cmp, v_cmp, cu, cu_keys, block_size, block_size, scale
-        )
+        compressed, lse = attend(q, k_cmp, v_cmp, cu, cu_keys, block_size, block_size, 0, scale)
         if block_indices is None:
             assert counts is not None
             block_indices = _choose(q, k_cmp, lse, counts, block_size, scale, cu, cu_keys)

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from .mode import traced
+
 
 def operator(name: str, call: Callable[..., Any] | None = None) -> Any:
     """``torch.library.custom_op`` of a call that writes to none of its arguments; without the call,
@@ -23,3 +25,63 @@ def operator(name: str, call: Callable[..., Any] | None = None) -> Any:
     innermost = inspect.unwrap(call)
     innermost.__annotations__ = typing.get_type_hints(innermost)
     return torch.library.custom_op(name, call, mutates_args=())
+
+
+class Differentiable:
+    """A launch with a backward: an operator for a tracer, a function of autograd in eager mode.
+
+    Args:
+        name: of the operator; ``NAME_backward`` is the other one.
+        launch, backward: of tensors and numbers; they return a tensor or a tuple of them.
+        keep: keep(ctx, inputs, output) saves what the backward needs.
+        differentiate: differentiate(ctx, backward, *gradients) returns the gradients of all inputs.
+            It calls the backward that it is given.
+        fakes: what the launch and its backward return, for tracing without data.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        launch: Callable[..., Any],
+        backward: Callable[..., Any],
+        *,
+        keep: Callable[..., None],
+        differentiate: Callable[..., Any],
+        fakes: tuple[Callable[..., Any], Callable[..., Any]],
+    ) -> None:
+        traced_backward = operator(f"{name}_backward", backward)
+        traced_backward.register_fake(fakes[1])
+        self.launch, self.operator = launch, operator(name, launch)
+        self.operator.register_fake(fakes[0])
+        self.operator.register_autograd(
+            lambda ctx, *grads: differentiate(ctx, traced_backward, *grads), setup_context=keep
+        )
+
+        class Eager(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, *inputs: Any) -> Any:
+                output = launch(*inputs)
+                keep(ctx, inputs, output)
+                return output
+
+            @staticmethod
+            def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+                return differentiate(ctx, backward, *grads)
+
+        self.eager = Eager.apply
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Make the call by the operator, by autograd, or as launches alone."""
+        if traced(arguments[0]):
+            return self.operator(*arguments)
+        # The launch refuses tensors of torch.func, by a sentence that says what to do.
+        if wants_gradient(*arguments) and not torch._C._are_functorch_transforms_active():
+            return self.eager(*arguments)
+        return self.launch(*arguments)
+
+
+def wants_gradient(*arguments: Any) -> bool:
+    """Return whether autograd is on and one of the tensors among the arguments requires one."""
+    return torch.is_grad_enabled() and any(
+        x.requires_grad for x in arguments if isinstance(x, torch.Tensor)
+    )

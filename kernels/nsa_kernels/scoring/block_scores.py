@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ..band.compressed import OP, attend_compressed
+from ..band.attend import attend
+from ..band.compressed import OP
 from ..band.geometry import Band, Behind
 from ..launch.checks import check_strides, softmax_scale
 from ..launch.clear import clear
@@ -45,7 +46,7 @@ def compressed_attention_with_scores(
     """
     check_strides(OP, block, stride, block_size)
     scale = softmax_scale(OP, q, sm_scale)
-    out, lse = attend_compressed(q, k_cmp, v_cmp, None, None, block, stride, scale)
+    out, lse = attend(q, k_cmp, v_cmp, None, None, block, stride, 0, scale)
     score = _scores if traced(q) else _launch_scores
     scores = score(q.detach(), k_cmp.detach(), lse.detach(), block, stride, block_size, scale)
     return out, lse.transpose(1, 2), scores

@@ -6,13 +6,11 @@ plan is an operator of its own, so that layers which share a selection, and the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 
 from ...launch.checks import check_whole, softmax_scale
 from ...launch.mode import traced
+from ...launch.operators import wants_gradient
 from ...launch.replay import replayed
 from .checks import OP, check_blocks, check_plan
 from .config import (
@@ -69,7 +67,7 @@ def block_selection_attention(
             small for one chunk, tiles too large for the GPU's shared memory.
     """
     without_values = traced(q)
-    grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    grad = wants_gradient(q, k, v)
     if plan is None and not grad and not without_values and q.dtype != torch.float64:
         out, lse = _launch(
             q, k, v, block_indices, cu_seqlens, block_size, sm_scale, workspace_bytes
@@ -100,11 +98,8 @@ def block_selection_attention(
             )  # fmt: skip
         else:
             check_plan(plan, block_indices, block_size, cu_seqlens)
-        attend: Callable[..., Any] = block_major if grad else run_block_major
-        if without_values:
-            attend = torch.ops.nsa_kernels.block_major
         lists = (plan.entries, plan.places, plan.first, plan.count, plan.edges)
-        out, lse = attend(q, k, v, *lists, block_size, scale, workspace_bytes)
+        out, lse = block_major(q, k, v, *lists, block_size, scale, workspace_bytes)
     return (out, lse) if return_lse else out
 
 

@@ -9,7 +9,7 @@ import torch
 
 from ...launch.checks import check_first_derivative
 from ...launch.fakes import gradients, rows_results
-from ...launch.operators import operator
+from ...launch.operators import Differentiable, operator
 from ...launch.replay import replayed
 from ...launch.sizes import scale_log2
 from .backward import block_major_backward
@@ -143,12 +143,6 @@ def run_block_major(
     return out, lse
 
 
-_block_major = operator("nsa_kernels::block_major", run_block_major)
-
-
-_block_major.register_fake(rows_results)
-
-
 @replayed
 def _launch_backward(
     q: torch.Tensor,
@@ -183,32 +177,6 @@ def _launch_backward(
     return dq.view(q.shape), dk.view(k.shape), dv.view(v.shape)
 
 
-_backward = operator("nsa_kernels::block_major_backward", _launch_backward)
-
-
-_backward.register_fake(gradients)
-
-
-class _BlockMajor(torch.autograd.Function):
-    """The launches, differentiable in eager mode."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        output = run_block_major(*inputs)
-        _keep(ctx, inputs, output)
-        return output
-
-    @staticmethod
-    def backward(
-        ctx: Any, d_out: torch.Tensor | None, _d_lse: torch.Tensor | None
-    ) -> tuple[torch.Tensor | None, ...]:
-        return _gradients(ctx, d_out, _launch_backward)
-
-
-block_major = _BlockMajor.apply
-"""``run_block_major``, differentiable: not for a tracer, which sees an operator."""
-
-
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     q, k, v, *lists, block_size, sm_scale, workspace_bytes = inputs
     out, lse = output
@@ -219,13 +187,10 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.T
 
 
 def _differentiate(
-    ctx: Any, d_out: torch.Tensor | None, _d_lse: torch.Tensor | None
-) -> tuple[torch.Tensor | None, ...]:
-    return _gradients(ctx, d_out, torch.ops.nsa_kernels.block_major_backward)
-
-
-def _gradients(
-    ctx: Any, d_out: torch.Tensor | None, backward: Callable[..., Any]
+    ctx: Any,
+    backward: Callable[..., Any],
+    d_out: torch.Tensor | None,
+    _d_lse: torch.Tensor | None,
 ) -> tuple[torch.Tensor | None, ...]:
     check_first_derivative("block_selection_attention")
     if d_out is None:  # what follows the output passed no gradient on
@@ -237,4 +202,11 @@ def _gradients(
     return (*gradients, *[None] * 8)
 
 
-_block_major.register_autograd(_differentiate, setup_context=_keep)
+block_major = Differentiable(
+    "nsa_kernels::block_major",
+    run_block_major,
+    _launch_backward,
+    keep=_keep,
+    differentiate=_differentiate,
+    fakes=(rows_results, gradients),
+)

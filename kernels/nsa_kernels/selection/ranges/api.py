@@ -23,7 +23,7 @@ from ...launch.checks import (
 from ...launch.config import Config
 from ...launch.fakes import gradients, rows_results
 from ...launch.mode import traced
-from ...launch.operators import operator
+from ...launch.operators import Differentiable, wants_gradient
 from .backward import launch_ranges_backward
 from .forward import launch_ranges
 
@@ -65,33 +65,14 @@ def selection_ranges(
     check_scale("selection_ranges", sm_scale)
     if selected_len is not None:
         check_whole("selection_ranges", "selected_len", selected_len, 0)
-    grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    if grad or traced(q):
+    if traced(q) or wants_gradient(q, k, v):
         check_no_config("selection_ranges", config)
-        operator = torch.ops.nsa_kernels.selection_ranges if traced(q) else _Ranges.apply
-        out, lse = operator(q, k, v, ranges, sm_scale, selected_len)
+        out, lse = differentiable_ranges(q, k, v, ranges, sm_scale, selected_len)
         return out, lse
     return launch_ranges(q, k, v, ranges, sm_scale, selected_len, config)
 
 
-class _Ranges(torch.autograd.Function):
-    """The launches, differentiable in eager mode."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        output = launch_ranges(*inputs)
-        _save(ctx, inputs, output)
-        return output
-
-    @staticmethod
-    def backward(
-        ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None
-    ) -> tuple[torch.Tensor | None, ...]:
-        return _gradients(ctx, grad_out, grad_lse, launch_ranges_backward)
-
-
-@operator("nsa_kernels::selection_ranges")
-def ranges_operator(
+def _launch(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -99,48 +80,20 @@ def ranges_operator(
     sm_scale: float | None,
     selected_len: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``launch_ranges`` as an operator with a backward: out and lse."""
     return launch_ranges(q, k, v, ranges, sm_scale, selected_len)
 
 
-ranges_operator.register_fake(rows_results)
-
-
-@operator("nsa_kernels::selection_ranges_backward")
-def backward_operator(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    ranges: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    grad_out: torch.Tensor,
-    grad_lse: torch.Tensor | None,
-    sm_scale: float | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return launch_ranges_backward(q, k, v, ranges, out, lse, grad_out, grad_lse, sm_scale)
-
-
-backward_operator.register_fake(gradients)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     q, k, v, ranges, ctx.sm_scale, _ = inputs
     ctx.save_for_backward(q, k, v, ranges, *output)
     ctx.set_materialize_grads(False)
 
 
-def _backward(
-    ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None
-) -> tuple[torch.Tensor | None, ...]:
-    return _gradients(ctx, grad_out, grad_lse, torch.ops.nsa_kernels.selection_ranges_backward)
-
-
-def _gradients(
+def _differentiate(
     ctx: Any,
+    backward: Callable[..., Any],
     grad_out: torch.Tensor | None,
     grad_lse: torch.Tensor | None,
-    backward: Callable[..., Any],
 ) -> tuple[torch.Tensor | None, ...]:
     check_first_derivative("selection_ranges")
     *inputs, out, lse = ctx.saved_tensors
@@ -153,4 +106,11 @@ def _gradients(
     return (*grads, None, None, None)
 
 
-ranges_operator.register_autograd(_backward, setup_context=_save)
+differentiable_ranges = Differentiable(
+    "nsa_kernels::selection_ranges",
+    _launch,
+    launch_ranges_backward,
+    keep=_keep,
+    differentiate=_differentiate,
+    fakes=(rows_results, gradients),
+)

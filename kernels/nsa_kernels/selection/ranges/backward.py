@@ -69,7 +69,6 @@ def launch_ranges_backward(
     grad_out: torch.Tensor,
     grad_lse: torch.Tensor | None,
     sm_scale: float | None,
-    tiles: Tiles | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """dq, dk, dv of ``selection_ranges``, whose results ``out`` and ``lse`` are.
 
@@ -89,7 +88,7 @@ def launch_ranges_backward(
             clear(x)
         return dq, dk, dv_
     q, k, v, out, lse, grad_out = (t.contiguous() for t in (q, k, v, out, lse, grad_out))
-    tiles = tiles or backward_tiles(d, dv, q.dtype)
+    tiles = backward_tiles(d, dv, q.dtype)
     scale = d**-0.5 if sm_scale is None else float(sm_scale)
     dims = head_dims(d, dv)
     given = kernel_spans(ranges, s_kv)
