@@ -24,7 +24,7 @@ from nsabench.model.case import FixedCount, RatioCI, Timing, Tolerances
 from nsabench.model.record import Column
 from nsabench.model.vocabulary import Direction, DType
 from nsabench.output import explain
-from nsabench.planning.matrix import COMMON_AXES, Matrix, Selection
+from nsabench.planning.matrix import COMMON_AXES, ImplementationFilter, Matrix
 from nsabench.planning.resolve import shipped_matrices
 from nsabench.verdicts.tables import ARROW, COMPARISONS, RECORDS, SAMPLES
 
@@ -126,7 +126,7 @@ def _matrices() -> Iterator[str]:
     yield "This is `quick`:\n"
     yield f"```yaml\n{shipped['quick'].read_text().rstrip()}\n```\n"
     yield from _model("The file", Matrix)
-    yield from _model("`implementations`", Selection)
+    yield from _model("`implementations`", ImplementationFilter)
     yield from _model("`tolerances`", Tolerances)
     yield from _model("`timing`", Timing)
     for kind in (RatioCI, FixedCount):

@@ -19,7 +19,7 @@ from nsabench.channel import Step
 from nsabench.errors import UsageError
 from nsabench.model.case import Case, RatioCI, Timing
 from nsabench.model.job import Job
-from nsabench.model.log import Log, Session
+from nsabench.model.log import Log, WriterSession
 from nsabench.model.measurement import Ceilings, Observation
 from nsabench.model.plan import Device, ImplementationInfo, Plan, PlannedCase
 from nsabench.model.record import Record
@@ -40,7 +40,7 @@ SEED = 20260101
 
 
 @dataclass(frozen=True)
-class Question:
+class CheckRequest:
     file: Path
     device: Device
     op: str = ""  # empty: all of the file
@@ -53,7 +53,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Answer:
+class CheckResult:
     """How one implementation did on one case. baseline: the fastest that was right beside it."""
 
     case: Case
@@ -62,14 +62,14 @@ class Answer:
     log: str  # what it printed and raised
 
 
-def answer(
-    question: Question, on_found: Callable[[Step], None] = lambda step: None
-) -> list[Answer]:
+def check_file(
+    request: CheckRequest, on_found: Callable[[Step], None] = lambda step: None
+) -> list[CheckResult]:
     """Measure the implementations of the file in turn with the baselines.
 
     on_found: called with whether an implementation is right, before any is timed.
     """
-    sources = registry.sources(question.file, question.ops_file)
+    sources = registry.sources(request.file, request.ops_file)
     installed: list[ImplementationInfo] = []
 
     def on_step(step: Step) -> None:
@@ -81,28 +81,28 @@ def answer(
         file: Path | None, imported: Mapping[str, str], mailbox: int | None = None
     ) -> WorkerClient:
         return WorkerClient(
-            question.device,
+            request.device,
             file,
             sources=imported,
-            ops_file=question.ops_file,
-            sandboxed=question.sandboxed,
+            ops_file=request.ops_file,
+            sandboxed=request.sandboxed,
             mailbox=mailbox,
             on_step=on_step,
         )
 
-    with closing(start(None, planner.without_file(question.file, sources))) as clean:
+    with closing(start(None, planner.without_file(request.file, sources))) as clean:
         installed += clean.discover()
     with (
-        closing(CheckerClient(question.device, question.ops_file)) as checker,
-        closing(start(question.file, sources, checker.mailbox)) as worker,
+        closing(CheckerClient(request.device, request.ops_file)) as checker,
+        closing(start(request.file, sources, checker.mailbox)) as worker,
     ):
-        infos = planner.join_file(question.file, sources, installed, worker.discover())
-        tried = plan(question, infos, sources)
+        infos = planner.join_file(request.file, sources, installed, worker.discover())
+        tried = plan(request, infos, sources)
         return list(_measure(tried, Executor(tried, worker, checker)))
 
 
-def _measure(plan: Plan, executor: Executor) -> Iterator[Answer]:
-    session = Session(
+def _measure(plan: Plan, executor: Executor) -> Iterator[CheckResult]:
+    session = WriterSession(
         run_id=plan.run_id,
         plan_sha256=plan.sha256,
         environment_sha256="",
@@ -127,67 +127,65 @@ def _measure(plan: Plan, executor: Executor) -> Iterator[Answer]:
             record = records[planned.id, name]
             if record.role is Role.CANDIDATE:
                 best = records.get((planned.id, record.best_baseline))
-                yield Answer(planned.case, record, best, printed.get(record.key, ""))
+                yield CheckResult(planned.case, record, best, printed.get(record.key, ""))
 
 
 def plan(
-    question: Question, infos: Sequence[ImplementationInfo], sources: Mapping[str, str]
+    request: CheckRequest, infos: Sequence[ImplementationInfo], sources: Mapping[str, str]
 ) -> Plan:
     """Plan the cases of the file's ops. If one is timed, so is every baseline, in turn with it."""
-    own = Source.of_digest(question.file, digest_of(question.file, sources))
+    own = Source.from_digest(request.file, digest_of(request.file, sources))
     mine = [i for i in infos if i.source == own and i.role is Role.CANDIDATE]
     tried = [
-        i
-        for i in mine
-        if question.op in ("", i.op) and matches_any(i.name, question.only or ("*",))
+        i for i in mine if request.op in ("", i.op) and matches_any(i.name, request.only or ("*",))
     ]
-    if mine and not tried and question.only:
+    if mine and not tried and request.only:
         raise UsageError(
-            f"--only: {question.file} has no candidate named {' or '.join(question.only)}",
+            f"--only: {request.file} has no candidate named {' or '.join(request.only)}",
             f"it has {', '.join(sorted({i.name for i in mine}))}.",
         )
     if not tried:
-        what = f"nothing of the op {question.op}" if question.op else "no candidate"
+        what = f"nothing of the op {request.op}" if request.op else "no candidate"
         names = ", ".join(sorted({i.op for i in mine}))
         raise UsageError(
-            f"{question.file} implements {what}",
+            f"{request.file} implements {what}",
             f"it implements {names}." if names else "mark a function with @implementation(op=…).",
         )
     cases = []
     op_names = dict.fromkeys(i.op for i in tried)
     for op_name in op_names:
         measured = [i for i in tried if i.op == op_name]
-        if any(Runs.timed(i.devices, question.device) for i in measured):
+        if any(Runs.timed(i.devices, request.device) for i in measured):
             measured += [i for i in infos if i.role is Role.BASELINE]
-        for case in _plan_cases(question, op_name):
+        for case in _plan_cases(request, op_name):
             beside = tuple(i.name for i in measured if i.concerns(case))
             cases.append(PlannedCase(id=case.id, case=case, implementations=beside))
     return Plan(
         run_id=f"check-{token_hex(6)}",
         created=datetime.now(UTC).replace(microsecond=0),
-        device=question.device,
-        kernels=str(question.file),
-        kernels_sha256=digest_of(question.file, sources),
-        ops=str(question.ops_file) if question.ops_file else "",
-        ops_sha256=digest_of(question.ops_file, sources),
+        device=request.device,
+        kernels=str(request.file),
+        kernels_sha256=digest_of(request.file, sources),
+        ops=str(request.ops_file) if request.ops_file else "",
+        ops_sha256=digest_of(request.ops_file, sources),
         sources=dict(sources),
-        sandboxed=question.sandboxed,
+        sandboxed=request.sandboxed,
         matrices=[],
         implementations=[i for i in infos if i.op in op_names],
         cases=cases,
     )
 
 
-def _plan_cases(question: Question, op_name: str) -> Iterator[Case]:
-    op = ops.get(op_name, str(question.file))
-    shapes = question.shapes or op.check_shapes.get(question.device, ())
+def _plan_cases(request: CheckRequest, op_name: str) -> Iterator[Case]:
+    op = ops.get(op_name, str(request.file))
+    shapes = request.shapes or op.check_shapes.get(request.device, ())
     if not shapes:
         raise UsageError(
-            f"the op {op_name} brings no shapes to check on {question.device}",
+            f"the op {op_name} brings no shapes to check on {request.device}",
             f"give one: --shape {','.join(f'{axis}=…' for axis in op.shape_model.model_fields)}.",
         )
-    if question.direction not in op.directions:
-        raise UsageError(f"the op {op_name} has no {question.direction}", "leave --direction away.")
+    if request.direction not in op.directions:
+        raise UsageError(f"the op {op_name} has no {request.direction}", "leave --direction away.")
     for text in shapes:
         try:
             sizes = dict(part.split("=") for part in text.replace(" ", "").split(","))
@@ -204,8 +202,8 @@ def _plan_cases(question: Question, op_name: str) -> Iterator[Case]:
         yield Case(
             op=op.name,
             shape=shape.model_dump(),
-            dtype=question.dtype,
-            direction=question.direction,
+            dtype=request.dtype,
+            direction=request.direction,
             distribution=op.distributions[0],
             timeout_s=TIMEOUT_S,
             seed=SEED,

@@ -66,13 +66,13 @@ def constant(cases: Iterable[Labelled]) -> dict[str, list[str]]:
     return {op: same if len(different[op]) > 1 else [] for op, same in shared.items()}
 
 
-def of_case(labelled: Labelled) -> str:
+def case_with_op(labelled: Labelled) -> str:
     return f"{labelled.op} {case(labelled)}"
 
 
-def named(labelled: Labelled) -> str:
+def case_with_id(labelled: Labelled) -> str:
     case_id = labelled.id if isinstance(labelled, Case) else labelled.case_id
-    return f"{of_case(labelled)} [{case_id}]"
+    return f"{case_with_op(labelled)} [{case_id}]"
 
 
 def count_cautions(cautions: Iterable[str]) -> str:

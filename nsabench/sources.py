@@ -49,7 +49,7 @@ def digests(*files: Path | None) -> dict[str, str]:
         if file is not None:
             content = read(file)
             digest = sha256(content)
-            source = Source.of_file(file, content)
+            source = Source.from_file(file, content)
             if sources.setdefault(source, digest) != digest:
                 raise UsageError(f"two files are both {source}", "give one of them another name.")
     return sources
@@ -73,7 +73,7 @@ def refuse_changed(
                 if file is not None
                 and Source(source).is_of(file)
                 # Two files may have one name, and one of them is unchanged.
-                and Source.of_file(file, read(file)) not in expected
+                and Source.from_file(file, read(file)) not in expected
             )
             raise changed(next(mine, source))
 
@@ -88,7 +88,7 @@ def digest_of(file: Path | None, sources: Mapping[str, str], content: bytes | No
         return ""
     content = read(file, PUT_BACK) if content is None else content
     digest = sha256(content)
-    if sources.get(Source.of_file(file, content)) != digest:
+    if sources.get(Source.from_file(file, content)) != digest:
         raise changed(file)
     return digest
 

@@ -87,7 +87,7 @@ def parse(given: str, folder: Path | None = None) -> list[Triton]:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredVersion:
     triton: Triton
     folder: Path
     exit_code: int | None  # None: the run was complete
@@ -102,7 +102,7 @@ def measure(
     folder: Path,
     tritons: Sequence[Triton],
     show: Callable[[str, str], None],
-) -> list[Measured]:
+) -> list[MeasuredVersion]:
     """Measure under one Triton after another. Keep finished runs and resume the others.
 
     arguments: for `nsabench all`. show: receives the version and each printed line.
@@ -114,7 +114,7 @@ def measure(
         if not ((own / "records.parquet").is_file() and (own / MANIFEST).is_file()):
             place = Place(triton.version, triton.variables)
             [code] = run_at([place], [[*arguments, "--resume", str(own)]], show)
-        measured.append(Measured(triton, own, code))
+        measured.append(MeasuredVersion(triton, own, code))
     return measured
 
 

@@ -170,7 +170,7 @@ def rows_of(case: Case, items: Sequence[Implementation], found: Measured) -> lis
 def plan_of(kernels: Path, cases: Sequence[PlannedCase], device: Device = "cpu") -> Plan:
     """Return a plan of candidates from a file, and of the baseline `sdpa_gqa`."""
     sources = registry.sources(kernels)
-    own = Source.of_file(kernels, kernels.read_bytes())
+    own = Source.from_file(kernels, kernels.read_bytes())
     names = dict.fromkeys(name for planned in cases for name in planned.implementations)
     return Plan(
         run_id="test",

@@ -20,9 +20,9 @@ from nsabench.machine.environment.model import Gpu
 from nsabench.model.case import Case
 from nsabench.model.description import Described
 from nsabench.model.job import Death
-from nsabench.model.log import Begun, Ended, Log, Observed, Session
+from nsabench.model.log import Begun, Ended, Log, Observed, WriterSession
 from nsabench.model.measurement import Bursts, Ceilings, Conditions, Observation, Samples
-from nsabench.model.plan import ImplementationInfo, Origin, Plan, PlannedCase
+from nsabench.model.plan import ImplementationInfo, LibraryRelease, Plan, PlannedCase
 from nsabench.model.record import Comparison, Record
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import (
@@ -92,7 +92,7 @@ class Made:
     margin: float = MARGIN
     source: str = "x"  # of the candidates
     kind: Kind | None = None  # of the baselines
-    origin: Origin = field(default_factory=Origin)  # of the first of them
+    origin: LibraryRelease = field(default_factory=LibraryRelease)  # of the first of them
     sources: Mapping[str, str] = field(default_factory=dict)
     created: datetime = datetime(2026, 1, 1, tzinfo=UTC)
     ceilings: Ceilings = field(default_factory=Ceilings)
@@ -210,9 +210,9 @@ def make_run(
 
 def session_of(
     plan: Plan, described: Described, folder: Path | None = None, ceilings: Ceilings | None = None
-) -> Session:
+) -> WriterSession:
     """What a process begins a log with. folder: of the run, with its environment.json."""
-    return Session(
+    return WriterSession(
         run_id=plan.run_id,
         plan_sha256=plan.sha256,
         environment_sha256=RunFolder(folder).hash_environment() if folder else "",

@@ -74,7 +74,7 @@ class Command(click.Command):
                     formatter.write_dl(records)
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     command_class = Command
 
 
@@ -100,5 +100,5 @@ def command(name: str, **settings: Any) -> Callable[[Callable[..., Any]], Comman
     return click.command(name, cls=Command, **settings)
 
 
-def group(name: str) -> Callable[[Callable[..., Any]], Group]:
-    return click.group(name, cls=Group)
+def group(name: str) -> Callable[[Callable[..., Any]], CommandGroup]:
+    return click.group(name, cls=CommandGroup)

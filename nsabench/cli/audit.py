@@ -51,7 +51,7 @@ def command(
         folder = RunFolder.existing(path)
         admit(path, tables=False)
         plan, parts = Plan.read(folder.plan), folder.parts()
-        cases = {planned.id: labels.named(planned.case) for planned in plan.cases}
+        cases = {planned.id: labels.case_with_id(planned.case) for planned in plan.cases}
         controls = {i.name for i in plan.implementations if i.role is Role.CONTROL}
         results = assemble(plan.run_id, parts)
         findings = [  # a finding about a control is expected, unless it was missed

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from nsabench import ops
-from nsabench.check import Question, answer
+from nsabench.check import CheckRequest, check_file
 from nsabench.cli import _help, _options
 from nsabench.cli._options import Measuring
 from nsabench.cli._say import say, say_json
@@ -74,7 +74,7 @@ def command(
             own_ops = asked.ops_file.absolute() if asked.ops_file is not None else None
             if own_ops is not None:
                 ops.load_file(own_ops)
-            question = Question(
+            request = CheckRequest(
                 file=file.absolute(),
                 device=planner.choose_device(asked.device),
                 op=op,
@@ -85,7 +85,7 @@ def command(
                 ops_file=own_ops,
                 sandboxed=not asked.no_sandbox,
             )
-            return _check(question, asked.as_json)
+            return _check(request, asked.as_json)
         except NsabenchError as error:
             if asked.as_json:
                 say_json(shown.refusal(error))
@@ -101,18 +101,20 @@ def command(
     return checked()
 
 
-def _check(question: Question, as_json: bool) -> int:
+def _check(request: CheckRequest, as_json: bool) -> int:
     # Say that a kernel is wrong before it is timed.
     waits = not as_json and sys.stderr.isatty()
-    answers = answer(question, lambda step: say(shown.of_step(step), err=True) if waits else None)
+    results = check_file(
+        request, lambda step: say(shown.describe_step(step), err=True) if waits else None
+    )
     if as_json:
-        say_json(shown.as_json(answers))
+        say_json(shown.as_json(results))
     else:
-        say("\n".join(shown.lines(answers)))
-    if any(map(shown.has_failed, answers)):
+        say("\n".join(shown.lines(results)))
+    if any(map(shown.has_failed, results)):
         return 1
     # On this device every kernel declines.
-    return NOT_TRIED if all(a.record.status in DECLINED for a in answers) else 0
+    return NOT_TRIED if all(a.record.status in DECLINED for a in results) else 0
 
 
 def _saves(file: Path) -> Iterator[None]:

@@ -10,7 +10,7 @@ from nsabench.cli._options import Measuring, asked_again
 from nsabench.cli._say import say
 from nsabench.errors import UsageError
 from nsabench.fleet import jobs
-from nsabench.fleet.jobs import Work
+from nsabench.fleet.jobs import ShardedRun
 from nsabench.images import combos
 from nsabench.model.plan import Device
 from nsabench.planning import resolve
@@ -45,7 +45,7 @@ _job = _options.measuring(
 )
 
 
-def _work(asked: Measuring, shards: int) -> Work:
+def _work(asked: Measuring, shards: int) -> ShardedRun:
     if asked.device == "auto":  # this host may have no GPU
         asked = replace(asked, device="cuda")
     asked = _options.absolute(asked)
@@ -63,7 +63,7 @@ def _work(asked: Measuring, shards: int) -> Work:
         )
     files = [Path(name) for name in asked.matrices if Path(name).is_file()]
     files += [file for file in (asked.kernels, asked.ops_file) if file is not None]
-    return Work(shards, asked_again(asked), files, asked.ops_file)
+    return ShardedRun(shards, asked_again(asked), files, asked.ops_file)
 
 
 @command.command("slurm")

@@ -34,7 +34,7 @@ def command(asked: Measuring) -> None:
     for planned in plan.cases:
         took = takes[planned.id]
         cost = f"{planner.format_duration(took.seconds):>6}  {decimal(took.bytes):>8}"
-        say(f"{planned.id}  {cost}  {labels.of_case(planned.case)}")
+        say(f"{planned.id}  {cost}  {labels.case_with_op(planned.case)}")
     for item in plan.implementations:
         say(f"  {item.role:9}  {item.op}  {item.name}  (from {item.source})")
     total = planner.format_duration(sum(took.seconds for took in takes.values()))

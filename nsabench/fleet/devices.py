@@ -29,7 +29,7 @@ class Place:
 def places(asked: str) -> list[Place]:
     """Return the GPUs that `0,1` or `all` selects by their index in `nvidia-smi`."""
     failure = nvml.failure()
-    devices = [] if failure else nvml.Device.all()
+    devices = [] if failure else nvml.Device.list_all()
     there = [index for device in devices if (index := device.index()) is not None]
     if not there:
         raise EnvironmentRefused(

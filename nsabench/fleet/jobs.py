@@ -28,7 +28,7 @@ INPUT = "/input"  # where pods, and containers of Modal, have the user's files
 
 
 @dataclass(frozen=True)
-class Work:
+class ShardedRun:
     """Arguments of `nsabench all` for the shards, and the absolute paths of their files."""
 
     shards: int
@@ -54,7 +54,7 @@ class Work:
 
 
 def slurm(
-    out: Path, work: Work, *, time: str, gres: str, memory: str, options: Sequence[str]
+    out: Path, work: ShardedRun, *, time: str, gres: str, memory: str, options: Sequence[str]
 ) -> None:
     """Render a job array of shards, a job that merges, and a script that submits them."""
     nsabench = [sys.executable, "-P", "-m", "nsabench"]
@@ -92,7 +92,7 @@ class Pods:
         return {name: value for name, value in fields.items() if value}
 
 
-def kubernetes(out: Path, work: Work, pods: Pods, *, name: str = "") -> None:
+def kubernetes(out: Path, work: ShardedRun, pods: Pods, *, name: str = "") -> None:
     """Render an Indexed Job of shards, and a Job that merges."""
     data = {file.name: file.read_text() for file in work.files}
     values = {
@@ -116,7 +116,7 @@ def kubernetes(out: Path, work: Work, pods: Pods, *, name: str = "") -> None:
     _render(out, work, values, "shards.yaml", "merge.yaml")
 
 
-def modal(out: Path, work: Work, *, gpu: str, combo: str, checkout: Path, index: str) -> None:
+def modal(out: Path, work: ShardedRun, *, gpu: str, combo: str, checkout: Path, index: str) -> None:
     """Render an app that measures each shard on a GPU of Modal, and merges.
 
     checkout: has the lock of `combo`. index: a package index besides PyPI, or empty.
@@ -139,7 +139,7 @@ def _name_jobs(out: Path) -> str:
     return f"nsabench-{re.sub('[^a-z0-9]+', '-', out.name.lower()).strip('-')}"[:45].strip("-")
 
 
-def _render(out: Path, work: Work, values: Mapping[str, object], *names: str) -> None:
+def _render(out: Path, work: ShardedRun, values: Mapping[str, object], *names: str) -> None:
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("nsabench.fleet"),
         trim_blocks=True,

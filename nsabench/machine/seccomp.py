@@ -103,7 +103,7 @@ class _Instruction(ctypes.Structure):
     )
 
 
-class _Program(ctypes.Structure):
+class _FilterProgram(ctypes.Structure):
     _fields_ = (("length", ctypes.c_uint16), ("filter", ctypes.POINTER(_Instruction)))
 
 
@@ -122,7 +122,7 @@ def restrict(*, signals: bool = False, connects: bool = False) -> None:
         raise OSError(errno.ENOSYS, f"no filter is known for {platform.machine()}")
     lines = _make_filter(_CALLS[platform.machine()], signals=signals, connects=connects)
     instructions = (_Instruction * len(lines))(*(_Instruction(*line) for line in lines))
-    program = _Program(len(lines), instructions)
+    program = _FilterProgram(len(lines), instructions)
     no_new_privileges()
     result = LIBC.prctl(_PR_SET_SECCOMP, _FILTER, ctypes.byref(program), 0, 0)
     require_success(result, "seccomp")

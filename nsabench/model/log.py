@@ -16,8 +16,8 @@ from nsabench.model.measurement import Ceilings, Conditions, Message, Observatio
 from nsabench.model.vocabulary import Purpose
 
 
-class Session(Message):
-    """A process begins to measure. Its `Line` has its signer."""
+class WriterSession(Message):
+    """A process begins to measure. Its `LogLine` has its signer."""
 
     kind: Literal["session"] = "session"
     run_id: str
@@ -51,7 +51,7 @@ class Ended(Message):
     measuring_s: float = 0.0  # in kernels and compilation
 
 
-Entry = Session | Begun | Observed | Ended
+Entry = WriterSession | Begun | Observed | Ended
 
 
 class LogSigner(Message):
@@ -60,7 +60,7 @@ class LogSigner(Message):
     ephemeral: bool  # whether the key was made for this run alone
 
 
-class Line(Message):
+class LogLine(Message):
     """A line of the log, with the signer of a session."""
 
     previous: str = ""  # the sha256 of the line before
@@ -69,7 +69,7 @@ class Line(Message):
     seal: str = ""  # over the line without its seal, in base64
 
 
-LINE: TypeAdapter[Line] = TypeAdapter(Line)
+LINE: TypeAdapter[LogLine] = TypeAdapter(LogLine)
 
 
 @dataclass
@@ -86,14 +86,14 @@ class Attempt:
 
 @dataclass
 class Log:
-    sessions: list[Session] = field(default_factory=list)
+    sessions: list[WriterSession] = field(default_factory=list)
     _by_case: dict[tuple[Purpose, str], list[Attempt]] = field(default_factory=dict)
     _last: Attempt | None = None
 
     def add(self, entry: Entry) -> None:
         """Raises `ValueError` for an entry that cannot follow those before it."""
         match entry:
-            case Session():
+            case WriterSession():
                 self.sessions.append(entry)
                 self._last = None
             case Begun():

@@ -37,7 +37,7 @@ def _as_moment(stated: datetime) -> datetime:
 Moment = Annotated[datetime, AfterValidator(_as_moment)]
 
 
-class Origin(Frozen):
+class LibraryRelease(Frozen):
     """The library that an implementation calls, or empty texts."""
 
     package: str = ""
@@ -82,7 +82,7 @@ class ImplementationInfo(Frozen):
     least: LeastWork = LeastWork()
     computes: str = ""  # of an alternative: the op whose function it computes
     kind: Kind | None = None  # of a baseline
-    origin: Origin = Origin()
+    origin: LibraryRelease = LibraryRelease()
     compiled_by: str = ""  # at its first call: `triton`, `nvcc`, `cutlass`
 
     def concerns(self, case: Case) -> bool:
@@ -144,7 +144,7 @@ class Plan(Frozen):
         return {(i.op, i.name): i for i in reversed(self.implementations)}
 
     @property
-    def origins(self) -> list[Origin]:
+    def origins(self) -> list[LibraryRelease]:
         origins = {i.origin.package: i.origin for i in self.implementations if i.origin.version}
         return [origins[name] for name in sorted(origins)]
 
@@ -186,7 +186,7 @@ class Plan(Frozen):
         return self._sha256 or hashlib.sha256(self._as_json()).hexdigest()
 
     def _refuse_altered(self) -> None:
-        source = Source.of_digest(Path(self.ops), self.ops_sha256)
+        source = Source.from_digest(Path(self.ops), self.ops_sha256)
         is_digest = re.fullmatch(r"[0-9a-f]{64}", self.ops_sha256) is not None
         # Without a digest, the file of the op could hold any code.
         if self.ops and not (is_digest and self.ops_sha256 == self.sources.get(source)):

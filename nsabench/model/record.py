@@ -192,7 +192,7 @@ class Record:
     @property
     def regime(self) -> Regime:
         """The regime of the samples, and so of `median_ms`, `speedup` and `verdict`."""
-        return Regime.of_samples(self.mode)
+        return Regime.from_mode(self.mode)
 
     def compared(
         self, regime: Regime, reference: Reference = Reference.BASELINE
@@ -285,7 +285,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class SampleRow:
     """A timed call. In the queue it is a burst of calls, and only its time is known."""
 
     run_id: Annotated[str, "the run"]
@@ -306,7 +306,7 @@ class Sample:
     sm_clock_mhz: Annotated[Int, "SM clock read last before the sample; 0: not readable", "MHz"]
 
 
-Table = type[Record] | type[Comparison] | type[Sample]
+Table = type[Record] | type[Comparison] | type[SampleRow]
 
 
 def columns(table: Table, sizes: Iterable[str] = ()) -> list[Column]:
@@ -358,4 +358,4 @@ def values_of(table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-_COLUMNS = {table: _read_columns(table) for table in (Record, Comparison, Sample)}
+_COLUMNS = {table: _read_columns(table) for table in (Record, Comparison, SampleRow)}

@@ -18,11 +18,11 @@ class Source(str):
     __slots__ = ()
 
     @classmethod
-    def of_file(cls, file: Path, content: bytes) -> Source:
-        return cls.of_digest(file, hashlib.sha256(content).hexdigest())
+    def from_file(cls, file: Path, content: bytes) -> Source:
+        return cls.from_digest(file, hashlib.sha256(content).hexdigest())
 
     @classmethod
-    def of_digest(cls, file: Path, sha256: str) -> Source:
+    def from_digest(cls, file: Path, sha256: str) -> Source:
         return cls(f"{file.name}@{sha256[:_DIGITS]}")
 
     @property

@@ -83,7 +83,7 @@ class Catch(Word):
     UNPROVEN = "unproven", "it failed before that check, gained nothing, or had nothing beside it"
 
 
-class Answer(Word):
+class ThresholdAnswer(Word):
     """Whether a candidate is worth using."""
 
     FROM = "from", "from that length on every tested case is faster by the margin"
@@ -149,7 +149,7 @@ class Regime(Word):
     GRAPH = "graph", "replays of a CUDA graph, as serving that captures its steps makes them"
 
     @classmethod
-    def of_samples(cls, mode: Mode) -> "Regime":
+    def from_mode(cls, mode: Mode) -> "Regime":
         return cls.GRAPH if mode is Mode.GRAPH else cls.DEVICE
 
 

@@ -56,7 +56,7 @@ class HeadsShape(AttentionShape):
 
 
 @dataclass(frozen=True)
-class Part:
+class AttentionPart:
     """Some queries of an op, and the keys that they see.
 
     queries: an index of q, of the gates and of the output. keys: an index of k and v. attend:
@@ -82,7 +82,7 @@ class AttentionOp(Op):
         return make_attention_probes(self, case, usual)
 
     @abstractmethod
-    def parts(self, inputs: Inputs) -> Iterable[Part]:
+    def parts(self, inputs: Inputs) -> Iterable[AttentionPart]:
         """Cut the op into parts that fit into memory."""
 
     @abstractmethod

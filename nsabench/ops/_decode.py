@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from nsabench.ops._attention import AttentionOp, Axes, HeadsShape, Ints, Part, attend
+from nsabench.ops._attention import AttentionOp, AttentionPart, Axes, HeadsShape, Ints, attend
 from nsabench.ops._nsa_equations import LOCAL
 from nsabench.ops._op import Inputs, Shape, Size, by_device
 
@@ -62,12 +62,12 @@ class DecodeOp(AttentionOp):
     def count(self, shape: Any, distribution: str, seed: int) -> tuple[int, int, int]:
         return shape.B * shape.HQ * shape.reads, shape.B * shape.H * shape.reads, 0
 
-    def parts(self, inputs: Inputs) -> Iterator[Part]:
+    def parts(self, inputs: Inputs) -> Iterator[AttentionPart]:
         heads, kv_heads = inputs.tensors["q"].shape[1], inputs.tensors["k"].shape[1]
         group = heads // kv_heads
         for b, h in product(range(len(inputs.tensors["q"])), range(kv_heads)):
             queries = (b, slice(h * group, (h + 1) * group))
-            yield Part(queries, (b, h), self.attend_head(inputs, b, h))
+            yield AttentionPart(queries, (b, h), self.attend_head(inputs, b, h))
 
     def attend_head(self, inputs: Inputs, b: int, h: int) -> Callable[..., Tensor]:
         return partial(attend, scale=inputs.options["sm_scale"])

@@ -18,7 +18,15 @@ from numpy.typing import NDArray
 
 from nsabench.model.vocabulary import Direction
 from nsabench.ops import _attention
-from nsabench.ops._attention import VALUES, AttentionOp, Axes, HeadsShape, Indices, Ints, Part
+from nsabench.ops._attention import (
+    VALUES,
+    AttentionOp,
+    AttentionPart,
+    Axes,
+    HeadsShape,
+    Indices,
+    Ints,
+)
 from nsabench.ops._op import Inputs, Size, by_device
 
 if TYPE_CHECKING:
@@ -183,7 +191,7 @@ class BandedOp(SequenceOp):
     def bounds(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Return lo and hi, int64 [T] each."""
 
-    def parts(self, inputs: Inputs) -> Iterator[Part]:
+    def parts(self, inputs: Inputs) -> Iterator[AttentionPart]:
         import torch
 
         lo, hi = self.bounds(inputs)
@@ -198,4 +206,4 @@ class BandedOp(SequenceOp):
             call = partial(_attention.attend, scale=scale, keep=keep.unsqueeze(1))
             for b, h in product(range(k.shape[0]), range(k.shape[2])):
                 queries = (b, some, slice(h * group, (h + 1) * group))
-                yield Part(queries, (b, slice(first, max(first, end)), h), call)
+                yield AttentionPart(queries, (b, slice(first, max(first, end)), h), call)

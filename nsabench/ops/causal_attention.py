@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nsabench.model.vocabulary import Direction
-from nsabench.ops._attention import Part, attend
+from nsabench.ops._attention import AttentionPart, attend
 from nsabench.ops._op import Inputs
 from nsabench.ops._sequences import SequenceOp, SequencesShape, quieten_unsampled, split_by_sequence
 
@@ -36,7 +36,7 @@ class CausalAttention(SequenceOp):
     def draw_grad(self, inputs: Inputs, seed: int) -> Tensor:
         return quieten_unsampled(inputs, super().draw_grad(inputs, seed))
 
-    def parts(self, inputs: Inputs) -> Iterator[Part]:
+    def parts(self, inputs: Inputs) -> Iterator[AttentionPart]:
         import torch
 
         q, k = inputs.tensors["q"], inputs.tensors["k"]
@@ -48,7 +48,7 @@ class CausalAttention(SequenceOp):
                 call = partial(attend, scale=inputs.options["sm_scale"], keep=keep.unsqueeze(1))
                 for h in range(k.shape[2]):
                     queries = (batch, some, slice(h * group, (h + 1) * group))
-                    yield Part(queries, (batch, slice(start, last), h), call)
+                    yield AttentionPart(queries, (batch, slice(start, last), h), call)
 
 
 OP = CausalAttention()

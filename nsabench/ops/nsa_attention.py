@@ -20,7 +20,7 @@ import numpy as np
 
 from nsabench.model.vocabulary import Direction, DType
 from nsabench.ops import _nsa_equations, _sequences
-from nsabench.ops._attention import Part
+from nsabench.ops._attention import AttentionPart
 from nsabench.ops._nsa_equations import NsaSizes
 from nsabench.ops._op import Inputs, by_device, draw_normal
 from nsabench.ops._sequences import SequenceOp, SequencesShape
@@ -135,7 +135,7 @@ class NsaAttention(SequenceOp):
     def draw_grad(self, inputs: Inputs, seed: int) -> Tensor:
         return _sequences.quieten_unsampled(inputs, super().draw_grad(inputs, seed))
 
-    def parts(self, inputs: Inputs) -> Iterator[Part]:
+    def parts(self, inputs: Inputs) -> Iterator[AttentionPart]:
         k, v = inputs.tensors["k"], inputs.tensors["v"]
         sizes, scale = self.sizes(inputs.options), inputs.options["sm_scale"]
         group, width = inputs.tensors["q"].shape[2] // k.shape[2], k.shape[3] + v.shape[3]
@@ -147,7 +147,7 @@ class NsaAttention(SequenceOp):
                 for some in own.split(step):
                     call = partial(_attend, position=some - start, sm_scale=scale, **sizes)
                     queries = (batch, some, _heads_of(inputs, head))
-                    yield Part(queries, (batch, slice(start, end), head), call)
+                    yield AttentionPart(queries, (batch, slice(start, end), head), call)
 
 
 def _heads_of(inputs: Inputs, head: int) -> slice:

@@ -17,7 +17,7 @@ from itertools import product
 from nsabench.errors import UsageError
 from nsabench.model.vocabulary import Direction
 from nsabench.ops import _block_choices
-from nsabench.ops._attention import VALUES, AttentionOp, Axes, Indices, Part, attend_to
+from nsabench.ops._attention import VALUES, AttentionOp, AttentionPart, Axes, Indices, attend_to
 from nsabench.ops._block_choices import Ints
 from nsabench.ops._op import Inputs, Size, by_device
 from nsabench.ops._sequences import CHECKED, SequencesShape, sequence_ends
@@ -70,7 +70,7 @@ class SelectionBlocks(AttentionOp):
         indices = _block_choices.draw_blocks(distribution, shape.B, position, *slots, seed)
         return {"block_indices": indices, **packed}
 
-    def parts(self, inputs: Inputs) -> Iterator[Part]:
+    def parts(self, inputs: Inputs) -> Iterator[AttentionPart]:
         """With the option `causal` False, queries see all keys of their blocks."""
         import torch
 
@@ -90,7 +90,9 @@ class SelectionBlocks(AttentionOp):
             keep = (blocks >= 0).unsqueeze(-1) & (keys <= last[some].view(-1, 1, 1))
             places = {"index": keys.flatten(1), "keep": keep.flatten(1)}
             call = partial(attend_to, scale=inputs.options["sm_scale"], **places)
-            yield Part((b, some, slice(h * group, (h + 1) * group)), (b, slice(None), h), call)
+            yield AttentionPart(
+                (b, some, slice(h * group, (h + 1) * group)), (b, slice(None), h), call
+            )
 
 
 def _place_tokens(shape: BlocksShape, distribution: str, seed: int) -> tuple[Ints, Ints]:

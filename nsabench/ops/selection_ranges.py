@@ -19,7 +19,15 @@ from pydantic import model_validator
 
 from nsabench.model.vocabulary import Direction
 from nsabench.ops import _attention
-from nsabench.ops._attention import VALUES, AttentionOp, AttentionShape, Axes, Indices, Ints, Part
+from nsabench.ops._attention import (
+    VALUES,
+    AttentionOp,
+    AttentionPart,
+    AttentionShape,
+    Axes,
+    Indices,
+    Ints,
+)
 from nsabench.ops._op import Inputs, Size, by_device
 
 # Bounds the oracle's mask and float64 scores of a chunk of queries to a few hundred MB.
@@ -99,7 +107,7 @@ class SelectionRanges(AttentionOp):
     def drawn_options(self, shape: RangesShape, distribution: str, seed: int) -> dict[str, Any]:
         return {**super().drawn_options(shape, distribution, seed), "selected_len": shape.L}
 
-    def parts(self, inputs: Inputs) -> Iterator[Part]:
+    def parts(self, inputs: Inputs) -> Iterator[AttentionPart]:
         import torch
 
         q, k, ranges = (inputs.tensors[name] for name in ("q", "k", "ranges"))
@@ -112,7 +120,7 @@ class SelectionRanges(AttentionOp):
                 spans = ranges[rows].long().unsqueeze(-1)
                 keep = ((key >= spans[:, :, 0]) & (key < spans[:, :, 1])).any(1).unsqueeze(1)
                 call = partial(_attention.attend, scale=inputs.options["sm_scale"], keep=keep)
-                yield Part(rows, (b, g), call)
+                yield AttentionPart(rows, (b, g), call)
 
 
 def _draw_spans(shape: RangesShape, distribution: str, seed: int) -> Ints:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from nsabench.ops._attention import VALUES, AttentionOp, AttentionShape, Axes, Part, attend
+from nsabench.ops._attention import VALUES, AttentionOp, AttentionPart, AttentionShape, Axes, attend
 from nsabench.ops._op import Inputs, Size, by_device
 
 # Keeps the oracle's float64 copies of K and V under about half a GiB.
@@ -42,12 +42,12 @@ class SelectionRows(AttentionOp):
     def count(self, shape: RowsShape, distribution: str, seed: int) -> tuple[int, int, int]:
         return shape.N * shape.H * shape.L, shape.N * shape.L, 0
 
-    def parts(self, inputs: Inputs) -> Iterator[Part]:
+    def parts(self, inputs: Inputs) -> Iterator[AttentionPart]:
         count, keys, width = inputs.tensors["k"].shape
         step = max(1, ORACLE_CHUNK_ELEMENTS // (2 * keys * width))
         for n in range(0, count, step):
             some = slice(n, n + step)
-            yield Part(some, some, partial(attend, scale=inputs.options["sm_scale"]))
+            yield AttentionPart(some, some, partial(attend, scale=inputs.options["sm_scale"]))
 
 
 OP = SelectionRows()

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nsabench.ops._attention import VALUES, AttentionOp, Axes, Indices, Ints, Part, attend
+from nsabench.ops._attention import VALUES, AttentionOp, AttentionPart, Axes, Indices, Ints, attend
 from nsabench.ops._op import Inputs, by_device
 from nsabench.ops._sequences import cumulate
 from nsabench.ops.selection_rows import RowsShape
@@ -49,10 +49,10 @@ class SelectionVarlen(AttentionOp):
     def drawn_options(self, shape: VarlenShape, distribution: str, seed: int) -> dict[str, Any]:
         return {**super().drawn_options(shape, distribution, seed), "max_seqlen": shape.L}
 
-    def parts(self, inputs: Inputs) -> Iterator[Part]:
+    def parts(self, inputs: Inputs) -> Iterator[AttentionPart]:
         for row, (start, end) in enumerate(pairwise(inputs.tensors["cu_seqlens"].tolist())):
             keys = slice(start, end)
-            yield Part(row, keys, partial(attend, scale=inputs.options["sm_scale"]))
+            yield AttentionPart(row, keys, partial(attend, scale=inputs.options["sm_scale"]))
 
 
 def _draw_lengths(distribution: str, rows: int, longest: int, seed: int) -> Ints:

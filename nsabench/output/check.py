@@ -3,7 +3,7 @@ from typing import Any
 
 from nsabench import labels
 from nsabench.channel import Step
-from nsabench.check import Answer
+from nsabench.check import CheckResult
 from nsabench.errors import NsabenchError
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Regime, Status
@@ -14,49 +14,49 @@ LOG_LINES = 40
 FORM = 2  # of what programs read; another one where a field means something else
 
 
-def lines(answers: Sequence[Answer]) -> Iterator[str]:
-    groups = grouped(answers, lambda answer: (answer.record.implementation, answer.case.op))
+def lines(results: Sequence[CheckResult]) -> Iterator[str]:
+    groups = grouped(results, lambda result: (result.record.implementation, result.case.op))
     for (name, op), cases in sorted(groups.items()):
-        yield f"{name} ({op}): {head([answer.record for answer in cases])}"
-        for answer in cases:
-            yield f"  {labels.of_case(answer.case)}: {_describe_outcome(answer)}"
+        yield f"{name} ({op}): {head([result.record for result in cases])}"
+        for result in cases:
+            yield f"  {labels.case_with_op(result.case)}: {_describe_outcome(result)}"
         log = next((a.log for a in cases if has_failed(a) and a.log.strip()), "")
         if log:
             yield "  what it printed and raised:"
             yield from (f"    {line}" for line in log.rstrip().splitlines()[-LOG_LINES:])
 
 
-def as_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """Return the answers for programs, to which fields are only ever added."""
+def as_json(results: Sequence[CheckResult]) -> list[dict[str, Any]]:
+    """Return the results for programs, to which fields are only ever added."""
     return [
         {
             "version": FORM,
             "error": "",
-            "implementation": answer.record.implementation,
-            "op": answer.case.op,
-            "case": labels.of_case(answer.case),
-            "case_id": answer.case.id,
-            "status": answer.record.status,
-            "right": answer.record.status is Status.OK,
-            "reason": answer.record.reason if has_failed(answer) else "",
-            "diagnosis": answer.record.diagnosis,
-            "diagnosis_id": _find_diagnosis_id(answer.record),
-            "rel_l2": answer.record.rel_l2,
-            "device_ms": answer.record.median_ms,
-            "queued_ms": answer.record.median_in(Regime.QUEUE),
-            "host_us": answer.record.host_us,
-            "baseline": answer.baseline.implementation if answer.baseline else None,
-            "baseline_device_ms": answer.baseline.median_ms if answer.baseline else None,
-            "baseline_queued_ms": answer.baseline.median_in(Regime.QUEUE)
-            if answer.baseline
+            "implementation": result.record.implementation,
+            "op": result.case.op,
+            "case": labels.case_with_op(result.case),
+            "case_id": result.case.id,
+            "status": result.record.status,
+            "right": result.record.status is Status.OK,
+            "reason": result.record.reason if has_failed(result) else "",
+            "diagnosis": result.record.diagnosis,
+            "diagnosis_id": _find_diagnosis_id(result.record),
+            "rel_l2": result.record.rel_l2,
+            "device_ms": result.record.median_ms,
+            "queued_ms": result.record.median_in(Regime.QUEUE),
+            "host_us": result.record.host_us,
+            "baseline": result.baseline.implementation if result.baseline else None,
+            "baseline_device_ms": result.baseline.median_ms if result.baseline else None,
+            "baseline_queued_ms": result.baseline.median_in(Regime.QUEUE)
+            if result.baseline
             else None,
-            "speedup": answer.record.speedup,
-            "speedup_lo": answer.record.speedup_lo,
-            "speedup_hi": answer.record.speedup_hi,
-            "caution": _find_caution(answer.record),
-            "log": answer.log if has_failed(answer) else "",
+            "speedup": result.record.speedup,
+            "speedup_lo": result.record.speedup_lo,
+            "speedup_hi": result.record.speedup_hi,
+            "caution": _find_caution(result.record),
+            "log": result.log if has_failed(result) else "",
         }
-        for answer in answers
+        for result in results
     ]
 
 
@@ -65,16 +65,16 @@ def refusal(error: NsabenchError) -> list[dict[str, Any]]:
     return [told | {"exit_code": error.exit_code}]
 
 
-def of_step(step: Step) -> str:
+def describe_step(step: Step) -> str:
     return f"{step.implementation}: {loud(Status(step.phase))} in its first calls"
 
 
-def has_failed(answer: Answer) -> bool:
-    return answer.record.status not in BENIGN
+def has_failed(result: CheckResult) -> bool:
+    return result.record.status not in BENIGN
 
 
-def _describe_outcome(answer: Answer) -> str:
-    record, best = answer.record, answer.baseline
+def _describe_outcome(result: CheckResult) -> str:
+    record, best = result.record, result.baseline
     if record.status is not Status.OK:
         why = record.diagnosis or record.reason
         return why if record.status is Status.WRONG else f"{record.status}: {why}"

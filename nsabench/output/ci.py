@@ -22,7 +22,7 @@ class Test:
     kind: str = ""
 
 
-def of_run(results: Results) -> list[Test]:
+def list_tests(results: Results) -> list[Test]:
     tests = [_test_record(record) for record in results.records]
     of_all = results.failures
     # Failures of the whole run come first.

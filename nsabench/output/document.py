@@ -79,7 +79,7 @@ class Sentence:
 
 
 @dataclass(frozen=True)
-class Table:
+class TableBlock:
     """numbers: columns to align at the right; nothing: the text for a table without rows."""
 
     title: str
@@ -90,7 +90,7 @@ class Table:
     is_long: bool = False
 
 
-Block = Sentence | Table
+Block = Sentence | TableBlock
 
 
 def number(value: float | None, form: str, nothing: str = "–") -> str:
@@ -104,7 +104,7 @@ def as_markdown(block: Block) -> str:
     return f"## {markdown(block.title)}\n\n{table_as_markdown(block)}"
 
 
-def table_as_markdown(table: Table) -> str:
+def table_as_markdown(table: TableBlock) -> str:
     if not table.rows and table.nothing:
         return table.nothing
     rows = table.rows[:MOST] if table.is_long else table.rows
@@ -134,7 +134,7 @@ def on_terminal(blocks: Iterable[Block]) -> Iterator[RenderableType]:
             yield Text(shown(f"{block.title}: {block.nothing}"))
 
 
-def _build_rich_table(table: Table) -> Iterator[RenderableType]:
+def _build_rich_table(table: TableBlock) -> Iterator[RenderableType]:
     made = rich_table.Table(
         title=Text(shown(table.title)) if table.title else None,
         title_justify="left",

@@ -23,7 +23,7 @@ VOCABULARIES: dict[str, type[Word]] = {
     "status": vocabulary.Status,
     "verdict": vocabulary.Verdict,
     "regime": vocabulary.Regime,
-    "answer of a decision": vocabulary.Answer,
+    "answer of a decision": vocabulary.ThresholdAnswer,
     "whether an op pays": vocabulary.Pays,
     "role": vocabulary.Role,
     "kind of a baseline": vocabulary.Kind,

@@ -5,7 +5,7 @@ from nsabench import labels
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import NO_SPECIALISED, Regime, Role, Status
 from nsabench.output import grouped
-from nsabench.output.document import Block, Name, Ours, Sentence, Table, Tag, number
+from nsabench.output.document import Block, Name, Ours, Sentence, TableBlock, Tag, number
 
 MARKS = {
     "*": "* no control showed that each check behind it works: see `unproven`",
@@ -29,7 +29,7 @@ def candidates(records: Sequence[Record], *, wide: bool) -> Iterator[Block]:
 
 def _build_table(
     op: str, records: Sequence[Record], all_records: dict[tuple[str, str], Record] | None
-) -> Table:
+) -> TableBlock:
     traits = [_list_traits(r) for r in records]
     names = dict.fromkeys(name for trait in traits for name in trait)
     varying = [name for name in names if len({trait.get(name) for trait in traits}) > 1]
@@ -49,7 +49,7 @@ def _build_table(
     constant = labels.constant(records).get(op, ())
     title = " ".join([op, *(constant if varying else labels.words(records[0]))])
     lines = [list(cells.values()) for cells in rows]
-    return Table(title, list(map(Ours, rows[0])), lines, list(numbers))
+    return TableBlock(title, list(map(Ours, rows[0])), lines, list(numbers))
 
 
 def _list_traits(record: Record) -> dict[str, str]:
@@ -86,7 +86,7 @@ def _format_verdict(record: Record, regime: Regime, *, wide: bool) -> str:
     return Tag(f"{ratio}{found.verdict}{star}{dagger}", found.verdict)
 
 
-def others(records: Sequence[Record]) -> Table:
+def others(records: Sequence[Record]) -> TableBlock:
     best = Counter({r.case_id: r.best_baseline for r in records if r.best_baseline}.values())
     rows = []
     rest = (r for r in records if r.role is not Role.CANDIDATE)
@@ -98,7 +98,7 @@ def others(records: Sequence[Record]) -> Table:
         caught = _count_words(r.caught for r in own) if role is Role.CONTROL else str(best[name])
         rows.append((Name(name), role, _count_words(r.status for r in own), caught, example))
     columns = ("implementation", "role", "outcomes", "best of, caught", "example")
-    return Table("baselines, alternatives and controls", columns, rows)
+    return TableBlock("baselines, alternatives and controls", columns, rows)
 
 
 def _count_words(words: Iterable[str | None]) -> str:

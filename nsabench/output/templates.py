@@ -58,7 +58,7 @@ def reproduction(plan: Plan, case: Case, info: ImplementationInfo) -> str:
     templates = environment()
     templates.filters["repr"] = repr
     # A foreign name must not end the line and continue as code.
-    head = f"# {info.name} on {labels.of_case(case)}, as the run {plan.run_id} measured it."
+    head = f"# {info.name} on {labels.case_with_op(case)}, as the run {plan.run_id} measured it."
     return templates.get_template("alone.py.j2").render(
         head=shown(head),
         is_file=info.source.is_file,

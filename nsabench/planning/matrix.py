@@ -29,7 +29,7 @@ Values = Annotated[
 Axes = dict[str, Values]
 
 
-class Selection(Strict):
+class ImplementationFilter(Strict):
     """Shell patterns on the names of implementations.
 
     Controls always run, on the cases with the least and the most work, and with them the baselines
@@ -51,7 +51,7 @@ class Matrix(Strict):
     description: str = ""
     axes: Axes = Field(default={})
     include: list[Axes] = Field(default=[])
-    implementations: Selection = Selection()
+    implementations: ImplementationFilter = ImplementationFilter()
     tolerances: Tolerances = Tolerances()
     timing: Timing = Timing()
     timeout_s: PositiveFloat = 60.0
@@ -60,7 +60,7 @@ class Matrix(Strict):
 
 class LoadedMatrix(Frozen):
     info: MatrixInfo
-    selection: Selection
+    selection: ImplementationFilter
     cases: list[Case]
 
 

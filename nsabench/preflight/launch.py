@@ -54,7 +54,7 @@ class CompiledLaunch(Message):
         return self.status not in BENIGN
 
 
-class Record(Message):
+class RecordLaunches(Message):
     """Asks for the launches of the candidates; `ahead` includes kernels without Triton."""
 
     kind: Literal["record"] = "record"
@@ -63,7 +63,7 @@ class Record(Message):
     ahead: bool
 
 
-class Recorded(Message):
+class RecordedLaunches(Message):
     kind: Literal["recorded"] = "recorded"
     launches: list[CompiledLaunch]
 
@@ -78,7 +78,7 @@ class Built(Message):
     launch: CompiledLaunch
 
 
-Request = Annotated[Record | Build, Field(discriminator="kind")]
+Request = Annotated[RecordLaunches | Build, Field(discriminator="kind")]
 REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
-Reply = Annotated[Step | Recorded | Built | Refused, Field(discriminator="kind")]
+Reply = Annotated[Step | RecordedLaunches | Built | Refused, Field(discriminator="kind")]
 REPLY: TypeAdapter[Reply] = TypeAdapter(Reply)

@@ -34,7 +34,7 @@ THREADS_PER_WARP = 32
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledKernel:
     """A compiled kernel. kernel: its name in the cubin, or a part of it."""
 
     cubin: bytes
@@ -44,7 +44,7 @@ class Compiled:
 
 
 @dataclass(frozen=True)
-class Call:
+class Launchable:
     """A launch that can be compiled. The fields of `describe` mean what they do in its row.
 
     origin: distinguishes kernels of the same name. compile: raises what the compiler raises.
@@ -55,7 +55,7 @@ class Call:
     origin: str
     constants: str
     options: str
-    compile: Callable[[], Compiled]
+    compile: Callable[[], CompiledKernel]
     signature: str = ""
     compiler: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class Pointer:
 _original_run = jit.JITFunction.run
 
 
-def _make_call(function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Call:
+def _make_call(function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Launchable:
     given = {**dict(zip(function.arg_names, arguments, strict=False)), **keywords}
     named = {name: value for name, value in given.items() if name in function.arg_names}
     constant = {p.name for p in function.params if p.is_constexpr}
@@ -105,7 +105,7 @@ def _make_call(function: Any, arguments: tuple[Any, ...], keywords: dict[str, An
     ]
     constants = [f"{name}={_format(given[name])}" for name in given if name in constant]
     options = [f"{name}={given[name]}" for name in sorted(given) if name not in named]
-    return Call(
+    return Launchable(
         kernel=str(getattr(function, "__name__", function)),
         origin=f"{function.fn.__module__}.{function.fn.__qualname__}",
         constants=" ".join(constants),
@@ -118,9 +118,9 @@ def _make_call(function: Any, arguments: tuple[Any, ...], keywords: dict[str, An
 
 def _compile_kernel(
     function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
-) -> Compiled:
+) -> CompiledKernel:
     made = _original_run(function, *arguments, grid=(1,), warmup=True, **keywords)
-    return Compiled(
+    return CompiledKernel(
         made.asm["cubin"],
         str(made.metadata.name),
         int(made.metadata.num_warps),
@@ -169,7 +169,7 @@ def _make_pointers(value: Any) -> Any:
 
 
 @contextmanager
-def recording(note: Callable[[Call], None]) -> Iterator[None]:
+def recording(note: Callable[[Launchable], None]) -> Iterator[None]:
     """Record launches instead of running kernels, with every autotune configuration."""
 
     def launch(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
@@ -192,12 +192,12 @@ def recording(note: Callable[[Call], None]) -> Iterator[None]:
         yield
 
 
-def list_variants(item: Implementation, architecture: Architecture) -> list[Call]:
+def list_variants(item: Implementation, architecture: Architecture) -> list[Launchable]:
     """Return what an implementation compiles for the architecture itself. Raises `Failure`."""
     compile_ahead = item.compile_ahead
     assert compile_ahead is not None
     return [
-        Call(
+        Launchable(
             kernel=variant.kernel,
             origin=f"{item.source}|{variant.kernel}",
             constants=variant.constants,
@@ -209,15 +209,15 @@ def list_variants(item: Implementation, architecture: Architecture) -> list[Call
     ]
 
 
-def _compile_variant(variant: KernelVariant) -> Compiled:
+def _compile_variant(variant: KernelVariant) -> CompiledKernel:
     cubin = variant.compile()
     if not isinstance(cubin, bytes) or not cubin.startswith(b"\x7fELF"):
         raise TypeError("its compile() returned no cubin (bytes of an ELF file)")
     warps = -(-variant.threads // THREADS_PER_WARP)
-    return Compiled(cubin, variant.kernel, warps, variant.shared_bytes)
+    return CompiledKernel(cubin, variant.kernel, warps, variant.shared_bytes)
 
 
-def list_launches(item: Implementation, case: Case, architecture: Architecture) -> list[Call]:
+def list_launches(item: Implementation, case: Case, architecture: Architecture) -> list[Launchable]:
     """Return the launches of a call on the case. Raises `Failure` if the call fails.
 
     Tensors are on `meta` first; if the code reads values, small tensors on the CPU follow.
@@ -236,8 +236,8 @@ def list_launches(item: Implementation, case: Case, architecture: Architecture) 
 
 def _record_calls(
     item: Implementation, case: Case, architecture: Architecture, real: str
-) -> list[Call]:
-    calls: list[Call] = []
+) -> list[Launchable]:
+    calls: list[Launchable] = []
     inputs = _make_inputs(case, real)
 
     def call() -> None:

@@ -17,7 +17,14 @@ from nsabench.model.case import Case
 from nsabench.model.vocabulary import Status
 from nsabench.planning import resolve
 from nsabench.preflight import targets
-from nsabench.preflight.launch import REPLY, Build, Built, CompiledLaunch, Record, Recorded
+from nsabench.preflight.launch import (
+    REPLY,
+    Build,
+    Built,
+    CompiledLaunch,
+    RecordedLaunches,
+    RecordLaunches,
+)
 from nsabench.preflight.targets import Architecture
 from nsabench.running.process import SIGNATURES, WarmProcess, WorkerLost
 from nsabench.running.process_tree import Program, make_environment
@@ -158,8 +165,8 @@ class Compiler:
         while True:
             skip = [f"{row.op}/{row.implementation}" for row in self._lost]
             try:
-                request = Record(cases=cases, skip=skip, ahead=self._task.ahead)
-                return self._worker.ask(request, Recorded, TIMEOUT_S).launches
+                request = RecordLaunches(cases=cases, skip=skip, ahead=self._task.ahead)
+                return self._worker.ask(request, RecordedLaunches, TIMEOUT_S).launches
             except WorkerLost as lost:
                 death = lost.death
                 if self._stopped or not death.suspect:

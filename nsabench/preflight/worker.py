@@ -24,8 +24,15 @@ from nsabench.failure import Failure
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Role, Status
 from nsabench.preflight import pretend
-from nsabench.preflight.launch import REQUEST, Build, Built, CompiledLaunch, Record, Recorded
-from nsabench.preflight.record import Call, Compiled, list_launches, list_variants
+from nsabench.preflight.launch import (
+    REQUEST,
+    Build,
+    Built,
+    CompiledLaunch,
+    RecordedLaunches,
+    RecordLaunches,
+)
+from nsabench.preflight.record import CompiledKernel, Launchable, list_launches, list_variants
 from nsabench.preflight.targets import ARCHITECTURES, KIB, RESERVED_SHARED, Architecture
 from nsabench.registry import Implementation
 from nsabench.worker.guard import guarded, one_line
@@ -51,7 +58,7 @@ def main() -> None:
     pretend.install_driver(architecture)
     try:
         candidates = _load_candidates(options.kernels, options.ops)
-        Worker(architecture, candidates, channel).serve()
+        PreflightWorker(architecture, candidates, channel).serve()
     except NsabenchError as error:
         refused = Refused(sentence=str(error), remedy=error.remedy, exit_code=error.exit_code)
         channel.send(refused)
@@ -65,23 +72,23 @@ def _load_candidates(kernels: Path | None, ops_file: Path | None) -> list[Implem
 
 
 @dataclass
-class Worker:
+class PreflightWorker:
     architecture: Architecture
     candidates: list[Implementation]
     channel: Channel
-    calls: dict[str, Call] = field(default_factory=dict)
+    calls: dict[str, Launchable] = field(default_factory=dict)
 
     def serve(self) -> None:
         for line in sys.stdin.buffer:
             match REQUEST.validate_json(line):
-                case Record() as request:
+                case RecordLaunches() as request:
                     self.channel.send(self._record(request))
                 case Build(launch=launch):
                     self.channel.send(Step(phase=f"compiling {launch.kernel}"))
                     built = build(launch, self.calls[launch.key], self.architecture)
                     self.channel.send(Built(launch=built))
 
-    def _record(self, request: Record) -> Recorded:
+    def _record(self, request: RecordLaunches) -> RecordedLaunches:
         rows: dict[tuple[str, str, str], CompiledLaunch] = {}
         for item in self.candidates:
             name = f"{item.op}/{item.name}"
@@ -99,13 +106,13 @@ class Worker:
                     same = row.key or row.reason
                     rows.setdefault((item.op, item.name, same), row).cases += len(group)
         # Rows without a launch come first.
-        return Recorded(launches=sorted(rows.values(), key=lambda row: bool(row.key)))
+        return RecordedLaunches(launches=sorted(rows.values(), key=lambda row: bool(row.key)))
 
     def _list_rows(self, item: Implementation, case: Case) -> list[CompiledLaunch]:
         common = CompiledLaunch(
             op=item.op,
             implementation=item.name,
-            example=labels.of_case(case),
+            example=labels.case_with_op(case),
             cases=0,
             triton=str(triton.__version__),
             torch=str(torch.__version__),
@@ -129,7 +136,7 @@ class Worker:
         ]
 
 
-def build(launch: CompiledLaunch, call: Call, architecture: Architecture) -> CompiledLaunch:
+def build(launch: CompiledLaunch, call: Launchable, architecture: Architecture) -> CompiledLaunch:
     """Compile a launch. Errors become statuses; an abort of the compiler ends this process."""
     began = time.monotonic()
     try:
@@ -188,7 +195,7 @@ class Usage(NamedTuple):
     shared_bytes: int = 0  # of a block: static, with the driver's share
 
 
-def _read_usage(compiled: Compiled) -> Usage:
+def _read_usage(compiled: CompiledKernel) -> Usage:
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.cubin)

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from nsabench import reading
 from nsabench.errors import UsageError
-from nsabench.model.plan import ImplementationInfo, LeastWork, Origin
+from nsabench.model.plan import ImplementationInfo, LeastWork, LibraryRelease
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Kind, Role
 
@@ -66,8 +66,8 @@ class Package:
             return ""
 
     @property
-    def origin(self) -> Origin:
-        return Origin(package=self.name, version=self.version, licence=self.licence)
+    def origin(self) -> LibraryRelease:
+        return LibraryRelease(package=self.name, version=self.version, licence=self.licence)
 
 
 class Implementation(ImplementationInfo):
@@ -134,7 +134,7 @@ def implementation(
         "computes": computes,
         "kind": kind,
         "package": package,
-        "origin": package.origin if package is not None else Origin(),
+        "origin": package.origin if package is not None else LibraryRelease(),
         "compiled_by": compiled_by,
     }
 

@@ -68,7 +68,7 @@ def load(
 
 
 def _load_file(kernels: Path, content: bytes) -> None:
-    source = Source.of_file(kernels, content)
+    source = Source.from_file(kernels, content)
     # A file is executed once a process, as a module is.
     if any(item.source == source for item in collected):
         return

@@ -152,7 +152,7 @@ class WorkerClient:
         kernels = Path(plan.kernels) if plan.kernels else None
         if kernels is not None:
             # By its digest, since the file of the op may have the same name.
-            own = Source.of_digest(kernels, plan.kernels_sha256)
+            own = Source.from_digest(kernels, plan.kernels_sha256)
             kernels = kernels if own in imported else None
         return cls(
             plan.device,

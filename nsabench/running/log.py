@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from nsabench import limits, reading
 from nsabench.errors import UsageError, VerificationFailed
-from nsabench.model.log import LINE, Entry, Line, Log, LogSigner, Session
+from nsabench.model.log import LINE, Entry, Log, LogLine, LogSigner, WriterSession
 from nsabench.signing import Signer
 from nsabench.signing.keys import keyid_of, public_der, public_key_of_der
 
@@ -122,7 +122,7 @@ def examine(path: Path) -> tuple[Log, LogOrigin]:
 def _examine(path: Path, take: Callable[[Entry], None]) -> tuple[LogOrigin | None, int, str]:
     size, last = 0, b""
 
-    def take_lines() -> Iterator[tuple[bytes, Line]]:
+    def take_lines() -> Iterator[tuple[bytes, LogLine]]:
         nonlocal size, last
         for content, line in lines(path):
             yield content, line
@@ -140,7 +140,7 @@ def _examine(path: Path, take: Callable[[Entry], None]) -> tuple[LogOrigin | Non
     return origin, size, digest(last) if last else ""
 
 
-def lines(path: Path) -> Iterator[tuple[bytes, Line]]:
+def lines(path: Path) -> Iterator[tuple[bytes, LogLine]]:
     try:
         with reading.opened(path) as file:
             yield from _lines_of(file, path)
@@ -150,7 +150,7 @@ def lines(path: Path) -> Iterator[tuple[bytes, Line]]:
         raise UsageError(f"{path} {error}", _REMEDY) from None
 
 
-def _lines_of(file: BinaryIO, path: Path) -> Iterator[tuple[bytes, Line]]:
+def _lines_of(file: BinaryIO, path: Path) -> Iterator[tuple[bytes, LogLine]]:
     number = size = 0
     while text := file.readline(limits.LOG_LINE + 1):
         number, size = number + 1, size + len(text)
@@ -172,8 +172,8 @@ def _lines_of(file: BinaryIO, path: Path) -> Iterator[tuple[bytes, Line]]:
 
 
 def sign_line(entry: Entry, previous: str, signer: Signer) -> bytes:
-    line = Line(previous=previous, entry=entry)
-    if isinstance(entry, Session):
+    line = LogLine(previous=previous, entry=entry)
+    if isinstance(entry, WriterSession):
         public_key = base64.b64encode(public_der(signer.key.public_key())).decode()
         line.signer = LogSigner(
             keyid=signer.keyid, public_key=public_key, ephemeral=signer.ephemeral
@@ -187,13 +187,13 @@ def digest(line: bytes) -> str:
     return hashlib.sha256(line).hexdigest()
 
 
-def find_origin(lines: Iterable[tuple[bytes, Line]]) -> LogOrigin | None:
+def find_origin(lines: Iterable[tuple[bytes, LogLine]]) -> LogOrigin | None:
     """Return the one signer of lines, if any. Raises `VerificationFailed` for a bad line."""
     previous, sessions, number = "", 0, 0
     signer: LogSigner | None = None
     key: Ed25519PublicKey | None = None
     for number, (content, line) in enumerate(lines, 1):
-        if isinstance(line.entry, Session):
+        if isinstance(line.entry, WriterSession):
             if line.signer is not None and signer not in (None, line.signer):
                 raise VerificationFailed(f"line {number} is signed with another key than line 1")
             signer, sessions = line.signer, sessions + 1

@@ -158,7 +158,7 @@ class Loop:
         if self._shows_steps:
             self.view.case_started(planned, self._numbers[planned.id], len(self._numbers))
         else:
-            case = labels.of_case(planned.case)
+            case = labels.case_with_op(planned.case)
             self.view.note(ANNOUNCEMENTS[job.purpose].format(case=case))
 
     def _show_step(self, step: Step) -> None:

@@ -34,7 +34,7 @@ def choose_device(requested: str) -> Device:
     """
     if requested == "cuda" or requested == "cpu":
         return requested  # type: ignore[return-value]
-    if nvml.Device.all():
+    if nvml.Device.list_all():
         return "cuda"
     unusable = explain_unusable(read_driver(), read_container(os.environ, {}).shut_in)
     if unusable is not None:
@@ -119,7 +119,7 @@ def discover(
 
 
 def without_file(kernels: Path | None, sources: Mapping[str, str]) -> dict[str, str]:
-    own = Source.of_digest(kernels, digest_of(kernels, sources)) if kernels is not None else None
+    own = Source.from_digest(kernels, digest_of(kernels, sources)) if kernels is not None else None
     return {source: digest for source, digest in sources.items() if source != own}
 
 
@@ -132,7 +132,7 @@ def join_file(
     """Return `loaded`. Raises `UsageError` if the file has altered what is installed."""
     before = {(info.op, info.name): info for info in installed}
     after = {(info.op, info.name): info for info in loaded}
-    own = Source.of_digest(kernels, digest_of(kernels, sources))
+    own = Source.from_digest(kernels, digest_of(kernels, sources))
     for op, name in before | after:
         info = after.get((op, name))
         # The controls of an op are wrapped around its first baseline, which may be the file's.
@@ -174,7 +174,7 @@ def refuse_unfitting(plan: Plan, memory: int | None) -> None:
         worst = max(over, key=lambda planned: needs[planned.id])
         more = f" (the most of {len(over)} cases)" if len(over) > 1 else ""
         raise UsageError(
-            f"{labels.named(worst.case)} takes at least {decimal(needs[worst.id])}{more}, "
+            f"{labels.case_with_id(worst.case)} takes at least {decimal(needs[worst.id])}{more}, "
             f"and there are {decimal(memory)}",
             "leave them out with --where, or make them smaller.",
         )

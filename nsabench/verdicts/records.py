@@ -10,7 +10,7 @@ from nsabench import ops
 from nsabench.checks.cases import by_case
 from nsabench.checks.finding import Effect, Finding
 from nsabench.model.case import Case
-from nsabench.model.log import Session
+from nsabench.model.log import WriterSession
 from nsabench.model.measurement import Bursts, Conditions, Observation, Samples
 from nsabench.model.plan import Plan
 from nsabench.model.record import Comparison, Record
@@ -27,7 +27,7 @@ OBSERVED = (
 )
 
 
-def make_records(plan: Plan, session: Session, state: CaseState) -> list[Record]:
+def make_records(plan: Plan, session: WriterSession, state: CaseState) -> list[Record]:
     """Return the records of a case, still without verdicts. session: with the ceilings to use."""
     planned = plan.by_id[state.case_id]
     case, described = planned.case, session.described
@@ -108,7 +108,7 @@ def _copy_observation(observation: Observation) -> dict[str, Any]:
 def _make_comparisons(
     run_id: str, case: Case, observation: Observation, offset_ms: float | None
 ) -> Iterator[Comparison]:
-    own = Regime.of_samples(case.mode)
+    own = Regime.from_mode(case.mode)
     for regime in (own, Regime.QUEUE) if observation.status is Status.OK else ():
         times = observation.timings(regime).time_ms
         p20, median, p80 = _find_quantiles(times)

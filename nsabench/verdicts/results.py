@@ -20,7 +20,7 @@ from nsabench.checks.parity import check_parity
 from nsabench.checks.roofline import check_roofline, least_time
 from nsabench.checks.timing import check_ordering, find_disturbances
 from nsabench.errors import UsageError
-from nsabench.model.log import Log, Session
+from nsabench.model.log import Log, WriterSession
 from nsabench.model.plan import Plan
 from nsabench.model.record import Comparison, Record
 from nsabench.model.vocabulary import BENIGN, Catch, Purpose, Reference, Regime, Role, Status
@@ -52,7 +52,7 @@ class Results:
             if f.check == CHECK and f.effect is Effect.INVALID and not f.implementation
         ]
         for record in self.records:
-            where = f"{record.implementation} on {labels.named(record)}"
+            where = f"{record.implementation} on {labels.case_with_id(record)}"
             if record.caught is Catch.MISSED:
                 lines.append(f"control {where} was not caught by {record.caught_by}")
             elif _has_failed(record):
@@ -87,7 +87,7 @@ class Assessment:
 
     plan: Plan
     log: Log
-    session: Session  # with the ceilings to use
+    session: WriterSession  # with the ceilings to use
     limits: DeviceLimits
     records: list[Record]
     findings: list[Finding]

@@ -23,7 +23,7 @@ from nsabench.model.record import (
     Column,
     Comparison,
     Record,
-    Sample,
+    SampleRow,
     columns,
     size_columns,
     values_of,
@@ -37,7 +37,7 @@ TABLES = ("records", "comparisons", "samples")
 SIZES = {size for name in ops.shipped() for size in ops.get(name).shape_model.model_fields}
 RECORDS = columns(Record, SIZES)
 COMPARISONS = columns(Comparison)
-SAMPLES = columns(Sample)
+SAMPLES = columns(SampleRow)
 GIVE_AS_MADE = "give the folder as it was made."
 Row = TypeVar("Row", Record, Comparison)
 BATCH = 1 << 16  # rows

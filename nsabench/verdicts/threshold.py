@@ -12,7 +12,15 @@ from nsabench.checks.controls import describe_unproven, find_unproven
 from nsabench.machine.environment.pairs import describe_mismatch
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import MARGIN, Answer, Direction, Regime, Role, Status, Verdict
+from nsabench.model.vocabulary import (
+    MARGIN,
+    Direction,
+    Regime,
+    Role,
+    Status,
+    ThresholdAnswer,
+    Verdict,
+)
 from nsabench.planning.narrow import ALL, Narrowed
 from nsabench.verdicts.length_series import Tested, find_length, find_objections
 from nsabench.verdicts.tables import read_records
@@ -43,7 +51,7 @@ class Decision:
     notes: list[str] = field(default_factory=list)  # they prevent nothing
     caveats: list[str] = field(default_factory=list)  # unproven checks behind it.
     own: bool = False  # the candidate is from the user's own file
-    answer: Answer = Answer.NOT_TESTED
+    answer: ThresholdAnswer = ThresholdAnswer.NOT_TESTED
     where: tuple[str, ...] = ()  # conditions on the cases
     regime: Regime = Regime.DEVICE
     caution: str = ""  # with the number of its cases
@@ -55,11 +63,15 @@ class Decision:
 
     @property
     def sentence(self) -> str:
-        if self.answer is Answer.FROM:
+        if self.answer is ThresholdAnswer.FROM:
             only = f" where {' and '.join(self.where)}" if self.where else ""
             bear = f" ({self.caution})" if self.caution else ""
             return f"worth using from {self.axis} = {self.min_length} on{only}{bear}"
-        return "not worth using at any length" if self.answer is Answer.NO else str(self.answer)
+        return (
+            "not worth using at any length"
+            if self.answer is ThresholdAnswer.NO
+            else str(self.answer)
+        )
 
     @property
     def versions(self) -> str:
@@ -124,7 +136,7 @@ def _find_tested(records: Iterable[Record]) -> Iterator[Tested]:
     for record in candidates:
         for regime in (record.regime, Regime.QUEUE) if queues else (record.regime,):
             if record.may_be_judged_in(regime):
-                yield Tested(record, record.comparison(regime), labels.named(record))
+                yield Tested(record, record.comparison(regime), labels.case_with_id(record))
 
 
 def _decide_candidate(
@@ -142,15 +154,15 @@ def _decide_candidate(
     stopper = min(failing, key=lambda row: (_is_open(row), row.lo or 0.0), default=None)
     above = [row for row in tested if threshold is not None and row.length >= threshold]
     reasons = list(objections)
-    answer = Answer.NOT_DECIDED
+    answer = ThresholdAnswer.NOT_DECIDED
     if not tested:
-        answer = Answer.NOT_TESTED
+        answer = ThresholdAnswer.NOT_TESTED
         why = next((f": {row.why}" for row in rows if row.why), "")
         reasons.append(f"no case was measured{why}")
     elif threshold is None:
         assert stopper is not None
         if not reasons and not _is_open(stopper):
-            answer = Answer.NO
+            answer = ThresholdAnswer.NO
         reasons.append(
             f"nothing qualifies: at the greatest length, {axis}={stopper.length}, "
             f"{_describe_failure(stopper, margin)}"
@@ -158,7 +170,7 @@ def _decide_candidate(
     else:
         reasons += _find_gaps(above, rows, threshold, Narrowed(where).pinned)
         if not reasons:
-            answer = Answer.FROM
+            answer = ThresholdAnswer.FROM
     cautions = () if reasons else (row.record.caution_in(regime) for row in above)
     return Decision(
         run_id=first.run_id,

@@ -16,7 +16,7 @@ from nsabench import ops
 from nsabench.cli import check as check_command
 from nsabench.cli import group
 from nsabench.errors import UsageError
-from nsabench.output.check import of_step
+from nsabench.output.check import describe_step
 from nsabench.running import planner
 
 TWO = """
@@ -163,19 +163,23 @@ def test_it_is_checked_again_whenever_it_is_saved(
 def test_a_person_learns_at_once_whether_it_is_right(two: Path) -> None:
     """Before anything is timed: the steps of both come before the answer."""
     told = []
-    question = checking.Question(file=two, device="cpu", shapes=SMALL[-1:])
-    checking.answer(question, on_found=lambda step: told.append(of_step(step)))
+    question = checking.CheckRequest(file=two, device="cpu", shapes=SMALL[-1:])
+    checking.check_file(question, on_found=lambda step: told.append(describe_step(step)))
     assert told == ["right: RIGHT in its first calls", "first_half: WRONG in its first calls"]
 
 
 def test_a_series_of_lengths_is_probed_until_a_kernel_is_right(tmp_path: Path) -> None:
     path = tmp_path / "probed.py"
     shapes = tuple(f"N=4,H=2,D=32,L={length}" for length in (16, 32, 48))
-    question = checking.Question(file=path, device="cpu", shapes=shapes)
+    question = checking.CheckRequest(file=path, device="cpu", shapes=shapes)
     path.write_text(PROBED)
-    assert ["65 keys" in found.log for found in checking.answer(question)] == [True, False, False]
+    assert ["65 keys" in found.log for found in checking.check_file(question)] == [
+        True,
+        False,
+        False,
+    ]
     path.write_text(IGNORES_THE_SCALE)
-    for found in checking.answer(question):
+    for found in checking.check_file(question):
         assert found.record.reason.startswith("with another scale, ")
 
 

@@ -12,7 +12,7 @@ from tests.runs import Made, make_run
 
 def test_a_test_a_record_and_as_many_failures_as_the_run_has(tmp_path: Path) -> None:
     results = Facts.read(make_nasty_run(tmp_path / "run")).results
-    tests = ci.of_run(results)
+    tests = ci.list_tests(results)
     assert len(tests) == len(results.records) + 1
     failed = [test for test in tests if test.failed]
     assert len(failed) == len(results.failures) == 6
@@ -32,4 +32,4 @@ def test_what_xml_cannot_hold_is_written_out(tmp_path: Path) -> None:
 
 def test_a_control_that_got_away_fails(tmp_path: Path) -> None:
     results = Facts.read(make_run(tmp_path / "run", Made(control_caught=False))).results
-    assert {test.kind for test in ci.of_run(results) if test.failed} == {"missed"}
+    assert {test.kind for test in ci.list_tests(results) if test.failed} == {"missed"}

@@ -125,7 +125,7 @@ def printed(show: Callable[[_Console], object]) -> str:
     return capture.get()
 
 
-def comparison(folder: Path) -> compare.Comparison:
+def comparison(folder: Path) -> compare.RunComparison:
     return compare.compare(compare.read([folder, folder.parent / "other"]))
 
 

@@ -247,7 +247,7 @@ def test_calls_and_replays_of_a_graph_are_cases_of_their_own(tmp_path: Path) -> 
     assert len({planned.id for planned in made.cases}) == 16
     assert [p.case.shape for p in calls] == [p.case.shape for p in replays]
     one, other = calls[0].case, replays[0].case
-    assert labels.of_case(other) == f"{labels.of_case(one)} graph"
+    assert labels.case_with_op(other) == f"{labels.case_with_op(one)} graph"
     watched = [p for p in made.cases if "trick" in p.implementations]
     assert {p.case.timing.mode for p in watched} == {"stream", "graph"}
 

@@ -11,7 +11,7 @@ from nsabench.model.source import Source
 
 def test_a_file_by_its_name_and_digest() -> None:
     file = Path("/somewhere/mine@home.py")
-    source = Source.of_file(file, b"x = 1")
+    source = Source.from_file(file, b"x = 1")
     digest = hashlib.sha256(b"x = 1").hexdigest()[:12]
     assert source == str(source) == f"mine@home.py@{digest}"
     assert (source.is_file, source.name, source.digest) == (True, "mine@home.py", digest)

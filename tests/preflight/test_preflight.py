@@ -20,7 +20,7 @@ from nsabench.machine.environment.pairs import PAIRS
 from nsabench.model.measurement import Message
 from nsabench.model.vocabulary import Status
 from nsabench.preflight import run, targets
-from nsabench.preflight.launch import Build, Built, CompiledLaunch, Record, Recorded
+from nsabench.preflight.launch import Build, Built, CompiledLaunch, RecordedLaunches, RecordLaunches
 from nsabench.preflight.targets import ARCHITECTURES
 from nsabench.running.process import Printed, WorkerLost, timed_out
 from tests import forked
@@ -282,8 +282,8 @@ class LostTwice:
     def ask(self, request: Message, expected: type, limit_s: float, *_: object) -> Message:
         if self.number == 2:
             raise WorkerLost(timed_out(Step(phase="start"), limit_s))
-        if isinstance(request, Record):
-            return Recorded(launches=[launch(key) for key in "abcd"])
+        if isinstance(request, RecordLaunches):
+            return RecordedLaunches(launches=[launch(key) for key in "abcd"])
         assert isinstance(request, Build)
         if request.launch.key == "b":
             raise WorkerLost(timed_out(Step(phase="build"), limit_s))

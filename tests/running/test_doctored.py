@@ -115,7 +115,7 @@ def test_no_file_that_a_strangers_plan_names_is_executed(tmp_path: Path, measure
 
     folder = make_run(tmp_path / "run", DONE, signer=STRANGER)
     plan = Plan.read(folder / "plan.json")
-    sources = {**plan.sources, Source.of_digest(op, digest): digest}
+    sources = {**plan.sources, Source.from_digest(op, digest): digest}
     named = {"ops": str(op), "ops_sha256": digest, "sources": sources}
     plan = plan.model_copy(update=named)
     plan.write(folder / "plan.json")

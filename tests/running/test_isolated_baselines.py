@@ -206,7 +206,7 @@ def test_the_file_of_an_op_does_not_let_in_that_of_the_candidate(tmp_path: Path)
     for file in files:
         file.parent.mkdir()
         file.write_text(f"# {file}\n")
-    kernels, op = (Source.of_file(file, file.read_bytes()) for file in files)
+    kernels, op = (Source.from_file(file, file.read_bytes()) for file in files)
     plan = with_baselines(make_plan(ONE))
     infos = [
         i.model_copy(update={"source": kernels}) if i.role is Role.CANDIDATE else i

@@ -46,7 +46,7 @@ def test_another_regime_or_reference_is_only_a_value(
             assert to_goal is not None and to_goal.ratio == 0.9
         else:
             assert in_loop is to_goal is None
-    monkeypatch.setattr(Regime, "of_samples", lambda mode: loop)
+    monkeypatch.setattr(Regime, "from_mode", lambda mode: loop)
     [decision] = decide_run(read)
     assert (decision.regime, decision.min_length) == (loop, 64)
 

@@ -80,7 +80,7 @@ def test_a_record_has_the_defaults_of_columns_that_are_missing() -> None:
     assert (record.verdict, record.caught, record.mode) == (None, None, Mode.STREAM)
     assert (record.reason, record.config, record.median_ms) == ("", "", None)
     assert record.shape == {"N": 64, "H": 8, "D": 128, "Dv": 128, "L": 512}
-    assert labels.named(record) == "selection_rows N64 H8 D128 L512 bf16 [c]"
+    assert labels.case_with_id(record) == "selection_rows N64 H8 D128 L512 bf16 [c]"
 
 
 @pytest.mark.parametrize("text", ["[news](https://evil.example)", "no specialised baseline\n# x"])
@@ -103,7 +103,7 @@ def test_a_newer_record_is_read_as_far_as_it_is_known() -> None:
     record = Record.from_row({**LEAST, **newer})
     assert record.shape == {"n_pages": 64}
     assert record.caught is Catch.MISSED
-    assert labels.named(record) == "later n_pages=64 bf16 dense [c]"
+    assert labels.case_with_id(record) == "later n_pages=64 bf16 dense [c]"
     table = records_table([record])
     assert table.column_names[-1] == "n_pages"
     assert Record.from_row(table.to_pylist()[0]) == record

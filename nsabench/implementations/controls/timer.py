@@ -40,7 +40,7 @@ class _Clocks:
             setattr(owner, name, true)
 
 
-class _Outputs:
+class _LiveOutputs:
     """Calls `begin` for the first living output of a control and `end` after the last."""
 
     def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
@@ -63,7 +63,7 @@ class _Outputs:
 
 
 _clocks = _Clocks()
-_lies = _Outputs(_clocks.stop, _clocks.put_back)
+_lies = _LiveOutputs(_clocks.stop, _clocks.put_back)
 
 
 @control(caught_by="timer", wraps=True, directions=())
@@ -80,7 +80,7 @@ class _Replays:
     """Stops the clocks from a replay of the control's graph to one of another graph."""
 
     def __init__(self) -> None:
-        self._outputs = _Outputs(self._patch, self._put_back)
+        self._outputs = _LiveOutputs(self._patch, self._put_back)
         self._capturing = False
         self._own: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
         self._true: dict[str, Any] = {}

@@ -25,16 +25,18 @@ PAGE = 64  # keys of a page of a cache that is read whole
 _declared: dict[str, Any] = {"package": FLASHINFER, "compiled_by": "nvcc"}
 
 
-class Plan(NamedTuple):
+class PagePlan(NamedTuple):
     wrapper: Any
     table: Tensor  # of pages
     last: Tensor  # the number of keys in each last page
 
 
-plans: dict[tuple[object, ...], dict[int, Plan]] = {}  # by stream
+plans: dict[tuple[object, ...], dict[int, PagePlan]] = {}  # by stream
 
 
-def _keep_plan(q: Tensor, count: int, size: int, last: int, sm_scale: float, step: int = 0) -> Plan:
+def _keep_plan(
+    q: Tensor, count: int, size: int, last: int, sm_scale: float, step: int = 0
+) -> PagePlan:
     """Return a kept plan for rows q [rows,group,D] of `count` pages of `size` keys.
 
     last: keys of the last page. step: tokens between caches that are read whole, 0 if the caller
@@ -56,7 +58,7 @@ def _keep_plan(q: Tensor, count: int, size: int, last: int, sm_scale: float, ste
     return by_stream[stream]
 
 
-def _plan(q: Tensor, count: int, size: int, last: int, sm_scale: float, step: int) -> Plan:
+def _plan(q: Tensor, count: int, size: int, last: int, sm_scale: float, step: int) -> PagePlan:
     """Plan for q [rows,group,D], with each row as a request of one query on one KV head."""
     (rows, group, width), device = q.shape, q.device
     int32: dict[str, Any] = {"dtype": torch.int32, "device": device}
@@ -88,7 +90,7 @@ def _plan(q: Tensor, count: int, size: int, last: int, sm_scale: float, step: in
     _calls.find_function(FLASHINFER, f"{WRAPPER}.plan", "self", *planned)
     wrapper = _calls.find_function(FLASHINFER, WRAPPER, *options)(**options)
     wrapper.plan(**planned)
-    return Plan(wrapper, table, lasts)
+    return PagePlan(wrapper, table, lasts)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, *, fits: bool) -> None:

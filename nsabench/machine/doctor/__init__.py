@@ -13,17 +13,25 @@ from rich.text import Text
 
 from nsabench.errors import EnvironmentRefused
 from nsabench.machine.doctor import gpu, host, software
-from nsabench.machine.doctor.problem import Problem, Severity
+from nsabench.machine.doctor.problem import MachineProblem, Severity
 from nsabench.machine.environment.model import Environment
 from nsabench.machine.environment.summary import summarise
 
 OF_THE_FOLDER = frozenset({"low_disk", "unwritable"})
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
 
-__all__ = ["OF_THE_FOLDER", "Problem", "Severity", "as_json", "examine", "refuse_unfit", "render"]
+__all__ = [
+    "OF_THE_FOLDER",
+    "MachineProblem",
+    "Severity",
+    "as_json",
+    "examine",
+    "refuse_unfit",
+    "render",
+]
 
 
-def examine(environment: Environment, *, results: Path) -> list[Problem]:
+def examine(environment: Environment, *, results: Path) -> list[MachineProblem]:
     """Return all problems, worst first. results: the folder for runs, which need not exist."""
     problems = [
         *gpu.examine_driver(environment),
@@ -35,7 +43,7 @@ def examine(environment: Environment, *, results: Path) -> list[Problem]:
     return sorted(problems, key=lambda problem: list(Severity).index(problem.severity))
 
 
-def refuse_unfit(environment: Environment, *, results: Path) -> list[Problem]:
+def refuse_unfit(environment: Environment, *, results: Path) -> list[MachineProblem]:
     """Return errors and warnings about a run on this machine, worst first.
 
     Raises `EnvironmentRefused` for an error; on a CPU only for one of the folder.
@@ -49,14 +57,14 @@ def refuse_unfit(environment: Environment, *, results: Path) -> list[Problem]:
     return problems
 
 
-def as_json(environment: Environment, problems: list[Problem]) -> dict[str, Any]:
+def as_json(environment: Environment, problems: list[MachineProblem]) -> dict[str, Any]:
     return {
         "problems": [asdict(problem) for problem in problems],
         "environment": environment.model_dump(mode="json"),
     }
 
 
-def render(environment: Environment, problems: list[Problem]) -> RenderableType:
+def render(environment: Environment, problems: list[MachineProblem]) -> RenderableType:
     machine = Table.grid(padding=(0, 2))
     machine.add_column(style="dim", no_wrap=True)
     for label, line in summarise(environment, environment.gpus):

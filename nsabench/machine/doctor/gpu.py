@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from nsabench.machine.doctor.problem import Problem, Severity, error, note, warning
+from nsabench.machine.doctor.problem import MachineProblem, Severity, error, note, warning
 from nsabench.machine.environment.model import Driver, Environment, Gpu
 from nsabench.machine.environment.nvml import THROTTLING
 from nsabench.machine.environment.pairs import OLDEST_DRIVER, numbers
@@ -34,7 +34,7 @@ _CUDA_ERRORS = (
 )
 
 
-def examine_driver(environment: Environment) -> Iterator[Problem]:
+def examine_driver(environment: Environment) -> Iterator[MachineProblem]:
     driver = environment.driver
     if not environment.gpus:
         unusable = explain_unusable(driver, environment.container.shut_in)
@@ -56,7 +56,7 @@ def examine_driver(environment: Environment) -> Iterator[Problem]:
         )
 
 
-def _explain_cuda(environment: Environment) -> Iterator[Problem]:
+def _explain_cuda(environment: Environment) -> Iterator[MachineProblem]:
     if not environment.software.torch_cuda:
         return  # this torch knows no GPU
     why = environment.absent.get("software.cuda_usable", "it gives no reason")
@@ -71,7 +71,7 @@ def _explain_cuda(environment: Environment) -> Iterator[Problem]:
     )
 
 
-def _explain_absent(environment: Environment) -> Problem:
+def _explain_absent(environment: Environment) -> MachineProblem:
     if environment.run.device == "cuda":
         return error(
             "no_gpu",
@@ -85,7 +85,7 @@ def _explain_absent(environment: Environment) -> Problem:
     )
 
 
-def _explain_lost(driver: Driver) -> Problem:
+def _explain_lost(driver: Driver) -> MachineProblem:
     return error(
         "gpu_lost",
         f"{driver.lost_gpus} of the GPUs fell off the bus: NVML says that it is lost.",
@@ -93,7 +93,7 @@ def _explain_lost(driver: Driver) -> Problem:
     )
 
 
-def explain_unusable(driver: Driver, shut_in: bool) -> Problem | None:
+def explain_unusable(driver: Driver, shut_in: bool) -> MachineProblem | None:
     """Return why hardware or a driver cannot be used; None without any. shut_in: in a container."""
     failed = driver.nvml_failure or "NVML shows no device"
     if "mismatch" in failed.lower():
@@ -125,7 +125,7 @@ def explain_unusable(driver: Driver, shut_in: bool) -> Problem | None:
     )
 
 
-def _check_version(environment: Environment) -> Iterator[Problem]:
+def _check_version(environment: Environment) -> Iterator[MachineProblem]:
     software = environment.software
     installed, cuda = environment.driver.version, software.torch_cuda
     if installed is None or cuda is None or software.cuda_usable:
@@ -150,7 +150,7 @@ _FOREIGN_MEMORY_BYTES = 2 * _GIB  # the context of our own worker takes some 0.6
 _OLDEST_CAPABILITY = (8, 0)
 
 
-def examine_devices(environment: Environment) -> Iterator[Problem]:
+def examine_devices(environment: Environment) -> Iterator[MachineProblem]:
     for gpu in list_watched(environment):
         name = f"GPU {gpu.index} ({gpu.name})" if gpu.name else f"GPU {gpu.index}"
         yield from _examine_health(gpu, name)
@@ -165,7 +165,7 @@ def list_watched(environment: Environment) -> list[Gpu]:
     return used or environment.gpus
 
 
-def _examine_health(gpu: Gpu, name: str) -> Iterator[Problem]:
+def _examine_health(gpu: Gpu, name: str) -> Iterator[MachineProblem]:
     faults = ""
     if count := gpu.ecc_uncorrected:
         plural = "s" if count > 1 else ""
@@ -189,7 +189,7 @@ def _examine_health(gpu: Gpu, name: str) -> Iterator[Problem]:
         )
 
 
-def _examine_use(gpu: Gpu, name: str) -> Iterator[Problem]:
+def _examine_use(gpu: Gpu, name: str) -> Iterator[MachineProblem]:
     others, used, use = gpu.competing_processes or 0, gpu.memory_used_bytes or 0, ""
     if others:
         competing_gib = (gpu.competing_memory_bytes or 0) / _GIB
@@ -215,7 +215,7 @@ def _examine_use(gpu: Gpu, name: str) -> Iterator[Problem]:
         )
 
 
-def _examine_clocks(gpu: Gpu, name: str) -> Iterator[Problem]:
+def _examine_clocks(gpu: Gpu, name: str) -> Iterator[MachineProblem]:
     reasons = [reason for reason in gpu.clock_event_reasons if reason in THROTTLING]
     if reasons:
         yield warning(
@@ -239,7 +239,7 @@ def _examine_clocks(gpu: Gpu, name: str) -> Iterator[Problem]:
         )
 
 
-def _examine_mode(gpu: Gpu, name: str) -> Iterator[Problem]:
+def _examine_mode(gpu: Gpu, name: str) -> Iterator[MachineProblem]:
     if gpu.compute_mode == "prohibited":
         yield error(
             "gpu_prohibited",

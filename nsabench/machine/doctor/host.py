@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from nsabench.machine.doctor.problem import Problem, Severity, error, note, warning
+from nsabench.machine.doctor.problem import MachineProblem, Severity, error, note, warning
 from nsabench.machine.environment.model import Environment
 
 _GIB = 1 << 30
@@ -58,7 +58,7 @@ SWITCHES = (
 )
 
 
-def examine(environment: Environment) -> Iterator[Problem]:
+def examine(environment: Environment) -> Iterator[MachineProblem]:
     yield from _examine_resources(environment)
     if environment.gpus:
         yield from _examine_build(environment)
@@ -66,7 +66,7 @@ def examine(environment: Environment) -> Iterator[Problem]:
     values = environment.run.variables if environment.gpus else {}
     for switch in SWITCHES:
         if switch.name in values and switch.matters(values[switch.name]):
-            yield Problem(
+            yield MachineProblem(
                 severity=switch.severity,
                 code=f"variable_{switch.name.lower()}",
                 what=f"{switch.name} is {values[switch.name]!r}: {switch.consequence}.",
@@ -74,7 +74,7 @@ def examine(environment: Environment) -> Iterator[Problem]:
             )
 
 
-def _examine_resources(environment: Environment) -> Iterator[Problem]:
+def _examine_resources(environment: Environment) -> Iterator[MachineProblem]:
     host = environment.host
     memory = [b for b in (host.ram_available_bytes, host.cgroup.memory_bytes) if b is not None]
     if memory and min(memory) < _LEAST_MEMORY_BYTES:
@@ -115,7 +115,7 @@ def _examine_resources(environment: Environment) -> Iterator[Problem]:
         )
 
 
-def _examine_build(environment: Environment) -> Iterator[Problem]:
+def _examine_build(environment: Environment) -> Iterator[MachineProblem]:
     host = environment.host
     if host.compiler is False:
         yield error(
@@ -138,7 +138,7 @@ def _examine_build(environment: Environment) -> Iterator[Problem]:
         )
 
 
-def examine_folder(results: Path) -> Iterator[Problem]:
+def examine_folder(results: Path) -> Iterator[MachineProblem]:
     """Yield problems of the folder `results`, or of its nearest existing parent."""
     results = results.absolute()
     existing = next((f for f in (results, *results.parents) if f.is_dir()), Path(results.anchor))

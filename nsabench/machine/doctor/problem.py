@@ -16,7 +16,7 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True)
-class Problem:
+class MachineProblem:
     """`what` and `remedy` are one sentence each; `code` is stable, for programs."""
 
     severity: Severity
@@ -25,6 +25,6 @@ class Problem:
     remedy: str
 
 
-error = partial(Problem, Severity.ERROR)
-warning = partial(Problem, Severity.WARNING)
-note = partial(Problem, Severity.NOTE)
+error = partial(MachineProblem, Severity.ERROR)
+warning = partial(MachineProblem, Severity.WARNING)
+note = partial(MachineProblem, Severity.NOTE)

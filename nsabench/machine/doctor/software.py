@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator
 
 from nsabench.machine.doctor.gpu import list_watched
-from nsabench.machine.doctor.problem import Problem, error, note, warning
+from nsabench.machine.doctor.problem import MachineProblem, error, note, warning
 from nsabench.machine.environment.model import NO_WORKER, Environment
 from nsabench.machine.environment.pairs import PAIRS, numbers, pair_of
 
 
-def examine(environment: Environment) -> Iterator[Problem]:
+def examine(environment: Environment) -> Iterator[MachineProblem]:
     yield from _check_torch(environment)
     torch = environment.software.known_torch
     if torch is None:
@@ -22,7 +22,7 @@ def examine(environment: Environment) -> Iterator[Problem]:
     yield from _check_numpy(environment)
 
 
-def _check_torch(environment: Environment) -> Iterator[Problem]:
+def _check_torch(environment: Environment) -> Iterator[MachineProblem]:
     software = environment.software
     installed = software.distributions.get("torch")
     why = environment.absent.get("software.torch", NO_WORKER)
@@ -40,7 +40,7 @@ def _check_torch(environment: Environment) -> Iterator[Problem]:
         )
 
 
-def _check_triton(environment: Environment) -> Iterator[Problem]:
+def _check_triton(environment: Environment) -> Iterator[MachineProblem]:
     software = environment.software
     if software.triton is not None:
         return
@@ -61,7 +61,7 @@ def _check_triton(environment: Environment) -> Iterator[Problem]:
         )
 
 
-def _check_pair(environment: Environment, torch: str) -> Iterator[Problem]:
+def _check_pair(environment: Environment, torch: str) -> Iterator[MachineProblem]:
     """Yield a problem for a triton that torch does not pin: it may import and fail late."""
     triton, wanted = environment.software.known_triton, _find_pinned_triton(environment)
     if triton is None or wanted is None or numbers(triton)[:2] == numbers(wanted)[:2]:
@@ -77,7 +77,7 @@ def _check_pair(environment: Environment, torch: str) -> Iterator[Problem]:
     )
 
 
-def _check_architectures(environment: Environment, version: str) -> Iterator[Problem]:
+def _check_architectures(environment: Environment, version: str) -> Iterator[MachineProblem]:
     software = environment.software
     has_cuda = software.torch_cuda if software.torch else not version.endswith("+cpu")
     if environment.gpus and not has_cuda:
@@ -99,7 +99,7 @@ def _check_architectures(environment: Environment, version: str) -> Iterator[Pro
             return
 
 
-def _check_numpy(environment: Environment) -> Iterator[Problem]:
+def _check_numpy(environment: Environment) -> Iterator[MachineProblem]:
     numpy = environment.software.numpy or environment.software.distributions.get("numpy")
     triton = environment.software.known_triton
     if numpy is None or triton is None or environment.gpus:

@@ -169,5 +169,5 @@ def memory_of(device: str) -> int | None:
         host = int(psutil.virtual_memory().total)
         allowed = read_cgroup().memory_bytes
         return min(host, allowed) if allowed else host
-    memories = [attempt(pynvml.nvmlDeviceGetMemoryInfo, gpu.handle) for gpu in Device.all()]
+    memories = [attempt(pynvml.nvmlDeviceGetMemoryInfo, gpu.handle) for gpu in Device.list_all()]
     return max((memory.total for memory in memories if memory is not None), default=None)

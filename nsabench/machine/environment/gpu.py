@@ -65,7 +65,7 @@ def read_driver(root: Path = Path("/")) -> Driver:
 
 def read_gpus(described: DescribedDevice, absent: dict[str, str]) -> list[Gpu]:
     """Return all visible devices; the one that the worker described is marked as used."""
-    gpus = [_read_gpu(index, d, described, absent) for index, d in enumerate(Device.all())]
+    gpus = [_read_gpu(index, d, described, absent) for index, d in enumerate(Device.list_all())]
     if described.name and not any(gpu.used for gpu in gpus):
         # Some hypervisors hide a device from NVML.
         absent["gpus.nvml"] = "NVML does not show the device that torch uses"

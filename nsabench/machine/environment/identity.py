@@ -36,7 +36,7 @@ def _machine_id(root: Path) -> str:
 
 def _device_uuid(described: Described) -> str:
     index = described.device.nvml_index
-    for device in Device.all() if index is not None else ():
+    for device in Device.list_all() if index is not None else ():
         if device.index() == index:
             return attempt(pynvml.nvmlDeviceGetUUID, device.handle) or ""
     return ""

@@ -19,11 +19,11 @@ SCHEMA_VERSION = 1
 NO_WORKER = "no worker was asked"
 
 
-class Part(BaseModel):
+class EnvironmentPart(BaseModel):
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
 
-class Gpu(Part):
+class Gpu(EnvironmentPart):
     """An NVIDIA device as NVML sees it before the first case. used: measured on."""
 
     index: int
@@ -57,7 +57,7 @@ class Gpu(Part):
         return self.compute_capability and f"sm_{self.compute_capability.replace('.', '')}"
 
 
-class Driver(Part):
+class Driver(EnvironmentPart):
     version: str | None = None  # "580.159.03"
     cuda: str | None = None  # the newest CUDA it speaks, "13.0"
     kernel_module: str | None = None  # loaded in the kernel, also where NVML is out of reach
@@ -66,14 +66,14 @@ class Driver(Part):
     lost_gpus: int = 0  # that fell off the bus
 
 
-class Cgroup(Part):
+class Cgroup(EnvironmentPart):
     """Limits of this process; None: no limit."""
 
     cpus: float | None = None
     memory_bytes: int | None = None
 
 
-class Host(Part):
+class Host(EnvironmentPart):
     cpu: str | None = None
     architecture: str | None = None
     threads: int | None = None
@@ -113,7 +113,7 @@ class Software(DescribedSoftware):
         return self.triton or installed.get("triton") or installed.get("pytorch-triton")
 
 
-class Container(Part):
+class Container(EnvironmentPart):
     # "docker", "podman", "apptainer", "kubernetes", or None: unknown.
     runtime: str | None = None
     image_digest: str | None = None
@@ -124,7 +124,7 @@ class Container(Part):
         return self.runtime is not None
 
 
-class Run(Part):
+class Run(EnvironmentPart):
     """Facts about a run that its plan does not hold."""
 
     device: str | None = None
@@ -133,7 +133,7 @@ class Run(Part):
     variables: dict[str, str] = {}  # from an allow-list
 
 
-class Environment(Part):
+class Environment(EnvironmentPart):
     """This machine. complete: whether everything that can affect results could be read."""
 
     schema_version: int = SCHEMA_VERSION

@@ -86,7 +86,7 @@ class Device:
         return cls(handle) if handle is not None else None
 
     @classmethod
-    def all(cls) -> list[Device]:
+    def list_all(cls) -> list[Device]:
         handles = (attempt(pynvml.nvmlDeviceGetHandleByIndex, i) for i in range(_count_devices()))
         return [cls(handle) for handle in handles if handle is not None]
 
@@ -111,7 +111,7 @@ class Device:
         if failure() is not None:
             return None
         if first.isdecimal():
-            kinds = {attempt(pynvml.nvmlDeviceGetName, device.handle) for device in cls.all()}
+            kinds = {attempt(pynvml.nvmlDeviceGetName, device.handle) for device in cls.list_all()}
             if len(kinds) > 1 and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
                 return None
             handle = attempt(pynvml.nvmlDeviceGetHandleByIndex, int(first))

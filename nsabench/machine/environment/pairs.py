@@ -8,7 +8,7 @@ from functools import lru_cache
 
 
 @dataclass(frozen=True)
-class Pair:
+class TorchRelease:
     """A release of torch on PyPI (x86_64), with the triton and the CUDA that it pins."""
 
     torch: str
@@ -17,18 +17,18 @@ class Pair:
 
 
 PAIRS = (
-    Pair("2.4.1", "3.0.0", "12.1"),
-    Pair("2.5.1", "3.1.0", "12.4"),
-    Pair("2.6.0", "3.2.0", "12.4"),
-    Pair("2.7.1", "3.3.1", "12.6"),
-    Pair("2.8.0", "3.4.0", "12.8"),
-    Pair("2.9.1", "3.5.1", "12.8"),
-    Pair("2.10.0", "3.6.0", "12.8"),
-    Pair("2.11.0", "3.6.0", "13.0"),
-    Pair("2.12.1", "3.7.1", "13.0"),
-    Pair("2.13.0", "3.7.1", "13.0"),
-    Pair("2.14.1", "3.8.0", "13.0"),
-    Pair("2.15.0", "3.9.0", "13.2"),
+    TorchRelease("2.4.1", "3.0.0", "12.1"),
+    TorchRelease("2.5.1", "3.1.0", "12.4"),
+    TorchRelease("2.6.0", "3.2.0", "12.4"),
+    TorchRelease("2.7.1", "3.3.1", "12.6"),
+    TorchRelease("2.8.0", "3.4.0", "12.8"),
+    TorchRelease("2.9.1", "3.5.1", "12.8"),
+    TorchRelease("2.10.0", "3.6.0", "12.8"),
+    TorchRelease("2.11.0", "3.6.0", "13.0"),
+    TorchRelease("2.12.1", "3.7.1", "13.0"),
+    TorchRelease("2.13.0", "3.7.1", "13.0"),
+    TorchRelease("2.14.1", "3.8.0", "13.0"),
+    TorchRelease("2.15.0", "3.9.0", "13.2"),
 )
 
 # By CUDA's major version, the oldest major version of the driver.
@@ -41,7 +41,7 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
-def pair_of(torch: str) -> Pair | None:
+def pair_of(torch: str) -> TorchRelease | None:
     """Return the pair of the same minor release; patch releases keep triton's minor version."""
     minor = numbers(torch)[:2]
     return next((pair for pair in PAIRS if numbers(pair.torch)[:2] == minor), None)

@@ -4,8 +4,8 @@ Every later run is compared with the first. A ratio is the median time in the fi
 the later one, without the share of the timer. Above 1 the later run is faster.
 """
 
-from nsabench.output.compare.comparison import ComparedCell, Comparison, compare
+from nsabench.output.compare.comparison import ComparedCell, RunComparison, compare
 from nsabench.output.compare.shift import BAND
 from nsabench.output.compare.side import Side, read
 
-__all__ = ["BAND", "ComparedCell", "Comparison", "Side", "compare", "read"]
+__all__ = ["BAND", "ComparedCell", "RunComparison", "Side", "compare", "read"]

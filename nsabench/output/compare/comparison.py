@@ -9,7 +9,7 @@ from nsabench.model.case import Case
 from nsabench.model.plan import PlannedCase
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Change, Difference, Regime, Role
-from nsabench.output.compare.shift import BAND, MISSING, Pair, Shift
+from nsabench.output.compare.shift import BAND, MISSING, RunPair, Shift
 from nsabench.output.compare.side import Side
 
 
@@ -25,7 +25,7 @@ class ComparedCell:
 
     @property
     def shifts(self) -> list[Shift]:
-        regime = Regime.of_samples(self.case.timing.mode)
+        regime = Regime.from_mode(self.case.timing.mode)
         return [shifts[regime] for shifts in self.by_regime]
 
     @property
@@ -34,7 +34,7 @@ class ComparedCell:
 
     @property
     def name(self) -> str:
-        return f"{self.implementation} on {labels.of_case(self.case)}"
+        return f"{self.implementation} on {labels.case_with_op(self.case)}"
 
     def status(self, run: int) -> str:
         record = self.records[run]
@@ -42,7 +42,7 @@ class ComparedCell:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """Runs and the cells that they share. disagreements: sentences about their different plans."""
 
     sides: tuple[Side, ...]
@@ -110,7 +110,9 @@ class Comparison:
                 yield f"{cell.name} in {side.name} ({regime}): {speed}"
 
 
-def compare(sides: Sequence[Side], *, intersection: bool = False, band: float = BAND) -> Comparison:
+def compare(
+    sides: Sequence[Side], *, intersection: bool = False, band: float = BAND
+) -> RunComparison:
     """Compare later runs with the first. Raises `UsageError` for runs that cannot be compared."""
     disagreements = tuple(_list_disagreements(sides))
     if disagreements and not intersection:
@@ -121,7 +123,7 @@ def compare(sides: Sequence[Side], *, intersection: bool = False, band: float = 
     cells = tuple(_compare_cells(sides, band))
     if not cells:
         raise UsageError("these runs have nothing in common", "run the same matrices.")
-    return Comparison(tuple(sides), cells, disagreements, band)
+    return RunComparison(tuple(sides), cells, disagreements, band)
 
 
 def _list_disagreements(sides: Sequence[Side]) -> Iterator[str]:
@@ -132,7 +134,7 @@ def _list_disagreements(sides: Sequence[Side]) -> Iterator[str]:
         for cases, others, name in ((ours, theirs, first.name), (theirs, ours, side.name)):
             alone = [cases[i] for i in cases if i not in others]
             if alone:
-                example = labels.of_case(alone[0].case)
+                example = labels.case_with_op(alone[0].case)
                 yield f"{len(alone)} cases are only in {name}, such as {example}"
         shared = [i for i in ours if i in theirs]
         for what in ("seed", "tolerances", "timing"):
@@ -154,7 +156,7 @@ def _read_settings(planned: PlannedCase) -> dict[str, object]:
 
 
 def _compare_cells(sides: Sequence[Side], band: float) -> Iterator[ComparedCell]:
-    pairs = [Pair(sides[0], later, band) for later in sides[1:]]
+    pairs = [RunPair(sides[0], later, band) for later in sides[1:]]
     for key, role in sides[0].roles.items():
         case_id, name = key
         if not all(key in side.roles for side in sides):
@@ -162,7 +164,7 @@ def _compare_cells(sides: Sequence[Side], band: float) -> Iterator[ComparedCell]
         planned = [side.plan.by_id[case_id] for side in sides]
         if any(_read_settings(p) != _read_settings(planned[0]) for p in planned):
             continue
-        regime = Regime.of_samples(planned[0].case.timing.mode)
+        regime = Regime.from_mode(planned[0].case.timing.mode)
         yield ComparedCell(
             planned[0],
             name,

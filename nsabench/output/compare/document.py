@@ -9,14 +9,14 @@ from nsabench import labels
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Difference, Status, Verdict
 from nsabench.output import grouped
-from nsabench.output.compare.comparison import Comparison
+from nsabench.output.compare.comparison import RunComparison
 from nsabench.output.compare.shift import MISSING, Shift
 from nsabench.output.document import (
     Block,
     Name,
     Ours,
     Sentence,
-    Table,
+    TableBlock,
     Tag,
     as_markdown,
     number,
@@ -38,7 +38,7 @@ UNMEASURED = dict.fromkeys(MEASURED) | {
 }
 
 
-def blocks(comparison: Comparison) -> Iterator[Block]:
+def blocks(comparison: RunComparison) -> Iterator[Block]:
     for side in comparison.sides:
         if side.objection:
             yield Sentence(f"{side.objection}.", "bold red")
@@ -57,11 +57,11 @@ def blocks(comparison: Comparison) -> Iterator[Block]:
         yield Sentence("Device, versions and commits are the same in all, as far as is known.")
 
 
-def render(comparison: Comparison) -> Group:
+def render(comparison: RunComparison) -> Group:
     return Group(*on_terminal(blocks(comparison)))
 
 
-def to_markdown(comparison: Comparison) -> str:
+def to_markdown(comparison: RunComparison) -> str:
     introduction = (
         "Ratio: median time in the first run over that in the later one, with its 95 % interval. "
         "Above 1 the later run is faster. The times are those of the regime device, or graph if "
@@ -74,7 +74,7 @@ def to_markdown(comparison: Comparison) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _build_runs(comparison: Comparison) -> Table:
+def _build_runs(comparison: RunComparison) -> TableBlock:
     differing = comparison.differing
     rows = [
         (
@@ -86,40 +86,40 @@ def _build_runs(comparison: Comparison) -> Table:
         )
         for place, side in enumerate(comparison.sides)
     ]
-    return Table("Runs", ("run", "id", "made", "trust", *differing), rows)
+    return TableBlock("Runs", ("run", "id", "made", "trust", *differing), rows)
 
 
-def _build_changes(comparison: Comparison, later: int) -> Table:
+def _build_changes(comparison: RunComparison, later: int) -> TableBlock:
     rows = []
     for cell, shift in comparison.changes(later):
         before, after = cell.records[0], cell.records[later + 1]
         statuses = Tag(cell.status(0)), Tag(cell.status(later + 1))
         why = next((r.reason for r in (after, before) if r and r.reason), "")
-        label = labels.of_case(cell.case)
+        label = labels.case_with_op(cell.case)
         rows.append((Tag(shift.change or ""), label, Name(cell.implementation), *statuses, why))
     columns = ("change", "case", "implementation", "before", "after", "reason")
     title = f"Statuses that changed in {comparison.later[later].name}"
-    return Table(title, columns, rows, nothing="None.", is_long=True)
+    return TableBlock(title, columns, rows, nothing="None.", is_long=True)
 
 
-def _build_slower(comparison: Comparison, later: int) -> Table:
+def _build_slower(comparison: RunComparison, later: int) -> TableBlock:
     rows = []
     for cell, regime, shift in comparison.slower(later):
         records = cell.records[0], cell.records[later + 1]
         times = [number(r.median_in(regime) if r else None, ".4g") for r in records]
-        label, ratio = labels.of_case(cell.case), _format_ratio(shift)
+        label, ratio = labels.case_with_op(cell.case), _format_ratio(shift)
         rows.append((label, Name(cell.implementation), regime.value, *times, ratio))
     numbers = ("ms before", "ms after", Ours("ratio [95 %]"))
     columns = ("case", "implementation", "regime", *numbers)
     title = f"Slower in {comparison.later[later].name}"
-    return Table(title, columns, rows, numbers, nothing="No candidate.", is_long=True)
+    return TableBlock(title, columns, rows, numbers, nothing="No candidate.", is_long=True)
 
 
 def _format_ratio(shift: Shift) -> str:
     return Ours(f"{shift.ratio:.3f} [{shift.lo:.3f}, {shift.hi:.3f}]")
 
 
-def _build_means(comparison: Comparison, later: int) -> Table:
+def _build_means(comparison: RunComparison, later: int) -> TableBlock:
     rows = []
     groups = grouped(comparison.cells, lambda cell: (cell.case.op, cell.implementation))
     for (op, name), cells in groups.items():
@@ -133,10 +133,10 @@ def _build_means(comparison: Comparison, later: int) -> Table:
     numbers = ("geometric mean", "of cells")
     columns = ("op", "implementation", "role", *numbers, "cells")
     title = f"{comparison.later[later].name} against {comparison.first.name}"
-    return Table(title, columns, rows, numbers)
+    return TableBlock(title, columns, rows, numbers)
 
 
-def _build_standings(comparison: Comparison) -> Table:
+def _build_standings(comparison: RunComparison) -> TableBlock:
     groups = grouped(comparison.candidates, lambda cell: (cell.case.op, cell.implementation))
     runs = range(len(comparison.sides))
     rows = [
@@ -145,7 +145,7 @@ def _build_standings(comparison: Comparison) -> Table:
     ]
     headings = [side.heading for side in comparison.sides]
     title = "Candidates against the best baseline of each run"
-    return Table(title, ("op", "candidate", *headings), rows)
+    return TableBlock(title, ("op", "candidate", *headings), rows)
 
 
 def _summarise(records: Sequence[Record | None]) -> str:
@@ -161,7 +161,7 @@ def _summarise(records: Sequence[Record | None]) -> str:
     return ", ".join(parts)
 
 
-def as_data(comparison: Comparison) -> dict[str, Any]:
+def as_data(comparison: RunComparison) -> dict[str, Any]:
     """Return a comparison for programs, to which fields are only ever added. Times are in ms."""
     return {
         "band": comparison.band,
@@ -181,7 +181,7 @@ def as_data(comparison: Comparison) -> dict[str, Any]:
         "cells": [
             {
                 "case_id": cell.planned.id,
-                "case": labels.of_case(cell.case),
+                "case": labels.case_with_op(cell.case),
                 "op": cell.case.op,
                 "implementation": cell.implementation,
                 "role": cell.role,

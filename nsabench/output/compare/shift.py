@@ -48,7 +48,7 @@ class Shift:
     band: float | None = None
 
 
-class Pair:
+class RunPair:
     """Two runs to compare. least: the narrowest band."""
 
     def __init__(self, first: Side, later: Side, least: float) -> None:

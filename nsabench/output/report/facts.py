@@ -13,7 +13,7 @@ from nsabench.evidence.manifest import MANIFEST, verify
 from nsabench.evidence.manifest.seal import brief_shards
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.machine import doctor
-from nsabench.machine.doctor import Problem
+from nsabench.machine.doctor import MachineProblem
 from nsabench.machine.environment.model import Environment
 from nsabench.machine.environment.summary import summarise
 from nsabench.model.log import Log
@@ -91,7 +91,7 @@ class Facts:
             return None
 
     @cached_property
-    def problems(self) -> list[Problem]:
+    def problems(self) -> list[MachineProblem]:
         if self.environment is None:
             return []
         problems = doctor.examine(self.environment, results=self.folder.path)

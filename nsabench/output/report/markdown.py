@@ -3,7 +3,7 @@
 from typing import Any
 
 from nsabench.output import tables
-from nsabench.output.document import Ours, Table, as_markdown, number, table_as_markdown
+from nsabench.output.document import Ours, TableBlock, as_markdown, number, table_as_markdown
 from nsabench.output.report import tables as report_tables
 from nsabench.output.report.facts import Facts, commands, machine
 from nsabench.output.standing import tally_of_controls
@@ -27,7 +27,7 @@ def render(facts: Facts) -> str:
     return templates.get_template("selection_report.md.j2").render(
         facts=facts,
         controls=tally_of_controls(facts.records),
-        machine=Table("Environment", ("what", "value"), lines),
+        machine=TableBlock("Environment", ("what", "value"), lines),
         shards=list(report_tables.shards(facts)) if facts.plan.shards else [],
         matrices=list(dict.fromkeys((m.name, m.sha256[:12]) for m in facts.plan.matrices)),
         cases=list(tables.candidates(facts.records, wide=True)),

@@ -18,7 +18,7 @@ from nsabench.model.measurement import Ceilings
 from nsabench.model.record import Column, Comparison, Record, columns
 from nsabench.model.vocabulary import BENIGN, Catch, Regime, Role, Status
 from nsabench.output import grouped
-from nsabench.output.document import Name, Strong, Table, Tag, number
+from nsabench.output.document import Name, Strong, TableBlock, Tag, number
 from nsabench.output.report import html, payment_chart
 from nsabench.output.report.facts import Facts, surroundings
 from nsabench.output.report.tables import shards
@@ -161,7 +161,7 @@ def pays(payments: Sequence[BreakEven], records: Sequence[Record]) -> dict[str, 
     }
 
 
-def _build_cases(payment: BreakEven) -> Table:
+def _build_cases(payment: BreakEven) -> TableBlock:
     rows = []
     for case in payment.tested:
         c = case.comparison
@@ -169,17 +169,17 @@ def _build_cases(payment: BreakEven) -> Table:
         ratio = "–" if c.ratio is None else f"{ratio}× [{lo}×, {hi}×]"
         rows.append((case.label, ratio, c.implementation or "–", c.against or c.reason))
     title = f"{payment.what} ({payment.regime}): {payment.sentence}"
-    return Table(title, ("case", "ratio [95 %]", "by", "against"), rows)
+    return TableBlock(title, ("case", "ratio [95 %]", "by", "against"), rows)
 
 
-def _build_payments(payments: Sequence[BreakEven]) -> Table:
+def _build_payments(payments: Sequence[BreakEven]) -> TableBlock:
     regimes = [regime for regime in CALLED if any(p.regime is regime for p in payments)]
     rows = []
     for what, own in grouped(payments, lambda p: p.what).items():
         by_regime = {p.regime: p for p in own}
         rows.append((what, *(_describe_answer(by_regime.get(regime)) for regime in regimes)))
     columns = ("does it pay?", *(f"{CALLED[regime]} ({regime})" for regime in regimes))
-    return Table("Does it pay?", columns, rows)
+    return TableBlock("Does it pay?", columns, rows)
 
 
 def _describe_answer(payment: BreakEven | None) -> str:
@@ -231,8 +231,8 @@ def gather_failures(records: Sequence[Record], log: Callable[[str, str], str]) -
     reasons = Counter((r.status, r.reason) for r in failed).most_common()
     grave = [r for r in compared if r.status not in BENIGN]
     return {
-        "statuses": Table("Statuses", ("implementation", "role", *statuses), rows, statuses),
-        "reasons": Table(
+        "statuses": TableBlock("Statuses", ("implementation", "role", *statuses), rows, statuses),
+        "reasons": TableBlock(
             "Reasons",
             ("status", "records", "reason"),
             [(Tag(status), str(n), reason) for (status, reason), n in reasons],
@@ -244,7 +244,7 @@ def gather_failures(records: Sequence[Record], log: Callable[[str, str], str]) -
     }
 
 
-def _build_checks(facts: Facts) -> Table:
+def _build_checks(facts: Facts) -> TableBlock:
     controls = {r.key for r in facts.controls}
     findings = [*facts.results.findings, *facts.results.found_while_measuring]
     rows = []
@@ -260,7 +260,7 @@ def _build_checks(facts: Facts) -> Table:
         in_controls = str(len(own) - len(others))
         rows.append((Name(name), asks, found or "✓ none", in_controls, examples or "–"))
     columns = ("check", "asks", "findings", "in controls, as it should be", "examples")
-    return Table("Checks", columns, rows, ("in controls, as it should be",))
+    return TableBlock("Checks", columns, rows, ("in controls, as it should be",))
 
 
 def _gather_controls(facts: Facts) -> dict[str, Any]:
@@ -273,7 +273,7 @@ def _gather_controls(facts: Facts) -> dict[str, Any]:
         rows.append((Name(name), own[0].caught_by, became, evidence))
     columns = ("control", "to be caught by", "became", "evidence")
     return {
-        "controls": Table("Each control", columns, rows),
+        "controls": TableBlock("Each control", columns, rows),
         "missed": sum(r.caught is Catch.MISSED for r in facts.controls),
         "tally": tally_of_controls(facts.records),
     }

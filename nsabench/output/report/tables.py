@@ -4,7 +4,7 @@ from statistics import median
 
 from nsabench import labels
 from nsabench.model.vocabulary import Role
-from nsabench.output.document import Block, Name, Sentence, Table, number
+from nsabench.output.document import Block, Name, Sentence, TableBlock, number
 from nsabench.output.report.facts import Facts
 from nsabench.verdicts.results import read_canary
 
@@ -25,7 +25,7 @@ def shards(facts: Facts) -> Iterator[Block]:
     if plan.canary is None:
         yield Sentence("The plan has no case that all shards measure.")
     else:
-        case = labels.of_case(plan.canary.case)
+        case = labels.case_with_op(plan.canary.case)
         what = f"Times of {name} on {case}" if name else f"No shard timed {case}"
         count = f"{len(times)} of {len(parts)} shards have one"
         yield Sentence(f"{what}, which each shard measures at its end: {count}.")
@@ -40,6 +40,6 @@ def shards(facts: Facts) -> Iterator[Block]:
         times_of = (number(ms, ".4g"), ratio)
         rows.append((part.plan.shard, Name(run_id), *counts, *times_of, key, remark))
     numbers = ("cases", "seconds", "at its end, ms", "over the median of all")
-    yield Table(
+    yield TableBlock(
         "Shards", ("shard", "run", *numbers, "signed with", "remark"), rows, numbers, is_long=True
     )

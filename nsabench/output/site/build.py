@@ -14,7 +14,7 @@ from nsabench.files import write_text
 from nsabench.model.measurement import Ceilings
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import MARGIN, Catch
-from nsabench.output.document import Link, Name, Strong, Table
+from nsabench.output.document import Link, Name, Strong, TableBlock
 from nsabench.output.report import HTML, html
 from nsabench.output.report.page import (
     data_of,
@@ -175,15 +175,15 @@ def page(run: SiteRun) -> str:
     return render_sections(title, meta, contexts, data, is_invalid=bool(run.missed))
 
 
-def _build_payments(runs: Sequence[SiteRun]) -> Table:
+def _build_payments(runs: Sequence[SiteRun]) -> TableBlock:
     rows = []
     for run, p in payments(runs):
         against, machine = ", ".join(p.used[1]), f"{p.gpu or 'a CPU'}, {run.versions}"
         rows.append((p.what, p.regime, Strong(p.sentence), against or "–", machine, run.link))
-    return Table("Pays", ("op", "regime", "decision", "against", "on", "run"), rows)
+    return TableBlock("Pays", ("op", "regime", "decision", "against", "on", "run"), rows)
 
 
-def _build_decisions(runs: Sequence[SiteRun]) -> Table:
+def _build_decisions(runs: Sequence[SiteRun]) -> TableBlock:
     rows = []
     for run in sorted(runs, key=lambda run: not run.is_paired):
         for d in run.decisions:
@@ -194,7 +194,7 @@ def _build_decisions(runs: Sequence[SiteRun]) -> Table:
                 (d.op, Name(d.candidate), d.regime, decision, why or "–", machine, run.link)
             )
     columns = ("op", "candidate", "regime", "decision", "why", "on", "run")
-    return Table("Decisions", columns, rows)
+    return TableBlock("Decisions", columns, rows)
 
 
 def index(runs: Sequence[SiteRun]) -> str:

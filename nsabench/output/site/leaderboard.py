@@ -10,7 +10,7 @@ from nsabench.machine.environment.pairs import describe_mismatch
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Direction, Regime, Role, Status
 from nsabench.output import grouped
-from nsabench.output.document import Name, Table, number
+from nsabench.output.document import Name, TableBlock, number
 from nsabench.output.standing import versions
 from nsabench.verdicts.statistics import geometric_mean
 
@@ -21,7 +21,7 @@ IN = {
 }
 
 
-class Place(NamedTuple):
+class LeaderboardKey(NamedTuple):
     op: str
     direction: Direction
     machine: str  # device and versions
@@ -35,8 +35,8 @@ class Leaderboard:
     wrong: the other implementations, with what is wrong.
     """
 
-    place: Place
-    table: Table
+    place: LeaderboardKey
+    table: TableBlock
     wrong: Sequence[tuple[str, str]]
 
 
@@ -54,7 +54,7 @@ def leaderboards(runs: Iterable[Sequence[Record]]) -> list[Leaderboard]:
 
     A board is of the run with the most times, so that a few cases do not replace it.
     """
-    largest: dict[Place, list[Record]] = {}
+    largest: dict[LeaderboardKey, list[Record]] = {}
     for records in runs:
         for place, rows in _group(records).items():
             if _count_times(rows, place) > _count_times(largest.get(place, ()), place):
@@ -63,21 +63,21 @@ def leaderboards(runs: Iterable[Sequence[Record]]) -> list[Leaderboard]:
     return [_build_board(place, rows) for place, rows in boards]
 
 
-def _group(records: Sequence[Record]) -> dict[Place, list[Record]]:
-    groups: dict[Place, list[Record]] = {}
+def _group(records: Sequence[Record]) -> dict[LeaderboardKey, list[Record]]:
+    groups: dict[LeaderboardKey, list[Record]] = {}
     for r in records:
         if r.role is not Role.CONTROL:
             machine = f"{r.gpu_name or 'a CPU'}, {software(r)}"
             for regime in (r.regime, Regime.QUEUE):
-                groups.setdefault(Place(r.op, r.direction, machine, regime), []).append(r)
+                groups.setdefault(LeaderboardKey(r.op, r.direction, machine, regime), []).append(r)
     return groups
 
 
-def _count_times(rows: Sequence[Record], place: Place) -> int:
+def _count_times(rows: Sequence[Record], place: LeaderboardKey) -> int:
     return sum(r.timed_in(place.regime) is not None for r in rows)
 
 
-def _build_board(place: Place, rows: Sequence[Record]) -> Leaderboard:
+def _build_board(place: LeaderboardKey, rows: Sequence[Record]) -> Leaderboard:
     best: dict[str, float] = {}
     for r in rows:
         time = r.timed_in(place.regime)
@@ -100,7 +100,7 @@ def _build_board(place: Place, rows: Sequence[Record]) -> Leaderboard:
     title = " ".join([place.op, *more, IN[place.regime]])
     cells = [cells for _, cells in sorted(right, key=lambda entry: entry[0])]
     nothing = "Nothing was right in every case it ran."
-    return Leaderboard(place, Table(title, columns, cells, numbers, nothing), wrong)
+    return Leaderboard(place, TableBlock(title, columns, cells, numbers, nothing), wrong)
 
 
 def _build_entry(

@@ -79,7 +79,7 @@ class Progress:
 
     def case_started(self, planned: PlannedCase, number: int, total: int) -> None:
         self._number, self._total = number, total
-        self._case = labels.of_case(planned.case)
+        self._case = labels.case_with_op(planned.case)
         self._draw("")
 
     def step(self, step: Step) -> None:
@@ -96,7 +96,7 @@ class Progress:
         parts = [f"{n} {status}" for status, n in sorted(counts.items())]
         controls = len(state.observations) - len(judged)
         parts += [f"controls: {controls}"] if controls else []
-        case = labels.of_case(planned.case)
+        case = labels.case_with_op(planned.case)
         self.note(
             f"[{self._number}/{self._total}] {case}: {', '.join(parts)} ({state.wall_s:.1f} s)"
         )

@@ -10,7 +10,7 @@ from nsabench import labels
 from nsabench.checks.controls import guarded_regime
 from nsabench.checks.finding import Effect, Finding
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import BENIGN, Answer, Catch, Pays, Role, Status, Verdict
+from nsabench.model.vocabulary import BENIGN, Catch, Pays, Role, Status, ThresholdAnswer, Verdict
 from nsabench.output import grouped, tables
 from nsabench.output.document import FAILED, STYLES, Sentence, on_terminal
 from nsabench.output.standing import (
@@ -73,7 +73,7 @@ def _print_grave(finished: Finished, console: Console, *, verbose: bool) -> None
         if verbose or f.effect is Effect.INVALID or not (is_told or is_note):
             grave.append(f)
     if grave:
-        cases = {r.case_id: labels.named(r) for r in records}
+        cases = {r.case_id: labels.case_with_id(r) for r in records}
         print_findings(grave, cases, console, each=verbose)
 
 
@@ -87,7 +87,7 @@ def _list_logs(finished: Finished) -> Iterator[str]:
         if rows[0].role is Role.CANDIDATE and (status is Status.WRONG or not log.exists()):
             continue
         often = f"in {len(rows)} cases, first " if len(rows) > 1 else ""
-        yield f"failed: {name} {often}on {labels.named(rows[0])}: {status}: {why}"
+        yield f"failed: {name} {often}on {labels.case_with_id(rows[0])}: {status}: {why}"
         if log.exists():
             yield f"  its traceback and what it printed: {log}"
 
@@ -194,7 +194,7 @@ def _describe_candidate(standing: Standing, decisions: Sequence[Decision]) -> st
 
 def _explain(decision: Decision) -> str:
     by = decision.decided_by
-    if decision.answer is Answer.NO and by is not None:
+    if decision.answer is ThresholdAnswer.NO and by is not None:
         verdict, status = by.comparison.verdict, by.record.status
         found = str(verdict if status is Status.OK else status)
         if verdict is Verdict.FASTER:

@@ -13,7 +13,7 @@ from nsabench.evidence.manifest import MANIFEST, seal, verify
 from nsabench.evidence.manifest.seal import describe
 from nsabench.evidence.manifest.statement import Library, Trust
 from nsabench.evidence.manifest.verify import read_plan
-from nsabench.model.plan import Origin, Plan
+from nsabench.model.plan import LibraryRelease, Plan
 from nsabench.model.source import Source
 from nsabench.signing import Signer, keys, load_signer
 from nsabench.signing.signer import KEY_FILE, PASSPHRASE_FILE
@@ -75,12 +75,12 @@ def test_what_the_command_requires(run: Path, tmp_path: Path, nsabench: Nsabench
 
 
 def test_the_plan_in_brief_says_what_op_and_libraries_were(tmp_path: Path) -> None:
-    called = Origin(package="fla-core", version="0.6.0", licence="MIT")
+    called = LibraryRelease(package="fla-core", version="0.6.0", licence="MIT")
     run = make_run(tmp_path / "run", Made(origin=called))
     plan = Plan.read(run / "plan.json")
     digest = "a" * 64
     bound = {"ops": "/somewhere/op.py", "ops_sha256": digest}
-    bound["sources"] = {**plan.sources, Source.of_digest(Path("op.py"), digest): digest}
+    bound["sources"] = {**plan.sources, Source.from_digest(Path("op.py"), digest): digest}
     plan.model_copy(update=bound).write(run / "plan.json")
     predicate = describe(run, load_signer({})).predicate
     assert predicate.plan.ops_sha256 == digest

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nsabench.errors import EnvironmentRefused
-from nsabench.machine.doctor import Problem, Severity, examine, refuse_unfit
+from nsabench.machine.doctor import MachineProblem, Severity, examine, refuse_unfit
 from nsabench.machine.environment.model import Cgroup, Driver, Environment
 from nsabench.running.planner import choose_device
 from tests.machine.doctor.conftest import set_free_disk
@@ -18,7 +18,7 @@ Change = Callable[..., Environment]
 GIB = 1 << 30
 
 
-def only(environment: Environment, tmp_path: Path) -> Problem:
+def only(environment: Environment, tmp_path: Path) -> MachineProblem:
     problems = examine(environment, results=tmp_path)
     assert len(problems) == 1, problems
     for sentence in (problems[0].what, problems[0].remedy):

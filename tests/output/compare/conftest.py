@@ -3,13 +3,13 @@ from pathlib import Path
 
 import pytest
 
-from nsabench.output.compare import Comparison, compare, read
+from nsabench.output.compare import RunComparison, compare, read
 from tests.runs import Made, make_run
 
-Compared = Callable[..., Comparison]
+Compared = Callable[..., RunComparison]
 
 
-def ratios_of(comparison: Comparison, name: str, later: int = 0) -> list[float]:
+def ratios_of(comparison: RunComparison, name: str, later: int = 0) -> list[float]:
     shifts = [c.shifts[later] for c in comparison.cells if c.implementation == name]
     return [shift.ratio for shift in shifts if shift.ratio is not None]
 
@@ -18,7 +18,7 @@ def ratios_of(comparison: Comparison, name: str, later: int = 0) -> list[float]:
 def compared(tmp_path: Path) -> Compared:
     """Compare runs that come out as told; the first is `run0`."""
 
-    def made(*runs: Made, **how: object) -> Comparison:
+    def made(*runs: Made, **how: object) -> RunComparison:
         folders = [make_run(tmp_path / f"run{i}", run) for i, run in enumerate(runs)]
         return compare(read(folders), **how)  # type: ignore[arg-type]
 

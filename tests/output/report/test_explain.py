@@ -15,7 +15,7 @@ from nsabench.cli._help import SUMMARIES
 from nsabench.errors import UsageError
 from nsabench.model.vocabulary import Catch, Role, Status, Verdict
 from nsabench.output import tables
-from nsabench.output.document import Table
+from nsabench.output.document import TableBlock
 from nsabench.output.explain import explain, meanings
 from nsabench.output.report import Facts
 from nsabench.verdicts.tables import COMPARISONS, RECORDS, SAMPLES
@@ -66,7 +66,9 @@ def test_headings_of_tables_and_keys_of_thresholds_are_explained(tmp_path: Path)
         *tables.candidates(facts.records, wide=False),
         tables.others(facts.records),
     ]
-    heads = [column for block in blocks if isinstance(block, Table) for column in block.columns]
+    heads = [
+        column for block in blocks if isinstance(block, TableBlock) for column in block.columns
+    ]
     words = {word for head in heads for word in re.sub(r" (\[.*|×)", "", head).split(", ")}
     words |= set(list_keys(as_data(decide_run(facts.records, facts.plan)))) - {"gpu"}
     for word in sorted(words):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from nsabench.model.plan import Origin
+from nsabench.model.plan import LibraryRelease
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import NO_SPECIALISED, Kind, Mode, Regime, Role, Status
 from nsabench.output.site.leaderboard import Leaderboard, leaderboards
@@ -17,7 +17,7 @@ CALLED = Made(
     queue_ratio=lambda _: 0.5,
     kind=Kind.GENERAL,
     dense_ratio=lambda _: 0.25,
-    origin=Origin(package="fla-core", version="0.6.0", licence="MIT"),
+    origin=LibraryRelease(package="fla-core", version="0.6.0", licence="MIT"),
 )
 
 

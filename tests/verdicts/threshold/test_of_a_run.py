@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from nsabench.cli.threshold import command
-from nsabench.model.vocabulary import Answer, Role, Status, Verdict
+from nsabench.model.vocabulary import Role, Status, ThresholdAnswer, Verdict
 from nsabench.output import report, terminal
 from nsabench.output.report import Facts
 from nsabench.running.folder import RunFolder
@@ -51,11 +51,11 @@ def test_all_say_the_same(tmp_path: Path) -> None:
 
 def test_no_not_decided_and_not_tested_are_three_answers(tmp_path: Path) -> None:
     made = {
-        Answer.FROM: Made(),
-        Answer.NO: Made(ratio=lambda _: 0.5),
+        ThresholdAnswer.FROM: Made(),
+        ThresholdAnswer.NO: Made(ratio=lambda _: 0.5),
         # Two lengths of one shape are too few to decide on.
-        Answer.NOT_DECIDED: Made(shapes=((256, 8, 128),)),
-        Answer.NOT_TESTED: Made(status=lambda _: Status.UNSUPPORTED),
+        ThresholdAnswer.NOT_DECIDED: Made(shapes=((256, 8, 128),)),
+        ThresholdAnswer.NOT_TESTED: Made(status=lambda _: Status.UNSUPPORTED),
     }
     for answer, one in made.items():
         folder = make_run(tmp_path / answer, one)
@@ -76,7 +76,7 @@ def test_an_open_case_at_the_top_is_no_no(tmp_path: Path) -> None:
     """A candidate that is not proven slower than the baseline is not rejected."""
     records, plan = threshold.read_run(make_run(tmp_path / "run"))
     tops = [r for r in records if r.role is Role.CANDIDATE and r.length == 512]
-    for slower, answer in ((0, Answer.NOT_DECIDED), (1, Answer.NO)):
+    for slower, answer in ((0, ThresholdAnswer.NOT_DECIDED), (1, ThresholdAnswer.NO)):
         cells = [
             *(with_comparison(r, verdict=Verdict.INCONCLUSIVE, lo=0.5) for r in tops[slower:]),
             *(with_comparison(r, verdict=Verdict.SLOWER, lo=0.9) for r in tops[:slower]),

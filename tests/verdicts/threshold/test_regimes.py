@@ -9,7 +9,7 @@ import yaml
 
 from nsabench.model.case import Case
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import Answer, Mode, Regime, Role, Status, Verdict
+from nsabench.model.vocabulary import Mode, Regime, Role, Status, ThresholdAnswer, Verdict
 from nsabench.output.report import Facts
 from nsabench.verdicts.tables import read_records
 from nsabench.verdicts.threshold import Decision, decide_run, read_run
@@ -64,8 +64,8 @@ def test_a_failure_at_the_greatest_length_decides_in_both(tmp_path: Path) -> Non
 
 def test_where_a_control_of_the_queue_gets_away_the_queue_decides_nothing(tmp_path: Path) -> None:
     decisions = decide(tmp_path / "run", replace(BOTH, queue_caught=False))
-    assert decisions[Regime.DEVICE].answer is Answer.FROM
-    assert decisions[Regime.QUEUE].answer is Answer.NOT_DECIDED
+    assert decisions[Regime.DEVICE].answer is ThresholdAnswer.FROM
+    assert decisions[Regime.QUEUE].answer is ThresholdAnswer.NOT_DECIDED
     assert "controls were not caught: needless_python" in decisions[Regime.QUEUE].reasons
     facts = Facts.read(tmp_path / "run")
     assert not facts.invalidating and "in the regime queue" in facts.undecided[0].sentence

@@ -18,7 +18,16 @@ from nsabench.cli.threshold import command
 from nsabench.errors import UsageError
 from nsabench.model.record import Record
 from nsabench.model.source import Source
-from nsabench.model.vocabulary import Answer, Catch, Direction, DType, Regime, Role, Status, Verdict
+from nsabench.model.vocabulary import (
+    Catch,
+    Direction,
+    DType,
+    Regime,
+    Role,
+    Status,
+    ThresholdAnswer,
+    Verdict,
+)
 from nsabench.verdicts.length_series import Tested as Cell  # pytest would collect a `Test…`
 from nsabench.verdicts.length_series import find_objections
 from nsabench.verdicts.tables import read_records
@@ -231,7 +240,7 @@ def test_a_length_that_is_declined_ends_the_walk(
     by = decision.decided_by
     assert by is not None and (by.length, by.record.status) == (at, Status.UNSUPPORTED)
     if at == 512:
-        assert decision.answer is Answer.NO
+        assert decision.answer is ThresholdAnswer.NO
         assert "L=512, mine on " in decision.reasons[0]
         assert "is unsupported (as the test wants it)" in decision.reasons[0]
 
